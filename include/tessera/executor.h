@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// What changes from call to call (Bindings) and the call itself (Executor::run).
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "tessera/plan.h"
+#include "tessera/tensor.h"
+
+namespace tessera {
+
+/// Every tensor a call can take. Shapes: b batch, sq seqlen_q, sk kv.seqlen, hq/hkv heads, d/dv head dims,
+/// tq/tk token capacities (varlen tensors are (tokens, heads, dim)), QB/KB query and key blocks.
+enum class Slot : std::uint8_t {
+  q,    // (b, sq, hq, d) or (tq, hq, d)
+  k,    // (b, sk, hkv, d), (tk, hkv, d) or paged (pages, page_size, hkv, d)
+  v,    // as k with dv
+  o,    // (b, sq, hq, dv) or (tq, hq, dv): output of the forward, input of the backward
+  lse,  // fp32 (b, hq, sq) or (hq, tq): output of the forward, input of the backward
+  dout, // as o
+  dlse, // as lse
+  dq, dk, dv,      // as q, k, v; fp32 when the problem says grad_fp32
+  sink, dsink,     // fp32 (hq)
+  alibi_slopes,    // fp32 (hq) or (b, hq)
+  cu_seqlens_q,    // int32 (b + 1), from 0, non-decreasing
+  cu_seqlens_k,
+  seqused_q,       // int32 (b): lengths actually used
+  seqused_k,
+  page_table,      // int32 (b, pages a sequence)
+  page_indptr,     // int32 (b + 1)
+  page_indices,    // int32 (n)
+  last_page_len,   // int32 (b), 1 … page_size (0 for an empty sequence)
+  k2, v2, dk2, dv2, cu_seqlens_k2, seqused_k2, page_table2, page_indptr2, page_indices2, last_page_len2,
+  q_offset,        // int64 (b): position of query row 0; default seqlen_k − seqlen_q (affine causal: 0)
+  k_offset,        // int64 (b): position of key 0; default 0
+  k_offset2,       // int64 (b): position of key 0 of the second segment; default k_offset + its length of the first
+  tile_counts, tile_indices, full_counts, full_indices,  // int32; see TileList
+  tile_bits, full_bits,                                  // uint32
+  bwd_tile_counts, bwd_tile_indices, bwd_full_counts, bwd_full_indices, bwd_tile_bits, bwd_full_bits,
+  next_counts,     // int32 (b, hq, QB)
+  next_indices,    // int32 (b, hq, QB, KB)
+  next_bits,       // uint32 (b, hq, QB, ceil(KB / 32))
+  tile_mass,       // fp32 (b, hq, QB, KB)
+  prior_lse,       // as lse
+  dropout_seed,    // uint64 (1): overrides Bindings::seed
+  dropout_offset,  // uint64 (1)
+  o_parts,         // combine: (parts, …o)
+  lse_parts,       // combine: fp32 (parts, …lse)
+  k_new, v_new,    // kv_append: (b, sq, hkv, d) or (tq, hkv, d)
+  rotary_cos,      // kv_append: fp32 or k's dtype (positions, rotary_dim / 2)
+  rotary_sin,
+  q_rotated,       // kv_append: output, as q (q is then bound and rotated at the new tokens' positions)
+  status,          // int32 (1): first violation when metadata is `report`
+  count_,          // not a slot
+};
+
+/// "cu_seqlens_q", … the name used in errors, in the C ABI and in files of tensors.
+std::string_view to_string(Slot slot) noexcept;
+/// nullopt when no slot has this name.
+std::optional<Slot> parse_slot(std::string_view name) noexcept;
+
+/// Where an element of the score matrix is. All are positions (index + offset), not indices.
+struct ScorePoint {
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t query = 0;
+  std::int64_t key = 0;
+};
+
+enum class TileClass : std::uint8_t { none, partial, full };
+
+/// Position ranges of a tile, ends exclusive.
+struct TileBounds {
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t query_begin = 0, query_end = 0;
+  std::int64_t key_begin = 0, key_end = 0;
+};
+
+/// score' = value(score). `derivative` is d value / d score at the same score; needed for a backward.
+struct ScoreFunction {
+  double (*value)(double score, const ScorePoint& at, void* user) = nullptr;
+  double (*derivative)(double score, const ScorePoint& at, void* user) = nullptr;
+  void* user = nullptr;
+};
+
+/// `visible` decides an element; the optional `classify` a whole tile (it must agree with `visible`).
+struct MaskFunction {
+  bool (*visible)(const ScorePoint& at, void* user) = nullptr;
+  TileClass (*classify)(const TileBounds& tile, void* user) = nullptr;
+  void* user = nullptr;
+};
+
+/// Built-in callables by name, used when the bindings hold none; nullopt for an unknown name.
+/// Scores: "relative" (score − 0.02·|query − key|), "soft_clip" (4·tanh(score / 4)).
+/// Masks: "document" (same 40 positions, with classifier), "checkerboard" (parity of 8×8 squares), "prefix" (key < 24 or
+/// key ≤ query, with classifier).
+std::optional<ScoreFunction> builtin_score(std::string_view name) noexcept;
+std::optional<MaskFunction> builtin_mask(std::string_view name) noexcept;
+
+struct Bindings {
+  std::array<Tensor, static_cast<std::size_t>(Slot::count_)> tensors{};
+  std::int64_t batch_offset = 0;  // position of batch 0 and head 0 for dropout and callables
+  std::int64_t head_offset = 0;
+  std::uint64_t seed = 0;    // dropout
+  std::uint64_t offset = 0;  // dropout
+  ScoreFunction score;       // empty: the built-in that the problem names
+  MaskFunction mask;
+
+  Tensor& operator[](Slot slot) noexcept { return tensors[static_cast<std::size_t>(slot)]; }
+  const Tensor& operator[](Slot slot) const noexcept { return tensors[static_cast<std::size_t>(slot)]; }
+};
+
+/// A queue of the target device: nullptr on the CPU, a CUstream on CUDA.
+struct Stream {
+  void* handle = nullptr;
+};
+
+/// Runs a plan. One Executor serves one call at a time; plans may be shared freely.
+class Executor {
+ public:
+  /// Allocates the plan's workspace once.
+  explicit Executor(Plan plan);
+  /// Uses the caller's memory: at least plan.workspace_bytes() bytes, 64-byte aligned. Never zeroed, never freed.
+  Executor(Plan plan, void* workspace, std::size_t bytes);
+  ~Executor();
+  Executor(Executor&&) noexcept;
+  Executor& operator=(Executor&&) noexcept;
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  /// Validates the bindings, then computes. Neither allocates nor synchronises on the success path. Throws Error before
+  /// anything is written.
+  void run(const Bindings& bindings, Stream stream = {});
+
+ private:
+  Plan plan_;
+  void* workspace_ = nullptr;
+  std::size_t bytes_ = 0;
+  bool owned_ = false;
+};
+
+}  // namespace tessera

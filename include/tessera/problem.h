@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is to be computed: no device, no data, no pointer. docs/semantics.md defines every field.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/tensor.h"
+
+namespace tessera {
+
+enum class Operation : std::uint8_t { attention, combine, kv_append };
+enum class Pass : std::uint8_t { forward, backward };
+enum class Layout : std::uint8_t { dense, varlen };
+enum class KvLayout : std::uint8_t { dense, varlen, paged_table, paged_csr };
+enum class Rotary : std::uint8_t { none, half, interleaved };
+enum class MassKind : std::uint8_t { none, mean, rms };
+enum class Metadata : std::uint8_t { trust, clamp, report };
+
+/// One source of keys and values. Two of them may share one softmax (segments).
+struct KvSource {
+  KvLayout layout = KvLayout::dense;
+  std::int64_t seqlen = 0;     // longest length of a sequence (dense: the tensor's length)
+  std::int64_t total = 0;      // varlen: capacity in tokens
+  std::int64_t page_size = 0;  // paged: tokens a page, 1 and more
+  std::int64_t pages = 0;      // paged: pages in the pool
+  bool seqused = false;        // per-sequence lengths are bound (always so for paged_table)
+  bool operator==(const KvSource&) const = default;
+};
+
+/// How a list of tiles is stored; block_q and block_kv are the problem's.
+struct TileList {
+  enum class Form : std::uint8_t {
+    none,
+    indices,     // tile_counts (batch, heads, query blocks); tile_indices (…, capacity): sorted unique key blocks
+    bitmask,     // tile_bits (batch, heads, query blocks, ceil(key blocks / 32)) uint32, bit kb % 32 of word kb / 32
+    transposed,  // KV-major: tile_counts (batch, heads, key blocks); tile_indices (…, capacity): sorted query blocks
+  };
+  enum class Heads : std::uint8_t { one, kv, q };
+  Form form = Form::none;
+  Heads heads = Heads::q;
+  bool per_batch = true;  // false: the batch dimension of the list is 1
+  bool full = false;      // a second, disjoint list of full tiles is bound (the user's mask is waived there)
+  explicit operator bool() const noexcept { return form != Form::none; }
+  bool operator==(const TileList&) const = default;
+};
+
+/// A one-sided or two-sided band around the query's position; nullopt is unbounded. Offsets are inclusive and signed.
+struct Band {
+  std::optional<std::int64_t> left;
+  std::optional<std::int64_t> right;
+  bool operator==(const Band&) const = default;
+};
+
+/// Compressed key block j stands for tokens j·stride … j·stride + length − 1; visible when complete.
+struct AffineCausal {
+  std::int64_t length = 0;
+  std::int64_t stride = 0;
+  bool operator==(const AffineCausal&) const = default;
+};
+
+struct Problem {
+  Operation operation = Operation::attention;
+  Pass pass = Pass::forward;
+
+  // Capacities. For varlen, seqlen_q is the longest sequence and total_q the token capacity.
+  std::int64_t batch = 1;
+  std::int64_t seqlen_q = 0;
+  std::int64_t total_q = 0;
+  std::int64_t heads_q = 1;
+  std::int64_t heads_kv = 1;
+  std::int64_t head_dim_qk = 64;
+  std::int64_t head_dim_v = 64;
+  DType q_type = DType::fp32;
+  DType k_type = DType::fp32;
+  DType v_type = DType::fp32;
+  DType o_type = DType::fp32;  // also of dout; combine: of o_parts too unless parts_type says otherwise
+
+  Layout q_layout = Layout::dense;
+  bool seqused_q = false;
+  KvSource kv;
+  std::optional<KvSource> kv2;
+
+  // Scores.
+  std::optional<float> scale;  // default 1 / sqrt(head_dim_qk)
+  float softcap = 0.0F;        // 0: none
+  bool alibi = false;
+  std::string score;  // name of a score callable, "" for none
+  // Masks.
+  Band band;
+  std::optional<AffineCausal> affine;
+  std::string mask;  // name of a mask callable, "" for none
+  // Softmax.
+  bool sink = false;
+  float dropout = 0.0F;  // probability of dropping
+  // Tiles.
+  std::int64_t block_q = 64;
+  std::int64_t block_kv = 64;
+  TileList list;           // of the forward, and of the backward unless bwd_list says otherwise
+  TileList bwd_list;       // backward only: a truncated gradient under the forward's own LSE
+  TileList::Form next = TileList::Form::none;  // list written by the forward: indices or bitmask
+  float next_threshold = 0.0F;                 // a tile is kept when its mass is above this
+  MassKind mass = MassKind::none;              // probability mass per tile (batch, heads_q, query blocks, key blocks)
+  bool mass_prior_lse = false;                 // normalise by prior_lse in the bindings, not by this run's LSE
+  // Outputs and gradients.
+  bool lse = false;         // forward: write the LSE (backward always reads it)
+  bool dlse = false;        // backward: a gradient of the LSE comes in
+  bool grad_fp32 = false;   // dq, dk, dv are fp32 whatever q, k, v are
+  bool accumulate = false;  // dq, dk, dv, dsink are added to; needs fp32 gradients
+  // Promises.
+  bool deterministic = false;
+  bool batch_invariant = false;
+  Metadata metadata = Metadata::clamp;
+  // combine: how many partials; kv_append: rotary.
+  std::int64_t parts = 2;
+  Rotary rotary = Rotary::none;
+  std::int64_t rotary_dim = 0;  // multiple of 2, at most head_dim_qk
+
+  bool operator==(const Problem&) const = default;
+
+  /// From one line (docs/grammar.md), for example
+  /// "attention b=2 sq=128 sk=128 hq=8 hkv=2 d=64 dtype=bf16 causal sink". Unset keys take defaults (sk = sq, hkv = hq,
+  /// dv = d, …). Throws Error{parse} naming the key, or what check() throws.
+  static Problem parse(std::string_view text);
+  /// The shortest line that parses back to an equal problem.
+  [[nodiscard]] std::string to_string() const;
+  /// Every rule that needs no bindings. Throws Error.
+  void check() const;
+
+  [[nodiscard]] std::int64_t group() const noexcept { return heads_q / heads_kv; }
+  [[nodiscard]] float softmax_scale() const noexcept;  // scale or its default
+  [[nodiscard]] std::int64_t query_blocks() const noexcept;
+  /// Key blocks of both segments; those of the second begin at ceil(kv.seqlen / block_kv).
+  [[nodiscard]] std::int64_t key_blocks() const noexcept;
+  [[nodiscard]] std::int64_t key_blocks_first() const noexcept;
+  /// Rows of a list in its head dimension: 1, heads_kv or heads_q.
+  [[nodiscard]] std::int64_t list_heads(const TileList& of) const noexcept;
+};
+
+}  // namespace tessera

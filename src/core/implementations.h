@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ordered table of implementations. make_plan walks it from the top and takes the first row that supports the
+// problem on the target and can meet the wishes; every refusal keeps its reason for Plan::explain().
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/executor.h"
+#include "tessera/plan.h"
+
+namespace tessera::detail {
+
+struct Implementation;
+
+/// Everything a plan decided. Filled by make_plan and by the implementation's plan(); read-only afterwards.
+struct PlanState {
+  Problem problem;
+  Target target;  // threads resolved (never 0), isa resolved (never "")
+  Wishes wishes;
+  const Implementation* implementation = nullptr;
+  std::string implementation_name;
+  std::vector<Candidate> candidates;
+  std::size_t workspace_bytes = 0;
+  // Choices of the tiled CPU implementation; 0 where they do not apply.
+  std::int64_t tile_q = 0;   // query rows a tile, all heads of a group together
+  std::int64_t tile_kv = 0;  // keys a tile
+  std::int64_t splits = 1;   // parts of the KV sequence
+  bool shared_group = false; // one packed K/V tile serves all heads of a group
+  std::string choice;        // the choices and their reasons, one line each, for explain()
+};
+
+struct Implementation {
+  const char* name;
+  Support (*supports)(const Problem& problem, const Target& target, const Wishes& wishes);
+  void (*plan)(PlanState& state);  // fills the choices and workspace_bytes
+  void (*run)(const PlanState& state, const Bindings& bindings, std::byte* workspace, Stream stream);
+};
+
+/// cpu.tiled, cpu.combine, cpu.kv_append, cpu.reference (the last only when wished for by name).
+std::span<const Implementation> implementations();
+
+// One row each; defined by the backends.
+extern const Implementation kCpuTiled;      // src/cpu/tiled.cpp
+extern const Implementation kCpuCombine;    // src/cpu/combine.cpp
+extern const Implementation kCpuKvAppend;   // src/cpu/kv_append.cpp
+extern const Implementation kCpuReference;  // src/cpu/reference_implementation.cpp
+
+}  // namespace tessera::detail
