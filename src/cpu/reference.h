@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Textbook attention, one query row after another: the executable meaning of docs/semantics.md. It shares nothing with
+// the fast path: not its lengths, pages, positions, lists, conversions or dropout. It may allocate and is slow.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "tessera/executor.h"
+#include "tessera/problem.h"
+
+namespace tessera::reference {
+
+enum class Arithmetic : std::uint8_t {
+  oracle,  // double throughout, nothing rounded
+  plain,  // fp32, and what an unfused implementation of the inputs' dtype would round on its way: the scores after each
+          // step, P, dP, dS are rounded to the narrowest of q, k, v's types, outputs to their own. Only a yardstick for
+          // the error that the dtype itself costs.
+};
+
+/// An output in the row-major order of its tensor's shape.
+struct Output {
+  std::vector<double> values;
+  std::vector<std::uint8_t> written;  // 0: must be left as it was (slack tokens, cache lines of others)
+};
+
+struct Result {
+  std::array<Output, static_cast<std::size_t>(Slot::count_)> outputs;  // an output the problem lacks is empty
+  std::vector<double> next_mass;  // what decided the next list: (b, hq, query blocks, key blocks)
+
+  Output& operator[](Slot slot) { return outputs[static_cast<std::size_t>(slot)]; }
+  const Output& operator[](Slot slot) const { return outputs[static_cast<std::size_t>(slot)]; }
+};
+
+/// Computes any operation from validated bindings. Output tensors are only read (their content where gradients
+/// accumulate and where kv_append leaves the cache alone).
+Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic);
+
+/// The written values into the bound outputs, rounded to their types.
+void store(const Result& result, const Bindings& bindings);
+
+/// Philox4x32-10 (Salmon et al. 2011): the counter's ten rounds under a two-word key.
+std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) noexcept;
+
+/// The 16-bit draw for one element of the score matrix, all positions taken as uint32; kept if it is less than
+/// dropout_threshold(p).
+std::uint32_t dropout_draw(std::uint64_t seed, std::uint64_t offset, std::uint32_t batch_head, std::uint32_t query,
+                           std::uint32_t key) noexcept;
+std::uint32_t dropout_threshold(float probability_of_dropping) noexcept;
+
+}  // namespace tessera::reference

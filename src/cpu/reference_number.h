@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements of tensors as numbers, and rounding to narrow types. The oracle's own: the fast path has another.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "tessera/tensor.h"
+
+namespace tessera::reference {
+
+/// To the nearest bf16, ties to even; NaN stays NaN.
+inline float round_to_bf16(float value) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) return value;
+  return std::bit_cast<float>((bits + 0x7fffU + ((bits >> 16) & 1U)) & 0xffff0000U);
+}
+
+/// To the nearest fp16, ties to even; beyond 65519 infinite; NaN stays NaN.
+inline float round_to_fp16(float value) noexcept {
+  const float magnitude = std::fabs(value);
+  if (!(magnitude < 65520.0F)) {
+    return magnitude != magnitude ? value : std::copysign(std::numeric_limits<float>::infinity(), value);
+  }
+  if (magnitude < 0x1p-14F) {
+    // Subnormal: an fp32 in [0.5, 1) has the same spacing, 2^-24.
+    const float rounded = (magnitude + 0.75F) - 0.75F;
+    return std::copysign(rounded, value);
+  }
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  return std::bit_cast<float>((bits + 0xfffU + ((bits >> 13) & 1U)) & 0xffffe000U);
+}
+
+inline float round_to(DType dtype, float value) noexcept {
+  if (dtype == DType::bf16) return round_to_bf16(value);
+  if (dtype == DType::fp16) return round_to_fp16(value);
+  return value;
+}
+
+inline float fp16_to_float(std::uint16_t half) noexcept {
+  const std::uint32_t sign = (half & 0x8000U) << 16;
+  const std::uint32_t exponent = (half >> 10) & 0x1fU;
+  const std::uint32_t mantissa = half & 0x3ffU;
+  if (exponent == 0) {
+    const float magnitude = static_cast<float>(mantissa) * 0x1p-24F;
+    return sign != 0 ? -magnitude : magnitude;
+  }
+  const std::uint32_t biased = exponent == 31 ? 255U : exponent + 112U;
+  return std::bit_cast<float>(sign | (biased << 23) | (mantissa << 13));
+}
+
+inline std::uint16_t float_to_fp16(float value) noexcept {
+  const float rounded = round_to_fp16(value);
+  const auto bits = std::bit_cast<std::uint32_t>(rounded);
+  const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000U);
+  if (rounded != rounded) return static_cast<std::uint16_t>(sign | 0x7e00U);
+  const float magnitude = std::fabs(rounded);
+  if (magnitude >= 65536.0F) return static_cast<std::uint16_t>(sign | 0x7c00U);
+  if (magnitude < 0x1p-14F) return static_cast<std::uint16_t>(sign | static_cast<std::uint16_t>(magnitude * 0x1p24F));
+  return static_cast<std::uint16_t>(sign | (((bits & 0x7fffffffU) >> 13) - (112U << 10)));
+}
+
+/// Element at `offset` (in elements from the first) of a tensor of any floating or integer type.
+inline double read(const Tensor& tensor, std::int64_t offset) noexcept {
+  const std::byte* at = tensor.bytes() + offset * static_cast<std::int64_t>(size_of(tensor.dtype));
+  const auto as = [at]<class T>(T value) {
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  };
+  switch (tensor.dtype) {
+    case DType::fp64:
+      return as(double{});
+    case DType::fp32:
+      return as(float{});
+    case DType::fp16:
+      return fp16_to_float(as(std::uint16_t{}));
+    case DType::bf16:
+      return std::bit_cast<float>(static_cast<std::uint32_t>(as(std::uint16_t{})) << 16);
+    case DType::int8:
+      return as(std::int8_t{});
+    case DType::uint8:
+      return as(std::uint8_t{});
+    case DType::int32:
+      return as(std::int32_t{});
+    case DType::uint32:
+      return as(std::uint32_t{});
+    case DType::int64:
+      return static_cast<double>(as(std::int64_t{}));
+    case DType::uint64:
+      return static_cast<double>(as(std::uint64_t{}));
+    case DType::e4m3:
+    case DType::e5m2:
+      break;
+  }
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
+/// Rounds to the tensor's type and stores. Integers are exact.
+inline void write(const Tensor& tensor, std::int64_t offset, double value) noexcept {
+  std::byte* at = tensor.bytes() + offset * static_cast<std::int64_t>(size_of(tensor.dtype));
+  const auto put = [at](auto stored) { std::memcpy(at, &stored, sizeof stored); };
+  switch (tensor.dtype) {
+    case DType::fp64:
+      return put(value);
+    case DType::fp32:
+      return put(static_cast<float>(value));
+    case DType::fp16:
+      return put(float_to_fp16(static_cast<float>(value)));
+    case DType::bf16:
+      return put(
+          static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(round_to_bf16(static_cast<float>(value))) >> 16));
+    case DType::int8:
+      return put(static_cast<std::int8_t>(value));
+    case DType::uint8:
+      return put(static_cast<std::uint8_t>(value));
+    case DType::int32:
+      return put(static_cast<std::int32_t>(value));
+    case DType::uint32:
+      return put(static_cast<std::uint32_t>(value));
+    case DType::int64:
+      return put(static_cast<std::int64_t>(value));
+    case DType::uint64:
+      return put(static_cast<std::uint64_t>(value));
+    case DType::e4m3:
+    case DType::e5m2:
+      return;
+  }
+}
+
+/// Calls visit(index in row-major order, offset in elements) for every element.
+template <class Visit>
+void for_each_element(const Tensor& tensor, Visit visit) {
+  std::int64_t count = 1;
+  for (int axis = 0; axis < tensor.rank; ++axis) count *= tensor.shape[static_cast<std::size_t>(axis)];
+  std::array<std::int64_t, Tensor::kMaxRank> at{};
+  std::int64_t offset = 0;
+  for (std::int64_t index = 0; index < count; ++index) {
+    visit(index, offset);
+    for (int axis = tensor.rank - 1; axis >= 0; --axis) {
+      const auto a = static_cast<std::size_t>(axis);
+      offset += tensor.strides[a];
+      if (++at[a] < tensor.shape[a]) break;
+      offset -= tensor.strides[a] * tensor.shape[a];
+      at[a] = 0;
+    }
+  }
+}
+
+}  // namespace tessera::reference

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of the oracle's attention: softmax and its backward.
+#include <algorithm>
+
+#include "cpu/reference_attention.h"
+
+namespace tessera::reference {
+
+template <class Real>
+void Attention<Real>::forward_row(const Row& row) {
+  score_row(row);
+  Real largest = -kInfinity;
+  bool empty = true;
+  for (const std::int64_t j : visible_) {
+    const Real s = scores_[static_cast<std::size_t>(j)];
+    largest = std::max(largest, s);
+    if (s != -kInfinity) empty = false;  // a NaN is no empty row
+  }
+  const Rows& rows = sequences_.query[static_cast<std::size_t>(row.batch)];
+  const std::int64_t lse_at = lse_index(problem_, row.batch, row.head, rows, row.index);
+  const std::int64_t o_at = (row.token * problem_.heads_q + row.head) * dv_;
+  o_.assign(static_cast<std::size_t>(dv_), 0);
+  Real lse = -kInfinity;
+  if (!empty) {
+    Real sum = 0;
+    for (const std::int64_t j : visible_) sum += std::exp(scores_[static_cast<std::size_t>(j)] - largest);
+    lse = largest + std::log(sum);
+    Real normalise_at = largest;  // P = exp(score − normalise_at) / denominator
+    Real denominator = sum;
+    if (problem_.sink) {
+      const auto sink = static_cast<Real>(read(in_[Slot::sink], row.head * in_[Slot::sink].strides[0]));
+      normalise_at = std::max(largest, sink);
+      denominator = sum * std::exp(largest - normalise_at) + std::exp(sink - normalise_at);
+    }
+    for (const std::int64_t j : visible_) {
+      Real p = round(std::exp(scores_[static_cast<std::size_t>(j)] - normalise_at) / denominator);
+      if (problem_.dropout > 0) {
+        p = kept(row, j) ? round(p * (Real{65536} / static_cast<Real>(threshold_))) : Real{0};
+        if (p == 0) continue;
+      }
+      const Real* v = &v_[static_cast<std::size_t>(j * dv_)];
+      for (std::size_t c = 0; c < o_.size(); ++c) o_[c] += p * v[c];
+    }
+  }
+  for (std::int64_t c = 0; c < dv_; ++c) {
+    put(Slot::o, o_at + c, round_as(problem_.o_type, o_[static_cast<std::size_t>(c)]));
+  }
+  if (problem_.lse) put(Slot::lse, lse_at, lse);
+  if (!mass_.empty()) add_mass(row, lse);
+}
+
+/// Adds the row's mass in each tile (or its square) to the block's sums.
+template <class Real>
+void Attention<Real>::add_mass(const Row& row, Real lse) {
+  if (problem_.mass_prior_lse) {
+    const Tensor& prior = in_[Slot::prior_lse];
+    const Rows& rows = sequences_.query[static_cast<std::size_t>(row.batch)];
+    lse = static_cast<Real>(read(prior, lse_offset(prior, row.batch, row.head, rows, row.index)));
+  }
+  if (lse == -kInfinity) return;
+  const std::int64_t query_block = row.index / problem_.block_q;
+  const std::int64_t first =
+      ((row.batch * problem_.heads_q + row.head) * problem_.query_blocks() + query_block) * problem_.key_blocks();
+  std::size_t next = 0;
+  while (next < visible_.size()) {
+    const std::int64_t block = keys_[static_cast<std::size_t>(visible_[next])].block;
+    Real mass = 0;
+    for (; next < visible_.size() && keys_[static_cast<std::size_t>(visible_[next])].block == block; ++next) {
+      mass += std::exp(scores_[static_cast<std::size_t>(visible_[next])] - lse);
+    }
+    mass_[static_cast<std::size_t>(first + block)] += problem_.mass == MassKind::mean ? mass : mass * mass;
+  }
+}
+
+template <class Real>
+void Attention<Real>::finish_mass(std::int64_t batch, std::int64_t head) {
+  const std::int64_t length = sequences_.query[static_cast<std::size_t>(batch)].length;
+  for (std::int64_t block = 0; block < problem_.query_blocks(); ++block) {
+    const std::int64_t rows = std::clamp<std::int64_t>(length - block * problem_.block_q, 0, problem_.block_q);
+    const std::int64_t first =
+        ((batch * problem_.heads_q + head) * problem_.query_blocks() + block) * problem_.key_blocks();
+    for (std::int64_t kb = 0; kb < problem_.key_blocks(); ++kb) {
+      double& mass = mass_[static_cast<std::size_t>(first + kb)];
+      if (rows > 0) mass /= static_cast<double>(rows);
+      if (problem_.mass != MassKind::mean) mass = std::sqrt(mass);
+      mass = static_cast<Real>(mass);
+      if (problem_.mass != MassKind::none) put(Slot::tile_mass, first + kb, mass);
+    }
+  }
+  if (problem_.next != TileList::Form::none) write_next(batch, head);
+  result_.next_mass = mass_;
+}
+
+template <class Real>
+void Attention<Real>::write_next(std::int64_t batch, std::int64_t head) {
+  const std::int64_t key_blocks = problem_.key_blocks();
+  const std::int64_t words = (key_blocks + 31) / 32;
+  for (std::int64_t block = 0; block < problem_.query_blocks(); ++block) {
+    const std::int64_t row = (batch * problem_.heads_q + head) * problem_.query_blocks() + block;
+    std::vector<std::int64_t> kept_blocks;
+    for (std::int64_t kb = 0; kb < key_blocks; ++kb) {
+      if (mass_[static_cast<std::size_t>(row * key_blocks + kb)] > static_cast<double>(problem_.next_threshold)) {
+        kept_blocks.push_back(kb);
+      }
+    }
+    if (problem_.next == TileList::Form::indices) {
+      put(Slot::next_counts, row, static_cast<double>(kept_blocks.size()));
+      for (std::int64_t entry = 0; entry < key_blocks; ++entry) {
+        const auto at = static_cast<std::size_t>(entry);
+        put(Slot::next_indices, row * key_blocks + entry,
+            at < kept_blocks.size() ? static_cast<double>(kept_blocks[at]) : -1.0);
+      }
+      continue;
+    }
+    std::vector<std::uint32_t> bits(static_cast<std::size_t>(words), 0);
+    for (const std::int64_t kb : kept_blocks) bits[static_cast<std::size_t>(kb / 32)] |= 1U << (kb % 32);
+    for (std::int64_t w = 0; w < words; ++w) put(Slot::next_bits, row * words + w, bits[static_cast<std::size_t>(w)]);
+  }
+}
+
+template <class Real>
+void Attention<Real>::backward_row(const Row& row) {
+  const std::int64_t dq_at = (row.token * problem_.heads_q + row.head) * d_;
+  const Rows& rows = sequences_.query[static_cast<std::size_t>(row.batch)];
+  const auto lse =
+      static_cast<Real>(read(in_[Slot::lse], lse_offset(in_[Slot::lse], row.batch, row.head, rows, row.index)));
+  dq_.assign(static_cast<std::size_t>(d_), 0);
+  if (lse != -kInfinity) {
+    load_row(in_[Slot::dout], row, dout_);
+    load_row(in_[Slot::o], row, o_);
+    Real delta = 0;
+    for (std::size_t c = 0; c < o_.size(); ++c) delta += dout_[c] * o_[c];
+    Real lse_sink = lse;
+    if (problem_.sink) {
+      const auto sink = static_cast<Real>(read(in_[Slot::sink], row.head * in_[Slot::sink].strides[0]));
+      const Real larger = std::max(lse, sink);
+      lse_sink = larger + std::log(std::exp(lse - larger) + std::exp(sink - larger));
+      result_[Slot::dsink].values[static_cast<std::size_t>(row.head)] =
+          static_cast<Real>(result_[Slot::dsink].values[static_cast<std::size_t>(row.head)]) -
+          std::exp(sink - lse_sink) * delta;
+    }
+    const Real dlse = problem_.dlse ? static_cast<Real>(read(in_[Slot::dlse], lse_offset(in_[Slot::dlse], row.batch,
+                                                                                         row.head, rows, row.index)))
+                                    : Real{0};
+    score_row(row);
+    if (!visible_.empty()) {
+      const auto first = static_cast<std::size_t>(visible_.front());
+      const auto last = static_cast<std::size_t>(visible_.back()) + 1;
+      std::fill(dp_.begin() + visible_.front(), dp_.begin() + visible_.back() + 1, Real{0});
+      for (std::size_t c = 0; c < dout_.size(); ++c) {
+        const Real* column = &v_by_dim_[c * keys_.size()];
+        Real* dp = dp_.data();
+        const Real g = dout_[c];
+        for (std::size_t j = first; j < last; ++j) dp[j] += g * column[j];
+      }
+    }
+    for (const std::int64_t j : visible_) {
+      const auto at = static_cast<std::size_t>(j);
+      const Real s = scores_[at];
+      const Real p = round(std::exp(s - lse_sink));
+      Real dropped = p;
+      Real dp = round(dp_[at]);
+      if (problem_.dropout > 0) {
+        const Real keep = kept(row, j) ? Real{65536} / static_cast<Real>(threshold_) : Real{0};
+        dropped = round(p * keep);
+        dp = keep == 0 ? Real{0} : round(dp * keep);
+      }
+      Real ds = p * (dp - delta);
+      if (problem_.dlse) ds += dlse * std::exp(s - lse);
+      const Real dot_gradient = round(round(ds) * slopes_[at]);
+      const Real* k = &k_[at * static_cast<std::size_t>(d_)];
+      Real* dk = &dk_[at * static_cast<std::size_t>(d_)];
+      Real* dv = &dv_grad_[at * static_cast<std::size_t>(dv_)];
+      for (std::size_t c = 0; c < dq_.size(); ++c) dq_[c] += dot_gradient * k[c];
+      for (std::size_t c = 0; c < dq_.size(); ++c) dk[c] += dot_gradient * q_[c];
+      if (dropped == 0) continue;
+      for (std::size_t c = 0; c < dout_.size(); ++c) dv[c] += dropped * dout_[c];
+    }
+  }
+  const Tensor& tensor = in_[Slot::dq];
+  const std::int64_t offset = tensor ? token_offset(tensor, row.token, row.head) : 0;
+  for (std::int64_t c = 0; c < d_; ++c) {
+    add_gradient(Slot::dq, dq_at + c, offset + c, dq_[static_cast<std::size_t>(c)]);
+  }
+}
+
+/// Stores a gradient, on top of what the bound tensor holds where gradients accumulate. `offset`: in the bound tensor.
+template <class Real>
+void Attention<Real>::add_gradient(Slot slot, std::int64_t index, std::int64_t offset, Real gradient) {
+  const Tensor& tensor = in_[slot];
+  if (problem_.accumulate) gradient += static_cast<Real>(read(tensor, offset));
+  DType dtype = DType::fp32;
+  if (!problem_.grad_fp32) {
+    if (slot == Slot::dq) dtype = problem_.q_type;
+    if (slot == Slot::dk || slot == Slot::dk2) dtype = problem_.k_type;
+    if (slot == Slot::dv || slot == Slot::dv2) dtype = problem_.v_type;
+  }
+  put(slot, index, round_as(dtype, gradient));
+}
+
+template <class Real>
+void Attention<Real>::write_key_gradients(std::int64_t batch, std::int64_t head_kv) {
+  std::size_t first_key = 0;
+  for (std::size_t s = 0; s < sequences_.keys.size(); ++s) {
+    const Rows& rows = sequences_.keys[s][static_cast<std::size_t>(batch)];
+    const SegmentSlots& slots = segment_slots(s);
+    for (std::int64_t j = 0; j < rows.capacity; ++j) {
+      const std::int64_t token = rows.first_token + j;
+      const auto write = [&](Slot slot, std::int64_t dim, const std::vector<Real>& gradients) {
+        const std::int64_t index = (token * problem_.heads_kv + head_kv) * dim;
+        const std::int64_t offset = in_[slot] ? token_offset(in_[slot], token, head_kv) : 0;
+        const std::int64_t from = (static_cast<std::int64_t>(first_key) + j) * dim;
+        for (std::int64_t c = 0; c < dim; ++c) {
+          add_gradient(slot, index + c, offset + c,
+                       j < rows.length ? gradients[static_cast<std::size_t>(from + c)] : 0);
+        }
+      };
+      write(slots.dk, d_, dk_);
+      write(slots.dv, dv_, dv_grad_);
+    }
+    first_key += static_cast<std::size_t>(rows.length);
+  }
+}
+
+/// Rows of the tensor that belong to the sequence but are past its length.
+template <class Real>
+void Attention<Real>::write_padding(std::int64_t batch, std::int64_t head) {
+  const Rows& rows = sequences_.query[static_cast<std::size_t>(batch)];
+  for (std::int64_t i = rows.length; i < rows.capacity; ++i) {
+    const std::int64_t token = rows.first_token + i;
+    const std::int64_t index = token * problem_.heads_q + head;
+    if (problem_.pass == Pass::backward) {
+      const std::int64_t offset = in_[Slot::dq] ? token_offset(in_[Slot::dq], token, head) : 0;
+      for (std::int64_t c = 0; c < d_; ++c) add_gradient(Slot::dq, index * d_ + c, offset + c, 0);
+      continue;
+    }
+    for (std::int64_t c = 0; c < dv_; ++c) put(Slot::o, index * dv_ + c, 0);
+    if (problem_.lse)
+      put(Slot::lse, lse_index(problem_, batch, head, rows, i), -std::numeric_limits<double>::infinity());
+  }
+}
+
+template class Attention<double>;
+template class Attention<float>;
+
+}  // namespace tessera::reference
