@@ -6,12 +6,12 @@ namespace {
 
 constexpr std::string_view kBlank = " \t";
 
-/// Text as it goes into a message: quoted, cut short, unprintable bytes as '?'.
-std::string quoted(std::string_view text) {
+/// The caller's text as it goes into a message: cut short, unprintable bytes as '?'.
+std::string printable(std::string_view text) {
   constexpr std::size_t kLongest = 60;
-  std::string out = "\"";
+  std::string out;
   for (const char c : text.substr(0, kLongest)) out += c >= ' ' && c <= '~' ? c : '?';
-  return out + (text.size() > kLongest ? "…\"" : "\"");
+  return out + (text.size() > kLongest ? "…" : "");
 }
 
 }  // namespace
@@ -69,7 +69,7 @@ std::optional<std::string_view> LineReader::value(std::string_view key) const {
 bool LineReader::flag(std::string_view key) const {
   const Token* token = find(key);
   if (token == nullptr) return false;
-  if (token->value) fail(key, *token->value, "the bare word, without a value");
+  if (token->value) reject(key, *token->value, "the bare word, without a value");
   return true;
 }
 
@@ -83,8 +83,8 @@ std::int64_t LineReader::to_integer(std::string_view key, std::string_view text)
   std::int64_t out = 0;
   const char* end = text.data() + text.size();
   const auto result = std::from_chars(text.data(), end, out);
-  if (result.ec == std::errc::result_out_of_range) fail(key, text, "an integer that fits in 64 bits");
-  if (result.ec != std::errc{} || result.ptr != end) fail(key, text, "an integer");
+  if (result.ec == std::errc::result_out_of_range) reject(key, text, "an integer that fits in 64 bits");
+  if (result.ec != std::errc{} || result.ptr != end) reject(key, text, "an integer");
   return out;
 }
 
@@ -94,20 +94,22 @@ std::optional<float> LineReader::number(std::string_view key) const {
   float out = 0.0F;
   const char* end = text->data() + text->size();
   const auto result = std::from_chars(text->data(), end, out);
-  if (result.ec == std::errc::result_out_of_range) fail(key, *text, "a number that fits in fp32");
-  if (result.ec != std::errc{} || result.ptr != end) fail(key, *text, "a number");
+  if (result.ec == std::errc::result_out_of_range) reject(key, *text, "a number that fits in fp32");
+  if (result.ec != std::errc{} || result.ptr != end) reject(key, *text, "a number");
   return out;
 }
 
 void LineReader::fail(std::string_view key, std::string_view got, std::string_view want) const {
-  throw Error(ErrorCode::parse, std::string(key), quoted(got), std::string(want));
+  throw Error(ErrorCode::parse, printable(key), std::string(got), std::string(want));
+}
+
+void LineReader::reject(std::string_view key, std::string_view text, std::string_view want) const {
+  fail(key, "\"" + printable(text) + "\"", want);
 }
 
 void LineReader::check_all_used() const {
   for (const Token& token : tokens_) {
-    if (token.used) continue;
-    const std::string key = quoted(token.key);
-    throw Error(ErrorCode::parse, key.substr(1, key.size() - 2), "an unknown key", "a key of the grammar");
+    if (!token.used) fail(token.key, "an unknown key", "a key of the grammar");
   }
 }
 

@@ -45,9 +45,12 @@ class LineReader {
       if (word.text == text) return word.value;
       want.append(want.empty() ? "" : ", ").append(word.text);
     }
-    fail(key, text, "one of " + want);
+    reject(key, text, "one of " + want);
   }
+  /// Throws Error{parse}: `got` is a phrase of ours.
   [[noreturn]] void fail(std::string_view key, std::string_view got, std::string_view want) const;
+  /// Throws Error{parse}: `text` is the caller's, and is quoted.
+  [[noreturn]] void reject(std::string_view key, std::string_view text, std::string_view want) const;
   /// Throws on the first token that nobody asked for.
   void check_all_used() const;
 

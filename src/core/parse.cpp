@@ -23,7 +23,7 @@ void read_types(const LineReader& line, Problem& p) {
   const auto text = line.value("dtype");
   if (!text) return;
   const auto fields = split(*text, ':');
-  if (fields.size() != 1 && fields.size() != 4) line.fail("dtype", *text, "one type, or four as q:k:v:o");
+  if (fields.size() != 1 && fields.size() != 4) line.reject("dtype", *text, "one type, or four as q:k:v:o");
   p.q_type = parse_dtype(fields.front(), "dtype");
   p.k_type = parse_dtype(fields[fields.size() == 4 ? 1 : 0], "dtype");
   p.v_type = parse_dtype(fields[fields.size() == 4 ? 2 : 0], "dtype");
@@ -76,7 +76,7 @@ Band read_band(const LineReader& line) {
   if (causal) return {std::nullopt, 0};
   if (!text) return {};
   const auto fields = split(*text, ':');
-  if (fields.size() != 2) line.fail("band", *text, "L:R, each a signed integer or *");
+  if (fields.size() != 2) line.reject("band", *text, "L:R, each a signed integer or *");
   Band band;
   if (fields[0] != "*") band.left = line.to_integer("band", fields[0]);
   if (fields[1] != "*") band.right = line.to_integer("band", fields[1]);
@@ -87,7 +87,7 @@ void read_scores_and_masks(const LineReader& line, Problem& p) {
   p.band = read_band(line);
   if (const auto text = line.value("affine")) {
     const auto fields = split(*text, ':');
-    if (fields.size() != 2) line.fail("affine", *text, "length:stride");
+    if (fields.size() != 2) line.reject("affine", *text, "length:stride");
     p.affine = AffineCausal{line.to_integer("affine", fields[0]), line.to_integer("affine", fields[1])};
   }
   p.scale = line.number("scale");
@@ -104,12 +104,12 @@ TileList read_list(const LineReader& line, std::string_view key) {
   TileList list;
   if (!text) return list;
   const auto fields = split(*text, ':');
-  if (fields.size() > 4) line.fail(key, *text, "FORM[:HEADS[:BATCH[:full]]]");
+  if (fields.size() > 4) line.reject(key, *text, "FORM[:HEADS[:BATCH[:full]]]");
   list.form = line.to_word(key, fields[0], kForms);
   if (fields.size() > 1) list.heads = line.to_word(key, fields[1], kListHeads);
   if (fields.size() > 2) list.per_batch = line.to_word(key, fields[2], kListBatches);
   if (fields.size() > 3) {
-    if (fields[3] != "full") line.fail(key, *text, "full, or nothing, as the fourth field");
+    if (fields[3] != "full") line.reject(key, *text, "full, or nothing, as the fourth field");
     list.full = true;
   }
   return list;
@@ -118,7 +118,7 @@ TileList read_list(const LineReader& line, std::string_view key) {
 void read_tiles(const LineReader& line, Problem& p) {
   if (const auto text = line.value("block")) {
     const auto fields = split(*text, 'x');
-    if (fields.size() != 2) line.fail("block", *text, "QxK, as 64x64");
+    if (fields.size() != 2) line.reject("block", *text, "QxK, as 64x64");
     p.block_q = line.to_integer("block", fields[0]);
     p.block_kv = line.to_integer("block", fields[1]);
   }
@@ -134,7 +134,7 @@ void read_outputs_and_promises(const LineReader& line, Problem& p) {
   p.lse = line.flag("lse");
   p.dlse = line.flag("dlse");
   if (const auto text = line.value("grad")) {
-    if (*text != "fp32") line.fail("grad", *text, "fp32, or the key left out for the types of q, k, v");
+    if (*text != "fp32") line.reject("grad", *text, "fp32, or the key left out for the types of q, k, v");
     p.grad_fp32 = true;
   }
   p.accumulate = line.flag("accumulate");
@@ -144,7 +144,7 @@ void read_outputs_and_promises(const LineReader& line, Problem& p) {
   p.parts = line.integer("parts").value_or(2);
   if (const auto text = line.value("rotary")) {
     const auto fields = split(*text, ':');
-    if (fields.size() != 2) line.fail("rotary", *text, "half:DIM or interleaved:DIM");
+    if (fields.size() != 2) line.reject("rotary", *text, "half:DIM or interleaved:DIM");
     p.rotary = line.to_word("rotary", fields[0], kRotaries);
     p.rotary_dim = line.to_integer("rotary", fields[1]);
   }

@@ -3,11 +3,12 @@
 
 #include "tessera/plan.h"
 
+#if __has_include(<hwy/base.h>)
+#include <hwy/base.h>
+#endif
+
 #ifndef TESSERA_BUILD_TYPE
 #define TESSERA_BUILD_TYPE "unknown"
-#endif
-#ifndef TESSERA_HIGHWAY_VERSION
-#define TESSERA_HIGHWAY_VERSION "unknown"
 #endif
 
 namespace tessera {
@@ -35,8 +36,12 @@ std::string build_info() {
 #else
   text += "\nOpenMP: none";
 #endif
-  text += "\nHighway: " TESSERA_HIGHWAY_VERSION "\n";
-  return text;
+#if defined(HWY_MAJOR)
+  text += "\nHighway: " + std::to_string(HWY_MAJOR) + "." + std::to_string(HWY_MINOR) + "." + std::to_string(HWY_PATCH);
+#else
+  text += "\nHighway: none";
+#endif
+  return text + "\n";
 }
 
 }  // namespace tessera
