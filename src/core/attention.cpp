@@ -118,7 +118,8 @@ void merge_states(const Tensor& o_a, const Tensor& lse_a, const Tensor& o_b, con
   problem.o_type = require_rank_4(o, "o").dtype;
   problem.parts = 2;
   problem.lse = true;
-  if (lse_a.rank != 3) throw Error(ErrorCode::invalid_argument, "lse_a", lse_a.describe(), "fp32 (batch, heads, seqlen)");
+  if (lse_a.rank != 3)
+    throw Error(ErrorCode::invalid_argument, "lse_a", lse_a.describe(), "fp32 (batch, heads, seqlen)");
   Bindings bindings;
   bindings[Slot::o_parts] = as_two_parts(o_a, o_b, "o_b");
   bindings[Slot::lse_parts] = as_two_parts(lse_a, lse_b, "lse_b");

@@ -26,11 +26,11 @@ struct PlanState {
   std::vector<Candidate> candidates;
   std::size_t workspace_bytes = 0;
   // Choices of the tiled CPU implementation; 0 where they do not apply.
-  std::int64_t tile_q = 0;   // query rows a tile, all heads of a group together
-  std::int64_t tile_kv = 0;  // keys a tile
-  std::int64_t splits = 1;   // parts of the KV sequence
-  bool shared_group = false; // one packed K/V tile serves all heads of a group
-  std::string choice;        // the choices and their reasons, one line each, for explain()
+  std::int64_t tile_q = 0;    // query rows a tile, all heads of a group together
+  std::int64_t tile_kv = 0;   // keys a tile
+  std::int64_t splits = 1;    // parts of the KV sequence
+  bool shared_group = false;  // one packed K/V tile serves all heads of a group
+  std::string choice;         // the choices and their reasons, one line each, for explain()
 };
 
 struct Implementation {

@@ -84,8 +84,8 @@ Support row_supports(const Implementation& row, const Problem& problem, const Ta
   return row.supports(problem, target, wishes);
 }
 
-/// First row that takes the problem, or nullptr; a Candidate for every row before it and, so that explain() is complete,
-/// for every row after it.
+/// First row that takes the problem, or nullptr; a Candidate for every row before it and, so that explain() is
+/// complete, for every row after it.
 const Implementation* choose(const Problem& problem, const Target& target, const Wishes& wishes,
                              std::vector<Candidate>& candidates) {
   const Implementation* chosen = nullptr;

@@ -20,18 +20,12 @@ struct DTypeRow {
 };
 
 constexpr DTypeRow kDTypes[] = {
-    {DType::fp64, "fp64", 8, {detail::kDlFloat, 64, 1}},
-    {DType::fp32, "fp32", 4, {detail::kDlFloat, 32, 1}},
-    {DType::fp16, "fp16", 2, {detail::kDlFloat, 16, 1}},
-    {DType::bf16, "bf16", 2, {detail::kDlBfloat, 16, 1}},
-    {DType::e4m3, "e4m3", 1, {detail::kDlFloat8E4m3fn, 8, 1}},
-    {DType::e5m2, "e5m2", 1, {detail::kDlFloat8E5m2, 8, 1}},
-    {DType::int8, "int8", 1, {detail::kDlInt, 8, 1}},
-    {DType::int32, "int32", 4, {detail::kDlInt, 32, 1}},
-    {DType::int64, "int64", 8, {detail::kDlInt, 64, 1}},
-    {DType::uint8, "uint8", 1, {detail::kDlUInt, 8, 1}},
-    {DType::uint32, "uint32", 4, {detail::kDlUInt, 32, 1}},
-    {DType::uint64, "uint64", 8, {detail::kDlUInt, 64, 1}},
+    {DType::fp64, "fp64", 8, {detail::kDlFloat, 64, 1}},       {DType::fp32, "fp32", 4, {detail::kDlFloat, 32, 1}},
+    {DType::fp16, "fp16", 2, {detail::kDlFloat, 16, 1}},       {DType::bf16, "bf16", 2, {detail::kDlBfloat, 16, 1}},
+    {DType::e4m3, "e4m3", 1, {detail::kDlFloat8E4m3fn, 8, 1}}, {DType::e5m2, "e5m2", 1, {detail::kDlFloat8E5m2, 8, 1}},
+    {DType::int8, "int8", 1, {detail::kDlInt, 8, 1}},          {DType::int32, "int32", 4, {detail::kDlInt, 32, 1}},
+    {DType::int64, "int64", 8, {detail::kDlInt, 64, 1}},       {DType::uint8, "uint8", 1, {detail::kDlUInt, 8, 1}},
+    {DType::uint32, "uint32", 4, {detail::kDlUInt, 32, 1}},    {DType::uint64, "uint64", 8, {detail::kDlUInt, 64, 1}},
 };
 
 const DTypeRow& row_of(DType dtype) noexcept {

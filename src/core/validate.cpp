@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of the checks: each slot by itself, the callables, overlaps, then what is inside the metadata.
+#include "core/validate.h"
+
+#include "core/checked.h"
+#include "core/slot_rules.h"
+#include "core/validate_parts.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+[[noreturn]] void refuse(std::string_view argument, std::string got, std::string want) {
+  throw Error(ErrorCode::invalid_argument, std::string(argument), std::move(got), std::move(want));
+}
+
+void check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, DeviceType device) {
+  if (!tensor) {
+    if (rule.presence == Presence::required) refuse(to_string(slot), "unbound", describe(rule));
+    return;
+  }
+  if (rule.presence == Presence::unused) {
+    refuse(to_string(slot), tensor.describe(),
+           "nothing bound: this problem has no use for it, one with " + std::string(slot_use(slot)) + " has");
+  }
+  check_tensor(to_string(slot), rule, tensor, device);
+}
+
+/// Both callables: bound or built in when the problem names one, absent when it does not.
+void check_callables(const Problem& p, const Bindings& b) {
+  if (p.score.empty()) {
+    if (b.score.value != nullptr || b.score.derivative != nullptr) {
+      refuse("score", "a bound callable", "none: the problem names no score, one with score=NAME does");
+    }
+  } else {
+    const auto score = b.score.value != nullptr ? std::optional(b.score) : builtin_score(p.score);
+    if (!score) refuse("score", "no callable bound, and \"" + p.score + "\" is no built-in", "a bound ScoreFunction");
+    if (b.score.value == nullptr && b.score.derivative != nullptr) refuse("score", "a derivative alone", "a value too");
+    if (p.pass == Pass::backward && score->derivative == nullptr) {
+      refuse("score.derivative", "nullptr", "d value / d score, a backward needs it");
+    }
+  }
+  if (b.mask.visible == nullptr && b.mask.classify != nullptr) refuse("mask", "a classifier alone", "visible too");
+  if (p.mask.empty()) {
+    if (b.mask.visible != nullptr) {
+      refuse("mask", "a bound callable", "none: the problem names no mask, one with mask=NAME does");
+    }
+  } else if (b.mask.visible == nullptr && !builtin_mask(p.mask)) {
+    refuse("mask", "no callable bound, and \"" + p.mask + "\" is no built-in", "a bound MaskFunction");
+  }
+}
+
+void check_scalar(std::string_view name, std::int64_t value) {
+  if (value > kMaxPosition || value < -kMaxPosition) {
+    throw Error(ErrorCode::out_of_range, std::string(name), std::to_string(value), "at most 2^60 either way");
+  }
+}
+
+}  // namespace
+
+void validate(const Problem& problem, const Bindings& bindings, DeviceType device) {
+  const SlotRules rules = slot_rules(problem);
+  for (std::size_t i = 0; i < rules.rules.size(); ++i) {
+    check_slot(static_cast<Slot>(i), rules.rules[i], bindings.tensors[i], device);
+  }
+  if (static_cast<bool>(bindings[Slot::q]) != static_cast<bool>(bindings[Slot::q_rotated]) &&
+      problem.operation == Operation::kv_append) {
+    refuse(bindings[Slot::q] ? "q_rotated" : "q", "unbound", "both q and q_rotated, or neither");
+  }
+  check_callables(problem, bindings);
+  check_scalar("batch_offset", bindings.batch_offset);
+  check_scalar("head_offset", bindings.head_offset);
+  check_overlaps(rules, bindings);
+  if (device != DeviceType::cpu) return;  // what lives on a device is clamped there, not read here
+  check_lengths(problem, bindings);
+  check_offsets(problem, bindings);
+  check_lists(problem, bindings);
+}
+
+}  // namespace tessera::detail

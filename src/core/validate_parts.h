@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks that validate() is made of. Each throws Error on the first violation and allocates nothing otherwise.
+#pragma once
+
+#include "core/slot_rules.h"
+
+namespace tessera::detail {
+
+/// Dtype, device, rank, shape, strides, alignment, and that its addresses can be formed.
+void check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, DeviceType device);
+
+/// Outputs against themselves, inputs and each other.
+void check_overlaps(const SlotRules& rules, const Bindings& bindings);
+
+/// cu_seqlens, seqused, page tables and, for kv_append, room in the cache. Reads host memory.
+void check_lengths(const Problem& problem, const Bindings& bindings);
+/// q_offset, k_offset and k_offset2. Reads host memory.
+void check_offsets(const Problem& problem, const Bindings& bindings);
+
+/// Tile lists: counts, indices, bits, partial against full. Reads host memory.
+void check_lists(const Problem& problem, const Bindings& bindings);
+
+/// Bytes that a tensor spans, [begin, end) as addresses; empty for a zero-sized tensor. nullopt if it cannot be formed.
+struct Span {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
+std::optional<Span> span_of(const Tensor& tensor) noexcept;
+
+}  // namespace tessera::detail

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// One tensor against the rule of its slot.
+#include "core/checked.h"
+#include "core/validate_parts.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+[[noreturn]] void refuse(std::string_view name, std::string got, std::string want,
+                         ErrorCode code = ErrorCode::invalid_argument) {
+  throw Error(code, std::string(name), std::move(got), std::move(want));
+}
+
+bool dtype_fits(const SlotRule& rule, DType dtype) noexcept {
+  if (dtype == rule.dtype) return true;
+  if (rule.or_fp32 && dtype == DType::fp32) return true;
+  return rule.any_float && (dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16);
+}
+
+bool shape_fits(const SlotRule& rule, const Tensor& tensor) noexcept {
+  const int skipped = rule.leading_batch && tensor.rank == rule.rank - 1 ? 1 : 0;
+  if (tensor.rank != rule.rank - skipped) return false;
+  for (int i = 0; i < tensor.rank; ++i) {
+    const std::int64_t got = tensor.shape[static_cast<std::size_t>(i)];
+    const std::int64_t want = rule.shape[static_cast<std::size_t>(i + skipped)];
+    const bool larger = (rule.at_least >> (i + skipped) & 1U) != 0;
+    if (larger ? got < want : got != want) return false;
+  }
+  return true;
+}
+
+bool is_empty(const Tensor& tensor) noexcept {
+  for (int i = 0; i < tensor.rank; ++i) {
+    if (tensor.shape[static_cast<std::size_t>(i)] == 0) return true;
+  }
+  return false;
+}
+
+void check_memory(std::string_view name, const Tensor& tensor) {
+  if (tensor.byte_offset < 0) refuse(name, "byte offset " + std::to_string(tensor.byte_offset), "0 or more");
+  if (is_empty(tensor)) return;
+  if (tensor.data == nullptr) refuse(name, "nullptr", "memory for " + tensor.describe());
+  const auto last = static_cast<std::size_t>(tensor.rank - 1);
+  if (tensor.rank > 0 && tensor.shape[last] > 1 && tensor.strides[last] != 1) {
+    refuse(name, "stride " + std::to_string(tensor.strides[last]) + " in the last dimension",
+           "1, the last dimension contiguous");
+  }
+  const auto span = span_of(tensor);
+  if (!span) refuse(name, tensor.describe(), "addresses within 2^60 bytes of each other", ErrorCode::overflow);
+  const auto element = static_cast<std::uintptr_t>(size_of(tensor.dtype));
+  if (reinterpret_cast<std::uintptr_t>(tensor.bytes()) % element != 0) {
+    refuse(name, "a misaligned address", "a multiple of " + std::to_string(element) + " bytes");
+  }
+}
+
+}  // namespace
+
+std::optional<Span> span_of(const Tensor& tensor) noexcept {
+  std::int64_t low = 0;  // in elements, from the first
+  std::int64_t high = 0;
+  for (int i = 0; i < tensor.rank; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (tensor.shape[at] == 0) return Span{};
+    const auto reach = checked_multiply(tensor.shape[at] - 1, tensor.strides[at]);
+    if (!reach) return std::nullopt;
+    std::int64_t& side = *reach < 0 ? low : high;
+    if (__builtin_add_overflow(side, *reach, &side)) return std::nullopt;
+  }
+  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
+  if (high > kMaxPosition / element - 1 || low < -kMaxPosition / element) return std::nullopt;
+  const auto base =
+      checked_add(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data)), tensor.byte_offset);
+  if (!base) return std::nullopt;
+  const auto begin = checked_add(*base, low * element);
+  const auto end = checked_add(*base, (high + 1) * element);
+  if (!begin || !end || *begin < 0) return std::nullopt;
+  return Span{*begin, *end};
+}
+
+void check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, DeviceType device) {
+  if (tensor.rank > Tensor::kMaxRank) {
+    refuse(name, std::to_string(tensor.rank) + " dimensions", describe(rule));
+  }
+  if (!dtype_fits(rule, tensor.dtype) || !shape_fits(rule, tensor)) refuse(name, tensor.describe(), describe(rule));
+  if (tensor.device.type != device) {
+    refuse(name, tensor.describe(), describe(rule) + " on " + (device == DeviceType::cpu ? "cpu" : "cuda"));
+  }
+  check_memory(name, tensor);
+}
+
+}  // namespace tessera::detail
