@@ -212,10 +212,7 @@ void Attention<Real>::score_row(const Row& row) {
   const auto last = static_cast<std::size_t>(visible_.back()) + 1;
   std::fill(scores_.begin() + visible_.front(), scores_.begin() + visible_.back() + 1, Real{0});
   for (std::size_t c = 0; c < q_.size(); ++c) {
-    const Real* column = &k_by_dim_[c * keys_.size()];
-    Real* scores = scores_.data();
-    const Real q = q_[c];
-    for (std::size_t j = first; j < last; ++j) scores[j] += q * column[j];
+    add_scaled(&scores_[first], q_[c], &k_by_dim_[c * keys_.size() + first], last - first);
   }
   for (const std::int64_t j : visible_) {
     const auto at = static_cast<std::size_t>(j);

@@ -38,8 +38,7 @@ void Attention<Real>::forward_row(const Row& row) {
         p = kept(row, j) ? round(p * (Real{65536} / static_cast<Real>(threshold_))) : Real{0};
         if (p == 0) continue;
       }
-      const Real* v = &v_[static_cast<std::size_t>(j * dv_)];
-      for (std::size_t c = 0; c < o_.size(); ++c) o_[c] += p * v[c];
+      add_scaled(o_.data(), p, &v_[static_cast<std::size_t>(j * dv_)], o_.size());
     }
   }
   for (std::int64_t c = 0; c < dv_; ++c) {
@@ -148,10 +147,7 @@ void Attention<Real>::backward_row(const Row& row) {
       const auto last = static_cast<std::size_t>(visible_.back()) + 1;
       std::fill(dp_.begin() + visible_.front(), dp_.begin() + visible_.back() + 1, Real{0});
       for (std::size_t c = 0; c < dout_.size(); ++c) {
-        const Real* column = &v_by_dim_[c * keys_.size()];
-        Real* dp = dp_.data();
-        const Real g = dout_[c];
-        for (std::size_t j = first; j < last; ++j) dp[j] += g * column[j];
+        add_scaled(&dp_[first], dout_[c], &v_by_dim_[c * keys_.size() + first], last - first);
       }
     }
     for (const std::int64_t j : visible_) {
@@ -168,13 +164,9 @@ void Attention<Real>::backward_row(const Row& row) {
       Real ds = p * (dp - delta);
       if (problem_.dlse) ds += dlse * std::exp(s - lse);
       const Real dot_gradient = round(round(ds) * slopes_[at]);
-      const Real* k = &k_[at * static_cast<std::size_t>(d_)];
-      Real* dk = &dk_[at * static_cast<std::size_t>(d_)];
-      Real* dv = &dv_grad_[at * static_cast<std::size_t>(dv_)];
-      for (std::size_t c = 0; c < dq_.size(); ++c) dq_[c] += dot_gradient * k[c];
-      for (std::size_t c = 0; c < dq_.size(); ++c) dk[c] += dot_gradient * q_[c];
-      if (dropped == 0) continue;
-      for (std::size_t c = 0; c < dout_.size(); ++c) dv[c] += dropped * dout_[c];
+      add_scaled(dq_.data(), dot_gradient, &k_[at * dq_.size()], dq_.size());
+      add_scaled(&dk_[at * q_.size()], dot_gradient, q_.data(), q_.size());
+      if (dropped != 0) add_scaled(&dv_grad_[at * dout_.size()], dropped, dout_.data(), dout_.size());
     }
   }
   const Tensor& tensor = in_[Slot::dq];

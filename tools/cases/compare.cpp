@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cases/compare.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/reference_number.h"
+
+namespace tessera::cases {
+namespace {
+
+bool is_integer(DType dtype) { return dtype == DType::int32 || dtype == DType::uint32; }
+
+std::string place(const Tensor& tensor, std::int64_t index) {
+  std::string text;
+  for (int axis = tensor.rank - 1; axis >= 0; --axis) {
+    const std::int64_t size = tensor.shape[static_cast<std::size_t>(axis)];
+    text = fmt::format("{}{}{}", index % size, text.empty() ? "" : ", ", text);
+    index /= size;
+  }
+  return text;
+}
+
+/// Largest |plain − oracle|, and 2 ulp of `dtype` at the largest |oracle|.
+double tolerance(const std::vector<double>& oracle, const std::vector<double>& plain,
+                 const std::vector<std::uint8_t>* written, DType dtype) {
+  double error = 0;
+  double largest = 0;
+  for (std::size_t i = 0; i < oracle.size(); ++i) {
+    if ((written != nullptr && (*written)[i] == 0) || !std::isfinite(oracle[i])) continue;
+    largest = std::max(largest, std::fabs(oracle[i]));
+    if (std::isfinite(plain[i])) error = std::max(error, std::fabs(plain[i] - oracle[i]));
+  }
+  return 2 * error + 2 * ulp(dtype, largest);
+}
+
+void compare_numbers(Slot slot, const Tensor& tensor, const reference::Output& oracle, const reference::Output& plain,
+                     Comparison& result) {
+  const double allowed = tolerance(oracle.values, plain.values, &oracle.written, tensor.dtype);
+  double worst = 0;
+  std::int64_t worst_index = -1;
+  double worst_got = 0;
+  reference::for_each_element(tensor, [&](std::int64_t index, std::int64_t offset) {
+    const auto at = static_cast<std::size_t>(index);
+    if (oracle.written[at] == 0) return;
+    const double got = reference::read(tensor, offset);
+    const double want = oracle.values[at];
+    double error = std::fabs(got - want);
+    if (!std::isfinite(want) || !std::isfinite(got)) {
+      const bool same = got == want || (std::isnan(got) && std::isnan(want));
+      error = same ? 0 : std::numeric_limits<double>::infinity();
+    }
+    if (error > worst) {
+      worst = error;
+      worst_index = index;
+      worst_got = got;
+    }
+  });
+  if (worst_index >= 0) result.worst_ratio = std::max(result.worst_ratio, worst / allowed);
+  if (worst <= allowed || !result.passed) return;
+  result.passed = false;
+  result.failure = fmt::format("{}: element ({}): got {:.9g}, oracle {:.9g}, error {:.3g} > tolerance {:.3g}",
+                               tessera::to_string(slot), place(tensor, worst_index), worst_got,
+                               oracle.values[static_cast<std::size_t>(worst_index)], worst, allowed);
+}
+
+/// Whether tile `block` of row `row` is in the list that the run wrote.
+class NextList {
+ public:
+  NextList(const Problem& problem, const Bindings& got) : bits_(got[Slot::next_bits]) {
+    const std::int64_t rows = problem.batch * problem.heads_q * problem.query_blocks();
+    key_blocks_ = problem.key_blocks();
+    kept_.assign(static_cast<std::size_t>(rows * key_blocks_), 0);
+    for (std::int64_t row = 0; row < rows && failure_.empty(); ++row) {
+      if (problem.next == TileList::Form::indices) {
+        read_indices(got, row);
+      } else {
+        read_bits(row);
+      }
+    }
+  }
+  [[nodiscard]] const std::string& failure() const { return failure_; }
+  [[nodiscard]] const std::vector<std::uint8_t>& kept() const { return kept_; }
+
+ private:
+  void read_indices(const Bindings& got, std::int64_t row) {
+    const auto count = static_cast<std::int64_t>(reference::read(got[Slot::next_counts], row));
+    if (count < 0 || count > key_blocks_) {
+      failure_ = fmt::format("next_counts: row {}: got {}, want 0 to {}", row, count, key_blocks_);
+      return;
+    }
+    std::int64_t previous = -1;
+    for (std::int64_t entry = 0; entry < key_blocks_; ++entry) {
+      const auto block = static_cast<std::int64_t>(reference::read(got[Slot::next_indices], row * key_blocks_ + entry));
+      const bool good = entry < count ? block > previous && block < key_blocks_ : block == -1;
+      if (!good) {
+        failure_ =
+            fmt::format("next_indices: row {} entry {} of {}: got {} after {}", row, entry, count, block, previous);
+        return;
+      }
+      if (entry < count) kept_[static_cast<std::size_t>(row * key_blocks_ + block)] = 1;
+      previous = block;
+    }
+  }
+  void read_bits(std::int64_t row) {
+    const std::int64_t words = (key_blocks_ + 31) / 32;
+    for (std::int64_t block = 0; block < words * 32; ++block) {
+      const auto word = static_cast<std::uint32_t>(reference::read(bits_, row * words + block / 32));
+      if (((word >> (block % 32)) & 1U) == 0) continue;
+      if (block >= key_blocks_) {
+        failure_ = fmt::format("next_bits: row {}: bit {} of {} blocks is set", row, block, key_blocks_);
+        return;
+      }
+      kept_[static_cast<std::size_t>(row * key_blocks_ + block)] = 1;
+    }
+  }
+
+  const Tensor& bits_;
+  std::int64_t key_blocks_ = 0;
+  std::vector<std::uint8_t> kept_;
+  std::string failure_;
+};
+
+void compare_next(const Problem& problem, const Bindings& got, const reference::Result& oracle,
+                  const reference::Result& plain, Comparison& result) {
+  const NextList next(problem, got);
+  std::string failure = next.failure();
+  const double allowed = tolerance(oracle.next_mass, plain.next_mass, nullptr, DType::fp32);
+  const auto threshold = static_cast<double>(problem.next_threshold);
+  for (std::size_t tile = 0; tile < next.kept().size() && failure.empty(); ++tile) {
+    const double mass = oracle.next_mass[tile];
+    const bool want = mass > threshold;
+    if (want == (next.kept()[tile] != 0) || std::fabs(mass - threshold) <= allowed) continue;
+    failure = fmt::format("next list: tile {} of mass {:.9g}: {}, threshold {}", tile, mass, want ? "left out" : "kept",
+                          threshold);
+  }
+  if (failure.empty() || !result.passed) return;
+  result.passed = false;
+  result.failure = failure;
+}
+
+}  // namespace
+
+double ulp(DType dtype, double magnitude) noexcept {
+  const int digits = dtype == DType::bf16 ? 7 : dtype == DType::fp16 ? 10 : dtype == DType::fp64 ? 52 : 23;
+  const int least = dtype == DType::fp16 ? -14 : dtype == DType::fp64 ? -1022 : -126;
+  const int exponent = magnitude > 0 ? std::ilogb(magnitude) : least;
+  return std::ldexp(1.0, std::max(exponent, least) - digits);
+}
+
+Comparison compare(const Problem& problem, const Bindings& got, const reference::Result& oracle,
+                   const reference::Result& plain) {
+  Comparison result;
+  for (std::size_t index = 0; index < oracle.outputs.size(); ++index) {
+    const auto slot = static_cast<Slot>(index);
+    if (oracle[slot].values.empty() || is_integer(got[slot].dtype)) continue;
+    compare_numbers(slot, got[slot], oracle[slot], plain[slot], result);
+  }
+  if (problem.next != TileList::Form::none) compare_next(problem, got, oracle, plain, result);
+  return result;
+}
+
+}  // namespace tessera::cases

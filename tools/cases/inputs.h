@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors of a case: N(0, 1) data where a run may read, NaN everywhere else (padding rows, page tails, unused
+// pages, slack tokens, outputs, the bytes around each tensor), and the proof afterwards that nothing else was touched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cases/case.h"
+#include "cases/random_numbers.h"
+#include "cpu/reference.h"
+#include "cpu/reference_sequences.h"
+#include "tessera/executor.h"
+
+namespace tessera::cases {
+
+/// Memory aligned to 64 bytes, filled with 0xFF: NaN in every floating type, −1 in every signed one.
+class PoisonedMemory {
+ public:
+  explicit PoisonedMemory(std::size_t bytes);
+  [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
+  [[nodiscard]] std::size_t size() const noexcept { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* memory) const noexcept;
+  };
+  std::size_t bytes_;
+  std::unique_ptr<std::byte[], Free> data_;
+};
+
+class Inputs {
+ public:
+  /// For a backward, o and lse come from the oracle's forward, rounded to their types. Throws Error where the values do
+  /// not fit the problem (more lengths than sequences, too few pages, …).
+  explicit Inputs(const Case& of);
+  Inputs(const Inputs&) = delete;
+  Inputs& operator=(const Inputs&) = delete;
+
+  [[nodiscard]] const Bindings& bindings() const noexcept { return bindings_; }
+  [[nodiscard]] Bindings& bindings() noexcept { return bindings_; }
+  [[nodiscard]] bool is_output(Slot slot) const noexcept;
+
+  /// What every byte is now becomes what restore() goes back to and find_damage() compares with.
+  void remember();
+  void restore();
+  /// "" if all bytes are as remembered except those of elements that `expected` marks as written; else what was hit.
+  [[nodiscard]] std::string find_damage(const reference::Result& expected) const;
+
+ private:
+  struct Buffer {
+    Slot slot;
+    bool output;
+    PoisonedMemory memory;
+    std::vector<std::byte> remembered;
+  };
+
+  Tensor& allocate(Slot slot, DType dtype, std::vector<std::int64_t> shape, bool output = false);
+  Tensor& allocate_integers(Slot slot, const std::vector<std::int64_t>& values, DType dtype = DType::int32);
+  [[nodiscard]] std::vector<std::int64_t> query_shape(std::int64_t heads, std::int64_t dim) const;
+  [[nodiscard]] std::vector<std::int64_t> lse_shape() const;
+  void fill(Slot slot);  // every element N(0, 1)
+  void fill_queries(Slot slot);
+  void fill_keys(std::size_t segment);
+  void fill_lse(Slot slot, double mean, double deviation, double share_empty);
+
+  void bind_query_lengths();
+  void bind_key_lengths(std::size_t segment);
+  void bind_pages(std::size_t segment, const std::vector<std::int64_t>& lengths);
+  void bind_offsets();
+  void bind_keys(std::size_t segment);
+  void bind_score_parameters();
+  void bind_list(const TileList& list, bool backward);
+  void bind_tile_outputs();
+  void bind_forward_result();
+  void bind_gradients();
+  void bind_combine();
+  void bind_kv_append();
+
+  Case case_;
+  const Problem& problem_;
+  const Values& values_;
+  Bindings bindings_;
+  reference::Sequences sequences_;
+  std::vector<Buffer> buffers_;
+};
+
+}  // namespace tessera::cases
