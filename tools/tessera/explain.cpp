@@ -30,9 +30,11 @@ void explain(const ExplainOptions& options) {
 }  // namespace
 
 void add_explain(CLI::App& app, int& exit_code) {
-  CLI::App* verb = app.add_subcommand("explain", "Say how a problem would be computed, and why nothing else was chosen");
+  CLI::App* verb =
+      app.add_subcommand("explain", "Say how a problem would be computed, and why nothing else was chosen");
   auto options = std::make_shared<ExplainOptions>();
-  verb->add_option("problem", options->problem, "The problem in its text form (docs/grammar.md), quoted or not")->required();
+  verb->add_option("problem", options->problem, "The problem in its text form (docs/grammar.md), quoted or not")
+      ->required();
   verb->add_option("-w,--wish", options->wishes, "Wishes for the plan: implementation=, tile_q=, tile_kv=, splits=");
   add_target_options(*verb, options->target);
   verb->footer(R"(Examples:

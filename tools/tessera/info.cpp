@@ -33,7 +33,8 @@ void print_machine(const Machine& machine) {
              machine.identity.empty() ? "" : fmt::format(" ({})", machine.identity));
   fmt::print("cores:            {} usable of {} online\n", machine.cores_usable, machine.cores_online);
   fmt::print("memory:           {:.1f} GiB\n", static_cast<double>(machine.memory_bytes) / (1ULL << 30U));
-  fmt::print("caches:           {}\n", machine.caches.empty() ? "unknown" : fmt::format("{}", fmt::join(machine.caches, ", ")));
+  fmt::print("caches:           {}\n",
+             machine.caches.empty() ? "unknown" : fmt::format("{}", fmt::join(machine.caches, ", ")));
   fmt::print("instruction sets: {} (usable here, best first; --isa forces one)\n", fmt::join(machine.isas, " "));
   print_gpus(machine);
 }

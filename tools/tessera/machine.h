@@ -10,22 +10,22 @@ namespace tessera::cli {
 
 struct Gpu {
   std::string name;
-  int compute_capability = 0;      // 90 for 9.0
+  int compute_capability = 0;  // 90 for 9.0
   std::uint64_t memory_bytes = 0;
   int multiprocessors = 0;
-  int shared_memory_opt_in = 0;    // bytes a block may ask for
+  int shared_memory_opt_in = 0;  // bytes a block may ask for
 };
 
 struct Machine {
-  std::string cpu;                      // model name
-  std::string identity;                 // family, model and stepping, where the name says little
+  std::string cpu;       // model name
+  std::string identity;  // family, model and stepping, where the name says little
   int cores_online = 0;
-  int cores_usable = 0;                 // by the affinity of this process
+  int cores_usable = 0;  // by the affinity of this process
   std::uint64_t memory_bytes = 0;
-  std::vector<std::string> caches;      // "L1d 48 KiB", per instance
-  std::vector<std::string> isas;        // that the library has and this machine can run, best first
-  int driver_version = 0;               // CUDA driver, 13000 for 13.0; 0: no libcuda
-  std::string gpu_note;                 // why there are no GPUs
+  std::vector<std::string> caches;  // "L1d 48 KiB", per instance
+  std::vector<std::string> isas;    // that the library has and this machine can run, best first
+  int driver_version = 0;           // CUDA driver, 13000 for 13.0; 0: no libcuda
+  std::string gpu_note;             // why there are no GPUs
   std::vector<Gpu> gpus;
 };
 

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "bench_measure.h"
+#include "bench_results.h"
+#include "bench_suite.h"
+#include "bench_work.h"
+#include "commands.h"
+#include "core/implementations.h"
+#include "files/bytes.h"
+#include "machine.h"
+#include "machine_json.h"
+#include "progress.h"
+#include "tessera/error.h"
+#include "tessera/version.h"
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct BenchOptions {
+  std::vector<std::string> suites;  // files, or problems in their text form
+  std::string pass;
+  std::vector<std::string> wishes;
+  std::vector<std::string> peers;
+  std::string peer_folder = "bench/peers";
+  int warm_up = 1;
+  int repetitions = 11;
+  std::string json, csv, compare_with;
+  bool save = false, merge = false;
+  std::string max_regression;
+  TargetOptions target;
+};
+
+std::vector<BenchCase> read_cases(const BenchOptions& options) {
+  std::vector<BenchCase> cases;
+  for (const std::string& suite : options.suites) {
+    const bool problem = suite.find(' ') != std::string::npos && !fs::exists(suite);
+    for (BenchCase& each : problem ? parse_cases(suite, options.pass) : read_suite(suite, options.pass)) {
+      cases.push_back(std::move(each));
+    }
+  }
+  return cases;
+}
+
+// Every combination of "tile_q=64,128 splits=1,2"; one empty wish without any.
+std::vector<Wishes> expand_wishes(const std::vector<std::string>& texts) {
+  std::istringstream words(fmt::format("{}", fmt::join(texts, " ")));
+  std::string braced;
+  for (std::string word; words >> word;) {
+    const std::size_t equals = word.find('=');
+    if (equals != std::string::npos && word.find(',') != std::string::npos && word.find('{') == std::string::npos) {
+      word = word.substr(0, equals + 1) + "{" + word.substr(equals + 1) + "}";
+    }
+    braced += (braced.empty() ? "" : " ") + word;
+  }
+  std::vector<Wishes> all;
+  for (const std::string& each : expand_braces(braced)) all.push_back(Wishes::parse(each));
+  return all;
+}
+
+// "5%" or "0.05" as 0.05; nothing when not asked for.
+double parse_regression(const std::string& text) {
+  try {
+    std::size_t used = 0;
+    const double value = std::stod(text, &used);
+    const bool percent = text.substr(used) == "%";
+    if ((percent || used == text.size()) && value >= 0 && std::isfinite(value)) return percent ? value / 100 : value;
+  } catch (const std::logic_error&) {  // not a number: refused below like any other text
+  }
+  throw Error(ErrorCode::parse, "--max-regression", "'" + text + "'", "5% or 0.05");
+}
+
+std::vector<std::unique_ptr<Peer>> start_peers(const BenchOptions& options) {
+  std::vector<std::unique_ptr<Peer>> peers;
+  for (const std::string& name : options.peers) {
+    const std::string script = (fs::path(options.peer_folder) / (name + ".py")).string();
+    if (!fs::exists(script)) throw Error(ErrorCode::io, "--peer", "no file " + script, "--peer-folder, where it lies");
+    peers.push_back(std::make_unique<Peer>(name, script));
+  }
+  return peers;
+}
+
+std::string human_bytes(double bytes) {
+  if (bytes >= 1 << 30) return fmt::format("{:.2f}G", bytes / (1 << 30));
+  if (bytes >= 1 << 20) return fmt::format("{:.1f}M", bytes / (1 << 20));
+  return fmt::format("{:.0f}K", bytes / 1024);
+}
+
+std::string human_time(double us) {
+  if (us >= 1e6) return fmt::format("{:.3f} s ", us * 1e-6);
+  if (us >= 1e3) return fmt::format("{:.2f} ms", us * 1e-3);
+  return fmt::format("{:.1f} us", us);
+}
+
+void print_head(const Roofline& roofline, const BenchOptions& options) {
+  fmt::print("# roofline, {} threads: {:.1f} GFLOP/s fp32 FMA, {:.1f} GB/s reading memory\n", roofline.threads,
+             roofline.gflops, roofline.gbytes_s);
+  fmt::print("{:>11} {:>7} {:>8} {:>8} {:>7} {:>8} {:>8}", "median", "+-", "TFLOP/s", "GB/s", "% roof", "wspace",
+             "RSS+");
+  for (const std::string& name : options.peers) fmt::print(" {:>20}", name + " ratio");
+  fmt::print("  problem\n");
+}
+
+void print_row(const BenchRow& row, const BenchOptions& options) {
+  const double half = row.us.median > 0 ? (row.us.p90 - row.us.p10) / 2 / row.us.median * 100 : 0;
+  fmt::print("{:>11} {:>6.1f}% {:>8.4f} {:>8.2f} {:>6.1f}% {:>8} {:>8}", human_time(row.us.median), half, row.tflops,
+             row.gbytes_s, row.roofline_percent, human_bytes(static_cast<double>(row.workspace_bytes)),
+             human_bytes(static_cast<double>(row.rss_growth_bytes)));
+  for (const std::string& name : options.peers) {
+    const auto found = row.peers.find(name);
+    fmt::print(" {:>20}", found == row.peers.end() ? std::string("-")
+                                                   : fmt::format("{} {:.3f}", human_time(found->second.us.median),
+                                                                 found->second.ratio.median));
+  }
+  fmt::print("  {}{}\n", row.problem, row.wishes.empty() ? "" : " [" + row.wishes + "]");
+  for (const auto& [name, reason] : row.refusals) fmt::print("#   {}: {}\n", name, reason);
+  std::fflush(stdout);
+}
+
+void print_geometric_means(const std::vector<BenchRow>& rows, const BenchOptions& options) {
+  for (const std::string& name : options.peers) {
+    for (const char* pass : {"forward", "backward"}) {
+      double sum = 0, least = INFINITY;
+      int count = 0;
+      for (const BenchRow& row : rows) {
+        const auto found = row.peers.find(name);
+        if (row.pass != pass || found == row.peers.end()) continue;
+        sum += std::log(found->second.ratio.median);
+        least = std::min(least, found->second.ratio.median);
+        ++count;
+      }
+      if (count > 0) {
+        fmt::print("# {} {}: geometric mean of the ratios {:.3f}, least {:.3f}, {} rows\n", name, pass,
+                   std::exp(sum / count), least, count);
+      }
+    }
+  }
+}
+
+nlohmann::json machine_json(const Roofline& roofline, const std::vector<std::unique_ptr<Peer>>& peers) {
+  nlohmann::json machine = to_json(describe_machine());
+  const std::time_t now = std::time(nullptr);
+  char date[32] = {};
+  std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
+  machine["date"] = date;
+  machine["version"] = version();
+  machine["roofline"] = {{"threads", roofline.threads},
+                         {"gflops", std::round(roofline.gflops * 10) / 10},
+                         {"gbytes_s", std::round(roofline.gbytes_s * 10) / 10}};
+  for (const auto& peer : peers) machine["peers"][peer->name()] = peer->version();
+  return machine;
+}
+
+// --json, or with --save bench/results/<machine>/<suite>.json beside the suites.
+std::string json_path(const BenchOptions& options) {
+  if (!options.save) return options.json;
+  const fs::path suite(options.suites.front());
+  const fs::path folder = suite.parent_path().parent_path() / "results" / folder_name(describe_machine());
+  fs::create_directories(folder);
+  return (folder / suite.stem()).string() + ".json";
+}
+
+void write_results(const BenchOptions& options, const std::string& path, const nlohmann::json& machine,
+                   const std::vector<BenchRow>& rows) {
+  if (!path.empty()) {
+    const bool merge = options.merge && fs::exists(path);
+    const nlohmann::ordered_json earlier = merge ? read_results(path) : nlohmann::ordered_json();
+    files::write_atomically(path, results(machine, rows, earlier).dump(1) + "\n");
+  }
+  if (!options.csv.empty()) files::write_atomically(options.csv, to_csv(rows));
+}
+
+// The number of rows that got slower than allowed.
+int report_comparison(const BenchOptions& options, const nlohmann::ordered_json& before,
+                      const std::vector<BenchRow>& rows) {
+  const double allowed = options.max_regression.empty() ? INFINITY : parse_regression(options.max_regression);
+  const std::vector<Comparison> both = compare(before, rows);
+  int slower = 0;
+  fmt::print("\n# against {}: {} of {} rows are in both\n", options.compare_with, both.size(), rows.size());
+  for (const Comparison& each : both) {
+    const bool regression = each.after_us > each.before_us * (1 + allowed);
+    slower += regression ? 1 : 0;
+    fmt::print("{:>11} -> {:>11} {:>+7.1f}%{}  {}\n", human_time(each.before_us), human_time(each.after_us),
+               (each.after_us / each.before_us - 1) * 100, regression ? "  REGRESSION" : "", each.problem);
+  }
+  if (slower > 0) fmt::print("# {} rows are slower by more than {}\n", slower, options.max_regression);
+  return slower;
+}
+
+int bench(const BenchOptions& options) {
+  if (!options.max_regression.empty()) parse_regression(options.max_regression);
+  const nlohmann::ordered_json before =
+      options.compare_with.empty() ? nlohmann::ordered_json() : read_results(options.compare_with);
+  const std::vector<BenchCase> cases = read_cases(options);
+  const std::vector<Wishes> wishes = expand_wishes(options.wishes);
+  MeasureOptions how{options.warm_up, options.repetitions, 0.02, options.target.target(), {}};
+  const std::string path = json_path(options);
+  const auto peers = start_peers(options);
+  // The plan of the first problem tells what 0 threads stands for.
+  const int threads = make_plan(cases.front().problem, how.target, wishes.front()).state().target.threads;
+  const Roofline roofline = measure_roofline(threads);
+  print_head(roofline, options);
+
+  double total = 0, done = 0;  // GFLOP and GB, a guess at the time of a row
+  const auto weight = [&](const BenchCase& each) {
+    const Work work = work_of(each.problem, {});
+    return roofline.seconds(work.flops, work.bytes) * each.density + 0.1;
+  };
+  for (const BenchCase& each : cases) total += weight(each) * static_cast<double>(wishes.size());
+  Progress progress(0);
+  std::vector<BenchRow> rows;
+  for (const BenchCase& each : cases) {
+    for (const Wishes& wish : wishes) {
+      progress.update_fraction(done / total, each.text());
+      how.wishes = wish;
+      rows.push_back(measure(each, how, roofline, peers));
+      progress.clear();
+      print_row(rows.back(), options);
+      // After every row, so that a run that is cut short keeps what it has.
+      write_results(options, path, machine_json(roofline, peers), rows);
+      done += weight(each);
+    }
+  }
+  print_geometric_means(rows, options);
+  if (!path.empty()) fmt::print("# written {}\n", path);
+  if (options.compare_with.empty()) return kOk;
+  return report_comparison(options, before, rows) > 0 ? kCheckFailed : kOk;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, int& exit_code) {
+  CLI::App* verb =
+      app.add_subcommand("bench", "Measure problems, beside peers, against a roofline and earlier results");
+  auto options = std::make_shared<BenchOptions>();
+  verb->add_option("suites", options->suites, "Files of problems (bench/suites), or quoted problems")->required();
+  verb->add_option("--pass", options->pass, "For lines without pass=: forward, backward or both")
+      ->check(CLI::IsMember({"forward", "backward", "both"}));
+  verb->add_option("-w,--wish", options->wishes,
+                   "Wishes for the plan; comma-separated values are an axis: tile_q=64,128");
+  verb->add_option("--peer", options->peers, "Measure this peer interleaved with Tessera; repeatable: torch_cpu");
+  verb->add_option("--peer-folder", options->peer_folder, "Where the peers' scripts lie")->capture_default_str();
+  verb->add_option("--warm-up", options->warm_up, "Untimed calls")->check(CLI::Range(1, 1000))->capture_default_str();
+  verb->add_option("-r,--repetitions", options->repetitions, "Timed repetitions, each of calls for at least 20 ms")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  verb->add_option("--json", options->json, "Write the results as JSON");
+  verb->add_option("--csv", options->csv, "Write the results as CSV");
+  verb->add_flag("--save", options->save,
+                 "Write JSON to results/<machine>/<suite>.json beside the folder of the suite");
+  verb->add_flag("--merge", options->merge, "Keep the rows of the JSON file that were not measured now");
+  verb->add_option("--compare", options->compare_with, "Compare with this JSON file of an earlier run");
+  verb->add_option("--max-regression", options->max_regression,
+                   "With --compare: exit 1 when a row is slower by more, as 5%");
+  add_target_options(*verb, options->target);
+  verb->footer(R"(Examples:
+  tessera bench bench/suites/cpu_dense.txt --pass both --peer torch_cpu --save
+  tessera bench "attention sq={512,2048} hq=8 d=64 dtype={fp32,bf16} {causal,}" --wish tile_q=64,128
+  tessera bench bench/suites/cpu_lists.txt --json new.json --compare old.json --max-regression 5%)");
+  verb->callback([options, &exit_code] { exit_code = bench(*options); });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Inputs for a measurement: values from N(0, 1), sequences at full length, pages in random order, random tile lists.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "bench_suite.h"
+#include "bench_work.h"
+#include "slot_shapes.h"
+
+namespace tessera::cli {
+
+struct BenchInputs {
+  Arrays arrays;                // inputs and outputs; a backward's o and lse are still to be computed
+  std::vector<KeptTiles> kept;  // of the list the pass walks; empty without one
+};
+
+BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed);
+
+}  // namespace tessera::cli

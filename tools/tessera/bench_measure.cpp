@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_measure.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "bench_inputs.h"
+#include "core/implementations.h"
+#include "tessera/executor.h"
+
+namespace tessera::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double microseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+std::int64_t status_bytes(const std::string& key) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.compare(0, key.size(), key) == 0) return std::stoll(line.substr(key.size() + 1)) * 1024;
+  }
+  return 0;
+}
+
+// Growth of the peak of resident memory over the memory resident at the start.
+class PeakMemory {
+ public:
+  PeakMemory() {
+    std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts again from what is resident now
+    start_ = status_bytes("VmRSS");
+  }
+  [[nodiscard]] std::int64_t growth() const { return std::max<std::int64_t>(0, status_bytes("VmHWM") - start_); }
+
+ private:
+  std::int64_t start_ = 0;
+};
+
+// Makes the o and lse that a backward reads.
+void run_forward(const BenchCase& bench_case, const MeasureOptions& options, Arrays& arrays) {
+  Problem forward = bench_case.problem;
+  forward.pass = Pass::forward;
+  forward.lse = true;
+  forward.dlse = forward.grad_fp32 = forward.accumulate = forward.deterministic = false;
+  forward.bwd_list = {};
+  Bindings bindings;
+  const Bindings all = bindings_of(arrays);
+  for (const auto& [slot, array] : arrays) {
+    const bool gradient = slot == Slot::dout || slot == Slot::dlse || (slot >= Slot::dq && slot <= Slot::dv) ||
+                          slot == Slot::dsink || slot == Slot::dk2 || slot == Slot::dv2 ||
+                          (slot >= Slot::bwd_tile_counts && slot <= Slot::bwd_full_bits);
+    if (!gradient) bindings[slot] = all[slot];
+  }
+  Executor(make_plan(forward, options.target)).run(bindings);
+}
+
+// Lets the threads of whoever ran last fall asleep: idle OpenMP threads spin for some milliseconds.
+void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+
+struct Runner {
+  const MeasureOptions& options;
+  double call_us = 0;  // known from a first call
+
+  [[nodiscard]] int calls() const {
+    return static_cast<int>(std::clamp(std::ceil(options.batch_seconds * 1e6 / std::max(call_us, 0.1)), 1.0, 100000.0));
+  }
+  // After the pause a short call needs its threads and caches woken; a long one does not notice.
+  [[nodiscard]] int wake_up_calls() const { return call_us < 200e3 ? 1 : 0; }
+};
+
+double run_ours(Executor& executor, const Bindings& bindings, int calls, int warm_up) {
+  for (int at = 0; at < warm_up; ++at) executor.run(bindings);
+  const auto start = Clock::now();
+  for (int at = 0; at < calls; ++at) executor.run(bindings);
+  return microseconds_since(start) / calls;
+}
+
+// Ours, first peer, ours, second peer, … so that a drift of the machine meets both sides of a ratio alike.
+void run_interleaved(BenchRow& row, Executor& executor, const Bindings& bindings, Runner ours,
+                     const std::vector<Peer*>& peers) {
+  std::vector<Runner> theirs;
+  for (Peer* peer : peers) theirs.push_back({ours.options, (peer->run(1, ours.options.warm_up), peer->run(1, 0))});
+  std::vector<double> our_us;
+  std::vector<std::vector<double>> peer_us(peers.size()), ratios(peers.size());
+  for (int repetition = 0; repetition < ours.options.repetitions; ++repetition) {
+    if (!peers.empty()) settle();
+    our_us.push_back(run_ours(executor, bindings, ours.calls(), ours.wake_up_calls()));
+    for (std::size_t at = 0; at < peers.size(); ++at) {
+      settle();
+      peer_us[at].push_back(peers[at]->run(theirs[at].calls(), theirs[at].wake_up_calls()));
+      ratios[at].push_back(peer_us[at].back() / our_us.back());
+    }
+  }
+  row.us = Spread::of(our_us);
+  row.calls = ours.calls();
+  for (std::size_t at = 0; at < peers.size(); ++at) {
+    row.peers[peers[at]->name()] = {Spread::of(peer_us[at]), Spread::of(ratios[at])};
+  }
+}
+
+BenchRow describe(const BenchCase& bench_case, const MeasureOptions& options, const Plan& plan) {
+  BenchRow row;
+  row.problem = bench_case.text();
+  row.pass = bench_case.problem.pass == Pass::forward ? "forward" : "backward";
+  row.wishes = options.wishes.to_string();
+  row.implementation = plan.implementation();
+  row.isa = plan.state().target.isa;
+  row.threads = plan.state().target.threads;
+  row.repetitions = options.repetitions;
+  row.workspace_bytes = plan.workspace_bytes();
+  return row;
+}
+
+}  // namespace
+
+double quantile(std::vector<double> values, double part) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const double at = part * static_cast<double>(values.size() - 1);
+  const auto low = static_cast<std::size_t>(at);
+  const std::size_t high = std::min(low + 1, values.size() - 1);
+  return values[low] + (at - static_cast<double>(low)) * (values[high] - values[low]);
+}
+
+Spread Spread::of(const std::vector<double>& values) {
+  return {quantile(values, 0.5), quantile(values, 0.1), quantile(values, 0.9)};
+}
+
+BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, const Roofline& roofline,
+                 const std::vector<std::unique_ptr<Peer>>& peers) {
+  BenchInputs inputs = make_inputs(bench_case, 1);
+  if (bench_case.problem.operation == Operation::attention && bench_case.problem.pass == Pass::backward) {
+    run_forward(bench_case, options, inputs.arrays);
+  }
+  const Bindings bindings = bindings_of(inputs.arrays);
+  const PeakMemory memory;
+  const Plan plan = make_plan(bench_case.problem, options.target, options.wishes);
+  Executor executor(plan);
+  executor.run(bindings);
+  BenchRow row = describe(bench_case, options, plan);
+  row.rss_growth_bytes = memory.growth();
+  run_ours(executor, bindings, 1, std::max(0, options.warm_up - 1));
+  const Runner ours{options, run_ours(executor, bindings, 1, 0)};
+
+  std::vector<Peer*> ready;
+  for (const std::unique_ptr<Peer>& peer : peers) {
+    if (const auto reason = peer->set_up(bench_case.problem, row.threads)) {
+      row.refusals[peer->name()] = *reason;
+    } else {
+      ready.push_back(peer.get());
+    }
+  }
+  run_interleaved(row, executor, bindings, ours, ready);
+
+  const Work work = work_of(bench_case.problem, inputs.kept);
+  row.gflop = work.flops * 1e-9;
+  row.gbyte = work.bytes * 1e-9;
+  row.tflops = work.flops / row.us.median * 1e-6;
+  row.gbytes_s = work.bytes / row.us.median * 1e-3;
+  row.roofline_percent = 100.0 * roofline.seconds(work.flops, work.bytes) * 1e6 / row.us.median;
+  return row;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_peer.h"
+
+#include <fcntl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <nlohmann/json.hpp>
+
+#include "tessera/error.h"
+
+namespace tessera::cli {
+
+using nlohmann::json;
+
+Peer::Peer(std::string name, const std::string& script) : name_(std::move(name)) {
+  std::array<int, 2> down{}, up{};
+  if (::pipe2(down.data(), O_CLOEXEC) != 0) fail("no pipe");
+  if (::pipe2(up.data(), O_CLOEXEC) != 0) fail("no pipe");
+  std::signal(SIGPIPE, SIG_IGN);  // a peer that died is an Error, not the end
+  process_ = ::fork();
+  if (process_ == 0) {
+    ::dup2(down[0], STDIN_FILENO);
+    ::dup2(up[1], STDOUT_FILENO);
+    ::execlp("python3", "python3", script.c_str(), static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  ::close(down[0]);
+  ::close(up[1]);
+  to_peer_ = down[1];
+  from_peer_ = up[0];
+  if (process_ < 0) fail("no process");
+}
+
+Peer::~Peer() {
+  if (to_peer_ >= 0) ::close(to_peer_);  // the peer ends at the end of its input
+  if (from_peer_ >= 0) ::close(from_peer_);
+  if (process_ > 0) ::waitpid(process_, nullptr, 0);
+}
+
+void Peer::fail(const std::string& got) const {
+  throw Error(ErrorCode::io, "peer " + name_, got, "python3 with the peer's packages; see bench/peers");
+}
+
+json Peer::ask(const json& request) {
+  const std::string line = request.dump() + "\n";
+  if (::write(to_peer_, line.data(), line.size()) != static_cast<ssize_t>(line.size())) fail("a process that ended");
+  std::size_t end = 0;
+  while ((end = buffer_.find('\n')) == std::string::npos) {
+    std::array<char, 4096> part{};
+    const ssize_t got = ::read(from_peer_, part.data(), part.size());
+    if (got <= 0) fail("a process that ended");
+    buffer_.append(part.data(), static_cast<std::size_t>(got));
+  }
+  const std::string answer = buffer_.substr(0, end);
+  buffer_.erase(0, end + 1);
+  json object = json::parse(answer, nullptr, false);
+  if (!object.is_object()) fail("'" + answer.substr(0, 80) + "'");
+  if (object.contains("error")) fail(object["error"].get<std::string>());
+  return object;
+}
+
+std::optional<std::string> Peer::set_up(const Problem& problem, int threads) {
+  const bool causal = problem.band == Band{std::nullopt, 0};
+  const bool one_type = problem.q_type == problem.k_type && problem.q_type == problem.v_type;
+  // The same problem without what the peer is told must be a plain one.
+  Problem plain = problem;
+  plain.scale.reset();
+  plain.band = {};
+  plain.lse = plain.deterministic = plain.batch_invariant = false;
+  Problem simple;
+  simple.pass = plain.pass;
+  simple.batch = plain.batch;
+  simple.seqlen_q = plain.seqlen_q;
+  simple.kv.seqlen = plain.kv.seqlen;
+  simple.heads_q = plain.heads_q;
+  simple.heads_kv = plain.heads_kv;
+  simple.head_dim_qk = plain.head_dim_qk;
+  simple.head_dim_v = plain.head_dim_v;
+  simple.q_type = simple.k_type = simple.v_type = plain.q_type;
+  simple.o_type = plain.q_type;
+  if (!one_type || plain != simple || (!causal && problem.band != Band{})) return "it has no such feature";
+  const json answer = ask({{"do", "setup"},
+                           {"pass", problem.pass == Pass::forward ? "forward" : "backward"},
+                           {"b", problem.batch},
+                           {"sq", problem.seqlen_q},
+                           {"sk", problem.kv.seqlen},
+                           {"hq", problem.heads_q},
+                           {"hkv", problem.heads_kv},
+                           {"d", problem.head_dim_qk},
+                           {"dv", problem.head_dim_v},
+                           {"dtype", std::string(to_string(problem.q_type))},
+                           {"causal", causal},
+                           {"scale", problem.softmax_scale()},
+                           {"threads", threads}});
+  version_ = answer.value("version", "");
+  if (!answer.value("ok", false)) return answer.value("reason", "it did not say why");
+  return std::nullopt;
+}
+
+double Peer::run(int calls, int warm_up) {
+  const json answer = ask({{"do", "run"}, {"calls", calls}, {"warm_up", warm_up}});
+  if (!answer.contains("us") || !answer["us"].is_number()) fail("no time");
+  return answer["us"].get<double>();
+}
+
+}  // namespace tessera::cli

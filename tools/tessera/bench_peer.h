@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Another implementation in a process of its own, asked for one repetition at a time so that both sides interleave.
+#pragma once
+
+#include <sys/types.h>
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+
+#include "tessera/problem.h"
+
+namespace tessera::cli {
+
+/// Speaks one JSON object a line with `python3 <script>` (bench/peers/): {"do": "setup", …problem, "threads": 2} is
+/// answered by {"ok": true, "version": …} or {"ok": false, "reason": …}; {"do": "run", "calls": 3} by {"us": of one
+/// call}.
+class Peer {
+ public:
+  /// Starts the process. Throws Error{io} when it cannot be started.
+  Peer(std::string name, const std::string& script);
+  ~Peer();
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+
+  [[nodiscard]] const std::string& name() const noexcept { return name_; }
+  /// What the peer says of itself ("torch 2.13.0"), known after a set-up.
+  [[nodiscard]] const std::string& version() const noexcept { return version_; }
+  /// nullopt when ready, else why the peer does not do this problem.
+  std::optional<std::string> set_up(const Problem& problem, int threads);
+  /// Microseconds of one call, the mean of `calls` in a row after `warm_up` untimed ones.
+  double run(int calls, int warm_up);
+
+ private:
+  nlohmann::json ask(const nlohmann::json& request);
+  [[noreturn]] void fail(const std::string& got) const;
+
+  std::string name_;
+  std::string version_;
+  pid_t process_ = -1;
+  int to_peer_ = -1;
+  int from_peer_ = -1;
+  std::string buffer_;
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_suite.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <fstream>
+#include <sstream>
+
+#include "tessera/error.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::size_t kMaxCases = 10'000;  // of one line; more is a slip of the pen
+
+std::vector<std::string> alternatives(const std::string& text) {
+  std::vector<std::string> parts(1);
+  for (const char letter : text) {
+    if (letter == ',') {
+      parts.emplace_back();
+    } else {
+      parts.back() += letter;
+    }
+  }
+  return parts;
+}
+
+BenchCase parse_case(const std::string& line) {
+  BenchCase result;
+  std::istringstream words(line);
+  std::string rest;
+  for (std::string word; words >> word;) {
+    if (word.compare(0, 8, "density=") != 0) {
+      rest += rest.empty() ? word : " " + word;
+      continue;
+    }
+    const char* end = word.data() + word.size();
+    const auto [stop, error] = std::from_chars(word.data() + 8, end, result.density);
+    if (error != std::errc{} || stop != end || !(result.density > 0.0 && result.density <= 1.0)) {
+      throw Error(ErrorCode::parse, "density", "'" + word.substr(8) + "'", "a number above 0 and at most 1");
+    }
+  }
+  result.problem = Problem::parse(rest);
+  if (result.density < 1.0 && !result.problem.list && !result.problem.bwd_list) {
+    throw Error(ErrorCode::invalid_argument, "density", "a problem without a tile list", "list= on the same line");
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string BenchCase::text() const {
+  return problem.to_string() + (density < 1.0 ? fmt::format(" density={}", density) : std::string());
+}
+
+std::vector<std::string> expand_braces(const std::string& line) {
+  std::vector<std::string> results{""};
+  std::size_t at = 0;
+  while (at < line.size()) {
+    const std::size_t open = line.find_first_of("{}", at);
+    for (std::string& each : results) each += line.substr(at, open == std::string::npos ? open : open - at);
+    if (open == std::string::npos) break;
+    const std::size_t close = line.find_first_of("{}", open + 1);
+    if (line[open] == '}' || close == std::string::npos || line[close] == '{') {
+      throw Error(ErrorCode::parse, "braces", "'" + line.substr(open) + "'", "{a,b,…}, not nested");
+    }
+    const std::vector<std::string> choices = alternatives(line.substr(open + 1, close - open - 1));
+    if (results.size() * choices.size() > kMaxCases) {
+      throw Error(ErrorCode::parse, "braces", "more than 10000 problems", "fewer axes on a line");
+    }
+    std::vector<std::string> longer;
+    for (const std::string& each : results) {
+      for (const std::string& choice : choices) longer.push_back(each + choice);
+    }
+    results = std::move(longer);
+    at = close + 1;
+  }
+  return results;
+}
+
+std::vector<BenchCase> parse_cases(const std::string& line, const std::string& pass) {
+  std::vector<BenchCase> cases;
+  for (const std::string& each : expand_braces(line)) {
+    const bool fixed = pass.empty() || each.find("pass=") != std::string::npos || each.compare(0, 9, "attention") != 0;
+    if (fixed || pass != "backward") cases.push_back(parse_case(each));
+    if (!fixed && pass != "forward") cases.push_back(parse_case(each + " pass=backward"));
+  }
+  return cases;
+}
+
+std::vector<BenchCase> read_suite(const std::string& path, const std::string& pass) {
+  std::ifstream file(path);
+  if (!file) throw Error(ErrorCode::io, path, "a file that cannot be opened", "a suite of problems");
+  std::vector<BenchCase> cases;
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    line.resize(std::min(line.find('#'), line.size()));
+    if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
+    try {
+      for (BenchCase& each : parse_cases(line.substr(line.find_first_not_of(" \t")), pass)) {
+        cases.push_back(std::move(each));
+      }
+    } catch (const Error& error) {
+      throw Error(error.code(), fmt::format("{}:{}: {}", path, number, error.argument()), error.got(), error.want());
+    }
+  }
+  if (cases.empty()) throw Error(ErrorCode::parse, path, "no problem", "one a line");
+  return cases;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Suites of problems to be measured: one problem a line, '#' comments, {a,b} axes.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/problem.h"
+
+namespace tessera::cli {
+
+struct BenchCase {
+  Problem problem;
+  double density = 1.0;  // part of the visible tiles that the tile list keeps; the token density=0.25 of a line
+  /// The problem's text with the density, if the line gave one: what a row of results is known by.
+  [[nodiscard]] std::string text() const;
+};
+
+/// "a={1,2} {x,}" becomes "a=1 x", "a=1 ", "a=2 x", "a=2 ". Throws Error{parse} on unbalanced or nested braces.
+std::vector<std::string> expand_braces(const std::string& line);
+/// One line of a suite, braces expanded. `pass` is "", "forward", "backward" or "both" and adds pass= to lines without.
+std::vector<BenchCase> parse_cases(const std::string& line, const std::string& pass);
+/// Throws Error{io} or Error{parse} naming file and line.
+std::vector<BenchCase> read_suite(const std::string& path, const std::string& pass);
+
+}  // namespace tessera::cli

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "bench_work.h"
+
+#include <algorithm>
+
+namespace tessera::cli {
+namespace {
+
+std::int64_t key_count(const Problem& problem) { return problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0); }
+
+// Visible (row, key) pairs of one head of one sequence.
+double visible_pairs(const Problem& problem, const KeptTiles& kept) {
+  const std::int64_t key_blocks = problem.key_blocks();
+  double pairs = 0;
+  for (std::int64_t row = 0; row < problem.seqlen_q; ++row) {
+    const auto [first, last] = visible_keys(problem, row);
+    if (kept.empty()) {
+      pairs += static_cast<double>(last - first);
+      continue;
+    }
+    const std::int64_t line = row / problem.block_q * key_blocks;
+    for (std::int64_t block = 0; block < key_blocks; ++block) {
+      if (!kept[static_cast<std::size_t>(line + block)]) continue;
+      const std::int64_t begin = std::max(first, block * problem.block_kv);
+      const std::int64_t end = std::min(last, (block + 1) * problem.block_kv);
+      pairs += static_cast<double>(std::max<std::int64_t>(0, end - begin));
+    }
+  }
+  return pairs;
+}
+
+double count(const std::vector<std::int64_t>& shape) {
+  double product = 1;
+  for (const std::int64_t size : shape) product *= static_cast<double>(size);
+  return product;
+}
+
+}  // namespace
+
+std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::int64_t row) {
+  const std::int64_t keys = key_count(problem);
+  const std::int64_t position = row + (problem.affine ? 0 : keys - problem.seqlen_q);
+  std::int64_t first = 0, last = keys;
+  if (problem.band.left) first = std::max(first, position - *problem.band.left);
+  if (problem.band.right) last = std::min(last, position + *problem.band.right + 1);
+  if (problem.affine) {
+    const std::int64_t room = position + 1 - problem.affine->length;
+    last = std::min(last, room < 0 ? 0 : room / problem.affine->stride + 1);
+  }
+  first = std::min(first, keys);
+  return {first, std::max(first, last)};
+}
+
+Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept) {
+  Work work;
+  for (const SlotShape& slot : value_inputs(problem)) {
+    work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
+  }
+  for (const SlotShape& slot : outputs(problem)) {
+    work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
+  }
+  if (problem.operation != Operation::attention) return work;
+  double pairs = 0;
+  if (kept.empty()) {
+    pairs = visible_pairs(problem, {}) * static_cast<double>(problem.batch * problem.heads_q);
+  } else {
+    // Every row of the list stands for the same number of (batch, head) pairs.
+    for (const KeptTiles& each : kept) pairs += visible_pairs(problem, each);
+    pairs *= static_cast<double>(problem.batch * problem.heads_q) / static_cast<double>(kept.size());
+  }
+  const auto d = static_cast<double>(problem.head_dim_qk), dv = static_cast<double>(problem.head_dim_v);
+  // Forward: QKᵀ and PV. Backward: QKᵀ again, dO·Vᵀ, dV, dQ, dK.
+  work.flops = pairs * (problem.pass == Pass::forward ? 2 * (d + dv) : 2 * (3 * d + 2 * dv));
+  return work;
+}
+
+}  // namespace tessera::cli

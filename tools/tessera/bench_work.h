@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// How much a problem has to do: multiply-adds of its visible (query, key) pairs, and the bytes that must move once.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "slot_shapes.h"
+#include "tessera/problem.h"
+
+namespace tessera::cli {
+
+/// Tiles that a list keeps, for one (batch, head): query blocks × key blocks, row-major. Empty: no list.
+using KeptTiles = std::vector<bool>;
+
+/// Keys [first, second) that row `row` of a sequence may see by band and affine causal, with default offsets.
+std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::int64_t row);
+
+struct Work {
+  double flops = 0;
+  double bytes = 0;
+};
+
+/// Sequences are taken at their full length, mask callables as showing everything. `kept` holds one entry for each row
+/// of the list in (batch, head) order, repeated as the list is shared; empty without a list.
+Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept);
+
+}  // namespace tessera::cli
