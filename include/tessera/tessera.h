@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The C ABI: problem, plan, bindings, executor, as in the C++ headers, which say what each of them means.
+ *
+ * - Every function that can fail returns TESSERA_OK (0) or a code; tessera_last_error() then has the text, for the
+ *   calling thread, until its next failure. No exception crosses.
+ * - Handles are opaque, made by a ..._create, _parse or _make and freed by the matching _destroy (NULL is fine there).
+ * - Structs begin with struct_size = sizeof(the struct): they can grow, and members that an older caller does not know
+ *   are zero.
+ * - Functions that give text take a buffer: at most `size` bytes are written, the terminating 0 included, and *needed
+ *   (if not NULL) gets the length without it. A short buffer is no error. */
+#ifndef TESSERA_TESSERA_H
+#define TESSERA_TESSERA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define TESSERA_API __attribute__((visibility("default")))
+#else
+#define TESSERA_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  TESSERA_OK = 0,
+  TESSERA_INVALID_ARGUMENT = 1, /* a value, shape, dtype, stride, alignment or overlap that is wrong in itself */
+  TESSERA_UNSUPPORTED = 2,      /* well formed, but no implementation does it */
+  TESSERA_OUT_OF_RANGE = 3,     /* an index, length, page id or list entry outside what it addresses */
+  TESSERA_OVERFLOW = 4,         /* a product of sizes does not fit in 64 bits */
+  TESSERA_PARSE = 5,            /* text that does not follow its grammar */
+  TESSERA_IO = 6,
+  TESSERA_INTERNAL = 7, /* a defect in Tessera */
+  TESSERA_OUT_OF_MEMORY = 8
+};
+
+enum {
+  TESSERA_FP64 = 0,
+  TESSERA_FP32 = 1,
+  TESSERA_FP16 = 2,
+  TESSERA_BF16 = 3,
+  TESSERA_E4M3 = 4,
+  TESSERA_E5M2 = 5,
+  TESSERA_INT8 = 6,
+  TESSERA_INT32 = 7,
+  TESSERA_INT64 = 8,
+  TESSERA_UINT8 = 9,
+  TESSERA_UINT32 = 10,
+  TESSERA_UINT64 = 11
+};
+
+enum { TESSERA_CPU = 0, TESSERA_CUDA = 1 };
+enum { TESSERA_TILE_NONE = 0, TESSERA_TILE_PARTIAL = 1, TESSERA_TILE_FULL = 2 };
+enum { TESSERA_MAX_RANK = 6 };
+
+typedef struct tessera_problem tessera_problem;
+typedef struct tessera_plan tessera_plan;
+typedef struct tessera_bindings tessera_bindings;
+typedef struct tessera_executor tessera_executor;
+struct DLTensor; /* of DLPack */
+
+typedef struct tessera_tensor {
+  size_t struct_size;
+  void* data;
+  int64_t byte_offset; /* added to data */
+  int32_t dtype;
+  int32_t device_type;
+  int32_t device_index;
+  int32_t rank;
+  int64_t shape[TESSERA_MAX_RANK];
+  int64_t strides[TESSERA_MAX_RANK]; /* in elements */
+} tessera_tensor;
+
+typedef struct tessera_target {
+  size_t struct_size;
+  int32_t device_type;
+  int32_t threads; /* cpu: 0 = what OpenMP would use */
+  const char* isa; /* cpu: NULL or "" for the best */
+  int32_t sm;      /* cuda: 90 for SM90; the members below 0 for the chip's own */
+  int32_t multiprocessors;
+  int64_t shared_memory;
+  int32_t emulated;
+  int32_t reserved; /* 0 */
+} tessera_target;
+
+typedef struct tessera_score_point { /* positions: index + offset */
+  int64_t batch, head, query, key;
+} tessera_score_point;
+
+typedef struct tessera_tile_bounds { /* positions, ends exclusive */
+  int64_t batch, head, query_begin, query_end, key_begin, key_end;
+} tessera_tile_bounds;
+
+typedef struct tessera_score_function {
+  size_t struct_size;
+  double (*value)(double score, const tessera_score_point* at, void* user);
+  double (*derivative)(double score, const tessera_score_point* at, void* user); /* NULL without a backward */
+  void* user;
+} tessera_score_function;
+
+typedef struct tessera_mask_function {
+  size_t struct_size;
+  int (*visible)(const tessera_score_point* at, void* user);    /* 0: masked */
+  int (*classify)(const tessera_tile_bounds* tile, void* user); /* TESSERA_TILE_…; may be NULL */
+  void* user;
+} tessera_mask_function;
+
+TESSERA_API const char* tessera_version(void);
+TESSERA_API int tessera_build_info(char* buffer, size_t size, size_t* needed);
+/* Instruction sets that this machine can run, best first, separated by spaces. */
+TESSERA_API int tessera_cpu_isas(char* buffer, size_t size, size_t* needed);
+
+/* Of this thread's last failure: "<argument>: got <got>; want <want>", the argument's name, the code. "" and 0 before
+ * any. */
+TESSERA_API const char* tessera_last_error(void);
+TESSERA_API const char* tessera_last_error_argument(void);
+TESSERA_API int tessera_last_error_code(void);
+/* "invalid argument", … */
+TESSERA_API const char* tessera_code_name(int code);
+
+/* A contiguous tensor on the CPU; sets every member. */
+TESSERA_API int tessera_tensor_contiguous(tessera_tensor* tensor, void* data, int dtype, const int64_t* shape,
+                                          int rank);
+
+TESSERA_API int tessera_problem_parse(const char* text, tessera_problem** problem);
+TESSERA_API int tessera_problem_to_string(const tessera_problem* problem, char* buffer, size_t size, size_t* needed);
+TESSERA_API void tessera_problem_destroy(tessera_problem* problem);
+
+/* target: NULL for this machine's CPU. wishes: NULL or text such as "tile_q=64 splits=2". */
+TESSERA_API int tessera_plan_make(const tessera_problem* problem, const tessera_target* target, const char* wishes,
+                                  tessera_plan** plan);
+/* *supported is 1, or 0 and the reason is written. */
+TESSERA_API int tessera_supports(const tessera_problem* problem, const tessera_target* target, const char* wishes,
+                                 int* supported, char* reason, size_t size, size_t* needed);
+TESSERA_API int tessera_plan_explain(const tessera_plan* plan, char* buffer, size_t size, size_t* needed);
+TESSERA_API int tessera_plan_implementation(const tessera_plan* plan, char* buffer, size_t size, size_t* needed);
+TESSERA_API int tessera_plan_workspace_bytes(const tessera_plan* plan, size_t* bytes);
+TESSERA_API void tessera_plan_destroy(tessera_plan* plan);
+
+TESSERA_API int tessera_bindings_create(tessera_bindings** bindings);
+/* slot: "q", "cu_seqlens_q", … as in enum Slot of tessera/executor.h. A NULL tensor unbinds. */
+TESSERA_API int tessera_bindings_set(tessera_bindings* bindings, const char* slot, const tessera_tensor* tensor);
+TESSERA_API int tessera_bindings_set_dlpack(tessera_bindings* bindings, const char* slot,
+                                            const struct DLTensor* tensor);
+/* Positions of batch 0 and head 0 for dropout and callables. */
+TESSERA_API int tessera_bindings_set_offsets(tessera_bindings* bindings, int64_t batch_offset, int64_t head_offset);
+TESSERA_API int tessera_bindings_set_dropout(tessera_bindings* bindings, uint64_t seed, uint64_t offset);
+/* NULL: the built-in that the problem names. */
+TESSERA_API int tessera_bindings_set_score(tessera_bindings* bindings, const tessera_score_function* score);
+TESSERA_API int tessera_bindings_set_mask(tessera_bindings* bindings, const tessera_mask_function* mask);
+TESSERA_API void tessera_bindings_destroy(tessera_bindings* bindings);
+
+/* The executor keeps what it needs of the plan; the plan may be destroyed before it. */
+TESSERA_API int tessera_executor_create(const tessera_plan* plan, tessera_executor** executor);
+/* workspace: at least tessera_plan_workspace_bytes, 64-byte aligned; stays the caller's. */
+TESSERA_API int tessera_executor_create_with_workspace(const tessera_plan* plan, void* workspace, size_t bytes,
+                                                       tessera_executor** executor);
+/* stream: NULL on the CPU. One call at a time for each executor. */
+TESSERA_API int tessera_executor_run(tessera_executor* executor, const tessera_bindings* bindings, void* stream);
+TESSERA_API void tessera_executor_destroy(tessera_executor* executor);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TESSERA_TESSERA_H */
