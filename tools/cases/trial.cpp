@@ -83,15 +83,19 @@ std::string Trial::attempt(const Plan& plan, Outcome& outcome) {
   return inputs_.find_damage(oracle_);
 }
 
-Outcome run_case(const Case& of, const std::string& isa) {
+std::vector<Outcome> run_case_on(const Case& of, const std::vector<std::string>& isas) {
+  std::vector<Outcome> outcomes;
   try {
-    return Trial(of).run(isa);
+    Trial trial(of);
+    for (const std::string& isa : isas) outcomes.push_back(trial.run(isa));
   } catch (const std::exception& error) {
-    Outcome outcome;
+    Outcome& outcome = outcomes.emplace_back();
     outcome.failure = error.what();
     outcome.rerun = of.to_string();
-    return outcome;
   }
+  return outcomes;
 }
+
+Outcome run_case(const Case& of) { return run_case_on(of, {""}).front(); }
 
 }  // namespace tessera::cases

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cases/case.h"
 #include "cases/inputs.h"
@@ -35,7 +36,8 @@ class Trial {
   reference::Result plain_;
 };
 
-/// Trial and run, with errors of either as a failure.
-Outcome run_case(const Case& of, const std::string& isa = "");
+/// One outcome for each instruction set ("": what the case says). Errors while the inputs are made are failures too.
+std::vector<Outcome> run_case_on(const Case& of, const std::vector<std::string>& isas);
+Outcome run_case(const Case& of);
 
 }  // namespace tessera::cases

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random cases over every feature, small enough that thousands run in a minute.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cases/case.h"
+
+namespace tessera::cases {
+
+/// Case `index` of the sequence that `seed` begins; `isas` are those to choose from.
+Case random_case(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas);
+
+}  // namespace tessera::cases

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// `tessera random`: random problems against the oracle, by count or by time.
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "cases/features.h"
+#include "cases/random_case.h"
+#include "cases/trial.h"
+#include "commands.h"
+#include "progress.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::uint64_t kLeastPairs = 100;  // how often every pair of features is to come up in 100 000 problems
+constexpr std::uint64_t kLeastPairsPer = 100'000;
+
+struct RandomOptions {
+  std::uint64_t count = 1000;
+  double seconds = 0;
+  std::uint64_t seed = 1;
+  int jobs = 1;
+  std::string isa;
+  std::string implementation;
+  std::string histogram;
+  bool print_only = false;
+};
+
+/// Several workers take indices one by one; what they find is kept in the order in which it comes.
+class RandomRun {
+ public:
+  explicit RandomRun(const RandomOptions& options)
+      : options_(options), progress_(options.seconds > 0 ? 0 : options.count) {
+    if (options.isa.empty() || options.isa == "all") {
+      isas_ = cpu_isas();
+    } else {
+      isas_ = {options.isa};
+    }
+  }
+
+  void run() {
+    std::vector<std::thread> workers;
+    for (int worker = 1; worker < options_.jobs; ++worker) workers.emplace_back([this] { work(); });
+    work();
+    for (std::thread& worker : workers) worker.join();
+    progress_.clear();
+  }
+
+  [[nodiscard]] bool report() const {
+    const double seconds = elapsed();
+    std::fputs(histogram_.summary(kLeastPairs * histogram_.total() / kLeastPairsPer).c_str(), stdout);
+    fmt::print(
+        "seed {}: {} problems in {:.1f} s ({:.2f} ms each on {} {}), {} failed; largest error {:.2f} of its "
+        "tolerance\n",
+        options_.seed, histogram_.total(), seconds,
+        1e3 * seconds * options_.jobs / static_cast<double>(std::max<std::uint64_t>(1, histogram_.total())),
+        options_.jobs, options_.jobs == 1 ? "worker" : "workers", failures_, worst_ratio_);
+    if (options_.histogram.empty()) return failures_ == 0;
+    std::ofstream file(options_.histogram);
+    file << histogram_.table();
+    if (!file.flush())
+      throw Error(ErrorCode::io, options_.histogram, "a file that cannot be written", "a writable path");
+    return failures_ == 0;
+  }
+
+  void print_lines() const {
+    for (std::uint64_t index = 0; index < options_.count; ++index) {
+      fmt::print("{}\n", cases::random_case(options_.seed, index, isas_).to_string());
+    }
+  }
+
+ private:
+  [[nodiscard]] double elapsed() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+  void work() {
+    while (true) {
+      const std::uint64_t index = next_.fetch_add(1);
+      if (options_.seconds > 0 ? elapsed() >= options_.seconds : index >= options_.count) return;
+      cases::Case problem = cases::random_case(options_.seed, index, isas_);
+      if (!options_.implementation.empty()) {
+        problem.wishes = {};
+        problem.wishes.implementation = options_.implementation;
+      }
+      std::vector<cases::Outcome> outcomes;
+      if (options_.isa == "all") {
+        outcomes = cases::run_case_on(problem, isas_);
+      } else {
+        outcomes = {cases::run_case(problem)};
+      }
+      const std::scoped_lock lock(mutex_);
+      histogram_.add(cases::features_of(problem));
+      for (const cases::Outcome& outcome : outcomes) record(outcome);
+      if (options_.seconds > 0) {
+        progress_.update_fraction(elapsed() / options_.seconds, fmt::format("{} problems", histogram_.total()));
+      } else {
+        progress_.update(histogram_.total(), fmt::format("{} failed", failures_));
+      }
+    }
+  }
+
+  void record(const cases::Outcome& outcome) {
+    worst_ratio_ = std::max(worst_ratio_, outcome.worst_ratio);
+    if (outcome.passed) return;
+    ++failures_;
+    progress_.clear();
+    fmt::print("FAIL {}\n     tessera verify \"{}\"\n", outcome.failure, outcome.rerun);
+    std::fflush(stdout);
+  }
+
+  const RandomOptions& options_;
+  std::vector<std::string> isas_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::atomic<std::uint64_t> next_{0};
+  std::mutex mutex_;
+  Progress progress_;
+  cases::FeatureHistogram histogram_;
+  std::uint64_t failures_ = 0;
+  double worst_ratio_ = 0;
+};
+
+}  // namespace
+
+void add_random(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<RandomOptions>();
+  CLI::App* verb = app.add_subcommand("random", "Check random problems against the oracle");
+  verb->add_option("--count", options->count, "How many problems")->capture_default_str();
+  verb->add_option("--seconds", options->seconds, "For how long instead")->check(CLI::PositiveNumber);
+  verb->add_option("--seed", options->seed, "Which sequence of problems")->capture_default_str();
+  verb->add_option("--jobs", options->jobs, "Problems under way at once")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: each problem on every one");
+  verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");
+  verb->add_option("--histogram", options->histogram, "File for the counts of all pairs of features");
+  verb->add_flag("--print-only", options->print_only, "Print the lines and run nothing");
+  verb->callback([options, &exit_code] {
+    RandomRun run(*options);
+    if (options->print_only) return run.print_lines();
+    run.run();
+    if (!run.report()) exit_code = kCheckFailed;
+  });
+}
+
+}  // namespace tessera::cli

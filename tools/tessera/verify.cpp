@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// `tessera verify`: case files or case lines against the oracle.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <regex>
+#include <vector>
+
+#include "cases/case.h"
+#include "cases/trial.h"
+#include "commands.h"
+#include "progress.h"
+
+namespace tessera::cli {
+namespace {
+
+struct VerifyOptions {
+  std::vector<std::string> sources;  // files, folders or case lines
+  std::string isa;
+  std::string implementation;
+  std::string device = "cpu";
+  std::string filter;
+};
+
+struct Batch {
+  std::string name;
+  std::vector<cases::Case> cases;
+};
+
+/// A line holds a blank or a '='; nothing else does that is a path people use for case files.
+bool is_line(const std::string& text) {
+  return !std::filesystem::exists(text) && text.find_first_of(" =") != std::string::npos;
+}
+
+std::vector<Batch> collect(const std::vector<std::string>& sources) {
+  std::vector<Batch> batches;
+  for (const std::string& source : sources) {
+    if (is_line(source)) {
+      batches.push_back({"command line", {cases::Case::parse(source)}});
+      continue;
+    }
+    std::vector<std::filesystem::path> files;
+    if (std::filesystem::is_directory(source)) {
+      for (const auto& entry : std::filesystem::directory_iterator(source)) {
+        if (entry.path().extension() == ".txt") files.push_back(entry.path());
+      }
+      std::sort(files.begin(), files.end());
+      if (files.empty()) throw Error(ErrorCode::io, source, "a folder without case files", "a folder with .txt files");
+    } else {
+      files.emplace_back(source);
+    }
+    for (const auto& file : files) batches.push_back({file.stem().string(), cases::read_case_file(file.string())});
+  }
+  return batches;
+}
+
+void keep_matching(std::vector<Batch>& batches, const std::string& filter) {
+  std::regex pattern;
+  try {
+    pattern = std::regex(filter);
+  } catch (const std::regex_error& error) {
+    throw Error(ErrorCode::parse, "--filter", filter, std::string("a regular expression: ") + error.what());
+  }
+  for (Batch& batch : batches) {
+    std::erase_if(batch.cases, [&](const cases::Case& one) { return !std::regex_search(one.to_string(), pattern); });
+  }
+}
+
+std::vector<std::string> chosen_isas(const std::string& isa) {
+  if (isa == "all") return cpu_isas();
+  return {isa};  // "": what each case says
+}
+
+struct Tally {
+  std::size_t run = 0;
+  std::size_t failed = 0;
+  double worst_ratio = 0;
+};
+
+void verify(const VerifyOptions& options, int& exit_code) {
+  if (options.device != "cpu") {
+    throw Error(ErrorCode::unsupported, "--device", options.device, "cpu, the only device of this build");
+  }
+  std::vector<Batch> batches = collect(options.sources);
+  keep_matching(batches, options.filter);
+  const std::vector<std::string> isas = chosen_isas(options.isa);
+  std::size_t total = 0;
+  for (const Batch& batch : batches) total += batch.cases.size();
+  Progress progress(total);
+  const auto start = std::chrono::steady_clock::now();
+  Tally all;
+  std::size_t done = 0;
+  for (Batch& batch : batches) {
+    Tally tally;
+    for (cases::Case& one : batch.cases) {
+      progress.update(done++, batch.name);
+      if (!options.implementation.empty()) {
+        one.wishes = {};
+        one.wishes.implementation = options.implementation;
+      }
+      for (const cases::Outcome& outcome : cases::run_case_on(one, isas)) {
+        ++tally.run;
+        tally.worst_ratio = std::max(tally.worst_ratio, outcome.worst_ratio);
+        if (outcome.passed) continue;
+        ++tally.failed;
+        progress.clear();
+        fmt::print("FAIL {}\n     tessera verify \"{}\"\n", outcome.failure, outcome.rerun);
+      }
+    }
+    progress.clear();
+    fmt::print("{:<20} {:>5} run {:>5} failed, largest error {:.2f} of its tolerance\n", batch.name, tally.run,
+               tally.failed, tally.worst_ratio);
+    std::fflush(stdout);
+    all.run += tally.run;
+    all.failed += tally.failed;
+    all.worst_ratio = std::max(all.worst_ratio, tally.worst_ratio);
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  fmt::print("{} run, {} failed, {:.1f} s\n", all.run, all.failed, seconds);
+  if (all.failed > 0) exit_code = kCheckFailed;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<VerifyOptions>();
+  CLI::App* verb = app.add_subcommand("verify", "Check case files or case lines against the oracle");
+  verb->add_option("sources", options->sources, "Case files, folders of them (*.txt), or case lines in quotes")
+      ->required();
+  verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: on every one");
+  verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");
+  verb->add_option("--device", options->device, "Where to run")->capture_default_str();
+  verb->add_option("--filter", options->filter, "Only cases whose line matches this regular expression");
+  verb->callback([options, &exit_code] { verify(*options, exit_code); });
+}
+
+}  // namespace tessera::cli
