@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Problem::check: every rule, one problem that breaks it and nothing else.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "expect_error.h"
+#include "tessera/problem.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::int64_t kHuge = std::int64_t{1} << 47;
+
+struct Broken {
+  const char* line;
+  void (*change)(Problem&);
+  ErrorCode code;
+  const char* argument;
+};
+
+constexpr ErrorCode kInvalid = ErrorCode::invalid_argument;
+const char* const kForward = "attention b=2 sq=8 hq=4 hkv=2";
+const char* const kBackward = "attention pass=backward b=2 sq=8 hq=4 hkv=2";
+const char* const kPaged = "attention b=2 sq=8 kv=table page=4";
+const char* const kCombine = "combine b=2 sq=8 hq=4";
+const char* const kAppend = "kv_append b=2 sq=8 hkv=4";
+
+const Broken kBroken[] = {
+    {kForward, [](Problem& p) { p.batch = -1; }, kInvalid, "batch"},
+    {kForward, [](Problem& p) { p.seqlen_q = -1; }, kInvalid, "seqlen_q"},
+    {kForward, [](Problem& p) { p.seqlen_q = std::numeric_limits<std::int64_t>::max(); }, ErrorCode::overflow,
+     "seqlen_q"},
+    {kForward, [](Problem& p) { p.heads_q = 0; }, kInvalid, "heads_q"},
+    {kForward, [](Problem& p) { p.heads_kv = 0; }, kInvalid, "heads_kv"},
+    {kForward, [](Problem& p) { p.heads_kv = 3; }, kInvalid, "heads_kv"},
+    {kForward, [](Problem& p) { p.heads_kv = 8; }, kInvalid, "heads_kv"},
+    {kForward, [](Problem& p) { p.head_dim_qk = 0; }, kInvalid, "head_dim_qk"},
+    {kForward, [](Problem& p) { p.head_dim_qk = 12; }, kInvalid, "head_dim_qk"},
+    {kForward, [](Problem& p) { p.head_dim_qk = 520; }, kInvalid, "head_dim_qk"},
+    {kForward, [](Problem& p) { p.head_dim_v = 4; }, kInvalid, "head_dim_v"},
+    {kForward, [](Problem& p) { p.q_type = DType::int32; }, kInvalid, "q_type"},
+    {kForward, [](Problem& p) { p.k_type = DType::fp64; }, kInvalid, "k_type"},
+    {kForward, [](Problem& p) { p.v_type = DType::uint8; }, kInvalid, "v_type"},
+    {kForward, [](Problem& p) { p.o_type = DType::int8; }, kInvalid, "o_type"},
+    {kForward, [](Problem& p) { p.total_q = 5; }, kInvalid, "total_q"},
+    {kForward, [](Problem& p) { p.total_q = -5; }, kInvalid, "total_q"},
+    {kForward, [](Problem& p) { p.block_q = 0; }, kInvalid, "block_q"},
+    {kForward, [](Problem& p) { p.block_kv = -64; }, kInvalid, "block_kv"},
+    {kForward, [](Problem& p) { p.kv.seqlen = -1; }, kInvalid, "kv.seqlen"},
+    {kForward, [](Problem& p) { p.kv.total = 3; }, kInvalid, "kv.total"},
+    {kForward, [](Problem& p) { p.kv.total = -3; }, kInvalid, "kv.total"},
+    {kForward, [](Problem& p) { p.kv.page_size = 3; }, kInvalid, "kv.page_size"},
+    {kForward, [](Problem& p) { p.kv2 = KvSource{KvLayout::dense, -4, 0, 0, 0, false}; }, kInvalid, "kv2.seqlen"},
+    {kPaged, [](Problem& p) { p.kv.page_size = 0; }, kInvalid, "kv.page_size"},
+    {kPaged, [](Problem& p) { p.kv.pages = -1; }, kInvalid, "kv.pages"},
+    {kPaged, [](Problem& p) { p.kv.pages = std::int64_t{1} << 31; }, kInvalid, "kv.pages"},
+    {kPaged, [](Problem& p) { p.kv.seqused = false; }, kInvalid, "kv.seqused"},
+    {"attention sq=8 kv=csr page=4", [](Problem& p) { p.kv.seqused = true; }, kInvalid, "kv.seqused"},
+    {kForward, [](Problem& p) { p.scale = std::nanf(""); }, kInvalid, "scale"},
+    {kForward, [](Problem& p) { p.softcap = -1.0F; }, kInvalid, "softcap"},
+    {kForward, [](Problem& p) { p.softcap = std::numeric_limits<float>::infinity(); }, kInvalid, "softcap"},
+    {kForward, [](Problem& p) { p.dropout = 1.0F; }, kInvalid, "dropout"},
+    {kForward, [](Problem& p) { p.dropout = -0.1F; }, kInvalid, "dropout"},
+    {kForward, [](Problem& p) { p.dropout = std::nanf(""); }, kInvalid, "dropout"},
+    {kForward, [](Problem& p) { p.score = "two words"; }, kInvalid, "score"},
+    {kForward, [](Problem& p) { p.mask = "a=b"; }, kInvalid, "mask"},
+    {kForward, [](Problem& p) { p.mask = std::string(65, 'a'); }, kInvalid, "mask"},
+    {kForward, [](Problem& p) { p.band.left = std::numeric_limits<std::int64_t>::max(); }, kInvalid, "band"},
+    {kForward, [](Problem& p) { p.band.right = std::numeric_limits<std::int64_t>::min(); }, kInvalid, "band"},
+    {kForward,
+     [](Problem& p) {
+       p.affine = AffineCausal{0, 1};
+     },
+     kInvalid, "affine.length"},
+    {kForward,
+     [](Problem& p) {
+       p.affine = AffineCausal{1, 0};
+     },
+     kInvalid, "affine.stride"},
+    {"attention sq=65536",
+     [](Problem& p) {
+       p.affine = AffineCausal{1, kHuge};
+     },
+     ErrorCode::overflow, "affine.stride"},
+    {kForward, [](Problem& p) { p.list.full = true; }, kInvalid, "list"},
+    {kForward, [](Problem& p) { p.bwd_list.form = TileList::Form::bitmask; }, kInvalid, "bwd_list"},
+    {kForward, [](Problem& p) { p.next = TileList::Form::transposed; }, kInvalid, "next"},
+    {kForward, [](Problem& p) { p.next_threshold = 0.5F; }, kInvalid, "next_threshold"},
+    {"attention sq=8 next=indices", [](Problem& p) { p.next_threshold = -0.5F; }, kInvalid, "next_threshold"},
+    {kForward, [](Problem& p) { p.mass_prior_lse = true; }, kInvalid, "mass_prior_lse"},
+    {"attention sq=4294967296 block=1x64 list=bitmask:1:1", [](Problem&) {}, ErrorCode::overflow, "block_kv"},
+    {kForward, [](Problem& p) { p.dlse = true; }, kInvalid, "dlse"},
+    {kForward, [](Problem& p) { p.grad_fp32 = true; }, kInvalid, "grad_fp32"},
+    {kForward, [](Problem& p) { p.accumulate = true; }, kInvalid, "accumulate"},
+    {kBackward, [](Problem& p) { p.accumulate = true; }, kInvalid, "accumulate"},
+    {kForward, [](Problem& p) { p.parts = 3; }, kInvalid, "parts"},
+    {kForward, [](Problem& p) { p.rotary = Rotary::half; }, kInvalid, "rotary"},
+    {kForward,
+     [](Problem& p) {
+       p.batch = kHuge;
+       p.seqlen_q = 65536;
+     },
+     ErrorCode::overflow, "seqlen_q"},
+    {"attention sq=8 layout=varlen",
+     [](Problem& p) {
+       p.total_q = kHuge;
+       p.heads_q = 1024;
+     },
+     ErrorCode::overflow, "total_q"},
+    {kForward,
+     [](Problem& p) {
+       p.batch = 65536;
+       p.kv.seqlen = kHuge;
+     },
+     ErrorCode::overflow, "kv"},
+    {"attention sq=8 kv=varlen",
+     [](Problem& p) {
+       p.batch = 65536;
+       p.kv.seqlen = kHuge;
+     },
+     ErrorCode::overflow, "kv.seqlen"},
+    {"attention sq=8 kv=table page=4",
+     [](Problem& p) {
+       p.kv.page_size = kHuge;
+       p.kv.pages = 1 << 30;
+     },
+     ErrorCode::overflow, "kv"},
+    {"attention b=1048576 sq=1048576 hq=64 hkv=1 d=8 block=1x1 mass=mean", [](Problem&) {}, ErrorCode::overflow,
+     "block_q"},
+    {kCombine, [](Problem& p) { p.parts = 0; }, kInvalid, "parts"},
+    {kCombine,
+     [](Problem& p) {
+       p.parts = kHuge;
+       p.batch = 1024;
+     },
+     ErrorCode::overflow, "parts"},
+    {kCombine, [](Problem& p) { p.kv.layout = KvLayout::varlen; }, kInvalid, "kv"},
+    {kCombine, [](Problem& p) { p.kv.seqlen = -1; }, kInvalid, "kv.seqlen"},
+    {kCombine, [](Problem& p) { p.seqused_q = true; }, kInvalid, "seqused_q"},
+    {kCombine, [](Problem& p) { p.rotary_dim = 8; }, kInvalid, "rotary"},
+    {kCombine, [](Problem& p) { p.band.right = 0; }, kInvalid, "band"},
+    {kCombine, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
+    {kCombine, [](Problem& p) { p.kv2.emplace(); }, kInvalid, "kv2"},
+    {kCombine, [](Problem& p) { p.dropout = 0.5F; }, kInvalid, "dropout"},
+    {kAppend, [](Problem& p) { p.kv.layout = KvLayout::varlen; }, kInvalid, "kv.layout"},
+    {kAppend, [](Problem& p) { p.kv.seqused = false; }, kInvalid, "kv.seqused"},
+    {kAppend, [](Problem& p) { p.sink = true; }, kInvalid, "sink"},
+    {kAppend, [](Problem& p) { p.lse = true; }, kInvalid, "lse"},
+    {kAppend, [](Problem& p) { p.parts = 1; }, kInvalid, "parts"},
+    {kAppend, [](Problem& p) { p.softcap = 1.0F; }, kInvalid, "softcap"},
+    {kAppend, [](Problem& p) { p.rotary_dim = 8; }, kInvalid, "rotary_dim"},
+    {kAppend, [](Problem& p) { p.rotary = Rotary::half; }, kInvalid, "rotary_dim"},
+    {kAppend,
+     [](Problem& p) {
+       p.rotary = Rotary::half;
+       p.rotary_dim = 7;
+     },
+     kInvalid, "rotary_dim"},
+    {kAppend,
+     [](Problem& p) {
+       p.rotary = Rotary::half;
+       p.rotary_dim = 66;
+     },
+     kInvalid, "rotary_dim"},
+};
+
+class CheckRefuses : public testing::TestWithParam<Broken> {};
+
+TEST_P(CheckRefuses, TheField) {
+  const Broken& broken = GetParam();
+  SCOPED_TRACE(broken.line);
+  expect_error(
+      [&] {
+        Problem p = Problem::parse(broken.line);
+        broken.change(p);
+        p.check();
+      },
+      broken.code, broken.argument);
+}
+
+INSTANTIATE_TEST_SUITE_P(Problem, CheckRefuses, testing::ValuesIn(kBroken));
+
+TEST(Check, ZeroSizesAreFine) {
+  for (const char* line :
+       {"attention sq=0", "attention b=0 sq=8", "attention sq=8 sk=0", "attention sq=0 layout=varlen",
+        "attention sq=3 sk=0 kv=table page=4", "combine sq=0", "kv_append sq=0"}) {
+    EXPECT_NO_THROW(Problem::parse(line)) << line;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
