@@ -225,14 +225,22 @@ int bench(const BenchOptions& options) {
     for (const Wishes& wish : wishes) {
       progress.update_fraction(done / total, each.text());
       how.wishes = wish;
-      rows.push_back(measure(each, how, roofline, peers));
+      done += weight(each);
+      try {
+        rows.push_back(measure(each, how, roofline, peers));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::unsupported) throw;
+        progress.clear();
+        fmt::print("# skipped: {}\n", error.what());
+        continue;
+      }
       progress.clear();
       print_row(rows.back(), options);
       // After every row, so that a run that is cut short keeps what it has.
       write_results(options, path, machine_json(roofline, peers), rows);
-      done += weight(each);
     }
   }
+  if (rows.empty()) return kUnsupported;
   print_geometric_means(rows, options);
   if (!path.empty()) fmt::print("# written {}\n", path);
   if (options.compare_with.empty()) return kOk;

@@ -60,7 +60,9 @@ void run_forward(const BenchCase& bench_case, const MeasureOptions& options, Arr
                           (slot >= Slot::bwd_tile_counts && slot <= Slot::bwd_full_bits);
     if (!gradient) bindings[slot] = all[slot];
   }
-  Executor(make_plan(forward, options.target)).run(bindings);
+  Wishes wishes;  // tiles and splits are wished for the backward; an implementation for both
+  wishes.implementation = options.wishes.implementation;
+  Executor(make_plan(forward, options.target, wishes)).run(bindings);
 }
 
 // Lets the threads of whoever ran last fall asleep: idle OpenMP threads spin for some milliseconds.

@@ -45,7 +45,10 @@ std::vector<std::string> read_caches() {
     const std::string type = first_line(folder + "type");
     const std::string size = first_line(folder + "size");
     if (level.empty() || size.empty() || type == "Instruction") continue;
-    caches.push_back(fmt::format("L{}{} {}iB", level, type == "Data" ? "d" : "", size));
+    const std::size_t digits = size.find_first_not_of("0123456789");  // "48K"
+    if (digits == std::string::npos) continue;
+    caches.push_back(
+        fmt::format("L{}{} {} {}iB", level, type == "Data" ? "d" : "", size.substr(0, digits), size.substr(digits)));
   }
   return caches;
 }

@@ -86,6 +86,7 @@ class RandomRun {
       const std::uint64_t index = next_.fetch_add(1);
       if (options_.seconds > 0 ? elapsed() >= options_.seconds : index >= options_.count) return;
       cases::Case problem = cases::random_case(options_.seed, index, isas_);
+      const cases::FeatureSet features = cases::features_of(problem);
       if (!options_.implementation.empty()) {
         problem.wishes = {};
         problem.wishes.implementation = options_.implementation;
@@ -97,7 +98,7 @@ class RandomRun {
         outcomes = {cases::run_case(problem)};
       }
       const std::scoped_lock lock(mutex_);
-      histogram_.add(cases::features_of(problem));
+      histogram_.add(features);
       for (const cases::Outcome& outcome : outcomes) record(outcome);
       if (options_.seconds > 0) {
         progress_.update_fraction(elapsed() / options_.seconds, fmt::format("{} problems", histogram_.total()));
