@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The product for tiles that hold masked scores and values that are not finite: 0 · NaN must not reach the sum.
+// Rare by nature, so plain loops.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/kernels/kernels.h"
+
+namespace tessera::cpu {
+
+enum class SkipZerosOf { a, b };
+
+/// As Kernels::matmul, leaving out every term whose factor from A (or B) is 0.
+void careful_matmul(SkipZerosOf which, std::int64_t m, std::int64_t n, std::int64_t k, Broadcast a, const float* b,
+                    std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate, const float* column_scale);
+
+}  // namespace tessera::cpu

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward: blocked online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). Scores are computed transposed, keys
+// down and queries across, so that maxima, sums and rescaling are vertical vector operations and neither K nor V has
+// to be packed: their elements are broadcast against panels of 64 queries.
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/careful.h"
+#include "cpu/key_tile.h"
+#include "cpu/mass.h"
+#include "cpu/merge.h"
+#include "cpu/tiling.h"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// A thread's buffers. `columns` are the queries of a tile, all its heads, padded to whole panels.
+struct ForwardBuffers {
+  std::int64_t columns;
+  float* q;           // (panels, d, kPanel), scaled
+  float* o;           // (panels, dv, kPanel), not yet divided by the sum
+  float* s;           // (tile_kv, kPanel): scores, then probabilities
+  float* keep;        // as s: dropout factors
+  float* staging;     // (kPanel, padded max(d, dv)): rows on their way in or out
+  float* maximum;     // (columns)
+  float* sum;         // (columns)
+  float* correction;  // (columns)
+  float* lse;         // (columns)
+  std::int64_t* position;  // (columns)
+  Visible* visible;        // (columns)
+  std::int32_t* head;      // (columns)
+  std::int32_t* low;       // (kPanel)
+  std::int32_t* high;      // (kPanel)
+  KeyTile keys;
+  MassGatherer mass;
+
+  static ForwardBuffers place(Arena& arena, const Problem& problem, const Tiling& tiling) {
+    ForwardBuffers b{};
+    const std::int64_t width = padded(std::max(problem.head_dim_qk, problem.head_dim_v));
+    b.columns = (tiling.columns() + kPanel - 1) / kPanel * kPanel;
+    b.q = arena.take<float>(b.columns * padded(problem.head_dim_qk));
+    b.o = arena.take<float>(b.columns * padded(problem.head_dim_v));
+    b.s = arena.take<float>(tiling.tile_kv * kPanel);
+    if (problem.dropout > 0.0F) b.keep = arena.take<float>(tiling.tile_kv * kPanel);
+    b.staging = arena.take<float>(kPanel * width);
+    b.maximum = arena.take<float>(b.columns);
+    b.sum = arena.take<float>(b.columns);
+    b.correction = arena.take<float>(b.columns);
+    b.lse = arena.take<float>(b.columns);
+    b.position = arena.take<std::int64_t>(b.columns);
+    b.visible = arena.take<Visible>(b.columns);
+    b.head = arena.take<std::int32_t>(b.columns);
+    b.low = arena.take<std::int32_t>(kPanel);
+    b.high = arena.take<std::int32_t>(kPanel);
+    b.keys = KeyTile::place(arena, tiling.tile_kv, problem);
+    if (gathers_mass(problem)) b.mass = MassGatherer::place(arena, problem, b.columns);
+    return b;
+  }
+};
+
+// Everything that all units of one run share.
+struct ForwardRun {
+  const Problem& problem;
+  const Bindings& bindings;
+  const Kernels& kernels;
+  Tiling tiling;
+  ScoreStage scores;
+  TileListReader list;
+  KeyTiles key_tiles;
+  PartialResults partials;  // splits > 1
+
+  ForwardRun(const detail::PlanState& state, const Bindings& bound)
+      : problem(state.problem),
+        bindings(bound),
+        kernels(kernels_for(state.target.isa)),
+        tiling(tiling_of(state)),
+        scores(state.problem, bound),
+        list(state.problem, bound, false),
+        key_tiles(problem, scores, list, tiling.tile_kv) {}
+};
+
+class ForwardUnit {
+ public:
+  ForwardUnit(const ForwardRun& run, ForwardBuffers& buffers) : run_(run), problem_(run.problem), b_(buffers) {}
+
+  void compute(std::int64_t batch, std::int64_t head_tile, std::int64_t row_unit, std::int64_t split) {
+    const Tiling& t = run_.tiling;
+    sequence_ = find_sequence(problem_, run_.bindings, batch);
+    head_ = head_tile * t.heads_a_tile;
+    split_ = split;
+    const std::int64_t units_a_block = t.block_tiles / t.unit_tiles;
+    const std::int64_t block = row_unit / units_a_block;
+    const std::int64_t first_tile = row_unit % units_a_block * t.unit_tiles;
+    const bool mass = gathers_mass(problem_);
+    if (mass) b_.mass.begin_block();
+    for (std::int64_t tile = first_tile; tile < first_tile + t.unit_tiles; ++tile) {
+      const std::int64_t begin = block * t.block_rows + tile * t.rows;
+      const std::int64_t end = std::min({begin + t.rows, (block + 1) * t.block_rows, sequence_.q_capacity});
+      const std::int64_t used = std::min(end, sequence_.q_length);
+      if (begin < used) row_tile(block, begin, used);
+      if (t.splits == 1) write_padding(std::max(begin, used), end);
+    }
+    if (mass) b_.mass.end_block(problem_, run_.bindings, batch, head_, block);
+  }
+
+ private:
+  void row_tile(std::int64_t query_block, std::int64_t begin, std::int64_t end) {
+    first_row_ = begin;
+    rows_ = end - begin;
+    columns_ = rows_ * run_.tiling.heads_a_tile;
+    load_queries();
+    const QueryTile queries{sequence_.batch, head_, query_block, sequence_.q_position + begin,
+                            sequence_.q_position + end - 1};
+    const std::int64_t cells = (sequence_.keys() + run_.tiling.tile_kv - 1) / run_.tiling.tile_kv;
+    const std::int64_t last = std::min(cells, (split_ + 1) * run_.tiling.cells_a_split);
+    for (std::int64_t cell = split_ * run_.tiling.cells_a_split; cell < last; ++cell) {
+      cell = run_.key_tiles.skip(sequence_, queries, cell, last);
+      if (cell < last && run_.key_tiles.collect(sequence_, queries, cell, b_.keys)) key_tile();
+    }
+    finish();
+  }
+
+  // Q transposed into panels; positions and limits of every column.
+  void load_queries() {
+    const std::int64_t d = problem_.head_dim_qk;
+    const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
+    if (gathers_mass(problem_)) b_.mass.begin_tile();
+    for (std::int64_t c = 0; c < b_.columns; ++c) {
+      const std::int64_t live = std::min(c, columns_ - 1);  // columns past the end repeat the last one's limits
+      b_.head[c] = static_cast<std::int32_t>(head_ + live / rows_);
+      b_.position[c] = sequence_.q_position + first_row_ + live % rows_;
+      b_.visible[c] = visible_keys(problem_, b_.position[c]);
+      b_.maximum[c] = kNothing;
+      b_.sum[c] = 0.0F;
+    }
+    for (std::int64_t first = 0; first < columns_; first += kPanel) {
+      const std::int64_t live = std::min(kPanel, columns_ - first);
+      for (std::int64_t c = 0; c < live; ++c) {
+        const std::int64_t row = first_row_ + (first + c) % rows_;
+        run_.kernels.load_row(problem_.q_type, q.at(row, b_.head[first + c]), d, problem_.softmax_scale(),
+                              b_.staging + c * padded(d), padded(d));
+      }
+      std::fill_n(b_.staging + live * padded(d), (kPanel - live) * padded(d), 0.0F);
+      run_.kernels.transpose(kPanel, d, b_.staging, padded(d), b_.q + first * d, kPanel);
+    }
+    std::fill_n(b_.o, b_.columns * problem_.head_dim_v, 0.0F);
+  }
+
+  void key_tile() {
+    run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
+    for (std::int64_t panel = 0; panel * kPanel < columns_; ++panel) panel_step(panel);
+  }
+
+  // One panel of queries against one tile of keys.
+  void panel_step(std::int64_t panel) {
+    const Kernels& kernels = run_.kernels;
+    const KeyTile& keys = b_.keys;
+    const std::int64_t first_column = panel * kPanel;
+    const std::int64_t live = std::min(kPanel, columns_ - first_column);
+    const std::int64_t columns = padded(live);
+    const std::int64_t d = problem_.head_dim_qk;
+    const std::int64_t dv = problem_.head_dim_v;
+    std::int64_t first = 0;
+    std::int64_t end = keys.keys;
+    bool masked = has_band(problem_) && !trim_to_band(panel, live, first, end);
+    if (first >= end) return;
+    float* s = b_.s + first * kPanel;
+    kernels.matmul(end - first, columns, d, {keys.k.data + first * keys.k.row, keys.k.row, 1},
+                   b_.q + first_column * d, kPanel, s, kPanel, false, nullptr);
+    if (problem_.softcap > 0.0F) kernels.softcap((end - first) * kPanel, problem_.softcap, s, nullptr);
+    ScoreTile tile{s, 1, kPanel, live, end - first, b_.position + first_column, keys.position + first,
+                   b_.head + first_column, sequence_.batch};
+    if (run_.scores.per_element()) run_.scores.apply(tile, nullptr);
+    if (masked) mask_band(panel, first, end);
+    if (run_.scores.has_mask()) masked |= mask_callable(tile, first, end);
+    float* maximum = b_.maximum + first_column;
+    float* correction = b_.correction + first_column;
+    kernels.softmax_step(end - first, columns, s, maximum, b_.sum + first_column, correction);
+    if (gathers_mass(problem_)) b_.mass.add(keys, first, end, panel, live, b_.s, maximum);
+    if (run_.scores.has_dropout()) drop(tile, columns);
+    const Broadcast v{keys.v.data + first * keys.v.column, 1, keys.v.column};
+    float* o = b_.o + first_column * dv;
+    if (masked && !values_finite(first, end)) {
+      careful_matmul(SkipZerosOf::b, dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
+    } else {
+      kernels.matmul(dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
+    }
+  }
+
+  // Narrows [first, end) to rows that some column sees; true when every column sees all that is left.
+  bool trim_to_band(std::int64_t panel, std::int64_t live, std::int64_t& first, std::int64_t& end) const {
+    const Visible* visible = b_.visible + panel * kPanel;
+    Visible some = visible[0];
+    Visible all = visible[0];
+    for (std::int64_t c = 1; c < live; ++c) {
+      some = {std::min(some.low, visible[c].low), std::max(some.high, visible[c].high)};
+      all = {std::max(all.low, visible[c].low), std::min(all.high, visible[c].high)};
+    }
+    const std::int64_t* position = b_.keys.position;
+    while (first < end && (position[first] < some.low || position[first] > some.high)) ++first;
+    while (first < end && (position[end - 1] < some.low || position[end - 1] > some.high)) --end;
+    bool unmasked = true;
+    for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
+      const Span& span = b_.keys.spans[s];
+      const std::int64_t from = std::max(first, span.row);
+      const std::int64_t to = std::min(end, span.row + span.count);
+      if (from < to) unmasked &= position[from] >= all.low && position[to - 1] <= all.high;
+    }
+    return unmasked;
+  }
+
+  void mask_band(std::int64_t panel, std::int64_t first, std::int64_t end) {
+    const Visible* visible = b_.visible + panel * kPanel;
+    for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
+      const Span& span = b_.keys.spans[s];
+      const std::int64_t from = std::max(first, span.row);
+      const std::int64_t count = std::min(end, span.row + span.count) - from;
+      if (count <= 0) continue;
+      const std::int64_t base = b_.keys.position[from];
+      for (std::int64_t c = 0; c < kPanel; ++c) {  // relative to the span: 32 bits are enough
+        b_.low[c] = static_cast<std::int32_t>(visible[c].low <= base ? 0 : std::min(visible[c].low - base, count));
+        b_.high[c] = static_cast<std::int32_t>(
+            visible[c].high < base ? -1 : std::min(visible[c].high, base + count - 1) - base);
+      }
+      run_.kernels.mask_band(count, kPanel, b_.s + from * kPanel, b_.low, b_.high);
+    }
+  }
+
+  // Asks the mask callable where a span needs it; true if it was asked.
+  bool mask_callable(ScoreTile tile, std::int64_t first, std::int64_t end) const {
+    bool asked = false;
+    for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
+      const Span& span = b_.keys.spans[s];
+      const std::int64_t from = std::max(first, span.row);
+      const std::int64_t to = std::min(end, span.row + span.count);
+      if (!span.user_mask || from >= to) continue;
+      tile.s = b_.s + from * kPanel;
+      tile.keys = to - from;
+      tile.key_position = b_.keys.position + from;
+      run_.scores.mask(tile);
+      asked = true;
+    }
+    return asked;
+  }
+
+  void drop(const ScoreTile& tile, std::int64_t columns) const {
+    run_.scores.dropout_factors(tile, b_.keep);
+    for (std::int64_t row = 0; row < tile.keys; ++row) {
+      for (std::int64_t c = 0; c < std::min(columns, tile.queries); ++c) {
+        tile.s[row * kPanel + c] *= b_.keep[row * kPanel + c];
+      }
+    }
+  }
+
+  [[nodiscard]] bool values_finite(std::int64_t first, std::int64_t end) const {
+    const Broadcast& v = b_.keys.v;
+    float zero = 0.0F;
+    for (std::int64_t row = first; row < end; ++row) {
+      const float* value = v.data + row * v.column;
+      for (std::int64_t i = 0; i < problem_.head_dim_v; ++i) zero += value[i] * 0.0F;
+    }
+    return zero == 0.0F;
+  }
+
+  // Divides by the sum (and the sink), transposes back and writes O and LSE.
+  void finish() {
+    const std::int64_t dv = problem_.head_dim_v;
+    const RowView o = rows_of(problem_, run_.bindings[Slot::o], sequence_);
+    const ScalarView lse = scalars_of(problem_, run_.bindings[Slot::lse], sequence_);
+    const bool split = run_.tiling.splits > 1;
+    for (std::int64_t first = 0; first < columns_; first += kPanel) {
+      const std::int64_t live = std::min(kPanel, columns_ - first);
+      run_.kernels.transpose(dv, kPanel, b_.o + first * dv, kPanel, b_.staging, padded(dv));
+      for (std::int64_t c = 0; c < live; ++c) {
+        const std::int64_t row = first_row_ + (first + c) % rows_;
+        const std::int64_t head = b_.head[first + c];
+        const float maximum = b_.maximum[first + c];
+        const float sum = b_.sum[first + c];
+        const float value = sum == 0.0F ? kNothing : maximum + std::log(sum);
+        b_.lse[first + c] = value;
+        float* result = b_.staging + c * padded(dv);
+        const float inverse = softmax_inverse(maximum, sum, split ? kNothing : sink(head));
+        for (std::int64_t i = 0; i < dv; ++i) result[i] *= inverse;
+        if (split) {
+          run_.partials.write(split_, head, sequence_.q_first + row, result, value);
+          continue;
+        }
+        run_.kernels.store_row(problem_.o_type, result, dv, o.at(row, head));
+        if (lse.base) lse.at(row, head) = value;
+      }
+    }
+    if (gathers_mass(problem_)) finish_mass();
+  }
+
+  [[nodiscard]] float sink(std::int64_t head) const {
+    const Tensor& sinks = run_.bindings[Slot::sink];
+    return problem_.sink ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
+  }
+
+  void finish_mass() {
+    if (problem_.mass_prior_lse) {
+      const ScalarView prior = scalars_of(problem_, run_.bindings[Slot::prior_lse], sequence_);
+      for (std::int64_t c = 0; c < columns_; ++c) b_.lse[c] = prior.at(first_row_ + c, head_);
+    }
+    b_.mass.end_tile(columns_, b_.lse);
+  }
+
+  void write_padding(std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t h = head_; h < head_ + run_.tiling.heads_a_tile; ++h) {
+      write_empty_rows(problem_, run_.bindings, run_.kernels, sequence_, h, begin, end, b_.staging);
+    }
+  }
+
+  const ForwardRun& run_;
+  const Problem& problem_;
+  ForwardBuffers& b_;
+  Sequence sequence_;
+  std::int64_t head_ = 0;
+  std::int64_t split_ = 0;
+  std::int64_t first_row_ = 0;
+  std::int64_t rows_ = 0;
+  std::int64_t columns_ = 0;
+};
+
+std::size_t thread_bytes(const Problem& problem, const Tiling& tiling) {
+  Arena arena;
+  ForwardBuffers::place(arena, problem, tiling);
+  return arena.used();
+}
+
+}  // namespace
+
+std::size_t forward_workspace(const detail::PlanState& state) {
+  const Tiling tiling = tiling_of(state);
+  Arena arena;
+  PartialResults::place(arena, state.problem, tiling.splits);
+  return arena.used() + thread_bytes(state.problem, tiling) * static_cast<std::size_t>(state.target.threads);
+}
+
+void run_forward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {
+  ForwardRun run(state, bindings);
+  const Tiling& t = run.tiling;
+  Arena shared(workspace);
+  run.partials = PartialResults::place(shared, state.problem, t.splits);
+  const std::size_t bytes = thread_bytes(state.problem, t);
+  const std::int64_t units = t.row_units * state.problem.batch * t.head_tiles * t.splits;
+#pragma omp parallel num_threads(state.target.threads)
+  {
+    Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(omp_get_thread_num()));
+    ForwardBuffers buffers = ForwardBuffers::place(arena, state.problem, t);
+    ForwardUnit unit(run, buffers);
+    // Later rows see more keys under a causal mask: longest first.
+#pragma omp for schedule(dynamic, 1)
+    for (std::int64_t index = 0; index < units; ++index) {
+      std::int64_t rest = index;
+      const std::int64_t split = rest % t.splits;
+      rest /= t.splits;
+      const std::int64_t head_tile = rest % t.head_tiles;
+      rest /= t.head_tiles;
+      const std::int64_t batch = rest % state.problem.batch;
+      unit.compute(batch, head_tile, t.row_units - 1 - rest / state.problem.batch, split);
+    }
+  }
+  if (t.splits > 1) merge_partials(run.partials, state, bindings, run.kernels);
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backward needs of every query row before it walks the tiles, and the gradient of the sinks.
+#pragma once
+
+#include <cstdint>
+
+#include "core/implementations.h"
+#include "cpu/arena.h"
+#include "cpu/kernels/kernels.h"
+#include "cpu/sequence.h"
+
+namespace tessera::cpu {
+
+/// fp32 (heads_q, rows of all sequences) each; dsink (batch, heads_q).
+struct GradientRows {
+  float* shift = nullptr;  // log(exp(LSE) + exp(sink)); +inf for an empty row, whose probabilities are then 0
+  float* delta = nullptr;  // rowsum(dO∘O) − dLSE · exp(shift − LSE): dS = P∘(dP − delta)
+  float* dsink = nullptr;
+  std::int64_t rows = 0;
+
+  static GradientRows place(Arena& arena, const Problem& problem);
+  [[nodiscard]] std::int64_t at(std::int64_t head, std::int64_t row) const { return head * rows + row; }
+};
+
+/// Fills all three from O, LSE, dO, dLSE and the sinks, and writes the bound dsink.
+void find_gradient_rows(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
+                        const GradientRows& rows);
+
+/// Writes a gradient row: target = source · factor, or target += where the problem accumulates (fp32 then).
+void store_gradient(const Problem& problem, const Kernels& kernels, DType dtype, float* source, std::int64_t count,
+                    float factor, std::byte* target);
+
+/// dtype of the gradient of a tensor of type `dtype`.
+inline DType gradient_type(const Problem& problem, DType dtype) { return problem.grad_fp32 ? DType::fp32 : dtype; }
+
+}  // namespace tessera::cpu

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// fp16 and bf16 bits by integer arithmetic, so that every instruction set rounds alike (to nearest, ties to even;
+// subnormals, infinities and NaN kept). Included once per instruction set, after matmul-inl.h.
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu {
+namespace HWY_NAMESPACE {
+
+using BitsTag = hn::RebindToUnsigned<FloatTag>;
+using Bits = hn::Vec<BitsTag>;
+
+// fp32 bits to bf16 bits in the low half of each lane.
+HWY_INLINE Bits to_bfloat_bits(Bits x) {
+  const BitsTag d;
+  const FloatTag df;
+  const Bits odd = hn::And(hn::ShiftRight<16>(x), hn::Set(d, 1));
+  const Bits rounded = hn::ShiftRight<16>(hn::Add(hn::Add(x, hn::Set(d, 0x7FFF)), odd));
+  const Bits quiet = hn::Or(hn::ShiftRight<16>(x), hn::Set(d, 0x40));  // a NaN must not round to infinity
+  const auto number = hn::Eq(hn::BitCast(df, x), hn::BitCast(df, x));
+  return hn::IfThenElse(hn::RebindMask(d, number), rounded, quiet);
+}
+
+// fp16 bits (low half of each lane) to fp32: the exponent is re-biased by a multiplication with 2^112, which is exact
+// for subnormals too.
+HWY_INLINE Vector from_half_bits(Bits x) {
+  const BitsTag d;
+  const FloatTag df;
+  const Bits sign = hn::ShiftLeft<16>(hn::And(x, hn::Set(d, 0x8000)));
+  const Bits magnitude = hn::ShiftLeft<13>(hn::And(x, hn::Set(d, 0x7FFF)));
+  const Vector scaled = hn::Mul(hn::BitCast(df, magnitude), hn::BitCast(df, hn::Set(d, 0x77800000)));
+  // Exponent 31 (infinity, NaN) has become at least 2^16.
+  const auto special = hn::Ge(scaled, hn::Set(df, 65536.0F));
+  const Bits infinite = hn::Or(hn::BitCast(d, scaled), hn::Set(d, 0x7F800000));
+  const Bits result = hn::IfThenElse(hn::RebindMask(d, special), infinite, hn::BitCast(d, scaled));
+  return hn::BitCast(df, hn::Or(result, sign));
+}
+
+// fp32 bits to fp16 bits in the low half of each lane.
+HWY_INLINE Bits to_half_bits(Bits x) {
+  const BitsTag d;
+  const FloatTag df;
+  const Bits sign = hn::And(hn::ShiftRight<16>(x), hn::Set(d, 0x8000));
+  const Bits magnitude = hn::And(x, hn::Set(d, 0x7FFFFFFF));
+  // Normal results: round away 13 bits, ties to even, and re-bias the exponent by −112.
+  const Bits odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 1));
+  const Bits normal = hn::ShiftRight<13>(
+      hn::Sub(hn::Add(hn::Add(magnitude, hn::Set(d, 0xFFF)), odd), hn::Set(d, 112U << 23)));
+  // Subnormal results: adding ½ puts units of 2^-24 into the last bit, rounded by the addition itself.
+  const Vector half = hn::Set(df, 0.5F);
+  const Bits tiny = hn::Sub(hn::BitCast(d, hn::Add(hn::BitCast(df, magnitude), half)), hn::BitCast(d, half));
+  const Vector absolute = hn::BitCast(df, magnitude);
+  Bits result = hn::IfThenElse(hn::RebindMask(d, hn::Lt(absolute, hn::Set(df, 6.103515625e-5F))), tiny, normal);
+  result = hn::IfThenElse(hn::RebindMask(d, hn::Ge(absolute, hn::Set(df, 65520.0F))), hn::Set(d, 0x7C00), result);
+  const auto number = hn::Eq(absolute, absolute);
+  result = hn::IfThenElse(hn::RebindMask(d, number), result, hn::Set(d, 0x7E00));
+  return hn::Or(result, sign);
+}
+
+// 16 bits in a 32-bit lane, sign-extended, so that a saturating narrowing keeps them.
+HWY_INLINE hn::Vec<hn::RebindToSigned<FloatTag>> sign_extend_16(Bits x) {
+  const hn::RebindToSigned<FloatTag> di;
+  return hn::ShiftRight<16>(hn::BitCast(di, hn::ShiftLeft<16>(x)));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera::cpu
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loops of the CPU backend, compiled once per instruction set and reached through one table of pointers.
+// Everything is fp32 here; types are converted where rows are loaded and stored.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/tensor.h"
+
+namespace tessera::cpu {
+
+/// Columns of a panel: the fixed row stride of score tiles and packed operands. A multiple of every vector length, and
+/// 64 rows of it (16 KiB) stay in L1.
+inline constexpr std::int64_t kPanel = 64;
+/// Internal rows are padded to this many floats, the longest vector, so that no loop has a ragged end.
+inline constexpr std::int64_t kPad = 16;
+
+inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+
+/// A matrix operand of which single elements are broadcast: element (i, k) at data[i·row + k·column].
+struct Broadcast {
+  const float* data;
+  std::ptrdiff_t row;
+  std::ptrdiff_t column;  // 1, or row is 1
+};
+
+struct Kernels {
+  const char* isa;
+
+  /// C (m × n) = A (m × k) · B (k × n), or C·column_scale + A·B when accumulate. n is padded to kPad by the caller's
+  /// buffers; rows of B and C have strides ldb and ldc. column_scale (n) may be nullptr (1).
+  void (*matmul)(std::int64_t m, std::int64_t n, std::int64_t k, Broadcast a, const float* b, std::ptrdiff_t ldb,
+                 float* c, std::ptrdiff_t ldc, bool accumulate, const float* column_scale);
+
+  /// One step of the online softmax (Milakov and Gimelshein 2018) on a panel whose rows are keys and whose columns are
+  /// queries: s (rows × kPanel) becomes exp(s − new maximum); maximum, sum (columns) are updated and correction
+  /// (columns) gets exp(old maximum − new maximum).
+  void (*softmax_step)(std::int64_t rows, std::int64_t columns, float* s, float* maximum, float* sum,
+                       float* correction);
+
+  /// s[i·ld + j] = exp(s[i·ld + j] − shift[i]) for i < rows, j < columns (padded); shift +inf gives 0.
+  void (*exp_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, const float* shift);
+
+  /// ds = p · (dp − delta[row]) · factor; ds may be dp.
+  void (*score_gradient)(std::int64_t rows, std::int64_t columns, const float* p, const float* dp, std::ptrdiff_t ld,
+                         const float* delta, float factor, float* ds);
+
+  /// Rows are keys: s[row][column] = −inf where row < low[column] or row > high[column].
+  void (*mask_band)(std::int64_t rows, std::int64_t columns, float* s, const std::int32_t* low,
+                    const std::int32_t* high);
+
+  /// s = c·tanh(s / c) over n floats; derivative (n), if not nullptr, gets 1 − tanh².
+  void (*softcap)(std::int64_t n, float cap, float* s, float* derivative);
+
+  /// Rows: source (count elements of dtype) to fp32 times scale, padded with zeros to `width`; and back.
+  void (*load_row)(DType dtype, const std::byte* source, std::int64_t count, float scale, float* target,
+                   std::int64_t width);
+  void (*store_row)(DType dtype, const float* source, std::int64_t count, std::byte* target);
+
+  /// target[c·ld + r] = source[r·source_ld + c] for r < rows, c < columns; both multiples of 4.
+  void (*transpose)(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld,
+                    float* target, std::ptrdiff_t ld);
+
+  /// Σ a·b over n floats (n padded), and whether every value of n floats is finite.
+  float (*dot)(std::int64_t n, const float* a, const float* b);
+  bool (*all_finite)(std::int64_t n, const float* a);
+};
+
+/// The table for an instruction set of cpu_isas(). Throws Error{unsupported} for another name.
+const Kernels& kernels_for(std::string_view isa);
+
+}  // namespace tessera::cpu

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows in and out of fp32, and the transposition that packs keys into panels.
+// Included once per instruction set, after matmul-inl.h.
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu {
+namespace HWY_NAMESPACE {
+
+HWY_INLINE Vector load_as_float(const float* source) { return hn::LoadU(FloatTag(), source); }
+
+HWY_INLINE Vector load_as_float(const hwy::bfloat16_t* source) {
+  const FloatTag d;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const hn::RebindToUnsigned<FloatTag> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(source)));
+  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+}
+
+HWY_INLINE Vector load_as_float(const hwy::float16_t* source) {
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const hn::RebindToUnsigned<FloatTag> d32;
+  return from_half_bits(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(source))));
+}
+
+template <class T>
+HWY_INLINE void load_row_as(const std::byte* bytes, std::int64_t count, float scale, float* target,
+                            std::int64_t width) {
+  const FloatTag d;
+  const T* source = reinterpret_cast<const T*>(bytes);
+  const Vector factor = hn::Set(d, scale);
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::Mul(load_as_float(source + i), factor), d, target + i);
+  if (i < count) {
+    alignas(64) T rest[kPad] = {};
+    std::memcpy(rest, source + i, static_cast<std::size_t>(count - i) * sizeof(T));
+    hn::StoreU(hn::Mul(load_as_float(rest), factor), d, target + i);
+    i += kLanes;
+  }
+  for (; i < width; i += kLanes) hn::StoreU(hn::Zero(d), d, target + i);
+}
+
+void load_row(DType dtype, const std::byte* source, std::int64_t count, float scale, float* target,
+              std::int64_t width) {
+  if (dtype == DType::fp32) {
+    load_row_as<float>(source, count, scale, target, width);
+  } else if (dtype == DType::bf16) {
+    load_row_as<hwy::bfloat16_t>(source, count, scale, target, width);
+  } else {
+    load_row_as<hwy::float16_t>(source, count, scale, target, width);
+  }
+}
+
+void store_row(DType dtype, const float* source, std::int64_t count, std::byte* target) {
+  if (dtype == DType::fp32) {
+    std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(float));
+    return;
+  }
+  const FloatTag d;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const hn::RebindToUnsigned<FloatTag> d32;
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    alignas(64) float values[kPad] = {};
+    alignas(64) std::uint16_t bits[kPad];
+    const std::int64_t live = count - i < kLanes ? count - i : kLanes;
+    std::memcpy(values, source + i, static_cast<std::size_t>(live) * sizeof(float));
+    const auto x = hn::BitCast(d32, hn::Load(d, values));
+    const auto half = dtype == DType::bf16 ? to_bfloat_bits(x) : to_half_bits(x);
+    // Both give 16 significant bits in each 32-bit lane; signed saturation must not touch them.
+    hn::Store(hn::BitCast(d16, hn::DemoteTo(hn::RebindToSigned<decltype(d16)>(), sign_extend_16(half))), d16, bits);
+    std::memcpy(target + static_cast<std::size_t>(i) * 2, bits, static_cast<std::size_t>(live) * 2);
+  }
+}
+
+void transpose(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld, float* target,
+               std::ptrdiff_t ld) {
+#if HWY_TARGET == HWY_SCALAR
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < columns; ++c) target[c * ld + r] = source[r * source_ld + c];
+  }
+#else
+  const hn::CappedTag<float, 4> d;
+  const hn::Repartition<double, decltype(d)> dd;
+  const auto upper = [&](auto a, auto b) {  // the upper pairs of both
+    return hn::BitCast(d, hn::ConcatUpperUpper(dd, hn::BitCast(dd, b), hn::BitCast(dd, a)));
+  };
+  const auto lower = [&](auto a, auto b) {
+    return hn::BitCast(d, hn::ConcatLowerLower(dd, hn::BitCast(dd, b), hn::BitCast(dd, a)));
+  };
+  for (std::int64_t c = 0; c < columns; c += 4) {
+    for (std::int64_t r = 0; r < rows; r += 4) {
+      const float* at = source + r * source_ld + c;
+      const auto r0 = hn::LoadU(d, at);
+      const auto r1 = hn::LoadU(d, at + source_ld);
+      const auto r2 = hn::LoadU(d, at + 2 * source_ld);
+      const auto r3 = hn::LoadU(d, at + 3 * source_ld);
+      const auto low01 = hn::InterleaveLower(d, r0, r1);  // 00 10 01 11
+      const auto low23 = hn::InterleaveLower(d, r2, r3);
+      const auto high01 = hn::InterleaveUpper(d, r0, r1);
+      const auto high23 = hn::InterleaveUpper(d, r2, r3);
+      float* to = target + c * ld + r;
+      hn::StoreU(lower(low01, low23), d, to);
+      hn::StoreU(upper(low01, low23), d, to + ld);
+      hn::StoreU(lower(high01, high23), d, to + 2 * ld);
+      hn::StoreU(upper(high01, high23), d, to + 3 * ld);
+    }
+  }
+#endif
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera::cpu
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// exp and tanh as polynomials, and the element-wise loops over score tiles that use them.
+// Included once per instruction set, after matmul-inl.h.
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu {
+namespace HWY_NAMESPACE {
+
+// exp(x) with at most 2 ulp of error for x in [−87, 88]; 0 below, +inf above, NaN stays NaN. x·log2(e) = n + f with
+// |f| ≤ ½; 2^f is its Taylor polynomial in f·ln 2 of degree 7 (remainder 5e-9), 2^n goes into the exponent in two halves
+// so that the largest results do not overflow on the way.
+HWY_INLINE Vector exp(Vector x) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const Vector clamped = hn::Min(hn::Max(x, hn::Set(d, -88.0F)), hn::Set(d, 89.0F));
+  const Vector n = hn::Round(hn::Mul(clamped, hn::Set(d, 1.44269504F)));
+  Vector r = hn::NegMulAdd(n, hn::Set(d, 0.693359375F), clamped);  // ln 2 in two parts (Cody and Waite)
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4F), r);
+  Vector p = hn::Set(d, 1.0F / 5040.0F);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 720.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 120.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 24.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 6.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  const auto exponent = hn::ConvertTo(di, n);
+  const auto half = hn::ShiftRight<1>(exponent);
+  const auto bias = hn::Set(di, 127);
+  p = hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias))));
+  p = hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias))));
+  p = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), p);
+  return hn::IfThenElse(hn::Eq(x, x), p, x);
+}
+
+// The same for x ≤ 0, where one scaling suffices: the softmax's only case.
+HWY_INLINE Vector exp_nonpositive(Vector x) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const auto keep = hn::Ge(x, hn::Set(d, -87.0F));
+  const Vector n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504F)));
+  Vector r = hn::NegMulAdd(n, hn::Set(d, 0.693359375F), x);
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4F), r);
+  // Minimax on |r| ≤ ln 2 / 2, relative error below 2^-24.
+  Vector p = hn::Set(d, 1.0F / 720.0F);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 120.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 24.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 6.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
+  p = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  // −inf and anything below the range give 0; NaN fails the comparison as well and must stay NaN.
+  return hn::IfThenElse(keep, p, hn::IfThenElse(hn::Eq(x, x), hn::Zero(d), x));
+}
+
+// A maximum of −inf (nothing visible yet) must not turn −inf − −inf into NaN.
+HWY_INLINE Vector finite_shift(Vector maximum) {
+  const FloatTag d;
+  const Vector lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  return hn::IfThenZeroElse(hn::Eq(maximum, lowest), maximum);
+}
+
+template <int kVectors>
+HWY_INLINE void softmax_strip(std::int64_t rows, float* s, float* maximum, float* sum, float* correction) {
+  const FloatTag d;
+  Vector old[kVectors], shift[kVectors], total[kVectors];
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) old[v] = shift[v] = hn::LoadU(d, maximum + v * kLanes);
+  for (std::int64_t row = 0; row < rows; ++row) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) shift[v] = hn::Max(shift[v], hn::LoadU(d, s + row * kPanel + v * kLanes));
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    hn::StoreU(shift[v], d, maximum + v * kLanes);
+    shift[v] = finite_shift(shift[v]);
+    const Vector rescale = exp_nonpositive(hn::Sub(old[v], shift[v]));
+    hn::StoreU(rescale, d, correction + v * kLanes);
+    total[v] = hn::Mul(rescale, hn::LoadU(d, sum + v * kLanes));
+  }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    float* at = s + row * kPanel;
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const Vector p = exp_nonpositive(hn::Sub(hn::LoadU(d, at + v * kLanes), shift[v]));
+      total[v] = hn::Add(total[v], p);
+      hn::StoreU(p, d, at + v * kLanes);
+    }
+  }
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) hn::StoreU(total[v], d, sum + v * kLanes);
+}
+
+void softmax_step(std::int64_t rows, std::int64_t columns, float* s, float* maximum, float* sum, float* correction) {
+  std::int64_t column = 0;
+  for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
+    softmax_strip<2>(rows, s + column, maximum + column, sum + column, correction + column);
+  }
+  for (; column < columns; column += kLanes) {
+    softmax_strip<1>(rows, s + column, maximum + column, sum + column, correction + column);
+  }
+}
+
+void exp_rows(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, const float* shift) {
+  const FloatTag d;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const Vector subtract = hn::Set(d, shift[row]);
+    float* at = s + row * ld;
+    for (std::int64_t column = 0; column < columns; column += kLanes) {
+      hn::StoreU(exp(hn::Sub(hn::LoadU(d, at + column), subtract)), d, at + column);
+    }
+  }
+}
+
+void score_gradient(std::int64_t rows, std::int64_t columns, const float* p, const float* dp, std::ptrdiff_t ld,
+                    const float* delta, float factor, float* ds) {
+  const FloatTag d;
+  const Vector scale = hn::Set(d, factor);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const Vector subtract = hn::Set(d, delta[row]);
+    for (std::int64_t column = 0; column < columns; column += kLanes) {
+      const std::ptrdiff_t at = row * ld + column;
+      const Vector probability = hn::LoadU(d, p + at);
+      const Vector gradient = hn::Mul(probability, hn::Mul(scale, hn::Sub(hn::LoadU(d, dp + at), subtract)));
+      // A masked score has no gradient, whatever its key holds.
+      hn::StoreU(hn::IfThenZeroElse(hn::Eq(probability, hn::Zero(d)), gradient), d, ds + at);
+    }
+  }
+}
+
+void mask_band(std::int64_t rows, std::int64_t columns, float* s, const std::int32_t* low, const std::int32_t* high) {
+  const FloatTag d;
+  const hn::RebindToSigned<FloatTag> di;
+  const Vector hidden = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for (std::int64_t column = 0; column < columns; column += kLanes) {
+    const auto from = hn::LoadU(di, low + column);
+    const auto to = hn::LoadU(di, high + column);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto key = hn::Set(di, static_cast<std::int32_t>(row));
+      const auto outside = hn::Or(hn::Gt(from, key), hn::Gt(key, to));
+      float* at = s + row * kPanel + column;
+      hn::StoreU(hn::IfThenElse(hn::RebindMask(d, outside), hidden, hn::LoadU(d, at)), d, at);
+    }
+  }
+}
+
+// tanh(x) = (1 − e) / (1 + e) with e = exp(−2|x|); below 0.35 the odd Taylor polynomial, where that would cancel.
+HWY_INLINE Vector tanh(Vector x) {
+  const FloatTag d;
+  const Vector magnitude = hn::Abs(x);
+  const Vector one = hn::Set(d, 1.0F);
+  const Vector e = exp_nonpositive(hn::Mul(magnitude, hn::Set(d, -2.0F)));
+  const Vector large = hn::Div(hn::Sub(one, e), hn::Add(one, e));
+  const Vector x2 = hn::Mul(x, x);
+  Vector p = hn::Set(d, 62.0F / 2835.0F);
+  p = hn::MulAdd(p, x2, hn::Set(d, -17.0F / 315.0F));
+  p = hn::MulAdd(p, x2, hn::Set(d, 2.0F / 15.0F));
+  p = hn::MulAdd(p, x2, hn::Set(d, -1.0F / 3.0F));
+  p = hn::MulAdd(hn::Mul(p, x2), magnitude, magnitude);
+  return hn::CopySign(hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.25F)), p, large), x);
+}
+
+void softcap(std::int64_t n, float cap, float* s, float* derivative) {
+  const FloatTag d;
+  const Vector inverse = hn::Set(d, 1.0F / cap);
+  const Vector scale = hn::Set(d, cap);
+  const Vector one = hn::Set(d, 1.0F);
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    const Vector t = tanh(hn::Mul(hn::LoadU(d, s + i), inverse));
+    hn::StoreU(hn::Mul(scale, t), d, s + i);
+    if (derivative) hn::StoreU(hn::NegMulAdd(t, t, one), d, derivative + i);
+  }
+}
+
+float dot(std::int64_t n, const float* a, const float* b) {
+  const FloatTag d;
+  Vector sum = hn::Zero(d);
+  for (std::int64_t i = 0; i < n; i += kLanes) sum = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum);
+  return hn::GetLane(hn::SumOfLanes(d, sum));
+}
+
+bool all_finite(std::int64_t n, const float* a) {
+  const FloatTag d;
+  Vector sum = hn::Zero(d);  // 0·x is 0 exactly when x is finite
+  for (std::int64_t i = 0; i < n; i += kLanes) sum = hn::MulAdd(hn::Zero(d), hn::LoadU(d, a + i), sum);
+  return hn::AllTrue(d, hn::Eq(sum, hn::Zero(d)));
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera::cpu
+HWY_AFTER_NAMESPACE();

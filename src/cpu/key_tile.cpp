@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/key_tile.h"
+
+#include <algorithm>
+
+namespace tessera::cpu {
+
+KeyTile KeyTile::place(Arena& arena, std::int64_t tile_kv, const Problem& problem) {
+  KeyTile tile;
+  tile.spans = arena.take<Span>(tile_kv + 1);
+  tile.position = arena.take<std::int64_t>(tile_kv);
+  tile.k_rows = arena.take<float>(tile_kv * padded(problem.head_dim_qk));
+  tile.v_rows = arena.take<float>(tile_kv * padded(problem.head_dim_v));
+  return tile;
+}
+
+void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, std::int64_t first, std::int64_t end,
+                   KeyTile& tile) const {
+  // Positions visible to the first row are the lowest, to the last row the highest: both limits grow with the position.
+  const std::int64_t low = visible_keys(problem_, queries.first_position).low;
+  const std::int64_t high = visible_keys(problem_, queries.last_position).high;
+  if (low > keys.position) first = std::max(first, low - keys.position);
+  if (high < keys.position + end - 1) end = high - keys.position + 1;
+  while (first < end) {
+    std::int64_t block = 0;
+    std::int64_t last = end;
+    bool asks_mask = scores_.has_mask();
+    if (by_block_) {
+      const std::int64_t offset = segment == 0 ? 0 : problem_.key_blocks_first();
+      block = first / problem_.block_kv + offset;
+      if (list_.active()) {
+        const std::int64_t listed =
+            list_.next(queries.batch, queries.head, queries.query_block, block, (end - 1) / problem_.block_kv + offset + 1);
+        if (listed != block) {
+          first = (listed - offset) * problem_.block_kv;
+          continue;
+        }
+        asks_mask = asks_mask &&
+                    list_.at(queries.batch, queries.head, queries.query_block, block) != TileClass::full;
+      }
+      last = std::min(end, (block - offset + 1) * problem_.block_kv);
+    }
+    const std::int64_t position = keys.position + first;
+    TileClass mask = TileClass::full;
+    if (asks_mask) {
+      mask = scores_.classify(queries.batch, queries.head, queries.first_position, queries.last_position + 1, position,
+                              position + last - first);
+    }
+    if (mask != TileClass::none) {
+      tile.spans[tile.span_count++] = {segment, first, last - first, tile.keys, position, block, mask == TileClass::partial};
+      for (std::int64_t i = first; i < last; ++i) tile.position[tile.keys++] = keys.position + i;
+    }
+    first = last;
+  }
+}
+
+bool KeyTiles::collect(const Sequence& sequence, const QueryTile& queries, std::int64_t cell, KeyTile& tile) const {
+  tile.span_count = 0;
+  tile.keys = 0;
+  const std::int64_t begin = cell * tile_kv_;
+  const std::int64_t end = std::min(begin + tile_kv_, sequence.keys());
+  const std::int64_t border = sequence.segments[0].length;
+  if (begin < border) add(queries, 0, sequence.segments[0], begin, std::min(end, border), tile);
+  if (end > border) {
+    add(queries, 1, sequence.segments[1], std::max(begin, border) - border, end - border, tile);
+  }
+  return tile.keys > 0;
+}
+
+std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
+                            std::int64_t end) const {
+  const Segment& first = sequence.segments[0];
+  if (!problem_.kv2 && problem_.band.left) {  // with one segment, cells before the window need no look
+    const std::int64_t low = visible_keys(problem_, queries.first_position).low - first.position;
+    if (low > 0) from = std::max(from, std::min(end, low / tile_kv_));
+  }
+  if (!problem_.kv2 && list_.active() && from < end) {
+    const std::int64_t block = from * tile_kv_ / problem_.block_kv;
+    const std::int64_t blocks = problem_.key_blocks_first();
+    const std::int64_t listed = list_.next(queries.batch, queries.head, queries.query_block, block, blocks);
+    if (listed > block) from = std::max(from, std::min(end, listed * problem_.block_kv / tile_kv_));
+  }
+  return from;
+}
+
+void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const {
+  const auto bring = [&](DType dtype, std::int64_t dim, bool values, float* rows) -> const float* {
+    const auto view_of = [&](const Span& span) -> const KeyView& {
+      const Segment& segment = sequence.segments[static_cast<std::size_t>(span.segment)];
+      return values ? segment.v : segment.k;
+    };
+    const KeyView& view = view_of(tile.spans[0]);
+    if (tile.span_count == 1 && dtype == DType::fp32 && view.pages == nullptr) {
+      return reinterpret_cast<const float*>(view.at(tile.spans[0].first, kv_head));
+    }
+    const std::int64_t width = padded(dim);
+    for (std::int64_t s = 0; s < tile.span_count; ++s) {
+      const Span& span = tile.spans[s];
+      const KeyView& source = view_of(span);
+      for (std::int64_t i = 0; i < span.count; ++i) {
+        kernels.load_row(dtype, source.at(span.first + i, kv_head), dim, 1.0F, rows + (span.row + i) * width, width);
+      }
+    }
+    return nullptr;
+  };
+  const auto stride = [&](const KeyView& view) { return view.row / static_cast<std::ptrdiff_t>(sizeof(float)); };
+  const Segment& segment = sequence.segments[static_cast<std::size_t>(tile.spans[0].segment)];
+  const float* k = bring(problem_.k_type, problem_.head_dim_qk, false, tile.k_rows);
+  tile.k = k ? Broadcast{k, stride(segment.k), 1} : Broadcast{tile.k_rows, padded(problem_.head_dim_qk), 1};
+  const float* v = bring(problem_.v_type, problem_.head_dim_v, true, tile.v_rows);
+  tile.v = v ? Broadcast{v, 1, stride(segment.v)} : Broadcast{tile.v_rows, 1, padded(problem_.head_dim_v)};
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row cpu.tiled of the table: what it supports and how it cuts a problem into tiles.
+#include <algorithm>
+
+#include "cpu/tiling.h"
+
+namespace tessera::cpu {
+namespace {
+
+// Tiles measured best on a 2-core Xeon (AVX-512, 2 MiB of L2) over the rows of bench/suites/cpu_dense.txt; see
+// docs/performance.md for the ones that lost.
+constexpr std::int64_t kForwardQueries = 128;
+constexpr std::int64_t kForwardKeys = 128;
+constexpr std::int64_t kBackwardQueries = 64;
+constexpr std::int64_t kBackwardKeys = 128;
+constexpr std::int64_t kLongestTile = 4096;  // a wish beyond this would only waste memory
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
+
+bool is_paged(const KvSource& source) {
+  return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
+}
+
+Support supports_wishes(const Problem& problem, const Wishes& wishes) {
+  const auto tile = [](const char* name, std::optional<std::int64_t> wish) {
+    if (!wish || (*wish >= 1 && *wish <= kLongestTile)) return Support::yes();
+    return Support::no(std::string(name) + " is " + std::to_string(*wish) + "; want 1 to " +
+                       std::to_string(kLongestTile));
+  };
+  if (Support s = tile("tile_q", wishes.tile_q); !s) return s;
+  if (Support s = tile("tile_kv", wishes.tile_kv); !s) return s;
+  if (!wishes.splits) return Support::yes();
+  if (*wishes.splits < 1 || *wishes.splits > 1024) {
+    return Support::no("splits is " + std::to_string(*wishes.splits) + "; want 1 to 1024");
+  }
+  if (*wishes.splits > 1 && problem.batch_invariant) {
+    return Support::no("splits is " + std::to_string(*wishes.splits) + "; batch_invariant keeps one part per sequence");
+  }
+  if (*wishes.splits > 1 && problem.pass == Pass::forward && gathers_mass(problem)) {
+    return Support::no("splits is " + std::to_string(*wishes.splits) + "; mass and next lists need whole rows");
+  }
+  return Support::yes();
+}
+
+Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
+  if (problem.operation != Operation::attention) return Support::no("does attention only");
+  if (target.device != DeviceType::cpu) return Support::no("runs on the CPU; the target is " + target.to_string());
+  for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type, problem.o_type}) {
+    if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
+  }
+  if (problem.pass == Pass::backward) {
+    if (is_paged(problem.kv) || (problem.kv2 && is_paged(*problem.kv2))) {
+      return Support::no("paged keys have no gradient: a page may belong to several sequences");
+    }
+    if (gathers_mass(problem)) return Support::no("mass and next lists are outputs of the forward");
+  }
+  return supports_wishes(problem, wishes);
+}
+
+// Heads of a group share a tile of K and V unless something is decided per query head.
+bool shares_group(const Problem& problem) {
+  return problem.group() > 1 && !gathers_mass(problem) && problem.mask.empty() &&
+         !(problem.list && problem.list.heads == TileList::Heads::q);
+}
+
+std::int64_t forward_splits(const detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  if (state.wishes.splits) return *state.wishes.splits;
+  if (problem.batch_invariant || gathers_mass(problem)) return 1;
+  const Tiling tiling = tiling_of(state);
+  const std::int64_t units = tiling.row_units * tiling.head_tiles * problem.batch;
+  if (units == 0 || units >= state.target.threads) return 1;
+  // A part shorter than four tiles costs more in the merge than it brings.
+  return std::clamp<std::int64_t>(divide_up(state.target.threads, units), 1, std::max<std::int64_t>(tiling.cells / 4, 1));
+}
+
+std::int64_t backward_parts(const detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  if (state.wishes.splits) return *state.wishes.splits;
+  const std::int64_t units = problem.batch * problem.heads_kv;
+  if (problem.batch_invariant || units == 0 || units >= state.target.threads) return 1;
+  const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
+  return std::clamp<std::int64_t>(divide_up(state.target.threads, units), 1,
+                                  std::max<std::int64_t>(divide_up(keys, state.tile_kv), 1));
+}
+
+std::int64_t backward_keys(const Problem& problem) {
+  const bool listed = problem.list || problem.bwd_list;
+  // One listed block a tile wastes nothing; small blocks are masked inside a larger tile.
+  return listed && problem.block_kv >= 32 && problem.block_kv <= 256 ? problem.block_kv : kBackwardKeys;
+}
+
+void plan(detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  const bool forward = problem.pass == Pass::forward;
+  state.shared_group = forward && shares_group(problem);
+  state.tile_q = state.wishes.tile_q.value_or(forward ? kForwardQueries : kBackwardQueries);
+  state.tile_kv = state.wishes.tile_kv.value_or(forward ? kForwardKeys : backward_keys(problem));
+  state.splits = 1;
+  state.splits = forward ? forward_splits(state) : backward_parts(state);
+  state.workspace_bytes = forward ? forward_workspace(state) : backward_workspace(state);
+  const auto line = [&](const std::string& text) { state.choice += text + "\n"; };
+  line("tile_q: " + std::to_string(state.tile_q) + (state.wishes.tile_q ? " (wish)" : " (measured best)"));
+  line("tile_kv: " + std::to_string(state.tile_kv) + (state.wishes.tile_kv ? " (wish)" : " (measured best)"));
+  line("splits: " + std::to_string(state.splits) +
+       (state.wishes.splits ? " (wish)" : state.splits > 1 ? " (fewer units of work than threads)" : " (enough units of work)"));
+  line(std::string("group: ") +
+       (state.shared_group ? "the heads of a group share each tile of K and V" : "one head at a time"));
+}
+
+void run(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace, Stream /*stream*/) {
+  if (state.problem.pass == Pass::forward) {
+    run_forward(state, bindings, workspace);
+  } else {
+    run_backward(state, bindings, workspace);
+  }
+}
+
+}  // namespace
+
+Tiling tiling_of(const detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  Tiling t{};
+  t.heads_a_tile = state.shared_group ? problem.group() : 1;
+  t.head_tiles = problem.heads_q / t.heads_a_tile;
+  t.rows = std::max<std::int64_t>(state.tile_q / t.heads_a_tile, 1);
+  t.rows = std::min(t.rows, std::max<std::int64_t>(problem.seqlen_q, 1));
+  const bool by_block = problem.list || gathers_mass(problem);
+  t.block_rows = by_block ? problem.block_q : t.rows;
+  t.rows = std::min(t.rows, t.block_rows);
+  t.block_tiles = divide_up(t.block_rows, t.rows);
+  t.unit_tiles = gathers_mass(problem) ? t.block_tiles : 1;
+  t.row_units = divide_up(problem.seqlen_q, t.block_rows) * (t.block_tiles / t.unit_tiles);
+  t.splits = state.splits;
+  t.tile_kv = state.tile_kv;
+  const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
+  t.cells = divide_up(keys, t.tile_kv);
+  t.cells_a_split = std::max<std::int64_t>(divide_up(t.cells, t.splits), 1);
+  return t;
+}
+
+std::int64_t total_rows(const Problem& problem) {
+  return problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
+}
+
+}  // namespace tessera::cpu
+
+namespace tessera::detail {
+
+const Implementation kCpuTiled = {"cpu.tiled", cpu::supports, cpu::plan, cpu::run};
+
+}  // namespace tessera::detail

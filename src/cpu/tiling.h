@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a plan of the tiled implementation cuts a problem into units of work.
+#pragma once
+
+#include <cstdint>
+
+#include "core/implementations.h"
+
+namespace tessera::cpu {
+
+/// Units of the forward: (batch, head or group, block of rows, part of the keys).
+struct Tiling {
+  std::int64_t heads_a_tile;  // 1, or the whole group when its heads share one K/V tile
+  std::int64_t head_tiles;
+  std::int64_t rows;         // query rows of a tile, a head
+  std::int64_t block_rows;   // rows of a list's block, or `rows` without lists
+  std::int64_t block_tiles;  // tiles a block
+  std::int64_t unit_tiles;   // tiles a unit walks one after another: all of a block when mass is gathered
+  std::int64_t row_units;    // units a sequence of capacity length
+  std::int64_t splits;
+  std::int64_t tile_kv;
+  std::int64_t cells;           // grid cells of the longest sequence
+  std::int64_t cells_a_split;
+  [[nodiscard]] std::int64_t columns() const { return rows * heads_a_tile; }
+};
+
+Tiling tiling_of(const detail::PlanState& state);
+
+inline bool gathers_mass(const Problem& problem) {
+  return problem.mass != MassKind::none || problem.next != TileList::Form::none;
+}
+
+/// Query rows of all sequences by capacity: rows of LSE-shaped workspace a head.
+std::int64_t total_rows(const Problem& problem);
+
+std::size_t forward_workspace(const detail::PlanState& state);
+void run_forward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace);
+
+std::size_t backward_workspace(const detail::PlanState& state);
+void run_backward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace);
+
+}  // namespace tessera::cpu
