@@ -36,7 +36,9 @@ Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Res
       dv_(problem.head_dim_v),
       threshold_(dropout_threshold(problem.dropout)),
       seed_(scalar(bindings[Slot::dropout_seed], bindings.seed)),
-      philox_offset_(scalar(bindings[Slot::dropout_offset], bindings.offset)) {
+      philox_offset_(scalar(bindings[Slot::dropout_offset], bindings.offset)),
+      weighs_(problem.pass == Pass::forward &&
+              (problem.mass != MassKind::none || problem.next != TileList::Form::none)) {
   if (score_.value == nullptr && !problem.score.empty()) score_ = builtin_score(problem.score).value();
   if (mask_.visible == nullptr && !problem.mask.empty()) mask_ = builtin_mask(problem.mask).value();
   if (problem.score.empty()) score_ = {};
@@ -57,7 +59,7 @@ void Attention<Real>::size_outputs() {
     if (problem_.lse) size(Slot::lse, rows);
     const bool mass = problem_.mass != MassKind::none;
     const bool next = problem_.next != TileList::Form::none;
-    if (mass || next) mass_.assign(static_cast<std::size_t>(blocks * problem_.key_blocks()), 0.0);
+    if (weighs_) mass_.assign(static_cast<std::size_t>(blocks * problem_.key_blocks()), 0.0);
     if (mass) size(Slot::tile_mass, blocks * problem_.key_blocks());
     if (problem_.next == TileList::Form::indices) {
       size(Slot::next_counts, blocks);
@@ -95,7 +97,7 @@ void Attention<Real>::run() {
           }
         }
         write_padding(b, h);
-        if (!mass_.empty()) finish_mass(b, h);
+        if (weighs_) finish_mass(b, h);
       }
       if (!forward) write_key_gradients(b, head_kv);
     }

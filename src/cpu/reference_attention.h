@@ -72,6 +72,7 @@ class Attention {
   std::int64_t d_, dv_;
   std::uint32_t threshold_;
   std::uint64_t seed_, philox_offset_;
+  bool weighs_;  // mass or a next list is wanted
 
   // Of the present (batch, kv head): n keys of all segments, one after another.
   struct Key {

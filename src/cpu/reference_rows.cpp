@@ -45,7 +45,7 @@ void Attention<Real>::forward_row(const Row& row) {
     put(Slot::o, o_at + c, round_as(problem_.o_type, o_[static_cast<std::size_t>(c)]));
   }
   if (problem_.lse) put(Slot::lse, lse_at, lse);
-  if (!mass_.empty()) add_mass(row, lse);
+  if (weighs_) add_mass(row, lse);
 }
 
 /// Adds the row's mass in each tile (or its square) to the block's sums.

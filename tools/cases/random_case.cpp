@@ -11,8 +11,8 @@ namespace tessera::cases {
 namespace {
 
 /// Multiply-adds of one product of the two in a forward, beyond which a case is made smaller. A backward does more.
-constexpr std::int64_t kForwardBudget = 700'000;
-constexpr std::int64_t kBackwardBudget = 350'000;
+constexpr std::int64_t kForwardBudget = 1'200'000;
+constexpr std::int64_t kBackwardBudget = 600'000;
 
 template <class T, std::size_t N>
 T pick(RandomNumbers& random, const T (&from)[N]) {
@@ -34,9 +34,9 @@ class Generator {
   Case generate() {
     types();
     const std::int64_t operation = random_.below(100);
-    if (operation < 4) {
+    if (operation < 5) {
       combine();
-    } else if (operation < 10) {
+    } else if (operation < 12) {
       kv_append();
     } else {
       attention();
@@ -70,7 +70,7 @@ class Generator {
     p_.operation = Operation::combine;
     heads_and_dims();
     p_.heads_kv = p_.heads_q;
-    p_.seqlen_q = random_.between(0, 40);
+    p_.seqlen_q = random_.chance(0.1) ? 0 : random_.between(1, 40);
     p_.kv.seqlen = p_.seqlen_q;
     if (random_.chance(0.4)) {
       p_.q_layout = Layout::varlen;
