@@ -6,8 +6,8 @@ steps_failed=0
 steps_skipped=0
 step_logs="${step_logs:-build/logs}"
 
-# step NAME COMMAND...: runs the command with its output in a log. A step whose log ends in "N passed, N failed" counts
-# as so many; any other counts as one. Returns the command's status.
+# step NAME COMMAND...: runs the command with its output in a log. A step whose log counts tests (see count_in) counts as
+# so many; any other counts as one. Returns the command's status.
 step() {
   local name="$1" log status=0 begin=$SECONDS line
   shift
@@ -29,14 +29,8 @@ step() {
     "$@" >"$log" 2>&1 </dev/null || status=$?
   fi
   local passed=0 failed=0 skipped=0
-  line="$(grep -aE '^[0-9]+ passed, [0-9]+ failed' "$log" | tail -n 1)"
-  if [[ "$line" =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed(,\ ([0-9]+)\ skipped)? ]]; then
-    passed=${BASH_REMATCH[1]} failed=${BASH_REMATCH[2]} skipped=${BASH_REMATCH[4]:-0}
-    line=" (${BASH_REMATCH[0]})"
-  else
-    line=""
-    if ((status == 0)); then passed=1; fi
-  fi
+  if count_in "$log"; then line=" ($passed passed, $failed failed)"; else line=""; fi
+  if [[ -z "$line" ]] && ((status == 0)); then passed=1; fi
   # A command that fails without saying which test did is one failure of its own.
   if ((status != 0 && failed == 0)); then failed=1; fi
   steps_passed=$((steps_passed + passed))
@@ -49,6 +43,19 @@ step() {
     tail -n 40 "$log" | sed 's/^/    | /'
   fi
   return "$status"
+}
+
+# Sets passed, failed and skipped from the last line of a log that counts, whoever wrote it: "N passed, N failed, N skipped"
+# (scripts), "N run, N failed" (tessera verify) or "… N problems …, N failed" (tessera random).
+count_in() {
+  local pattern='^([0-9]+) passed, ([0-9]+) failed(, ([0-9]+) skipped)?|^([0-9]+) run, ([0-9]+) failed'
+  pattern+='|: ([0-9]+) problems .*, ([0-9]+) failed'
+  local last
+  last="$(grep -aE "$pattern" "$1" | tail -n 1)"
+  if [[ ! "$last" =~ $pattern ]]; then return 1; fi
+  failed=$((10#${BASH_REMATCH[2]:-0} + 10#${BASH_REMATCH[6]:-0} + 10#${BASH_REMATCH[8]:-0}))
+  passed=${BASH_REMATCH[1]:-$((10#${BASH_REMATCH[5]:-0} + 10#${BASH_REMATCH[7]:-0} - failed))}
+  skipped=${BASH_REMATCH[4]:-0}
 }
 
 # Prints the closing line; returns 1 if anything failed.
