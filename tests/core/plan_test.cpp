@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Targets, wishes, the walk through the table of implementations, and the executor's workspace.
+#include "tessera/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "call.h"
+#include "expect_error.h"
+
+namespace tessera {
+namespace {
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+TEST(Targets, TextNamesWhatAPlanNeeds) {
+  EXPECT_EQ(Target::cpu(3, "avx2").to_string(), "cpu threads=3 isa=avx2");
+  EXPECT_EQ(Target::cpu().to_string(), "cpu threads=auto isa=best");
+  EXPECT_EQ(Target::cuda(90).to_string(), "cuda sm=90 shared_memory=232448");
+  EXPECT_EQ(Target::cuda(80).shared_memory, 163 * 1024);
+  EXPECT_EQ(Target::cuda(89).shared_memory, 99 * 1024);
+  EXPECT_EQ(Target::cuda(120).shared_memory, 99 * 1024);
+  Target emulated = Target::cuda(120);
+  emulated.emulated = true;
+  emulated.multiprocessors = 132;
+  EXPECT_EQ(emulated.to_string(), "cuda sm=120 shared_memory=101376 multiprocessors=132 emulated");
+  EXPECT_FALSE(emulated == Target::cuda(120));
+}
+
+TEST(WishesText, RoundTrips) {
+  for (const char* text : {"", "tile_q=64", "implementation=cpu.tiled tile_q=64 tile_kv=128 splits=2", "splits=7"}) {
+    const Wishes wishes = Wishes::parse(text);
+    EXPECT_EQ(wishes.to_string(), text);
+    EXPECT_TRUE(Wishes::parse(wishes.to_string()) == wishes);
+  }
+  expect_error([] { Wishes::parse("tile_q=0"); }, ErrorCode::parse, "tile_q");
+  expect_error([] { Wishes::parse("splits=-1"); }, ErrorCode::parse, "splits");
+  expect_error([] { Wishes::parse("tile_kv=wide"); }, ErrorCode::parse, "tile_kv");
+  expect_error([] { Wishes::parse("tiles=4"); }, ErrorCode::parse, "tiles");
+  expect_error([] { Wishes::parse("tile_q=4 tile_q=4"); }, ErrorCode::parse, "tile_q");
+}
+
+TEST(MakePlan, ResolvesThreadsAndInstructionSet) {
+  const Plan plan = make_plan(Problem::parse("attention sq=64 hq=4"));
+  EXPECT_EQ(plan.implementation(), "cpu.tiled");
+  EXPECT_GT(plan.target().threads, 0);
+  EXPECT_EQ(plan.target().isa, cpu_isas().front());
+  EXPECT_EQ(plan.problem().seqlen_q, 64);
+  const Plan one = make_plan(Problem::parse("attention sq=64 hq=4"), Target::cpu(1, cpu_isas().back()));
+  EXPECT_EQ(one.target().threads, 1);
+  EXPECT_EQ(one.target().isa, cpu_isas().back());
+}
+
+TEST(MakePlan, IsAPureFunction) {
+  const Problem problem = Problem::parse("attention b=2 sq=300 hq=4 hkv=2 causal dtype=bf16");
+  const Plan a = make_plan(problem, Target::cpu(2));
+  const Plan b = make_plan(problem, Target::cpu(2));
+  EXPECT_EQ(a.explain(), b.explain());
+  EXPECT_EQ(a.workspace_bytes(), b.workspace_bytes());
+}
+
+TEST(MakePlan, EveryOperationHasAnImplementation) {
+  EXPECT_EQ(make_plan(Problem::parse("combine sq=8")).implementation(), "cpu.combine");
+  EXPECT_EQ(make_plan(Problem::parse("kv_append sq=8 sk=64")).implementation(), "cpu.kv_append");
+  EXPECT_EQ(make_plan(Problem::parse("attention pass=backward sq=8")).implementation(), "cpu.tiled");
+}
+
+TEST(MakePlan, TheReferenceIsTakenByNameOnly) {
+  const Problem problem = Problem::parse("attention sq=8");
+  EXPECT_EQ(make_plan(problem, Target::cpu(), Wishes::parse("implementation=cpu.reference")).implementation(),
+            "cpu.reference");
+  const Plan plan = make_plan(problem);
+  ASSERT_EQ(plan.candidates().size(), 4U);
+  EXPECT_EQ(plan.candidates().back().name, "cpu.reference");
+  EXPECT_TRUE(contains(plan.candidates().back().support.reason, "only on request"));
+}
+
+TEST(MakePlan, ExplainSaysWhatAndWhyNot) {
+  const Plan plan = make_plan(Problem::parse("attention sq=200 hq=2"), Target::cpu(2));
+  const std::string text = plan.explain();
+  for (const char* part :
+       {"attention sq=200 hq=2", "cpu threads=2", "cpu.tiled", "workspace:", " bytes",
+        "tiles:", "splits:", "refused:", "cpu.combine: ", "cpu.kv_append: ", "cpu.reference: only on request"}) {
+    EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
+  }
+  const Plan wished =
+      make_plan(Problem::parse("attention sq=200"), Target::cpu(1), Wishes::parse("implementation=cpu.reference"));
+  EXPECT_TRUE(contains(wished.explain(), "wishes:         implementation=cpu.reference"));
+  EXPECT_TRUE(contains(wished.explain(), "cpu.tiled: the wish is implementation=cpu.reference"));
+}
+
+void expect_unsupported(const char* line, const Target& target, const char* wishes, std::string_view reason) {
+  SCOPED_TRACE(line);
+  const Problem problem = Problem::parse(line);
+  const Support support = supports(problem, target, Wishes::parse(wishes));
+  EXPECT_FALSE(support);
+  EXPECT_TRUE(contains(support.reason, reason)) << support.reason;
+  try {
+    make_plan(problem, target, Wishes::parse(wishes));
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+    EXPECT_TRUE(contains(error.what(), reason)) << error.what();
+  }
+}
+
+TEST(MakePlan, RefusalsGiveTheReason) {
+  expect_unsupported("attention sq=8", Target::cuda(90), "", "this build has no CUDA backend yet");
+  expect_unsupported("attention sq=8", Target::cpu(), "implementation=cpu.fast",
+                     "there is no implementation of this name");
+  expect_unsupported("attention sq=8", Target::cpu(), "implementation=cpu.combine", "cpu.combine: ");
+  expect_unsupported("attention sq=8 dtype=e4m3:e4m3:e4m3:bf16", Target::cpu(), "", "cpu.tiled: ");
+  expect_unsupported("attention pass=backward sq=8 kv=table page=4", Target::cpu(), "", "paged keys");
+  expect_unsupported("attention pass=backward sq=8 kv2=csr sk2=4 page2=4", Target::cpu(), "", "paged keys");
+  expect_unsupported("attention pass=backward sq=8 mass=mean", Target::cpu(), "", "neither tile mass");
+  expect_unsupported("attention sq=8", Target::cpu(1, "sse9"), "", "sse9");
+}
+
+TEST(MakePlan, BadArgumentsAreErrorsOfTheirOwn) {
+  const Problem problem = Problem::parse("attention sq=8");
+  expect_error([&] { make_plan(problem, Target::cpu(-1)); }, ErrorCode::invalid_argument, "threads");
+  expect_error([&] { make_plan(problem, Target::cpu(1 << 20)); }, ErrorCode::invalid_argument, "threads");
+  EXPECT_FALSE(supports(problem, Target::cpu(-1)));
+  Wishes wishes;
+  wishes.tile_kv = -4;
+  expect_error([&] { make_plan(problem, Target::cpu(), wishes); }, ErrorCode::invalid_argument, "tile_kv");
+  Problem broken = problem;
+  broken.heads_q = 0;
+  expect_error([&] { make_plan(broken); }, ErrorCode::invalid_argument, "heads_q");
+  expect_error([&] { (void)supports(broken); }, ErrorCode::invalid_argument, "heads_q");
+  EXPECT_TRUE(supports(problem));
+}
+
+const char* const kLine = "attention sq=300 sk=300 hq=2 dtype=bf16 causal";
+
+TEST(Executors, TakeTheCallersWorkspace) {
+  const Plan plan = make_plan(Problem::parse(kLine), Target::cpu(2));
+  const std::size_t bytes = plan.workspace_bytes();
+  ASSERT_GT(bytes, 0U);
+  std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(64, (bytes + 127) / 64 * 64), &std::free);
+  auto* base = static_cast<std::byte*>(memory.get());
+  Executor executor(plan, base, bytes);
+  Call call(kLine);
+  EXPECT_NO_THROW(executor.run(call.bindings));
+  expect_error([&] { Executor(plan, base, bytes - 1); }, ErrorCode::invalid_argument, "workspace");
+  expect_error([&] { Executor(plan, nullptr, bytes); }, ErrorCode::invalid_argument, "workspace");
+  expect_error([&] { Executor(plan, base + 8, bytes); }, ErrorCode::invalid_argument, "workspace");
+}
+
+TEST(Executors, Move) {
+  Call call(kLine);
+  Executor first(make_plan(call.problem, Target::cpu(1)));
+  Executor second(std::move(first));
+  EXPECT_NO_THROW(second.run(call.bindings));
+  // A moved-from executor says so instead of running without its workspace.
+  expect_error([&] { first.run(call.bindings); }, ErrorCode::invalid_argument,
+               "executor");  // NOLINT(bugprone-use-after-move)
+  first = std::move(second);
+  EXPECT_NO_THROW(first.run(call.bindings));
+  EXPECT_EQ(first.plan().implementation(), "cpu.tiled");
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bindings that are wrong by presence, type, shape, strides, memory or callable.
+#include <cmath>
+#include <limits>
+
+#include "bad_call.h"
+
+namespace tessera {
+namespace {
+
+constexpr ErrorCode kInvalid = ErrorCode::invalid_argument;
+constexpr std::int64_t kMax = std::numeric_limits<std::int64_t>::max();
+const char* const kDense = "attention b=2 sq=8 hq=4 hkv=2 d=16";
+const char* const kBackward = "attention pass=backward b=2 sq=8 hq=4 hkv=2 d=16";
+const char* const kVarlen = "attention b=2 sq=8 hq=4 hkv=2 d=16 layout=varlen";
+const char* const kPaged = "attention b=2 sq=2 sk=8 d=16 kv=table page=4";
+const char* const kCombine = "combine b=2 sq=8 hq=2 d=16 parts=3 lse";
+const char* const kAppend = "kv_append b=2 sq=2 sk=8 hq=2 d=16 rotary=half:8";
+
+double some_score(double score, const ScorePoint& /*at*/, void* /*user*/) { return score; }
+bool some_mask(const ScorePoint& /*at*/, void* /*user*/) { return true; }
+TileClass some_class(const TileBounds& /*tile*/, void* /*user*/) { return TileClass::partial; }
+
+const BadCall kBadCalls[] = {
+    {"q_unbound", kDense, [](Call& c) { c[Slot::q] = {}; }, kInvalid, "q"},
+    {"k_unbound", kDense, [](Call& c) { c[Slot::k] = {}; }, kInvalid, "k"},
+    {"o_unbound", kDense, [](Call& c) { c[Slot::o] = {}; }, kInvalid, "o"},
+    {"lse_unbound", "attention sq=8 lse", [](Call& c) { c[Slot::lse] = {}; }, kInvalid, "lse"},
+    {"backward_lse_unbound", kBackward, [](Call& c) { c[Slot::lse] = {}; }, kInvalid, "lse"},
+    {"dq_unbound", kBackward, [](Call& c) { c[Slot::dq] = {}; }, kInvalid, "dq"},
+    {"dout_unbound", kBackward, [](Call& c) { c[Slot::dout] = {}; }, kInvalid, "dout"},
+    {"dsink_unbound", "attention pass=backward sq=8 sink", [](Call& c) { c[Slot::dsink] = {}; }, kInvalid, "dsink"},
+    {"sink_unbound", "attention sq=8 sink", [](Call& c) { c[Slot::sink] = {}; }, kInvalid, "sink"},
+    {"slopes_unbound", "attention sq=8 alibi", [](Call& c) { c[Slot::alibi_slopes] = {}; }, kInvalid, "alibi_slopes"},
+    {"cu_seqlens_unbound", kVarlen, [](Call& c) { c[Slot::cu_seqlens_q] = {}; }, kInvalid, "cu_seqlens_q"},
+    {"seqused_unbound", kPaged, [](Call& c) { c[Slot::seqused_k] = {}; }, kInvalid, "seqused_k"},
+    {"table_unbound", kPaged, [](Call& c) { c[Slot::page_table] = {}; }, kInvalid, "page_table"},
+    {"k2_unbound", "attention sq=8 kv2=dense sk2=4", [](Call& c) { c[Slot::k2] = {}; }, kInvalid, "k2"},
+    {"prior_lse_unbound", "attention sq=8 mass=mean mass_lse=prior", [](Call& c) { c[Slot::prior_lse] = {}; }, kInvalid,
+     "prior_lse"},
+    {"rotary_unbound", kAppend, [](Call& c) { c[Slot::rotary_sin] = {}; }, kInvalid, "rotary_sin"},
+    {"q_rotated_unbound", kAppend, [](Call& c) { c[Slot::q_rotated] = {}; }, kInvalid, "q_rotated"},
+    {"append_q_unbound", kAppend, [](Call& c) { c[Slot::q] = {}; }, kInvalid, "q"},
+    {"parts_unbound", kCombine, [](Call& c) { c[Slot::o_parts] = {}; }, kInvalid, "o_parts"},
+    {"lse_without_use", kDense,
+     [](Call& c) {
+       c.bind(Slot::lse, DType::fp32, {2, 4, 8});
+     },
+     kInvalid, "lse"},
+    {"dq_without_use", kDense,
+     [](Call& c) {
+       c.bind(Slot::dq, DType::fp32, {2, 8, 4, 16});
+     },
+     kInvalid, "dq"},
+    {"seed_without_use", kDense, [](Call& c) { c.bind(Slot::dropout_seed, DType::uint64, {1}); }, kInvalid,
+     "dropout_seed"},
+    {"status_without_use", kDense, [](Call& c) { c.bind(Slot::status, {1}, {0}); }, kInvalid, "status"},
+    {"offset_without_use", kCombine, [](Call& c) { c.bind(Slot::q_offset, DType::int64, {2}); }, kInvalid, "q_offset"},
+    {"q_dtype", kDense, [](Call& c) { c[Slot::q].dtype = DType::bf16; }, kInvalid, "q"},
+    {"gradient_dtype", "attention pass=backward sq=8 dtype=bf16 grad=fp32",
+     [](Call& c) { c[Slot::dk].dtype = DType::bf16; }, kInvalid, "dk"},
+    {"cu_seqlens_dtype", kVarlen, [](Call& c) { c[Slot::cu_seqlens_k].dtype = DType::int64; }, kInvalid,
+     "cu_seqlens_k"},
+    {"offset_dtype", kDense,
+     [](Call& c) {
+       c.bind(Slot::q_offset, {2}, {0, 0});
+     },
+     kInvalid, "q_offset"},
+    {"k_new_dtype", kAppend, [](Call& c) { c[Slot::k_new].dtype = DType::int32; }, kInvalid, "k_new"},
+    {"rotary_dtype", kAppend, [](Call& c) { c[Slot::rotary_cos].dtype = DType::bf16; }, kInvalid, "rotary_cos"},
+    {"q_rank", kDense, [](Call& c) { c[Slot::q].rank = 3; }, kInvalid, "q"},
+    {"q_rank_beyond_the_most", kDense, [](Call& c) { c[Slot::q].rank = 7; }, kInvalid, "q"},
+    {"slopes_rank", "attention b=2 sq=8 hq=2 alibi",
+     [](Call& c) {
+       c.bind(Slot::alibi_slopes, DType::fp32, {1, 2, 2});
+     },
+     kInvalid, "alibi_slopes"},
+    {"q_shape", kDense, [](Call& c) { c[Slot::q].shape[1] = 7; }, kInvalid, "q"},
+    {"k_heads", kDense, [](Call& c) { c[Slot::k].shape[2] = 4; }, kInvalid, "k"},
+    {"v_dim", kDense, [](Call& c) { c[Slot::v].shape[3] = 8; }, kInvalid, "v"},
+    {"negative_size", kDense, [](Call& c) { c[Slot::q].shape[0] = -2; }, kInvalid, "q"},
+    {"table_too_narrow", kPaged,
+     [](Call& c) {
+       c.bind(Slot::page_table, {2, 1}, {0, 1});
+     },
+     kInvalid, "page_table"},
+    {"device", kDense,
+     [](Call& c) {
+       c[Slot::k].device = {DeviceType::cuda, 0};
+     },
+     kInvalid, "k"},
+    {"null_data", kDense, [](Call& c) { c[Slot::k].data = nullptr; }, kInvalid, "k"},
+    {"negative_byte_offset", kDense, [](Call& c) { c[Slot::v].byte_offset = -4; }, kInvalid, "v"},
+    {"q_last_stride", kDense, [](Call& c) { c[Slot::q].strides[3] = 2; }, kInvalid, "q"},
+    {"misaligned", kDense, [](Call& c) { c[Slot::q].byte_offset = 2; }, kInvalid, "q"},
+    {"misaligned_lengths", kVarlen, [](Call& c) { c[Slot::cu_seqlens_q].byte_offset = 1; }, kInvalid, "cu_seqlens_q"},
+    {"stride_overflow", kDense, [](Call& c) { c[Slot::q].strides[0] = kMax; }, ErrorCode::overflow, "q"},
+    {"stride_sum_overflow", kDense, [](Call& c) { c[Slot::q].strides[0] = c[Slot::q].strides[1] = kMax / 8; },
+     ErrorCode::overflow, "q"},
+    {"stride_product_overflow", kDense, [](Call& c) { c[Slot::q].strides[1] = kMax / 4; }, ErrorCode::overflow, "q"},
+    {"address_below_zero", kDense, [](Call& c) { c[Slot::q].strides[0] = -(kMax >> 10); }, ErrorCode::overflow, "q"},
+    {"broadcast_output", kDense, [](Call& c) { c[Slot::o].strides[0] = 0; }, kInvalid, "o"},
+    {"self_overlapping_output", kDense, [](Call& c) { c[Slot::o].strides[1] = 32; }, kInvalid, "o"},
+    {"o_is_q", kDense, [](Call& c) { c[Slot::o].data = c[Slot::q].data; }, kInvalid, "o"},
+    {"o_inside_v", kDense, [](Call& c) { c[Slot::o].data = c[Slot::v].as<float>() + 100; }, kInvalid, "o"},
+    {"dk_is_dv", kBackward, [](Call& c) { c[Slot::dv].data = c[Slot::dk].data; }, kInvalid, "dv"},
+    {"dq_is_dout", kBackward, [](Call& c) { c[Slot::dq].data = c[Slot::dout].data; }, kInvalid, "dq"},
+    {"lse_in_o", "attention b=1 sq=8 hq=4 d=16 lse", [](Call& c) { c[Slot::lse].data = c[Slot::o].data; }, kInvalid,
+     "lse"},
+    {"o_over_cu_seqlens", kVarlen, [](Call& c) { c[Slot::o].data = c[Slot::cu_seqlens_q].data; }, kInvalid, "o"},
+    {"combine_o_is_part_1", kCombine,
+     [](Call& c) { c[Slot::o].data = c[Slot::o_parts].as<float>() + c[Slot::o_parts].strides[0]; }, kInvalid, "o"},
+    {"combine_o_shifted_in_part_0", kCombine, [](Call& c) { c[Slot::o].data = c[Slot::o_parts].as<float>() + 16; },
+     kInvalid, "o"},
+    {"combine_lse_in_o_parts", kCombine, [](Call& c) { c[Slot::lse].data = c[Slot::o_parts].data; }, kInvalid, "lse"},
+    {"append_k_is_k_new", "kv_append b=1 sq=2 sk=8 d=16", [](Call& c) { c[Slot::k_new].data = c[Slot::k].data; },
+     kInvalid, "k"},
+    {"score_unknown", "attention sq=8 score=relative", [](Call& c) { c.problem.score = "mine"; }, kInvalid, "score"},
+    {"score_without_use", kDense, [](Call& c) { c.bindings.score.value = some_score; }, kInvalid, "score"},
+    {"score_derivative_alone", "attention sq=8 score=relative",
+     [](Call& c) { c.bindings.score.derivative = some_score; }, kInvalid, "score"},
+    {"score_without_derivative", "attention pass=backward sq=8 score=relative",
+     [](Call& c) { c.bindings.score.value = some_score; }, kInvalid, "score.derivative"},
+    {"mask_unknown", "attention sq=8 mask=document", [](Call& c) { c.problem.mask = "mine"; }, kInvalid, "mask"},
+    {"mask_without_use", kDense, [](Call& c) { c.bindings.mask.visible = some_mask; }, kInvalid, "mask"},
+    {"classifier_alone", "attention sq=8 mask=document", [](Call& c) { c.bindings.mask.classify = some_class; },
+     kInvalid, "mask"},
+    {"batch_offset", kDense, [](Call& c) { c.bindings.batch_offset = kMax; }, ErrorCode::out_of_range, "batch_offset"},
+    {"head_offset", kDense, [](Call& c) { c.bindings.head_offset = -kMax; }, ErrorCode::out_of_range, "head_offset"},
+};
+
+class TensorRefused : public testing::TestWithParam<BadCall> {};
+TEST_P(TensorRefused, BeforeAnythingIsWritten) { expect_refused(GetParam()); }
+INSTANTIATE_TEST_SUITE_P(Validate, TensorRefused, testing::ValuesIn(kBadCalls), bad_call_name);
+
+/// The error for a slot without use says which word of the problem would use it.
+TEST(Validate, NamesTheWordThatWouldUseASlot) {
+  for (int i = 0; i < static_cast<int>(Slot::count_); ++i) {
+    const auto slot = static_cast<Slot>(i);
+    const bool attention_slot = slot == Slot::q || slot == Slot::k || slot == Slot::v || slot == Slot::o ||
+                                slot == Slot::q_offset || slot == Slot::k_offset;
+    Call call(attention_slot ? (slot == Slot::o ? "kv_append sq=2" : "combine sq=2") : "attention sq=2");
+    if (slot == Slot::q) continue;  // of use in all three operations but combine, which the others cover
+    call.bind(slot, DType::fp32, {1});
+    try {
+      call.run();
+      ADD_FAILURE() << to_string(slot);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.argument(), to_string(slot));
+      EXPECT_NE(error.want().find("has no use for it, one with "), std::string::npos) << error.what();
+      EXPECT_EQ(error.want().find("no problem"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Validate, AcceptsWhatIsUnusualAndRight) {
+  const auto good = [](const char* line, void (*change)(Call&)) {
+    Call call(line);
+    change(call);
+    EXPECT_NO_THROW(call.run()) << line;
+  };
+  // Broadcast inputs, negative strides, a stride beside a size of 1.
+  good(kDense, [](Call& c) { c[Slot::k].strides[0] = 0; });
+  good(kDense, [](Call& c) {
+    c[Slot::v].byte_offset = 7 * c[Slot::v].strides[1] * 4;
+    c[Slot::v].strides[1] = -c[Slot::v].strides[1];
+  });
+  good("attention sq=8 d=16", [](Call& c) { c[Slot::o].strides[0] = kMax; });
+  // (batch, heads, seqlen, dim) in memory.
+  good(kDense, [](Call& c) {
+    c[Slot::o].strides[1] = 16;
+    c[Slot::o].strides[2] = 8 * 16;
+  });
+  // Strides that do not nest and still give every element an address of its own: 0, 3, 6 and 2, 5, 8.
+  good("combine b=3 sq=2 hq=1 d=8", [](Call& c) {
+    c[Slot::o].strides[0] = 24;
+    c[Slot::o].strides[1] = 16;
+  });
+  // q, k, v and their gradients inside one (b, s, 3, h, d) buffer each.
+  good("attention pass=backward b=2 sq=8 hq=2 d=16", [](Call& c) {
+    for (const auto& [first, second, third] :
+         {std::array{Slot::q, Slot::k, Slot::v}, std::array{Slot::dq, Slot::dk, Slot::dv}}) {
+      std::byte* data = c.bind(first, DType::fp32, {2, 8, 3, 2, 16}).bytes();
+      for (const Slot slot : {first, second, third}) {
+        c[slot] = Tensor::strided(data, DType::fp32, {2, 8, 2, 16}, {768, 96, 16, 1});
+        data += std::size_t{32} * 4;
+      }
+    }
+  });
+  good(kCombine, [](Call& c) {
+    c[Slot::o].data = c[Slot::o_parts].data;
+    c[Slot::lse].data = c[Slot::lse_parts].data;
+  });
+  good("attention b=2 sq=8 hq=2 alibi", [](Call& c) { c.bind(Slot::alibi_slopes, DType::fp32, {2, 2}); });
+  good("attention sq=8 dropout=0.5", [](Call& c) {
+    c.bind(Slot::dropout_seed, DType::uint64, {1});
+    c.bind(Slot::dropout_offset, DType::uint64, {1});
+  });
+  good("attention sq=8 metadata=report", [](Call& c) { c.bind(Slot::status, {1}, {0}); });
+  good("attention sq=8 score=mine mask=mine", [](Call& c) {
+    c.bindings.score.value = some_score;
+    c.bindings.mask = {some_mask, some_class, nullptr};
+  });
+  good("kv_append b=2 sq=2 sk=8 d=16 dtype=bf16", [](Call& c) { c.bind(Slot::k_new, DType::fp32, {2, 2, 1, 16}); });
+  good(kPaged, [](Call& c) { c.bind(Slot::page_table, {2, 3}, {0, 1, -5, 2, 3, 999}); });
+}
+
+TEST(Validate, SelfOverlapIsExact) {
+  // 5 rows 2 apart of 3 elements meet; 5 rows 3 apart do not.
+  Call call("combine b=5 sq=3 hq=1 d=1 dv=1 parts=1");
+  call[Slot::o].strides = {3, 1, 1, 1, 0, 0};
+  EXPECT_NO_THROW(call.run());
+  call[Slot::o].strides = {2, 1, 1, 1, 0, 0};
+  expect_error([&] { call.run(); }, kInvalid, "o");
+  // 0, 7, 14, … and 0, 5, 10 first meet at 35 = 5·7: with 5 rows they do not, with 6 rows and 8 columns they do.
+  call[Slot::o].strides = {7, 5, 1, 1, 0, 0};
+  EXPECT_NO_THROW(call.run());
+  Call meets("combine b=6 sq=8 hq=1 d=1 dv=1 parts=1");
+  meets[Slot::o].strides = {7, 5, 1, 1, 0, 0};
+  expect_error([&] { meets.run(); }, kInvalid, "o");
+}
+
+}  // namespace
+}  // namespace tessera

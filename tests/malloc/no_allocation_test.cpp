@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Executor::run allocates nothing. This binary interposes the allocator of the C library, in every thread.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <new>
+
+#include "core/call.h"
+#include "tessera/tessera.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TESSERA_OWN_ALLOCATOR 0  // the sanitizer interposes it itself
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || __has_feature(memory_sanitizer)
+#define TESSERA_OWN_ALLOCATOR 0
+#endif
+#endif
+#ifndef TESSERA_OWN_ALLOCATOR
+#define TESSERA_OWN_ALLOCATOR 1
+#endif
+
+namespace {
+std::atomic<bool> counting{false};
+std::atomic<long> allocations{0};
+void count() noexcept {
+  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1, std::memory_order_relaxed);
+}
+}  // namespace
+
+#if TESSERA_OWN_ALLOCATOR
+// glibc's own entry points, which the interposed ones fall back to.
+extern "C" {
+void* __libc_malloc(std::size_t size);
+void* __libc_calloc(std::size_t count, std::size_t size);
+void* __libc_realloc(void* memory, std::size_t size);
+void* __libc_memalign(std::size_t alignment, std::size_t size);
+
+void* malloc(std::size_t size) {
+  count();
+  return __libc_malloc(size);
+}
+void* calloc(std::size_t number, std::size_t size) {
+  count();
+  return __libc_calloc(number, size);
+}
+void* realloc(void* memory, std::size_t size) {
+  count();
+  return __libc_realloc(memory, size);
+}
+void* memalign(std::size_t alignment, std::size_t size) {
+  count();
+  return __libc_memalign(alignment, size);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t size) {
+  count();
+  return __libc_memalign(alignment, size);
+}
+int posix_memalign(void** memory, std::size_t alignment, std::size_t size) {
+  count();
+  *memory = __libc_memalign(alignment, size);
+  return *memory == nullptr ? ENOMEM : 0;
+}
+}
+#endif
+
+namespace tessera {
+namespace {
+
+template <class Run>
+long allocations_of(Run&& run) {
+  allocations = 0;
+  counting = true;
+  run();
+  counting = false;
+  return allocations;
+}
+
+class NoAllocation : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    if (!TESSERA_OWN_ALLOCATOR) GTEST_SKIP() << "a sanitizer owns the allocator";
+  }
+};
+
+TEST_P(NoAllocation, InRun) {
+  for (const int threads : {1, 2}) {
+    Call call(GetParam());
+    Executor executor(make_plan(call.problem, Target::cpu(threads)));
+    executor.run(call.bindings);  // OpenMP allocates its team on first use
+    EXPECT_EQ(allocations_of([&] { executor.run(call.bindings); }), 0) << threads << " threads";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Problems, NoAllocation,
+    testing::Values("attention b=2 sq=150 hq=4 hkv=2 causal lse", "attention sq=1 sk=3000 hq=4 hkv=1 dtype=bf16",
+                    "attention b=3 sq=70 hq=2 layout=varlen dtype=fp16 seqused_q seqused_k",
+                    "attention b=2 sq=3 sk=130 kv=table page=16 dtype=bf16", "attention b=2 sq=70 sk=130 kv=csr page=8",
+                    "attention sq=70 kv2=dense sk2=100 alibi softcap=30 sink dropout=0.1",
+                    "attention sq=100 score=relative mask=document", "attention sq=100 d=16 dv=40 affine=32:16",
+                    "attention sq=200 hq=2 list=indices:q:b:full mass=mean next=indices",
+                    "attention sq=200 list=transposed",
+                    "attention sq=200 list=bitmask:1:1 mass=rms next=bitmask mass_lse=prior lse",
+                    "attention pass=backward b=2 sq=150 hq=4 hkv=2 causal dtype=bf16",
+                    "attention pass=backward b=2 sq=90 layout=varlen sink dlse grad=fp32 accumulate deterministic",
+                    "attention pass=backward sq=90 kv2=dense sk2=50 dropout=0.2 score=soft_clip mask=prefix alibi",
+                    "attention pass=backward sq=200 list=transposed bwd_list=indices:q:b:full",
+                    "combine b=2 sq=40 hq=3 parts=4 lse sink",
+                    "kv_append b=2 sq=4 sk=64 kv=table page=16 rotary=half:32 dtype=bf16",
+                    "kv_append b=2 sq=4 sk=64 hq=2 rotary=interleaved:64"));
+
+TEST(NoAllocationThroughC, InRun) {
+  if (!TESSERA_OWN_ALLOCATOR) GTEST_SKIP() << "a sanitizer owns the allocator";
+  const std::int64_t shape[] = {1, 64, 1, 64};
+  std::vector<float> memory(4096);
+  std::vector<float> result(4096);
+  tessera_problem* problem = nullptr;
+  tessera_plan* plan = nullptr;
+  tessera_bindings* bindings = nullptr;
+  tessera_executor* executor = nullptr;
+  ASSERT_EQ(tessera_problem_parse("attention sq=64", &problem), TESSERA_OK);
+  ASSERT_EQ(tessera_plan_make(problem, nullptr, nullptr, &plan), TESSERA_OK);
+  ASSERT_EQ(tessera_bindings_create(&bindings), TESSERA_OK);
+  ASSERT_EQ(tessera_executor_create(plan, &executor), TESSERA_OK);
+  tessera_tensor tensor;
+  ASSERT_EQ(tessera_tensor_contiguous(&tensor, memory.data(), TESSERA_FP32, shape, 4), TESSERA_OK);
+  for (const char* slot : {"q", "k", "v"}) ASSERT_EQ(tessera_bindings_set(bindings, slot, &tensor), TESSERA_OK);
+  tensor.data = result.data();
+  ASSERT_EQ(tessera_bindings_set(bindings, "o", &tensor), TESSERA_OK);
+  ASSERT_EQ(tessera_executor_run(executor, bindings, nullptr), TESSERA_OK) << tessera_last_error();
+  int code = -1;
+  EXPECT_EQ(allocations_of([&] { code = tessera_executor_run(executor, bindings, nullptr); }), 0);
+  EXPECT_EQ(code, TESSERA_OK);
+  // Binding by name is part of a call's path too.
+  EXPECT_EQ(allocations_of([&] { code = tessera_bindings_set(bindings, "o", &tensor); }), 0);
+  tessera_executor_destroy(executor);
+  tessera_bindings_destroy(bindings);
+  tessera_plan_destroy(plan);
+  tessera_problem_destroy(problem);
+}
+
+TEST(Counter, SeesEveryWayToAllocate) {
+  if (!TESSERA_OWN_ALLOCATOR) GTEST_SKIP() << "a sanitizer owns the allocator";
+  const auto seen = [](auto allocate) { return allocations_of(allocate) == 1; };
+  void* volatile memory = nullptr;
+  EXPECT_TRUE(seen([&] { memory = std::malloc(8); }));
+  EXPECT_TRUE(seen([&] { memory = std::realloc(memory, 800); }));
+  std::free(memory);
+  EXPECT_TRUE(seen([&] { memory = std::calloc(2, 8); }));
+  std::free(memory);
+  EXPECT_TRUE(seen([&] { memory = std::aligned_alloc(64, 64); }));
+  std::free(memory);
+  EXPECT_TRUE(seen([&] { memory = ::operator new(8); }));
+  ::operator delete(memory);
+  EXPECT_TRUE(seen([&] { memory = ::operator new(64, std::align_val_t{64}); }));
+  ::operator delete(memory, std::align_val_t{64});
+}
+
+}  // namespace
+}  // namespace tessera
