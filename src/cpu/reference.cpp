@@ -9,15 +9,15 @@
 
 namespace tessera::reference {
 
-Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic) {
+Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order) {
   Result result;
   const bool oracle = arithmetic == Arithmetic::oracle;
   switch (problem.operation) {
     case Operation::attention:
       if (oracle) {
-        Attention<double>(problem, bindings, result).run();
+        Attention<double>(problem, bindings, result, order).run();
       } else {
-        Attention<float>(problem, bindings, result).run();
+        Attention<float>(problem, bindings, result, order).run();
       }
       break;
     case Operation::combine:

@@ -2,6 +2,8 @@
 #include "cpu/reference_attention.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 namespace tessera::reference {
 namespace {
@@ -22,7 +24,7 @@ std::uint64_t scalar(const Tensor& tensor, std::uint64_t otherwise) {
 }  // namespace
 
 template <class Real>
-Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Result& result)
+Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Result& result, std::uint32_t order)
     : problem_(problem),
       in_(bindings),
       result_(result),
@@ -32,8 +34,11 @@ Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Res
       score_(bindings.score),
       mask_(bindings.mask),
       step_(narrowest(problem)),
+      order_(order),
       d_(problem.head_dim_qk),
       dv_(problem.head_dim_v),
+      dims_(shuffled(d_)),
+      value_dims_(shuffled(dv_)),
       threshold_(dropout_threshold(problem.dropout)),
       seed_(scalar(bindings[Slot::dropout_seed], bindings.seed)),
       philox_offset_(scalar(bindings[Slot::dropout_offset], bindings.offset)),
@@ -59,7 +64,7 @@ void Attention<Real>::size_outputs() {
     if (problem_.lse) size(Slot::lse, rows);
     const bool mass = problem_.mass != MassKind::none;
     const bool next = problem_.next != TileList::Form::none;
-    if (weighs_) mass_.assign(static_cast<std::size_t>(blocks * problem_.key_blocks()), 0.0);
+    if (weighs_) mass_.assign(static_cast<std::size_t>(blocks * problem_.key_blocks()), Real{0});
     if (mass) size(Slot::tile_mass, blocks * problem_.key_blocks());
     if (problem_.next == TileList::Form::indices) {
       size(Slot::next_counts, blocks);
@@ -88,7 +93,7 @@ void Attention<Real>::run() {
     for (std::int64_t head_kv = 0; head_kv < problem_.heads_kv; ++head_kv) {
       load_keys(b, head_kv);
       for (std::int64_t h = head_kv * problem_.group(); h < (head_kv + 1) * problem_.group(); ++h) {
-        for (std::int64_t i = 0; i < rows.length; ++i) {
+        for (const std::int64_t i : shuffled(rows.length)) {
           const Row row{b, h, i, rows.position + i, rows.first_token + i};
           if (forward) {
             forward_row(row);
@@ -154,6 +159,23 @@ void Attention<Real>::load_row(const Tensor& tensor, const Row& row, std::vector
     to[c] = static_cast<Real>(read(tensor, at + static_cast<std::int64_t>(c)));
 }
 
+/// Fisher and Yates, unless the order is the natural one.
+template <class Real>
+void Attention<Real>::shuffle(std::vector<std::int64_t>& order) {
+  if (order_ == 0) return;
+  for (std::size_t i = order.size(); i > 1; --i) {
+    std::swap(order[i - 1], order[philox({shuffles_++, 0, 0, 0}, {order_, 0})[0] % i]);
+  }
+}
+
+template <class Real>
+std::vector<std::int64_t> Attention<Real>::shuffled(std::int64_t count) {
+  std::vector<std::int64_t> order(static_cast<std::size_t>(count));
+  std::iota(order.begin(), order.end(), std::int64_t{0});
+  shuffle(order);
+  return order;
+}
+
 template <class Real>
 void Attention<Real>::find_visible(const Row& row) {
   visible_.clear();
@@ -210,11 +232,13 @@ void Attention<Real>::score_row(const Row& row) {
   find_visible(row);
   if (visible_.empty()) return;
   load_row(in_[Slot::q], row, q_);
-  const auto first = static_cast<std::size_t>(visible_.front());
-  const auto last = static_cast<std::size_t>(visible_.back()) + 1;
-  std::fill(scores_.begin() + visible_.front(), scores_.begin() + visible_.back() + 1, Real{0});
-  for (std::size_t c = 0; c < q_.size(); ++c) {
-    add_scaled(&scores_[first], q_[c], &k_by_dim_[c * keys_.size() + first], last - first);
+  first_ = static_cast<std::size_t>(visible_.front());
+  last_ = static_cast<std::size_t>(visible_.back()) + 1;
+  shuffle(visible_);
+  std::fill(&scores_[first_], &scores_[first_] + (last_ - first_), Real{0});
+  for (const std::int64_t c : dims_) {
+    const auto dim = static_cast<std::size_t>(c);
+    add_scaled(&scores_[first_], q_[dim], &k_by_dim_[dim * keys_.size() + first_], last_ - first_);
   }
   for (const std::int64_t j : visible_) {
     const auto at = static_cast<std::size_t>(j);

@@ -19,7 +19,7 @@ namespace tessera::reference {
 template <class Real>
 class Attention {
  public:
-  Attention(const Problem& problem, const Bindings& bindings, Result& result);
+  Attention(const Problem& problem, const Bindings& bindings, Result& result, std::uint32_t order);
   void run();
 
  private:
@@ -34,6 +34,8 @@ class Attention {
   void size_outputs();
   void load_keys(std::int64_t batch, std::int64_t head_kv);
   void load_row(const Tensor& tensor, const Row& row, std::vector<Real>& to) const;
+  void shuffle(std::vector<std::int64_t>& order);
+  [[nodiscard]] std::vector<std::int64_t> shuffled(std::int64_t count);
   void find_visible(const Row& row);
   void score_row(const Row& row);
   [[nodiscard]] Real score(const Row& row, std::int64_t key, Real dot, Real& slope) const;
@@ -69,7 +71,10 @@ class Attention {
   ScoreFunction score_;
   MaskFunction mask_;
   DType step_;  // narrowest of q, k, v
+  std::uint32_t order_;
+  std::uint32_t shuffles_ = 0;
   std::int64_t d_, dv_;
+  std::vector<std::int64_t> dims_, value_dims_;  // orders of summation over d and dv
   std::uint32_t threshold_;
   std::uint64_t seed_, philox_offset_;
   bool weighs_;  // mass or a next list is wanted
@@ -84,9 +89,11 @@ class Attention {
   std::vector<Real> k_, k_by_dim_, v_, v_by_dim_, dk_, dv_grad_;  // (n, d), (d, n), (n, dv), (dv, n), (n, d), (n, dv)
   // Of the present row.
   std::vector<Real> q_, o_, dout_, dq_;
-  std::vector<std::int64_t> visible_;       // indices into keys_
+  std::vector<std::int64_t> visible_;       // indices into keys_, in the order of summation
+  std::size_t first_ = 0, last_ = 0;        // range of them, end exclusive
   std::vector<Real> scores_, slopes_, dp_;  // (n); slope: d score / d (q·k)
-  std::vector<double> mass_;                // (b, hq, query blocks, key blocks)
+  std::vector<Real> mass_;                  // (b, hq, query blocks, key blocks)
+  std::vector<Real> row_mass_;              // (key blocks)
 };
 
 extern template class Attention<double>;

@@ -60,14 +60,14 @@ void Attention<Real>::add_mass(const Row& row, Real lse) {
   const std::int64_t query_block = row.index / problem_.block_q;
   const std::int64_t first =
       ((row.batch * problem_.heads_q + row.head) * problem_.query_blocks() + query_block) * problem_.key_blocks();
-  std::size_t next = 0;
-  while (next < visible_.size()) {
-    const std::int64_t block = keys_[static_cast<std::size_t>(visible_[next])].block;
-    Real mass = 0;
-    for (; next < visible_.size() && keys_[static_cast<std::size_t>(visible_[next])].block == block; ++next) {
-      mass += std::exp(scores_[static_cast<std::size_t>(visible_[next])] - lse);
-    }
-    mass_[static_cast<std::size_t>(first + block)] += problem_.mass == MassKind::mean ? mass : mass * mass;
+  row_mass_.assign(static_cast<std::size_t>(problem_.key_blocks()), Real{0});
+  for (const std::int64_t j : visible_) {
+    const auto at = static_cast<std::size_t>(j);
+    row_mass_[static_cast<std::size_t>(keys_[at].block)] += std::exp(scores_[at] - lse);
+  }
+  for (std::size_t block = 0; block < row_mass_.size(); ++block) {
+    const Real mass = row_mass_[block];
+    mass_[static_cast<std::size_t>(first) + block] += problem_.mass == MassKind::mean ? mass : mass * mass;
   }
 }
 
@@ -79,15 +79,14 @@ void Attention<Real>::finish_mass(std::int64_t batch, std::int64_t head) {
     const std::int64_t first =
         ((batch * problem_.heads_q + head) * problem_.query_blocks() + block) * problem_.key_blocks();
     for (std::int64_t kb = 0; kb < problem_.key_blocks(); ++kb) {
-      double& mass = mass_[static_cast<std::size_t>(first + kb)];
-      if (rows > 0) mass /= static_cast<double>(rows);
+      Real& mass = mass_[static_cast<std::size_t>(first + kb)];
+      if (rows > 0) mass /= static_cast<Real>(rows);
       if (problem_.mass != MassKind::mean) mass = std::sqrt(mass);
-      mass = static_cast<Real>(mass);
       if (problem_.mass != MassKind::none) put(Slot::tile_mass, first + kb, mass);
     }
   }
   if (problem_.next != TileList::Form::none) write_next(batch, head);
-  result_.next_mass = mass_;
+  result_.next_mass.assign(mass_.begin(), mass_.end());
 }
 
 template <class Real>
@@ -127,8 +126,12 @@ void Attention<Real>::backward_row(const Row& row) {
   if (lse != -kInfinity) {
     load_row(in_[Slot::dout], row, dout_);
     load_row(in_[Slot::o], row, o_);
+    // From the last to the first: in the order of dP, their difference would lose no rounding where o equals a v.
     Real delta = 0;
-    for (std::size_t c = 0; c < o_.size(); ++c) delta += dout_[c] * o_[c];
+    for (std::size_t c = value_dims_.size(); c-- > 0;) {
+      const auto dim = static_cast<std::size_t>(value_dims_[c]);
+      delta += dout_[dim] * o_[dim];
+    }
     Real lse_sink = lse;
     if (problem_.sink) {
       const auto sink = static_cast<Real>(read(in_[Slot::sink], row.head * in_[Slot::sink].strides[0]));
@@ -143,11 +146,10 @@ void Attention<Real>::backward_row(const Row& row) {
                                     : Real{0};
     score_row(row);
     if (!visible_.empty()) {
-      const auto first = static_cast<std::size_t>(visible_.front());
-      const auto last = static_cast<std::size_t>(visible_.back()) + 1;
-      std::fill(dp_.begin() + visible_.front(), dp_.begin() + visible_.back() + 1, Real{0});
-      for (std::size_t c = 0; c < dout_.size(); ++c) {
-        add_scaled(&dp_[first], dout_[c], &v_by_dim_[c * keys_.size() + first], last - first);
+      std::fill(&dp_[first_], &dp_[first_] + (last_ - first_), Real{0});
+      for (const std::int64_t c : value_dims_) {
+        const auto dim = static_cast<std::size_t>(c);
+        add_scaled(&dp_[first_], dout_[dim], &v_by_dim_[dim * keys_.size() + first_], last_ - first_);
       }
     }
     for (const std::int64_t j : visible_) {

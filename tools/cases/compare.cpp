@@ -23,22 +23,36 @@ std::string place(const Tensor& tensor, std::int64_t index) {
   return text;
 }
 
-/// Largest |plain − oracle|, and 2 ulp of `dtype` at the largest |oracle|.
-double tolerance(const std::vector<double>& oracle, const std::vector<double>& plain,
+/// Twice the largest |plain − oracle| of all runs of plain, and 2 ulp of `dtype` at the largest |oracle|. `values`
+/// picks the output of a result.
+template <class Values>
+double tolerance(const reference::Result& oracle, const std::vector<reference::Result>& plain, Values values,
                  const std::vector<std::uint8_t>* written, DType dtype) {
   double error = 0;
   double largest = 0;
-  for (std::size_t i = 0; i < oracle.size(); ++i) {
-    if ((written != nullptr && (*written)[i] == 0) || !std::isfinite(oracle[i])) continue;
-    largest = std::max(largest, std::fabs(oracle[i]));
-    if (std::isfinite(plain[i])) error = std::max(error, std::fabs(plain[i] - oracle[i]));
+  const std::vector<double>& want = values(oracle);
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if ((written != nullptr && (*written)[i] == 0) || !std::isfinite(want[i])) continue;
+    largest = std::max(largest, std::fabs(want[i]));
+    for (const reference::Result& run : plain) {
+      const double got = values(run)[i];
+      if (std::isfinite(got)) error = std::max(error, std::fabs(got - want[i]));
+    }
   }
   return 2 * error + 2 * ulp(dtype, largest);
 }
 
-void compare_numbers(Slot slot, const Tensor& tensor, const reference::Output& oracle, const reference::Output& plain,
-                     Comparison& result) {
-  const double allowed = tolerance(oracle.values, plain.values, &oracle.written, tensor.dtype);
+/// Whether `got` is what the dtype makes of a finite number too large for it.
+bool overflowed(DType dtype, double got, double want, double allowed) {
+  const double most = dtype == DType::fp16 ? 65504.0 : std::numeric_limits<float>::max();
+  return std::isinf(got) && (got > 0) == (want > 0) && std::fabs(want) + allowed >= most;
+}
+
+void compare_numbers(Slot slot, const Tensor& tensor, const reference::Result& oracle_result,
+                     const std::vector<reference::Result>& plain, Comparison& result) {
+  const reference::Output& oracle = oracle_result[slot];
+  const auto values = [slot](const reference::Result& of) -> const std::vector<double>& { return of[slot].values; };
+  const double allowed = tolerance(oracle_result, plain, values, &oracle.written, tensor.dtype);
   double worst = 0;
   std::int64_t worst_index = -1;
   double worst_got = 0;
@@ -49,7 +63,8 @@ void compare_numbers(Slot slot, const Tensor& tensor, const reference::Output& o
     const double want = oracle.values[at];
     double error = std::fabs(got - want);
     if (!std::isfinite(want) || !std::isfinite(got)) {
-      const bool same = got == want || (std::isnan(got) && std::isnan(want));
+      const bool same = got == want || (std::isnan(got) && std::isnan(want)) ||
+                        (std::isfinite(want) && overflowed(tensor.dtype, got, want, allowed));
       error = same ? 0 : std::numeric_limits<double>::infinity();
     }
     if (error > worst) {
@@ -124,10 +139,11 @@ class NextList {
 };
 
 void compare_next(const Problem& problem, const Bindings& got, const reference::Result& oracle,
-                  const reference::Result& plain, Comparison& result) {
+                  const std::vector<reference::Result>& plain, Comparison& result) {
   const NextList next(problem, got);
   std::string failure = next.failure();
-  const double allowed = tolerance(oracle.next_mass, plain.next_mass, nullptr, DType::fp32);
+  const auto masses = [](const reference::Result& of) -> const std::vector<double>& { return of.next_mass; };
+  const double allowed = tolerance(oracle, plain, masses, nullptr, DType::fp32);
   const auto threshold = static_cast<double>(problem.next_threshold);
   for (std::size_t tile = 0; tile < next.kept().size() && failure.empty(); ++tile) {
     const double mass = oracle.next_mass[tile];
@@ -151,12 +167,12 @@ double ulp(DType dtype, double magnitude) noexcept {
 }
 
 Comparison compare(const Problem& problem, const Bindings& got, const reference::Result& oracle,
-                   const reference::Result& plain) {
+                   const std::vector<reference::Result>& plain) {
   Comparison result;
   for (std::size_t index = 0; index < oracle.outputs.size(); ++index) {
     const auto slot = static_cast<Slot>(index);
     if (oracle[slot].values.empty() || is_integer(got[slot].dtype)) continue;
-    compare_numbers(slot, got[slot], oracle[slot], plain[slot], result);
+    compare_numbers(slot, got[slot], oracle, plain, result);
   }
   if (problem.next != TileList::Form::none) compare_next(problem, got, oracle, plain, result);
   return result;

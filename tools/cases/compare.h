@@ -5,18 +5,27 @@
 //
 // over the elements that the oracle writes, where oracle is the double-precision reference, plain the same-dtype
 // reference (reference.h), and ulp(x) the spacing of the output's dtype at x. Where the oracle is NaN or infinite, got
-// must be the same NaN or infinity, and nowhere else. Elements that the oracle leaves alone must keep their bits
-// (Inputs::find_damage). Counts, indices and bits must be equal, except that a tile may be in or out of the next list
-// when the oracle's mass is within the mass's own tolerance of the threshold.
+// must be the same NaN or infinity, and nowhere else; a finite oracle beyond the dtype's range may come as infinity.
+// Elements that the oracle leaves alone must keep their bits (Inputs::find_damage). Counts, indices and bits must be
+// equal, except that a tile may be in or out of the next list when the oracle's mass is within the mass's own tolerance
+// of the threshold.
+//
+// The error of plain is one draw of a random quantity: an output of few elements may by luck have none. A comparison
+// that fails is therefore repeated with the largest error of up to kPlainOrders runs of plain that differ only in the
+// order of their sums (Trial).
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cpu/reference.h"
 #include "tessera/executor.h"
 #include "tessera/problem.h"
 
 namespace tessera::cases {
+
+inline constexpr std::uint32_t kPlainOrders = 32;
 
 /// Spacing of the floating dtype's numbers at `magnitude`.
 double ulp(DType dtype, double magnitude) noexcept;
@@ -28,6 +37,6 @@ struct Comparison {
 };
 
 Comparison compare(const Problem& problem, const Bindings& got, const reference::Result& oracle,
-                   const reference::Result& plain);
+                   const std::vector<reference::Result>& plain);
 
 }  // namespace tessera::cases

@@ -153,6 +153,19 @@ constexpr Feature kFeatures[] = {
 };
 static_assert(std::size(kFeatures) <= kMostFeatures);
 
+struct Exclusion {
+  std::string_view a, b, reason;
+};
+/// Beyond groups and operations.
+constexpr Exclusion kExclusions[] = {
+    {"splits", "batch_invariant", "batch-invariant plans fix the split themselves"},
+    {"splits", "next_indices", "a tile's mass needs whole rows"},
+    {"splits", "next_bitmask", "a tile's mass needs whole rows"},
+    {"splits", "mass_mean", "a tile's mass needs whole rows"},
+    {"splits", "mass_rms", "a tile's mass needs whole rows"},
+    {"splits", "mass_prior_lse", "a tile's mass needs whole rows"},
+};
+
 std::string share(std::uint64_t count, std::uint64_t total) {
   return fmt::format("{:5.1f}%", total == 0 ? 0.0 : 100.0 * static_cast<double>(count) / static_cast<double>(total));
 }
@@ -175,6 +188,10 @@ std::string_view why_apart(std::size_t a, std::size_t b) noexcept {
   if (a == b) return "";
   if (!x.group.empty() && x.group == y.group) return "a problem has one of these";
   if ((x.operations & y.operations) == 0) return "of different operations";
+  for (const Exclusion& exclusion : kExclusions) {
+    if (exclusion.a == x.name && exclusion.b == y.name) return exclusion.reason;
+    if (exclusion.a == y.name && exclusion.b == x.name) return exclusion.reason;
+  }
   return "";
 }
 

@@ -294,7 +294,6 @@ class Generator {
     const bool forward = p_.pass == Pass::forward;
     if (forward) {
       p_.lse = random_.chance(0.6);
-      if (random_.chance(0.25)) case_.wishes.splits = random_.between(2, 4);
     } else {
       p_.dlse = random_.chance(0.25);
       p_.grad_fp32 = random_.chance(0.35);
@@ -302,6 +301,9 @@ class Generator {
     }
     p_.deterministic = random_.chance(0.2);
     p_.batch_invariant = random_.chance(0.2);
+    // Those need a row's keys in one part.
+    const bool whole = p_.batch_invariant || p_.next != TileList::Form::none || p_.mass != MassKind::none;
+    if (forward && !whole && random_.chance(0.4)) case_.wishes.splits = random_.between(2, 4);
   }
 
   RandomNumbers random_;

@@ -28,12 +28,13 @@ class Trial {
   Outcome run(const std::string& isa = "");
 
  private:
+  void draw_plain_errors();
   std::string attempt(const Plan& plan, Outcome& outcome);
 
   Case case_;
   Inputs inputs_;
   reference::Result oracle_;
-  reference::Result plain_;
+  std::vector<reference::Result> plain_;  // of different orders of summation, as many as were needed
 };
 
 /// One outcome for each instruction set ("": what the case says). Errors while the inputs are made are failures too.
