@@ -58,13 +58,18 @@ void check_name(std::string_view argument, std::string_view name) {
   if (!good) refuse(argument, "a name of other characters", "up to 64 of letters, digits and _ - . : /");
 }
 
+/// Rows of any operation; attention wants multiples of 8 besides.
+void check_row_length(std::string_view name, std::int64_t dim) {
+  if (dim < 1 || dim > 512) refuse(name, std::to_string(dim), "1 to 512");
+}
+
 void check_common(const Problem& p) {
   check_size("batch", p.batch, 0);
   check_size("seqlen_q", p.seqlen_q, 0);
   check_size("heads_q", p.heads_q, 1);
   check_size("heads_kv", p.heads_kv, 1);
-  check_size("head_dim_qk", p.head_dim_qk, 1);
-  check_size("head_dim_v", p.head_dim_v, 1);
+  check_row_length("head_dim_qk", p.head_dim_qk);
+  check_row_length("head_dim_v", p.head_dim_v);
   check_size("total_q", p.total_q, 0);
   if (p.q_layout == Layout::dense && p.total_q != 0) {
     refuse("total_q", std::to_string(p.total_q), "0 for the dense layout");
@@ -101,7 +106,7 @@ void check_source(const Problem& p, const KvSource& kv, const std::string& name)
 }
 
 void check_head_dim(std::string_view name, std::int64_t dim) {
-  if (dim % 8 != 0 || dim < 8 || dim > 512) refuse(name, std::to_string(dim), "a multiple of 8 from 8 to 512");
+  if (dim % 8 != 0) refuse(name, std::to_string(dim), "a multiple of 8 from 8 to 512");
 }
 
 void check_band(const Band& band) {

@@ -182,8 +182,8 @@ void kv_append_rules(RuleWriter& w, const Problem& p) {
   w.key_rows(Slot::k, Access::write, p.kv, p.k_type, p.head_dim_qk);
   w.key_rows(Slot::v, Access::write, p.kv, p.v_type, p.head_dim_v);
   w.key_lengths(p.kv, source_slots(false));
-  w.query_rows(Slot::k_new, Access::read, p.k_type, p.heads_kv, p.head_dim_qk).any_float = true;
-  w.query_rows(Slot::v_new, Access::read, p.v_type, p.heads_kv, p.head_dim_v).any_float = true;
+  w.query_rows(Slot::k_new, Access::read, p.k_type, p.heads_kv, p.head_dim_qk);
+  w.query_rows(Slot::v_new, Access::read, p.v_type, p.heads_kv, p.head_dim_v);
   w.query_rows(Slot::q, Access::read, p.q_type, p.heads_q, p.head_dim_qk).presence = Presence::optional;
   w.query_rows(Slot::q_rotated, Access::write, p.q_type, p.heads_q, p.head_dim_qk).presence = Presence::optional;
   if (p.rotary == Rotary::none) return;

@@ -19,7 +19,6 @@ struct SlotRule {
   bool written = false;
   DType dtype = DType::fp32;
   bool or_fp32 = false;        // fp32 will do as well as dtype
-  bool any_float = false;      // fp32, fp16 or bf16
   bool leading_batch = false;  // the first dimension may be left out
   int rank = 0;
   std::array<std::int64_t, Tensor::kMaxRank> shape{};

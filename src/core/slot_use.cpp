@@ -5,7 +5,7 @@
 namespace tessera::detail {
 
 std::string describe(const SlotRule& rule) {
-  std::string text = rule.any_float ? "fp32, fp16 or bf16" : std::string(to_string(rule.dtype));
+  std::string text(to_string(rule.dtype));
   if (rule.or_fp32 && rule.dtype != DType::fp32) text += " or fp32";
   text += " (";
   for (int i = 0; i < rule.rank; ++i) {

@@ -14,8 +14,7 @@ namespace {
 
 bool dtype_fits(const SlotRule& rule, DType dtype) noexcept {
   if (dtype == rule.dtype) return true;
-  if (rule.or_fp32 && dtype == DType::fp32) return true;
-  return rule.any_float && (dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16);
+  return rule.or_fp32 && dtype == DType::fp32;
 }
 
 bool shape_fits(const SlotRule& rule, const Tensor& tensor) noexcept {

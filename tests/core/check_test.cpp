@@ -144,6 +144,8 @@ const Broken kBroken[] = {
     {kCombine, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
     {kCombine, [](Problem& p) { p.kv2.emplace(); }, kInvalid, "kv2"},
     {kCombine, [](Problem& p) { p.dropout = 0.5F; }, kInvalid, "dropout"},
+    {kCombine, [](Problem& p) { p.head_dim_v = 513; }, kInvalid, "head_dim_v"},
+    {kAppend, [](Problem& p) { p.head_dim_qk = 1024; }, kInvalid, "head_dim_qk"},
     {kAppend, [](Problem& p) { p.kv.layout = KvLayout::varlen; }, kInvalid, "kv.layout"},
     {kAppend, [](Problem& p) { p.kv.seqused = false; }, kInvalid, "kv.seqused"},
     {kAppend, [](Problem& p) { p.sink = true; }, kInvalid, "sink"},

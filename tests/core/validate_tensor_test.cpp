@@ -201,7 +201,9 @@ TEST(Validate, AcceptsWhatIsUnusualAndRight) {
     c.bindings.score.value = some_score;
     c.bindings.mask = {some_mask, some_class, nullptr};
   });
-  good("kv_append b=2 sq=2 sk=8 d=16 dtype=bf16", [](Call& c) { c.bind(Slot::k_new, DType::fp32, {2, 2, 1, 16}); });
+  good("kv_append b=2 sq=2 sk=8 d=16 dtype=bf16 rotary=half:8", [](Call& c) {
+    c.bind(Slot::rotary_cos, DType::bf16, {8, 4});
+  });
   good(kPaged, [](Call& c) { c.bind(Slot::page_table, {2, 3}, {0, 1, -5, 2, 3, 999}); });
 }
 
