@@ -170,8 +170,8 @@ class ForwardUnit {
     bool masked = has_band(problem_) && !trim_to_band(panel, live, first, end);
     if (first >= end) return;
     float* s = b_.s + first * kPanel;
-    kernels.matmul(end - first, columns, d, {keys.k.data + first * keys.k.row, keys.k.row, 1},
-                   b_.q + first_column * d, kPanel, s, kPanel, false, nullptr);
+    kernels.matmul(end - first, columns, d, {keys.k + first * padded(d), padded(d), 1}, b_.q + first_column * d, kPanel,
+                   s, kPanel, false, nullptr);
     if (problem_.softcap > 0.0F) kernels.softcap((end - first) * kPanel, problem_.softcap, s, nullptr);
     ScoreTile tile{s, 1, kPanel, live, end - first, b_.position + first_column, keys.position + first,
                    b_.head + first_column, sequence_.batch};
@@ -183,7 +183,7 @@ class ForwardUnit {
     kernels.softmax_step(end - first, columns, s, maximum, b_.sum + first_column, correction);
     if (gathers_mass(problem_)) b_.mass.add(keys, first, end, panel, live, b_.s, maximum);
     if (run_.scores.has_dropout()) drop(tile, columns);
-    const Broadcast v{keys.v.data + first * keys.v.column, 1, keys.v.column};
+    const Broadcast v{keys.v + first * padded(dv), 1, padded(dv)};
     float* o = b_.o + first_column * dv;
     if (masked && !values_finite(first, end)) {
       careful_matmul(SkipZerosOf::b, dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
@@ -258,13 +258,8 @@ class ForwardUnit {
   }
 
   [[nodiscard]] bool values_finite(std::int64_t first, std::int64_t end) const {
-    const Broadcast& v = b_.keys.v;
-    float zero = 0.0F;
-    for (std::int64_t row = first; row < end; ++row) {
-      const float* value = v.data + row * v.column;
-      for (std::int64_t i = 0; i < problem_.head_dim_v; ++i) zero += value[i] * 0.0F;
-    }
-    return zero == 0.0F;
+    const std::int64_t width = padded(problem_.head_dim_v);
+    return run_.kernels.all_finite((end - first) * width, b_.keys.v + first * width);
   }
 
   // Divides by the sum (and the sink), transposes back and writes O and LSE.

@@ -19,7 +19,7 @@ float log_add(float lse, float sink) {
 }
 
 // One head of one sequence; returns its share of dsink.
-float find_head(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
+double find_head(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
                 const GradientRows& out, const Sequence& sequence, std::int64_t head) {
   const Problem& problem = state.problem;
   const RowView o = rows_of(problem, bindings[Slot::o], sequence);
@@ -29,24 +29,32 @@ float find_head(const detail::PlanState& state, const Bindings& bindings, const 
   const Tensor& sinks = bindings[Slot::sink];
   const float sink = problem.sink ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
   const std::int64_t dv = problem.head_dim_v;
-  alignas(64) float o_row[kLongestRow];
-  alignas(64) float dout_row[kLongestRow];
-  float dsink = 0.0F;
-  for (std::int64_t row = 0; row < sequence.q_length; ++row) {
-    const std::int64_t index = out.at(head, sequence.q_first + row);
-    const float value = lse.at(row, head);
-    if (value == kNothing) {
-      out.shift[index] = -kNothing;
-      out.delta[index] = 0.0F;
-      continue;
+  constexpr std::int64_t kRows = 8;
+  alignas(64) float o_rows[kRows * kLongestRow];
+  alignas(64) float dout_rows[kRows * kLongestRow];
+  float product[kRows];
+  double dsink = 0.0;
+  for (std::int64_t first = 0; first < sequence.q_length; first += kRows) {
+    const std::int64_t count = std::min(kRows, sequence.q_length - first);
+    for (std::int64_t i = 0; i < count; ++i) {
+      kernels.load_row(problem.o_type, o.at(first + i, head), dv, 1.0F, o_rows + i * kLongestRow, padded(dv));
+      kernels.load_row(problem.o_type, dout.at(first + i, head), dv, 1.0F, dout_rows + i * kLongestRow, padded(dv));
     }
-    kernels.load_row(problem.o_type, o.at(row, head), dv, 1.0F, o_row, padded(dv));
-    kernels.load_row(problem.o_type, dout.at(row, head), dv, 1.0F, dout_row, padded(dv));
-    const float product = kernels.dot(padded(dv), o_row, dout_row);
-    const float shift = sink == kNothing ? value : log_add(value, sink);
-    out.shift[index] = shift;
-    out.delta[index] = product - (dlse.base ? dlse.at(row, head) * std::exp(shift - value) : 0.0F);
-    if (sink != kNothing) dsink -= std::exp(sink - shift) * product;
+    kernels.dot_rows(count, dv, o_rows, dout_rows, kLongestRow, product);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::int64_t row = first + i;
+      const std::int64_t index = out.at(head, sequence.q_first + row);
+      const float value = lse.at(row, head);
+      if (value == kNothing) {
+        out.shift[index] = -kNothing;
+        out.delta[index] = 0.0F;
+        continue;
+      }
+      const float shift = sink == kNothing ? value : log_add(value, sink);
+      out.shift[index] = shift;
+      out.delta[index] = product[i] - (dlse.base ? dlse.at(row, head) * std::exp(shift - value) : 0.0F);
+      if (sink != kNothing) dsink -= static_cast<double>(std::exp(sink - shift) * product[i]);
+    }
   }
   return dsink;
 }
@@ -58,7 +66,7 @@ GradientRows GradientRows::place(Arena& arena, const Problem& problem) {
   rows.rows = total_rows(problem);
   rows.shift = arena.take<float>(problem.heads_q * rows.rows);
   rows.delta = arena.take<float>(problem.heads_q * rows.rows);
-  rows.dsink = arena.take<float>(problem.heads_q * problem.batch);
+  rows.dsink = arena.take<double>(problem.heads_q * problem.batch);
   return rows;
 }
 
@@ -76,9 +84,9 @@ void find_gradient_rows(const detail::PlanState& state, const Bindings& bindings
   if (!dsink) return;
   for (std::int64_t head = 0; head < problem.heads_q; ++head) {
     float& target = dsink.as<float>()[head * dsink.strides[0]];
-    float sum = problem.accumulate ? target : 0.0F;
+    double sum = problem.accumulate ? static_cast<double>(target) : 0.0;
     for (std::int64_t batch = 0; batch < problem.batch; ++batch) sum += rows.dsink[batch * problem.heads_q + head];
-    target = sum;
+    target = static_cast<float>(sum);
   }
 }
 

@@ -11,11 +11,11 @@
 
 namespace tessera::cpu {
 
-/// fp32 (heads_q, rows of all sequences) each; dsink (batch, heads_q).
+/// fp32 (heads_q, rows of all sequences) each; dsink (batch, heads_q), in double as it sums over all rows.
 struct GradientRows {
   float* shift = nullptr;  // log(exp(LSE) + exp(sink)); +inf for an empty row, whose probabilities are then 0
   float* delta = nullptr;  // rowsum(dO∘O) − dLSE · exp(shift − LSE): dS = P∘(dP − delta)
-  float* dsink = nullptr;
+  double* dsink = nullptr;
   std::int64_t rows = 0;
 
   static GradientRows place(Arena& arena, const Problem& problem);

@@ -9,8 +9,8 @@ KeyTile KeyTile::place(Arena& arena, std::int64_t tile_kv, const Problem& proble
   KeyTile tile;
   tile.spans = arena.take<Span>(tile_kv + 1);
   tile.position = arena.take<std::int64_t>(tile_kv);
-  tile.k_rows = arena.take<float>(tile_kv * padded(problem.head_dim_qk));
-  tile.v_rows = arena.take<float>(tile_kv * padded(problem.head_dim_v));
+  tile.k = arena.take<float>(tile_kv * padded(problem.head_dim_qk));
+  tile.v = arena.take<float>(tile_kv * padded(problem.head_dim_v));
   return tile;
 }
 
@@ -84,31 +84,19 @@ std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, 
 }
 
 void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const {
-  const auto bring = [&](DType dtype, std::int64_t dim, bool values, float* rows) -> const float* {
-    const auto view_of = [&](const Span& span) -> const KeyView& {
-      const Segment& segment = sequence.segments[static_cast<std::size_t>(span.segment)];
-      return values ? segment.v : segment.k;
-    };
-    const KeyView& view = view_of(tile.spans[0]);
-    if (tile.span_count == 1 && dtype == DType::fp32 && view.pages == nullptr) {
-      return reinterpret_cast<const float*>(view.at(tile.spans[0].first, kv_head));
+  const std::int64_t d = padded(problem_.head_dim_qk);
+  const std::int64_t dv = padded(problem_.head_dim_v);
+  for (std::int64_t s = 0; s < tile.span_count; ++s) {
+    const Span& span = tile.spans[s];
+    const Segment& source = sequence.segments[static_cast<std::size_t>(span.segment)];
+    for (std::int64_t i = 0; i < span.count; ++i) {
+      const std::int64_t row = span.row + i;
+      kernels.load_row(problem_.k_type, source.k.at(span.first + i, kv_head), problem_.head_dim_qk, 1.0F,
+                       tile.k + row * d, d);
+      kernels.load_row(problem_.v_type, source.v.at(span.first + i, kv_head), problem_.head_dim_v, 1.0F,
+                       tile.v + row * dv, dv);
     }
-    const std::int64_t width = padded(dim);
-    for (std::int64_t s = 0; s < tile.span_count; ++s) {
-      const Span& span = tile.spans[s];
-      const KeyView& source = view_of(span);
-      for (std::int64_t i = 0; i < span.count; ++i) {
-        kernels.load_row(dtype, source.at(span.first + i, kv_head), dim, 1.0F, rows + (span.row + i) * width, width);
-      }
-    }
-    return nullptr;
-  };
-  const auto stride = [&](const KeyView& view) { return view.row / static_cast<std::ptrdiff_t>(sizeof(float)); };
-  const Segment& segment = sequence.segments[static_cast<std::size_t>(tile.spans[0].segment)];
-  const float* k = bring(problem_.k_type, problem_.head_dim_qk, false, tile.k_rows);
-  tile.k = k ? Broadcast{k, stride(segment.k), 1} : Broadcast{tile.k_rows, padded(problem_.head_dim_qk), 1};
-  const float* v = bring(problem_.v_type, problem_.head_dim_v, true, tile.v_rows);
-  tile.v = v ? Broadcast{v, 1, stride(segment.v)} : Broadcast{tile.v_rows, 1, padded(problem_.head_dim_v)};
+  }
 }
 
 }  // namespace tessera::cpu

@@ -37,12 +37,10 @@ struct QueryTile {
 struct KeyTile {
   Span* spans = nullptr;              // capacity tile_kv + 1
   std::int64_t* position = nullptr;   // (tile_kv)
-  float* k_rows = nullptr;            // (tile_kv, padded d)
-  float* v_rows = nullptr;            // (tile_kv, padded dv)
+  float* k = nullptr;                 // (tile_kv, padded d)
+  float* v = nullptr;                 // (tile_kv, padded dv)
   std::int64_t span_count = 0;
   std::int64_t keys = 0;
-  Broadcast k{};  // element (key, dim)
-  Broadcast v{};  // element (dim, key)
 
   static KeyTile place(Arena& arena, std::int64_t tile_kv, const Problem& problem);
 };
@@ -61,7 +59,7 @@ class KeyTiles {
   /// The first cell from `from` on that may hold anything for `queries`, at most `end`.
   [[nodiscard]] std::int64_t skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                                   std::int64_t end) const;
-  /// Brings the collected keys into fp32; one dense fp32 span is used where it lies.
+  /// Brings the collected keys into fp32 rows side by side: rows that lie pages apart would fight for the same cache sets.
   void load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const;
 
  private:

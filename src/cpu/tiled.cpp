@@ -9,7 +9,7 @@ namespace {
 
 // Tiles measured best on a 2-core Xeon (AVX-512, 2 MiB of L2) over the rows of bench/suites/cpu_dense.txt; see
 // docs/performance.md for the ones that lost.
-constexpr std::int64_t kForwardQueries = 128;
+constexpr std::int64_t kForwardQueries = 256;
 constexpr std::int64_t kForwardKeys = 128;
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;

@@ -65,8 +65,9 @@ struct Kernels {
   void (*transpose)(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld,
                     float* target, std::ptrdiff_t ld);
 
-  /// Σ a·b over n floats (n padded), and whether every value of n floats is finite.
-  float (*dot)(std::int64_t n, const float* a, const float* b);
+  /// out[i] = Σ a[i·ld + k]·b[i·ld + k] over k < n, in matmul's order of summation.
+  void (*dot_rows)(std::int64_t rows, std::int64_t n, const float* a, const float* b, std::ptrdiff_t ld, float* out);
+  /// Whether all of n floats (padded) are finite.
   bool (*all_finite)(std::int64_t n, const float* a);
 };
 

@@ -5,52 +5,50 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-// exp(x) with at most 2 ulp of error for x in [−87, 88]; 0 below, +inf above, NaN stays NaN. x·log2(e) = n + f with
-// |f| ≤ ½; 2^f is its Taylor polynomial in f·ln 2 of degree 7 (remainder 5e-9), 2^n goes into the exponent in two halves
-// so that the largest results do not overflow on the way.
+// x·log2(e) = n + f with |f| ≤ ½; returns n and e^(f·ln 2), the latter by a polynomial 1 + r + r²·P(r) whose
+// coefficients minimise the relative error on |r| ≤ ln 2 / 2 (Lawson's iteration; 3.6e-9 after rounding them to fp32).
+struct Exponential {
+  Vector n;
+  Vector fraction;
+};
+HWY_INLINE Exponential split_exponential(Vector x) {
+  const FloatTag d;
+  const Vector n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504F)));
+  Vector r = hn::NegMulAdd(n, hn::Set(d, 0.693359375F), x);  // ln 2 in two parts (Cody and Waite 1980)
+  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4F), r);
+  Vector p = hn::Set(d, 0.00138145394F);
+  p = hn::MulAdd(p, r, hn::Set(d, 0.00836874545F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.041668389F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.166665211F));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.49999994F));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
+  return {n, hn::MulAdd(p, r, hn::Set(d, 1.0F))};
+}
+
+// exp(x) for x ≤ 88, +inf above; 0 below −87, where results would be subnormal; NaN stays NaN. 2^n goes into the
+// exponent in two halves so that the largest results do not overflow on the way.
 HWY_INLINE Vector exp(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  const Vector clamped = hn::Min(hn::Max(x, hn::Set(d, -88.0F)), hn::Set(d, 89.0F));
-  const Vector n = hn::Round(hn::Mul(clamped, hn::Set(d, 1.44269504F)));
-  Vector r = hn::NegMulAdd(n, hn::Set(d, 0.693359375F), clamped);  // ln 2 in two parts (Cody and Waite)
-  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4F), r);
-  Vector p = hn::Set(d, 1.0F / 5040.0F);
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 720.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 120.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 24.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 6.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.5F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-  const auto exponent = hn::ConvertTo(di, n);
+  const Exponential e = split_exponential(hn::Min(hn::Max(x, hn::Set(d, -88.0F)), hn::Set(d, 89.0F)));
+  const auto exponent = hn::ConvertTo(di, e.n);
   const auto half = hn::ShiftRight<1>(exponent);
   const auto bias = hn::Set(di, 127);
-  p = hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias))));
+  Vector p = hn::Mul(e.fraction, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias))));
   p = hn::Mul(p, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::Sub(exponent, half), bias))));
   p = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), p);
   return hn::IfThenElse(hn::Eq(x, x), p, x);
 }
 
-// The same for x ≤ 0, where one scaling suffices: the softmax's only case.
+// The same for x ≤ 0, the softmax's only case: one addition to the exponent suffices.
 HWY_INLINE Vector exp_nonpositive(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
-  const auto keep = hn::Ge(x, hn::Set(d, -87.0F));
-  const Vector n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504F)));
-  Vector r = hn::NegMulAdd(n, hn::Set(d, 0.693359375F), x);
-  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4F), r);
-  // Minimax on |r| ≤ ln 2 / 2, relative error below 2^-24.
-  Vector p = hn::Set(d, 1.0F / 720.0F);
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 120.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 24.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F / 6.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.5F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, n));
-  p = hn::BitCast(d, hn::Add(hn::BitCast(di, p), exponent));
+  const Exponential e = split_exponential(x);
+  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, e.n));
+  const Vector p = hn::BitCast(d, hn::Add(hn::BitCast(di, e.fraction), exponent));
   // −inf and anything below the range give 0; NaN fails the comparison as well and must stay NaN.
+  const auto keep = hn::Ge(x, hn::Set(d, -87.0F));
   return hn::IfThenElse(keep, p, hn::IfThenElse(hn::Eq(x, x), hn::Zero(d), x));
 }
 
@@ -173,11 +171,28 @@ void softcap(std::int64_t n, float cap, float* s, float* derivative) {
   }
 }
 
-float dot(std::int64_t n, const float* a, const float* b) {
-  const FloatTag d;
-  Vector sum = hn::Zero(d);
-  for (std::int64_t i = 0; i < n; i += kLanes) sum = hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), sum);
-  return hn::GetLane(hn::SumOfLanes(d, sum));
+// One row of products for each of kRows rows. Every sum is the same chain of fused multiply-adds as in matmul, so that
+// a row with a single visible key gets the gradient 0 that it has, not the difference of two roundings.
+template <int kRows>
+HWY_INLINE void dot_block(std::int64_t n, const float* a, const float* b, std::ptrdiff_t ld, float* out) {
+  const hn::CappedTag<float, 1> d;
+  hn::Vec<decltype(d)> sum[kRows];
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) sum[i] = hn::Zero(d);
+  for (std::int64_t k = 0; k < n; ++k) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kRows; ++i) {
+      sum[i] = hn::MulAdd(hn::Set(d, a[i * ld + k]), hn::Set(d, b[i * ld + k]), sum[i]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kRows; ++i) out[i] = hn::GetLane(sum[i]);
+}
+
+void dot_rows(std::int64_t rows, std::int64_t n, const float* a, const float* b, std::ptrdiff_t ld, float* out) {
+  std::int64_t row = 0;
+  for (; row + 8 <= rows; row += 8) dot_block<8>(n, a + row * ld, b + row * ld, ld, out + row);
+  for (; row < rows; ++row) dot_block<1>(n, a + row * ld, b + row * ld, ld, out + row);
 }
 
 bool all_finite(std::int64_t n, const float* a) {
