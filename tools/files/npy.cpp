@@ -1,42 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "files/npy.h"
 
-#include <array>
 #include <charconv>
 #include <cstring>
 #include <optional>
 
 #include "files/bytes.h"
+#include "files/npy_types.h"
 #include "tessera/error.h"
 
 namespace tessera::files {
 namespace {
 
-constexpr std::string_view kMagic{"\x93NUMPY", 6};
 constexpr std::size_t kMaxHeader = 1U << 20U;  // bytes; a header of six dimensions has about 200
-
-struct TypeName {
-  std::string_view descr;
-  DType dtype;
-};
-constexpr std::array<TypeName, 18> kTypes{{{"<f4", DType::fp32},
-                                           {"<f2", DType::fp16},
-                                           {"<f8", DType::fp64},
-                                           {"<V2", DType::bf16},
-                                           {"<i4", DType::int32},
-                                           {"<i8", DType::int64},
-                                           {"<u4", DType::uint32},
-                                           {"<u8", DType::uint64},
-                                           {"|u1", DType::uint8},
-                                           {"|i1", DType::int8},
-                                           {"<u1", DType::uint8},
-                                           {"<i1", DType::int8},
-                                           {"|V2", DType::bf16},
-                                           {"V2", DType::bf16},
-                                           {"bfloat16", DType::bf16},
-                                           {"f4", DType::fp32},
-                                           {"f2", DType::fp16},
-                                           {"f8", DType::fp64}}};
 
 // Reads the header: a Python dictionary literal with exactly the keys descr, fortran_order and shape.
 class DictionaryReader {
@@ -117,7 +93,7 @@ class DictionaryReader {
     skip_space();
     if (at_ < text_.size() && text_[at_] == '[') fail("a structured type", "one number an element");
     const std::string_view descr = read_string();
-    for (const TypeName& type : kTypes) {
+    for (const NpyType& type : kNpyTypes) {
       if (type.descr == descr) dtype_ = type.dtype;
     }
     if (!dtype_) {
@@ -162,13 +138,6 @@ std::size_t little_endian(std::span<const std::byte> bytes) {
   return value;
 }
 
-std::string_view descr_of(DType dtype, const std::string& path) {
-  for (const TypeName& type : kTypes) {
-    if (type.dtype == dtype) return type.descr;
-  }
-  throw Error(ErrorCode::unsupported, path, "dtype " + std::string(to_string(dtype)), "a type that .npy can hold");
-}
-
 }  // namespace
 
 NpyHeader parse_npy_header(std::span<const std::byte> file, std::string_view name) {
@@ -176,7 +145,7 @@ NpyHeader parse_npy_header(std::span<const std::byte> file, std::string_view nam
     throw Error(ErrorCode::parse, std::string(name), std::move(got), std::move(want));
   };
   if (file.size() < 10) fail(std::to_string(file.size()) + " bytes", "a .npy file of at least 10");
-  if (std::memcmp(file.data(), kMagic.data(), kMagic.size()) != 0) fail("another magic", "\\x93NUMPY");
+  if (std::memcmp(file.data(), kNpyMagic.data(), kNpyMagic.size()) != 0) fail("another magic", "\\x93NUMPY");
   const auto major = std::to_integer<unsigned>(file[6]);
   if (major < 1 || major > 3) fail("version " + std::to_string(major), "version 1, 2 or 3");
   const std::size_t width = major == 1 ? 2 : 4;
@@ -209,28 +178,6 @@ Array parse_npy(std::span<const std::byte> file, std::string_view name) {
 Array read_npy(const std::string& path) {
   const MappedFile file(path);
   return parse_npy(file.bytes(), path);
-}
-
-void write_npy(const std::string& path, const Tensor& tensor) {
-  if (!tensor || tensor.device.type != DeviceType::cpu || !tensor.is_contiguous()) {
-    throw Error(ErrorCode::invalid_argument, path, tensor ? tensor.describe() : "no tensor",
-                "a contiguous tensor on the CPU");
-  }
-  std::string header =
-      "{'descr': '" + std::string(descr_of(tensor.dtype, path)) + "', 'fortran_order': False, 'shape': (";
-  for (int axis = 0; axis < tensor.rank; ++axis) {
-    header += std::to_string(tensor.shape[static_cast<std::size_t>(axis)]) + (axis + 1 < tensor.rank ? ", " : "");
-  }
-  header += tensor.rank == 1 ? ",), }" : "), }";
-  constexpr std::size_t kPrefix = 10;                             // magic, version, length
-  while ((kPrefix + header.size() + 1) % 64 != 0) header += ' ';  // the data begin at a multiple of 64 bytes
-  header += '\n';
-  std::string prefix(kMagic);
-  prefix += {'\x01', '\x00', static_cast<char>(header.size() & 0xFFU), static_cast<char>(header.size() >> 8U)};
-  const auto size = static_cast<std::size_t>(tensor.numel()) * size_of(tensor.dtype);
-  write_atomically(path, {std::as_bytes(std::span(prefix.data(), prefix.size())),
-                          std::as_bytes(std::span(header.data(), header.size())),
-                          std::span<const std::byte>(size == 0 ? nullptr : tensor.bytes(), size)});
 }
 
 }  // namespace tessera::files

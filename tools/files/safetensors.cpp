@@ -2,13 +2,13 @@
 #include "files/safetensors.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 #include <utility>
 
+#include "files/safetensors_types.h"
 #include "tessera/error.h"
 
 namespace tessera::files {
@@ -18,27 +18,6 @@ using nlohmann::json;
 
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // bytes, the format's own limit
 constexpr int kMaxDepth = 3;                       // { tensor: { shape: [ … ] } }
-
-struct TypeName {
-  std::string_view name;
-  std::size_t bytes;
-  std::optional<DType> dtype;
-};
-const std::array<TypeName, 15> kTypes{{{"F64", 8, DType::fp64},
-                                       {"F32", 4, DType::fp32},
-                                       {"F16", 2, DType::fp16},
-                                       {"BF16", 2, DType::bf16},
-                                       {"F8_E4M3", 1, DType::e4m3},
-                                       {"F8_E5M2", 1, DType::e5m2},
-                                       {"I8", 1, DType::int8},
-                                       {"I32", 4, DType::int32},
-                                       {"I64", 8, DType::int64},
-                                       {"U8", 1, DType::uint8},
-                                       {"U32", 4, DType::uint32},
-                                       {"U64", 8, DType::uint64},
-                                       {"BOOL", 1, std::nullopt},
-                                       {"I16", 2, std::nullopt},
-                                       {"U16", 2, std::nullopt}}};
 
 [[noreturn]] void fail(std::string_view file, const std::string& got, const std::string& want) {
   throw Error(ErrorCode::parse, std::string(file), got, want);
@@ -104,9 +83,9 @@ SafetensorsEntry read_entry(const std::string& tensor, const json& value, std::s
   SafetensorsEntry entry;
   entry.name = tensor;
   entry.type = type.get<std::string>();
-  const auto known =
-      std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeName& row) { return row.name == entry.type; });
-  if (known == kTypes.end()) fail(file, what + " of type '" + entry.type + "'", "a type of the format");
+  const auto known = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
+                                  [&](const SafetensorsType& row) { return row.name == entry.type; });
+  if (known == kSafetensorsTypes.end()) fail(file, what + " of type '" + entry.type + "'", "a type of the format");
   entry.dtype = known->dtype;
   for (const json& size : shape) {
     entry.shape.push_back(static_cast<std::int64_t>(read_size(size, file, what + ": size")));
@@ -146,14 +125,6 @@ void check_cover(std::vector<SafetensorsEntry>& entries, std::size_t data_bytes,
   if (covered != data_bytes) {
     fail(file, std::to_string(data_bytes) + " bytes of data", std::to_string(covered) + ", the end of the last tensor");
   }
-}
-
-std::string_view name_of(DType dtype, const std::string& path) {
-  for (const TypeName& type : kTypes) {
-    if (type.dtype == dtype) return type.name;
-  }
-  throw Error(ErrorCode::unsupported, path, "dtype " + std::string(to_string(dtype)),
-              "a type that .safetensors can hold");
 }
 
 }  // namespace
@@ -200,41 +171,6 @@ Array SafetensorsFile::load(std::string_view tensor) const {
   const SafetensorsEntry* entry = header_.find(tensor);
   if (entry == nullptr) fail(path_, "no tensor '" + std::string(tensor) + "'", "a file that holds it");
   return copy_tensor(file_.bytes(), header_, *entry, path_);
-}
-
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
-                       const std::map<std::string, std::string>& metadata) {
-  // Wider elements first, so that every tensor begins at a multiple of its element size.
-  std::vector<const NamedTensor*> order;
-  for (const NamedTensor& each : tensors) order.push_back(&each);
-  std::stable_sort(order.begin(), order.end(), [](const NamedTensor* a, const NamedTensor* b) {
-    return size_of(a->tensor.dtype) > size_of(b->tensor.dtype);
-  });
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::vector<std::span<const std::byte>> parts(2);
-  std::size_t offset = 0;
-  for (const NamedTensor* each : order) {
-    const Tensor& tensor = each->tensor;
-    if (!tensor || tensor.device.type != DeviceType::cpu || !tensor.is_contiguous() || header.contains(each->name)) {
-      throw Error(ErrorCode::invalid_argument, path, "tensor '" + each->name + "'",
-                  "contiguous tensors on the CPU, each name once");
-    }
-    const auto bytes = static_cast<std::size_t>(tensor.numel()) * size_of(tensor.dtype);
-    header[each->name] = {
-        {"dtype", name_of(tensor.dtype, path)},
-        {"shape", std::vector<std::int64_t>(tensor.shape.begin(), tensor.shape.begin() + tensor.rank)},
-        {"data_offsets", {offset, offset + bytes}}};
-    if (bytes != 0) parts.emplace_back(tensor.bytes(), bytes);
-    offset += bytes;
-  }
-  std::string text = header.dump();
-  while (text.size() % 8 != 0) text += ' ';
-  std::array<std::byte, 8> length{};
-  for (std::size_t at = 0; at < 8; ++at) length[at] = static_cast<std::byte>(text.size() >> (8 * at) & 0xFFU);
-  parts[0] = length;
-  parts[1] = std::as_bytes(std::span(text.data(), text.size()));
-  write_atomically(path, parts);
 }
 
 }  // namespace tessera::files
