@@ -18,6 +18,7 @@ namespace tessera::cpu {
 namespace {
 
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr std::int64_t kBandStrip = 32;  // queries; a divisor of kPanel
 
 // A thread's buffers. `columns` are the queries of a tile, all its heads, padded to whole panels.
 struct ForwardBuffers {
@@ -153,38 +154,47 @@ class ForwardUnit {
 
   void key_tile() {
     run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
-    for (std::int64_t panel = 0; panel * kPanel < columns_; ++panel) panel_step(panel);
+    for (std::int64_t first = 0; first < columns_; first += kPanel) {
+      const std::int64_t live = std::min(kPanel, columns_ - first);
+      if (!has_band(problem_) || sees_all(first, live)) {
+        panel_step(first, live, 0, b_.keys.keys, false);
+        continue;
+      }
+      // At the border of the band a narrower strip of queries leaves less of the triangle to be masked.
+      for (std::int64_t strip = first; strip < first + live; strip += kBandStrip) {
+        const std::int64_t columns = std::min(kBandStrip, first + live - strip);
+        const Rows rows = rows_seen(strip, columns);
+        if (rows.first < rows.end) panel_step(strip, columns, rows.first, rows.end, true);
+      }
+    }
   }
 
-  // One panel of queries against one tile of keys.
-  void panel_step(std::int64_t panel) {
+  // Queries [first_column, first_column + live) of one panel against keys [first, end) of the tile.
+  void panel_step(std::int64_t first_column, std::int64_t live, std::int64_t first, std::int64_t end, bool band) {
     const Kernels& kernels = run_.kernels;
     const KeyTile& keys = b_.keys;
-    const std::int64_t first_column = panel * kPanel;
-    const std::int64_t live = std::min(kPanel, columns_ - first_column);
     const std::int64_t columns = padded(live);
     const std::int64_t d = problem_.head_dim_qk;
     const std::int64_t dv = problem_.head_dim_v;
-    std::int64_t first = 0;
-    std::int64_t end = keys.keys;
-    bool masked = has_band(problem_) && !trim_to_band(panel, live, first, end);
-    if (first >= end) return;
+    const std::int64_t in_panel = first_column % kPanel;
+    const std::int64_t panel = first_column - in_panel;
+    bool masked = band;
     float* s = b_.s + first * kPanel;
-    kernels.matmul(end - first, columns, d, {keys.k + first * padded(d), padded(d), 1}, b_.q + first_column * d, kPanel,
-                   s, kPanel, false, nullptr);
+    kernels.matmul(end - first, columns, d, {keys.k + first * padded(d), padded(d), 1}, b_.q + panel * d + in_panel,
+                   kPanel, s, kPanel, false, nullptr);
     if (problem_.softcap > 0.0F) kernels.softcap((end - first) * kPanel, problem_.softcap, s, nullptr);
     ScoreTile tile{s, 1, kPanel, live, end - first, b_.position + first_column, keys.position + first,
                    b_.head + first_column, sequence_.batch};
     if (run_.scores.per_element()) run_.scores.apply(tile, nullptr);
-    if (masked) mask_band(panel, first, end);
+    if (band) mask_band(first_column, columns, first, end);
     if (run_.scores.has_mask()) masked |= mask_callable(tile, first, end);
     float* maximum = b_.maximum + first_column;
     float* correction = b_.correction + first_column;
     kernels.softmax_step(end - first, columns, s, maximum, b_.sum + first_column, correction);
-    if (gathers_mass(problem_)) b_.mass.add(keys, first, end, panel, live, b_.s, maximum);
+    if (gathers_mass(problem_)) b_.mass.add(keys, first, end, first_column, live, b_.s, maximum);
     if (run_.scores.has_dropout()) drop(tile, columns);
     const Broadcast v{keys.v + first * padded(dv), 1, padded(dv)};
-    float* o = b_.o + first_column * dv;
+    float* o = b_.o + panel * dv + in_panel;
     if (masked && !values_finite(first, end)) {
       careful_matmul(SkipZerosOf::b, dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
     } else {
@@ -192,42 +202,52 @@ class ForwardUnit {
     }
   }
 
-  // Narrows [first, end) to rows that some column sees; true when every column sees all that is left.
-  bool trim_to_band(std::int64_t panel, std::int64_t live, std::int64_t& first, std::int64_t& end) const {
-    const Visible* visible = b_.visible + panel * kPanel;
-    Visible some = visible[0];
-    Visible all = visible[0];
-    for (std::int64_t c = 1; c < live; ++c) {
-      some = {std::min(some.low, visible[c].low), std::max(some.high, visible[c].high)};
-      all = {std::max(all.low, visible[c].low), std::min(all.high, visible[c].high)};
+  // Whether every one of the columns sees every key of the tile.
+  [[nodiscard]] bool sees_all(std::int64_t first_column, std::int64_t live) const {
+    Visible all = b_.visible[first_column];
+    for (std::int64_t c = first_column + 1; c < first_column + live; ++c) {
+      all = {std::max(all.low, b_.visible[c].low), std::min(all.high, b_.visible[c].high)};
     }
-    const std::int64_t* position = b_.keys.position;
-    while (first < end && (position[first] < some.low || position[first] > some.high)) ++first;
-    while (first < end && (position[end - 1] < some.low || position[end - 1] > some.high)) --end;
-    bool unmasked = true;
     for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
       const Span& span = b_.keys.spans[s];
-      const std::int64_t from = std::max(first, span.row);
-      const std::int64_t to = std::min(end, span.row + span.count);
-      if (from < to) unmasked &= position[from] >= all.low && position[to - 1] <= all.high;
+      if (span.position < all.low || span.position + span.count - 1 > all.high) return false;
     }
-    return unmasked;
+    return true;
   }
 
-  void mask_band(std::int64_t panel, std::int64_t first, std::int64_t end) {
-    const Visible* visible = b_.visible + panel * kPanel;
+  struct Rows {
+    std::int64_t first;
+    std::int64_t end;
+  };
+  // The tile's keys less those at either end that none of the columns sees.
+  [[nodiscard]] Rows rows_seen(std::int64_t first_column, std::int64_t live) const {
+    Visible some = b_.visible[first_column];
+    for (std::int64_t c = first_column + 1; c < first_column + live; ++c) {
+      some = {std::min(some.low, b_.visible[c].low), std::max(some.high, b_.visible[c].high)};
+    }
+    const auto hidden = [&](std::int64_t row) {
+      return b_.keys.position[row] < some.low || b_.keys.position[row] > some.high;
+    };
+    Rows rows{0, b_.keys.keys};
+    while (rows.first < rows.end && hidden(rows.first)) ++rows.first;
+    while (rows.first < rows.end && hidden(rows.end - 1)) --rows.end;
+    return rows;
+  }
+
+  void mask_band(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) {
+    const Visible* visible = b_.visible + first_column;
     for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
       const Span& span = b_.keys.spans[s];
       const std::int64_t from = std::max(first, span.row);
       const std::int64_t count = std::min(end, span.row + span.count) - from;
       if (count <= 0) continue;
       const std::int64_t base = b_.keys.position[from];
-      for (std::int64_t c = 0; c < kPanel; ++c) {  // relative to the span: 32 bits are enough
+      for (std::int64_t c = 0; c < columns; ++c) {  // relative to the span: 32 bits are enough
         b_.low[c] = static_cast<std::int32_t>(visible[c].low <= base ? 0 : std::min(visible[c].low - base, count));
         b_.high[c] = static_cast<std::int32_t>(
             visible[c].high < base ? -1 : std::min(visible[c].high, base + count - 1) - base);
       }
-      run_.kernels.mask_band(count, kPanel, b_.s + from * kPanel, b_.low, b_.high);
+      run_.kernels.mask_band(count, columns, b_.s + from * kPanel, b_.low, b_.high);
     }
   }
 

@@ -33,14 +33,14 @@ void MassGatherer::begin_tile() {
   std::fill_n(maximum_, blocks_ * columns_, kNothing);
 }
 
-void MassGatherer::add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t panel,
+void MassGatherer::add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column,
                        std::int64_t columns, const float* p, const float* maximum) {
   for (std::int64_t s = 0; s < tile.span_count; ++s) {
     const Span& span = tile.spans[s];
     const std::int64_t from = std::max(span.row, first);
     const std::int64_t to = std::min(span.row + span.count, end);
-    float* sums = sum_ + span.block * columns_ + panel * kPanel;
-    float* maxima = maximum_ + span.block * columns_ + panel * kPanel;
+    float* sums = sum_ + span.block * columns_ + first_column;
+    float* maxima = maximum_ + span.block * columns_ + first_column;
     for (std::int64_t c = 0; c < columns; ++c) {
       float sum = 0.0F;
       for (std::int64_t row = from; row < to; ++row) sum += p[row * kPanel + c];

@@ -17,8 +17,8 @@ class MassGatherer {
 
   void begin_block();
   void begin_tile();
-  /// After a softmax step: p (rows [first, end) of the tile, kPanel columns) with the maxima it is relative to.
-  void add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t panel, std::int64_t columns,
+  /// After a softmax step: p (rows [first, end) of the tile, columns from first_column) with the maxima it is relative to.
+  void add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column, std::int64_t columns,
            const float* p, const float* maximum);
   /// Brings the columns of a tile to their LSE (natural log, sink excluded) and adds them to the block.
   void end_tile(std::int64_t columns, const float* lse);

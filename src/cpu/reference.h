@@ -33,9 +33,11 @@ struct Result {
   const Output& operator[](Slot slot) const { return outputs[static_cast<std::size_t>(slot)]; }
 };
 
-/// Computes any operation from validated bindings. Output tensors are only read (their content where gradients accumulate
-/// and where kv_append leaves the cache alone). `order` other than 0 shuffles the order in which attention sums over
-/// dims, keys and rows: the same implementation with other rounding errors.
+/// Computes any operation from validated bindings. Output tensors are only read (their content where gradients
+/// accumulate and where kv_append leaves the cache alone). `order` other than 0 shuffles the order in which attention
+/// sums over dims, keys and rows: the same implementation with other rounding errors. Where it is odd, what lies
+/// between inputs and outputs is not rounded below fp32: a narrow type can hide an error that fp32 shows (a P
+/// of 1.0000001 is 1 in fp16).
 Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order = 0);
 
 /// The written values into the bound outputs, rounded to their types.

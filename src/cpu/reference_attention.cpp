@@ -33,7 +33,7 @@ Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Res
              problem.pass == Pass::backward && problem.bwd_list),
       score_(bindings.score),
       mask_(bindings.mask),
-      step_(narrowest(problem)),
+      step_(order % 2 == 0 ? narrowest(problem) : DType::fp32),
       order_(order),
       d_(problem.head_dim_qk),
       dv_(problem.head_dim_v),

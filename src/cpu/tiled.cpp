@@ -9,7 +9,7 @@ namespace {
 
 // Tiles measured best on a 2-core Xeon (AVX-512, 2 MiB of L2) over the rows of bench/suites/cpu_dense.txt; see
 // docs/performance.md for the ones that lost.
-constexpr std::int64_t kForwardQueries = 256;
+constexpr std::int64_t kForwardQueries = 512;  // halved twice at most while threads would lack work
 constexpr std::int64_t kForwardKeys = 128;
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;
@@ -65,6 +65,15 @@ bool shares_group(const Problem& problem) {
          !(problem.list && problem.list.heads == TileList::Heads::q);
 }
 
+// Long tiles spread the cost of bringing keys in over more queries; results do not depend on their length.
+std::int64_t forward_queries(detail::PlanState state) {
+  for (state.tile_q = kForwardQueries; state.tile_q > kForwardQueries / 4; state.tile_q /= 2) {
+    const Tiling tiling = tiling_of(state);
+    if (tiling.row_units * tiling.head_tiles * state.problem.batch >= 4 * state.target.threads) break;
+  }
+  return state.tile_q;
+}
+
 std::int64_t forward_splits(const detail::PlanState& state) {
   const Problem& problem = state.problem;
   if (state.wishes.splits) return *state.wishes.splits;
@@ -96,9 +105,9 @@ void plan(detail::PlanState& state) {
   const Problem& problem = state.problem;
   const bool forward = problem.pass == Pass::forward;
   state.shared_group = forward && shares_group(problem);
-  state.tile_q = state.wishes.tile_q.value_or(forward ? kForwardQueries : kBackwardQueries);
-  state.tile_kv = state.wishes.tile_kv.value_or(forward ? kForwardKeys : backward_keys(problem));
   state.splits = 1;
+  state.tile_kv = state.wishes.tile_kv.value_or(forward ? kForwardKeys : backward_keys(problem));
+  state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state) : kBackwardQueries);
   state.splits = forward ? forward_splits(state) : backward_parts(state);
   state.workspace_bytes = forward ? forward_workspace(state) : backward_workspace(state);
   const auto line = [&](const std::string& text) { state.choice += text + "\n"; };

@@ -5,24 +5,27 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-// x·log2(e) = n + f with |f| ≤ ½; returns n and e^(f·ln 2), the latter by a polynomial 1 + r + r²·P(r) whose
-// coefficients minimise the relative error on |r| ≤ ln 2 / 2 (Lawson's iteration; 3.6e-9 after rounding them to fp32).
+// e^x = 2^n · 2^f with n the nearest integer to x·log2(e), |f| ≤ ½. n comes from adding 1.5·2^23, which leaves it in the
+// low bits of the sum. 2^f is 1 + f·P(f), P of degree 5 minimising the relative error (Lawson's iteration; 1.7e-8 after
+// rounding the coefficients to fp32).
 struct Exponential {
-  Vector n;
+  hn::Vec<hn::RebindToSigned<FloatTag>> n;  // in the low bits, above them the constant's
   Vector fraction;
 };
 HWY_INLINE Exponential split_exponential(Vector x) {
   const FloatTag d;
-  const Vector n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504F)));
-  Vector r = hn::NegMulAdd(n, hn::Set(d, 0.693359375F), x);  // ln 2 in two parts (Cody and Waite 1980)
-  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4F), r);
-  Vector p = hn::Set(d, 0.00138145394F);
-  p = hn::MulAdd(p, r, hn::Set(d, 0.00836874545F));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.041668389F));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.166665211F));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.49999994F));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0F));
-  return {n, hn::MulAdd(p, r, hn::Set(d, 1.0F))};
+  const hn::RebindToSigned<FloatTag> di;
+  const Vector log2e = hn::Set(d, 1.44269504F);
+  const Vector round = hn::Set(d, 12582912.0F);
+  const Vector shifted = hn::MulAdd(x, log2e, round);
+  const Vector f = hn::MulSub(x, log2e, hn::Sub(shifted, round));
+  Vector p = hn::Set(d, 0.000153532586F);
+  p = hn::MulAdd(p, f, hn::Set(d, 0.00133990031F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.00961843878F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.0555033199F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.240226477F));
+  p = hn::MulAdd(p, f, hn::Set(d, 0.693147182F));
+  return {hn::BitCast(di, shifted), hn::MulAdd(p, f, hn::Set(d, 1.0F))};
 }
 
 // exp(x) for x ≤ 88, +inf above; 0 below −87, where results would be subnormal; NaN stays NaN. 2^n goes into the
@@ -31,7 +34,7 @@ HWY_INLINE Vector exp(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const Exponential e = split_exponential(hn::Min(hn::Max(x, hn::Set(d, -88.0F)), hn::Set(d, 89.0F)));
-  const auto exponent = hn::ConvertTo(di, e.n);
+  const auto exponent = hn::Sub(e.n, hn::Set(di, 0x4B400000));
   const auto half = hn::ShiftRight<1>(exponent);
   const auto bias = hn::Set(di, 127);
   Vector p = hn::Mul(e.fraction, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias))));
@@ -40,16 +43,14 @@ HWY_INLINE Vector exp(Vector x) {
   return hn::IfThenElse(hn::Eq(x, x), p, x);
 }
 
-// The same for x ≤ 0, the softmax's only case: one addition to the exponent suffices.
+// The same for x ≤ 0, the softmax's only case: one addition to the exponent suffices, and what comes out of it for −inf
+// is not looked at. NaN: the fraction is NaN, and stays so.
 HWY_INLINE Vector exp_nonpositive(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const Exponential e = split_exponential(x);
-  const auto exponent = hn::ShiftLeft<23>(hn::ConvertTo(di, e.n));
-  const Vector p = hn::BitCast(d, hn::Add(hn::BitCast(di, e.fraction), exponent));
-  // −inf and anything below the range give 0; NaN fails the comparison as well and must stay NaN.
-  const auto keep = hn::Ge(x, hn::Set(d, -87.0F));
-  return hn::IfThenElse(keep, p, hn::IfThenElse(hn::Eq(x, x), hn::Zero(d), x));
+  const Vector p = hn::BitCast(d, hn::Add(hn::BitCast(di, e.fraction), hn::ShiftLeft<23>(e.n)));
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), p);
 }
 
 // A maximum of −inf (nothing visible yet) must not turn −inf − −inf into NaN.
@@ -92,8 +93,8 @@ HWY_INLINE void softmax_strip(std::int64_t rows, float* s, float* maximum, float
 
 void softmax_step(std::int64_t rows, std::int64_t columns, float* s, float* maximum, float* sum, float* correction) {
   std::int64_t column = 0;
-  for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
-    softmax_strip<2>(rows, s + column, maximum + column, sum + column, correction + column);
+  for (; column + kMaxVectors * kLanes <= columns; column += kMaxVectors * kLanes) {
+    softmax_strip<kMaxVectors>(rows, s + column, maximum + column, sum + column, correction + column);
   }
   for (; column < columns; column += kLanes) {
     softmax_strip<1>(rows, s + column, maximum + column, sum + column, correction + column);
