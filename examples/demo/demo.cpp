@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -71,19 +72,32 @@ Bindings bind(const Layer& layer, const Array& o) {
   return bindings;
 }
 
-// Milliseconds, the median of several runs after one to warm up.
-double timed(Executor& executor, const Bindings& bindings) {
+double milliseconds(Executor& executor, const Bindings& bindings) {
+  const auto start = std::chrono::steady_clock::now();
   executor.run(bindings);
-  std::vector<double> times;
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+// Medians of runs that take turns, so that both meet the same machine; after one each to warm up.
+std::pair<double, double> timed(Executor& first, const Bindings& first_bindings, Executor& second,
+                                const Bindings& second_bindings) {
+  constexpr std::size_t kLeast = 3, kMost = 41;
+  constexpr double kEnough = 800;  // milliseconds
+  first.run(first_bindings);
+  second.run(second_bindings);
+  std::vector<double> first_times, second_times;
   double spent = 0;
-  while (times.size() < 5 || (spent < 500 && times.size() < 51)) {
-    const auto start = std::chrono::steady_clock::now();
-    executor.run(bindings);
-    times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count());
-    spent += times.back();
+  while (first_times.size() < kLeast || (spent < kEnough && first_times.size() < kMost)) {
+    first_times.push_back(milliseconds(first, first_bindings));
+    second_times.push_back(milliseconds(second, second_bindings));
+    spent += first_times.back() + second_times.back();
   }
-  std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  return {median(first_times), median(second_times)};
 }
 
 // ‖got − want‖ / ‖want‖
@@ -105,41 +119,42 @@ struct Row {
   Array mass;
 };
 
+// How far the dense result is from the model's own output and from the double-precision reference.
+void check(const Layer& layer, const Array& dense, Row& row) {
+  row.to_model = relative_l2(dense, layer.o);
+  const Array reference(DType::bf16, layer.q.shape());
+  Wishes wishes;
+  wishes.implementation = "cpu.reference";
+  Executor(make_plan(problem_of(layer, ""), Target::cpu(), wishes)).run(bind(layer, reference));
+  row.to_reference = relative_l2(dense, reference);
+}
+
 Row run(const Layer& layer) {
   Row row;
+  // Dense, and the mass per tile, written by the library itself.
   const Array dense(DType::bf16, layer.q.shape());
-  Bindings bindings = bind(layer, dense);
-  Executor dense_executor(make_plan(problem_of(layer, "")));
-  row.dense_ms = timed(dense_executor, bindings);
-
-  if (layer.o) {
-    row.to_model = relative_l2(dense, layer.o);
-    const Array reference(DType::bf16, layer.q.shape());
-    Wishes wishes;
-    wishes.implementation = "cpu.reference";
-    Executor(make_plan(problem_of(layer, ""), Target::cpu(), wishes)).run(bind(layer, reference));
-    row.to_reference = relative_l2(dense, reference);
-  }
-
-  // The mass per tile, written by the library itself.
   const Problem measuring = problem_of(layer, "mass=mean");
   row.mass = Array(DType::fp32, {1, measuring.heads_q, measuring.query_blocks(), measuring.key_blocks()});
+  Bindings bindings = bind(layer, dense);
   bindings[Slot::tile_mass] = row.mass.tensor();
   Executor(make_plan(measuring)).run(bindings);
   row.choice = demo::choose_tiles(row.mass.tensor(), kMass);
 
   const Array listed(DType::bf16, layer.q.shape());
-  bindings = bind(layer, listed);
-  bindings[Slot::tile_counts] = row.choice.counts_tensor();
-  bindings[Slot::tile_indices] = row.choice.indices_tensor();
+  Bindings listed_bindings = bind(layer, listed);
+  listed_bindings[Slot::tile_counts] = row.choice.counts_tensor();
+  listed_bindings[Slot::tile_indices] = row.choice.indices_tensor();
+  bindings[Slot::tile_mass] = Tensor{};
+  Executor dense_executor(make_plan(problem_of(layer, "")));
   Executor listed_executor(make_plan(problem_of(layer, "list=indices")));
-  row.listed_ms = timed(listed_executor, bindings);
+  std::tie(row.dense_ms, row.listed_ms) = timed(dense_executor, bindings, listed_executor, listed_bindings);
   row.listed_to_dense = relative_l2(listed, dense);
+  if (layer.o) check(layer, dense, row);
   return row;
 }
 
 bool report(int number, std::int64_t tokens, const Row& row) {
-  const auto error = [](double value) { return value < 0 ? std::string("-") : fmt::format("{:.4f}", value); };
+  const auto error = [](double value) { return value < 0 ? std::string("-") : fmt::format("{:.1e}", value); };
   const bool good = row.to_model < kBf16Error && row.to_reference < kBf16Error && row.listed_to_dense < kSparseError;
   fmt::print("{:>5} {:>7} {:>10} {:>10} {:>9.1f}% {:>9.2f} {:>10.2f} {:>8.2f}x {:>11.4f}  {}\n", number, tokens,
              error(row.to_model), error(row.to_reference), row.choice.kept_percent, row.dense_ms, row.listed_ms,

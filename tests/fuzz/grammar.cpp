@@ -25,6 +25,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string line = problem.to_string();
   const Problem again = Problem::parse(line);
   if (!(again == problem) || again.to_string() != line) std::abort();
-  if (!supports(problem, Target::cpu(2)).ok && supports(problem, Target::cpu(2)).reason.empty()) std::abort();
+  const Support support = supports(problem, Target::cpu(2));
+  if (!support.ok && support.reason.empty()) std::abort();
   return 0;
 }

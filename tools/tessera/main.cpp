@@ -68,13 +68,13 @@ int run_command(int argc, char** argv) {
   CLI::App app{"Attention that computes the tiles it must and skips the rest.", "tessera"};
   app.set_version_flag("--version", std::string("tessera ") + version());
   app.require_subcommand(1);
-  app.footer(kFooter);
   add_info(app, exit_code);
   add_explain(app, exit_code);
   add_run(app, exit_code);
   add_verify(app, exit_code);
   add_bench(app, exit_code);
   add_random(app, exit_code);
+  app.footer(kFooter);  // last: sub-commands made after it would inherit it
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& asked_for_text) {  // --help, --version

@@ -195,13 +195,15 @@ void add_run(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RunOptions>();
   verb->add_option("-i,--in", options->inputs,
                    "FILE.safetensors (tensors named q, k, v, …) or NAME=FILE.npy; repeatable")
+      ->allow_extra_args(false)
       ->required();
   verb->add_option("--prefix", options->prefix, "What precedes the names in a .safetensors file, as 'layer0.'");
   verb->add_option("-o,--out", options->output, "FILE.npy or FILE.safetensors for every output of the problem")
       ->required();
   verb->add_option("words", options->problem,
                    "Words of the problem grammar; sizes, dtypes and layouts come from the tensors");
-  verb->add_option("-w,--wish", options->wishes, "Wishes for the plan: implementation=, tile_q=, tile_kv=, splits=");
+  verb->add_option("-w,--wish", options->wishes, "Wishes for the plan: implementation=, tile_q=, tile_kv=, splits=")
+      ->allow_extra_args(false);
   verb->add_option("--seed", options->seed, "Seed of dropout");
   verb->add_option("--offset", options->offset, "Offset of dropout");
   verb->add_flag("-q,--quiet", options->quiet, "Print nothing when all is well");

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <regex>
+#include <system_error>
 #include <vector>
 
 #include "cases/case.h"
@@ -31,7 +32,8 @@ struct Batch {
 
 /// A line holds a blank or a '='; nothing else does that is a path people use for case files.
 bool is_line(const std::string& text) {
-  return !std::filesystem::exists(text) && text.find_first_of(" =") != std::string::npos;
+  std::error_code too_long_for_a_path;
+  return text.find_first_of(" =") != std::string::npos && !std::filesystem::exists(text, too_long_for_a_path);
 }
 
 std::vector<Batch> collect(const std::vector<std::string>& sources) {

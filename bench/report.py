@@ -1,0 +1,199 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the tables of docs/performance.md from the JSON files of bench/results.
+
+usage: bench/report.py [--check]
+Everything between '<!-- tables -->' and '<!-- end of tables -->' is replaced; the text around it is written by hand.
+--check changes nothing and exits 1 when the tables are not those of the JSON files.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
+PEERS = {"torch_cpu": "PyTorch"}
+
+
+def tokens(problem):
+    """The key=value words and flags of a problem's text form."""
+    words = problem.split()[1:]
+    return {key: value for key, _, value in (word.partition("=") for word in words)}
+
+
+def time_of(us):
+    return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.0f} µs"
+
+
+def size_of(count):
+    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def mean(ratios):
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def peers_of(rows):
+    return sorted({peer for row in rows for peer in row["ratios"]})
+
+
+def ratio_summary(rows):
+    lines = []
+    for peer in peers_of(rows):
+        for name in ("forward", "backward"):
+            part = [row for row in rows if row["pass"] == name and peer in row["ratios"]]
+            if not part:
+                continue
+            kinds = []
+            for dtype in ("fp32", "bf16"):
+                ratios = [r["ratios"][peer] for r in part if tokens(r["problem"]).get("dtype", "fp32") == dtype]
+                if ratios:
+                    kinds.append(f"{dtype} {mean(ratios):.2f}, least {min(ratios):.2f}")
+            ratios = [row["ratios"][peer] for row in part]
+            lines.append(
+                f"- {name}, time of {PEERS.get(peer, peer)} / time of Tessera: geometric mean **{mean(ratios):.2f}** of "
+                f"{len(ratios)} rows ({'; '.join(kinds)})"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def dense_rows(rows):
+    peers = peers_of(rows)
+    head = ["pass", "dtype", "dim", "length", "mask", "Tessera", "GFLOP/s", "% of roofline"]
+    for peer in peers:
+        head += [PEERS.get(peer, peer), "ratio", "p10–p90"]
+    head += ["workspace", "RSS growth"]
+    body = []
+    for row in rows:
+        t = tokens(row["problem"])
+        cells = [
+            row["pass"],
+            t.get("dtype", "fp32"),
+            t.get("d", "64"),
+            t["sq"],
+            "causal" if "causal" in t else "full",
+            time_of(row["us"]),
+            f"{row['tflops'] * 1e3:.0f}",
+            f"{row['roofline_percent']:.0f}",
+        ]
+        for peer in peers:
+            if peer in row["ratios"]:
+                spread = row["ratio_spread"][peer]
+                cells += [
+                    time_of(row["peers"][peer]),
+                    f"{row['ratios'][peer]:.2f}",
+                    f"{spread['p10']:.2f}–{spread['p90']:.2f}",
+                ]
+            else:
+                cells += ["", "", ""]
+        body.append(cells + [size_of(row["workspace_bytes"]), size_of(row["rss_growth_bytes"])])
+    return ratio_summary(rows) + "\n" + table(head, body)
+
+
+def list_rows(rows):
+    """Rows with density= beside the dense row of the same problem."""
+    dense = {}
+    for row in rows:
+        t = tokens(row["problem"])
+        if "density" not in t:
+            dense[(row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"])] = row["us"]
+    body = []
+    for row in rows:
+        t = tokens(row["problem"])
+        key = (row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"])
+        if "density" not in t or key not in dense:
+            continue
+        body.append(
+            [
+                *key,
+                t.get("block", "64x64").replace("x", " × "),
+                f"{float(t['density']) * 100:.0f} %",
+                time_of(dense[key]),
+                time_of(row["us"]),
+                f"{row['us'] / dense[key] * 100:.1f} %",
+            ]
+        )
+    head = ["pass", "dtype", "dim", "length", "tile", "tiles kept", "dense", "listed", "of the dense time"]
+    return table(head, body)
+
+
+def plain_rows(rows):
+    peers = peers_of(rows)
+    head = ["problem", "pass", "time", "GFLOP/s", "GB/s", "% of roofline"]
+    for peer in peers:
+        head += [PEERS.get(peer, peer), "ratio"]
+    body = []
+    for row in rows:
+        problem = row["problem"] + (f" [{row['wishes']}]" if row["wishes"] else "")
+        cells = [
+            f"`{problem}`",
+            row["pass"],
+            time_of(row["us"]),
+            f"{row['tflops'] * 1e3:.1f}",
+            f"{row['gbytes_s']:.1f}",
+            f"{row['roofline_percent']:.0f}",
+        ]
+        for peer in peers:
+            known = peer in row["ratios"]
+            cells += [time_of(row["peers"][peer]), f"{row['ratios'][peer]:.2f}"] if known else ["", ""]
+        body.append(cells)
+    return table(head, body)
+
+
+LAYOUTS = {
+    "cpu_dense": ("Dense attention beside PyTorch", dense_rows),
+    "cpu_lists": ("A list of tiles beside dense attention", list_rows),
+    "cpu_decode": ("Decode", plain_rows),
+}
+
+
+def report():
+    parts = []
+    for folder in sorted((ROOT / "bench" / "results").glob("*/")):
+        files = sorted(folder.glob("*.json"), key=lambda f: (list(LAYOUTS) + [f.stem]).index(f.stem))
+        if not files:
+            continue
+        parts.append(f"## {folder.name}\n")
+        for file in files:
+            data = json.loads(file.read_text())
+            machine, rows = data["machine"], data["rows"]
+            title, layout = LAYOUTS.get(file.stem, (file.stem, plain_rows))
+            roofline = machine.get("roofline", {})
+            peers = ", ".join(machine.get("peers", {}).values())
+            threads = rows[0].get("threads", "?") if rows else "?"
+            parts.append(f"### {title}\n")
+            parts.append(
+                f"{machine.get('cpu', folder.name)} ({machine.get('identity', '')}), {threads} threads, instruction set "
+                f"{rows[0].get('isa', '?') if rows else '?'}; measured roofline {roofline.get('gflops', '?')} GFLOP/s "
+                f"(fp32 FMA) and {roofline.get('gbytes_s', '?')} GB/s; Tessera {machine.get('version', '?')}"
+                f"{', ' + peers if peers else ''}; {machine.get('date', '?')}. "
+                f"From `{file.relative_to(ROOT)}`.\n"
+            )
+            parts.append(layout(rows))
+    return "\n".join(parts)
+
+
+def main():
+    page = ROOT / "docs" / "performance.md"
+    text = page.read_text()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        sys.exit(f"report: {page} needs one '{BEGIN}' and one '{END}'")
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    new = f"{before}{BEGIN}\n{report()}\n{END}{after}"
+    if "--check" in sys.argv[1:]:
+        if new != text:
+            sys.exit("report: docs/performance.md is not what bench/report.py writes from bench/results")
+        return
+    page.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
