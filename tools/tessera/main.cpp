@@ -81,6 +81,10 @@ int run_command(int argc, char** argv) {
     app.exit(asked_for_text);
     return kOk;
   } catch (const CLI::ParseError& error) {
+    const std::string first = argc > 1 ? argv[1] : "";
+    if (app.get_subcommands().empty() && !first.empty() && first[0] != '-') {
+      return fail("verb: got '" + first + "'; want info, explain, run, verify, bench or random", kBadInput);
+    }
     return fail(std::string(error.what()) + " (see tessera --help)", kBadInput);
   } catch (const Error& error) {
     return fail(error.what(), exit_code_of(error.code()));

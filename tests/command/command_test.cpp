@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// The command as a user meets it: exit codes, errors in one line, files in and out.
+#include "command.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <vector>
+
+#include "files/array.h"
+#include "files/convert.h"
+#include "files/npy.h"
+#include "files/safetensors.h"
+#include "tessera/attention.h"
+
+namespace tessera::testing {
+namespace {
+
+using files::Array;
+
+Array random_array(DType dtype, std::vector<std::int64_t> shape, unsigned seed) {
+  Array array(dtype, std::move(shape));
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  for (std::int64_t at = 0; at < array.tensor().numel(); ++at) files::store_float(array.tensor(), at, normal(random));
+  return array;
+}
+
+std::vector<float> values(const Array& array) { return files::to_floats(array.tensor()); }
+
+class Command : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(command_path())) GTEST_SKIP() << "no " << command_path() << " in this build";
+  }
+  void expect_error(const std::string& arguments, int code, const std::string& part) const {
+    const Outcome outcome = here.run(arguments);
+    EXPECT_EQ(outcome.code, code) << arguments << "\n" << outcome.err;
+    EXPECT_EQ(outcome.err.compare(0, 9, "tessera: "), 0) << outcome.err;
+    EXPECT_EQ(std::count(outcome.err.begin(), outcome.err.end(), '\n'), 1) << outcome.err;
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << outcome.err;
+  }
+  Workplace here;
+};
+
+TEST_F(Command, HelpAndVersion) {
+  const Outcome help = here.run("--help");
+  EXPECT_EQ(help.code, 0);
+  for (const char* verb : {"info", "explain", "run", "verify", "bench", "random", "Exit codes"}) {
+    EXPECT_NE(help.out.find(verb), std::string::npos) << verb;
+  }
+  EXPECT_EQ(here.run("run --help").code, 0);
+  EXPECT_EQ(here.run("--version").out.compare(0, 8, "tessera "), 0);
+}
+
+TEST_F(Command, BadUsageIsTwo) {
+  expect_error("", 2, "subcommand");
+  expect_error("explode", 2, "explode");
+  expect_error("explain", 2, "problem");
+  expect_error("explain attention sq=4 colour=red", 2, "colour");
+  expect_error("explain attention sq=4 hq=3 hkv=2", 2, "heads_kv");
+  expect_error("run --in q.txt --out o.npy", 2, "q.txt");
+  expect_error("bench 'attention sq=8 density=0.5'", 2, "density");
+  expect_error("bench 'attention sq={8,16'", 2, "braces");
+  expect_error("bench 'attention sq=8' --max-regression lots", 2, "lots");
+}
+
+TEST_F(Command, UnsupportedIsThreeAndFilesAreFour) {
+  expect_error("explain attention sq=4 --wish implementation=cpu.none", 3, "cpu.tiled");
+  expect_error("run --in missing.safetensors --out o.npy", 4, "missing.safetensors");
+  expect_error("bench missing.txt", 4, "missing.txt");
+  here.write("broken.npy", "no array");
+  expect_error("run --in q=broken.npy --out o.npy", 2, "broken.npy");
+  EXPECT_FALSE(here.has("o.npy"));
+}
+
+TEST_F(Command, InfoAndExplain) {
+  const Outcome info = here.run("info --json");
+  ASSERT_EQ(info.code, 0);
+  const auto object = nlohmann::json::parse(info.out);
+  EXPECT_FALSE(object["isas"].empty());
+  EXPECT_GT(object["cores"].get<int>(), 0);
+  const Outcome explain = here.run("explain attention sq=64 causal --wish tile_kv=64 --threads 1");
+  EXPECT_EQ(explain.code, 0) << explain.err;
+  EXPECT_NE(explain.out.find("cpu.reference"), std::string::npos);
+}
+
+TEST_F(Command, RunEqualsTheLibrary) {
+  const Array q = random_array(DType::bf16, {2, 9, 4, 16}, 1), k = random_array(DType::bf16, {2, 13, 2, 16}, 2),
+              v = random_array(DType::bf16, {2, 13, 2, 24}, 3);
+  files::write_npy(here.file("q.npy"), q.tensor());
+  files::write_npy(here.file("k.npy"), k.tensor());
+  files::write_npy(here.file("v.npy"), v.tensor());
+  const Outcome outcome = here.run("run --in q=q.npy --in k=k.npy --in v=v.npy --out o.npy causal lse");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Array o(DType::bf16, {2, 9, 4, 24}), lse(DType::fp32, {2, 4, 9});
+  AttentionOptions options;
+  options.causal = true;
+  attention(q.tensor(), k.tensor(), v.tensor(), o.tensor(), options, lse.tensor());
+  EXPECT_EQ(values(files::read_npy(here.file("o.npy"))), values(o));
+  EXPECT_EQ(values(files::read_npy(here.file("o.lse.npy"))), values(lse));
+}
+
+TEST_F(Command, BackwardOfThreeDimensionsWithPrefixRunsTheForwardFirst) {
+  const Array q = random_array(DType::fp32, {11, 4, 16}, 1), k = random_array(DType::fp32, {11, 2, 16}, 2),
+              v = random_array(DType::fp32, {11, 2, 16}, 3), dout = random_array(DType::fp32, {11, 4, 16}, 4);
+  files::write_safetensors(here.file("in.safetensors"), {{"layer3.q", q.tensor()},
+                                                         {"layer3.k", k.tensor()},
+                                                         {"layer3.v", v.tensor()},
+                                                         {"layer3.dout", dout.tensor()},
+                                                         {"layer3.other", q.tensor()},
+                                                         {"q", k.tensor()}});
+  const Outcome outcome =
+      here.run("run --quiet --in in.safetensors --prefix layer3. --out out.safetensors -- pass=backward causal");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "");
+  const auto batched = [](const Array& array, std::int64_t heads) {
+    return Tensor::contiguous(array.data(), DType::fp32, {1, 11, heads, 16});
+  };
+  const Array o(DType::fp32, {1, 11, 4, 16}), lse(DType::fp32, {1, 4, 11}), dq(DType::fp32, {1, 11, 4, 16}),
+      dk(DType::fp32, {1, 11, 2, 16}), dv(DType::fp32, {1, 11, 2, 16});
+  AttentionOptions options;
+  options.causal = true;
+  attention(batched(q, 4), batched(k, 2), batched(v, 2), o.tensor(), options, lse.tensor());
+  attention_backward(batched(q, 4), batched(k, 2), batched(v, 2), o.tensor(), lse.tensor(), batched(dout, 4),
+                     dq.tensor(), dk.tensor(), dv.tensor(), options);
+  const files::SafetensorsFile out(here.file("out.safetensors"));
+  for (const auto& [name, want] :
+       std::vector<std::pair<const char*, const Array*>>{{"dq", &dq}, {"dk", &dk}, {"dv", &dv}}) {
+    const Array got = out.load(name);
+    EXPECT_EQ(got.shape().size(), 3U);
+    const std::vector<float> a = values(got), b = values(*want);
+    ASSERT_EQ(a.size(), b.size());
+    for (std::size_t at = 0; at < a.size(); ++at) EXPECT_NEAR(a[at], b[at], 1e-5) << name << " " << at;
+  }
+}
+
+TEST_F(Command, BenchWritesRowsAndFindsRegressions) {
+  here.write("suite.txt", "# two lengths, two masks\nattention sq={16,32} hq=2 d=16 {,causal} # four rows\n\n");
+  const Outcome first = here.run("bench suite.txt --pass both --repetitions 3 --json a.json --csv a.csv --threads 1");
+  ASSERT_EQ(first.code, 0) << first.err;
+  const auto results = nlohmann::json::parse(here.text("a.json"));
+  ASSERT_EQ(results["rows"].size(), 8U);
+  EXPECT_EQ(results["rows"][1]["pass"], "backward");
+  EXPECT_EQ(results["rows"][2]["problem"], "attention sq=16 hq=2 d=16 causal");
+  for (const auto& row : results["rows"]) EXPECT_GT(row["us"].get<double>(), 0);
+  // 16 · 16 pairs of 2 heads, 2 · (16 + 16) operations each.
+  EXPECT_NEAR(results["rows"][0]["gflop"].get<double>() / (16 * 16 * 2 * 64e-9), 1, 1e-5);
+  EXPECT_EQ(here.text("a.csv").compare(0, 13, "problem,pass,"), 0);
+
+  auto faster = results;
+  for (auto& row : faster["rows"]) row["us"] = row["us"].get<double>() / 100;
+  here.write("faster.json", faster.dump());
+  const std::string again = "bench suite.txt --repetitions 3 --threads 1 --compare faster.json";
+  EXPECT_EQ(here.run(again).code, 0);
+  const Outcome regression = here.run(again + " --max-regression 50%");
+  EXPECT_EQ(regression.code, 1);
+  EXPECT_NE(regression.out.find("REGRESSION"), std::string::npos);
+}
+
+TEST_F(Command, BenchDrawsTileListsAndExpandsWishes) {
+  const std::string line = "'attention sq=256 hq=2 d=16 block=32x32 list={indices,bitmask,transposed} density=0.25'";
+  const Outcome outcome =
+      here.run("bench " + line + " --wish tile_kv=64,128 --repetitions 1 --threads 1 --json a.json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const auto rows = nlohmann::json::parse(here.text("a.json"))["rows"];
+  ASSERT_EQ(rows.size(), 6U);
+  EXPECT_EQ(rows[1]["wishes"], "tile_kv=128");
+  // Two of the eight key blocks of every query block.
+  for (const auto& row : rows) EXPECT_NEAR(row["gflop"].get<double>() / (256.0 * 64 * 2 * 64e-9), 1, 1e-5);
+  ASSERT_EQ(here.run("bench " + line + " --repetitions 1 --threads 1 --json a.json --merge").code, 0);
+  EXPECT_EQ(nlohmann::json::parse(here.text("a.json"))["rows"].size(), 9U);
+}
+
+}  // namespace
+}  // namespace tessera::testing
