@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// The case files, some random problems, and the judge itself: it must object to what is wrong.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+
+#include "cases/compare.h"
+#include "cases/features.h"
+#include "cases/random_case.h"
+#include "cases/trial.h"
+#include "cpu/reference_number.h"
+#include "tessera/error.h"
+
+namespace tessera::cases {
+namespace {
+
+TEST(CaseFiles, AllPass) {
+  std::size_t run = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TESSERA_SOURCE_DIR "/tests/cases")) {
+    for (const Case& one : read_case_file(entry.path().string())) {
+      const Outcome outcome = run_case(one);
+      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify \"" << outcome.rerun << "\"";
+      ++run;
+    }
+  }
+  EXPECT_GT(run, 300U);
+}
+
+TEST(CaseFiles, ReferenceImplementationPassesToo) {
+  for (const char* file : {"segments", "lists", "mass_next", "combine", "kv_append", "empty"}) {
+    for (Case one : read_case_file(std::string(TESSERA_SOURCE_DIR "/tests/cases/") + file + ".txt")) {
+      one.wishes = Wishes{.implementation = "cpu.reference", .tile_q = {}, .tile_kv = {}, .splits = {}};
+      const Outcome outcome = run_case(one);
+      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify \"" << outcome.rerun << "\"";
+    }
+  }
+}
+
+TEST(RandomCases, PassOnEveryInstructionSet) {
+  const std::vector<std::string> isas = cpu_isas();
+  for (std::uint64_t index = 0; index < 300; ++index) {
+    for (const Outcome& outcome : run_case_on(random_case(2024, index, isas), isas)) {
+      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify \"" << outcome.rerun << "\"";
+    }
+  }
+}
+
+TEST(RandomCases, RoundTripAsTextAndNeverMixWhatCannotBe) {
+  const std::vector<std::string> isas = cpu_isas();
+  FeatureHistogram histogram;
+  for (std::uint64_t index = 0; index < 3000; ++index) {
+    const Case one = random_case(7, index, isas);
+    EXPECT_EQ(Case::parse(one.to_string()), one) << one.to_string();
+    EXPECT_EQ(random_case(7, index, isas), one);
+    histogram.add(features_of(one));
+  }
+  EXPECT_EQ(histogram.total(), 3000U);
+  for (std::size_t a = 0; a < feature_count(); ++a) {
+    EXPECT_GT(histogram.count(a, a), 0U) << feature_name(a);
+    for (std::size_t b = 0; b < a; ++b) {
+      if (why_apart(a, b).empty()) continue;
+      EXPECT_EQ(histogram.count(a, b), 0U) << feature_name(a) << " + " << feature_name(b);
+    }
+  }
+}
+
+TEST(CaseText, RejectsWhatItDoesNotKnow) {
+  EXPECT_THROW(Case::parse("attention sq=4 colour=red"), Error);
+  EXPECT_THROW(Case::parse("attention sq=4 seed=x"), Error);
+  EXPECT_THROW(Case::parse("attention sq=4 seed=1 seed=2"), Error);
+  EXPECT_THROW(Case::parse("attention sq=4 strides=diagonal"), Error);
+  EXPECT_THROW(Case::parse("attention b=2 sq=4 tile_q=0x10"), Error);
+  EXPECT_THROW(Inputs(Case::parse("attention b=2 sq=4 layout=varlen lens_q=1,2,3")), Error);
+  EXPECT_THROW(read_case_file("/nowhere/cases.txt"), Error);
+}
+
+/// Runs a case and returns what the comparison and the search for damage say after `tamper`.
+template <class Tamper>
+std::string judge(const std::string& line, Tamper tamper) {
+  const Case one = Case::parse(line);
+  Inputs inputs(one);
+  const reference::Result oracle = reference::compute(one.problem, inputs.bindings(), reference::Arithmetic::oracle);
+  const reference::Result plain = reference::compute(one.problem, inputs.bindings(), reference::Arithmetic::plain);
+  reference::store(oracle, inputs.bindings());
+  tamper(inputs.bindings());
+  const Comparison comparison = compare(one.problem, inputs.bindings(), oracle, {plain});
+  return comparison.passed ? inputs.find_damage(oracle) : comparison.failure;
+}
+
+void add(const Tensor& tensor, std::int64_t element, double amount) {
+  reference::write(tensor, element, reference::read(tensor, element) + amount);
+}
+
+TEST(Judge, AcceptsTheOracle) {
+  const auto nothing = [](const Bindings&) {};
+  EXPECT_EQ(judge("attention b=2 sq=9 sk=12 hq=2 d=8 causal lse", nothing), "");
+  EXPECT_EQ(
+      judge("attention b=2 sq=9 sk=12 hq=2 d=8 dtype=bf16 block=4x4 mass=mean next=indices threshold=0.3", nothing),
+      "");
+  EXPECT_EQ(judge("attention pass=backward b=2 sq=9 sk=12 hq=2 d=8 dtype=fp16 sink", nothing), "");
+}
+
+TEST(Judge, ObjectsToOneWrongElement) {
+  const std::string line = "attention b=2 sq=20 sk=12 hq=2 d=8 causal lse";
+  EXPECT_NE(judge(line, [](const Bindings& b) { add(b[Slot::o], 600, 2e-5); }).find("o: element"), std::string::npos);
+  EXPECT_NE(judge(line, [](const Bindings& b) { add(b[Slot::lse], 70, 2e-5); }).find("lse: element"),
+            std::string::npos);
+  // The first rows are empty: −inf must be −inf, 0 must be 0.
+  EXPECT_NE(judge(line, [](const Bindings& b) { reference::write(b[Slot::lse], 0, -1e30); }), "");
+  EXPECT_NE(judge(line, [](const Bindings& b) { reference::write(b[Slot::o], 0, std::nan("")); }), "");
+  EXPECT_NE(judge("attention pass=backward sq=9 sk=12 hq=2 d=8", [](const Bindings& b) { add(b[Slot::dk], 7, 1e-4); }),
+            "");
+}
+
+TEST(Judge, ObjectsToAWrongList) {
+  const std::string line = "attention sq=16 sk=16 d=8 block=4x4 next=indices threshold=0.25";
+  const auto spoil = [&](Slot slot, std::int64_t at, double value) {
+    return judge(line, [&](const Bindings& b) { reference::write(b[slot], at, value); });
+  };
+  EXPECT_NE(spoil(Slot::next_counts, 1, 4), "");
+  EXPECT_NE(spoil(Slot::next_counts, 1, 0), "");
+  EXPECT_NE(spoil(Slot::next_indices, 3, 3), "");
+  EXPECT_NE(judge("attention sq=16 sk=16 d=8 block=4x4 next=bitmask threshold=0.25",
+                  [](const Bindings& b) { reference::write(b[Slot::next_bits], 2, 16); }),
+            "");
+}
+
+TEST(Judge, FindsDamageOutsideTheOutputs) {
+  const std::string varlen = "attention b=2 sq=9 layout=varlen lens_q=9,3 tq=15 lens_k=5,9 hq=2 d=8 lse strides=gaps";
+  // Slack tokens, bytes before and behind a tensor, gaps between rows, and inputs.
+  EXPECT_NE(judge(varlen, [](const Bindings& b) { reference::write(b[Slot::o], 13 * b[Slot::o].strides[0], 0); }), "");
+  EXPECT_NE(judge(varlen, [](const Bindings& b) { reference::write(b[Slot::o], -1, 0); }), "");
+  EXPECT_NE(judge(varlen, [](const Bindings& b) { reference::write(b[Slot::o], 8, 0); }), "");
+  EXPECT_NE(judge(varlen, [](const Bindings& b) { reference::write(b[Slot::o], 15 * b[Slot::o].strides[0], 0); }), "");
+  EXPECT_NE(judge(varlen, [](const Bindings& b) { add(b[Slot::k], 0, 1); }), "");
+  EXPECT_EQ(judge(varlen, [](const Bindings&) {}), "");
+}
+
+TEST(Judge, SpacingOfNumbers) {
+  EXPECT_EQ(ulp(DType::fp32, 1.0), 0x1p-23);
+  EXPECT_EQ(ulp(DType::fp32, 1.99), 0x1p-23);
+  EXPECT_EQ(ulp(DType::bf16, 2.0), 0x1p-6);
+  EXPECT_EQ(ulp(DType::fp16, 0.5), 0x1p-11);
+  EXPECT_EQ(ulp(DType::fp16, 0), 0x1p-24);
+}
+
+}  // namespace
+}  // namespace tessera::cases
