@@ -20,9 +20,19 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kBandStrip = 32;  // queries; a divisor of kPanel
 
-// A thread's buffers. `columns` are the queries of a tile, all its heads, padded to whole panels.
+// A run of query rows that use the same keys, and where its columns are.
+struct Strip {
+  std::int64_t first_row;
+  std::int64_t rows;
+  std::int64_t first_column;
+  std::int64_t columns;  // rows · heads of the tile
+  QueryTile queries;
+};
+
+// A thread's buffers. `columns` are the queries of all strips that walk the keys together, whole panels a strip.
 struct ForwardBuffers {
   std::int64_t columns;
+  Strip* strips;
   float* q;           // (panels, d, kPanel), scaled
   float* o;           // (panels, dv, kPanel), not yet divided by the sum
   float* s;           // (tile_kv, kPanel): scores, then probabilities
@@ -43,7 +53,8 @@ struct ForwardBuffers {
   static ForwardBuffers place(Arena& arena, const Problem& problem, const Tiling& tiling) {
     ForwardBuffers b{};
     const std::int64_t width = padded(std::max(problem.head_dim_qk, problem.head_dim_v));
-    b.columns = (tiling.columns() + kPanel - 1) / kPanel * kPanel;
+    b.columns = tiling.strips * tiling.strip_columns;
+    b.strips = arena.take<Strip>(tiling.strips);
     b.q = arena.take<float>(b.columns * padded(problem.head_dim_qk));
     b.o = arena.take<float>(b.columns * padded(problem.head_dim_v));
     b.s = arena.take<float>(tiling.tile_kv * kPanel);
@@ -94,77 +105,110 @@ class ForwardUnit {
     sequence_ = find_sequence(problem_, run_.bindings, batch);
     head_ = head_tile * t.heads_a_tile;
     split_ = split;
-    const std::int64_t units_a_block = t.block_tiles / t.unit_tiles;
-    const std::int64_t block = row_unit / units_a_block;
-    const std::int64_t first_tile = row_unit % units_a_block * t.unit_tiles;
     const bool mass = gathers_mass(problem_);
     if (mass) b_.mass.begin_block();
-    for (std::int64_t tile = first_tile; tile < first_tile + t.unit_tiles; ++tile) {
-      const std::int64_t begin = block * t.block_rows + tile * t.rows;
-      const std::int64_t end = std::min({begin + t.rows, (block + 1) * t.block_rows, sequence_.q_capacity});
-      const std::int64_t used = std::min(end, sequence_.q_length);
-      if (begin < used) row_tile(block, begin, used);
-      if (t.splits == 1) write_padding(std::max(begin, used), end);
+    const std::int64_t first = row_unit * t.unit_strips;
+    for (std::int64_t strip = first; strip < first + t.unit_strips; strip += t.strips) {
+      strip_count_ = 0;
+      for (std::int64_t i = strip; i < strip + t.strips; ++i) add_strip(i);
+      if (strip_count_ > 0) walk_keys();
     }
-    if (mass) b_.mass.end_block(problem_, run_.bindings, batch, head_, block);
+    if (mass) b_.mass.end_block(problem_, run_.bindings, batch, head_, first / t.block_strips);
   }
 
  private:
-  void row_tile(std::int64_t query_block, std::int64_t begin, std::int64_t end) {
-    first_row_ = begin;
-    rows_ = end - begin;
-    columns_ = rows_ * run_.tiling.heads_a_tile;
-    load_queries();
-    const QueryTile queries{sequence_.batch, head_, query_block, sequence_.q_position + begin,
-                            sequence_.q_position + end - 1};
-    const std::int64_t cells = (sequence_.keys() + run_.tiling.tile_kv - 1) / run_.tiling.tile_kv;
-    const std::int64_t last = std::min(cells, (split_ + 1) * run_.tiling.cells_a_split);
-    for (std::int64_t cell = split_ * run_.tiling.cells_a_split; cell < last; ++cell) {
-      cell = run_.key_tiles.skip(sequence_, queries, cell, last);
-      if (cell < last && run_.key_tiles.collect(sequence_, queries, cell, b_.keys)) key_tile();
+  // Strip `index` of the sequence, if it has rows; rows past the used length are written as empty.
+  void add_strip(std::int64_t index) {
+    const Tiling& t = run_.tiling;
+    const std::int64_t block = index / t.block_strips;
+    const std::int64_t begin = block * t.block_rows + index % t.block_strips * t.rows;
+    const std::int64_t end = std::min({begin + t.rows, (block + 1) * t.block_rows, sequence_.q_capacity});
+    const std::int64_t used = std::min(end, sequence_.q_length);
+    if (t.splits == 1) write_padding(std::max(begin, used), end);
+    if (begin >= used) return;
+    const std::int64_t position = sequence_.q_position + begin;
+    b_.strips[strip_count_] = {begin, used - begin, strip_count_ * t.strip_columns, (used - begin) * t.heads_a_tile,
+                               {sequence_.batch, head_, block, position, position + used - begin - 1}};
+    load_queries(b_.strips[strip_count_++]);
+  }
+
+  void walk_keys() {
+    const Tiling& t = run_.tiling;
+    const std::int64_t cells = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
+    const std::int64_t last = std::min(cells, (split_ + 1) * t.cells_a_split);
+    if (gathers_mass(problem_)) b_.mass.begin_tile();
+    for (std::int64_t cell = split_ * t.cells_a_split; cell < last; ++cell) {
+      std::int64_t next = last;
+      for (std::int64_t i = 0; i < strip_count_; ++i) {
+        next = std::min(next, run_.key_tiles.skip(sequence_, b_.strips[i].queries, cell, last));
+      }
+      if (next == last) break;
+      cell = next;
+      run_.key_tiles.begin(cell, b_.keys);
+      for (std::int64_t i = 0; i < strip_count_; ++i) {
+        if (run_.key_tiles.collect(sequence_, b_.strips[i].queries, b_.keys)) key_tile(b_.strips[i]);
+      }
     }
-    finish();
+    for (std::int64_t i = 0; i < strip_count_; ++i) finish(b_.strips[i]);
   }
 
   // Q transposed into panels; positions and limits of every column.
-  void load_queries() {
+  void load_queries(const Strip& strip) {
     const std::int64_t d = problem_.head_dim_qk;
+    const std::int64_t dv = problem_.head_dim_v;
     const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
-    if (gathers_mass(problem_)) b_.mass.begin_tile();
-    for (std::int64_t c = 0; c < b_.columns; ++c) {
-      const std::int64_t live = std::min(c, columns_ - 1);  // columns past the end repeat the last one's limits
-      b_.head[c] = static_cast<std::int32_t>(head_ + live / rows_);
-      b_.position[c] = sequence_.q_position + first_row_ + live % rows_;
+    for (std::int64_t i = 0; i < run_.tiling.strip_columns; ++i) {
+      const std::int64_t c = strip.first_column + i;
+      const std::int64_t live = std::min(i, strip.columns - 1);  // columns past the end repeat the last one's limits
+      b_.head[c] = static_cast<std::int32_t>(head_ + live / strip.rows);
+      b_.position[c] = sequence_.q_position + strip.first_row + live % strip.rows;
       b_.visible[c] = visible_keys(problem_, b_.position[c]);
       b_.maximum[c] = kNothing;
       b_.sum[c] = 0.0F;
     }
-    for (std::int64_t first = 0; first < columns_; first += kPanel) {
-      const std::int64_t live = std::min(kPanel, columns_ - first);
+    for (std::int64_t first = 0; first < strip.columns; first += kPanel) {
+      const std::int64_t live = std::min(kPanel, strip.columns - first);
       for (std::int64_t c = 0; c < live; ++c) {
-        const std::int64_t row = first_row_ + (first + c) % rows_;
-        run_.kernels.load_row(problem_.q_type, q.at(row, b_.head[first + c]), d, problem_.softmax_scale(),
-                              b_.staging + c * padded(d), padded(d));
+        const std::int64_t row = strip.first_row + (first + c) % strip.rows;
+        run_.kernels.load_row(problem_.q_type, q.at(row, b_.head[strip.first_column + first + c]), d,
+                              problem_.softmax_scale(), b_.staging + c * padded(d), padded(d));
       }
       std::fill_n(b_.staging + live * padded(d), (kPanel - live) * padded(d), 0.0F);
-      run_.kernels.transpose(kPanel, d, b_.staging, padded(d), b_.q + first * d, kPanel);
+      run_.kernels.transpose(kPanel, d, b_.staging, padded(d), b_.q + (strip.first_column + first) * d, kPanel);
     }
-    std::fill_n(b_.o, b_.columns * problem_.head_dim_v, 0.0F);
+    std::fill_n(b_.o + strip.first_column * dv, run_.tiling.strip_columns * dv, 0.0F);
   }
 
-  void key_tile() {
+  // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
+  void key_tile(const Strip& strip) {
     run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
-    for (std::int64_t first = 0; first < columns_; first += kPanel) {
-      const std::int64_t live = std::min(kPanel, columns_ - first);
-      if (!has_band(problem_) || sees_all(first, live)) {
-        panel_step(first, live, 0, b_.keys.keys, false);
+    const KeyTile& keys = b_.keys;
+    for (std::int64_t s = 0; s < keys.span_count;) {
+      const std::int64_t first = keys.spans[s].row;
+      std::int64_t end = first;
+      while (s < keys.span_count && keys.spans[s].row == end) end += keys.spans[s++].count;
+      key_run(strip, {first, end});
+    }
+  }
+
+  struct Rows {
+    std::int64_t first;
+    std::int64_t end;
+  };
+
+  void key_run(const Strip& strip, Rows run) {
+    const std::int64_t last = strip.first_column + strip.columns;
+    for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
+      const std::int64_t live = std::min(kPanel, last - first);
+      if (!has_band(problem_) || sees_all(first, live, run)) {
+        panel_step(first, live, run.first, run.end, false);
         continue;
       }
       // At the border of the band a narrower strip of queries leaves less of the triangle to be masked.
-      for (std::int64_t strip = first; strip < first + live; strip += kBandStrip) {
-        const std::int64_t columns = std::min(kBandStrip, first + live - strip);
-        const Rows rows = rows_seen(strip, columns);
-        if (rows.first < rows.end) panel_step(strip, columns, rows.first, rows.end, true);
+      for (std::int64_t part = first; part < first + live; part += kBandStrip) {
+        const std::int64_t columns = std::min(kBandStrip, first + live - part);
+        const Rows rows = rows_seen(part, columns, run);
+        if (rows.first < rows.end) panel_step(part, columns, rows.first, rows.end, true);
       }
     }
   }
@@ -202,25 +246,22 @@ class ForwardUnit {
     }
   }
 
-  // Whether every one of the columns sees every key of the tile.
-  [[nodiscard]] bool sees_all(std::int64_t first_column, std::int64_t live) const {
+  // Whether every one of the columns sees every key of the run.
+  [[nodiscard]] bool sees_all(std::int64_t first_column, std::int64_t live, Rows run) const {
     Visible all = b_.visible[first_column];
     for (std::int64_t c = first_column + 1; c < first_column + live; ++c) {
       all = {std::max(all.low, b_.visible[c].low), std::min(all.high, b_.visible[c].high)};
     }
     for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
       const Span& span = b_.keys.spans[s];
+      if (span.row < run.first || span.row >= run.end) continue;
       if (span.position < all.low || span.position + span.count - 1 > all.high) return false;
     }
     return true;
   }
 
-  struct Rows {
-    std::int64_t first;
-    std::int64_t end;
-  };
-  // The tile's keys less those at either end that none of the columns sees.
-  [[nodiscard]] Rows rows_seen(std::int64_t first_column, std::int64_t live) const {
+  // The run's keys less those at either end that none of the columns sees.
+  [[nodiscard]] Rows rows_seen(std::int64_t first_column, std::int64_t live, Rows rows) const {
     Visible some = b_.visible[first_column];
     for (std::int64_t c = first_column + 1; c < first_column + live; ++c) {
       some = {std::min(some.low, b_.visible[c].low), std::max(some.high, b_.visible[c].high)};
@@ -228,7 +269,6 @@ class ForwardUnit {
     const auto hidden = [&](std::int64_t row) {
       return b_.keys.position[row] < some.low || b_.keys.position[row] > some.high;
     };
-    Rows rows{0, b_.keys.keys};
     while (rows.first < rows.end && hidden(rows.first)) ++rows.first;
     while (rows.first < rows.end && hidden(rows.end - 1)) --rows.end;
     return rows;
@@ -283,16 +323,17 @@ class ForwardUnit {
   }
 
   // Divides by the sum (and the sink), transposes back and writes O and LSE.
-  void finish() {
+  void finish(const Strip& strip) {
     const std::int64_t dv = problem_.head_dim_v;
     const RowView o = rows_of(problem_, run_.bindings[Slot::o], sequence_);
     const ScalarView lse = scalars_of(problem_, run_.bindings[Slot::lse], sequence_);
     const bool split = run_.tiling.splits > 1;
-    for (std::int64_t first = 0; first < columns_; first += kPanel) {
-      const std::int64_t live = std::min(kPanel, columns_ - first);
+    const std::int64_t last = strip.first_column + strip.columns;
+    for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
+      const std::int64_t live = std::min(kPanel, last - first);
       run_.kernels.transpose(dv, kPanel, b_.o + first * dv, kPanel, b_.staging, padded(dv));
       for (std::int64_t c = 0; c < live; ++c) {
-        const std::int64_t row = first_row_ + (first + c) % rows_;
+        const std::int64_t row = strip.first_row + (first + c - strip.first_column) % strip.rows;
         const std::int64_t head = b_.head[first + c];
         const float maximum = b_.maximum[first + c];
         const float sum = b_.sum[first + c];
@@ -309,7 +350,7 @@ class ForwardUnit {
         if (lse.base) lse.at(row, head) = value;
       }
     }
-    if (gathers_mass(problem_)) finish_mass();
+    if (gathers_mass(problem_)) finish_mass(strip);
   }
 
   [[nodiscard]] float sink(std::int64_t head) const {
@@ -317,12 +358,12 @@ class ForwardUnit {
     return problem_.sink ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
   }
 
-  void finish_mass() {
+  void finish_mass(const Strip& strip) {
     if (problem_.mass_prior_lse) {
       const ScalarView prior = scalars_of(problem_, run_.bindings[Slot::prior_lse], sequence_);
-      for (std::int64_t c = 0; c < columns_; ++c) b_.lse[c] = prior.at(first_row_ + c, head_);
+      for (std::int64_t c = 0; c < strip.columns; ++c) b_.lse[c] = prior.at(strip.first_row + c, head_);
     }
-    b_.mass.end_tile(columns_, b_.lse);
+    b_.mass.end_tile(strip.columns, b_.lse);
   }
 
   void write_padding(std::int64_t begin, std::int64_t end) const {
@@ -337,9 +378,7 @@ class ForwardUnit {
   Sequence sequence_;
   std::int64_t head_ = 0;
   std::int64_t split_ = 0;
-  std::int64_t first_row_ = 0;
-  std::int64_t rows_ = 0;
-  std::int64_t columns_ = 0;
+  std::int64_t strip_count_ = 0;
 };
 
 std::size_t thread_bytes(const Problem& problem, const Tiling& tiling) {

@@ -11,11 +11,12 @@ KeyTile KeyTile::place(Arena& arena, std::int64_t tile_kv, const Problem& proble
   tile.position = arena.take<std::int64_t>(tile_kv);
   tile.k = arena.take<float>(tile_kv * padded(problem.head_dim_qk));
   tile.v = arena.take<float>(tile_kv * padded(problem.head_dim_v));
+  tile.loaded = arena.take<bool>(tile_kv);
   return tile;
 }
 
-void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, std::int64_t first, std::int64_t end,
-                   KeyTile& tile) const {
+void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, std::int64_t base, std::int64_t first,
+                   std::int64_t end, KeyTile& tile) const {
   // Positions visible to the first row are the lowest, to the last row the highest: both limits grow with the position.
   const std::int64_t low = visible_keys(problem_, queries.first_position).low;
   const std::int64_t high = visible_keys(problem_, queries.last_position).high;
@@ -47,24 +48,27 @@ void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, s
                               position + last - first);
     }
     if (mask != TileClass::none) {
-      tile.spans[tile.span_count++] = {segment, first, last - first, tile.keys, position, block, mask == TileClass::partial};
-      for (std::int64_t i = first; i < last; ++i) tile.position[tile.keys++] = keys.position + i;
+      tile.spans[tile.span_count++] = {segment, first, last - first, base + first, position, block, mask == TileClass::partial};
     }
     first = last;
   }
 }
 
-bool KeyTiles::collect(const Sequence& sequence, const QueryTile& queries, std::int64_t cell, KeyTile& tile) const {
+void KeyTiles::begin(std::int64_t cell, KeyTile& tile) const {
+  tile.cell = cell;
+  std::fill_n(tile.loaded, tile_kv_, false);
+}
+
+bool KeyTiles::collect(const Sequence& sequence, const QueryTile& queries, KeyTile& tile) const {
   tile.span_count = 0;
-  tile.keys = 0;
-  const std::int64_t begin = cell * tile_kv_;
+  const std::int64_t begin = tile.cell * tile_kv_;
   const std::int64_t end = std::min(begin + tile_kv_, sequence.keys());
   const std::int64_t border = sequence.segments[0].length;
-  if (begin < border) add(queries, 0, sequence.segments[0], begin, std::min(end, border), tile);
+  if (begin < border) add(queries, 0, sequence.segments[0], -begin, begin, std::min(end, border), tile);
   if (end > border) {
-    add(queries, 1, sequence.segments[1], std::max(begin, border) - border, end - border, tile);
+    add(queries, 1, sequence.segments[1], border - begin, std::max(begin, border) - border, end - border, tile);
   }
-  return tile.keys > 0;
+  return tile.span_count > 0;
 }
 
 std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
@@ -91,6 +95,9 @@ void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64
     const Segment& source = sequence.segments[static_cast<std::size_t>(span.segment)];
     for (std::int64_t i = 0; i < span.count; ++i) {
       const std::int64_t row = span.row + i;
+      if (tile.loaded[row]) continue;
+      tile.loaded[row] = true;
+      tile.position[row] = span.position + i;
       kernels.load_row(problem_.k_type, source.k.at(span.first + i, kv_head), problem_.head_dim_qk, 1.0F,
                        tile.k + row * d, d);
       kernels.load_row(problem_.v_type, source.v.at(span.first + i, kv_head), problem_.head_dim_v, 1.0F,

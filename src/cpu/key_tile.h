@@ -19,7 +19,7 @@ struct Span {
   int segment;
   std::int64_t first;     // index in the segment
   std::int64_t count;     // keys
-  std::int64_t row;       // first row in the tile
+  std::int64_t row;       // first row in the tile: its place in the grid cell
   std::int64_t position;  // of the first key
   std::int64_t block;     // key block in the list's numbering
   bool user_mask;         // the mask callable has to be asked element by element
@@ -34,13 +34,15 @@ struct QueryTile {
   std::int64_t last_position = 0;
 };
 
+/// The keys of one grid cell, brought in as far as some queries need them, and the spans that the present queries use.
 struct KeyTile {
-  Span* spans = nullptr;              // capacity tile_kv + 1
-  std::int64_t* position = nullptr;   // (tile_kv)
-  float* k = nullptr;                 // (tile_kv, padded d)
-  float* v = nullptr;                 // (tile_kv, padded dv)
+  std::int64_t cell = 0;
+  Span* spans = nullptr;             // capacity tile_kv + 1, in order of rows
   std::int64_t span_count = 0;
-  std::int64_t keys = 0;
+  std::int64_t* position = nullptr;  // (tile_kv)
+  float* k = nullptr;                // (tile_kv, padded d)
+  float* v = nullptr;                // (tile_kv, padded dv)
+  bool* loaded = nullptr;            // (tile_kv)
 
   static KeyTile place(Arena& arena, std::int64_t tile_kv, const Problem& problem);
 };
@@ -54,18 +56,22 @@ class KeyTiles {
         tile_kv_(tile_kv),
         by_block_(list.active() || problem.mass != MassKind::none || problem.next != TileList::Form::none) {}
 
-  /// Collects what `queries` may see of grid cell `cell`; false when nothing is left.
-  bool collect(const Sequence& sequence, const QueryTile& queries, std::int64_t cell, KeyTile& tile) const;
+  /// Starts a grid cell: nothing is loaded.
+  void begin(std::int64_t cell, KeyTile& tile) const;
+  /// Finds the spans that `queries` may see of the cell; false when there are none.
+  bool collect(const Sequence& sequence, const QueryTile& queries, KeyTile& tile) const;
   /// The first cell from `from` on that may hold anything for `queries`, at most `end`.
   [[nodiscard]] std::int64_t skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                                   std::int64_t end) const;
-  /// Brings the collected keys into fp32 rows side by side: rows that lie pages apart would fight for the same cache sets.
+  /// Brings the collected keys that are not there yet into fp32 rows side by side: rows that lie pages apart would fight
+  /// for the same cache sets.
   void load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const;
 
  private:
-  // Keys first … last of a segment, cut into spans at block borders where blocks matter.
-  void add(const QueryTile& queries, int segment, const Segment& keys, std::int64_t first, std::int64_t end,
-           KeyTile& tile) const;
+  // Keys [first, end) of a segment, of which key 0 would be row `base`, cut into spans at block borders where blocks
+  // matter.
+  void add(const QueryTile& queries, int segment, const Segment& keys, std::int64_t base, std::int64_t first,
+           std::int64_t end, KeyTile& tile) const;
 
   const Problem& problem_;
   const ScoreStage& scores_;

@@ -2,6 +2,7 @@
 // The row cpu.tiled of the table: what it supports and how it cuts a problem into tiles.
 #include <algorithm>
 
+#include "cpu/kernels/kernels.h"
 #include "cpu/tiling.h"
 
 namespace tessera::cpu {
@@ -10,6 +11,7 @@ namespace {
 // Tiles measured best on a 2-core Xeon (AVX-512, 2 MiB of L2) over the rows of bench/suites/cpu_dense.txt; see
 // docs/performance.md for the ones that lost.
 constexpr std::int64_t kForwardQueries = 512;  // halved twice at most while threads would lack work
+constexpr std::int64_t kListedQueries = 1024;  // more blocks share the keys that each of them uses a few of
 constexpr std::int64_t kForwardKeys = 128;
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;
@@ -67,7 +69,8 @@ bool shares_group(const Problem& problem) {
 
 // Long tiles spread the cost of bringing keys in over more queries; results do not depend on their length.
 std::int64_t forward_queries(detail::PlanState state) {
-  for (state.tile_q = kForwardQueries; state.tile_q > kForwardQueries / 4; state.tile_q /= 2) {
+  const std::int64_t longest = state.problem.list ? kListedQueries : kForwardQueries;
+  for (state.tile_q = longest; state.tile_q > longest / 4; state.tile_q /= 2) {
     const Tiling tiling = tiling_of(state);
     if (tiling.row_units * tiling.head_tiles * state.problem.batch >= 4 * state.target.threads) break;
   }
@@ -134,14 +137,16 @@ Tiling tiling_of(const detail::PlanState& state) {
   Tiling t{};
   t.heads_a_tile = state.shared_group ? problem.group() : 1;
   t.head_tiles = problem.heads_q / t.heads_a_tile;
-  t.rows = std::max<std::int64_t>(state.tile_q / t.heads_a_tile, 1);
-  t.rows = std::min(t.rows, std::max<std::int64_t>(problem.seqlen_q, 1));
-  const bool by_block = problem.list || gathers_mass(problem);
-  t.block_rows = by_block ? problem.block_q : t.rows;
+  const bool mass = gathers_mass(problem);
+  const std::int64_t fitting = std::max<std::int64_t>(state.tile_q / t.heads_a_tile, 1);
+  t.rows = std::min(fitting, std::max<std::int64_t>(problem.seqlen_q, 1));
+  t.block_rows = problem.list || mass ? problem.block_q : t.rows;
   t.rows = std::min(t.rows, t.block_rows);
-  t.block_tiles = divide_up(t.block_rows, t.rows);
-  t.unit_tiles = gathers_mass(problem) ? t.block_tiles : 1;
-  t.row_units = divide_up(problem.seqlen_q, t.block_rows) * (t.block_tiles / t.unit_tiles);
+  t.block_strips = divide_up(t.block_rows, t.rows);
+  t.strip_columns = divide_up(t.rows * t.heads_a_tile, kPanel) * kPanel;
+  t.strips = problem.list && !mass ? std::max<std::int64_t>(state.tile_q / t.strip_columns, 1) : 1;
+  t.unit_strips = mass ? t.block_strips : t.strips;
+  t.row_units = divide_up(divide_up(problem.seqlen_q, t.block_rows) * t.block_strips, t.unit_strips);
   t.splits = state.splits;
   t.tile_kv = state.tile_kv;
   const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);

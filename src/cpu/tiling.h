@@ -8,20 +8,22 @@
 
 namespace tessera::cpu {
 
-/// Units of the forward: (batch, head or group, block of rows, part of the keys).
+/// A strip is a run of query rows that use the same keys: rows of one block of a list, for one head or a whole group. A
+/// unit of work computes several strips of a (batch, head tile) together, for one part of the keys.
 struct Tiling {
-  std::int64_t heads_a_tile;  // 1, or the whole group when its heads share one K/V tile
+  std::int64_t heads_a_tile;   // 1, or the whole group when its heads share one K/V tile
   std::int64_t head_tiles;
-  std::int64_t rows;         // query rows of a tile, a head
-  std::int64_t block_rows;   // rows of a list's block, or `rows` without lists
-  std::int64_t block_tiles;  // tiles a block
-  std::int64_t unit_tiles;   // tiles a unit walks one after another: all of a block when mass is gathered
-  std::int64_t row_units;    // units a sequence of capacity length
+  std::int64_t rows;           // query rows of a strip, a head
+  std::int64_t block_rows;     // rows of a list's block, or `rows` without lists
+  std::int64_t block_strips;   // strips a block
+  std::int64_t strip_columns;  // queries of a strip, all its heads, padded to whole panels
+  std::int64_t strips;         // strips that walk the keys together
+  std::int64_t unit_strips;    // strips of a unit: `strips`, or a whole block one after another when mass is gathered
+  std::int64_t row_units;      // units a sequence of capacity length
   std::int64_t splits;
   std::int64_t tile_kv;
-  std::int64_t cells;           // grid cells of the longest sequence
+  std::int64_t cells;          // grid cells of the longest sequence
   std::int64_t cells_a_split;
-  [[nodiscard]] std::int64_t columns() const { return rows * heads_a_tile; }
 };
 
 Tiling tiling_of(const detail::PlanState& state);
