@@ -25,7 +25,7 @@
 
 namespace tessera::cases {
 
-inline constexpr std::uint32_t kPlainOrders = 32;
+inline constexpr std::uint32_t kPlainOrders = 128;
 
 /// Spacing of the floating dtype's numbers at `magnitude`.
 double ulp(DType dtype, double magnitude) noexcept;

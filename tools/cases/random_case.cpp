@@ -27,7 +27,7 @@ class Generator {
     if (!isas.empty() && random_.chance(0.7)) {
       case_.isa = isas[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(isas.size())))];
     }
-    if (random_.chance(0.12)) case_.threads = 2;
+    if (random_.chance(0.08)) case_.threads = 2;
     if (random_.chance(0.4)) v_.strides = random_.chance(0.5) ? Strides::heads_first : Strides::gaps;
   }
 
