@@ -166,6 +166,10 @@ nlohmann::json machine_json(const Roofline& roofline, const std::vector<std::uni
 // --json, or with --save bench/results/<machine>/<suite>.json beside the suites.
 std::string json_path(const BenchOptions& options) {
   if (!options.save) return options.json;
+  if (options.suites.size() != 1 || !options.json.empty() || !fs::exists(options.suites.front())) {
+    throw Error(ErrorCode::invalid_argument, "--save", "several suites, a problem, or --json beside it",
+                "the file of one suite, which names the results");
+  }
   const fs::path suite(options.suites.front());
   const fs::path folder = suite.parent_path().parent_path() / "results" / folder_name(describe_machine());
   fs::create_directories(folder);
