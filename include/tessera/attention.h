@@ -28,9 +28,9 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& dout, const Tensor& dq, const Tensor& dk, const Tensor& dv,
                         const AttentionOptions& options = {});
 
-/// Merges two partial results over disjoint keys: (o_a, lse_a) and (o_b, lse_b) into (o, lse). o_*: (b, sq, h, dv) of one
-/// dtype, lse_*: fp32 (b, h, sq). o may be o_a, lse may be lse_a. Numerically the log-sum-exp merge of online softmax
-/// (Milakov and Gimelshein 2018, arXiv 1805.02867).
+/// Merges two partial results over disjoint keys: (o_a, lse_a) and (o_b, lse_b) into (o, lse). o_*: (b, sq, h, dv) of
+/// one dtype, lse_*: fp32 (b, h, sq). o may be o_a, lse may be lse_a. Numerically the log-sum-exp merge of online
+/// softmax (Milakov and Gimelshein 2018, arXiv 1805.02867).
 void merge_states(const Tensor& o_a, const Tensor& lse_a, const Tensor& o_b, const Tensor& lse_b, const Tensor& o,
                   const Tensor& lse);
 

@@ -17,31 +17,52 @@ namespace tessera {
 /// Every tensor a call can take. Shapes: b batch, sq seqlen_q, sk kv.seqlen, hq/hkv heads, d/dv head dims,
 /// tq/tk token capacities (varlen tensors are (tokens, heads, dim)), QB/KB query and key blocks.
 enum class Slot : std::uint8_t {
-  q,    // (b, sq, hq, d) or (tq, hq, d)
-  k,    // (b, sk, hkv, d), (tk, hkv, d) or paged (pages, page_size, hkv, d)
-  v,    // as k with dv
-  o,    // (b, sq, hq, dv) or (tq, hq, dv): output of the forward, input of the backward
-  lse,  // fp32 (b, hq, sq) or (hq, tq): output of the forward, input of the backward
-  dout, // as o
-  dlse, // as lse
-  dq, dk, dv,      // as q, k, v; fp32 when the problem says grad_fp32
-  sink, dsink,     // fp32 (hq)
-  alibi_slopes,    // fp32 (hq) or (b, hq)
-  cu_seqlens_q,    // int32 (b + 1), from 0, non-decreasing
+  q,     // (b, sq, hq, d) or (tq, hq, d)
+  k,     // (b, sk, hkv, d), (tk, hkv, d) or paged (pages, page_size, hkv, d)
+  v,     // as k with dv
+  o,     // (b, sq, hq, dv) or (tq, hq, dv): output of the forward, input of the backward
+  lse,   // fp32 (b, hq, sq) or (hq, tq): output of the forward, input of the backward
+  dout,  // as o
+  dlse,  // as lse
+  dq,
+  dk,
+  dv,  // as q, k, v; fp32 when the problem says grad_fp32
+  sink,
+  dsink,         // fp32 (hq)
+  alibi_slopes,  // fp32 (hq) or (b, hq)
+  cu_seqlens_q,  // int32 (b + 1), from 0, non-decreasing
   cu_seqlens_k,
-  seqused_q,       // int32 (b): lengths actually used
+  seqused_q,  // int32 (b): lengths actually used
   seqused_k,
-  page_table,      // int32 (b, pages a sequence)
-  page_indptr,     // int32 (b + 1)
-  page_indices,    // int32 (n)
-  last_page_len,   // int32 (b), 1 … page_size (0 for an empty sequence)
-  k2, v2, dk2, dv2, cu_seqlens_k2, seqused_k2, page_table2, page_indptr2, page_indices2, last_page_len2,
-  q_offset,        // int64 (b): position of query row 0; default seqlen_k − seqlen_q (affine causal: 0)
-  k_offset,        // int64 (b): position of key 0; default 0
-  k_offset2,       // int64 (b): position of key 0 of the second segment; default k_offset + its length of the first
-  tile_counts, tile_indices, full_counts, full_indices,  // int32; see TileList
-  tile_bits, full_bits,                                  // uint32
-  bwd_tile_counts, bwd_tile_indices, bwd_full_counts, bwd_full_indices, bwd_tile_bits, bwd_full_bits,
+  page_table,     // int32 (b, pages a sequence)
+  page_indptr,    // int32 (b + 1)
+  page_indices,   // int32 (n)
+  last_page_len,  // int32 (b), 1 … page_size (0 for an empty sequence)
+  k2,
+  v2,
+  dk2,
+  dv2,
+  cu_seqlens_k2,
+  seqused_k2,
+  page_table2,
+  page_indptr2,
+  page_indices2,
+  last_page_len2,
+  q_offset,   // int64 (b): position of query row 0; default seqlen_k − seqlen_q (affine causal: 0)
+  k_offset,   // int64 (b): position of key 0; default 0
+  k_offset2,  // int64 (b): position of key 0 of the second segment; default k_offset + its length of the first
+  tile_counts,
+  tile_indices,
+  full_counts,
+  full_indices,  // int32; see TileList
+  tile_bits,
+  full_bits,  // uint32
+  bwd_tile_counts,
+  bwd_tile_indices,
+  bwd_full_counts,
+  bwd_full_indices,
+  bwd_tile_bits,
+  bwd_full_bits,
   next_counts,     // int32 (b, hq, QB)
   next_indices,    // int32 (b, hq, QB, KB)
   next_bits,       // uint32 (b, hq, QB, ceil(KB / 32))
@@ -51,12 +72,13 @@ enum class Slot : std::uint8_t {
   dropout_offset,  // uint64 (1)
   o_parts,         // combine: (parts, …o)
   lse_parts,       // combine: fp32 (parts, …lse)
-  k_new, v_new,    // kv_append: (b, sq, hkv, d) or (tq, hkv, d)
-  rotary_cos,      // kv_append: fp32 or k's dtype (positions, rotary_dim / 2)
+  k_new,
+  v_new,       // kv_append: (b, sq, hkv, d) or (tq, hkv, d)
+  rotary_cos,  // kv_append: fp32 or k's dtype (positions, rotary_dim / 2)
   rotary_sin,
-  q_rotated,       // kv_append: output, as q (q is then bound and rotated at the new tokens' positions)
-  status,          // int32 (1): first violation when metadata is `report`
-  count_,          // not a slot
+  q_rotated,  // kv_append: output, as q (q is then bound and rotated at the new tokens' positions)
+  status,     // int32 (1): first violation when metadata is `report`
+  count_,     // not a slot
 };
 
 /// "cu_seqlens_q", … the name used in errors, in the C ABI and in files of tensors.
@@ -98,8 +120,8 @@ struct MaskFunction {
 
 /// Built-in callables by name, used when the bindings hold none; nullopt for an unknown name.
 /// Scores: "relative" (score − 0.02·|query − key|), "soft_clip" (4·tanh(score / 4)).
-/// Masks: "document" (same 40 positions, with classifier), "checkerboard" (parity of 8×8 squares), "prefix" (key < 24 or
-/// key ≤ query, with classifier).
+/// Masks: "document" (same 40 positions, with classifier), "checkerboard" (parity of 8×8 squares), "prefix" (key < 24
+/// or key ≤ query, with classifier).
 std::optional<ScoreFunction> builtin_score(std::string_view name) noexcept;
 std::optional<MaskFunction> builtin_mask(std::string_view name) noexcept;
 

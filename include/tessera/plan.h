@@ -15,12 +15,13 @@
 
 namespace tessera {
 
-/// Where a plan will run. Target::cpu() is this machine's CPU; CUDA targets carry what a plan needs to know of the chip.
+/// Where a plan will run. Target::cpu() is this machine's CPU; CUDA targets carry what a plan needs to know of the
+/// chip.
 struct Target {
   DeviceType device = DeviceType::cpu;
-  int threads = 0;  // cpu: worker threads, 0 = what OpenMP would use
-  std::string isa;  // cpu: "" for the best this machine has, else one of cpu_isas()
-  int sm = 0;       // cuda: compute capability, 90 for SM90
+  int threads = 0;                 // cpu: worker threads, 0 = what OpenMP would use
+  std::string isa;                 // cpu: "" for the best this machine has, else one of cpu_isas()
+  int sm = 0;                      // cuda: compute capability, 90 for SM90
   std::int64_t shared_memory = 0;  // cuda: opt-in bytes a block
   int multiprocessors = 0;
   bool emulated = false;  // cuda: another chip's budget on this one
@@ -36,10 +37,10 @@ std::vector<std::string> cpu_isas();
 
 /// What the caller would like instead of the default choice. A wish that cannot be met is refused with the reason.
 struct Wishes {
-  std::string implementation;             // "cpu.tiled", "cpu.reference"
-  std::optional<std::int64_t> tile_q;     // query rows a tile (all heads of a group together)
-  std::optional<std::int64_t> tile_kv;    // keys a tile
-  std::optional<std::int64_t> splits;     // parts of the KV sequence computed apart and combined
+  std::string implementation;           // "cpu.tiled", "cpu.reference"
+  std::optional<std::int64_t> tile_q;   // query rows a tile (all heads of a group together)
+  std::optional<std::int64_t> tile_kv;  // keys a tile
+  std::optional<std::int64_t> splits;   // parts of the KV sequence computed apart and combined
   /// From "tile_q=64 tile_kv=128 splits=2 implementation=cpu.tiled". Throws Error{parse}.
   static Wishes parse(std::string_view text);
   [[nodiscard]] std::string to_string() const;

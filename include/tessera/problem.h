@@ -98,8 +98,8 @@ struct Problem {
   // Tiles.
   std::int64_t block_q = 64;
   std::int64_t block_kv = 64;
-  TileList list;           // of the forward, and of the backward unless bwd_list says otherwise
-  TileList bwd_list;       // backward only: a truncated gradient under the forward's own LSE
+  TileList list;                               // of the forward, and of the backward unless bwd_list says otherwise
+  TileList bwd_list;                           // backward only: a truncated gradient under the forward's own LSE
   TileList::Form next = TileList::Form::none;  // list written by the forward: indices or bitmask
   float next_threshold = 0.0F;                 // a tile is kept when its mass is above this
   MassKind mass = MassKind::none;              // probability mass per tile (batch, heads_q, query blocks, key blocks)

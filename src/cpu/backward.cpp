@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward: one pass over tiles of keys; for each, all query tiles of all heads of the group. dK and dV of the tile stay
-// in cache, dQ is summed in fp32 by the unit that owns the (batch, kv head), so that every sum has one fixed order.
-// Scores lie with queries down and keys across; K and V are transposed into panels once a tile.
+// Backward: one pass over tiles of keys; for each, all query tiles of all heads of the group. dK and dV of the tile
+// stay in cache, dQ is summed in fp32 by the unit that owns the (batch, kv head), so that every sum has one fixed
+// order. Scores lie with queries down and keys across; K and V are transposed into panels once a tile.
 #include <omp.h>
 
 #include <algorithm>
@@ -38,18 +38,18 @@ BackwardTiling backward_tiling(const detail::PlanState& state) {
 }
 
 struct BackwardBuffers {
-  float* k;    // (tile_kv, padded d)
-  float* v;    // (tile_kv, padded dv)
-  float* k_t;  // (panels, d, kPanel)
-  float* v_t;  // (panels, dv, kPanel)
-  float* dk;   // as k
-  float* dv;   // as v
-  float* q;    // (rows, padded d), scaled
-  float* dout; // (rows, padded dv)
-  float* p;    // (rows, stride): scores, then probabilities
-  float* ds;   // (rows, stride)
-  float* slope;  // (rows, stride): d score' / d score, with softcap or a score callable
-  float* keep;   // (rows, stride): dropout factors
+  float* k;                      // (tile_kv, padded d)
+  float* v;                      // (tile_kv, padded dv)
+  float* k_t;                    // (panels, d, kPanel)
+  float* v_t;                    // (panels, dv, kPanel)
+  float* dk;                     // as k
+  float* dv;                     // as v
+  float* q;                      // (rows, padded d), scaled
+  float* dout;                   // (rows, padded dv)
+  float* p;                      // (rows, stride): scores, then probabilities
+  float* ds;                     // (rows, stride)
+  float* slope;                  // (rows, stride): d score' / d score, with softcap or a score callable
+  float* keep;                   // (rows, stride): dropout factors
   std::int64_t* query_position;  // (rows)
   std::int64_t* key_position;    // (tile_kv)
   std::int32_t* head;            // (rows)
@@ -103,7 +103,11 @@ struct BackwardRun {
 class BackwardUnit {
  public:
   BackwardUnit(const BackwardRun& run, BackwardBuffers& buffers)
-      : run_(run), problem_(run.problem), b_(buffers), d_(padded(problem_.head_dim_qk)), dv_(padded(problem_.head_dim_v)) {}
+      : run_(run),
+        problem_(run.problem),
+        b_(buffers),
+        d_(padded(problem_.head_dim_qk)),
+        dv_(padded(problem_.head_dim_v)) {}
 
   void compute(const Sequence& sequence, std::int64_t kv_head, std::int64_t part, float* dq) {
     sequence_ = sequence;
@@ -139,8 +143,13 @@ class BackwardUnit {
       const std::int64_t block = first / problem_.block_kv;
       std::int64_t end = std::min(source.length, first + begin + count - at);
       if (run_.list.active()) end = std::min(end, (block + 1) * problem_.block_kv);
-      b_.spans[span_count_++] = {segment, first, end - first, at - begin, source.position + first,
-                                 block + (segment == 0 ? 0 : problem_.key_blocks_first()), false};
+      b_.spans[span_count_++] = {segment,
+                                 first,
+                                 end - first,
+                                 at - begin,
+                                 source.position + first,
+                                 block + (segment == 0 ? 0 : problem_.key_blocks_first()),
+                                 false};
       at += end - first;
     }
     for (std::int64_t s = 0; s < span_count_; ++s) {
@@ -189,8 +198,8 @@ class BackwardUnit {
       const std::int64_t columns = padded(std::min(kPanel, keys - first));
       kernels.matmul(rows, columns, problem_.head_dim_qk, {b_.q, d_, 1}, b_.k_t + first * d_, kPanel, b_.p + first, ld,
                      false, nullptr);
-      kernels.matmul(rows, columns, problem_.head_dim_v, {b_.dout, dv_, 1}, b_.v_t + first * dv_, kPanel,
-                     b_.ds + first, ld, false, nullptr);
+      kernels.matmul(rows, columns, problem_.head_dim_v, {b_.dout, dv_, 1}, b_.v_t + first * dv_, kPanel, b_.ds + first,
+                     ld, false, nullptr);
     }
     const bool masked = scores_to_probabilities(head, block, begin, rows, keys);
     gradient_of_scores(head, begin, rows, keys);
@@ -237,7 +246,8 @@ class BackwardUnit {
     if (run_.scores.per_element()) run_.scores.apply(tile_, b_.slope);
     bool masked = hide_spans(head, block, rows);
     if (has_band(problem_)) masked |= hide_band(rows, keys);
-    run_.kernels.exp_rows(rows, padded(keys), b_.p, ld, run_.rows.shift + run_.rows.at(head, sequence_.q_first + begin));
+    run_.kernels.exp_rows(rows, padded(keys), b_.p, ld,
+                          run_.rows.shift + run_.rows.at(head, sequence_.q_first + begin));
     return masked;
   }
 
@@ -249,7 +259,8 @@ class BackwardUnit {
       const Span& span = b_.spans[s];
       const std::int64_t end = std::min(span.row + span.count, tile_.keys);
       if (span.row >= end) continue;
-      TileClass listed = run_.list.active() ? run_.list.at(sequence_.batch, head, block, span.block) : TileClass::partial;
+      TileClass listed =
+          run_.list.active() ? run_.list.at(sequence_.batch, head, block, span.block) : TileClass::partial;
       if (listed == TileClass::partial && run_.scores.has_mask()) {
         listed = run_.scores.classify(sequence_.batch, head, b_.query_position[0], b_.query_position[rows - 1] + 1,
                                       span.position, span.position + span.count);
@@ -324,7 +335,7 @@ class BackwardUnit {
       if (finite) {
         run_.kernels.matmul(m, n, k, a, b, n, c, n, true, nullptr);
       } else {
-        careful_matmul(SkipZerosOf::a, m, n, k, a, b, n, c, n, true, nullptr);
+        careful_matmul(run_.kernels, SkipZerosOf::a, m, n, k, a, b, n, c, n, true, nullptr);
       }
     };
     product(keys, dv_, rows, {b_.p, 1, ld}, b_.dout, b_.dv);

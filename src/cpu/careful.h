@@ -12,8 +12,9 @@ namespace tessera::cpu {
 
 enum class SkipZerosOf { a, b };
 
-/// As Kernels::matmul, leaving out every term whose factor from A (or B) is 0.
-void careful_matmul(SkipZerosOf which, std::int64_t m, std::int64_t n, std::int64_t k, Broadcast a, const float* b,
-                    std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate, const float* column_scale);
+/// As kernels.matmul, to the bit, leaving out every term whose factor from A (or B) is 0.
+void careful_matmul(const Kernels& kernels, SkipZerosOf which, std::int64_t m, std::int64_t n, std::int64_t k,
+                    Broadcast a, const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
+                    const float* column_scale);
 
 }  // namespace tessera::cpu

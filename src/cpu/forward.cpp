@@ -33,15 +33,15 @@ struct Strip {
 struct ForwardBuffers {
   std::int64_t columns;
   Strip* strips;
-  float* q;           // (panels, d, kPanel), scaled
-  float* o;           // (panels, dv, kPanel), not yet divided by the sum
-  float* s;           // (tile_kv, kPanel): scores, then probabilities
-  float* keep;        // as s: dropout factors
-  float* staging;     // (kPanel, padded max(d, dv)): rows on their way in or out
-  float* maximum;     // (columns)
-  float* sum;         // (columns)
-  float* correction;  // (columns)
-  float* lse;         // (columns)
+  float* q;                // (panels, d, kPanel), scaled
+  float* o;                // (panels, dv, kPanel), not yet divided by the sum
+  float* s;                // (tile_kv, kPanel): scores, then probabilities
+  float* keep;             // as s: dropout factors
+  float* staging;          // (kPanel, padded max(d, dv)): rows on their way in or out
+  float* maximum;          // (columns)
+  float* sum;              // (columns)
+  float* correction;       // (columns)
+  float* lse;              // (columns)
   std::int64_t* position;  // (columns)
   Visible* visible;        // (columns)
   std::int32_t* head;      // (columns)
@@ -127,7 +127,10 @@ class ForwardUnit {
     if (t.splits == 1) write_padding(std::max(begin, used), end);
     if (begin >= used) return;
     const std::int64_t position = sequence_.q_position + begin;
-    b_.strips[strip_count_] = {begin, used - begin, strip_count_ * t.strip_columns, (used - begin) * t.heads_a_tile,
+    b_.strips[strip_count_] = {begin,
+                               used - begin,
+                               strip_count_ * t.strip_columns,
+                               (used - begin) * t.heads_a_tile,
                                {sequence_.batch, head_, block, position, position + used - begin - 1}};
     load_queries(b_.strips[strip_count_++]);
   }
@@ -227,8 +230,15 @@ class ForwardUnit {
     kernels.matmul(end - first, columns, d, {keys.k + first * padded(d), padded(d), 1}, b_.q + panel * d + in_panel,
                    kPanel, s, kPanel, false, nullptr);
     if (problem_.softcap > 0.0F) kernels.softcap((end - first) * kPanel, problem_.softcap, s, nullptr);
-    ScoreTile tile{s, 1, kPanel, live, end - first, b_.position + first_column, keys.position + first,
-                   b_.head + first_column, sequence_.batch};
+    ScoreTile tile{s,
+                   1,
+                   kPanel,
+                   live,
+                   end - first,
+                   b_.position + first_column,
+                   keys.position + first,
+                   b_.head + first_column,
+                   sequence_.batch};
     if (run_.scores.per_element()) run_.scores.apply(tile, nullptr);
     if (band) mask_band(first_column, columns, first, end);
     if (run_.scores.has_mask()) masked |= mask_callable(tile, first, end);
@@ -240,7 +250,7 @@ class ForwardUnit {
     const Broadcast v{keys.v + first * padded(dv), 1, padded(dv)};
     float* o = b_.o + panel * dv + in_panel;
     if (masked && !values_finite(first, end)) {
-      careful_matmul(SkipZerosOf::b, dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
+      careful_matmul(kernels, SkipZerosOf::b, dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
     } else {
       kernels.matmul(dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
     }
@@ -284,8 +294,8 @@ class ForwardUnit {
       const std::int64_t base = b_.keys.position[from];
       for (std::int64_t c = 0; c < columns; ++c) {  // relative to the span: 32 bits are enough
         b_.low[c] = static_cast<std::int32_t>(visible[c].low <= base ? 0 : std::min(visible[c].low - base, count));
-        b_.high[c] = static_cast<std::int32_t>(
-            visible[c].high < base ? -1 : std::min(visible[c].high, base + count - 1) - base);
+        b_.high[c] =
+            static_cast<std::int32_t>(visible[c].high < base ? -1 : std::min(visible[c].high, base + count - 1) - base);
       }
       run_.kernels.mask_band(count, columns, b_.s + from * kPanel, b_.low, b_.high);
     }

@@ -20,7 +20,7 @@ float log_add(float lse, float sink) {
 
 // One head of one sequence; returns its share of dsink.
 double find_head(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
-                const GradientRows& out, const Sequence& sequence, std::int64_t head) {
+                 const GradientRows& out, const Sequence& sequence, std::int64_t head) {
   const Problem& problem = state.problem;
   const RowView o = rows_of(problem, bindings[Slot::o], sequence);
   const RowView dout = rows_of(problem, bindings[Slot::dout], sequence);

@@ -30,14 +30,13 @@ void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, s
       const std::int64_t offset = segment == 0 ? 0 : problem_.key_blocks_first();
       block = first / problem_.block_kv + offset;
       if (list_.active()) {
-        const std::int64_t listed =
-            list_.next(queries.batch, queries.head, queries.query_block, block, (end - 1) / problem_.block_kv + offset + 1);
+        const std::int64_t listed = list_.next(queries.batch, queries.head, queries.query_block, block,
+                                               (end - 1) / problem_.block_kv + offset + 1);
         if (listed != block) {
           first = (listed - offset) * problem_.block_kv;
           continue;
         }
-        asks_mask = asks_mask &&
-                    list_.at(queries.batch, queries.head, queries.query_block, block) != TileClass::full;
+        asks_mask = asks_mask && list_.at(queries.batch, queries.head, queries.query_block, block) != TileClass::full;
       }
       last = std::min(end, (block - offset + 1) * problem_.block_kv);
     }
@@ -48,7 +47,8 @@ void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, s
                               position + last - first);
     }
     if (mask != TileClass::none) {
-      tile.spans[tile.span_count++] = {segment, first, last - first, base + first, position, block, mask == TileClass::partial};
+      tile.spans[tile.span_count++] = {
+          segment, first, last - first, base + first, position, block, mask == TileClass::partial};
     }
     first = last;
   }

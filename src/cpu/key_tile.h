@@ -28,16 +28,16 @@ struct Span {
 /// Query rows that walk the keys together: one block of rows, one or all heads of a group.
 struct QueryTile {
   std::int64_t batch = 0;
-  std::int64_t head = 0;           // first query head
-  std::int64_t query_block = 0;    // of the list
-  std::int64_t first_position = 0; // of its first and last row
+  std::int64_t head = 0;            // first query head
+  std::int64_t query_block = 0;     // of the list
+  std::int64_t first_position = 0;  // of its first and last row
   std::int64_t last_position = 0;
 };
 
 /// The keys of one grid cell, brought in as far as some queries need them, and the spans that the present queries use.
 struct KeyTile {
   std::int64_t cell = 0;
-  Span* spans = nullptr;             // capacity tile_kv + 1, in order of rows
+  Span* spans = nullptr;  // capacity tile_kv + 1, in order of rows
   std::int64_t span_count = 0;
   std::int64_t* position = nullptr;  // (tile_kv)
   float* k = nullptr;                // (tile_kv, padded d)
@@ -63,8 +63,8 @@ class KeyTiles {
   /// The first cell from `from` on that may hold anything for `queries`, at most `end`.
   [[nodiscard]] std::int64_t skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                                   std::int64_t end) const;
-  /// Brings the collected keys that are not there yet into fp32 rows side by side: rows that lie pages apart would fight
-  /// for the same cache sets.
+  /// Brings the collected keys that are not there yet into fp32 rows side by side: rows that lie pages apart would
+  /// fight for the same cache sets.
   void load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const;
 
  private:

@@ -17,7 +17,8 @@ class MassGatherer {
 
   void begin_block();
   void begin_tile();
-  /// After a softmax step: p (rows [first, end) of the tile, columns from first_column) with the maxima it is relative to.
+  /// After a softmax step: p (rows [first, end) of the tile, columns from first_column) with the maxima it is relative
+  /// to.
   void add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column, std::int64_t columns,
            const float* p, const float* maximum);
   /// Brings the columns of a tile to their LSE (natural log, sink excluded) and adds them to the block.
@@ -30,10 +31,10 @@ class MassGatherer {
   std::int64_t blocks_ = 0;
   std::int64_t columns_ = 0;
   bool square_ = false;
-  std::int64_t rows_ = 0;      // valid rows of the block so far
-  float* sum_ = nullptr;       // (blocks, columns)
-  float* maximum_ = nullptr;   // (blocks, columns)
-  float* mass_ = nullptr;      // (blocks): Σ over rows of the row's mass, or of its square
+  std::int64_t rows_ = 0;     // valid rows of the block so far
+  float* sum_ = nullptr;      // (blocks, columns)
+  float* maximum_ = nullptr;  // (blocks, columns)
+  float* mass_ = nullptr;     // (blocks): Σ over rows of the row's mass, or of its square
 };
 
 }  // namespace tessera::cpu

@@ -77,8 +77,7 @@ void merge_partials(const PartialResults& partials, const detail::PlanState& sta
 }
 
 void write_empty_rows(const Problem& problem, const Bindings& bindings, const Kernels& kernels,
-                      const Sequence& sequence, std::int64_t head, std::int64_t begin, std::int64_t end,
-                      float* zeros) {
+                      const Sequence& sequence, std::int64_t head, std::int64_t begin, std::int64_t end, float* zeros) {
   if (begin >= end) return;
   std::fill_n(zeros, padded(problem.head_dim_v), 0.0F);
   const RowView o = rows_of(problem, bindings[Slot::o], sequence);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Partial results (O, LSE) over disjoint keys, and what all of them end with: the division by the softmax sum into which
-// the sink enters exactly once.
+// Partial results (O, LSE) over disjoint keys, and what all of them end with: the division by the softmax sum into
+// which the sink enters exactly once.
 #pragma once
 
 #include <cstdint>

@@ -85,8 +85,8 @@ void ScoreStage::dropout_factors(const ScoreTile& tile, float* factor) const {
       const std::uint32_t pair = column % 8 / 2;
       if (!drawn[pair]) {
         drawn[pair] = true;
-        draws[pair] = philox4x32(
-            {fragment * 4 + pair, row / 16 * 8 + row % 8, plane, static_cast<std::uint32_t>(offset_)}, key);
+        draws[pair] =
+            philox4x32({fragment * 4 + pair, row / 16 * 8 + row % 8, plane, static_cast<std::uint32_t>(offset_)}, key);
       }
       const std::uint32_t number = column % 16 / 8 * 4 + row % 16 / 8 * 2 + column % 2;
       const std::uint32_t draw = draws[pair][number / 2] >> (number % 2 * 16) & 0xFFFFU;

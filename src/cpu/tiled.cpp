@@ -85,7 +85,8 @@ std::int64_t forward_splits(const detail::PlanState& state) {
   const std::int64_t units = tiling.row_units * tiling.head_tiles * problem.batch;
   if (units == 0 || units >= state.target.threads) return 1;
   // A part shorter than four tiles costs more in the merge than it brings.
-  return std::clamp<std::int64_t>(divide_up(state.target.threads, units), 1, std::max<std::int64_t>(tiling.cells / 4, 1));
+  return std::clamp<std::int64_t>(divide_up(state.target.threads, units), 1,
+                                  std::max<std::int64_t>(tiling.cells / 4, 1));
 }
 
 std::int64_t backward_parts(const detail::PlanState& state) {
@@ -117,7 +118,9 @@ void plan(detail::PlanState& state) {
   line("tile_q: " + std::to_string(state.tile_q) + (state.wishes.tile_q ? " (wish)" : " (measured best)"));
   line("tile_kv: " + std::to_string(state.tile_kv) + (state.wishes.tile_kv ? " (wish)" : " (measured best)"));
   line("splits: " + std::to_string(state.splits) +
-       (state.wishes.splits ? " (wish)" : state.splits > 1 ? " (fewer units of work than threads)" : " (enough units of work)"));
+       (state.wishes.splits ? " (wish)"
+        : state.splits > 1  ? " (fewer units of work than threads)"
+                            : " (enough units of work)"));
   line(std::string("group: ") +
        (state.shared_group ? "the heads of a group share each tile of K and V" : "one head at a time"));
 }

@@ -11,7 +11,7 @@ namespace tessera::cpu {
 /// A strip is a run of query rows that use the same keys: rows of one block of a list, for one head or a whole group. A
 /// unit of work computes several strips of a (batch, head tile) together, for one part of the keys.
 struct Tiling {
-  std::int64_t heads_a_tile;   // 1, or the whole group when its heads share one K/V tile
+  std::int64_t heads_a_tile;  // 1, or the whole group when its heads share one K/V tile
   std::int64_t head_tiles;
   std::int64_t rows;           // query rows of a strip, a head
   std::int64_t block_rows;     // rows of a list's block, or `rows` without lists
@@ -22,7 +22,7 @@ struct Tiling {
   std::int64_t row_units;      // units a sequence of capacity length
   std::int64_t splits;
   std::int64_t tile_kv;
-  std::int64_t cells;          // grid cells of the longest sequence
+  std::int64_t cells;  // grid cells of the longest sequence
   std::int64_t cells_a_split;
 };
 

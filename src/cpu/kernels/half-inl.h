@@ -42,8 +42,8 @@ HWY_INLINE Bits to_half_bits(Bits x) {
   const Bits magnitude = hn::And(x, hn::Set(d, 0x7FFFFFFF));
   // Normal results: round away 13 bits, ties to even, and re-bias the exponent by −112.
   const Bits odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(d, 1));
-  const Bits normal = hn::ShiftRight<13>(
-      hn::Sub(hn::Add(hn::Add(magnitude, hn::Set(d, 0xFFF)), odd), hn::Set(d, 112U << 23)));
+  const Bits normal =
+      hn::ShiftRight<13>(hn::Sub(hn::Add(hn::Add(magnitude, hn::Set(d, 0xFFF)), odd), hn::Set(d, 112U << 23)));
   // Subnormal results: adding ½ puts units of 2^-24 into the last bit, rounded by the addition itself.
   const Vector half = hn::Set(df, 0.5F);
   const Bits tiny = hn::Sub(hn::BitCast(d, hn::Add(hn::BitCast(df, magnitude), half)), hn::BitCast(d, half));

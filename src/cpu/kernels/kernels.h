@@ -30,6 +30,7 @@ struct Broadcast {
 
 struct Kernels {
   const char* isa;
+  bool fused;  // multiply-adds round once
 
   /// C (m × n) = A (m × k) · B (k × n), or C·column_scale + A·B when accumulate. n is padded to kPad by the caller's
   /// buffers; rows of B and C have strides ldb and ldc. column_scale (n) may be nullptr (1).
