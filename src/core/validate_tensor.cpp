@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One tensor against the rule of its slot.
+#include <algorithm>
+
 #include "core/checked.h"
 #include "core/validate_parts.h"
 #include "tessera/error.h"
@@ -36,8 +38,25 @@ bool is_empty(const Tensor& tensor) noexcept {
   return false;
 }
 
+/// Every index · stride · element size fits easily, beside sizes of 0 and 1 too: backends form them before they look.
+bool strides_fit(const Tensor& tensor) noexcept {
+  const std::int64_t limit = kMaxPosition / static_cast<std::int64_t>(size_of(tensor.dtype));
+  std::int64_t reach = 0;
+  for (std::size_t i = 0; i < static_cast<std::size_t>(tensor.rank); ++i) {
+    const std::int64_t stride = tensor.strides[i];
+    if (stride > limit || stride < -limit) return false;
+    const auto dimension = checked_multiply(std::max<std::int64_t>(tensor.shape[i], 1), stride < 0 ? -stride : stride);
+    if (!dimension || *dimension > limit - reach) return false;
+    reach += *dimension;
+  }
+  return true;
+}
+
 void check_memory(std::string_view name, const Tensor& tensor) {
   if (tensor.byte_offset < 0) refuse(name, "byte offset " + std::to_string(tensor.byte_offset), "0 or more");
+  if (!strides_fit(tensor)) {
+    refuse(name, tensor.describe(), "strides that span at most 2^60 bytes", ErrorCode::overflow);
+  }
   if (is_empty(tensor)) return;
   if (tensor.data == nullptr) refuse(name, "nullptr", "memory for " + tensor.describe());
   const auto last = static_cast<std::size_t>(tensor.rank - 1);
@@ -46,7 +65,7 @@ void check_memory(std::string_view name, const Tensor& tensor) {
            "1, the last dimension contiguous");
   }
   const auto span = span_of(tensor);
-  if (!span) refuse(name, tensor.describe(), "addresses within 2^60 bytes of each other", ErrorCode::overflow);
+  if (!span) refuse(name, tensor.describe(), "addresses that exist", ErrorCode::overflow);
   const auto element = static_cast<std::uintptr_t>(size_of(tensor.dtype));
   if (reinterpret_cast<std::uintptr_t>(tensor.bytes()) % element != 0) {
     refuse(name, "a misaligned address", "a multiple of " + std::to_string(element) + " bytes");
@@ -56,18 +75,16 @@ void check_memory(std::string_view name, const Tensor& tensor) {
 }  // namespace
 
 std::optional<Span> span_of(const Tensor& tensor) noexcept {
+  if (!strides_fit(tensor)) return std::nullopt;
   std::int64_t low = 0;  // in elements, from the first
   std::int64_t high = 0;
   for (int i = 0; i < tensor.rank; ++i) {
     const auto at = static_cast<std::size_t>(i);
     if (tensor.shape[at] == 0) return Span{};
-    const auto reach = checked_multiply(tensor.shape[at] - 1, tensor.strides[at]);
-    if (!reach) return std::nullopt;
-    std::int64_t& side = *reach < 0 ? low : high;
-    if (__builtin_add_overflow(side, *reach, &side)) return std::nullopt;
+    const std::int64_t reach = (tensor.shape[at] - 1) * tensor.strides[at];
+    (reach < 0 ? low : high) += reach;
   }
   const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
-  if (high > kMaxPosition / element - 1 || low < -kMaxPosition / element) return std::nullopt;
   const auto base =
       checked_add(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data)), tensor.byte_offset);
   if (!base) return std::nullopt;

@@ -111,7 +111,8 @@ TEST_F(CApi, NullsAreErrors) {
   expect_error(tessera_problem_parse("attention sq=-1", &problem), TESSERA_INVALID_ARGUMENT, "seqlen_q");
   expect_error(tessera_problem_parse("attention", &problem), TESSERA_PARSE, "sq");
   expect_error(tessera_problem_to_string(nullptr, nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT, "problem");
-  expect_error(tessera_plan_make(nullptr, nullptr, nullptr, &plan_), TESSERA_INVALID_ARGUMENT, "problem");
+  tessera_plan* plan = nullptr;
+  expect_error(tessera_plan_make(nullptr, nullptr, nullptr, &plan), TESSERA_INVALID_ARGUMENT, "problem");
   expect_error(tessera_plan_explain(nullptr, nullptr, 0, nullptr), TESSERA_INVALID_ARGUMENT, "plan");
   expect_error(tessera_bindings_set(nullptr, "q", nullptr), TESSERA_INVALID_ARGUMENT, "bindings");
   expect_error(tessera_bindings_set(bindings_, nullptr, nullptr), TESSERA_INVALID_ARGUMENT, "slot");
