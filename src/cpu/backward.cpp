@@ -45,7 +45,7 @@ struct BackwardBuffers {
   float* dk;                     // as k
   float* dv;                     // as v
   float* q;                      // (rows, padded d), scaled
-  float* dout;                   // (rows, padded dv)
+  float* dout;                   // (rows, padded dv), weighted as GradientRows says
   float* p;                      // (rows, stride): scores, then probabilities
   float* ds;                     // (rows, stride)
   float* slope;                  // (rows, stride): d score' / d score, with softcap or a score callable
@@ -226,11 +226,12 @@ class BackwardUnit {
   void load_queries(std::int64_t head, std::int64_t begin, std::int64_t rows) {
     const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
     const RowView dout = rows_of(problem_, run_.bindings[Slot::dout], sequence_);
+    const float* weight = run_.rows.weight + run_.rows.at(head, sequence_.q_first + begin);
     for (std::int64_t i = 0; i < rows; ++i) {
       run_.kernels.load_row(problem_.q_type, q.at(begin + i, head), problem_.head_dim_qk, problem_.softmax_scale(),
                             b_.q + i * d_, d_);
-      run_.kernels.load_row(problem_.o_type, dout.at(begin + i, head), problem_.head_dim_v, 1.0F, b_.dout + i * dv_,
-                            dv_);
+      run_.kernels.load_row(problem_.o_type, dout.at(begin + i, head), problem_.head_dim_v, weight[i],
+                            b_.dout + i * dv_, dv_);
       b_.query_position[i] = sequence_.q_position + begin + i;
       b_.head[i] = static_cast<std::int32_t>(head);
     }

@@ -13,11 +13,6 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kLongestRow = 512;  // Problem::check's limit of the head dims
 
-float log_add(float lse, float sink) {
-  const float maximum = std::max(lse, sink);
-  return maximum + std::log(std::exp(lse - maximum) + std::exp(sink - maximum));
-}
-
 // One head of one sequence; returns its share of dsink.
 double find_head(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
                  const GradientRows& out, const Sequence& sequence, std::int64_t head) {
@@ -36,24 +31,31 @@ double find_head(const detail::PlanState& state, const Bindings& bindings, const
   double dsink = 0.0;
   for (std::int64_t first = 0; first < sequence.q_length; first += kRows) {
     const std::int64_t count = std::min(kRows, sequence.q_length - first);
-    for (std::int64_t i = 0; i < count; ++i) {
-      kernels.load_row(problem.o_type, o.at(first + i, head), dv, 1.0F, o_rows + i * kLongestRow, padded(dv));
-      kernels.load_row(problem.o_type, dout.at(first + i, head), dv, 1.0F, dout_rows + i * kLongestRow, padded(dv));
-    }
-    kernels.dot_rows(count, dv, o_rows, dout_rows, kLongestRow, product);
-    for (std::int64_t i = 0; i < count; ++i) {
-      const std::int64_t row = first + i;
-      const std::int64_t index = out.at(head, sequence.q_first + row);
-      const float value = lse.at(row, head);
-      if (value == kNothing) {
-        out.shift[index] = -kNothing;
-        out.delta[index] = 0.0F;
-        continue;
+    const std::int64_t index = out.at(head, sequence.q_first + first);
+    const auto dot_rows = [&](bool weighted) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        kernels.load_row(problem.o_type, o.at(first + i, head), dv, 1.0F, o_rows + i * kLongestRow, padded(dv));
+        kernels.load_row(problem.o_type, dout.at(first + i, head), dv, weighted ? out.weight[index + i] : 1.0F,
+                         dout_rows + i * kLongestRow, padded(dv));
       }
-      const float shift = sink == kNothing ? value : log_add(value, sink);
-      out.shift[index] = shift;
-      out.delta[index] = product[i] - (dlse.base ? dlse.at(row, head) * std::exp(shift - value) : 0.0F);
-      if (sink != kNothing) dsink -= static_cast<double>(std::exp(sink - shift) * product[i]);
+      kernels.dot_rows(count, dv, o_rows, dout_rows, kLongestRow, product);
+    };
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float value = lse.at(first + i, head);
+      out.shift[index + i] = value == kNothing ? -kNothing : value;
+      out.weight[index + i] = sink == kNothing || value == kNothing ? 1.0F : 1.0F / (1.0F + std::exp(sink - value));
+    }
+    if (sink != kNothing) {
+      dot_rows(false);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const float value = lse.at(first + i, head);
+        if (value != kNothing) dsink -= static_cast<double>(product[i] / (1.0F + std::exp(value - sink)));
+      }
+    }
+    dot_rows(true);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const bool empty = lse.at(first + i, head) == kNothing;
+      out.delta[index + i] = empty ? 0.0F : product[i] - (dlse.base ? dlse.at(first + i, head) : 0.0F);
     }
   }
   return dsink;
@@ -65,6 +67,7 @@ GradientRows GradientRows::place(Arena& arena, const Problem& problem) {
   GradientRows rows;
   rows.rows = total_rows(problem);
   rows.shift = arena.take<float>(problem.heads_q * rows.rows);
+  rows.weight = arena.take<float>(problem.heads_q * rows.rows);
   rows.delta = arena.take<float>(problem.heads_q * rows.rows);
   rows.dsink = arena.take<double>(problem.heads_q * problem.batch);
   return rows;

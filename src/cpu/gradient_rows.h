@@ -11,10 +11,13 @@
 
 namespace tessera::cpu {
 
-/// fp32 (heads_q, rows of all sequences) each; dsink (batch, heads_q), in double as it sums over all rows.
+/// fp32 (heads_q, rows of all sequences) each; dsink (batch, heads_q), in double as it sums over all rows. A sink takes
+/// the share 1 − weight of a row's probability: with P = exp(S − shift) and dO' = weight·dO, the gradients are those of
+/// a row without a sink, dV = Pᵀ·dO' and dS = P∘(dO'·Vᵀ − delta).
 struct GradientRows {
-  float* shift = nullptr;  // log(exp(LSE) + exp(sink)); +inf for an empty row, whose probabilities are then 0
-  float* delta = nullptr;  // rowsum(dO∘O) − dLSE · exp(shift − LSE): dS = P∘(dP − delta)
+  float* shift = nullptr;   // LSE; +inf for an empty row, whose probabilities are then 0
+  float* weight = nullptr;  // exp(LSE) / (exp(LSE) + exp(sink)); 1 without a sink
+  float* delta = nullptr;   // rowsum(dO'∘O) − dLSE
   double* dsink = nullptr;
   std::int64_t rows = 0;
 
