@@ -99,15 +99,17 @@ def dense_rows(rows):
 
 def list_rows(rows):
     """Rows with density= beside the dense row of the same problem."""
-    dense = {}
-    for row in rows:
+
+    def key_of(row):
         t = tokens(row["problem"])
-        if "density" not in t:
-            dense[(row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"])] = row["us"]
+        mask = "causal" if "causal" in t else "full"
+        return row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"], mask
+
+    dense = {key_of(row): row["us"] for row in rows if "density=" not in row["problem"]}
     body = []
     for row in rows:
         t = tokens(row["problem"])
-        key = (row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"])
+        key = key_of(row)
         if "density" not in t or key not in dense:
             continue
         body.append(
@@ -120,7 +122,7 @@ def list_rows(rows):
                 f"{row['us'] / dense[key] * 100:.1f} %",
             ]
         )
-    head = ["pass", "dtype", "dim", "length", "tile", "tiles kept", "dense", "listed", "of the dense time"]
+    head = ["pass", "dtype", "dim", "length", "mask", "tile", "tiles kept", "dense", "listed", "of the dense time"]
     return table(head, body)
 
 
