@@ -59,6 +59,8 @@ TEST_P(Gradients, AreFiniteDifferencesOfTheForward) {
         std::pair{Slot::k2, Slot::dk2}, std::pair{Slot::v2, Slot::dv2}, std::pair{Slot::sink, Slot::dsink}}) {
     const Tensor& tensor = bindings[input];
     if (!tensor) continue;
+    const reference::Output& derivatives = result[gradient];
+    const std::string name(to_string(gradient));
     const double step = tensor.dtype == DType::fp64 ? 1e-5 : 0x1p-8;  // sinks are fp32
     const double tolerance = tensor.dtype == DType::fp64 ? 1e-6 : 1e-4;
     reference::for_each_element(tensor, [&](std::int64_t index, std::int64_t offset) {
@@ -71,9 +73,8 @@ TEST_P(Gradients, AreFiniteDifferencesOfTheForward) {
       const double width_down = value - reference::read(tensor, offset);
       const double down = loss(one.problem, bindings);
       reference::write(tensor, offset, value);
-      EXPECT_NEAR((up - down) / (width_up + width_down), result[gradient].values[static_cast<std::size_t>(index)],
-                  tolerance)
-          << to_string(gradient) << " " << index;
+      EXPECT_NEAR((up - down) / (width_up + width_down), derivatives.values[static_cast<std::size_t>(index)], tolerance)
+          << name << " " << index;
     });
   }
 }
