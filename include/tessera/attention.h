@@ -11,9 +11,9 @@ namespace tessera {
 
 struct AttentionOptions {
   bool causal = false;
-  std::optional<std::int64_t> window_left;   // inclusive; unset: unbounded
-  std::optional<std::int64_t> window_right;  // inclusive; ignored when causal
-  std::optional<float> scale;                // default 1 / sqrt(d)
+  std::optional<std::int64_t> window_left{};   // inclusive; unset: unbounded
+  std::optional<std::int64_t> window_right{};  // inclusive; ignored when causal
+  std::optional<float> scale{};                // default 1 / sqrt(d)
   float softcap = 0.0F;
   int threads = 0;  // 0: what OpenMP would use
 };
