@@ -3,7 +3,8 @@
 """Writes the tables of docs/performance.md from the JSON files of bench/results.
 
 usage: bench/report.py [--check]
-Everything between '<!-- tables -->' and '<!-- end of tables -->' is replaced; the text around it is written by hand.
+Everything between '<!-- tables -->' and '<!-- end of tables -->' is replaced, and in README.md the summary between
+'<!-- measured -->' and '<!-- end of measured -->'; the text around them is written by hand.
 --check changes nothing and exits 1 when the tables are not those of the JSON files.
 """
 
@@ -13,7 +14,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BEGIN, END = "<!-- tables -->", "<!-- end of tables -->"
 PEERS = {"torch_cpu": "PyTorch"}
 
 
@@ -182,19 +182,38 @@ def report():
     return "\n".join(parts)
 
 
+def readme_summary():
+    lines = []
+    for file in sorted((ROOT / "bench" / "results").glob("*/cpu_dense.json")):
+        data = json.loads(file.read_text())
+        machine, rows = data["machine"], data["rows"]
+        peers = ", ".join(machine.get("peers", {}).values())
+        threads = rows[0].get("threads", "?") if rows else "?"
+        lines.append(f"{machine.get('cpu', file.parent.name)}, {threads} threads{', beside ' + peers if peers else ''}:\n")
+        lines.append(ratio_summary(rows))
+    return "\n".join(lines)
+
+
+def renewed(text, begin, end, content, page):
+    if text.count(begin) != 1 or text.count(end) != 1:
+        sys.exit(f"report: {page} needs one '{begin}' and one '{end}'")
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n{content}\n{end}{after}"
+
+
 def main():
-    page = ROOT / "docs" / "performance.md"
-    text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        sys.exit(f"report: {page} needs one '{BEGIN}' and one '{END}'")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    new = f"{before}{BEGIN}\n{report()}\n{END}{after}"
-    if "--check" in sys.argv[1:]:
-        if new != text:
-            sys.exit("report: docs/performance.md is not what bench/report.py writes from bench/results")
-        return
-    page.write_text(new)
+    pages = (
+        (ROOT / "docs" / "performance.md", "<!-- tables -->", "<!-- end of tables -->", report),
+        (ROOT / "README.md", "<!-- measured -->", "<!-- end of measured -->", readme_summary),
+    )
+    for page, begin, end, content in pages:
+        text = page.read_text()
+        new = renewed(text, begin, end, content(), page)
+        if "--check" not in sys.argv[1:]:
+            page.write_text(new)
+        elif new != text:
+            sys.exit(f"report: {page} is not what bench/report.py writes from bench/results")
 
 
 if __name__ == "__main__":
