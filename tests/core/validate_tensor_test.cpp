@@ -95,6 +95,11 @@ const BadCall kBadCalls[] = {
     {"misaligned", kDense, [](Call& c) { c[Slot::q].byte_offset = 2; }, kInvalid, "q"},
     {"misaligned_lengths", kVarlen, [](Call& c) { c[Slot::cu_seqlens_q].byte_offset = 1; }, kInvalid, "cu_seqlens_q"},
     {"stride_overflow", kDense, [](Call& c) { c[Slot::q].strides[0] = kMax; }, ErrorCode::overflow, "q"},
+    {"stride_beside_one", "attention sq=8 d=16", [](Call& c) { c[Slot::o].strides[0] = kMax; }, ErrorCode::overflow,
+     "o"},
+    {"stride_least", kDense, [](Call& c) { c[Slot::o].strides[0] = -kMax - 1; }, ErrorCode::overflow, "o"},
+    {"stride_of_an_empty_tensor", "attention b=3 sq=8 sk=0 d=16", [](Call& c) { c[Slot::k].strides[0] = kMax / 8; },
+     ErrorCode::overflow, "k"},
     {"stride_sum_overflow", kDense, [](Call& c) { c[Slot::q].strides[0] = c[Slot::q].strides[1] = kMax / 8; },
      ErrorCode::overflow, "q"},
     {"stride_product_overflow", kDense, [](Call& c) { c[Slot::q].strides[1] = kMax / 4; }, ErrorCode::overflow, "q"},
@@ -165,7 +170,7 @@ TEST(Validate, AcceptsWhatIsUnusualAndRight) {
     c[Slot::v].byte_offset = 7 * c[Slot::v].strides[1] * 4;
     c[Slot::v].strides[1] = -c[Slot::v].strides[1];
   });
-  good("attention sq=8 d=16", [](Call& c) { c[Slot::o].strides[0] = kMax; });
+  good("attention sq=8 d=16", [](Call& c) { c[Slot::o].strides[0] = 123457; });
   // (batch, heads, seqlen, dim) in memory.
   good(kDense, [](Call& c) {
     c[Slot::o].strides[1] = 16;
