@@ -1,8 +1,84 @@
 // SPDX-License-Identifier: Apache-2.0
 // The words of slot rules in errors.
+#include <iterator>
+
 #include "core/slot_rules.h"
 
 namespace tessera::detail {
+namespace {
+
+struct Use {
+  Slot slot;
+  std::string_view words;
+};
+
+constexpr Use kUses[] = {
+    {Slot::lse, "lse or pass=backward"},
+    {Slot::dout, "pass=backward"},
+    {Slot::dq, "pass=backward"},
+    {Slot::dk, "pass=backward"},
+    {Slot::dv, "pass=backward"},
+    {Slot::dlse, "dlse with pass=backward"},
+    {Slot::sink, "sink"},
+    {Slot::dsink, "sink with pass=backward"},
+    {Slot::alibi_slopes, "alibi"},
+    {Slot::cu_seqlens_q, "layout=varlen"},
+    {Slot::cu_seqlens_k, "kv=varlen"},
+    {Slot::seqused_q, "seqused_q"},
+    {Slot::seqused_k, "seqused_k or kv=table"},
+    {Slot::page_table, "kv=table"},
+    {Slot::page_indptr, "kv=csr"},
+    {Slot::page_indices, "kv=csr"},
+    {Slot::last_page_len, "kv=csr"},
+    {Slot::k2, "kv2="},
+    {Slot::v2, "kv2="},
+    {Slot::k_offset2, "kv2="},
+    {Slot::dk2, "kv2= with pass=backward"},
+    {Slot::dv2, "kv2= with pass=backward"},
+    {Slot::cu_seqlens_k2, "kv2=varlen"},
+    {Slot::seqused_k2, "seqused_k2 or kv2=table"},
+    {Slot::page_table2, "kv2=table"},
+    {Slot::page_indptr2, "kv2=csr"},
+    {Slot::page_indices2, "kv2=csr"},
+    {Slot::last_page_len2, "kv2=csr"},
+    {Slot::tile_counts, "list=indices or list=transposed"},
+    {Slot::tile_indices, "list=indices or list=transposed"},
+    {Slot::full_counts, "list=indices:…:full or list=transposed:…:full"},
+    {Slot::full_indices, "list=indices:…:full or list=transposed:…:full"},
+    {Slot::tile_bits, "list=bitmask"},
+    {Slot::full_bits, "list=bitmask:…:full"},
+    {Slot::bwd_tile_counts, "bwd_list=indices or bwd_list=transposed, with pass=backward"},
+    {Slot::bwd_tile_indices, "bwd_list=indices or bwd_list=transposed, with pass=backward"},
+    {Slot::bwd_full_counts, "bwd_list=indices:…:full or bwd_list=transposed:…:full, with pass=backward"},
+    {Slot::bwd_full_indices, "bwd_list=indices:…:full or bwd_list=transposed:…:full, with pass=backward"},
+    {Slot::bwd_tile_bits, "bwd_list=bitmask with pass=backward"},
+    {Slot::bwd_full_bits, "bwd_list=bitmask:…:full with pass=backward"},
+    {Slot::next_counts, "next=indices"},
+    {Slot::next_indices, "next=indices"},
+    {Slot::next_bits, "next=bitmask"},
+    {Slot::tile_mass, "mass=mean or mass=rms"},
+    {Slot::prior_lse, "mass_lse=prior"},
+    {Slot::dropout_seed, "dropout="},
+    {Slot::dropout_offset, "dropout="},
+    {Slot::o_parts, "the operation combine"},
+    {Slot::lse_parts, "the operation combine"},
+    {Slot::k_new, "the operation kv_append"},
+    {Slot::v_new, "the operation kv_append"},
+    {Slot::q_rotated, "the operation kv_append"},
+    {Slot::rotary_cos, "rotary= of kv_append"},
+    {Slot::rotary_sin, "rotary= of kv_append"},
+    {Slot::status, "metadata=report"},
+    {Slot::q, "the operation attention"},
+    {Slot::k, "the operation attention"},
+    {Slot::v, "the operation attention"},
+    {Slot::q_offset, "the operation attention"},
+    {Slot::k_offset, "the operation attention"},
+    {Slot::o, "the operations attention and combine"},
+    {Slot::count_, "no problem"},
+};
+static_assert(std::size(kUses) == static_cast<std::size_t>(Slot::count_));
+
+}  // namespace
 
 std::string describe(const SlotRule& rule) {
   std::string text(to_string(rule.dtype));
@@ -19,107 +95,8 @@ std::string describe(const SlotRule& rule) {
 }
 
 std::string_view slot_use(Slot slot) noexcept {
-  switch (slot) {
-    case Slot::lse:
-      return "lse or pass=backward";
-    case Slot::dout:
-    case Slot::dq:
-    case Slot::dk:
-    case Slot::dv:
-      return "pass=backward";
-    case Slot::dlse:
-      return "dlse with pass=backward";
-    case Slot::sink:
-      return "sink";
-    case Slot::dsink:
-      return "sink with pass=backward";
-    case Slot::alibi_slopes:
-      return "alibi";
-    case Slot::cu_seqlens_q:
-      return "layout=varlen";
-    case Slot::cu_seqlens_k:
-      return "kv=varlen";
-    case Slot::seqused_q:
-      return "seqused_q";
-    case Slot::seqused_k:
-      return "seqused_k or kv=table";
-    case Slot::page_table:
-      return "kv=table";
-    case Slot::page_indptr:
-    case Slot::page_indices:
-    case Slot::last_page_len:
-      return "kv=csr";
-    case Slot::k2:
-    case Slot::v2:
-    case Slot::k_offset2:
-      return "kv2=";
-    case Slot::dk2:
-    case Slot::dv2:
-      return "kv2= with pass=backward";
-    case Slot::cu_seqlens_k2:
-      return "kv2=varlen";
-    case Slot::seqused_k2:
-      return "seqused_k2 or kv2=table";
-    case Slot::page_table2:
-      return "kv2=table";
-    case Slot::page_indptr2:
-    case Slot::page_indices2:
-    case Slot::last_page_len2:
-      return "kv2=csr";
-    case Slot::tile_counts:
-    case Slot::tile_indices:
-      return "list=indices or list=transposed";
-    case Slot::full_counts:
-    case Slot::full_indices:
-      return "list=indices:…:full or list=transposed:…:full";
-    case Slot::tile_bits:
-      return "list=bitmask";
-    case Slot::full_bits:
-      return "list=bitmask:…:full";
-    case Slot::bwd_tile_counts:
-    case Slot::bwd_tile_indices:
-      return "bwd_list=indices or bwd_list=transposed, with pass=backward";
-    case Slot::bwd_full_counts:
-    case Slot::bwd_full_indices:
-      return "bwd_list=indices:…:full or bwd_list=transposed:…:full, with pass=backward";
-    case Slot::bwd_tile_bits:
-      return "bwd_list=bitmask with pass=backward";
-    case Slot::bwd_full_bits:
-      return "bwd_list=bitmask:…:full with pass=backward";
-    case Slot::next_counts:
-    case Slot::next_indices:
-      return "next=indices";
-    case Slot::next_bits:
-      return "next=bitmask";
-    case Slot::tile_mass:
-      return "mass=mean or mass=rms";
-    case Slot::prior_lse:
-      return "mass_lse=prior";
-    case Slot::dropout_seed:
-    case Slot::dropout_offset:
-      return "dropout=";
-    case Slot::o_parts:
-    case Slot::lse_parts:
-      return "the operation combine";
-    case Slot::k_new:
-    case Slot::v_new:
-    case Slot::q_rotated:
-      return "the operation kv_append";
-    case Slot::rotary_cos:
-    case Slot::rotary_sin:
-      return "rotary= of kv_append";
-    case Slot::status:
-      return "metadata=report";
-    case Slot::q:
-    case Slot::k:
-    case Slot::v:
-    case Slot::q_offset:
-    case Slot::k_offset:
-      return "the operation attention";
-    case Slot::o:
-      return "the operations attention and combine";
-    case Slot::count_:
-      break;
+  for (const Use& use : kUses) {
+    if (use.slot == slot) return use.words;
   }
   return "no problem";
 }
