@@ -74,7 +74,6 @@ constexpr Use kUses[] = {
     {Slot::q_offset, "the operation attention"},
     {Slot::k_offset, "the operation attention"},
     {Slot::o, "the operations attention and combine"},
-    {Slot::count_, "no problem"},
 };
 static_assert(std::size(kUses) == static_cast<std::size_t>(Slot::count_));
 
