@@ -62,7 +62,8 @@ void Inputs::bind_score_parameters() {
                                ? allocate(Slot::alibi_slopes, DType::fp32, {batches, problem_.heads_q})
                                : allocate(Slot::alibi_slopes, DType::fp32, {problem_.heads_q});
     reference::for_each_element(slopes, [&](std::int64_t index, std::int64_t offset) {
-      const auto step = static_cast<double>(index % problem_.heads_q + index / problem_.heads_q + 1);
+      const std::int64_t batch = index / problem_.heads_q;
+      const auto step = static_cast<double>(index % problem_.heads_q + batch + 1);
       reference::write(slopes, offset, std::exp2(-8.0 * step / static_cast<double>(problem_.heads_q + batches)));
     });
   }

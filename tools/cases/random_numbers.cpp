@@ -59,9 +59,9 @@ bool RandomNumbers::chance(double probability) noexcept {
 }
 
 float RandomNumbers::normal() noexcept {
-  static const std::vector<float> quantiles = half_normal_quantiles();
+  static const std::vector<float> kQuantileTable = half_normal_quantiles();
   const std::uint64_t word = bits() >> 48;
-  const float magnitude = quantiles[word & (kQuantiles - 1)];
+  const float magnitude = kQuantileTable[word & (kQuantiles - 1)];
   return (word & kQuantiles) != 0 ? -magnitude : magnitude;
 }
 
