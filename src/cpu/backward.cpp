@@ -2,11 +2,11 @@
 // Backward: one pass over tiles of keys; for each, all query tiles of all heads of the group. dK and dV of the tile
 // stay in cache, dQ is summed in fp32 by the unit that owns the (batch, kv head), so that every sum has one fixed
 // order. Scores lie with queries down and keys across; K and V are transposed into panels once a tile.
-#include <omp.h>
 
 #include <algorithm>
 #include <limits>
 
+#include "core/parallel.h"
 #include "cpu/careful.h"
 #include "cpu/gradient_rows.h"
 #include "cpu/key_tile.h"
@@ -155,14 +155,11 @@ class BackwardUnit {
     for (std::int64_t s = 0; s < span_count_; ++s) {
       const Span& span = b_.spans[s];
       const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
-      for (std::int64_t i = 0; i < span.count; ++i) {
-        const std::int64_t row = span.row + i;
-        b_.key_position[row] = span.position + i;
-        run_.kernels.load_row(problem_.k_type, source.k.at(span.first + i, kv_head_), problem_.head_dim_qk, 1.0F,
-                              b_.k + row * d_, d_);
-        run_.kernels.load_row(problem_.v_type, source.v.at(span.first + i, kv_head_), problem_.head_dim_v, 1.0F,
-                              b_.v + row * dv_, dv_);
-      }
+      for (std::int64_t i = 0; i < span.count; ++i) b_.key_position[span.row + i] = span.position + i;
+      cpu::load_keys(run_.kernels, source.k, problem_.k_type, problem_.head_dim_qk, span.first, span.count, kv_head_,
+                     b_.k + span.row * d_);
+      cpu::load_keys(run_.kernels, source.v, problem_.v_type, problem_.head_dim_v, span.first, span.count, kv_head_,
+                     b_.v + span.row * dv_);
     }
     const std::int64_t columns = (count + kPanel - 1) / kPanel * kPanel;
     std::fill_n(b_.k + count * d_, (columns - count) * d_, 0.0F);
@@ -226,10 +223,10 @@ class BackwardUnit {
   void load_queries(std::int64_t head, std::int64_t begin, std::int64_t rows) {
     const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
     const RowView dout = rows_of(problem_, run_.bindings[Slot::dout], sequence_);
+    run_.kernels.load_rows(problem_.q_type, q.at(begin, head), q.row, rows, problem_.head_dim_qk,
+                           problem_.softmax_scale(), b_.q, d_);
     const float* weight = run_.rows.weight + run_.rows.at(head, sequence_.q_first + begin);
     for (std::int64_t i = 0; i < rows; ++i) {
-      run_.kernels.load_row(problem_.q_type, q.at(begin + i, head), problem_.head_dim_qk, problem_.softmax_scale(),
-                            b_.q + i * d_, d_);
       run_.kernels.load_row(problem_.o_type, dout.at(begin + i, head), problem_.head_dim_v, weight[i],
                             b_.dout + i * dv_, dv_);
       b_.query_position[i] = sequence_.q_position + begin + i;
@@ -451,28 +448,25 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, std:
   find_gradient_rows(state, bindings, run.kernels, run.rows);
   const std::size_t bytes = thread_bytes(problem, run.tiling);
   const std::int64_t units = problem.batch * problem.heads_kv * parts;
-#pragma omp parallel num_threads(state.target.threads)
-  {
-    Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(omp_get_thread_num()));
+  detail::WorkQueue queue(units);
+  detail::parallel(state.target.threads, [&](int thread) {
+    Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
     BackwardBuffers buffers = BackwardBuffers::place(arena, problem, run.tiling, parts == 1);
     BackwardUnit unit(run, buffers);
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t index = 0; index < units; ++index) {
+    queue.drain([&](std::int64_t index) {
       const std::int64_t head = index / parts;
       const Sequence sequence = find_sequence(problem, bindings, head / problem.heads_kv);
       float* dq = parts == 1 ? buffers.dq : partial_dq + index * dq_floats(problem);
       unit.compute(sequence, head % problem.heads_kv, index % parts, dq);
       if (parts == 1) store_queries(run, sequence, head % problem.heads_kv, dq, 0);
-    }
-    if (parts > 1) {
-#pragma omp for schedule(dynamic, 1)
-      for (std::int64_t head = 0; head < problem.batch * problem.heads_kv; ++head) {
-        const Sequence sequence = find_sequence(problem, bindings, head / problem.heads_kv);
-        store_queries(run, sequence, head % problem.heads_kv, partial_dq + head * parts * dq_floats(problem),
-                      dq_floats(problem));
-      }
-    }
-  }
+    });
+  });
+  if (parts == 1) return;
+  detail::parallel_for(state.target.threads, problem.batch * problem.heads_kv, [&](std::int64_t head) {
+    const Sequence sequence = find_sequence(problem, bindings, head / problem.heads_kv);
+    store_queries(run, sequence, head % problem.heads_kv, partial_dq + head * parts * dq_floats(problem),
+                  dq_floats(problem));
+  });
 }
 
 }  // namespace tessera::cpu

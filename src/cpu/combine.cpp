@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "core/checked.h"
 #include "core/implementations.h"
+#include "core/parallel.h"
 #include "cpu/merge.h"
 #include "cpu/sequence.h"
 
@@ -78,16 +80,20 @@ void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*
   const bool varlen = problem.q_layout == Layout::varlen;
   const std::int64_t batches = varlen ? 1 : problem.batch;
   const std::int64_t length = varlen ? problem.total_q : problem.seqlen_q;
-#pragma omp parallel for collapse(2) schedule(static) num_threads(state.target.threads)
-  for (std::int64_t batch = 0; batch < batches; ++batch) {
-    for (std::int64_t row = 0; row < length; ++row) {
+  // One task a batch and 64 rows: a row alone is too little work to hand out.
+  constexpr std::int64_t kRows = 64;
+  const std::int64_t tasks = detail::ceil_div(length, kRows);
+  detail::parallel_for(state.target.threads, batches * tasks, [&](std::int64_t index) {
+    const std::int64_t batch = index / tasks;
+    const std::int64_t begin = index % tasks * kRows;
+    for (std::int64_t row = begin; row < std::min(begin + kRows, length); ++row) {
       Sequence rows;
       rows.batch = batch;
       for (std::int64_t head = 0; head < problem.heads_q; ++head) {
         combine_row(problem, bindings, kernels, rows, row, head);
       }
     }
-  }
+  });
 }
 
 }  // namespace

@@ -2,12 +2,12 @@
 // Forward: blocked online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). Scores are computed transposed, keys
 // down and queries across, so that maxima, sums and rescaling are vertical vector operations and neither K nor V has
 // to be packed: their elements are broadcast against panels of 64 queries.
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "core/parallel.h"
 #include "cpu/careful.h"
 #include "cpu/key_tile.h"
 #include "cpu/mass.h"
@@ -413,14 +413,13 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
   run.partials = PartialResults::place(shared, state.problem, t.splits);
   const std::size_t bytes = thread_bytes(state.problem, t);
   const std::int64_t units = t.row_units * state.problem.batch * t.head_tiles * t.splits;
-#pragma omp parallel num_threads(state.target.threads)
-  {
-    Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(omp_get_thread_num()));
+  detail::WorkQueue queue(units);
+  detail::parallel(state.target.threads, [&](int thread) {
+    Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
     ForwardBuffers buffers = ForwardBuffers::place(arena, state.problem, t);
     ForwardUnit unit(run, buffers);
     // Later rows see more keys under a causal mask: longest first.
-#pragma omp for schedule(dynamic, 1)
-    for (std::int64_t index = 0; index < units; ++index) {
+    queue.drain([&](std::int64_t index) {
       std::int64_t rest = index;
       const std::int64_t split = rest % t.splits;
       rest /= t.splits;
@@ -428,8 +427,8 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
       rest /= t.head_tiles;
       const std::int64_t batch = rest % state.problem.batch;
       unit.compute(batch, head_tile, t.row_units - 1 - rest / state.problem.batch, split);
-    }
-  }
+    });
+  });
   if (t.splits > 1) merge_partials(run.partials, state, bindings, run.kernels);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/gradient_rows.h"
+#include "core/parallel.h"
 
 #include <algorithm>
 #include <cmath>
@@ -76,13 +77,12 @@ GradientRows GradientRows::place(Arena& arena, const Problem& problem) {
 void find_gradient_rows(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
                         const GradientRows& rows) {
   const Problem& problem = state.problem;
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(state.target.threads)
-  for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
-    for (std::int64_t head = 0; head < problem.heads_q; ++head) {
-      const Sequence sequence = find_sequence(problem, bindings, batch);
-      rows.dsink[batch * problem.heads_q + head] = find_head(state, bindings, kernels, rows, sequence, head);
-    }
-  }
+  detail::parallel_for(state.target.threads, problem.batch * problem.heads_q, [&](std::int64_t index) {
+    const std::int64_t batch = index / problem.heads_q;
+    const std::int64_t head = index % problem.heads_q;
+    const Sequence sequence = find_sequence(problem, bindings, batch);
+    rows.dsink[batch * problem.heads_q + head] = find_head(state, bindings, kernels, rows, sequence, head);
+  });
   const Tensor& dsink = bindings[Slot::dsink];
   if (!dsink) return;
   for (std::int64_t head = 0; head < problem.heads_q; ++head) {

@@ -93,15 +93,17 @@ void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64
   for (std::int64_t s = 0; s < tile.span_count; ++s) {
     const Span& span = tile.spans[s];
     const Segment& source = sequence.segments[static_cast<std::size_t>(span.segment)];
-    for (std::int64_t i = 0; i < span.count; ++i) {
+    for (std::int64_t i = 0; i < span.count;) {
       const std::int64_t row = span.row + i;
-      if (tile.loaded[row]) continue;
-      tile.loaded[row] = true;
-      tile.position[row] = span.position + i;
-      kernels.load_row(problem_.k_type, source.k.at(span.first + i, kv_head), problem_.head_dim_qk, 1.0F,
-                       tile.k + row * d, d);
-      kernels.load_row(problem_.v_type, source.v.at(span.first + i, kv_head), problem_.head_dim_v, 1.0F,
-                       tile.v + row * dv, dv);
+      std::int64_t count = 0;  // rows in a row that are not there yet
+      for (; i < span.count && !tile.loaded[span.row + i]; ++i, ++count) {
+        tile.loaded[span.row + i] = true;
+        tile.position[span.row + i] = span.position + i;
+      }
+      const std::int64_t first = span.first + row - span.row;
+      load_keys(kernels, source.k, problem_.k_type, problem_.head_dim_qk, first, count, kv_head, tile.k + row * d);
+      load_keys(kernels, source.v, problem_.v_type, problem_.head_dim_v, first, count, kv_head, tile.v + row * dv);
+      if (count == 0) ++i;
     }
   }
 }

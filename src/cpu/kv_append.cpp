@@ -3,7 +3,9 @@
 // al. 2021, RoFormer) of the new keys, and of the queries at the same positions.
 #include <algorithm>
 
+#include "core/checked.h"
 #include "core/implementations.h"
+#include "core/parallel.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/sequence.h"
 
@@ -89,9 +91,12 @@ void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
   const Tensor& lengths = bindings[Slot::seqused_k];
-#pragma omp parallel for collapse(2) schedule(static) num_threads(state.target.threads)
-  for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
-    for (std::int64_t row = 0; row < problem.seqlen_q; ++row) {
+  constexpr std::int64_t kRows = 64;
+  const std::int64_t tasks = detail::ceil_div(problem.seqlen_q, kRows);
+  detail::parallel_for(state.target.threads, problem.batch * tasks, [&](std::int64_t index) {
+    const std::int64_t batch = index / tasks;
+    const std::int64_t begin = index % tasks * kRows;
+    for (std::int64_t row = begin; row < std::min(begin + kRows, problem.seqlen_q); ++row) {
       const Sequence sequence = find_query_rows(problem, bindings, batch);
       if (row >= sequence.q_length) continue;
       const std::int64_t before = lengths.as<std::int32_t>()[batch * lengths.strides[0]];
@@ -99,7 +104,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*
       const KeyView v = keys_of(problem, bindings, bindings[Slot::v], 0, batch);
       append_token(problem, bindings, kernels, sequence, k, v, {row, before + row});
     }
-  }
+  });
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/merge.h"
+#include "core/parallel.h"
 
 #include <algorithm>
 #include <cmath>
@@ -45,35 +46,34 @@ void merge_partials(const PartialResults& partials, const detail::PlanState& sta
   const std::int64_t splits = state.splits;
   const Tensor& sinks = bindings[Slot::sink];
   const std::int64_t dv = problem.head_dim_v;
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(state.target.threads)
-  for (std::int64_t batch = 0; batch < problem.batch; ++batch) {
-    for (std::int64_t head = 0; head < problem.heads_q; ++head) {
-      const Sequence sequence = find_sequence(problem, bindings, batch);
-      const RowView o = rows_of(problem, bindings[Slot::o], sequence);
-      const ScalarView lse = scalars_of(problem, bindings[Slot::lse], sequence);
-      const float sink = problem.sink ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
-      for (std::int64_t row = 0; row < sequence.q_length; ++row) {
-        const std::int64_t slot = sequence.q_first + row;
-        float maximum = kNothing;
-        for (std::int64_t s = 0; s < splits; ++s) maximum = std::max(maximum, partials.lse[partials.at(s, head, slot)]);
-        float sum = 0.0F;
-        float* result = partials.o + partials.at(0, head, slot) * partials.dim;
-        for (std::int64_t s = 0; s < splits; ++s) {
-          const float part = partials.lse[partials.at(s, head, slot)];
-          const float weight = part == kNothing ? 0.0F : std::exp(part - maximum);
-          sum += weight;
-          const float* from = partials.o + partials.at(s, head, slot) * partials.dim;
-          for (std::int64_t i = 0; i < dv; ++i) result[i] = (s == 0 ? 0.0F : result[i]) + weight * from[i];
-        }
-        const float inverse = softmax_inverse(maximum, sum, sink);
-        for (std::int64_t i = 0; i < dv; ++i) result[i] *= inverse;
-        kernels.store_row(problem.o_type, result, dv, o.at(row, head));
-        if (lse.base) lse.at(row, head) = sum == 0.0F ? kNothing : maximum + std::log(sum);
+  detail::parallel_for(state.target.threads, problem.batch * problem.heads_q, [&](std::int64_t index) {
+    const std::int64_t batch = index / problem.heads_q;
+    const std::int64_t head = index % problem.heads_q;
+    const Sequence sequence = find_sequence(problem, bindings, batch);
+    const RowView o = rows_of(problem, bindings[Slot::o], sequence);
+    const ScalarView lse = scalars_of(problem, bindings[Slot::lse], sequence);
+    const float sink = problem.sink ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
+    for (std::int64_t row = 0; row < sequence.q_length; ++row) {
+      const std::int64_t slot = sequence.q_first + row;
+      float maximum = kNothing;
+      for (std::int64_t s = 0; s < splits; ++s) maximum = std::max(maximum, partials.lse[partials.at(s, head, slot)]);
+      float sum = 0.0F;
+      float* result = partials.o + partials.at(0, head, slot) * partials.dim;
+      for (std::int64_t s = 0; s < splits; ++s) {
+        const float part = partials.lse[partials.at(s, head, slot)];
+        const float weight = part == kNothing ? 0.0F : std::exp(part - maximum);
+        sum += weight;
+        const float* from = partials.o + partials.at(s, head, slot) * partials.dim;
+        for (std::int64_t i = 0; i < dv; ++i) result[i] = (s == 0 ? 0.0F : result[i]) + weight * from[i];
       }
-      write_empty_rows(problem, bindings, kernels, sequence, head, sequence.q_length, sequence.q_capacity,
-                       partials.o + partials.at(0, head, sequence.q_first) * partials.dim);
+      const float inverse = softmax_inverse(maximum, sum, sink);
+      for (std::int64_t i = 0; i < dv; ++i) result[i] *= inverse;
+      kernels.store_row(problem.o_type, result, dv, o.at(row, head));
+      if (lse.base) lse.at(row, head) = sum == 0.0F ? kNothing : maximum + std::log(sum);
     }
-  }
+    write_empty_rows(problem, bindings, kernels, sequence, head, sequence.q_length, sequence.q_capacity,
+                     partials.o + partials.at(0, head, sequence.q_first) * partials.dim);
+  });
 }
 
 void write_empty_rows(const Problem& problem, const Bindings& bindings, const Kernels& kernels,

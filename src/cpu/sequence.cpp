@@ -142,6 +142,17 @@ ScalarView scalars_of(const Problem& problem, const Tensor& tensor, const Sequen
   return view;
 }
 
+void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
+               std::int64_t count, std::int64_t head, float* target) {
+  while (count > 0) {
+    const std::int64_t rows = view.run(first, count);
+    kernels.load_rows(dtype, view.at(first, head), view.row, rows, dim, 1.0F, target, padded(dim));
+    first += rows;
+    count -= rows;
+    target += rows * padded(dim);
+  }
+}
+
 Visible visible_keys(const Problem& problem, std::int64_t position) {
   Visible range{std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()};
   // Offsets and positions are bounded by Problem::check and validate, so that the sums cannot overflow.

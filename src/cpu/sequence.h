@@ -3,10 +3,12 @@
 // Bindings are validated before they get here.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/kernels/kernels.h"
 #include "tessera/executor.h"
 
 namespace tessera::cpu {
@@ -38,6 +40,10 @@ struct KeyView {
   [[nodiscard]] std::byte* at(std::int64_t index, std::int64_t h) const {
     if (pages == nullptr) return base + index * row + h * head;
     return base + pages[index / page_size] * page + index % page_size * row + h * head;
+  }
+  /// How many of `count` keys from `index` on lie `row` bytes apart.
+  [[nodiscard]] std::int64_t run(std::int64_t index, std::int64_t count) const {
+    return pages == nullptr ? count : std::min(count, page_size - index % page_size);
   }
 };
 
@@ -74,6 +80,10 @@ ScalarView scalars_of(const Problem& problem, const Tensor& tensor, const Sequen
 /// A k-shaped tensor (k, v, dk, dv) of a segment.
 KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& tensor, int segment,
                 std::int64_t batch);
+
+/// Keys [first, first + count) of a head in fp32, rows padded to the internal width.
+void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
+               std::int64_t count, std::int64_t head, float* target);
 
 /// Inclusive range of key positions that a query at `position` may see under band and affine causal; empty: low > high.
 struct Visible {

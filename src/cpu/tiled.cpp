@@ -10,8 +10,9 @@ namespace {
 
 // Tiles measured best on a 2-core Xeon (AVX-512, 2 MiB of L2) over the rows of bench/suites/cpu_dense.txt; see
 // docs/performance.md for the ones that lost.
-constexpr std::int64_t kForwardQueries = 512;  // halved twice at most while threads would lack work
-constexpr std::int64_t kListedQueries = 1024;  // more blocks share the keys that each of them uses a few of
+constexpr std::int64_t kQueryBytes =
+    512 * 1024;  // of Q and O panels a thread; halved twice while threads would lack work
+constexpr std::int64_t kListedBytes = 1024 * 1024;  // with a list, more blocks share keys that each uses a few of
 constexpr std::int64_t kForwardKeys = 128;
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;
@@ -69,7 +70,10 @@ bool shares_group(const Problem& problem) {
 
 // Long tiles spread the cost of bringing keys in over more queries; results do not depend on their length.
 std::int64_t forward_queries(detail::PlanState state) {
-  const std::int64_t longest = state.problem.list ? kListedQueries : kForwardQueries;
+  const std::int64_t row =
+      (state.problem.head_dim_qk + state.problem.head_dim_v) * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t bytes = state.problem.list ? kListedBytes : kQueryBytes;
+  const std::int64_t longest = std::clamp<std::int64_t>(bytes / row / kPanel * kPanel, 4 * kPanel, 16 * kPanel);
   for (state.tile_q = longest; state.tile_q > longest / 4; state.tile_q /= 2) {
     const Tiling tiling = tiling_of(state);
     if (tiling.row_units * tiling.head_tiles * state.problem.batch >= 4 * state.target.threads) break;

@@ -36,8 +36,8 @@ namespace HWY_NAMESPACE {
 
 const Kernels* table() {
   static constexpr Kernels kTable = {
-      "",       HWY_NATIVE_FMA != 0, matmul,    softmax_step, exp_rows,  score_gradient, mask_band, softcap,
-      load_row, store_row,           transpose, dot_rows,     all_finite};
+      "",      HWY_NATIVE_FMA != 0, matmul,    softmax_step, exp_rows, score_gradient, mask_band,
+      softcap, load_rows,           store_row, transpose,    dot_rows, all_finite};
   return &kTable;
 }
 

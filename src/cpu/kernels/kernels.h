@@ -57,9 +57,14 @@ struct Kernels {
   /// s = c·tanh(s / c) over n floats; derivative (n), if not nullptr, gets 1 − tanh².
   void (*softcap)(std::int64_t n, float cap, float* s, float* derivative);
 
-  /// Rows: source (count elements of dtype) to fp32 times scale, padded with zeros to `width`; and back.
-  void (*load_row)(DType dtype, const std::byte* source, std::int64_t count, float scale, float* target,
-                   std::int64_t width);
+  /// Rows of `count` elements, `stride` bytes apart, to fp32 times scale, each padded with zeros to `width`; and one
+  /// back.
+  void (*load_rows)(DType dtype, const std::byte* source, std::ptrdiff_t stride, std::int64_t rows, std::int64_t count,
+                    float scale, float* target, std::int64_t width);
+  void load_row(DType dtype, const std::byte* source, std::int64_t count, float scale, float* target,
+                std::int64_t width) const {
+    load_rows(dtype, source, 0, 1, count, scale, target, width);
+  }
   void (*store_row)(DType dtype, const float* source, std::int64_t count, std::byte* target);
 
   /// target[c·ld + r] = source[r·source_ld + c] for r < rows, c < columns; both multiples of 4.

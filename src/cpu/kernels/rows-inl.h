@@ -38,14 +38,22 @@ HWY_INLINE void load_row_as(const std::byte* bytes, std::int64_t count, float sc
   for (; i < width; i += kLanes) hn::StoreU(hn::Zero(d), d, target + i);
 }
 
-void load_row(DType dtype, const std::byte* source, std::int64_t count, float scale, float* target,
-              std::int64_t width) {
+template <class T>
+void load_rows_as(const std::byte* source, std::ptrdiff_t stride, std::int64_t rows, std::int64_t count, float scale,
+                  float* target, std::int64_t width) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    load_row_as<T>(source + row * stride, count, scale, target + row * width, width);
+  }
+}
+
+void load_rows(DType dtype, const std::byte* source, std::ptrdiff_t stride, std::int64_t rows, std::int64_t count,
+               float scale, float* target, std::int64_t width) {
   if (dtype == DType::fp32) {
-    load_row_as<float>(source, count, scale, target, width);
+    load_rows_as<float>(source, stride, rows, count, scale, target, width);
   } else if (dtype == DType::bf16) {
-    load_row_as<hwy::bfloat16_t>(source, count, scale, target, width);
+    load_rows_as<hwy::bfloat16_t>(source, stride, rows, count, scale, target, width);
   } else {
-    load_row_as<hwy::float16_t>(source, count, scale, target, width);
+    load_rows_as<hwy::float16_t>(source, stride, rows, count, scale, target, width);
   }
 }
 

@@ -96,6 +96,9 @@ void softmax_step(std::int64_t rows, std::int64_t columns, float* s, float* maxi
   for (; column + kMaxVectors * kLanes <= columns; column += kMaxVectors * kLanes) {
     softmax_strip<kMaxVectors>(rows, s + column, maximum + column, sum + column, correction + column);
   }
+  for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
+    softmax_strip<2>(rows, s + column, maximum + column, sum + column, correction + column);
+  }
   for (; column < columns; column += kLanes) {
     softmax_strip<1>(rows, s + column, maximum + column, sum + column, correction + column);
   }
