@@ -3,8 +3,8 @@
 
 #include "tessera/plan.h"
 
-#if __has_include(<hwy/base.h>)
-#include <hwy/base.h>
+#if __has_include(<hwy/highway.h>)
+#include <hwy/highway.h>
 #endif
 
 #ifndef TESSERA_BUILD_TYPE
