@@ -34,10 +34,10 @@ struct Result {
 };
 
 /// Computes any operation from validated bindings. Output tensors are only read (their content where gradients
-/// accumulate and where kv_append leaves the cache alone). `order` other than 0 shuffles the order in which attention
-/// sums over dims, keys and rows: the same implementation with other rounding errors. Where it is odd, what lies
-/// between inputs and outputs is not rounded below fp32: a narrow type can hide an error that fp32 shows (a P
-/// of 1.0000001 is 1 in fp16).
+/// accumulate and where kv_append leaves the cache alone). `order` other than 0 gives the same result with other
+/// rounding errors: sums over dims, keys and rows are shuffled, and where it is odd q is scaled before the products,
+/// exponentials are to base 2 and nothing between inputs and outputs is rounded below fp32 (a narrow type can hide an
+/// error: a P of 1.0000001 is 1 in fp16).
 Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order = 0);
 
 /// The written values into the bound outputs, rounded to their types.

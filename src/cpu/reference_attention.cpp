@@ -35,6 +35,7 @@ Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Res
       mask_(bindings.mask),
       step_(order % 2 == 0 ? narrowest(problem) : DType::fp32),
       order_(order),
+      other_form_(order % 2 != 0),
       d_(problem.head_dim_qk),
       dv_(problem.head_dim_v),
       dims_(shuffled(d_)),
@@ -203,7 +204,7 @@ void Attention<Real>::find_visible(const Row& row) {
 template <class Real>
 Real Attention<Real>::score(const Row& row, std::int64_t key, Real dot, Real& slope) const {
   const auto scale = static_cast<Real>(problem_.softmax_scale());
-  Real x = round(round(dot) * scale);
+  Real x = other_form_ ? dot : round(round(dot) * scale);
   slope = scale;
   if (problem_.softcap > 0) {
     const auto cap = static_cast<Real>(problem_.softcap);
@@ -238,7 +239,8 @@ void Attention<Real>::score_row(const Row& row) {
   std::fill(&scores_[first_], &scores_[first_] + (last_ - first_), Real{0});
   for (const std::int64_t c : dims_) {
     const auto dim = static_cast<std::size_t>(c);
-    add_scaled(&scores_[first_], q_[dim], &k_by_dim_[dim * keys_.size() + first_], last_ - first_);
+    const Real q = other_form_ ? q_[dim] * static_cast<Real>(problem_.softmax_scale()) : q_[dim];
+    add_scaled(&scores_[first_], q, &k_by_dim_[dim * keys_.size() + first_], last_ - first_);
   }
   for (const std::int64_t j : visible_) {
     const auto at = static_cast<std::size_t>(j);

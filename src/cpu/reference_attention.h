@@ -57,6 +57,11 @@ class Attention {
     if constexpr (std::is_same_v<Real, double>) return value;
     return round_to(dtype, value);
   }
+  /// e^(x − shift).
+  [[nodiscard]] Real exponential(Real x, Real shift) const noexcept {
+    constexpr auto kLog2e = static_cast<Real>(1.4426950408889634);
+    return other_form_ ? std::exp2(x * kLog2e - shift * kLog2e) : std::exp(x - shift);
+  }
   void put(Slot slot, std::int64_t index, double value) {
     Output& output = result_[slot];
     output.values[static_cast<std::size_t>(index)] = value;
@@ -72,6 +77,7 @@ class Attention {
   MaskFunction mask_;
   DType step_;  // narrowest of q, k, v
   std::uint32_t order_;
+  bool other_form_;  // of the same formulas: q scaled before the products, exponentials to base 2, …
   std::uint32_t shuffles_ = 0;
   std::int64_t d_, dv_;
   std::vector<std::int64_t> dims_, value_dims_;  // orders of summation over d and dv

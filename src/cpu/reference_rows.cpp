@@ -23,7 +23,7 @@ void Attention<Real>::forward_row(const Row& row) {
   Real lse = -kInfinity;
   if (!empty) {
     Real sum = 0;
-    for (const std::int64_t j : visible_) sum += std::exp(scores_[static_cast<std::size_t>(j)] - largest);
+    for (const std::int64_t j : visible_) sum += exponential(scores_[static_cast<std::size_t>(j)], largest);
     lse = largest + std::log(sum);
     Real normalise_at = largest;  // P = exp(score − normalise_at) / denominator
     Real denominator = sum;
@@ -33,7 +33,7 @@ void Attention<Real>::forward_row(const Row& row) {
       denominator = sum * std::exp(largest - normalise_at) + std::exp(sink - normalise_at);
     }
     for (const std::int64_t j : visible_) {
-      Real p = round(std::exp(scores_[static_cast<std::size_t>(j)] - normalise_at) / denominator);
+      Real p = round(exponential(scores_[static_cast<std::size_t>(j)], normalise_at) / denominator);
       if (problem_.dropout > 0) {
         p = kept(row, j) ? round(p * (Real{65536} / static_cast<Real>(threshold_))) : Real{0};
         if (p == 0) continue;
@@ -63,7 +63,7 @@ void Attention<Real>::add_mass(const Row& row, Real lse) {
   row_mass_.assign(static_cast<std::size_t>(problem_.key_blocks()), Real{0});
   for (const std::int64_t j : visible_) {
     const auto at = static_cast<std::size_t>(j);
-    row_mass_[static_cast<std::size_t>(keys_[at].block)] += std::exp(scores_[at] - lse);
+    row_mass_[static_cast<std::size_t>(keys_[at].block)] += exponential(scores_[at], lse);
   }
   for (std::size_t block = 0; block < row_mass_.size(); ++block) {
     const Real mass = row_mass_[block];
@@ -137,9 +137,9 @@ void Attention<Real>::backward_row(const Row& row) {
       const auto sink = static_cast<Real>(read(in_[Slot::sink], row.head * in_[Slot::sink].strides[0]));
       const Real larger = std::max(lse, sink);
       lse_sink = larger + std::log(std::exp(lse - larger) + std::exp(sink - larger));
-      result_[Slot::dsink].values[static_cast<std::size_t>(row.head)] =
-          static_cast<Real>(result_[Slot::dsink].values[static_cast<std::size_t>(row.head)]) -
-          std::exp(sink - lse_sink) * delta;
+      const Real share = other_form_ ? 1 / (1 + std::exp(lse - sink)) : std::exp(sink - lse_sink);
+      double& dsink = result_[Slot::dsink].values[static_cast<std::size_t>(row.head)];
+      dsink = static_cast<Real>(dsink) - share * delta;
     }
     const Real dlse = problem_.dlse ? static_cast<Real>(read(in_[Slot::dlse], lse_offset(in_[Slot::dlse], row.batch,
                                                                                          row.head, rows, row.index)))
@@ -155,7 +155,7 @@ void Attention<Real>::backward_row(const Row& row) {
     for (const std::int64_t j : visible_) {
       const auto at = static_cast<std::size_t>(j);
       const Real s = scores_[at];
-      const Real p = round(std::exp(s - lse_sink));
+      const Real p = round(exponential(s, lse_sink));
       Real dropped = p;
       Real dp = round(dp_[at]);
       if (problem_.dropout > 0) {
@@ -164,7 +164,7 @@ void Attention<Real>::backward_row(const Row& row) {
         dp = keep == 0 ? Real{0} : round(dp * keep);
       }
       Real ds = p * (dp - delta);
-      if (problem_.dlse) ds += dlse * std::exp(s - lse);
+      if (problem_.dlse) ds += dlse * exponential(s, lse);
       const Real dot_gradient = round(round(ds) * slopes_[at]);
       add_scaled(dq_.data(), dot_gradient, &k_[at * dq_.size()], dq_.size());
       add_scaled(&dk_[at * q_.size()], dot_gradient, q_.data(), q_.size());

@@ -11,8 +11,8 @@
 // of the threshold.
 //
 // The error of plain is one draw of a random quantity: an output of few elements may by luck have none. A comparison
-// that fails is therefore repeated with the largest error of up to kPlainOrders runs of plain that differ only in the
-// order of their sums (Trial).
+// that fails is therefore repeated with the largest error of up to kPlainOrders runs of plain that differ in nothing
+// but rounding (`order` of reference::compute; Trial).
 #pragma once
 
 #include <cstdint>

@@ -68,6 +68,7 @@ Outcome Trial::run(const std::string& isa) {
   } catch (const std::exception& error) {
     outcome.failure = error.what();
   }
+  outcome.plain_orders = plain_.size();
   outcome.passed = outcome.failure.empty();
   return outcome;
 }

@@ -14,9 +14,10 @@ namespace tessera::cases {
 
 struct Outcome {
   bool passed = false;
-  std::string failure;     // why not: the comparison's words, damage, or the error that came
-  double worst_ratio = 0;  // largest error / tolerance
-  std::string rerun;       // the case's line with the instruction set that it ran on
+  std::string failure;           // why not: the comparison's words, damage, or the error that came
+  double worst_ratio = 0;        // largest error / tolerance
+  std::size_t plain_orders = 1;  // orders of summation that the tolerance was taken from; compare.h
+  std::string rerun;             // the case's line with the instruction set that it ran on
 };
 
 /// Inputs and references are made once, so that several instruction sets can be tried.
