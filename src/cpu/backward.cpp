@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/parallel.h"
+#include "cpu/backward_buffers.h"
 #include "cpu/careful.h"
 #include "cpu/gradient_rows.h"
 #include "cpu/key_tile.h"
@@ -16,71 +17,6 @@ namespace tessera::cpu {
 namespace {
 
 constexpr float kHidden = -std::numeric_limits<float>::infinity();
-
-struct BackwardTiling {
-  std::int64_t rows;        // query rows of a tile, one head
-  std::int64_t block_rows;  // rows of a list's block, or the longest sequence
-  std::int64_t tile_kv;
-  std::int64_t stride;  // of a row of scores: tile_kv rounded up to whole panels
-  std::int64_t parts;   // units a (batch, kv head); unit p takes tiles p, p + parts, …
-};
-
-BackwardTiling backward_tiling(const detail::PlanState& state) {
-  const Problem& problem = state.problem;
-  const bool listed = problem.list || problem.bwd_list;
-  BackwardTiling tiling{};
-  tiling.rows = state.tile_q;
-  tiling.block_rows = listed ? problem.block_q : std::max<std::int64_t>(problem.seqlen_q, 1);
-  tiling.tile_kv = state.tile_kv;
-  tiling.stride = (state.tile_kv + kPanel - 1) / kPanel * kPanel;
-  tiling.parts = state.splits;
-  return tiling;
-}
-
-struct BackwardBuffers {
-  float* k;                      // (tile_kv, padded d)
-  float* v;                      // (tile_kv, padded dv)
-  float* k_t;                    // (panels, d, kPanel)
-  float* v_t;                    // (panels, dv, kPanel)
-  float* dk;                     // as k
-  float* dv;                     // as v
-  float* q;                      // (rows, padded d), scaled
-  float* dout;                   // (rows, padded dv), weighted as GradientRows says
-  float* p;                      // (rows, stride): scores, then probabilities
-  float* ds;                     // (rows, stride)
-  float* slope;                  // (rows, stride): d score' / d score, with softcap or a score callable
-  float* keep;                   // (rows, stride): dropout factors
-  std::int64_t* query_position;  // (rows)
-  std::int64_t* key_position;    // (tile_kv)
-  std::int32_t* head;            // (rows)
-  Span* spans;                   // (tile_kv + 1)
-  float* dq;                     // (group, seqlen_q, padded d), if units have no buffers of their own
-
-  static BackwardBuffers place(Arena& arena, const Problem& problem, const BackwardTiling& t, bool own_dq) {
-    BackwardBuffers b{};
-    const std::int64_t d = padded(problem.head_dim_qk);
-    const std::int64_t dv = padded(problem.head_dim_v);
-    const std::int64_t columns = t.stride;
-    b.k = arena.take<float>(columns * d);
-    b.v = arena.take<float>(columns * dv);
-    b.k_t = arena.take<float>(columns * d);
-    b.v_t = arena.take<float>(columns * dv);
-    b.dk = arena.take<float>(columns * d);
-    b.dv = arena.take<float>(columns * dv);
-    b.q = arena.take<float>(t.rows * d);
-    b.dout = arena.take<float>(t.rows * dv);
-    b.p = arena.take<float>(t.rows * columns);
-    b.ds = arena.take<float>(t.rows * columns);
-    if (problem.softcap > 0.0F || !problem.score.empty()) b.slope = arena.take<float>(t.rows * columns);
-    if (problem.dropout > 0.0F) b.keep = arena.take<float>(t.rows * columns);
-    b.query_position = arena.take<std::int64_t>(t.rows);
-    b.key_position = arena.take<std::int64_t>(columns);
-    b.head = arena.take<std::int32_t>(t.rows);
-    b.spans = arena.take<Span>(t.tile_kv + 1);
-    if (own_dq) b.dq = arena.take<float>(problem.group() * problem.seqlen_q * d);
-    return b;
-  }
-};
 
 struct BackwardRun {
   const Problem& problem;
@@ -95,7 +31,7 @@ struct BackwardRun {
       : problem(state.problem),
         bindings(bound),
         kernels(kernels_for(state.target.isa)),
-        tiling(backward_tiling(state)),
+        tiling(BackwardTiling::of(state)),
         scores(state.problem, bound),
         list(state.problem, bound, bool{state.problem.bwd_list}) {}
 };
@@ -413,30 +349,7 @@ void store_queries(const BackwardRun& run, const Sequence& sequence, std::int64_
   }
 }
 
-std::int64_t dq_floats(const Problem& problem) {
-  return problem.group() * problem.seqlen_q * padded(problem.head_dim_qk);
-}
-
-std::size_t thread_bytes(const Problem& problem, const BackwardTiling& tiling) {
-  Arena arena;
-  BackwardBuffers::place(arena, problem, tiling, tiling.parts == 1);
-  return arena.used();
-}
-
-// With several parts a (batch, kv head) every part keeps its dQ until all are added: (batch, heads_kv, parts) of them.
-float* place_parts(Arena& arena, const Problem& problem, std::int64_t parts) {
-  return parts == 1 ? nullptr : arena.take<float>(problem.batch * problem.heads_kv * parts * dq_floats(problem));
-}
-
 }  // namespace
-
-std::size_t backward_workspace(const detail::PlanState& state) {
-  const BackwardTiling tiling = backward_tiling(state);
-  Arena arena;
-  GradientRows::place(arena, state.problem);
-  place_parts(arena, state.problem, tiling.parts);
-  return arena.used() + thread_bytes(state.problem, tiling) * static_cast<std::size_t>(state.target.threads);
-}
 
 void run_backward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {
   BackwardRun run(state, bindings);
@@ -446,12 +359,12 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, std:
   run.rows = GradientRows::place(shared, problem);
   float* partial_dq = place_parts(shared, problem, parts);
   find_gradient_rows(state, bindings, run.kernels, run.rows);
-  const std::size_t bytes = thread_bytes(problem, run.tiling);
+  const std::size_t bytes = backward_thread_bytes(problem, run.tiling);
   const std::int64_t units = problem.batch * problem.heads_kv * parts;
   detail::WorkQueue queue(units);
   detail::parallel(state.target.threads, [&](int thread) {
     Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
-    BackwardBuffers buffers = BackwardBuffers::place(arena, problem, run.tiling, parts == 1);
+    BackwardBuffers buffers = BackwardBuffers::place(arena, problem, run.tiling);
     BackwardUnit unit(run, buffers);
     queue.drain([&](std::int64_t index) {
       const std::int64_t head = index / parts;

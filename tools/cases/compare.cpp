@@ -23,23 +23,33 @@ std::string place(const Tensor& tensor, std::int64_t index) {
   return text;
 }
 
-/// Twice the largest |plain − oracle| of all runs of plain, and 2 ulp of `dtype` at the largest |oracle|. `values`
-/// picks the output of a result.
+struct Tolerance {
+  double first_error;  // largest |plain − oracle| of the first run of plain
+  double error;        // of all runs
+  double spacing;      // of the dtype's numbers at the largest |oracle|
+
+  [[nodiscard]] double allowed() const { return 2 * error + 2 * spacing; }
+};
+
+/// `values` picks the output of a result.
 template <class Values>
-double tolerance(const reference::Result& oracle, const std::vector<reference::Result>& plain, Values values,
-                 const std::vector<std::uint8_t>* written, DType dtype) {
-  double error = 0;
+Tolerance find_tolerance(const reference::Result& oracle, const std::vector<reference::Result>& plain, Values values,
+                         const std::vector<std::uint8_t>* written, DType dtype) {
+  Tolerance tolerance{};
   double largest = 0;
   const std::vector<double>& want = values(oracle);
   for (std::size_t i = 0; i < want.size(); ++i) {
     if ((written != nullptr && (*written)[i] == 0) || !std::isfinite(want[i])) continue;
     largest = std::max(largest, std::fabs(want[i]));
     for (const reference::Result& run : plain) {
-      const double got = values(run)[i];
-      if (std::isfinite(got)) error = std::max(error, std::fabs(got - want[i]));
+      const double error = std::fabs(values(run)[i] - want[i]);
+      if (!std::isfinite(error)) continue;
+      tolerance.error = std::max(tolerance.error, error);
+      if (&run == &plain.front()) tolerance.first_error = std::max(tolerance.first_error, error);
     }
   }
-  return 2 * error + 2 * ulp(dtype, largest);
+  tolerance.spacing = ulp(dtype, largest);
+  return tolerance;
 }
 
 /// Whether `got` is what the dtype makes of a finite number too large for it.
@@ -52,7 +62,8 @@ void compare_numbers(Slot slot, const Tensor& tensor, const reference::Result& o
                      const std::vector<reference::Result>& plain, Comparison& result) {
   const reference::Output& oracle = oracle_result[slot];
   const auto values = [slot](const reference::Result& of) -> const std::vector<double>& { return of[slot].values; };
-  const double allowed = tolerance(oracle_result, plain, values, &oracle.written, tensor.dtype);
+  const Tolerance tolerance = find_tolerance(oracle_result, plain, values, &oracle.written, tensor.dtype);
+  const double allowed = tolerance.allowed();
   double worst = 0;
   std::int64_t worst_index = -1;
   double worst_got = 0;
@@ -74,6 +85,7 @@ void compare_numbers(Slot slot, const Tensor& tensor, const reference::Result& o
     }
   });
   if (worst_index >= 0) result.worst_ratio = std::max(result.worst_ratio, worst / allowed);
+  result.mirrored &= tolerance.first_error <= 2 * worst + 2 * tolerance.spacing;
   if (worst <= allowed || !result.passed) return;
   result.passed = false;
   result.failure = fmt::format("{}: element ({}): got {:.9g}, oracle {:.9g}, error {:.3g} > tolerance {:.3g}",
@@ -143,7 +155,7 @@ void compare_next(const Problem& problem, const Bindings& got, const reference::
   const NextList next(problem, got);
   std::string failure = next.failure();
   const auto masses = [](const reference::Result& of) -> const std::vector<double>& { return of.next_mass; };
-  const double allowed = tolerance(oracle, plain, masses, nullptr, DType::fp32);
+  const double allowed = find_tolerance(oracle, plain, masses, nullptr, DType::fp32).allowed();
   const auto threshold = static_cast<double>(problem.next_threshold);
   for (std::size_t tile = 0; tile < next.kept().size() && failure.empty(); ++tile) {
     const double mass = oracle.next_mass[tile];

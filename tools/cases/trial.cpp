@@ -14,7 +14,7 @@ namespace tessera::cases {
 namespace {
 
 constexpr std::size_t kGuardBytes = 256;  // behind the workspace
-constexpr double kHopeless = 1000;        // times the tolerance: no order of summation explains that
+constexpr double kHopeless = 1000;        // times the tolerance: rounding does not explain that
 
 /// The bits of every written element of the outputs, one after another.
 std::vector<std::byte> output_bits(const Bindings& bindings, const reference::Result& expected) {
@@ -54,8 +54,8 @@ Outcome Trial::run(const std::string& isa) {
   try {
     const Plan plan = make_plan(case_.problem, Target::cpu(case_.threads, rerun.isa), case_.wishes);
     outcome.failure = attempt(plan, outcome);
-    while (!outcome.failure.empty() && outcome.worst_ratio < kHopeless && plain_.size() < kPlainOrders) {
-      draw_plain_errors();
+    while (!outcome.failure.empty() && outcome.worst_ratio < kHopeless && plain_.size() < kPlainRuns) {
+      run_plain_again();
       outcome.failure = attempt(plan, outcome);
     }
     if (outcome.failure.empty() && repeats_exactly(case_)) {
@@ -68,15 +68,15 @@ Outcome Trial::run(const std::string& isa) {
   } catch (const std::exception& error) {
     outcome.failure = error.what();
   }
-  outcome.plain_orders = plain_.size();
+  outcome.plain_runs = plain_.size();
   outcome.passed = outcome.failure.empty();
   return outcome;
 }
 
 /// Eight times as many as there are.
-void Trial::draw_plain_errors() {
+void Trial::run_plain_again() {
   inputs_.restore();  // gradients that accumulate begin with what the outputs hold
-  const std::size_t enough = std::min<std::size_t>(kPlainOrders, plain_.size() * 8);
+  const std::size_t enough = std::min<std::size_t>(kPlainRuns, plain_.size() * 8);
   while (plain_.size() < enough) {
     const auto order = static_cast<std::uint32_t>(plain_.size());
     plain_.push_back(reference::compute(case_.problem, inputs_.bindings(), reference::Arithmetic::plain, order));
@@ -96,6 +96,7 @@ std::string Trial::attempt(const Plan& plan, Outcome& outcome) {
   }
   const Comparison comparison = compare(case_.problem, inputs_.bindings(), oracle_, plain_);
   outcome.worst_ratio = comparison.worst_ratio;
+  outcome.mirrored = comparison.mirrored;
   if (!comparison.passed) return comparison.failure;
   return inputs_.find_damage(oracle_);
 }

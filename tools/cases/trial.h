@@ -14,10 +14,11 @@ namespace tessera::cases {
 
 struct Outcome {
   bool passed = false;
-  std::string failure;           // why not: the comparison's words, damage, or the error that came
-  double worst_ratio = 0;        // largest error / tolerance
-  std::size_t plain_orders = 1;  // orders of summation that the tolerance was taken from; compare.h
-  std::string rerun;             // the case's line with the instruction set that it ran on
+  std::string failure;         // why not: the comparison's words, damage, or the error that came
+  double worst_ratio = 0;      // largest error / tolerance
+  std::size_t plain_runs = 1;  // that the tolerance was taken from; compare.h
+  bool mirrored = true;        // Comparison::mirrored
+  std::string rerun;           // the case's line with the instruction set that it ran on
 };
 
 /// Inputs and references are made once, so that several instruction sets can be tried.
@@ -29,13 +30,13 @@ class Trial {
   Outcome run(const std::string& isa = "");
 
  private:
-  void draw_plain_errors();
+  void run_plain_again();
   std::string attempt(const Plan& plan, Outcome& outcome);
 
   Case case_;
   Inputs inputs_;
   reference::Result oracle_;
-  std::vector<reference::Result> plain_;  // of different orders of summation, as many as were needed
+  std::vector<reference::Result> plain_;  // as many runs as were needed
 };
 
 /// One outcome for each instruction set ("": what the case says). Errors while the inputs are made are failures too.

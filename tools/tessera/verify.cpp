@@ -96,7 +96,7 @@ std::vector<std::string> chosen_isas(const std::string& isa) {
 struct Tally {
   std::size_t run = 0;
   std::size_t failed = 0;
-  std::size_t retried = 0;  // passed, but not by the plain implementation's first order of summation
+  std::size_t retried = 0;  // passed, but not by the first run of plain
   double worst_ratio = 0;
 };
 
@@ -124,7 +124,7 @@ void verify(const VerifyOptions& options, int& exit_code) {
       for (const cases::Outcome& outcome : cases::run_case_on(one, isas)) {
         ++tally.run;
         tally.worst_ratio = std::max(tally.worst_ratio, outcome.worst_ratio);
-        if (outcome.passed && outcome.plain_orders > 1) ++tally.retried;
+        if (outcome.passed && outcome.plain_runs > 1) ++tally.retried;
         if (outcome.passed) continue;
         ++tally.failed;
         progress.clear();
@@ -141,8 +141,8 @@ void verify(const VerifyOptions& options, int& exit_code) {
     all.worst_ratio = std::max(all.worst_ratio, tally.worst_ratio);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print("{} run, {} failed, {} passed by the error of plain in further orders of summation, {:.1f} s\n", all.run,
-             all.failed, all.retried, seconds);
+  fmt::print("{} run, {} failed, {} passed by further runs of plain, {:.1f} s\n", all.run, all.failed, all.retried,
+             seconds);
   if (all.failed > 0) exit_code = kCheckFailed;
 }
 

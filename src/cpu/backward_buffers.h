@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the backward cuts a problem into tiles and units of work, and where its workspace goes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/implementations.h"
+#include "cpu/arena.h"
+#include "cpu/key_tile.h"
+
+namespace tessera::cpu {
+
+struct BackwardTiling {
+  std::int64_t rows;        // query rows of a tile, one head
+  std::int64_t block_rows;  // rows of a list's block, or the longest sequence
+  std::int64_t tile_kv;
+  std::int64_t stride;  // of a row of scores: tile_kv rounded up to whole panels
+  std::int64_t parts;   // units a (batch, kv head); unit p takes tiles p, p + parts, …
+
+  static BackwardTiling of(const detail::PlanState& state);
+};
+
+/// Of one thread.
+struct BackwardBuffers {
+  float* k;                      // (tile_kv, padded d)
+  float* v;                      // (tile_kv, padded dv)
+  float* k_t;                    // (panels, d, kPanel)
+  float* v_t;                    // (panels, dv, kPanel)
+  float* dk;                     // as k
+  float* dv;                     // as v
+  float* q;                      // (rows, padded d), scaled
+  float* dout;                   // (rows, padded dv), weighted as GradientRows says
+  float* p;                      // (rows, stride): scores, then probabilities
+  float* ds;                     // (rows, stride)
+  float* slope;                  // (rows, stride): d score' / d score, with softcap or a score callable
+  float* keep;                   // (rows, stride): dropout factors
+  std::int64_t* query_position;  // (rows)
+  std::int64_t* key_position;    // (tile_kv)
+  std::int32_t* head;            // (rows)
+  Span* spans;                   // (tile_kv + 1)
+  float* dq;                     // (group, seqlen_q, padded d), if units have no buffers of their own
+
+  static BackwardBuffers place(Arena& arena, const Problem& problem, const BackwardTiling& tiling);
+};
+
+/// fp32 numbers in the dQ of a (batch, kv head).
+std::int64_t dq_floats(const Problem& problem);
+
+/// (batch, heads_kv, parts) of dQ: with several parts every part keeps its dQ until all are added. Null for one part.
+float* place_parts(Arena& arena, const Problem& problem, std::int64_t parts);
+
+std::size_t backward_thread_bytes(const Problem& problem, const BackwardTiling& tiling);
+
+}  // namespace tessera::cpu
