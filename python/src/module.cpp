@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// The extension tessera._core: plans, arrays of other libraries, and what the build and the machine offer.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "errors.h"
+#include "tessera/plan.h"
+#include "tessera/version.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_core, m) {
+  m.doc() = "The C++ library of Tessera: plans that run on arrays of any library.";
+  tessera::python::register_errors();
+  m.def("version", &tessera::version, "The library's version, \"0.1.0\".");
+  m.def("build_info", &tessera::build_info, "Version, compiler, build type, instruction sets, OpenMP and Highway, one a line.");
+  m.def("cpu_isas", &tessera::cpu_isas, "Instruction sets that this build has and this machine can run, best first.");
+}
