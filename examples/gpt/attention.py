@@ -25,7 +25,7 @@ class PagedAttention:
     """
 
     def __init__(self, config: Config, sequences: int, capacity: int, dtype: torch.dtype, page_size: int = 16) -> None:
-        """`capacity`: tokens that one sequence may reach; the pool has the pages that all sequences together may need."""
+        """`capacity`: tokens that one sequence may reach; the pool has the pages that all of them together need."""
         columns = -(-capacity // page_size)
         pool = (config.layers, sequences * columns, page_size, config.heads_kv, config.head_dim)
         self.page_size = page_size

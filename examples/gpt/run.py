@@ -53,7 +53,7 @@ def feed(model: GPT, attention: PagedAttention | TorchAttention, tokens: Tensor,
 
 
 def score(model: GPT, make: MakeAttention, text: bytes, chunk: int, results: Results) -> None:
-    """Bits per byte of text, over all but the first byte of each window of the trained context; and speed of prefill."""
+    """Bits per byte of text, all but the first of each window of the trained context; and the speed of prefill."""
     window, nats, predicted = model.config.trained_context, 0.0, 0
     seconds = attention_seconds = 0.0
     for start in range(0, len(text), window):
@@ -103,7 +103,7 @@ def table(results: dict[str, Results]) -> str:
 
 
 def comparison(ours: Results, theirs: Results) -> bool:
-    """Prints how far the two are apart. True if they agree: bits per byte to 4 digits behind the point, text exactly."""
+    """Prints how far the two are apart. True if they agree: bits per byte to 4 digits after the point, text exactly."""
     apart = abs(ours.bits_per_byte - theirs.bits_per_byte)
     print(f"\nbits per byte: {apart:.1e} apart")
     agree = apart < 5e-5

@@ -196,8 +196,8 @@ def bench(
         source: path of a JSON file that `tessera bench --json` or `--save` wrote, or its contents as a dict.
         kind: "speedup": a bar a row, time of a peer over time of Tessera, with the 10th to 90th percentile of
             neighbouring runs. "length": lines over the sequence length (sq or sk, whichever varies), one for each
-            setting, peers dashed. "time": a bar a row, milliseconds. "auto": "speedup" if there are peers, else "length"
-            if lengths vary, else "time".
+            setting, peers dashed. "time": a bar a row, milliseconds. "auto": "speedup" if there are peers, else
+            "length" if lengths vary, else "time".
         peer: which peer, where rows were measured beside several.
         metric: of "length": "ms", "tflops" or "gbytes_s".
         title: instead of one that says what the picture shows.

@@ -48,15 +48,11 @@ def _kept_like(kept: Any, mass: np.ndarray, batch: int) -> np.ndarray:
     choice = _tile_array("kept", kept, mass.shape[3])
     if choice.dtype != bool:
         raise refusal("kept", f"dtype {choice.dtype}", "a TileList or an array of bool")
-    if (
-        choice.shape[0] not in (1, mass.shape[0])
-        or choice.shape[2:] != mass.shape[2:]
-        or mass.shape[1] % choice.shape[1]
-    ):
-        raise refusal(
-            "kept", f"shape {choice.shape}", f"{mass.shape}, or a batch of 1, or heads that divide {mass.shape[1]}"
-        )
-    return choice[batch if choice.shape[0] > 1 else 0].repeat(mass.shape[1] // choice.shape[1], axis=0)
+    batches, heads = choice.shape[:2]
+    if batches not in (1, mass.shape[0]) or mass.shape[1] % heads or choice.shape[2:] != mass.shape[2:]:
+        want = f"{mass.shape}, where a batch of 1 and any heads that divide {mass.shape[1]} will do"
+        raise refusal("kept", f"shape {choice.shape}", want)
+    return choice[batch if batches > 1 else 0].repeat(mass.shape[1] // heads, axis=0)
 
 
 def _heads_of(heads: Sequence[int] | None, names: Sequence[str] | None, count: int) -> dict[int, str]:
