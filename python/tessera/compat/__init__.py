@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The calls people have code for, under their own names, over :func:`tessera.attention`.
+
+Each module keeps the names, argument order, defaults and return shapes of one version of flash-attn's interface, so
+that changing one import is enough to try Tessera:
+
+====================  =================================================================================
+``flash_attn_2``      flash-attn 2.8: ``flash_attn_func`` returns the tensor alone unless asked for more
+``flash_attn_3``      the Hopper interface: ``return_attn_probs`` adds the LSE, ``qv`` and descales exist
+``flash_attn_4``      the CuTe interface: always ``(out, lse)``, learnable sinks, block-sparse tensors
+====================  =================================================================================
+
+Rules common to the three:
+
+- Arguments are torch tensors (with autograd), numpy arrays, or anything with DLPack; results come back in the library
+  of q.
+- An argument that cannot be honoured raises ``NotImplementedError`` or ``ValueError`` naming it. Arguments that only
+  tune a GPU (``pack_gqa``, ``sm_margin``, ``scheduler_metadata``) change nothing on the CPU and are accepted.
+- fp32 is accepted besides fp16 and bf16, and so is every head dim up to 512 and every page size from 1.
+- The LSE of a row that sees no key is −inf, in ``flash_attn_2`` too, where flash-attn 2 writes +inf: −inf is the
+  identity of merging, and what versions 3 and 4 return. LSEs can be differentiated.
+- Both ends of ``window_size`` are honoured as documented there (inclusive, aligned to the bottom right corner), also
+  when one end is unbounded or longer than the keys.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["flash_attn_2", "flash_attn_3", "flash_attn_4"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

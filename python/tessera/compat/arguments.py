@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the flash-attn interfaces share: windows, head dims that need padding, refusals, and the library of an array."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NoReturn
+
+Array = Any
+Band = tuple["int | None", "int | None"]
+
+
+def refuse(argument: str, got: Any, want: str, error: type[Exception] = NotImplementedError) -> NoReturn:
+    """Raises `error` with the text that every refusal of Tessera has."""
+    shape = getattr(got, "shape", None)
+    text = repr(got) if shape is None else f"an array of shape {tuple(shape)}"
+    raise error(f"{argument}: got {text}; want {want}")
+
+
+def visible_band(causal: bool, window_size: Any) -> tuple[bool, Band | None]:
+    """(causal, band) for :func:`tessera.attention` from flash-attn 2's and 3's arguments, where −1 is unbounded.
+
+    `causal` closes the right end at the query's own position and keeps the left one.
+    """
+    left, right = window_size
+    if causal:
+        return (True, None) if left < 0 else (False, (int(left), 0))
+    if left < 0 and right < 0:
+        return False, None
+    return False, (None if left < 0 else int(left), None if right < 0 else int(right))
+
+
+def is_torch(array: Array) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def pad_head_dim(array: Array) -> Array:
+    """`array` with zeros after its last dimension up to the next multiple of 8: a copy, differentiable for torch."""
+    missing = -array.shape[-1] % 8
+    if missing == 0:
+        return array
+    if is_torch(array):
+        import torch
+
+        return torch.nn.functional.pad(array, (0, missing))
+    import numpy
+
+    if not isinstance(array, numpy.ndarray):
+        refuse("q", array, "a last dimension that is a multiple of 8, or a torch or numpy array")
+    padded = numpy.zeros((*array.shape[:-1], array.shape[-1] + missing), array.dtype)
+    padded[..., :-missing] = array
+    return padded
+
+
+def unpack(packed: Array, axis: int) -> tuple[Array, ...]:
+    """Views along `axis` of a packed tensor. For torch their gradients come back as one tensor, stacked once."""
+    if is_torch(packed):
+        return packed.unbind(axis)
+    before = (slice(None),) * axis
+    return tuple(packed[(*before, i)] for i in range(packed.shape[axis]))
+
+
+def split_wish(num_splits: int) -> str:
+    """`num_splits` as a wish: 0 leaves the choice to the plan."""
+    return f"splits={num_splits}" if num_splits > 0 else ""
+
+
+def empty(like: Array) -> Array:
+    """An array of shape (0,) in the library and dtype of `like`."""
+    if is_torch(like):
+        return like.new_empty((0,))
+    import numpy
+
+    return numpy.empty((0,), like.dtype)

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""flash-attn 4's functions: names, argument order, defaults and return shapes of ``flash_attn/cute/interface.py``.
+
+Source of the signatures: Dao-AILab/flash-attention at 0251105a (August 2026). Every attention function returns (out,
+lse); lse is None unless `return_lse` is set or a torch input requires a gradient. As there, lse includes the
+learnable sink.
+
+- q (b, sq, h, d), k (b, sk, h_k, d), v (b, sk, h_k, dv), or (tokens, heads, dim) with `cu_seqlens`; out (…, h, dv);
+  lse fp32 (b, h, sq) or (h, total_q). Head dims are multiples of 8.
+- `window_size` (left, right): inclusive and signed around the query's position, bottom right aligned; None is
+  unbounded; an empty window (left + right below 0) is no window; `causal` sets right to 0.
+- `learnable_sink` (h,) in fp32, fp16 or bf16: one logit a head in the denominator; half types are copied to fp32.
+- `block_sparse_tensors`: the tiles to compute, a :class:`BlockSparseTensorsTorch` or anything with its fields.
+  Without a `mask_mod` partial and full blocks differ in nothing. The backward uses the forward's list unless
+  `block_sparse_tensors_bwd`, key-major, says otherwise.
+- `num_splits` above 0 fixes the number of parts of the keys; `seqlen_k_per_split`, a promise of the same bits for
+  every batch, becomes ``batch_invariant``.
+- `pack_gqa`, `min_seqlen_k`, `scheduler_metadata`, `disable_scheduler_metadata` tune a GPU: accepted, without effect.
+- `qv`, `gather_kv_indices`, `score_mod`, `score_mod_bwd`, `mask_mod`, `aux_tensors`, `aux_scalars` raise
+  NotImplementedError: the callables are CuTe programs. :func:`tessera.attention` takes a Python function for the
+  oracle.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tessera import TileList, attention
+
+from .arguments import Array, Band, is_torch, refuse, split_wish
+from .combining import combine_parts
+
+__all__ = ["BlockSparseTensorsTorch", "flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
+
+
+class BlockSparseTensorsTorch(NamedTuple):
+    """Blocks to compute, for each block of queries those of the keys; B and H may be 1.
+
+    `mask_block_cnt` int32 (B, H, M) and `mask_block_idx` int32 (B, H, M, N), sorted up to the count; `full_block_*`
+    the same for blocks where the mask is waived; `block_size` (queries, keys), default (128, 128). The others order a
+    GPU's work.
+    """
+
+    mask_block_cnt: Array
+    mask_block_idx: Array
+    full_block_cnt: Array | None = None
+    full_block_idx: Array | None = None
+    cu_total_m_blocks: Array | None = None
+    cu_block_idx_offsets: Array | None = None
+    block_size: tuple[int, int] | None = None
+    dq_write_order: Array | None = None
+    dq_write_order_full: Array | None = None
+    spt: bool | None = None
+
+
+_CALLABLES = "None: a CuTe callable cannot run on the CPU; tessera.attention takes a Python function for cpu.reference"
+_MLA = "None: the kernels for absorbed multi-head latent attention are not there yet"
+
+
+def _refuse_unsupported(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None and not (name.startswith("aux") and len(value) == 0):
+            refuse(name, value, _MLA if name in ("qv", "gather_kv_indices") else _CALLABLES)
+
+
+def _signed_band(causal: bool, window_size: tuple[int | None, int | None]) -> tuple[bool, Band | None]:
+    left, right = window_size
+    if causal:
+        right = 0
+    if left is not None and right is not None and left + right < 0:
+        left = right = None
+    if left is None:
+        return (causal or right == 0, None) if right is None or right == 0 else (False, (None, int(right)))
+    return False, (int(left), None if right is None else int(right))
+
+
+def _tiles(argument: str, tensors: Any, form: str) -> TileList | None:
+    """A tile list over the tensors of `tensors`; none is copied."""
+    if tensors is None:
+        return None
+    if getattr(tensors, "cu_total_m_blocks", None) is not None:
+        refuse(
+            argument,
+            "cu_total_m_blocks",
+            "blocks of sequences of one length: lists of packed sequences are not there yet",
+        )
+    return TileList(
+        counts=tensors.mask_block_cnt,
+        indices=tensors.mask_block_idx,
+        full_counts=getattr(tensors, "full_block_cnt", None),
+        full_indices=getattr(tensors, "full_block_idx", None),
+        form=form,
+        block=tuple(getattr(tensors, "block_size", None) or (128, 128)),
+    )
+
+
+def _attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int | None, int | None],
+    learnable_sink: Array | None,
+    softcap: float,
+    num_splits: int,
+    deterministic: bool,
+    return_lse: bool,
+    **options: Any,
+) -> tuple[Array, Array | None]:
+    if q is None or k is None:
+        refuse("q" if q is None else "k", None, "an array: absorbed multi-head latent attention is not there yet")
+    causal, band = _signed_band(causal, window_size)
+    sink = _fp32(learnable_sink)
+    wants_lse = return_lse or (is_torch(q) and _requires_grad(q, k, v, learnable_sink))
+    result = attention(
+        q,
+        k,
+        v,
+        causal=causal,
+        band=band,
+        scale=softmax_scale,
+        softcap=softcap if softcap is not None and softcap > 0 else 0.0,
+        sinks=sink,
+        deterministic=deterministic,
+        return_lse=wants_lse,
+        wishes=split_wish(num_splits),
+        **options,
+    )
+    if not wants_lse:
+        return result, None
+    out, lse = result
+    return out, lse if sink is None else _with_sink(lse, sink)
+
+
+def _requires_grad(*tensors: Any) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _fp32(sink: Array | None) -> Array | None:
+    """The sink in fp32, as the problem wants it: itself, or a copy of (heads,) elements."""
+    if sink is None:
+        return None
+    if is_torch(sink):
+        return sink.float()
+    return sink if sink.dtype == "float32" else sink.astype("float32")
+
+
+def _with_sink(lse: Array, sink: Array) -> Array:
+    """log(exp(lse) + exp(sink)) for lse (b, h, sq) or (h, tokens)."""
+    if is_torch(lse):
+        import torch
+
+        return torch.logaddexp(lse, sink[:, None])
+    import numpy
+
+    return numpy.logaddexp(lse, sink[:, None])
+
+
+def flash_attn_func(
+    q: Array,
+    k: Array,
+    v: Array,
+    qv: Array | None = None,
+    gather_kv_indices: Array | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    learnable_sink: Array | None = None,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    score_mod: Any = None,
+    score_mod_bwd: Any = None,
+    mask_mod: Any = None,
+    aux_tensors: list | None = None,
+    aux_scalars: tuple | None = None,
+    block_sparse_tensors: Any = None,
+    block_sparse_tensors_bwd: Any = None,
+    return_lse: bool = False,
+) -> tuple[Array, Array | None]:
+    """(out, lse) of q (b, sq, h, d) over k (b, sk, h_k, d), v (b, sk, h_k, dv); the module's docstring says more."""
+    _refuse_unsupported(
+        qv=qv,
+        gather_kv_indices=gather_kv_indices,
+        score_mod=score_mod,
+        score_mod_bwd=score_mod_bwd,
+        mask_mod=mask_mod,
+        aux_tensors=aux_tensors,
+        aux_scalars=aux_scalars,
+    )
+    tiles = _tiles("block_sparse_tensors", block_sparse_tensors, "indices")
+    bwd_tiles = _tiles("block_sparse_tensors_bwd", block_sparse_tensors_bwd, "transposed")
+    if tiles is not None and bwd_tiles is not None and tiles.block != bwd_tiles.block:
+        refuse("block_sparse_tensors_bwd", f"blocks of {bwd_tiles.block}", f"the forward's, {tiles.block}", ValueError)
+    return _attend(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        learnable_sink,
+        softcap,
+        num_splits,
+        deterministic,
+        return_lse,
+        tiles=tiles,
+        bwd_tiles=bwd_tiles,
+    )
+
+
+def flash_attn_varlen_func(
+    q: Array,
+    k: Array,
+    v: Array,
+    qv: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    min_seqlen_k: int | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    gather_kv_indices: Array | None = None,
+    page_table: Array | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    learnable_sink: Array | None = None,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    score_mod: Any = None,
+    score_mod_bwd: Any = None,
+    mask_mod: Any = None,
+    block_sparse_tensors: Any = None,
+    aux_tensors: list | None = None,
+    aux_scalars: tuple | None = None,
+    return_lse: bool = False,
+    scheduler_metadata: Any = None,
+    seqlen_k_per_split: int | None = None,
+    disable_scheduler_metadata: bool = False,
+) -> tuple[Array, Array | None]:
+    """(out, lse) where lengths vary: by `cu_seqlens` (tokens packed), `seqused` (padded), or `page_table` (k and v
+    are pages).
+
+    `page_table` int32 (b, columns) over k, v (pages, page_size, heads, dim); `seqused_k` int32 (b,) then holds the
+    lengths, default: all that the table addresses. Pages have no gradient: a backward raises NotImplementedError.
+    """
+    _refuse_unsupported(
+        qv=qv,
+        gather_kv_indices=gather_kv_indices,
+        score_mod=score_mod,
+        score_mod_bwd=score_mod_bwd,
+        mask_mod=mask_mod,
+        aux_tensors=aux_tensors,
+        aux_scalars=aux_scalars,
+    )
+    if page_table is not None:
+        if cu_seqlens_k is not None:
+            refuse("cu_seqlens_k", cu_seqlens_k, "None with page_table: seqused_k holds the lengths", ValueError)
+        if seqused_k is None:
+            seqused_k = page_table[:, 0] * 0 + page_table.shape[1] * k.shape[1]
+    return _attend(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        learnable_sink,
+        softcap,
+        num_splits if seqlen_k_per_split is None else 0,
+        deterministic,
+        return_lse,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        page_table=page_table,
+        tiles=_tiles("block_sparse_tensors", block_sparse_tensors, "indices"),
+        batch_invariant=seqlen_k_per_split is not None,
+    )
+
+
+def flash_attn_combine(
+    out_partial: Array,
+    lse_partial: Array,
+    out: Array | None = None,
+    out_dtype: Any = None,
+    cu_seqlens: Array | None = None,
+    seqused: Array | None = None,
+    virtual_batch_idx: Array | None = None,
+    return_lse: bool = True,
+) -> tuple[Array, Array | None]:
+    """(out, lse) of parts over disjoint keys; lse is None without `return_lse`.
+
+    `out_partial` (parts, b, s, h, d) or (parts, tokens, h, d), `lse_partial` fp32 without the last dimension; out in
+    `out_dtype` (default: that of the parts), written to `out` if given; lse fp32 (b, s, h) or (tokens, h). Every
+    token is merged by itself, so that `cu_seqlens` and `virtual_batch_idx`, which order the work, change nothing.
+    `seqused`, which spares rows of `out`, raises NotImplementedError.
+    """
+    if seqused is not None:
+        refuse("seqused", seqused, "None: every row is merged")
+    return combine_parts(out_partial, lse_partial, out, out_dtype, return_lse)

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``flash_attn_with_kvcache`` of every version: append, rotate, choose the tokens of each sequence, attend.
+
+A cache is (rows, capacity, heads, dim) or pages (pages, page_size, heads, dim) with a page table. What is asked of it
+becomes a page table over the same memory, never a copy:
+
+==================  ====================================================================================
+``cache_batch_idx``  the cache's rows are pages as long as the cache; the table has one column
+``cache_leftpad``    every token is a page of its own, and the table begins after the padding
+both, or paged       the two tables composed
+==================  ====================================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tessera import attention, kv_append
+
+from .arguments import Array, is_torch, pad_head_dim, refuse, split_wish, visible_band
+
+Lengths = Any  # int32 (batch,) in the library of q
+
+
+def attend_cache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None,
+    v: Array | None,
+    **options: Any,
+) -> Any:
+    """out as q, or (out, lse) with ``return_lse``. The options are those of :func:`_attend`.
+
+    For torch tensors that require a gradient the result is attached to a node that refuses to go backward: the append
+    changes the cache in place, so there is no gradient to be had, and a silent zero would be wrong.
+    """
+    if is_torch(q):
+        import torch
+
+        inputs = [x for x in (q, k_cache, v_cache, k, v) if x is not None and x.requires_grad]
+        if inputs and torch.is_grad_enabled():
+            from .no_gradient import without_gradient
+
+            with torch.no_grad():
+                result = _attend(q, k_cache, v_cache, k, v, **options)
+            return without_gradient("flash_attn_with_kvcache", result, inputs)
+    return _attend(q, k_cache, v_cache, k, v, **options)
+
+
+def _attend(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None,
+    v: Array | None,
+    *,
+    causal: bool,
+    window_size: tuple[int, int],
+    scale: float | None,
+    softcap: float,
+    num_splits: int,
+    return_lse: bool,
+    rotary_cos: Array | None,
+    rotary_sin: Array | None,
+    rotary_interleaved: bool,
+    cache_seqlens: int | Array | None,
+    cache_batch_idx: Array | None,
+    cache_leftpad: Array | None,
+    page_table: Array | None,
+    alibi_slopes: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k_new: Array | None = None,
+    max_seqlen_q: int | None = None,
+    rotary_seqlens: Array | None = None,
+) -> Any:
+    batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    lengths = _lengths(cache_seqlens, batch, q)
+    _check(k, v, lengths, rotary_cos, rotary_sin)
+    if page_table is not None:
+        if cache_batch_idx is not None:
+            page_table = page_table[cache_batch_idx.long() if is_torch(cache_batch_idx) else cache_batch_idx]
+    elif cache_batch_idx is not None:
+        page_table = cache_batch_idx.reshape(-1, 1)
+    elif k_cache.shape[0] > batch:
+        k_cache, v_cache = k_cache[:batch], v_cache[:batch]
+    if k is not None:
+        if rotary_cos is not None:
+            q, k, rotary = _rotate(
+                q,
+                k,
+                lengths,
+                causal or window_size[0] >= 0 or window_size[1] >= 0,
+                (rotary_cos, rotary_sin, rotary_interleaved),
+                (cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens),
+            )
+        else:
+            rotary = {}
+        turned = kv_append(
+            k_cache, v_cache, k, v, seqused_k=lengths, page_table=page_table, cu_seqlens_q=cu_seqlens_k_new, **rotary
+        )
+        if "q" in rotary:
+            q = turned
+        lengths = lengths + (k.shape[1] if cu_seqlens_k_new is None else cu_seqlens_k_new[1:] - cu_seqlens_k_new[:-1])
+    if cache_leftpad is not None:
+        k_cache, v_cache, page_table, lengths = _after_padding(k_cache, v_cache, page_table, lengths, cache_leftpad, q)
+    elif page_table is not None and lengths is None:
+        lengths = _lengths(page_table.shape[1] * k_cache.shape[1], batch, q)
+    head_dim, head_dim_v = q.shape[-1], v_cache.shape[-1]
+    if head_dim % 8 or head_dim_v % 8:
+        scale = head_dim**-0.5 if scale is None else scale
+        q, k_cache, v_cache = pad_head_dim(q), pad_head_dim(k_cache), pad_head_dim(v_cache)
+    causal, band = visible_band(causal, window_size)
+    result = attention(
+        q,
+        k_cache,
+        v_cache,
+        causal=causal,
+        band=band,
+        scale=scale,
+        softcap=softcap if softcap > 0 else 0.0,
+        alibi_slopes=alibi_slopes,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        seqused_k=lengths,
+        page_table=page_table,
+        return_lse=return_lse,
+        wishes=split_wish(num_splits),
+    )
+    if head_dim_v % 8:
+        return (result[0][..., :head_dim_v], result[1]) if return_lse else result[..., :head_dim_v]
+    return result
+
+
+def _lengths(value: int | Array | None, batch: int, like: Array) -> Lengths | None:
+    if not isinstance(value, int):
+        return value
+    if is_torch(like):
+        return like.new_full((batch,), value, dtype=_torch_int32())
+    import numpy
+
+    return numpy.full((batch,), value, numpy.int32)
+
+
+def _torch_int32() -> Any:
+    import torch
+
+    return torch.int32
+
+
+def _check(k: Array | None, v: Array | None, lengths: Any, rotary_cos: Array | None, rotary_sin: Array | None) -> None:
+    """Arguments that only make sense together."""
+    if (k is None) != (v is None):
+        missing = "k" if k is None else "v"
+        refuse(missing, None, "new keys and new values together", ValueError)
+    if (rotary_cos is None) != (rotary_sin is None):
+        missing = "rotary_cos" if rotary_cos is None else "rotary_sin"
+        refuse(missing, None, "rotary_cos and rotary_sin together", ValueError)
+    if rotary_cos is not None and k is None:
+        refuse("rotary_cos", rotary_cos, "None when there are no new keys to rotate", ValueError)
+    if k is not None and lengths is None:
+        refuse("cache_seqlens", None, "the lengths before the append when k is given", ValueError)
+
+
+def _rotate(
+    q: Array,
+    k: Array,
+    lengths: Lengths,
+    moving: bool,
+    tables: tuple[Array, Array, bool],
+    sequences: tuple[Any, Any, Any],
+) -> tuple[Array, Array, dict[str, Any]]:
+    """(q, k, what is left for kv_append to rotate).
+
+    kv_append turns row i of k, and of q if it has as many rows, by the angle of position lengths + i. The rest is
+    turned here: q of another length, q that stands still (neither causal nor windowed), positions given by
+    rotary_seqlens.
+    """
+    cos, sin, interleaved = tables
+    cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens = sequences
+    from .rotary import rotate
+
+    if rotary_seqlens is not None and rotary_seqlens is not lengths:
+        q = rotate(q, cos, sin, rotary_seqlens, moving, interleaved, cu_seqlens_q)
+        return q, rotate(k, cos, sin, rotary_seqlens, True, interleaved, cu_seqlens_k_new), {}
+    in_append = {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": interleaved}
+    if cu_seqlens_q is None and cu_seqlens_k_new is None:
+        together = q.shape[1] == k.shape[1] and (moving or q.shape[1] == 1)
+    else:
+        together = moving and cu_seqlens_q is cu_seqlens_k_new
+    if together:
+        return q, k, {**in_append, "q": q}
+    return rotate(q, cos, sin, lengths, moving, interleaved, cu_seqlens_q), k, in_append
+
+
+def _after_padding(
+    k_cache: Array, v_cache: Array, page_table: Array | None, lengths: Lengths | None, leftpad: Array, like: Array
+) -> tuple[Array, Array, Array, Lengths]:
+    """The caches as pages of one token, the table of the tokens behind `leftpad`, and how many there are."""
+    import numpy
+
+    page = k_cache.shape[1]
+    padding = numpy.asarray(leftpad)
+    batch = padding.shape[0]
+    capacity = page if page_table is None else page * page_table.shape[1]
+    token = numpy.minimum(numpy.arange(capacity) + padding[:, None], max(capacity - 1, 0))
+    if page_table is None:
+        first = numpy.arange(batch)[:, None] * page
+    else:
+        first = numpy.take_along_axis(numpy.asarray(page_table), token // max(page, 1), 1) * page
+        token = token % max(page, 1)
+    table = (first + token).astype(numpy.int32)
+    if lengths is None:
+        lengths = _lengths(capacity, batch, like)
+    if is_torch(like):
+        import torch
+
+        table = torch.from_numpy(table)
+    return _tokens("k_cache", k_cache), _tokens("v_cache", v_cache), table, lengths - leftpad
+
+
+def _tokens(name: str, cache: Array) -> Array:
+    """(rows · length, 1, heads, dim): a view."""
+    rows, length, heads, dim = cache.shape
+    row_stride, token_stride = cache.stride()[:2] if is_torch(cache) else cache.strides[:2]
+    if rows > 1 and row_stride != length * token_stride:
+        want = f"rows that lie {length * token_stride} apart, one behind the other, when cache_leftpad is given"
+        refuse(name, f"a stride of {row_stride} between rows", want, ValueError)
+    return cache.reshape(rows * length, 1, heads, dim)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention probabilities with the dropout pattern in their sign: what flash-attn 2 returns as ``S_dmask`` for tests.
+
+The textbook way, seqlen_q · seqlen_k numbers for every head, from the LSE of the call they explain.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from .arguments import Array, is_torch
+
+Numpy = Any
+
+
+def draw_seed(like: Array) -> int:
+    """A dropout seed of 63 bits: from torch's default generator for torch tensors, else from ``random``."""
+    if is_torch(like):
+        import torch
+
+        return int(torch.randint(0, 2**63 - 1, (1,)).item())
+    return random.getrandbits(63)
+
+
+def signed_probabilities(
+    q: Array,
+    k: Array,
+    lse: Array,
+    *,
+    seed: int,
+    causal: bool,
+    band: tuple[int | None, int | None] | None,
+    scale: float | None,
+    softcap: float,
+    alibi_slopes: Array | None,
+    dropout: float,
+    deterministic: bool,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    page_table: Array | None = None,
+    seqused_k: Array | None = None,
+) -> Array:
+    """(batch, nheads, seqlen_q, seqlen_k) in q's dtype: exp(S' − lse), negative where dropped, 0 where masked.
+
+    For sequences of several lengths the rest is 0. Pages are gathered here.
+    """
+    import numpy
+
+    queries, keys, rows = _fp32(q), _fp32(k), _fp32(lse)
+    starts_q = None if cu_seqlens_q is None else numpy.asarray(cu_seqlens_q)
+    starts_k = None if cu_seqlens_k is None else numpy.asarray(cu_seqlens_k)
+    batch = queries.shape[0] if starts_q is None else len(starts_q) - 1
+    heads = queries.shape[-2]
+    longest_q = queries.shape[1] if starts_q is None else int(max_seqlen_q)
+    longest_k = keys.shape[1] if starts_q is None else int(max_seqlen_k)
+    scale = queries.shape[-1] ** -0.5 if scale is None else scale
+    slopes = numpy.zeros((batch, heads), numpy.float32)
+    if alibi_slopes is not None:
+        slopes = slopes + _fp32(alibi_slopes)
+    left, right = (None, 0 if causal else None) if band is None else band
+    result = numpy.zeros((batch, heads, longest_q, longest_k), numpy.float32)
+    for b in range(batch):
+        rows_of = slice(None) if starts_q is None else slice(int(starts_q[b]), int(starts_q[b + 1]))
+        queries_b = queries[b] if starts_q is None else queries[rows_of]
+        lse_b = rows[b] if starts_q is None else rows[:, rows_of]
+        if page_table is not None:
+            tokens = keys[numpy.asarray(page_table)[b]].reshape(-1, *keys.shape[2:])
+            keys_b = tokens[: int(numpy.asarray(seqused_k)[b])]
+        else:
+            keys_b = keys[b] if starts_k is None else keys[int(starts_k[b]) : int(starts_k[b + 1])]
+        p = _probabilities(queries_b, keys_b, lse_b, scale, softcap, slopes[b], left, right)
+        p = numpy.where(_kept(b, heads, p.shape[1:], dropout, seed), p, -p)
+        result[b, :, : p.shape[1], : p.shape[2]] = p
+    if is_torch(q):
+        import torch
+
+        return torch.from_numpy(result).to(q.dtype)
+    return result.astype(q.dtype)
+
+
+def _probabilities(
+    q: Numpy, k: Numpy, lse: Numpy, scale: float, softcap: float, slopes: Numpy, left: int | None, right: int | None
+) -> Numpy:
+    """(heads, sq, sk) of one sequence: q (sq, heads, d), k (sk, heads_kv, d), lse (heads, sq)."""
+    import numpy
+
+    k = numpy.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    scores = numpy.einsum("qhd,khd->hqk", q, k) * numpy.float32(scale)
+    if softcap > 0:
+        scores = softcap * numpy.tanh(scores / softcap)
+    distance = numpy.arange(k.shape[0])[None, :] - (numpy.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0])
+    scores = scores - slopes[:, None, None] * abs(distance)
+    visible = numpy.ones_like(distance, bool)
+    if left is not None:
+        visible &= distance >= -left
+    if right is not None:
+        visible &= distance <= right
+    known = numpy.where(numpy.isneginf(lse), 0, lse)[..., None]
+    return numpy.where(visible, numpy.exp(numpy.where(visible, scores - known, -numpy.inf)), 0)
+
+
+def _kept(batch: int, heads: int, shape: tuple[int, int], dropout: float, seed: int) -> Numpy:
+    """bool (heads, sq, sk): docs/semantics.md, section 7, at the positions of sequence `batch`."""
+    import numpy
+
+    from tessera import _core
+
+    kept = numpy.empty((heads, *shape), bool)
+    _core.dropout_keep(kept, dropout, seed, batch=batch, heads=heads)
+    return kept
+
+
+def _fp32(array: Array) -> Numpy:
+    import numpy
+
+    if is_torch(array):
+        return array.detach().float().numpy()
+    return numpy.asarray(array).astype(numpy.float32)
