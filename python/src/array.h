@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrays of other Python libraries as views: nothing is copied, and nothing outlives the call that asked.
+#pragma once
+
+#include <Python.h>
+
+#include <string_view>
+
+#include "tessera/tensor.h"
+
+namespace tessera::python {
+
+/// Keeps an object and whatever exports its memory alive while its view is in use. The interpreter lock must be held at
+/// construction and destruction.
+class ArrayView {
+ public:
+  /// How the memory will be used; an output must be writable.
+  enum class Use : bool { read, write };
+
+  /// `name` is the argument's name in errors. Throws Error, or nanobind::python_error with a TypeError for an object
+  /// that is no array.
+  ArrayView(PyObject* object, std::string_view name, Use use);
+  ~ArrayView() { release(); }
+  ArrayView(const ArrayView&) = delete;
+  ArrayView& operator=(const ArrayView&) = delete;
+
+  [[nodiscard]] const Tensor& tensor() const noexcept { return tensor_; }
+
+ private:
+  void release() noexcept;
+  bool take_exchange(std::string_view name);
+  bool take_buffer(std::string_view name, Use use);
+  bool take_dlpack(std::string_view name, Use use);
+
+  Tensor tensor_;
+  PyObject* object_ = nullptr;   // owned reference
+  PyObject* capsule_ = nullptr;  // owned reference: of __dlpack__
+  Py_buffer buffer_{};           // obj == nullptr: none
+};
+
+}  // namespace tessera::python

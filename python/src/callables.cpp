@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "callables.h"
+
+#include "tessera/error.h"
+
+namespace nb = nanobind;
+
+namespace tessera::python {
+namespace {
+
+nb::object callable_or_nothing(nb::handle object, const char* name) {
+  if (object.is_none()) return {};
+  if (PyCallable_Check(object.ptr()) == 0) {
+    PyErr_Format(PyExc_TypeError, "%s: got %R; want a function or None", name, object.ptr());
+    nb::raise_python_error();
+  }
+  return nb::borrow(object);
+}
+
+}  // namespace
+
+Callables::Callables(nb::handle score, nb::handle mask)
+    : score_(callable_or_nothing(score, "score")), mask_(callable_or_nothing(mask, "mask")) {
+  if (score_.is_valid() && nb::hasattr(score_, "derivative")) derivative_ = score_.attr("derivative");
+}
+
+void Callables::bind(Bindings& bindings) {
+  if (score_.is_valid()) {
+    bindings.score.value = &Callables::value;
+    if (derivative_.is_valid()) bindings.score.derivative = &Callables::derivative;
+    bindings.score.user = this;
+  }
+  if (mask_.is_valid()) {
+    bindings.mask.visible = &Callables::visible;
+    bindings.mask.user = this;
+  }
+}
+
+double Callables::value(double score, const ScorePoint& at, void* self) {
+  return nb::cast<double>(static_cast<Callables*>(self)->score_(score, at.batch, at.head, at.query, at.key));
+}
+
+double Callables::derivative(double score, const ScorePoint& at, void* self) {
+  return nb::cast<double>(static_cast<Callables*>(self)->derivative_(score, at.batch, at.head, at.query, at.key));
+}
+
+bool Callables::visible(const ScorePoint& at, void* self) {
+  const nb::object answer = static_cast<Callables*>(self)->mask_(at.batch, at.head, at.query, at.key);
+  const int truth = PyObject_IsTrue(answer.ptr());
+  if (truth < 0) nb::raise_python_error();
+  return truth != 0;
+}
+
+}  // namespace tessera::python

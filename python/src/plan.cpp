@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "plan.h"
+
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "array.h"
+#include "callables.h"
+#include "tessera/error.h"
+#include "workspace_pool.h"
+
+namespace nb = nanobind;
+
+namespace tessera::python {
+namespace {
+
+constexpr std::size_t kSlots = static_cast<std::size_t>(Slot::count_);
+constexpr std::size_t kMostKnown = 8;
+
+/// Slots that a run writes; everything else may be read-only.
+bool is_output(const Problem& problem, Slot slot) noexcept {
+  switch (slot) {
+    case Slot::o:
+    case Slot::lse:
+      return problem.pass == Pass::forward;
+    case Slot::k:
+    case Slot::v:
+      return problem.operation == Operation::kv_append;
+    case Slot::dq:
+    case Slot::dk:
+    case Slot::dv:
+    case Slot::dk2:
+    case Slot::dv2:
+    case Slot::dsink:
+    case Slot::next_counts:
+    case Slot::next_indices:
+    case Slot::next_bits:
+    case Slot::tile_mass:
+    case Slot::q_rotated:
+    case Slot::status:
+      return true;
+    default:
+      return false;
+  }
+}
+
+Slot slot_named(nb::handle name) {
+  if (!PyUnicode_Check(name.ptr())) {
+    PyErr_Format(PyExc_TypeError, "slots: got %R; want names of slots", name.ptr());
+    nb::raise_python_error();
+  }
+  const auto text = nb::cast<std::string>(name);
+  const std::optional<Slot> slot = parse_slot(text);
+  if (!slot) throw Error(ErrorCode::invalid_argument, "slots", "\"" + text + "\"", "the name of a slot: q, k, v, o, …");
+  return *slot;
+}
+
+/// The arrays of one run; they and their memory are kept until it ends.
+class Arrays {
+ public:
+  Arrays(const Problem& problem, const std::vector<Slot>& slots, nb::handle arrays, Bindings& bindings) {
+    const auto items = nb::steal<nb::tuple>(PySequence_Tuple(arrays.ptr()));
+    if (!items.is_valid()) nb::raise_python_error();
+    if (items.size() != slots.size()) {
+      throw Error(ErrorCode::invalid_argument, "arrays", std::to_string(items.size()) + " arrays",
+                  std::to_string(slots.size()) + ", one for each slot");
+    }
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      PyObject* item = PyTuple_GetItem(items.ptr(), static_cast<Py_ssize_t>(i));
+      if (item == Py_None) continue;
+      const auto use = is_output(problem, slots[i]) ? ArrayView::Use::write : ArrayView::Use::read;
+      views_[i].emplace(item, to_string(slots[i]), use);
+      bindings[slots[i]] = views_[i]->tensor();
+    }
+  }
+
+ private:
+  std::array<std::optional<ArrayView>, kSlots> views_;
+};
+
+}  // namespace
+
+PythonPlan::PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa)
+    : plan_(make_plan(Problem::parse(problem), Target::cpu(threads, isa), Wishes::parse(wishes))) {}
+
+const PythonPlan::Slots& PythonPlan::slots_of(const nb::tuple& names) {
+  for (const auto& [known, slots] : known_) {
+    if (known.ptr() == names.ptr()) return slots;
+  }
+  Slots slots;
+  for (const nb::handle name : names) {
+    const Slot slot = slot_named(name);
+    if (std::find(slots.begin(), slots.end(), slot) != slots.end()) {
+      throw Error(ErrorCode::invalid_argument, "slots", std::string(to_string(slot)) + " twice", "each slot once");
+    }
+    slots.push_back(slot);
+  }
+  if (known_.size() == kMostKnown) known_.erase(known_.begin());
+  return known_.emplace_back(names, std::move(slots)).second;
+}
+
+void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars, nb::handle score, nb::handle mask) {
+  Callables callables(score, mask);
+  if (callables.any() && plan_.implementation() != "cpu.reference") {
+    throw Error(ErrorCode::unsupported, callables.name(), "a Python function for " + plan_.implementation(),
+                "the name of a built-in, or wishes=\"implementation=cpu.reference\": only the oracle calls Python");
+  }
+  Bindings bindings;
+  bindings.seed = scalars.seed;
+  bindings.offset = scalars.offset;
+  bindings.batch_offset = scalars.batch_offset;
+  bindings.head_offset = scalars.head_offset;
+  const Slots named = slots_of(slots);  // a copy: taking arrays runs Python, which may run this plan again
+  const Arrays views(plan_.problem(), named, arrays, bindings);
+  callables.bind(bindings);
+  const auto compute = [&] {
+    const WorkspacePool::Lease workspace(WorkspacePool::shared(), plan_.workspace_bytes());
+    Executor(plan_, workspace.data(), workspace.bytes()).run(bindings);
+  };
+  if (callables.any()) {
+    compute();
+  } else {
+    const nb::gil_scoped_release released;
+    compute();
+  }
+}
+
+void define_plan(nb::module_& m) {
+  nb::class_<PythonPlan>(m, "Plan",
+                         "How a problem is computed: made once from its line (docs/grammar.md), run many times.")
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&>(), nb::arg("problem"),
+           nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "",
+           "threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), \"\" for the best.\n"
+           "Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.")
+      .def_prop_ro("problem", [](const PythonPlan& self) { return self.plan().problem().to_string(); },
+                   "The problem's line in its shortest form.")
+      .def_prop_ro("implementation", [](const PythonPlan& self) { return self.plan().implementation(); },
+                   "Name of the implementation chosen, \"cpu.tiled\".")
+      .def_prop_ro("workspace_bytes", [](const PythonPlan& self) { return self.plan().workspace_bytes(); },
+                   "Bytes that a run needs besides its arrays.")
+      .def_prop_ro("threads", [](const PythonPlan& self) { return self.plan().target().threads; }, "Worker threads.")
+      .def_prop_ro("isa", [](const PythonPlan& self) { return self.plan().target().isa; }, "Instruction set.")
+      .def("explain", [](const PythonPlan& self) { return self.plan().explain(); },
+           "Lines of text: problem, target, what was chosen, and why every other implementation was refused.")
+      .def(
+          "run",
+          [](PythonPlan& self, nb::tuple slots, nb::handle arrays, std::uint64_t seed, std::uint64_t offset,
+             std::int64_t batch_offset, std::int64_t head_offset, nb::handle score, nb::handle mask) {
+            self.run(std::move(slots), arrays, {seed, offset, batch_offset, head_offset}, score, mask);
+          },
+          nb::arg("slots"), nb::arg("arrays"), nb::arg("seed") = 0, nb::arg("offset") = 0, nb::arg("batch_offset") = 0,
+          nb::arg("head_offset") = 0, nb::arg("score").none() = nb::none(), nb::arg("mask").none() = nb::none(),
+          "Binds arrays[i] to the slot named slots[i] and computes; outputs are written in place, nothing is copied.\n"
+          "The interpreter lock is released, unless score or mask is a Python function (cpu.reference only).")
+      .def("__repr__", [](const PythonPlan& self) {
+        return "<tessera plan: " + self.plan().problem().to_string() + " by " + self.plan().implementation() + ">";
+      });
+  m.def("free_workspaces", [] { WorkspacePool::shared().clear(); },
+        "Frees the workspaces kept for later runs (at most 256 MiB).");
+}
+
+}  // namespace tessera::python

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/executor.h"
+#include "tessera/plan.h"
+
+namespace tessera::python {
+
+/// What Bindings hold besides tensors.
+struct Scalars {
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+  std::int64_t batch_offset = 0;
+  std::int64_t head_offset = 0;
+};
+
+/// A plan as Python sees it: made from a problem's line, run on arrays by the names of their slots. Many threads may run
+/// one plan at once; each run leases its workspace.
+class PythonPlan {
+ public:
+  PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa);
+
+  [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  /// Binds arrays[i] to slots[i] (None: nothing) and runs with the interpreter lock released, unless a Python function
+  /// takes part. Throws Error before anything is written.
+  void run(nanobind::tuple slots, nanobind::handle arrays, const Scalars& scalars, nanobind::handle score,
+           nanobind::handle mask);
+
+ private:
+  using Slots = std::vector<Slot>;
+  const Slots& slots_of(const nanobind::tuple& names);
+
+  Plan plan_;
+  // Parsed tuples of names, by identity: callers pass the same few tuples again and again.
+  std::vector<std::pair<nanobind::tuple, Slots>> known_;
+};
+
+void define_plan(nanobind::module_& m);
+
+}  // namespace tessera::python
