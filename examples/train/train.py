@@ -1,0 +1,232 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a small byte-level GPT on this repository's own text twice, with Tessera's attention and with torch's SDPA.
+
+Same seed, same batches, same everything else: what the loss curves differ by is what the two attentions differ by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import tessera
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "examples" / "gpt"))
+
+from model import GPT, Attention, Config, initialise, rotary_tables, rotate, save  # noqa: E402
+
+SUFFIXES = {".md", ".cpp", ".h", ".py"}
+
+
+@dataclass
+class Run:
+    """One training: losses in nats per byte, one for each step; bits per byte of the held-out files at the end."""
+
+    losses: list[float] = field(default_factory=list)
+    held_out_bits_per_byte: float = math.nan
+    seconds_per_step: float = math.nan
+
+
+def corpus(root: Path) -> tuple[Tensor, Tensor, int]:
+    """Text to train on and held-out text (every tenth file) as uint8, and the number of files.
+
+    The text is that of the files under root, but for build folders and hidden ones.
+    """
+    files = [
+        file
+        for file in sorted(root.rglob("*"))
+        if file.suffix in SUFFIXES
+        and file.is_file()
+        and not any(part.startswith(".") or part == "build" for part in file.relative_to(root).parts)
+    ]
+    texts = [file.read_bytes() for file in files]
+    train = b"\n".join(text for place, text in enumerate(texts) if place % 10)
+    held_out = b"\n".join(text for place, text in enumerate(texts) if not place % 10)
+    return *(torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in (train, held_out)), len(files)
+
+
+def batches(text: Tensor, batch: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (batch, context) bytes and those that follow each, int64, from random places."""
+    generator = torch.Generator().manual_seed(seed)
+    within = torch.arange(context + 1)
+    while True:
+        starts = torch.randint(len(text) - context, (batch, 1), generator=generator)
+        window = text[starts + within].long()
+        yield window[:, :-1], window[:, 1:]
+
+
+def attentions(config: Config, threads: int) -> dict[str, Attention]:
+    """Causal attention over whole windows, without a cache; `threads` of Tessera, 0 for its own choice."""
+    tables = rotary_tables(config, config.trained_context)
+
+    def rotated(*tensors: Tensor) -> list[Tensor]:
+        return [rotate(x, tables[0][: x.shape[1]], tables[1][: x.shape[1]]) for x in tensors]
+
+    def with_tessera(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k = rotated(q, k)
+        return tessera.attention(q, k, v, causal=True, threads=threads)
+
+    def with_sdpa(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in (*rotated(q, k), v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2)
+
+    return {"Tessera": with_tessera, "torch SDPA": with_sdpa}
+
+
+def loss_of(model: GPT, attention: Attention, tokens: Tensor, following: Tensor) -> Tensor:
+    """Mean nats per byte."""
+    return F.cross_entropy(model(tokens, attention).flatten(0, 1).float(), following.flatten())
+
+
+@torch.no_grad()
+def held_out_bits(model: GPT, attention: Attention, text: Tensor, context: int) -> float:
+    """Bits per byte of the first 64 windows of held-out text."""
+    windows = text[: min(64, (len(text) - 1) // context) * context + 1].long()
+    tokens, following = (part.view(-1, context) for part in (windows[:-1], windows[1:]))
+    parts = [
+        float(loss_of(model, attention, t, f)) * len(t)
+        for t, f in zip(tokens.split(16), following.split(16), strict=True)
+    ]
+    return sum(parts) / len(tokens) / math.log(2)
+
+
+def train(model: GPT, attention: Attention, text: Tensor, given: argparse.Namespace, name: str) -> Run:
+    """AdamW with a warm-up of a tenth of the steps, then a half cosine to a tenth of the rate."""
+    run = Run()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=given.rate, betas=(0.9, 0.95), weight_decay=0.1)
+    warm = max(1, given.steps // 10)
+    source = batches(text, given.batch, given.context, given.seed)
+    begin = time.perf_counter()
+    for step in range(given.steps):
+        part = max(0.0, (step - warm) / max(1, given.steps - warm))
+        rate = given.rate * min((step + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * part))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        loss = loss_of(model, attention, *next(source))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        run.losses.append(float(loss.detach()))
+        if sys.stderr.isatty():
+            print(f"\r{name}: step {step + 1} of {given.steps}, loss {run.losses[-1]:.3f}", end="", file=sys.stderr)
+    run.seconds_per_step = (time.perf_counter() - begin) / given.steps
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    return run
+
+
+def table(runs: dict[str, Run]) -> str:
+    """Markdown: losses at some steps, then what each run came to."""
+    (ours, theirs), steps = runs.values(), len(next(iter(runs.values())).losses)
+    shown = sorted({1, *(step for step in (10, 30, 100, 200, 300, 500, 1000, 2000) if step < steps), steps})
+    lines = [f"| step | {' | '.join(runs)} | difference |", "|---|---|---|---|"]
+    for step in shown:
+        a, b = ours.losses[step - 1], theirs.losses[step - 1]
+        lines.append(f"| {step} | {a:.5f} | {b:.5f} | {abs(a - b):.1e} |")
+    a, b = ours.held_out_bits_per_byte, theirs.held_out_bits_per_byte
+    lines.append(f"| held out, bits per byte | {a:.4f} | {b:.4f} | {abs(a - b):.1e} |")
+    a, b = ours.seconds_per_step * 1e3, theirs.seconds_per_step * 1e3
+    lines.append(f"| ms per step | {a:.0f} | {b:.0f} | |")
+    return "\n".join(lines)
+
+
+def picture(runs: dict[str, Run], path: Path, what: str) -> None:
+    """Both loss curves above, their difference below; the format is that of the path's suffix."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    steps = range(1, len(next(iter(runs.values())).losses) + 1)
+    for (name, run), width, colour in zip(runs.items(), (2.6, 0.9), ("#56b4e9", "#000000"), strict=True):
+        label = f"{name}: {run.held_out_bits_per_byte:.3f} bits per byte of held-out text"
+        above.plot(steps, run.losses, label=label, lw=width, color=colour)
+    ours, theirs = (run.losses for run in runs.values())
+    below.plot(steps, [max(abs(a - b), 1e-9) for a, b in zip(ours, theirs, strict=True)], lw=0.9, color="#d55e00")
+    above.set_ylabel("loss, nats per byte")
+    above.legend(frameon=False, fontsize=8)
+    above.set_title(what, fontsize=9)
+    below.set_yscale("log")
+    below.set_ylabel("difference")
+    below.set_xlabel("step")
+    for axes in (above, below):
+        axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def arguments() -> argparse.Namespace:
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("--steps", type=int, default=300, help="of training, for each of the two")
+    parser.add_argument("--batch", type=int, default=16, help="windows in a step")
+    parser.add_argument("--context", type=int, default=256, help="bytes in a window")
+    parser.add_argument("--dim", type=int, default=192, help="width; a multiple of 32, the size of a head")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=3e-3, help="largest learning rate")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
+    parser.add_argument("--threads", type=int, default=0, help="of torch and Tessera; 0: their own choice")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="loss curves, .png or .svg (needs matplotlib)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every loss of both runs")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write Tessera's model, for examples/gpt/run.py")
+    given = parser.parse_args()
+    for name, least in (("steps", 1), ("batch", 1), ("context", 2), ("layers", 1), ("threads", 0)):
+        if getattr(given, name) < least:
+            parser.error(f"--{name}: got {getattr(given, name)}; want {least} or more")
+    if given.dim < 32 or given.dim % 32:
+        parser.error(f"--dim: got {given.dim}; want a multiple of 32")
+    return given
+
+
+def main() -> int:
+    given = arguments()
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    heads = given.dim // 32
+    config = Config(
+        dim=given.dim,
+        layers=given.layers,
+        heads_q=heads,
+        heads_kv=max(n for n in (1, 2) if heads % n == 0),
+        head_dim=32,
+        ffn=given.dim * 8 // 3 // 32 * 32,
+        trained_context=given.context,
+    )
+    text, held_out, files = corpus(ROOT)
+    if min(len(text), len(held_out)) <= given.context:
+        want = f"less than the {len(held_out)} bytes of held-out text"
+        print(f"train.py: --context: got {given.context}; want {want}", file=sys.stderr)
+        return 2
+    runs, weights = {}, 0
+    for name, attention in attentions(config, given.threads).items():
+        model = initialise(GPT(config), given.seed)
+        weights = sum(w.numel() for w in model.parameters())
+        runs[name] = train(model, attention, text, given, name)
+        runs[name].held_out_bits_per_byte = held_out_bits(model, attention, held_out, given.context)
+        if given.save and name == "Tessera":
+            save(model, given.save)
+    what = (
+        f"{weights / 1e6:.1f} M weights, {len(text) / 1e6:.2f} MB of {files} files, "
+        f"{given.batch} windows of {given.context} bytes a step"
+    )
+    print(f"{what}\n\n{table(runs)}")
+    if given.json:
+        given.json.write_text(json.dumps({name: asdict(run) for name, run in runs.items()}) + "\n")
+    if given.picture:
+        picture(runs, given.picture, what)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
