@@ -52,11 +52,8 @@ def test_kept_tiles_are_counted_and_the_rest_is_greyed():
     mass = causal_mass(heads=2)
     kept = mass > 0.1
     figure = plot.tiles(mass, kept=kept)
-    for head, (axes, title) in enumerate(
-        zip((a for a in figure.axes if a.get_title()), titles_of(figure), strict=True)
-    ):
-        part, choice = mass[0, head], kept[0, head]
-        assert f"{part[choice].sum():.2%}".split(".")[0] or title
+    for head, axes in enumerate(axes for axes in figure.axes if axes.get_title()):
+        part, choice, title = mass[0, head], kept[0, head], axes.get_title()
         assert f"{part[choice].sum() / part.sum():.2%} of the mass" in title
         assert f"in {choice.sum() / (part > 0).sum():.0%} of the tiles" in title
         assert np.array_equal(~np.ma.getmaskarray(axes.images[1].get_array()), (part > 0) & ~choice)
@@ -66,10 +63,8 @@ def test_a_choice_by_key_head_serves_its_group():
     mass = causal_mass(heads=4)
     kept = np.zeros((1, 2, 8, 8), bool)
     kept[:, 1] = True
-    greyed = [
-        (~np.ma.getmaskarray(a.images[1].get_array())).sum() for a in plot.tiles(mass, kept=kept).axes if a.get_title()
-    ]
-    assert greyed == [36, 36, 0, 0]
+    maps = [axes for axes in plot.tiles(mass, kept=kept).axes if axes.get_title()]
+    assert [np.ma.count(axes.images[1].get_array()) for axes in maps] == [36, 36, 0, 0]
 
 
 def test_bool_tiles_heads_names_and_lower_dimensions():
@@ -207,7 +202,7 @@ def test_bench_refuses(source, options, argument):
 def test_a_file_that_is_not_json_is_named(tmp_path):
     file = tmp_path / "broken.json"
     file.write_text("{")
-    with pytest.raises(ValueError, match="broken.json, not JSON"):
+    with pytest.raises(ValueError, match=r"broken\.json, not JSON"):
         plot.bench(file)
     with pytest.raises(FileNotFoundError):
         plot.bench(tmp_path / "none.json")
