@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of Hugging Face transformers models by Tessera.
+
+    import tessera.transformers
+    tessera.transformers.register()
+    model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="tessera")
+
+Causal, sliding, chunked and bidirectional masks, padding on either side, packed sequences, static, dynamic and sliding caches,
+sinks, softcap and dropout reach the kernels as bands, lengths and varlen boundaries. No (b, 1, sq, sk) mask is made for them.
+"""
+
+from __future__ import annotations
+
+from tessera.transformers.attention import attention
+from tessera.transformers.forms import VisibleKeys
+from tessera.transformers.visible_keys import visible_keys
+
+__all__ = ["VisibleKeys", "attention", "register", "visible_keys"]
+
+
+def register(name: str = "tessera") -> None:
+    """Makes ``attn_implementation=name`` known to transformers: an attention function and the mask function it works with.
+
+    Raises:
+        ValueError: a name that transformers would take for something else.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    taken = {"eager", "sdpa", "flex_attention"}
+    if not name or name in taken or any(part in name for part in ("flash", "|", "/")):
+        raise ValueError(f"name: got {name!r}; want one without 'flash', '|' and '/' that is no implementation of transformers")
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, visible_keys)
