@@ -37,5 +37,6 @@ void add_run(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);
 void add_bench(CLI::App& app, int& exit_code);
 void add_random(CLI::App& app, int& exit_code);
+void add_compile(CLI::App& app, int& exit_code);
 
 }  // namespace tessera::cli

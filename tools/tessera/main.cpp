@@ -74,6 +74,7 @@ int run_command(int argc, char** argv) {
   add_verify(app, exit_code);
   add_bench(app, exit_code);
   add_random(app, exit_code);
+  add_compile(app, exit_code);
   app.footer(kFooter);  // last: sub-commands made after it would inherit it
   try {
     app.parse(argc, argv);
@@ -83,7 +84,7 @@ int run_command(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     const std::string first = argc > 1 ? argv[1] : "";
     if (app.get_subcommands().empty() && !first.empty() && first[0] != '-') {
-      return fail("verb: got '" + first + "'; want info, explain, run, verify, bench or random", kBadInput);
+      return fail("verb: got '" + first + "'; want info, explain, run, verify, bench, random or compile", kBadInput);
     }
     return fail(std::string(error.what()) + " (see tessera --help)", kBadInput);
   } catch (const Error& error) {

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/jit/nvrtc.h"
+
+#include <deque>
+#include <mutex>
+#include <optional>
+
+#include "cuda/jit/driver.h"
+#include "cuda/jit/library.h"
+#include "cuda/jit/settings.h"
+#include "tessera/error.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr int kOldestMajor = 12;  // the first that has sm_120, --minimal and complete C++20 is 12.8
+constexpr int kOldestMinor = 8;
+
+/// Why the library cannot be used, or "" and `out` is filled.
+std::string bind(const Library& library, Nvrtc& out) {
+  if (!library) return library.error();
+  const bool complete =
+      library.find("nvrtcVersion", out.version) && library.find("nvrtcGetErrorString", out.error_string) &&
+      library.find("nvrtcCreateProgram", out.create_program) &&
+      library.find("nvrtcDestroyProgram", out.destroy_program) &&
+      library.find("nvrtcCompileProgram", out.compile_program) &&
+      library.find("nvrtcGetProgramLogSize", out.log_size) && library.find("nvrtcGetProgramLog", out.log) &&
+      library.find("nvrtcGetCUBINSize", out.cubin_size) && library.find("nvrtcGetCUBIN", out.cubin);
+  if (!complete) return "lacks an entry point of NVRTC";
+  Compiler& compiler = out.compiler;
+  if (out.version(&compiler.major, &compiler.minor) != kNvrtcSuccess) return "does not tell its version";
+  compiler.path = library.path_of("nvrtcVersion");
+  if (compiler.major < kOldestMajor || (compiler.major == kOldestMajor && compiler.minor < kOldestMinor)) {
+    return "is NVRTC " + std::to_string(compiler.major) + "." + std::to_string(compiler.minor) + ", too old";
+  }
+  return "";
+}
+
+/// Candidates are opened in order. A driver loads cubins of its own major version's compilers only, so a newer compiler
+/// is taken only when there is nothing else (and no driver to disagree, when filling a cache).
+class Choice {
+ public:
+  bool take(const Library& library, const std::string& name) {
+    Nvrtc found;
+    const std::string why = bind(library, found);
+    if (!why.empty()) {
+      refused_ += "; " + name + ": " + why;
+      return false;
+    }
+    if (driver_major_ > 0 && found.compiler.major > driver_major_) {
+      if (!newer_) newer_ = found;
+      return false;
+    }
+    chosen_ = found;
+    return true;
+  }
+  [[nodiscard]] const std::optional<Nvrtc>& result() const { return chosen_ ? chosen_ : newer_; }
+  [[nodiscard]] const std::string& refused() const { return refused_; }
+
+ private:
+  int driver_major_ = driver_version_or_zero() / 1000;
+  std::optional<Nvrtc> chosen_;
+  std::optional<Nvrtc> newer_;
+  std::string refused_;
+};
+
+Nvrtc open_nvrtc() {
+  NvrtcFiles search = nvrtc_files();
+  Choice choice;
+  bool done = false;
+  // What the process holds already (PyTorch, CuPy and JAX load one) costs nothing; settings go before it.
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) {
+    if (search.named || done) break;
+    if (const Library loaded = Library::already_loaded(name)) done = choice.take(loaded, name);
+  }
+  for (const NvrtcFile& file : search.files) {
+    if (!done) done = choice.take(Library(file.path), file.path);
+  }
+  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) {
+    if (search.named || done) break;
+    search.sought.push_back(std::string(name) + " (system loader)");
+    if (const Library library{name}) done = choice.take(library, name);
+  }
+  if (choice.result()) return *choice.result();
+  std::string places;
+  for (const std::string& place : search.sought) places += (places.empty() ? "" : ", ") + place;
+  throw Error(
+      ErrorCode::unsupported, "nvrtc", "none that can be used; sought in: " + places + choice.refused(),
+      "libnvrtc 12.8 or newer: a CUDA toolkit, `pip install nvidia-cuda-nvrtc`, or TESSERA_NVRTC=/path/to/libnvrtc.so");
+}
+
+}  // namespace
+
+const Nvrtc& nvrtc() {
+  static std::mutex mutex;
+  static std::deque<Nvrtc> opened;  // none is ever closed: others may be compiling
+  static unsigned changes = 0;
+  const std::lock_guard lock(mutex);
+  const unsigned now = nvrtc_setting().changes;
+  if (opened.empty() || changes != now) {
+    opened.push_back(open_nvrtc());
+    changes = now;
+  }
+  return opened.back();
+}
+
+Compiler compiler() { return nvrtc().compiler; }
+
+}  // namespace tessera::cuda
