@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tessera for torch: operators of ``torch.library`` with autograd, torch.compile, vmap, autocast; SDPA's replacement.
+
+``tessera.attention`` comes here with torch tensors; there is no need to import this module for it.
+
+- Gradients: of q, k, v, sinks, k2, v2, through the output and the LSE, once (a double backward is refused). Whatever
+  else requires grad is refused, and so is any gradient through paged keys.
+- ``torch.autocast`` casts q, k, v, k2, v2 as it does for scaled_dot_product_attention; sinks and slopes stay fp32.
+- ``torch.compile(fullgraph=True)`` traces one operator, dynamic shapes included. With packed sequences give
+  max_seqlen_q and max_seqlen_k: compiled code cannot read them from cu_seqlens, and takes the token count instead.
+- ``torch.vmap`` over dense q, k, v makes the mapped dimension part of the batch; other forms are refused, and so is
+  ``torch.func.grad``.
+- A dropout seed that is not given is drawn from torch's default generator.
+- ``torch.use_deterministic_algorithms`` makes the backward deterministic.
+"""
+
+from .calls import attention
+from .sdpa import SdpaReport, sdpa_replacement
+
+__all__ = ["SdpaReport", "attention", "sdpa_replacement"]

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operators do above the kernels: autograd, autocast, vmap.
+
+The autograd kernels are registered directly, instead of by ``torch.library.register_autograd``, whose handling of lists
+of tensors takes longer than a small attention. They get the dispatcher's key set: when it is that of plain CPU tensors
+(no mode, no subclass, no functorch layer), nothing below them wants to see the call, and the kernel is called without
+another round through the dispatcher.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
+
+from . import operators
+from .operators import DIFFERENTIABLE, LIBRARY, names_of
+
+_PLAIN = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutogradCPU).raw_repr()
+_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU)
+_NOT_TENSORS = (None,) * 5  # arguments of AttentionFunction.forward before q
+
+
+class AttentionFunction(torch.autograd.Function):
+    """out (or None where the caller has it), lse and extra, with first derivatives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        plain: bool,
+        slots: str,
+        features: str,
+        sizes: list[int],
+        scalars: list[int],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        if plain:
+            out, lse, extra = operators.attention_cpu(q, k, v, tensors, slots, features, sizes, scalars)
+        else:
+            with _AutoDispatchBelowAutograd():
+                out, lse, extra = operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
+        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.set_materialize_grads(False)
+        ctx.call = (slots, features, sizes, scalars)
+        ctx.plain = plain
+        if extra:
+            ctx.mark_non_differentiable(*extra)
+        return (out, lse, *extra)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        if dout is None:
+            if dlse is None:
+                return (*_NOT_TENSORS, None, None, None, *(None for _ in tensors))
+            dout = torch.zeros_like(out)
+        # The operator, if anyone may want to see it: a mode entered since, a graph of this backward.
+        plain = ctx.plain and not torch.is_grad_enabled() and type(dout) is Tensor and not _len_torch_dispatch_stack()
+        backward = operators.attention_backward_cpu if plain else operators.attention_backward
+        slots = ctx.call[0]
+        dq, dk, dv, others = backward(dout, dlse, out, lse, q, k, v, tensors, *ctx.call)
+        if not tensors:
+            return (*_NOT_TENSORS, dq, dk, dv)
+        gradients = dict(zip((name for name in DIFFERENTIABLE if name in names_of(slots)), others, strict=True))
+        return (*_NOT_TENSORS, dq, dk, dv, *(gradients.get(name) for name in names_of(slots)))
+
+
+class _FirstDerivatives(torch.autograd.Function):
+    """The backward where its own graph is asked for (create_graph=True): computed, and refused if differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, arguments: tuple[Any, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        with _AutoDispatchBelowAutograd():
+            dq, dk, dv, others = operators.attention_backward(*arguments)
+        return (dq, dk, dv, *others)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError(
+            "attention_backward: got a derivative of a gradient (double backward); want first derivatives only"
+        )
+
+
+def needs_grad(tensors: list[Tensor] | tuple[Tensor | None, ...]) -> bool:
+    return any([x is not None and x.requires_grad for x in tensors])
+
+
+def refuse_missing_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], slots: str) -> None:
+    """NotImplementedError for a tensor that requires grad where there is none."""
+    names = names_of(slots)
+    for name, tensor in zip(names, tensors, strict=True):
+        if tensor.requires_grad and name not in DIFFERENTIABLE:
+            raise NotImplementedError(
+                f"{name}: got a tensor that requires grad; want one that does not: it has no gradient"
+            )
+    paged = next((name for name in names if name.startswith("page_")), None)
+    if paged is not None:
+        name = next(
+            (name for name, x in zip(("q", "k", "v", *names), (q, k, v, *tensors), strict=True) if x.requires_grad), "q"
+        )
+        raise NotImplementedError(
+            f"{name}: got a tensor that requires grad, with {paged}; want none that does: a page may belong to several "
+            "sequences, so paged keys have no backward"
+        )
+
+
+def _attention_autograd(
+    keyset: DispatchKeySet,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor],
+    slots: str,
+    features: str,
+    sizes: list[int],
+    scalars: list[int],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    plain = keyset.raw_repr() == _PLAIN
+    if torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (tensors and needs_grad(tensors))
+    ):
+        if tensors:
+            refuse_missing_gradients(q, k, v, tensors, slots)
+        if not plain and torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(
+                "attention: got a gradient by torch.func (grad, vjp, jacrev, ...); want one by torch.autograd"
+            )
+        out, lse, *extra = AttentionFunction.apply(plain, slots, features, sizes, scalars, q, k, v, *tensors)
+        return out, lse, extra
+    if plain:
+        return operators.attention_cpu(q, k, v, tensors, slots, features, sizes, scalars)
+    with _AutoDispatchBelowAutograd():
+        return operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
+
+
+def _attention_out_autograd(
+    keyset: DispatchKeySet, out: Tensor, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], *call: Any
+) -> tuple[Tensor, list[Tensor]]:
+    if torch.is_grad_enabled() and needs_grad((out, q, k, v, *tensors)):
+        raise NotImplementedError(
+            "out: got a tensor to write into while gradients are needed; want out=None, or torch.no_grad()"
+        )
+    if keyset.raw_repr() == _PLAIN:
+        return operators.attention_out_cpu(out, q, k, v, tensors, *call)
+    with _AutoDispatchBelowAutograd():
+        return operators.attention_out(out, q, k, v, tensors, *call)
+
+
+def _attention_backward_autograd(
+    keyset: DispatchKeySet, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    tensors = (*arguments[:7], *arguments[7])
+    if torch.is_grad_enabled() and needs_grad(tensors):
+        dq, dk, dv, *others = _FirstDerivatives.apply(arguments, *tensors)
+        return dq, dk, dv, others
+    if keyset.raw_repr() == _PLAIN:
+        return operators.attention_backward_cpu(*arguments)
+    with _AutoDispatchBelowAutograd():
+        return operators.attention_backward(*arguments)
+
+
+def _lowered(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """As autocast treats scaled_dot_product_attention: every floating type but fp64."""
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+
+
+def _attention_autocast(
+    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], slots: str, *call: Any
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """q, k, v, k2 and v2 in autocast's dtype; sinks and slopes stay fp32, as their slots want them."""
+    dtype = torch.get_autocast_dtype("cpu")
+    tensors = [
+        _lowered(x, dtype) if name in ("k2", "v2") else x for name, x in zip(names_of(slots), tensors, strict=True)
+    ]
+    with _ExcludeDispatchKeyGuard(_AUTOCAST):
+        return operators.attention(_lowered(q, dtype), _lowered(k, dtype), _lowered(v, dtype), tensors, slots, *call)
+
+
+def _folded(tensor: Tensor, in_dim: int | None, size: int) -> Tensor:
+    """(size, batch, ...) as (size · batch, ...); a view where strides allow it."""
+    tensor = tensor.expand(size, *tensor.shape) if in_dim is None else tensor.movedim(in_dim, 0)
+    return tensor.flatten(0, 1)
+
+
+def _attention_vmap(
+    info: Any,
+    in_dims: tuple[Any, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor],
+    slots: str,
+    features: str,
+    *call: Any,
+) -> tuple[Any, Any]:
+    """The mapped dimension becomes part of the batch, which changes nothing where no tensor is per sequence."""
+    names = names_of(slots)
+    shared = all(
+        name == "sink" or (name == "alibi_slopes" and x.dim() == 1) for name, x in zip(names, tensors, strict=True)
+    )
+    if not shared or "dropout=" in features or any(d is not None for d in in_dims[3]):
+        raise NotImplementedError(
+            f"vmap: got slots ({slots}) and features ({features}); want dense q, k, v, no dropout, and nothing else "
+            "mapped or per sequence"
+        )
+    q, k, v = (_folded(x, d, info.batch_size) for x, d in zip((q, k, v), in_dims[:3], strict=True))
+    out, lse, extra = operators.attention(q, k, v, tensors, slots, features, *call)
+    shape = (info.batch_size, -1)
+    return (
+        (out.unflatten(0, shape), lse.unflatten(0, shape), [x.unflatten(0, shape) for x in extra]),
+        (0, 0, [0 for _ in extra]),
+    )
+
+
+def _attention_backward_vmap(info: Any, in_dims: Any, *_: Any) -> Any:
+    raise NotImplementedError("vmap: got attention_backward; want a loop over the gradients")
+
+
+def _attention_out_vmap(info: Any, in_dims: Any, *_: Any) -> Any:
+    raise NotImplementedError("vmap: got out=; want out=None")
+
+
+LIBRARY.impl("attention", _attention_autograd, "Autograd", with_keyset=True)
+LIBRARY.impl("attention_out", _attention_out_autograd, "Autograd", with_keyset=True)
+LIBRARY.impl("attention_backward", _attention_backward_autograd, "Autograd", with_keyset=True)
+LIBRARY.impl("attention", _attention_autocast, "AutocastCPU")
+torch.library.register_vmap("tessera::attention", _attention_vmap, lib=LIBRARY)
+torch.library.register_vmap("tessera::attention_out", _attention_out_vmap, lib=LIBRARY)
+torch.library.register_vmap("tessera::attention_backward", _attention_backward_vmap, lib=LIBRARY)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routes torch's scaled_dot_product_attention to Tessera, where Tessera computes the same function.
+
+A TorchFunctionMode, and not a patch of ``torch.nn.functional``, because a mode belongs to the thread that entered it,
+sees the calls of modules that imported the function by name before, leaves no trace when an exception passes, and
+nests. It costs every torch function inside the block about a microsecond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from .._arguments import parse
+from .calls import attention
+from .mask_patterns import MaskPattern, Unrecognised, recognise
+
+_SDPA = torch.nn.functional.scaled_dot_product_attention
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass
+class SdpaReport:
+    """What became of the calls inside one ``sdpa_replacement`` block."""
+
+    replaced: int = 0  # calls that Tessera computed
+    fallbacks: Counter[str] = field(default_factory=Counter)  # reason: calls that torch computed
+
+    @property
+    def calls(self) -> int:
+        """Calls of scaled_dot_product_attention that were seen."""
+        return self.replaced + self.fallbacks.total()
+
+    def __str__(self) -> str:
+        lines = [f"scaled_dot_product_attention: {self.replaced} of {self.calls} calls by Tessera"]
+        lines += [f"  {count} by torch: {reason}" for reason, count in self.fallbacks.most_common()]
+        return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def sdpa_replacement(*, strict: bool = False) -> Iterator[SdpaReport]:
+    """Inside the block, ``torch.nn.functional.scaled_dot_product_attention`` runs on Tessera where it can.
+
+    Yields a SdpaReport that counts the calls and says why each call that went to torch did. Calls keep torch's
+    meaning: (batch, heads, seqlen, head_dim) without a copy, ``is_causal`` aligned at the top left corner, 0 for rows
+    without a visible key. A mask is read, and replaced when it is exactly a band, lengths of keys or rows, or both;
+    under torch.compile, where data cannot be read, every mask goes to torch. Dropout draws its seed from torch's
+    default generator: repeatable by manual_seed, but not torch's own bits.
+
+    strict: raise NotImplementedError with the reason instead of falling back.
+    """
+    report = SdpaReport()
+    with _SdpaMode(report, strict):
+        yield report
+
+
+class _SdpaMode(TorchFunctionMode):
+    def __init__(self, report: SdpaReport, strict: bool) -> None:
+        super().__init__()
+        self._report = report
+        self._strict = strict
+        self._patterns = WeakIdKeyDictionary()  # mask: (what it was recognised for, outcome)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not _SDPA:
+            return func(*args, **kwargs)
+        outcome = self._route(*args, **kwargs)
+        if isinstance(outcome, Tensor):
+            self._report.replaced += 1
+            return outcome
+        if self._strict:
+            raise NotImplementedError(f"scaled_dot_product_attention: got {outcome}; want what Tessera replaces")
+        self._report.fallbacks[outcome] += 1
+        return func(*args, **kwargs)
+
+    def _route(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor | str:
+        """Tessera's result, or the reason why the call is torch's."""
+        reason = _unsupported_tensors(query, key, value, enable_gqa)
+        if reason is not None:
+            return reason
+        if attn_mask is not None and is_causal:
+            return "attn_mask together with is_causal"
+        heads_dropped = query.dim() == 3
+        if heads_dropped:  # (batch, seqlen, head_dim) is one head
+            query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+            attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
+        batch, _, seqlen_q, _ = query.shape
+        seqlen_k = key.shape[2]
+        pattern: MaskPattern | Unrecognised = MaskPattern(right=0 if is_causal else None)
+        if attn_mask is not None:
+            pattern = self._pattern(attn_mask, batch, seqlen_q, seqlen_k)
+            if isinstance(pattern, Unrecognised):
+                return pattern.reason
+        try:
+            q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+            arguments = _pattern_arguments(pattern, batch, seqlen_q, seqlen_k)
+            call = parse(q, k, v, scale=scale, dropout=dropout_p, **arguments)
+            out = attention(call, q, k, v)[0].transpose(1, 2)
+        except NotImplementedError as refusal:
+            return str(refusal)
+        return out.squeeze(1) if heads_dropped else out
+
+    def _pattern(self, mask: Tensor, batch: int, seqlen_q: int, seqlen_k: int) -> MaskPattern | Unrecognised:
+        if torch.compiler.is_compiling():
+            return Unrecognised("a mask under torch.compile")
+        if mask.requires_grad:
+            return Unrecognised("a mask that requires grad")
+        # An inference tensor has no version counter, so its contents may change unnoticed: it is read every time.
+        asked = None if mask.is_inference() else (mask._version, batch, seqlen_q, seqlen_k)
+        known = self._patterns.get(mask)
+        if asked is not None and known is not None and known[0] == asked:
+            return known[1]
+        with torch.no_grad():
+            pattern = recognise(mask, batch, seqlen_q, seqlen_k)
+        if asked is not None:
+            self._patterns[mask] = (asked, pattern)
+        return pattern
+
+
+def _unsupported_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
+    """Why these tensors are not for Tessera; None if they are."""
+    tensors = (query, key, value)
+    if any(type(x) not in (Tensor, torch.nn.Parameter) for x in tensors) and not torch.compiler.is_compiling():
+        return "a tensor subclass"
+    if any(x.layout != torch.strided for x in tensors):
+        return f"layout {query.layout}"
+    if any(x.device.type != "cpu" for x in tensors):
+        return f"device {query.device}"
+    if query.dim() not in (3, 4) or key.dim() != query.dim() or value.dim() != query.dim():
+        return f"{query.dim()}, {key.dim()} and {value.dim()} dimensions"
+    if any(x.dtype not in _DTYPES for x in tensors):
+        return f"dtype {', '.join(sorted({str(x.dtype) for x in tensors if x.dtype not in _DTYPES}))}"
+    if len({x.dtype for x in tensors}) > 1 and not torch.is_autocast_enabled("cpu"):
+        return "q, k, v of different dtypes"
+    if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
+        return "batch sizes that broadcast"
+    if key.shape[:-1] != value.shape[:-1] or key.shape[-1] != query.shape[-1]:
+        return "shapes of k and v that do not fit"
+    if query.dim() == 4 and query.shape[1] != key.shape[1]:
+        if not enable_gqa:
+            return "other heads in k than in q without enable_gqa"
+        if key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0:
+            return "heads of q that are no multiple of those of k"
+    if any(x.shape[-1] % 8 != 0 or not 8 <= x.shape[-1] <= 512 for x in tensors):
+        return f"head dims {query.shape[-1]} and {value.shape[-1]}"
+    if any(x.stride(-1) != 1 for x in tensors):
+        return "a last dimension that is not contiguous"
+    return None
+
+
+def _pattern_arguments(pattern: MaskPattern, batch: int, seqlen_q: int, seqlen_k: int) -> dict[str, Any]:
+    """The pattern in Tessera's terms, where positions align at the bottom right corner unless offsets are given."""
+    arguments: dict[str, Any] = {}
+    if pattern.keys is not None:
+        arguments["seqused_k"] = pattern.keys
+    if pattern.rows is not None:
+        arguments["seqused_q"] = pattern.rows
+    left, right = pattern.left, pattern.right
+    if left is None and right is None:
+        return arguments
+    if arguments or pattern.starts is not None:  # default positions would follow the lengths of each sequence
+        starts = pattern.starts
+        arguments["q_offset"] = torch.zeros(batch, dtype=torch.int64) if starts is None else starts
+        arguments["band"] = (left, right)
+    else:  # row i stands at i + seqlen_k - seqlen_q: the band moves by as much
+        shift = seqlen_k - seqlen_q
+        arguments["band"] = (None if left is None else left + shift, None if right is None else right - shift)
+    return arguments
