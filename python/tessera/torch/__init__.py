@@ -14,7 +14,7 @@
 - ``torch.use_deterministic_algorithms`` makes the backward deterministic.
 """
 
-from .calls import attention
+from .calls import forward
 from .sdpa import SdpaReport, sdpa_replacement
 
-__all__ = ["SdpaReport", "attention", "sdpa_replacement"]
+__all__ = ["SdpaReport", "forward", "sdpa_replacement"]

@@ -110,6 +110,13 @@ def refuse_missing_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tens
         )
 
 
+def refuse_out_with_gradients(out: Tensor | None) -> None:
+    if out is not None:
+        raise NotImplementedError(
+            "out: got a tensor to write into while gradients are recorded; want out=None, or torch.no_grad()"
+        )
+
+
 def _attention_autograd(
     keyset: DispatchKeySet,
     q: Tensor,
@@ -143,9 +150,7 @@ def _attention_out_autograd(
     keyset: DispatchKeySet, out: Tensor, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], *call: Any
 ) -> tuple[Tensor, list[Tensor]]:
     if torch.is_grad_enabled() and needs_grad((out, q, k, v, *tensors)):
-        raise NotImplementedError(
-            "out: got a tensor to write into while gradients are needed; want out=None, or torch.no_grad()"
-        )
+        refuse_out_with_gradients(out)
     if keyset.raw_repr() == _PLAIN:
         return operators.attention_out_cpu(out, q, k, v, tensors, *call)
     with _AutoDispatchBelowAutograd():

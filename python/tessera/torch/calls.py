@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a call's arguments to the operator: what ``tessera.attention`` does with torch tensors."""
+"""From a call to the operator: what ``tessera.attention`` does with torch tensors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .. import _execute
 from .._arguments import Call
+from .._execute import features_of
 from . import autograd, operators
+from .oracle import OracleFunction
 
 _SIGN_64 = 1 << 63
 
@@ -25,43 +26,36 @@ def _signed(word: int) -> int:
     return word - 2 * _SIGN_64 if word >= _SIGN_64 else word
 
 
-def attention(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """(out, lse, extra) of a call, which is what ``tessera._arguments.parse`` makes of the arguments.
+def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Outputs of a call (from ``tessera._arguments.parse``) in the order of ``forward_outputs``.
 
-    `extra` holds the tile masses and the next list's tensors as far as the call asks for them. The LSE is always there:
-    fp32 (batch, heads_q, seqlen_q) or (heads_q, tokens).
+    `out` takes the first if given; then there must be no gradient to record.
 
     Raises TypeError for arrays of another library, ValueError for tensors on another device, NotImplementedError for
     gradients that there are none of, and what the plan and its run refuse.
     """
     _check_tensors(call, q, k, v, out)
     if call.callables != (None, None):
-        return _with_callables(call, q, k, v, out)
-    seed, offset, batch_offset, head_offset = call.scalars
-    arguments = (
-        list(call.tensors),
-        _joined(call.slots),
-        call.features,
-        call.sizes,
-        (_signed(seed), _signed(offset), batch_offset, head_offset),
-    )
-    if out is None:
-        return operators.attention(q, k, v, *arguments)
-    return out, *operators.attention_out(out, q, k, v, *arguments)
+        out, lse, *extra = _by_oracle(call, q, k, v, out)
+    else:
+        seed, offset, batch_offset, head_offset = call.scalars
+        arguments = (
+            list(call.tensors),
+            _joined(call.slots),
+            call.features,
+            call.sizes,
+            (_signed(seed), _signed(offset), batch_offset, head_offset),
+        )
+        if out is None:
+            out, lse, extra = operators.attention(q, k, v, *arguments)
+        else:
+            lse, extra = operators.attention_out(out, q, k, v, *arguments)
+    return (out, lse, *extra) if features_of(call.features).lse else (out, *extra)
 
 
 def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
-    if (
-        q.is_cpu
-        and isinstance(k, Tensor)
-        and k.is_cpu
-        and isinstance(v, Tensor)
-        and v.is_cpu
-        and not call.tensors
-        and out is None
-    ):
+    few = not call.tensors and out is None  # the common case, quickly
+    if few and isinstance(k, Tensor) and isinstance(v, Tensor) and q.is_cpu and k.is_cpu and v.is_cpu:
         return
     named = [("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True)]
     if out is not None:
@@ -74,24 +68,8 @@ def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | No
             raise ValueError(f"{name}: got a tensor on {tensor.device}; want one on cpu, the only device so far")
 
 
-def _with_callables(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Python functions for score or mask: run by the oracle outside of any operator, which could not carry them."""
+def _by_oracle(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled() and autograd.needs_grad((q, k, v, *call.tensors)):
-        name = "score" if call.callables[0] is not None else "mask"
-        raise NotImplementedError(
-            f"{name}: got a Python function and tensors that require grad; want a built-in's name, or torch.no_grad()"
-        )
-    features = _execute.with_lse(call.features)
-    shapes = tuple([x.shape for x in call.tensors])
-    made = _execute.forward_outputs(
-        features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, operators.dtype_name(q.dtype)
-    )
-    outputs = [torch.empty(shape, dtype=operators.DTYPES[dtype]) for _, shape, dtype in made]
-    if out is not None:
-        outputs[0] = out
-    _execute.run_forward(
-        features, call.slots, call.sizes, call.scalars, q, k, v, call.tensors, tuple(outputs), call.callables
-    )
-    return outputs[0], outputs[1], outputs[2:]
+        autograd.refuse_missing_gradients(q, k, v, call.tensors, _joined(call.slots))
+        autograd.refuse_out_with_gradients(out)
+    return OracleFunction.apply(call, out, q, k, v, *call.tensors)

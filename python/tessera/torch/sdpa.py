@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .._arguments import parse
-from .calls import attention
+from .calls import forward
 from .mask_patterns import MaskPattern, Unrecognised, recognise
 
 _SDPA = torch.nn.functional.scaled_dot_product_attention
@@ -116,7 +116,7 @@ class _SdpaMode(TorchFunctionMode):
             q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             arguments = _pattern_arguments(pattern, batch, seqlen_q, seqlen_k)
             call = parse(q, k, v, scale=scale, dropout=dropout_p, **arguments)
-            out = attention(call, q, k, v)[0].transpose(1, 2)
+            out = forward(call, q, k, v)[0].transpose(1, 2)
         except NotImplementedError as refusal:
             return str(refusal)
         return out.squeeze(1) if heads_dropped else out

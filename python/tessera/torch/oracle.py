@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls whose score or mask is a Python function.
+
+No operator can carry one, so they run beside the operators: eagerly, on the oracle (cpu.reference), with first derivatives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _execute
+from .._arguments import Call
+from .._arrays import dtype_name
+from .operators import DIFFERENTIABLE, DTYPES
+
+
+class OracleFunction(torch.autograd.Function):
+    """out, lse and what else the call asks for. A gradient through a score needs its attribute `derivative`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, out: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Any:
+        features = _execute.with_lse(call.features)
+        shapes = tuple([x.shape for x in tensors])
+        made = _execute.forward_outputs(
+            features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, dtype_name(q.dtype)
+        )
+        outputs = [torch.empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in made]
+        if out is not None:
+            outputs[0] = out
+            ctx.mark_dirty(out)
+        _execute.run_forward(
+            features, call.slots, call.sizes, call.scalars, q, k, v, tensors, tuple(outputs), call.callables
+        )
+        ctx.save_for_backward(q, k, v, outputs[0], outputs[1], *tensors)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        ctx.mark_non_differentiable(*outputs[2:])
+        return tuple(outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        call: Call = ctx.call
+        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+        dlse = None if dlse is None else dlse.contiguous()
+        shapes = tuple([x.shape for x in tensors])
+        dtypes = (dtype_name(q.dtype), dtype_name(k.dtype), dtype_name(v.dtype))
+        made = _execute.backward_outputs(call.slots, q.shape, k.shape, v.shape, shapes, dtypes)
+        grads = tuple([torch.empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in made])
+        _execute.run_backward(
+            call.features,
+            call.slots,
+            call.sizes,
+            call.scalars,
+            q,
+            k,
+            v,
+            tensors,
+            out,
+            lse,
+            dout,
+            dlse,
+            grads,
+            call.callables,
+        )
+        others = dict(zip((slot for slot in DIFFERENTIABLE if slot in call.slots), grads[3:], strict=True))
+        return (None, None, *grads[:3], *(others.get(slot) for slot in call.slots))
