@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grids of test parameters: all of them under ``--complete``, a well-spread choice otherwise.
+
+The values are those of flash-attn's own tests (tests/test_flash_attn.py and hopper/test_flash_attn.py at 2.8.4).
+Batches and head counts, which are no parameters there, are smaller here, because a CPU gains nothing from more of the
+same.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+Case = SimpleNamespace
+
+
+class Grid:
+    """The product of `axes` (name: values) less what `valid` rules out.
+
+    `cost` is a case's price in elements of its score matrices times head dim; cases above `most` are for
+    ``--complete`` only.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        most: float,
+        cost: Callable[[Case], float],
+        valid: Callable[[Case], bool] = lambda _: True,
+        **axes: list[Any],
+    ) -> None:
+        self.axes, self.count, self.most, self.cost, self.valid = axes, count, most, cost, valid
+        self.size = 1
+        for values in axes.values():
+            self.size *= len(values)
+
+    def at(self, index: int) -> Case:
+        chosen = {}
+        for name, values in self.axes.items():
+            index, digit = divmod(index, len(values))
+            chosen[name] = values[digit]
+        return Case(**chosen)
+
+    def complete(self, shard: int, shards: int) -> Iterator[Case]:
+        """Every valid case whose hash falls into the shard, so that each shard is spread over the whole grid."""
+        for index in range(self.size):
+            if shards > 1 and zlib.crc32(index.to_bytes(8, "little")) % shards != shard:
+                continue
+            case = self.at(index)
+            if self.valid(case):
+                yield case
+
+    def spread(self) -> list[Case]:
+        """`count` affordable cases: each the one of 40 random ones that brings most pairs of values not seen before."""
+        draw = random.Random(self.size)
+        seen: set[tuple[Any, ...]] = set()
+        chosen: list[Case] = []
+        while len(chosen) < self.count:
+            offers = []
+            while len(offers) < 40:
+                case = self.at(draw.randrange(self.size))
+                if self.valid(case) and self.cost(case) <= self.most:
+                    offers.append((case, self._pairs(case)))
+            case, pairs = max(offers, key=lambda offer: len(offer[1] - seen))
+            seen |= pairs
+            chosen.append(case)
+        return chosen
+
+    @staticmethod
+    def _pairs(case: Case) -> set[tuple[Any, ...]]:
+        items = [(name, str(value)) for name, value in vars(case).items()]
+        return {(a, b) for n, a in enumerate(items) for b in items[n:]}
+
+
+def name_of(case: Case) -> str:
+    return "-".join(f"{name}={_short(value)}" for name, value in vars(case).items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def seed_of(case: Case) -> int:
+    """Every case has inputs of its own, the same in every run."""
+    return zlib.crc32(name_of(case).encode())
+
+
+def over(grid: Grid) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+    """Marks a test of one argument, `case`, as running over `grid`; see :func:`generate`."""
+
+    def mark(test: Callable[[Case], None]) -> Callable[[Case], None]:
+        test.grid = grid  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def generate(metafunc: pytest.Metafunc) -> None:
+    """To be the ``pytest_generate_tests`` of a module with grids."""
+    grid = getattr(metafunc.function, "grid", None)
+    if grid is None:
+        return
+    if metafunc.config.getoption("--complete"):
+        shard, shards = map(int, metafunc.config.getoption("--complete-shard").split("/"))
+        cases = list(grid.complete(shard, shards))
+    else:
+        cases = grid.spread()
+    metafunc.parametrize("case", cases, ids=name_of)
+
+
+BOOL = [False, True]
+HALF = [torch.float16, torch.bfloat16]
+HEADS = ["mha", "mqa", "gqa"]
+
+
+def heads_kv(kind: str, heads: int, group: int) -> int:
+    return {"mha": heads, "mqa": 1, "gqa": heads // group}[kind]
+
+
+def window(local: bool, keys: int) -> tuple[int, int]:
+    """(left, right) below the number of keys, from torch's generator, or no window."""
+    return tuple(torch.randint(0, keys, (2,)).tolist()) if local else (-1, -1)
