@@ -100,7 +100,7 @@ class TestGradients:
         self.check(lse, expected, [q, k, sink])
 
     def test_blocks_of_4(self) -> None:
-        """The gradient with the forward's list, and with the same list given key-major, is that of the masked problem."""
+        """With the forward's list, and with the same list given key-major: the gradient of the masked problem."""
         q, k, v = tensors((1, 60, 2, 16), (1, 64, 2, 16), (1, 64, 2, 16))
         listed = torch.tensor([[True, False], [True, True]])
         forward = flash_attn_4.BlockSparseTensorsTorch(

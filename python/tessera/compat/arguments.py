@@ -3,8 +3,23 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
+
+from tessera._arrays import is_torch
+
+__all__ = [
+    "Array",
+    "Band",
+    "empty",
+    "forward_only",
+    "is_torch",
+    "pad_head_dim",
+    "refuse",
+    "split_wish",
+    "unpack",
+    "visible_band",
+]
 
 Array = Any
 Band = tuple["int | None", "int | None"]
@@ -28,11 +43,6 @@ def visible_band(causal: bool, window_size: Any) -> tuple[bool, Band | None]:
     if left < 0 and right < 0:
         return False, None
     return False, (None if left < 0 else int(left), None if right < 0 else int(right))
-
-
-def is_torch(array: Array) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def pad_head_dim(array: Array) -> Array:
@@ -59,6 +69,24 @@ def unpack(packed: Array, axis: int) -> tuple[Array, ...]:
         return packed.unbind(axis)
     before = (slice(None),) * axis
     return tuple(packed[(*before, i)] for i in range(packed.shape[axis]))
+
+
+def forward_only(name: str, inputs: tuple[Array | None, ...], call: Callable[[], Any]) -> Any:
+    """``call()``, which has no gradient. Where torch inputs require one, the result's backward refuses, naming `name`.
+
+    So the forward runs without torch.no_grad(), as it does in flash-attn, and no gradient is silently zero.
+    """
+    if is_torch(inputs[0]):
+        import torch
+
+        requiring = [x for x in inputs if x is not None and x.requires_grad]
+        if requiring and torch.is_grad_enabled():
+            from .no_gradient import without_gradient
+
+            with torch.no_grad():
+                result = call()
+            return without_gradient(name, result, requiring)
+    return call()
 
 
 def split_wish(num_splits: int) -> str:

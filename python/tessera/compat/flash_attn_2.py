@@ -29,8 +29,9 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import attention
+from tessera._arguments import _drawn_seed
 
-from .arguments import Array, empty, pad_head_dim, unpack, visible_band
+from .arguments import Array, empty, forward_only, pad_head_dim, unpack, visible_band
 from .kv_cache import attend_cache
 
 __all__ = [
@@ -78,9 +79,9 @@ def _attend(
         out = attention(q, k, v, **options)
         return out[..., :head_dim] if head_dim % 8 else out
     if dropout_p > 0:
-        from .probabilities import draw_seed, signed_probabilities
+        from .probabilities import signed_probabilities
 
-        seed = draw_seed(q)
+        seed = _drawn_seed(q)
         out, lse = attention(q, k, v, seed=seed, return_lse=True, **options)
         probabilities = signed_probabilities(q, k, lse, seed=seed, **options)
     else:
@@ -198,26 +199,13 @@ def flash_attn_varlen_func(
     With `block_table`, int32 (batch, columns), k and v are pages (pages, page_size, h_k, d), and the differences of
     `cu_seqlens_k` are the lengths in them. Pages have no gradient: a backward raises NotImplementedError.
     """
+    shared = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    places = {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     if block_table is None:
-        keys = {"cu_seqlens_k": cu_seqlens_k}
-    else:
-        keys = {"page_table": block_table, "seqused_k": cu_seqlens_k[1:] - cu_seqlens_k[:-1]}
-    return _attend(
-        q,
-        k,
-        v,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        cu_seqlens_q=cu_seqlens_q,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        **keys,
+        return _attend(q, k, v, *shared, cu_seqlens_k=cu_seqlens_k, **places)
+    used = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+    return forward_only(
+        "block_table", (q, k, v), lambda: _attend(q, k, v, *shared, page_table=block_table, seqused_k=used, **places)
     )
 
 

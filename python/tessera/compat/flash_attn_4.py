@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from tessera import TileList, attention
 
-from .arguments import Array, Band, is_torch, refuse, split_wish
+from .arguments import Array, Band, forward_only, is_torch, refuse, split_wish
 from .combining import combine_parts
 
 __all__ = ["BlockSparseTensorsTorch", "flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
@@ -264,28 +264,22 @@ def flash_attn_varlen_func(
             refuse("cu_seqlens_k", cu_seqlens_k, "None with page_table: seqused_k holds the lengths", ValueError)
         if seqused_k is None:
             seqused_k = page_table[:, 0] * 0 + page_table.shape[1] * k.shape[1]
-    return _attend(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        window_size,
-        learnable_sink,
-        softcap,
-        num_splits if seqlen_k_per_split is None else 0,
-        deterministic,
-        return_lse,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        page_table=page_table,
-        tiles=_tiles("block_sparse_tensors", block_sparse_tensors, "indices"),
-        batch_invariant=seqlen_k_per_split is not None,
-    )
+    options = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "seqused_q": seqused_q,
+        "seqused_k": seqused_k,
+        "page_table": page_table,
+        "tiles": _tiles("block_sparse_tensors", block_sparse_tensors, "indices"),
+        "batch_invariant": seqlen_k_per_split is not None,
+    }
+    splits = num_splits if seqlen_k_per_split is None else 0
+    shared = (softmax_scale, causal, window_size, learnable_sink, softcap, splits, deterministic, return_lse)
+    if page_table is None:
+        return _attend(q, k, v, *shared, **options)
+    return forward_only("page_table", (q, k, v, learnable_sink), lambda: _attend(q, k, v, *shared, **options))
 
 
 def flash_attn_combine(

@@ -17,7 +17,7 @@ from typing import Any
 
 from tessera import attention, kv_append
 
-from .arguments import Array, is_torch, pad_head_dim, refuse, split_wish, visible_band
+from .arguments import Array, forward_only, is_torch, pad_head_dim, refuse, split_wish, visible_band
 
 Lengths = Any  # int32 (batch,) in the library of q
 
@@ -30,22 +30,9 @@ def attend_cache(
     v: Array | None,
     **options: Any,
 ) -> Any:
-    """out as q, or (out, lse) with ``return_lse``. The options are those of :func:`_attend`.
-
-    For torch tensors that require a gradient the result is attached to a node that refuses to go backward: the append
-    changes the cache in place, so there is no gradient to be had, and a silent zero would be wrong.
-    """
-    if is_torch(q):
-        import torch
-
-        inputs = [x for x in (q, k_cache, v_cache, k, v) if x is not None and x.requires_grad]
-        if inputs and torch.is_grad_enabled():
-            from .no_gradient import without_gradient
-
-            with torch.no_grad():
-                result = _attend(q, k_cache, v_cache, k, v, **options)
-            return without_gradient("flash_attn_with_kvcache", result, inputs)
-    return _attend(q, k_cache, v_cache, k, v, **options)
+    """out as q, or (out, lse) with ``return_lse``. The options are those of :func:`_attend`."""
+    inputs = (q, k_cache, v_cache, k, v)
+    return forward_only("flash_attn_with_kvcache", inputs, lambda: _attend(*inputs, **options))
 
 
 def _attend(

@@ -17,13 +17,13 @@ class _NoGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         raise NotImplementedError(
-            f"{ctx.name}: got a backward through a call that writes its cache in place; "
-            "want torch.no_grad(), or a function without a cache"
+            f"{ctx.name}: got a backward; want torch.no_grad(): a cache is written in place, a page may belong to "
+            "several sequences, and neither has a gradient"
         )
 
 
 def without_gradient(name: str, result: Any, inputs: list[torch.Tensor]) -> Any:
     """`result`, out or (out, lse), as the output of a node over `inputs` whose backward raises NotImplementedError."""
     if isinstance(result, tuple):
-        return tuple(_NoGradient.apply(name, x, *inputs) for x in result)
+        return tuple(x if x is None else _NoGradient.apply(name, x, *inputs) for x in result)
     return _NoGradient.apply(name, result, *inputs)

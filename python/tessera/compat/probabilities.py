@@ -6,21 +6,13 @@ The textbook way, seqlen_q · seqlen_k numbers for every head, from the LSE of t
 
 from __future__ import annotations
 
-import random
 from typing import Any
+
+from tessera import dropout_keep
 
 from .arguments import Array, is_torch
 
 Numpy = Any
-
-
-def draw_seed(like: Array) -> int:
-    """A dropout seed of 63 bits: from torch's default generator for torch tensors, else from ``random``."""
-    if is_torch(like):
-        import torch
-
-        return int(torch.randint(0, 2**63 - 1, (1,)).item())
-    return random.getrandbits(63)
 
 
 def signed_probabilities(
@@ -72,7 +64,7 @@ def signed_probabilities(
         else:
             keys_b = keys[b] if starts_k is None else keys[int(starts_k[b]) : int(starts_k[b + 1])]
         p = _probabilities(queries_b, keys_b, lse_b, scale, softcap, slopes[b], left, right)
-        p = numpy.where(_kept(b, heads, p.shape[1:], dropout, seed), p, -p)
+        p = numpy.where(dropout_keep((1, *p.shape), dropout, seed, batch_offset=b)[0], p, -p)
         result[b, :, : p.shape[1], : p.shape[2]] = p
     if is_torch(q):
         import torch
@@ -100,17 +92,6 @@ def _probabilities(
         visible &= distance <= right
     known = numpy.where(numpy.isneginf(lse), 0, lse)[..., None]
     return numpy.where(visible, numpy.exp(numpy.where(visible, scores - known, -numpy.inf)), 0)
-
-
-def _kept(batch: int, heads: int, shape: tuple[int, int], dropout: float, seed: int) -> Numpy:
-    """bool (heads, sq, sk): docs/semantics.md, section 7, at the positions of sequence `batch`."""
-    import numpy
-
-    from tessera import _core
-
-    kept = numpy.empty((heads, *shape), bool)
-    _core.dropout_keep(kept, dropout, seed, batch=batch, heads=heads)
-    return kept
 
 
 def _fp32(array: Array) -> Numpy:
