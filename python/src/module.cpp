@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "errors.h"
+#include "host_operations.h"
 #include "plan.h"
 #include "tessera/plan.h"
 #include "tessera/version.h"
@@ -15,6 +16,8 @@ NB_MODULE(_core, m) {
   m.doc() = "The C++ library of Tessera: plans that run on arrays of any library.";
   tessera::python::register_errors();
   tessera::python::define_plan(m);
+  tessera::python::define_buffer(m);
+  tessera::python::define_host_operations(m);
   m.def("version", &tessera::version, "The library's version, \"0.1.0\".");
   m.def("build_info", &tessera::build_info, "Version, compiler, build type, instruction sets, OpenMP and Highway, one a line.");
   m.def("cpu_isas", &tessera::cpu_isas, "Instruction sets that this build has and this machine can run, best first.");

@@ -4,11 +4,13 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
+#include <deque>
 #include <memory>
 #include <optional>
 
 #include "array.h"
 #include "callables.h"
+#include "parts.h"
 #include "tessera/error.h"
 #include "workspace_pool.h"
 
@@ -71,6 +73,10 @@ class Arrays {
     for (std::size_t i = 0; i < slots.size(); ++i) {
       PyObject* item = PyTuple_GetItem(items.ptr(), static_cast<Py_ssize_t>(i));
       if (item == Py_None) continue;
+      if ((slots[i] == Slot::o_parts || slots[i] == Slot::lse_parts) && PyTuple_Check(item)) {
+        bindings[slots[i]] = parts_.emplace_back(item, to_string(slots[i])).tensor(to_string(slots[i]));
+        continue;
+      }
       const auto use = is_output(problem, slots[i]) ? ArrayView::Use::write : ArrayView::Use::read;
       views_[i].emplace(item, to_string(slots[i]), use);
       bindings[slots[i]] = views_[i]->tensor();
@@ -79,6 +85,7 @@ class Arrays {
 
  private:
   std::array<std::optional<ArrayView>, kSlots> views_;
+  std::deque<PartViews> parts_;
 };
 
 }  // namespace

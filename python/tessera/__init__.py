@@ -1,2 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention that computes the tiles it must and skips the rest."""
+"""Attention that computes the tiles it must and skips the rest.
+
+`attention` has everything; `flash_attn_func` and its relatives have flash-attn 2.8's names and arguments (other
+versions: `tessera.compat`). Arguments are arrays of any library, results are in the same one. `tessera.torch` and
+`tessera.transformers` need torch and are imported when asked for; `import tessera` imports no array library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._core import build_info, cpu_isas
+from ._execute import get_threads, set_threads
+from .attention import attention, attention_backward
+from .operations import combine, dropout_keep, kv_append, merge_states
+from .plans import AttentionPlan, explain, plan
+from .tiles import TileList
+
+if TYPE_CHECKING:
+    from .compat.flash_attn_2 import (
+        flash_attn_func,
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+        flash_attn_with_kvcache,
+    )
+
+__version__: str = _core.version()
+
+_FLASH_ATTN = (
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+)
+_MODULES = ("compat", "plot", "torch", "transformers")
+
+__all__ = [
+    "AttentionPlan",
+    "TileList",
+    "attention",
+    "attention_backward",
+    "build_info",
+    "combine",
+    "cpu_isas",
+    "dropout_keep",
+    "explain",
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+    "get_threads",
+    "kv_append",
+    "merge_states",
+    "plan",
+    "set_threads",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FLASH_ATTN:
+        found = getattr(import_module(".compat.flash_attn_2", __name__), name)
+        globals()[name] = found
+        return found
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace tessera::python {
+
+/// Small things on the host: the longest sequence, names of built-in callables, the bits of dropout.
+void define_host_operations(nanobind::module_& m);
+/// Buffer: memory of our own that other libraries take over through DLPack.
+void define_buffer(nanobind::module_& m);
+
+}  // namespace tessera::python

@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the arguments of `attention` to what a call carries: the words of a problem's line, tensors by slot, scalars."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _core
+
+if TYPE_CHECKING:
+    from .tiles import TileList
+
+Array = Any
+Band = tuple["int | None", "int | None"]
+
+
+class Call(NamedTuple):
+    """Everything of a call but q, k and v, checked as far as no data is needed.
+
+    features: the problem's words less the operation, sizes and dtypes ("causal softcap=30 lse"), and three words that
+        are no part of a line: `out=DTYPE` (of the output), `threads=N`, `wish:KEY=VALUE`.
+    slots, tensors: names of the slots that are bound besides q, k and v, and the tensors in the same order.
+    sizes: max_seqlen_q, max_seqlen_k, max_seqlen_k2; 0: the tensors' shapes say it.
+    scalars: dropout's seed and offset, batch_offset, head_offset.
+    callables: Python functions for score and mask, or None.
+    """
+
+    features: str
+    slots: tuple[str, ...]
+    tensors: tuple[Any, ...]
+    sizes: tuple[int, int, int]
+    scalars: tuple[int, int, int, int]
+    callables: tuple[Any, Any] = (None, None)
+
+
+@lru_cache(maxsize=1024)
+def _interned(slots: tuple[str, ...]) -> tuple[str, ...]:
+    """The same tuple for equal ones, so that caches further down can go by identity."""
+    return slots
+
+
+def _number(value: Any) -> str:
+    """Shortest decimal that reads back as the same double; the line's reader rounds it to fp32 once."""
+    number = float(value)
+    return repr(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
+
+
+def _pair(name: str, pair: Any, want: str) -> tuple[Any, Any]:
+    try:
+        first, second = pair
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}: got {pair!r}; want {want}") from None
+    return first, second
+
+
+def _band_word(causal: bool, band: Band | None) -> str:
+    left, right = (None, None) if band is None else _pair("band", band, "(left, right), each an integer or None")
+    if causal:
+        right = 0 if right is None else min(int(right), 0)
+    if left is None and right is None:
+        return ""
+    ends = ["*" if end is None else str(int(end)) for end in (left, right)]
+    return "causal" if ends == ["*", "0"] else f"band={ends[0]}:{ends[1]}"
+
+
+def _block_word(block: tuple[int, int]) -> str:
+    rows, keys = _pair("block", block, "(query rows, keys)")
+    return f"block={int(rows)}x{int(keys)}"
+
+
+def _choice(name: str, value: str | None, known: tuple[str, ...]) -> str:
+    if value is None:
+        return ""
+    if value not in known:
+        raise ValueError(f"{name}: got {value!r}; want None, {', '.join(map(repr, known))}")
+    return f"{name}={value}"
+
+
+@lru_cache(maxsize=4096)
+def features_text(
+    causal: bool,
+    band: Band | None,
+    affine: tuple[int, int] | None,
+    scale: float | None,
+    softcap: float,
+    dropout: float,
+    score: str | None,
+    mask: str | None,
+    list_form: str | None,
+    bwd_list_form: str | None,
+    block: tuple[int, int] | None,
+    mass: str | None,
+    prior: bool,
+    next_tiles: str | None,
+    threshold: float,
+    return_lse: bool,
+    deterministic: bool,
+    batch_invariant: bool,
+    out_dtype: str | None,
+    wishes: str,
+    threads: int,
+) -> str:
+    """The features of a `Call` from options that need no tensor. Raises ValueError for what no line could say."""
+    words = [_band_word(causal, band)]
+    if affine is not None:
+        length, stride = _pair("affine", affine, "(length, stride)")
+        words.append(f"affine={int(length)}:{int(stride)}")
+    if scale is not None:
+        words.append(f"scale={_number(scale)}")
+    if softcap:
+        words.append(f"softcap={_number(softcap)}")
+    if score is not None:
+        words.append(f"score={score}")
+    if mask is not None:
+        words.append(f"mask={mask}")
+    if dropout:
+        words.append(f"dropout={_number(dropout)}")
+    if block is not None:
+        words.append(_block_word(block))
+    if list_form is not None:
+        words.append(f"list={list_form}")
+    if bwd_list_form is not None:
+        words.append(f"bwd_list={bwd_list_form}")
+    words.append(_choice("next", next_tiles, ("indices", "bitmask")))
+    if threshold:
+        words.append(f"threshold={_number(threshold)}")
+    words.append(_choice("mass", mass, ("mean", "rms")))
+    flags = {
+        "mass_lse=prior": prior,
+        "lse": return_lse,
+        "deterministic": deterministic,
+        "batch_invariant": batch_invariant,
+        f"out={out_dtype}": out_dtype is not None,
+        f"threads={threads}": threads != 0,
+    }
+    words += [word for word, wanted in flags.items() if wanted]
+    words += [f"wish:{wish}" for wish in wishes.split()]
+    return " ".join(filter(None, words))
+
+
+def _is_compiling() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+def longest(name: str, boundaries: Array, given: int | None, unit: int = 1) -> int:
+    """The longest sequence: `given`, or the largest difference in `boundaries` times `unit`.
+
+    0 while torch.compile traces, when there is no data; sizes then come from shapes (the token count).
+    """
+    if given is not None:
+        return int(given)
+    if _is_compiling():
+        return 0
+    return _core.longest_step(boundaries, name) * unit
+
+
+def _callable_name(name: str, given: Any) -> tuple[str | None, Any]:
+    """(word of the line, Python function or None) for a score or mask."""
+    if given is None:
+        return None, None
+    if isinstance(given, str):
+        known = _core.builtin_scores() if name == "score" else _core.builtin_masks()
+        if given not in known:
+            raise ValueError(f"{name}: got {given!r}; want a function, or a built-in: {', '.join(known)}")
+        return given, None
+    if not callable(given):
+        raise TypeError(f"{name}: got {given!r}; want None, a built-in's name or a function")
+    return "python", given
+
+
+def _add_tiles(tiles: TileList, prefix: str, slots: list[str], tensors: list[Any]) -> str:
+    """Binds a list's arrays; returns its form."""
+    for name, array in tiles.arrays():
+        slots.append(prefix + name)
+        tensors.append(array)
+    return tiles.form
+
+
+def _common_block(block: Any, *lists: TileList | None) -> tuple[int, int] | None:
+    """The block of the call: given, or that of its lists, which must agree."""
+    chosen = None if block is None else tuple(block)
+    for tiles in lists:
+        if tiles is None or tiles.block is None:
+            continue
+        if chosen is not None and tuple(tiles.block) != chosen:
+            raise ValueError(f"block: got {chosen} and a tile list of {tuple(tiles.block)}; want the same for both")
+        chosen = tuple(tiles.block)
+    return chosen
+
+
+def parse(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    band: Band | None = None,
+    affine: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    offset: Any = 0,
+    score: Any = None,
+    mask: Any = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    page_table: Array | None = None,
+    page_indptr: Array | None = None,
+    page_indices: Array | None = None,
+    last_page_len: Array | None = None,
+    k2: Array | None = None,
+    v2: Array | None = None,
+    cu_seqlens_k2: Array | None = None,
+    max_seqlen_k2: int | None = None,
+    seqused_k2: Array | None = None,
+    page_table2: Array | None = None,
+    page_indptr2: Array | None = None,
+    page_indices2: Array | None = None,
+    last_page_len2: Array | None = None,
+    q_offset: Array | None = None,
+    k_offset: Array | None = None,
+    k_offset2: Array | None = None,
+    batch_offset: int = 0,
+    head_offset: int = 0,
+    tiles: TileList | None = None,
+    bwd_tiles: TileList | None = None,
+    block: tuple[int, int] | None = None,
+    mass: str | None = None,
+    prior_lse: Array | None = None,
+    next_tiles: str | None = None,
+    threshold: float = 0.0,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    out_dtype: Any = None,
+    wishes: str = "",
+    threads: int = 0,
+) -> Call:
+    """The `Call` of `tessera.attention`'s arguments, which are explained there.
+
+    Reads data only of `cu_seqlens` and `page_indptr` whose longest sequence is not given, and draws a seed only where
+    dropout has none. Raises ValueError and TypeError; what depends on shapes and dtypes is refused when the plan is
+    made, what depends on data when it runs.
+    """
+    slots: list[str] = []
+    tensors: list[Any] = []
+    size_q = size_k = size_k2 = 0
+    if alibi_slopes is not None:
+        slots.append("alibi_slopes")
+        tensors.append(alibi_slopes)
+    if sinks is not None:
+        slots.append("sink")
+        tensors.append(sinks)
+    if cu_seqlens_q is not None:
+        slots.append("cu_seqlens_q")
+        tensors.append(cu_seqlens_q)
+        size_q = longest("cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+    if seqused_q is not None:
+        slots.append("seqused_q")
+        tensors.append(seqused_q)
+    if cu_seqlens_k is not None or seqused_k is not None or page_table is not None or page_indptr is not None:
+        given = (cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices, last_page_len)
+        size_k = _add_source("", given, k, max_seqlen_k, slots, tensors)
+    if k2 is not None:
+        slots += ("k2", "v2")
+        tensors += (k2, v2)
+        given = (cu_seqlens_k2, seqused_k2, page_table2, page_indptr2, page_indices2, last_page_len2)
+        size_k2 = _add_source("2", given, k2, max_seqlen_k2, slots, tensors)
+    if q_offset is not None or k_offset is not None or k_offset2 is not None:
+        for name, array in (("q_offset", q_offset), ("k_offset", k_offset), ("k_offset2", k_offset2)):
+            if array is not None:
+                slots.append(name)
+                tensors.append(array)
+    list_form = bwd_list_form = None
+    if tiles is not None or bwd_tiles is not None:
+        block = _common_block(block, tiles, bwd_tiles)
+        if tiles is not None:
+            list_form = _add_tiles(tiles, "", slots, tensors)
+        if bwd_tiles is not None:
+            bwd_list_form = _add_tiles(bwd_tiles, "bwd_", slots, tensors)
+    if prior_lse is not None:
+        slots.append("prior_lse")
+        tensors.append(prior_lse)
+    seed_value = offset_value = 0
+    if dropout or seed is not None:
+        seed_value, offset_value = _add_dropout(q, seed, offset, bool(dropout), slots, tensors)
+    score_function = mask_function = None
+    if score is not None or mask is not None:
+        score, score_function = _callable_name("score", score)
+        mask, mask_function = _callable_name("mask", mask)
+    if out_dtype is not None:
+        from ._arrays import dtype_name
+
+        out_dtype = dtype_name(out_dtype)
+    if block is not None:
+        block = tuple(block)
+    if band is not None:
+        band = tuple(band)
+    features = features_text(
+        bool(causal),
+        band,
+        affine,
+        scale,
+        softcap,
+        dropout,
+        score,
+        mask,
+        list_form,
+        bwd_list_form,
+        block,
+        mass,
+        prior_lse is not None,
+        next_tiles,
+        threshold,
+        return_lse,
+        deterministic,
+        batch_invariant,
+        out_dtype,
+        wishes,
+        threads,
+    )
+    return Call(
+        features,
+        _interned(tuple(slots)),
+        tuple(tensors),
+        (size_q, size_k, size_k2),
+        (seed_value, offset_value, batch_offset, head_offset),
+        (score_function, mask_function),
+    )
+
+
+_SOURCE = ("cu_seqlens_k", "seqused_k", "page_table", "page_indptr", "page_indices", "last_page_len")
+
+
+def _add_source(
+    suffix: str, given: tuple[Array | None, ...], k: Array, most: int | None, slots: list[str], tensors: list[Any]
+) -> int:
+    """Binds what describes a source of keys; returns its longest sequence, 0 if shapes say it."""
+    cu_seqlens, _, page_table, page_indptr, page_indices, _ = given
+    for name, array in zip(_SOURCE, given, strict=True):
+        if array is not None:
+            slots.append(name + suffix)
+            tensors.append(array)
+    if page_table is not None and page_indptr is not None:
+        raise ValueError(f"page_table{suffix}: got a table and page_indptr{suffix}; want one of them, a table or CSR")
+    if page_indptr is not None:
+        if page_indices is None:
+            raise ValueError(f"page_indices{suffix}: got None; want the pages that page_indptr{suffix} points into")
+        return longest(f"page_indptr{suffix}", page_indptr, most, k.shape[1])
+    if cu_seqlens is not None and page_table is None:
+        return longest(f"cu_seqlens_k{suffix}", cu_seqlens, most)
+    return int(most) if most is not None and page_table is not None else 0
+
+
+def _add_dropout(
+    q: Array, seed: Any, offset: Any, drops: bool, slots: list[str], tensors: list[Any]
+) -> tuple[int, int]:
+    """Seed and offset as integers, or bound as tensors; draws a seed where dropout has none."""
+    if not drops:
+        return 0, 0  # a seed without dropout changes nothing
+    values = []
+    for name, given in (("dropout_seed", _drawn_seed(q) if seed is None else seed), ("dropout_offset", offset)):
+        if hasattr(given, "shape") and given.shape != ():
+            slots.append(name)
+            tensors.append(given)
+            values.append(0)
+        else:
+            values.append(int(given))
+            if not 0 <= values[-1] < 1 << 64:
+                raise ValueError(f"{name[8:]}: got {values[-1]}; want 0 to below 2^64")
+    return values[0], values[1]
+
+
+def _drawn_seed(q: Array) -> int:
+    """A seed from torch's default generator for torch tensors (manual_seed repeats it), else from `random`."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
+        return int(torch.randint(0, 1 << 62, (), dtype=torch.int64))
+    import random
+
+    return random.getrandbits(63)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of any library: names of dtypes, and results in the library of the argument. Imports no library by itself."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import Any, Protocol
+
+Array = Any
+Shape = tuple[int, ...]
+
+# Tessera's names and those that numpy, ml_dtypes, torch and jax have for them.
+_NAMES = {
+    "float64": "fp64",
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int8": "int8",
+    "int32": "int32",
+    "int64": "int64",
+    "uint8": "uint8",
+    "uint32": "uint32",
+    "uint64": "uint64",
+}
+_LIBRARY_NAMES = {name: library_name for library_name, name in _NAMES.items()}
+
+
+class Library(Protocol):
+    """How results are made in one library."""
+
+    def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
+        """Uninitialised memory that a run may write; `dtype` is Tessera's name, `like` an array of the library."""
+        ...
+
+    def finish(self, array: Array, like: Array) -> Array:
+        """What `empty` gave, as the caller will see it."""
+        ...
+
+
+@lru_cache(maxsize=256)
+def dtype_name(dtype: Any) -> str:
+    """Tessera's name ("bf16") of a dtype of numpy, torch or jax, of a scalar type, or of either's name."""
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    name = name.rpartition(".")[2]
+    if name in _LIBRARY_NAMES:
+        return name
+    if name not in _NAMES:
+        raise ValueError(f"dtype: got {name}; want one of {', '.join(_NAMES)}")
+    return _NAMES[name]
+
+
+def is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def numpy_dtype(name: str) -> Any:
+    """numpy's dtype of Tessera's name; bf16 and fp8 need ml_dtypes."""
+    import numpy
+
+    if name in ("bf16", "e4m3", "e5m2"):
+        import ml_dtypes
+
+        return numpy.dtype(getattr(ml_dtypes, _LIBRARY_NAMES[name]))
+    return numpy.dtype(_LIBRARY_NAMES[name])
+
+
+class _Numpy:
+    def __init__(self) -> None:
+        import numpy
+
+        self._empty = numpy.empty
+        self._dtype = lru_cache(maxsize=None)(numpy_dtype)
+
+    def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
+        return self._empty(shape, self._dtype(dtype))
+
+    def finish(self, array: Array, like: Array) -> Array:
+        return array
+
+
+class _Torch:
+    def __init__(self) -> None:
+        import torch
+
+        self._empty = torch.empty
+        self._dtypes = {name: getattr(torch, its) for name, its in _LIBRARY_NAMES.items() if hasattr(torch, its)}
+
+    def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
+        return self._empty(shape, dtype=self._dtypes[dtype], device=like.device)
+
+    def finish(self, array: Array, like: Array) -> Array:
+        return array
+
+
+class _ArrayApi:
+    """jax and every other library of the array API standard: memory of ours, which from_dlpack takes over."""
+
+    def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
+        from ._core import Buffer
+
+        return Buffer(shape, dtype)
+
+    def finish(self, array: Array, like: Array) -> Array:
+        return like.__array_namespace__().from_dlpack(array)
+
+
+@lru_cache(maxsize=64)
+def _library_of_type(kind: type) -> Library | None:
+    roots = {base.__module__.partition(".")[0] for base in kind.__mro__}
+    if "torch" in roots:
+        return _Torch()
+    if "numpy" in roots:
+        return _Numpy()
+    if hasattr(kind, "__array_namespace__"):
+        return _ArrayApi()
+    # Anything else that can be read gets numpy arrays back.
+    return _Numpy() if hasattr(kind, "__dlpack__") else None
+
+
+def library_of(array: Array, argument: str) -> Library:
+    """The library of `array`. Raises TypeError naming `argument` for what is no array."""
+    kind = type(array)
+    library = _library_of_type(kind) if hasattr(kind, "shape") and hasattr(kind, "dtype") else None
+    if library is None:
+        raise TypeError(
+            f"{argument}: got {kind.__module__}.{kind.__qualname__}; want an array with shape, dtype and __dlpack__"
+        )
+    return library
+
+
+def refuse_gradient(operation: str, instead: str, **arrays: Array) -> None:
+    """ValueError for a torch tensor that requires grad where `operation` has none, and for a view with a lazy sign."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for name, array in arrays.items():
+        if not isinstance(array, torch.Tensor):
+            continue
+        if array.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: got a tensor that requires grad; want one that does not: {operation} {instead}")
+        if array.is_neg():
+            raise ValueError(f"{name}: got a tensor with a lazy negative sign; want tensor.resolve_neg()")

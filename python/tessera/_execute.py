@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs calls: finds the plan for a call's shapes and dtypes, binds the tensors by slot, computes.
+
+The one state kept between calls is the cache of plans, and `set_threads`' number that new plans take.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from . import _core
+from ._arrays import dtype_name
+from ._problem_line import (
+    BACKWARD,
+    FORWARD,
+    attention_line,
+    backward_outputs,
+    features_of,
+    forward_outputs,
+)
+
+__all__ = [
+    "BACKWARD",
+    "FORWARD",
+    "backward_outputs",
+    "features_of",
+    "forward_outputs",
+    "plan_for",
+    "run_backward",
+    "run_forward",
+    "set_threads",
+    "with_lse",
+]
+
+Array = Any
+Shape = tuple[int, ...]
+
+_threads = 0
+
+
+def set_threads(threads: int) -> None:
+    """Worker threads of later calls whose own `threads` is 0; 0 gives the choice back to OpenMP (OMP_NUM_THREADS, or
+    every core). Raises ValueError for a negative number. Cached plans are dropped."""
+    global _threads
+    if threads < 0:
+        raise ValueError(f"threads: got {threads}; want 0 or more")
+    _threads = int(threads)
+    plan_for.cache_clear()
+
+
+def get_threads() -> int:
+    """The number given to `set_threads`; 0: OpenMP's choice."""
+    return _threads
+
+
+class Planned(NamedTuple):
+    """A plan, the slots its run binds in order, and which of the call's tensors it takes (None: all)."""
+
+    plan: _core.Plan
+    slots: tuple[str, ...]
+    taken: tuple[int, ...] | None
+
+
+@lru_cache(maxsize=1024)
+def with_lse(features: str) -> str:
+    """The features with the word `lse`."""
+    return features if features_of(features).lse else f"{features} lse".strip()
+
+
+# Bound by a forward only, and by a backward only.
+_FORWARD_SLOTS = frozenset(("prior_lse",))
+_LIST_SLOTS = frozenset(("tile_counts", "tile_indices", "tile_bits", "full_counts", "full_indices", "full_bits"))
+
+
+def _takes(kind: str, slot: str) -> bool:
+    return not slot.startswith("bwd_") if kind == FORWARD else slot not in _FORWARD_SLOTS
+
+
+@lru_cache(maxsize=1024)
+def plan_for(
+    kind: str,
+    features: str,
+    slots: tuple[str, ...],
+    sizes: tuple[int, int, int],
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    shapes: tuple[Shape, ...],
+    dtypes: tuple[Any, ...],
+    extra: tuple[str, ...] = (),
+) -> Planned:
+    """The plan of a forward or backward for tensors of these shapes and dtypes (q, k, v, o; of any library).
+
+    `extra`: a backward's words (dlse, grad=fp32, accumulate). Raises ValueError for shapes that fit no problem and
+    NotImplementedError where nothing computes it.
+    """
+    f = features_of(features)
+    names = tuple(map(dtype_name, dtypes))
+    line = attention_line(kind, f, slots, sizes, q, k, v, shapes, names, extra)
+    taken = tuple(i for i, slot in enumerate(slots) if _takes(kind, slot))
+    bound = ("q", "k", "v", *(slots[i] for i in taken))
+    if kind == FORWARD:
+        bound += tuple(slot for slot, _, _ in forward_outputs(features, slots, sizes, q, k, v, shapes, names[0]))
+    else:
+        bound += ("o", "lse", "dout", *(("dlse",) if "dlse" in extra else ()))
+        bound += tuple(slot for slot, _, _ in backward_outputs(slots, q, k, v, shapes, names[:3]))
+    plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or _threads)
+    return Planned(plan, bound, None if len(taken) == len(slots) else taken)
+
+
+def run_forward(
+    features: str,
+    slots: tuple[str, ...],
+    sizes: tuple[int, int, int],
+    scalars: tuple[int, int, int, int],
+    q: Array,
+    k: Array,
+    v: Array,
+    tensors: tuple[Array, ...],
+    outputs: tuple[Array, ...],
+    callables: tuple[Any, Any] = (None, None),
+) -> None:
+    """Computes into `outputs`, which are as `forward_outputs` says and in its order. Any library, nothing is copied."""
+    shapes = tuple([tensor.shape for tensor in tensors])
+    dtypes = (q.dtype, k.dtype, v.dtype, outputs[0].dtype)
+    plan, bound, taken = plan_for(FORWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes)
+    if taken is not None:
+        tensors = [tensors[i] for i in taken]
+    plan.run(bound, (q, k, v, *tensors, *outputs), *scalars, *callables)
+
+
+def run_backward(
+    features: str,
+    slots: tuple[str, ...],
+    sizes: tuple[int, int, int],
+    scalars: tuple[int, int, int, int],
+    q: Array,
+    k: Array,
+    v: Array,
+    tensors: tuple[Array, ...],
+    out: Array,
+    lse: Array,
+    dout: Array,
+    dlse: Array | None,
+    outputs: tuple[Array, ...],
+    callables: tuple[Any, Any] = (None, None),
+    accumulate: bool = False,
+) -> None:
+    """Computes the gradients into `outputs`, which are as `backward_outputs` says and in its order.
+
+    fp32 outputs for half-type inputs make the gradients fp32. With `accumulate` (fp32 only) they are added to.
+    """
+    shapes = tuple([tensor.shape for tensor in tensors])
+    dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
+    extra = _backward_words(dtypes[:3], tuple([each.dtype for each in outputs[:3]]), dlse is not None, accumulate)
+    plan, bound, taken = plan_for(BACKWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, extra)
+    if taken is not None:
+        tensors = [tensors[i] for i in taken]
+    given = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
+    plan.run(bound, (q, k, v, *tensors, *given, *outputs), *scalars, *callables)
+
+
+@lru_cache(maxsize=256)
+def _backward_words(
+    dtypes: tuple[Any, ...], grad_dtypes: tuple[Any, ...], dlse: bool, accumulate: bool
+) -> tuple[str, ...]:
+    names, grad_names = tuple(map(dtype_name, dtypes)), tuple(map(dtype_name, grad_dtypes))
+    words = ["dlse"] if dlse else []
+    if accumulate or (grad_names != names and set(grad_names) == {"fp32"}):
+        words.append("grad=fp32")
+    if accumulate:
+        words.append("accumulate")
+    return tuple(words)

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`attention` and its backward on arrays of any library."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._arguments import Call, parse
+from ._arrays import dtype_name, is_torch, library_of, refuse_gradient
+from ._execute import backward_outputs, forward_outputs, run_backward, run_forward
+from .tiles import TileList
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import AttentionOptions
+
+Array = Any
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    band: tuple[int | None, int | None] | None = None,
+    affine: tuple[int, int] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    sinks: Array | None = None,
+    dropout: float = 0.0,
+    seed: Any = None,
+    offset: Any = 0,
+    score: Any = None,
+    mask: Any = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    page_table: Array | None = None,
+    page_indptr: Array | None = None,
+    page_indices: Array | None = None,
+    last_page_len: Array | None = None,
+    k2: Array | None = None,
+    v2: Array | None = None,
+    cu_seqlens_k2: Array | None = None,
+    max_seqlen_k2: int | None = None,
+    seqused_k2: Array | None = None,
+    page_table2: Array | None = None,
+    page_indptr2: Array | None = None,
+    page_indices2: Array | None = None,
+    last_page_len2: Array | None = None,
+    q_offset: Array | None = None,
+    k_offset: Array | None = None,
+    k_offset2: Array | None = None,
+    batch_offset: int = 0,
+    head_offset: int = 0,
+    tiles: TileList | None = None,
+    bwd_tiles: TileList | None = None,
+    block: tuple[int, int] | None = None,
+    mass: str | None = None,
+    prior_lse: Array | None = None,
+    next_tiles: str | None = None,
+    threshold: float = 0.0,
+    return_lse: bool = False,
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    out: Array | None = None,
+    out_dtype: Any = None,
+    wishes: str = "",
+    threads: int = 0,
+) -> Any:
+    """softmax(scale · q kᵀ, softcapped, biased and masked) v, head by head; docs/semantics.md is the definition.
+
+    Shapes: q (b, sq, hq, d), or (tokens, hq, d) with int32 `cu_seqlens_q` (b + 1); k and v (b, sk, hkv, d | dv),
+    (tokens, hkv, d | dv) with `cu_seqlens_k`, or pages (pages, page_size, hkv, d | dv) with a table. hq is a multiple
+    of hkv; d and dv are multiples of 8 from 8 to 512. Dtypes: fp32, fp16 or bf16, each array its own; arrays of any
+    library with the buffer protocol or `__dlpack__`, on the CPU, last dimension contiguous, never copied.
+
+    Masks and scores
+        causal, band: keys from `left` before to `right` after the query's position, inclusive, signed, None unbounded;
+            causal closes the right end at 0. The last query stands at the last key unless offsets say otherwise.
+        affine: (length, stride) of compressed keys, visible when complete.
+        scale (default d ** −0.5), softcap (0: none), alibi_slopes fp32 (hq) or (b, hq), sinks fp32 (hq): one logit a
+            head in the denominator.
+        dropout: probability of dropping; seed and offset int, or uint64 arrays of 1. Without a seed one is drawn from
+            torch's default generator for torch tensors, else from `random`.
+        score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) and
+            mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference".
+    Lengths and pages (int32)
+        seqused_q, seqused_k (b): lengths in use. page_table (b, columns) with seqused_k, or CSR: page_indptr (b + 1),
+            page_indices (n), last_page_len (b). max_seqlen_q, max_seqlen_k: the longest sequences, read from
+            cu_seqlens or page_indptr when not given.
+        k2, v2 and arguments that end in 2: a second source of keys in the same softmax.
+    Positions: q_offset, k_offset, k_offset2 int64 (b); batch_offset, head_offset for dropout and functions.
+    Tiles
+        tiles: those to compute, bwd_tiles: those of the backward (torch). block: (query rows, keys) of a tile.
+        mass: "mean" or "rms", probability mass per tile, fp32 (b, hq, query blocks, key blocks), normalised by this
+            run's LSE or by prior_lse. next_tiles: "indices" or "bitmask", the list of tiles with mass > threshold.
+    Promises: deterministic (backward), batch_invariant. wishes: "tile_q=64 tile_kv=128 splits=2", refused if they
+        cannot be met. threads: 0 for `set_threads`' number. out: memory for the result; out_dtype: its dtype.
+
+    Returns out (as q with dv), alone or, where more is asked for, a tuple (out, lse, mass, next TileList) of what was
+    asked, in the library of q. LSE: natural log, fp32 (b, hq, sq) or (hq, tokens), scale included, sink excluded, −inf
+    for rows that see nothing, whose out is 0. torch tensors have gradients; others use `attention_backward`.
+
+    Raises ValueError for values, shapes, dtypes, devices, lengths or lists that are wrong, TypeError for what is no
+    array, NotImplementedError for what nothing computes; the text names the argument, what was got and what is wanted.
+
+    Source: Vaswani et al. 2017 (arXiv:1706.03762); blocked online softmax: Milakov and Gimelshein 2018
+    (arXiv:1805.02867), Dao et al. 2022 (arXiv:2205.14135).
+    """
+    call = parse(
+        q,
+        k,
+        v,
+        causal=causal,
+        band=band,
+        affine=affine,
+        scale=scale,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        sinks=sinks,
+        dropout=dropout,
+        seed=seed,
+        offset=offset,
+        score=score,
+        mask=mask,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+        page_table=page_table,
+        page_indptr=page_indptr,
+        page_indices=page_indices,
+        last_page_len=last_page_len,
+        k2=k2,
+        v2=v2,
+        cu_seqlens_k2=cu_seqlens_k2,
+        max_seqlen_k2=max_seqlen_k2,
+        seqused_k2=seqused_k2,
+        page_table2=page_table2,
+        page_indptr2=page_indptr2,
+        page_indices2=page_indices2,
+        last_page_len2=last_page_len2,
+        q_offset=q_offset,
+        k_offset=k_offset,
+        k_offset2=k_offset2,
+        batch_offset=batch_offset,
+        head_offset=head_offset,
+        tiles=tiles,
+        bwd_tiles=bwd_tiles,
+        block=block,
+        mass=mass,
+        prior_lse=prior_lse,
+        next_tiles=next_tiles,
+        threshold=threshold,
+        return_lse=return_lse,
+        deterministic=deterministic,
+        batch_invariant=batch_invariant,
+        out_dtype=out_dtype if out is None else out.dtype,
+        wishes=wishes,
+        threads=threads,
+    )
+    if is_torch(q):
+        from .torch import forward
+
+        results = forward(call, q, k, v, out)
+    else:
+        results = compute_forward(call, q, k, v, out)
+    return results[0] if len(results) == 1 else answer(call, results, next_tiles, block, tiles)
+
+
+def answer(call: Call, results: tuple[Array, ...], next_tiles: str | None, block: Any, tiles: Any) -> tuple[Any, ...]:
+    """(out, lse, mass, next TileList) of what was asked, from the arrays in the order of `forward_outputs`."""
+    if next_tiles is None:
+        return tuple(results)
+    size = tuple(block or (tiles.block if tiles is not None else (64, 64)))
+    if next_tiles == "bitmask":
+        return (*results[:-1], TileList(bits=results[-1], form="bitmask", block=size))
+    return (*results[:-2], TileList(counts=results[-2], indices=results[-1], form="indices", block=size))
+
+
+def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None = None) -> tuple[Array, ...]:
+    """Outputs of a call without autograd, in the order of `forward_outputs`; `out` takes the first if given."""
+    library = library_of(q, "q")
+    library_of(k, "k")
+    library_of(v, "v")
+    shapes = tuple([tensor.shape for tensor in call.tensors])
+    wanted = forward_outputs(
+        call.features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, dtype_name(q.dtype)
+    )
+    outputs = tuple([library.empty(shape, dtype, q) for _, shape, dtype in (wanted if out is None else wanted[1:])])
+    if out is not None:
+        outputs = (out, *outputs)
+    run_forward(call.features, call.slots, call.sizes, call.scalars, q, k, v, call.tensors, outputs, call.callables)
+    made = tuple([library.finish(array, q) for array in (outputs if out is None else outputs[1:])])
+    return made if out is None else (out, *made)
+
+
+def attention_backward(
+    dout: Array,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    lse: Array,
+    *,
+    dlse: Array | None = None,
+    grads: tuple[Array, ...] | None = None,
+    grad_dtype: Any = None,
+    accumulate: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Array, ...]:
+    """Gradients of `attention` with the same keywords, for arrays without autograd.
+
+    dout and out as the forward's out, lse as it returned it (`return_lse=True`), dlse like lse: the gradient of the
+    LSE. out and lse may come from elsewhere, such as `merge_states`. `bwd_tiles` restricts the gradient to its tiles.
+
+    Returns (dq, dk, dv), then dsinks fp32 (hq) if there are sinks, then dk2, dv2 if there is a second source: in the
+    dtypes of q, k, v or all in `grad_dtype` "fp32". `grads` gives memory for them in that order; with `accumulate`
+    (fp32 only) they are added to what is there. Dropout needs the forward's seed.
+
+    Raises as `attention` does; NotImplementedError for paged keys, because a page may belong to several sequences.
+
+    Source: Dao et al. 2022 (arXiv:2205.14135), appendix B; docs/semantics.md, section 6.
+    """
+    refuse_gradient("attention_backward", "has no gradient itself", dout=dout, q=q, k=k, v=v)
+    if options.get("dropout") and options.get("seed") is None:
+        raise ValueError("seed: got None; want the forward's seed, which dropout's gradient needs")
+    for name in ("return_lse", "out", "mass", "next_tiles", "prior_lse"):
+        options.pop(name, None)
+    call = parse(q, k, v, **options)
+    library = library_of(q, "q")
+    if accumulate and grads is None:
+        raise ValueError("grads: got None; want the arrays to add to")
+    if grads is None:
+        shapes = tuple([tensor.shape for tensor in call.tensors])
+        dtypes = (dtype_name(q.dtype), dtype_name(k.dtype), dtype_name(v.dtype))
+        name = None if grad_dtype is None else dtype_name(grad_dtype)
+        wanted = backward_outputs(call.slots, q.shape, k.shape, v.shape, shapes, dtypes, name)
+        outputs = tuple([library.empty(shape, dtype, q) for _, shape, dtype in wanted])
+    else:
+        outputs = tuple(grads)
+    run_backward(
+        call.features,
+        call.slots,
+        call.sizes,
+        call.scalars,
+        q,
+        k,
+        v,
+        call.tensors,
+        out,
+        lse,
+        dout,
+        dlse,
+        outputs,
+        call.callables,
+        accumulate,
+    )
+    return outputs if grads is not None else tuple([library.finish(array, q) for array in outputs])

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What stands beside attention: merging partial results, appending to a cache, the bits of dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from . import _core
+from ._arguments import longest
+from ._arrays import dtype_name, is_torch, library_of, refuse_gradient
+from ._execute import get_threads
+
+Array = Any
+Shape = tuple[int, ...]
+
+
+@lru_cache(maxsize=512)
+def _plan(line: str, threads: int) -> _core.Plan:
+    return _core.Plan(line, threads=threads)
+
+
+def _stacked(parts: Sequence[Array], name: str) -> Any:
+    """The parts as one tensor (parts, ...): where they lie when their distances are even, else a copy."""
+    parts = tuple(parts)
+    if not parts:
+        raise ValueError(f"{name}: got no parts; want one or more")
+    if _core.parts_fit(parts, name):
+        return parts
+    if is_torch(parts[0]):
+        import torch
+
+        return torch.stack(parts)
+    import numpy
+
+    namespace = getattr(parts[0], "__array_namespace__", None)
+    return (numpy if namespace is None else namespace()).stack(parts)
+
+
+def combine(
+    out_parts: Array | Sequence[Array],
+    lse_parts: Array | Sequence[Array],
+    *,
+    sinks: Array | None = None,
+    return_lse: bool = True,
+    out: Array | None = None,
+    out_dtype: Any = None,
+    threads: int = 0,
+) -> Any:
+    """Merges results over disjoint keys: L = log Σ exp(L_p), out = Σ exp(L_p − L) · out_p.
+
+    out_parts: (parts, b, sq, hq, dv) or (parts, tokens, hq, dv), fp32, fp16 or bf16; lse_parts: fp32 (parts, b, hq, sq)
+    or (parts, hq, tokens), sink-free. Either may be a sequence of arrays instead; two are used where they lie, more
+    only if they lie at even distances, otherwise they are copied into one. sinks: fp32 (hq), which enter out, not the LSE.
+
+    Returns (out, lse), or out with return_lse=False, in the library of the parts; out in `out_dtype` (default: that of
+    the parts) or written to `out`, which may be the first part. Rows that are empty in every part are 0, with LSE −inf.
+    Raises as `attention` does; ValueError for torch tensors that require grad.
+
+    Source: Rabe and Staats 2021 (arXiv:2112.05682); Dao et al. 2023, Flash-Decoding.
+    """
+    parts = _listed(out_parts)
+    lses = _listed(lse_parts)
+    first, first_lse = (parts[0] if isinstance(parts, tuple) else parts), (lses[0] if isinstance(lses, tuple) else lses)
+    library = library_of(first, "out_parts")
+    library_of(first_lse, "lse_parts")
+    refuse_gradient(
+        "combine",
+        "has no gradient",
+        **{f"out_parts[{i}]": part for i, part in enumerate(parts)}
+        if isinstance(parts, tuple)
+        else {"out_parts": parts},
+    )
+    count, shape = (len(parts), first.shape) if isinstance(parts, tuple) else (first.shape[0], first.shape[1:])
+    dtype = dtype_name(first.dtype)
+    made = (
+        dtype_name(out_dtype)
+        if out is None and out_dtype is not None
+        else dtype
+        if out is None
+        else dtype_name(out.dtype)
+    )
+    line = _combine_line(count, tuple(shape), dtype, made, sinks is not None, return_lse)
+    if out is None:
+        result = library.empty(tuple(shape), made, first)
+    else:
+        result = out
+    slots: tuple[str, ...] = ("o_parts", "lse_parts", "o")
+    arrays: tuple[Any, ...] = (_placed(parts, "o_parts"), _placed(lses, "lse_parts"), result)
+    lse = None
+    if return_lse:
+        lse_shape = (shape[1], shape[0]) if len(shape) == 3 else (shape[0], shape[2], shape[1])
+        lse = library.empty(lse_shape, "fp32", first)
+        slots, arrays = (*slots, "lse"), (*arrays, lse)
+    if sinks is not None:
+        slots, arrays = (*slots, "sink"), (*arrays, sinks)
+    _plan(line, threads or get_threads()).run(slots, arrays)
+    if out is None:
+        result = library.finish(result, first)
+    return (result, library.finish(lse, first)) if return_lse else result
+
+
+def _listed(parts: Any) -> Any:
+    return tuple(parts) if isinstance(parts, (tuple, list)) else parts
+
+
+def _placed(parts: Any, name: str) -> Any:
+    return _stacked(parts, name) if isinstance(parts, tuple) else parts
+
+
+@lru_cache(maxsize=512)
+def _combine_line(parts: int, shape: Shape, dtype: str, out: str, sink: bool, lse: bool) -> str:
+    if len(shape) not in (3, 4):
+        raise ValueError(
+            f"out_parts: got {len(shape) + 1} dimensions; want (parts, batch, seqlen, heads, dim) or "
+            "(parts, tokens, heads, dim)"
+        )
+    if len(shape) == 3:
+        words = [f"b=1 sq={shape[0]} layout=varlen tq={shape[0]}"]
+    else:
+        words = [f"b={shape[0]} sq={shape[1]}"]
+    words += [f"parts={parts} hq={shape[-2]} dv={shape[-1]} dtype={dtype}:{dtype}:{dtype}:{out}"]
+    words += ["sink"] * sink + ["lse"] * lse
+    return "combine " + " ".join(words)
+
+
+def merge_states(out_a: Array, lse_a: Array, out_b: Array, lse_b: Array) -> tuple[Array, Array]:
+    """(out, lse) of attention over the keys of a and of b, which are disjoint.
+
+    out: (b, sq, hq, dv) or (tokens, hq, dv), both alike; lse: fp32 (b, hq, sq) or (hq, tokens), sink-free. Results are
+    in the dtype of out_a and the library of a. Merging is associative; rows that are empty in both stay empty (0, −inf).
+    Nothing is copied if a and b have the same strides. Raises ValueError for shapes or dtypes that differ.
+    """
+    return combine((out_a, out_b), (lse_a, lse_b))
+
+
+def kv_append(
+    k_cache: Array,
+    v_cache: Array,
+    k_new: Array,
+    v_new: Array,
+    *,
+    seqused_k: Array,
+    page_table: Array | None = None,
+    page_indptr: Array | None = None,
+    page_indices: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    max_seqlen_q: int | None = None,
+    seqused_q: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = False,
+    q: Array | None = None,
+    threads: int = 0,
+) -> Array | None:
+    """Writes new keys and values behind those in a cache, in place.
+
+    k_cache, v_cache: (b, sk, hkv, d | dv), or pages (pages, page_size, hkv, d | dv) with page_table int32 (b, columns)
+    or CSR (page_indptr (b + 1), page_indices (n), which describe the table after the append). k_new, v_new:
+    (b, sq, hkv, d | dv), or (tokens, hkv, d | dv) with cu_seqlens_q (b + 1), in the cache's dtypes. seqused_k int32 (b):
+    tokens in the cache before; new token i of sequence b goes to position seqused_k[b] + i. seqused_q int32 (b): how
+    many of the new tokens count.
+
+    rotary_cos, rotary_sin: (positions, rotary_dim / 2) in fp32 or k's dtype; new keys are turned by the angles of their
+    positions, pairs (j, j + rotary_dim / 2), or (2j, 2j + 1) with rotary_interleaved. q, shaped as k_new with hq heads,
+    is turned likewise: returns the turned q, or None without q.
+
+    Raises ValueError for tokens beyond the capacity, before anything is written, and otherwise as `attention` does.
+
+    Source: rotary embedding: Su et al. 2021 (arXiv:2104.09864).
+    """
+    named = {"k_cache": k_cache, "v_cache": v_cache, "k_new": k_new, "v_new": v_new}
+    for name, array in named.items():
+        library_of(array, name)
+    refuse_gradient("kv_append", "has no gradient", **named, **({} if q is None else {"q": q}))
+    optional = {
+        "seqused_k": seqused_k,
+        "page_table": page_table,
+        "page_indptr": page_indptr,
+        "page_indices": page_indices,
+        "cu_seqlens_q": cu_seqlens_q,
+        "seqused_q": seqused_q,
+        "rotary_cos": rotary_cos,
+        "rotary_sin": rotary_sin,
+    }
+    bound = {name: array for name, array in optional.items() if array is not None}
+    sizes = (0, 0)
+    if cu_seqlens_q is not None:
+        sizes = (longest("cu_seqlens_q", cu_seqlens_q, max_seqlen_q), 0)
+    if page_indptr is not None:
+        sizes = (sizes[0], longest("page_indptr", page_indptr, None))
+    line = _append_line(
+        tuple(bound),
+        sizes,
+        k_cache.shape,
+        v_cache.shape,
+        k_new.shape,
+        None if q is None else q.shape,
+        None if rotary_cos is None else rotary_cos.shape,
+        None if page_table is None else page_table.shape,
+        0 if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1,
+        tuple(map(dtype_name, (k_cache.dtype if q is None else q.dtype, k_cache.dtype, v_cache.dtype))),
+        rotary_interleaved,
+    )
+    slots: tuple[str, ...] = ("k", "v", "k_new", "v_new", *bound)
+    arrays: tuple[Array, ...] = (k_cache, v_cache, k_new, v_new, *bound.values())
+    plan = _plan(line, threads or get_threads())
+    if q is None:
+        plan.run(slots, arrays)
+        return None
+    library = library_of(q, "q")
+    turned = library.empty(tuple(q.shape), dtype_name(q.dtype), q)
+    plan.run((*slots, "q", "q_rotated"), (*arrays, q, turned))
+    return library.finish(turned, q)
+
+
+@lru_cache(maxsize=512)
+def _append_line(
+    bound: tuple[str, ...],
+    sizes: tuple[int, int],
+    k: Shape,
+    v: Shape,
+    k_new: Shape,
+    q: Shape | None,
+    rotary: Shape | None,
+    table: Shape | None,
+    varlen_batch: int,
+    dtypes: tuple[str, str, str],
+    interleaved: bool,
+) -> str:
+    """The problem's line; `sizes`: longest run of new tokens, most pages of a sequence (CSR)."""
+    rank = 3 if "cu_seqlens_q" in bound else 4
+    for name, shape, want in (("k_cache", k, 4), ("v_cache", v, 4), ("k_new", k_new, rank)):
+        if len(shape) != want:
+            raise ValueError(f"{name}: got {len(shape)} dimensions, shape {tuple(shape)}; want {want}")
+    if "rotary_cos" in bound and "rotary_sin" not in bound or "rotary_sin" in bound and "rotary_cos" not in bound:
+        raise ValueError("rotary_sin: got one table of two; want both rotary_cos and rotary_sin")
+    if rank == 3:
+        words = [f"b={varlen_batch} sq={sizes[0]} layout=varlen tq={k_new[0]}"]
+    else:
+        words = [f"b={k_new[0]} sq={k_new[1]}"]
+    words += [
+        f"hkv={k[-2]} hq={k[-2] if q is None else q[-2]} d={k[-1]} dv={v[-1]} dtype={':'.join(dtypes)}:{dtypes[0]}"
+    ]
+    if table is not None:
+        words += [f"kv=table sk={table[-1] * k[1]} page={k[1]} pages={k[0]}"]
+    elif "page_indptr" in bound:
+        words += [f"kv=csr sk={sizes[1] * k[1]} page={k[1]} pages={k[0]}"]
+    else:
+        words += [f"kv=dense sk={k[1]}"]
+    if "seqused_q" in bound:
+        words.append("seqused_q")
+    if rotary is not None:
+        words.append(f"rotary={'interleaved' if interleaved else 'half'}:{2 * rotary[-1]}")
+    return "kv_append " + " ".join(words)
+
+
+def dropout_keep(
+    shape: tuple[int, int, int, int],
+    dropout: float,
+    seed: int,
+    *,
+    offset: int = 0,
+    q_offset: int | None = None,
+    k_offset: int = 0,
+    batch_offset: int = 0,
+    head_offset: int = 0,
+) -> Array:
+    """Which entries of the probabilities dropout keeps: numpy bool (b, hq, sq, sk), docs/semantics.md, section 7.
+
+    The bits that `attention(..., dropout=dropout, seed=seed, offset=offset)` uses; kept entries are scaled by
+    65536 / round((1 − dropout) · 65536). q_offset: default sk − sq. Needs numpy. Raises ValueError for a dropout
+    outside 0 to below 1.
+
+    Source: Philox4x32-10, Salmon, Moraes, Dror and Shaw, SC'11.
+    """
+    import numpy
+
+    kept = numpy.empty(shape, bool)
+    _core.dropout_keep(
+        kept,
+        dropout,
+        seed,
+        offset=offset,
+        batch=batch_offset,
+        head=head_offset,
+        heads=shape[1],
+        q_offset=shape[3] - shape[2] if q_offset is None else q_offset,
+        k_offset=k_offset,
+    )
+    return kept

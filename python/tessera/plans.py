@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans that are made once and run many times, and what a plan says of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _core
+from ._arguments import Call, parse
+from ._arrays import dtype_name, is_torch, library_of, refuse_gradient
+from ._execute import FORWARD, Planned, forward_outputs, get_threads, plan_for
+from .attention import answer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import AttentionOptions
+
+Array = Any
+
+# Arguments whose slot has another name.
+_SLOTS = {"sinks": "sink", "seed": "dropout_seed", "offset": "dropout_offset"}
+_SCALARS = ("seed", "offset", "batch_offset", "head_offset")
+
+
+def _planned(call: Call, q: Array, k: Array, v: Array, out_dtype: Any) -> Planned:
+    shapes = tuple(tensor.shape for tensor in call.tensors)
+    dtypes = (q.dtype, k.dtype, v.dtype, out_dtype)
+    return plan_for(FORWARD, call.features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, dtypes)
+
+
+class AttentionPlan:
+    """A forward that was planned for the shapes and dtypes of some arrays, to be run on others like them.
+
+    Several threads may run one plan at once. Made by `tessera.plan`.
+    """
+
+    def __init__(self, q: Array, k: Array, v: Array, options: dict[str, Any]) -> None:
+        self._options = options
+        self._call = parse(q, k, v, **options)
+        self._library = library_of(q, "q")
+        self._tensor_shapes = tuple(tensor.shape for tensor in self._call.tensors)
+        self._wanted = forward_outputs(
+            self._call.features,
+            self._call.slots,
+            self._call.sizes,
+            q.shape,
+            k.shape,
+            v.shape,
+            self._tensor_shapes,
+            dtype_name(q.dtype),
+        )
+        out_dtype = self._wanted[0][2]
+        self._planned = _planned(self._call, q, k, v, out_dtype)
+
+    @property
+    def problem(self) -> str:
+        """The problem's line (docs/grammar.md)."""
+        return self._planned.plan.problem
+
+    @property
+    def implementation(self) -> str:
+        """Name of the implementation chosen."""
+        return self._planned.plan.implementation
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes that a run needs besides its arrays."""
+        return self._planned.plan.workspace_bytes
+
+    def explain(self) -> str:
+        """Lines of text: the problem, what was chosen and why every other implementation was refused."""
+        return self._planned.plan.explain()
+
+    def __repr__(self) -> str:
+        return repr(self._planned.plan)
+
+    def __call__(self, q: Array, k: Array, v: Array, *, out: Array | None = None, **tensors: Any) -> Any:
+        """As `attention` returns, for arrays of the planned shapes and dtypes.
+
+        `tensors` replaces array arguments, seed, offset, batch_offset or head_offset of the plan by keyword
+        (`seqused_k=…`); those not named are taken as they were given to `tessera.plan`. torch tensors must not require
+        grad. Raises ValueError for another shape or dtype than planned, TypeError for a keyword that is no such argument.
+        """
+        results = self.run(q, k, v, out=out, **tensors)
+        if len(results) == 1:
+            return results[0]
+        options = self._options
+        return answer(self._call, results, options.get("next_tiles"), options.get("block"), options.get("tiles"))
+
+    def run(self, q: Array, k: Array, v: Array, *, out: Array | None = None, **tensors: Any) -> tuple[Array, ...]:
+        """As a call, with every output as a plain array: out, lse, mass, next counts and indices or bits."""
+        if is_torch(q):
+            refuse_gradient("a plan", "has no gradient; use attention, detach() or no_grad()", q=q, k=k, v=v)
+        bound, scalars = self._bound(tensors)
+        outputs = [self._library.empty(shape, dtype, q) for _, shape, dtype in self._wanted[out is not None :]]
+        if out is not None:
+            outputs.insert(0, out)
+        plan, slots, taken = self._planned
+        if taken is not None:
+            bound = [bound[i] for i in taken]
+        plan.run(slots, (q, k, v, *bound, *outputs), *scalars, *self._call.callables)
+        finished = [self._library.finish(array, q) for array in outputs[out is not None :]]
+        return tuple(finished if out is None else [out, *finished])
+
+    def _bound(self, changes: dict[str, Any]) -> tuple[list[Array], list[int]]:
+        tensors, scalars = list(self._call.tensors), list(self._call.scalars)
+        for name, value in changes.items():
+            slot = _SLOTS.get(name, name)
+            if slot in self._call.slots:
+                tensors[self._call.slots.index(slot)] = value
+            elif name in _SCALARS and not hasattr(value, "shape"):
+                scalars[_SCALARS.index(name)] = int(value)
+            else:
+                raise TypeError(
+                    f"{name}: got an argument that the plan does not bind; want one of "
+                    f"{', '.join((*self._call.slots, *_SCALARS))}"
+                )
+        return tensors, scalars
+
+
+def plan(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> AttentionPlan:
+    """Plans `attention(q, k, v, **options)` for the shapes and dtypes of these arrays, without computing it.
+
+    Raises what `attention` raises before it reads data.
+    """
+    return AttentionPlan(q, k, v, dict(options))
+
+
+def explain(q: Array | str, k: Array | None = None, v: Array | None = None, **options: Unpack[AttentionOptions]) -> str:
+    """What Tessera does with a call, or with a problem given as its line: `explain("attention sq=4096 hq=32 causal")`.
+
+    Several lines: the problem, the target, the implementation with its tiles, splits, threads and workspace, and for
+    every implementation refused, why. Of a line's options only `wishes` and `threads` are read.
+    """
+    if isinstance(q, str):
+        other = set(options) - {"wishes", "threads"}
+        if other or k is not None or v is not None:
+            raise TypeError(
+                f"explain: got a line and {', '.join(sorted(other)) or 'arrays'}; want wishes and threads only"
+            )
+        return _core.Plan(
+            q, wishes=options.get("wishes", ""), threads=options.get("threads", 0) or get_threads()
+        ).explain()
+    return AttentionPlan(q, k, v, dict(options)).explain()
