@@ -140,7 +140,8 @@ def load(folder: str | Path, dtype: torch.dtype) -> GPT:
     try:
         model.load_state_dict(weights)
     except RuntimeError as mismatch:
-        raise ValueError(f"weights: got {folder}; want tensors named and sized as model.py says ({mismatch})") from None
+        told = " ".join(str(mismatch).split())
+        raise ValueError(f"weights: got {folder}; want tensors named and sized as model.py says: {told}") from None
     return model.to(dtype).eval()
 
 

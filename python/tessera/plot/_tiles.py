@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _tile_array(argument: str, source: Any, key_blocks: int | None) -> np.ndarray:
+def _tile_array(argument: str, source: Any, query_blocks: int | None, key_blocks: int | None) -> np.ndarray:
     """A source as numpy (batch, heads, query blocks, key blocks), bool or float32; leading axes may be missing."""
     import numpy as np
 
     if hasattr(source, "to_mask"):
-        source = source.to_mask() if key_blocks is None else source.to_mask(key_blocks=key_blocks)
+        source = source.to_mask(query_blocks=query_blocks, key_blocks=key_blocks)
     if hasattr(source, "detach"):  # torch: out of the graph; a bf16 mass has no numpy type
         source = source.detach().cpu()
         source = source if str(source.dtype) == "torch.bool" else source.float()
@@ -45,7 +45,7 @@ def _kept_like(kept: Any, mass: np.ndarray, batch: int) -> np.ndarray:
 
     A list by key head, or one for all heads or for the whole batch, is spread over what it stands for.
     """
-    choice = _tile_array("kept", kept, mass.shape[3])
+    choice = _tile_array("kept", kept, *mass.shape[2:])
     if choice.dtype != bool:
         raise refusal("kept", f"dtype {choice.dtype}", "a TileList or an array of bool")
     batches, heads = choice.shape[:2]
@@ -130,6 +130,7 @@ def tiles(
     batch: int = 0,
     heads: Sequence[int] | None = None,
     names: Sequence[str] | None = None,
+    query_blocks: int | None = None,
     key_blocks: int | None = None,
     log: bool = True,
     columns: int | None = None,
@@ -147,7 +148,8 @@ def tiles(
         batch: the batch entry to draw.
         heads: the heads to draw, in this order; all by default.
         names: one name for each drawn head instead of "head N".
-        key_blocks: width of the map where a TileList of indices does not tell.
+        query_blocks, key_blocks: size of the map where a TileList does not tell: a list of indices has no number
+            of key blocks, a transposed one none of query blocks.
         log: logarithmic colours of a mass, from 1e-6 of the largest; False: linear from 0.
         columns: heads side by side; by default as square as can be.
         title: above everything.
@@ -158,7 +160,7 @@ def tiles(
     Raises:
         ValueError: an argument of a wrong shape, dtype or range, naming it. ImportError: no matplotlib.
     """
-    whole = _tile_array("source", source, key_blocks)
+    whole = _tile_array("source", source, query_blocks, key_blocks)
     if not 0 <= batch < whole.shape[0]:
         raise refusal("batch", batch, f"0 to {whole.shape[0] - 1}")
     maps, is_mass = whole[batch], whole.dtype != bool
