@@ -137,8 +137,8 @@ Compiled compile(const KernelSource& source, const std::string& architecture, st
   const auto begin = std::chrono::steady_clock::now();
   Nvrtc::Program raw = nullptr;
   require(nvrtc,
-          nvrtc.create_program(&raw, source.text.c_str(), source.name.c_str(),
-                               static_cast<int>(headers.size()), texts.data(), names.data()),
+          nvrtc.create_program(&raw, source.text.c_str(), source.name.c_str(), static_cast<int>(headers.size()),
+                               texts.data(), names.data()),
           "nvrtcCreateProgram");
   const std::unique_ptr<NvrtcProgram, DestroyProgram> program(raw, {&nvrtc});
   const std::string target = "--gpu-architecture=" + architecture;

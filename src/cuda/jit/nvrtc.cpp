@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kOldestMajor = 12;  // the first that has sm_120, --minimal and complete C++20 is 12.8
 constexpr int kOldestMinor = 8;
+constexpr const char* kLoaded[] = {"libnvrtc.so.13", "libnvrtc.so.12"};  // what others load into a process
 
 /// Why the library cannot be used, or "" and `out` is filled.
 std::string bind(const Library& library, Nvrtc& out) {
@@ -69,7 +70,7 @@ Nvrtc open_nvrtc() {
   Choice choice;
   bool done = false;
   // What the process holds already (PyTorch, CuPy and JAX load one) costs nothing; settings go before it.
-  for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12"}) {
+  for (const char* name : kLoaded) {
     if (search.named || done) break;
     if (const Library loaded = Library::already_loaded(name)) done = choice.take(loaded, name);
   }
@@ -91,17 +92,42 @@ Nvrtc open_nvrtc() {
 
 }  // namespace
 
+namespace {
+
+struct Opened {
+  std::mutex mutex;
+  std::deque<Nvrtc> all;  // the last is in use; none is ever closed, others may be compiling
+  unsigned changes = 0;   // of the setting that it was opened under
+};
+Opened& opened() {
+  static Opened held;
+  return held;
+}
+
+}  // namespace
+
 const Nvrtc& nvrtc() {
-  static std::mutex mutex;
-  static std::deque<Nvrtc> opened;  // none is ever closed: others may be compiling
-  static unsigned changes = 0;
-  const std::lock_guard lock(mutex);
+  Opened& held = opened();
+  const std::lock_guard lock(held.mutex);
   const unsigned now = nvrtc_setting().changes;
-  if (opened.empty() || changes != now) {
-    opened.push_back(open_nvrtc());
-    changes = now;
+  if (held.all.empty() || held.changes != now) {
+    held.all.push_back(open_nvrtc());
+    held.changes = now;
   }
-  return opened.back();
+  return held.all.back();
+}
+
+const Nvrtc* opened_nvrtc() {
+  Opened& held = opened();
+  {
+    const std::lock_guard lock(held.mutex);
+    if (!held.all.empty() && held.changes == nvrtc_setting().changes) return &held.all.back();
+  }
+  if (nvrtc_is_named()) return nullptr;
+  for (const char* name : kLoaded) {
+    if (Library::already_loaded(name)) return &nvrtc();
+  }
+  return nullptr;
 }
 
 Compiler compiler() { return nvrtc().compiler; }

@@ -32,6 +32,8 @@ struct Nvrtc {
 
 /// The NVRTC of this process, opened on the first call. Throws Error{unsupported} as compiler() does.
 const Nvrtc& nvrtc();
+/// The same if that costs nothing: it is open, or the process has loaded one that nvrtc() would take. Else nullptr.
+const Nvrtc* opened_nvrtc();
 
 /// A file that may be NVRTC, found without opening it.
 struct NvrtcFile {
@@ -44,5 +46,7 @@ struct NvrtcFiles {
   bool named = false;               // by a setting: nothing else is to be tried
 };
 NvrtcFiles nvrtc_files();
+/// Whether the setting or TESSERA_NVRTC names the one to be taken.
+bool nvrtc_is_named();
 
 }  // namespace tessera::cuda

@@ -142,6 +142,8 @@ void search_python(Search& search) {
 
 }  // namespace
 
+bool nvrtc_is_named() { return !nvrtc_setting().path.empty() || !variable("TESSERA_NVRTC").empty(); }
+
 NvrtcFiles nvrtc_files() {
   Search search;
   if (const std::string set = nvrtc_setting().path; !set.empty()) {
