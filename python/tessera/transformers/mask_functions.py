@@ -10,7 +10,7 @@ predicate of one's own is understood as well if it consists of such conditions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +29,8 @@ class Pattern:
         right: ``key <= query + right``; None: no such bound.
         documents: integers (batch, seqlen); key and query have equal entries. None: one document.
         chunk: keys of the query's own chunk only; chunks have this many tokens. None: no chunks.
-        chunk_start: integers (batch): where chunks are counted from.
+        chunk_start: integers (batch): where chunks are counted from. None: 0.
+        positions: integers (batch, seqlen); band and chunk go by them and no longer by indices. None: by indices.
     """
 
     left: int | None = None
@@ -37,10 +38,12 @@ class Pattern:
     documents: torch.Tensor | None = None
     chunk: int | None = None
     chunk_start: torch.Tensor | None = None
-    positions: torch.Tensor | None = None  # the band reads key and query through this table (batch, seqlen)
+    positions: torch.Tensor | None = None
 
     def __and__(self, other: Any) -> Pattern:
         if not isinstance(other, Pattern):
+            raise UnreadableMaskError
+        if self._is_bounded() and other._is_bounded() and self.positions is not other.positions:
             raise UnreadableMaskError
         return Pattern(
             _least(self.left, other.left),
@@ -50,6 +53,9 @@ class Pattern:
             _only(self.chunk_start, other.chunk_start),
             _only(self.positions, other.positions),
         )
+
+    def _is_bounded(self) -> bool:
+        return self.left is not None or self.right is not None or self.chunk is not None
 
     def __or__(self, other: Any) -> Pattern:
         # An empty disjunction begins with False, everything else is a union that a band cannot say.
@@ -124,8 +130,8 @@ class _Index:
     def __sub__(self, other: Any) -> Any:
         if not isinstance(other, _Index):
             return self + -_integer(other)
-        if other.axis == "batch" and other.table is not None and self.origin is None and self.table is None:
-            return _Index(self.axis, None, self.shift - other.shift, other.table)
+        if other.axis == "batch" and other.table is not None and self.origin is None:
+            return _Index(self.axis, self.table, self.shift - other.shift, other.table)
         return _Difference(self, other)
 
     def __floordiv__(self, size: Any) -> _Quotient:
@@ -210,24 +216,18 @@ class _Quotient:
         a, b = self.index, other.index
         if {a.axis, b.axis} != {"query", "key"} or a.origin is not b.origin or a.table is not b.table:
             raise UnreadableMaskError
-        if a.shift != 0 or b.shift != 0 or a.table is not None:
+        if a.shift != 0 or b.shift != 0:
             raise UnreadableMaskError
-        return Pattern(chunk=self.size, chunk_start=a.origin)
+        return Pattern(chunk=self.size, chunk_start=a.origin, positions=a.table)
 
     __hash__ = None  # type: ignore[assignment]
 
 
 def read(mask_function: Callable[..., Any]) -> Pattern | None:
     """The pattern of a predicate ``f(batch, head, query, key)``, or None if it is not a conjunction of bands, documents and
-    chunks. A band over positions is a band over indices, because within a document positions follow each other."""
+    chunks."""
     try:
         pattern = mask_function(_Index("batch"), _Index("head"), _Index("query"), _Index("key"))
     except Exception:  # whatever a predicate cannot do with an index that is no tensor
         return None
-    if type(pattern) is not Pattern:
-        return None
-    if pattern.positions is not None:
-        if pattern.documents is None:
-            return None
-        pattern = replace(pattern, positions=None)
-    return pattern
+    return pattern if type(pattern) is Pattern else None

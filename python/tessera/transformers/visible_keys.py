@@ -115,7 +115,9 @@ def _runs(call: _Call, attention_mask: torch.Tensor | None) -> _Runs | None:
 def _form_of(call: _Call, pattern: Pattern, runs: _Runs | None) -> Band | Pieces | Tiles | None:
     """The cheapest form that says it, or None if only pairs of query and key do."""
     if pattern.documents is not None:
-        return None if runs is not None or pattern.chunk is not None else _documents(call, pattern)
+        return None if runs is not None else _documents(call, pattern)
+    if pattern.positions is not None:
+        return None
     chunked = pattern.chunk is not None and not _in_one_chunk(call, pattern, runs)
     if runs is not None and not runs.whole:
         return None if chunked else Tiles(_band(call, pattern), pack_bits(runs.real[:, None, None, :]), call.sq)
@@ -170,22 +172,29 @@ def _padded(call: _Call, pattern: Pattern, runs: _Runs) -> Pieces:
 
 
 def _documents(call: _Call, pattern: Pattern) -> Pieces | None:
-    """Packed sequences: a piece a document. None if documents are not runs of tokens with positions that follow each other."""
+    """Packed sequences: a piece a document, or a chunk of one. None if documents are not runs of tokens whose positions follow
+    each other."""
     documents = pattern.documents.expand(call.b, -1)
     if documents.shape[1] != call.sk or call.sq != call.sk or call.shift != 0:
         return None
     step = documents.diff(dim=1)
+    ends = step != 0
     if pattern.positions is not None:
-        follows = pattern.positions.expand(call.b, -1).diff(dim=1) == 1
-        if not bool((follows | (step != 0)).all()):
+        positions = pattern.positions.expand(call.b, -1)
+        if not bool(((positions.diff(dim=1) == 1) | ends).all()):
             return None
-    # Rows have as many pieces as the row of most documents; the others get empty ones at their end.
-    begins = torch.nn.functional.pad(step != 0, (1, 0), value=True)
-    counts = begins.sum(1)
+        if pattern.chunk is not None:
+            start = 0 if pattern.chunk_start is None else pattern.chunk_start[:, None]
+            chunk = torch.div(positions - start, pattern.chunk, rounding_mode="floor")
+            ends = ends | (chunk.diff(dim=1) != 0)
+    elif pattern.chunk is not None:
+        return None
     if not bool((step >= 0).all()):
         return None
+    # Rows have as many pieces as the row of most documents; the others get empty ones at their end.
+    begins = torch.nn.functional.pad(ends, (1, 0), value=True)
     at = torch.arange(call.sk, device=documents.device).expand(call.b, -1)
-    first = at.masked_fill(~begins, call.sk).sort(dim=1).values[:, : int(counts.max())].to(torch.int32)
+    first = at.masked_fill(~begins, call.sk).sort(dim=1).values[:, : int(begins.sum(1).max())].to(torch.int32)
     used = torch.nn.functional.pad(first, (0, 1), value=call.sk).diff(dim=1)
     q_offset = torch.zeros_like(first, dtype=torch.int64)
     return Pieces(pattern.left, pattern.right, first, used, first, q_offset, int(used.max()))
