@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// From sums to outputs: O divided by its row sums (and the sink), the LSE; rows past the used length become 0 and −∞.
+#pragma once
+
+#include "cuda/policy/score.cuh"
+#include "cuda/policy/softmax.cuh"
+#include "cuda/policy/tile_range.cuh"
+
+namespace tessera::cuda {
+
+template <FwdConfig C>
+struct Epilogue {
+  static constexpr int row_tiles = C.rows_a_warp() / 16;
+  static constexpr float kLn2 = 0.6931471805599453F;
+  using Output = Accumulator<row_tiles, C.dv / 8>;
+
+  const FwdParams& p;
+  const Block& block;
+  const Sequence& sequence;
+  u32 memory;  // shared, for o of the whole block
+  int thread;
+
+  __device__ __forceinline__ int rows() const { return sequence.q.capacity * p.group - block.first_row; }
+  /// Row of the tile that this thread holds.
+  __device__ __forceinline__ int row_of(int m, int half) const {
+    return thread / 32 * C.rows_a_warp() + m * 16 + half * 8 + thread % 32 / 4;
+  }
+  /// Offset of a row of the tile in a tensor of (batch, row, head).
+  __device__ __forceinline__ i64 offset(const Strides& strides, int row) const {
+    const PackedRow at(block.first_row + row, p.group);
+    return block.batch * strides.batch + (sequence.q.first + at.query) * strides.row +
+           (block.head + at.head) * strides.head;
+  }
+
+  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles>& softmax) const {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = quad_sum(softmax.sum[m][half]);
+        const float origin = softmax.origin[m][half];
+        const bool empty = sum == 0.0F;
+        const int row = row_of(m, half);
+        float share = sum;
+        if (p.sinks != nullptr && !empty) {
+          const float sink = p.sinks[block.head + PackedRow(block.first_row + row, p.group).head];
+          share += ptx::exp2(sink * kLog2E - origin);
+        }
+        const float inverse = empty ? 0.0F : 1.0F / share;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) {
+          o.tile[m][n][half * 2] *= inverse;
+          o.tile[m][n][half * 2 + 1] *= inverse;
+        }
+        if (p.lse != nullptr && row < rows() && thread % 4 == 0) {
+          p.lse[block.split * p.lse_split + offset(p.lse_strides, row)] =
+              empty ? -kInfinity : (origin + ptx::log2(sum)) * kLn2;
+        }
+      }
+    }
+    if constexpr (C.output == Element::fp32) {
+      store_fp32(o);
+    } else {
+      store_16_bit(o);
+    }
+  }
+
+  __device__ __forceinline__ void store_fp32(const Output& o) const {
+    float* out = static_cast<float*>(p.o) + block.split * p.o_split;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        if (row >= rows()) continue;
+        float* to = out + offset(p.o_strides, row) + thread % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) {
+          if (n * 8 >= p.dv) break;
+          *reinterpret_cast<float2*>(to + n * 8) = make_float2(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  // Through shared memory, so that whole rows leave 16 bytes a thread.
+  __device__ __forceinline__ void store_16_bit(const Output& o) const {
+    using Tile = SharedTile<C.tile_m, C.dv>;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) {
+          ptx::store_shared_4(memory + Tile::at(row_of(m, half), n) + thread % 4 * 4,
+                              ptx::pack<C.output>(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]));
+        }
+      }
+    }
+    __syncwarp();  // a warp reads back its own rows only
+    auto* out = static_cast<unsigned short*>(p.o) + block.split * p.o_split;
+    const int lane = thread % 32;
+    constexpr int lanes_a_row = Tile::row_chunks;
+#pragma unroll
+    for (int step = 0; step < C.rows_a_warp() * lanes_a_row / 32; ++step) {
+      const int row = thread / 32 * C.rows_a_warp() + step * (32 / lanes_a_row) + lane / lanes_a_row;
+      if (row >= rows()) continue;
+      unsigned short* to = out + offset(p.o_strides, row);
+#pragma unroll
+      for (int panel = 0; panel < Tile::panels; ++panel) {
+        const int chunk = panel * Tile::row_chunks + lane % lanes_a_row;
+        if (chunk * 8 >= p.dv) continue;
+        u32 value[4];
+        ptx::load_shared_16(value, memory + Tile::at(row, chunk));
+        ptx::store_16(to + chunk * 8, value);
+      }
+    }
+  }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// From products q·k to scores in units of log2(e), in the order scale, softcap, ALiBi.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "shared/config.h"
+#include "shared/params.h"
+
+namespace tessera::cuda {
+
+inline constexpr float kLog2E = 1.4426950408889634F;
+
+/// tanh by one exponential: absolute error about 1e-7.
+__device__ __forceinline__ float tanh_of(float x) {
+  return 1.0F - 2.0F * ptx::reciprocal(1.0F + ptx::exp2(2.0F * kLog2E * x));
+}
+
+/// One score; `distance` is |position of the query − position of the key|. Only for configurations with scale_first.
+template <FwdConfig C>
+__device__ __forceinline__ float score_of(float product, const FwdParams& p, float slope, float distance) {
+  float score = product * p.scale;
+  if constexpr (C.softcap) score = p.softcap * tanh_of(score / p.softcap);
+  if constexpr (C.alibi) score -= slope * distance;
+  return score * kLog2E;
+}
+
+}  // namespace tessera::cuda

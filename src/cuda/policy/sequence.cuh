@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lengths and positions of one sequence, read from the bindings and clamped: whatever the metadata say, no index made
+// of them leaves the tensors.
+#pragma once
+
+#include "shared/params.h"
+
+namespace tessera::cuda {
+
+__device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
+
+/// Where a sequence lies.
+struct Extent {
+  int first;     // token of a packed sequence, entry of a CSR table; else 0
+  int length;    // used
+  int capacity;  // rows that the layout gives it
+};
+
+__device__ __forceinline__ Extent find_extent(const int* cu_seqlens, const int* seqused, int batch, int capacity,
+                                              int total) {
+  Extent extent{0, capacity, capacity};
+  if (cu_seqlens != nullptr) {
+    extent.first = clamp(cu_seqlens[batch], 0, total);
+    extent.capacity = clamp(cu_seqlens[batch + 1] - extent.first, 0, min(capacity, total - extent.first));
+    extent.length = extent.capacity;
+  }
+  if (seqused != nullptr) extent.length = clamp(seqused[batch], 0, extent.length);
+  return extent;
+}
+
+__device__ __forceinline__ Extent find_keys(const KvParams& kv, int batch) {
+  if (kv.page_indptr == nullptr) return find_extent(kv.cu_seqlens, kv.seqused, batch, kv.capacity, kv.total);
+  const int begin = clamp(kv.page_indptr[batch], 0, kv.page_indices);
+  const int count = clamp(kv.page_indptr[batch + 1] - begin, 0, kv.page_indices - begin);
+  const i64 length = count == 0 ? 0 : static_cast<i64>(count - 1) * kv.page_size + kv.last_page_len[batch];
+  const i64 most = min(static_cast<i64>(count) * kv.page_size, static_cast<i64>(kv.capacity));
+  return {begin, static_cast<int>(min(max(length, i64{0}), most)), static_cast<int>(most)};
+}
+
+/// The keys of one segment of a sequence.
+struct Segment {
+  Extent extent;
+  i64 position;  // of key 0
+};
+
+struct Sequence {
+  Extent q;
+  i64 q_position;  // of query 0
+  Segment first, second;
+
+  Sequence() = default;
+
+  __device__ __forceinline__ Sequence(const FwdParams& p, int batch) {
+    q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
+    first.extent = find_keys(p.kv[0], batch);
+    first.position = p.kv[0].offset != nullptr ? p.kv[0].offset[batch] : 0;
+    second.extent = {0, 0, 0};
+    second.position = first.position + first.extent.length;
+    if (p.segments == 2) {
+      second.extent = find_keys(p.kv[1], batch);
+      if (p.kv[1].offset != nullptr) second.position = p.kv[1].offset[batch];
+    }
+    const i64 bottom_right = static_cast<i64>(first.extent.length) + second.extent.length - q.length;
+    q_position = p.q_offset != nullptr ? p.q_offset[batch] : p.affine_stride != 0 ? 0 : bottom_right;
+  }
+
+  // Not an array: an index that the compiler does not know would move all of it to local memory.
+  __device__ __forceinline__ const Segment& segment(int index) const { return index == 0 ? first : second; }
+};
+
+}  // namespace tessera::cuda

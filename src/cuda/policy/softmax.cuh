@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Online softmax of a warp's rows (Milakov and Gimelshein 2018, arXiv 1805.02867), to base 2. A thread holds the rows
+// 16·m + lane/4 and + 8 of its warp; four neighbouring lanes share a row.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/gemm_mma.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000U);
+
+__device__ __forceinline__ float quad_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffU, x, 1);
+  return x + __shfl_xor_sync(0xffffffffU, x, 2);
+}
+
+template <int row_tiles>
+struct Softmax {
+  static constexpr float kSlack = 8.0F;
+  static constexpr float kLowest = -3.4028234e38F;
+
+  // What probabilities are relative to, in units of log2: near the largest score so far. Before the first key the
+  // lowest finite number, relative to which a hidden score, −∞, still gives 0.
+  float origin[row_tiles][2];
+  float sum[row_tiles][2];  // of this thread's columns
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        origin[m][half] = kLowest;
+        sum[m][half] = 0.0F;
+      }
+    }
+  }
+
+  /// Raises the origins to the maxima of new scores and rescales sums and `o`, but only for rows whose maximum rose by
+  /// more than kSlack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
+  /// score's factor to log2.
+  template <int key_tiles, int value_tiles>
+  __device__ __forceinline__ void raise(const Accumulator<row_tiles, key_tiles>& s,
+                                        Accumulator<row_tiles, value_tiles>& o, float scale) {
+    float factor[row_tiles][2];
+    bool moved = false;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float highest = s.tile[m][0][half * 2];
+#pragma unroll
+        for (int n = 0; n < key_tiles; ++n) {
+          highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
+        }
+        highest = quad_maximum(highest) * scale;
+        const bool rises = highest > origin[m][half] + kSlack;
+        factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;
+        origin[m][half] = rises ? highest : origin[m][half];
+        sum[m][half] *= factor[m][half];
+        moved |= rises;
+      }
+    }
+    if (!__any_sync(0xffffffffU, moved)) return;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < value_tiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o.tile[m][n][i] *= factor[m][i / 2];
+      }
+    }
+  }
+
+  /// One 16 x 8 tile of scores to probabilities.
+  __device__ __forceinline__ void exponentiate(int m, float (&s)[4], float scale) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[i] = ptx::exp2(s[i] * scale - origin[m][i / 2]);
+      sum[m][i / 2] += s[i];
+    }
+  }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which block computes what, and the tiles of keys that it walks.
+#pragma once
+
+#include "cuda/policy/mask.cuh"
+#include "shared/config.h"
+
+namespace tessera::cuda {
+
+/// Grid: x blocks of rows, the last first, because under a causal mask it has the most work; y heads; z batch x splits.
+struct Block {
+  int first_row;  // packed
+  int head;       // first query head
+  int kv_head;
+  int batch;
+  int split;
+
+  template <FwdConfig C>
+  static __device__ __forceinline__ Block of(const FwdParams& p) {
+    Block block;
+    block.first_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * C.tile_m;
+    block.head = static_cast<int>(blockIdx.y) * p.group;
+    block.kv_head = block.head / (p.heads_q / p.heads_kv);
+    block.batch = static_cast<int>(blockIdx.z) / p.splits;
+    block.split = static_cast<int>(blockIdx.z) % p.splits;
+    return block;
+  }
+};
+
+/// The heads of a group are packed into the rows: row = query · group + head of the group.
+struct PackedRow {
+  int query;
+  int head;
+
+  __device__ __forceinline__ PackedRow(int row, int group) : query(row), head(0) {
+    if (group == 1) return;
+    query = row / group;
+    head = row - query * group;
+  }
+};
+
+/// tile_n keys from `first` on of a segment.
+struct KvTile {
+  int segment;
+  int first;
+  bool full;  // every row of the block sees every key
+};
+
+/// The tiles between the first key that any row of the block sees and the last, of both segments, from the last to the
+/// first, so that the masked ones at the end come first.
+template <FwdConfig C>
+class TileRange {
+ public:
+  TileRange() = default;
+  __device__ __forceinline__ TileRange(const FwdParams& p, const Sequence& sequence, const Block& block) {
+    const int rows = sequence.q.length * p.group;
+    if (block.first_row >= rows) return;
+    const int first_query = PackedRow(block.first_row, p.group).query;
+    const int last_query = PackedRow(min(block.first_row + C.tile_m, rows) - 1, p.group).query;
+    first_ = Part(p, sequence, sequence.first, first_query, last_query);
+    if (p.segments == 2) second_ = Part(p, sequence, sequence.second, first_query, last_query);
+    const i64 total = first_.count + second_.count;
+    const int low = static_cast<int>(total * block.split / p.splits);
+    const int high = static_cast<int>(total * (block.split + 1) / p.splits);
+    count_ = high - low;
+    last_ = high - 1;
+  }
+
+  __device__ __forceinline__ int count() const { return count_; }
+
+  /// In the order of the walk.
+  __device__ __forceinline__ KvTile at(int i) const {
+    const int index = last_ - i;
+    return index < first_.count ? first_.at(index, 0) : second_.at(index - first_.count, 1);
+  }
+
+ private:
+  struct Part {
+    int begin = 0;  // tile
+    int count = 0;
+    Interval full{0, 0};  // keys that every row sees
+
+    Part() = default;
+    __device__ __forceinline__ Part(const FwdParams& p, const Sequence& sequence, const Segment& segment,
+                                    int first_query, int last_query) {
+      const RowBounds bounds(p, sequence, segment, first_query);
+      const Interval first = bounds.of(first_query);
+      const Interval last = bounds.of(last_query);
+      full = {last.begin, first.end};
+      if (first.begin >= last.end) return;
+      begin = first.begin / C.tile_n;
+      count = divide_up(last.end, C.tile_n) - begin;
+    }
+
+    __device__ __forceinline__ KvTile at(int index, int segment) const {
+      const int key = (begin + index) * C.tile_n;
+      return {segment, key, key >= full.begin && key + C.tile_n <= full.end};
+    }
+  };
+
+  Part first_;
+  Part second_;
+  int count_ = 0;
+  int last_ = -1;
+};
+
+}  // namespace tessera::cuda

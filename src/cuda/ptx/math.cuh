@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Single-instruction arithmetic.
+#pragma once
+
+#include "shared/types.h"
+
+namespace tessera::cuda::ptx {
+
+/// 2^x, at most 2 ulp off; 0 for −∞. Subnormal results are flushed.
+__device__ __forceinline__ float exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// log2(x), −∞ for 0.
+__device__ __forceinline__ float log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// 1 / x, at most 1 ulp off.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Two numbers rounded to the nearest, ties to even; `low` goes into the low half.
+template <Element type>
+__device__ __forceinline__ u32 pack(float low, float high) {
+  u32 both;
+  if constexpr (type == Element::bf16) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(both) : "f"(high), "f"(low));
+  }
+  return both;
+}
+
+__device__ __forceinline__ void store_16(void* to, const u32 (&value)[4]) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]),
+               "r"(value[3])
+               : "memory");
+}
+
+__device__ __forceinline__ void load_shared_16(u32 (&value)[4], u32 from) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])
+               : "r"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_shared_4(u32 to, u32 value) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_8(u32 to, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(to), "f"(a), "f"(b) : "memory");
+}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of a warp's rows with a shared tile, by mma.sync. Fragments are those of ptx/mma_sync.cuh.
+#pragma once
+
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mma_sync.cuh"
+#include "cuda/tile/swizzle.cuh"
+
+namespace tessera::cuda {
+
+/// fp32 numbers of `row_tiles` x `column_tiles` tiles of 16 x 8.
+template <int row_tiles, int column_tiles>
+struct Accumulator {
+  float tile[row_tiles][column_tiles][4];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < column_tiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tile[m][n][i] = 0.0F;
+      }
+    }
+  }
+};
+
+/// The 16 x 16 tiles of `row_tiles` x `k_tiles` of an A operand.
+template <int row_tiles, int k_tiles>
+struct Operand {
+  u32 tile[row_tiles][k_tiles][4];
+};
+
+// A lane's address of a tile's first fragment; chunk_pair and rows_below lead from there to all others.
+
+template <class Tile>
+__device__ __forceinline__ u32 rows_address(u32 base, int first_row, int lane) {
+  return base + Tile::at(first_row + lane % 16, lane / 16);
+}
+template <class KTile>
+__device__ __forceinline__ u32 keys_address(u32 base, int lane) {
+  return base + KTile::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+template <class VTile>
+__device__ __forceinline__ u32 values_address(u32 base, int lane) {
+  return base + VTile::at(lane % 16, lane / 16);
+}
+
+/// One 16-wide column of tiles of A.
+template <class Tile, int row_tiles>
+__device__ __forceinline__ void load_rows(u32 (&a)[row_tiles][4], u32 address, int k_tile) {
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+    ptx::ldmatrix_x4(a[m], Tile::chunk_pair(address, k_tile) + Tile::rows_below(m * 16));
+  }
+}
+
+/// S += A · Kᵀ for one k_tile: K (keys, d) in shared memory, A's column of tiles in registers.
+template <Element type, class KTile, int row_tiles>
+__device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, KTile::rows / 8>& s, const u32 (&a)[row_tiles][4],
+                                              u32 address, int k_tile) {
+#pragma unroll
+  for (int n = 0; n < KTile::rows / 16; ++n) {
+    u32 b[4];
+    ptx::ldmatrix_x4(b, KTile::chunk_pair(address, k_tile) + KTile::rows_below(n * 16));
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      ptx::mma_m16n8k16<type>(s.tile[m][2 * n], a[m], b[0], b[1]);
+      ptx::mma_m16n8k16<type>(s.tile[m][2 * n + 1], a[m], b[2], b[3]);
+    }
+  }
+}
+
+/// O += P · V for one tile of 16 keys: P's column of tiles in registers, V (keys, dv) in shared memory.
+template <Element type, class VTile, int row_tiles>
+__device__ __forceinline__ void multiply_values(Accumulator<row_tiles, VTile::columns / 8>& o,
+                                                const u32 (&p)[row_tiles][4], u32 address, int key_tile) {
+#pragma unroll
+  for (int n = 0; n < VTile::columns / 16; ++n) {
+    u32 b[4];
+    ptx::ldmatrix_x4_transposed(b, VTile::chunk_pair(address, n) + VTile::rows_below(key_tile * 16));
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      ptx::mma_m16n8k16<type>(o.tile[m][2 * n], p[m], b[0], b[1]);
+      ptx::mma_m16n8k16<type>(o.tile[m][2 * n + 1], p[m], b[2], b[3]);
+    }
+  }
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one configuration value of a forward kernel: everything that changes registers or instructions, and nothing else.
+#pragma once
+
+#include "shared/types.h"
+
+namespace tessera::cuda {
+
+/// Where rows of K and V live.
+enum class Source : unsigned char {
+  strided,  // dense and varlen
+  paged,    // a 2-D table or CSR
+};
+
+/// Which tiles of keys a block of queries walks.
+enum class Tiles : unsigned char {
+  range,  // all between two bounds
+  list,   // those of a tile list
+};
+
+struct FwdConfig {
+  Element type = Element::bf16;    // of q, k, v
+  Element output = Element::bf16;  // of o; fp32 too for the partials of splits
+  int d = 128;                     // of q and k, padded: a multiple of 32
+  int dv = 128;                    // of v and o, padded: a multiple of 32
+  int tile_m = 128;                // rows of queries, heads of a group packed
+  int tile_n = 64;                 // keys
+  int warps = 4;                   // each takes tile_m / warps rows, a multiple of 16
+  int stages = 1;                  // tiles of K and V in flight
+  bool q_in_registers = false;     // else fragments of Q are read from shared memory for every tile
+  Source source = Source::strided;
+  Tiles tiles = Tiles::range;
+  bool scale_first =
+      false;  // scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive
+  bool softcap = false;
+  bool alibi = false;
+  bool dropout = false;
+  bool user_score = false;
+  bool user_mask = false;
+  bool mass = false;  // probability mass per tile, next list
+
+  constexpr bool operator==(const FwdConfig&) const = default;
+
+  constexpr int threads() const { return warps * 32; }
+  constexpr int rows_a_warp() const { return tile_m / warps; }
+  constexpr int q_bytes() const { return tile_m * d * bytes_of(type); }
+  constexpr int k_bytes() const { return tile_n * d * bytes_of(type); }
+  constexpr int v_bytes() const { return tile_n * dv * bytes_of(type); }
+  /// O leaves through the shared memory of Q and of the ring.
+  constexpr int o_bytes() const { return tile_m * dv * bytes_of(output); }
+  constexpr int smem_bytes() const {
+    const int tiles_bytes = q_bytes() + stages * (k_bytes() + v_bytes());
+    return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());
+  }
+  /// What a block knows of its work lies in front of the tiles; a whole swizzle pattern keeps these aligned.
+  static constexpr int kWorkBytes = 1024;
+};
+
+}  // namespace tessera::cuda
