@@ -60,7 +60,8 @@ std::vector<Known>& known() {
 }  // namespace
 
 std::optional<DType> dtype_of_array(PyObject* array, std::string_view name) {
-  PyObject* attribute = PyObject_GetAttrString(array, "dtype");
+  static PyObject* const name_of_dtype = PyUnicode_InternFromString("dtype");
+  PyObject* attribute = PyObject_GetAttr(array, name_of_dtype);
   if (attribute == nullptr) {
     PyErr_Clear();
     return std::nullopt;

@@ -12,6 +12,10 @@
 #include <string>
 #include <vector>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include "array.h"
 #include "cpu/philox.h"
 #include "parts.h"
@@ -92,6 +96,14 @@ void dropout_keep(nb::handle out, double dropout, std::uint64_t seed, std::uint6
   }
 }
 
+int default_threads() noexcept {
+#ifdef _OPENMP
+  return std::max(omp_get_max_threads(), 1);
+#else
+  return 1;
+#endif
+}
+
 template <class Find>
 std::vector<std::string> known_names(std::initializer_list<const char*> names, Find find) {
   std::vector<std::string> known;
@@ -104,6 +116,7 @@ std::vector<std::string> known_names(std::initializer_list<const char*> names, F
 }  // namespace
 
 void define_host_operations(nb::module_& m) {
+  m.def("default_threads", &default_threads, "Threads that OpenMP would use for the calling thread's work.");
   m.def("longest_step", &longest_step, nb::arg("boundaries"), nb::arg("name") = "boundaries",
         "The largest difference of neighbours in int32 (n), 0 for fewer than two entries; `name` is for errors.");
   m.def("dropout_keep", &dropout_keep, nb::arg("out"), nb::arg("dropout"), nb::arg("seed"), nb::arg("offset") = 0,

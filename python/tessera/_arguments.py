@@ -381,11 +381,15 @@ def _add_dropout(
     return values[0], values[1]
 
 
-def _drawn_seed(q: Array) -> int:
-    """A seed from torch's default generator for torch tensors (manual_seed repeats it), else from `random`."""
+def _drawn_seed(q: Array) -> Any:
+    """A seed from torch's default generator for torch tensors (manual_seed repeats it), else from `random`.
+
+    While torch.compile traces it stays a tensor, to be drawn anew by each call of what is compiled.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
-        return int(torch.randint(0, 1 << 62, (), dtype=torch.int64))
+        drawn = torch.randint(0, 1 << 62, (1,), dtype=torch.int64)
+        return drawn if torch.compiler.is_compiling() else int(drawn)
     import random
 
     return random.getrandbits(63)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ _LIBRARY_NAMES = {name: library_name for library_name, name in _NAMES.items()}
 
 class Library(Protocol):
     """How results are made in one library."""
+
+    name: str
 
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
         """Uninitialised memory that a run may write; `dtype` is Tessera's name, `like` an array of the library."""
@@ -69,6 +72,8 @@ def numpy_dtype(name: str) -> Any:
 
 
 class _Numpy:
+    name = "numpy"
+
     def __init__(self) -> None:
         import numpy
 
@@ -83,6 +88,8 @@ class _Numpy:
 
 
 class _Torch:
+    name = "torch"
+
     def __init__(self) -> None:
         import torch
 
@@ -98,6 +105,9 @@ class _Torch:
 
 class _ArrayApi:
     """jax and every other library of the array API standard: memory of ours, which from_dlpack takes over."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
         from ._core import Buffer
@@ -116,7 +126,7 @@ def _library_of_type(kind: type) -> Library | None:
     if "numpy" in roots:
         return _Numpy()
     if hasattr(kind, "__array_namespace__"):
-        return _ArrayApi()
+        return _ArrayApi(kind.__module__.partition(".")[0])
     # Anything else that can be read gets numpy arrays back.
     return _Numpy() if hasattr(kind, "__dlpack__") else None
 
@@ -130,6 +140,25 @@ def library_of(array: Array, argument: str) -> Library:
             f"{argument}: got {kind.__module__}.{kind.__qualname__}; want an array with shape, dtype and __dlpack__"
         )
     return library
+
+
+def common_library(named: Iterable[tuple[str, Array]]) -> Library:
+    """The library of q, which k and v share; lengths, pages and lists may be numpy's too.
+
+    `named` are (argument, array), q first. Raises TypeError for an array of another library.
+    """
+    named = iter(named)
+    first, q = next(named)
+    library = library_of(q, first)
+    for name, array in named:
+        other = library_of(array, name).name
+        if other != library.name and (other != "numpy" or name in _VALUES):
+            raise TypeError(f"{name}: got an array of {other}; want one of {library.name}, as {first} is")
+    return library
+
+
+# Arrays of numbers; all others of a call say where and how long, and are small.
+_VALUES = frozenset(("k", "v", "k2", "v2", "out", "lse", "dout", "dlse", "k_cache", "v_cache", "k_new", "v_new"))
 
 
 def refuse_gradient(operation: str, instead: str, **arrays: Array) -> None:

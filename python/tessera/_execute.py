@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs calls: finds the plan for a call's shapes and dtypes, binds the tensors by slot, computes.
 
-The one state kept between calls is the cache of plans, and `set_threads`' number that new plans take.
+The only state between calls is the cache of plans, and the number given to `set_threads`.
 """
 
 from __future__ import annotations
@@ -37,21 +37,26 @@ Array = Any
 Shape = tuple[int, ...]
 
 _threads = 0
+_default_threads = _core.default_threads
 
 
 def set_threads(threads: int) -> None:
-    """Worker threads of later calls whose own `threads` is 0; 0 gives the choice back to OpenMP (OMP_NUM_THREADS, or
-    every core). Raises ValueError for a negative number. Cached plans are dropped."""
+    """Worker threads of later calls whose own `threads` is 0; 0 gives the choice back to OpenMP.
+
+    Raises ValueError for a negative number.
+    """
     global _threads
     if threads < 0:
         raise ValueError(f"threads: got {threads}; want 0 or more")
     _threads = int(threads)
-    plan_for.cache_clear()
 
 
 def get_threads() -> int:
-    """The number given to `set_threads`; 0: OpenMP's choice."""
-    return _threads
+    """Worker threads of a call that does not say: `set_threads`' number, or else what OpenMP would use.
+
+    That is OMP_NUM_THREADS or every core, and torch.set_num_threads' number where torch loads the same OpenMP runtime.
+    """
+    return _threads or _core.default_threads()
 
 
 class Planned(NamedTuple):
@@ -68,16 +73,11 @@ def with_lse(features: str) -> str:
     return features if features_of(features).lse else f"{features} lse".strip()
 
 
-# Bound by a forward only, and by a backward only.
-_FORWARD_SLOTS = frozenset(("prior_lse",))
-_LIST_SLOTS = frozenset(("tile_counts", "tile_indices", "tile_bits", "full_counts", "full_indices", "full_bits"))
-
-
 def _takes(kind: str, slot: str) -> bool:
-    return not slot.startswith("bwd_") if kind == FORWARD else slot not in _FORWARD_SLOTS
+    """A backward list is bound by the backward only, a prior LSE by the forward only."""
+    return not slot.startswith("bwd_") if kind == FORWARD else slot != "prior_lse"
 
 
-@lru_cache(maxsize=1024)
 def plan_for(
     kind: str,
     features: str,
@@ -95,6 +95,23 @@ def plan_for(
     `extra`: a backward's words (dlse, grad=fp32, accumulate). Raises ValueError for shapes that fit no problem and
     NotImplementedError where nothing computes it.
     """
+    return _plan_for(kind, features, slots, sizes, q, k, v, shapes, dtypes, extra, get_threads())
+
+
+@lru_cache(maxsize=1024)
+def _plan_for(
+    kind: str,
+    features: str,
+    slots: tuple[str, ...],
+    sizes: tuple[int, int, int],
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    shapes: tuple[Shape, ...],
+    dtypes: tuple[Any, ...],
+    extra: tuple[str, ...],
+    threads: int,
+) -> Planned:
     f = features_of(features)
     names = tuple(map(dtype_name, dtypes))
     line = attention_line(kind, f, slots, sizes, q, k, v, shapes, names, extra)
@@ -105,7 +122,7 @@ def plan_for(
     else:
         bound += ("o", "lse", "dout", *(("dlse",) if "dlse" in extra else ()))
         bound += tuple(slot for slot, _, _ in backward_outputs(slots, q, k, v, shapes, names[:3]))
-    plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or _threads)
+    plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or threads)
     return Planned(plan, bound, None if len(taken) == len(slots) else taken)
 
 
@@ -124,7 +141,9 @@ def run_forward(
     """Computes into `outputs`, which are as `forward_outputs` says and in its order. Any library, nothing is copied."""
     shapes = tuple([tensor.shape for tensor in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, outputs[0].dtype)
-    plan, bound, taken = plan_for(FORWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes)
+    plan, bound, taken = _plan_for(
+        FORWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, (), _threads or _default_threads()
+    )
     if taken is not None:
         tensors = [tensors[i] for i in taken]
     plan.run(bound, (q, k, v, *tensors, *outputs), *scalars, *callables)

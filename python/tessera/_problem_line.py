@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a call's features, shapes and dtypes to the line of its problem (docs/grammar.md), and to its outputs' shapes."""
+"""From a call's features, shapes and dtypes to its problem's line (docs/grammar.md) and its outputs' shapes."""
 
 from __future__ import annotations
 

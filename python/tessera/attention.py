@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._arguments import Call, parse
-from ._arrays import dtype_name, is_torch, library_of, refuse_gradient
+from ._arrays import common_library, dtype_name, is_torch, refuse_gradient
 from ._execute import backward_outputs, forward_outputs, run_backward, run_forward
 from .tiles import TileList
 
@@ -189,9 +189,7 @@ def answer(call: Call, results: tuple[Array, ...], next_tiles: str | None, block
 
 def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None = None) -> tuple[Array, ...]:
     """Outputs of a call without autograd, in the order of `forward_outputs`; `out` takes the first if given."""
-    library = library_of(q, "q")
-    library_of(k, "k")
-    library_of(v, "v")
+    library = common_library((("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True)))
     shapes = tuple([tensor.shape for tensor in call.tensors])
     wanted = forward_outputs(
         call.features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, dtype_name(q.dtype)
@@ -237,7 +235,10 @@ def attention_backward(
     for name in ("return_lse", "out", "mass", "next_tiles", "prior_lse"):
         options.pop(name, None)
     call = parse(q, k, v, **options)
-    library = library_of(q, "q")
+    named = [("q", q), ("k", k), ("v", v), ("dout", dout), ("out", out), ("lse", lse)]
+    if dlse is not None:
+        named.append(("dlse", dlse))
+    library = common_library([*named, *zip(call.slots, call.tensors, strict=True)])
     if accumulate and grads is None:
         raise ValueError("grads: got None; want the arrays to add to")
     if grads is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _core
 from ._arguments import longest
-from ._arrays import dtype_name, is_torch, library_of, refuse_gradient
+from ._arrays import common_library, dtype_name, is_torch, library_of, refuse_gradient
 from ._execute import get_threads
 
 Array = Any
@@ -52,7 +52,7 @@ def combine(
 
     out_parts: (parts, b, sq, hq, dv) or (parts, tokens, hq, dv), fp32, fp16 or bf16; lse_parts: fp32 (parts, b, hq, sq)
     or (parts, hq, tokens), sink-free. Either may be a sequence of arrays instead; two are used where they lie, more
-    only if they lie at even distances, otherwise they are copied into one. sinks: fp32 (hq), which enter out, not the LSE.
+    only if they lie at even distances, otherwise they are copied into one. sinks: fp32 (hq); they enter out, not lse.
 
     Returns (out, lse), or out with return_lse=False, in the library of the parts; out in `out_dtype` (default: that of
     the parts) or written to `out`, which may be the first part. Rows that are empty in every part are 0, with LSE −inf.
@@ -82,10 +82,7 @@ def combine(
         else dtype_name(out.dtype)
     )
     line = _combine_line(count, tuple(shape), dtype, made, sinks is not None, return_lse)
-    if out is None:
-        result = library.empty(tuple(shape), made, first)
-    else:
-        result = out
+    result = library.empty(tuple(shape), made, first) if out is None else out
     slots: tuple[str, ...] = ("o_parts", "lse_parts", "o")
     arrays: tuple[Any, ...] = (_placed(parts, "o_parts"), _placed(lses, "lse_parts"), result)
     lse = None
@@ -116,11 +113,8 @@ def _combine_line(parts: int, shape: Shape, dtype: str, out: str, sink: bool, ls
             f"out_parts: got {len(shape) + 1} dimensions; want (parts, batch, seqlen, heads, dim) or "
             "(parts, tokens, heads, dim)"
         )
-    if len(shape) == 3:
-        words = [f"b=1 sq={shape[0]} layout=varlen tq={shape[0]}"]
-    else:
-        words = [f"b={shape[0]} sq={shape[1]}"]
-    words += [f"parts={parts} hq={shape[-2]} dv={shape[-1]} dtype={dtype}:{dtype}:{dtype}:{out}"]
+    rows = f"b=1 sq={shape[0]} layout=varlen tq={shape[0]}" if len(shape) == 3 else f"b={shape[0]} sq={shape[1]}"
+    words = [rows, f"parts={parts} hq={shape[-2]} dv={shape[-1]} dtype={dtype}:{dtype}:{dtype}:{out}"]
     words += ["sink"] * sink + ["lse"] * lse
     return "combine " + " ".join(words)
 
@@ -129,7 +123,7 @@ def merge_states(out_a: Array, lse_a: Array, out_b: Array, lse_b: Array) -> tupl
     """(out, lse) of attention over the keys of a and of b, which are disjoint.
 
     out: (b, sq, hq, dv) or (tokens, hq, dv), both alike; lse: fp32 (b, hq, sq) or (hq, tokens), sink-free. Results are
-    in the dtype of out_a and the library of a. Merging is associative; rows that are empty in both stay empty (0, −inf).
+    in the dtype of out_a and the library of a. Merging is associative; rows empty in both stay empty (0, −inf).
     Nothing is copied if a and b have the same strides. Raises ValueError for shapes or dtypes that differ.
     """
     return combine((out_a, out_b), (lse_a, lse_b))
@@ -158,9 +152,9 @@ def kv_append(
 
     k_cache, v_cache: (b, sk, hkv, d | dv), or pages (pages, page_size, hkv, d | dv) with page_table int32 (b, columns)
     or CSR (page_indptr (b + 1), page_indices (n), which describe the table after the append). k_new, v_new:
-    (b, sq, hkv, d | dv), or (tokens, hkv, d | dv) with cu_seqlens_q (b + 1), in the cache's dtypes. seqused_k int32 (b):
-    tokens in the cache before; new token i of sequence b goes to position seqused_k[b] + i. seqused_q int32 (b): how
-    many of the new tokens count.
+    (b, sq, hkv, d | dv), or (tokens, hkv, d | dv) with cu_seqlens_q (b + 1), in the cache's dtypes. seqused_k: int32
+    (b), tokens in the cache before; new token i of sequence b goes to position seqused_k[b] + i. seqused_q int32 (b):
+    how many of the new tokens count.
 
     rotary_cos, rotary_sin: (positions, rotary_dim / 2) in fp32 or k's dtype; new keys are turned by the angles of their
     positions, pairs (j, j + rotary_dim / 2), or (2j, 2j + 1) with rotary_interleaved. q, shaped as k_new with hq heads,
@@ -171,8 +165,6 @@ def kv_append(
     Source: rotary embedding: Su et al. 2021 (arXiv:2104.09864).
     """
     named = {"k_cache": k_cache, "v_cache": v_cache, "k_new": k_new, "v_new": v_new}
-    for name, array in named.items():
-        library_of(array, name)
     refuse_gradient("kv_append", "has no gradient", **named, **({} if q is None else {"q": q}))
     optional = {
         "seqused_k": seqused_k,
@@ -185,6 +177,7 @@ def kv_append(
         "rotary_sin": rotary_sin,
     }
     bound = {name: array for name, array in optional.items() if array is not None}
+    common_library([*named.items(), *bound.items(), *([] if q is None else [("q", q)])])
     sizes = (0, 0)
     if cu_seqlens_q is not None:
         sizes = (longest("cu_seqlens_q", cu_seqlens_q, max_seqlen_q), 0)
@@ -234,7 +227,7 @@ def _append_line(
     for name, shape, want in (("k_cache", k, 4), ("v_cache", v, 4), ("k_new", k_new, rank)):
         if len(shape) != want:
             raise ValueError(f"{name}: got {len(shape)} dimensions, shape {tuple(shape)}; want {want}")
-    if "rotary_cos" in bound and "rotary_sin" not in bound or "rotary_sin" in bound and "rotary_cos" not in bound:
+    if ("rotary_cos" in bound) != ("rotary_sin" in bound):
         raise ValueError("rotary_sin: got one table of two; want both rotary_cos and rotary_sin")
     if rank == 3:
         words = [f"b={varlen_batch} sq={sizes[0]} layout=varlen tq={k_new[0]}"]

@@ -79,8 +79,9 @@ class AttentionPlan:
         """As `attention` returns, for arrays of the planned shapes and dtypes.
 
         `tensors` replaces array arguments, seed, offset, batch_offset or head_offset of the plan by keyword
-        (`seqused_k=…`); those not named are taken as they were given to `tessera.plan`. torch tensors must not require
-        grad. Raises ValueError for another shape or dtype than planned, TypeError for a keyword that is no such argument.
+        (`seqused_k=…`); those not named are taken as they were given to `tessera.plan`. torch tensors must not
+        require grad. Raises ValueError for another shape or dtype than planned, TypeError for a keyword that is no such
+        argument.
         """
         results = self.run(q, k, v, out=out, **tensors)
         if len(results) == 1:
