@@ -195,7 +195,6 @@ def parse(
     q: Array,
     k: Array,
     v: Array,
-    *,
     causal: bool = False,
     band: Band | None = None,
     affine: tuple[int, int] | None = None,

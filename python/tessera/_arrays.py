@@ -120,6 +120,8 @@ class _ArrayApi:
 
 @lru_cache(maxsize=64)
 def _library_of_type(kind: type) -> Library | None:
+    if not (hasattr(kind, "shape") and hasattr(kind, "dtype")):
+        return None
     roots = {base.__module__.partition(".")[0] for base in kind.__mro__}
     if "torch" in roots:
         return _Torch()
@@ -133,27 +135,27 @@ def _library_of_type(kind: type) -> Library | None:
 
 def library_of(array: Array, argument: str) -> Library:
     """The library of `array`. Raises TypeError naming `argument` for what is no array."""
-    kind = type(array)
-    library = _library_of_type(kind) if hasattr(kind, "shape") and hasattr(kind, "dtype") else None
+    library = _library_of_type(type(array))
     if library is None:
+        kind = type(array)
         raise TypeError(
             f"{argument}: got {kind.__module__}.{kind.__qualname__}; want an array with shape, dtype and __dlpack__"
         )
     return library
 
 
-def common_library(named: Iterable[tuple[str, Array]]) -> Library:
-    """The library of q, which k and v share; lengths, pages and lists may be numpy's too.
+def common_library(named: Iterable[tuple[str, Array]]) -> Any:
+    """The `Library` of q, which k and v share; lengths, pages and lists may be numpy's too.
 
     `named` are (argument, array), q first. Raises TypeError for an array of another library.
     """
-    named = iter(named)
-    first, q = next(named)
-    library = library_of(q, first)
+    library = first = None
     for name, array in named:
-        other = library_of(array, name).name
-        if other != library.name and (other != "numpy" or name in _VALUES):
-            raise TypeError(f"{name}: got an array of {other}; want one of {library.name}, as {first} is")
+        other = _library_of_type(type(array)) or library_of(array, name)
+        if library is None:
+            library, first = other, name
+        elif other is not library and other.name != library.name and (other.name != "numpy" or name in _VALUES):
+            raise TypeError(f"{name}: got an array of {other.name}; want one of {library.name}, as {first} is")
     return library
 
 

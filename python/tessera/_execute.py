@@ -26,6 +26,8 @@ __all__ = [
     "backward_outputs",
     "features_of",
     "forward_outputs",
+    "forward_route",
+    "get_threads",
     "plan_for",
     "run_backward",
     "run_forward",
@@ -124,6 +126,37 @@ def _plan_for(
         bound += tuple(slot for slot, _, _ in backward_outputs(slots, q, k, v, shapes, names[:3]))
     plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or threads)
     return Planned(plan, bound, None if len(taken) == len(slots) else taken)
+
+
+class Route(NamedTuple):
+    """What a forward does once its shapes and dtypes are known."""
+
+    run: Any  # Plan.run
+    slots: tuple[str, ...]  # in the order that run gets their arrays
+    taken: tuple[int, ...] | None  # which of the call's tensors it binds; None: all
+    made: tuple[tuple[Shape, str], ...]  # outputs: shape and Tessera's dtype name
+    plan: _core.Plan
+
+
+@lru_cache(maxsize=1024)
+def forward_route(
+    features: str,
+    slots: tuple[str, ...],
+    sizes: tuple[int, int, int],
+    q: Shape,
+    k: Shape,
+    v: Shape,
+    shapes: tuple[Shape, ...],
+    dtypes: tuple[Any, Any, Any],
+    out_dtype: Any,
+    threads: int,
+) -> Route:
+    """`dtypes` of q, k, v; `out_dtype` that of memory for the output, None to follow the features."""
+    outputs = forward_outputs(features, slots, sizes, q, k, v, shapes, dtype_name(dtypes[0]))
+    made = tuple((tuple(shape), dtype) for _, shape, dtype in outputs)
+    last = (made[0][1] if out_dtype is None else out_dtype,)
+    planned = _plan_for(FORWARD, features, slots, sizes, q, k, v, shapes, dtypes + last, (), threads)
+    return Route(planned.plan.run, planned.slots, planned.taken, made, planned.plan)
 
 
 def run_forward(

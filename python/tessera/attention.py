@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._arguments import Call, parse
 from ._arrays import common_library, dtype_name, is_torch, refuse_gradient
-from ._execute import backward_outputs, forward_outputs, run_backward, run_forward
+from ._execute import backward_outputs, forward_route, get_threads, run_backward
 from .tiles import TileList
 
 if TYPE_CHECKING:
@@ -114,59 +114,60 @@ def attention(
     Source: Vaswani et al. 2017 (arXiv:1706.03762); blocked online softmax: Milakov and Gimelshein 2018
     (arXiv:1805.02867), Dao et al. 2022 (arXiv:2205.14135).
     """
+    # By position: matching fifty keywords takes as long as the rest of the preparation.
     call = parse(
         q,
         k,
         v,
-        causal=causal,
-        band=band,
-        affine=affine,
-        scale=scale,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=sinks,
-        dropout=dropout,
-        seed=seed,
-        offset=offset,
-        score=score,
-        mask=mask,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
-        page_table=page_table,
-        page_indptr=page_indptr,
-        page_indices=page_indices,
-        last_page_len=last_page_len,
-        k2=k2,
-        v2=v2,
-        cu_seqlens_k2=cu_seqlens_k2,
-        max_seqlen_k2=max_seqlen_k2,
-        seqused_k2=seqused_k2,
-        page_table2=page_table2,
-        page_indptr2=page_indptr2,
-        page_indices2=page_indices2,
-        last_page_len2=last_page_len2,
-        q_offset=q_offset,
-        k_offset=k_offset,
-        k_offset2=k_offset2,
-        batch_offset=batch_offset,
-        head_offset=head_offset,
-        tiles=tiles,
-        bwd_tiles=bwd_tiles,
-        block=block,
-        mass=mass,
-        prior_lse=prior_lse,
-        next_tiles=next_tiles,
-        threshold=threshold,
-        return_lse=return_lse,
-        deterministic=deterministic,
-        batch_invariant=batch_invariant,
-        out_dtype=out_dtype if out is None else out.dtype,
-        wishes=wishes,
-        threads=threads,
+        causal,
+        band,
+        affine,
+        scale,
+        softcap,
+        alibi_slopes,
+        sinks,
+        dropout,
+        seed,
+        offset,
+        score,
+        mask,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        seqused_q,
+        seqused_k,
+        page_table,
+        page_indptr,
+        page_indices,
+        last_page_len,
+        k2,
+        v2,
+        cu_seqlens_k2,
+        max_seqlen_k2,
+        seqused_k2,
+        page_table2,
+        page_indptr2,
+        page_indices2,
+        last_page_len2,
+        q_offset,
+        k_offset,
+        k_offset2,
+        batch_offset,
+        head_offset,
+        tiles,
+        bwd_tiles,
+        block,
+        mass,
+        prior_lse,
+        next_tiles,
+        threshold,
+        return_lse,
+        deterministic,
+        batch_invariant,
+        out_dtype if out is None else out.dtype,
+        wishes,
+        threads,
     )
     if is_torch(q):
         from .torch import forward
@@ -189,17 +190,29 @@ def answer(call: Call, results: tuple[Array, ...], next_tiles: str | None, block
 
 def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None = None) -> tuple[Array, ...]:
     """Outputs of a call without autograd, in the order of `forward_outputs`; `out` takes the first if given."""
-    library = common_library((("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True)))
-    shapes = tuple([tensor.shape for tensor in call.tensors])
-    wanted = forward_outputs(
-        call.features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, dtype_name(q.dtype)
+    named = (("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True))
+    library = common_library(named)
+    tensors = call.tensors
+    route = forward_route(
+        call.features,
+        call.slots,
+        call.sizes,
+        q.shape,
+        k.shape,
+        v.shape,
+        tuple([tensor.shape for tensor in tensors]) if tensors else (),
+        (q.dtype, k.dtype, v.dtype),
+        None if out is None else out.dtype,
+        get_threads(),
     )
-    outputs = tuple([library.empty(shape, dtype, q) for _, shape, dtype in (wanted if out is None else wanted[1:])])
-    if out is not None:
-        outputs = (out, *outputs)
-    run_forward(call.features, call.slots, call.sizes, call.scalars, q, k, v, call.tensors, outputs, call.callables)
-    made = tuple([library.finish(array, q) for array in (outputs if out is None else outputs[1:])])
-    return made if out is None else (out, *made)
+    made = route.made if out is None else route.made[1:]
+    outputs = [library.empty(shape, dtype, q) for shape, dtype in made]
+    if route.taken is not None:
+        tensors = [tensors[i] for i in route.taken]
+    written = outputs if out is None else (out, *outputs)
+    route.run(route.slots, (q, k, v, *tensors, *written), *call.scalars, *call.callables)
+    finished = tuple([library.finish(array, q) for array in outputs])
+    return finished if out is None else (out, *finished)
 
 
 def attention_backward(

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._arguments import Call, parse
-from ._arrays import dtype_name, is_torch, library_of, refuse_gradient
-from ._execute import FORWARD, Planned, forward_outputs, get_threads, plan_for
+from ._arguments import parse
+from ._arrays import common_library, is_torch, refuse_gradient
+from ._execute import forward_route, get_threads
 from .attention import answer
 
 if TYPE_CHECKING:
@@ -23,12 +23,6 @@ _SLOTS = {"sinks": "sink", "seed": "dropout_seed", "offset": "dropout_offset"}
 _SCALARS = ("seed", "offset", "batch_offset", "head_offset")
 
 
-def _planned(call: Call, q: Array, k: Array, v: Array, out_dtype: Any) -> Planned:
-    shapes = tuple(tensor.shape for tensor in call.tensors)
-    dtypes = (q.dtype, k.dtype, v.dtype, out_dtype)
-    return plan_for(FORWARD, call.features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, dtypes)
-
-
 class AttentionPlan:
     """A forward that was planned for the shapes and dtypes of some arrays, to be run on others like them.
 
@@ -38,42 +32,42 @@ class AttentionPlan:
     def __init__(self, q: Array, k: Array, v: Array, options: dict[str, Any]) -> None:
         self._options = options
         self._call = parse(q, k, v, **options)
-        self._library = library_of(q, "q")
-        self._tensor_shapes = tuple(tensor.shape for tensor in self._call.tensors)
-        self._wanted = forward_outputs(
+        named = (("q", q), ("k", k), ("v", v), *zip(self._call.slots, self._call.tensors, strict=True))
+        self._library = common_library(named)
+        self._route = forward_route(
             self._call.features,
             self._call.slots,
             self._call.sizes,
             q.shape,
             k.shape,
             v.shape,
-            self._tensor_shapes,
-            dtype_name(q.dtype),
+            tuple(tensor.shape for tensor in self._call.tensors),
+            (q.dtype, k.dtype, v.dtype),
+            None,
+            get_threads(),
         )
-        out_dtype = self._wanted[0][2]
-        self._planned = _planned(self._call, q, k, v, out_dtype)
 
     @property
     def problem(self) -> str:
         """The problem's line (docs/grammar.md)."""
-        return self._planned.plan.problem
+        return self._route.plan.problem
 
     @property
     def implementation(self) -> str:
         """Name of the implementation chosen."""
-        return self._planned.plan.implementation
+        return self._route.plan.implementation
 
     @property
     def workspace_bytes(self) -> int:
         """Bytes that a run needs besides its arrays."""
-        return self._planned.plan.workspace_bytes
+        return self._route.plan.workspace_bytes
 
     def explain(self) -> str:
         """Lines of text: the problem, what was chosen and why every other implementation was refused."""
-        return self._planned.plan.explain()
+        return self._route.plan.explain()
 
     def __repr__(self) -> str:
-        return repr(self._planned.plan)
+        return repr(self._route.plan)
 
     def __call__(self, q: Array, k: Array, v: Array, *, out: Array | None = None, **tensors: Any) -> Any:
         """As `attention` returns, for arrays of the planned shapes and dtypes.
@@ -94,14 +88,14 @@ class AttentionPlan:
         if is_torch(q):
             refuse_gradient("a plan", "has no gradient; use attention, detach() or no_grad()", q=q, k=k, v=v)
         bound, scalars = self._bound(tensors)
-        outputs = [self._library.empty(shape, dtype, q) for _, shape, dtype in self._wanted[out is not None :]]
-        if out is not None:
-            outputs.insert(0, out)
-        plan, slots, taken = self._planned
-        if taken is not None:
-            bound = [bound[i] for i in taken]
-        plan.run(slots, (q, k, v, *bound, *outputs), *scalars, *self._call.callables)
-        finished = [self._library.finish(array, q) for array in outputs[out is not None :]]
+        route = self._route
+        made = route.made[out is not None :]
+        outputs = [self._library.empty(shape, dtype, q) for shape, dtype in made]
+        if route.taken is not None:
+            bound = [bound[i] for i in route.taken]
+        written = outputs if out is None else [out, *outputs]
+        route.run(route.slots, (q, k, v, *bound, *written), *scalars, *self._call.callables)
+        finished = [self._library.finish(array, q) for array in outputs]
         return tuple(finished if out is None else [out, *finished])
 
     def _bound(self, changes: dict[str, Any]) -> tuple[list[Array], list[int]]:
