@@ -117,5 +117,6 @@ def results(
     if dout is None and dlse is None:
         return [out.detach(), lse.detach()]
     heads = [(x, g.to(x.dtype)) for x, g in ((out, dout), (lse, dlse)) if g is not None]
-    grads = torch.autograd.grad([x for x, _ in heads], leaves, [g for _, g in heads])
+    upstream = [g for _, g in heads]
+    grads = torch.autograd.grad([x for x, _ in heads], leaves, upstream, allow_unused=True, materialize_grads=True)
     return [out.detach(), lse.detach(), *grads]

@@ -14,7 +14,12 @@
 - ``torch.use_deterministic_algorithms`` makes the backward deterministic.
 """
 
+import warnings
+
 from .calls import forward
 from .sdpa import SdpaReport, sdpa_replacement
+
+# torch.compile traces through caches and says so once for each; ours are of pure functions.
+warnings.filterwarnings("ignore", message=r"(?s)Dynamo detected a call to a `functools\.lru_cache`.*tessera")
 
 __all__ = ["SdpaReport", "forward", "sdpa_replacement"]

@@ -147,14 +147,23 @@ def _attention_autograd(
 
 
 def _attention_out_autograd(
-    keyset: DispatchKeySet, out: Tensor, q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], *call: Any
-) -> tuple[Tensor, list[Tensor]]:
+    keyset: DispatchKeySet,
+    out: Tensor,
+    lse: Tensor,
+    extra: list[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor],
+    *call: Any,
+) -> None:
     if torch.is_grad_enabled() and needs_grad((out, q, k, v, *tensors)):
         refuse_out_with_gradients(out)
     if keyset.raw_repr() == _PLAIN:
-        return operators.attention_out_cpu(out, q, k, v, tensors, *call)
+        operators.attention_out_cpu(out, lse, extra, q, k, v, tensors, *call)
+        return
     with _AutoDispatchBelowAutograd():
-        return operators.attention_out(out, q, k, v, tensors, *call)
+        operators.attention_out(out, lse, extra, q, k, v, tensors, *call)
 
 
 def _attention_backward_autograd(

@@ -49,12 +49,14 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
         if out is None:
             out, lse, extra = operators.attention(q, k, v, *arguments)
         else:
-            lse, extra = operators.attention_out(out, q, k, v, *arguments)
+            made = operators.empty_outputs(call.features, call.slots, call.sizes, q, k, v, call.tensors)
+            lse, extra = made[1], made[2:]
+            operators.attention_out(out, lse, extra, q, k, v, *arguments)
     return (out, lse, *extra) if features_of(call.features).lse else (out, *extra)
 
 
 def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
-    few = not call.tensors and out is None  # the common case, quickly
+    few = call.tensors == () and out is None  # the common case, quickly
     if few and isinstance(k, Tensor) and isinstance(v, Tensor) and q.is_cpu and k.is_cpu and v.is_cpu:
         return
     named = [("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True)]

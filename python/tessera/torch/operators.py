@@ -28,7 +28,7 @@ _CALL = "Tensor q, Tensor k, Tensor v, Tensor[] tensors, str slots, str features
 
 LIBRARY = torch.library.Library("tessera", "DEF")
 LIBRARY.define(f"attention({_CALL}) -> (Tensor out, Tensor lse, Tensor[] extra)")
-LIBRARY.define(f"attention_out(Tensor(a!) out, {_CALL}) -> (Tensor lse, Tensor[] extra)")
+LIBRARY.define(f"attention_out(Tensor(a!) out, Tensor(b!) lse, Tensor(c!)[] extra, {_CALL}) -> ()")
 LIBRARY.define(
     f"attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, {_CALL})"
     " -> (Tensor dq, Tensor dk, Tensor dv, Tensor[] others)"
@@ -160,6 +160,8 @@ def attention_cpu(
 
 def attention_out_cpu(
     out: Tensor,
+    lse: Tensor,
+    extra: list[Tensor],
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -168,15 +170,13 @@ def attention_out_cpu(
     features: str,
     sizes: list[int],
     scalars: list[int],
-) -> tuple[Tensor, list[Tensor]]:
-    """The same into `out`, whose dtype is then the output's."""
+) -> None:
+    """The same into the caller's memory."""
     shapes = tuple([x.shape for x in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
     threads = _execute.get_threads()
     route = _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, threads)
-    outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in route.made[1:]]
-    route.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), out, *outputs), *_unsigned(scalars))
-    return outputs[0], outputs[1:]
+    route.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), *_unsigned(scalars))
 
 
 def attention_backward_cpu(
@@ -234,26 +234,33 @@ def _empty_gradients(
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), others
 
 
+def empty_outputs(
+    features: str,
+    names: tuple[str, ...],
+    sizes: tuple[int, ...],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor] | tuple[Tensor, ...],
+) -> list[Tensor]:
+    """Memory for out, lse and extra; sizes may be symbolic."""
+    shapes = tuple([x.shape for x in tensors])
+    dtype = dtype_name(q.dtype)
+    outputs = _execute.forward_outputs(
+        _execute.with_lse(features), names, sizes, q.shape, k.shape, v.shape, shapes, dtype
+    )
+    return [q.new_empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in outputs]
+
+
 def _attention_fake(
     q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], slots: str, features: str, sizes: Any, scalars: Any
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    outputs = _execute.forward_outputs(
-        _execute.with_lse(features),
-        names_of(slots),
-        tuple(sizes),
-        q.shape,
-        k.shape,
-        v.shape,
-        tuple(x.shape for x in tensors),
-        dtype_name(q.dtype),
-    )
-    made = [q.new_empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in outputs]
-    return made[0], made[1], made[2:]
+    out, lse, *extra = empty_outputs(features, names_of(slots), tuple(sizes), q, k, v, tensors)
+    return out, lse, extra
 
 
-def _attention_out_fake(out: Tensor, *call: Any) -> tuple[Tensor, list[Tensor]]:
-    _, lse, extra = _attention_fake(*call)
-    return lse, extra
+def _attention_out_fake(*_: Any) -> None:
+    """Everything it writes is given."""
 
 
 def _attention_backward_fake(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls whose score or mask is a Python function.
 
-No operator can carry one, so they run beside the operators: eagerly, on the oracle (cpu.reference), with first derivatives.
+No operator can carry one, so they run beside the operators: eagerly, on the oracle (cpu.reference), with first
+derivatives.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from .. import _execute
 from .._arguments import Call
 from .._arrays import dtype_name
-from .operators import DIFFERENTIABLE, DTYPES
+from .operators import DIFFERENTIABLE, DTYPES, empty_outputs
 
 
 class OracleFunction(torch.autograd.Function):
@@ -23,11 +24,7 @@ class OracleFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, out: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Any:
         features = _execute.with_lse(call.features)
-        shapes = tuple([x.shape for x in tensors])
-        made = _execute.forward_outputs(
-            features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, dtype_name(q.dtype)
-        )
-        outputs = [torch.empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in made]
+        outputs = empty_outputs(features, call.slots, call.sizes, q, k, v, tensors)
         if out is not None:
             outputs[0] = out
             ctx.mark_dirty(out)
