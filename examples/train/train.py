@@ -66,8 +66,8 @@ def batches(text: Tensor, batch: int, context: int, seed: int) -> Iterator[tuple
         yield window[:, :-1], window[:, 1:]
 
 
-def attentions(config: Config, threads: int) -> dict[str, Attention]:
-    """Causal attention over whole windows, without a cache; `threads` of Tessera, 0 for its own choice."""
+def attentions(config: Config) -> dict[str, Attention]:
+    """Causal attention over whole windows, without a cache."""
     tables = rotary_tables(config, config.trained_context)
 
     def rotated(*tensors: Tensor) -> list[Tensor]:
@@ -75,7 +75,7 @@ def attentions(config: Config, threads: int) -> dict[str, Attention]:
 
     def with_tessera(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k = rotated(q, k)
-        return tessera.attention(q, k, v, causal=True, threads=threads)
+        return tessera.attention(q, k, v, causal=True)
 
     def with_sdpa(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (*rotated(q, k), v))
@@ -193,6 +193,7 @@ def main() -> int:
     given = arguments()
     if given.threads:
         torch.set_num_threads(given.threads)
+        tessera.set_threads(given.threads)
     heads = given.dim // 32
     config = Config(
         dim=given.dim,
@@ -209,7 +210,7 @@ def main() -> int:
         print(f"train.py: --context: got {given.context}; want {want}", file=sys.stderr)
         return 2
     runs, weights = {}, 0
-    for name, attention in attentions(config, given.threads).items():
+    for name, attention in attentions(config).items():
         model = initialise(GPT(config), given.seed)
         weights = sum(w.numel() for w in model.parameters())
         runs[name] = train(model, attention, text, given, name)
