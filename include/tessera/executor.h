@@ -148,7 +148,8 @@ class Executor {
  public:
   /// Allocates the plan's workspace once.
   explicit Executor(Plan plan);
-  /// Uses the caller's memory: at least plan.workspace_bytes() bytes, 64-byte aligned. Never zeroed, never freed.
+  /// Uses the caller's memory, on the device of the plan's target: at least plan.workspace_bytes() bytes, 64-byte
+  /// aligned. Never zeroed, never freed.
   Executor(Plan plan, void* workspace, std::size_t bytes);
   ~Executor();
   Executor(Executor&&) noexcept;
@@ -159,7 +160,10 @@ class Executor {
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
   /// Validates the bindings, then computes. Neither allocates nor synchronises on the success path. Throws Error before
   /// anything is written.
+  /// A CUDA plan's kernels that are not loaded yet are compiled and loaded; under graph capture that is an error.
   void run(const Bindings& bindings, Stream stream = {});
+  /// Compiles and loads what run() will launch, so that it may be captured or timed. Nothing to do on the CPU.
+  void prepare();
 
  private:
   Plan plan_;

@@ -24,10 +24,18 @@ struct Target {
   int sm = 0;                      // cuda: compute capability, 90 for SM90
   std::int64_t shared_memory = 0;  // cuda: opt-in bytes a block
   int multiprocessors = 0;
+  int index = 0;          // cuda: which of the driver's devices
   bool emulated = false;  // cuda: another chip's budget on this one
 
   static Target cpu(int threads = 0, std::string isa = {});
+  /// A chip of this compute capability, present or not.
   static Target cuda(int sm);
+  /// The GPU `index` of this machine; −1 for the one whose context is current on this thread, or 0. Throws
+  /// Error{unsupported} without a driver, Error{invalid_argument} for an index that there is not.
+  static Target cuda_device(int index = -1);
+  /// The plan of a chip of capability `sm` on the GPU that is there: its shared memory, the present multiprocessors.
+  /// Throws as cuda_device does, and Error{unsupported} when the present chip is older or has less shared memory.
+  static Target emulate(int sm, int index = -1);
   bool operator==(const Target&) const = default;
   [[nodiscard]] std::string to_string() const;
 };

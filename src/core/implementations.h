@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/jit/compile.h"
 #include "tessera/executor.h"
 #include "tessera/plan.h"
 
@@ -38,6 +39,9 @@ struct Implementation {
   Support (*supports)(const Problem& problem, const Target& target, const Wishes& wishes);
   void (*plan)(PlanState& state);  // fills the choices and workspace_bytes
   void (*run)(const PlanState& state, const Bindings& bindings, std::byte* workspace, Stream stream);
+  // What run() may launch on a GPU, for Executor::prepare and `tessera compile`. run() finds a current context of the
+  // target's device.
+  std::vector<cuda::KernelSource> (*kernels)(const PlanState& state) = nullptr;
 };
 
 /// cpu.tiled, cpu.combine, cpu.kv_append, cpu.reference (the last only when wished for by name).

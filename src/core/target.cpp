@@ -4,6 +4,7 @@
 
 #include "core/checked.h"
 #include "core/line_reader.h"
+#include "cuda/jit/device.h"
 #include "tessera/error.h"
 #include "tessera/plan.h"
 
@@ -28,6 +29,32 @@ Target Target::cuda(int sm) {
   return target;
 }
 
+Target Target::cuda_device(int index) {
+  const cuda::Device& device = cuda::device(index < 0 ? cuda::current_device() : index);
+  Target target;
+  target.device = DeviceType::cuda;
+  target.sm = device.sm;
+  target.shared_memory = device.shared_memory;
+  target.multiprocessors = device.multiprocessors;
+  target.index = device.index;
+  return target;
+}
+
+Target Target::emulate(int sm, int index) {
+  const Target present = cuda_device(index);
+  Target target = cuda(sm);
+  // 9.0 alone has wgmma; from it on chips have the tensor memory accelerator that newer plans use.
+  const bool same_instructions = sm == 90 ? present.sm == 90 : sm < 90 || present.sm >= 90;
+  if (target.shared_memory > present.shared_memory || !same_instructions) {
+    throw Error(ErrorCode::unsupported, "emulate", "sm_" + std::to_string(sm) + " on " + present.to_string(),
+                "a chip whose instructions and shared memory the present one has");
+  }
+  target.multiprocessors = present.multiprocessors;
+  target.index = present.index;
+  target.emulated = sm != present.sm;
+  return target;
+}
+
 std::string Target::to_string() const {
   if (device == DeviceType::cpu) {
     std::string text = "cpu threads=" + (threads > 0 ? std::to_string(threads) : std::string("auto"));
@@ -35,6 +62,7 @@ std::string Target::to_string() const {
   }
   std::string text = "cuda sm=" + std::to_string(sm) + " shared_memory=" + std::to_string(shared_memory);
   if (multiprocessors > 0) text += " multiprocessors=" + std::to_string(multiprocessors);
+  if (index != 0) text += " device=" + std::to_string(index);
   return emulated ? text + " emulated" : text;
 }
 

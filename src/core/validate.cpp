@@ -14,7 +14,7 @@ namespace {
   throw Error(ErrorCode::invalid_argument, std::string(argument), std::move(got), std::move(want));
 }
 
-void check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, DeviceType device) {
+void check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, Device device) {
   if (!tensor) {
     if (rule.presence == Presence::required) refuse(to_string(slot), "unbound", describe(rule));
     return;
@@ -24,6 +24,7 @@ void check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, DeviceTyp
            "nothing bound: this problem has no use for it, one with " + std::string(slot_use(slot)) + " has");
   }
   check_tensor(to_string(slot), rule, tensor, device);
+  if (device.type == DeviceType::cuda) check_rows(slot, tensor);
 }
 
 /// Both callables: bound or built in when the problem names one, absent when it does not.
@@ -56,9 +57,16 @@ void check_scalar(std::string_view name, std::int64_t value) {
   }
 }
 
+/// A host function cannot be called from a kernel.
+void check_no_host_functions(const Bindings& b) {
+  const char* want = "none on cuda: a built-in, or C++ text";
+  if (b.score.value != nullptr) refuse("score", "a host function", want);
+  if (b.mask.visible != nullptr) refuse("mask", "a host function", want);
+}
+
 }  // namespace
 
-void validate(const Problem& problem, const Bindings& bindings, DeviceType device) {
+void validate(const Problem& problem, const Bindings& bindings, Device device) {
   const SlotRules rules = slot_rules(problem);
   for (std::size_t i = 0; i < rules.rules.size(); ++i) {
     check_slot(static_cast<Slot>(i), rules.rules[i], bindings.tensors[i], device);
@@ -71,7 +79,10 @@ void validate(const Problem& problem, const Bindings& bindings, DeviceType devic
   check_scalar("batch_offset", bindings.batch_offset);
   check_scalar("head_offset", bindings.head_offset);
   check_overlaps(rules, bindings);
-  if (device != DeviceType::cpu) return;  // what lives on a device is clamped there, not read here
+  if (device.type != DeviceType::cpu) {
+    check_no_host_functions(bindings);
+    return;  // what lives on a device is clamped there, not read here
+  }
   check_lengths(problem, bindings);
   check_offsets(problem, bindings);
   check_lists(problem, bindings);

@@ -7,7 +7,11 @@
 namespace tessera::detail {
 
 /// Dtype, device, rank, shape, strides, alignment, and that its addresses can be formed.
-void check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, DeviceType device);
+void check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, Device device);
+
+/// What kernels load and store 16 bytes at a time: the start and every stride between rows of q, k, v, o and their
+/// like.
+void check_rows(Slot slot, const Tensor& tensor);
 
 /// Outputs against themselves, inputs and each other.
 void check_overlaps(const SlotRules& rules, const Bindings& bindings);

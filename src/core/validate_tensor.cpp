@@ -72,6 +72,32 @@ void check_memory(std::string_view name, const Tensor& tensor) {
   }
 }
 
+constexpr std::int64_t kRowAlignment = 16;  // bytes of the widest load
+
+bool has_rows(Slot slot) noexcept {
+  switch (slot) {
+    case Slot::q:
+    case Slot::k:
+    case Slot::v:
+    case Slot::k2:
+    case Slot::v2:
+    case Slot::o:
+    case Slot::dout:
+    case Slot::dq:
+    case Slot::dk:
+    case Slot::dv:
+    case Slot::dk2:
+    case Slot::dv2:
+    case Slot::o_parts:
+    case Slot::k_new:
+    case Slot::v_new:
+    case Slot::q_rotated:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 std::optional<Span> span_of(const Tensor& tensor) noexcept {
@@ -94,15 +120,31 @@ std::optional<Span> span_of(const Tensor& tensor) noexcept {
   return Span{*begin, *end};
 }
 
-void check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, DeviceType device) {
+void check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, Device device) {
   if (tensor.rank > Tensor::kMaxRank) {
     refuse(name, std::to_string(tensor.rank) + " dimensions", describe(rule));
   }
   if (!dtype_fits(rule, tensor.dtype) || !shape_fits(rule, tensor)) refuse(name, tensor.describe(), describe(rule));
-  if (tensor.device.type != device) {
-    refuse(name, tensor.describe(), describe(rule) + " on " + (device == DeviceType::cpu ? "cpu" : "cuda"));
-  }
+  const bool there =
+      tensor.device.type == device.type && (device.type == DeviceType::cpu || tensor.device.index == device.index);
+  if (!there) refuse(name, tensor.describe(), describe(rule) + " on " + to_string(device));
   check_memory(name, tensor);
+}
+
+void check_rows(Slot slot, const Tensor& tensor) {
+  if (!has_rows(slot) || is_empty(tensor)) return;
+  const std::string_view name = to_string(slot);
+  if (reinterpret_cast<std::uintptr_t>(tensor.bytes()) % kRowAlignment != 0) {
+    refuse(name, "an address that is no multiple of 16 bytes", "rows aligned to 16 bytes on cuda");
+  }
+  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(tensor.rank); ++i) {
+    if (tensor.shape[i] > 1 && tensor.strides[i] * element % kRowAlignment != 0) {
+      refuse(name,
+             "a stride of " + std::to_string(tensor.strides[i] * element) + " bytes in dimension " + std::to_string(i),
+             "a multiple of 16 bytes on cuda");
+    }
+  }
 }
 
 }  // namespace tessera::detail

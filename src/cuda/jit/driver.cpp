@@ -114,9 +114,9 @@ const Driver* find_driver(std::string* why) {
 }
 
 const Driver& driver() {
-  std::string why;
-  if (const Driver* found = find_driver(&why)) return *found;
-  throw Error(ErrorCode::unsupported, "cuda", "no usable driver (" + why + ")",
+  const Found& found = found_driver();
+  if (found.usable) return found.driver;
+  throw Error(ErrorCode::unsupported, "cuda", "no usable driver (" + found.why + ")",
               "an NVIDIA driver for CUDA 12 or newer: libcuda.so.1 and a GPU");
 }
 
