@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options and fixtures of all Python tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--complete", action="store_true", help="every combination of the grids instead of a spread")
+    parser.addoption("--complete-shard", default="0/1", help="I/N: with --complete, the I-th of N parts")
+
+
+@pytest.fixture(scope="session")
+def tessera_command() -> Path:
+    """The command of the C++ build: $TESSERA_COMMAND, or that of build/release."""
+    path = Path(os.environ.get("TESSERA_COMMAND", ROOT / "build" / "release" / "tessera"))
+    if not path.exists():
+        pytest.skip(f"no {path}; cmake --preset release && cmake --build build/release makes it")
+    return path
