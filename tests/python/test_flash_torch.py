@@ -51,7 +51,7 @@ class TestGradients:
         grad = torch.randn_like(out)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
         ours = torch.autograd.grad(out, inputs, grad)
-        for a, b in zip(ours, torch.autograd.grad(expected, inputs, grad), strict=True):
+        for a, b in zip(ours, torch.autograd.grad(expected, inputs, grad, retain_graph=True), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize("d", [16, 13])
