@@ -118,7 +118,8 @@ bool ArrayView::take_exchange(std::string_view name) {
   const ViewOfObject view = exchange_of(Py_TYPE(object_));
   if (view == nullptr) return false;
   DLTensor tensor{};
-  if (view(object_, &tensor) != 0) refuse(name, type_name(object_) + ": " + take_exception(), "a tensor with memory on cpu");
+  if (view(object_, &tensor) != 0)
+    refuse(name, type_name(object_) + ": " + take_exception(), "a tensor with memory on cpu");
   tensor_ = Tensor::from_dlpack(tensor, name);
   return true;
 }
@@ -132,10 +133,12 @@ bool ArrayView::take_buffer(std::string_view name, Use use) {
     PyErr_Clear();
     return false;
   }
-  if (use == Use::write && buffer_.readonly != 0) refuse(name, type_name(object_) + " that is read-only", "a writable array");
+  if (use == Use::write && buffer_.readonly != 0)
+    refuse(name, type_name(object_) + " that is read-only", "a writable array");
   tensor_.dtype = dtype ? *dtype : dtype_of_format(buffer_.format, buffer_.itemsize, name);
   if (buffer_.ndim > Tensor::kMaxRank) {
-    refuse(name, std::to_string(buffer_.ndim) + " dimensions", "0 to " + std::to_string(Tensor::kMaxRank) + " dimensions");
+    refuse(name, std::to_string(buffer_.ndim) + " dimensions",
+           "0 to " + std::to_string(Tensor::kMaxRank) + " dimensions");
   }
   const auto element = static_cast<Py_ssize_t>(size_of(tensor_.dtype));
   tensor_.data = buffer_.buf;

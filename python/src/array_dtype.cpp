@@ -20,9 +20,9 @@ struct NumpyName {
   DType dtype;
 };
 constexpr NumpyName kNumpyNames[] = {
-    {"float64", DType::fp64},      {"float32", DType::fp32}, {"float16", DType::fp16}, {"bfloat16", DType::bf16},
-    {"float8_e4m3fn", DType::e4m3}, {"float8_e5m2", DType::e5m2}, {"int8", DType::int8}, {"int32", DType::int32},
-    {"int64", DType::int64},       {"uint8", DType::uint8},  {"uint32", DType::uint32}, {"uint64", DType::uint64},
+    {"float64", DType::fp64},       {"float32", DType::fp32},     {"float16", DType::fp16},  {"bfloat16", DType::bf16},
+    {"float8_e4m3fn", DType::e4m3}, {"float8_e5m2", DType::e5m2}, {"int8", DType::int8},     {"int32", DType::int32},
+    {"int64", DType::int64},        {"uint8", DType::uint8},      {"uint32", DType::uint32}, {"uint64", DType::uint64},
     {"bool", DType::uint8},
 };
 
@@ -36,7 +36,8 @@ constexpr const char* kKnownTypes =
 DType inspect(nb::handle dtype, std::string_view name) {
   const std::string numpy_name = nb::cast<std::string>(nb::str(nb::object(dtype.attr("name"))));
   if (!nb::cast<bool>(dtype.attr("isnative"))) {
-    refuse(name, numpy_name + " in a foreign byte order", "the machine's byte order, as array.astype(dtype.newbyteorder('=')) gives");
+    refuse(name, numpy_name + " in a foreign byte order",
+           "the machine's byte order, as array.astype(dtype.newbyteorder('=')) gives");
   }
   for (const NumpyName& each : kNumpyNames) {
     if (each.name == numpy_name) return each.dtype;

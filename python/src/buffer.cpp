@@ -76,8 +76,7 @@ nb::object export_buffer(const Buffer& buffer, nb::handle max_version) {
     return capsule_of<DlManagedVersioned>(
         buffer, kVersioned, [](PyObject* capsule) { destroy_unused<DlManagedVersioned>(capsule, kVersioned); });
   }
-  return capsule_of<DlManaged>(buffer, kPlain,
-                               [](PyObject* capsule) { destroy_unused<DlManaged>(capsule, kPlain); });
+  return capsule_of<DlManaged>(buffer, kPlain, [](PyObject* capsule) { destroy_unused<DlManaged>(capsule, kPlain); });
 }
 
 Buffer make_buffer(const std::vector<std::int64_t>& shape, const std::string& dtype) {
@@ -94,19 +93,22 @@ Buffer make_buffer(const std::vector<std::int64_t>& shape, const std::string& dt
 void define_buffer(nb::module_& m) {
   nb::class_<Buffer>(m, "Buffer",
                      "Uninitialised memory of a shape and dtype (\"bf16\"), 64-byte aligned, for from_dlpack to take.")
-      .def("__init__",
-           [](Buffer* self, const std::vector<std::int64_t>& shape, const std::string& dtype) {
-             new (self) Buffer(make_buffer(shape, dtype));
-           },
-           nb::arg("shape"), nb::arg("dtype"))
+      .def(
+          "__init__",
+          [](Buffer* self, const std::vector<std::int64_t>& shape, const std::string& dtype) {
+            new (self) Buffer(make_buffer(shape, dtype));
+          },
+          nb::arg("shape"), nb::arg("dtype"))
       .def_prop_ro("shape",
                    [](const Buffer& self) {
                      nb::list sizes;
-                     for (int i = 0; i < self.tensor.rank; ++i) sizes.append(self.tensor.shape[static_cast<std::size_t>(i)]);
+                     for (int i = 0; i < self.tensor.rank; ++i)
+                       sizes.append(self.tensor.shape[static_cast<std::size_t>(i)]);
                      return nb::tuple(sizes);
                    })
-      .def_prop_ro("dtype", [](const Buffer& self) { return std::string(to_string(self.tensor.dtype)); },
-                   "Tessera's name of the dtype.")
+      .def_prop_ro(
+          "dtype", [](const Buffer& self) { return std::string(to_string(self.tensor.dtype)); },
+          "Tessera's name of the dtype.")
       .def(
           "__dlpack__",
           [](const Buffer& self, nb::handle /*stream*/, nb::handle max_version, nb::handle /*dl_device*/,

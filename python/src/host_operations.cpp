@@ -53,9 +53,9 @@ struct Dropout {
 
   [[nodiscard]] bool keeps(std::uint32_t plane, std::uint32_t row, std::uint32_t key) const noexcept {
     const std::uint64_t philox_key = seed ^ (offset >> 32 << 32);
-    const cpu::PhiloxCounter draws = cpu::philox4x32(
-        {key / 16 * 4 + key % 8 / 2, row / 16 * 8 + row % 8, plane, static_cast<std::uint32_t>(offset)},
-        {static_cast<std::uint32_t>(philox_key), static_cast<std::uint32_t>(philox_key >> 32)});
+    const cpu::PhiloxCounter draws =
+        cpu::philox4x32({key / 16 * 4 + key % 8 / 2, row / 16 * 8 + row % 8, plane, static_cast<std::uint32_t>(offset)},
+                        {static_cast<std::uint32_t>(philox_key), static_cast<std::uint32_t>(philox_key >> 32)});
     const std::uint32_t number = key % 16 / 8 * 4 + row % 16 / 8 * 2 + key % 2;
     return (draws[number / 2] >> (number % 2 * 16) & 0xFFFFU) < threshold;
   }
@@ -78,8 +78,8 @@ void dropout_keep(nb::handle out, double dropout, std::uint64_t seed, std::uint6
   const std::int64_t planes = t.shape[rank - 3], rows = t.shape[rank - 2], keys = t.shape[rank - 1];
   const std::int64_t all_heads = heads.value_or(planes), row_offset = q_offset.value_or(keys - rows);
   // As the problem's fp32 probability gives it.
-  const auto kept = static_cast<std::uint32_t>(
-      std::lround((1.0 - static_cast<double>(static_cast<float>(dropout))) * 65536.0));
+  const auto kept =
+      static_cast<std::uint32_t>(std::lround((1.0 - static_cast<double>(static_cast<float>(dropout))) * 65536.0));
   const Dropout drops{kept, seed, offset};
   auto* bytes = t.as<std::uint8_t>();
   const nb::gil_scoped_release released;
@@ -88,8 +88,8 @@ void dropout_keep(nb::handle out, double dropout, std::uint64_t seed, std::uint6
       const auto plane = static_cast<std::uint32_t>((batch + b) * all_heads + head + h);
       for (std::int64_t i = 0; i < rows; ++i) {
         for (std::int64_t j = 0; j < keys; ++j) {
-          *bytes++ = drops.keeps(plane, static_cast<std::uint32_t>(i + row_offset),
-                                 static_cast<std::uint32_t>(j + k_offset));
+          *bytes++ =
+              drops.keeps(plane, static_cast<std::uint32_t>(i + row_offset), static_cast<std::uint32_t>(j + k_offset));
         }
       }
     }
@@ -125,10 +125,18 @@ void define_host_operations(nb::module_& m) {
         "Writes which probabilities dropout keeps into out, bool (batch, heads, seqlen_q, seqlen_k) or without batch.\n"
         "batch, head: positions of the first; heads: of the whole problem (default: out's); q_offset: default\n"
         "seqlen_k − seqlen_q.");
-  m.def("builtin_scores", [] { return known_names({"relative", "soft_clip"}, builtin_score); },
-        "Names that score= knows.");
-  m.def("builtin_masks", [] { return known_names({"document", "checkerboard", "prefix"}, builtin_mask); },
-        "Names that mask= knows.");
+  m.def(
+      "builtin_scores",
+      [] {
+        return known_names({"relative", "soft_clip"}, builtin_score);
+      },
+      "Names that score= knows.");
+  m.def(
+      "builtin_masks",
+      [] {
+        return known_names({"document", "checkerboard", "prefix"}, builtin_mask);
+      },
+      "Names that mask= knows.");
   m.def(
       "parts_fit",
       [](const nb::tuple& parts, const std::string& name) {

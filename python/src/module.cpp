@@ -19,6 +19,7 @@ NB_MODULE(_core, m) {
   tessera::python::define_buffer(m);
   tessera::python::define_host_operations(m);
   m.def("version", &tessera::version, "The library's version, \"0.1.0\".");
-  m.def("build_info", &tessera::build_info, "Version, compiler, build type, instruction sets, OpenMP and Highway, one a line.");
+  m.def("build_info", &tessera::build_info,
+        "Version, compiler, build type, instruction sets, OpenMP and Highway, one a line.");
   m.def("cpu_isas", &tessera::cpu_isas, "Instruction sets that this build has and this machine can run, best first.");
 }

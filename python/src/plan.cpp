@@ -142,16 +142,22 @@ void define_plan(nb::module_& m) {
            nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "",
            "threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), \"\" for the best.\n"
            "Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.")
-      .def_prop_ro("problem", [](const PythonPlan& self) { return self.plan().problem().to_string(); },
-                   "The problem's line in its shortest form.")
-      .def_prop_ro("implementation", [](const PythonPlan& self) { return self.plan().implementation(); },
-                   "Name of the implementation chosen, \"cpu.tiled\".")
-      .def_prop_ro("workspace_bytes", [](const PythonPlan& self) { return self.plan().workspace_bytes(); },
-                   "Bytes that a run needs besides its arrays.")
-      .def_prop_ro("threads", [](const PythonPlan& self) { return self.plan().target().threads; }, "Worker threads.")
-      .def_prop_ro("isa", [](const PythonPlan& self) { return self.plan().target().isa; }, "Instruction set.")
-      .def("explain", [](const PythonPlan& self) { return self.plan().explain(); },
-           "Lines of text: problem, target, what was chosen, and why every other implementation was refused.")
+      .def_prop_ro(
+          "problem", [](const PythonPlan& self) { return self.plan().problem().to_string(); },
+          "The problem's line in its shortest form.")
+      .def_prop_ro(
+          "implementation", [](const PythonPlan& self) { return self.plan().implementation(); },
+          "Name of the implementation chosen, \"cpu.tiled\".")
+      .def_prop_ro(
+          "workspace_bytes", [](const PythonPlan& self) { return self.plan().workspace_bytes(); },
+          "Bytes that a run needs besides its arrays.")
+      .def_prop_ro(
+          "threads", [](const PythonPlan& self) { return self.plan().target().threads; }, "Worker threads.")
+      .def_prop_ro(
+          "isa", [](const PythonPlan& self) { return self.plan().target().isa; }, "Instruction set.")
+      .def(
+          "explain", [](const PythonPlan& self) { return self.plan().explain(); },
+          "Lines of text: problem, target, what was chosen, and why every other implementation was refused.")
       .def(
           "run",
           [](PythonPlan& self, nb::tuple slots, nb::handle arrays, std::uint64_t seed, std::uint64_t offset,
@@ -165,8 +171,9 @@ void define_plan(nb::module_& m) {
       .def("__repr__", [](const PythonPlan& self) {
         return "<tessera plan: " + self.plan().problem().to_string() + " by " + self.plan().implementation() + ">";
       });
-  m.def("free_workspaces", [] { WorkspacePool::shared().clear(); },
-        "Frees the workspaces kept for later runs (at most 256 MiB).");
+  m.def(
+      "free_workspaces", [] { WorkspacePool::shared().clear(); },
+      "Frees the workspaces kept for later runs (at most 256 MiB).");
 }
 
 }  // namespace tessera::python

@@ -22,8 +22,8 @@ struct Scalars {
   std::int64_t head_offset = 0;
 };
 
-/// A plan as Python sees it: made from a problem's line, run on arrays by the names of their slots. Many threads may run
-/// one plan at once; each run leases its workspace.
+/// A plan as Python sees it: made from a problem's line, run on arrays by the names of their slots. Many threads may
+/// run one plan at once; each run leases its workspace.
 class PythonPlan {
  public:
   PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa);

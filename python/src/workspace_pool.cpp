@@ -6,7 +6,7 @@
 namespace tessera::python {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};         // what Executor asks for
+constexpr std::align_val_t kAlignment{64};                 // what Executor asks for
 constexpr std::size_t kMostKept = std::size_t{256} << 20;  // bytes; more goes back to the system after its run
 constexpr std::size_t kMostBlocks = 64;
 // Blocks grow in steps of 1/4 of a power of two, so that problems of similar size share one.
