@@ -48,6 +48,7 @@ Examples:
   tessera verify tests/cases
   tessera bench bench/suites/cpu_dense.txt --peer torch_cpu --json out.json
   tessera random --count 1000 --seed 7
+  tessera compile src/cuda/aot/kernels.list --arch sm_80,sm_90a
 
 The text form of a problem is described in docs/grammar.md, the command in docs/cli.md.)";
 

@@ -62,7 +62,9 @@ class Search {
       sought(path + " (" + where + ")");
       return add(path, where);
     }
-    for (const char* below : {"", "lib64", "lib"}) folder(fs::path(path) / below, where);
+    folder(path, where);
+    for (const char* below : {"lib64", "lib"}) folder(fs::path(path) / below, where);
+    packages(path);  // pip install --target
   }
 
   void folders_of(const std::string& list, const std::string& where) {
