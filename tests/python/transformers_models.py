@@ -21,7 +21,11 @@ def _exact(module, query, key, value, attention_mask, dropout=0.0, scaling=None,
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~attention_mask, -torch.inf)
-    sink = torch.full_like(scores[..., :1], -torch.inf) if s_aux is None else s_aux[:, None, None].expand_as(scores[..., :1])
+    sink = (
+        torch.full_like(scores[..., :1], -torch.inf)
+        if s_aux is None
+        else s_aux[:, None, None].expand_as(scores[..., :1])
+    )
     norm = torch.logsumexp(torch.cat([scores, sink], -1), -1, keepdim=True)
     weights = torch.exp(scores - norm.masked_fill(norm == -torch.inf, 0))
     return (weights @ value.repeat_interleave(group, 1)).transpose(1, 2).contiguous(), None
@@ -65,9 +69,7 @@ def _mistral():
 
 
 def _qwen3():
-    return transformers.Qwen3Config(
-        **_SIZES, use_sliding_window=True, sliding_window=WINDOW, layer_types=_ALTERNATING
-    )
+    return transformers.Qwen3Config(**_SIZES, use_sliding_window=True, sliding_window=WINDOW, layer_types=_ALTERNATING)
 
 
 def _gemma2():

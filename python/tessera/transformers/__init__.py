@@ -28,6 +28,8 @@ def register(name: str = "tessera") -> None:
 
     taken = {"eager", "sdpa", "flex_attention"}
     if not name or name in taken or any(part in name for part in ("flash", "|", "/")):
-        raise ValueError(f"name: got {name!r}; want one without 'flash', '|' and '/' that is no implementation of transformers")
+        raise ValueError(
+            f"name: got {name!r}; want one without 'flash', '|' and '/' that is no implementation of transformers"
+        )
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, visible_keys)

@@ -59,7 +59,9 @@ def attention(
         if context.get(name) is not None:
             raise NotImplementedError(f"{name}: got one; want {want}")
     if context.get("output_attentions"):
-        raise NotImplementedError("output_attentions: got True; want False, or attn_implementation='eager': no weights are made")
+        raise NotImplementedError(
+            "output_attentions: got True; want False, or attn_implementation='eager': no weights are made"
+        )
     options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "dropout": dropout}
     if s_aux is not None:
         options["sinks"] = s_aux.to(torch.float32)
@@ -196,7 +198,9 @@ def _dense_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> T
         visible = mask == 0
         hidden = mask <= torch.finfo(mask.dtype).min
         if not torch.compiler.is_compiling() and not bool((visible | hidden).all()):
-            raise NotImplementedError("attention_mask: got a bias; want 0 for visible and -inf or the lowest number for hidden")
+            raise NotImplementedError(
+                "attention_mask: got a bias; want 0 for visible and -inf or the lowest number for hidden"
+            )
         mask = visible
     return Tiles(Band(None, None), pack_bits(mask), 1)
 

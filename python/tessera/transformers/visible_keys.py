@@ -44,7 +44,9 @@ def visible_keys(
         NotImplementedError: inside torch.compile, a mask that only a look at the data can tell.
     """
     if attention_mask is not None and attention_mask.ndim != 2:
-        raise ValueError(f"attention_mask: got {attention_mask.ndim} dimensions; want (batch, tokens) or (b, 1, sq, sk)")
+        raise ValueError(
+            f"attention_mask: got {attention_mask.ndim} dimensions; want (batch, tokens) or (b, 1, sq, sk)"
+        )
     tracing = torch.compiler.is_compiling()
     if not tracing:
         q_offset = int(q_offset)
@@ -105,7 +107,9 @@ def _runs(call: _Call, attention_mask: torch.Tensor | None) -> _Runs | None:
     end = torch.where(count > 0, call.sk - real.flip(1).to(torch.uint8).argmax(1), 0)
     whole = (count == end - first).all()
     if call.tracing:
-        torch._assert_async(whole, "attention_mask: got padding between tokens; under torch.compile want it at the ends")
+        torch._assert_async(
+            whole, "attention_mask: got padding between tokens; under torch.compile want it at the ends"
+        )
         return _Runs(real, first, end, True, False)
     if bool((count == call.sk).all()):
         return None
@@ -227,7 +231,9 @@ def _chunks(call: _Call, pattern: Pattern, runs: _Runs | None) -> Pieces | None:
     if runs is not None:
         inside = (first_key < runs.first[:, None]) & (runs.first[:, None] < end_key)
         if call.tracing:
-            torch._assert_async(~inside.any(), "attention_mask: got padding that ends inside a chunk; want it at the ends")
+            torch._assert_async(
+                ~inside.any(), "attention_mask: got padding that ends inside a chunk; want it at the ends"
+            )
         elif bool(inside.any()):
             return None
         end_key = torch.minimum(end_key, runs.end[:, None])
