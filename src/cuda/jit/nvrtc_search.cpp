@@ -65,6 +65,7 @@ class Search {
     folder(path, where);
     for (const char* below : {"lib64", "lib"}) folder(fs::path(path) / below, where);
     packages(path);  // pip install --target
+    prefix(path);    // a virtual environment
   }
 
   void folders_of(const std::string& list, const std::string& where) {
