@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _ExcludeDispatchKeyGuard
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from . import operators
@@ -117,6 +118,11 @@ def refuse_out_with_gradients(out: Tensor | None) -> None:
         )
 
 
+def _refuse_tangents(tensors: tuple[Tensor, ...]) -> None:
+    if any([forward_ad.unpack_dual(x).tangent is not None for x in tensors]):
+        raise NotImplementedError("attention: got a tangent (forward-mode AD, jvp); want a gradient by torch.autograd")
+
+
 def _attention_autograd(
     keyset: DispatchKeySet,
     q: Tensor,
@@ -128,6 +134,8 @@ def _attention_autograd(
     sizes: list[int],
     scalars: list[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    if forward_ad._current_level >= 0:
+        _refuse_tangents((q, k, v, *tensors))
     plain = keyset.raw_repr() == _PLAIN
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (tensors and needs_grad(tensors))

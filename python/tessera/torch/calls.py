@@ -58,6 +58,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
 def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
     few = call.tensors == () and out is None  # the common case, quickly
     if few and isinstance(k, Tensor) and isinstance(v, Tensor) and q.is_cpu and k.is_cpu and v.is_cpu:
+        _refuse_layout("q", q)
         return
     named = [("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True)]
     if out is not None:
@@ -66,8 +67,18 @@ def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | No
         if not isinstance(tensor, Tensor):
             kind = type(tensor)
             raise TypeError(f"{name}: got {kind.__module__}.{kind.__qualname__}; want a torch.Tensor, as q is one")
-        if not tensor.is_cpu and not tensor.is_meta:
+        _refuse_layout(name, tensor)
+        # Tensors on "meta" have shapes and no data; results then have neither.
+        if not tensor.is_cpu and not (tensor.is_meta and q.is_meta):
             raise ValueError(f"{name}: got a tensor on {tensor.device}; want one on cpu, the only device so far")
+        if tensor.is_cpu and q.is_meta:
+            raise ValueError(f"{name}: got a tensor on cpu; want one on meta, as q is")
+
+
+def _refuse_layout(name: str, tensor: Tensor) -> None:
+    if tensor.layout != torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise ValueError(f"{name}: got {kind}; want torch.strided, sequences of several lengths with cu_seqlens")
 
 
 def _by_oracle(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, ...]:

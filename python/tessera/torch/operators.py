@@ -44,9 +44,10 @@ Allocations = tuple[tuple[Shape, torch.dtype], ...]
 # In the order of `others`; q, k and v have gradients besides.
 DIFFERENTIABLE = ("sink", "k2", "v2")
 
-DTYPES = {
-    dtype_name(dtype): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.uint32)
-}
+# Of outputs, and those that a plan will refuse.
+_FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_INTEGRAL = (torch.int8, torch.int32, torch.int64, torch.uint8, torch.uint32)
+DTYPES = {dtype_name(dtype): dtype for dtype in (*_FLOATING, *_INTEGRAL)}
 _SEEDS = frozenset(("dropout_seed", "dropout_offset"))
 _BITS_64 = (1 << 64) - 1
 
@@ -76,17 +77,14 @@ def _forward_route(
     v: Shape,
     shapes: tuple[Shape, ...],
     dtypes: Any,
-    _: int,
+    threads: int,
 ) -> _Route:
-    """`dtypes` of q, k, v, and of out if the caller has allocated it, else None. The last is set_threads' number."""
+    """`dtypes` of q, k, v, and of out if the caller has allocated it, else None."""
     names = names_of(slots)
     features = _execute.with_lse(features)
-    outputs = _execute.forward_outputs(features, names, sizes, q, k, v, shapes, dtype_name(dtypes[0]))
-    made = tuple((tuple(shape), DTYPES[dtype]) for _, shape, dtype in outputs)
-    if dtypes[3] is None:
-        dtypes = (*dtypes[:3], made[0][1])
-    plan, bound, taken = _execute.plan_for(_execute.FORWARD, features, names, sizes, q, k, v, shapes, dtypes)
-    return _Route(plan.run, bound, taken, made, _seeds(names))
+    route = _execute.forward_route(features, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads)
+    made = tuple((shape, DTYPES[dtype]) for shape, dtype in route.made)
+    return _Route(route.run, route.slots, route.taken, made, _seeds(names))
 
 
 @lru_cache(maxsize=2048)

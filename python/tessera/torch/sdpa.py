@@ -9,9 +9,9 @@ nests. It costs every torch function inside the block about a microsecond.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from .calls import forward
 from .mask_patterns import MaskPattern, Unrecognised, recognise
 
 _SDPA = torch.nn.functional.scaled_dot_product_attention
+_MULTI_HEAD = torch.nn.functional.multi_head_attention_forward
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -32,16 +33,16 @@ class SdpaReport:
     """What became of the calls inside one ``sdpa_replacement`` block."""
 
     replaced: int = 0  # calls that Tessera computed
-    fallbacks: Counter[str] = field(default_factory=Counter)  # reason: calls that torch computed
+    fallbacks: dict[str, int] = field(default_factory=dict)  # reason: calls that torch computed
 
     @property
     def calls(self) -> int:
         """Calls of scaled_dot_product_attention that were seen."""
-        return self.replaced + self.fallbacks.total()
+        return self.replaced + sum(self.fallbacks.values())
 
     def __str__(self) -> str:
         lines = [f"scaled_dot_product_attention: {self.replaced} of {self.calls} calls by Tessera"]
-        lines += [f"  {count} by torch: {reason}" for reason, count in self.fallbacks.most_common()]
+        lines += [f"  {self.fallbacks[reason]} by torch: {reason}" for reason in sorted(self.fallbacks)]
         return "\n".join(lines)
 
 
@@ -53,7 +54,7 @@ def sdpa_replacement(*, strict: bool = False) -> Iterator[SdpaReport]:
     meaning: (batch, heads, seqlen, head_dim) without a copy, ``is_causal`` aligned at the top left corner, 0 for rows
     without a visible key. A mask is read, and replaced when it is exactly a band, lengths of keys or rows, or both;
     under torch.compile, where data cannot be read, every mask goes to torch. Dropout draws its seed from torch's
-    default generator: repeatable by manual_seed, but not torch's own bits.
+    default generator: repeatable by manual_seed, but not torch's own bits. Enter it outside of compiled code.
 
     strict: raise NotImplementedError with the reason instead of falling back.
     """
@@ -68,21 +69,31 @@ class _SdpaMode(TorchFunctionMode):
         self._report = report
         self._strict = strict
         self._patterns = WeakIdKeyDictionary()  # mask: (what it was recognised for, outcome)
+        # multi_head_attention_forward is itself a torch function, and inside of one no mode is asked again. Hence
+        # nn.MultiheadAttention runs a copy of it that calls this mode.
+        self._multi_head = FunctionType(
+            _MULTI_HEAD.__code__,
+            {**_MULTI_HEAD.__globals__, _SDPA.__name__: self._attend},
+            argdefs=_MULTI_HEAD.__defaults__,
+        )
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is not _SDPA:
-            return func(*args, **kwargs)
+        if func is _SDPA:
+            return self._attend(*args, **kwargs)
+        return (self._multi_head if func is _MULTI_HEAD else func)(*args, **kwargs)
+
+    def _attend(self, *args: Any, **kwargs: Any) -> Tensor:
         outcome = self._route(*args, **kwargs)
         if isinstance(outcome, Tensor):
             self._report.replaced += 1
             return outcome
         if self._strict:
             raise NotImplementedError(f"scaled_dot_product_attention: got {outcome}; want what Tessera replaces")
-        self._report.fallbacks[outcome] += 1
-        return func(*args, **kwargs)
+        self._report.fallbacks[outcome] = self._report.fallbacks.get(outcome, 0) + 1
+        return _SDPA(*args, **kwargs)
 
     def _route(
         self,
