@@ -67,6 +67,8 @@ def _band_word(causal: bool, band: Band | None) -> str:
 
 def _block_word(block: tuple[int, int]) -> str:
     rows, keys = _pair("block", block, "(query rows, keys)")
+    if rows < 1 or keys < 1:
+        raise ValueError(f"block: got ({rows}, {keys}); want 1 or more of each, (query rows, keys)")
     return f"block={int(rows)}x{int(keys)}"
 
 

@@ -44,14 +44,17 @@ class Library(Protocol):
 
 
 @lru_cache(maxsize=256)
-def dtype_name(dtype: Any) -> str:
-    """Tessera's name ("bf16") of a dtype of numpy, torch or jax, of a scalar type, or of either's name."""
+def dtype_name(dtype: Any, argument: str = "dtype") -> str:
+    """Tessera's name ("bf16") of a dtype of numpy, torch or jax, of a scalar type, or of either's name.
+
+    Raises ValueError naming `argument` for any other.
+    """
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     name = name.rpartition(".")[2]
     if name in _LIBRARY_NAMES:
         return name
     if name not in _NAMES:
-        raise ValueError(f"dtype: got {name}; want one of {', '.join(_NAMES)}")
+        raise ValueError(f"{argument}: got {name}; want one of {', '.join(_NAMES)}")
     return _NAMES[name]
 
 
@@ -120,7 +123,7 @@ class _ArrayApi:
 
 @lru_cache(maxsize=64)
 def _library_of_type(kind: type) -> Library | None:
-    if not (hasattr(kind, "shape") and hasattr(kind, "dtype")):
+    if not hasattr(kind, "__dlpack__"):
         return None
     roots = {base.__module__.partition(".")[0] for base in kind.__mro__}
     if "torch" in roots:
@@ -129,8 +132,7 @@ def _library_of_type(kind: type) -> Library | None:
         return _Numpy()
     if hasattr(kind, "__array_namespace__"):
         return _ArrayApi(kind.__module__.partition(".")[0])
-    # Anything else that can be read gets numpy arrays back.
-    return _Numpy() if hasattr(kind, "__dlpack__") else None
+    return _Numpy()  # anything else that can be read gets numpy arrays back
 
 
 def library_of(array: Array, argument: str) -> Library:

@@ -115,7 +115,7 @@ def _plan_for(
     threads: int,
 ) -> Planned:
     f = features_of(features)
-    names = tuple(map(dtype_name, dtypes))
+    names = tuple(map(dtype_name, dtypes, ("q", "k", "v", "out")))
     line = attention_line(kind, f, slots, sizes, q, k, v, shapes, names, extra)
     taken = tuple(i for i, slot in enumerate(slots) if _takes(kind, slot))
     bound = ("q", "k", "v", *(slots[i] for i in taken))
@@ -152,7 +152,7 @@ def forward_route(
     threads: int,
 ) -> Route:
     """`dtypes` of q, k, v; `out_dtype` that of memory for the output, None to follow the features."""
-    outputs = forward_outputs(features, slots, sizes, q, k, v, shapes, dtype_name(dtypes[0]))
+    outputs = forward_outputs(features, slots, sizes, q, k, v, shapes, dtype_name(dtypes[0], "q"))
     made = tuple((tuple(shape), dtype) for _, shape, dtype in outputs)
     last = (made[0][1] if out_dtype is None else out_dtype,)
     planned = _plan_for(FORWARD, features, slots, sizes, q, k, v, shapes, dtypes + last, (), threads)

@@ -21,11 +21,8 @@ def _plan(line: str, threads: int) -> _core.Plan:
     return _core.Plan(line, threads=threads)
 
 
-def _stacked(parts: Sequence[Array], name: str) -> Any:
+def _stacked(parts: tuple[Array, ...], name: str) -> Any:
     """The parts as one tensor (parts, ...): where they lie when their distances are even, else a copy."""
-    parts = tuple(parts)
-    if not parts:
-        raise ValueError(f"{name}: got no parts; want one or more")
     if _core.parts_fit(parts, name):
         return parts
     if is_torch(parts[0]):
@@ -60,9 +57,8 @@ def combine(
 
     Source: Rabe and Staats 2021 (arXiv:2112.05682); Dao et al. 2023, Flash-Decoding.
     """
-    parts = _listed(out_parts)
-    lses = _listed(lse_parts)
-    first, first_lse = (parts[0] if isinstance(parts, tuple) else parts), (lses[0] if isinstance(lses, tuple) else lses)
+    parts, first = _listed(out_parts, "out_parts")
+    lses, first_lse = _listed(lse_parts, "lse_parts")
     library = library_of(first, "out_parts")
     library_of(first_lse, "lse_parts")
     refuse_gradient(
@@ -98,8 +94,13 @@ def combine(
     return (result, library.finish(lse, first)) if return_lse else result
 
 
-def _listed(parts: Any) -> Any:
-    return tuple(parts) if isinstance(parts, (tuple, list)) else parts
+def _listed(parts: Any, name: str) -> tuple[Any, Array]:
+    """(parts, the first): a tuple of arrays and one of them, or one array twice."""
+    if not isinstance(parts, (tuple, list)):
+        return parts, parts
+    if not parts:
+        raise ValueError(f"{name}: got no parts; want one or more")
+    return tuple(parts), parts[0]
 
 
 def _placed(parts: Any, name: str) -> Any:
