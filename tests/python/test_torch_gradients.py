@@ -7,11 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import tessera  # noqa: E402
 import torch_problems as problems  # noqa: E402
 import torch_textbook as textbook  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
-
-import tessera  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -137,7 +136,7 @@ def test_paged_keys_have_no_gradient():
 def test_out_takes_no_gradient():
     q, k, v = qkv()
     out = torch.empty_like(q)
-    with pytest.raises(NotImplementedError, match="^out: "):
+    with pytest.raises(NotImplementedError, match=r"^out: "):
         tessera.attention(q, k, v, out=out)
     with torch.no_grad():
         given = tessera.attention(q, k, v, out=out)

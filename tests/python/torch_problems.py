@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import tessera
 import torch
 import torch_textbook as textbook
 from torch import Tensor
-
-import tessera
 
 
 class Problem(NamedTuple):

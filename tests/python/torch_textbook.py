@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention as in a textbook, in torch operations of the tensors' own dtype, and the rule that results are judged by.
 
-In float64 it is the oracle; in the problem's dtype it is what an unfused implementation would give, rounded after each step.
+In float64 it is the oracle; in the problem's dtype it is what an unfused implementation gives, rounded after each step.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def ulp(value: float, dtype: torch.dtype) -> float:
 
 
 def judge(name: str, got: Tensor, oracle: Tensor, plain: Callable[[int], Tensor], runs: int = 64) -> None:
-    """Fails unless max|got - oracle| <= 2 max|plain - oracle| + 2 ulp(max|oracle|), plain the worst of up to `runs` runs.
+    """Fails unless max|got - oracle| <= 2 max|plain - oracle| + 2 ulp(max|oracle|), plain the worst of `runs` runs.
 
-    plain(0) is the textbook in its usual order; plain(n) sums in another order. docs/testing.md says why there are several.
+    plain(0) is the textbook in its usual order; plain(n) sums in another. docs/testing.md says why there are several.
     """
     assert got.shape == oracle.shape, f"{name}: {tuple(got.shape)} for {tuple(oracle.shape)}"
     assert torch.equal(got == -torch.inf, oracle == -torch.inf), f"{name}: -inf elsewhere"

@@ -108,8 +108,9 @@ def _rows(visible: Tensor) -> MaskPattern | None:
     used = torch.where(some, last + 1, 0).amax(-1)
     # Rows that end before the last used key show where the band ends; if there are none, no band may be needed.
     cut_by_band = (last - i)[some & (last + 1 < used[:, None])]
-    proposals = [(int(cut_by_band[0]) if cut_by_band.numel() else None, used)]
-    proposals.append((int((last - i)[some].amax()), torch.full_like(used, seqlen_k)))
+    end_of_band = int(cut_by_band[0]) if cut_by_band.numel() else None
+    whole = torch.full_like(used, seqlen_k)
+    proposals = ((end_of_band, whole), (end_of_band, used), (int((last - i)[some].amax()), whole))
     full_rows = torch.full_like(rows, seqlen_q)
     for right, keys in proposals:
         band = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=visible.device)

@@ -54,7 +54,8 @@ def sdpa_replacement(*, strict: bool = False) -> Iterator[SdpaReport]:
     meaning: (batch, heads, seqlen, head_dim) without a copy, ``is_causal`` aligned at the top left corner, 0 for rows
     without a visible key. A mask is read, and replaced when it is exactly a band, lengths of keys or rows, or both;
     under torch.compile, where data cannot be read, every mask goes to torch. Dropout draws its seed from torch's
-    default generator: repeatable by manual_seed, but not torch's own bits. Enter it outside of compiled code.
+    default generator: repeatable by manual_seed, but not torch's own bits. Results lie in memory as (batch, seqlen,
+    heads, head_dim), which torch does on CUDA. Enter the block outside of compiled code.
 
     strict: raise NotImplementedError with the reason instead of falling back.
     """
