@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ command and Python give the same bits on the same arrays, and refuse with the same words."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tessera
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+THREADS = 2  # the same on both sides: splits may follow their number
+
+DTYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
+
+
+class Command:
+    """`tessera run` on arrays through .npy files in a folder of its own."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        self.path, self.folder = path, folder
+
+    def __call__(self, words: str, wishes: str = "", seed: int = 0, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+        """The outputs by slot."""
+        done = self.run(words, wishes, seed, arrays)
+        assert done.returncode == 0, done.stderr
+        found = {"o" if path.name == "o.npy" else path.name.split(".")[1]: path for path in self.folder.glob("o*.npy")}
+        return {slot: _read(path) for slot, path in found.items()}
+
+    def refusal(self, words: str, **arrays: np.ndarray) -> str:
+        """The text of its error."""
+        done = self.run(words, "", 0, arrays)
+        assert done.returncode in (2, 3), done.stdout
+        return done.stderr.removeprefix("tessera: ").strip()
+
+    def run(self, words: str, wishes: str, seed: int, arrays: dict) -> subprocess.CompletedProcess:
+        call = [
+            str(self.path),
+            "run",
+            "--quiet",
+            f"--threads={THREADS}",
+            f"--seed={seed}",
+            f"--out={self.folder}/o.npy",
+        ]
+        for wish in wishes.split():
+            call += ["--wish", wish]
+        for name, value in arrays.items():
+            file = self.folder / f"{name}.in.npy"
+            np.save(file, value)
+            call += ["--in", f"{name}={file}"]
+        return subprocess.run([*call, "--", *words.split()], capture_output=True, text=True, check=False)
+
+
+def _read(path: Path) -> np.ndarray:
+    read = np.load(path)
+    return read.view(ml_dtypes.bfloat16) if read.dtype == np.dtype("V2") else read
+
+
+@pytest.fixture
+def command(tessera_command, tmp_path):
+    return Command(tessera_command, tmp_path)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(77)
+
+
+def normal(rng, *shape, dtype="fp32"):
+    return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+
+def identical(got, want):
+    got, want = np.asarray(got), np.asarray(want)
+    assert got.dtype == want.dtype and got.shape == want.shape
+    assert got.tobytes() == want.tobytes()
+
+
+# (Python's options, words of the line); sizes and dtypes come from the arrays on both sides.
+OPTIONS = {
+    "plain": ({}, ""),
+    "causal": ({"causal": True}, "causal"),
+    "band": ({"band": (9, 3)}, "band=9:3"),
+    "affine": ({"affine": (4, 2)}, "affine=4:2"),
+    "scores": ({"scale": 0.2, "softcap": 3.5}, "scale=0.2 softcap=3.5"),
+    "built-ins": ({"score": "relative", "mask": "prefix"}, "score=relative mask=prefix"),
+    "dropout": ({"dropout": 0.3, "seed": 8}, "dropout=0.3"),
+    "invariant": ({"causal": True, "batch_invariant": True}, "causal batch_invariant"),
+    "wish": ({"wishes": "splits=3 tile_kv=16"}, ""),
+    "oracle": ({"causal": True, "wishes": "implementation=cpu.reference"}, "causal"),
+}
+
+
+class TestForward:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("name", OPTIONS)
+    def test_options(self, command, rng, name, dtype):
+        options, words = OPTIONS[name]
+        q, k, v = (normal(rng, *shape, dtype=dtype) for shape in ((2, 33, 4, 32), (2, 70, 2, 32), (2, 70, 2, 16)))
+        out, lse = tessera.attention(q, k, v, return_lse=True, threads=THREADS, **options)
+        theirs = command(f"{words} lse", options.get("wishes", ""), options.get("seed", 0), q=q, k=k, v=v)
+        identical(out, theirs["o"])
+        identical(lse, theirs["lse"])
+
+    def test_decode_with_splits(self, command, rng):
+        q, k, v = normal(rng, 1, 1, 8, 64, dtype="bf16"), *(normal(rng, 1, 3000, 2, 64, dtype="bf16") for _ in "kv")
+        identical(tessera.attention(q, k, v, threads=THREADS), command("", q=q, k=k, v=v)["o"])
+
+    def test_dtypes_of_their_own(self, command, rng):
+        q, k, v = (
+            normal(rng, 1, 9, 2, 16),
+            normal(rng, 1, 9, 2, 16, dtype="fp16"),
+            normal(rng, 1, 9, 2, 16, dtype="bf16"),
+        )
+        out = tessera.attention(q, k, v, out_dtype="bf16", threads=THREADS)
+        identical(out, command("dtype=fp32:fp16:bf16:bf16", q=q, k=k, v=v)["o"])
+
+    def test_sinks_slopes_offsets(self, command, rng):
+        q, k, v = normal(rng, 2, 20, 4, 16), normal(rng, 2, 30, 4, 16), normal(rng, 2, 30, 4, 16)
+        sink, slopes = normal(rng, 4), rng.random(4).astype(np.float32)
+        shift = np.array([3, -5], np.int64)
+        out = tessera.attention(q, k, v, causal=True, sinks=sink, alibi_slopes=slopes, q_offset=shift, threads=THREADS)
+        theirs = command("causal", q=q, k=k, v=v, sink=sink, alibi_slopes=slopes, q_offset=shift)
+        identical(out, theirs["o"])
+
+    def test_packed_sequences(self, command, rng):
+        q, k, v = normal(rng, 50, 4, 16), normal(rng, 60, 2, 16), normal(rng, 60, 2, 16)
+        cu = {"cu_seqlens_q": np.array([0, 31, 31, 48], np.int32), "cu_seqlens_k": np.array([0, 20, 35, 60], np.int32)}
+        used = {"seqused_k": np.array([20, 9, 25], np.int32)}
+        out, lse = tessera.attention(q, k, v, causal=True, return_lse=True, threads=THREADS, **cu, **used)
+        theirs = command("causal lse seqused_k", q=q, k=k, v=v, **cu, **used)
+        # What lies behind the last sequence is nobody's: neither side writes it.
+        identical(out[:48], theirs["o"][:48])
+        identical(lse[:, :48], theirs["lse"][:, :48])
+
+    @pytest.mark.parametrize("form", ["table", "csr"])
+    def test_pages(self, command, rng, form):
+        q = normal(rng, 2, 3, 4, 16)
+        k, v = normal(rng, 9, 8, 2, 16), normal(rng, 9, 8, 2, 16)
+        if form == "table":
+            pages = {
+                "page_table": rng.permutation(9)[:8].astype(np.int32).reshape(2, 4),
+                "seqused_k": np.array([31, 12], np.int32),
+            }
+        else:
+            pages = {
+                "page_indptr": np.array([0, 3, 5], np.int32),
+                "page_indices": np.array([4, 1, 8, 0, 2], np.int32),
+                "last_page_len": np.array([8, 1], np.int32),
+            }
+        # The longest sequence in use, which is what the command plans for.
+        longest = {"max_seqlen_k": 31} if form == "table" else {}
+        out = tessera.attention(q, k, v, causal=True, threads=THREADS, **pages, **longest)
+        identical(out, command("causal", q=q, k=k, v=v, **pages)["o"])
+
+    def test_two_segments(self, command, rng):
+        q, k, v, k2, v2 = (normal(rng, 1, n, 2, 16) for n in (17, 40, 40, 17, 17))
+        out = tessera.attention(q, k, v, k2=k2, v2=v2, causal=True, threads=THREADS)
+        identical(out, command("causal", q=q, k=k, v=v, k2=k2, v2=v2)["o"])
+
+    @pytest.mark.parametrize("form", ["indices", "bitmask", "transposed"])
+    def test_tile_lists(self, command, rng, form):
+        q, k, v = (normal(rng, 1, 100, 4, 16) for _ in "qkv")
+        tiles = tessera.TileList.from_mask(rng.random((1, 2, 7, 13)) < 0.5, form=form, block=(16, 8))
+        q4, k2, v2 = q, k[:, :, :2].copy(), v[:, :, :2].copy()
+        out = tessera.attention(q4, k2, v2, tiles=tiles, threads=THREADS)
+        theirs = command(f"block=16x8 list={form}:kv", q=q4, k=k2, v=v2, **dict(tiles.arrays()))
+        identical(out, theirs["o"])
+
+    def test_mass_and_next_list(self, command, rng):
+        q, k, v = (normal(rng, 1, 40, 2, 16) for _ in "qkv")
+        out, mass, tiles = tessera.attention(
+            q, k, v, mass="rms", next_tiles="indices", threshold=0.3, block=(8, 8), threads=THREADS
+        )
+        theirs = command("mass=rms next=indices threshold=0.3 block=8x8", q=q, k=k, v=v)
+        identical(out, theirs["o"])
+        identical(mass, theirs["tile_mass"])
+        identical(tiles.counts, theirs["next_counts"])
+        identical(tiles.indices, theirs["next_indices"])
+
+
+class TestBackward:
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_after_either_forward(self, command, rng, dtype):
+        q, k, v, dout = (normal(rng, 2, 40, 4, 16, dtype=dtype) for _ in range(4))
+        sinks = normal(rng, 4)
+        out, lse = tessera.attention(q, k, v, causal=True, sinks=sinks, return_lse=True, threads=THREADS)
+        options = {"causal": True, "sinks": sinks, "deterministic": True, "threads": THREADS}
+        ours = tessera.attention_backward(dout, q, k, v, out, lse, **options)
+        given = {"q": q, "k": k, "v": v, "dout": dout, "sink": sinks}
+        after_ours = command("pass=backward causal deterministic", o=out, lse=lse, **given)
+        after_theirs = command("pass=backward causal deterministic", **given)
+        for slot, gradient in zip(("dq", "dk", "dv", "dsink"), ours, strict=True):
+            identical(gradient, after_ours[slot])
+            identical(gradient, after_theirs[slot])
+        theirs = command("causal lse", q=q, k=k, v=v, sink=sinks)
+        for got, want in zip(
+            tessera.attention_backward(dout, q, k, v, theirs["o"], theirs["lse"], **options), ours, strict=True
+        ):
+            identical(got, want)
+
+    def test_fp32_gradients_and_dlse(self, command, rng):
+        q, k, v, dout = (normal(rng, 1, 20, 2, 16, dtype="bf16") for _ in range(4))
+        dlse = normal(rng, 1, 2, 20)
+        out, lse = tessera.attention(q, k, v, return_lse=True, threads=THREADS)
+        ours = tessera.attention_backward(
+            dout, q, k, v, out, lse, dlse=dlse, grad_dtype="fp32", deterministic=True, threads=THREADS
+        )
+        theirs = command("pass=backward grad=fp32 deterministic", q=q, k=k, v=v, dout=dout, dlse=dlse, o=out, lse=lse)
+        for slot, gradient in zip(("dq", "dk", "dv"), ours, strict=True):
+            identical(gradient, theirs[slot])
+
+
+class TestOtherOperations:
+    def test_combine(self, command, rng):
+        outs, lses = normal(rng, 3, 2, 5, 4, 16), normal(rng, 3, 2, 4, 5)
+        sinks = normal(rng, 4)
+        out, lse = tessera.combine(outs, lses, sinks=sinks, threads=THREADS)
+        theirs = command("combine lse", o_parts=outs, lse_parts=lses, sink=sinks)
+        identical(out, theirs["o"])
+        identical(lse, theirs["lse"])
+
+    def test_kv_append(self, command, rng):
+        k, v, k_new, v_new, q = (
+            normal(rng, *shape) for shape in ((2, 9, 2, 16),) * 2 + ((2, 3, 2, 16),) * 2 + ((2, 3, 4, 16),)
+        )
+        cos, sin, used = normal(rng, 9, 4), normal(rng, 9, 4), np.array([1, 6], np.int32)
+        theirs = command(
+            "kv_append rotary=half:8",
+            k=k,
+            v=v,
+            k_new=k_new,
+            v_new=v_new,
+            q=q,
+            seqused_k=used,
+            rotary_cos=cos,
+            rotary_sin=sin,
+        )
+        turned = tessera.kv_append(k, v, k_new, v_new, seqused_k=used, rotary_cos=cos, rotary_sin=sin, q=q)
+        identical(k, theirs["k"])
+        identical(v, theirs["v"])
+        identical(turned, theirs["q_rotated"])
+
+
+def refused(call) -> str:
+    with pytest.raises((ValueError, NotImplementedError)) as raised:
+        call()
+    return str(raised.value)
+
+
+class TestRefusals:
+    """The same text from both, where both get as far as the library."""
+
+    @pytest.mark.parametrize(
+        ("words", "options", "arrays"),
+        [
+            ("scale=inf", {"scale": float("inf")}, {}),
+            ("softcap=-2", {"softcap": -2.0}, {}),
+            ("dropout=1.5", {"dropout": 1.5}, {}),
+            ("affine=0:2", {"affine": (0, 2)}, {}),
+            ("", {"sinks": "sink"}, {"sink": np.zeros(3, np.float32)}),
+            ("", {"alibi_slopes": "alibi_slopes"}, {"alibi_slopes": np.zeros((1, 4, 1), np.float32)}),
+            ("", {"seqused_k": "seqused_k"}, {"seqused_k": np.array([3, 11], np.int32)}),
+            ("", {"seqused_k": "seqused_k"}, {"seqused_k": np.array([3, 1], np.int64)}),
+            ("", {"q_offset": "q_offset"}, {"q_offset": np.array([1 << 61, 0], np.int64)}),
+            ("", {"k_offset2": "k_offset2"}, {"k_offset2": np.zeros(2, np.int64)}),
+        ],
+    )
+    def test_options(self, command, rng, words, options, arrays):
+        q, k, v = (normal(rng, 2, 7, 2, 16) for _ in "qkv")
+        options = {name: arrays[value] if isinstance(value, str) else value for name, value in options.items()}
+        ours = refused(lambda: tessera.attention(q, k, v, **options))
+        assert ours == command.refusal(words, q=q, k=k, v=v, **arrays)
+
+    def test_shapes(self, command, rng):
+        q, k, v = normal(rng, 2, 7, 2, 16), normal(rng, 2, 9, 2, 16), normal(rng, 2, 8, 2, 16)
+        assert refused(lambda: tessera.attention(q, k, v)) == command.refusal("", q=q, k=k, v=v)
+        k3 = normal(rng, 2, 7, 3, 16)
+        assert refused(lambda: tessera.attention(q, k3, k3)) == command.refusal("", q=q, k=k3, v=k3)
+        odd = normal(rng, 2, 7, 2, 12)
+        assert refused(lambda: tessera.attention(odd, odd, odd)) == command.refusal("", q=odd, k=odd, v=odd)
+
+    def test_unsorted_tiles(self, command, rng):
+        q = normal(rng, 1, 32, 1, 16)
+        counts, indices = np.full((1, 1, 2), 2, np.int32), np.array([[[[0, 1], [1, 0]]]], np.int32)
+        tiles = tessera.TileList(counts=counts, indices=indices, block=(16, 16))
+        ours = refused(lambda: tessera.attention(q, q, q, tiles=tiles))
+        theirs = command.refusal("block=16x16 list=indices", q=q, k=q, v=q, tile_counts=counts, tile_indices=indices)
+        assert ours == theirs and ours.startswith("tile_indices: got ")
+
+    def test_what_nothing_computes(self, command, rng):
+        q = normal(rng, 1, 8, 1, 16)
+        ours = refused(lambda: tessera.attention(q, q, q, wishes="splits=2000", threads=THREADS))
+        done = command.run("", "splits=2000", 0, {"q": q, "k": q, "v": q})
+        assert done.returncode == 3
+        # Both name the problem; they say its defaults differently.
+        assert ours.split("; want ")[1] == done.stderr.strip().split("; want ")[1]
