@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ library of Tessera: plans that run on arrays of any library."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+class Plan:
+    """How a problem is computed: made once from its line (docs/grammar.md), run many times, by many threads at once."""
+
+    def __init__(self, problem: str, *, wishes: str = "", threads: int = 0, isa: str = "") -> None:
+        """threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), "" for the best.
+
+        Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.
+        """
+
+    @property
+    def problem(self) -> str:
+        """The problem's line in its shortest form."""
+
+    @property
+    def implementation(self) -> str:
+        """Name of the implementation chosen, "cpu.tiled"."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes that a run needs besides its arrays."""
+
+    @property
+    def threads(self) -> int:
+        """Worker threads."""
+
+    @property
+    def isa(self) -> str:
+        """Instruction set."""
+
+    def explain(self) -> str:
+        """Lines of text: problem, target, what was chosen, and why every other implementation was refused."""
+
+    def run(
+        self,
+        slots: tuple[str, ...],
+        arrays: Sequence[Any],
+        seed: int = 0,
+        offset: int = 0,
+        batch_offset: int = 0,
+        head_offset: int = 0,
+        score: Callable[[float, int, int, int, int], float] | None = None,
+        mask: Callable[[int, int, int, int], bool] | None = None,
+    ) -> None:
+        """Binds arrays[i] (None: nothing) to the slot named slots[i] and computes.
+
+        Outputs are written in place, nothing is copied; partial results may be a tuple of arrays. The interpreter lock
+        is released, unless score or mask is a Python function (cpu.reference only).
+
+        Raises ValueError, TypeError for what is no array, NotImplementedError for a function that cannot be called.
+        """
+
+class Buffer:
+    """Uninitialised memory of a shape and dtype ("bf16"), 64-byte aligned, for from_dlpack to take."""
+
+    def __init__(self, shape: Sequence[int], dtype: str) -> None: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> str:
+        """Tessera's name of the dtype."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+def version() -> str:
+    """The library's version, "0.1.0"."""
+
+def build_info() -> str:
+    """Version, compiler, build type, instruction sets, OpenMP and Highway, one a line."""
+
+def cpu_isas() -> list[str]:
+    """Instruction sets that this build has and this machine can run, best first."""
+
+def builtin_scores() -> list[str]:
+    """Names that score= knows."""
+
+def builtin_masks() -> list[str]:
+    """Names that mask= knows."""
+
+def default_threads() -> int:
+    """Threads that OpenMP would use for the calling thread's work."""
+
+def free_workspaces() -> None:
+    """Frees the workspaces kept for later runs (at most 256 MiB)."""
+
+def longest_step(boundaries: Any, name: str = "boundaries") -> int:
+    """The largest difference of neighbours in int32 (n), 0 for fewer than two entries; `name` is for errors."""
+
+def parts_fit(parts: tuple[Any, ...], name: str = "parts") -> bool:
+    """Whether arrays are the parts of one strided tensor: same shape, dtype and strides, at even distances.
+
+    Raises ValueError for shapes or dtypes that differ.
+    """
+
+def dropout_keep(
+    out: Any,
+    dropout: float,
+    seed: int,
+    offset: int = 0,
+    batch: int = 0,
+    head: int = 0,
+    heads: int | None = None,
+    q_offset: int | None = None,
+    k_offset: int = 0,
+) -> None:
+    """Writes which probabilities dropout keeps into out, bool (batch, heads, seqlen_q, seqlen_k) or without batch.
+
+    batch, head: positions of the first; heads: of the whole problem (default: out's); q_offset: default
+    seqlen_k − seqlen_q.
+    """
