@@ -44,13 +44,14 @@ struct Implementation {
   std::vector<cuda::KernelSource> (*kernels)(const PlanState& state) = nullptr;
 };
 
-/// cpu.tiled, cpu.combine, cpu.kv_append, cpu.reference (the last only when wished for by name).
+/// cpu.tiled, cpu.combine, cpu.kv_append, cuda.fwd_mma, cpu.reference (the last only when wished for by name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.
 extern const Implementation kCpuTiled;      // src/cpu/tiled.cpp
 extern const Implementation kCpuCombine;    // src/cpu/combine.cpp
 extern const Implementation kCpuKvAppend;   // src/cpu/kv_append.cpp
+extern const Implementation kCudaFwdMma;    // src/cuda/fwd_mma.cpp
 extern const Implementation kCpuReference;  // src/cpu/reference_implementation.cpp
 
 }  // namespace tessera::detail

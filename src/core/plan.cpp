@@ -79,7 +79,11 @@ Support row_supports(const Implementation& row, const Problem& problem, const Ta
   if (on_request && wishes.implementation.empty()) {
     return Support::no("only on request, with implementation=" + std::string(name));
   }
-  if (target.device != DeviceType::cpu) return Support::no("runs on the CPU, the target is " + target.to_string());
+  const bool on_cuda = name.starts_with("cuda.");
+  if (on_cuda != (target.device == DeviceType::cuda)) {
+    return Support::no(std::string("runs on ") + (on_cuda ? "CUDA" : "the CPU") + ", the target is " +
+                       target.to_string());
+  }
   if (const Support defined = is_defined(problem); !defined) return defined;
   return row.supports(problem, target, wishes);
 }
@@ -95,9 +99,6 @@ const Implementation* choose(const Problem& problem, const Target& target, const
     Support support = row_supports(row, problem, target, wishes);
     if (support && chosen == nullptr) chosen = &row;
     candidates.push_back({row.name, std::move(support)});
-  }
-  if (target.device != DeviceType::cpu) {
-    candidates.push_back({"cuda", Support::no("this build has no CUDA backend yet")});
   }
   if (!known) {
     candidates.push_back({wishes.implementation, Support::no("there is no implementation of this name")});

@@ -108,7 +108,7 @@ void expect_unsupported(const char* line, const Target& target, const char* wish
 }
 
 TEST(MakePlan, RefusalsGiveTheReason) {
-  expect_unsupported("attention sq=8", Target::cuda(90), "", "this build has no CUDA backend yet");
+  expect_unsupported("attention sq=8", Target::cuda(90), "", "wants q, k and v of one type, bf16 or fp16");
   expect_unsupported("attention sq=8", Target::cpu(), "implementation=cpu.fast",
                      "there is no implementation of this name");
   expect_unsupported("attention sq=8", Target::cpu(), "implementation=cpu.combine", "cpu.combine: ");

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fwd_params.h"
+
+#include <algorithm>
+
+namespace tessera::cuda {
+namespace {
+
+template <class T>
+const T* pointer(const Tensor& tensor) {
+  return tensor ? tensor.as<T>() : nullptr;
+}
+
+// Of (batch, row, head, dim), or (row, head, dim) of packed sequences.
+Strides row_strides(const Tensor& tensor) {
+  if (tensor.rank == 3) return {0, tensor.strides[0], tensor.strides[1]};
+  return {tensor.strides[0], tensor.strides[1], tensor.strides[2]};
+}
+
+// Of (batch, head, row), or (head, row).
+Strides lse_strides(const Tensor& tensor) {
+  if (!tensor) return {};
+  if (tensor.rank == 2) return {0, tensor.strides[1], tensor.strides[0]};
+  return {tensor.strides[0], tensor.strides[2], tensor.strides[1]};
+}
+
+struct KvSlots {
+  Slot k, v, cu_seqlens, seqused, page_table, page_indptr, page_indices, last_page_len, offset;
+};
+constexpr KvSlots kSlots[2] = {
+    {Slot::k, Slot::v, Slot::cu_seqlens_k, Slot::seqused_k, Slot::page_table, Slot::page_indptr, Slot::page_indices,
+     Slot::last_page_len, Slot::k_offset},
+    {Slot::k2, Slot::v2, Slot::cu_seqlens_k2, Slot::seqused_k2, Slot::page_table2, Slot::page_indptr2,
+     Slot::page_indices2, Slot::last_page_len2, Slot::k_offset2},
+};
+
+KvParams kv_params(const KvSource& source, const Bindings& bindings, const KvSlots& slots) {
+  KvParams kv{};
+  const Tensor& k = bindings[slots.k];
+  kv.k = k.bytes();
+  kv.v = bindings[slots.v].bytes();
+  kv.k_strides = row_strides(k);
+  kv.v_strides = row_strides(bindings[slots.v]);
+  kv.capacity = static_cast<int>(source.seqlen);
+  kv.total = static_cast<int>(source.total);
+  kv.cu_seqlens = pointer<int>(bindings[slots.cu_seqlens]);
+  kv.seqused = pointer<int>(bindings[slots.seqused]);
+  kv.offset = pointer<i64>(bindings[slots.offset]);
+  kv.page_size = static_cast<int>(source.page_size);
+  kv.pages = static_cast<int>(source.pages);
+  if (source.layout == KvLayout::paged_table) {
+    const Tensor& table = bindings[slots.page_table];
+    kv.page_table = table.as<int>();
+    kv.page_table_stride = table.strides[0];
+    kv.page_indices = static_cast<int>(table.shape[1]);
+  } else if (source.layout == KvLayout::paged_csr) {
+    kv.page_table = bindings[slots.page_indices].as<int>();
+    kv.page_indices = static_cast<int>(bindings[slots.page_indices].shape[0]);
+    kv.page_indptr = bindings[slots.page_indptr].as<int>();
+    kv.last_page_len = bindings[slots.last_page_len].as<int>();
+  }
+  return kv;
+}
+
+i64 bounded(const std::optional<std::int64_t>& side) {
+  return side ? std::clamp<i64>(*side, -kUnbounded, kUnbounded) : kUnbounded;
+}
+
+}  // namespace
+
+FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group) {
+  FwdParams p{};
+  p.q = bindings[Slot::q].bytes();
+  p.o = bindings[Slot::o].bytes();
+  p.lse = const_cast<float*>(pointer<float>(bindings[Slot::lse]));
+  p.q_strides = row_strides(bindings[Slot::q]);
+  p.o_strides = row_strides(bindings[Slot::o]);
+  p.lse_strides = lse_strides(bindings[Slot::lse]);
+  p.batch = static_cast<int>(problem.batch);
+  p.heads_q = static_cast<int>(problem.heads_q);
+  p.heads_kv = static_cast<int>(problem.heads_kv);
+  p.group = group;
+  p.d = static_cast<int>(problem.head_dim_qk);
+  p.dv = static_cast<int>(problem.head_dim_v);
+  p.seqlen_q = static_cast<int>(problem.seqlen_q);
+  p.total_q = static_cast<int>(problem.total_q);
+  p.cu_seqlens_q = pointer<int>(bindings[Slot::cu_seqlens_q]);
+  p.seqused_q = pointer<int>(bindings[Slot::seqused_q]);
+  p.q_offset = pointer<i64>(bindings[Slot::q_offset]);
+  p.kv[0] = kv_params(problem.kv, bindings, kSlots[0]);
+  p.segments = problem.kv2 ? 2 : 1;
+  if (problem.kv2) p.kv[1] = kv_params(*problem.kv2, bindings, kSlots[1]);
+  p.scale = problem.softmax_scale();
+  p.softcap = problem.softcap;
+  p.slopes = pointer<float>(bindings[Slot::alibi_slopes]);
+  if (p.slopes != nullptr && bindings[Slot::alibi_slopes].rank == 2) {
+    p.slopes_batch = bindings[Slot::alibi_slopes].strides[0];
+  }
+  p.sinks = pointer<float>(bindings[Slot::sink]);
+  p.band_left = bounded(problem.band.left);
+  p.band_right = bounded(problem.band.right);
+  if (problem.affine) {
+    p.affine_length = problem.affine->length;
+    p.affine_stride = problem.affine->stride;
+  }
+  p.splits = 1;
+  return p;
+}
+
+}  // namespace tessera::cuda
