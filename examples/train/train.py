@@ -13,8 +13,9 @@ import math
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import tessera
 import torch
@@ -33,9 +34,9 @@ SUFFIXES = {".md", ".cpp", ".h", ".py"}
 class Run:
     """One training: losses in nats per byte, one for each step; bits per byte of the held-out files at the end."""
 
-    losses: list[float] = field(default_factory=list)
-    held_out_bits_per_byte: float = math.nan
-    seconds_per_step: float = math.nan
+    losses: list[float]
+    held_out_bits_per_byte: float
+    seconds_per_step: float  # the median
 
 
 def corpus(root: Path) -> tuple[Tensor, Tensor, int]:
@@ -101,64 +102,78 @@ def held_out_bits(model: GPT, attention: Attention, text: Tensor, context: int) 
     return sum(parts) / len(tokens) / math.log(2)
 
 
-def train(model: GPT, attention: Attention, text: Tensor, given: argparse.Namespace, name: str) -> Run:
-    """AdamW with a warm-up of a tenth of the steps, then a half cosine to a tenth of the rate."""
-    run = Run()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=given.rate, betas=(0.9, 0.95), weight_decay=0.1)
-    warm = max(1, given.steps // 10)
-    source = batches(text, given.batch, given.context, given.seed)
-    begin = time.perf_counter()
-    for step in range(given.steps):
-        part = max(0.0, (step - warm) / max(1, given.steps - warm))
-        rate = given.rate * min((step + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * part))
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        loss = loss_of(model, attention, *next(source))
-        optimizer.zero_grad(set_to_none=True)
+class Training:
+    """One model on its way: AdamW, a warm-up of a tenth of the steps, then a half cosine to a tenth of the rate."""
+
+    def __init__(self, config: Config, attention: Attention, text: Tensor, given: argparse.Namespace) -> None:
+        self.model, self.attention = initialise(GPT(config), given.seed), attention
+        self.batches = batches(text, given.batch, given.context, given.seed)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.1)
+        self.rate, self.steps = given.rate, given.steps
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+
+    def step(self) -> None:
+        done, warm = len(self.losses), max(1, self.steps // 10)
+        cooled = max(0.0, (done - warm) / max(1, self.steps - warm))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.rate * min((done + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * cooled))
+        tokens, following = next(self.batches)
+        begin = time.perf_counter()
+        loss = loss_of(self.model, self.attention, tokens, following)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        run.losses.append(float(loss.detach()))
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.losses.append(float(loss.detach()))
+        self.seconds.append(time.perf_counter() - begin)
+
+
+def train(trainings: dict[str, Training]) -> None:
+    """All steps of all trainings, a step of each in turn, so that whatever else the machine does meets them alike."""
+    steps = next(iter(trainings.values())).steps
+    for step in range(steps):
+        for training in trainings.values():
+            training.step()
         if sys.stderr.isatty():
-            print(f"\r{name}: step {step + 1} of {given.steps}, loss {run.losses[-1]:.3f}", end="", file=sys.stderr)
-    run.seconds_per_step = (time.perf_counter() - begin) / given.steps
+            losses = ", ".join(f"{name} {training.losses[-1]:.3f}" for name, training in trainings.items())
+            print(f"\rstep {step + 1} of {steps}, loss: {losses}", end="", file=sys.stderr)
     if sys.stderr.isatty():
         print(file=sys.stderr)
-    return run
 
 
 def table(runs: dict[str, Run]) -> str:
-    """Markdown: losses at some steps, then what each run came to."""
-    (ours, theirs), steps = runs.values(), len(next(iter(runs.values())).losses)
+    """Markdown: losses at some steps, then what each run came to, and how far apart two runs are."""
+    steps = len(next(iter(runs.values())).losses)
     shown = sorted({1, *(step for step in (10, 30, 100, 200, 300, 500, 1000, 2000) if step < steps), steps})
-    lines = [f"| step | {' | '.join(runs)} | difference |", "|---|---|---|---|"]
-    for step in shown:
-        a, b = ours.losses[step - 1], theirs.losses[step - 1]
-        lines.append(f"| {step} | {a:.5f} | {b:.5f} | {abs(a - b):.1e} |")
-    a, b = ours.held_out_bits_per_byte, theirs.held_out_bits_per_byte
-    lines.append(f"| held out, bits per byte | {a:.4f} | {b:.4f} | {abs(a - b):.1e} |")
-    a, b = ours.seconds_per_step * 1e3, theirs.seconds_per_step * 1e3
-    lines.append(f"| ms per step | {a:.0f} | {b:.0f} | |")
+    rows = [(str(step), [run.losses[step - 1] for run in runs.values()], 5) for step in shown]
+    rows.append(("held out, bits per byte", [run.held_out_bits_per_byte for run in runs.values()], 4))
+    rows.append(("ms per step, median", [run.seconds_per_step * 1e3 for run in runs.values()], 0))
+    lines = [f"| step | {' | '.join(runs)} | apart |", "|---" * (len(runs) + 2) + "|"]
+    for name, values, digits in rows:
+        apart = f"{max(values) - min(values):.1e}" if digits and len(values) > 1 else ""
+        lines.append(f"| {name} | {' | '.join(f'{value:.{digits}f}' for value in values)} | {apart} |")
     return "\n".join(lines)
 
 
 def picture(runs: dict[str, Run], path: Path, what: str) -> None:
-    """Both loss curves above, their difference below; the format is that of the path's suffix."""
+    """Loss curves above, how far they are apart below; the format is that of the path's suffix."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.8), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     steps = range(1, len(next(iter(runs.values())).losses) + 1)
-    for (name, run), width, colour in zip(runs.items(), (2.6, 0.9), ("#56b4e9", "#000000"), strict=True):
+    for (name, run), width, colour in zip(runs.items(), (2.6, 0.9), ("#56b4e9", "#000000"), strict=False):
         label = f"{name}: {run.held_out_bits_per_byte:.3f} bits per byte of held-out text"
         above.plot(steps, run.losses, label=label, lw=width, color=colour)
-    ours, theirs = (run.losses for run in runs.values())
-    below.plot(steps, [max(abs(a - b), 1e-9) for a, b in zip(ours, theirs, strict=True)], lw=0.9, color="#d55e00")
+    every = zip(*(run.losses for run in runs.values()), strict=True)
+    apart = [max(max(losses) - min(losses), 1e-9) for losses in every]
+    below.plot(steps, apart, lw=0.9, color="#d55e00")
     above.set_ylabel("loss, nats per byte")
     above.legend(frameon=False, fontsize=8)
     above.set_title(what, fontsize=9)
     below.set_yscale("log")
-    below.set_ylabel("difference")
+    below.set_ylabel("apart")
     below.set_xlabel("step")
     for axes in (above, below):
         axes.grid(alpha=0.3)
@@ -169,6 +184,8 @@ def picture(runs: dict[str, Run], path: Path, what: str) -> None:
 def arguments() -> argparse.Namespace:
     formatter = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    words = "folder of .md, .cpp, .h and .py files"
+    parser.add_argument("--text", type=Path, default=ROOT, metavar="FOLDER", help=words)
     parser.add_argument("--steps", type=int, default=300, help="of training, for each of the two")
     parser.add_argument("--batch", type=int, default=16, help="windows in a step")
     parser.add_argument("--context", type=int, default=256, help="bytes in a window")
@@ -177,6 +194,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=3e-3, help="largest learning rate")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     parser.add_argument("--threads", type=int, default=0, help="of torch and Tessera; 0: their own choice")
+    parser.add_argument("--alone", action="store_true", help="Tessera only, in half the time")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="loss curves, .png or .svg (needs matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every loss of both runs")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write Tessera's model, for examples/gpt/run.py")
@@ -204,19 +222,25 @@ def main() -> int:
         ffn=given.dim * 8 // 3 // 32 * 32,
         trained_context=given.context,
     )
-    text, held_out, files = corpus(ROOT)
+    text, held_out, files = corpus(given.text)
     if min(len(text), len(held_out)) <= given.context:
         want = f"less than the {len(held_out)} bytes of held-out text"
         print(f"train.py: --context: got {given.context}; want {want}", file=sys.stderr)
         return 2
-    runs, weights = {}, 0
-    for name, attention in attentions(config).items():
-        model = initialise(GPT(config), given.seed)
-        weights = sum(w.numel() for w in model.parameters())
-        runs[name] = train(model, attention, text, given, name)
-        runs[name].held_out_bits_per_byte = held_out_bits(model, attention, held_out, given.context)
-        if given.save and name == "Tessera":
-            save(model, given.save)
+    trainings = {
+        name: Training(config, attention, text, given)
+        for name, attention in attentions(config).items()
+        if name == "Tessera" or not given.alone
+    }
+    train(trainings)
+    runs = {
+        name: Run(t.losses, held_out_bits(t.model, t.attention, held_out, given.context), median(t.seconds))
+        for name, t in trainings.items()
+    }
+    model = trainings["Tessera"].model
+    if given.save:
+        save(model, given.save)
+    weights = sum(w.numel() for w in model.parameters())
     what = (
         f"{weights / 1e6:.1f} M weights, {len(text) / 1e6:.2f} MB of {files} files, "
         f"{given.batch} windows of {given.context} bytes a step"

@@ -186,9 +186,38 @@ def test_gpt_refuses_weights_of_another_model(gpt, tiny, tmp_path):
         gpt["model"].load(tmp_path, torch.float32)
 
 
-def test_training_learns_and_agrees_with_sdpa(tmp_path):
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """A folder of text to train on: ten files, of which the first is held out, and two that are none of the text."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(10):
+        (folder / f"{number}.md").write_text("".join(f"{i} times {number} is {i * number}.\n" for i in range(200)))
+    (folder / "build").mkdir()
+    (folder / "build" / "x.py").write_text("built")
+    (folder / "data.bin").write_text("data")
+    return folder
+
+
+def test_training_learns_and_agrees_with_sdpa(text, tmp_path):
     out, picture, save = tmp_path / "losses.json", tmp_path / "loss.svg", tmp_path / "model"
-    words = ["--steps", 40, "--batch", 8, "--context", 64, "--dim", 64, "--layers", 2, "--json", out, "--save", save]
+    words = [
+        "--text",
+        text,
+        "--steps",
+        40,
+        "--batch",
+        8,
+        "--context",
+        64,
+        "--dim",
+        64,
+        "--layers",
+        2,
+        "--json",
+        out,
+        "--save",
+        save,
+    ]
     if importlib.util.find_spec("matplotlib"):
         words += ["--picture", picture]
     run = command(TRAIN, *words)
@@ -200,12 +229,25 @@ def test_training_learns_and_agrees_with_sdpa(tmp_path):
     assert max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True)) < 1e-3
     assert ours["losses"] != theirs["losses"]  # they did not run the same code
     assert abs(ours["held_out_bits_per_byte"] - theirs["held_out_bits_per_byte"]) < 1e-3
-    assert "| 40 |" in run.stdout and "| ms per step |" in run.stdout
+    assert "10 files" in run.stdout
+    assert "| 40 |" in run.stdout and "| ms per step, median |" in run.stdout
     if importlib.util.find_spec("matplotlib"):
         assert "<svg" in picture.read_text()
     # What was trained can be run.
     again = command(GPT / "run.py", "--weights", save, "--bytes", 500, "--generate", 20, "--compare")
     assert again.returncode == 0, again.stdout + again.stderr
+
+
+def test_training_alone_is_the_same_training(text, tmp_path):
+    losses = []
+    for words in ([], ["--alone"]):
+        out = tmp_path / "losses.json"
+        sizes = ["--steps", 3, "--batch", 2, "--context", 32, "--dim", 32, "--layers", 1]
+        run = command(TRAIN, *words, *sizes, "--text", text, "--json", out)
+        assert run.returncode == 0, run.stderr
+        losses.append(json.loads(out.read_text()))
+    assert losses[1].keys() == {"Tessera"}
+    assert losses[0]["Tessera"]["losses"] == pytest.approx(losses[1]["Tessera"]["losses"], abs=1e-5)
 
 
 def test_training_refuses():
