@@ -200,24 +200,8 @@ def text(tmp_path_factory):
 
 def test_training_learns_and_agrees_with_sdpa(text, tmp_path):
     out, picture, save = tmp_path / "losses.json", tmp_path / "loss.svg", tmp_path / "model"
-    words = [
-        "--text",
-        text,
-        "--steps",
-        40,
-        "--batch",
-        8,
-        "--context",
-        64,
-        "--dim",
-        64,
-        "--layers",
-        2,
-        "--json",
-        out,
-        "--save",
-        save,
-    ]
+    words = ["--text", text, "--steps", 40, "--batch", 8, "--context", 64, "--dim", 64, "--layers", 2]
+    words += ["--json", out, "--save", save]
     if importlib.util.find_spec("matplotlib"):
         words += ["--picture", picture]
     run = command(TRAIN, *words)
