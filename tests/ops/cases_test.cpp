@@ -20,7 +20,7 @@ TEST(CaseFiles, AllPass) {
   for (const auto& entry : std::filesystem::directory_iterator(TESSERA_SOURCE_DIR "/tests/cases")) {
     for (const Case& one : read_case_file(entry.path().string())) {
       const Outcome outcome = run_case(one);
-      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify \"" << outcome.rerun << "\"";
+      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify " << outcome.rerun;
       ++run;
     }
   }
@@ -32,7 +32,7 @@ TEST(CaseFiles, ReferenceImplementationPassesToo) {
     for (Case one : read_case_file(std::string(TESSERA_SOURCE_DIR "/tests/cases/") + file + ".txt")) {
       one.wishes = Wishes{.implementation = "cpu.reference", .tile_q = {}, .tile_kv = {}, .splits = {}};
       const Outcome outcome = run_case(one);
-      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify \"" << outcome.rerun << "\"";
+      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify " << outcome.rerun;
     }
   }
 }
@@ -41,7 +41,7 @@ TEST(RandomCases, PassOnEveryInstructionSet) {
   const std::vector<std::string> isas = cpu_isas();
   for (std::uint64_t index = 0; index < 300; ++index) {
     for (const Outcome& outcome : run_case_on(random_case(2024, index, isas), isas)) {
-      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify \"" << outcome.rerun << "\"";
+      EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify " << outcome.rerun;
     }
   }
 }

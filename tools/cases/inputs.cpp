@@ -56,6 +56,14 @@ bool Inputs::is_output(Slot slot) const noexcept {
   return false;
 }
 
+std::vector<Inputs::BufferView> Inputs::buffers() {
+  std::vector<BufferView> views;
+  for (Buffer& buffer : buffers_) {
+    views.push_back({buffer.slot, {buffer.memory.data(), buffer.memory.size()}, kGuardBytes});
+  }
+  return views;
+}
+
 Tensor& Inputs::allocate(Slot slot, DType dtype, std::vector<std::int64_t> shape, bool output) {
   Tensor& tensor = bindings_[slot];
   tensor = Tensor::contiguous(nullptr, dtype, shape.data(), static_cast<int>(shape.size()));

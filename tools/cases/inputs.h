@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,14 @@ class Inputs {
   [[nodiscard]] const Bindings& bindings() const noexcept { return bindings_; }
   [[nodiscard]] Bindings& bindings() noexcept { return bindings_; }
   [[nodiscard]] bool is_output(Slot slot) const noexcept;
+
+  /// The memory of one slot's tensor with what lies around it.
+  struct BufferView {
+    Slot slot;
+    std::span<std::byte> bytes;
+    std::size_t guard;  // bytes behind the tensor
+  };
+  [[nodiscard]] std::vector<BufferView> buffers();
 
   /// What every byte is now becomes what restore() goes back to and find_damage() compares with.
   void remember();

@@ -13,6 +13,10 @@ namespace {
 /// Multiply-adds of one product of the two in a forward, beyond which a case is made smaller. A backward does more.
 constexpr std::int64_t kForwardBudget = 1'200'000;
 constexpr std::int64_t kBackwardBudget = 600'000;
+/// A GPU's tiles are larger: that several of them come up takes more keys.
+constexpr std::int64_t kGpuFactor = 12;
+/// Consecutive problems for a GPU that share what is compiled into a kernel.
+constexpr std::uint64_t kSameKernel = 64;
 
 template <class T, std::size_t N>
 T pick(RandomNumbers& random, const T (&from)[N]) {
@@ -22,7 +26,7 @@ T pick(RandomNumbers& random, const T (&from)[N]) {
 class Generator {
  public:
   Generator(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas)
-      : random_(seed, index), p_(case_.problem), v_(case_.values) {
+      : random_(seed, index), chooser_(random_), p_(case_.problem), v_(case_.values) {
     v_.seed = random_.bits() >> 40;
     if (!isas.empty() && random_.chance(0.7)) {
       case_.isa = isas[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(isas.size())))];
@@ -31,9 +35,22 @@ class Generator {
     if (random_.chance(0.4)) v_.strides = random_.chance(0.5) ? Strides::heads_first : Strides::gaps;
   }
 
+  /// For a GPU: what a kernel is compiled for comes from a sequence of its own that moves on every kSameKernel
+  /// problems.
+  Generator(std::uint64_t seed, std::uint64_t index)
+      : random_(seed, index),
+        kernel_(~seed, index / kSameKernel),
+        chooser_(kernel_),
+        gpu_(true),
+        p_(case_.problem),
+        v_(case_.values) {
+    v_.seed = random_.bits() >> 40;
+    if (random_.chance(0.4)) v_.strides = random_.chance(0.5) ? Strides::heads_first : Strides::gaps;
+  }
+
   Case generate() {
     types();
-    const std::int64_t operation = random_.below(100);
+    const std::int64_t operation = chooser_.below(100);
     if (operation < 5) {
       combine();
     } else if (operation < 12) {
@@ -46,6 +63,11 @@ class Generator {
 
  private:
   void types() {
+    if (gpu_) {
+      p_.q_type = p_.k_type = p_.v_type = p_.o_type = chooser_.chance(0.5) ? DType::bf16 : DType::fp16;
+      if (chooser_.chance(0.2)) p_.o_type = DType::fp32;
+      return;
+    }
     static constexpr DType kTypes[] = {DType::fp32, DType::fp16, DType::bf16};
     p_.q_type = p_.k_type = p_.v_type = p_.o_type = pick(random_, kTypes);
     if (random_.chance(0.25)) {
@@ -54,6 +76,12 @@ class Generator {
   }
 
   std::int64_t head_dim() {
+    if (gpu_) {
+      // Kernels are compiled for these; what lies between runs padded.
+      static constexpr std::int64_t kDims[] = {32, 64, 64, 96, 128, 128, 192, 256};
+      const std::int64_t dim = pick(chooser_, kDims);
+      return random_.chance(0.6) ? dim : dim - 8 * random_.between(1, 3);
+    }
     if (random_.chance(0.06)) return 8 * random_.between(9, 64);
     return random_.chance(0.7) ? 8 * random_.between(1, 4) : 8 * random_.between(5, 8);
   }
@@ -63,7 +91,7 @@ class Generator {
     p_.heads_kv = random_.chance(0.6) ? 1 : random_.between(2, 3);
     p_.heads_q = p_.heads_kv * (random_.chance(0.55) ? 1 : random_.between(2, 4));
     p_.head_dim_qk = head_dim();
-    p_.head_dim_v = random_.chance(0.7) ? p_.head_dim_qk : head_dim();
+    p_.head_dim_v = chooser_.chance(0.7) ? p_.head_dim_qk : head_dim();
   }
 
   void combine() {
@@ -134,7 +162,7 @@ class Generator {
                  std::vector<std::int64_t>& used) {
     source.seqlen = longest;
     const double paged = p_.pass == Pass::forward ? 0.4 : 0.0;
-    if (random_.chance(paged)) {
+    if (chooser_.chance(paged)) {
       source.layout = random_.chance(0.5) ? KvLayout::paged_table : KvLayout::paged_csr;
       source.page_size = page_size();
       const std::int64_t pages = (longest + source.page_size - 1) / source.page_size;
@@ -161,11 +189,11 @@ class Generator {
   }
 
   void attention() {
-    p_.pass = random_.chance(0.48) ? Pass::backward : Pass::forward;
+    p_.pass = !gpu_ && random_.chance(0.48) ? Pass::backward : Pass::forward;
     heads_and_dims();
-    std::int64_t rows = random_.chance(0.3) ? random_.between(0, 3) : random_.between(0, 48);
-    std::int64_t keys = random_.between(0, 90);
-    if (random_.chance(0.8)) {
+    std::int64_t rows = random_.chance(0.3) ? random_.between(0, 3) : random_.between(0, gpu_ ? 300 : 48);
+    std::int64_t keys = random_.between(0, gpu_ ? 700 : 90);
+    if (!gpu_ && random_.chance(0.8)) {
       static constexpr std::int64_t kTileQ[] = {8, 8, 16, 16, 24, 32};
       static constexpr std::int64_t kTileKv[] = {16, 16, 16, 32, 32, 48, 64};
       case_.wishes.tile_q = pick(random_, kTileQ);
@@ -191,12 +219,13 @@ class Generator {
 
   /// Fewer sequences, then heads, then dims, until the work fits the budget.
   void shrink(std::int64_t rows, std::int64_t keys) {
-    const std::int64_t budget = p_.pass == Pass::forward ? kForwardBudget : kBackwardBudget;
+    const std::int64_t budget = (p_.pass == Pass::forward ? kForwardBudget : kBackwardBudget) * (gpu_ ? kGpuFactor : 1);
     const auto work = [&] { return p_.batch * p_.heads_q * rows * keys * std::max(p_.head_dim_qk, p_.head_dim_v); };
     const std::int64_t group = p_.group();
     while (work() > budget && p_.batch > 1 && !random_.chance(0.1)) --p_.batch;
     while (work() > budget && p_.heads_kv > 1 && !random_.chance(0.1)) p_.heads_q = group * --p_.heads_kv;
     while (work() > budget && p_.group() > 1 && !random_.chance(0.1)) p_.heads_q -= p_.heads_kv;
+    if (gpu_) return;  // the dims are the kernel's
     while (work() > budget && std::max(p_.head_dim_qk, p_.head_dim_v) > 8) {
       if (random_.chance(0.05)) break;
       std::int64_t& dim = p_.head_dim_qk > p_.head_dim_v ? p_.head_dim_qk : p_.head_dim_v;
@@ -246,16 +275,16 @@ class Generator {
     if (random_.chance(0.15)) {
       p_.scale = static_cast<float>(random_.between(50, 200)) / 100.0F / std::sqrt(static_cast<float>(p_.head_dim_qk));
     }
-    if (random_.chance(0.15)) p_.softcap = static_cast<float>(random_.between(1, 30));
-    if (random_.chance(0.15)) {
+    if (chooser_.chance(0.15)) p_.softcap = static_cast<float>(random_.between(1, 30));
+    if (chooser_.chance(0.15)) {
       p_.alibi = true;
       v_.slopes_per_batch = random_.chance(0.4);
     }
-    if (random_.chance(0.18)) p_.score = random_.chance(0.5) ? "relative" : "soft_clip";
+    if (chooser_.chance(0.18)) p_.score = chooser_.chance(0.5) ? "relative" : "soft_clip";
     static constexpr const char* kMasks[] = {"document", "checkerboard", "prefix"};
-    if (random_.chance(0.2)) p_.mask = pick(random_, kMasks);
+    if (chooser_.chance(0.2)) p_.mask = pick(chooser_, kMasks);
     p_.sink = random_.chance(0.2);
-    if (random_.chance(0.16)) {
+    if (chooser_.chance(0.16)) {
       p_.dropout = static_cast<float>(random_.between(5, 70)) / 100.0F;
       v_.drop_seed = random_.bits();
       v_.drop_offset = random_.chance(0.5) ? random_.bits() : random_.bits() >> 48;
@@ -274,18 +303,21 @@ class Generator {
     static constexpr std::int64_t kBlockQ[] = {1, 4, 8, 16, 17, 32, 64};
     static constexpr std::int64_t kBlockKv[] = {1, 5, 8, 16, 24, 32, 64, 128};
     const bool forward = p_.pass == Pass::forward;
-    if (random_.chance(0.32)) p_.list = list();
+    if (chooser_.chance(0.32)) p_.list = list();
     if (!forward && random_.chance(0.25)) p_.bwd_list = list();
-    if (forward && random_.chance(0.25)) {
+    if (forward && chooser_.chance(0.25)) {
       p_.next = random_.chance(0.5) ? TileList::Form::indices : TileList::Form::bitmask;
       p_.next_threshold = random_.chance(0.2) ? 0.0F : static_cast<float>(random_.between(1, 300)) / 1000.0F;
     }
-    if (forward && random_.chance(0.3)) p_.mass = random_.chance(0.5) ? MassKind::mean : MassKind::rms;
+    if (forward && chooser_.chance(0.3)) p_.mass = random_.chance(0.5) ? MassKind::mean : MassKind::rms;
     const bool weighs = p_.next != TileList::Form::none || p_.mass != MassKind::none;
     p_.mass_prior_lse = weighs && random_.chance(0.4);
     if (p_.list || p_.bwd_list || weighs) {
-      p_.block_q = pick(random_, kBlockQ);
-      p_.block_kv = pick(random_, kBlockKv);
+      static constexpr std::int64_t kGpuBlockQ[] = {16, 64, 64, 128, 128, 256};
+      static constexpr std::int64_t kGpuBlockKv[] = {16, 32, 64, 64, 128, 128};
+      const bool usual = gpu_ && random_.chance(0.8);
+      p_.block_q = usual ? pick(random_, kGpuBlockQ) : pick(random_, kBlockQ);
+      p_.block_kv = usual ? pick(random_, kGpuBlockKv) : pick(random_, kBlockKv);
       v_.density = static_cast<float>(random_.between(2, 10)) / 10.0F;
     }
   }
@@ -307,6 +339,9 @@ class Generator {
   }
 
   RandomNumbers random_;
+  RandomNumbers kernel_{0, 0};
+  RandomNumbers& chooser_;  // of what is compiled into kernels; on the CPU nothing is, and it is random_
+  bool gpu_ = false;
   Case case_;
   Problem& p_;
   Values& v_;
@@ -317,5 +352,7 @@ class Generator {
 Case random_case(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas) {
   return Generator(seed, index, isas).generate();
 }
+
+Case random_gpu_case(std::uint64_t seed, std::uint64_t index) { return Generator(seed, index).generate(); }
 
 }  // namespace tessera::cases

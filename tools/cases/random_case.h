@@ -12,5 +12,8 @@ namespace tessera::cases {
 
 /// Case `index` of the sequence that `seed` begins; `isas` are those to choose from.
 Case random_case(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas);
+/// The same for a GPU: half types, forwards, lengths of several of its tiles, and runs of 64 problems whose kernels are
+/// alike, so that compiling them takes little of the time.
+Case random_gpu_case(std::uint64_t seed, std::uint64_t index);
 
 }  // namespace tessera::cases

@@ -33,6 +33,22 @@ std::vector<std::byte> output_bits(const Bindings& bindings, const reference::Re
   return bits;
 }
 
+/// Tiles in a case are the CPU's; splits mean the same everywhere.
+Wishes wishes_on(const Case& of, const Gpu& gpu) {
+  Wishes wishes = Wishes::parse(gpu.wishes);
+  if (!wishes.splits) wishes.splits = of.wishes.splits;
+  return wishes;
+}
+
+/// What follows `tessera verify` to run the case again.
+std::string rerun_on(const Case& of, const Gpu& gpu) {
+  std::string text = fmt::format("--device cuda:{}", gpu.target.index);
+  if (gpu.target.emulated) text += fmt::format(" --emulate {}", gpu.target.sm);
+  if (!gpu.wishes.empty()) text += fmt::format(" --wish \"{}\"", gpu.wishes);
+  if (gpu.placement == Placement::apart) text += " --apart";
+  return text + fmt::format(" \"{}\"", of.to_string());
+}
+
 bool repeats_exactly(const Case& of) {
   if (of.problem.pass == Pass::backward) return of.problem.deterministic;
   return of.values.seed % 4 == 0;
@@ -46,31 +62,103 @@ Trial::Trial(const Case& of)
       oracle_(reference::compute(of.problem, inputs_.bindings(), reference::Arithmetic::oracle)),
       plain_{reference::compute(of.problem, inputs_.bindings(), reference::Arithmetic::plain)} {}
 
+/// Runs a plan once on the inputs as they are.
+class Trial::Runner {
+ public:
+  virtual ~Runner() = default;
+  /// "" or what the run did to memory that is not its own.
+  virtual std::string run() = 0;
+};
+
+class Trial::CpuRunner : public Runner {
+ public:
+  CpuRunner(const Plan& plan, Inputs& inputs)
+      : inputs_(inputs),
+        bytes_(plan.workspace_bytes()),
+        workspace_(bytes_ + kGuardBytes),
+        executor_(plan, workspace_.data(), bytes_) {}
+
+  std::string run() override {
+    std::memset(workspace_.data(), 0xFF, workspace_.size());
+    executor_.run(inputs_.bindings());
+    for (std::size_t i = bytes_; i < workspace_.size(); ++i) {
+      if (workspace_.data()[i] != std::byte{0xFF}) {
+        return fmt::format("workspace: byte {} behind its {} was written", i - bytes_, bytes_);
+      }
+    }
+    return "";
+  }
+
+ private:
+  Inputs& inputs_;
+  std::size_t bytes_;
+  PoisonedMemory workspace_;
+  Executor executor_;
+};
+
+class Trial::GpuRunner : public Runner {
+ public:
+  GpuRunner(const Plan& plan, Inputs& inputs, const Gpu& gpu)
+      : copy_(inputs, plan.workspace_bytes(), gpu.target.index, gpu.placement),
+        executor_(plan, copy_.workspace(), plan.workspace_bytes()),
+        stream_(device_stream(gpu.target.index)) {}
+
+  std::string run() override {
+    copy_.upload();
+    executor_.run(copy_.bindings(), stream_);
+    wait_for(stream_);
+    return copy_.download();
+  }
+
+ private:
+  DeviceCopy copy_;
+  Executor executor_;
+  Stream stream_;
+};
+
 Outcome Trial::run(const std::string& isa) {
   Outcome outcome;
   Case rerun = case_;
   if (!isa.empty()) rerun.isa = isa;
-  outcome.rerun = rerun.to_string();
+  outcome.rerun = fmt::format("\"{}\"", rerun.to_string());
   try {
-    const Plan plan = make_plan(case_.problem, Target::cpu(case_.threads, rerun.isa), case_.wishes);
-    outcome.failure = attempt(plan, outcome);
-    while (!outcome.failure.empty() && outcome.worst_ratio < kHopeless && plain_.size() < kPlainRuns) {
-      run_plain_again();
-      outcome.failure = attempt(plan, outcome);
-    }
-    if (outcome.failure.empty() && repeats_exactly(case_)) {
-      const std::vector<std::byte> first = output_bits(inputs_.bindings(), oracle_);
-      outcome.failure = attempt(plan, outcome);
-      if (outcome.failure.empty() && first != output_bits(inputs_.bindings(), oracle_)) {
-        outcome.failure = "a second run gave other bits";
-      }
-    }
+    CpuRunner runner(make_plan(case_.problem, Target::cpu(case_.threads, rerun.isa), case_.wishes), inputs_);
+    judge(runner, outcome);
   } catch (const std::exception& error) {
     outcome.failure = error.what();
   }
   outcome.plain_runs = plain_.size();
   outcome.passed = outcome.failure.empty();
   return outcome;
+}
+
+Outcome Trial::run(const Gpu& gpu) {
+  Outcome outcome;
+  outcome.rerun = rerun_on(case_, gpu);
+  try {
+    GpuRunner runner(make_plan(case_.problem, gpu.target, wishes_on(case_, gpu)), inputs_, gpu);
+    judge(runner, outcome);
+  } catch (const std::exception& error) {
+    outcome.failure = error.what();
+    outcome.fatal = !device_works(gpu.target.index);
+  }
+  outcome.plain_runs = plain_.size();
+  outcome.passed = outcome.failure.empty();
+  return outcome;
+}
+
+void Trial::judge(Runner& runner, Outcome& outcome) {
+  outcome.failure = attempt(runner, outcome);
+  while (!outcome.failure.empty() && outcome.worst_ratio < kHopeless && plain_.size() < kPlainRuns) {
+    run_plain_again();
+    outcome.failure = attempt(runner, outcome);
+  }
+  if (!outcome.failure.empty() || !repeats_exactly(case_)) return;
+  const std::vector<std::byte> first = output_bits(inputs_.bindings(), oracle_);
+  outcome.failure = attempt(runner, outcome);
+  if (outcome.failure.empty() && first != output_bits(inputs_.bindings(), oracle_)) {
+    outcome.failure = "a second run gave other bits";
+  }
 }
 
 /// Eight times as many as there are.
@@ -83,17 +171,9 @@ void Trial::run_plain_again() {
   }
 }
 
-std::string Trial::attempt(const Plan& plan, Outcome& outcome) {
+std::string Trial::attempt(Runner& runner, Outcome& outcome) {
   inputs_.restore();
-  PoisonedMemory workspace(plan.workspace_bytes() + kGuardBytes);
-  Executor executor(plan, workspace.data(), plan.workspace_bytes());
-  executor.run(inputs_.bindings());
-  for (std::size_t i = plan.workspace_bytes(); i < workspace.size(); ++i) {
-    if (workspace.data()[i] != std::byte{0xFF}) {
-      return fmt::format("workspace: byte {} behind its {} was written", i - plan.workspace_bytes(),
-                         plan.workspace_bytes());
-    }
-  }
+  if (std::string damage = runner.run(); !damage.empty()) return damage;
   const Comparison comparison = compare(case_.problem, inputs_.bindings(), oracle_, plain_);
   outcome.worst_ratio = comparison.worst_ratio;
   outcome.mirrored = comparison.mirrored;
@@ -109,11 +189,25 @@ std::vector<Outcome> run_case_on(const Case& of, const std::vector<std::string>&
   } catch (const std::exception& error) {
     Outcome& outcome = outcomes.emplace_back();
     outcome.failure = error.what();
-    outcome.rerun = of.to_string();
+    outcome.rerun = fmt::format("\"{}\"", of.to_string());
   }
   return outcomes;
 }
 
-Outcome run_case(const Case& of) { return run_case_on(of, {""}).front(); }
+Outcome run_case(const Case& of) { return run_case_on(of, std::vector<std::string>{""}).front(); }
+
+Outcome run_case_on(const Case& of, const Gpu& gpu) {
+  Outcome outcome;
+  try {
+    const Support support = supports(of.problem, gpu.target, wishes_on(of, gpu));
+    if (support) return Trial(of).run(gpu);
+    outcome.skipped = true;
+    outcome.failure = support.reason;
+  } catch (const std::exception& error) {
+    outcome.failure = error.what();
+  }
+  outcome.rerun = rerun_on(of, gpu);
+  return outcome;
+}
 
 }  // namespace tessera::cases

@@ -7,7 +7,9 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -15,6 +17,7 @@
 #include "cases/random_case.h"
 #include "cases/trial.h"
 #include "commands.h"
+#include "device_options.h"
 #include "progress.h"
 
 namespace tessera::cli {
@@ -32,6 +35,7 @@ struct RandomOptions {
   std::string implementation;
   std::string histogram;
   bool print_only = false;
+  DeviceOptions device;
 };
 
 /// Several workers take indices one by one; what they find is kept in the order in which it comes.
@@ -39,6 +43,13 @@ class RandomRun {
  public:
   explicit RandomRun(const RandomOptions& options)
       : options_(options), progress_(options.seconds > 0 ? 0 : options.count) {
+    if (options.device.device != "cpu" && options.print_only) {
+      on_gpu_ = true;  // the lines need none
+    } else {
+      gpu_ = options.device.gpu();
+      on_gpu_ = gpu_.has_value();
+    }
+    if (gpu_ && !options.implementation.empty()) gpu_->wishes += " implementation=" + options.implementation;
     if (options.isa.empty() || options.isa == "all") {
       isas_ = cpu_isas();
     } else {
@@ -56,11 +67,12 @@ class RandomRun {
 
   [[nodiscard]] bool report() const {
     const double seconds = elapsed();
+    for (const auto& [reason, count] : reasons_) fmt::print("skipped {}: {}\n", count, reason);
     std::fputs(histogram_.summary(kLeastPairs * histogram_.total() / kLeastPairsPer).c_str(), stdout);
     fmt::print(
-        "seed {}: {} problems in {:.1f} s ({:.2f} ms each on {} {}), {} failed; largest error {:.2f} of its "
+        "{}seed {}: {} problems in {:.1f} s ({:.2f} ms each on {} {}), {} failed; largest error {:.2f} of its "
         "tolerance\n",
-        options_.seed, histogram_.total(), seconds,
+        on_gpu_ ? fmt::format("{} skipped; ", skipped_) : "", options_.seed, histogram_.total(), seconds,
         1e3 * seconds * options_.jobs / static_cast<double>(std::max<std::uint64_t>(1, histogram_.total())),
         options_.jobs, options_.jobs == 1 ? "worker" : "workers", failures_, worst_ratio_);
     fmt::print(
@@ -77,7 +89,7 @@ class RandomRun {
 
   void print_lines() const {
     for (std::uint64_t index = 0; index < options_.count; ++index) {
-      fmt::print("{}\n", cases::random_case(options_.seed, index, isas_).to_string());
+      fmt::print("{}\n", draw(index).to_string());
     }
   }
 
@@ -90,19 +102,27 @@ class RandomRun {
     while (true) {
       const std::uint64_t index = next_.fetch_add(1);
       if (options_.seconds > 0 ? elapsed() >= options_.seconds : index >= options_.count) return;
-      cases::Case problem = cases::random_case(options_.seed, index, isas_);
+      if (stopped_) return;
+      cases::Case problem = draw(index);
       const cases::FeatureSet features = cases::features_of(problem);
-      if (!options_.implementation.empty()) {
+      if (!on_gpu_ && !options_.implementation.empty()) {
         problem.wishes = {};
         problem.wishes.implementation = options_.implementation;
       }
       std::vector<cases::Outcome> outcomes;
-      if (options_.isa == "all") {
+      if (gpu_) {
+        outcomes = {cases::run_case_on(problem, *gpu_)};
+      } else if (options_.isa == "all") {
         outcomes = cases::run_case_on(problem, isas_);
       } else {
         outcomes = {cases::run_case(problem)};
       }
       const std::scoped_lock lock(mutex_);
+      if (outcomes.front().skipped) {
+        ++skipped_;
+        ++reasons_[outcomes.front().failure];
+        continue;
+      }
       histogram_.add(features);
       for (const cases::Outcome& outcome : outcomes) record(problem.problem, outcome);
       if (options_.seconds > 0) {
@@ -111,6 +131,10 @@ class RandomRun {
         progress_.update(histogram_.total(), fmt::format("{} failed", failures_));
       }
     }
+  }
+
+  [[nodiscard]] cases::Case draw(std::uint64_t index) const {
+    return on_gpu_ ? cases::random_gpu_case(options_.seed, index) : cases::random_case(options_.seed, index, isas_);
   }
 
   void record(const Problem& problem, const cases::Outcome& outcome) {
@@ -125,8 +149,9 @@ class RandomRun {
       return;
     }
     ++failures_;
+    if (outcome.fatal) stopped_ = true;
     progress_.clear();
-    fmt::print("FAIL {}\n     tessera verify \"{}\"\n", outcome.failure, outcome.rerun);
+    fmt::print("FAIL {}\n     tessera verify {}\n", outcome.failure, outcome.rerun);
     std::fflush(stdout);
   }
 
@@ -137,6 +162,11 @@ class RandomRun {
   std::mutex mutex_;
   Progress progress_;
   cases::FeatureHistogram histogram_;
+  std::optional<cases::Gpu> gpu_;
+  bool on_gpu_ = false;
+  std::atomic<bool> stopped_{false};  // a kernel has broken the context
+  std::uint64_t skipped_ = 0;
+  std::map<std::string, std::uint64_t> reasons_;
   std::uint64_t failures_ = 0;
   std::uint64_t retried_ = 0;  // passed, but not by the first run of plain
   // Problems all in fp32, where plain rounds nothing that we do not round: how often either one's error is above what
@@ -160,6 +190,7 @@ void add_random(CLI::App& app, int& exit_code) {
   verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: each problem on every one");
   verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");
   verb->add_option("--histogram", options->histogram, "File for the counts of all pairs of features");
+  add_device_options(*verb, options->device);
   verb->add_flag("--print-only", options->print_only, "Print the lines and run nothing");
   verb->callback([options, &exit_code] {
     RandomRun run(*options);

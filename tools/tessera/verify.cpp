@@ -8,12 +8,15 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <map>
+#include <optional>
 #include <system_error>
 #include <vector>
 
 #include "cases/case.h"
 #include "cases/trial.h"
 #include "commands.h"
+#include "device_options.h"
 #include "progress.h"
 
 namespace tessera::cli {
@@ -23,7 +26,7 @@ struct VerifyOptions {
   std::vector<std::string> sources;  // files, folders or case lines
   std::string isa;
   std::string implementation;
-  std::string device = "cpu";
+  DeviceOptions device;
   std::string filter;
 };
 
@@ -97,52 +100,81 @@ struct Tally {
   std::size_t run = 0;
   std::size_t failed = 0;
   std::size_t retried = 0;  // passed, but not by the first run of plain
+  std::size_t skipped = 0;  // on a GPU: no implementation there
   double worst_ratio = 0;
+
+  void add(const cases::Outcome& outcome) {
+    if (outcome.skipped) {
+      ++skipped;
+      return;
+    }
+    ++run;
+    worst_ratio = std::max(worst_ratio, outcome.worst_ratio);
+    if (outcome.passed && outcome.plain_runs > 1) ++retried;
+    if (!outcome.passed) ++failed;
+  }
+  void add(const Tally& other) {
+    run += other.run;
+    failed += other.failed;
+    retried += other.retried;
+    skipped += other.skipped;
+    worst_ratio = std::max(worst_ratio, other.worst_ratio);
+  }
 };
 
-void verify(const VerifyOptions& options, int& exit_code) {
-  if (options.device != "cpu") {
-    throw Error(ErrorCode::unsupported, "--device", options.device, "cpu, the only device of this build");
+/// Reasons why cases were skipped, and how often each.
+using Reasons = std::map<std::string, std::size_t>;
+
+void print_reasons(const Reasons& reasons) {
+  for (const auto& [reason, count] : reasons) fmt::print("skipped {}: {}\n", count, reason);
+}
+
+/// One case wherever it is to run.
+std::vector<cases::Outcome> run_one(cases::Case one, const VerifyOptions& options,
+                                    const std::optional<cases::Gpu>& gpu) {
+  if (gpu) return {cases::run_case_on(one, *gpu)};
+  if (!options.implementation.empty()) {
+    one.wishes = {};
+    one.wishes.implementation = options.implementation;
   }
+  return cases::run_case_on(one, chosen_isas(options.isa));
+}
+
+void verify(const VerifyOptions& options, int& exit_code) {
+  std::optional<cases::Gpu> gpu = options.device.gpu();
+  if (gpu && !options.implementation.empty()) gpu->wishes += " implementation=" + options.implementation;
   std::vector<Batch> batches = collect(options.sources);
   keep_matching(batches, options.filter);
-  const std::vector<std::string> isas = chosen_isas(options.isa);
   std::size_t total = 0;
   for (const Batch& batch : batches) total += batch.cases.size();
   Progress progress(total);
   const auto start = std::chrono::steady_clock::now();
   Tally all;
+  Reasons reasons;
   std::size_t done = 0;
-  for (Batch& batch : batches) {
+  for (const Batch& batch : batches) {
     Tally tally;
-    for (cases::Case& one : batch.cases) {
+    for (const cases::Case& one : batch.cases) {
       progress.update(done++, batch.name);
-      if (!options.implementation.empty()) {
-        one.wishes = {};
-        one.wishes.implementation = options.implementation;
-      }
-      for (const cases::Outcome& outcome : cases::run_case_on(one, isas)) {
-        ++tally.run;
-        tally.worst_ratio = std::max(tally.worst_ratio, outcome.worst_ratio);
-        if (outcome.passed && outcome.plain_runs > 1) ++tally.retried;
-        if (outcome.passed) continue;
-        ++tally.failed;
+      for (const cases::Outcome& outcome : run_one(one, options, gpu)) {
+        tally.add(outcome);
+        if (outcome.skipped) ++reasons[outcome.failure];
+        if (outcome.passed || outcome.skipped) continue;
         progress.clear();
-        fmt::print("FAIL {}\n     tessera verify \"{}\"\n", outcome.failure, outcome.rerun);
+        fmt::print("FAIL {}\n     tessera verify {}\n", outcome.failure, outcome.rerun);
+        if (outcome.fatal) throw Error(ErrorCode::internal, "device", outcome.failure, "a GPU that still works");
       }
     }
     progress.clear();
     fmt::print("{:<20} {:>5} run {:>5} failed, largest error {:.2f} of its tolerance\n", batch.name, tally.run,
                tally.failed, tally.worst_ratio);
     std::fflush(stdout);
-    all.run += tally.run;
-    all.failed += tally.failed;
-    all.retried += tally.retried;
-    all.worst_ratio = std::max(all.worst_ratio, tally.worst_ratio);
+    all.add(tally);
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print("{} run, {} failed, {} passed by further runs of plain, {:.1f} s\n", all.run, all.failed, all.retried,
-             seconds);
+  print_reasons(reasons);
+  fmt::print("{} run, {} failed, {} passed by further runs of plain, {}{:.1f} s\n", all.run, all.failed, all.retried,
+             gpu ? fmt::format("{} skipped, ", all.skipped) : "", seconds);
   if (all.failed > 0) exit_code = kCheckFailed;
 }
 
@@ -155,7 +187,7 @@ void add_verify(CLI::App& app, int& exit_code) {
       ->required();
   verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: on every one");
   verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");
-  verb->add_option("--device", options->device, "Where to run")->capture_default_str();
+  add_device_options(*verb, options->device);
   verb->add_option("--filter", options->filter, "Only cases whose line matches this regular expression");
   verb->callback([options, &exit_code] { verify(*options, exit_code); });
 }
