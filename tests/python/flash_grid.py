@@ -23,8 +23,7 @@ Case = SimpleNamespace
 class Grid:
     """The product of `axes` (name: values) less what `valid` rules out.
 
-    `cost` is a case's price in elements of its score matrices times head dim; cases above `most` are for
-    ``--complete`` only.
+    `cost` is what a case takes, in multiply-adds a head; without ``--complete`` all but one case cost at most `most`.
     """
 
     def __init__(
@@ -57,20 +56,31 @@ class Grid:
                 yield case
 
     def spread(self) -> list[Case]:
-        """`count` affordable cases: each the one of 40 random ones that brings most pairs of values not seen before."""
+        """`count` cases: each the one of 40 random ones that brings most pairs of values not seen before.
+
+        They cost at most `most`, except the last, which may cost up to eight times that.
+        """
         draw = random.Random(self.size)
         seen: set[tuple[Any, ...]] = set()
         chosen: list[Case] = []
         while len(chosen) < self.count:
-            offers = []
-            while len(offers) < 40:
-                case = self.at(draw.randrange(self.size))
-                if self.valid(case) and self.cost(case) <= self.most:
-                    offers.append((case, self._pairs(case)))
+            limits = (self.most, 8 * self.most) if len(chosen) == self.count - 1 else (-1.0, self.most)
+            offers = self._offers(draw, *limits) or self._offers(draw, -1.0, self.most)
             case, pairs = max(offers, key=lambda offer: len(offer[1] - seen))
             seen |= pairs
             chosen.append(case)
         return chosen
+
+    def _offers(self, draw: random.Random, above: float, most: float) -> list[tuple[Case, set[tuple[Any, ...]]]]:
+        """Up to 40 random valid cases of a cost in (above, most], with their pairs of values."""
+        offers = []
+        for _ in range(4000):
+            case = self.at(draw.randrange(self.size))
+            if self.valid(case) and above < self.cost(case) <= most:
+                offers.append((case, self._pairs(case)))
+            if len(offers) == 40:
+                break
+        return offers
 
     @staticmethod
     def _pairs(case: Case) -> set[tuple[Any, ...]]:

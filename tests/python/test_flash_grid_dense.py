@@ -68,7 +68,7 @@ def run_both(q, k, v, score, case, signed, grad, inputs):
 
 
 QKV = Grid(
-    24, 2e8, price, dtype=HALF, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL, d=DIMS,
+    16, 2e7, price, dtype=HALF, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL, d=DIMS,
     seqlen=[97, 128, 200, 384, 768, 1024, 1025, 2048], dropout=[0.0, 0.17],
 )  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_qkvpacked(case: Case) -> None:
 
 
 OUTPUT = Grid(
-    40, 2e8, price, kvpacked=BOOL, dtype=HALF, heads=HEADS, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL,
+    32, 2e7, price, kvpacked=BOOL, dtype=HALF, heads=HEADS, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL,
     d=[d for d in DIMS if d != 80], lengths=[*PAIRS, (1024, 1023), (2048, 2048)], dropout=[0.0, 0.17],
     softcap=[0.0, 50.0],
 )  # fmt: skip
@@ -161,7 +161,7 @@ def gradients(
         check_error(name, a, b, c, times, at_least)
 
 
-CAUSAL = Grid(24, 2e8, price, dtype=HALF, local=BOOL, d=DIMS, swap=BOOL, lengths=CAUSAL_PAIRS)
+CAUSAL = Grid(16, 2e7, price, dtype=HALF, local=BOOL, d=DIMS, swap=BOOL, lengths=CAUSAL_PAIRS)
 
 
 @over(CAUSAL)
@@ -171,7 +171,7 @@ def test_causal(case: Case) -> None:
 
 
 SPLIT = Grid(
-    24, 3e8, price, dtype=HALF, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL, d=DIMS, swap=BOOL,
+    20, 2e7, price, dtype=HALF, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL, d=DIMS, swap=BOOL,
     lengths=SPLIT_PAIRS,
 )  # fmt: skip
 
@@ -183,7 +183,7 @@ def test_few_queries_many_keys(case: Case) -> None:
 
 
 REPEAT = Grid(
-    10, 1.2e8, price, dtype=[torch.float16], causal=BOOL, d=DIMS, dropout=[0.0, 0.17],
+    8, 1e7, price, dtype=[torch.float16], causal=BOOL, d=DIMS, dropout=[0.0, 0.17],
     lengths=[(1, 239), (239, 1), (3, 799), (799, 3), (1024, 128)]
     + [(n, n) for n in (97, 128, 200, 256, 257, 384, 512, 768, 1024)],
 )  # fmt: skip
@@ -209,7 +209,7 @@ def test_repeats_bit_for_bit(case: Case) -> None:
         assert all(torch.equal(a, b) for a, b in zip(run(), first, strict=True))
 
 
-DETERMINISTIC = Grid(10, 1.2e8, price, dtype=HALF, local=BOOL, causal=BOOL, d=DIMS, swap=BOOL, lengths=CAUSAL_PAIRS)
+DETERMINISTIC = Grid(8, 1e7, price, dtype=HALF, local=BOOL, causal=BOOL, d=DIMS, swap=BOOL, lengths=CAUSAL_PAIRS)
 
 
 @over(DETERMINISTIC)
@@ -228,6 +228,17 @@ def test_deterministic(case: Case) -> None:
 LARGE = Grid(12, 1e9, price, dtype=[torch.float16], causal=BOOL, d=[16, 32, 64], seqlen=[1, 2, 5, 17, 128])
 
 
+def rounded_delta(q, k, out, grad) -> dict[str, float]:
+    """What rounding out to fp16 may do to the gradients: any backward from the stored output takes Σ dout·out of it.
+
+    With probabilities near 1 that is a difference of large numbers, which the textbook's softmax cancels exactly. The
+    error of the sum is at most 2^-11 Σ |dout·out| a row; it goes times the scale and k into dq, and summed over rows
+    times q into dk.
+    """
+    row = (grad * out).abs().sum(-1, keepdim=True).float() * 2**-11 * q.shape[-1] ** -0.5
+    return {"dq": (row * k.abs().amax()).max().item(), "dk": (row * q.abs()).sum(1).max().item(), "dv": 0.0}
+
+
 @over(LARGE)
 def test_large_scores_have_finite_gradients(case: Case) -> None:
     torch.manual_seed(seed_of(case))
@@ -240,8 +251,9 @@ def test_large_scores_have_finite_gradients(case: Case) -> None:
     check_error("out", out, same_out, wide_out, 2, 1e-5)
     wide = torch.autograd.grad(wide_out, (q, k, v), grad.float())
     same = torch.autograd.grad(same_out, (q, k, v), grad)
+    extra = rounded_delta(q.detach(), k.detach(), wide_out.detach(), grad)
     for name, a, b, c in zip(("dq", "dk", "dv"), ours, same, wide, strict=True):
-        check_error(name, a, b, c, 5, 1e-3)
+        check_error(name, a, b, c, 5, 1e-3 + extra[name])
 
 
 TRANSPOSED = Grid(8, 1e9, price, dtype=HALF, causal=BOOL, d=[64, 128], seqlen=[97, 128, 200, 256])
@@ -254,7 +266,7 @@ def test_gradient_with_strides_of_its_own(case: Case) -> None:
     out = flash_attn_func(q, k, v, causal=case.causal).transpose(0, 1)
     grad = torch.randn(case.seqlen, 6, 2, case.d).to(case.dtype)[:, ::2]
     ours = torch.autograd.grad(out, (q, k, v), grad)
-    wide_out, same_out = (textbook(q, k, v, Score(case.causal), wide=wide)[0].transpose(0, 1) for wide in (True, False))
+    wide_out, same_out = (textbook(q, k, v, Score(case.causal), wide=w)[0].transpose(0, 1) for w in (True, False))
     check_error("out", out, same_out, wide_out, 2, 1e-5)
     wide = torch.autograd.grad(wide_out, (q, k, v), grad.float())
     same = torch.autograd.grad(same_out, (q, k, v), grad)

@@ -158,7 +158,7 @@ def valid_2(case: Case) -> bool:
 
 
 CACHE_2 = Grid(
-    56, 1.2e8, price, valid_2, dtype=[torch.float16], num_splits=[1, 0], heads=HEADS, new_kv=BOOL, alibi=BOOL,
+    48, 1.5e7, price, valid_2, dtype=[torch.float16], num_splits=[1, 0], heads=HEADS, new_kv=BOOL, alibi=BOOL,
     local=BOOL, causal=BOOL, new_eq_q=BOOL, interleaved=BOOL, rotary=[0.0, 0.5, 1.0], page=[None, 256], leftpad=BOOL,
     batch_idx=BOOL, d=[32, 59, 64, 80, 128, 256], lengths=[*PAIRS, *LONG],
 )  # fmt: skip
@@ -180,7 +180,7 @@ def valid_3(case: Case) -> bool:
 
 
 CACHE_3 = Grid(
-    56, 1.2e8, price, valid_3, dtype=[torch.bfloat16], heads=HEADS, new_kv=BOOL,
+    48, 1.5e7, price, valid_3, dtype=[torch.bfloat16], heads=HEADS, new_kv=BOOL,
     mask=[(False, False), (True, False), (False, True)], new_eq_q=BOOL, interleaved=BOOL, rotary=[0.0, 0.5, 1.0],
     page=[None, 1, 4, 128], leftpad=BOOL, batch_idx=BOOL, varlen_q=BOOL, d=[128], num_splits=[1, 3, 0],
     lengths=[*PAIRS, (256, 512), (2048, 3577)],
