@@ -59,7 +59,7 @@ ViewOfObject exchange_of(PyTypeObject* type) {
   }
   const ViewOfObject view = find_exchange(type);
   if (known.size() < kMostKnown) {
-    Py_INCREF(type);
+    Py_INCREF(reinterpret_cast<PyObject*>(type));
     known.emplace_back(type, view);
   }
   return view;
