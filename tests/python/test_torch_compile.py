@@ -65,14 +65,16 @@ def test_inductor():
 
 
 def test_dynamic_shapes_compile_once():
+    """Once where seqlen_q and seqlen_k are the same number, which torch takes for one size, and once where not."""
     counted = CompileCounterWithBackend("aot_eager")
+    compiled_so_far = []
 
     def call(q, k, v):
         out, lse, mass = tessera.attention(q, k, v, causal=True, return_lse=True, mass="mean", block=(4, 4))
         return out * 2, lse + mass.sum()
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=counted)
-    for b, sq, sk in ((2, 9, 9), (3, 17, 21), (4, 5, 33)):
+    for b, sq, sk in ((2, 9, 9), (3, 17, 21), (4, 5, 33), (6, 40, 7)):
         inputs = [torch.randn(b, s, h, 32) for s, h in ((sq, 4), (sk, 2), (sk, 2))]
         leaves = [[x.clone().requires_grad_() for x in inputs] for _ in range(2)]
         for (out, lse), its in ((compiled(*leaves[0]), leaves[0]), (call(*leaves[1]), leaves[1])):
@@ -83,7 +85,8 @@ def test_dynamic_shapes_compile_once():
             assert torch.equal(got, wanted)
             if got.is_leaf:
                 assert torch.equal(got.grad, wanted.grad)
-    assert counted.frame_count <= 2, "one graph where seqlen_q = seqlen_k holds, one where it does not"
+        compiled_so_far.append(counted.frame_count)
+    assert compiled_so_far[1] == compiled_so_far[-1]
 
 
 def test_one_operator_in_the_graph():
