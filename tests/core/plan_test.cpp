@@ -73,7 +73,7 @@ TEST(MakePlan, TheReferenceIsTakenByNameOnly) {
   EXPECT_EQ(make_plan(problem, Target::cpu(), Wishes::parse("implementation=cpu.reference")).implementation(),
             "cpu.reference");
   const Plan plan = make_plan(problem);
-  ASSERT_EQ(plan.candidates().size(), 4U);
+  ASSERT_EQ(plan.candidates().size(), 5U);
   EXPECT_EQ(plan.candidates().back().name, "cpu.reference");
   EXPECT_TRUE(contains(plan.candidates().back().support.reason, "only on request"));
 }

@@ -33,14 +33,15 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles>& softmax) const {
+    const int used_rows = sequence.q.length * p.group - block.first_row;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float sum = quad_sum(softmax.sum[m][half]);
         const float origin = softmax.origin[m][half];
-        const bool empty = sum == 0.0F;
         const int row = row_of(m, half);
+        const bool empty = sum == 0.0F || row >= used_rows;
         float share = sum;
         if (p.sinks != nullptr && !empty) {
           const float sink = p.sinks[block.head + PackedRow(block.first_row + row, p.group).head];
