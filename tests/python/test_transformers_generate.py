@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generation under Tessera: the greedy text of eager attention, with every kind of cache and padding, and no copy of a cache."""
+"""Generation under Tessera: eager attention's greedy text with every kind of cache and padding; no cache is copied."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
+from tessera.transformers import attention as attention_function  # noqa: E402
 from test_transformers_models import Watch  # noqa: E402
 from transformers import DynamicCache, StaticCache  # noqa: E402
 from transformers_models import CONFIGS, make, padding, prompt  # noqa: E402
-
-from tessera.transformers import attention as attention_function  # noqa: E402
 
 LENGTH = 17
 NEW = 16  # past the window and into further chunks
@@ -50,7 +49,7 @@ def test_other_ways_to_generate(kind, options):
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_cache_continued(cache):
-    """Several new tokens on a cache that holds some, padded on the left: the last logits are those of one long prefill."""
+    """Several new tokens on a cache that holds some, padded on the left: their logits are those of one long prefill."""
     ids, mask = prompt(2, 24), padding(2, 24, "left", step=4)
     for kind in ("llama", "mistral", "gemma3"):
         model = make(kind)
@@ -93,7 +92,7 @@ def test_static_cache_is_read_in_place(side, calls):
 
 
 def test_forms_in_generate(calls):
-    """Padding on the left: pieces in the prefill, a band in every step. On the right: holes between prompt and text, so bits."""
+    """Padding on the left: pieces in the prefill, a band in the steps. On the right: holes before new text, bits."""
     model = make("llama")
     generate(model, prompt(2, LENGTH), padding(2, LENGTH, "left", step=3))
     assert all(("cu_seqlens_k" in options) == (q.shape[0] != 2) for q, _, _, options in calls)

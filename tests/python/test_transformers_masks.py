@@ -8,13 +8,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
-from transformers import masking_utils as masks  # noqa: E402
-from transformers_models import packed_positions  # noqa: E402
-
 import tessera.transformers  # noqa: E402
 from tessera.transformers import VisibleKeys, attention, visible_keys  # noqa: E402
 from tessera.transformers.forms import Band, Pieces, Tiles, pack_bits  # noqa: E402
 from tessera.transformers.mask_functions import read  # noqa: E402
+from transformers import masking_utils as masks  # noqa: E402
+from transformers_models import packed_positions  # noqa: E402
 
 HEADS, KEY_HEADS, DIM = 4, 2, 16
 LAYER = torch.nn.Module()

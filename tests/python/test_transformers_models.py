@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models under Tessera against their own eager attention: outputs and the gradients of all parameters.
 
-The rule for all of it: the error against the model with textbook attention in float64 is at most twice that of eager attention in
-the same dtype, as root mean squares over a tensor, plus 1e-6 of the tensor's own.
+The rule for all of it: the error against the model with textbook attention in float64 is at most twice that of eager
+attention in the same dtype, as root mean squares over a tensor, plus 1e-6 of the tensor's own.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
+from tessera.transformers.forms import Band, Pieces, VisibleKeys  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers_models import CONFIGS, make, packed_positions, padding, prompt  # noqa: E402
-
-from tessera.transformers.forms import Band, Pieces, VisibleKeys  # noqa: E402
 
 TOKENS = 37  # equals no size of the models: a (…, 37, 37) tensor is a mask or a matrix of scores
 SETTLED = 1e-6
@@ -163,7 +162,7 @@ def test_watch_sees_a_dense_mask():
 
 
 def test_dropout_in_training():
-    """Drawn from torch's generator: the same seed gives the same loss and gradients, another seed others; none in evaluation."""
+    """Drawn from torch's generator: the same seed gives the same loss, another seed another one; none in evaluation."""
     ids = prompt(2, TOKENS)
 
     def run(seed: int, training: bool = True) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ tessera.transformers.register()
 
 
 def _exact(module, query, key, value, attention_mask, dropout=0.0, scaling=None, softcap=None, s_aux=None, **_):
-    """Eager attention without its float32 softmax and its lowest-number masks: in float64, the value that both aim at."""
+    """Eager attention without its float32 softmax and lowest-number masks: in float64, the value that both aim at."""
     group = query.shape[1] // key.shape[1]
     scores = query @ key.repeat_interleave(group, 1).transpose(2, 3) * scaling
     if softcap:
@@ -118,12 +118,13 @@ def make(kind: str, implementation: str = "tessera", dtype: torch.dtype = torch.
     """A model of the kind in evaluation mode, with the same weights for every implementation. A wider `dtype` than bf16
     holds the fp32 weights; pass ``rounded=torch.bfloat16`` to hold what bf16 makes of them."""
     rounded = changes.pop("rounded", dtype)
+    experts = changes.pop("experts", "eager")
     config = CONFIGS[kind]()
     for name, value in changes.items():
         setattr(config, name, value)
     torch.manual_seed(1234)
     model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
+        config, attn_implementation="eager", experts_implementation=experts, dtype=torch.float32
     )
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):

@@ -5,8 +5,9 @@
     tessera.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="tessera")
 
-Causal, sliding, chunked and bidirectional masks, padding on either side, packed sequences, static, dynamic and sliding caches,
-sinks, softcap and dropout reach the kernels as bands, lengths and varlen boundaries. No (b, 1, sq, sk) mask is made for them.
+Causal, sliding, chunked and bidirectional masks, padding on either side, packed sequences, static, dynamic and sliding
+caches, sinks, softcap and dropout reach the kernels as bands, lengths and varlen boundaries. No (b, 1, sq, sk) mask is
+made for them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["VisibleKeys", "attention", "register", "visible_keys"]
 
 
 def register(name: str = "tessera") -> None:
-    """Makes ``attn_implementation=name`` known to transformers: an attention function and the mask function it works with.
+    """Makes ``attn_implementation=name`` known to transformers: an attention function and its mask function.
 
     Raises:
         ValueError: a name that transformers would take for something else.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import tessera
 from tessera.transformers.forms import Band, Pieces, Tiles, VisibleKeys, pack_bits
@@ -38,15 +39,16 @@ def attention(
 
     Args:
         module: the attention layer; its `is_causal` counts where there is neither mask nor argument.
-        query: (b, hq, sq, d). key: (b, hkv, sk, d). value: (b, hkv, sk, dv). fp32, fp16 or bf16, d and dv multiples of 8.
-        attention_mask: what the mask function made; or a dense mask of one's own, (b or 1, 1 or hq, sq, sk) bool, True for
-            visible, or floating, 0 for visible and -inf or the lowest number of its type for hidden; or None.
+        query: (b, hq, sq, d). key: (b, hkv, sk, d). value: (b, hkv, sk, dv). fp32, fp16 or bf16; d and dv are multiples
+            of 8.
+        attention_mask: what the mask function made; or a dense mask of one's own, (b or 1, 1 or hq, sq, sk) bool, True
+            for visible, or floating, 0 for visible and -inf or the lowest number of its type for hidden; or None.
         dropout: probability; drawn from torch's default generator.
         scaling: factor on query·key; default 1 / sqrt(d).
         sliding_window: keys a query sees, itself included; read only without a mask, which knows it otherwise.
         softcap: c·tanh(x / c) on the scores.
         s_aux: (hq), a logit a head in the softmax's denominator. Differentiable.
-        context: `cu_seq_lens_q`, `cu_seq_lens_k` (int, sequences + 1), `max_length_q`, `max_length_k` of packed sequences.
+        context: of packed sequences, `cu_seq_lens_q`, `cu_seq_lens_k` (sequences + 1), `max_length_q`, `max_length_k`.
 
     Returns:
         Output (b, sq, hq, dv), and None for the weights, which are never made.
@@ -62,7 +64,7 @@ def attention(
         raise NotImplementedError(
             "output_attentions: got True; want False, or attn_implementation='eager': no weights are made"
         )
-    options: dict[str, Any] = {"scale": scaling, "softcap": softcap or 0.0, "dropout": dropout}
+    options: dict[str, Any] = {"scale": _fixed(scaling), "softcap": _fixed(softcap) or 0.0, "dropout": _fixed(dropout)}
     if s_aux is not None:
         options["sinks"] = s_aux.to(torch.float32)
     if context.get("cu_seq_lens_q") is not None:
@@ -72,8 +74,8 @@ def attention(
         if attention_mask.one_document is not None:
             torch._assert_async(
                 attention_mask.one_document,
-                "position_ids: got packed sequences under torch.compile; want cu_seq_lens_q, cu_seq_lens_k, max_length_q and "
-                "max_length_k beside them",
+                "position_ids: got packed sequences under torch.compile; want cu_seq_lens_q, cu_seq_lens_k, "
+                "max_length_q and max_length_k beside them",
             )
         form = attention_mask.form
     elif attention_mask is not None:
@@ -84,6 +86,11 @@ def attention(
     if isinstance(form, Pieces):
         return _pieces(query, key, value, form, options), None
     return _dense(query, key, value, form, options), None
+
+
+def _fixed(number: float | None) -> float | None:
+    """The number itself also where torch.compile(dynamic=True) has a symbol for it: a plan is made for one scale."""
+    return guard_scalar(number) if number is not None and torch.compiler.is_compiling() else number
 
 
 def _dense(
@@ -111,6 +118,9 @@ def _pieces(
         keys, stride = _flat(key)
         values, stride = _flat(value)
     cu_q, cu_k, used, q_offset = form.boundaries(stride, keys.shape[0], queries)
+    if not torch.compiler.is_compiling():  # in a graph they would be constants; the tensors' lengths bound them there
+        # From one first key to the next there is at most a row, and the padding of another.
+        options |= {"max_seqlen_q": form.longest_q, "max_seqlen_k": stride + key.shape[2]}
     out = tessera.attention(
         query.transpose(1, 2).flatten(0, 1),
         keys,
@@ -118,9 +128,6 @@ def _pieces(
         band=(form.left, form.right),
         cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k,
-        max_seqlen_q=form.longest_q,
-        # From one first key to the next there is at most a row, and the padding of another.
-        max_seqlen_k=stride + key.shape[2],
         seqused_k=used,
         q_offset=q_offset,
         **options,
@@ -129,16 +136,16 @@ def _pieces(
 
 
 def _flat(x: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """(b, h, s, d) as (b·s, h, d) and s. A copy unless tokens lie outside heads, as they do before they enter a cache."""
+    """(b, h, s, d) as (b·s, h, d), and s. A copy unless tokens lie outside heads, as they do outside of caches."""
     return x.transpose(1, 2).flatten(0, 1), x.shape[2]
 
 
 def _tokens(x: torch.Tensor) -> tuple[torch.Tensor, int]:
     """(b, h, s, d) as (tokens, h, d), and the tokens from one batch row to the next.
 
-    A cache holds heads outside tokens, (b, h, s, d) in memory. Token t of row b is then t + b·h·s strides of a token away from the
-    first: the rows are runs of a longer axis, with gaps between them that hold other heads' tokens. Nothing is copied. Where a
-    gradient is wanted, `_flat` serves, because the gradient of the longer axis would be h times as large.
+    A cache holds heads outside tokens, (b, h, s, d) in memory. Token t of row b is then b·h·s + t tokens away from the
+    first: the rows are runs of a longer axis, with gaps between them that hold other heads' tokens. Nothing is copied.
+    Where a gradient is wanted, `_flat` serves, because the gradient of the longer axis would be h times as large.
     """
     batch, heads, length, dim = x.shape
     row, head, token, last = x.stride()

@@ -11,8 +11,9 @@ form       what                                                                 
 `Tiles`    a list of tiles one key wide: holes in the padding, unions of masks   b · sk, or b · sq · sk, bits
 =========  ===================================================================  =========================
 
-A band says causal, sliding and bidirectional attention with right padding, with the unused tail of a static cache, and a decode
-step under any padding on the left: the one query is told to stand at the first key it sees, and sees all from there on.
+A band says causal, sliding and bidirectional attention with padding on the right and with the unused tail of a static
+cache, and a decode step under any padding on the left: the one query is told to stand at the first key it sees, and
+sees all from there on.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ class Pieces:
     def boundaries(self, row_stride: int, rows: int, queries: int) -> tuple[torch.Tensor, ...]:
         """(cu_seqlens_q, cu_seqlens_k, seqused_k, q_offset) of the pieces of all rows, one empty piece in front.
 
-        `row_stride`: tokens from one batch row's first key to the next one's; `rows`: tokens of the key tensor; `queries`: of a
-        row. The empty piece takes the keys before the first visible one: boundaries begin at 0.
+        `row_stride`: tokens from one batch row's first key to the next one's; `rows`: tokens of the key tensor;
+        `queries`: of a row. The empty piece takes the keys before the first visible one: boundaries begin at 0.
         """
         known = self._boundaries.get((row_stride, rows))
         if known is not None:

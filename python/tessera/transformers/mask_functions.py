@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a transformers mask function says, read off the function itself.
 
-transformers describes a mask by a predicate ``f(batch, head, query, key) -> bool``. Calling it with indices that record what
-is asked of them, instead of numbers, yields the predicate as an expression: conditions on ``key - query`` make a band, equal
-table entries make documents, equal quotients make chunks. No name of a private function and no closure is looked at, so a
-predicate of one's own is understood as well if it consists of such conditions.
+transformers describes a mask by a predicate ``f(batch, head, query, key) -> bool``. Calling it with indices that record
+what is asked of them, instead of numbers, yields the predicate as an expression: conditions on ``key - query`` make a
+band, equal table entries make documents, equal quotients make chunks. No name of a private function and no closure is
+looked at, so a predicate of one's own is understood as well if it consists of such conditions.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class _Quotient:
 
 
 def read(mask_function: Callable[..., Any]) -> Pattern | None:
-    """The pattern of a predicate ``f(batch, head, query, key)``, or None if it is not a conjunction of bands, documents and
-    chunks."""
+    """The pattern of a predicate ``f(batch, head, query, key)``, or None if it is no conjunction of bands, documents
+    and chunks."""
     try:
         pattern = mask_function(_Index("batch"), _Index("head"), _Index("query"), _Index("key"))
     except Exception:  # whatever a predicate cannot do with an index that is no tensor

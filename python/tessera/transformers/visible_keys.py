@@ -88,7 +88,7 @@ class _Call:
 
 @dataclass
 class _Runs:
-    """The keys that are no padding: `first` to below `end`, (b), if they are one run a sequence; `real` (b, sk) if not."""
+    """Keys that are no padding: `first` to below `end`, (b), if they are one run a sequence, `real` (b, sk) if not."""
 
     real: torch.Tensor
     first: torch.Tensor
@@ -129,18 +129,21 @@ def _form_of(call: _Call, pattern: Pattern, runs: _Runs | None) -> Band | Pieces
         return _single_query(call, pattern, runs, chunked)
     if chunked:
         return _chunks(call, pattern, runs)
-    if runs is None:
-        return _band(call, pattern)
-    if runs.from_start:
-        band = _band(call, pattern)
-        band.used = runs.end.to(torch.int32)
-        return band
+    if runs is None or runs.from_start:
+        return _band(call, pattern, runs)
     return _padded(call, pattern, runs)
 
 
-def _band(call: _Call, pattern: Pattern) -> Band:
+def _band(call: _Call, pattern: Pattern, runs: _Runs | None = None) -> Band:
     bounded = pattern.left is not None or pattern.right is not None
-    return Band(pattern.left, pattern.right, call.per_sequence(call.shift, torch.int64) if bounded else None)
+    # The last query stands at the last used key, unless told otherwise.
+    told = bounded and (runs is not None or isinstance(call.shift, torch.Tensor) or call.shift != call.sk - call.sq)
+    return Band(
+        pattern.left,
+        pattern.right,
+        call.per_sequence(call.shift, torch.int64) if told else None,
+        None if runs is None else runs.end.to(torch.int32),
+    )
 
 
 def _single_query(call: _Call, pattern: Pattern, runs: _Runs | None, chunked: bool) -> Band:
@@ -176,8 +179,8 @@ def _padded(call: _Call, pattern: Pattern, runs: _Runs) -> Pieces:
 
 
 def _documents(call: _Call, pattern: Pattern) -> Pieces | None:
-    """Packed sequences: a piece a document, or a chunk of one. None if documents are not runs of tokens whose positions follow
-    each other."""
+    """Packed sequences: a piece a document, or a chunk of one. None if documents are not runs of tokens whose positions
+    follow each other."""
     documents = pattern.documents.expand(call.b, -1)
     if documents.shape[1] != call.sk or call.sq != call.sk or call.shift != 0:
         return None
@@ -205,7 +208,7 @@ def _documents(call: _Call, pattern: Pattern) -> Pieces | None:
 
 
 def _in_one_chunk(call: _Call, pattern: Pattern, runs: _Runs | None) -> bool:
-    """Whether every query, and every key that is no padding, is in the first chunk, which begins where the padding ends."""
+    """Whether every query, and every key that is no padding, is in the first chunk, which begins where padding ends."""
     end = call.k_offset + call.sk
     if isinstance(call.q_offset, int):
         end = max(end, call.q_offset + call.sq)
@@ -271,24 +274,30 @@ def _pairs(call: _Call, mask_function: Any, attention_mask: torch.Tensor | None,
 
 
 def _may_be_packed(call: _Call, context: dict[str, Any]) -> bool:
-    """transformers looks for packed sequences only without cache and padding, and cannot look at data inside a trace."""
+    """transformers looks for packed sequences only without cache and padding, and cannot see data inside a trace."""
     whole = isinstance(call.q_offset, int) and call.q_offset == 0 and call.sq == call.sk and call.sq > 1
     causal = "allow_is_bidirectional_skip" not in context
     return whole and causal and not context.get("allow_is_causal_skip", True)
 
 
-def _traced_pattern(call: _Call, mask_function: Any, context: dict[str, Any]) -> tuple[Pattern, torch.Tensor]:
-    """Inside a trace, the band of a mask that may be one of packed sequences, and whether it is of one sequence only."""
-    window = context.get("local_size")
-    config = context.get("config")
+def _traced_pattern(call: _Call, mask_function: Any, context: dict[str, Any]) -> tuple[Pattern, torch.Tensor | None]:
+    """Inside a trace, the pattern of a mask that may be of packed sequences, and whether it is of one sequence only."""
+    local, config = context.get("local_size"), context.get("config")
+    chunk = local if local is not None and local == getattr(config, "attention_chunk_size", None) else None
     custom = context.get("use_vmap", False) or mask_function.__code__ is masking_utils.or_masks().__code__
-    if custom or (window is not None and window == getattr(config, "attention_chunk_size", None)):
+    if custom or (chunk is not None and local == getattr(config, "sliding_window", None)):
         raise NotImplementedError(
-            "attention_mask: got packed, chunked or custom masks under torch.compile; want the model called with an attention_mask, "
-            "or a mask made outside the compiled function"
+            "attention_mask: got a mask function of several kinds under torch.compile; want the model called with an "
+            "attention_mask, or a mask made outside the compiled function"
         )
+    pattern = Pattern(None if local is None or chunk is not None else local - 1, 0, chunk=chunk)
+    if local == 1:
+        return pattern, None  # a query sees itself, whatever the sequences
     row = torch.arange(call.b, device=call.device)[:, None, None, None]
     query = torch.arange(1, call.sq, device=call.device)[None, None, :, None]
     head = torch.zeros((1, 1, 1, 1), dtype=torch.int64, device=call.device)
-    # Neighbours see each other unless a sequence ends between them.
-    return Pattern(None if window is None else window - 1, 0), mask_function(row, head, query, query - 1).all()
+    # Neighbours see each other unless a sequence, or a chunk, ends between them.
+    neighbours = mask_function(row, head, query, query - 1)
+    if chunk is not None:
+        neighbours = neighbours | (query % chunk == 0)
+    return pattern, neighbours.all()
