@@ -7,8 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "cuda/jit/pack.h"
+#include "kernel_timing.h"
 #include "machine.h"
 #include "machine_json.h"
+#include "tessera/cuda.h"
 #include "tessera/version.h"
 
 namespace tessera::cli {
@@ -20,12 +23,23 @@ void print_gpus(const Machine& machine) {
     return;
   }
   fmt::print("cuda driver:      {}.{}\n", machine.driver_version / 1000, machine.driver_version % 1000 / 10);
-  for (const Gpu& gpu : machine.gpus) {
-    fmt::print("gpu:              {}, sm_{}, {} multiprocessors, {:.1f} GiB, {} KiB shared memory a block\n", gpu.name,
-               gpu.compute_capability, gpu.multiprocessors, static_cast<double>(gpu.memory_bytes) / (1ULL << 30U),
-               gpu.shared_memory_opt_in / 1024);
+  for (const cuda::Device& gpu : machine.gpus) {
+    fmt::print("gpu {}:            {}, sm_{}, {} multiprocessors, {:.1f} GiB, {} KiB shared memory a block\n",
+               gpu.index, gpu.name, gpu.sm, gpu.multiprocessors, static_cast<double>(gpu.memory) / (1ULL << 30U),
+               gpu.shared_memory / 1024);
   }
-  fmt::print("                  (this version computes on the CPU only)\n");
+}
+
+void print_compiler() {
+  try {
+    const cuda::Compiler compiler = cuda::compiler();
+    fmt::print("nvrtc:            {}.{}, {}\n", compiler.major, compiler.minor, compiler.path);
+  } catch (const Error& error) {
+    fmt::print("nvrtc:            {}\n", error.got());
+  }
+  const std::string folder = cuda::cache_folder();
+  fmt::print("kernel cache:     {}\n", folder.empty() ? "none" : folder);
+  fmt::print("embedded kernels: {}\n", cuda::embedded_pack().size());
 }
 
 void print_machine(const Machine& machine) {
@@ -37,17 +51,16 @@ void print_machine(const Machine& machine) {
              machine.caches.empty() ? "unknown" : fmt::format("{}", fmt::join(machine.caches, ", ")));
   fmt::print("instruction sets: {} (usable here, best first; --isa forces one)\n", fmt::join(machine.isas, " "));
   print_gpus(machine);
+  print_compiler();
 }
 
 }  // namespace
 
 nlohmann::json to_json(const Machine& machine) {
   nlohmann::json gpus = nlohmann::json::array();
-  for (const Gpu& gpu : machine.gpus) {
-    gpus.push_back({{"name", gpu.name},
-                    {"sm", gpu.compute_capability},
-                    {"memory_bytes", gpu.memory_bytes},
-                    {"multiprocessors", gpu.multiprocessors}});
+  for (const cuda::Device& gpu : machine.gpus) {
+    gpus.push_back(
+        {{"name", gpu.name}, {"sm", gpu.sm}, {"memory_bytes", gpu.memory}, {"multiprocessors", gpu.multiprocessors}});
   }
   return {{"cpu", machine.cpu},
           {"identity", machine.identity},
@@ -62,7 +75,14 @@ void add_info(CLI::App& app, int& exit_code) {
   CLI::App* verb = app.add_subcommand("info", "Show the machine, the instruction sets, the GPUs and the build");
   auto json = std::make_shared<bool>(false);
   verb->add_flag("--json", *json, "Print one JSON object instead of text");
-  verb->callback([json, &exit_code] {
+  auto timing = std::make_shared<bool>(false);
+  verb->add_flag("--timing", *timing, "Time how a kernel is found: compiled, on disk, embedded; then runs of it");
+  verb->callback([json, timing, &exit_code] {
+    if (*timing) {
+      print_kernel_timing();
+      exit_code = kOk;
+      return;
+    }
     const Machine machine = describe_machine();
     if (*json) {
       nlohmann::json object = to_json(machine);

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "machine.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <unistd.h>
 
 #include <cctype>
-#include <cstddef>
 #include <fstream>
 #include <string_view>
 
+#include "tessera/error.h"
 #include "tessera/plan.h"
 
 namespace tessera::cli {
@@ -53,72 +52,14 @@ std::vector<std::string> read_caches() {
   return caches;
 }
 
-// The few entry points of the CUDA driver that this needs; types as in its ABI.
-struct CudaDriver {
-  using Result = int;
-  using Device = int;
-  Result (*init)(unsigned) = nullptr;
-  Result (*driver_version)(int*) = nullptr;
-  Result (*device_count)(int*) = nullptr;
-  Result (*device_get)(Device*, int) = nullptr;
-  Result (*device_name)(char*, int, Device) = nullptr;
-  Result (*device_memory)(std::size_t*, Device) = nullptr;
-  Result (*device_attribute)(int*, int, Device) = nullptr;
-  bool complete = true;
-
-  explicit CudaDriver(void* library) {
-    load(library, "cuInit", init);
-    load(library, "cuDriverGetVersion", driver_version);
-    load(library, "cuDeviceGetCount", device_count);
-    load(library, "cuDeviceGet", device_get);
-    load(library, "cuDeviceGetName", device_name);
-    load(library, "cuDeviceTotalMem_v2", device_memory);
-    load(library, "cuDeviceGetAttribute", device_attribute);
-  }
-
- private:
-  template <class Function>
-  void load(void* library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(library, name));
-    complete = complete && function != nullptr;
-  }
-};
-
-Gpu read_gpu(const CudaDriver& driver, int index) {
-  constexpr int kMultiprocessors = 16, kMajor = 75, kMinor = 76, kSharedOptIn = 97;  // CUdevice_attribute
-  Gpu gpu;
-  CudaDriver::Device device = 0;
-  if (driver.device_get(&device, index) != 0) return gpu;
-  char name[256] = {};
-  if (driver.device_name(name, sizeof(name) - 1, device) == 0) gpu.name = name;
-  std::size_t memory = 0;
-  if (driver.device_memory(&memory, device) == 0) gpu.memory_bytes = memory;
-  int major = 0, minor = 0;
-  driver.device_attribute(&major, kMajor, device);
-  driver.device_attribute(&minor, kMinor, device);
-  driver.device_attribute(&gpu.multiprocessors, kMultiprocessors, device);
-  driver.device_attribute(&gpu.shared_memory_opt_in, kSharedOptIn, device);
-  gpu.compute_capability = major * 10 + minor;
-  return gpu;
-}
-
 void read_gpus(Machine& machine) {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    machine.gpu_note = "no libcuda.so.1";
-    return;
+  try {
+    machine.driver_version = cuda::driver_version();
+    machine.gpus = cuda::devices();
+    if (machine.gpus.empty()) machine.gpu_note = "the driver reports no device";
+  } catch (const Error& error) {
+    machine.gpu_note = error.got();
   }
-  const CudaDriver driver(library);
-  int count = 0;
-  if (!driver.complete) {
-    machine.gpu_note = "libcuda.so.1 lacks an entry point";
-  } else if (const int result = driver.init(0); result != 0) {
-    machine.gpu_note = fmt::format("cuInit returned {}", result);
-  } else if (driver.driver_version(&machine.driver_version) != 0 || driver.device_count(&count) != 0 || count == 0) {
-    machine.gpu_note = "the driver reports no device";
-  }
-  for (int index = 0; index < count; ++index) machine.gpus.push_back(read_gpu(driver, index));
-  dlclose(library);
 }
 
 }  // namespace

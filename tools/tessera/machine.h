@@ -6,15 +6,9 @@
 #include <string>
 #include <vector>
 
-namespace tessera::cli {
+#include "tessera/cuda.h"
 
-struct Gpu {
-  std::string name;
-  int compute_capability = 0;  // 90 for 9.0
-  std::uint64_t memory_bytes = 0;
-  int multiprocessors = 0;
-  int shared_memory_opt_in = 0;  // bytes a block may ask for
-};
+namespace tessera::cli {
 
 struct Machine {
   std::string cpu;       // model name
@@ -24,12 +18,12 @@ struct Machine {
   std::uint64_t memory_bytes = 0;
   std::vector<std::string> caches;  // "L1d 48 KiB", per instance
   std::vector<std::string> isas;    // that the library has and this machine can run, best first
-  int driver_version = 0;           // CUDA driver, 13000 for 13.0; 0: no libcuda
+  int driver_version = 0;           // CUDA driver, 13000 for 13.0; 0: no driver
   std::string gpu_note;             // why there are no GPUs
-  std::vector<Gpu> gpus;
+  std::vector<cuda::Device> gpus;
 };
 
-/// Reads /proc and /sys and asks libcuda.so.1 where there is one.
+/// Reads /proc and /sys and asks the CUDA driver where there is one.
 Machine describe_machine();
 /// A folder name for results: lower-case letters, digits and '-', for example "intel-xeon-processor-2c".
 std::string folder_name(const Machine& machine);

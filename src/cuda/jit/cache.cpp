@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/jit/cache.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <future>
 #include <map>
@@ -23,6 +24,7 @@ using Shared = std::shared_ptr<const Compiled>;
 struct Process {
   std::mutex mutex;
   std::map<Digest, std::shared_future<Shared>> kernels;
+  std::atomic<bool> ignore_pack{false};
 };
 Process& process() {
   static Process held;
@@ -74,7 +76,9 @@ std::string expected_compiler(const DiskCache& disk, const std::string& folder) 
 Found find_further(const Digest& key, const KernelSource& source, const std::string& architecture) {
   const auto share = [](Compiled compiled) { return std::make_shared<const Compiled>(std::move(compiled)); };
   // The embedded pack is as trustworthy as the code around it.
-  if (auto found = embedded_pack().find(key, Checksum::skip)) return {share(std::move(*found)), Origin::embedded};
+  if (!process().ignore_pack) {
+    if (auto found = embedded_pack().find(key, Checksum::skip)) return {share(std::move(*found)), Origin::embedded};
+  }
   const std::string folder = cache_folder();
   const DiskCache disk(folder);
   if (!folder.empty()) {
@@ -143,5 +147,7 @@ void forget_compiled() {
   const std::lock_guard lock(held.mutex);
   held.kernels.clear();
 }
+
+void ignore_embedded_pack() { process().ignore_pack = true; }
 
 }  // namespace tessera::cuda

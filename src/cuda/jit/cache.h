@@ -21,7 +21,9 @@ struct Found {
 /// that fails it is logged and used all the same. Throws what compile() throws; a later call tries again.
 Found find_or_compile(const KernelSource& source, const std::string& architecture);
 
-/// Forgets what this process holds, so that the next look-up goes further. For measurements and tests.
+/// For measurements and tests: forgets what this process holds, so that the next look-up goes further; and looks no
+/// longer into the embedded pack.
 void forget_compiled();
+void ignore_embedded_pack();
 
 }  // namespace tessera::cuda
