@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tessera
 import torch
 
 Case = SimpleNamespace
@@ -114,7 +115,7 @@ def over(grid: Grid) -> Callable[[Callable[[Case], None]], Callable[[Case], None
 
 
 def generate(metafunc: pytest.Metafunc) -> None:
-    """To be the ``pytest_generate_tests`` of a module with grids."""
+    """To be the ``pytest_generate_tests`` of a module with grids, whose fixtures include :func:`threads`."""
     grid = getattr(metafunc.function, "grid", None)
     if grid is None:
         return
@@ -124,6 +125,17 @@ def generate(metafunc: pytest.Metafunc) -> None:
     else:
         cases = grid.spread()
     metafunc.parametrize("case", cases, ids=name_of)
+
+
+@pytest.fixture(autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread for the textbooks, one or two for Tessera: two pools would spend their time waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    tessera.set_threads(1 + seed_of(request.getfixturevalue("case")) % 2)
+    yield
+    tessera.set_threads(0)
+    torch.set_num_threads(before)
 
 
 BOOL = [False, True]

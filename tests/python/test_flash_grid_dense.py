@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flash_grid import BOOL, HALF, HEADS, Case, Grid, generate, heads_kv, over, seed_of, window  # noqa: E402
+import flash_grid  # noqa: E402
+from flash_grid import BOOL, HALF, HEADS, Case, Grid, heads_kv, over, seed_of, window  # noqa: E402
 from flash_textbook import Score, check_error, textbook  # noqa: E402
 from tessera.compat.flash_attn_2 import (  # noqa: E402
     flash_attn_func,
@@ -15,7 +16,8 @@ from tessera.compat.flash_attn_2 import (  # noqa: E402
     flash_attn_qkvpacked_func,
 )
 
-pytest_generate_tests = generate
+pytest_generate_tests = flash_grid.generate
+threads = flash_grid.threads
 
 DIMS = [32, 40, 59, 64, 80, 96, 111, 128, 160, 192, 224, 256]
 PAIRS = [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)]

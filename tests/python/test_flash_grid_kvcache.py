@@ -10,7 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flash_grid import BOOL, HEADS, Case, Grid, generate, over, seed_of, window  # noqa: E402
+import flash_grid  # noqa: E402
+from flash_grid import BOOL, HEADS, Case, Grid, over, seed_of, window  # noqa: E402
 from flash_textbook import (  # noqa: E402
     Lengths,
     Score,
@@ -24,7 +25,8 @@ from flash_textbook import (  # noqa: E402
 )
 from tessera.compat import flash_attn_2, flash_attn_3  # noqa: E402
 
-pytest_generate_tests = generate
+pytest_generate_tests = flash_grid.generate
+threads = flash_grid.threads
 
 PAIRS = [(1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (16, 20000), (128, 128)]
 LONG = [(1, 128 * 1024), (16, 128 * 1024)]

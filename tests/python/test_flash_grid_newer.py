@@ -7,11 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flash_grid import BOOL, HALF, HEADS, Case, Grid, generate, heads_kv, over, seed_of, window  # noqa: E402
+import flash_grid  # noqa: E402
+from flash_grid import BOOL, HALF, HEADS, Case, Grid, heads_kv, over, seed_of, window  # noqa: E402
 from flash_textbook import Lengths, Score, check_error, packed, random_lengths, starts, textbook  # noqa: E402
 from tessera.compat import flash_attn_3, flash_attn_4  # noqa: E402
 
-pytest_generate_tests = generate
+pytest_generate_tests = flash_grid.generate
+threads = flash_grid.threads
 
 PAIRS = [
     (64, 128), (256, 256), (113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (640, 128), (512, 256),

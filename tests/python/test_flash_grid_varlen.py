@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from flash_grid import BOOL, HALF, HEADS, Case, Grid, generate, heads_kv, over, seed_of, window  # noqa: E402
+import flash_grid  # noqa: E402
+from flash_grid import BOOL, HALF, HEADS, Case, Grid, heads_kv, over, seed_of, window  # noqa: E402
 from flash_textbook import Lengths, Score, check_error, packed, padded, random_lengths, starts, textbook  # noqa: E402
 from tessera.compat.flash_attn_2 import (  # noqa: E402
     flash_attn_varlen_func,
@@ -16,7 +17,8 @@ from tessera.compat.flash_attn_2 import (  # noqa: E402
 )
 from test_flash_grid_dense import CAUSAL_PAIRS, DIMS, PAIRS, price, slopes_of  # noqa: E402
 
-pytest_generate_tests = generate
+pytest_generate_tests = flash_grid.generate
+threads = flash_grid.threads
 
 BATCH = 3
 

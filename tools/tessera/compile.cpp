@@ -123,6 +123,10 @@ class Compilation {
     return good && failed == 0;
   }
 
+  [[nodiscard]] bool is_complete() const {
+    return std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->compiled != nullptr; });
+  }
+
   void write_pack(const std::string& path) const {
     cuda::PackWriter writer;
     for (const auto& job : jobs_) {
@@ -222,11 +226,8 @@ void compile(const CompileOptions& options, int& exit_code) {
   if (!options.cache.empty()) cuda::set_cache_folder(options.cache);
   if (options.cache.empty()) cuda::compiler();  // without one, say so once
   Compilation compilation(options);
-  if (!compilation.run()) {
-    exit_code = kCheckFailed;
-  } else if (!options.pack.empty()) {
-    compilation.write_pack(options.pack);
-  }
+  if (!compilation.run()) exit_code = kCheckFailed;
+  if (!options.pack.empty() && compilation.is_complete()) compilation.write_pack(options.pack);
   if (const cuda::Compiled* last = compilation.last(); last != nullptr && !options.cubin.empty()) {
     cuda::replace_file(options.cubin, last->cubin);
   }
@@ -244,7 +245,9 @@ void add_compile(CLI::App& app, int& exit_code) {
       ->delimiter(',')
       ->required();
   verb->add_option("--cache", options->cache, "Look up and keep kernels in this cache folder");
-  verb->add_option("--pack", options->pack, "Write all kernels into this file, to be embedded (TESSERA_CUDA_PACK)");
+  verb->add_option("--pack", options->pack,
+                   "Write all kernels, if all compile, into this file, to be embedded"
+                   " (TESSERA_CUDA_PACK)");
   verb->add_option("--jobs", options->jobs, "Compilations at once")->check(CLI::Range(1, 256))->capture_default_str();
   verb->add_option("--headers", options->headers, "A src folder to read device headers from, not the embedded ones");
   verb->add_option("--nvrtc", options->nvrtc, "libnvrtc, or a folder that holds it");

@@ -80,7 +80,7 @@ def _probabilities(
     import numpy
 
     k = numpy.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    scores = numpy.einsum("qhd,khd->hqk", q, k) * numpy.float32(scale)
+    scores = (q.transpose(1, 0, 2) @ k.transpose(1, 2, 0)) * numpy.float32(scale)
     if softcap > 0:
         scores = softcap * numpy.tanh(scores / softcap)
     distance = numpy.arange(k.shape[0])[None, :] - (numpy.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0])

@@ -70,9 +70,9 @@ class Pieces:
         `row_stride`: tokens from one batch row's first key to the next one's; `rows`: tokens of the key tensor;
         `queries`: of a row. The empty piece takes the keys before the first visible one: boundaries begin at 0.
         """
-        known = self._boundaries.get((row_stride, rows))
-        if known is not None:
-            return known
+        keeps = not torch.compiler.is_compiling()  # a graph has one call to make them in; sizes as keys would be constants
+        if keeps and (row_stride, rows) in self._boundaries:
+            return self._boundaries[row_stride, rows]
         device = self.first_key.device
         row = torch.arange(self.first_key.shape[0], dtype=torch.int32, device=device)[:, None]
         zero = torch.zeros(1, dtype=torch.int32, device=device)
@@ -84,7 +84,7 @@ class Pieces:
             torch.cat([zero, self.used.flatten()]),
             torch.cat([zero.to(torch.int64), self.q_offset.flatten()]),
         )
-        if not torch.compiler.is_compiling():
+        if keeps:
             self._boundaries[row_stride, rows] = made
         return made
 
