@@ -40,9 +40,11 @@ FwdConfig config_of(const Problem& problem) {
   // them, because every fragment of K and V then serves two products.
   const int widest = std::max(config.d, config.dv);
   config.tile_m = widest <= 128 ? 128 : 64;
-  config.tile_n = widest <= 64 ? 128 : 64;
-  config.stages = widest <= 64 ? 2 : 1;
+  config.tile_n = widest <= 64 ? 96 : 64;
+  config.stages = widest <= 128 ? 2 : 1;
+  config.q_in_registers = widest <= 64;
   config.source = is_paged(problem.kv) ? Source::paged : Source::strided;
+  config.affine = problem.affine.has_value();
   config.softcap = problem.softcap > 0.0F;
   config.alibi = problem.alibi;
   config.scale_first = config.softcap || config.alibi || !(problem.softmax_scale() > 0.0F);
@@ -51,7 +53,9 @@ FwdConfig config_of(const Problem& problem) {
 
 FwdConfig config_of(const Problem& problem, const Target& target) {
   FwdConfig config = config_of(problem);
-  if (config.smem_bytes() > target.shared_memory) config.stages = 1;
+  // Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
+  // ask for.
+  if (2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024) config.stages = 1;
   return config;
 }
 
@@ -109,9 +113,10 @@ KernelSource source_of(const FwdConfig& c) {
   KernelSource source;
   source.name = "fwd_mma " + std::string(name_of(c.type)) + " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) +
                 " tile=" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n) +
-                " stages=" + std::to_string(c.stages) + (c.output == c.type ? "" : " out=fp32") +
-                (c.source == Source::paged ? " paged" : "") + (c.softcap ? " softcap" : "") +
-                (c.alibi ? " alibi" : "") + (c.scale_first ? " scale_first" : "");
+                " stages=" + std::to_string(c.stages) + (c.q_in_registers ? " q_in_registers" : "") +
+                (c.output == c.type ? "" : " out=fp32") + (c.source == Source::paged ? " paged" : "") +
+                (c.affine ? " affine" : "") + (c.softcap ? " softcap" : "") + (c.alibi ? " alibi" : "") +
+                (c.scale_first ? " scale_first" : "");
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.text =
       "#include \"cuda/kernels/fwd_mma.cuh\"\n"
@@ -120,8 +125,9 @@ KernelSource source_of(const FwdConfig& c) {
       std::string(name_of(c.type)) + ", .output = Element::" + name_of(c.output) + ", .d = " + std::to_string(c.d) +
       ", .dv = " + std::to_string(c.dv) + ", .tile_m = " + std::to_string(c.tile_m) +
       ", .tile_n = " + std::to_string(c.tile_n) + ", .warps = " + std::to_string(c.warps) +
-      ", .stages = " + std::to_string(c.stages) + (c.source == Source::paged ? ", .source = Source::paged" : "") +
-      flag("scale_first", c.scale_first) + flag("softcap", c.softcap) + flag("alibi", c.alibi) +
+      ", .stages = " + std::to_string(c.stages) + flag("q_in_registers", c.q_in_registers) +
+      (c.source == Source::paged ? ", .source = Source::paged" : "") + flag("scale_first", c.scale_first) +
+      flag("affine", c.affine) + flag("softcap", c.softcap) + flag("alibi", c.alibi) +
       "};\n"
       "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
       "tessera_kernel(const __grid_constant__ FwdParams params) {\n"

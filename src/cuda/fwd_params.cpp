@@ -46,7 +46,7 @@ KvParams kv_params(const KvSource& source, const Bindings& bindings, const KvSlo
   kv.cu_seqlens = pointer<int>(bindings[slots.cu_seqlens]);
   kv.seqused = pointer<int>(bindings[slots.seqused]);
   kv.offset = pointer<i64>(bindings[slots.offset]);
-  kv.page_size = static_cast<int>(source.page_size);
+  kv.page_size = Divisor(static_cast<int>(std::max<std::int64_t>(source.page_size, 1)));
   kv.pages = static_cast<int>(source.pages);
   if (source.layout == KvLayout::paged_table) {
     const Tensor& table = bindings[slots.page_table];
@@ -77,9 +77,8 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   p.o_strides = row_strides(bindings[Slot::o]);
   p.lse_strides = lse_strides(bindings[Slot::lse]);
   p.batch = static_cast<int>(problem.batch);
-  p.heads_q = static_cast<int>(problem.heads_q);
-  p.heads_kv = static_cast<int>(problem.heads_kv);
-  p.group = group;
+  p.heads_a_kv = Divisor(static_cast<int>(problem.group()));
+  p.group = Divisor(group);
   p.d = static_cast<int>(problem.head_dim_qk);
   p.dv = static_cast<int>(problem.head_dim_v);
   p.seqlen_q = static_cast<int>(problem.seqlen_q);
@@ -103,7 +102,7 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
     p.affine_length = problem.affine->length;
     p.affine_stride = problem.affine->stride;
   }
-  p.splits = 1;
+  p.splits = Divisor(1);
   return p;
 }
 

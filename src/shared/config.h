@@ -30,8 +30,9 @@ struct FwdConfig {
   bool q_in_registers = false;     // else fragments of Q are read from shared memory for every tile
   Source source = Source::strided;
   Tiles tiles = Tiles::range;
-  bool scale_first =
-      false;  // scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive
+  // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
+  bool scale_first = false;
+  bool affine = false;  // an affine causal mask
   bool softcap = false;
   bool alibi = false;
   bool dropout = false;

@@ -27,7 +27,7 @@ struct KvParams {
   i64 page_table_stride;     // 0 for CSR
   const int* page_indptr;    // CSR: (b + 1)
   const int* last_page_len;  // CSR: (b)
-  int page_size;
+  Divisor page_size;
   int pages;
   int page_indices;   // CSR: entries of the table; 2-D: columns
   const i64* offset;  // (b), or null for the default
@@ -40,11 +40,12 @@ struct FwdParams {
   Strides q_strides;
   Strides o_strides;
   Strides lse_strides;  // of (batch, row, head)
-  int batch, heads_q, heads_kv;
-  int group;     // heads of a group packed into the rows of a tile: heads_q / heads_kv, or 1
-  int d, dv;     // as the tensors have them
-  int seqlen_q;  // longest sequence
-  int total_q;   // varlen
+  int batch;
+  Divisor heads_a_kv;  // query heads that share a key head
+  Divisor group;       // of them packed into the rows of a tile: all, or 1
+  int d, dv;           // as the tensors have them
+  int seqlen_q;        // longest sequence
+  int total_q;         // varlen
   const int* cu_seqlens_q;
   const int* seqused_q;
   const i64* q_offset;
@@ -59,11 +60,11 @@ struct FwdParams {
 
   // Inclusive and signed; left = most negative end when unbounded: see kUnbounded.
   i64 band_left, band_right;
-  i64 affine_length, affine_stride;  // stride 0: none
+  i64 affine_length, affine_stride;  // of configurations with `affine`
 
   // Parts of the keys that blocks of their own walk. With more than one, o and lse are partial results, split by split,
   // each normalised by its own sum and without the sink; `combine` merges them.
-  int splits;
+  Divisor splits;
   i64 o_split;
   i64 lse_split;
 };

@@ -22,4 +22,21 @@ constexpr Int round_up(Int a, Int b) {
   return divide_up(a, b) * b;
 }
 
+/// Division of numbers below 2^31 by a divisor that the host knows: a multiplication and a shift (Granlund and
+/// Montgomery 1994, round up).
+struct Divisor {
+  u32 value = 1;
+  u32 multiplier = 0;
+  u32 shift = 0;
+
+  Divisor() = default;
+  constexpr explicit Divisor(int divisor) : value(static_cast<u32>(divisor)) {
+    if (value == 1) return;
+    u32 bits = 1;
+    while ((u64{1} << bits) < value) ++bits;
+    multiplier = static_cast<u32>(divide_up(u64{1} << (31 + bits), u64{value}));
+    shift = bits - 1;
+  }
+};
+
 }  // namespace tessera::cuda

@@ -21,6 +21,7 @@ struct FwdMma {
   using VTile = SharedTile<C.tile_n, C.dv>;
   using Scores = Accumulator<row_tiles, C.tile_n / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
+  using Queries = Rows<QTile, row_tiles, C.q_in_registers>;
 
   // In shared memory, because the products need the registers.
   struct Work {
@@ -47,7 +48,7 @@ struct FwdMma {
     Work& work = *reinterpret_cast<Work*>(memory);
     const Block block = Block::template of<C>(params);
     const Extent q = find_extent(params.cu_seqlens_q, params.seqused_q, block.batch, params.seqlen_q, params.total_q);
-    if (block.first_row >= q.capacity * params.group) return;
+    if (block.first_row >= static_cast<int>(q.capacity * params.group.value)) return;
     const FwdMma kernel{params, work, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     kernel.load_queries(block, q);
     if (threadIdx.x == 0) {
@@ -76,12 +77,15 @@ struct FwdMma {
 
   // Under way while the block finds out what else it has to do.
   __device__ __forceinline__ void load_queries(const Block& block, const Extent& extent) const {
-    const auto* q = static_cast<const unsigned short*>(p.q) + block.batch * p.q_strides.batch +
-                    extent.first * p.q_strides.row + block.head * p.q_strides.head;
-    load_tile<QTile, C.threads()>(q_base, extent.length * p.group - block.first_row, p.d, thread, [&](int row) {
-      const PackedRow at(block.first_row + row, p.group);
-      return q + at.query * p.q_strides.row + at.head * p.q_strides.head;
-    });
+    const char* q =
+        static_cast<const char*>(p.q) +
+        2 * (block.batch * p.q_strides.batch + extent.first * p.q_strides.row + block.head * p.q_strides.head);
+    load_tile<QTile, C.threads()>(q_base, static_cast<int>(extent.length * p.group.value) - block.first_row, p.d,
+                                  thread, [&](int row) {
+                                    const PackedRow at(block.first_row + row, p.group);
+                                    return q + 2 * (at.query * p.q_strides.row + at.head * p.q_strides.head);
+                                  });
+    ptx::cp_async_commit();
   }
 
   __device__ __forceinline__ void load_keys(const KvTile& tile, u32 to) const {
@@ -108,6 +112,7 @@ struct FwdMma {
     if (tiles.count() == 0) return;
     load_keys(tiles.at(0), k_base(0));
     ptx::cp_async_commit();
+    const Queries q = queries<1>();
     for (int i = 0; i < tiles.count(); ++i) {
       const KvTile tile = tiles.at(i);
       ptx::cp_async_wait<0>();
@@ -115,7 +120,7 @@ struct FwdMma {
       load_values(tile, v_base(0));
       ptx::cp_async_commit();
       Scores s;
-      find_scores(s, k_base(0));
+      find_scores(s, q, k_base(0));
       ptx::cp_async_wait<0>();
       __syncthreads();
       if (i + 1 < tiles.count()) load_keys(tiles.at(i + 1), k_base(0));
@@ -137,27 +142,37 @@ struct FwdMma {
       ptx::cp_async_commit();
     };
     for (int i = 0; i < C.stages - 1; ++i) fill(i);
+    const Queries q = queries<C.stages - 1>();
     for (int i = 0; i < tiles.count(); ++i) {
       ptx::cp_async_wait<C.stages - 2>();
       __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
       fill(i + C.stages - 1);
       Scores s;
-      find_scores(s, k_base(i % C.stages));
+      find_scores(s, q, k_base(i % C.stages));
       finish_scores(s, tiles.at(i));
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, v_base(i % C.stages));
     }
   }
 
+  /// `later`: groups of copies that were begun after that of Q.
+  template <int later>
+  __device__ __forceinline__ Queries queries() const {
+    if constexpr (C.q_in_registers) {
+      ptx::cp_async_wait<later>();
+      __syncthreads();
+    }
+    return Queries(q_base, warp_row, lane);
+  }
+
   // S = Q·Kᵀ of the warp's rows.
-  __device__ __forceinline__ void find_scores(Scores& s, u32 k_at) const {
+  __device__ __forceinline__ void find_scores(Scores& s, const Queries& q, u32 k_at) const {
     s.clear();
-    const u32 q = rows_address<QTile>(q_base, warp_row, lane);
     const u32 keys = keys_address<KTile>(k_at, lane);
 #pragma unroll
     for (int k = 0; k < C.d / 16; ++k) {
       u32 a[row_tiles][4];
-      load_rows<QTile>(a, q, k);
+      q.read(a, k);
       multiply_keys<C.type, KTile>(s, a, keys, k);
     }
   }
@@ -191,7 +206,8 @@ struct FwdMma {
     if constexpr (!C.scale_first) {
       if (tile.full) return;
     }
-    const RowBounds bounds(p, work.sequence, work.sequence.segment(tile.segment), work.block.first_row / p.group);
+    const int first_query = PackedRow(work.block.first_row, p.group).query;
+    const RowBounds<C.affine> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
     const int first_key = tile.first + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {

@@ -20,7 +20,9 @@ struct Epilogue {
   u32 memory;  // shared, for o of the whole block
   int thread;
 
-  __device__ __forceinline__ int rows() const { return sequence.q.capacity * p.group - block.first_row; }
+  __device__ __forceinline__ int rows() const {
+    return static_cast<int>(sequence.q.capacity * p.group.value) - block.first_row;
+  }
   /// Row of the tile that this thread holds.
   __device__ __forceinline__ int row_of(int m, int half) const {
     return thread / 32 * C.rows_a_warp() + m * 16 + half * 8 + thread % 32 / 4;
@@ -33,7 +35,7 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles>& softmax) const {
-    const int used_rows = sequence.q.length * p.group - block.first_row;
+    const int used_rows = static_cast<int>(sequence.q.length * p.group.value) - block.first_row;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll

@@ -24,13 +24,14 @@ __device__ __forceinline__ int to_int(i64 x) {
 }
 
 /// The intervals of a block's queries in one segment, in 32 bits from the block's first query on.
+template <bool has_affine>
 struct RowBounds {
   int first_query;
   int ahead;  // position of the first query less that of key 0
   int begin;  // of the first query's band, not clamped to the segment
   int end;
   int length;  // keys of the segment
-  // Affine mask: key j of the segment is visible up to floor((affine + query) / affine_stride) − affine_origin.
+  // Affine mask: the last visible key of the segment is floor((affine + query) / affine_stride) − affine_origin.
   i64 affine = 0, affine_stride = 0, affine_origin = 0;
 
   __device__ __forceinline__ RowBounds(const FwdParams& p, const Sequence& sequence, const Segment& segment,
@@ -41,16 +42,19 @@ struct RowBounds {
     begin = to_int(distance - p.band_left);
     end = to_int(distance + p.band_right + 1);
     length = segment.extent.length;
-    if (p.affine_stride == 0) return;
-    affine = sequence.q_position + query + 1 - p.affine_length;
-    affine_stride = p.affine_stride;
-    affine_origin = segment.position;
+    if constexpr (has_affine) {
+      affine = sequence.q_position + query + 1 - p.affine_length;
+      affine_stride = p.affine_stride;
+      affine_origin = segment.position;
+    }
   }
 
   __device__ __forceinline__ Interval of(int query) const {
     const int below = query - first_query;
     int last = min(end + below, length);
-    if (affine_stride != 0) last = min(last, to_int(divide_down(affine + below, affine_stride) - affine_origin + 1));
+    if constexpr (has_affine) {
+      last = min(last, to_int(divide_down(affine + below, affine_stride) - affine_origin + 1));
+    }
     last = max(last, 0);
     return {min(max(begin + below, 0), last), last};
   }

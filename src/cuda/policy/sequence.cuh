@@ -32,8 +32,8 @@ __device__ __forceinline__ Extent find_keys(const KvParams& kv, int batch) {
   if (kv.page_indptr == nullptr) return find_extent(kv.cu_seqlens, kv.seqused, batch, kv.capacity, kv.total);
   const int begin = clamp(kv.page_indptr[batch], 0, kv.page_indices);
   const int count = clamp(kv.page_indptr[batch + 1] - begin, 0, kv.page_indices - begin);
-  const i64 length = count == 0 ? 0 : static_cast<i64>(count - 1) * kv.page_size + kv.last_page_len[batch];
-  const i64 most = min(static_cast<i64>(count) * kv.page_size, static_cast<i64>(kv.capacity));
+  const i64 length = count == 0 ? 0 : static_cast<i64>(count - 1) * kv.page_size.value + kv.last_page_len[batch];
+  const i64 most = min(static_cast<i64>(count) * kv.page_size.value, static_cast<i64>(kv.capacity));
   return {begin, static_cast<int>(min(max(length, i64{0}), most)), static_cast<int>(most)};
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/policy/mask.cuh"
+#include "cuda/ptx/math.cuh"
 #include "shared/config.h"
 
 namespace tessera::cuda {
@@ -19,10 +20,10 @@ struct Block {
   static __device__ __forceinline__ Block of(const FwdParams& p) {
     Block block;
     block.first_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * C.tile_m;
-    block.head = static_cast<int>(blockIdx.y) * p.group;
-    block.kv_head = block.head / (p.heads_q / p.heads_kv);
-    block.batch = static_cast<int>(blockIdx.z) / p.splits;
-    block.split = static_cast<int>(blockIdx.z) % p.splits;
+    block.head = static_cast<int>(blockIdx.y * p.group.value);
+    block.kv_head = ptx::divide(block.head, p.heads_a_kv);
+    block.batch = ptx::divide(static_cast<int>(blockIdx.z), p.splits);
+    block.split = static_cast<int>(blockIdx.z - block.batch * p.splits.value);
     return block;
   }
 };
@@ -32,11 +33,8 @@ struct PackedRow {
   int query;
   int head;
 
-  __device__ __forceinline__ PackedRow(int row, int group) : query(row), head(0) {
-    if (group == 1) return;
-    query = row / group;
-    head = row - query * group;
-  }
+  __device__ __forceinline__ PackedRow(int row, const Divisor& group)
+      : query(ptx::divide(row, group)), head(static_cast<int>(row - query * group.value)) {}
 };
 
 /// tile_n keys from `first` on of a segment.
@@ -53,17 +51,17 @@ class TileRange {
  public:
   TileRange() = default;
   __device__ __forceinline__ TileRange(const FwdParams& p, const Sequence& sequence, const Block& block) {
-    const int rows = sequence.q.length * p.group;
+    const int rows = static_cast<int>(sequence.q.length * p.group.value);
     if (block.first_row >= rows) return;
     const int first_query = PackedRow(block.first_row, p.group).query;
     const int last_query = PackedRow(min(block.first_row + C.tile_m, rows) - 1, p.group).query;
     first_ = Part(p, sequence, sequence.first, first_query, last_query);
     if (p.segments == 2) second_ = Part(p, sequence, sequence.second, first_query, last_query);
-    const i64 total = first_.count + second_.count;
-    const int low = static_cast<int>(total * block.split / p.splits);
-    const int high = static_cast<int>(total * (block.split + 1) / p.splits);
-    count_ = high - low;
-    last_ = high - 1;
+    const int total = first_.count + second_.count;
+    const int share = ptx::divide(total, p.splits);
+    const int longer = total - share * static_cast<int>(p.splits.value);  // splits that have one tile more
+    count_ = share + (block.split < longer ? 1 : 0);
+    last_ = block.split * share + min(block.split, longer) + count_ - 1;
   }
 
   __device__ __forceinline__ int count() const { return count_; }
@@ -83,7 +81,7 @@ class TileRange {
     Part() = default;
     __device__ __forceinline__ Part(const FwdParams& p, const Sequence& sequence, const Segment& segment,
                                     int first_query, int last_query) {
-      const RowBounds bounds(p, sequence, segment, first_query);
+      const RowBounds<C.affine> bounds(p, sequence, segment, first_query);
       const Interval first = bounds.of(first_query);
       const Interval last = bounds.of(last_query);
       full = {last.begin, first.end};

@@ -11,8 +11,13 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
-/// 16 bytes past L1; with valid = false nothing is read and zeros are written.
-__device__ __forceinline__ void cp_async_16(u32 to, const void* from, bool valid) {
+/// 16 bytes past L1.
+__device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(to), "l"(from) : "memory");
+}
+
+/// The same; with valid = false nothing is read and zeros are written.
+__device__ __forceinline__ void cp_async_16_or_zeros(u32 to, const void* from, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }

@@ -60,4 +60,10 @@ __device__ __forceinline__ void store_shared_8(u32 to, float a, float b) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(to), "f"(a), "f"(b) : "memory");
 }
 
+/// Floor of x / divisor for 0 <= x < 2^31.
+__device__ __forceinline__ int divide(int x, const Divisor& divisor) {
+  const u32 quotient = __umulhi(static_cast<u32>(x), divisor.multiplier) >> divisor.shift;
+  return divisor.value == 1 ? x : static_cast<int>(quotient);
+}
+
 }  // namespace tessera::cuda::ptx

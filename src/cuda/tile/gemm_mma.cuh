@@ -25,12 +25,6 @@ struct Accumulator {
   }
 };
 
-/// The 16 x 16 tiles of `row_tiles` x `k_tiles` of an A operand.
-template <int row_tiles, int k_tiles>
-struct Operand {
-  u32 tile[row_tiles][k_tiles][4];
-};
-
 // A lane's address of a tile's first fragment; chunk_pair and rows_below lead from there to all others.
 
 template <class Tile>
@@ -54,6 +48,33 @@ __device__ __forceinline__ void load_rows(u32 (&a)[row_tiles][4], u32 address, i
     ptx::ldmatrix_x4(a[m], Tile::chunk_pair(address, k_tile) + Tile::rows_below(m * 16));
   }
 }
+
+/// A warp's rows of an A operand in shared memory: fragments are read at every use, or once and kept.
+template <class Tile, int row_tiles, bool in_registers>
+struct Rows {
+  static constexpr int k_tiles = Tile::columns / 16;
+  u32 address;
+  u32 kept[in_registers ? k_tiles : 1][row_tiles][4];
+
+  __device__ __forceinline__ Rows(u32 base, int first_row, int lane)
+      : address(rows_address<Tile>(base, first_row, lane)) {
+    if constexpr (in_registers) {
+#pragma unroll
+      for (int k = 0; k < k_tiles; ++k) load_rows<Tile>(kept[k], address, k);
+    }
+  }
+  __device__ __forceinline__ void read(u32 (&a)[row_tiles][4], int k_tile) const {
+    if constexpr (in_registers) {
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[m][i] = kept[k_tile][m][i];
+      }
+    } else {
+      load_rows<Tile>(a, address, k_tile);
+    }
+  }
+};
 
 /// S += A · Kᵀ for one k_tile: K (keys, d) in shared memory, A's column of tiles in registers.
 template <Element type, class KTile, int row_tiles>
