@@ -58,8 +58,8 @@ def ratio_summary(rows):
                     kinds.append(f"{dtype} {mean(ratios):.2f}, least {min(ratios):.2f}")
             ratios = [row["ratios"][peer] for row in part]
             lines.append(
-                f"- {name}, time of {PEERS.get(peer, peer)} / time of Tessera: geometric mean **{mean(ratios):.2f}** of "
-                f"{len(ratios)} rows ({'; '.join(kinds)})"
+                f"- {name}, time of {PEERS.get(peer, peer)} / time of Tessera: geometric mean **{mean(ratios):.2f}** "
+                f"of {len(ratios)} rows ({'; '.join(kinds)})"
             )
     return "\n".join(lines) + "\n"
 
@@ -93,7 +93,7 @@ def dense_rows(rows):
                 ]
             else:
                 cells += ["", "", ""]
-        body.append(cells + [size_of(row["workspace_bytes"]), size_of(row["rss_growth_bytes"])])
+        body.append([*cells, size_of(row["workspace_bytes"]), size_of(row["rss_growth_bytes"])])
     return ratio_summary(rows) + "\n" + table(head, body)
 
 
@@ -159,7 +159,7 @@ LAYOUTS = {
 def report():
     parts = []
     for folder in sorted((ROOT / "bench" / "results").glob("*/")):
-        files = sorted(folder.glob("*.json"), key=lambda f: (list(LAYOUTS) + [f.stem]).index(f.stem))
+        files = sorted(folder.glob("*.json"), key=lambda f: [*LAYOUTS, f.stem].index(f.stem))
         if not files:
             continue
         parts.append(f"## {folder.name}\n")
@@ -172,9 +172,9 @@ def report():
             threads = rows[0].get("threads", "?") if rows else "?"
             parts.append(f"### {title}\n")
             parts.append(
-                f"{machine.get('cpu', folder.name)} ({machine.get('identity', '')}), {threads} threads, instruction set "
-                f"{rows[0].get('isa', '?') if rows else '?'}; measured roofline {roofline.get('gflops', '?')} GFLOP/s "
-                f"(fp32 FMA) and {roofline.get('gbytes_s', '?')} GB/s; Tessera {machine.get('version', '?')}"
+                f"{machine.get('cpu', folder.name)} ({machine.get('identity', '')}), {threads} threads, instruction "
+                f"set {rows[0].get('isa', '?') if rows else '?'}; measured roofline {roofline.get('gflops', '?')} "
+                f"GFLOP/s (fp32 FMA) and {roofline.get('gbytes_s', '?')} GB/s; Tessera {machine.get('version', '?')}"
                 f"{', ' + peers if peers else ''}; {machine.get('date', '?')}. "
                 f"From `{file.relative_to(ROOT)}`.\n"
             )
@@ -189,7 +189,8 @@ def readme_summary():
         machine, rows = data["machine"], data["rows"]
         peers = ", ".join(machine.get("peers", {}).values())
         threads = rows[0].get("threads", "?") if rows else "?"
-        lines.append(f"{machine.get('cpu', file.parent.name)}, {threads} threads{', beside ' + peers if peers else ''}:\n")
+        beside = f", beside {peers}" if peers else ""
+        lines.append(f"{machine.get('cpu', file.parent.name)}, {threads} threads{beside}:\n")
         lines.append(ratio_summary(rows))
     return "\n".join(lines)
 

@@ -143,6 +143,7 @@ def features_text(
 
 
 def _is_compiling() -> bool:
+    """Whether torch.compile traces. It sees through an lru_cache, with a warning: then call what the cache wraps."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()
 
@@ -299,15 +300,17 @@ def parse(
     if score is not None or mask is not None:
         score, score_function = _callable_name("score", score)
         mask, mask_function = _callable_name("mask", mask)
+    compiling = _is_compiling()
     if out_dtype is not None:
         from ._arrays import dtype_name
 
-        out_dtype = dtype_name(out_dtype)
+        out_dtype = dtype_name.__wrapped__(out_dtype) if compiling else dtype_name(out_dtype)
     if block is not None:
         block = tuple(block)
     if band is not None:
         band = tuple(band)
-    features = features_text(
+    text = features_text.__wrapped__ if compiling else features_text
+    features = text(
         bool(causal),
         band,
         affine,
@@ -332,7 +335,7 @@ def parse(
     )
     return Call(
         features,
-        _interned(tuple(slots)),
+        tuple(slots) if compiling else _interned(tuple(slots)),
         tuple(tensors),
         (size_q, size_k, size_k2),
         (seed_value, offset_value, batch_offset, head_offset),

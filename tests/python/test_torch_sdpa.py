@@ -247,7 +247,6 @@ def test_autocast_casts_as_torch_does():
     torch.testing.assert_close(got, wanted, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_compiled_code_is_replaced_too():
     q, k, v = tensors()
 

@@ -3,22 +3,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
 from .._arguments import Call
-from .._execute import features_of
 from . import autograd, operators
 from .oracle import OracleFunction
 
 _SIGN_64 = 1 << 63
-
-
-@lru_cache(maxsize=1024)
-def _joined(slots: tuple[str, ...]) -> str:
-    return " ".join(slots)
 
 
 def _signed(word: int) -> int:
@@ -41,7 +33,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
         seed, offset, batch_offset, head_offset = call.scalars
         arguments = (
             list(call.tensors),
-            _joined(call.slots),
+            " ".join(call.slots),
             call.features,
             call.sizes,
             (_signed(seed), _signed(offset), batch_offset, head_offset),
@@ -52,7 +44,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
             made = operators.empty_outputs(call.features, call.slots, call.sizes, q, k, v, call.tensors)
             lse, extra = made[1], made[2:]
             operators.attention_out(out, lse, extra, q, k, v, *arguments)
-    return (out, lse, *extra) if features_of(call.features).lse else (out, *extra)
+    return (out, lse, *extra) if "lse" in call.features.split() else (out, *extra)
 
 
 def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
@@ -83,6 +75,6 @@ def _refuse_layout(name: str, tensor: Tensor) -> None:
 
 def _by_oracle(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, ...]:
     if torch.is_grad_enabled() and autograd.needs_grad((q, k, v, *call.tensors)):
-        autograd.refuse_missing_gradients(q, k, v, call.tensors, _joined(call.slots))
+        autograd.refuse_missing_gradients(q, k, v, call.tensors, " ".join(call.slots))
         autograd.refuse_out_with_gradients(out)
     return OracleFunction.apply(call, out, q, k, v, *call.tensors)

@@ -70,7 +70,8 @@ class Pieces:
         `row_stride`: tokens from one batch row's first key to the next one's; `rows`: tokens of the key tensor;
         `queries`: of a row. The empty piece takes the keys before the first visible one: boundaries begin at 0.
         """
-        keeps = not torch.compiler.is_compiling()  # a graph has one call to make them in; sizes as keys would be constants
+        # A graph has one call to make them in, and sizes as keys would be constants there.
+        keeps = not torch.compiler.is_compiling()
         if keeps and (row_stride, rows) in self._boundaries:
             return self._boundaries[row_stride, rows]
         device = self.first_key.device
