@@ -3,28 +3,56 @@
 
 The values are those of flash-attn's own tests (tests/test_flash_attn.py and hopper/test_flash_attn.py at 2.8.4).
 Batches and head counts, which are no parameters there, are smaller here, because a CPU gains nothing from more of the
-same.
+same. ``complete_grid.py`` runs the complete grids on many processes.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import flash_reference
 import pytest
 import tessera
 import torch
 
-Case = SimpleNamespace
+
+class Case:
+    """One value for each axis of a grid, as attributes."""
+
+    def __init__(self, grid: Grid, values: dict[str, Any]) -> None:
+        self.grid, self.values = grid, values
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __str__(self) -> str:
+        return _named(self.values)
+
+    @property
+    def group(self) -> tuple[int, str]:
+        """The same for all cases that share inputs."""
+        ignored = self.grid.ignored(self)
+        return id(self.grid), _named({name: value for name, value in self.values.items() if name not in ignored})
+
+    @property
+    def seed(self) -> int:
+        """Every group has inputs of its own, the same in every run."""
+        return zlib.crc32(self.group[1].encode())
 
 
 class Grid:
     """The product of `axes` (name: values) less what `valid` rules out.
 
     `cost` is what a case takes, in multiply-adds a head; without ``--complete`` all but one case cost at most `most`.
+    `ignored` names the axes of which a case's inputs and its textbook know nothing; they are to be the first ones.
+    The complete grid is walked in blocks, in which the first `inner` axes vary.
     """
 
     def __init__(
@@ -33,28 +61,32 @@ class Grid:
         most: float,
         cost: Callable[[Case], float],
         valid: Callable[[Case], bool] = lambda _: True,
+        ignored: Callable[[Case], Collection[str]] = lambda _: (),
+        inner: int = 0,
         **axes: list[Any],
     ) -> None:
-        self.axes, self.count, self.most, self.cost, self.valid = axes, count, most, cost, valid
-        self.size = 1
-        for values in axes.values():
-            self.size *= len(values)
+        self.axes, self.count, self.most, self.cost, self.valid, self.ignored = axes, count, most, cost, valid, ignored
+        sizes = [len(values) for values in axes.values()]
+        self.size, self.block = math.prod(sizes), math.prod(sizes[:inner])
+        self.blocks = self.size // self.block
+        # Blocks are taken in steps of about 0.618 of the grid, so that any run of them is spread over all axes.
+        self.step = next(n for n in range(int(0.618 * self.blocks) + 1, 2**63) if math.gcd(n, self.blocks) == 1)
 
     def at(self, index: int) -> Case:
         chosen = {}
         for name, values in self.axes.items():
             index, digit = divmod(index, len(values))
             chosen[name] = values[digit]
-        return Case(**chosen)
+        return Case(self, chosen)
 
     def complete(self, shard: int, shards: int) -> Iterator[Case]:
-        """Every valid case whose hash falls into the shard, so that each shard is spread over the whole grid."""
-        for index in range(self.size):
-            if shards > 1 and zlib.crc32(index.to_bytes(8, "little")) % shards != shard:
-                continue
-            case = self.at(index)
-            if self.valid(case):
-                yield case
+        """The valid cases of the shard: some blocks from all over the grid, each block's cases behind each other."""
+        for number in range(shard * self.blocks // shards, (shard + 1) * self.blocks // shards):
+            first = number * self.step % self.blocks * self.block
+            for index in range(first, first + self.block):
+                case = self.at(index)
+                if self.valid(case):
+                    yield case
 
     def spread(self) -> list[Case]:
         """`count` cases: each the one of 40 random ones that brings most pairs of values not seen before.
@@ -85,23 +117,18 @@ class Grid:
 
     @staticmethod
     def _pairs(case: Case) -> set[tuple[Any, ...]]:
-        items = [(name, str(value)) for name, value in vars(case).items()]
+        items = [(name, str(value)) for name, value in case.values.items()]
         return {(a, b) for n, a in enumerate(items) for b in items[n:]}
 
 
-def name_of(case: Case) -> str:
-    return "-".join(f"{name}={_short(value)}" for name, value in vars(case).items())
+def _named(values: dict[str, Any]) -> str:
+    return "-".join(f"{name}={_short(value)}" for name, value in values.items())
 
 
 def _short(value: Any) -> str:
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def seed_of(case: Case) -> int:
-    """Every case has inputs of its own, the same in every run."""
-    return zlib.crc32(name_of(case).encode())
 
 
 def over(grid: Grid) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
@@ -124,15 +151,19 @@ def generate(metafunc: pytest.Metafunc) -> None:
         cases = list(grid.complete(shard, shards))
     else:
         cases = grid.spread()
-    metafunc.parametrize("case", cases, ids=name_of)
+    metafunc.parametrize("case", cases, ids=str)
 
 
 @pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """One thread for the textbooks, one or two for Tessera: two pools would spend their time waiting for each other."""
+    """One thread for the textbooks, one or two for Tessera: two pools would spend their time waiting for each other.
+
+    Also says where the textbooks run.
+    """
+    flash_reference.use_device(request.config.getoption("--textbook-device"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    tessera.set_threads(1 + seed_of(request.getfixturevalue("case")) % 2)
+    tessera.set_threads(1 + zlib.crc32(str(request.getfixturevalue("case")).encode()) % 2)
     yield
     tessera.set_threads(0)
     torch.set_num_threads(before)
@@ -141,10 +172,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
 BOOL = [False, True]
 HALF = [torch.float16, torch.bfloat16]
 HEADS = ["mha", "mqa", "gqa"]
+# (query heads, key heads): as few as tell the kinds apart.
+HEAD_COUNTS = {"mha": (2, 2), "mqa": (3, 1), "gqa": (4, 2)}
 
 
-def heads_kv(kind: str, heads: int, group: int) -> int:
-    return {"mha": heads, "mqa": 1, "gqa": heads // group}[kind]
+def batch_of(case: Case) -> int:
+    """Two sequences, one in the dear cases."""
+    return 2 if case.grid.cost(case) < 3e7 else 1
 
 
 def window(local: bool, keys: int) -> tuple[int, int]:

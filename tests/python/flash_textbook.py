@@ -27,6 +27,9 @@ class Lengths(NamedTuple):
         whole = torch.ones(batch, dtype=torch.int64)
         return Lengths(whole * queries, whole * keys, whole * 0)
 
+    def to(self, device: torch.device) -> Lengths:
+        return Lengths(*(x.to(device) for x in self))
+
 
 class Score(NamedTuple):
     """What happens to a score besides the scale. `window` (left, right), −1 unbounded; `slopes` fp32 (batch, heads)."""
@@ -37,6 +40,10 @@ class Score(NamedTuple):
     slopes: Tensor | None = None
     scale: float | None = None
     sink: Tensor | None = None
+
+    def to(self, device: torch.device) -> Score:
+        moved = {name: x.to(device) for name, x in self._asdict().items() if isinstance(x, Tensor)}
+        return self._replace(**moved)
 
 
 def random_lengths(longest: int, batch: int, zero: bool = False) -> Tensor:
@@ -49,7 +56,8 @@ def random_lengths(longest: int, batch: int, zero: bool = False) -> Tensor:
 
 def visibility(queries: int, keys: int, lengths: Lengths, score: Score) -> tuple[Tensor, Tensor]:
     """(visible bool, distance int64), both (batch, 1, queries, keys); distance = key's position − query's position."""
-    i, j = torch.arange(queries)[:, None], torch.arange(keys)
+    device = lengths.queries.device
+    i, j = torch.arange(queries, device=device)[:, None], torch.arange(keys, device=device)
     by_batch = [x[:, None, None, None] for x in lengths]
     used_queries, used_keys, first_key = by_batch
     distance = j - i - (used_keys - used_queries)
@@ -82,10 +90,10 @@ def textbook(
     """(out (b, sq, h, dv), probabilities (b, h, sq, sk) before dropout): all in fp32 if `wide`, else in q's dtype.
 
     Without `wide`, the scale goes to k instead of q, which is as right and rounds differently. `keep` is bool
-    (b, h, sq, sk).
+    (b, h, sq, sk). All tensors are on the device of q.
     """
     if lengths is None:
-        lengths = Lengths.full(q.shape[0], q.shape[1], k.shape[1])
+        lengths = Lengths.full(q.shape[0], q.shape[1], k.shape[1]).to(q.device)
     if wide:
         q, k, v = q.float(), k.float(), v.float()
     group = q.shape[2] // k.shape[2]
@@ -115,14 +123,6 @@ def textbook(
 def worst(a: Tensor, b: Tensor) -> float:
     """Largest absolute difference."""
     return (a.detach().float() - b.detach().float()).abs().max().item() if a.numel() else 0.0
-
-
-def check_error(name: str, ours: Tensor, same_dtype: Tensor, wide: Tensor, times: float, at_least: float = 0.0) -> None:
-    """The error of `ours` against `wide` is at most `times` that of the textbook in the same dtype, plus `at_least`."""
-    assert ours.shape == wide.shape, f"{name}: {tuple(ours.shape)} is not {tuple(wide.shape)}"
-    assert not ours.isnan().any(), f"{name}: NaN"
-    error, bound = worst(ours, wide), times * worst(same_dtype, wide) + at_least
-    assert error <= bound, f"{name}: error {error:.3e}; the textbook's, {times} times, is {bound:.3e}"
 
 
 def packed(x: Tensor, lengths: Tensor) -> Tensor:

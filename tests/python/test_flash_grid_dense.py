@@ -8,8 +8,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
-from flash_grid import BOOL, HALF, HEADS, Case, Grid, heads_kv, over, seed_of, window  # noqa: E402
-from flash_textbook import Score, check_error, textbook  # noqa: E402
+import tessera  # noqa: E402
+from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, batch_of, over, window  # noqa: E402
+from flash_reference import Problem, shared, stacked  # noqa: E402
+from flash_textbook import Score  # noqa: E402
 from tessera.compat.flash_attn_2 import (  # noqa: E402
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -36,88 +38,71 @@ def slopes_of(alibi: bool, batch: int, heads: int) -> torch.Tensor | None:
     return torch.rand(batch, heads) * 0.3 if alibi else None
 
 
-def check_dropout(
-    case: Case, signed: torch.Tensor, score: Score, q: torch.Tensor, k: torch.Tensor
-) -> torch.Tensor | None:
-    """The mask in the signs of S_dmask, after a look at the share that it drops among visible keys."""
-    if case.dropout == 0:
-        assert signed.shape == (0,)
-        return None
-    keep = ~torch.signbit(signed)
-    from flash_textbook import Lengths, visibility
-
-    visible, _ = visibility(q.shape[1], k.shape[1], Lengths.full(q.shape[0], q.shape[1], k.shape[1]), score)
-    visible = visible.expand_as(keep)
-    count = max(int(visible.sum()), 1)
-    share = ((~keep) & visible).sum().item() / count
-    deviation = (case.dropout * (1 - case.dropout) / count) ** 0.5
-    assert abs(share - case.dropout) <= 5 * deviation + 2**-16
-    return keep
-
-
-def run_both(q, k, v, score, case, signed, grad, inputs):
-    """Outputs, probabilities and gradients of the textbook in fp32 and in the same dtype."""
-    keep = check_dropout(case, signed, score, q, k)
-    results = []
-    for wide in (True, False):
-        out, probabilities = textbook(q, k, v, score, None, keep, case.dropout, wide)
-        grads = torch.autograd.grad(out, inputs, grad.to(out.dtype))
-        results.append((out, probabilities, grads))
-    if keep is not None:
-        (_, wide, _), (_, same, _) = results
-        check_error("S_dmask", signed.abs(), same, wide, 2, 1e-6)
-    return results
+def noise(case: Case, *shape: int) -> torch.Tensor:
+    return torch.randn(shape).to(case.dtype)
 
 
 QKV = Grid(
-    16, 2e7, price, dtype=HALF, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL, d=DIMS,
-    seqlen=[97, 128, 200, 384, 768, 1024, 1025, 2048], dropout=[0.0, 0.17],
+    16, 2e7, price, ignored=lambda _: ("deterministic",), inner=1, deterministic=BOOL, dtype=HALF, alibi=BOOL,
+    local=BOOL, causal=BOOL, d=DIMS, seqlen=[97, 128, 200, 384, 768, 1024, 1025, 2048], dropout=[0.0, 0.17],
 )  # fmt: skip
 
 
 @over(QKV)
 def test_qkvpacked(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
-    qkv = torch.randn(2, case.seqlen, 3, 3, case.d).to(case.dtype).requires_grad_()
-    score = Score(case.causal, window(case.local, case.seqlen), 0.0, slopes_of(case.alibi, 2, 3))
+    batch, heads = batch_of(case), 2
+
+    def draw() -> tuple[torch.Tensor, Problem]:
+        score = Score(case.causal, window(case.local, case.seqlen), 0.0, slopes_of(case.alibi, batch, heads))
+        qkv = noise(case, batch, case.seqlen, 3, heads, case.d)
+        grad = noise(case, batch, case.seqlen, heads, case.d)
+        return qkv, Problem(*qkv.unbind(2), score, grad, dropout=case.dropout)
+
+    packed, problem = shared(case, draw)
+    qkv = packed.detach().requires_grad_()
     out, lse, signed = flash_attn_qkvpacked_func(
         qkv,
         case.dropout,
         causal=case.causal,
-        window_size=score.window,
-        alibi_slopes=score.slopes,
+        window_size=problem.score.window,
+        alibi_slopes=problem.score.slopes,
         deterministic=case.deterministic,
         return_attn_probs=True,
     )
-    assert lse.shape == (2, 3, case.seqlen) and lse.dtype == torch.float32
-    grad = torch.randn_like(out)
-    (dqkv,) = torch.autograd.grad(out, qkv, grad)
-    wide, same = run_both(*qkv.unbind(2), score, case, signed, grad, (qkv,))
-    check_error("out", out, same[0], wide[0], 2, 1e-5)
-    check_error("dqkv", dqkv, same[2][0], wide[2][0], 2, 1e-5)
+    assert lse.shape == (batch, heads, case.seqlen) and lse.dtype == torch.float32
+    (dqkv,) = torch.autograd.grad(out, qkv, problem.grad)
+    known = problem.known(signed)
+    known["out"].check("out", out, 2, 1e-5)
+    stacked([known[name] for name in ("dq", "dk", "dv")], 2).check("dqkv", dqkv, 2, 1e-5)
 
 
 OUTPUT = Grid(
-    32, 2e7, price, kvpacked=BOOL, dtype=HALF, heads=HEADS, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL,
-    d=[d for d in DIMS if d != 80], lengths=[*PAIRS, (1024, 1023), (2048, 2048)], dropout=[0.0, 0.17],
-    softcap=[0.0, 50.0],
+    32, 2e7, price, ignored=lambda _: ("kvpacked", "deterministic"), inner=2, kvpacked=BOOL, deterministic=BOOL,
+    dtype=HALF, heads=HEADS, alibi=BOOL, local=BOOL, causal=BOOL, d=[d for d in DIMS if d != 80],
+    lengths=[*PAIRS, (1024, 1023), (2048, 2048)], dropout=[0.0, 0.17], softcap=[0.0, 50.0],
 )  # fmt: skip
 
 
 @over(OUTPUT)
 def test_output(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
     queries, keys = case.lengths
-    heads, kv = 6, heads_kv(case.heads, 6, 3)
-    score = Score(case.causal, window(case.local, keys), case.softcap, slopes_of(case.alibi, 2, heads))
-    q = (torch.randn(2, queries, heads, case.d) * (case.softcap or 1)).to(case.dtype).requires_grad_()
-    packed_kv = torch.randn(2, keys, 2, kv, case.d).to(case.dtype).requires_grad_()
+    batch, (heads, kv) = batch_of(case), HEAD_COUNTS[case.heads]
+
+    def draw() -> tuple[torch.Tensor, Problem]:
+        score = Score(case.causal, window(case.local, keys), case.softcap, slopes_of(case.alibi, batch, heads))
+        q = (torch.randn(batch, queries, heads, case.d) * (case.softcap or 1)).to(case.dtype)
+        both = noise(case, batch, keys, 2, kv, case.d)
+        grad = noise(case, batch, queries, heads, case.d)
+        return both, Problem(q, *both.unbind(2), score, grad, dropout=case.dropout)
+
+    both, problem = shared(case, draw)
+    q, packed_kv = (x.detach().requires_grad_() for x in (problem.q, both))
     options = {
         "dropout_p": case.dropout,
         "causal": case.causal,
-        "window_size": score.window,
+        "window_size": problem.score.window,
         "softcap": case.softcap,
-        "alibi_slopes": score.slopes,
+        "alibi_slopes": problem.score.slopes,
         "deterministic": case.deterministic,
         "return_attn_probs": True,
     }
@@ -125,42 +110,41 @@ def test_output(case: Case) -> None:
         out, lse, signed = flash_attn_kvpacked_func(q, packed_kv, **options)
     else:
         out, lse, signed = flash_attn_func(q, *packed_kv.unbind(2), **options)
-    assert lse.shape == (2, heads, queries)
-    grad = torch.randn_like(out)
-    dq, dkv = torch.autograd.grad(out, (q, packed_kv), grad)
-    wide, same = run_both(q, *packed_kv.unbind(2), score, case, signed, grad, (q, packed_kv))
-    check_error("out", out, same[0], wide[0], 2, 1e-5)
-    check_error("dq", dq, same[2][0], wide[2][0], 3, 1e-5)
-    for name, part in (("dk", 0), ("dv", 1)):
-        check_error(name, dkv[:, :, part], same[2][1][:, :, part], wide[2][1][:, :, part], 3, 1e-5)
+    assert lse.shape == (batch, heads, queries)
+    dq, dkv = torch.autograd.grad(out, (q, packed_kv), problem.grad)
+    known = problem.known(signed)
+    known["out"].check("out", out, 2, 1e-5)
+    for name, ours in (("dq", dq), ("dk", dkv[:, :, 0]), ("dv", dkv[:, :, 1])):
+        known[name].check(name, ours, 3, 1e-5)
 
 
-def gradients(
-    case: Case, causal: bool, slopes: torch.Tensor | None, batch: int, heads: int, times: float, at_least: float
-):
+def gradients(case: Case, causal: bool, alibi: bool, batch: int, heads: int, times: float, at_least: float) -> None:
     """Out and gradients of plain q, k, v against the textbook."""
     queries, keys = case.lengths[::-1] if case.swap else case.lengths
-    q, k, v = (torch.randn(batch, n, heads, case.d).to(case.dtype).requires_grad_() for n in (queries, keys, keys))
-    score = Score(causal, window(case.local, keys), 0.0, slopes)
+
+    def draw() -> Problem:
+        score = Score(causal, window(case.local, keys), 0.0, slopes_of(alibi, batch, heads))
+        return Problem(
+            *(noise(case, batch, n, heads, case.d) for n in (queries, keys, keys)),
+            score,
+            noise(case, batch, queries, heads, case.d),
+        )
+
+    problem = shared(case, draw)
+    leaves = problem.leaves()
     out = flash_attn_func(
-        q,
-        k,
-        v,
+        *leaves,
         0.0,
         causal=causal,
-        window_size=score.window,
-        alibi_slopes=slopes,
+        window_size=problem.score.window,
+        alibi_slopes=problem.score.slopes,
         deterministic=getattr(case, "deterministic", False),
     )
-    grad = torch.randn_like(out)
-    ours = torch.autograd.grad(out, (q, k, v), grad)
-    wide_out, _ = textbook(q, k, v, score)
-    same_out, _ = textbook(q, k, v, score, wide=False)
-    check_error("out", out, same_out, wide_out, 2, 1e-5)
-    wide = torch.autograd.grad(wide_out, (q, k, v), grad.float())
-    same = torch.autograd.grad(same_out, (q, k, v), grad)
-    for name, a, b, c in zip(("dq", "dk", "dv"), ours, same, wide, strict=True):
-        check_error(name, a, b, c, times, at_least)
+    grads = torch.autograd.grad(out, leaves, problem.grad)
+    known = problem.known()
+    known["out"].check("out", out, 2, 1e-5)
+    for name, ours in zip(("dq", "dk", "dv"), grads, strict=True):
+        known[name].check(name, ours, times, at_least)
 
 
 CAUSAL = Grid(16, 2e7, price, dtype=HALF, local=BOOL, d=DIMS, swap=BOOL, lengths=CAUSAL_PAIRS)
@@ -168,20 +152,18 @@ CAUSAL = Grid(16, 2e7, price, dtype=HALF, local=BOOL, d=DIMS, swap=BOOL, lengths
 
 @over(CAUSAL)
 def test_causal(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
-    gradients(case, True, None, 2, 3, 2, 1e-5)
+    gradients(case, True, False, batch_of(case), 2, 2, 1e-5)
 
 
 SPLIT = Grid(
-    20, 2e7, price, dtype=HALF, deterministic=BOOL, alibi=BOOL, local=BOOL, causal=BOOL, d=DIMS, swap=BOOL,
-    lengths=SPLIT_PAIRS,
+    20, 2e7, price, ignored=lambda _: ("deterministic",), inner=1, deterministic=BOOL, dtype=HALF, alibi=BOOL,
+    local=BOOL, causal=BOOL, d=DIMS, swap=BOOL, lengths=SPLIT_PAIRS,
 )  # fmt: skip
 
 
 @over(SPLIT)
 def test_few_queries_many_keys(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
-    gradients(case, case.causal, slopes_of(case.alibi, 1, 4), 1, 4, 8 if case.alibi else 2, 2e-4)
+    gradients(case, case.causal, case.alibi, 1, 3, 8 if case.alibi else 2, 2e-4)
 
 
 REPEAT = Grid(
@@ -194,10 +176,11 @@ REPEAT = Grid(
 @over(REPEAT)
 def test_repeats_bit_for_bit(case: Case) -> None:
     """Many sequences on several threads: out, LSE and, being of one order of additions, gradients come out the same."""
-    torch.manual_seed(seed_of(case))
+    torch.manual_seed(case.seed)
+    tessera.set_threads(2)
     queries, keys = case.lengths
-    q, k, v = (torch.randn(6, n, 2, case.d).to(case.dtype).requires_grad_() for n in (queries, keys, keys))
-    grad = torch.randn(6, queries, 2, case.d).to(case.dtype)
+    q, k, v = (noise(case, 4, n, 2, case.d).requires_grad_() for n in (queries, keys, keys))
+    grad = noise(case, 4, queries, 2, case.d)
 
     def run():
         torch.manual_seed(42)
@@ -216,9 +199,10 @@ DETERMINISTIC = Grid(8, 1e7, price, dtype=HALF, local=BOOL, causal=BOOL, d=DIMS,
 
 @over(DETERMINISTIC)
 def test_deterministic(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
+    torch.manual_seed(case.seed)
+    tessera.set_threads(2)
     queries, keys = case.lengths[::-1] if case.swap else case.lengths
-    q, k, v = (torch.randn(2, n, 3, case.d).to(case.dtype).requires_grad_() for n in (queries, keys, keys))
+    q, k, v = (noise(case, batch_of(case), n, 2, case.d).requires_grad_() for n in (queries, keys, keys))
     out = flash_attn_func(q, k, v, causal=case.causal, window_size=window(case.local, keys), deterministic=True)
     grad = torch.randn_like(out)
     first = torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
@@ -243,19 +227,19 @@ def rounded_delta(q, k, out, grad) -> dict[str, float]:
 
 @over(LARGE)
 def test_large_scores_have_finite_gradients(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
-    q, k, v = ((torch.randn(2, case.seqlen, 5, case.d) * n).to(case.dtype).requires_grad_() for n in (5, 3, 3))
-    score = Score(case.causal)
-    out = flash_attn_func(q, k, v, causal=case.causal)
-    grad = torch.randn_like(out)
-    ours = torch.autograd.grad(out, (q, k, v), grad)
-    wide_out, same_out = (textbook(q, k, v, score, wide=wide)[0] for wide in (True, False))
-    check_error("out", out, same_out, wide_out, 2, 1e-5)
-    wide = torch.autograd.grad(wide_out, (q, k, v), grad.float())
-    same = torch.autograd.grad(same_out, (q, k, v), grad)
-    extra = rounded_delta(q.detach(), k.detach(), wide_out.detach(), grad)
-    for name, a, b, c in zip(("dq", "dk", "dv"), ours, same, wide, strict=True):
-        check_error(name, a, b, c, 5, 1e-3 + extra[name])
+    def draw() -> Problem:
+        q, k, v = ((torch.randn(2, case.seqlen, 5, case.d) * n).to(case.dtype) for n in (5, 3, 3))
+        return Problem(q, k, v, Score(case.causal), torch.randn_like(q))
+
+    problem = shared(case, draw)
+    leaves = problem.leaves()
+    out = flash_attn_func(*leaves, causal=case.causal)
+    grads = torch.autograd.grad(out, leaves, problem.grad)
+    known = problem.known()
+    known["out"].check("out", out, 2, 1e-5)
+    extra = rounded_delta(problem.q, problem.k, known["out"].wide, problem.grad)
+    for name, ours in zip(("dq", "dk", "dv"), grads, strict=True):
+        known[name].check(name, ours, 5, 1e-3 + extra[name])
 
 
 TRANSPOSED = Grid(8, 1e9, price, dtype=HALF, causal=BOOL, d=[64, 128], seqlen=[97, 128, 200, 256])
@@ -263,14 +247,14 @@ TRANSPOSED = Grid(8, 1e9, price, dtype=HALF, causal=BOOL, d=[64, 128], seqlen=[9
 
 @over(TRANSPOSED)
 def test_gradient_with_strides_of_its_own(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
-    q, k, v = (torch.randn(3, case.seqlen, 2, case.d).to(case.dtype).requires_grad_() for _ in range(3))
-    out = flash_attn_func(q, k, v, causal=case.causal).transpose(0, 1)
-    grad = torch.randn(case.seqlen, 6, 2, case.d).to(case.dtype)[:, ::2]
-    ours = torch.autograd.grad(out, (q, k, v), grad)
-    wide_out, same_out = (textbook(q, k, v, Score(case.causal), wide=w)[0].transpose(0, 1) for w in (True, False))
-    check_error("out", out, same_out, wide_out, 2, 1e-5)
-    wide = torch.autograd.grad(wide_out, (q, k, v), grad.float())
-    same = torch.autograd.grad(same_out, (q, k, v), grad)
-    for name, a, b, c in zip(("dq", "dk", "dv"), ours, same, wide, strict=True):
-        check_error(name, a, b, c, 2, 1e-5)
+    def draw() -> Problem:
+        q, k, v = (noise(case, 3, case.seqlen, 2, case.d) for _ in range(3))
+        grad = noise(case, case.seqlen, 6, 2, case.d)[:, ::2].transpose(0, 1)
+        return Problem(q, k, v, Score(case.causal), grad)
+
+    problem = shared(case, draw)
+    leaves = problem.leaves()
+    out = flash_attn_func(*leaves, causal=case.causal)
+    grads = torch.autograd.grad(out, leaves, problem.grad)
+    for name, ours in zip(("out", "dq", "dk", "dv"), (out, *grads), strict=True):
+        problem.known()[name].check(name, ours, 2, 1e-5)

@@ -4,25 +4,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
-from flash_grid import BOOL, HEADS, Case, Grid, over, seed_of, window  # noqa: E402
-from flash_textbook import (  # noqa: E402
-    Lengths,
-    Score,
-    check_error,
-    packed,
-    padded,
-    random_lengths,
-    rotated,
-    starts,
-    textbook,
-)
+from flash_grid import BOOL, HEAD_COUNTS, HEADS, Case, Grid, over, window  # noqa: E402
+from flash_reference import Problem, shared  # noqa: E402
+from flash_textbook import Lengths, Score, packed, padded, random_lengths, rotated, starts  # noqa: E402
 from tessera.compat import flash_attn_2, flash_attn_3  # noqa: E402
 
 pytest_generate_tests = flash_grid.generate
@@ -30,37 +21,51 @@ threads = flash_grid.threads
 
 PAIRS = [(1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (16, 20000), (128, 128)]
 LONG = [(1, 128 * 1024), (16, 128 * 1024)]
-KV_HEADS = {"mha": 6, "mqa": 1, "gqa": 3}
+PERIOD = 1_000_003  # prime: no stride of a cache is a multiple of it
+
+
+def tiled_noise(case: Case, *shape: int) -> torch.Tensor:
+    """Normal numbers that repeat after PERIOD: to draw each of a long cache would take longer than all the rest."""
+    size = math.prod(shape)
+    some = torch.randn(min(size, PERIOD)).to(case.dtype)
+    return some.repeat(-(-size // PERIOD))[:size].reshape(shape)
 
 
 class Cache(NamedTuple):
-    """A cache as the call gets it, and the rows of it that the sequences use, (batch, capacity, heads, dim)."""
+    """A cache as the call gets it; `where` are the places of its rows or pages that the sequences use, in order."""
 
     keys: torch.Tensor
     values: torch.Tensor
     rows: torch.Tensor | None
     table: torch.Tensor | None
+    where: torch.Tensor | None
 
-    def gathered(self, pool: torch.Tensor, capacity: int) -> torch.Tensor:
-        if self.table is None:
-            return pool[self.rows.long()] if self.rows is not None else pool
-        table = self.table[self.rows.long()] if self.rows is not None else self.table
-        return pool[table.long()].flatten(1, 2)[:, :capacity]
+    @staticmethod
+    def of(case: Case, keys: torch.Tensor, values: torch.Tensor) -> Cache:
+        """Lays out keys and values (batch, capacity, heads, dim); what no sequence uses is NaN."""
+        batch, capacity = keys.shape[:2]
+        if case.page is None and not case.batch_idx:
+            return Cache(keys.clone(), values.clone(), None, None, None)
+        page, columns = (capacity, 1) if case.page is None else (case.page, -(-capacity // case.page))
+        rows = batch * 2 if case.batch_idx else batch
+        spare = rows if case.page is None else rows * columns + 3
+        pages = torch.randperm(spare)[: rows * columns]
+        table = pages.reshape(rows, columns)
+        chosen = torch.randperm(rows)[:batch]
+        where = table[chosen].flatten() if case.batch_idx else pages
+        pools = []
+        for x in (keys, values):
+            room = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, columns * page - capacity)).unflatten(1, (columns, page))
+            pool = torch.full((spare, page, *x.shape[2:]), float("nan"), dtype=x.dtype)
+            pool[where] = room.flatten(0, 1)
+            pools.append(pool)
+        if case.page is None:
+            return Cache(*pools, where.to(torch.int32), None, where)
+        return Cache(*pools, chosen.to(torch.int32) if case.batch_idx else None, table.to(torch.int32), where)
 
-
-def make_cache(case: Case, batch: int, capacity: int, heads: int, dim_v: int) -> Cache:
-    rows = batch * 2 if case.batch_idx else batch
-    chosen = torch.randperm(rows)[:batch].to(torch.int32) if case.batch_idx else None
-    if case.page is None:
-        shapes = [(rows, capacity, heads, d) for d in (case.d, dim_v)]
-        table = None
-    else:
-        columns = -(-capacity // case.page)
-        pages = rows * columns * 3
-        table = torch.randperm(pages)[: rows * columns].reshape(rows, columns).to(torch.int32)
-        shapes = [(pages, case.page, heads, d) for d in (case.d, dim_v)]
-    keys, values = (torch.randn(shape).to(case.dtype) for shape in shapes)
-    return Cache(keys, values, chosen, table)
+    def gathered(self, pool: torch.Tensor, batch: int, capacity: int) -> torch.Tensor:
+        """(batch, capacity, heads, dim)."""
+        return pool if self.where is None else pool[self.where].reshape(batch, -1, *pool.shape[2:])[:, :capacity]
 
 
 def lengths_before(case: Case, batch: int, queries: int, new: int, capacity: int, turning: bool) -> torch.Tensor:
@@ -77,26 +82,42 @@ def padding_before(case: Case, lengths: torch.Tensor) -> torch.Tensor | None:
     return torch.tensor([int(torch.randint(0, max(int(n), 1), (1,))) for n in lengths], dtype=torch.int32)
 
 
-def run(case: Case, module, batch: int, heads: int, times: float, slopes, varlen: bool, **options) -> None:
-    """One call against the textbook over a copy of the cache that is updated row by row."""
+class Step(NamedTuple):
+    """A call's inputs but for the layout of the cache, and `problem`, whose keys and values are those after it."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    used_q: torch.Tensor
+    used_new: torch.Tensor
+    before: torch.Tensor
+    leftpad: torch.Tensor | None
+    tables: tuple[torch.Tensor | None, torch.Tensor | None]
+    problem: Problem
+
+
+def draw(case: Case, batch: int, alibi: bool, varlen: bool) -> Step:
+    """The cache that the textbook sees is updated row by row."""
     queries, capacity = case.lengths
-    kv = KV_HEADS[case.heads]
+    heads, kv = HEAD_COUNTS[case.heads]
     rotary = int(case.rotary * case.d) // 16 * 16
-    score = Score(case.causal, window(case.local, capacity), 0.0, slopes)
+    score = Score(case.causal, window(case.local, capacity), 0.0, torch.rand(batch, heads) * 0.3 if alibi else None)
     q = torch.randn(batch, queries, heads, case.d).to(case.dtype)
     used_q = random_lengths(queries, batch) if varlen else torch.full((batch,), queries)
     new = queries if case.new_eq_q else int(torch.randint(1, queries + 1, (1,)))
     k, v = (torch.randn(batch, new, kv, case.d).to(case.dtype) for _ in range(2))
     used_new = random_lengths(new, batch) if varlen else torch.full((batch,), new)
-    cache = make_cache(case, batch, capacity, kv, case.d)
+    keys, values = (tiled_noise(case, batch, capacity, kv, case.d) for _ in range(2))
     before = lengths_before(case, batch, queries, new, capacity, rotary > 1)
     leftpad = padding_before(case, before)
 
-    expected_k, expected_v = (cache.gathered(pool, capacity).clone() for pool in (cache.keys, cache.values))
+    expected_k, expected_v = (keys.clone(), values.clone()) if case.new_kv else (keys, values)
     turned_q, turned_k = q, k
     cos = sin = None
     if rotary:
-        positions = cache.keys.shape[0] * cache.keys.shape[1] if cache.table is not None else capacity
+        positions = -(-capacity // 256) * 256  # as many as pages of up to 256 have places
         angle = torch.rand(positions, rotary // 2) * 2 * math.pi
         cos, sin = torch.cos(angle).to(case.dtype), torch.sin(angle).to(case.dtype)
         moving = case.causal or case.local
@@ -111,41 +132,60 @@ def run(case: Case, module, batch: int, heads: int, times: float, slopes, varlen
             expected_v[b, span] = v[b, : used_new[b]]
         total = total + used_new
     first = torch.zeros(batch, dtype=torch.int64) if leftpad is None else leftpad.long()
-    lengths = Lengths(used_q, total, first)
+    problem = Problem(turned_q, expected_k, expected_v, score, lengths=Lengths(used_q, total, first))
+    return Step(q, k, v, keys, values, used_q, used_new, before, leftpad, (cos, sin), problem)
 
+
+def call(case: Case, module: Any, step: Step, cache: Cache, varlen: bool, **options: Any) -> torch.Tensor:
+    """out, padded."""
     if varlen:
-        options |= {"cu_seqlens_q": starts(used_q), "max_seqlen_q": int(used_q.max())}
+        options |= {"cu_seqlens_q": starts(step.used_q), "max_seqlen_q": int(step.used_q.max())}
         if case.new_kv:
-            options["cu_seqlens_k_new"] = starts(used_new)
+            options["cu_seqlens_k_new"] = starts(step.used_new)
     fold = packed if varlen else lambda x, _: x
     out = module.flash_attn_with_kvcache(
-        fold(q, used_q),
+        fold(step.q, step.used_q),
         cache.keys,
         cache.values,
-        fold(k, used_new) if case.new_kv else None,
-        fold(v, used_new) if case.new_kv else None,
-        rotary_cos=cos,
-        rotary_sin=sin,
-        cache_seqlens=before,
+        fold(step.k, step.used_new) if case.new_kv else None,
+        fold(step.v, step.used_new) if case.new_kv else None,
+        rotary_cos=step.tables[0],
+        rotary_sin=step.tables[1],
+        cache_seqlens=step.before,
         cache_batch_idx=cache.rows,
-        cache_leftpad=leftpad,
+        cache_leftpad=step.leftpad,
         causal=case.causal,
-        window_size=score.window,
+        window_size=step.problem.score.window,
         rotary_interleaved=case.interleaved,
+        num_splits=case.num_splits,
         **options,
         **{("block_table" if module is flash_attn_2 else "page_table"): cache.table},
     )
-    if varlen:
-        out = padded(out, used_q, queries)
-    wide, _ = textbook(turned_q, expected_k, expected_v, score, lengths)
-    same, _ = textbook(turned_q, expected_k, expected_v, score, lengths, wide=False)
-    check_error("out", out, same, wide, times, 1e-5)
-    assert torch.equal(cache.gathered(cache.values, capacity), expected_v), "values are copied exactly"
-    ours = cache.gathered(cache.keys, capacity)
-    if rotary and case.new_kv:
-        torch.testing.assert_close(ours, expected_k, rtol=1e-3, atol=1e-3)
-    else:
-        assert torch.equal(ours, expected_k)
+    return padded(out, step.used_q, case.lengths[0]) if varlen else out
+
+
+def check(case: Case, step: Step, cache: Cache, out: torch.Tensor, times: float) -> None:
+    step.problem.known()["out"].check("out", out, times, 1e-5)
+    batch, capacity = step.keys.shape[:2]
+    ours = cache.gathered(cache.values, batch, capacity)
+    assert torch.equal(ours, step.problem.v), "values are copied exactly"
+    ours, expected = cache.gathered(cache.keys, batch, capacity), step.problem.k
+    if step.tables[0] is not None and case.new_kv:
+        for b in range(batch):
+            span = slice(int(step.before[b]), int(step.before[b] + step.used_new[b]))
+            torch.testing.assert_close(ours[b, span], expected[b, span], rtol=1e-3, atol=1e-3)
+            ours[b, span] = expected[b, span]
+    assert torch.equal(ours, expected), "keys are copied exactly, old ones untouched"
+
+
+def ignored(case: Case) -> set[str]:
+    """What neither the inputs nor the textbook know of."""
+    names = {"num_splits", "page", "batch_idx"}
+    if case.rotary == 0:
+        names.add("interleaved")
+    if not case.new_kv:
+        names.add("new_eq_q")
+    return names
 
 
 def price(case: Case) -> float:
@@ -154,43 +194,52 @@ def price(case: Case) -> float:
 
 
 def valid_2(case: Case) -> bool:
+    if case.page is not None and (case.leftpad or case.batch_idx):
+        return False
+    return valid_lengths(case)
+
+
+def valid_lengths(case: Case) -> bool:
     if case.new_kv and case.lengths[0] > case.lengths[1]:
         return False
-    return (case.new_kv or case.rotary == 0) and not (case.leftpad and case.page) and not (case.batch_idx and case.page)
+    return case.new_kv or case.rotary == 0
 
 
 CACHE_2 = Grid(
-    48, 1.5e7, price, valid_2, dtype=[torch.float16], num_splits=[1, 0], heads=HEADS, new_kv=BOOL, alibi=BOOL,
-    local=BOOL, causal=BOOL, new_eq_q=BOOL, interleaved=BOOL, rotary=[0.0, 0.5, 1.0], page=[None, 256], leftpad=BOOL,
-    batch_idx=BOOL, d=[32, 59, 64, 80, 128, 256], lengths=[*PAIRS, *LONG],
+    48, 1.5e7, price, valid_2, ignored, 5, num_splits=[1, 0], page=[None, 256], batch_idx=BOOL, interleaved=BOOL,
+    new_eq_q=BOOL, dtype=[torch.float16], heads=HEADS, new_kv=BOOL, alibi=BOOL, local=BOOL, causal=BOOL,
+    rotary=[0.0, 0.5, 1.0], leftpad=BOOL, d=[32, 59, 64, 80, 128, 256], lengths=[*PAIRS, *LONG],
 )  # fmt: skip
 
 
 @over(CACHE_2)
 def test_kvcache_2(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
-    slopes = torch.rand(2, 6) * 0.3 if case.alibi else None
-    run(
-        case, flash_attn_2, 2, 6, 5 if case.alibi else 3, slopes, False, alibi_slopes=slopes, num_splits=case.num_splits
-    )
+    batch = 2 if case.lengths not in LONG else 1
+    step = shared(case, lambda: draw(case, batch, case.alibi, False))
+    cache = Cache.of(case, step.keys, step.values)
+    out = call(case, flash_attn_2, step, cache, False, alibi_slopes=step.problem.score.slopes)
+    check(case, step, cache, out, 5 if case.alibi else 3)
 
 
 def valid_3(case: Case) -> bool:
     if case.page is not None and case.lengths[1] % case.page:
         return False
-    return valid_2(Case(**{**vars(case), "page": None}))
+    return valid_lengths(case)
 
 
 CACHE_3 = Grid(
-    48, 1.5e7, price, valid_3, dtype=[torch.bfloat16], heads=HEADS, new_kv=BOOL,
-    mask=[(False, False), (True, False), (False, True)], new_eq_q=BOOL, interleaved=BOOL, rotary=[0.0, 0.5, 1.0],
-    page=[None, 1, 4, 128], leftpad=BOOL, batch_idx=BOOL, varlen_q=BOOL, d=[128], num_splits=[1, 3, 0],
+    48, 1.5e7, price, valid_3, ignored, 5, num_splits=[1, 3, 0], page=[None, 1, 4, 128], batch_idx=BOOL,
+    interleaved=BOOL, new_eq_q=BOOL, dtype=[torch.bfloat16], heads=HEADS, new_kv=BOOL,
+    mask=[(False, False), (True, False), (False, True)], rotary=[0.0, 0.5, 1.0], leftpad=BOOL, varlen_q=BOOL, d=[128],
     lengths=[*PAIRS, (256, 512), (2048, 3577)],
 )  # fmt: skip
 
 
 @over(CACHE_3)
 def test_kvcache_3(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
     case.causal, case.local = case.mask
-    run(case, flash_attn_3, 5, 6, 2, None, case.varlen_q, num_splits=case.num_splits)
+    batch = 3 if case.varlen_q else 2
+    step = shared(case, lambda: draw(case, batch, False, case.varlen_q))
+    cache = Cache.of(case, step.keys, step.values)
+    out = call(case, flash_attn_3, step, cache, case.varlen_q)
+    check(case, step, cache, out, 2)

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
-from flash_grid import BOOL, HALF, HEADS, Case, Grid, heads_kv, over, seed_of, window  # noqa: E402
-from flash_textbook import Lengths, Score, check_error, packed, random_lengths, starts, textbook  # noqa: E402
+from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, batch_of, over, window  # noqa: E402
+from flash_reference import Known, Problem, check_error, shared  # noqa: E402
+from flash_textbook import Lengths, Score, packed, random_lengths, starts, worst  # noqa: E402
 from tessera.compat import flash_attn_3, flash_attn_4  # noqa: E402
 
 pytest_generate_tests = flash_grid.generate
@@ -34,26 +38,24 @@ def dims_v(d: int) -> list[int]:
     return [128, d] if 128 < d <= 192 else [256, 512, d] if d <= 64 else [d]
 
 
-def allowance(wide: torch.Tensor) -> float:
-    """Twice what adding and subtracting 0.3 costs in fp32."""
-    return 2 * ((wide + 0.3 - 0.3) - wide).abs().max().item() if wide.numel() else 0.0
-
-
-def inputs_of(case: Case, batch: int, heads: int, kv: int, dim_v: int) -> list[torch.Tensor]:
+def inputs_of(case: Case, batch: int) -> list[torch.Tensor]:
+    """q, k, v and the gradient of out, padded."""
     queries, keys = case.lengths
+    heads, kv = HEAD_COUNTS[case.heads]
     q = torch.randn(batch, queries, heads, case.d) * (case.softcap / 4 or 1)
-    k, v = torch.randn(batch, keys, kv, case.d), torch.randn(batch, keys, kv, dim_v)
-    return [x.to(case.dtype).requires_grad_() for x in (q, k, v)]
+    k, v = torch.randn(batch, keys, kv, case.d), torch.randn(batch, keys, kv, case.dim_v)
+    return [x.to(case.dtype) for x in (q, k, v, torch.randn(batch, queries, heads, case.dim_v))]
 
 
-def check_gradients(case: Case, ours, wide_out, same_out, inputs, grad, spread) -> None:
-    """dq, dk, dv against the textbook; `spread` takes a padded gradient to the shape of ours."""
+def check(
+    case: Case, known: dict[str, Known], ours: tuple[torch.Tensor, ...], fold: Callable[[str, torch.Tensor], Any]
+) -> None:
+    """`ours` is (out, dq, dk, dv); `fold` takes a padded tensor of that name to the shape of ours."""
     times, more = (2, 0.0) if case.softcap == 0 else (3, 3e-4)
-    wide = torch.autograd.grad(wide_out, inputs, grad.float())
-    same = torch.autograd.grad(same_out, inputs, grad)
-    for name, mine, b, c in zip(("dq", "dk", "dv"), ours, same, wide, strict=True):
-        b, c = spread(name, b), spread(name, c)
-        check_error(name, mine, b, c, times, allowance(c) + more + 1e-5)
+    for name, mine in zip(("out", "dq", "dk", "dv"), ours, strict=True):
+        at = known[name]
+        at_least = at.allowance + 1e-5 + (0.0 if name == "out" else more)
+        at._replace(wide=fold(name, at.wide)).check(name, mine, times, at_least)
 
 
 def valid_3(case: Case) -> bool:
@@ -61,57 +63,60 @@ def valid_3(case: Case) -> bool:
 
 
 DENSE = Grid(
-    28, 2e7, price, valid_3, dtype=HALF, heads=HEADS, softcap=[0.0, 15.0], local=BOOL,
-    causal=BOOL, d=[64, 96, 128, 192, 256], dim_v=[64, 96, 128, 192, 256, 512], pack_gqa=BOOL, num_splits=[1, 3],
-    lengths=DENSE_PAIRS,
+    28, 2e7, price, valid_3, ignored=lambda _: ("pack_gqa", "num_splits"), inner=2, pack_gqa=BOOL, num_splits=[1, 3],
+    dtype=HALF, heads=HEADS, softcap=[0.0, 15.0], local=BOOL, causal=BOOL, d=[64, 96, 128, 192, 256],
+    dim_v=[64, 96, 128, 192, 256, 512], lengths=DENSE_PAIRS,
 )  # fmt: skip
 
 
 @over(DENSE)
 def test_dense_3(case: Case) -> None:
-    torch.manual_seed(seed_of(case))
-    q, k, v = inputs_of(case, 2, 6, heads_kv(case.heads, 6, 3), case.dim_v)
-    score = Score(case.causal, window(case.local, case.lengths[1]), case.softcap)
+    def draw() -> Problem:
+        *inputs, grad = inputs_of(case, batch_of(case))
+        return Problem(*inputs, Score(case.causal, window(case.local, case.lengths[1]), case.softcap), grad)
+
+    problem = shared(case, draw)
+    leaves = problem.leaves()
     out, lse = flash_attn_3.flash_attn_func(
-        q,
-        k,
-        v,
+        *leaves,
         causal=case.causal,
-        window_size=score.window,
+        window_size=problem.score.window,
         softcap=case.softcap,
         pack_gqa=case.pack_gqa,
         num_splits=case.num_splits,
         return_attn_probs=True,
     )
-    assert lse.shape == (2, 6, case.lengths[0])
-    wide, same = (textbook(q, k, v, score, wide=wide)[0] for wide in (True, False))
-    check_error("out", out, same, wide, 2 if case.softcap == 0 else 3, allowance(wide) + 1e-5)
-    grad = torch.randn_like(out)
-    ours = torch.autograd.grad(out, (q, k, v), grad)
-    check_gradients(case, ours, wide, same, (q, k, v), grad, lambda _, x: x)
+    assert lse.shape == (out.shape[0], out.shape[2], case.lengths[0])
+    grads = torch.autograd.grad(out, leaves, problem.grad)
+    check(case, problem.known(), (out, *grads), lambda _, x: x)
 
 
 VARLEN = Grid(
-    24, 2e7, price, valid_3, dtype=HALF, heads=HEADS, softcap=[0.0, 15.0], local=BOOL,
-    causal=BOOL, unused=BOOL, d=[64, 96, 128, 192, 256], dim_v=[64, 96, 128, 192, 256, 512], num_splits=[1, 3, 0],
-    lengths=VARLEN_PAIRS,
+    24, 2e7, price, valid_3, ignored=lambda _: ("num_splits",), inner=1, num_splits=[1, 3, 0], dtype=HALF,
+    heads=HEADS, softcap=[0.0, 15.0], local=BOOL, causal=BOOL, unused=BOOL, d=[64, 96, 128, 192, 256],
+    dim_v=[64, 96, 128, 192, 256, 512], lengths=VARLEN_PAIRS,
 )  # fmt: skip
 
 
 @over(VARLEN)
 def test_varlen_3(case: Case) -> None:
     """Packed sequences, some of no key; with `unused`, each has tokens behind the used ones."""
-    torch.manual_seed(seed_of(case))
     batch, (queries, keys) = 3, case.lengths
-    q, k, v = inputs_of(case, batch, 6, heads_kv(case.heads, 6, 3), case.dim_v)
-    room_q, room_k = random_lengths(queries, batch), random_lengths(keys, batch, zero=True)
-    used_q, used_k = (
-        torch.minimum(room, torch.randint_like(room, 0, int(room.max()) + 1)) for room in (room_q, room_k)
-    )
-    if not case.unused:
-        used_q, used_k = room_q, room_k
-    tokens = [packed(x.detach(), n).requires_grad_() for x, n in zip((q, k, v), (room_q, room_k, room_k), strict=True)]
-    score = Score(case.causal, window(case.local, keys), case.softcap)
+
+    def draw() -> tuple[torch.Tensor, torch.Tensor, Problem]:
+        *inputs, grad = inputs_of(case, batch)
+        score = Score(case.causal, window(case.local, keys), case.softcap)
+        room_q, room_k = random_lengths(queries, batch), random_lengths(keys, batch, zero=True)
+        used_q, used_k = (
+            torch.minimum(room, torch.randint_like(room, 0, int(room.max()) + 1)) if case.unused else room
+            for room in (room_q, room_k)
+        )
+        return room_q, room_k, Problem(*inputs, score, grad, Lengths(used_q, used_k, used_k * 0))
+
+    room_q, room_k, problem = shared(case, draw)
+    used_q, used_k, _ = problem.lengths
+    rooms = (room_q, room_k, room_k)
+    tokens = [packed(x, n).requires_grad_() for x, n in zip((problem.q, problem.k, problem.v), rooms, strict=True)]
     out, lse = flash_attn_3.flash_attn_varlen_func(
         *tokens,
         starts(room_q),
@@ -121,21 +126,14 @@ def test_varlen_3(case: Case) -> None:
         seqused_q=used_q.to(torch.int32) if case.unused else None,
         seqused_k=used_k.to(torch.int32) if case.unused else None,
         causal=case.causal,
-        window_size=score.window,
+        window_size=problem.score.window,
         softcap=case.softcap,
         num_splits=case.num_splits,
         return_attn_probs=True,
     )
-    assert lse.shape == (6, tokens[0].shape[0])
-    lengths = Lengths(used_q, used_k, used_k * 0)
-    wide, same = (textbook(q, k, v, score, lengths, wide=wide)[0] for wide in (True, False))
-    at = packed(wide, room_q)
-    check_error("out", out, packed(same, room_q), at, 2 if case.softcap == 0 else 3, allowance(at) + 1e-5)
-    grad = torch.randn_like(q.detach()[..., :1]).expand_as(wide).to(case.dtype)
-    ours = torch.autograd.grad(out, tokens, packed(grad, room_q))
-    check_gradients(
-        case, ours, wide, same, (q, k, v), grad, lambda name, x: packed(x, room_q if name == "dq" else room_k)
-    )
+    assert lse.shape == (out.shape[1], out.shape[0])
+    grads = torch.autograd.grad(out, tokens, packed(problem.grad, room_q))
+    check(case, problem.known(), (out, *grads), lambda name, x: packed(x, room_q if name in ("out", "dq") else room_k))
 
 
 COMBINE = Grid(
@@ -148,18 +146,18 @@ COMBINE = Grid(
 @over(COMBINE)
 @pytest.mark.parametrize("version", [flash_attn_3, flash_attn_4], ids=["3", "4"])
 def test_combine(case: Case, version) -> None:
-    torch.manual_seed(seed_of(case))
-    batch, heads = 3, 4
-    parts = torch.randn(case.parts * 2, batch, heads, case.seqlen, case.d).transpose(2, 3)[: case.parts]
+    torch.manual_seed(case.seed)
+    batch, heads = 2, 2
+    parts = torch.randn(case.parts, batch, heads, case.seqlen, case.d).transpose(2, 3)
     lse_parts = torch.randn(case.parts, batch, heads * 2, case.seqlen).transpose(-1, -2)[..., :heads]
-    lse_parts[case.parts // 2 :, : batch // 3] = -float("inf")
+    lse_parts[case.parts // 2 :, : batch // 2] = -float("inf")
     out, lse = version.flash_attn_combine(parts, lse_parts, out_dtype=case.dtype)
     wide_lse = torch.logsumexp(lse_parts, 0)
     weights = torch.exp(lse_parts - wide_lse).nan_to_num(0.0)
-    wide = (weights[..., None] * parts).sum(0)
+    wide = torch.einsum("p...,p...d->...d", weights, parts)
     assert out.dtype == case.dtype and lse.shape == (batch, case.seqlen, heads)
     torch.testing.assert_close(lse, wide_lse, atol=1e-5, rtol=1e-5)
-    check_error("out", out, wide.to(case.dtype), wide, 2, 1e-5)
+    check_error("out", out, wide, 2 * worst(wide.to(case.dtype), wide) + 1e-5)
 
 
 def valid_4(case: Case) -> bool:
@@ -167,8 +165,8 @@ def valid_4(case: Case) -> bool:
 
 
 FOUR = Grid(
-    24, 2e7, price, valid_4, dtype=[torch.bfloat16], heads=HEADS, sink=BOOL, deterministic=BOOL,
-    softcap=[0.0, 15.0], local=[0, 1, 2, 3], causal=BOOL,
+    24, 2e7, price, valid_4, ignored=lambda _: ("deterministic",), inner=1, deterministic=BOOL,
+    dtype=[torch.bfloat16], heads=HEADS, sink=BOOL, softcap=[0.0, 15.0], local=[0, 1, 2, 3], causal=BOOL,
     d=[64, 96, 128, 192, 256], dim_v=[64, 96, 128, 256], lengths=FOUR_PAIRS,
 )  # fmt: skip
 
@@ -176,26 +174,26 @@ FOUR = Grid(
 @over(FOUR)
 def test_dense_4(case: Case) -> None:
     """`local` 1: both ends of the window, 2: left only, 3: right only."""
-    torch.manual_seed(seed_of(case))
-    q, k, v = inputs_of(case, 2, 6, heads_kv(case.heads, 6, 2), case.dim_v)
-    left, right = torch.randint(0, case.lengths[1], (2,)).tolist()
-    ends = {0: (None, None), 1: (left, right), 2: (left, None), 3: (None, right)}[case.local]
-    sink = torch.randn(6).to(case.dtype) if case.sink else None
-    score = Score(case.causal, tuple(-1 if end is None else end for end in ends), case.softcap, sink=sink)
+
+    def draw() -> tuple[tuple[int | None, int | None], Problem]:
+        *inputs, grad = inputs_of(case, batch_of(case))
+        left, right = torch.randint(0, case.lengths[1], (2,)).tolist()
+        ends = {0: (None, None), 1: (left, right), 2: (left, None), 3: (None, right)}[case.local]
+        sink = torch.randn(HEAD_COUNTS[case.heads][0]).to(case.dtype) if case.sink else None
+        score = Score(case.causal, tuple(-1 if end is None else end for end in ends), case.softcap, sink=sink)
+        return ends, Problem(*inputs, score, grad)
+
+    ends, problem = shared(case, draw)
+    leaves = problem.leaves()
     out, lse = flash_attn_4.flash_attn_func(
-        q,
-        k,
-        v,
+        *leaves,
         causal=case.causal,
         window_size=ends,
-        learnable_sink=sink,
+        learnable_sink=problem.score.sink,
         softcap=case.softcap,
         deterministic=case.deterministic,
         return_lse=True,
     )
-    assert lse.shape == (2, 6, case.lengths[0])
-    wide, same = (textbook(q, k, v, score, wide=wide)[0] for wide in (True, False))
-    check_error("out", out, same, wide, 2 if case.softcap == 0 else 3, allowance(wide) + 1e-5)
-    grad = torch.randn_like(out)
-    ours = torch.autograd.grad(out, (q, k, v), grad)
-    check_gradients(case, ours, wide, same, (q, k, v), grad, lambda _, x: x)
+    assert lse.shape == (out.shape[0], out.shape[2], case.lengths[0])
+    grads = torch.autograd.grad(out, leaves, problem.grad)
+    check(case, problem.known(), (out, *grads), lambda _, x: x)
