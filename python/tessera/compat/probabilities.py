@@ -49,9 +49,7 @@ def signed_probabilities(
     longest_q = queries.shape[1] if starts_q is None else int(max_seqlen_q)
     longest_k = keys.shape[1] if starts_q is None else int(max_seqlen_k)
     scale = queries.shape[-1] ** -0.5 if scale is None else scale
-    slopes = numpy.zeros((batch, heads), numpy.float32)
-    if alibi_slopes is not None:
-        slopes = slopes + _fp32(alibi_slopes)
+    slopes = None if alibi_slopes is None else numpy.broadcast_to(_fp32(alibi_slopes), (batch, heads))
     left, right = (None, 0 if causal else None) if band is None else band
     result = numpy.zeros((batch, heads, longest_q, longest_k), numpy.float32)
     for b in range(batch):
@@ -63,8 +61,8 @@ def signed_probabilities(
             keys_b = tokens[: int(numpy.asarray(seqused_k)[b])]
         else:
             keys_b = keys[b] if starts_k is None else keys[int(starts_k[b]) : int(starts_k[b + 1])]
-        p = _probabilities(queries_b, keys_b, lse_b, scale, softcap, slopes[b], left, right)
-        p = numpy.where(dropout_keep((1, *p.shape), dropout, seed, batch_offset=b)[0], p, -p)
+        p = _probabilities(queries_b, keys_b, lse_b, scale, softcap, None if slopes is None else slopes[b], left, right)
+        numpy.negative(p, out=p, where=~dropout_keep((1, *p.shape), dropout, seed, batch_offset=b)[0])
         result[b, :, : p.shape[1], : p.shape[2]] = p
     if is_torch(q):
         import torch
@@ -74,24 +72,33 @@ def signed_probabilities(
 
 
 def _probabilities(
-    q: Numpy, k: Numpy, lse: Numpy, scale: float, softcap: float, slopes: Numpy, left: int | None, right: int | None
+    q: Numpy,
+    k: Numpy,
+    lse: Numpy,
+    scale: float,
+    softcap: float,
+    slopes: Numpy | None,
+    left: int | None,
+    right: int | None,
 ) -> Numpy:
-    """(heads, sq, sk) of one sequence: q (sq, heads, d), k (sk, heads_kv, d), lse (heads, sq)."""
+    """(heads, sq, sk) of one sequence: q (sq, heads, d), k (sk, heads_kv, d), lse (heads, sq). All fp32, in place."""
     import numpy
 
     k = numpy.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    scores = (q.transpose(1, 0, 2) @ k.transpose(1, 2, 0)) * numpy.float32(scale)
+    scores = (q * numpy.float32(scale)).transpose(1, 0, 2) @ k.transpose(1, 2, 0)
     if softcap > 0:
-        scores = softcap * numpy.tanh(scores / softcap)
+        scores /= softcap
+        numpy.tanh(scores, out=scores)
+        scores *= softcap
     distance = numpy.arange(k.shape[0])[None, :] - (numpy.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0])
-    scores = scores - slopes[:, None, None] * abs(distance)
-    visible = numpy.ones_like(distance, bool)
+    if slopes is not None:
+        scores -= slopes[:, None, None] * abs(distance).astype(numpy.float32)
+    scores -= numpy.where(numpy.isneginf(lse), 0, lse)[..., None]
     if left is not None:
-        visible &= distance >= -left
+        numpy.copyto(scores, -numpy.inf, where=distance < -left)
     if right is not None:
-        visible &= distance <= right
-    known = numpy.where(numpy.isneginf(lse), 0, lse)[..., None]
-    return numpy.where(visible, numpy.exp(numpy.where(visible, scores - known, -numpy.inf)), 0)
+        numpy.copyto(scores, -numpy.inf, where=distance > right)
+    return numpy.exp(scores, out=scores)
 
 
 def _fp32(array: Array) -> Numpy:
