@@ -30,24 +30,29 @@ int padded_dim(std::int64_t dim) {
   return 0;
 }
 
+// Measured on an H200 over S 512 to 8192 (docs/performance.md): 32 rows a warp wherever O's registers leave room for
+// them, because every fragment of K and V then serves two products. Narrower tiles where more than the plainest softmax
+// needs registers too.
+void choose_tile(FwdConfig& config) {
+  const int widest = std::max(config.d, config.dv);
+  const bool plain = !config.scale_first && config.source == Source::strided && config.output == config.type;
+  config.tile_m = widest <= 128 ? 128 : 64;
+  config.tile_n = widest <= 64 ? (plain ? 128 : 80) : widest <= 128 ? (plain ? 64 : 48) : 64;
+  config.stages = widest <= 128 && config.source == Source::strided ? 2 : 1;
+}
+
 FwdConfig config_of(const Problem& problem) {
   FwdConfig config;
   config.type = element_of(problem.q_type);
   config.output = element_of(problem.o_type);
   config.d = padded_dim(problem.head_dim_qk);
   config.dv = padded_dim(problem.head_dim_v);
-  // Measured on an H200 over S 512 to 8192 (docs/performance.md): 32 rows a warp wherever O's registers leave room for
-  // them, because every fragment of K and V then serves two products.
-  const int widest = std::max(config.d, config.dv);
-  config.tile_m = widest <= 128 ? 128 : 64;
-  config.tile_n = widest <= 64 ? 96 : 64;
-  config.stages = widest <= 128 ? 2 : 1;
-  config.q_in_registers = widest <= 64;
   config.source = is_paged(problem.kv) ? Source::paged : Source::strided;
   config.affine = problem.affine.has_value();
   config.softcap = problem.softcap > 0.0F;
   config.alibi = problem.alibi;
   config.scale_first = config.softcap || config.alibi || !(problem.softmax_scale() > 0.0F);
+  choose_tile(config);
   return config;
 }
 
@@ -161,7 +166,8 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
 
 void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*workspace*/, Stream stream) {
   const Problem& problem = state.problem;
-  for (const Slot slot : {Slot::k, Slot::v, Slot::k2, Slot::v2}) check_row_stride(slot, bindings[slot]);
+  for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2})
+    check_row_stride(slot, bindings[slot]);
   const FwdConfig config = config_of(problem, state.target);
   const auto group = static_cast<int>(problem.group());
   FwdParams params = fwd_params(problem, bindings, group);

@@ -91,6 +91,7 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   if (problem.kv2) p.kv[1] = kv_params(*problem.kv2, bindings, kSlots[1]);
   p.scale = problem.softmax_scale();
   p.softcap = problem.softcap;
+  p.inverse_softcap = p.softcap > 0.0F ? 1.0F / p.softcap : 0.0F;
   p.slopes = pointer<float>(bindings[Slot::alibi_slopes]);
   if (p.slopes != nullptr && bindings[Slot::alibi_slopes].rank == 2) {
     p.slopes_batch = bindings[Slot::alibi_slopes].strides[0];

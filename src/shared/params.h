@@ -53,7 +53,7 @@ struct FwdParams {
   int segments;  // 1 or 2
 
   float scale;
-  float softcap;
+  float softcap, inverse_softcap;
   const float* slopes;  // ALiBi: (heads) or (batch, heads)
   i64 slopes_batch;
   const float* sinks;  // (heads)

@@ -45,111 +45,104 @@ struct FwdMma {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory) {
-    Work& work = *reinterpret_cast<Work*>(memory);
-    const Block block = Block::template of<C>(params);
-    const Extent q = find_extent(params.cu_seqlens_q, params.seqused_q, block.batch, params.seqlen_q, params.total_q);
-    if (block.first_row >= static_cast<int>(q.capacity * params.group.value)) return;
-    const FwdMma kernel{params, work, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
-    kernel.load_queries(block, q);
-    if (threadIdx.x == 0) {
-      work.block = block;
-      work.sequence = Sequence(params, block.batch);
-      work.tiles = TileRange<C>(params, work.sequence, block);
-    }
-    __syncthreads();
-    kernel.compute();
+    // Every thread finds out what the block has to do, so that the first copies wait for nobody.
+    Work work;
+    work.block = Block::template of<C>(params);
+    work.sequence = Sequence(params, work.block.batch);
+    if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return;
+    work.tiles = TileRange<C>(params, work.sequence, work.block);
+    Work& kept = *reinterpret_cast<Work*>(memory);
+    if (threadIdx.x == 0) kept = work;
+    FwdMma{params, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.compute(work);
   }
 
-  __device__ __forceinline__ void compute() const {
+  /// `first`: the same as `work`, before a barrier makes that readable.
+  __device__ __forceinline__ void compute(const Work& first) const {
     Output o;
     Softmax<row_tiles> softmax;
     o.clear();
     softmax.clear();
-    if constexpr (C.stages == 1) {
-      walk_one_stage(o, softmax);
-    } else {
-      walk_ring(o, softmax);
+    if (first.tiles.count() > 0) {
+      load_queries(first);
+      if constexpr (C.stages == 1) {
+        walk_one_stage(first, o, softmax);
+      } else {
+        walk_ring(first, o, softmax);
+      }
+      ptx::cp_async_wait<0>();
     }
-    ptx::cp_async_wait<0>();
     __syncthreads();  // the epilogue reuses the memory of the tiles
     Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store(o, softmax);
   }
 
-  // Under way while the block finds out what else it has to do.
-  __device__ __forceinline__ void load_queries(const Block& block, const Extent& extent) const {
-    const char* q =
-        static_cast<const char*>(p.q) +
-        2 * (block.batch * p.q_strides.batch + extent.first * p.q_strides.row + block.head * p.q_strides.head);
-    load_tile<QTile, C.threads()>(q_base, static_cast<int>(extent.length * p.group.value) - block.first_row, p.d,
-                                  thread, [&](int row) {
-                                    const PackedRow at(block.first_row + row, p.group);
-                                    return q + 2 * (at.query * p.q_strides.row + at.head * p.q_strides.head);
-                                  });
+  __device__ __forceinline__ void load_queries(const Work& w) const {
+    const PackedRows rows(p.q, 2, p.q_strides, w.block, w.sequence.q.first, p.group);
+    load_tile<QTile, C.threads()>(q_base, static_cast<int>(w.sequence.q.length * p.group.value) - w.block.first_row,
+                                  p.d, thread, [&](int row) { return rows.at(row); });
     ptx::cp_async_commit();
   }
 
-  __device__ __forceinline__ void load_keys(const KvTile& tile, u32 to) const {
+  __device__ __forceinline__ void load_keys(const Work& w, const KvTile& tile, u32 to) const {
     const KvParams& kv = p.kv[tile.segment];
-    load_kv<KTile>(tile, to, kv, kv.k, kv.k_strides, p.d);
+    load_kv<KTile>(w, tile, to, kv, kv.k, kv.k_strides, p.d);
   }
-  __device__ __forceinline__ void load_values(const KvTile& tile, u32 to) const {
+  __device__ __forceinline__ void load_values(const Work& w, const KvTile& tile, u32 to) const {
     const KvParams& kv = p.kv[tile.segment];
-    load_kv<VTile>(tile, to, kv, kv.v, kv.v_strides, p.dv);
+    load_kv<VTile>(w, tile, to, kv, kv.v, kv.v_strides, p.dv);
   }
   template <class Tile>
-  __device__ __forceinline__ void load_kv(const KvTile& tile, u32 to, const KvParams& kv, const void* tensor,
-                                          const Strides& strides, int columns) const {
-    const Extent& extent = work.sequence.segment(tile.segment).extent;
-    KvRows<C.source> rows(kv, tensor, strides, extent, work.block.batch, work.block.kv_head);
+  __device__ __forceinline__ void load_kv(const Work& w, const KvTile& tile, u32 to, const KvParams& kv,
+                                          const void* tensor, const Strides& strides, int columns) const {
+    const Extent extent = w.sequence.segment(tile.segment).extent;
+    KvRows<C.source> rows(kv, tensor, strides, extent, w.block.batch, w.block.kv_head);
     rows.advance(tile.first);
     load_tile<Tile, C.threads()>(to, extent.length - tile.first, columns, thread,
                                  [&](int row) { return rows.at(tile.first, row); });
   }
 
   // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
-  __device__ __forceinline__ void walk_one_stage(Output& o, Softmax<row_tiles>& softmax) const {
-    const TileRange<C>& tiles = work.tiles;
-    if (tiles.count() == 0) return;
-    load_keys(tiles.at(0), k_base(0));
+  __device__ __forceinline__ void walk_one_stage(const Work& first, Output& o, Softmax<row_tiles>& softmax) const {
+    const int count = first.tiles.count();
+    load_keys(first, first.tiles.at(0), k_base(0));
     ptx::cp_async_commit();
     const Queries q = queries<1>();
-    for (int i = 0; i < tiles.count(); ++i) {
-      const KvTile tile = tiles.at(i);
+    for (int i = 0; i < count; ++i) {
       ptx::cp_async_wait<0>();
       __syncthreads();
-      load_values(tile, v_base(0));
+      load_values(work, work.tiles.at(i), v_base(0));
       ptx::cp_async_commit();
       Scores s;
       find_scores(s, q, k_base(0));
       ptx::cp_async_wait<0>();
       __syncthreads();
-      if (i + 1 < tiles.count()) load_keys(tiles.at(i + 1), k_base(0));
+      if (i + 1 < count) load_keys(work, work.tiles.at(i + 1), k_base(0));
       ptx::cp_async_commit();
-      finish_scores(s, tile);
+      finish_scores(s, work.tiles.at(i));
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, v_base(0));
     }
   }
 
   // A ring of tiles, K and V together: one barrier a tile.
-  __device__ __forceinline__ void walk_ring(Output& o, Softmax<row_tiles>& softmax) const {
-    const TileRange<C>& tiles = work.tiles;
-    const auto fill = [&](int i) {
-      if (i < tiles.count()) {
-        load_keys(tiles.at(i), k_base(i % C.stages));
-        load_values(tiles.at(i), v_base(i % C.stages));
+  __device__ __forceinline__ void walk_ring(const Work& first, Output& o, Softmax<row_tiles>& softmax) const {
+    const int count = first.tiles.count();
+    const auto fill = [&](const Work& w, int i) {
+      if (i < count) {
+        const KvTile tile = w.tiles.at(i);
+        load_keys(w, tile, k_base(i % C.stages));
+        load_values(w, tile, v_base(i % C.stages));
       }
       ptx::cp_async_commit();
     };
-    for (int i = 0; i < C.stages - 1; ++i) fill(i);
+    for (int i = 0; i < C.stages - 1; ++i) fill(first, i);
     const Queries q = queries<C.stages - 1>();
-    for (int i = 0; i < tiles.count(); ++i) {
+    for (int i = 0; i < count; ++i) {
       ptx::cp_async_wait<C.stages - 2>();
       __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
-      fill(i + C.stages - 1);
+      fill(work, i + C.stages - 1);
       Scores s;
       find_scores(s, q, k_base(i % C.stages));
-      finish_scores(s, tiles.at(i));
+      finish_scores(s, work.tiles.at(i));
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, v_base(i % C.stages));
     }
@@ -201,11 +194,20 @@ struct FwdMma {
 
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 
-  // Products to scores, hidden ones to −∞.
+  // Products to scores, hidden ones to −∞. Most tiles are seen whole; of the others most by the end of the sequence or
+  // the causal mask, so that one comparison does.
   __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile) const {
-    if constexpr (!C.scale_first) {
-      if (tile.full) return;
+    if constexpr (C.scale_first) {
+      finish_rows<true, true>(s, tile);
+    } else if (tile.cut_begin) {
+      finish_rows<true, true>(s, tile);
+    } else if (tile.cut_end) {
+      finish_rows<false, true>(s, tile);
     }
+  }
+
+  template <bool cut_begin, bool cut_end>
+  __device__ __forceinline__ void finish_rows(Scores& s, const KvTile& tile) const {
     const int first_query = PackedRow(work.block.first_row, p.group).query;
     const RowBounds<C.affine> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
     const int first_key = tile.first + lane % 4 * 2;
@@ -215,6 +217,8 @@ struct FwdMma {
       for (int half = 0; half < 2; ++half) {
         const PackedRow at(work.block.first_row + warp_row + m * 16 + half * 8 + lane / 4, p.group);
         const Interval visible = bounds.of(at.query);
+        const int begin = visible.begin - first_key;
+        const int end = visible.end - first_key;
         float slope = 0.0F;
         if constexpr (C.alibi) {
           slope = p.slopes[work.block.batch * p.slopes_batch + work.block.head + at.head];
@@ -224,9 +228,10 @@ struct FwdMma {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = s.tile[m][n][half * 2 + i];
-            const int key = first_key + n * 8 + i;
-            if constexpr (C.scale_first) score = score_of<C>(score, p, slope, bounds.distance(at.query, key));
-            if (key < visible.begin || key >= visible.end) score = -kInfinity;
+            const int key = n * 8 + i;
+            if constexpr (C.scale_first)
+              score = score_of<C>(score, p, slope, bounds.distance(at.query, first_key + key));
+            if ((cut_end && key >= end) || (cut_begin && key < begin)) score = -kInfinity;
           }
         }
       }

@@ -27,15 +27,15 @@ struct Epilogue {
   __device__ __forceinline__ int row_of(int m, int half) const {
     return thread / 32 * C.rows_a_warp() + m * 16 + half * 8 + thread % 32 / 4;
   }
-  /// Offset of a row of the tile in a tensor of (batch, row, head).
-  __device__ __forceinline__ i64 offset(const Strides& strides, int row) const {
-    const PackedRow at(block.first_row + row, p.group);
-    return block.batch * strides.batch + (sequence.q.first + at.query) * strides.row +
-           (block.head + at.head) * strides.head;
+  __device__ __forceinline__ PackedRows rows_of(const void* tensor, int element_bytes, const Strides& strides,
+                                                i64 split) const {
+    const char* part = static_cast<const char*>(tensor) + element_bytes * block.split * split;
+    return PackedRows(part, element_bytes, strides, block, sequence.q.first, p.group);
   }
 
   __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles>& softmax) const {
     const int used_rows = static_cast<int>(sequence.q.length * p.group.value) - block.first_row;
+    const PackedRows lse = rows_of(p.lse, 4, p.lse_strides, p.lse_split);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
@@ -49,15 +49,14 @@ struct Epilogue {
           const float sink = p.sinks[block.head + PackedRow(block.first_row + row, p.group).head];
           share += ptx::exp2(sink * kLog2E - origin);
         }
-        const float inverse = empty ? 0.0F : 1.0F / share;
+        const float inverse = empty ? 0.0F : ptx::reciprocal(share);
 #pragma unroll
         for (int n = 0; n < C.dv / 8; ++n) {
           o.tile[m][n][half * 2] *= inverse;
           o.tile[m][n][half * 2 + 1] *= inverse;
         }
         if (p.lse != nullptr && row < rows() && thread % 4 == 0) {
-          p.lse[block.split * p.lse_split + offset(p.lse_strides, row)] =
-              empty ? -kInfinity : (origin + ptx::log2(sum)) * kLn2;
+          *reinterpret_cast<float*>(lse.at(row)) = empty ? -kInfinity : (origin + ptx::log2(sum)) * kLn2;
         }
       }
     }
@@ -69,18 +68,18 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ void store_fp32(const Output& o) const {
-    float* out = static_cast<float*>(p.o) + block.split * p.o_split;
+    const PackedRows out = rows_of(p.o, 4, p.o_strides, p.o_split);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = row_of(m, half);
         if (row >= rows()) continue;
-        float* to = out + offset(p.o_strides, row) + thread % 4 * 2;
+        char* to = out.at(row) + thread % 4 * 8;
 #pragma unroll
         for (int n = 0; n < C.dv / 8; ++n) {
           if (n * 8 >= p.dv) break;
-          *reinterpret_cast<float2*>(to + n * 8) = make_float2(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]);
+          *reinterpret_cast<float2*>(to + n * 32) = make_float2(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]);
         }
       }
     }
@@ -101,21 +100,21 @@ struct Epilogue {
       }
     }
     __syncwarp();  // a warp reads back its own rows only
-    auto* out = static_cast<unsigned short*>(p.o) + block.split * p.o_split;
+    const PackedRows out = rows_of(p.o, 2, p.o_strides, p.o_split);
     const int lane = thread % 32;
     constexpr int lanes_a_row = Tile::row_chunks;
 #pragma unroll
     for (int step = 0; step < C.rows_a_warp() * lanes_a_row / 32; ++step) {
       const int row = thread / 32 * C.rows_a_warp() + step * (32 / lanes_a_row) + lane / lanes_a_row;
       if (row >= rows()) continue;
-      unsigned short* to = out + offset(p.o_strides, row);
+      char* to = out.at(row);
 #pragma unroll
       for (int panel = 0; panel < Tile::panels; ++panel) {
         const int chunk = panel * Tile::row_chunks + lane % lanes_a_row;
         if (chunk * 8 >= p.dv) continue;
         u32 value[4];
         ptx::load_shared_16(value, memory + Tile::at(row, chunk));
-        ptx::store_16(to + chunk * 8, value);
+        ptx::store_16(to + chunk * 16, value);
       }
     }
   }

@@ -19,7 +19,7 @@ __device__ __forceinline__ float tanh_of(float x) {
 template <FwdConfig C>
 __device__ __forceinline__ float score_of(float product, const FwdParams& p, float slope, float distance) {
   float score = product * p.scale;
-  if constexpr (C.softcap) score = p.softcap * tanh_of(score / p.softcap);
+  if constexpr (C.softcap) score = p.softcap * tanh_of(score * p.inverse_softcap);
   if constexpr (C.alibi) score -= slope * distance;
   return score * kLog2E;
 }

@@ -64,8 +64,13 @@ struct Sequence {
     q_position = p.q_offset != nullptr ? p.q_offset[batch] : p.affine_stride != 0 ? 0 : bottom_right;
   }
 
-  // Not an array: an index that the compiler does not know would move all of it to local memory.
-  __device__ __forceinline__ const Segment& segment(int index) const { return index == 0 ? first : second; }
+  // Neither an array nor a reference: an address that the compiler does not know would move all of it to local memory.
+  __device__ __forceinline__ Segment segment(int index) const {
+    const bool is_first = index == 0;
+    return {{is_first ? first.extent.first : second.extent.first, is_first ? first.extent.length : second.extent.length,
+             is_first ? first.extent.capacity : second.extent.capacity},
+            is_first ? first.position : second.position};
+  }
 };
 
 }  // namespace tessera::cuda

@@ -37,11 +37,37 @@ struct PackedRow {
       : query(ptx::divide(row, group)), head(static_cast<int>(row - query * group.value)) {}
 };
 
+/// Addresses of a block's packed rows in a tensor (batch, row, head). The plan refuses row strides of 2^24 elements and
+/// more, so that a row's stride in bytes fits 32 bits.
+struct PackedRows {
+  char* first;  // query 0 of the sequence, first head of the block
+  int row_stride;
+  i64 head_stride;
+  int first_row;
+  const Divisor& group;
+
+  __device__ __forceinline__ PackedRows(const void* tensor, int element_bytes, const Strides& strides,
+                                        const Block& block, int first_token, const Divisor& heads)
+      : first(static_cast<char*>(const_cast<void*>(tensor)) +
+              element_bytes * (block.batch * strides.batch + first_token * strides.row + block.head * strides.head)),
+        row_stride(static_cast<int>(element_bytes * strides.row)),
+        head_stride(element_bytes * strides.head),
+        first_row(block.first_row),
+        group(heads) {}
+
+  /// Of a row of the tile.
+  __device__ __forceinline__ char* at(int row) const {
+    if (group.value == 1) return first + static_cast<i64>(first_row + row) * row_stride;
+    const PackedRow packed(first_row + row, group);
+    return first + static_cast<i64>(packed.query) * row_stride + packed.head * head_stride;
+  }
+};
+
 /// tile_n keys from `first` on of a segment.
 struct KvTile {
   int segment;
   int first;
-  bool full;  // every row of the block sees every key
+  bool cut_begin, cut_end;  // some row of the block does not see the first, the last key
 };
 
 /// The tiles between the first key that any row of the block sees and the last, of both segments, from the last to the
@@ -92,7 +118,7 @@ class TileRange {
 
     __device__ __forceinline__ KvTile at(int index, int segment) const {
       const int key = (begin + index) * C.tile_n;
-      return {segment, key, key >= full.begin && key + C.tile_n <= full.end};
+      return {segment, key, key<full.begin, key + C.tile_n> full.end};
     }
   };
 
