@@ -48,6 +48,7 @@ FwdConfig config_of(const Problem& problem) {
   config.d = padded_dim(problem.head_dim_qk);
   config.dv = padded_dim(problem.head_dim_v);
   config.source = is_paged(problem.kv) ? Source::paged : Source::strided;
+  config.segments = problem.kv2 ? 2 : 1;
   config.affine = problem.affine.has_value();
   config.softcap = problem.softcap > 0.0F;
   config.alibi = problem.alibi;
@@ -118,10 +119,10 @@ KernelSource source_of(const FwdConfig& c) {
   KernelSource source;
   source.name = "fwd_mma " + std::string(name_of(c.type)) + " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) +
                 " tile=" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n) +
-                " stages=" + std::to_string(c.stages) + (c.q_in_registers ? " q_in_registers" : "") +
+                " stages=" + std::to_string(c.stages) + (c.q_kept > 0 ? " q_kept=" + std::to_string(c.q_kept) : "") +
                 (c.output == c.type ? "" : " out=fp32") + (c.source == Source::paged ? " paged" : "") +
-                (c.affine ? " affine" : "") + (c.softcap ? " softcap" : "") + (c.alibi ? " alibi" : "") +
-                (c.scale_first ? " scale_first" : "");
+                (c.segments == 2 ? " segments=2" : "") + (c.affine ? " affine" : "") + (c.softcap ? " softcap" : "") +
+                (c.alibi ? " alibi" : "") + (c.scale_first ? " scale_first" : "");
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.text =
       "#include \"cuda/kernels/fwd_mma.cuh\"\n"
@@ -130,9 +131,10 @@ KernelSource source_of(const FwdConfig& c) {
       std::string(name_of(c.type)) + ", .output = Element::" + name_of(c.output) + ", .d = " + std::to_string(c.d) +
       ", .dv = " + std::to_string(c.dv) + ", .tile_m = " + std::to_string(c.tile_m) +
       ", .tile_n = " + std::to_string(c.tile_n) + ", .warps = " + std::to_string(c.warps) +
-      ", .stages = " + std::to_string(c.stages) + flag("q_in_registers", c.q_in_registers) +
-      (c.source == Source::paged ? ", .source = Source::paged" : "") + flag("scale_first", c.scale_first) +
-      flag("affine", c.affine) + flag("softcap", c.softcap) + flag("alibi", c.alibi) +
+      ", .stages = " + std::to_string(c.stages) + (c.q_kept > 0 ? ", .q_kept = " + std::to_string(c.q_kept) : "") +
+      (c.source == Source::paged ? ", .source = Source::paged" : "") + (c.segments == 2 ? ", .segments = 2" : "") +
+      flag("scale_first", c.scale_first) + flag("affine", c.affine) + flag("softcap", c.softcap) +
+      flag("alibi", c.alibi) +
       "};\n"
       "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
       "tessera_kernel(const __grid_constant__ FwdParams params) {\n"

@@ -87,7 +87,6 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   p.seqused_q = pointer<int>(bindings[Slot::seqused_q]);
   p.q_offset = pointer<i64>(bindings[Slot::q_offset]);
   p.kv[0] = kv_params(problem.kv, bindings, kSlots[0]);
-  p.segments = problem.kv2 ? 2 : 1;
   if (problem.kv2) p.kv[1] = kv_params(*problem.kv2, bindings, kSlots[1]);
   p.scale = problem.softmax_scale();
   p.softcap = problem.softcap;

@@ -27,9 +27,10 @@ struct FwdConfig {
   int tile_n = 64;                 // keys
   int warps = 4;                   // each takes tile_m / warps rows, a multiple of 16
   int stages = 1;                  // tiles of K and V in flight
-  bool q_in_registers = false;     // else fragments of Q are read from shared memory for every tile
+  int q_kept = 0;  // columns of Q, a multiple of 16, that stay in registers; others are read for every tile of keys
   Source source = Source::strided;
   Tiles tiles = Tiles::range;
+  int segments = 1;  // sources of keys
   // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
   bool scale_first = false;
   bool affine = false;  // an affine causal mask

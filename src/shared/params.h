@@ -50,7 +50,6 @@ struct FwdParams {
   const int* seqused_q;
   const i64* q_offset;
   KvParams kv[2];
-  int segments;  // 1 or 2
 
   float scale;
   float softcap, inverse_softcap;

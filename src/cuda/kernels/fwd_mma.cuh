@@ -21,7 +21,7 @@ struct FwdMma {
   using VTile = SharedTile<C.tile_n, C.dv>;
   using Scores = Accumulator<row_tiles, C.tile_n / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
-  using Queries = Rows<QTile, row_tiles, C.q_in_registers>;
+  using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
 
   // In shared memory, because the products need the registers.
   struct Work {
@@ -48,7 +48,7 @@ struct FwdMma {
     // Every thread finds out what the block has to do, so that the first copies wait for nobody.
     Work work;
     work.block = Block::template of<C>(params);
-    work.sequence = Sequence(params, work.block.batch);
+    work.sequence = Sequence(params, work.block.batch, C.segments);
     if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return;
     work.tiles = TileRange<C>(params, work.sequence, work.block);
     Work& kept = *reinterpret_cast<Work*>(memory);
@@ -151,7 +151,7 @@ struct FwdMma {
   /// `later`: groups of copies that were begun after that of Q.
   template <int later>
   __device__ __forceinline__ Queries queries() const {
-    if constexpr (C.q_in_registers) {
+    if constexpr (C.q_kept > 0) {
       ptx::cp_async_wait<later>();
       __syncthreads();
     }

@@ -50,13 +50,13 @@ struct Sequence {
 
   Sequence() = default;
 
-  __device__ __forceinline__ Sequence(const FwdParams& p, int batch) {
+  __device__ __forceinline__ Sequence(const FwdParams& p, int batch, int segments) {
     q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
     first.extent = find_keys(p.kv[0], batch);
     first.position = p.kv[0].offset != nullptr ? p.kv[0].offset[batch] : 0;
     second.extent = {0, 0, 0};
     second.position = first.position + first.extent.length;
-    if (p.segments == 2) {
+    if (segments == 2) {
       second.extent = find_keys(p.kv[1], batch);
       if (p.kv[1].offset != nullptr) second.position = p.kv[1].offset[batch];
     }

@@ -82,7 +82,7 @@ class TileRange {
     const int first_query = PackedRow(block.first_row, p.group).query;
     const int last_query = PackedRow(min(block.first_row + C.tile_m, rows) - 1, p.group).query;
     first_ = Part(p, sequence, sequence.first, first_query, last_query);
-    if (p.segments == 2) second_ = Part(p, sequence, sequence.second, first_query, last_query);
+    if constexpr (C.segments == 2) second_ = Part(p, sequence, sequence.second, first_query, last_query);
     const int total = first_.count + second_.count;
     const int share = ptx::divide(total, p.splits);
     const int longer = total - share * static_cast<int>(p.splits.value);  // splits that have one tile more
@@ -95,7 +95,8 @@ class TileRange {
   /// In the order of the walk.
   __device__ __forceinline__ KvTile at(int i) const {
     const int index = last_ - i;
-    return index < first_.count ? first_.at(index, 0) : second_.at(index - first_.count, 1);
+    if (C.segments == 1 || index < first_.count) return first_.at(index, 0);
+    return second_.at(index - first_.count, 1);
   }
 
  private:

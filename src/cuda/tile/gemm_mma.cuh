@@ -49,22 +49,20 @@ __device__ __forceinline__ void load_rows(u32 (&a)[row_tiles][4], u32 address, i
   }
 }
 
-/// A warp's rows of an A operand in shared memory: fragments are read at every use, or once and kept.
-template <class Tile, int row_tiles, bool in_registers>
+/// A warp's rows of an A operand in shared memory. Fragments of the first `kept_tiles` columns of tiles are read once,
+/// the others at every use.
+template <class Tile, int row_tiles, int kept_tiles>
 struct Rows {
-  static constexpr int k_tiles = Tile::columns / 16;
   u32 address;
-  u32 kept[in_registers ? k_tiles : 1][row_tiles][4];
+  u32 kept[kept_tiles > 0 ? kept_tiles : 1][row_tiles][4];
 
   __device__ __forceinline__ Rows(u32 base, int first_row, int lane)
       : address(rows_address<Tile>(base, first_row, lane)) {
-    if constexpr (in_registers) {
 #pragma unroll
-      for (int k = 0; k < k_tiles; ++k) load_rows<Tile>(kept[k], address, k);
-    }
+    for (int k = 0; k < kept_tiles; ++k) load_rows<Tile>(kept[k], address, k);
   }
   __device__ __forceinline__ void read(u32 (&a)[row_tiles][4], int k_tile) const {
-    if constexpr (in_registers) {
+    if (k_tile < kept_tiles) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
