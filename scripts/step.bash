@@ -46,15 +46,16 @@ step() {
 }
 
 # Sets passed, failed and skipped from the last line of a log that counts, whoever wrote it: "N passed, N failed, N skipped"
-# (scripts), "N run, N failed" (tessera verify) or "… N problems …, N failed" (tessera random).
+# (scripts), "N run, N failed" (tessera verify), "N kernels, N failed" (tessera compile) or "… N problems …, N failed" (tessera
+# random).
 count_in() {
-  local pattern='^([0-9]+) passed, ([0-9]+) failed(, ([0-9]+) skipped)?|^([0-9]+) run, ([0-9]+) failed'
+  local pattern='^([0-9]+) passed, ([0-9]+) failed(, ([0-9]+) skipped)?|^([0-9]+) (run|kernels), ([0-9]+) failed'
   pattern+='|: ([0-9]+) problems .*, ([0-9]+) failed'
   local last
   last="$(grep -aE "$pattern" "$1" | tail -n 1)"
   if [[ ! "$last" =~ $pattern ]]; then return 1; fi
-  failed=$((10#${BASH_REMATCH[2]:-0} + 10#${BASH_REMATCH[6]:-0} + 10#${BASH_REMATCH[8]:-0}))
-  passed=${BASH_REMATCH[1]:-$((10#${BASH_REMATCH[5]:-0} + 10#${BASH_REMATCH[7]:-0} - failed))}
+  failed=$((10#${BASH_REMATCH[2]:-0} + 10#${BASH_REMATCH[7]:-0} + 10#${BASH_REMATCH[9]:-0}))
+  passed=${BASH_REMATCH[1]:-$((10#${BASH_REMATCH[5]:-0} + 10#${BASH_REMATCH[8]:-0} - failed))}
   skipped=${BASH_REMATCH[4]:-0}
 }
 

@@ -14,6 +14,10 @@
 
 namespace tessera {
 
+namespace cuda {
+class KernelSet;  // src/cuda/jit/kernel.h
+}
+
 /// Every tensor a call can take. Shapes: b batch, sq seqlen_q, sk kv.seqlen, hq/hkv heads, d/dv head dims,
 /// tq/tk token capacities (varlen tensors are (tokens, heads, dim)), QB/KB query and key blocks.
 enum class Slot : std::uint8_t {
@@ -170,6 +174,7 @@ class Executor {
   void* workspace_ = nullptr;
   std::size_t bytes_ = 0;
   bool owned_ = false;
+  std::unique_ptr<cuda::KernelSet> kernels_;  // cuda: what prepare() or the first run loaded
 };
 
 }  // namespace tessera

@@ -17,20 +17,20 @@ constexpr std::size_t kWorkspaceAlignment = 64;  // a cache line and an AVX-512 
 
 bool is_on_gpu(const Plan& plan) noexcept { return plan.target().device == DeviceType::cuda; }
 
-/// A plan may be made for a chip that is not there; an executor may not.
-void check_device(const Plan& plan) {
-  if (!is_on_gpu(plan)) return;
+/// A plan may be made for a chip that is not there; an executor may not. nullptr on the CPU.
+std::unique_ptr<cuda::KernelSet> kernels_on_device(const Plan& plan) {
+  if (!is_on_gpu(plan)) return nullptr;
   const Target& target = plan.target();
   const int present = cuda::device(target.index).sm;
-  if (target.emulated || target.sm == present) return;
+  if (target.emulated || target.sm == present) return std::make_unique<cuda::KernelSet>();
   throw Error(ErrorCode::unsupported, "target", target.to_string(),
               "sm_" + std::to_string(present) + ", the device that is there, or Target::emulate");
 }
 
 }  // namespace
 
-Executor::Executor(Plan plan) : plan_(std::move(plan)), bytes_(plan_.workspace_bytes()) {
-  check_device(plan_);
+Executor::Executor(Plan plan)
+    : plan_(std::move(plan)), bytes_(plan_.workspace_bytes()), kernels_(kernels_on_device(plan_)) {
   if (bytes_ == 0) return;
   workspace_ = is_on_gpu(plan_) ? cuda::allocate(plan_.target().index, bytes_)
                                 : ::operator new(bytes_, std::align_val_t{kWorkspaceAlignment});
@@ -38,8 +38,7 @@ Executor::Executor(Plan plan) : plan_(std::move(plan)), bytes_(plan_.workspace_b
 }
 
 Executor::Executor(Plan plan, void* workspace, std::size_t bytes)
-    : plan_(std::move(plan)), workspace_(workspace), bytes_(bytes) {
-  check_device(plan_);
+    : plan_(std::move(plan)), workspace_(workspace), bytes_(bytes), kernels_(kernels_on_device(plan_)) {
   const std::size_t need = plan_.workspace_bytes();
   if (bytes < need || (workspace == nullptr && need > 0)) {
     throw Error(ErrorCode::invalid_argument, "workspace",
@@ -64,34 +63,37 @@ Executor::Executor(Executor&& other) noexcept
     : plan_(other.plan_),
       workspace_(std::exchange(other.workspace_, nullptr)),
       bytes_(std::exchange(other.bytes_, 0)),
-      owned_(std::exchange(other.owned_, false)) {}
+      owned_(std::exchange(other.owned_, false)),
+      kernels_(std::move(other.kernels_)) {}
 
 Executor& Executor::operator=(Executor&& other) noexcept {
   std::swap(plan_, other.plan_);
   std::swap(workspace_, other.workspace_);
   std::swap(bytes_, other.bytes_);
   std::swap(owned_, other.owned_);
+  std::swap(kernels_, other.kernels_);
   return *this;
 }
 
 void Executor::run(const Bindings& bindings, Stream stream) {
   const detail::PlanState& state = plan_.state();
-  if (bytes_ < state.workspace_bytes) {
+  if (bytes_ < state.workspace_bytes || (is_on_gpu(plan_) && !kernels_)) {
     throw Error(ErrorCode::invalid_argument, "executor", "one that was moved from", "an executor with its workspace");
   }
   const Target& target = state.target;
   detail::validate(state.problem, bindings, {target.device, target.index});
-  const auto run = [&] { state.implementation->run(state, bindings, static_cast<std::byte*>(workspace_), stream); };
-  if (target.device == DeviceType::cpu) return run();
+  detail::Resources resources{static_cast<std::byte*>(workspace_), stream, {}};
+  if (target.device == DeviceType::cpu) return state.implementation->run(state, bindings, resources);
   const cuda::CurrentContext context(target.index);
-  run();
+  resources.kernels = kernels_->load(state.kernels, target, stream);
+  state.implementation->run(state, bindings, resources);
 }
 
 void Executor::prepare() {
   const detail::PlanState& state = plan_.state();
-  if (state.implementation->kernels == nullptr) return;
+  if (state.kernels.empty() || !kernels_) return;
   const cuda::CurrentContext context(state.target.index);
-  for (const cuda::KernelSource& source : state.implementation->kernels(state)) cuda::kernel(source, state.target);
+  kernels_->load(state.kernels, state.target);
 }
 
 }  // namespace tessera

@@ -13,6 +13,10 @@
 #include "tessera/executor.h"
 #include "tessera/plan.h"
 
+namespace tessera::cuda {
+class Kernel;
+}
+
 namespace tessera::detail {
 
 struct Implementation;
@@ -32,16 +36,23 @@ struct PlanState {
   std::int64_t splits = 1;    // parts of the KV sequence
   bool shared_group = false;  // one packed K/V tile serves all heads of a group
   std::string choice;         // the choices and their reasons, one line each, for explain()
+  // What run() launches on a GPU, in the order in which Resources has them loaded; for `tessera compile` too.
+  std::vector<cuda::KernelSource> kernels;
+};
+
+/// What a run may use besides its bindings.
+struct Resources {
+  std::byte* workspace = nullptr;  // workspace_bytes, 64-byte aligned
+  Stream stream;
+  // PlanState::kernels, loaded into the calling thread's current context, which is one of the target's device.
+  std::span<const cuda::Kernel* const> kernels;
 };
 
 struct Implementation {
   const char* name;
   Support (*supports)(const Problem& problem, const Target& target, const Wishes& wishes);
-  void (*plan)(PlanState& state);  // fills the choices and workspace_bytes
-  void (*run)(const PlanState& state, const Bindings& bindings, std::byte* workspace, Stream stream);
-  // What run() may launch on a GPU, for Executor::prepare and `tessera compile`. run() finds a current context of the
-  // target's device.
-  std::vector<cuda::KernelSource> (*kernels)(const PlanState& state) = nullptr;
+  void (*plan)(PlanState& state);  // fills the choices, workspace_bytes and kernels
+  void (*run)(const PlanState& state, const Bindings& bindings, const Resources& resources);
 };
 
 /// cpu.tiled, cpu.combine, cpu.kv_append, cuda.fwd_mma, cpu.reference (the last only when wished for by name).

@@ -73,7 +73,7 @@ void combine_row(const Problem& problem, const Bindings& bindings, const Kernels
   }
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*workspace*/, Stream /*stream*/) {
+void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& /*resources*/) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
   // Varlen partials are merged token by token, so that the tensor is one sequence.

@@ -87,7 +87,7 @@ void append_token(const Problem& problem, const Bindings& bindings, const Kernel
   }
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*workspace*/, Stream /*stream*/) {
+void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& /*resources*/) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
   const Tensor& lengths = bindings[Slot::seqused_k];

@@ -34,7 +34,7 @@ void plan_reference(PlanState& state) {
       "allocates while it runs: for checking results, not for use";
 }
 
-void run_reference(const PlanState& state, const Bindings& bindings, std::byte* /*workspace*/, Stream /*stream*/) {
+void run_reference(const PlanState& state, const Bindings& bindings, const Resources& /*resources*/) {
   reference::store(reference::compute(state.problem, bindings, reference::Arithmetic::oracle), bindings);
 }
 

@@ -129,11 +129,11 @@ void plan(detail::PlanState& state) {
        (state.shared_group ? "the heads of a group share each tile of K and V" : "one head at a time"));
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace, Stream /*stream*/) {
+void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   if (state.problem.pass == Pass::forward) {
-    run_forward(state, bindings, workspace);
+    run_forward(state, bindings, resources.workspace);
   } else {
-    run_backward(state, bindings, workspace);
+    run_backward(state, bindings, resources.workspace);
   }
 }
 

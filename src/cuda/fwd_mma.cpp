@@ -144,16 +144,13 @@ KernelSource source_of(const FwdConfig& c) {
   return source;
 }
 
-std::vector<KernelSource> kernels(const detail::PlanState& state) {
-  return {source_of(config_of(state.problem, state.target))};
-}
-
 void plan(detail::PlanState& state) {
   const FwdConfig config = config_of(state.problem, state.target);
   state.tile_q = config.tile_m;
   state.tile_kv = config.tile_n;
   state.workspace_bytes = 0;
-  state.choice = "kernel: " + source_of(config).name + "\nshared memory: " + std::to_string(config.smem_bytes()) +
+  state.kernels = {source_of(config)};
+  state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(config.smem_bytes()) +
                  " bytes a block of " + std::to_string(config.threads()) + " threads\n";
 }
 
@@ -166,7 +163,7 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
               "less than " + std::to_string(kMostRowStride) + " on cuda");
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*workspace*/, Stream stream) {
+void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   const Problem& problem = state.problem;
   for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2})
     check_row_stride(slot, bindings[slot]);
@@ -178,9 +175,8 @@ void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*
   const Dim3 grid{static_cast<std::uint32_t>((rows + config.tile_m - 1) / config.tile_m),
                   static_cast<std::uint32_t>(problem.heads_kv), static_cast<std::uint32_t>(problem.batch)};
   void* parameters[] = {&params};
-  kernel(source_of(config), state.target, stream)
-      .launch(grid, {static_cast<std::uint32_t>(config.threads())}, static_cast<std::size_t>(config.smem_bytes()),
-              stream.handle, parameters);
+  resources.kernels.front()->launch(grid, {static_cast<std::uint32_t>(config.threads())},
+                                    static_cast<std::size_t>(config.smem_bytes()), resources.stream.handle, parameters);
 }
 
 }  // namespace
@@ -188,6 +184,6 @@ void run(const detail::PlanState& state, const Bindings& bindings, std::byte* /*
 
 namespace tessera::detail {
 
-const Implementation kCudaFwdMma = {"cuda.fwd_mma", cuda::supports, cuda::plan, cuda::run, cuda::kernels};
+const Implementation kCudaFwdMma = {"cuda.fwd_mma", cuda::supports, cuda::plan, cuda::run};
 
 }  // namespace tessera::detail

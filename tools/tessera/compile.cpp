@@ -27,6 +27,7 @@ namespace {
 
 struct CompileOptions {
   std::vector<std::string> problems;
+  std::vector<std::string> lists;
   std::vector<std::string> sources;
   std::vector<std::string> architectures;
   std::string headers;
@@ -76,20 +77,25 @@ Line parse_line(std::string_view text) {
   return line;
 }
 
-std::vector<Line> read_lines(const std::vector<std::string>& problems) {
+void append_list(std::vector<Line>& lines, const std::string& path) {
+  std::istringstream text(read_text(path));
+  for (std::string line; std::getline(text, line);) {
+    if (line.find_first_not_of(" \t\r") == std::string::npos || line.starts_with('#')) continue;
+    lines.push_back(parse_line(line));
+  }
+}
+
+std::vector<Line> read_lines(const CompileOptions& options) {
   std::vector<Line> lines;
-  for (const std::string& problem : problems) {
+  for (const std::string& problem : options.problems) {
     std::error_code too_long_for_a_path;
     if (!std::filesystem::exists(problem, too_long_for_a_path)) {
       lines.push_back(parse_line(problem));
       continue;
     }
-    std::istringstream text(read_text(problem));
-    for (std::string line; std::getline(text, line);) {
-      if (line.find_first_not_of(" \t\r") == std::string::npos || line.starts_with('#')) continue;
-      lines.push_back(parse_line(line));
-    }
+    append_list(lines, problem);
   }
+  for (const std::string& list : options.lists) append_list(lines, list);
   return lines;
 }
 
@@ -101,7 +107,7 @@ class Compilation {
       const cuda::KernelSource source{path, read_text(path)};
       for (const std::string& architecture : options.architectures) add(source, architecture);
     }
-    for (const Line& line : read_lines(options.problems)) add_line(line);
+    for (const Line& line : read_lines(options)) add_line(line);
   }
 
   /// Whether every kernel compiled into registers alone.
@@ -154,9 +160,7 @@ class Compilation {
       const auto& only = line.architectures;
       if (!only.empty() && std::find(only.begin(), only.end(), architecture) == only.end()) continue;
       const Plan plan = make_plan(one.problem, Target::cuda(cuda::compute_capability(architecture)), one.wishes);
-      const detail::Implementation& implementation = *plan.state().implementation;
-      if (implementation.kernels == nullptr) continue;
-      for (const cuda::KernelSource& source : implementation.kernels(plan.state())) add(source, architecture);
+      for (const cuda::KernelSource& source : plan.state().kernels) add(source, architecture);
     }
   }
 
@@ -240,6 +244,7 @@ void add_compile(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<CompileOptions>();
   verb->add_option("problems", options->problems,
                    "Problem lines with wishes, or files of them; arch=… in a line limits it to those architectures");
+  verb->add_option("--list", options->lists, "File of problem lines, as src/cuda/aot/kernels.list; may be repeated");
   verb->add_option("--source", options->sources, "A kernel's source file instead; may be repeated");
   verb->add_option("--arch", options->architectures, "Architectures: sm_80,sm_89,sm_90a,sm_100f,sm_120f")
       ->delimiter(',')
@@ -257,12 +262,12 @@ void add_compile(CLI::App& app, int& exit_code) {
 shared memory than the architecture has.
 
 Examples:
-  tessera compile src/cuda/aot/kernels.list --arch sm_80,sm_89,sm_90a,sm_100f,sm_120f --jobs 2
+  tessera compile --list src/cuda/aot/kernels.list --arch sm_80,sm_89,sm_90a,sm_100f,sm_120f --jobs 2
   tessera compile "attention sq=4096 hq=32 hkv=8 d=128 dtype=bf16 causal" --arch sm_90a --cache ~/.cache/tessera
   tessera compile --source kernel.cu --arch sm_90a --headers src)");
   verb->callback([options, &exit_code] {
-    if (options->problems.empty() && options->sources.empty()) {
-      throw Error(ErrorCode::invalid_argument, "compile", "nothing", "problem lines, files of them, or --source");
+    if (options->problems.empty() && options->lists.empty() && options->sources.empty()) {
+      throw Error(ErrorCode::invalid_argument, "compile", "nothing", "problem lines, --list or --source");
     }
     compile(*options, exit_code);
   });

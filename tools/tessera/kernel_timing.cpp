@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -27,6 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kProblem = "attention sq=1024 hq=8 hkv=2 d=128 dtype=bf16 causal";
 constexpr int kRuns = 500;  // fewer than a stream queues before its host waits
+constexpr int kRepetitions = 21;
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
@@ -58,7 +61,7 @@ void in_child(const std::function<void()>& work) {
 void time_look_up(const char* what) {
   const Target on = target();
   const Plan plan = make_plan(Problem::parse(kProblem), on);
-  const cuda::KernelSource source = plan.state().implementation->kernels(plan.state()).front();
+  const cuda::KernelSource& source = plan.state().kernels.front();
   std::optional<cuda::CurrentContext> context;
   if (on.multiprocessors > 0) context.emplace(on.index);
   const auto start = Clock::now();
@@ -86,6 +89,20 @@ struct DeviceTensor {
   Tensor tensor;
 };
 
+/// Of host time, the median of many repetitions, each on an empty queue.
+double microseconds_a_call(const std::function<void()>& call) {
+  std::array<double, kRepetitions> taken{};
+  for (double& microseconds : taken) {
+    cuda::check(cuda::driver().context_synchronize(), "cuCtxSynchronize");
+    const auto start = Clock::now();
+    for (int i = 0; i < kRuns; ++i) call();
+    microseconds = milliseconds_since(start) * 1e3 / kRuns;
+  }
+  cuda::check(cuda::driver().context_synchronize(), "cuCtxSynchronize");
+  std::nth_element(taken.begin(), taken.begin() + kRepetitions / 2, taken.end());
+  return taken[kRepetitions / 2];
+}
+
 void time_runs() {
   const Target on = target();
   const Problem problem = Problem::parse("attention sq=16 hq=1 d=128 dtype=bf16");
@@ -99,19 +116,12 @@ void time_runs() {
   bindings[Slot::v] = v.tensor;
   bindings[Slot::o] = o.tensor;
   const cuda::CurrentContext context(on.index);
-  double best = 1e9;
-  for (int repetition = 0; repetition < 20; ++repetition) {
-    cuda::check(cuda::driver().context_synchronize(), "cuCtxSynchronize");
-    const auto start = Clock::now();
-    for (int i = 0; i < kRuns; ++i) executor.run(bindings);
-    best = std::min(best, milliseconds_since(start) * 1e3 / kRuns);
-  }
-  cuda::check(cuda::driver().context_synchronize(), "cuCtxSynchronize");
-  const cuda::KernelSource source = executor.plan().state().implementation->kernels(executor.plan().state()).front();
-  const auto start = Clock::now();
-  for (int i = 0; i < kRuns; ++i) cuda::kernel(source, on);
-  const double look_up = milliseconds_since(start) * 1e3 / kRuns;
-  fmt::print("{:<18}{:.2f} us of host time, {:.2f} us of it to find the kernel\n", "later runs:", best, look_up);
+  const cuda::KernelSource nothing{"nothing", "extern \"C\" __global__ void tessera_kernel() {}\n"};
+  const cuda::Kernel& empty = cuda::kernel(nothing, on);
+  const double run = microseconds_a_call([&] { executor.run(bindings); });
+  const double launch = microseconds_a_call([&] { empty.launch({}, {}, 0, nullptr, nullptr); });
+  fmt::print("{:<18}{:.2f} us of host time; a launch of nothing takes {:.2f} us (medians of {} times {} calls)\n",
+             "later runs:", run, launch, kRepetitions, kRuns);
 }
 
 }  // namespace

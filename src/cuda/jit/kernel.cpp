@@ -142,4 +142,16 @@ const Kernel& kernel(const KernelSource& source, const Target& target, Stream st
   return *at->second;
 }
 
+std::span<const Kernel* const> KernelSet::load(std::span<const KernelSource> sources, const Target& target,
+                                               Stream stream) {
+  if (sources.empty()) return {};
+  const unsigned long long context = current_context(driver());
+  if (context_ == context) return kernels_;
+  context_.reset();
+  kernels_.clear();
+  for (const KernelSource& source : sources) kernels_.push_back(&kernel(source, target, stream));
+  context_ = context;
+  return kernels_;
+}
+
 }  // namespace tessera::cuda
