@@ -93,7 +93,7 @@ int compute_capability(std::string_view architecture) {
     const std::string_view suffix(rest, static_cast<std::size_t>(end - rest));
     if (error == std::errc() && sm >= 80 && sm < 1000 && (suffix.empty() || suffix == "a" || suffix == "f")) return sm;
   }
-  throw Error(ErrorCode::invalid_argument, "arch", std::string(architecture),
+  throw Error(ErrorCode::invalid_argument, "arch", architecture.empty() ? "nothing" : std::string(architecture),
               "sm_80 or newer, as in sm_80, sm_89, sm_90a, sm_100f, sm_120f");
 }
 

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests see and set of the stand-in driver (cuda.cpp): one GPU of compute capability 9.0 whose memory is the
+// host's and whose launches are written down instead of run.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+struct FakeLaunch {
+  std::array<std::uint32_t, 3> grid{};
+  std::array<std::uint32_t, 3> block{};
+  std::uint32_t shared_bytes = 0;
+  void* stream = nullptr;
+  void* function = nullptr;
+  std::uint32_t attributes = 0;
+  std::array<char, 4096> parameters{};  // bytes of the first kernel parameter, as far as the test reads them
+};
+
+struct FakeCuda {
+  int launches = 0;
+  FakeLaunch last;
+  std::size_t parameter_bytes = 0;    // to be kept of the first parameter; set by the test
+  int modules = 0;                    // loaded so far
+  int allocations = 0;                // of device memory, not freed yet
+  int capture = 0;                    // what cuStreamIsCapturing answers
+  int launch_result = 0;              // what cuLaunchKernelEx answers
+  int module_result = 0;              // what cuModuleLoadData answers
+  unsigned long long context_id = 1;  // of the primary context
+};
+
+extern "C" FakeCuda* fake_cuda();

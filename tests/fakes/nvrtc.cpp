@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stand-in for NVRTC's entry points: "compiles" a source to bytes that name it, so that what surrounds the compiler
+// is tested where there is none. A source with #error fails; one with #pragma spill uses local memory.
+#include <atomic>
+#include <cstring>
+#include <string>
+
+namespace {
+
+struct Program {
+  std::string source, log, cubin;
+};
+
+std::atomic<int> compilations{0};
+
+std::size_t with_end(const std::string& text) { return text.size() + 1; }
+
+}  // namespace
+
+extern "C" {
+
+int fake_nvrtc_compilations() { return compilations; }
+
+int nvrtcVersion(int* major, int* minor) {
+  *major = 12;
+  *minor = 9;
+  return 0;
+}
+const char* nvrtcGetErrorString(int result) {
+  return result == 0 ? "NVRTC_SUCCESS" : result == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR";
+}
+int nvrtcCreateProgram(Program** out, const char* source, const char* /*name*/, int /*headers*/,
+                       const char* const* /*texts*/, const char* const* /*names*/) {
+  *out = new Program{source, "", ""};
+  return 0;
+}
+int nvrtcDestroyProgram(Program** program) {
+  delete *program;
+  *program = nullptr;
+  return 0;
+}
+int nvrtcCompileProgram(Program* program, int count, const char* const* options) {
+  ++compilations;
+  if (program->source.find("#error") != std::string::npos) {
+    program->log = "kernel(1): error: #error directive";
+    return 6;
+  }
+  const bool spills = program->source.find("#pragma spill") != std::string::npos;
+  program->log =
+      "kernel(1): warning #1: a warning\nptxas info    : Function properties for tessera_kernel\n" +
+      std::string(spills ? "ptxas         .     24 bytes stack frame, 16 bytes spill stores, 8 bytes spill loads\n"
+                         : "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n") +
+      "ptxas info    : Used 42 registers, 96 bytes smem, 400 bytes cmem[0]\n";
+  program->cubin = "cubin of\n" + program->source;
+  for (int i = 0; i < count; ++i) program->cubin += std::string(options[i]) + "\n";
+  return 0;
+}
+int nvrtcGetProgramLogSize(Program* program, std::size_t* bytes) {
+  *bytes = with_end(program->log);
+  return 0;
+}
+int nvrtcGetProgramLog(Program* program, char* log) {
+  std::memcpy(log, program->log.c_str(), with_end(program->log));
+  return 0;
+}
+int nvrtcGetCUBINSize(Program* program, std::size_t* bytes) {
+  *bytes = program->cubin.size();
+  return 0;
+}
+int nvrtcGetCUBIN(Program* program, char* cubin) {
+  std::memcpy(cubin, program->cubin.data(), program->cubin.size());
+  return 0;
+}
+}

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plan's kernels are called and how their sources read.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+
+#include "cases/case.h"
+#include "core/implementations.h"
+#include "cuda/jit/entry.h"
+#include "tessera/plan.h"
+
+namespace tessera {
+namespace {
+
+cuda::KernelSource source_of(const std::string& problem, int sm = 90) {
+  const Plan plan = make_plan(Problem::parse(problem), Target::cuda(sm));
+  EXPECT_FALSE(plan.state().kernels.empty()) << problem;
+  return plan.state().kernels.front();
+}
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+TEST(KernelSource, NamesOneConfigurationInTenLines) {
+  const cuda::KernelSource source =
+      source_of("attention sq=100 hq=4 hkv=2 d=64 dtype=fp16 softcap=30 kv=table page=16");
+  EXPECT_TRUE(contains(source.text, "#include \"cuda/kernels/fwd_mma.cuh\"")) << source.text;
+  EXPECT_TRUE(contains(source.text, "__global__")) << source.text;
+  EXPECT_TRUE(contains(source.text, cuda::kKernelEntry)) << source.text;
+  EXPECT_TRUE(contains(source.text, "Element::fp16")) << source.text;
+  EXPECT_TRUE(contains(source.text, ".d = 64")) << source.text;
+  EXPECT_TRUE(contains(source.text, ".softcap = true")) << source.text;
+  EXPECT_TRUE(contains(source.text, "Source::paged")) << source.text;
+  EXPECT_LE(std::count(source.text.begin(), source.text.end(), '\n'), 12);
+  for (const char* part : {"fp16", "d=64:64", "paged", "softcap"}) EXPECT_TRUE(contains(source.name, part)) << part;
+}
+
+TEST(KernelSource, LengthsHeadsAndMasksOfPositionsAreNotInIt) {
+  const std::string one = source_of("attention sq=4096 hq=16 d=128 dtype=bf16 causal").text;
+  for (const char* other :
+       {"attention sq=4000 hq=16 d=128 dtype=bf16", "attention b=7 sq=4096 hq=16 hkv=4 d=128 dtype=bf16",
+        "attention sq=4096 hq=16 d=120 dtype=bf16 band=100:50 sink lse",
+        "attention b=3 sq=4096 hq=16 d=128 dtype=bf16 layout=varlen seqused_q"}) {
+    EXPECT_EQ(source_of(other).text, one) << other;
+  }
+}
+
+TEST(KernelSource, WhatChangesInstructionsIs) {
+  std::set<std::string> texts, names;
+  const char* problems[] = {"attention sq=4096 d=128 dtype=bf16",
+                            "attention sq=4096 d=128 dtype=fp16",
+                            "attention sq=4096 d=64 dtype=bf16",
+                            "attention sq=4096 d=128 dv=64 dtype=bf16",
+                            "attention sq=4096 d=128 dtype=bf16:bf16:bf16:fp32",
+                            "attention sq=4096 d=128 dtype=bf16 kv=table page=16",
+                            "attention sq=4096 d=128 dtype=bf16 softcap=3",
+                            "attention sq=4096 d=128 dtype=bf16 alibi",
+                            "attention sq=4096 d=128 dtype=bf16 scale=-1"};
+  for (const char* problem : problems) {
+    const cuda::KernelSource source = source_of(problem);
+    EXPECT_TRUE(texts.insert(source.text).second) << problem << "\n" << source.text;
+    EXPECT_TRUE(names.insert(source.name).second) << problem << "\n" << source.name;
+  }
+}
+
+/// Reads the list that ships; the same plan must fit every architecture's shared memory.
+TEST(KernelList, EveryLineIsAPlanWithKernelsOnItsTargets) {
+  std::ifstream list(std::string(TESSERA_SOURCE_DIR) + "/src/cuda/aot/kernels.list");
+  ASSERT_TRUE(list);
+  std::set<std::string> seen;
+  int lines = 0;
+  for (std::string line; std::getline(list, line);) {
+    if (line.empty() || line.starts_with('#')) continue;
+    EXPECT_TRUE(seen.insert(line).second) << "twice: " << line;
+    ++lines;
+    const std::size_t only = line.find(" arch=");
+    const std::string only_on = only == std::string::npos ? "" : line.substr(only);
+    const cases::Case one = cases::Case::parse(line.substr(0, only));
+    for (const int sm : {80, 89, 90, 100, 120}) {
+      if (!only_on.empty() && !contains(only_on, cuda::architecture(sm))) continue;
+      const Target target = Target::cuda(sm);
+      const Plan plan = make_plan(one.problem, target, one.wishes);
+      ASSERT_FALSE(plan.state().kernels.empty()) << line;
+      for (const cuda::KernelSource& source : plan.state().kernels) {
+        EXPECT_LE(static_cast<std::int64_t>(source.shared_bytes), target.shared_memory) << line;
+      }
+    }
+  }
+  EXPECT_GE(lines, 30);
+}
+
+}  // namespace
+}  // namespace tessera

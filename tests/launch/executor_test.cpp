@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// An executor on a GPU, as far as its host side goes: stand-ins take the places of the driver and of NVRTC.
+#include "tessera/executor.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "core/expect_error.h"
+#include "core/implementations.h"
+#include "cuda/jit/cache.h"
+#include "cuda/jit/device.h"
+#include "cuda/jit/kernel.h"
+#include "fakes/fakes.h"
+#include "fakes/folder.h"
+#include "malloc/allocations.h"
+#include "shared/params.h"
+#include "tessera/cuda.h"
+
+namespace tessera {
+namespace {
+
+/// Tensors in "device memory", which the stand-in takes from the host's.
+class Launch : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    cuda::set_nvrtc(testing::fake_nvrtc_path());
+    cuda::set_cache_folder(folder_.path());
+    cuda::forget_compiled();
+    gpu_.context_id += 1;  // as if the context were new: nothing is loaded into it
+    gpu_.launch_result = gpu_.module_result = gpu_.capture = 0;
+    gpu_.parameter_bytes = sizeof(cuda::FwdParams);
+    gpu_.launches = gpu_.modules = 0;
+  }
+  void TearDown() override {
+    cuda::set_nvrtc("");
+    cuda::set_cache_folder("");
+    for (void* memory : memory_) cuda::release(0, memory);
+    gpu_.capture = 0;
+  }
+
+  Tensor tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
+    Tensor tensor = Tensor::contiguous(nullptr, dtype, shape, {DeviceType::cuda, 0});
+    tensor.data = cuda::allocate(0, static_cast<std::size_t>(tensor.numel()) * size_of(dtype));
+    memory_.push_back(tensor.data);
+    return tensor;
+  }
+
+  Bindings dense(const Problem& p) {
+    Bindings bindings;
+    bindings[Slot::q] = tensor(p.q_type, {p.batch, p.seqlen_q, p.heads_q, p.head_dim_qk});
+    bindings[Slot::k] = tensor(p.k_type, {p.batch, p.kv.seqlen, p.heads_kv, p.head_dim_qk});
+    bindings[Slot::v] = tensor(p.v_type, {p.batch, p.kv.seqlen, p.heads_kv, p.head_dim_v});
+    bindings[Slot::o] = tensor(p.o_type, {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v});
+    if (p.lse) bindings[Slot::lse] = tensor(DType::fp32, {p.batch, p.heads_q, p.seqlen_q});
+    return bindings;
+  }
+
+  static inline FakeCuda& gpu_ = testing::use_fake_cuda();
+  testing::Folder folder_;
+  std::vector<void*> memory_;
+  Problem problem_ = Problem::parse("attention b=2 sq=300 hq=4 hkv=2 d=64 dtype=bf16 causal");
+};
+
+TEST_F(Launch, TheStandInIsTheDriver) {
+  ASSERT_EQ(cuda::devices().size(), 1U);
+  EXPECT_EQ(cuda::devices()[0].name, "Fake GPU");
+  EXPECT_EQ(Target::cuda_device(0).sm, 90);
+  EXPECT_EQ(Target::cuda_device(0).multiprocessors, 132);
+}
+
+TEST_F(Launch, OneRunIsOneLaunchOfThePlansKernel) {
+  const Plan plan = make_plan(problem_, Target::cuda_device(0));
+  Executor executor(plan);
+  const Bindings bindings = dense(problem_);
+  int stream = 0;
+  executor.run(bindings, {&stream});
+  EXPECT_EQ(gpu_.launches, 1);
+  EXPECT_EQ(gpu_.modules, 1);
+  EXPECT_EQ(gpu_.last.stream, &stream);
+  EXPECT_EQ(gpu_.last.shared_bytes, plan.state().kernels.front().shared_bytes);
+  const std::int64_t rows = problem_.seqlen_q * problem_.group();
+  EXPECT_EQ(gpu_.last.grid[0], (rows + plan.state().tile_q - 1) / plan.state().tile_q);
+  EXPECT_EQ(gpu_.last.grid[1], problem_.heads_kv);
+  EXPECT_EQ(gpu_.last.grid[2], problem_.batch);
+  cuda::FwdParams params{};
+  std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+  EXPECT_EQ(params.q, bindings[Slot::q].bytes());
+  EXPECT_EQ(params.o, bindings[Slot::o].bytes());
+  EXPECT_EQ(params.kv[0].v, bindings[Slot::v].bytes());
+  EXPECT_EQ(params.lse, nullptr);
+  EXPECT_EQ(params.q_strides.row, problem_.heads_q * problem_.head_dim_qk);
+}
+
+TEST_F(Launch, RunsNeitherAllocateNorLoad) {
+  Executor executor(make_plan(problem_, Target::cuda_device(0)));
+  const Bindings bindings = dense(problem_);
+  executor.prepare();
+  EXPECT_EQ(gpu_.launches, 0);
+  const int modules = gpu_.modules;
+  const int device_allocations = gpu_.allocations;
+  EXPECT_EQ(allocations_of([&] { executor.run(bindings); }), 0);
+  EXPECT_EQ(gpu_.modules, modules);
+  EXPECT_EQ(gpu_.allocations, device_allocations);
+  EXPECT_EQ(gpu_.launches, 1);
+}
+
+// Everything of a run but the driver's own work is this project's; the whole is to take 3 µs at most, of which a
+// launch takes the driver about 2.
+TEST_F(Launch, OurPartOfARunIsShort) {
+#ifndef NDEBUG
+  GTEST_SKIP() << "not an optimised build";
+#endif
+#if !TESSERA_OWN_ALLOCATOR
+  GTEST_SKIP() << "a sanitizer slows it down";
+#endif
+  Executor executor(make_plan(problem_, Target::cuda_device(0)));
+  const Bindings bindings = dense(problem_);
+  executor.prepare();
+  double best = 1e9;
+  for (int repetition = 0; repetition < 200; ++repetition) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < 100; ++i) executor.run(bindings);
+    const std::chrono::duration<double, std::micro> taken = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, taken.count() / 100);
+  }
+  RecordProperty("microseconds", std::to_string(best));
+  std::cout << "a run takes " << best << " us of host time besides the driver's\n";
+  EXPECT_LT(best, 2.0);
+}
+
+TEST_F(Launch, AnExecutorMovesWithItsKernels) {
+  Executor first(make_plan(problem_, Target::cuda_device(0)));
+  first.prepare();
+  Executor second(std::move(first));
+  const Bindings bindings = dense(problem_);
+  EXPECT_EQ(allocations_of([&] { second.run(bindings); }), 0);
+  EXPECT_EQ(gpu_.modules, 1);
+  expect_error([&] { first.run(bindings); }, ErrorCode::invalid_argument,
+               "executor");  // NOLINT(bugprone-use-after-move)
+}
+
+TEST_F(Launch, PlansOfOneConfigurationShareALoadedKernel) {
+  Executor one(make_plan(problem_, Target::cuda_device(0)));
+  Executor other(make_plan(Problem::parse("attention sq=77 hq=3 d=64 dtype=bf16"), Target::cuda_device(0)));
+  one.prepare();
+  other.prepare();
+  EXPECT_EQ(gpu_.modules, 1);
+}
+
+TEST_F(Launch, AnotherContextHasKernelsOfItsOwn) {
+  Executor executor(make_plan(problem_, Target::cuda_device(0)));
+  const Bindings bindings = dense(problem_);
+  executor.run(bindings);
+  const void* first = gpu_.last.function;
+  gpu_.context_id += 1;
+  executor.run(bindings);
+  EXPECT_EQ(gpu_.modules, 2);
+  EXPECT_NE(gpu_.last.function, first);
+  executor.run(bindings);
+  EXPECT_EQ(gpu_.modules, 2);
+}
+
+TEST_F(Launch, CaptureOfAnUncompiledKernelSaysToWarmUp) {
+  Executor executor(make_plan(problem_, Target::cuda_device(0)));
+  const Bindings bindings = dense(problem_);
+  const int compilations = testing::fake_compilations();
+  for (const int status : {1, 2}) {  // active, invalidated
+    gpu_.capture = status;
+    try {
+      executor.run(bindings);
+      ADD_FAILURE() << "captured a kernel that is not there";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.argument(), "stream");
+      EXPECT_NE(error.got().find("fwd_mma"), std::string::npos) << error.got();
+      EXPECT_NE(error.want().find("prepare()"), std::string::npos) << error.want();
+    }
+  }
+  EXPECT_EQ(testing::fake_compilations(), compilations);
+  EXPECT_EQ(gpu_.launches, 0);
+  // After a warm-up it is captured, by any executor of that kernel.
+  gpu_.capture = 0;
+  executor.prepare();
+  gpu_.capture = 1;
+  executor.run(bindings);
+  Executor another(make_plan(problem_, Target::cuda_device(0)));
+  another.run(bindings);
+  EXPECT_EQ(gpu_.launches, 2);
+}
+
+TEST_F(Launch, TheDriversRefusalIsAnErrorWithItsWords) {
+  Executor executor(make_plan(problem_, Target::cuda_device(0)));
+  const Bindings bindings = dense(problem_);
+  gpu_.module_result = 218;
+  try {
+    executor.prepare();
+    ADD_FAILURE() << "loaded what the driver refuses";
+  } catch (const Error& error) {
+    EXPECT_NE(error.got().find("12.9"), std::string::npos) << error.got();  // the driver's version and the compiler's
+  }
+  gpu_.module_result = 0;
+  executor.prepare();
+  gpu_.launch_result = 700;
+  try {
+    executor.run(bindings);
+    ADD_FAILURE() << "launched what the driver refuses";
+  } catch (const Error& error) {
+    EXPECT_NE(error.got().find("CUDA_ERROR_ILLEGAL_ADDRESS"), std::string::npos) << error.got();
+  }
+  gpu_.launch_result = 0;
+  executor.run(bindings);
+  EXPECT_EQ(gpu_.launches, 1);
+}
+
+TEST_F(Launch, NothingToComputeIsNoLaunch) {
+  const Problem problem = Problem::parse("attention b=0 sq=10 d=64 dtype=bf16");
+  Executor executor(make_plan(problem, Target::cuda_device(0)));
+  executor.run(dense(problem));
+  EXPECT_EQ(gpu_.launches, 0);
+}
+
+TEST_F(Launch, BindingsOnTheHostAreRefused) {
+  Executor executor(make_plan(problem_, Target::cuda_device(0)));
+  Bindings bindings = dense(problem_);
+  bindings[Slot::k].device = {DeviceType::cpu, 0};
+  expect_error([&] { executor.run(bindings); }, ErrorCode::invalid_argument, "k");
+  EXPECT_EQ(gpu_.launches, 0);
+}
+
+TEST_F(Launch, PlansForOtherChipsAreForEmulationOnly) {
+  const Plan absent = make_plan(problem_, Target::cuda(120));
+  expect_error([&] { Executor{absent}; }, ErrorCode::unsupported, "target");
+  const Plan emulated = make_plan(problem_, Target::emulate(120, 0));
+  Executor executor(emulated);
+  executor.run(dense(problem_));
+  EXPECT_EQ(gpu_.launches, 1);
+  EXPECT_LE(gpu_.last.shared_bytes, 99U * 1024U);
+}
+
+TEST_F(Launch, WorkspacesAreAllocatedOnceAndFreed) {
+  const int before = gpu_.allocations;
+  {
+    const Plan plan = make_plan(problem_, Target::cuda_device(0));
+    Executor executor(plan);
+    EXPECT_EQ(gpu_.allocations, before + (plan.workspace_bytes() > 0 ? 1 : 0));
+  }
+  EXPECT_EQ(gpu_.allocations, before);
+}
+
+}  // namespace
+}  // namespace tessera
