@@ -11,12 +11,14 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "bench_device.h"
 #include "bench_measure.h"
 #include "bench_results.h"
 #include "bench_suite.h"
 #include "bench_work.h"
 #include "commands.h"
 #include "core/implementations.h"
+#include "device_options.h"
 #include "files/bytes.h"
 #include "machine.h"
 #include "machine_json.h"
@@ -41,7 +43,19 @@ struct BenchOptions {
   bool save = false, merge = false;
   std::string max_regression;
   TargetOptions target;
+  std::string device = "cpu";
+  std::string emulate;
+
+  [[nodiscard]] bool on_gpu() const { return device != "cpu"; }
 };
+
+Target target_of(const BenchOptions& options) {
+  DeviceOptions device;
+  device.device = options.device;
+  device.emulate = options.emulate;
+  const auto gpu = device.gpu();
+  return gpu ? gpu->target : options.target.target();
+}
 
 std::vector<BenchCase> read_cases(const BenchOptions& options) {
   std::vector<BenchCase> cases;
@@ -105,8 +119,13 @@ std::string human_time(double us) {
 }
 
 void print_head(const Roofline& roofline, const BenchOptions& options) {
-  fmt::print("# roofline, {} threads: {:.1f} GFLOP/s fp32 FMA, {:.1f} GB/s reading memory\n", roofline.threads,
-             roofline.gflops, roofline.gbytes_s);
+  if (options.on_gpu()) {
+    fmt::print("# roofline: {:.1f} TFLOP/s by mma.sync of bf16, {:.1f} GB/s copying memory\n", roofline.gflops * 1e-3,
+               roofline.gbytes_s);
+  } else {
+    fmt::print("# roofline, {} threads: {:.1f} GFLOP/s fp32 FMA, {:.1f} GB/s reading memory\n", roofline.threads,
+               roofline.gflops, roofline.gbytes_s);
+  }
   fmt::print("{:>11} {:>7} {:>8} {:>8} {:>7} {:>8} {:>8}", "median", "+-", "TFLOP/s", "GB/s", "% roof", "wspace",
              "RSS+");
   for (const std::string& name : options.peers) fmt::print(" {:>20}", name + " ratio");
@@ -149,8 +168,14 @@ void print_geometric_means(const std::vector<BenchRow>& rows, const BenchOptions
   }
 }
 
-nlohmann::json machine_json(const Roofline& roofline, const std::vector<std::unique_ptr<Peer>>& peers) {
+nlohmann::json machine_json(const Roofline& roofline, const Target& target,
+                            const std::vector<std::unique_ptr<Peer>>& peers) {
   nlohmann::json machine = to_json(describe_machine());
+  if (target.device == DeviceType::cuda) {
+    machine["target"] = target.to_string();
+    machine["driver"] = cuda::driver_version();
+    machine["nvrtc"] = fmt::format("{}.{}", cuda::compiler().major, cuda::compiler().minor);
+  }
   const std::time_t now = std::time(nullptr);
   char date[32] = {};
   std::strftime(date, sizeof(date), "%Y-%m-%d", std::gmtime(&now));
@@ -163,15 +188,20 @@ nlohmann::json machine_json(const Roofline& roofline, const std::vector<std::uni
   return machine;
 }
 
+std::string results_folder(const Machine& machine, const Target& target) {
+  if (target.device == DeviceType::cpu) return folder_name(machine);
+  return folder_name(machine.gpus.at(static_cast<std::size_t>(target.index)).name);
+}
+
 // --json, or with --save bench/results/<machine>/<suite>.json beside the suites.
-std::string json_path(const BenchOptions& options) {
+std::string json_path(const BenchOptions& options, const Target& target) {
   if (!options.save) return options.json;
   if (options.suites.size() != 1 || !options.json.empty() || !fs::exists(options.suites.front())) {
     throw Error(ErrorCode::invalid_argument, "--save", "several suites, a problem, or --json beside it",
                 "the file of one suite, which names the results");
   }
   const fs::path suite(options.suites.front());
-  const fs::path folder = suite.parent_path().parent_path() / "results" / folder_name(describe_machine());
+  const fs::path folder = suite.parent_path().parent_path() / "results" / results_folder(describe_machine(), target);
   fs::create_directories(folder);
   return (folder / suite.stem()).string() + ".json";
 }
@@ -203,18 +233,21 @@ int report_comparison(const BenchOptions& options, const nlohmann::ordered_json&
   return slower;
 }
 
+// The plan of the first problem tells what 0 threads stands for.
+Roofline host_roofline(const std::vector<BenchCase>& cases, const Target& target) {
+  return measure_roofline(make_plan(cases.front().problem, target).state().target.threads);
+}
+
 int bench(const BenchOptions& options) {
   if (!options.max_regression.empty()) parse_regression(options.max_regression);
   const nlohmann::ordered_json before =
       options.compare_with.empty() ? nlohmann::ordered_json() : read_results(options.compare_with);
   const std::vector<BenchCase> cases = read_cases(options);
   const std::vector<Wishes> wishes = expand_wishes(options.wishes);
-  MeasureOptions how{options.warm_up, options.repetitions, 0.02, options.target.target(), {}};
-  const std::string path = json_path(options);
+  MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}};
+  const std::string path = json_path(options, how.target);
   const auto peers = start_peers(options);
-  // The plan of the first problem tells what 0 threads stands for.
-  const int threads = make_plan(cases.front().problem, how.target, wishes.front()).state().target.threads;
-  const Roofline roofline = measure_roofline(threads);
+  const Roofline roofline = options.on_gpu() ? measure_device_roofline(how.target) : host_roofline(cases, how.target);
   print_head(roofline, options);
 
   double total = 0, done = 0;  // GFLOP and GB, a guess at the time of a row
@@ -241,7 +274,7 @@ int bench(const BenchOptions& options) {
       progress.clear();
       print_row(rows.back(), options);
       // After every row, so that a run that is cut short keeps what it has.
-      write_results(options, path, machine_json(roofline, peers), rows);
+      write_results(options, path, machine_json(roofline, how.target, peers), rows);
     }
   }
   if (rows.empty()) return kUnsupported;
@@ -277,9 +310,12 @@ void add_bench(CLI::App& app, int& exit_code) {
   verb->add_option("--max-regression", options->max_regression,
                    "With --compare: exit 1 when a row is slower by more, as 5%");
   add_target_options(*verb, options->target);
+  verb->add_option("--device", options->device, "Where to run: cpu, cuda or cuda:N")->capture_default_str();
+  verb->add_option("--emulate", options->emulate, "On a GPU: the plans of another chip (sm80, sm89, sm120)");
   verb->footer(R"(Examples:
   tessera bench bench/suites/cpu_dense.txt --pass both --peer torch_cpu --save
   tessera bench "attention sq={512,2048} hq=8 d=64 dtype={fp32,bf16} {causal,}" --wish tile_q=64,128
+  tessera bench bench/suites/gpu_dense.txt --device cuda --peer torch_flash --peer torch_cudnn --save
   tessera bench bench/suites/cpu_lists.txt --json new.json --compare old.json --max-regression 5%)");
   verb->callback([options, &exit_code] { exit_code = bench(*options); });
 }

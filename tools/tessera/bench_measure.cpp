@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "bench_device.h"
 #include "bench_inputs.h"
 #include "core/implementations.h"
 #include "tessera/executor.h"
@@ -68,18 +69,25 @@ void run_forward(const BenchCase& bench_case, const MeasureOptions& options, Arr
 // Lets the threads of whoever ran last fall asleep: idle OpenMP threads spin for some milliseconds.
 void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
+/// Microseconds of one call, of `calls` in a row after `warm_up` untimed ones.
+using TimedCalls = std::function<double(int calls, int warm_up)>;
+
+bool is_on_gpu(const MeasureOptions& options) { return options.target.device == DeviceType::cuda; }
+
 struct Runner {
   const MeasureOptions& options;
   double call_us = 0;  // known from a first call
 
   [[nodiscard]] int calls() const {
-    return static_cast<int>(std::clamp(std::ceil(options.batch_seconds * 1e6 / std::max(call_us, 0.1)), 1.0, 100000.0));
+    const double each = std::max(call_us, 0.1) + (is_on_gpu(options) ? DeviceRun::kFlushMicroseconds : 0.0);
+    const double most = is_on_gpu(options) ? DeviceRun::kMostCalls : 100000.0;
+    return static_cast<int>(std::clamp(std::ceil(options.batch_seconds * 1e6 / each), 1.0, most));
   }
   // After the pause a short call needs its threads and caches woken; a long one does not notice.
   [[nodiscard]] int wake_up_calls() const { return call_us < 200e3 ? 1 : 0; }
 };
 
-double run_ours(Executor& executor, const Bindings& bindings, int calls, int warm_up) {
+double time_on_host(Executor& executor, const Bindings& bindings, int calls, int warm_up) {
   for (int at = 0; at < warm_up; ++at) executor.run(bindings);
   const auto start = Clock::now();
   for (int at = 0; at < calls; ++at) executor.run(bindings);
@@ -87,17 +95,17 @@ double run_ours(Executor& executor, const Bindings& bindings, int calls, int war
 }
 
 // Ours, first peer, ours, second peer, … so that a drift of the machine meets both sides of a ratio alike.
-void run_interleaved(BenchRow& row, Executor& executor, const Bindings& bindings, Runner ours,
-                     const std::vector<Peer*>& peers) {
+void run_interleaved(BenchRow& row, const TimedCalls& run_ours, Runner ours, const std::vector<Peer*>& peers) {
   std::vector<Runner> theirs;
   for (Peer* peer : peers) theirs.push_back({ours.options, (peer->run(1, ours.options.warm_up), peer->run(1, 0))});
   std::vector<double> our_us;
   std::vector<std::vector<double>> peer_us(peers.size()), ratios(peers.size());
   for (int repetition = 0; repetition < ours.options.repetitions; ++repetition) {
-    if (!peers.empty()) settle();
-    our_us.push_back(run_ours(executor, bindings, ours.calls(), ours.wake_up_calls()));
+    const bool pause = !peers.empty() && !is_on_gpu(ours.options);
+    if (pause) settle();
+    our_us.push_back(run_ours(ours.calls(), ours.wake_up_calls()));
     for (std::size_t at = 0; at < peers.size(); ++at) {
-      settle();
+      if (pause) settle();
       peer_us[at].push_back(peers[at]->run(theirs[at].calls(), theirs[at].wake_up_calls()));
       ratios[at].push_back(peer_us[at].back() / our_us.back());
     }
@@ -115,8 +123,10 @@ BenchRow describe(const BenchCase& bench_case, const MeasureOptions& options, co
   row.pass = bench_case.problem.pass == Pass::forward ? "forward" : "backward";
   row.wishes = options.wishes.to_string();
   row.implementation = plan.implementation();
-  row.isa = plan.state().target.isa;
-  row.threads = plan.state().target.threads;
+  const Target& target = plan.state().target;
+  row.isa = target.isa;
+  if (is_on_gpu(options)) row.isa = "sm_" + std::to_string(target.sm) + (target.emulated ? " emulated" : "");
+  row.threads = target.threads;
   row.repetitions = options.repetitions;
   row.workspace_bytes = plan.workspace_bytes();
   return row;
@@ -147,21 +157,30 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   const PeakMemory memory;
   const Plan plan = make_plan(bench_case.problem, options.target, options.wishes);
   Executor executor(plan);
-  executor.run(bindings);
   BenchRow row = describe(bench_case, options, plan);
-  row.rss_growth_bytes = memory.growth();
-  run_ours(executor, bindings, 1, std::max(0, options.warm_up - 1));
-  const Runner ours{options, run_ours(executor, bindings, 1, 0)};
+  std::unique_ptr<DeviceRun> device;
+  if (is_on_gpu(options)) {
+    executor.prepare();
+    device = std::make_unique<DeviceRun>(executor, inputs.arrays);
+  } else {
+    executor.run(bindings);
+    row.rss_growth_bytes = memory.growth();
+  }
+  const TimedCalls run_ours = [&](int calls, int warm_up) {
+    return device ? device->time(calls, warm_up) : time_on_host(executor, bindings, calls, warm_up);
+  };
+  run_ours(1, std::max(0, options.warm_up - 1));
+  const Runner ours{options, run_ours(1, 0)};
 
   std::vector<Peer*> ready;
   for (const std::unique_ptr<Peer>& peer : peers) {
-    if (const auto reason = peer->set_up(bench_case.problem, row.threads)) {
+    if (const auto reason = peer->set_up(bench_case.problem, plan.target())) {
       row.refusals[peer->name()] = *reason;
     } else {
       ready.push_back(peer.get());
     }
   }
-  run_interleaved(row, executor, bindings, ours, ready);
+  run_interleaved(row, run_ours, ours, ready);
 
   const Work work = work_of(bench_case.problem, inputs.kept);
   row.gflop = work.flops * 1e-9;

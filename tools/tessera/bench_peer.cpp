@@ -62,7 +62,7 @@ json Peer::ask(const json& request) {
   return object;
 }
 
-std::optional<std::string> Peer::set_up(const Problem& problem, int threads) {
+std::optional<std::string> Peer::set_up(const Problem& problem, const Target& target) {
   const bool causal = problem.band == Band{std::nullopt, 0};
   const bool one_type = problem.q_type == problem.k_type && problem.q_type == problem.v_type;
   // The same problem without what the peer is told must be a plain one.
@@ -94,7 +94,8 @@ std::optional<std::string> Peer::set_up(const Problem& problem, int threads) {
                            {"dtype", std::string(to_string(problem.q_type))},
                            {"causal", causal},
                            {"scale", problem.softmax_scale()},
-                           {"threads", threads}});
+                           {"threads", target.threads},
+                           {"device", target.index}});
   version_ = answer.value("version", "");
   if (!answer.value("ok", false)) return answer.value("reason", "it did not say why");
   return std::nullopt;

@@ -83,12 +83,12 @@ Machine describe_machine() {
   return machine;
 }
 
-std::string folder_name(const Machine& machine) {
+std::string folder_name(const std::string& hardware) {
   std::string name;
-  for (std::size_t at = 0; at < machine.cpu.size(); ++at) {
-    const auto letter = static_cast<unsigned char>(machine.cpu[at]);
+  for (std::size_t at = 0; at < hardware.size(); ++at) {
+    const auto letter = static_cast<unsigned char>(hardware[at]);
     if (letter == '(') {  // "(R)", "(TM)"
-      const std::size_t close = machine.cpu.find(')', at);
+      const std::size_t close = hardware.find(')', at);
       if (close != std::string::npos) at = close;
       continue;
     }
@@ -99,8 +99,13 @@ std::string folder_name(const Machine& machine) {
       name += '-';
     }
   }
-  if (!name.empty() && name.back() != '-') name += '-';
-  return name + fmt::format("{}c", machine.cores_usable);
+  if (!name.empty() && name.back() == '-') name.pop_back();
+  return name;
+}
+
+std::string folder_name(const Machine& machine) {
+  const std::string name = folder_name(machine.cpu);
+  return name + (name.empty() ? "" : "-") + fmt::format("{}c", machine.cores_usable);
 }
 
 }  // namespace tessera::cli

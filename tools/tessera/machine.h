@@ -27,5 +27,7 @@ struct Machine {
 Machine describe_machine();
 /// A folder name for results: lower-case letters, digits and '-', for example "intel-xeon-processor-2c".
 std::string folder_name(const Machine& machine);
+/// The same of a processor's or GPU's name: "nvidia-h100-80gb-hbm3".
+std::string folder_name(const std::string& name);
 
 }  // namespace tessera::cli

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.nn.functional.scaled_dot_product_attention on a GPU by one of its backends: what torch_flash.py and
+torch_cudnn.py share.
+
+Requests and answers are those of torch_cpu.py. Timing is that of `tessera bench --device cuda`: 256 MiB are written
+before each call, so that no input is in the L2 cache and the host's work is done while the device still writes; events
+around the call; the median of the calls. Of the layouts that torch takes ((batch, heads, seqlen, dim) contiguous, or a
+view of (batch, seqlen, heads, dim)) and the ways to do grouped heads, the fastest that the backend accepts is taken.
+"""
+
+import json
+import statistics
+import sys
+import warnings
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+FLUSH_BYTES = 256 << 20
+
+
+class Problem:
+    """One problem on the device, with every way to call it."""
+
+    def __init__(self, request, backend):
+        self.request = request
+        self.backend = backend
+        self.device = torch.device("cuda", request["device"])
+        self.generator = torch.Generator(self.device).manual_seed(1)
+
+    def normal(self, heads, length, dim, heads_first):
+        batch = self.request["b"]
+        shape = (batch, heads, length, dim) if heads_first else (batch, length, heads, dim)
+        x = torch.randn(shape, generator=self.generator, device=self.device, dtype=DTYPES[self.request["dtype"]])
+        return x if heads_first else x.transpose(1, 2)
+
+    def call(self, heads_first, repeat_heads):
+        """A callable that does the problem once, its result thrown away."""
+        r = self.request
+        q = self.normal(r["hq"], r["sq"], r["d"], heads_first)
+        k = self.normal(r["hkv"], r["sk"], r["d"], heads_first)
+        v = self.normal(r["hkv"], r["sk"], r["dv"], heads_first)
+        options = {"scale": r["scale"], "is_causal": r["causal"] and r["sq"] > 1}
+        group = r["hq"] // r["hkv"]
+        if group > 1 and repeat_heads:
+            k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        elif group > 1:
+            options["enable_gqa"] = True
+
+        def forward():
+            with torch.no_grad(), sdpa_kernel(self.backend):
+                return scaled_dot_product_attention(q, k, v, **options)
+
+        return forward
+
+    def candidates(self):
+        grouped = self.request["hq"] != self.request["hkv"]
+        for heads_first in (True, False):
+            for repeat_heads in (False, True) if grouped else (False,):
+                yield self.call(heads_first, repeat_heads)
+
+
+def timed(call, calls, flush):
+    """Median microseconds of one call."""
+    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(calls)]
+    for begin, end in events:
+        flush.zero_()
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end in events) * 1e3
+
+
+def refusal(request):
+    if request["pass"] != "forward":
+        return "only the forward is measured"
+    if request["dtype"] not in DTYPES:
+        return f"it has no dtype {request['dtype']}"
+    if request["causal"] and request["sq"] not in (1, request["sk"]):
+        return "its causal mask is aligned to the first key"
+    return None
+
+
+def set_up(request, backend, flush):
+    """The fastest callable, or a sentence that says why there is none."""
+    reason = refusal(request)
+    if reason:
+        return None, reason
+    best, best_us, why = None, float("inf"), "no way to call it"
+    for call in Problem(request, backend).candidates():
+        try:
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                call()
+        except RuntimeError as error:
+            why = "; ".join(dict.fromkeys(str(w.message).split("(Triggered")[0].strip() for w in said)) or str(error)
+            continue
+        us = min(timed(call, 3, flush), timed(call, 3, flush))
+        if us < best_us:
+            best, best_us = call, us
+    return best, None if best else why.replace("\n", " ")[:300]
+
+
+def serve(backend):
+    """Answers requests until their end."""
+    call = None
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    torch_version = torch.__version__.split("+")[0]
+    version = f"torch {torch_version}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            if request["do"] == "setup":
+                call = None  # frees the tensors of the last problem first
+                torch.cuda.empty_cache()
+                call, reason = set_up(request, backend, flush)
+                answer = {"ok": call is not None, "version": version, "reason": reason}
+                if call is not None:
+                    del answer["reason"]
+            else:
+                for _ in range(request["warm_up"]):
+                    call()
+                answer = {"us": timed(call, max(1, min(request["calls"], 100)), flush)}
+        except Exception as error:  # any failure of the peer is an answer, not the end of the measurement
+            answer = {"error": f"{type(error).__name__}: {error}".replace("\n", " ")}
+        print(json.dumps(answer), flush=True)
+
+
+FLASH = SDPBackend.FLASH_ATTENTION
+CUDNN = SDPBackend.CUDNN_ATTENTION

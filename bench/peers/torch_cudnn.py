@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cuDNN's attention through PyTorch, as a peer of `tessera bench --device cuda`."""
+
+import torch_cuda
+
+if __name__ == "__main__":
+    torch_cuda.serve(torch_cuda.CUDNN)

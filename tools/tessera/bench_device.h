@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// A measurement on a GPU: inputs copied there, each call timed by events on a stream, behind a flush of the L2 cache.
+#pragma once
+
+#include <vector>
+
+#include "bench_probe.h"
+#include "cuda/jit/driver.h"
+#include "slot_shapes.h"
+#include "tessera/executor.h"
+
+namespace tessera::cli {
+
+class DeviceRun {
+ public:
+  /// Copies the arrays to the executor's device. Throws std::bad_alloc when they do not fit.
+  DeviceRun(Executor& executor, const Arrays& arrays);
+  ~DeviceRun();
+  DeviceRun(const DeviceRun&) = delete;
+  DeviceRun& operator=(const DeviceRun&) = delete;
+
+  /// Microseconds of one call, the median of `calls` after `warm_up` untimed ones. Before each, 256 MiB are written, so
+  /// that no input is in the cache; the device is busy with that while the host queues the call, so that host time
+  /// does not count.
+  double time(int calls, int warm_up);
+
+  static constexpr int kMostCalls = 100;
+  static constexpr double kFlushMicroseconds = 100;  // about
+
+ private:
+  void release() noexcept;
+
+  Executor& executor_;
+  int device_;
+  Stream stream_;
+  Bindings bindings_;
+  std::vector<void*> memory_;
+  void* flush_ = nullptr;
+  std::vector<cuda::EventHandle> events_;
+};
+
+/// Multiply-adds of 16-bit operands by mma.sync, and copying memory that no cache holds (bytes read and written).
+/// Measures for a few milliseconds.
+Roofline measure_device_roofline(const Target& target);
+
+}  // namespace tessera::cli
