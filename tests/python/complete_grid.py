@@ -133,9 +133,19 @@ def run_shard(test: Test, shard: Shard, threads: int, current: Any) -> dict[str,
     return {**shard._asdict(), "passed": passed, "failed": failed, "seconds": seconds, "failures": failures}
 
 
+def keep_memory() -> None:
+    """Tells glibc to keep freed memory: for the kernel to hand out zeroed pages anew takes longer than many a case."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        m_trim_threshold, m_mmap_max = -1, -4
+        mallopt(m_trim_threshold, 2**31 - 1)
+        mallopt(m_mmap_max, 0)
+
+
 def work(number: int, device: str, threads: int, tests: Any, current: Any, pipe: Connection) -> None:
     """A process: shards come in, results go out, until None comes in."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_memory()
     if device == "cuda":
         device = f"cuda:{number % torch.cuda.device_count()}"
     flash_reference.use_device(device)
