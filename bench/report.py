@@ -149,10 +149,29 @@ def plain_rows(rows):
     return table(head, body)
 
 
+def overhead_rows(rows):
+    head = ["call", "time", "p10–p90", "in C++", "overhead", "wanted at most"]
+    body = []
+    for row in rows:
+        spread = row["spread"]
+        body.append(
+            [
+                row["call"],
+                f"{row['us']:.1f} µs",
+                f"{spread['p10']:.1f}–{spread['p90']:.1f} µs",
+                f"{row['cpp_us']:.1f} µs",
+                f"**{row['overhead_us']:.1f} µs**",
+                f"{row['most_us']} µs",
+            ]
+        )
+    return f"`{rows[0]['problem']}`, medians.\n\n{table(head, body)}"
+
+
 LAYOUTS = {
     "cpu_dense": ("Dense attention beside PyTorch", dense_rows),
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
     "cpu_decode": ("Decode", plain_rows),
+    "python_overhead": ("What a call from Python adds", overhead_rows),
 }
 
 

@@ -4,11 +4,12 @@
 The autograd kernels are registered directly, instead of by ``torch.library.register_autograd``, whose handling of lists
 of tensors takes longer than a small attention. They get the dispatcher's key set: when it is that of plain CPU tensors
 (no mode, no subclass, no functorch layer), nothing below them wants to see the call, and the kernel is called without
-another round through the dispatcher.
+another round through the dispatcher. ``is_plain`` finds this out before the first round, which is then left out too.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -23,6 +24,49 @@ from .operators import DIFFERENTIABLE, LIBRARY, names_of
 _PLAIN = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutogradCPU).raw_repr()
 _AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU)
 _NOT_TENSORS = (None,) * 5  # arguments of AttentionFunction.forward before q
+_PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
+_STRIDED = torch.strided
+_included, _excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
+
+
+def _keys_of_thread() -> tuple[int, int]:
+    """Dispatch keys that this thread's modes add to every call, and those that they keep from it."""
+    return _included().raw_repr(), _excluded().raw_repr()
+
+
+def _keys_without_modes() -> frozenset[tuple[int, int]]:
+    """`_keys_of_thread` where there is no mode, and under inference_mode alone: those of a new thread."""
+    found = []
+
+    def look() -> None:
+        found.append(_keys_of_thread())
+        with torch.inference_mode():
+            found.append(_keys_of_thread())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return frozenset(found)
+
+
+_WITHOUT_MODES = _keys_without_modes()
+
+
+def is_plain(q: Tensor, k: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> bool:
+    """Whether these are dense CPU tensors and no mode, subclass, transform, tracer or profiler would see the call."""
+    return (
+        _is_plain_tensor(q)
+        and _is_plain_tensor(k)
+        and _is_plain_tensor(v)
+        and (not tensors or all([_is_plain_tensor(x) for x in tensors]))
+        and _keys_of_thread() in _WITHOUT_MODES
+        and not torch._C._len_torch_function_stack()
+        and not torch.autograd._profiler_enabled()
+    )
+
+
+def _is_plain_tensor(x: Tensor) -> bool:
+    return type(x) in _PLAIN_TYPES and x.is_cpu and x.layout is _STRIDED and not x.is_nested and not x.is_neg()
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -138,9 +182,24 @@ def _attention_autograd(
     sizes: list[int],
     scalars: list[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
+    plain = keyset.raw_repr() == _PLAIN
+    return attention(plain, q, k, v, tensors, slots, features, sizes, scalars)
+
+
+def attention(
+    plain: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor],
+    slots: str,
+    features: str,
+    sizes: list[int],
+    scalars: list[int],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """The operator with autograd; `plain`: tensors for which `is_plain`."""
     if forward_ad._current_level >= 0:
         _refuse_tangents((q, k, v, *tensors))
-    plain = keyset.raw_repr() == _PLAIN
     if torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (tensors and needs_grad(tensors))
     ):

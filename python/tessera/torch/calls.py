@@ -26,32 +26,43 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
     Raises TypeError for arrays of another library, ValueError for tensors on another device, NotImplementedError for
     gradients that there are none of, and what the plan and its run refuse.
     """
-    _check_tensors(call, q, k, v, out)
-    if call.callables != (None, None):
-        out, lse, *extra = _by_oracle(call, q, k, v, out)
+    if (
+        out is None
+        and call.callables == (None, None)
+        and not torch.compiler.is_compiling()
+        and autograd.is_plain(q, k, v, call.tensors)
+    ):
+        arguments = (list(call.tensors), " ".join(call.slots), call.features, call.sizes, call.scalars)
+        out, lse, extra = autograd.attention(True, q, k, v, *arguments)
     else:
-        seed, offset, batch_offset, head_offset = call.scalars
-        arguments = (
-            list(call.tensors),
-            " ".join(call.slots),
-            call.features,
-            call.sizes,
-            (_signed(seed), _signed(offset), batch_offset, head_offset),
+        _check_tensors(call, q, k, v, out)
+        out, lse, extra = (
+            _by_oracle(call, q, k, v, out) if call.callables != (None, None) else _dispatch(call, q, k, v, out)
         )
-        if out is None:
-            out, lse, extra = operators.attention(q, k, v, *arguments)
-        else:
-            made = operators.empty_outputs(call.features, call.slots, call.sizes, q, k, v, call.tensors)
-            lse, extra = made[1], made[2:]
-            operators.attention_out(out, lse, extra, q, k, v, *arguments)
     return (out, lse, *extra) if "lse" in call.features.split() else (out, *extra)
 
 
+def _dispatch(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None
+) -> tuple[Tensor, Tensor, list[Tensor] | tuple[Tensor, ...]]:
+    """By the operators, for whoever wants to see them."""
+    seed, offset, batch_offset, head_offset = call.scalars
+    arguments = (
+        list(call.tensors),
+        " ".join(call.slots),
+        call.features,
+        call.sizes,
+        (_signed(seed), _signed(offset), batch_offset, head_offset),
+    )
+    if out is None:
+        return operators.attention(q, k, v, *arguments)
+    made = operators.empty_outputs(call.features, call.slots, call.sizes, q, k, v, call.tensors)
+    lse, extra = made[1], made[2:]
+    operators.attention_out(out, lse, extra, q, k, v, *arguments)
+    return out, lse, extra
+
+
 def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
-    few = call.tensors == () and out is None  # the common case, quickly
-    if few and isinstance(k, Tensor) and isinstance(v, Tensor) and q.is_cpu and k.is_cpu and v.is_cpu:
-        _refuse_layout("q", q)
-        return
     named = [("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True)]
     if out is not None:
         named.append(("out", out))
@@ -73,8 +84,11 @@ def _refuse_layout(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name}: got {kind}; want torch.strided, sequences of several lengths with cu_seqlens")
 
 
-def _by_oracle(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> tuple[Tensor, ...]:
+def _by_oracle(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     if torch.is_grad_enabled() and autograd.needs_grad((q, k, v, *call.tensors)):
         autograd.refuse_missing_gradients(q, k, v, call.tensors, " ".join(call.slots))
         autograd.refuse_out_with_gradients(out)
-    return OracleFunction.apply(call, out, q, k, v, *call.tensors)
+    out, lse, *extra = OracleFunction.apply(call, out, q, k, v, *call.tensors)
+    return out, lse, tuple(extra)

@@ -15,6 +15,7 @@ else the features ask for: the tile masses, then the next list.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ attention_out = torch.ops.tessera.attention_out.default
 attention_backward = torch.ops.tessera.attention_backward.default
 
 Shape = tuple[int, ...]
-Allocations = tuple[tuple[Shape, torch.dtype], ...]
+Allocations = tuple[tuple[Shape, Shape, torch.dtype], ...]  # shape and strides, because empty_strided is the quickest
 
 # In the order of `others`; q, k and v have gradients besides.
 DIFFERENTIABLE = ("sink", "k2", "v2")
@@ -83,7 +84,7 @@ def _forward_route(
     names = names_of(slots)
     features = _execute.with_lse(features)
     route = _execute.forward_route(features, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads)
-    made = tuple((shape, DTYPES[dtype]) for shape, dtype in route.made)
+    made = tuple((shape, _packed_strides(shape), DTYPES[dtype]) for shape, dtype in route.made)
     return _Route(route.run, route.slots, route.taken, made, _seeds(names))
 
 
@@ -110,6 +111,10 @@ def _backward_route(
         _execute.BACKWARD, " ".join(words), names_of(slots), sizes, q, k, v, shapes, dtypes, extra
     )
     return _Route(plan.run, bound, taken, (), _seeds(names_of(slots)))
+
+
+def _packed_strides(shape: Shape) -> Shape:
+    return tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
 
 
 def _seeds(names: tuple[str, ...]) -> tuple[int, ...]:
@@ -148,7 +153,7 @@ def attention_cpu(
         (q.dtype, k.dtype, v.dtype, None),
         _execute.get_threads(),
     )
-    outputs = [torch.empty(shape, dtype=dtype) for shape, dtype in route.made]
+    outputs = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in route.made]
     if tensors:
         route.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), *outputs), *_unsigned(scalars))
     else:
