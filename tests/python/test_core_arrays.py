@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import array
 import gc
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -282,6 +283,23 @@ class TestLifetimes:
         del plan
         gc.collect()
         assert alive() is None
+
+    def test_no_input_is_copied(self, rng):
+        """Strided views, gradients too: nothing is allocated but the results."""
+        packed = rng.standard_normal((1, 300, 4, 3, 64)).astype(np.float32)
+        q, k, v = (packed[:, ::2, :, i] for i in range(3))
+        out, lse = tessera.attention(q, k, v, causal=True, return_lse=True)
+        tracemalloc.start()
+        try:
+            tessera.attention(q, k, v, causal=True, return_lse=True)
+            forward = tracemalloc.get_traced_memory()[1]
+            tracemalloc.reset_peak()
+            tessera.attention_backward(out, q, k, v, out, lse, causal=True)
+            backward = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert out.nbytes < forward < 1.5 * out.nbytes
+        assert 3 * out.nbytes < backward < 3.5 * out.nbytes
 
     def test_a_run_keeps_nothing(self, qkv):
         references = []

@@ -201,6 +201,57 @@ class TestBackward:
         ):
             identical(got, want)
 
+    @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "wish"])
+    def test_options(self, command, rng, name):
+        options, words = OPTIONS[name]
+        q, dout = normal(rng, 2, 33, 4, 32), normal(rng, 2, 33, 4, 16)
+        k, v = normal(rng, 2, 70, 2, 32), normal(rng, 2, 70, 2, 16)
+        out, lse = tessera.attention(q, k, v, return_lse=True, threads=THREADS, **options)
+        ours = tessera.attention_backward(
+            dout, q, k, v, out, lse, **{**options, "deterministic": True, "threads": THREADS}
+        )
+        words = f"pass=backward deterministic {words}"
+        arrays = {"q": q, "k": k, "v": v, "dout": dout, "o": out, "lse": lse}
+        theirs = command(words, options.get("wishes", ""), options.get("seed", 0), **arrays)
+        for slot, gradient in zip(("dq", "dk", "dv"), ours, strict=True):
+            identical(gradient, theirs[slot])
+
+    def test_packed_sequences(self, command, rng):
+        q, dout = normal(rng, 50, 4, 16), normal(rng, 50, 4, 16)
+        k, v = normal(rng, 60, 2, 16), normal(rng, 60, 2, 16)
+        cu = {"cu_seqlens_q": np.array([0, 31, 31, 50], np.int32), "cu_seqlens_k": np.array([0, 20, 35, 60], np.int32)}
+        options = {"causal": True, "deterministic": True, "threads": THREADS, **cu}
+        out, lse = tessera.attention(q, k, v, return_lse=True, **options)
+        ours = tessera.attention_backward(dout, q, k, v, out, lse, **options)
+        theirs = command("pass=backward causal deterministic", q=q, k=k, v=v, dout=dout, o=out, lse=lse, **cu)
+        for slot, gradient in zip(("dq", "dk", "dv"), ours, strict=True):
+            identical(gradient, theirs[slot])
+
+    def test_two_segments(self, command, rng):
+        q, k, v, k2, v2, dout = (normal(rng, 1, n, 2, 16) for n in (17, 40, 40, 17, 17, 17))
+        options = {"k2": k2, "v2": v2, "causal": True, "deterministic": True, "threads": THREADS}
+        out, lse = tessera.attention(q, k, v, return_lse=True, **options)
+        ours = tessera.attention_backward(dout, q, k, v, out, lse, **options)
+        arrays = {"q": q, "k": k, "v": v, "k2": k2, "v2": v2, "dout": dout, "o": out, "lse": lse}
+        theirs = command("pass=backward causal deterministic", **arrays)
+        for slot, gradient in zip(("dq", "dk", "dv", "dk2", "dv2"), ours, strict=True):
+            identical(gradient, theirs[slot])
+
+    @pytest.mark.parametrize("form", ["indices", "bitmask", "transposed"])
+    def test_tile_lists_of_either_pass(self, command, rng, form):
+        q, k, v, dout = (normal(rng, 1, 100, 2, 16, dtype="bf16") for _ in range(4))
+        kept = rng.random((1, 2, 7, 13)) < 0.5
+        tiles = tessera.TileList.from_mask(kept, form=form, block=(16, 8))
+        fewer = tessera.TileList.from_mask(kept & (rng.random(kept.shape) < 0.7), form=form, block=(16, 8))
+        options = {"tiles": tiles, "bwd_tiles": fewer, "deterministic": True, "threads": THREADS}
+        out, lse = tessera.attention(q, k, v, return_lse=True, **options)
+        ours = tessera.attention_backward(dout, q, k, v, out, lse, **options)
+        arrays = {"q": q, "k": k, "v": v, "dout": dout, "o": out, "lse": lse}
+        arrays |= dict(tiles.arrays()) | {f"bwd_{name}": array for name, array in fewer.arrays()}
+        theirs = command(f"pass=backward deterministic block=16x8 list={form}:kv bwd_list={form}:kv", **arrays)
+        for slot, gradient in zip(("dq", "dk", "dv"), ours, strict=True):
+            identical(gradient, theirs[slot])
+
     def test_fp32_gradients_and_dlse(self, command, rng):
         q, k, v, dout = (normal(rng, 1, 20, 2, 16, dtype="bf16") for _ in range(4))
         dlse = normal(rng, 1, 2, 20)

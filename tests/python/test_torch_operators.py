@@ -294,6 +294,8 @@ def test_shapes_without_data():
         (ValueError, r"^k: got a tensor on meta; want one on cpu", lambda q, k, v: (q, k.to("meta"), v)),
         (ValueError, r"^k: got a tensor on cpu; want one on meta", lambda q, k, v: (q.to("meta"), k, v)),
         (ValueError, r"^q: got layout torch\.sparse_coo", lambda q, k, v: (q.to_sparse(), k, v)),
+        (ValueError, r"^v: got layout torch\.sparse_coo", lambda q, k, v: (q, k, v.to_sparse())),
+        (ValueError, r"^k: got a nested tensor", lambda q, k, v: (q, torch.nested.as_nested_tensor(list(k)), v)),
         (ValueError, r"^q: got a nested tensor", lambda q, k, v: (torch.nested.as_nested_tensor(list(q)), k, v)),
         (ValueError, r"got fp64; want fp32", lambda q, k, v: (q.double(), k, v)),
         (ValueError, r"^q: got 3 dimensions", lambda q, k, v: (q[0], k, v)),
