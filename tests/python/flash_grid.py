@@ -169,6 +169,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+PERIOD = 1_000_003  # prime, so that no stride of a tensor is a multiple of it
 BOOL = [False, True]
 HALF = [torch.float16, torch.bfloat16]
 HEADS = ["mha", "mqa", "gqa"]
@@ -179,6 +180,16 @@ HEAD_COUNTS = {"mha": (2, 2), "mqa": (3, 1), "gqa": (4, 2)}
 def batch_of(case: Case) -> int:
     """Two sequences, one in the dear cases."""
     return 2 if case.grid.cost(case) < 3e7 else 1
+
+
+def noise(case: Case, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    """Normal numbers times `scale` in the case's dtype, which repeat after PERIOD.
+
+    To draw each of a long cache would take longer than all the rest.
+    """
+    size = math.prod(shape)
+    some = (torch.randn(min(size, PERIOD)) * scale).to(case.dtype)
+    return some.repeat(-(-size // PERIOD))[:size].reshape(shape)
 
 
 def window(local: bool, keys: int) -> tuple[int, int]:

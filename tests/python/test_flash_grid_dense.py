@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
 import tessera  # noqa: E402
-from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, batch_of, over, window  # noqa: E402
+from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, batch_of, noise, over, window  # noqa: E402
 from flash_reference import Problem, shared, stacked  # noqa: E402
 from flash_textbook import Score  # noqa: E402
 from tessera.compat.flash_attn_2 import (  # noqa: E402
@@ -36,10 +36,6 @@ def price(case: Case) -> float:
 
 def slopes_of(alibi: bool, batch: int, heads: int) -> torch.Tensor | None:
     return torch.rand(batch, heads) * 0.3 if alibi else None
-
-
-def noise(case: Case, *shape: int) -> torch.Tensor:
-    return torch.randn(shape).to(case.dtype)
 
 
 QKV = Grid(
@@ -90,7 +86,7 @@ def test_output(case: Case) -> None:
 
     def draw() -> tuple[torch.Tensor, Problem]:
         score = Score(case.causal, window(case.local, keys), case.softcap, slopes_of(case.alibi, batch, heads))
-        q = (torch.randn(batch, queries, heads, case.d) * (case.softcap or 1)).to(case.dtype)
+        q = noise(case, batch, queries, heads, case.d, scale=case.softcap or 1)
         both = noise(case, batch, keys, 2, kv, case.d)
         grad = noise(case, batch, queries, heads, case.d)
         return both, Problem(q, *both.unbind(2), score, grad, dropout=case.dropout)
@@ -228,7 +224,7 @@ def rounded_delta(q, k, out, grad) -> dict[str, float]:
 @over(LARGE)
 def test_large_scores_have_finite_gradients(case: Case) -> None:
     def draw() -> Problem:
-        q, k, v = ((torch.randn(2, case.seqlen, 5, case.d) * n).to(case.dtype) for n in (5, 3, 3))
+        q, k, v = (noise(case, 2, case.seqlen, 5, case.d, scale=n) for n in (5, 3, 3))
         return Problem(q, k, v, Score(case.causal), torch.randn_like(q))
 
     problem = shared(case, draw)

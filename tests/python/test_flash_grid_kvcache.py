@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
-from flash_grid import BOOL, HEAD_COUNTS, HEADS, Case, Grid, over, window  # noqa: E402
+from flash_grid import BOOL, HEAD_COUNTS, HEADS, Case, Grid, noise, over, window  # noqa: E402
 from flash_reference import Problem, shared  # noqa: E402
 from flash_textbook import Lengths, Score, packed, padded, random_lengths, rotated, starts  # noqa: E402
 from tessera.compat import flash_attn_2, flash_attn_3  # noqa: E402
@@ -21,14 +21,6 @@ threads = flash_grid.threads
 
 PAIRS = [(1, 128), (1, 339), (3, 1024), (64, 800), (64, 256), (3, 799), (64, 2048), (16, 20000), (128, 128)]
 LONG = [(1, 128 * 1024), (16, 128 * 1024)]
-PERIOD = 1_000_003  # prime: no stride of a cache is a multiple of it
-
-
-def tiled_noise(case: Case, *shape: int) -> torch.Tensor:
-    """Normal numbers that repeat after PERIOD: to draw each of a long cache would take longer than all the rest."""
-    size = math.prod(shape)
-    some = torch.randn(min(size, PERIOD)).to(case.dtype)
-    return some.repeat(-(-size // PERIOD))[:size].reshape(shape)
 
 
 class Cache(NamedTuple):
@@ -104,12 +96,12 @@ def draw(case: Case, batch: int, alibi: bool, varlen: bool) -> Step:
     heads, kv = HEAD_COUNTS[case.heads]
     rotary = int(case.rotary * case.d) // 16 * 16
     score = Score(case.causal, window(case.local, capacity), 0.0, torch.rand(batch, heads) * 0.3 if alibi else None)
-    q = torch.randn(batch, queries, heads, case.d).to(case.dtype)
+    q = noise(case, batch, queries, heads, case.d)
     used_q = random_lengths(queries, batch) if varlen else torch.full((batch,), queries)
     new = queries if case.new_eq_q else int(torch.randint(1, queries + 1, (1,)))
-    k, v = (torch.randn(batch, new, kv, case.d).to(case.dtype) for _ in range(2))
+    k, v = (noise(case, batch, new, kv, case.d) for _ in range(2))
     used_new = random_lengths(new, batch) if varlen else torch.full((batch,), new)
-    keys, values = (tiled_noise(case, batch, capacity, kv, case.d) for _ in range(2))
+    keys, values = (noise(case, batch, capacity, kv, case.d) for _ in range(2))
     before = lengths_before(case, batch, queries, new, capacity, rotary > 1)
     leftpad = padding_before(case, before)
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
-from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, batch_of, over, window  # noqa: E402
+from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, batch_of, noise, over, window  # noqa: E402
 from flash_reference import Known, Problem, check_error, shared  # noqa: E402
 from flash_textbook import Lengths, Score, packed, random_lengths, starts, worst  # noqa: E402
 from tessera.compat import flash_attn_3, flash_attn_4  # noqa: E402
@@ -42,9 +42,9 @@ def inputs_of(case: Case, batch: int) -> list[torch.Tensor]:
     """q, k, v and the gradient of out, padded."""
     queries, keys = case.lengths
     heads, kv = HEAD_COUNTS[case.heads]
-    q = torch.randn(batch, queries, heads, case.d) * (case.softcap / 4 or 1)
-    k, v = torch.randn(batch, keys, kv, case.d), torch.randn(batch, keys, kv, case.dim_v)
-    return [x.to(case.dtype) for x in (q, k, v, torch.randn(batch, queries, heads, case.dim_v))]
+    q = noise(case, batch, queries, heads, case.d, scale=case.softcap / 4 or 1)
+    k, v = (noise(case, batch, keys, kv, d) for d in (case.d, case.dim_v))
+    return [q, k, v, noise(case, batch, queries, heads, case.dim_v)]
 
 
 def check(

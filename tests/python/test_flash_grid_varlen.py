@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
 import tessera  # noqa: E402
-from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, over, window  # noqa: E402
+from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, noise, over, window  # noqa: E402
 from flash_reference import Problem, shared, stacked  # noqa: E402
 from flash_textbook import Lengths, Score, packed, padded, random_lengths, starts  # noqa: E402
 from tessera.compat.flash_attn_2 import (  # noqa: E402
@@ -17,7 +17,7 @@ from tessera.compat.flash_attn_2 import (  # noqa: E402
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from test_flash_grid_dense import CAUSAL_PAIRS, DIMS, PAIRS, noise, price, slopes_of  # noqa: E402
+from test_flash_grid_dense import CAUSAL_PAIRS, DIMS, PAIRS, price, slopes_of  # noqa: E402
 
 pytest_generate_tests = flash_grid.generate
 threads = flash_grid.threads
@@ -26,9 +26,15 @@ BATCH = 2
 
 
 def lengths_of(queries: int, keys: int | None = None) -> Lengths:
-    """Random lengths up to these; without `keys` the same for both."""
-    used = random_lengths(queries, BATCH)
-    return Lengths(used, used if keys is None else random_lengths(keys, BATCH), used * 0)
+    """Random lengths up to these, the second ones at most a third; without `keys` the same for both."""
+
+    def drawn(longest: int) -> torch.Tensor:
+        lengths = random_lengths(longest, BATCH)
+        lengths[1] = torch.randint(1, longest // 3 + 2, ())
+        return lengths
+
+    used = drawn(queries)
+    return Lengths(used, used if keys is None else drawn(keys), used * 0)
 
 
 def places(lengths: Lengths) -> tuple[torch.Tensor, torch.Tensor, int, int]:
@@ -106,7 +112,7 @@ def test_varlen_output(case: Case) -> None:
 
     def draw() -> tuple[torch.Tensor, torch.Tensor, Problem]:
         score = Score(case.causal, window(case.local, keys), case.softcap, slopes_of(case.alibi, BATCH, heads))
-        q = (torch.randn(BATCH, queries, heads, case.d) * (case.softcap or 1)).to(case.dtype)
+        q = noise(case, BATCH, queries, heads, case.d, scale=case.softcap or 1)
         both, lengths = noise(case, BATCH, keys, 2, kv, case.d), lengths_of(queries, keys)
         problem = random_problem(case, q, *both.unbind(2), score, lengths)
         return packed(q, lengths.queries), packed(both, lengths.keys), problem
