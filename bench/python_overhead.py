@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import tessera
+import tessera.torch
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,16 +43,24 @@ def calls():
     dout = torch.ones(1, 1, 1, 16)
     plan = tessera.plan(q, k, v)
     into = np.empty_like(q)
+    operator = torch.ops.tessera.attention.default
+    told = ([], "", "", (0, 0, 0), (0, 0, 0, 0))  # tensors, slots, features, sizes, scalars of a plain problem
 
-    def forward_and_backward():
+    def operator_both():
+        torch.autograd.grad(operator(*leaves, *told)[0], leaves, dout)
+
+    def flash_attn_both():
         torch.autograd.grad(tessera.flash_attn_func(*leaves), leaves, dout)
 
     return {
         "plan(q, k, v, out=), NumPy": (lambda: plan(q, k, v, out=into), False, 15),
         "flash_attn_func, NumPy": (lambda: tessera.flash_attn_func(q, k, v), False, 15),
+        "torch operator": (lambda: operator(*tensors, *told), False, 35),
+        "torch operator, recorded for autograd": (lambda: operator(*leaves, *told), False, 35),
+        "torch operator and its gradient": (operator_both, True, 80),
         "flash_attn_func, torch": (lambda: tessera.flash_attn_func(*tensors), False, 35),
         "flash_attn_func, torch, recorded for autograd": (lambda: tessera.flash_attn_func(*leaves), False, 35),
-        "flash_attn_func and its gradient, torch": (forward_and_backward, True, 80),
+        "flash_attn_func, torch, and its gradient": (flash_attn_both, True, 80),
     }
 
 
