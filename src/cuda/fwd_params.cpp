@@ -11,12 +11,6 @@ const T* pointer(const Tensor& tensor) {
   return tensor ? tensor.as<T>() : nullptr;
 }
 
-// Of (batch, row, head, dim), or (row, head, dim) of packed sequences.
-Strides row_strides(const Tensor& tensor) {
-  if (tensor.rank == 3) return {0, tensor.strides[0], tensor.strides[1]};
-  return {tensor.strides[0], tensor.strides[1], tensor.strides[2]};
-}
-
 // Of (batch, head, row), or (head, row).
 Strides lse_strides(const Tensor& tensor) {
   if (!tensor) return {};
@@ -34,7 +28,20 @@ constexpr KvSlots kSlots[2] = {
      Slot::page_indices2, Slot::last_page_len2, Slot::k_offset2},
 };
 
-KvParams kv_params(const KvSource& source, const Bindings& bindings, const KvSlots& slots) {
+i64 bounded(const std::optional<std::int64_t>& side) {
+  return side ? std::clamp<i64>(*side, -kUnbounded, kUnbounded) : kUnbounded;
+}
+
+}  // namespace
+
+Strides row_strides(const Tensor& tensor) {
+  if (!tensor) return {};
+  if (tensor.rank == 3) return {0, tensor.strides[0], tensor.strides[1]};
+  return {tensor.strides[0], tensor.strides[1], tensor.strides[2]};
+}
+
+KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment) {
+  const KvSlots& slots = kSlots[segment];
   KvParams kv{};
   const Tensor& k = bindings[slots.k];
   kv.k = k.bytes();
@@ -57,16 +64,10 @@ KvParams kv_params(const KvSource& source, const Bindings& bindings, const KvSlo
     kv.page_table = bindings[slots.page_indices].as<int>();
     kv.page_indices = static_cast<int>(bindings[slots.page_indices].shape[0]);
     kv.page_indptr = bindings[slots.page_indptr].as<int>();
-    kv.last_page_len = bindings[slots.last_page_len].as<int>();
+    kv.last_page_len = pointer<int>(bindings[slots.last_page_len]);
   }
   return kv;
 }
-
-i64 bounded(const std::optional<std::int64_t>& side) {
-  return side ? std::clamp<i64>(*side, -kUnbounded, kUnbounded) : kUnbounded;
-}
-
-}  // namespace
 
 FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group) {
   FwdParams p{};
@@ -86,8 +87,8 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   p.cu_seqlens_q = pointer<int>(bindings[Slot::cu_seqlens_q]);
   p.seqused_q = pointer<int>(bindings[Slot::seqused_q]);
   p.q_offset = pointer<i64>(bindings[Slot::q_offset]);
-  p.kv[0] = kv_params(problem.kv, bindings, kSlots[0]);
-  if (problem.kv2) p.kv[1] = kv_params(*problem.kv2, bindings, kSlots[1]);
+  p.kv[0] = kv_params(problem.kv, bindings, 0);
+  if (problem.kv2) p.kv[1] = kv_params(*problem.kv2, bindings, 1);
   p.scale = problem.softmax_scale();
   p.softcap = problem.softcap;
   p.inverse_softcap = p.softcap > 0.0F ? 1.0F / p.softcap : 0.0F;

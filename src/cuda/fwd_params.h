@@ -8,6 +8,11 @@
 
 namespace tessera::cuda {
 
+/// Elements between batches (0 for packed sequences), rows and heads of (batch, row, head, dim) or (row, head, dim).
+Strides row_strides(const Tensor& tensor);
+/// The first (0) or second (1) source of keys.
+KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment);
+
 /// Pointers, strides and scalars of a forward. `group`: heads packed into the rows of a tile.
 FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group);
 

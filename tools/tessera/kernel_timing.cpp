@@ -14,6 +14,7 @@
 #include <functional>
 #include <optional>
 
+#include "cases/device_copy.h"
 #include "core/implementations.h"
 #include "cuda/jit/cache.h"
 #include "cuda/jit/device.h"
@@ -118,8 +119,9 @@ void time_runs() {
   const cuda::CurrentContext context(on.index);
   const cuda::KernelSource nothing{"nothing", "extern \"C\" __global__ void tessera_kernel() {}\n"};
   const cuda::Kernel& empty = cuda::kernel(nothing, on);
-  const double run = microseconds_a_call([&] { executor.run(bindings); });
-  const double launch = microseconds_a_call([&] { empty.launch({}, {}, 0, nullptr, nullptr); });
+  const Stream stream = cases::device_stream(on.index);
+  const double run = microseconds_a_call([&] { executor.run(bindings, stream); });
+  const double launch = microseconds_a_call([&] { empty.launch({}, {}, 0, stream.handle, nullptr); });
   fmt::print("{:<18}{:.2f} us of host time; a launch of nothing takes {:.2f} us (medians of {} times {} calls)\n",
              "later runs:", run, launch, kRepetitions, kRuns);
 }

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Some neighbouring elements of a row in global memory, as fp32 in registers.
+#pragma once
+
+#include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/math.cuh"
+
+namespace tessera::cuda {
+
+template <Element type, int width>
+struct RowVector {
+  static_assert(width == 1 || width == 8);
+  float at[width];
+
+  /// Of 8: `from` is aligned to 16 bytes.
+  __device__ __forceinline__ void load(const void* from) {
+    if constexpr (type == Element::fp32) {
+      if constexpr (width == 8) {
+        const auto* two = static_cast<const float4*>(from);
+        const float4 a = two[0];
+        const float4 b = two[1];
+        at[0] = a.x, at[1] = a.y, at[2] = a.z, at[3] = a.w;
+        at[4] = b.x, at[5] = b.y, at[6] = b.z, at[7] = b.w;
+      } else {
+        at[0] = *static_cast<const float*>(from);
+      }
+    } else if constexpr (width == 8) {
+      const uint4 four = *static_cast<const uint4*>(from);
+      ptx::unpack<type>(four.x, at[0], at[1]);
+      ptx::unpack<type>(four.y, at[2], at[3]);
+      ptx::unpack<type>(four.z, at[4], at[5]);
+      ptx::unpack<type>(four.w, at[6], at[7]);
+    } else {
+      float unused;
+      ptx::unpack<type>(*static_cast<const unsigned short*>(from), at[0], unused);
+    }
+  }
+
+  __device__ __forceinline__ void store(void* to) const {
+    if constexpr (type == Element::fp32) {
+      if constexpr (width == 8) {
+        auto* two = static_cast<float4*>(to);
+        two[0] = make_float4(at[0], at[1], at[2], at[3]);
+        two[1] = make_float4(at[4], at[5], at[6], at[7]);
+      } else {
+        *static_cast<float*>(to) = at[0];
+      }
+    } else if constexpr (width == 8) {
+      *static_cast<uint4*>(to) = make_uint4(ptx::pack<type>(at[0], at[1]), ptx::pack<type>(at[2], at[3]),
+                                            ptx::pack<type>(at[4], at[5]), ptx::pack<type>(at[6], at[7]));
+    } else {
+      *static_cast<unsigned short*>(to) = static_cast<unsigned short>(ptx::pack<type>(at[0], 0.0F));
+    }
+  }
+};
+
+/// The bits themselves, where nothing is computed: a NaN keeps its payload.
+template <Element type, int width>
+__device__ __forceinline__ void copy_elements(const void* from, void* to) {
+  if constexpr (width == 8) {
+    static_cast<uint4*>(to)[0] = static_cast<const uint4*>(from)[0];
+    if constexpr (type == Element::fp32) static_cast<uint4*>(to)[1] = static_cast<const uint4*>(from)[1];
+  } else if constexpr (type == Element::fp32) {
+    *static_cast<u32*>(to) = *static_cast<const u32*>(from);
+  } else {
+    *static_cast<unsigned short*>(to) = *static_cast<const unsigned short*>(from);
+  }
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// New tokens into a cache of keys and values: the configuration of its kernel, and what it is given at run time.
+#pragma once
+
+#include "shared/params.h"
+
+namespace tessera::cuda {
+
+enum class Rotation : unsigned char { none, half, interleaved };
+
+struct AppendConfig {
+  Element q = Element::bf16;
+  Element k = Element::bf16;
+  Element v = Element::bf16;
+  Rotation rotation = Rotation::none;
+  int width = 8;  // elements that a thread moves at once: 8 where all dims allow it, else 1
+
+  constexpr bool operator==(const AppendConfig&) const = default;
+  static constexpr int threads() { return 128; }
+};
+
+/// One block a token: gridDim is (seqlen_q, batch).
+struct AppendParams {
+  const void* k_new;
+  const void* v_new;
+  const void* q;    // null: no queries to rotate
+  void* q_rotated;  // as q
+  Strides k_new_strides;
+  Strides v_new_strides;
+  Strides q_strides;
+  Strides q_rotated_strides;
+  KvParams kv;  // the cache, which is written; seqused: lengths before the append
+  int heads_q, heads_kv;
+  int d, dv;
+  int seqlen_q;  // longest sequence of new tokens
+  int total_q;   // varlen
+  const int* cu_seqlens_q;
+  const int* seqused_q;
+
+  const void* cosines;  // (positions, rotary_dim / 2)
+  const void* sines;
+  i64 cosine_stride, sine_stride;
+  int positions;
+  int rotary_dim;
+  bool cosines_fp32, sines_fp32;  // else of k's type
+};
+
+}  // namespace tessera::cuda
