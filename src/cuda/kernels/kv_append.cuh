@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // New keys and values to their places in a cache, dense or paged, with optional rotary embedding (Su et al. 2021,
-// RoFormer) of the new keys, and of the queries at the same positions. A block takes one token of all heads. Tokens that
-// the cache has no room for are not written; page ids are clamped.
+// RoFormer) of the new keys, and of the queries at the same positions. A block takes one token of all heads. Tokens
+// that the cache has no room for are not written; page ids are clamped.
 #pragma once
 
 #include "cuda/policy/sequence.cuh"
