@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs docs/python.md: its python blocks in order and in one namespace, comparing what they print with what it shows.
+"""Runs docs/python.md (and README.md's lines of Python): its python blocks in order and in one namespace, comparing what they print with what it shows.
 
 A text block after a python block is what the block prints: line by line, where `...` stands for anything within a line,
 and a line that is nothing but `...` for any number of lines. `<!-- numbers: within 20% -->` before the text block lets
@@ -122,6 +122,13 @@ def test_block(block, namespace, capsys, monkeypatch):
         assert agrees(printed, block.shown, block.tolerance), told
     else:
         assert not printed, f"{GUIDE}:{block.line} prints what the page does not show:\n{printed}"
+
+
+def test_the_first_lines_of_the_readme():
+    (block,) = blocks_of((ROOT / "README.md").read_text(encoding="utf-8"))
+    found = {}
+    exec(compile(block.code, "README.md", "exec"), found)
+    assert found["out"].shape == found["q"].shape and 0 < found["tiles"].counts.sum() < 8 * 36  # of causal tiles
 
 
 def test_the_guide_is_read_whole():
