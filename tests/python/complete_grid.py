@@ -239,7 +239,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--threads", type=int, default=1, help="Tessera's threads in each process")
     parser.add_argument("--textbook-device", default="cpu", help="cpu, cuda (GPUs in turn by process) or cuda:1")
-    parser.add_argument("--limit", type=float, default=float("inf"), help="seconds after which no shard begins")
+    parser.add_argument("--limit", type=float, default=1e6, help="seconds after which no shard begins")
     parser.add_argument("--grace", type=float, default=60, help="seconds for the shards then running")
     parser.add_argument("--share", type=float, default=1.0, help="of the shards, at random")
     options = parser.parse_args()

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 # Multiply-adds of one product of matrices below which a CPU is done before the GPU's launches are.
 FEW = 4e6
+# Bytes that PyTorch may keep of a GPU between two cases: other processes want some, too.
+KEPT = 2 << 30
 
 _device = torch.device("cpu")
 
@@ -47,6 +49,8 @@ def _turn(device: torch.device) -> Iterator[None]:
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+        if torch.cuda.memory_reserved(device) > KEPT:
+            torch.cuda.empty_cache()
 
 
 class Known(NamedTuple):
@@ -143,33 +147,36 @@ class Problem:
         work = self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[1] * self.q.shape[3]
         device = _device if work > FEW else torch.device("cpu")
         with _turn(device):
-            inputs = [x.detach().to(device).requires_grad_(self.grad is not None) for x in (self.q, self.k, self.v)]
-            score, lengths = self.score.to(device), self.lengths.to(device)
-            signed = None if signed is None else signed.to(device)
-            keep = None if signed is None else self._kept(signed, score, lengths)
-            results = []
-            for wide in (True, False):
-                out, probabilities = textbook(*inputs, score, lengths, keep, self.dropout, wide)
-                grads = ()
-                if self.grad is not None:
-                    grads = torch.autograd.grad(out, inputs, self.grad.to(device, out.dtype))
-                results.append((out.detach(), *grads))
-                if keep is not None:
-                    results[-1] += (probabilities.detach(),)
+            return self._compute_on(device, signed)
+
+    def _compute_on(self, device: torch.device, signed: Tensor | None) -> dict[str, Known]:
+        inputs = [x.detach().to(device).requires_grad_(self.grad is not None) for x in (self.q, self.k, self.v)]
+        score, lengths = self.score.to(device), self.lengths.to(device)
+        signed = None if signed is None else signed.to(device)
+        keep = None if signed is None else self._kept(signed, score, lengths)
+        results = []
+        for wide in (True, False):
+            out, probabilities = textbook(*inputs, score, lengths, keep, self.dropout, wide)
+            grads = ()
+            if self.grad is not None:
+                grads = torch.autograd.grad(out, inputs, self.grad.to(device, out.dtype))
+            results.append((out.detach(), *grads))
             if keep is not None:
-                *_, wide = results[0]
-                p = torch.zeros_like(wide)
-                p[:, :, : signed.shape[2], : signed.shape[3]] = signed.abs()
-                check_error("S_dmask", p, wide, 2 * worst(results[1][-1], wide) + 1e-6)
-            names = ("out", "dq", "dk", "dv")[: len(inputs) + 1 if self.grad is not None else 1]
-            known = {name: Known.of(a, b) for name, a, b in zip(names, *results, strict=False)}
-            if keep is not None and self.grad is not None:
-                visible, _ = visibility(self.q.shape[1], self.k.shape[1], lengths, score)
-                q, k, _ = (x.detach() for x in inputs)
-                scale = score.scale or q.shape[-1] ** -0.5
-                for name, x in rounded_delta(q, k, results[0][0], self.grad.to(device), visible, scale).items():
-                    known[name] = known[name]._replace(rounding=x)
-            return known
+                results[-1] += (probabilities.detach(),)
+        if keep is not None:
+            *_, wide = results[0]
+            p = torch.zeros_like(wide)
+            p[:, :, : signed.shape[2], : signed.shape[3]] = signed.abs()
+            check_error("S_dmask", p, wide, 2 * worst(results[1][-1], wide) + 1e-6)
+        names = ("out", "dq", "dk", "dv")[: len(inputs) + 1 if self.grad is not None else 1]
+        known = {name: Known.of(a, b) for name, a, b in zip(names, *results, strict=False)}
+        if keep is not None and self.grad is not None:
+            visible, _ = visibility(self.q.shape[1], self.k.shape[1], lengths, score)
+            q, k, _ = (x.detach() for x in inputs)
+            scale = score.scale or q.shape[-1] ** -0.5
+            for name, x in rounded_delta(q, k, results[0][0], self.grad.to(device), visible, scale).items():
+                known[name] = known[name]._replace(rounding=x)
+        return known
 
     def _kept(self, signed: Tensor, score: Score, lengths: Lengths) -> Tensor:
         """The pattern in the signs (b, h, sq, sk), True where nothing was computed, after a look at its share."""

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""complete_grid.py: every case once, failures and crashes on record, a second run does what is missing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from flash_grid import Grid
+
+# A grid of 40 cases: a = 7 fails with b = 1, and a = 3 ends its process.
+PROGRAM = """
+import os
+import sys
+
+import complete_grid
+from flash_grid import Grid
+
+
+def test_small(case):
+    if case.a == 3 and os.environ.get("CRASH"):
+        os._exit(5)
+    assert case.a != 7 or case.b != 1, f"a is {case.a}"
+
+
+grid = Grid(4, 1.0, lambda case: 1.0, lambda case: case.a < 10, ignored=lambda case: ("b",), inner=1, b=[0, 1, 2, 3],
+            a=list(range(12)))
+complete_grid.CASES = 8
+complete_grid.find_tests = lambda: {("small", "test_small"): complete_grid.Test(grid, test_small, {"": {}})}
+sys.exit(complete_grid.main())
+"""
+
+
+def run(results: Path, *arguments: str, crash: bool = False) -> subprocess.CompletedProcess[str]:
+    here = Path(__file__).parent
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, "--results", str(results), "--processes", "2", *arguments],
+        env={"PYTHONPATH": str(here), "PATH": "", **({"CRASH": "1"} if crash else {})},
+        cwd=results.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 24])
+def test_every_case_is_in_one_shard(shards: int) -> None:
+    grid = Grid(1, 1.0, lambda _: 1.0, lambda case: case.a != case.b, inner=2, a=[0, 1, 2], b=[0, 1], c=list(range(24)))
+    parts = [[str(case) for case in grid.complete(shard, shards)] for shard in range(shards)]
+    valid = [str(case) for case in map(grid.at, range(grid.size)) if grid.valid(case)]
+    assert sorted(itertools.chain(*parts)) == sorted(valid)
+    assert max(map(len, parts)) <= 4 * -(-24 // shards)
+
+
+def test_cases_of_a_group_share_a_seed() -> None:
+    grid = Grid(1, 1.0, lambda _: 1.0, ignored=lambda _: ("a",), inner=1, a=[0, 1], b=[0, 1])
+    first, second, third, _ = grid.complete(0, 1)
+    assert first.seed == second.seed and first.group == second.group and str(first) != str(second)
+    assert third.seed != first.seed
+
+
+def test_failures_are_on_record_and_done_shards_are_not_run_again(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    first = run(results, "--share", "0.4")
+    lines = results.read_text().splitlines()
+    assert first.returncode in (1, 2), first.stderr
+    second = run(results)
+    assert second.returncode == 1, second.stderr
+    assert results.read_text().splitlines()[: len(lines)] == lines
+    done = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len({(line["shard"], line["shards"]) for line in done}) == len(done) > len(lines)
+    assert sum(line["passed"] for line in done) == 39
+    (failure,) = [failure for line in done for failure in line["failures"]]
+    assert failure == ["b=1-a=7", "AssertionError: a is 7"]
+    assert second.stdout.splitlines()[-1].split()[:5] == ["all", "40", "39", "1", "0"]
+    assert run(results).stdout.splitlines()[0].endswith(" 0 to run")
+
+
+def test_a_process_that_dies_fails_its_case_and_is_replaced(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    outcome = run(results, crash=True)
+    assert outcome.returncode == 1, outcome.stderr
+    failures = [failure for line in map(json.loads, results.read_text().splitlines()) for failure in line["failures"]]
+    assert ["b=0-a=3", "the process died with exit code 5"] in failures
+    assert ["b=1-a=7", "AssertionError: a is 7"] in failures
+
+
+def test_after_the_limit_no_shard_begins(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    outcome = run(results, "--limit", "0")
+    assert outcome.returncode == 2, outcome.stderr
+    assert results.read_text() == ""
+    assert outcome.stdout.splitlines()[-1].split()[:5] == ["all", "40", "0", "0", "40"]
