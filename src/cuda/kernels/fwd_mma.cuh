@@ -28,6 +28,7 @@ struct FwdMma {
     Block block;
     Sequence sequence;
     TileRange<C> tiles;
+    KvRows<C.source> keys[C.segments], values[C.segments];
   };
   static_assert(sizeof(Work) <= FwdConfig::kWorkBytes);
 
@@ -51,6 +52,13 @@ struct FwdMma {
     work.sequence = Sequence(params, work.block.batch, C.segments);
     if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return;
     work.tiles = TileRange<C>(params, work.sequence, work.block);
+#pragma unroll
+    for (int i = 0; i < C.segments; ++i) {
+      const KvParams& kv = params.kv[i];
+      const Extent extent = work.sequence.segment(i).extent;
+      work.keys[i] = KvRows<C.source>(kv, kv.k, kv.k_strides, extent, work.block.batch, work.block.kv_head);
+      work.values[i] = KvRows<C.source>(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
+    }
     Work& kept = *reinterpret_cast<Work*>(memory);
     if (threadIdx.x == 0) kept = work;
     FwdMma{params, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.compute(work);
@@ -83,30 +91,28 @@ struct FwdMma {
   }
 
   __device__ __forceinline__ void load_keys(const Work& w, const KvTile& tile, u32 to) const {
-    const KvParams& kv = p.kv[tile.segment];
-    load_kv<KTile>(w, tile, to, kv, kv.k, kv.k_strides, p.d);
+    load_kv<KTile>(w, w.keys, tile, to, p.d);
   }
   __device__ __forceinline__ void load_values(const Work& w, const KvTile& tile, u32 to) const {
-    const KvParams& kv = p.kv[tile.segment];
-    load_kv<VTile>(w, tile, to, kv, kv.v, kv.v_strides, p.dv);
+    load_kv<VTile>(w, w.values, tile, to, p.dv);
   }
   template <class Tile>
-  __device__ __forceinline__ void load_kv(const Work& w, const KvTile& tile, u32 to, const KvParams& kv,
-                                          const void* tensor, const Strides& strides, int columns) const {
-    const Extent extent = w.sequence.segment(tile.segment).extent;
-    KvRows<C.source> rows(kv, tensor, strides, extent, w.block.batch, w.block.kv_head);
+  __device__ __forceinline__ void load_kv(const Work& w, const KvRows<C.source> (&segments)[C.segments],
+                                          const KvTile& tile, u32 to, int columns) const {
+    KvRows<C.source> rows = segments[0];
+    if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
     rows.advance(tile.first);
-    load_tile<Tile, C.threads()>(to, extent.length - tile.first, columns, thread,
+    load_tile<Tile, C.threads()>(to, w.sequence.segment(tile.segment).extent.length - tile.first, columns, thread,
                                  [&](int row) { return rows.at(tile.first, row); });
   }
 
   // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
   __device__ __forceinline__ void walk_one_stage(const Work& first, Output& o, Softmax<row_tiles>& softmax) const {
-    const int count = first.tiles.count();
     load_keys(first, first.tiles.at(0), k_base(0));
     ptx::cp_async_commit();
     const Queries q = queries<1>();
-    for (int i = 0; i < count; ++i) {
+    int i = 0;
+    do {  // the number of tiles stays in memory: registers are short
       ptx::cp_async_wait<0>();
       __syncthreads();
       load_values(work, work.tiles.at(i), v_base(0));
@@ -115,12 +121,12 @@ struct FwdMma {
       find_scores(s, q, k_base(0));
       ptx::cp_async_wait<0>();
       __syncthreads();
-      if (i + 1 < count) load_keys(work, work.tiles.at(i + 1), k_base(0));
+      if (i + 1 < work.tiles.count()) load_keys(work, work.tiles.at(i + 1), k_base(0));
       ptx::cp_async_commit();
       finish_scores(s, work.tiles.at(i));
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, v_base(0));
-    }
+    } while (++i < work.tiles.count());
   }
 
   // A ring of tiles, K and V together: one barrier a tile.

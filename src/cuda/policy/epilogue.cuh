@@ -56,7 +56,7 @@ struct Epilogue {
           o.tile[m][n][half * 2 + 1] *= inverse;
         }
         if (p.lse != nullptr && row < rows() && thread % 4 == 0) {
-          *reinterpret_cast<float*>(lse.at(row)) = empty ? -kInfinity : (origin + ptx::log2(sum)) * kLn2;
+          *reinterpret_cast<float*>(lse.writable(row)) = empty ? -kInfinity : (origin + ptx::log2(sum)) * kLn2;
         }
       }
     }
@@ -75,7 +75,7 @@ struct Epilogue {
       for (int half = 0; half < 2; ++half) {
         const int row = row_of(m, half);
         if (row >= rows()) continue;
-        char* to = out.at(row) + thread % 4 * 8;
+        char* to = out.writable(row) + thread % 4 * 8;
 #pragma unroll
         for (int n = 0; n < C.dv / 8; ++n) {
           if (n * 8 >= p.dv) break;
@@ -107,7 +107,7 @@ struct Epilogue {
     for (int step = 0; step < C.rows_a_warp() * lanes_a_row / 32; ++step) {
       const int row = thread / 32 * C.rows_a_warp() + step * (32 / lanes_a_row) + lane / lanes_a_row;
       if (row >= rows()) continue;
-      char* to = out.at(row);
+      char* to = out.writable(row);
 #pragma unroll
       for (int panel = 0; panel < Tile::panels; ++panel) {
         const int chunk = panel * Tile::row_chunks + lane % lanes_a_row;

@@ -22,6 +22,7 @@ struct KvRows {
   Divisor page_size;
   int page_count;  // of the pool
 
+  KvRows() = default;
   __device__ __forceinline__ KvRows(const KvParams& p, const void* tensor, const Strides& strides, const Extent& extent,
                                     int batch, int head)
       : base(static_cast<const char*>(tensor) + 2 * head * strides.head),
@@ -37,20 +38,37 @@ struct KvRows {
     }
   }
 
+  // Field by field: an address that the compiler does not know would move both to local memory.
+  static __device__ __forceinline__ KvRows either(bool is_first, const KvRows& a, const KvRows& b) {
+    KvRows rows;
+    rows.base = is_first ? a.base : b.base;
+    rows.row_stride = is_first ? a.row_stride : b.row_stride;
+    if constexpr (source == Source::paged) {
+      rows.page_stride = is_first ? a.page_stride : b.page_stride;
+      rows.pages = is_first ? a.pages : b.pages;
+      rows.page_entries = is_first ? a.page_entries : b.page_entries;
+      rows.page_size.value = is_first ? a.page_size.value : b.page_size.value;
+      rows.page_size.multiplier = is_first ? a.page_size.multiplier : b.page_size.multiplier;
+      rows.page_size.shift = is_first ? a.page_size.shift : b.page_size.shift;
+      rows.page_count = is_first ? a.page_count : b.page_count;
+    }
+    return rows;
+  }
+
   /// Makes `first` the row that at() counts from.
   __device__ __forceinline__ void advance(int first) {
-    if constexpr (source == Source::strided) base += static_cast<i64>(first) * row_stride;
+    if constexpr (source == Source::strided) base = ptx::advance(base, first, row_stride);
   }
 
   /// Address of row `first + row`.
   __device__ __forceinline__ const char* at(int first, int row) const {
     if constexpr (source == Source::strided) {
-      return base + static_cast<i64>(row) * row_stride;
+      return ptx::advance(base, row, row_stride);
     } else {
       const int entry = ptx::divide(first + row, page_size);
       const int page = entry < page_entries ? clamp(pages[entry], 0, page_count - 1) : 0;
       const int within = first + row - entry * static_cast<int>(page_size.value);
-      return base + page * page_stride + static_cast<i64>(within) * row_stride;
+      return ptx::advance(base + page * page_stride, within, row_stride);
     }
   }
 };

@@ -40,7 +40,7 @@ struct PackedRow {
 /// Addresses of a block's packed rows in a tensor (batch, row, head). The plan refuses row strides of 2^24 elements and
 /// more, so that a row's stride in bytes fits 32 bits.
 struct PackedRows {
-  char* first;  // query 0 of the sequence, first head of the block
+  const char* first;  // query 0 of the sequence, first head of the block
   int row_stride;
   i64 head_stride;
   int first_row;
@@ -48,7 +48,7 @@ struct PackedRows {
 
   __device__ __forceinline__ PackedRows(const void* tensor, int element_bytes, const Strides& strides,
                                         const Block& block, int first_token, const Divisor& heads)
-      : first(static_cast<char*>(const_cast<void*>(tensor)) +
+      : first(static_cast<const char*>(tensor) +
               element_bytes * (block.batch * strides.batch + first_token * strides.row + block.head * strides.head)),
         row_stride(static_cast<int>(element_bytes * strides.row)),
         head_stride(element_bytes * strides.head),
@@ -56,11 +56,12 @@ struct PackedRows {
         group(heads) {}
 
   /// Of a row of the tile.
-  __device__ __forceinline__ char* at(int row) const {
-    if (group.value == 1) return first + static_cast<i64>(first_row + row) * row_stride;
+  __device__ __forceinline__ const char* at(int row) const {
+    if (group.value == 1) return ptx::advance(first, first_row + row, row_stride);
     const PackedRow packed(first_row + row, group);
-    return first + static_cast<i64>(packed.query) * row_stride + packed.head * head_stride;
+    return ptx::advance(first + packed.head * head_stride, packed.query, row_stride);
   }
+  __device__ __forceinline__ char* writable(int row) const { return const_cast<char*>(at(row)); }
 };
 
 /// tile_n keys from `first` on of a segment.
