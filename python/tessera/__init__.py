@@ -2,19 +2,20 @@
 """Attention that computes the tiles it must and skips the rest.
 
 `attention` has everything; `flash_attn_func` and its relatives have flash-attn 2.8's names and arguments (other
-versions: `tessera.compat`). Arguments are arrays of any library, results are in the same one. `tessera.torch` and
-`tessera.transformers` need torch and are imported when asked for; `import tessera` imports no array library.
+versions: `tessera.compat`). Arguments are arrays of any library, results are in the same one. `tessera.torch` comes in
+with torch, `tessera.transformers` when asked for; `import tessera` imports no array library.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._core import build_info, cpu_isas
 from ._execute import get_threads, set_threads
-from .attention import attention, attention_backward
+from .attention import attention, attention_backward, load_torch
 from .operations import combine, dropout_keep, kv_append, merge_states
 from .plans import AttentionPlan, explain, plan
 from .tiles import TileList
@@ -66,6 +67,10 @@ __all__ = [
     "plan",
     "set_threads",
 ]
+
+
+if "torch" in sys.modules:  # otherwise by the first call with torch tensors
+    load_torch()
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 
 Array = Any
 
+_forward_of_torch: Any = None
+
+
+def load_torch() -> Any:
+    """``tessera.torch.forward``, kept: an import statement in each call would take a microsecond."""
+    global _forward_of_torch
+    from .torch import forward
+
+    _forward_of_torch = forward
+    return forward
+
 
 def attention(
     q: Array,
@@ -170,9 +181,7 @@ def attention(
         threads,
     )
     if is_torch(q):
-        from .torch import forward
-
-        results = forward(call, q, k, v, out)
+        results = (_forward_of_torch or load_torch())(call, q, k, v, out)
     else:
         results = compute_forward(call, q, k, v, out)
     return results[0] if len(results) == 1 else answer(call, results, next_tiles, block, tiles)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs docs/python.md (and README.md's lines of Python): its python blocks in order and in one namespace, comparing what they print with what it shows.
+"""Runs docs/python.md: its python blocks in order and in one namespace, comparing what they print with what it shows.
 
 A text block after a python block is what the block prints: line by line, where `...` stands for anything within a line,
 and a line that is nothing but `...` for any number of lines. `<!-- numbers: within 20% -->` before the text block lets

@@ -65,19 +65,32 @@ def _attend(
             softmax_scale = head_dim**-0.5
         q, k, v = pad_head_dim(q), pad_head_dim(k), pad_head_dim(v)
     causal, band = visible_band(causal, window_size)
+    softcap = max(softcap, 0.0)
+    if not return_attn_probs:
+        out = attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            band=band,
+            scale=softmax_scale,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            dropout=dropout_p,
+            deterministic=deterministic,
+            **lengths,
+        )
+        return out[..., :head_dim] if head_dim % 8 else out
     options = {
         "causal": causal,
         "band": band,
         "scale": softmax_scale,
-        "softcap": softcap if softcap > 0 else 0.0,
+        "softcap": softcap,
         "alibi_slopes": alibi_slopes,
         "dropout": dropout_p,
         "deterministic": deterministic,
         **lengths,
     }
-    if not return_attn_probs:
-        out = attention(q, k, v, **options)
-        return out[..., :head_dim] if head_dim % 8 else out
     if dropout_p > 0:
         from .probabilities import signed_probabilities
 
