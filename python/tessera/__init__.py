@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 
-if "torch" in sys.modules:  # otherwise by the first call with torch tensors
+if sys.modules.get("torch") is not None:  # otherwise by the first call with torch tensors
     load_torch()
 
 
