@@ -36,7 +36,7 @@ def arrays():
 
 
 def calls():
-    """By name: the call, whether a backward is part of it, and the overhead in µs that it should not exceed."""
+    """By name: the call, whether a backward is part of it, and the overhead in µs that it may have (None: not said)."""
     q, k, v = arrays()
     tensors = [torch.from_numpy(x) for x in (q, k, v)]
     leaves = [x.clone().requires_grad_() for x in tensors]
@@ -53,14 +53,14 @@ def calls():
         torch.autograd.grad(tessera.flash_attn_func(*leaves), leaves, dout)
 
     return {
-        "plan(q, k, v, out=), NumPy": (lambda: plan(q, k, v, out=into), False, 15),
+        "plan(q, k, v, out=), NumPy": (lambda: plan(q, k, v, out=into), False, None),
         "flash_attn_func, NumPy": (lambda: tessera.flash_attn_func(q, k, v), False, 15),
         "torch operator": (lambda: operator(*tensors, *told), False, 35),
         "torch operator, recorded for autograd": (lambda: operator(*leaves, *told), False, 35),
         "torch operator and its gradient": (operator_both, True, 80),
-        "flash_attn_func, torch": (lambda: tessera.flash_attn_func(*tensors), False, 35),
-        "flash_attn_func, torch, recorded for autograd": (lambda: tessera.flash_attn_func(*leaves), False, 35),
-        "flash_attn_func, torch, and its gradient": (flash_attn_both, True, 80),
+        "flash_attn_func, torch": (lambda: tessera.flash_attn_func(*tensors), False, None),
+        "flash_attn_func, torch, recorded for autograd": (lambda: tessera.flash_attn_func(*leaves), False, None),
+        "flash_attn_func, torch, and its gradient": (flash_attn_both, True, None),
     }
 
 
@@ -135,7 +135,8 @@ def main():
     for row in results["rows"]:
         print(
             f"{row['call']:46} {row['us']:7.1f} µs ({row['spread']['p10']:.1f} to {row['spread']['p90']:.1f}), "
-            f"in C++ {row['cpp_us']:.1f} µs: overhead {row['overhead_us']:.1f} µs, wanted {row['most_us']} at most"
+            f"in C++ {row['cpp_us']:.1f} µs: overhead {row['overhead_us']:.1f} µs"
+            + (f", wanted {row['most_us']} at most" if row["most_us"] else "")
         )
     file = ROOT / "bench" / "results" / folder / "python_overhead.json" if options.save else options.json
     if file:

@@ -161,7 +161,7 @@ def overhead_rows(rows):
                 f"{spread['p10']:.1f}–{spread['p90']:.1f} µs",
                 f"{row['cpp_us']:.1f} µs",
                 f"**{row['overhead_us']:.1f} µs**",
-                f"{row['most_us']} µs",
+                f"{row['most_us']} µs" if row["most_us"] else "",
             ]
         )
     return f"`{rows[0]['problem']}`, medians.\n\n{table(head, body)}"
