@@ -39,6 +39,7 @@ import tessera  # noqa: E402
 import torch  # noqa: E402
 from flash_grid import Case, Grid  # noqa: E402
 
+BEGIN = time.perf_counter()
 MODULES = ("dense", "varlen", "newer", "kvcache")
 CASES = 48  # about, in a shard
 WAIT = 5.0  # seconds before a case is tried again that found no memory on the GPU
@@ -194,18 +195,17 @@ def run_all(
     shards: list[Shard], tests: Any, options: argparse.Namespace, record: Callable[[dict[str, Any]], None]
 ) -> None:
     """Until all are done, or the limit is over, after which no shard begins; those running get the grace to end."""
-    begin = time.perf_counter()
     todo = iter(shards)
     workers = {w.pipe: w for w in (Worker(n, options, tests) for n in range(min(options.processes, len(shards))))}
 
     def give(worker: Worker) -> bool:
-        shard = next(todo, None) if time.perf_counter() - begin < options.limit else None
+        shard = next(todo, None) if time.perf_counter() - BEGIN < options.limit else None
         worker.give(shard)
         return shard is not None
 
     busy = {pipe: worker for pipe, worker in workers.items() if give(worker)}
     while busy:
-        left = options.limit + options.grace - (time.perf_counter() - begin)
+        left = options.limit + options.grace - (time.perf_counter() - BEGIN)
         ready = wait(list(busy), timeout=max(left, 0.0))
         if not ready:
             print(f"{len(busy)} shards did not end within {options.grace:.0f} s of grace", flush=True)
