@@ -4,8 +4,9 @@
     python tests/python/complete_grid.py --results grid.jsonl --processes 64 --textbook-device cuda --limit 500
 
 The results are JSON lines, one a shard: module, test, shard, shards, passed, failed, seconds, and failures, a list of
-(case, message) of at most 20. A shard whose line is there already is not run again. Closes with a table per test;
-exits with 1 if a case failed, with 2 if none failed but some have not been run.
+(case, message) of at most 20. A shard whose line is there already is not run again, unless a case of it failed and
+``--again`` is given. Closes with a table per test; exits with 1 if a case failed, with 2 if none failed but some have
+not been run.
 """
 
 from __future__ import annotations
@@ -115,6 +116,9 @@ def run_case(test: Test, case: Case, arguments: dict[str, Any], threads: int) ->
                 return f"OutOfMemoryError: {str(error)[:500]}"
             time.sleep(WAIT * random.random())
         except (Exception, AssertionError) as error:
+            if "CUDA error" in str(error):
+                print(error, file=sys.stderr, flush=True)
+                os._exit(3)  # nothing runs on the GPU after that in this process
             return f"{type(error).__name__}: {str(error)[:500]}"
     return None
 
@@ -241,12 +245,16 @@ def main() -> int:
     parser.add_argument("--textbook-device", default="cpu", help="cpu, cuda (GPUs in turn by process) or cuda:1")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds after which no shard begins")
     parser.add_argument("--grace", type=float, default=60, help="seconds for the shards then running")
+    parser.add_argument("--again", action="store_true", help="run shards with failures again")
     parser.add_argument("--share", type=float, default=1.0, help="of the shards, at random")
     options = parser.parse_args()
     torch.set_num_threads(1)
     tests = find_tests()
     shards = all_shards(tests)
     lines = earlier_results(options.results)
+    if options.again:
+        lines = [line for line in lines if not line["failed"]]
+        options.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
     known = {Shard(*(line[name] for name in Shard._fields)) for line in lines}
     wanted = shards[: max(1, round(options.share * len(shards)))]
     missing = [shard for shard in wanted if shard not in known]

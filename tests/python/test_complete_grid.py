@@ -89,6 +89,7 @@ def test_a_process_that_dies_fails_its_case_and_is_replaced(tmp_path: Path) -> N
     failures = [failure for line in map(json.loads, results.read_text().splitlines()) for failure in line["failures"]]
     assert ["b=0-a=3", "the process died with exit code 5"] in failures
     assert ["b=1-a=7", "AssertionError: a is 7"] in failures
+    assert run(results, "--again").stdout.splitlines()[-1].split()[:5] == ["all", "40", "39", "1", "0"]
 
 
 def test_after_the_limit_no_shard_begins(tmp_path: Path) -> None:
