@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+# torch brings an OpenMP of its own beside Tessera's. Idle threads of either that spin keep the cores from the other's:
+# the tests of small models take four times as long. Read when the runtimes are loaded, which is after this.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
