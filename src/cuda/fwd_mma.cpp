@@ -4,6 +4,8 @@
 #include <limits>
 
 #include "core/implementations.h"
+#include "cuda/combine.h"
+#include "cuda/element.h"
 #include "cuda/fwd_params.h"
 #include "cuda/jit/kernel.h"
 #include "shared/config.h"
@@ -13,13 +15,10 @@ namespace {
 
 constexpr std::int64_t kMostRowStride = std::int64_t{1} << 24;  // elements; offsets within a tile are 32-bit
 constexpr std::int64_t kMostGrid = 65535;                       // blocks in y and z
+constexpr std::int64_t kMostSplits = 256;
 
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
-}
-
-Element element_of(DType dtype) {
-  return dtype == DType::fp32 ? Element::fp32 : dtype == DType::fp16 ? Element::fp16 : Element::bf16;
 }
 
 // Head dims that have configurations of their own; others run padded to the next.
@@ -33,18 +32,26 @@ int padded_dim(std::int64_t dim) {
 // Measured on an H200 over S 512 to 8192 (docs/performance.md): 32 rows a warp wherever O's registers leave room for
 // them, because every fragment of K and V then serves two products. Narrower tiles where more than the plainest softmax
 // needs registers too.
-void choose_tile(FwdConfig& config) {
+void choose_tile(FwdConfig& config, std::int64_t rows) {
   const int widest = std::max(config.d, config.dv);
   const bool plain = !config.scale_first && config.source == Source::strided && config.output == config.type;
-  config.tile_m = widest <= 128 ? 128 : 64;
-  config.tile_n = widest <= 64 ? (plain ? 128 : 80) : widest <= 128 ? (plain ? 64 : 48) : 64;
+  // Of few rows, as when decoding, most would be idle.
+  config.tile_m = rows <= 32 ? 32 : rows <= 64 || widest > 128 ? 64 : 128;
+  config.warps = config.tile_m == 32 ? 2 : 4;
+  // Copies go by 16 rows, by 32 where a row is cut into panels of 32 columns.
+  const bool by_32_rows = config.d % 64 != 0 || config.dv % 64 != 0;
+  if (widest <= 64) {
+    config.tile_n = plain ? 128 : by_32_rows ? 96 : 80;
+  } else {
+    config.tile_n = plain || config.dv != 128 ? 64 : by_32_rows ? 32 : 48;
+  }
   config.stages = widest <= 128 && config.source == Source::strided ? 2 : 1;
 }
 
-FwdConfig config_of(const Problem& problem) {
+FwdConfig config_of(const Problem& problem, std::int64_t splits) {
   FwdConfig config;
   config.type = element_of(problem.q_type);
-  config.output = element_of(problem.o_type);
+  config.output = splits > 1 ? Element::fp32 : element_of(problem.o_type);
   config.d = padded_dim(problem.head_dim_qk);
   config.dv = padded_dim(problem.head_dim_v);
   config.source = is_paged(problem.kv) ? Source::paged : Source::strided;
@@ -53,16 +60,38 @@ FwdConfig config_of(const Problem& problem) {
   config.softcap = problem.softcap > 0.0F;
   config.alibi = problem.alibi;
   config.scale_first = config.softcap || config.alibi || !(problem.softmax_scale() > 0.0F);
-  choose_tile(config);
+  choose_tile(config, problem.seqlen_q * problem.group());
   return config;
 }
 
-FwdConfig config_of(const Problem& problem, const Target& target) {
-  FwdConfig config = config_of(problem);
+FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t splits) {
+  FwdConfig config = config_of(problem, splits);
   // Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
   // ask for.
   if (2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024) config.stages = 1;
   return config;
+}
+
+std::int64_t row_tiles(const Problem& problem, const FwdConfig& config) {
+  return (problem.seqlen_q * problem.group() + config.tile_m - 1) / config.tile_m;
+}
+
+// Rows of all sequences, which partial results are kept for.
+std::int64_t all_rows(const Problem& problem) {
+  return problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
+}
+
+// Parts of the keys, each for blocks of its own: as many as fill the device twice, yet of at least 4 tiles each, since
+// a part costs a partial result. The lengths that count are the capacities: the plan sees no others.
+std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes) {
+  if (wishes.splits) return *wishes.splits;
+  if (problem.batch_invariant || target.multiprocessors == 0) return 1;
+  const FwdConfig config = config_of(problem, target, 1);
+  const std::int64_t blocks = row_tiles(problem, config) * problem.heads_kv * problem.batch;
+  const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
+  const std::int64_t tiles = keys / config.tile_n;
+  if (blocks == 0 || blocks * 5 > std::int64_t{target.multiprocessors} * 4) return 1;
+  return std::clamp<std::int64_t>(2 * target.multiprocessors / blocks, 1, std::clamp<std::int64_t>(tiles / 4, 1, 64));
 }
 
 Support supports_features(const Problem& p) {
@@ -94,7 +123,14 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   if (problem.batch > kMostGrid || problem.heads_kv > kMostGrid) {
     return Support::no("wants at most 65535 sequences and key heads");
   }
-  const FwdConfig config = config_of(problem, target);
+  const std::int64_t splits = choose_splits(problem, target, wishes);
+  if (splits < 1 || splits > kMostSplits || splits * problem.batch > kMostGrid) {
+    return Support::no("splits is " + std::to_string(splits) + "; want 1 to 256, at most 65535 with all sequences");
+  }
+  if (splits > 1 && problem.batch_invariant) {
+    return Support::no("splits is " + std::to_string(splits) + "; batch_invariant keeps one part per sequence");
+  }
+  const FwdConfig config = config_of(problem, target, splits);
   if (config.smem_bytes() > target.shared_memory) {
     return Support::no("needs " + std::to_string(config.smem_bytes()) + " bytes of shared memory; the target has " +
                        std::to_string(target.shared_memory));
@@ -104,12 +140,7 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
     return Support::no(std::string(name) + " is " + std::to_string(*wish) + "; want " + std::to_string(value));
   };
   if (const Support s = fixed("tile_q", wishes.tile_q, config.tile_m); !s) return s;
-  if (const Support s = fixed("tile_kv", wishes.tile_kv, config.tile_n); !s) return s;
-  return fixed("splits", wishes.splits, 1);
-}
-
-const char* name_of(Element element) {
-  return element == Element::fp32 ? "fp32" : element == Element::fp16 ? "fp16" : "bf16";
+  return fixed("tile_kv", wishes.tile_kv, config.tile_n);
 }
 
 KernelSource source_of(const FwdConfig& c) {
@@ -144,14 +175,38 @@ KernelSource source_of(const FwdConfig& c) {
   return source;
 }
 
+// Partial results in the workspace: (splits, …o) in fp32, then (splits, …lse).
+struct Partials {
+  std::int64_t o_part;  // elements
+  std::int64_t lse_part;
+  std::int64_t splits;
+
+  Partials(const Problem& problem, std::int64_t count)
+      : o_part(all_rows(problem) * problem.heads_q * problem.head_dim_v),
+        lse_part(all_rows(problem) * problem.heads_q),
+        splits(count) {}
+  [[nodiscard]] std::size_t o_bytes() const {
+    return (static_cast<std::size_t>(o_part * splits) * sizeof(float) + 63) / 64 * 64;
+  }
+  [[nodiscard]] std::size_t bytes() const {
+    return o_bytes() + static_cast<std::size_t>(lse_part * splits) * sizeof(float);
+  }
+};
+
 void plan(detail::PlanState& state) {
-  const FwdConfig config = config_of(state.problem, state.target);
+  const Problem& problem = state.problem;
+  state.splits = choose_splits(problem, state.target, state.wishes);
+  const FwdConfig config = config_of(problem, state.target, state.splits);
   state.tile_q = config.tile_m;
   state.tile_kv = config.tile_n;
-  state.workspace_bytes = 0;
   state.kernels = {source_of(config)};
   state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(config.smem_bytes()) +
                  " bytes a block of " + std::to_string(config.threads()) + " threads\n";
+  if (state.splits == 1) return;
+  state.workspace_bytes = Partials(problem, state.splits).bytes();
+  state.kernels.push_back(source_of(CombineConfig{Element::fp32, element_of(problem.o_type)}));
+  state.choice +=
+      "splits: " + std::to_string(state.splits) + " parts of the keys, then " + state.kernels.back().name + "\n";
 }
 
 void check_row_stride(Slot slot, const Tensor& tensor) {
@@ -163,20 +218,63 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
               "less than " + std::to_string(kMostRowStride) + " on cuda");
 }
 
+Dim3 grid_of(const Problem& problem, const FwdConfig& config, std::int64_t splits) {
+  return {static_cast<std::uint32_t>(row_tiles(problem, config)), static_cast<std::uint32_t>(problem.heads_kv),
+          static_cast<std::uint32_t>(problem.batch * splits)};
+}
+
+// The forward writes partial results to the workspace; gives what merges them into the caller's.
+CombineParams redirect_to(const Partials& partials, std::byte* workspace, const Problem& problem, FwdParams& params) {
+  CombineParams c{};
+  c.o = params.o;
+  c.lse = params.lse;
+  c.sinks = params.sinks;
+  c.sinks_stride = params.sinks_stride;
+  c.o_strides = params.o_strides;
+  c.lse_strides = params.lse_strides;
+  const bool varlen = problem.q_layout == Layout::varlen;
+  const i64 heads = problem.heads_q;
+  const i64 dv = problem.head_dim_v;
+  params.o = workspace;
+  params.lse = reinterpret_cast<float*>(workspace + partials.o_bytes());
+  params.sinks = nullptr;
+  params.o_strides = {varlen ? 0 : problem.seqlen_q * heads * dv, heads * dv, dv};
+  params.lse_strides = {varlen ? 0 : problem.seqlen_q * heads, heads, 1};
+  params.splits = Divisor(static_cast<int>(partials.splits));
+  params.o_split = partials.o_part;
+  params.lse_split = partials.lse_part;
+  c.o_parts = params.o;
+  c.lse_parts = params.lse;
+  c.o_part = partials.o_part;
+  c.lse_part = partials.lse_part;
+  c.o_parts_strides = params.o_strides;
+  c.lse_parts_strides = params.lse_strides;
+  c.parts = static_cast<int>(partials.splits);
+  c.heads = Divisor(static_cast<int>(heads));
+  c.dv = params.dv;
+  c.seqlen_q = params.seqlen_q;
+  c.total_q = params.total_q;
+  c.cu_seqlens_q = params.cu_seqlens_q;
+  return c;
+}
+
 void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   const Problem& problem = state.problem;
-  for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2})
+  for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
     check_row_stride(slot, bindings[slot]);
-  const FwdConfig config = config_of(problem, state.target);
-  const auto group = static_cast<int>(problem.group());
-  FwdParams params = fwd_params(problem, bindings, group);
-  const std::int64_t rows = problem.seqlen_q * group;
-  if (rows == 0 || problem.batch == 0) return;
-  const Dim3 grid{static_cast<std::uint32_t>((rows + config.tile_m - 1) / config.tile_m),
-                  static_cast<std::uint32_t>(problem.heads_kv), static_cast<std::uint32_t>(problem.batch)};
+  }
+  if (problem.seqlen_q == 0 || problem.batch == 0) return;
+  const FwdConfig config = config_of(problem, state.target, state.splits);
+  FwdParams params = fwd_params(problem, bindings, static_cast<int>(problem.group()));
+  CombineParams merge{};
+  if (state.splits > 1) {
+    merge = redirect_to(Partials(problem, state.splits), resources.workspace, problem, params);
+  }
   void* parameters[] = {&params};
-  resources.kernels.front()->launch(grid, {static_cast<std::uint32_t>(config.threads())},
+  resources.kernels.front()->launch(grid_of(problem, config, state.splits),
+                                    {static_cast<std::uint32_t>(config.threads())},
                                     static_cast<std::size_t>(config.smem_bytes()), resources.stream.handle, parameters);
+  if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
 }
 
 }  // namespace

@@ -11,13 +11,6 @@ const T* pointer(const Tensor& tensor) {
   return tensor ? tensor.as<T>() : nullptr;
 }
 
-// Of (batch, head, row), or (head, row).
-Strides lse_strides(const Tensor& tensor) {
-  if (!tensor) return {};
-  if (tensor.rank == 2) return {0, tensor.strides[1], tensor.strides[0]};
-  return {tensor.strides[0], tensor.strides[2], tensor.strides[1]};
-}
-
 struct KvSlots {
   Slot k, v, cu_seqlens, seqused, page_table, page_indptr, page_indices, last_page_len, offset;
 };
@@ -38,6 +31,12 @@ Strides row_strides(const Tensor& tensor) {
   if (!tensor) return {};
   if (tensor.rank == 3) return {0, tensor.strides[0], tensor.strides[1]};
   return {tensor.strides[0], tensor.strides[1], tensor.strides[2]};
+}
+
+Strides lse_strides(const Tensor& tensor) {
+  if (!tensor) return {};
+  if (tensor.rank == 2) return {0, tensor.strides[1], tensor.strides[0]};
+  return {tensor.strides[0], tensor.strides[2], tensor.strides[1]};
 }
 
 KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment) {
@@ -93,10 +92,12 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   p.softcap = problem.softcap;
   p.inverse_softcap = p.softcap > 0.0F ? 1.0F / p.softcap : 0.0F;
   p.slopes = pointer<float>(bindings[Slot::alibi_slopes]);
-  if (p.slopes != nullptr && bindings[Slot::alibi_slopes].rank == 2) {
-    p.slopes_batch = bindings[Slot::alibi_slopes].strides[0];
+  if (const Tensor& slopes = bindings[Slot::alibi_slopes]) {
+    p.slopes_batch = slopes.rank == 2 ? slopes.strides[0] : 0;
+    p.slopes_head = slopes.strides[static_cast<std::size_t>(slopes.rank - 1)];
   }
   p.sinks = pointer<float>(bindings[Slot::sink]);
+  if (p.sinks != nullptr) p.sinks_stride = bindings[Slot::sink].strides[0];
   p.band_left = bounded(problem.band.left);
   p.band_right = bounded(problem.band.right);
   if (problem.affine) {

@@ -10,6 +10,8 @@ namespace tessera::cuda {
 
 /// Elements between batches (0 for packed sequences), rows and heads of (batch, row, head, dim) or (row, head, dim).
 Strides row_strides(const Tensor& tensor);
+/// The same of (batch, head, row) or (head, row).
+Strides lse_strides(const Tensor& tensor);
 /// The first (0) or second (1) source of keys.
 KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment);
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/implementations.h"
+#include "cuda/element.h"
 #include "cuda/fwd_params.h"
 #include "cuda/jit/kernel.h"
 #include "shared/append.h"
@@ -13,16 +14,6 @@ namespace {
 
 constexpr std::int64_t kMostGrid = 65535;  // blocks in y
 constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
-
-bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
-
-Element element_of(DType dtype) {
-  return dtype == DType::fp32 ? Element::fp32 : dtype == DType::fp16 ? Element::fp16 : Element::bf16;
-}
-
-const char* name_of(Element element) {
-  return element == Element::fp32 ? "fp32" : element == Element::fp16 ? "fp16" : "bf16";
-}
 
 const char* name_of(Rotation rotation) {
   return rotation == Rotation::half ? "half" : rotation == Rotation::interleaved ? "interleaved" : "none";

@@ -54,8 +54,9 @@ struct FwdParams {
   float scale;
   float softcap, inverse_softcap;
   const float* slopes;  // ALiBi: (heads) or (batch, heads)
-  i64 slopes_batch;
+  i64 slopes_batch, slopes_head;
   const float* sinks;  // (heads)
+  i64 sinks_stride;
 
   // Inclusive and signed; left = most negative end when unbounded: see kUnbounded.
   i64 band_left, band_right;

@@ -227,7 +227,7 @@ struct FwdMma {
         const int end = visible.end - first_key;
         float slope = 0.0F;
         if constexpr (C.alibi) {
-          slope = p.slopes[work.block.batch * p.slopes_batch + work.block.head + at.head];
+          slope = p.slopes[work.block.batch * p.slopes_batch + (work.block.head + at.head) * p.slopes_head];
         }
 #pragma unroll
         for (int n = 0; n < C.tile_n / 8; ++n) {

@@ -11,7 +11,6 @@ namespace tessera::cuda {
 template <FwdConfig C>
 struct Epilogue {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  static constexpr float kLn2 = 0.6931471805599453F;
   using Output = Accumulator<row_tiles, C.dv / 8>;
 
   const FwdParams& p;
@@ -46,7 +45,7 @@ struct Epilogue {
         const bool empty = sum == 0.0F || row >= used_rows;
         float share = sum;
         if (p.sinks != nullptr && !empty) {
-          const float sink = p.sinks[block.head + PackedRow(block.first_row + row, p.group).head];
+          const float sink = p.sinks[(block.head + PackedRow(block.first_row + row, p.group).head) * p.sinks_stride];
           share += ptx::exp2(sink * kLog2E - origin);
         }
         const float inverse = empty ? 0.0F : ptx::reciprocal(share);

@@ -8,8 +8,6 @@
 
 namespace tessera::cuda {
 
-inline constexpr float kLog2E = 1.4426950408889634F;
-
 /// tanh by one exponential: absolute error about 1e-7.
 __device__ __forceinline__ float tanh_of(float x) {
   return 1.0F - 2.0F * ptx::reciprocal(1.0F + ptx::exp2(2.0F * kLog2E * x));

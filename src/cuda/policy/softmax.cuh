@@ -8,8 +8,6 @@
 
 namespace tessera::cuda {
 
-inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000U);
-
 __device__ __forceinline__ float quad_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));

@@ -4,6 +4,14 @@
 
 #include "shared/types.h"
 
+namespace tessera::cuda {
+
+inline constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000U);
+inline constexpr float kLog2E = 1.4426950408889634F;
+inline constexpr float kLn2 = 0.6931471805599453F;
+
+}  // namespace tessera::cuda
+
 namespace tessera::cuda::ptx {
 
 /// 2^x, at most 2 ulp off; 0 for −∞. Subnormal results are flushed.
