@@ -7,7 +7,9 @@
 #include "cuda/combine.h"
 #include "cuda/element.h"
 #include "cuda/fwd_params.h"
+#include "cuda/fwd_source.h"
 #include "cuda/jit/kernel.h"
+#include "cuda/list_params.h"
 #include "shared/config.h"
 
 namespace tessera::cuda {
@@ -19,6 +21,13 @@ constexpr std::int64_t kMostSplits = 256;
 
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
+}
+
+// Query heads that share the rows of a tile. Dropout's draws are cheapest where rows lie at consecutive positions, and
+// a list of each head's own keeps heads apart.
+std::int64_t packed_heads(const Problem& problem) {
+  const bool apart = problem.dropout > 0.0F || (problem.list && problem.list.heads == TileList::Heads::q);
+  return apart ? 1 : problem.group();
 }
 
 // Head dims that have configurations of their own; others run padded to the next.
@@ -59,8 +68,16 @@ FwdConfig config_of(const Problem& problem, std::int64_t splits) {
   config.affine = problem.affine.has_value();
   config.softcap = problem.softcap > 0.0F;
   config.alibi = problem.alibi;
-  config.scale_first = config.softcap || config.alibi || !(problem.softmax_scale() > 0.0F);
-  choose_tile(config, problem.seqlen_q * problem.group());
+  config.dropout = problem.dropout > 0.0F;
+  config.user_score = !problem.score.empty();
+  config.user_mask = !problem.mask.empty();
+  config.scale_first = config.softcap || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
+  choose_tile(config, problem.seqlen_q * packed_heads(problem));
+  if (config.dropout || config.user_score || config.user_mask) {  // 16 rows a warp: these need registers too
+    config.tile_m = std::min(config.tile_m, 64);
+    config.tile_n = 64;
+  }
+  if (problem.list) choose_list_tiles(config, problem, packed_heads(problem));
   return config;
 }
 
@@ -73,7 +90,7 @@ FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t s
 }
 
 std::int64_t row_tiles(const Problem& problem, const FwdConfig& config) {
-  return (problem.seqlen_q * problem.group() + config.tile_m - 1) / config.tile_m;
+  return (problem.seqlen_q * packed_heads(problem) + config.tile_m - 1) / config.tile_m;
 }
 
 // Rows of all sequences, which partial results are kept for.
@@ -87,11 +104,16 @@ std::int64_t choose_splits(const Problem& problem, const Target& target, const W
   if (wishes.splits) return *wishes.splits;
   if (problem.batch_invariant || target.multiprocessors == 0) return 1;
   const FwdConfig config = config_of(problem, target, 1);
-  const std::int64_t blocks = row_tiles(problem, config) * problem.heads_kv * problem.batch;
+  const std::int64_t blocks = row_tiles(problem, config) * (problem.heads_q / packed_heads(problem)) * problem.batch;
   const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
   const std::int64_t tiles = keys / config.tile_n;
   if (blocks == 0 || blocks * 5 > std::int64_t{target.multiprocessors} * 4) return 1;
   return std::clamp<std::int64_t>(2 * target.multiprocessors / blocks, 1, std::clamp<std::int64_t>(tiles / 4, 1, 64));
+}
+
+// Of a block; what a list adds depends on the problem's capacity, not on the code.
+int shared_bytes(const FwdConfig& config, const Problem& problem) {
+  return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
 }
 
 Support supports_features(const Problem& p) {
@@ -101,11 +123,9 @@ Support supports_features(const Problem& p) {
   }
   if (p.o_type != p.q_type && p.o_type != DType::fp32) return Support::no("writes o in q's type or fp32");
   if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("head dims end at 256");
-  if (p.list || p.next != TileList::Form::none || p.mass != MassKind::none) {
-    return Support::no("has no tile lists and no tile mass yet");
-  }
-  if (p.dropout > 0.0F) return Support::no("has no dropout yet");
-  if (!p.score.empty() || !p.mask.empty()) return Support::no("has no score or mask callables yet");
+  if (p.next != TileList::Form::none || p.mass != MassKind::none) return Support::no("has no tile mass yet");
+  if (!p.score.empty() && score_type(p.score) == nullptr) return Support::no("has no score callable " + p.score);
+  if (!p.mask.empty() && mask_type(p.mask) == nullptr) return Support::no("has no mask callable " + p.mask);
   if (p.metadata == Metadata::report) return Support::no("clamps metadata without a report yet");
   if (p.kv2 && is_paged(*p.kv2) != is_paged(p.kv)) return Support::no("wants both segments paged, or neither");
   return Support::yes();
@@ -120,8 +140,8 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
       problem.total_q > most || problem.kv.total > most) {
     return Support::no("counts rows of a sequence in 32 bits");
   }
-  if (problem.batch > kMostGrid || problem.heads_kv > kMostGrid) {
-    return Support::no("wants at most 65535 sequences and key heads");
+  if (problem.batch > kMostGrid || problem.heads_q / packed_heads(problem) > kMostGrid) {
+    return Support::no("wants at most 65535 sequences and heads");
   }
   const std::int64_t splits = choose_splits(problem, target, wishes);
   if (splits < 1 || splits > kMostSplits || splits * problem.batch > kMostGrid) {
@@ -131,8 +151,14 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
     return Support::no("splits is " + std::to_string(splits) + "; batch_invariant keeps one part per sequence");
   }
   const FwdConfig config = config_of(problem, target, splits);
-  if (config.smem_bytes() > target.shared_memory) {
-    return Support::no("needs " + std::to_string(config.smem_bytes()) + " bytes of shared memory; the target has " +
+  if (problem.list && list_cells(config, problem) > FwdConfig::kMostCells) {
+    return Support::no("collects at most " + std::to_string(FwdConfig::kMostCells) + " runs of " +
+                       std::to_string(config.run) + " keys; the list's problem has " +
+                       std::to_string(list_cells(config, problem)));
+  }
+  const int bytes = shared_bytes(config, problem);
+  if (bytes > target.shared_memory) {
+    return Support::no("needs " + std::to_string(bytes) + " bytes of shared memory; the target has " +
                        std::to_string(target.shared_memory));
   }
   const auto fixed = [](const char* name, const std::optional<std::int64_t>& wish, std::int64_t value) {
@@ -141,38 +167,6 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   };
   if (const Support s = fixed("tile_q", wishes.tile_q, config.tile_m); !s) return s;
   return fixed("tile_kv", wishes.tile_kv, config.tile_n);
-}
-
-KernelSource source_of(const FwdConfig& c) {
-  const auto flag = [](const char* name, bool on) {
-    return on ? std::string(", .") + name + " = true" : std::string();
-  };
-  KernelSource source;
-  source.name = "fwd_mma " + std::string(name_of(c.type)) + " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) +
-                " tile=" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n) +
-                " stages=" + std::to_string(c.stages) + (c.q_kept > 0 ? " q_kept=" + std::to_string(c.q_kept) : "") +
-                (c.output == c.type ? "" : " out=fp32") + (c.source == Source::paged ? " paged" : "") +
-                (c.segments == 2 ? " segments=2" : "") + (c.affine ? " affine" : "") + (c.softcap ? " softcap" : "") +
-                (c.alibi ? " alibi" : "") + (c.scale_first ? " scale_first" : "");
-  source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
-  source.text =
-      "#include \"cuda/kernels/fwd_mma.cuh\"\n"
-      "using namespace tessera::cuda;\n"
-      "constexpr FwdConfig config{.type = Element::" +
-      std::string(name_of(c.type)) + ", .output = Element::" + name_of(c.output) + ", .d = " + std::to_string(c.d) +
-      ", .dv = " + std::to_string(c.dv) + ", .tile_m = " + std::to_string(c.tile_m) +
-      ", .tile_n = " + std::to_string(c.tile_n) + ", .warps = " + std::to_string(c.warps) +
-      ", .stages = " + std::to_string(c.stages) + (c.q_kept > 0 ? ", .q_kept = " + std::to_string(c.q_kept) : "") +
-      (c.source == Source::paged ? ", .source = Source::paged" : "") + (c.segments == 2 ? ", .segments = 2" : "") +
-      flag("scale_first", c.scale_first) + flag("affine", c.affine) + flag("softcap", c.softcap) +
-      flag("alibi", c.alibi) +
-      "};\n"
-      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-      "tessera_kernel(const __grid_constant__ FwdParams params) {\n"
-      "  extern __shared__ __align__(1024) char memory[];\n"
-      "  FwdMma<config>::run(params, memory);\n"
-      "}\n";
-  return source;
 }
 
 // Partial results in the workspace: (splits, …o) in fp32, then (splits, …lse).
@@ -199,9 +193,10 @@ void plan(detail::PlanState& state) {
   const FwdConfig config = config_of(problem, state.target, state.splits);
   state.tile_q = config.tile_m;
   state.tile_kv = config.tile_n;
-  state.kernels = {source_of(config)};
-  state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(config.smem_bytes()) +
-                 " bytes a block of " + std::to_string(config.threads()) + " threads\n";
+  state.kernels = {fwd_mma_source(config, score_type(problem.score), mask_type(problem.mask))};
+  state.choice = "kernel: " + state.kernels.front().name +
+                 "\nshared memory: " + std::to_string(shared_bytes(config, problem)) + " bytes a block of " +
+                 std::to_string(config.threads()) + " threads\n";
   if (state.splits == 1) return;
   state.workspace_bytes = Partials(problem, state.splits).bytes();
   state.kernels.push_back(source_of(CombineConfig{Element::fp32, element_of(problem.o_type)}));
@@ -219,7 +214,8 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
 }
 
 Dim3 grid_of(const Problem& problem, const FwdConfig& config, std::int64_t splits) {
-  return {static_cast<std::uint32_t>(row_tiles(problem, config)), static_cast<std::uint32_t>(problem.heads_kv),
+  return {static_cast<std::uint32_t>(row_tiles(problem, config)),
+          static_cast<std::uint32_t>(problem.heads_q / packed_heads(problem)),
           static_cast<std::uint32_t>(problem.batch * splits)};
 }
 
@@ -265,15 +261,16 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   }
   if (problem.seqlen_q == 0 || problem.batch == 0) return;
   const FwdConfig config = config_of(problem, state.target, state.splits);
-  FwdParams params = fwd_params(problem, bindings, static_cast<int>(problem.group()));
+  FwdParams params = fwd_params(problem, bindings, static_cast<int>(packed_heads(problem)));
+  if (problem.list) params.list = list_params(config, problem, bindings);
   CombineParams merge{};
   if (state.splits > 1) {
     merge = redirect_to(Partials(problem, state.splits), resources.workspace, problem, params);
   }
   void* parameters[] = {&params};
-  resources.kernels.front()->launch(grid_of(problem, config, state.splits),
-                                    {static_cast<std::uint32_t>(config.threads())},
-                                    static_cast<std::size_t>(config.smem_bytes()), resources.stream.handle, parameters);
+  resources.kernels.front()->launch(
+      grid_of(problem, config, state.splits), {static_cast<std::uint32_t>(config.threads())},
+      static_cast<std::size_t>(shared_bytes(config, problem)), resources.stream.handle, parameters);
   if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
 }
 

@@ -2,6 +2,7 @@
 #include "cuda/fwd_params.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace tessera::cuda {
 namespace {
@@ -23,6 +24,19 @@ constexpr KvSlots kSlots[2] = {
 
 i64 bounded(const std::optional<std::int64_t>& side) {
   return side ? std::clamp<i64>(*side, -kUnbounded, kUnbounded) : kUnbounded;
+}
+
+DropoutParams dropout_params(const Problem& problem, const Bindings& bindings) {
+  DropoutParams p{};
+  p.threshold = static_cast<u32>(std::lround((1.0 - static_cast<double>(problem.dropout)) * 65536.0));
+  p.scale = 65536.0F / static_cast<float>(p.threshold);
+  p.seed = bindings.seed;
+  p.offset = bindings.offset;
+  p.seed_at = pointer<u64>(bindings[Slot::dropout_seed]);
+  p.offset_at = pointer<u64>(bindings[Slot::dropout_offset]);
+  p.first_plane = bindings.batch_offset * problem.heads_q + bindings.head_offset;
+  p.heads = problem.heads_q;
+  return p;
 }
 
 }  // namespace
@@ -88,6 +102,8 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   p.q_offset = pointer<i64>(bindings[Slot::q_offset]);
   p.kv[0] = kv_params(problem.kv, bindings, 0);
   if (problem.kv2) p.kv[1] = kv_params(*problem.kv2, bindings, 1);
+  p.batch_offset = bindings.batch_offset;
+  p.head_offset = bindings.head_offset;
   p.scale = problem.softmax_scale();
   p.softcap = problem.softcap;
   p.inverse_softcap = p.softcap > 0.0F ? 1.0F / p.softcap : 0.0F;
@@ -98,6 +114,7 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   }
   p.sinks = pointer<float>(bindings[Slot::sink]);
   if (p.sinks != nullptr) p.sinks_stride = bindings[Slot::sink].strides[0];
+  if (problem.dropout > 0.0F) p.dropout = dropout_params(problem, bindings);
   p.band_left = bounded(problem.band.left);
   p.band_right = bounded(problem.band.right);
   if (problem.affine) {

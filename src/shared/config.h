@@ -31,6 +31,11 @@ struct FwdConfig {
   Source source = Source::strided;
   Tiles tiles = Tiles::range;
   int segments = 1;  // sources of keys
+  // Of lists: consecutive keys that a tile takes together, tile_n or a divisor of it from 16 on. The tiles of a list
+  // gather tile_n / run of them.
+  int run = 64;
+  bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other: tested key by key
+  bool list_waives = false;    // of lists with full tiles, where the user's mask is waived
   // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
   bool scale_first = false;
   bool affine = false;  // an affine causal mask
@@ -43,6 +48,12 @@ struct FwdConfig {
 
   constexpr bool operator==(const FwdConfig&) const = default;
 
+  /// Whether visible keys of a row are told one by one, beyond an interval.
+  constexpr bool tests_elements() const { return list_elements || user_mask; }
+  constexpr bool gathers() const { return tiles == Tiles::list && run < tile_n; }
+  /// Shared memory of a list of `cells`, behind the tiles: 16 bits each; each segment fills up its last tile.
+  constexpr int list_bytes(int cells) const { return 2 * round_up(cells + 2 * (tile_n / run), 8); }
+  static constexpr int kMostCells = 32736;
   constexpr int threads() const { return warps * 32; }
   constexpr int rows_a_warp() const { return tile_m / warps; }
   constexpr int q_bytes() const { return tile_m * d * bytes_of(type); }

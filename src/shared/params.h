@@ -33,6 +33,44 @@ struct KvParams {
   const i64* offset;  // (b), or null for the default
 };
 
+enum class ListForm : unsigned char { indices, bitmask, transposed };
+enum class ListHeads : unsigned char { kv, q };  // a list for all heads has a head stride of 0
+
+/// One of the two lists, strides of (batch, head, block); 0 where the list does not tell them apart.
+struct TileTable {
+  const int* counts;    // index lists
+  const void* entries;  // int32, or the uint32 words of a bitmask
+  i64 count_strides[3];
+  i64 entry_strides[3];
+  int capacity;  // entries of a row
+};
+
+/// Of configurations with Tiles::list. Cells are the units in which a block collects what is listed: runs of
+/// FwdConfig::run keys of a segment.
+struct ListParams {
+  ListForm form;
+  ListHeads heads;
+  bool has_full;
+  TileTable partial;
+  TileTable full;
+  Divisor block_q, block_kv;
+  int key_blocks;
+  int second_block;  // first key block of the second segment
+  int second_cell;   // first cell of the second segment, a multiple of 32
+  int cells;         // of both segments, a multiple of 32
+};
+
+/// Of configurations with `dropout`.
+struct DropoutParams {
+  u32 threshold;         // draws of 16 bits below it are kept
+  float scale;           // of what is kept: 65536 / threshold
+  u64 seed, offset;      // unless bound as tensors:
+  const u64* seed_at;    // (1)
+  const u64* offset_at;  // (1)
+  i64 first_plane;       // batch offset · heads + head offset
+  i64 heads;             // query heads of a sequence
+};
+
 struct FwdParams {
   const void* q;
   void* o;
@@ -51,12 +89,16 @@ struct FwdParams {
   const i64* q_offset;
   KvParams kv[2];
 
+  i64 batch_offset, head_offset;  // where callables read batch and head
   float scale;
   float softcap, inverse_softcap;
   const float* slopes;  // ALiBi: (heads) or (batch, heads)
   i64 slopes_batch, slopes_head;
   const float* sinks;  // (heads)
   i64 sinks_stride;
+
+  DropoutParams dropout;
+  ListParams list;
 
   // Inclusive and signed; left = most negative end when unbounded: see kUnbounded.
   i64 band_left, band_right;

@@ -4,16 +4,22 @@
 // the tiles of K and V are shared. docs/kernels.md draws it.
 #pragma once
 
+#include "cuda/policy/callables.cuh"
+#include "cuda/policy/careful.cuh"
+#include "cuda/policy/dropout.cuh"
+#include "cuda/policy/element_mask.cuh"
 #include "cuda/policy/epilogue.cuh"
 #include "cuda/policy/kv_source.cuh"
 #include "cuda/policy/mask.cuh"
 #include "cuda/policy/score.cuh"
 #include "cuda/policy/softmax.cuh"
-#include "cuda/policy/tile_range.cuh"
+#include "cuda/policy/tile_list.cuh"
+#include "cuda/ptx/opaque.cuh"
 
 namespace tessera::cuda {
 
-template <FwdConfig C>
+/// `User`: the Callables of configurations that have any.
+template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
 struct FwdMma {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
   using QTile = SharedTile<C.tile_m, C.d>;
@@ -27,15 +33,19 @@ struct FwdMma {
   struct Work {
     Block block;
     Sequence sequence;
-    TileRange<C> tiles;
+    KvTiles<C> tiles;
     KvRows<C.source> keys[C.segments], values[C.segments];
   };
-  static_assert(sizeof(Work) <= FwdConfig::kWorkBytes);
+  struct SharedWork : Work {
+    DropoutDraws dropout;
+    Walk walk;
+  };
+  static_assert(sizeof(SharedWork) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
-  const Work& work;
+  const SharedWork& work;
   const u32 q_base;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
   const int lane = thread % 32;
   const int warp_row = thread / 32 * C.rows_a_warp();
 
@@ -46,12 +56,23 @@ struct FwdMma {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory) {
+    // Which walk it is lies in memory, not in a register, and out of the compiler's sight.
+    Walk& walk = reinterpret_cast<SharedWork*>(memory)->walk;
+    if (threadIdx.x == 0) walk = Walk::plain;
+    while (run_walk(params, memory)) {  // nearly never
+      __syncthreads();
+      if (threadIdx.x == 0) walk = static_cast<Walk>(static_cast<int>(walk) + 1);
+    }
+  }
+
+  /// One walk of the block's keys; whether the next is needed.
+  static __device__ __forceinline__ bool run_walk(const FwdParams& params, char* memory) {
     // Every thread finds out what the block has to do, so that the first copies wait for nobody.
     Work work;
     work.block = Block::template of<C>(params);
     work.sequence = Sequence(params, work.block.batch, C.segments);
-    if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return;
-    work.tiles = TileRange<C>(params, work.sequence, work.block);
+    if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return false;
+    if constexpr (C.tiles == Tiles::range) work.tiles = KvTiles<C>(params, work.sequence, work.block);
 #pragma unroll
     for (int i = 0; i < C.segments; ++i) {
       const KvParams& kv = params.kv[i];
@@ -59,13 +80,33 @@ struct FwdMma {
       work.keys[i] = KvRows<C.source>(kv, kv.k, kv.k_strides, extent, work.block.batch, work.block.kv_head);
       work.values[i] = KvRows<C.source>(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
     }
-    Work& kept = *reinterpret_cast<Work*>(memory);
-    if (threadIdx.x == 0) kept = work;
-    FwdMma{params, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.compute(work);
+    SharedWork& kept = *reinterpret_cast<SharedWork*>(memory);
+    if (threadIdx.x == 0) {
+      static_cast<Work&>(kept) = work;
+      if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
+    }
+    // Both opaque, lest what follows from them is found before the first walk, for all of them, and takes registers.
+    const int base = ptx::opaque(static_cast<int>(ptx::shared_address(memory) + FwdConfig::kWorkBytes));
+    const FwdMma kernel{params, kept, static_cast<u32>(base)};
+    if constexpr (C.tiles == Tiles::range) {
+      return kernel.compute(work);
+    } else {
+      const KvTiles<C> tiles(params, work.sequence, work.block, list_memory(params, memory));
+      if (threadIdx.x == 0) kept.tiles = tiles;
+      __syncthreads();
+      return kernel.compute(kept);
+    }
   }
 
+  // The bits lie where keys will.
+  static __device__ __forceinline__ ListMemory list_memory(const FwdParams& params, char* memory) {
+    u32* bits = reinterpret_cast<u32*>(memory + FwdConfig::kWorkBytes + C.q_bytes());
+    return {bits, bits + params.list.cells / 32, reinterpret_cast<unsigned short*>(memory + C.smem_bytes())};
+  }
+  static_assert(C.tiles == Tiles::range || 2 * FwdConfig::kMostCells / 8 <= C.k_bytes() + C.v_bytes());
+
   /// `first`: the same as `work`, before a barrier makes that readable.
-  __device__ __forceinline__ void compute(const Work& first) const {
+  __device__ __forceinline__ bool compute(const Work& first) const {
     Output o;
     Softmax<row_tiles> softmax;
     o.clear();
@@ -79,8 +120,11 @@ struct FwdMma {
       }
       ptx::cp_async_wait<0>();
     }
-    __syncthreads();  // the epilogue reuses the memory of the tiles
-    Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store(o, softmax);
+    const bool finite = __syncthreads_or(!is_finite(o)) == 0;  // the epilogue reuses the memory of the tiles
+    if (!finite && work.walk == Walk::plain) return true;
+    Epilogue<C>{p, work.block, work.sequence, q_base, ptx::opaque(static_cast<int>(threadIdx.x)), work.walk}.store(
+        o, softmax);
+    return work.walk != Walk::plain && work.walk != Walk::negative_infinity;
   }
 
   __device__ __forceinline__ void load_queries(const Work& w) const {
@@ -101,6 +145,14 @@ struct FwdMma {
                                           const KvTile& tile, u32 to, int columns) const {
     KvRows<C.source> rows = segments[0];
     if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
+    if constexpr (C.gathers()) {
+      const int length = w.sequence.segment(tile.segment).extent.length;
+      load_rows<Tile, C.threads()>(to, columns, thread, [&](int row) {
+        const int key = w.tiles.key(tile, row);
+        return RowAddress{rows.at(0, key < length ? key : 0), key < length};
+      });
+      return;
+    }
     rows.advance(tile.first);
     load_tile<Tile, C.threads()>(to, w.sequence.segment(tile.segment).extent.length - tile.first, columns, thread,
                                  [&](int row) { return rows.at(tile.first, row); });
@@ -121,11 +173,14 @@ struct FwdMma {
       find_scores(s, q, k_base(0));
       ptx::cp_async_wait<0>();
       __syncthreads();
+      replace_values(v_base(0));
       if (i + 1 < work.tiles.count()) load_keys(work, work.tiles.at(i + 1), k_base(0));
       ptx::cp_async_commit();
-      finish_scores(s, work.tiles.at(i));
+      const KvTile tile = work.tiles.at(i);
+      finish_scores(s, tile);
+      if (work.walk > Walk::finite) count_visible(s);
       softmax.raise(s, o, softmax_scale());
-      add_values(o, s, softmax, v_base(0));
+      add_values(o, s, softmax, tile, v_base(0));
     } while (++i < work.tiles.count());
   }
 
@@ -145,12 +200,15 @@ struct FwdMma {
     for (int i = 0; i < count; ++i) {
       ptx::cp_async_wait<C.stages - 2>();
       __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
+      replace_values(v_base(i % C.stages));
       fill(work, i + C.stages - 1);
       Scores s;
       find_scores(s, q, k_base(i % C.stages));
-      finish_scores(s, work.tiles.at(i));
+      const KvTile tile = work.tiles.at(i);
+      finish_scores(s, tile);
+      if (work.walk > Walk::finite) count_visible(s);
       softmax.raise(s, o, softmax_scale());
-      add_values(o, s, softmax, v_base(i % C.stages));
+      add_values(o, s, softmax, tile, v_base(i % C.stages));
     }
   }
 
@@ -162,6 +220,13 @@ struct FwdMma {
       __syncthreads();
     }
     return Queries(q_base, warp_row, lane);
+  }
+
+  // After a barrier; ends with one.
+  __device__ __forceinline__ void replace_values(u32 v_at) const {
+    if (work.walk == Walk::plain) return;
+    cuda::replace_values<C.type, VTile, C.threads()>(v_at, work.walk, thread);
+    __syncthreads();
   }
 
   // S = Q·Kᵀ of the warp's rows.
@@ -178,7 +243,10 @@ struct FwdMma {
 
   // O += P·V. The exponentials of 16 keys run beside the products of the 16 before; P's fragments are rounded from the
   // scores' in place.
-  __device__ __forceinline__ void add_values(Output& o, Scores& s, Softmax<row_tiles>& softmax, u32 v_at) const {
+  __device__ __forceinline__ void add_values(Output& o, Scores& s, Softmax<row_tiles>& softmax, const KvTile& tile,
+                                             u32 v_at) const {
+    KeptBits<C> kept[row_tiles];
+    if constexpr (C.dropout) draw_dropout(kept, tile);
     const u32 values = values_address<VTile>(v_at, lane);
 #pragma unroll
     for (int k = 0; k < C.tile_n / 16; ++k) {
@@ -189,6 +257,10 @@ struct FwdMma {
         auto& right = s.tile[m][2 * k + 1];
         softmax.exponentiate(m, left, softmax_scale());
         softmax.exponentiate(m, right, softmax_scale());
+        if constexpr (C.dropout) {
+          kept[m].apply(left, k, 0);
+          kept[m].apply(right, k, 1);
+        }
         a[m][0] = ptx::pack<C.type>(left[0], left[1]);
         a[m][1] = ptx::pack<C.type>(left[2], left[3]);
         a[m][2] = ptx::pack<C.type>(right[0], right[1]);
@@ -198,12 +270,26 @@ struct FwdMma {
     }
   }
 
+  __device__ __forceinline__ void draw_dropout(KeptBits<C> (&kept)[row_tiles], const KvTile& tile) const {
+    const auto keys = static_cast<u32>(work.sequence.segment(tile.segment).position);
+    const auto queries = static_cast<u32>(work.sequence.q_position);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      const int row = work.block.first_row + warp_row + m * 16 + lane / 4;
+      const PackedRow upper(row, p.group);
+      const PackedRow lower(row + 8, p.group);
+      const DropoutRows rows{{queries + upper.query, queries + lower.query},
+                             {static_cast<u32>(upper.head), static_cast<u32>(lower.head)}};
+      kept[m].draw(work.dropout, rows, lane, [&](int column) { return keys + work.tiles.key(tile, column); });
+    }
+  }
+
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 
   // Products to scores, hidden ones to −∞. Most tiles are seen whole; of the others most by the end of the sequence or
   // the causal mask, so that one comparison does.
   __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile) const {
-    if constexpr (C.scale_first) {
+    if constexpr (C.scale_first || C.tests_elements()) {
       finish_rows<true, true>(s, tile);
     } else if (tile.cut_begin) {
       finish_rows<true, true>(s, tile);
@@ -219,6 +305,8 @@ struct FwdMma {
     const int first_key = tile.first + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
+      HiddenBits<C> hidden;
+      if constexpr (C.tests_elements()) find_hidden(hidden, m, tile);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const PackedRow at(work.block.first_row + warp_row + m * 16 + half * 8 + lane / 4, p.group);
@@ -231,17 +319,50 @@ struct FwdMma {
         }
 #pragma unroll
         for (int n = 0; n < C.tile_n / 8; ++n) {
+          const int moved = work.tiles.moved(tile, n * 8);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = s.tile[m][n][half * 2 + i];
-            const int key = n * 8 + i;
-            if constexpr (C.scale_first)
-              score = score_of<C>(score, p, slope, bounds.distance(at.query, first_key + key));
+            const int key = n * 8 + i + moved;
+            if constexpr (C.scale_first) {
+              score = score_of<C, typename User::Score>(score, p, slope, bounds.distance(at.query, first_key + key),
+                                                        [&] { return point_of(at, tile.segment, first_key + key); });
+            }
             if ((cut_end && key >= end) || (cut_begin && key < begin)) score = -kInfinity;
+            if constexpr (C.tests_elements()) {
+              if (hidden.at(half, n, i)) score = -kInfinity;
+            }
           }
         }
       }
     }
+  }
+
+  // Tests of the m-th 16 rows key by key.
+  __device__ __forceinline__ void find_hidden(HiddenBits<C>& hidden, int m, const KvTile& tile) const {
+    const int row = work.block.first_row + warp_row + m * 16 + lane / 4;
+    const int keys = work.sequence.segment(tile.segment).extent.length;
+    const ListReader reader(p.list, work.block.batch, work.block.head, work.block.kv_head);
+    ListedKeys listed{reader};
+    hidden.find(lane, [&](int half, int column) {
+      const PackedRow at(row + half * 8, p.group);
+      const int key = work.tiles.key(tile, column);
+      if (at.query >= work.sequence.q.length || key >= keys) return true;
+      if constexpr (C.list_elements) {
+        const ListClass found = listed.find(at.query, tile.segment, key);
+        if (found == ListClass::none) return true;
+        if (found == ListClass::full) return false;
+      }
+      if constexpr (C.user_mask) {
+        return !work.tiles.waives(tile, column) && !User::Mask::visible(point_of(at, tile.segment, key));
+      }
+      return false;
+    });
+  }
+
+  __device__ __forceinline__ ScorePoint point_of(const PackedRow& at, int segment, int key) const {
+    return {p.batch_offset + work.block.batch, p.head_offset + work.block.head + at.head,
+            work.sequence.q_position + at.query, work.sequence.segment(segment).position + key};
   }
 };
 

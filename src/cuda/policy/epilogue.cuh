@@ -2,6 +2,7 @@
 // From sums to outputs: O divided by its row sums (and the sink), the LSE; rows past the used length become 0 and −∞.
 #pragma once
 
+#include "cuda/policy/careful.cuh"
 #include "cuda/policy/score.cuh"
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tile_range.cuh"
@@ -18,6 +19,7 @@ struct Epilogue {
   const Sequence& sequence;
   u32 memory;  // shared, for o of the whole block
   int thread;
+  Walk walk;  // of the keys; those that count spoil what is there
 
   __device__ __forceinline__ int rows() const {
     return static_cast<int>(sequence.q.capacity * p.group.value) - block.first_row;
@@ -48,24 +50,27 @@ struct Epilogue {
           const float sink = p.sinks[(block.head + PackedRow(block.first_row + row, p.group).head) * p.sinks_stride];
           share += ptx::exp2(sink * kLog2E - origin);
         }
-        const float inverse = empty ? 0.0F : ptx::reciprocal(share);
+        float inverse = empty ? 0.0F : ptx::reciprocal(share);
+        if constexpr (C.dropout) inverse *= p.dropout.scale;
 #pragma unroll
         for (int n = 0; n < C.dv / 8; ++n) {
           o.tile[m][n][half * 2] *= inverse;
           o.tile[m][n][half * 2 + 1] *= inverse;
         }
-        if (p.lse != nullptr && row < rows() && thread % 4 == 0) {
+        if (p.lse != nullptr && row < rows() && thread % 4 == 0 && walk <= Walk::finite) {
           *reinterpret_cast<float*>(lse.writable(row)) = empty ? -kInfinity : (origin + ptx::log2(sum)) * kLn2;
         }
       }
     }
     if constexpr (C.output == Element::fp32) {
-      store_fp32(o);
+      if (walk > Walk::finite) return store_fp32<true>(o);
+      store_fp32<false>(o);
     } else {
       store_16_bit(o);
     }
   }
 
+  template <bool counts>
   __device__ __forceinline__ void store_fp32(const Output& o) const {
     const PackedRows out = rows_of(p.o, 4, p.o_strides, p.o_split);
 #pragma unroll
@@ -78,7 +83,10 @@ struct Epilogue {
 #pragma unroll
         for (int n = 0; n < C.dv / 8; ++n) {
           if (n * 8 >= p.dv) break;
-          *reinterpret_cast<float2*>(to + n * 32) = make_float2(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]);
+          float2& at = *reinterpret_cast<float2*>(to + n * 32);
+          const float left = o.tile[m][n][half * 2];
+          const float right = o.tile[m][n][half * 2 + 1];
+          at = counts ? make_float2(spoiled(at.x, left, walk), spoiled(at.y, right, walk)) : make_float2(left, right);
         }
       }
     }
@@ -100,6 +108,7 @@ struct Epilogue {
     }
     __syncwarp();  // a warp reads back its own rows only
     const PackedRows out = rows_of(p.o, 2, p.o_strides, p.o_split);
+    if (walk > Walk::finite) return spoil_16_bit(out);
     const int lane = thread % 32;
     constexpr int lanes_a_row = Tile::row_chunks;
 #pragma unroll
@@ -114,6 +123,22 @@ struct Epilogue {
         u32 value[4];
         ptx::load_shared_16(value, memory + Tile::at(row, chunk));
         ptx::store_16(to + chunk * 16, value);
+      }
+    }
+  }
+
+  // Rare, so rolled.
+  __device__ __forceinline__ void spoil_16_bit(const PackedRows& out) const {
+    using Tile = SharedTile<C.tile_m, C.dv>;
+    const int first = thread / 32 * C.rows_a_warp();
+#pragma unroll 1
+    for (int row = first; row < min(first + C.rows_a_warp(), rows()); ++row) {
+#pragma unroll 1
+      for (int chunk = thread % 32; chunk * 8 < p.dv; chunk += 32) {
+        u32 value[4];
+        ptx::load_shared_16(value, memory + Tile::at(row, chunk));
+        spoil<C.output>(value, out.at(row) + chunk * 16, walk);
+        ptx::store_16(out.writable(row) + chunk * 16, value);
       }
     }
   }

@@ -110,4 +110,31 @@ __device__ __forceinline__ void load_tile(u32 to, int valid_rows, int columns, i
   });
 }
 
+/// Where a row is; one that is not there still has an address that is somebody's.
+struct RowAddress {
+  const char* at;
+  bool valid;
+};
+
+/// A tile of rows that do not follow each other; `address` gives the RowAddress of each.
+template <class Tile, int threads, class Address>
+__device__ __forceinline__ void load_rows(u32 to, int columns, int thread, Address address) {
+  constexpr int rows_a_step = threads / Tile::row_chunks;
+  static_assert(threads % Tile::row_chunks == 0 && Tile::rows % rows_a_step == 0 && rows_a_step % 8 == 0);
+  const int first_row = thread / Tile::row_chunks;
+  const int chunk = thread % Tile::row_chunks;
+  const u32 first = to + Tile::at(first_row, chunk);
+#pragma unroll
+  for (int step = 0; step < Tile::rows / rows_a_step; ++step) {
+    const RowAddress from = address(step * rows_a_step + first_row);
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      const int column = panel * Tile::panel_columns + chunk * 8;
+      const bool valid = from.valid && column < columns;
+      ptx::cp_async_16_or_zeros(first + Tile::rows_below(step * rows_a_step) + panel * Tile::panel_bytes,
+                                valid ? from.at + column * 2 : from.at, valid);
+    }
+  }
+}
+
 }  // namespace tessera::cuda

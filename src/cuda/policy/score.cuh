@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From products q·k to scores in units of log2(e), in the order scale, softcap, ALiBi.
+// From products q·k to scores in units of log2(e), in the order scale, softcap, score callable, ALiBi.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -13,11 +13,13 @@ __device__ __forceinline__ float tanh_of(float x) {
   return 1.0F - 2.0F * ptx::reciprocal(1.0F + ptx::exp2(2.0F * kLog2E * x));
 }
 
-/// One score; `distance` is |position of the query − position of the key|. Only for configurations with scale_first.
-template <FwdConfig C>
-__device__ __forceinline__ float score_of(float product, const FwdParams& p, float slope, float distance) {
+/// One score; `distance` is |position of the query − position of the key|, `point` gives the ScorePoint. Only for
+/// configurations with scale_first.
+template <FwdConfig C, class Score, class Point>
+__device__ __forceinline__ float score_of(float product, const FwdParams& p, float slope, float distance, Point point) {
   float score = product * p.scale;
   if constexpr (C.softcap) score = p.softcap * tanh_of(score * p.inverse_softcap);
+  if constexpr (C.user_score) score = Score::value(score, point());
   if constexpr (C.alibi) score -= slope * distance;
   return score * kLog2E;
 }

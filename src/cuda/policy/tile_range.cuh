@@ -64,11 +64,12 @@ struct PackedRows {
   __device__ __forceinline__ char* writable(int row) const { return const_cast<char*>(at(row)); }
 };
 
-/// tile_n keys from `first` on of a segment.
+/// tile_n keys of a segment, from `first` on unless a list's tile gathers several runs.
 struct KvTile {
   int segment;
   int first;
   bool cut_begin, cut_end;  // some row of the block does not see the first, the last key
+  int slot = 0;             // of lists: its first cell
 };
 
 /// The tiles between the first key that any row of the block sees and the last, of both segments, from the last to the
@@ -92,6 +93,12 @@ class TileRange {
   }
 
   __device__ __forceinline__ int count() const { return count_; }
+
+  /// Key of a column of a tile.
+  __device__ __forceinline__ int key(const KvTile& tile, int column) const { return tile.first + column; }
+  /// How far that is from where it would be in a tile without gaps.
+  __device__ __forceinline__ int moved(const KvTile& /*tile*/, int /*column*/) const { return 0; }
+  __device__ __forceinline__ bool waives(const KvTile& /*tile*/, int /*column*/) const { return false; }
 
   /// In the order of the walk.
   __device__ __forceinline__ KvTile at(int i) const {

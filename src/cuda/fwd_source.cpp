@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fwd_source.h"
+
+#include <string>
+
+#include "cuda/element.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// The fields that are not as FwdConfig has them by default, as an initialiser for the compiler and as words for
+/// people. In the order of the struct.
+class Fields {
+ public:
+  void number(const char* name, int value) {
+    set(name, std::to_string(value));
+    words_ += std::string(" ") + name + "=" + std::to_string(value);
+  }
+  void flag(const char* name, bool on) {
+    if (!on) return;
+    set(name, "true");
+    words_ += std::string(" ") + name;
+  }
+  /// `words`: for people; the value is `Type::value`.
+  void option(const char* name, const char* value, const std::string& words) {
+    set(name, value);
+    words_ += words;
+  }
+  /// For the compiler alone.
+  void set(const char* name, const std::string& value) {
+    initialiser_ += (initialiser_.empty() ? "." : ", .") + std::string(name) + " = " + value;
+  }
+  void word(const std::string& word) { words_ += " " + word; }
+
+  [[nodiscard]] const std::string& initialiser() const { return initialiser_; }
+  [[nodiscard]] const std::string& words() const { return words_; }
+
+ private:
+  std::string initialiser_;
+  std::string words_;
+};
+
+void shape_fields(Fields& fields, const FwdConfig& c) {
+  const std::string element = "Element::";
+  fields.option("type", (element + name_of(c.type)).c_str(), std::string(" ") + name_of(c.type));
+  fields.option("output", (element + name_of(c.output)).c_str(), c.output == c.type ? "" : " out=fp32");
+  fields.set("d", std::to_string(c.d));
+  fields.set("dv", std::to_string(c.dv));
+  fields.word("d=" + std::to_string(c.d) + ":" + std::to_string(c.dv));
+  fields.set("tile_m", std::to_string(c.tile_m));
+  fields.set("tile_n", std::to_string(c.tile_n));
+  fields.word("tile=" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n));
+  if (c.warps != FwdConfig{}.warps) fields.number("warps", c.warps);
+  fields.number("stages", c.stages);
+  if (c.q_kept > 0) fields.number("q_kept", c.q_kept);
+}
+
+}  // namespace
+
+const char* score_type(std::string_view name) noexcept {
+  if (name == "relative") return "RelativeScore";
+  if (name == "soft_clip") return "SoftClipScore";
+  return nullptr;
+}
+
+const char* mask_type(std::string_view name) noexcept {
+  if (name == "document") return "DocumentMask";
+  if (name == "checkerboard") return "CheckerboardMask";
+  if (name == "prefix") return "PrefixMask";
+  return nullptr;
+}
+
+KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* mask) {
+  Fields fields;
+  shape_fields(fields, c);
+  if (c.source == Source::paged) fields.option("source", "Source::paged", " paged");
+  if (c.tiles == Tiles::list) fields.option("tiles", "Tiles::list", " list");
+  if (c.segments == 2) fields.number("segments", c.segments);
+  if (c.tiles == Tiles::list) fields.number("run", c.run);
+  fields.flag("list_elements", c.list_elements);
+  fields.flag("list_waives", c.list_waives);
+  fields.flag("scale_first", c.scale_first);
+  fields.flag("affine", c.affine);
+  fields.flag("softcap", c.softcap);
+  fields.flag("alibi", c.alibi);
+  fields.flag("dropout", c.dropout);
+  if (c.user_score) fields.option("user_score", "true", std::string(" ") + score);
+  if (c.user_mask) fields.option("user_mask", "true", std::string(" ") + mask);
+  const std::string callables = std::string("Callables<") + (c.user_score ? score : "NoCallable") + ", " +
+                                (c.user_mask ? mask : "NoCallable") + ">";
+  KernelSource source;
+  source.name = "fwd_mma" + fields.words();
+  source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
+  source.text =
+      "#include \"cuda/kernels/fwd_mma.cuh\"\n"
+      "using namespace tessera::cuda;\n"
+      "constexpr FwdConfig config{" +
+      fields.initialiser() +
+      "};\n"
+      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "tessera_kernel(const __grid_constant__ FwdParams params) {\n"
+      "  extern __shared__ __align__(1024) char memory[];\n"
+      "  FwdMma<config, " +
+      callables +
+      ">::run(params, memory);\n"
+      "}\n";
+  return source;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tile lists for a forward kernel: how they fit its tiles, and what it is given.
+#pragma once
+
+#include "shared/config.h"
+#include "shared/params.h"
+#include "tessera/executor.h"
+#include "tessera/problem.h"
+
+namespace tessera::cuda {
+
+/// Fits tiles to the problem's list. `packed_heads`: that share the rows of a tile.
+void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads);
+/// Cells of `run` keys in both segments, each a multiple of 32.
+std::int64_t list_cells(const FwdConfig& config, const Problem& problem);
+ListParams list_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings);
+
+}  // namespace tessera::cuda

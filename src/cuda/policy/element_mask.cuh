@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cannot be told by one interval of keys for each row: tests key by key, as bits that the scores are then masked
+// with.
+#pragma once
+
+#include "cuda/policy/tile_list.cuh"
+
+namespace tessera::cuda {
+
+/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit half · tile_n / 4 + 2n + i is value i
+/// of row `half` in the n-th tile of 8 columns.
+template <FwdConfig C>
+struct HiddenBits {
+  static constexpr int row_bits = C.tile_n / 4;
+  u64 bits;
+
+  /// `hides(half, column)` tells of a row and a column of the tile.
+  template <class Hides>
+  __device__ __forceinline__ void find(int lane, Hides hides) {
+    bits = 0;
+    // Rolled, because a test is long.
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+      for (int e = 0; e < row_bits; ++e) {
+        const bool hidden = hides(half, e / 2 * 8 + lane % 4 * 2 + e % 2);
+        bits |= static_cast<u64>(hidden) << (half * row_bits + e);
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool at(int half, int n, int i) const {
+    return (bits >> (half * row_bits + n * 2 + i) & 1) != 0;
+  }
+};
+
+/// A row's view of the list, where a tile holds keys or rows of several of its tiles. Neighbours mostly share a tile:
+/// the last answer is kept.
+struct ListedKeys {
+  const ListReader& reader;
+  int query_block = -1;
+  int key_block = -1;
+  ListClass listed = ListClass::none;
+
+  /// `key` of a segment, below its length; `query` below the sequence's.
+  __device__ __forceinline__ ListClass find(int query, int segment, int key) {
+    const int q = ptx::divide(query, reader.p.block_q);
+    const int k = ptx::divide(key, reader.p.block_kv) + (segment == 0 ? 0 : reader.p.second_block);
+    if (q != query_block || k != key_block) {
+      query_block = q;
+      key_block = k;
+      listed = reader.find(q, k);
+    }
+    return listed;
+  }
+};
+
+}  // namespace tessera::cuda
