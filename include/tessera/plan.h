@@ -49,6 +49,9 @@ struct Wishes {
   std::optional<std::int64_t> tile_q;   // query rows a tile (all heads of a group together)
   std::optional<std::int64_t> tile_kv;  // keys a tile
   std::optional<std::int64_t> splits;   // parts of the KV sequence computed apart and combined
+  std::optional<std::int64_t> stages;   // cuda: tiles of keys and values in flight
+  std::optional<std::int64_t> warps;    // cuda: warps a block
+  std::string loader;                   // cuda: "cp_async", "tma"
   /// From "tile_q=64 tile_kv=128 splits=2 implementation=cpu.tiled". Throws Error{parse}.
   static Wishes parse(std::string_view text);
   [[nodiscard]] std::string to_string() const;

@@ -50,7 +50,11 @@ void check_wishes(const Wishes& wishes) {
   const struct {
     const char* name;
     const std::optional<std::int64_t>& value;
-  } counts[] = {{"tile_q", wishes.tile_q}, {"tile_kv", wishes.tile_kv}, {"splits", wishes.splits}};
+  } counts[] = {{"tile_q", wishes.tile_q},
+                {"tile_kv", wishes.tile_kv},
+                {"splits", wishes.splits},
+                {"stages", wishes.stages},
+                {"warps", wishes.warps}};
   for (const auto& count : counts) {
     if (count.value && (*count.value < 1 || *count.value > detail::kMaxSize)) {
       throw Error(ErrorCode::invalid_argument, count.name, std::to_string(*count.value), "1 or more");
@@ -80,6 +84,9 @@ Support row_supports(const Implementation& row, const Problem& problem, const Ta
     return Support::no("only on request, with implementation=" + std::string(name));
   }
   const bool on_cuda = name.starts_with("cuda.");
+  if (!on_cuda && (wishes.stages || wishes.warps || !wishes.loader.empty())) {
+    return Support::no("stages, warps and loader are wishes for cuda");
+  }
   if (on_cuda != (target.device == DeviceType::cuda)) {
     return Support::no(std::string("runs on ") + (on_cuda ? "CUDA" : "the CPU") + ", the target is " +
                        target.to_string());

@@ -80,6 +80,9 @@ Wishes Wishes::parse(std::string_view text) {
   wishes.tile_q = positive("tile_q");
   wishes.tile_kv = positive("tile_kv");
   wishes.splits = positive("splits");
+  wishes.stages = positive("stages");
+  wishes.warps = positive("warps");
+  wishes.loader = line.value("loader").value_or("");
   line.check_all_used();
   return wishes;
 }
@@ -94,6 +97,9 @@ std::string Wishes::to_string() const {
   if (tile_q) add("tile_q", std::to_string(*tile_q));
   if (tile_kv) add("tile_kv", std::to_string(*tile_kv));
   if (splits) add("splits", std::to_string(*splits));
+  if (stages) add("stages", std::to_string(*stages));
+  if (warps) add("warps", std::to_string(*warps));
+  if (!loader.empty()) add("loader", loader);
   return text;
 }
 

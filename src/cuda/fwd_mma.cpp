@@ -10,6 +10,7 @@
 #include "cuda/fwd_source.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/list_params.h"
+#include "cuda/tensor_map.h"
 #include "shared/config.h"
 
 namespace tessera::cuda {
@@ -54,7 +55,8 @@ void choose_tile(FwdConfig& config, std::int64_t rows) {
   } else {
     config.tile_n = plain || config.dv != 128 ? 64 : by_32_rows ? 32 : 48;
   }
-  config.stages = widest <= 128 && config.source == Source::strided ? 2 : 1;
+  const bool two_stages = widest <= 64 || (widest <= 128 && !config.scale_first);
+  config.stages = two_stages && config.source == Source::strided ? 2 : 1;
 }
 
 FwdConfig config_of(const Problem& problem, std::int64_t splits) {
@@ -81,11 +83,27 @@ FwdConfig config_of(const Problem& problem, std::int64_t splits) {
   return config;
 }
 
-FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t splits) {
+bool has_tma(const FwdConfig& config, const Target& target) {
+  return target.sm >= 90 && config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1;
+}
+
+FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes) {
   FwdConfig config = config_of(problem, splits);
   // Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
   // ask for.
-  if (2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024) config.stages = 1;
+  if (2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024) {
+    config.stages = 1;
+    config.tile_n = std::min(config.tile_n, config.d % 64 != 0 || config.dv % 64 != 0 ? 96 : 112);
+  }
+  const auto wish = [](int& field, const std::optional<std::int64_t>& value) {
+    if (value) field = static_cast<int>(std::min<std::int64_t>(*value, 1 << 20));
+  };
+  wish(config.tile_m, wishes.tile_q);
+  wish(config.tile_n, wishes.tile_kv);
+  wish(config.stages, wishes.stages);
+  wish(config.warps, wishes.warps);
+  if (!problem.list) config.run = config.tile_n;
+  if (wishes.loader == "tma") config.loader = Loader::tma;
   return config;
 }
 
@@ -103,12 +121,41 @@ std::int64_t all_rows(const Problem& problem) {
 std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes) {
   if (wishes.splits) return *wishes.splits;
   if (problem.batch_invariant || target.multiprocessors == 0) return 1;
-  const FwdConfig config = config_of(problem, target, 1);
+  const FwdConfig config = config_of(problem, target, 1, wishes);
   const std::int64_t blocks = row_tiles(problem, config) * (problem.heads_q / packed_heads(problem)) * problem.batch;
   const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
   const std::int64_t tiles = keys / config.tile_n;
   if (blocks == 0 || blocks * 5 > std::int64_t{target.multiprocessors} * 4) return 1;
   return std::clamp<std::int64_t>(2 * target.multiprocessors / blocks, 1, std::clamp<std::int64_t>(tiles / 4, 1, 64));
+}
+
+// Wishes may ask for what no kernel can be.
+Support exists(const FwdConfig& c, const Target& target, const Wishes& wishes) {
+  const auto refuse = [](const char* what, std::int64_t got, const std::string& want) {
+    return Support::no(std::string(what) + " is " + std::to_string(got) + "; want " + want);
+  };
+  if (c.warps > 16 || (c.warps & (c.warps - 1)) != 0) return refuse("warps", c.warps, "1, 2, 4, 8 or 16");
+  if (c.tile_m != c.warps * 16 && c.tile_m != c.warps * 32) return refuse("tile_q", c.tile_m, "16 or 32 rows a warp");
+  if (c.stages > 4) return refuse("stages", c.stages, "1 to 4");
+  // Copies go by as many rows as the block's threads have 16-byte chunks for.
+  const int a_step = c.threads() / (c.d % 64 != 0 || c.dv % 64 != 0 ? 4 : 8);
+  if (a_step % 8 != 0 || c.tile_m % a_step != 0)
+    return refuse("warps", c.warps, "as many as copy tile_q in whole steps");
+  if (c.tile_n % a_step != 0 || c.tile_n % 16 != 0 || c.tile_n > 256) {
+    return refuse("tile_kv", c.tile_n, "a multiple of " + std::to_string(std::max(a_step, 16)) + " up to 256");
+  }
+  constexpr int most = 208;
+  if (c.accumulators() > most) {
+    return Support::no("needs " + std::to_string(c.accumulators()) +
+                       " registers a thread for scores and output; want at most " + std::to_string(most));
+  }
+  if (!wishes.loader.empty() && wishes.loader != "tma" && wishes.loader != "cp_async") {
+    return Support::no("loader is " + wishes.loader + "; want cp_async or tma");
+  }
+  if (c.loader == Loader::tma && !has_tma(c, target)) {
+    return Support::no("loader is tma; that wants SM90 or newer, dense or varlen keys, one segment and no list");
+  }
+  return Support::yes();
 }
 
 // Of a block; what a list adds depends on the problem's capacity, not on the code.
@@ -150,7 +197,8 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   if (splits > 1 && problem.batch_invariant) {
     return Support::no("splits is " + std::to_string(splits) + "; batch_invariant keeps one part per sequence");
   }
-  const FwdConfig config = config_of(problem, target, splits);
+  const FwdConfig config = config_of(problem, target, splits, wishes);
+  if (const Support s = exists(config, target, wishes); !s) return s;
   if (problem.list && list_cells(config, problem) > FwdConfig::kMostCells) {
     return Support::no("collects at most " + std::to_string(FwdConfig::kMostCells) + " runs of " +
                        std::to_string(config.run) + " keys; the list's problem has " +
@@ -161,12 +209,8 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
     return Support::no("needs " + std::to_string(bytes) + " bytes of shared memory; the target has " +
                        std::to_string(target.shared_memory));
   }
-  const auto fixed = [](const char* name, const std::optional<std::int64_t>& wish, std::int64_t value) {
-    if (!wish || *wish == value) return Support::yes();
-    return Support::no(std::string(name) + " is " + std::to_string(*wish) + "; want " + std::to_string(value));
-  };
-  if (const Support s = fixed("tile_q", wishes.tile_q, config.tile_m); !s) return s;
-  return fixed("tile_kv", wishes.tile_kv, config.tile_n);
+  if (problem.list && wishes.tile_kv) return Support::no("tile_kv cannot be wished for beside a list");
+  return Support::yes();
 }
 
 // Partial results in the workspace: (splits, …o) in fp32, then (splits, …lse).
@@ -190,7 +234,7 @@ struct Partials {
 void plan(detail::PlanState& state) {
   const Problem& problem = state.problem;
   state.splits = choose_splits(problem, state.target, state.wishes);
-  const FwdConfig config = config_of(problem, state.target, state.splits);
+  const FwdConfig config = config_of(problem, state.target, state.splits, state.wishes);
   state.tile_q = config.tile_m;
   state.tile_kv = config.tile_n;
   state.kernels = {fwd_mma_source(config, score_type(problem.score), mask_type(problem.mask))};
@@ -254,20 +298,32 @@ CombineParams redirect_to(const Partials& partials, std::byte* workspace, const 
   return c;
 }
 
+KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params) {
+  const KvParams& kv = params.kv[0];
+  const std::int64_t rows = kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
+  const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
+    return tensor_map(tensor, strides, dim, rows, problem.heads_kv, problem.batch, config.tile_n,
+                      padded % 64 == 0 ? 64 : 32);
+  };
+  return {map(kv.k, kv.k_strides, params.d, config.d), map(kv.v, kv.v_strides, params.dv, config.dv)};
+}
+
 void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   const Problem& problem = state.problem;
   for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
     check_row_stride(slot, bindings[slot]);
   }
   if (problem.seqlen_q == 0 || problem.batch == 0) return;
-  const FwdConfig config = config_of(problem, state.target, state.splits);
+  const FwdConfig config = config_of(problem, state.target, state.splits, state.wishes);
   FwdParams params = fwd_params(problem, bindings, static_cast<int>(packed_heads(problem)));
   if (problem.list) params.list = list_params(config, problem, bindings);
   CombineParams merge{};
   if (state.splits > 1) {
     merge = redirect_to(Partials(problem, state.splits), resources.workspace, problem, params);
   }
-  void* parameters[] = {&params};
+  KvMaps maps{};
+  if (config.loader == Loader::tma) maps = kv_maps(config, problem, params);
+  void* parameters[] = {&params, &maps};
   resources.kernels.front()->launch(
       grid_of(problem, config, state.splits), {static_cast<std::uint32_t>(config.threads())},
       static_cast<std::size_t>(shared_bytes(config, problem)), resources.stream.handle, parameters);

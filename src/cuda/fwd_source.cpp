@@ -74,6 +74,7 @@ KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* m
   Fields fields;
   shape_fields(fields, c);
   if (c.source == Source::paged) fields.option("source", "Source::paged", " paged");
+  if (c.loader == Loader::tma) fields.option("loader", "Loader::tma", " tma");
   if (c.tiles == Tiles::list) fields.option("tiles", "Tiles::list", " list");
   if (c.segments == 2) fields.number("segments", c.segments);
   if (c.tiles == Tiles::list) fields.number("run", c.run);
@@ -88,6 +89,7 @@ KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* m
   if (c.user_mask) fields.option("user_mask", "true", std::string(" ") + mask);
   const std::string callables = std::string("Callables<") + (c.user_score ? score : "NoCallable") + ", " +
                                 (c.user_mask ? mask : "NoCallable") + ">";
+  const bool maps = c.loader == Loader::tma;
   KernelSource source;
   source.name = "fwd_mma" + fields.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
@@ -98,11 +100,13 @@ KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* m
       fields.initialiser() +
       "};\n"
       "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-      "tessera_kernel(const __grid_constant__ FwdParams params) {\n"
+      "tessera_kernel(const __grid_constant__ FwdParams params" +
+      (maps ? ", const __grid_constant__ KvMaps maps" : "") +
+      ") {\n"
       "  extern __shared__ __align__(1024) char memory[];\n"
       "  FwdMma<config, " +
-      callables +
-      ">::run(params, memory);\n"
+      callables + ">::run(params, memory, " + (maps ? "&maps" : "nullptr") +
+      ");\n"
       "}\n";
   return source;
 }

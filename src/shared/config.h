@@ -18,6 +18,12 @@ enum class Tiles : unsigned char {
   list,   // those of a tile list
 };
 
+/// How tiles come into shared memory.
+enum class Loader : unsigned char {
+  cp_async,  // 16 bytes a thread, by all threads
+  tma,       // boxes by the copy engine, asked for by one thread: SM90 and newer, strided sources
+};
+
 struct FwdConfig {
   Element type = Element::bf16;    // of q, k, v
   Element output = Element::bf16;  // of o; fp32 too for the partials of splits
@@ -29,6 +35,7 @@ struct FwdConfig {
   int stages = 1;                  // tiles of K and V in flight
   int q_kept = 0;  // columns of Q, a multiple of 16, that stay in registers; others are read for every tile of keys
   Source source = Source::strided;
+  Loader loader = Loader::cp_async;
   Tiles tiles = Tiles::range;
   int segments = 1;  // sources of keys
   // Of lists: consecutive keys that a tile takes together, tile_n or a divisor of it from 16 on. The tiles of a list
@@ -54,6 +61,8 @@ struct FwdConfig {
   /// Shared memory of a list of `cells`, behind the tiles: 16 bits each; each segment fills up its last tile.
   constexpr int list_bytes(int cells) const { return 2 * round_up(cells + 2 * (tile_n / run), 8); }
   static constexpr int kMostCells = 32736;
+  /// Registers a thread for S and O, of 255.
+  constexpr int accumulators() const { return rows_a_warp() / 16 * (tile_n + dv) / 2; }
   constexpr int threads() const { return warps * 32; }
   constexpr int rows_a_warp() const { return tile_m / warps; }
   constexpr int q_bytes() const { return tile_m * d * bytes_of(type); }

@@ -71,6 +71,12 @@ struct DropoutParams {
   i64 heads;             // query heads of a sequence
 };
 
+/// Of kernels whose loader is tma: boxes of tile_n rows and a panel's columns.
+struct KvMaps {
+  TensorMap keys;
+  TensorMap values;
+};
+
 struct FwdParams {
   const void* q;
   void* o;

@@ -22,6 +22,12 @@ constexpr Int round_up(Int a, Int b) {
   return divide_up(a, b) * b;
 }
 
+/// What the copy engine knows of a tensor (the driver's CUtensorMap): opaque, passed to kernels by value as a
+/// __grid_constant__ parameter.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
 /// Division of numbers below 2^31 by a divisor that the host knows: a multiplication and a shift (Granlund and
 /// Montgomery 1994, round up).
 struct Divisor {

@@ -30,7 +30,7 @@ TEST(CaseFiles, AllPass) {
 TEST(CaseFiles, ReferenceImplementationPassesToo) {
   for (const char* file : {"segments", "lists", "mass_next", "combine", "kv_append", "empty"}) {
     for (Case one : read_case_file(std::string(TESSERA_SOURCE_DIR "/tests/cases/") + file + ".txt")) {
-      one.wishes = Wishes{.implementation = "cpu.reference", .tile_q = {}, .tile_kv = {}, .splits = {}};
+      one.wishes = Wishes::parse("implementation=cpu.reference");
       const Outcome outcome = run_case(one);
       EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify " << outcome.rerun;
     }

@@ -56,7 +56,7 @@ constexpr FlagKey kFlags[] = {{"drop_scalars", &Values::drop_scalars},
                               {"slopes=batch", &Values::slopes_per_batch},
                               {"rotate_q", &Values::rotate_q}};
 
-constexpr std::string_view kWishKeys[] = {"tile_q", "tile_kv", "splits", "implementation"};
+constexpr std::string_view kWishKeys[] = {"tile_q", "tile_kv", "splits", "stages", "warps", "loader", "implementation"};
 constexpr std::string_view kStrides[] = {"packed", "bhsd", "gaps"};
 
 std::vector<std::int64_t> parse_list(std::string_view key, std::string_view text) {

@@ -35,7 +35,8 @@ void add_explain(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<ExplainOptions>();
   verb->add_option("problem", options->problem, "The problem in its text form (docs/grammar.md), quoted or not")
       ->required();
-  verb->add_option("-w,--wish", options->wishes, "Wishes for the plan: implementation=, tile_q=, tile_kv=, splits=")
+  verb->add_option("-w,--wish", options->wishes,
+                   "Wishes for the plan: implementation=, tile_q=, tile_kv=, splits=, stages=, warps=, loader=")
       ->allow_extra_args(false);
   add_target_options(*verb, options->target);
   verb->footer(R"(Examples:

@@ -202,7 +202,8 @@ void add_run(CLI::App& app, int& exit_code) {
       ->required();
   verb->add_option("words", options->problem,
                    "Words of the problem grammar; sizes, dtypes and layouts come from the tensors");
-  verb->add_option("-w,--wish", options->wishes, "Wishes for the plan: implementation=, tile_q=, tile_kv=, splits=")
+  verb->add_option("-w,--wish", options->wishes,
+                   "Wishes for the plan: implementation=, tile_q=, tile_kv=, splits=, stages=, warps=, loader=")
       ->allow_extra_args(false);
   verb->add_option("--seed", options->seed, "Seed of dropout");
   verb->add_option("--offset", options->offset, "Offset of dropout");

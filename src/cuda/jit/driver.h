@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "shared/types.h"
+
 namespace tessera::cuda {
 
 // Handles and enumerations of the driver's ABI.
@@ -56,11 +58,6 @@ struct LaunchConfig {
   std::uint32_t attribute_count = 0;
 };
 static_assert(sizeof(LaunchConfig) == 56);
-
-/// A CUtensorMap: opaque, passed to kernels by value as a __grid_constant__ parameter.
-struct alignas(64) TensorMap {
-  std::array<std::uint64_t, 16> words{};
-};
 
 struct Driver {
   Result (*init)(unsigned flags);

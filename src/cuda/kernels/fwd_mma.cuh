@@ -15,6 +15,8 @@
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tile_list.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/tile/ring.cuh"
 
 namespace tessera::cuda {
 
@@ -39,13 +41,15 @@ struct FwdMma {
   struct SharedWork : Work {
     DropoutDraws dropout;
     Walk walk;
+    u64 barriers[C.loader == Loader::tma ? 4 * C.stages : 1];  // of the rings of keys and of values
   };
   static_assert(sizeof(SharedWork) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
+  const KvMaps* maps;  // of the loader tma
   const SharedWork& work;
   const u32 q_base;
-  const int thread = ptx::opaque(static_cast<int>(threadIdx.x));
+  const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp_row = thread / 32 * C.rows_a_warp();
 
@@ -55,18 +59,18 @@ struct FwdMma {
   __device__ __forceinline__ u32 v_base(int stage) const { return k_base(stage) + C.k_bytes(); }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
-  static __device__ __forceinline__ void run(const FwdParams& params, char* memory) {
+  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
     // Which walk it is lies in memory, not in a register, and out of the compiler's sight.
     Walk& walk = reinterpret_cast<SharedWork*>(memory)->walk;
     if (threadIdx.x == 0) walk = Walk::plain;
-    while (run_walk(params, memory)) {  // nearly never
+    while (run_walk(params, memory, maps)) {  // nearly never
       __syncthreads();
       if (threadIdx.x == 0) walk = static_cast<Walk>(static_cast<int>(walk) + 1);
     }
   }
 
   /// One walk of the block's keys; whether the next is needed.
-  static __device__ __forceinline__ bool run_walk(const FwdParams& params, char* memory) {
+  static __device__ __forceinline__ bool run_walk(const FwdParams& params, char* memory, const KvMaps* maps) {
     // Every thread finds out what the block has to do, so that the first copies wait for nobody.
     Work work;
     work.block = Block::template of<C>(params);
@@ -87,7 +91,7 @@ struct FwdMma {
     }
     // Both opaque, lest what follows from them is found before the first walk, for all of them, and takes registers.
     const int base = ptx::opaque(static_cast<int>(ptx::shared_address(memory) + FwdConfig::kWorkBytes));
-    const FwdMma kernel{params, kept, static_cast<u32>(base)};
+    const FwdMma kernel{params, maps, kept, static_cast<u32>(base)};
     if constexpr (C.tiles == Tiles::range) {
       return kernel.compute(work);
     } else {
@@ -113,7 +117,9 @@ struct FwdMma {
     softmax.clear();
     if (first.tiles.count() > 0) {
       load_queries(first);
-      if constexpr (C.stages == 1) {
+      if constexpr (C.loader == Loader::tma) {
+        walk_rings(first.tiles.count(), o, softmax);
+      } else if constexpr (C.stages == 1) {
         walk_one_stage(first, o, softmax);
       } else {
         walk_ring(first, o, softmax);
@@ -169,11 +175,15 @@ struct FwdMma {
       __syncthreads();
       load_values(work, work.tiles.at(i), v_base(0));
       ptx::cp_async_commit();
+      if (work.walk != Walk::plain) {  // here, before scores take the registers
+        ptx::cp_async_wait<0>();
+        __syncthreads();
+        replace_values(v_base(0));
+      }
       Scores s;
       find_scores(s, q, k_base(0));
       ptx::cp_async_wait<0>();
       __syncthreads();
-      replace_values(v_base(0));
       if (i + 1 < work.tiles.count()) load_keys(work, work.tiles.at(i + 1), k_base(0));
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
@@ -200,7 +210,7 @@ struct FwdMma {
     for (int i = 0; i < count; ++i) {
       ptx::cp_async_wait<C.stages - 2>();
       __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
-      replace_values(v_base(i % C.stages));
+      if (work.walk != Walk::plain) replace_values(v_base(i % C.stages));
       fill(work, i + C.stages - 1);
       Scores s;
       find_scores(s, q, k_base(i % C.stages));
@@ -210,6 +220,87 @@ struct FwdMma {
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, tile, v_base(i % C.stages));
     }
+  }
+
+  // The copy engine fills a ring of keys and one of values, asked by one thread, which waits for the slowest warp of
+  // the tile before; the others wait only for data. Copies are asked for half a tile after their buffer's last use.
+  __device__ __forceinline__ void walk_rings(int count, Output& o, Softmax<row_tiles>& softmax) const {
+    const u32 barriers = ptx::shared_address(work.barriers);
+    const Ring<C.stages> keys{barriers};
+    const Ring<C.stages> values{barriers + Ring<C.stages>::bytes};
+    const auto fill_keys = [&](int i) {
+      if (threadIdx.x == 0 && i < count) {
+        keys.acquire(i, C.k_bytes());
+        copy_box<KTile>(&maps->keys, p.kv[0].k_strides, work.tiles.at(i), k_base(i % C.stages), keys.full(i));
+      }
+    };
+    const auto fill_values = [&](int i) {
+      if (threadIdx.x == 0 && i < count) {
+        values.acquire(i, C.v_bytes());
+        copy_box<VTile>(&maps->values, p.kv[0].v_strides, work.tiles.at(i), v_base(i % C.stages), values.full(i));
+      }
+    };
+    if (threadIdx.x == 0) {
+      if (work.walk != Walk::plain) {
+        keys.close();
+        values.close();
+      }
+      keys.init(C.warps);
+      values.init(C.warps);
+      ptx::fence_mbarrier_init();
+    }
+    for (int i = 0; i < C.stages; ++i) {
+      fill_keys(i);
+      fill_values(i);
+    }
+    ptx::cp_async_wait<0>();  // Q
+    __syncthreads();
+    const Queries q(q_base, warp_row, lane);
+    for (int i = 0; i < count; ++i) {
+      if (is_touched(work.tiles.at(i))) {  // here, before scores take the registers
+        values.wait(i);
+        touch_values(work.tiles.at(i), v_base(i % C.stages));
+      }
+      keys.wait(i);
+      Scores s;
+      find_scores(s, q, k_base(i % C.stages));
+      __syncwarp();
+      if (lane == 0) keys.release(i);
+      if (i > 0) fill_values(i - 1 + C.stages);
+      const KvTile tile = work.tiles.at(i);
+      finish_scores(s, tile);
+      if (work.walk > Walk::finite) count_visible(s);
+      softmax.raise(s, o, softmax_scale());
+      fill_keys(i + C.stages);
+      values.wait(i);
+      add_values(o, s, softmax, tile, v_base(i % C.stages));
+      __syncwarp();
+      if (lane == 0) values.release(i);
+    }
+  }
+
+  template <class Tile>
+  __device__ __forceinline__ void copy_box(const TensorMap* map, const Strides& strides, const KvTile& tile, u32 to,
+                                           u32 full) const {
+    const int row = work.sequence.first.extent.first + tile.first;
+    const int head = strides.head == 0 ? 0 : work.block.kv_head;
+    const int batch = strides.batch == 0 ? 0 : work.block.batch;
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      ptx::tma_load(to + panel * Tile::panel_bytes, map, full, panel * Tile::panel_columns, row, head, batch);
+    }
+  }
+
+  // Behind the end of a sequence others may follow, or what nobody wrote.
+  __device__ __forceinline__ bool is_touched(const KvTile& tile) const {
+    return tile.first + C.tile_n > work.sequence.first.extent.length || work.walk != Walk::plain;
+  }
+  __device__ __forceinline__ void touch_values(const KvTile& tile, u32 v_at) const {
+    __syncthreads();
+    clear_rows<VTile, C.threads()>(v_at, work.sequence.first.extent.length - tile.first, thread);
+    __syncthreads();
+    if (work.walk != Walk::plain) replace_values(v_at);
+    ptx::fence_async_proxy();
   }
 
   /// `later`: groups of copies that were begun after that of Q.
@@ -224,7 +315,6 @@ struct FwdMma {
 
   // After a barrier; ends with one.
   __device__ __forceinline__ void replace_values(u32 v_at) const {
-    if (work.walk == Walk::plain) return;
     cuda::replace_values<C.type, VTile, C.threads()>(v_at, work.walk, thread);
     __syncthreads();
   }

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// PTX ISA 9.7.9.27: boxes of a tensor by the copy engine; SM90 and newer. What lies outside of the tensor becomes
+// zeros.
+#pragma once
+
+#include "shared/types.h"
+
+namespace tessera::cuda::ptx {
+
+/// One box of a 4-dimensional tensor at (column, row, head, batch); its bytes count at `barrier`. One thread.
+__device__ __forceinline__ void tma_load(u32 to, const void* tensor_map, u32 barrier, int column, int row, int head,
+                                         int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];\n" ::"r"(to),
+      "l"(tensor_map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_prefetch(const void* tensor_map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(tensor_map) : "memory");
+}
+
+}  // namespace tessera::cuda::ptx

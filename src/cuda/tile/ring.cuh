@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// A ring of buffers that the copy engine fills and all warps of a block read. Each buffer has two barriers: `full`,
+// which counts the copy's bytes, and `empty`, at which every warp arrives when it has read. Uses are numbered from 0;
+// use i is of buffer i % stages.
+#pragma once
+
+#include "cuda/ptx/mbarrier.cuh"
+
+namespace tessera::cuda {
+
+template <int stages>
+struct Ring {
+  static constexpr int bytes = stages * 16;
+  u32 barriers;  // shared memory: full, empty of every buffer
+
+  __device__ __forceinline__ u32 full(int use) const { return barriers + use % stages * 16; }
+  __device__ __forceinline__ u32 empty(int use) const { return full(use) + 8; }
+  static __device__ __forceinline__ u32 parity(int use) { return static_cast<u32>(use / stages & 1); }
+
+  /// By one thread, before a barrier of the block.
+  __device__ __forceinline__ void init(int warps) const {
+#pragma unroll
+    for (int stage = 0; stage < stages; ++stage) {
+      ptx::mbarrier_init(full(stage), 1);
+      ptx::mbarrier_init(empty(stage), static_cast<u32>(warps));
+    }
+  }
+  /// By one thread, when nobody waits any more: the memory may be initialised again.
+  __device__ __forceinline__ void close() const {
+#pragma unroll
+    for (int stage = 0; stage < stages; ++stage) {
+      ptx::mbarrier_invalidate(full(stage));
+      ptx::mbarrier_invalidate(empty(stage));
+    }
+  }
+  /// The copying thread: until the buffer of `use` has been read by all. Then it copies `size` bytes to full(use).
+  __device__ __forceinline__ void acquire(int use, u32 size) const {
+    if (use >= stages) ptx::mbarrier_wait(empty(use), parity(use) ^ 1);
+    ptx::mbarrier_arrive_expecting(full(use), size);
+  }
+  /// Readers: until the copy is there.
+  __device__ __forceinline__ void wait(int use) const { ptx::mbarrier_wait(full(use), parity(use)); }
+  /// One lane of each warp, when all have read.
+  __device__ __forceinline__ void release(int use) const { ptx::mbarrier_arrive(empty(use)); }
+};
+
+}  // namespace tessera::cuda
