@@ -32,7 +32,8 @@ TEST(Targets, TextNamesWhatAPlanNeeds) {
 }
 
 TEST(WishesText, RoundTrips) {
-  for (const char* text : {"", "tile_q=64", "implementation=cpu.tiled tile_q=64 tile_kv=128 splits=2", "splits=7"}) {
+  for (const char* text : {"", "tile_q=64", "implementation=cpu.tiled tile_q=64 tile_kv=128 splits=2", "splits=7",
+                           "tile_q=128 stages=2 warps=4 loader=tma"}) {
     const Wishes wishes = Wishes::parse(text);
     EXPECT_EQ(wishes.to_string(), text);
     EXPECT_TRUE(Wishes::parse(wishes.to_string()) == wishes);
@@ -42,6 +43,34 @@ TEST(WishesText, RoundTrips) {
   expect_error([] { Wishes::parse("tile_kv=wide"); }, ErrorCode::parse, "tile_kv");
   expect_error([] { Wishes::parse("tiles=4"); }, ErrorCode::parse, "tiles");
   expect_error([] { Wishes::parse("tile_q=4 tile_q=4"); }, ErrorCode::parse, "tile_q");
+}
+
+// A kernel's tile, ring and loader may be wished for; what no kernel can be is refused with the numbers.
+TEST(WishesText, OfTheGpuForward) {
+  const Problem problem = Problem::parse("attention sq=4096 hq=8 d=128 dtype=bf16 causal");
+  const auto plan = [&](const char* wishes, int sm) {
+    return make_plan(problem, Target::cuda(sm), Wishes::parse(wishes));
+  };
+  EXPECT_NE(plan("tile_q=64 tile_kv=32 stages=3", 90).explain().find("tile=64x32 stages=3"), std::string::npos);
+  EXPECT_NE(plan("tile_q=256 warps=8", 90).explain().find("tile=256x64 warps=8"), std::string::npos);
+  EXPECT_NE(plan("loader=tma", 90).explain().find(" tma"), std::string::npos);
+  const auto refusal = [&](const char* wishes, int sm) {
+    try {
+      plan(wishes, sm);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("not refused");
+  };
+  EXPECT_NE(refusal("loader=tma", 80).find("loader is tma; that wants SM90"), std::string::npos);
+  EXPECT_NE(refusal("loader=fast", 90).find("loader is fast; want cp_async or tma"), std::string::npos);
+  EXPECT_NE(refusal("stages=4", 89).find("needs 164864 bytes of shared memory; the target has 101376"),
+            std::string::npos);
+  EXPECT_NE(refusal("tile_kv=128", 90).find("needs 256 registers a thread"), std::string::npos);
+  EXPECT_NE(refusal("tile_kv=40", 90).find("tile_kv is 40; want a multiple of 16"), std::string::npos);
+  EXPECT_NE(refusal("warps=3", 90).find("warps is 3"), std::string::npos);
+  EXPECT_NE(refusal("tile_q=4096", 90).find("tile_q is 4096; want 16 or 32 rows a warp"), std::string::npos);
+  EXPECT_THROW(make_plan(problem, Target::cpu(), Wishes::parse("stages=2")), Error);
 }
 
 TEST(MakePlan, ResolvesThreadsAndInstructionSet) {
