@@ -8,7 +8,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr std::uint32_t kThreads = 1024;  // MetadataCheck::kThreads
+constexpr std::uint32_t kThreads = 512;  // MetadataCheck::kThreads
 
 const int* ints(const Tensor& tensor) { return tensor ? tensor.as<int>() : nullptr; }
 

@@ -9,7 +9,7 @@
 namespace tessera::cuda {
 
 struct MetadataCheck {
-  static constexpr int kThreads = 1024;
+  static constexpr int kThreads = 512;
   static constexpr int kNone = 0x7fffffff;
 
   const MetadataParams& p;
