@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = {"torch_cpu": "PyTorch"}
+PEERS = {"torch_cpu": "PyTorch", "torch_flash": "FlashAttention-2", "torch_cudnn": "cuDNN"}
 
 
 def tokens(problem):
@@ -149,6 +149,82 @@ def plain_rows(rows):
     return table(head, body)
 
 
+def gpu_rows(rows):
+    """Rows on a GPU, with the peers' time, rate and ratio."""
+    peers = peers_of(rows)
+    lines = []
+    for peer in peers:
+        ratios = [row["ratios"][peer] for row in rows if peer in row["ratios"]]
+        lines.append(
+            f"- time of {PEERS.get(peer, peer)} / time of Tessera: geometric mean **{mean(ratios):.3f}** of "
+            f"{len(ratios)} rows, least {min(ratios):.3f}"
+        )
+    head = ["dim", "heads", "batch", "length", "mask", "Tessera", "TFLOP/s", "GB/s"]
+    for peer in peers:
+        head += [PEERS.get(peer, peer), "TFLOP/s", "ratio", "p10–p90"]
+    body = []
+    for row in rows:
+        t = tokens(row["problem"])
+        heads = t.get("hq", "1") + (f" / {t['hkv']}" if "hkv" in t else "")
+        mask = "causal" if "causal" in t else "full"
+        cells = [t.get("d", "64"), heads, t.get("b", "1"), t["sq"], mask]
+        cells += [time_of(row["us"]), f"{row['tflops']:.0f}", f"{row['gbytes_s']:.0f}"]
+        for peer in peers:
+            if peer not in row["ratios"]:
+                cells += ["", "", "", ""]
+                continue
+            us, spread = row["peers"][peer], row["ratio_spread"][peer]
+            cells += [time_of(us), f"{row['gflop'] / us * 1e3:.0f}", f"{row['ratios'][peer]:.3f}"]
+            cells.append(f"{spread['p10']:.3f}–{spread['p90']:.3f}")
+        body.append(cells)
+    return "\n".join(lines) + "\n\n" + table(head, body)
+
+
+def sweep_rows(rows):
+    """Of each problem the fastest wishes, beside the plan's own choice."""
+    body = []
+    for problem in dict.fromkeys(row["problem"] for row in rows):
+        tried = [row for row in rows if row["problem"] == problem]
+        own = next((row for row in tried if not row["wishes"]), None)
+        best = min(tried, key=lambda row: row["us"])
+        body.append(
+            [
+                f"`{problem}`",
+                str(len(tried)),
+                time_of(own["us"]) if own else "",
+                f"`{best['wishes']}`" if best["wishes"] else "its own choice",
+                time_of(best["us"]),
+                f"{best['tflops']:.0f}",
+                f"{own['us'] / best['us']:.3f}" if own else "",
+            ]
+        )
+    head = ["problem", "tried", "plan's own choice", "fastest", "time", "TFLOP/s", "own / fastest"]
+    return table(head, body)
+
+
+def cpu_machine(machine, rows):
+    """What stands above the table of a CPU: the processor, threads, its roofline."""
+    roofline = machine.get("roofline", {})
+    threads = rows[0].get("threads", "?") if rows else "?"
+    return (
+        f"{machine.get('cpu', '?')} ({machine.get('identity', '')}), {threads} threads, instruction "
+        f"set {rows[0].get('isa', '?') if rows else '?'}; measured roofline {roofline.get('gflops', '?')} "
+        f"GFLOP/s (fp32 FMA) and {roofline.get('gbytes_s', '?')} GB/s"
+    )
+
+
+def gpu_machine(machine, rows):
+    """What stands above the table of a GPU: the device, its roofline, versions."""
+    gpu = machine["gpus"][0]
+    roofline = machine.get("roofline", {})
+    driver = machine.get("driver", 0)
+    return (
+        f"{gpu['name']}, plans of {rows[0]['isa'] if rows else '?'}; measured roofline "
+        f"{roofline.get('gflops', 0) / 1e3:.0f} TFLOP/s (mma.sync, bf16) and {roofline.get('gbytes_s', '?')} GB/s "
+        f"(copy); driver for CUDA {driver // 1000}.{driver % 1000 // 10}, NVRTC {machine.get('nvrtc', '?')}"
+    )
+
+
 def overhead_rows(rows):
     head = ["call", "time", "p10–p90", "in C++", "overhead", "wanted at most"]
     body = []
@@ -171,6 +247,9 @@ LAYOUTS = {
     "cpu_dense": ("Dense attention beside PyTorch", dense_rows),
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
     "cpu_decode": ("Decode", plain_rows),
+    "gpu_dense": ("Dense attention beside FlashAttention-2 and cuDNN", gpu_rows),
+    "gpu_gqa_prefill": ("Short prefills with grouped heads", gpu_rows),
+    "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
 }
 
@@ -186,14 +265,11 @@ def report():
             data = json.loads(file.read_text())
             machine, rows = data["machine"], data["rows"]
             title, layout = LAYOUTS.get(file.stem, (file.stem, plain_rows))
-            roofline = machine.get("roofline", {})
-            peers = ", ".join(machine.get("peers", {}).values())
-            threads = rows[0].get("threads", "?") if rows else "?"
+            peers = ", ".join(dict.fromkeys(machine.get("peers", {}).values()))
+            describe = gpu_machine if "target" in machine else cpu_machine
             parts.append(f"### {title}\n")
             parts.append(
-                f"{machine.get('cpu', folder.name)} ({machine.get('identity', '')}), {threads} threads, instruction "
-                f"set {rows[0].get('isa', '?') if rows else '?'}; measured roofline {roofline.get('gflops', '?')} "
-                f"GFLOP/s (fp32 FMA) and {roofline.get('gbytes_s', '?')} GB/s; Tessera {machine.get('version', '?')}"
+                f"{describe(machine, rows)}; Tessera {machine.get('version', '?')}"
                 f"{', ' + peers if peers else ''}; {machine.get('date', '?')}. "
                 f"From `{file.relative_to(ROOT)}`.\n"
             )

@@ -81,7 +81,7 @@ enum class Slot : std::uint8_t {
   rotary_cos,  // kv_append: fp32 or k's dtype (positions, rotary_dim / 2)
   rotary_sin,
   q_rotated,  // kv_append: output, as q (q is then bound and rotated at the new tokens' positions)
-  status,     // int32 (1): first violation when metadata is `report`
+  status,     // int32 (1): first violation when metadata is `report`; see violation_of
   count_,     // not a slot
 };
 
@@ -89,6 +89,15 @@ enum class Slot : std::uint8_t {
 std::string_view to_string(Slot slot) noexcept;
 /// nullopt when no slot has this name.
 std::optional<Slot> parse_slot(std::string_view name) noexcept;
+
+/// What a device found in a call's metadata (lengths, page tables, tile lists).
+struct Violation {
+  Slot slot = Slot::count_;   // the tensor that holds it
+  std::int64_t sequence = 0;  // whose it is
+};
+/// Of a status word: nullopt for 0, no violation. A run with metadata=report on a device writes the first sequence's
+/// into a word that holds 0, so that one word may gather many runs; the caller sets it to 0 before.
+std::optional<Violation> violation_of(std::int32_t status) noexcept;
 
 /// Where an element of the score matrix is. All are positions (index + offset), not indices.
 struct ScorePoint {

@@ -8,6 +8,7 @@
 #include "core/validate.h"
 #include "cuda/jit/device.h"
 #include "cuda/jit/kernel.h"
+#include "cuda/metadata_check.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -81,11 +82,15 @@ void Executor::run(const Bindings& bindings, Stream stream) {
     throw Error(ErrorCode::invalid_argument, "executor", "one that was moved from", "an executor with its workspace");
   }
   const Target& target = state.target;
-  detail::validate(state.problem, bindings, {target.device, target.index});
+  detail::validate(state.problem, state.rules, bindings, {target.device, target.index});
   detail::Resources resources{static_cast<std::byte*>(workspace_), stream, {}};
   if (target.device == DeviceType::cpu) return state.implementation->run(state, bindings, resources);
   const cuda::CurrentContext context(target.index);
   resources.kernels = kernels_->load(state.kernels, target, stream);
+  if (detail::reports_metadata(state)) {
+    cuda::launch_metadata_check(state.problem, bindings, *resources.kernels.back(), stream);
+    resources.kernels = resources.kernels.first(resources.kernels.size() - 1);
+  }
   state.implementation->run(state, bindings, resources);
 }
 

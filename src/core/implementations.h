@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/slot_rules.h"
 #include "cuda/jit/compile.h"
 #include "tessera/executor.h"
 #include "tessera/plan.h"
@@ -26,6 +27,7 @@ struct PlanState {
   Problem problem;
   Target target;  // threads resolved (never 0), isa resolved (never "")
   Wishes wishes;
+  SlotRules rules;  // of the problem: what its bindings must be
   const Implementation* implementation = nullptr;
   std::string implementation_name;
   std::vector<Candidate> candidates;
@@ -40,11 +42,17 @@ struct PlanState {
   std::vector<cuda::KernelSource> kernels;
 };
 
+/// Whether the last of the plan's kernels checks metadata in front of the others, which clamp: Executor launches it.
+inline bool reports_metadata(const PlanState& state) noexcept {
+  return state.problem.metadata == Metadata::report && state.target.device == DeviceType::cuda;
+}
+
 /// What a run may use besides its bindings.
 struct Resources {
   std::byte* workspace = nullptr;  // workspace_bytes, 64-byte aligned
   Stream stream;
-  // PlanState::kernels, loaded into the calling thread's current context, which is one of the target's device.
+  // PlanState::kernels of the implementation, loaded into the calling thread's current context, which is one of the
+  // target's device.
   std::span<const cuda::Kernel* const> kernels;
 };
 

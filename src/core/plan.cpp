@@ -11,6 +11,7 @@
 #include "core/checked.h"
 #include "core/grammar.h"
 #include "core/implementations.h"
+#include "cuda/metadata_check.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -140,6 +141,7 @@ Plan make_plan(const Problem& problem, const Target& target, const Wishes& wishe
   check_wishes(wishes);
   auto state = std::make_shared<PlanState>();
   state->problem = problem;
+  state->rules = detail::slot_rules(problem);
   state->target = resolve(target);
   state->wishes = wishes;
   state->implementation = choose(problem, state->target, wishes, state->candidates);
@@ -149,6 +151,7 @@ Plan make_plan(const Problem& problem, const Target& target, const Wishes& wishe
   }
   state->implementation_name = state->implementation->name;
   state->implementation->plan(*state);
+  if (detail::reports_metadata(*state)) state->kernels.push_back(cuda::metadata_check_source());
   return Plan(std::move(state));
 }
 

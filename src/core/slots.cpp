@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "shared/metadata.h"
 #include "tessera/executor.h"
 
 namespace tessera {
@@ -86,6 +87,12 @@ std::optional<Slot> parse_slot(std::string_view name) noexcept {
     if (kSlotNames[i] == name) return static_cast<Slot>(i);
   }
   return std::nullopt;
+}
+
+std::optional<Violation> violation_of(std::int32_t status) noexcept {
+  const int slot = (status & ((1 << cuda::kStatusSlotBits) - 1)) - 1;
+  if (status <= 0 || slot < 0 || slot >= static_cast<int>(Slot::count_)) return std::nullopt;
+  return Violation{static_cast<Slot>(slot), status >> cuda::kStatusSlotBits};
 }
 
 }  // namespace tessera

@@ -67,7 +67,10 @@ void check_no_host_functions(const Bindings& b) {
 }  // namespace
 
 void validate(const Problem& problem, const Bindings& bindings, Device device) {
-  const SlotRules rules = slot_rules(problem);
+  validate(problem, slot_rules(problem), bindings, device);
+}
+
+void validate(const Problem& problem, const SlotRules& rules, const Bindings& bindings, Device device) {
   for (std::size_t i = 0; i < rules.rules.size(); ++i) {
     check_slot(static_cast<Slot>(i), rules.rules[i], bindings.tensors[i], device);
   }

@@ -2,6 +2,7 @@
 // Every user-facing check of bindings against a problem, once. Backends trust what passed here.
 #pragma once
 
+#include "core/slot_rules.h"
 #include "tessera/executor.h"
 #include "tessera/problem.h"
 
@@ -13,5 +14,7 @@ namespace tessera::detail {
 /// Does not allocate when everything is right. `device` is where tensors must live; on CUDA what is inside them is not
 /// read, and rows of heads and dims must be aligned to 16 bytes.
 void validate(const Problem& problem, const Bindings& bindings, Device device);
+/// With the rules of the problem at hand: slot_rules(problem).
+void validate(const Problem& problem, const SlotRules& rules, const Bindings& bindings, Device device);
 
 }  // namespace tessera::detail

@@ -40,9 +40,20 @@ class SelfOverlap {
   explicit SelfOverlap(const Dimensions& dimensions) : d_(dimensions) {
     for (std::size_t i = d_.count; i-- > 0;) reach_[i] = reach_[i + 1] + (d_.at[i].size - 1) * d_.at[i].stride;
   }
-  bool found() { return (d_.count > 0 && d_.at[d_.count - 1].stride == 0) || search(0, 0, false); }
+  bool found() {
+    if (is_nested()) return false;
+    return (d_.count > 0 && d_.at[d_.count - 1].stride == 0) || search(0, 0, false);
+  }
 
  private:
+  /// Each stride is longer than all that lies below it: the common case, and no division.
+  [[nodiscard]] bool is_nested() const {
+    for (std::size_t i = 0; i < d_.count; ++i) {
+      if (d_.at[i].stride <= reach_[i + 1]) return false;
+    }
+    return true;
+  }
+
   bool search(std::size_t level, std::int64_t sum, bool moved) {
     if (level == d_.count) return moved && sum == 0;
     const Dimension& dimension = d_.at[level];

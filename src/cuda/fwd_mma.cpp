@@ -173,7 +173,6 @@ Support supports_features(const Problem& p) {
   if (p.next != TileList::Form::none || p.mass != MassKind::none) return Support::no("has no tile mass yet");
   if (!p.score.empty() && score_type(p.score) == nullptr) return Support::no("has no score callable " + p.score);
   if (!p.mask.empty() && mask_type(p.mask) == nullptr) return Support::no("has no mask callable " + p.mask);
-  if (p.metadata == Metadata::report) return Support::no("clamps metadata without a report yet");
   if (p.kv2 && is_paged(*p.kv2) != is_paged(p.kv)) return Support::no("wants both segments paged, or neither");
   return Support::yes();
 }

@@ -29,7 +29,6 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
     return Support::no("counts tokens and pages in 32 bits");
   }
   if (p.batch > kMostGrid) return Support::no("wants at most 65535 sequences");
-  if (p.metadata == Metadata::report) return Support::no("clamps metadata without a report yet");
   return Support::yes();
 }
 

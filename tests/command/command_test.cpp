@@ -175,5 +175,19 @@ TEST_F(Command, BenchDrawsTileListsAndExpandsWishes) {
   EXPECT_EQ(nlohmann::json::parse(here.text("a.json"))["rows"].size(), 9U);
 }
 
+TEST_F(Command, BenchSweepsWishesBesideThePlansOwnChoice) {
+  const std::string line = "'attention sq={64,128} hq=2 d=16'";
+  const Outcome outcome =
+      here.run("bench " + line + " --sweep --wish tile_kv=64,128 --repetitions 1 --threads 1 --json a.json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err << outcome.out;
+  const auto rows = nlohmann::json::parse(here.text("a.json"))["rows"];
+  ASSERT_EQ(rows.size(), 6U);
+  EXPECT_EQ(rows[0]["wishes"], "");
+  EXPECT_EQ(rows[5]["wishes"], "tile_kv=128");
+  const std::string winners = outcome.out.substr(outcome.out.find("# winners"));
+  EXPECT_NE(winners.find("attention sq=64 hq=2 d=16"), std::string::npos) << winners;
+  EXPECT_NE(winners.find("attention sq=128 hq=2 d=16"), std::string::npos) << winners;
+}
+
 }  // namespace
 }  // namespace tessera::testing

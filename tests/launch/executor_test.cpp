@@ -220,6 +220,43 @@ TEST_F(Launch, NothingToComputeIsNoLaunch) {
   EXPECT_EQ(gpu_.launches, 0);
 }
 
+TEST_F(Launch, ReportModeChecksBeforeItComputesIfAStatusIsBound) {
+  const Problem problem = Problem::parse("attention b=2 sq=30 hq=2 d=64 dtype=bf16 seqused_k metadata=report");
+  const Plan plan = make_plan(problem, Target::cuda_device(0));
+  ASSERT_EQ(plan.state().kernels.size(), 2U);
+  Executor executor(plan);
+  executor.prepare();
+  Bindings bindings = dense(problem);
+  bindings[Slot::seqused_k] = tensor(DType::int32, {2});
+  executor.run(bindings);
+  EXPECT_EQ(gpu_.launches, 1);
+  bindings[Slot::status] = tensor(DType::int32, {1});
+  EXPECT_EQ(allocations_of([&] { executor.run(bindings); }), 0);
+  EXPECT_EQ(gpu_.launches, 3);
+  EXPECT_EQ(gpu_.last.shared_bytes, plan.state().kernels.front().shared_bytes);  // the forward comes last
+}
+
+TEST_F(Launch, KvAppendTakesABlockForEachToken) {
+  const Problem problem =
+      Problem::parse("kv_append b=3 sq=5 sk=64 hq=4 hkv=2 d=64 dtype=bf16 kv=table page=16 rotary=half:64");
+  Executor executor(make_plan(problem, Target::cuda_device(0)));
+  EXPECT_EQ(executor.plan().implementation(), "cuda.kv_append");
+  executor.prepare();
+  Bindings bindings;
+  bindings[Slot::k] = tensor(DType::bf16, {problem.kv.pages, 16, 2, 64});
+  bindings[Slot::v] = tensor(DType::bf16, {problem.kv.pages, 16, 2, 64});
+  bindings[Slot::k_new] = tensor(DType::bf16, {3, 5, 2, 64});
+  bindings[Slot::v_new] = tensor(DType::bf16, {3, 5, 2, 64});
+  bindings[Slot::page_table] = tensor(DType::int32, {3, 4});
+  bindings[Slot::seqused_k] = tensor(DType::int32, {3});
+  bindings[Slot::rotary_cos] = tensor(DType::fp32, {64, 32});
+  bindings[Slot::rotary_sin] = tensor(DType::fp32, {64, 32});
+  gpu_.parameter_bytes = 0;
+  EXPECT_EQ(allocations_of([&] { executor.run(bindings); }), 0);
+  EXPECT_EQ(gpu_.launches, 1);
+  EXPECT_EQ(gpu_.last.grid, (std::array<std::uint32_t, 3>{5, 3, 1}));
+}
+
 TEST_F(Launch, BindingsOnTheHostAreRefused) {
   Executor executor(make_plan(problem_, Target::cuda_device(0)));
   Bindings bindings = dense(problem_);

@@ -40,7 +40,7 @@ struct BenchOptions {
   int warm_up = 1;
   int repetitions = 11;
   std::string json, csv, compare_with;
-  bool save = false, merge = false;
+  bool save = false, merge = false, sweep = false;
   std::string max_regression;
   TargetOptions target;
   std::string device = "cpu";
@@ -81,6 +81,18 @@ std::vector<Wishes> expand_wishes(const std::vector<std::string>& texts) {
   }
   std::vector<Wishes> all;
   for (const std::string& each : expand_braces(braced)) all.push_back(Wishes::parse(each));
+  return all;
+}
+
+// What a sweep tries when nothing is wished for. Which of them are possible differs from problem to problem.
+constexpr const char* kSweptOnGpu = "tile_q=64,128 tile_kv=32,48,64,96,128 stages=1,2 warps=4,8";
+constexpr const char* kSweptOnCpu = "tile_q=32,64,128 tile_kv=64,128,256";
+
+std::vector<Wishes> wishes_of(const BenchOptions& options) {
+  if (!options.sweep) return expand_wishes(options.wishes);
+  std::vector<Wishes> all{Wishes{}};  // the plan's own choice comes first
+  const std::vector<std::string> swept{options.on_gpu() ? kSweptOnGpu : kSweptOnCpu};
+  for (const Wishes& each : expand_wishes(options.wishes.empty() ? swept : options.wishes)) all.push_back(each);
   return all;
 }
 
@@ -168,6 +180,22 @@ void print_geometric_means(const std::vector<BenchRow>& rows, const BenchOptions
   }
 }
 
+// Of each problem the fastest row beside the plan's own choice.
+void print_winners(const std::vector<BenchRow>& rows) {
+  fmt::print("# winners\n");
+  for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+    std::size_t best = begin;
+    const BenchRow* own = nullptr;
+    for (end = begin; end < rows.size() && rows[end].problem == rows[begin].problem; ++end) {
+      if (rows[end].us.median < rows[best].us.median) best = end;
+      if (rows[end].wishes.empty()) own = &rows[end];
+    }
+    fmt::print("{:>11} {:>8}  [{}]  {}\n", human_time(rows[best].us.median),
+               own != nullptr ? fmt::format("{:.3f}", own->us.median / rows[best].us.median) : std::string("-"),
+               rows[best].wishes.empty() ? "own choice" : rows[best].wishes, rows[best].problem);
+  }
+}
+
 nlohmann::json machine_json(const Roofline& roofline, const Target& target,
                             const std::vector<std::unique_ptr<Peer>>& peers) {
   nlohmann::json machine = to_json(describe_machine());
@@ -243,7 +271,7 @@ int bench(const BenchOptions& options) {
   const nlohmann::ordered_json before =
       options.compare_with.empty() ? nlohmann::ordered_json() : read_results(options.compare_with);
   const std::vector<BenchCase> cases = read_cases(options);
-  const std::vector<Wishes> wishes = expand_wishes(options.wishes);
+  const std::vector<Wishes> wishes = wishes_of(options);
   MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}};
   const std::string path = json_path(options, how.target);
   const auto peers = start_peers(options);
@@ -267,6 +295,7 @@ int bench(const BenchOptions& options) {
         rows.push_back(measure(each, how, roofline, peers));
       } catch (const Error& error) {
         if (error.code() != ErrorCode::unsupported) throw;
+        if (options.sweep) continue;  // most combinations of a sweep are impossible
         progress.clear();
         fmt::print("# skipped: {}\n", error.what());
         continue;
@@ -279,6 +308,7 @@ int bench(const BenchOptions& options) {
   }
   if (rows.empty()) return kUnsupported;
   print_geometric_means(rows, options);
+  if (options.sweep) print_winners(rows);
   if (!path.empty()) fmt::print("# written {}\n", path);
   if (options.compare_with.empty()) return kOk;
   return report_comparison(options, before, rows) > 0 ? kCheckFailed : kOk;
@@ -295,6 +325,8 @@ void add_bench(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"forward", "backward", "both"}));
   verb->add_option("-w,--wish", options->wishes,
                    "Wishes for the plan; comma-separated values are an axis: tile_q=64,128");
+  verb->add_flag("--sweep", options->sweep,
+                 "Try all tiles, stages and warps, or the axes of --wish, beside the plan's own choice; print winners");
   verb->add_option("--peer", options->peers, "Measure this peer interleaved with Tessera; repeatable: torch_cpu");
   verb->add_option("--peer-folder", options->peer_folder, "Where the peers' scripts lie")->capture_default_str();
   verb->add_option("--warm-up", options->warm_up, "Untimed calls")->check(CLI::Range(1, 1000))->capture_default_str();
@@ -316,6 +348,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   tessera bench bench/suites/cpu_dense.txt --pass both --peer torch_cpu --save
   tessera bench "attention sq={512,2048} hq=8 d=64 dtype={fp32,bf16} {causal,}" --wish tile_q=64,128
   tessera bench bench/suites/gpu_dense.txt --device cuda --peer torch_flash --peer torch_cudnn --save
+  tessera bench bench/suites/gpu_sweep.txt --device cuda --sweep --save
   tessera bench bench/suites/cpu_lists.txt --json new.json --compare old.json --max-regression 5%)");
   verb->callback([options, &exit_code] { exit_code = bench(*options); });
 }

@@ -53,7 +53,13 @@ std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::
 
 Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept) {
   Work work;
+  const bool appends = problem.operation == Operation::kv_append;
   for (const SlotShape& slot : value_inputs(problem)) {
+    // Of the cache only the new tokens' places are touched: as many bytes as they bring.
+    if (appends && (slot.slot == Slot::k || slot.slot == Slot::v)) continue;
+    if (appends && (slot.slot == Slot::k_new || slot.slot == Slot::v_new)) {
+      work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
+    }
     work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
   }
   for (const SlotShape& slot : outputs(problem)) {

@@ -29,8 +29,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kProblem = "attention sq=1024 hq=8 hkv=2 d=128 dtype=bf16 causal";
-constexpr int kRuns = 500;  // fewer than a stream queues before its host waits
-constexpr int kRepetitions = 21;
+constexpr int kRuns = 100;  // fewer than a stream queues before its host waits
+constexpr int kRepetitions = 101;
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel that checks lengths, page tables and tile lists is given. A slot is the value of its tessera::Slot.
+#pragma once
+
+#include "shared/params.h"
+
+namespace tessera::cuda {
+
+struct MetadataSource {
+  KvParams kv;
+  int cu_seqlens_slot, seqused_slot, page_slot, indptr_slot, last_slot;
+};
+
+/// Index lists of (batch or 1, heads, lines): rows of sorted unique entries from 0 to below `limit`.
+struct MetadataList {
+  const int* counts;   // null: no such list
+  const int* indices;  // (…, capacity)
+  i64 counts_strides[3];
+  i64 indices_strides[3];
+  int batch, heads, lines;
+  int capacity;
+  int limit;
+  int counts_slot, indices_slot;
+};
+
+struct MetadataParams {
+  int batch;
+  int seqlen_q, total_q;
+  const int* cu_seqlens_q;
+  const int* seqused_q;
+  int cu_seqlens_q_slot, seqused_q_slot;
+  MetadataSource source[2];
+  int sources;
+  bool appends;          // seqused: lengths to which the new tokens come
+  MetadataList list[2];  // partial and full
+  int* status;           // written if it holds 0
+};
+
+/// A violation as a positive int32: of several the smallest is reported, so the first sequence's.
+inline constexpr int kStatusSlotBits = 8;
+constexpr int status_of(int sequence, int slot) {
+  const int last = (1 << (30 - kStatusSlotBits)) - 1;
+  return (sequence < last ? sequence : last) << kStatusSlotBits | (slot + 1);
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hostile lengths, page tables and their like on a GPU: nothing outside is touched, and metadata=report says what was
+// wrong. Skipped without a GPU.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <limits>
+#include <map>
+
+#include "core/implementations.h"
+#include "cuda/jit/device.h"
+#include "cuda/jit/driver.h"
+#include "shared/metadata.h"
+#include "tessera/executor.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kLow = std::numeric_limits<int>::min();
+constexpr int kHigh = std::numeric_limits<int>::max();
+constexpr std::size_t kCanary = 4096;  // bytes in front of a tensor and behind it
+constexpr unsigned char kFill = 0x5a;
+
+/// Tensors in device memory with canaries around them.
+class Tensors {
+ public:
+  ~Tensors() {
+    for (const auto& [slot, held] : held_) cuda::release(0, held.memory);
+  }
+
+  void add(Slot slot, DType dtype, std::initializer_list<std::int64_t> shape) {
+    Tensor tensor = Tensor::contiguous(nullptr, dtype, shape, {DeviceType::cuda, 0});
+    Held held;
+    held.bytes = static_cast<std::size_t>(tensor.numel()) * size_of(dtype);
+    held.memory = static_cast<std::byte*>(cuda::allocate(0, held.bytes + 2 * kCanary));
+    const std::vector<unsigned char> fill(held.bytes + 2 * kCanary, kFill);
+    const std::vector<unsigned char> zeros(held.bytes, 0);
+    upload(held.memory, fill.data(), fill.size());
+    upload(held.memory + kCanary, zeros.data(), zeros.size());
+    tensor.data = held.memory + kCanary;
+    bindings[slot] = tensor;
+    held_[slot] = held;
+  }
+  void ints(Slot slot, const std::vector<int>& values, std::initializer_list<std::int64_t> shape) {
+    add(slot, DType::int32, shape);
+    set(slot, values);
+  }
+  void set(Slot slot, const std::vector<int>& values) { upload(bindings[slot].data, values.data(), values.size() * 4); }
+
+  [[nodiscard]] int status() const {
+    int value = -1;
+    download(&value, bindings[Slot::status].data, sizeof(value));
+    return value;
+  }
+  void expect_canaries() const {
+    std::vector<unsigned char> bytes;
+    for (const auto& [slot, held] : held_) {
+      bytes.resize(held.bytes + 2 * kCanary);
+      download(bytes.data(), held.memory, bytes.size());
+      for (std::size_t i = 0; i < bytes.size(); ++i) {
+        const bool outside = i < kCanary || i >= kCanary + held.bytes;
+        if (outside && bytes[i] != kFill) {
+          ADD_FAILURE() << to_string(slot) << ": byte " << static_cast<long>(i) - static_cast<long>(kCanary) << " of "
+                        << held.bytes << " was written";
+          break;
+        }
+      }
+    }
+  }
+
+  Bindings bindings;
+
+ private:
+  struct Held {
+    std::byte* memory = nullptr;
+    std::size_t bytes = 0;
+  };
+  static void upload(void* to, const void* from, std::size_t bytes) {
+    const cuda::CurrentContext context(0);
+    if (bytes > 0) cuda::check(cuda::driver().copy_to_device(cuda::address(to), from, bytes), "cuMemcpyHtoD");
+  }
+  static void download(void* to, const void* from, std::size_t bytes) {
+    const cuda::CurrentContext context(0);
+    if (bytes > 0) cuda::check(cuda::driver().copy_from_device(to, cuda::address(from), bytes), "cuMemcpyDtoH");
+  }
+  std::map<Slot, Held> held_;
+};
+
+class DeviceMetadata : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda::find_driver() == nullptr || cuda::devices().empty()) GTEST_SKIP() << "no GPU";
+  }
+
+  /// Runs with one tensor changed; the status must name it and the sequence. nullopt: nothing is wrong.
+  static void expect_violation(const char* line, Tensors& t, Slot slot, const std::vector<int>& values,
+                               std::optional<std::int64_t> sequence) {
+    t.set(slot, values);
+    t.set(Slot::status, {0});
+    Executor executor(make_plan(Problem::parse(line), Target::cuda_device(0)));
+    executor.run(t.bindings);
+    {
+      const cuda::CurrentContext context(0);
+      ASSERT_EQ(cuda::driver().context_synchronize(), cuda::kSuccess) << line;
+    }
+    const auto found = violation_of(t.status());
+    EXPECT_EQ(found.has_value(), sequence.has_value()) << line << ", " << to_string(slot) << ", status " << t.status();
+    if (found && sequence) {
+      EXPECT_EQ(to_string(found->slot), to_string(slot)) << line;
+      EXPECT_EQ(found->sequence, *sequence) << line;
+    }
+    t.expect_canaries();
+  }
+};
+
+TEST(StatusWord, NamesSlotAndSequence) {
+  EXPECT_FALSE(violation_of(0));
+  EXPECT_FALSE(violation_of(-5));
+  EXPECT_FALSE(violation_of(255));
+  for (const int sequence : {0, 1, 65535}) {
+    const auto found = violation_of(cuda::status_of(sequence, static_cast<int>(Slot::page_table)));
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found->slot, Slot::page_table);
+    EXPECT_EQ(found->sequence, sequence);
+  }
+  EXPECT_LT(cuda::status_of(3, 40), cuda::status_of(4, 2));  // the first sequence's is the smallest
+  EXPECT_GT(cuda::status_of(kHigh, 40), 0);
+}
+
+TEST_F(DeviceMetadata, PagesAndLengthsOfATable) {
+  const char* line = "attention b=3 sq=4 sk=64 hq=2 d=64 dtype=bf16 kv=table page=16 pages=8 metadata=report";
+  Tensors t;
+  for (const Slot slot : {Slot::q, Slot::o}) t.add(slot, DType::bf16, {3, 4, 2, 64});
+  for (const Slot slot : {Slot::k, Slot::v}) t.add(slot, DType::bf16, {8, 16, 2, 64});
+  t.ints(Slot::status, {0}, {1});
+  t.ints(Slot::seqused_k, {64, 20, 0}, {3});
+  const std::vector<int> good{0,     1,    2,  3,  4,  5,
+                              kHigh, kLow, -1, -1, -1, -1};  // what lengths do not reach may be anything
+  t.ints(Slot::page_table, good, {3, 4});
+  expect_violation(line, t, Slot::page_table, good, std::nullopt);
+  expect_violation(line, t, Slot::page_table, {0, 1, 2, 8, 4, 5, 0, 0, 0, 0, 0, 0}, 0);
+  expect_violation(line, t, Slot::page_table, {0, 1, 2, 3, 4, kLow, 0, 0, 0, 0, 0, 0}, 1);
+  t.set(Slot::page_table, good);
+  expect_violation(line, t, Slot::seqused_k, {64, 20, -1}, 2);
+  expect_violation(line, t, Slot::seqused_k, {64, 16, kHigh}, 2);
+  expect_violation(line, t, Slot::seqused_k, {kLow, kHigh, 0}, 0);
+}
+
+TEST_F(DeviceMetadata, BoundariesOfPackedSequences) {
+  const char* line = "attention b=3 sq=8 sk=16 hq=2 d=64 dtype=bf16 layout=varlen tq=20 tk=40 metadata=report";
+  Tensors t;
+  for (const Slot slot : {Slot::q, Slot::o}) t.add(slot, DType::bf16, {20, 2, 64});
+  for (const Slot slot : {Slot::k, Slot::v}) t.add(slot, DType::bf16, {40, 2, 64});
+  t.ints(Slot::status, {0}, {1});
+  t.ints(Slot::cu_seqlens_q, {0, 8, 12, 20}, {4});
+  t.ints(Slot::cu_seqlens_k, {0, 16, 20, 36}, {4});
+  expect_violation(line, t, Slot::cu_seqlens_k, {0, 16, 20, 36}, std::nullopt);
+  expect_violation(line, t, Slot::cu_seqlens_k, {0, 17, 20, 36}, 0);
+  expect_violation(line, t, Slot::cu_seqlens_k, {0, 16, 10, 20}, 1);
+  expect_violation(line, t, Slot::cu_seqlens_k, {0, 16, 30, 41}, 2);
+  expect_violation(line, t, Slot::cu_seqlens_k, {kLow, kHigh, kLow, kHigh}, 0);
+  t.set(Slot::cu_seqlens_k, {0, 16, 20, 36});
+  expect_violation(line, t, Slot::cu_seqlens_q, {1, 8, 12, 20}, 0);
+  expect_violation(line, t, Slot::cu_seqlens_q, {0, 8, 12, kHigh}, 2);
+}
+
+TEST_F(DeviceMetadata, CompressedPageTables) {
+  const char* line = "attention b=2 sq=4 sk=64 hq=2 d=64 dtype=bf16 kv=csr page=16 pages=8 metadata=report";
+  Tensors t;
+  for (const Slot slot : {Slot::q, Slot::o}) t.add(slot, DType::bf16, {2, 4, 2, 64});
+  for (const Slot slot : {Slot::k, Slot::v}) t.add(slot, DType::bf16, {8, 16, 2, 64});
+  t.ints(Slot::status, {0}, {1});
+  t.ints(Slot::page_indptr, {0, 2, 5}, {3});
+  t.ints(Slot::page_indices, {7, 6, 5, 4, 3, 2}, {6});
+  t.ints(Slot::last_page_len, {16, 3}, {2});
+  expect_violation(line, t, Slot::last_page_len, {16, 3}, std::nullopt);
+  expect_violation(line, t, Slot::last_page_len, {16, 17}, 1);
+  expect_violation(line, t, Slot::last_page_len, {0, 3}, 0);
+  t.set(Slot::last_page_len, {16, 3});
+  expect_violation(line, t, Slot::page_indices, {7, 6, 5, 4, 8, 2}, 1);
+  expect_violation(line, t, Slot::page_indices, {kLow, 6, 5, 4, 3, kHigh}, 0);
+  t.set(Slot::page_indices, {7, 6, 5, 4, 3, 2});
+  expect_violation(line, t, Slot::page_indptr, {0, 2, 7}, 1);
+  expect_violation(line, t, Slot::page_indptr, {-3, 2, 5}, 0);
+}
+
+TEST_F(DeviceMetadata, RoomForNewTokens) {
+  const char* line = "kv_append b=2 sq=4 sk=32 d=64 dtype=bf16 kv=table page=16 pages=4 metadata=report";
+  Tensors t;
+  for (const Slot slot : {Slot::k, Slot::v}) t.add(slot, DType::bf16, {4, 16, 1, 64});
+  for (const Slot slot : {Slot::k_new, Slot::v_new}) t.add(slot, DType::bf16, {2, 4, 1, 64});
+  t.ints(Slot::status, {0}, {1});
+  t.ints(Slot::page_table, {0, 1, 2, 3}, {2, 2});
+  t.ints(Slot::seqused_k, {28, 0}, {2});
+  expect_violation(line, t, Slot::seqused_k, {28, 0}, std::nullopt);
+  expect_violation(line, t, Slot::seqused_k, {29, 0}, 0);
+  expect_violation(line, t, Slot::seqused_k, {28, kHigh}, 1);
+  expect_violation(line, t, Slot::seqused_k, {28, kLow}, 1);
+  t.set(Slot::seqused_k, {28, 0});
+  expect_violation(line, t, Slot::page_table, {0, 1, -7, 3}, 1);
+  expect_violation(line, t, Slot::page_table, {0, kHigh, 2, 3}, 0);
+}
+
+}  // namespace
+}  // namespace tessera
