@@ -247,6 +247,7 @@ class ForwardUnit {
     kernels.softmax_step(end - first, columns, s, maximum, b_.sum + first_column, correction);
     if (gathers_mass(problem_)) b_.mass.add(keys, first, end, first_column, live, b_.s, maximum);
     if (run_.scores.has_dropout()) drop(tile, columns);
+    masked |= run_.scores.has_dropout();  // a dropped key weighs 0 too
     const Broadcast v{keys.v + first * padded(dv), 1, padded(dv)};
     float* o = b_.o + panel * dv + in_panel;
     if (masked && !values_finite(first, end)) {

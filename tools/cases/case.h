@@ -28,6 +28,7 @@ struct Values {
   std::vector<std::int64_t> lens_q, lens_k, lens_k2;
   std::vector<std::int64_t> used_q, used_k, used_k2;        // seqused under varlen (default random)
   std::vector<std::int64_t> q_offset, k_offset, k_offset2;  // empty: unbound
+  std::vector<std::int64_t> spoiled;                        // keys of the first source with values that are not finite
   std::int64_t batch_offset = 0;
   std::int64_t head_offset = 0;
   std::uint64_t drop_seed = 0;
@@ -49,9 +50,9 @@ struct Case {
   int threads = 1;
 
   /// Problem keys (docs/grammar.md) and value keys in any order: seed= lens_q= lens_k= lens_k2= used_q= used_k=
-  /// used_k2= q_offset= k_offset= k_offset2= (lists with commas) batch_offset= head_offset= drop_seed= drop_offset=
-  /// drop_scalars density= pages=shuffled slopes=batch rotate_q strides=packed|bhsd|gaps tile_q= tile_kv= splits=
-  /// implementation= isa= threads=. Throws Error{parse}.
+  /// used_k2= q_offset= k_offset= k_offset2= spoiled= (lists with commas) batch_offset= head_offset= drop_seed=
+  /// drop_offset= drop_scalars density= pages=shuffled slopes=batch rotate_q strides=packed|bhsd|gaps tile_q= tile_kv=
+  /// splits= implementation= isa= threads=. Throws Error{parse}.
   static Case parse(std::string_view line);
   [[nodiscard]] std::string to_string() const;
   bool operator==(const Case&) const = default;

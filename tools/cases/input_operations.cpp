@@ -53,6 +53,7 @@ void Inputs::bind_keys(std::size_t segment) {
   allocate(slots.k, problem_.k_type, shape(problem_.head_dim_qk), cache);
   allocate(slots.v, problem_.v_type, shape(problem_.head_dim_v), cache);
   fill_keys(segment);
+  if (segment == 0) spoil_keys();
 }
 
 void Inputs::bind_score_parameters() {

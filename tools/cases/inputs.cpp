@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <limits>
 #include <new>
 #include <utility>
 
@@ -133,6 +134,31 @@ void Inputs::fill_keys(std::size_t segment) {
         for (std::int64_t h = 0; h < problem_.heads_kv; ++h) {
           const std::int64_t at = reference::token_offset(tensor, token, h);
           for (std::int64_t c = 0; c < dim; ++c) reference::write(tensor, at + c, random.normal());
+        }
+      }
+    }
+  }
+}
+
+/// V of a spoiled key holds NaN, ∞, −∞ and a number by turns; K of an odd one is NaN.
+void Inputs::spoil_keys() {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  constexpr double kKinds[] = {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity};
+  const Tensor& k = bindings_[Slot::k];
+  const Tensor& v = bindings_[Slot::v];
+  for (std::int64_t b = 0; b < problem_.batch; ++b) {
+    const reference::Rows& rows = sequences_.keys[0][static_cast<std::size_t>(b)];
+    for (const std::int64_t j : values_.spoiled) {
+      if (j >= rows.length) continue;
+      const std::int64_t token = reference::key_token(problem_, bindings_, 0, b, rows, j);
+      for (std::int64_t h = 0; h < problem_.heads_kv; ++h) {
+        const std::int64_t v_at = reference::token_offset(v, token, h);
+        for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+          if (c % 4 < 3) reference::write(v, v_at + c, kKinds[c % 4]);
+        }
+        const std::int64_t k_at = reference::token_offset(k, token, h);
+        for (std::int64_t c = 0; j % 2 == 1 && c < problem_.head_dim_qk; ++c) {
+          reference::write(k, k_at + c, kKinds[0]);
         }
       }
     }
