@@ -11,6 +11,7 @@
 #include "cuda/jit/kernel.h"
 #include "cuda/list_params.h"
 #include "cuda/tensor_map.h"
+#include "cuda/tile_mass.h"
 #include "shared/config.h"
 
 namespace tessera::cuda {
@@ -170,7 +171,6 @@ Support supports_features(const Problem& p) {
   }
   if (p.o_type != p.q_type && p.o_type != DType::fp32) return Support::no("writes o in q's type or fp32");
   if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("head dims end at 256");
-  if (p.next != TileList::Form::none || p.mass != MassKind::none) return Support::no("has no tile mass yet");
   if (!p.score.empty() && score_type(p.score) == nullptr) return Support::no("has no score callable " + p.score);
   if (!p.mask.empty() && mask_type(p.mask) == nullptr) return Support::no("has no mask callable " + p.mask);
   if (p.kv2 && is_paged(*p.kv2) != is_paged(p.kv)) return Support::no("wants both segments paged, or neither");
@@ -188,6 +188,9 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   }
   if (problem.batch > kMostGrid || problem.heads_q / packed_heads(problem) > kMostGrid) {
     return Support::no("wants at most 65535 sequences and heads");
+  }
+  if (gathers_mass(problem)) {
+    if (const Support s = supports_mass(problem); !s) return s;
   }
   const std::int64_t splits = choose_splits(problem, target, wishes);
   if (splits < 1 || splits > kMostSplits || splits * problem.batch > kMostGrid) {
@@ -230,6 +233,11 @@ struct Partials {
   }
 };
 
+// In front of what masses need.
+std::size_t partials_bytes(const Problem& problem, std::int64_t splits) {
+  return splits > 1 ? (Partials(problem, splits).bytes() + 63) / 64 * 64 : 0;
+}
+
 void plan(detail::PlanState& state) {
   const Problem& problem = state.problem;
   state.splits = choose_splits(problem, state.target, state.wishes);
@@ -240,11 +248,18 @@ void plan(detail::PlanState& state) {
   state.choice = "kernel: " + state.kernels.front().name +
                  "\nshared memory: " + std::to_string(shared_bytes(config, problem)) + " bytes a block of " +
                  std::to_string(config.threads()) + " threads\n";
-  if (state.splits == 1) return;
-  state.workspace_bytes = Partials(problem, state.splits).bytes();
-  state.kernels.push_back(source_of(CombineConfig{Element::fp32, element_of(problem.o_type)}));
-  state.choice +=
-      "splits: " + std::to_string(state.splits) + " parts of the keys, then " + state.kernels.back().name + "\n";
+  if (state.splits > 1) {
+    state.kernels.push_back(source_of(CombineConfig{Element::fp32, element_of(problem.o_type)}));
+    state.choice +=
+        "splits: " + std::to_string(state.splits) + " parts of the keys, then " + state.kernels.back().name + "\n";
+  }
+  state.workspace_bytes = partials_bytes(problem, state.splits);
+  if (!gathers_mass(problem)) return;
+  state.workspace_bytes += mass_bytes(problem);
+  for (const KernelSource& source : mass_sources(config, problem)) {
+    state.kernels.push_back(source);
+    state.choice += "then " + source.name + "\n";
+  }
 }
 
 void check_row_stride(Slot slot, const Tensor& tensor) {
@@ -316,6 +331,9 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   const FwdConfig config = config_of(problem, state.target, state.splits, state.wishes);
   FwdParams params = fwd_params(problem, bindings, static_cast<int>(packed_heads(problem)));
   if (problem.list) params.list = list_params(config, problem, bindings);
+  std::byte* masses = resources.workspace + partials_bytes(problem, state.splits);
+  if (gathers_mass(problem)) keep_lse(params, problem, masses);
+  const FwdParams whole = params;
   CombineParams merge{};
   if (state.splits > 1) {
     merge = redirect_to(Partials(problem, state.splits), resources.workspace, problem, params);
@@ -327,6 +345,9 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
       grid_of(problem, config, state.splits), {static_cast<std::uint32_t>(config.threads())},
       static_cast<std::size_t>(shared_bytes(config, problem)), resources.stream.handle, parameters);
   if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
+  if (gathers_mass(problem)) {
+    launch_mass(config, whole, problem, bindings, masses, resources.kernels.last(2), resources.stream);
+  }
 }
 
 }  // namespace

@@ -70,6 +70,11 @@ const char* mask_type(std::string_view name) noexcept {
   return nullptr;
 }
 
+std::string callables_type(const FwdConfig& c, const char* score, const char* mask) {
+  return std::string("Callables<") + (c.user_score ? score : "NoCallable") + ", " +
+         (c.user_mask ? mask : "NoCallable") + ">";
+}
+
 KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* mask) {
   Fields fields;
   shape_fields(fields, c);
@@ -87,8 +92,6 @@ KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* m
   fields.flag("dropout", c.dropout);
   if (c.user_score) fields.option("user_score", "true", std::string(" ") + score);
   if (c.user_mask) fields.option("user_mask", "true", std::string(" ") + mask);
-  const std::string callables = std::string("Callables<") + (c.user_score ? score : "NoCallable") + ", " +
-                                (c.user_mask ? mask : "NoCallable") + ">";
   const bool maps = c.loader == Loader::tma;
   KernelSource source;
   source.name = "fwd_mma" + fields.words();
@@ -105,7 +108,7 @@ KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* m
       ") {\n"
       "  extern __shared__ __align__(1024) char memory[];\n"
       "  FwdMma<config, " +
-      callables + ">::run(params, memory, " + (maps ? "&maps" : "nullptr") +
+      callables_type(c, score, mask) + ">::run(params, memory, " + (maps ? "&maps" : "nullptr") +
       ");\n"
       "}\n";
   return source;

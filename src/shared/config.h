@@ -51,7 +51,6 @@ struct FwdConfig {
   bool dropout = false;
   bool user_score = false;
   bool user_mask = false;
-  bool mass = false;  // probability mass per tile, next list
 
   constexpr bool operator==(const FwdConfig&) const = default;
 

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each tile of a problem weighs: Σ over a query block's rows of Σ over a key block's keys of exp(S' − LSE), or of
+// that sum's square. The forward has no memory for a row's sums in every key block until it knows the LSE, so that the
+// scores are computed once more. One block takes tile_m rows of one query block of one head and walks the key blocks;
+// finish_mass.cuh adds up a query block's row tiles.
+#pragma once
+
+#include "cuda/policy/callables.cuh"
+#include "cuda/policy/element_mask.cuh"
+#include "cuda/policy/kv_source.cuh"
+#include "cuda/policy/score.cuh"
+#include "cuda/policy/softmax.cuh"
+#include "shared/mass.h"
+
+namespace tessera::cuda {
+
+template <FwdConfig C, class User>
+struct TileMass {
+  static constexpr int row_tiles = C.rows_a_warp() / 16;
+  using QTile = SharedTile<C.tile_m, C.d>;
+  using KTile = SharedTile<C.tile_n, C.d>;
+  using Scores = Accumulator<row_tiles, C.tile_n / 8>;
+
+  struct Work {
+    Block block;
+    Sequence sequence;
+    int query_block;
+    int rows;  // of the query block, in this tile
+    float warp_sums[C.warps];
+  };
+  static_assert(sizeof(Work) <= FwdConfig::kWorkBytes);
+
+  const FwdParams& p;
+  const MassParams& mass;
+  Work& work;
+  const u32 q_base;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp_row = thread / 32 * C.rows_a_warp();
+
+  static constexpr int shared_bytes() { return FwdConfig::kWorkBytes + C.q_bytes() + C.k_bytes(); }
+
+  /// Grid: x row tiles of all query blocks, y query heads, z batch. `memory`: shared_bytes() of it.
+  static __device__ __forceinline__ void run(const FwdParams& p, const MassParams& mass, char* memory) {
+    Work& work = *reinterpret_cast<Work*>(memory);
+    if (threadIdx.x == 0) {
+      const int tile = static_cast<int>(blockIdx.x);
+      const int query_block = ptx::divide(tile, mass.row_tiles);
+      const int tile_of_block = tile - query_block * static_cast<int>(mass.row_tiles.value);
+      const int head = static_cast<int>(blockIdx.y);
+      const int first = query_block * mass.block_q + tile_of_block * C.tile_m;
+      work.block = {first, head, ptx::divide(head, p.heads_a_kv), static_cast<int>(blockIdx.z), 0};
+      work.sequence = Sequence(p, work.block.batch, C.segments);
+      work.query_block = query_block;
+      const int left_of_block = mass.block_q - tile_of_block * C.tile_m;
+      work.rows = min(min(left_of_block, work.sequence.q.length - first), C.tile_m);
+    }
+    __syncthreads();
+    TileMass{p, mass, work, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.walk();
+  }
+
+  __device__ __forceinline__ void walk() const {
+    const i64 tile = (static_cast<i64>(work.block.batch) * mass.heads + work.block.head) * gridDim.x + blockIdx.x;
+    float* sums = mass.sums + tile * mass.key_blocks;
+    if (work.rows <= 0) {
+      for (int block = thread; block < mass.key_blocks; block += C.threads()) sums[block] = 0.0F;
+      return;
+    }
+    const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
+    load_tile<QTile, C.threads()>(q_base, work.rows, p.d, thread, [&](int row) { return rows.at(row); });
+    ptx::cp_async_commit();
+    float lse[row_tiles][2];
+    read_lse(lse);
+    for (int block = 0; block < mass.key_blocks; ++block) {
+      const float sum = block < mass.second_block ? weigh<0>(block, lse) : weigh<C.segments - 1>(block, lse);
+      if (thread == 0) sums[block] = sum;
+    }
+  }
+
+  // In units of log2; +∞, relative to which nothing weighs anything, for rows without keys and beyond the block's.
+  __device__ __forceinline__ void read_lse(float (&lse)[row_tiles][2]) const {
+    const PackedRows rows(p.lse, 4, p.lse_strides, work.block, work.sequence.q.first, p.group);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        const float value = row < work.rows ? *reinterpret_cast<const float*>(rows.at(row)) : -kInfinity;
+        lse[m][half] = value == -kInfinity ? kInfinity : value * kLog2E;
+      }
+    }
+  }
+  __device__ __forceinline__ int row_of(int m, int half) const { return warp_row + m * 16 + half * 8 + lane / 4; }
+
+  // The sum of a key block, valid in thread 0.
+  template <int segment>
+  __device__ __forceinline__ float weigh(int block, const float (&lse)[row_tiles][2]) const {
+    const Segment& keys = segment == 0 ? work.sequence.first : work.sequence.second;
+    const RowBounds<C.affine> bounds(p, work.sequence, keys, work.block.first_row);
+    const Interval first_row = bounds.of(work.block.first_row);
+    const Interval last_row = bounds.of(work.block.first_row + work.rows - 1);
+    const int begin = (block - (segment == 0 ? 0 : mass.second_block)) * mass.block_kv;
+    const int seen = max(first_row.begin, begin);
+    const int end = min(last_row.end, min(begin + mass.block_kv, keys.extent.length));
+    if (seen >= end) return 0.0F;
+    ListClass listed = ListClass::partial;
+    if (mass.listed) {
+      listed = ListReader(p.list, work.block.batch, work.block.head, work.block.kv_head).find(work.query_block, block);
+      if (listed == ListClass::none) return 0.0F;
+    }
+    float weight[row_tiles][2] = {};
+    const KvParams& kv = p.kv[segment];
+    KvRows<C.source> rows(kv, kv.k, kv.k_strides, keys.extent, work.block.batch, work.block.kv_head);
+    for (int first = begin + (seen - begin) / C.tile_n * C.tile_n; first < end; first += C.tile_n) {
+      __syncthreads();  // nobody reads the keys before these any more
+      KvRows<C.source> tile = rows;
+      tile.advance(first);
+      load_tile<KTile, C.threads()>(q_base + C.q_bytes(), keys.extent.length - first, p.d, thread,
+                                    [&](int row) { return tile.at(first, row); });
+      ptx::cp_async_commit();
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      Scores s;
+      find_scores(s);
+      add_weights(weight, s, bounds, keys.position, first, end, listed != ListClass::full, lse);
+    }
+    return sum_of_rows(weight);
+  }
+
+  __device__ __forceinline__ void find_scores(Scores& s) const {
+    s.clear();
+    const u32 queries = rows_address<QTile>(q_base, warp_row, lane);
+    const u32 keys = keys_address<KTile>(q_base + C.q_bytes(), lane);
+#pragma unroll
+    for (int k = 0; k < C.d / 16; ++k) {
+      u32 a[row_tiles][4];
+      load_rows<QTile>(a, queries, k);
+      multiply_keys<C.type, KTile>(s, a, keys, k);
+    }
+  }
+
+  // Of keys [first, end); `masked`: by the user's mask, if there is one.
+  __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
+                                              const RowBounds<C.affine>& bounds, i64 key_position, int first, int end,
+                                              bool masked, const float (&lse)[row_tiles][2]) const {
+    const float scale = C.scale_first ? 1.0F : p.scale * kLog2E;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      const auto point_of = [&](int half, int key) {
+        return ScorePoint{p.batch_offset + work.block.batch, p.head_offset + work.block.head,
+                          work.sequence.q_position + work.block.first_row + row_of(m, half), key_position + key};
+      };
+      HiddenBits<C> hidden;
+      if constexpr (C.user_mask) {
+        hidden.find(
+            lane, [&](int half, int column) { return masked && !User::Mask::visible(point_of(half, first + column)); });
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int query = work.block.first_row + row_of(m, half);
+        const Interval visible = bounds.of(query);
+        float slope = 0.0F;
+        if constexpr (C.alibi) slope = p.slopes[work.block.batch * p.slopes_batch + work.block.head * p.slopes_head];
+#pragma unroll
+        for (int n = 0; n < C.tile_n / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const int key = first + n * 8 + lane % 4 * 2 + i;
+            float score = s.tile[m][n][half * 2 + i];
+            if constexpr (C.scale_first) {
+              score = score_of<C, typename User::Score>(score, p, slope, bounds.distance(query, key),
+                                                        [&] { return point_of(half, key); });
+            }
+            bool sees = key >= visible.begin && key < min(visible.end, end);
+            if constexpr (C.user_mask) sees = sees && !hidden.at(half, n, i);
+            if (sees) weight[m][half] += ptx::exp2(score * scale - lse[m][half]);
+          }
+        }
+      }
+    }
+  }
+
+  // Of masses or their squares, over the block's rows in a fixed order.
+  __device__ __forceinline__ float sum_of_rows(const float (&weight)[row_tiles][2]) const {
+    float sum = 0.0F;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float row = quad_sum(weight[m][half]);
+        sum += mass.square ? row * row : row;
+      }
+    }
+#pragma unroll
+    for (int distance = 4; distance < 32; distance *= 2) sum += __shfl_xor_sync(0xffffffffU, sum, distance);
+    if (lane == 0) work.warp_sums[thread / 32] = sum;
+    __syncthreads();
+    float total = 0.0F;
+#pragma unroll
+    for (int warp = 0; warp < C.warps; ++warp) total += work.warp_sums[warp];
+    return total;
+  }
+};
+
+}  // namespace tessera::cuda

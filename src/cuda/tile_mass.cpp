@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/tile_mass.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cuda/fwd_params.h"
+#include "cuda/fwd_source.h"
+#include "cuda/jit/kernel.h"
+#include "cuda/list_params.h"
+#include "shared/mass.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr std::int64_t kMostBlock = std::numeric_limits<int>::max() / 2;
+
+// The tile of the scores that are computed again: no larger than the problem's, as far as copies allow.
+FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
+  FwdConfig config = forward;
+  config.tile_m = std::min(problem.block_q, problem.seqlen_q) > 32 ? 64 : 32;
+  config.warps = config.tile_m / 16;
+  config.tile_n = problem.block_kv > 32 ? 64 : 32;
+  config.stages = 1;
+  config.q_kept = 0;
+  config.tiles = Tiles::range;
+  config.run = config.tile_n;
+  config.list_elements = false;
+  config.list_waives = false;
+  config.dropout = false;
+  config.output = config.type;
+  config.dv = 32;
+  return config;
+}
+
+std::int64_t block_q(const Problem& problem) { return std::min(problem.block_q, kMostBlock); }
+
+std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
+  return divide_up<std::int64_t>(std::min(block_q(problem), problem.seqlen_q), config.tile_m);
+}
+
+std::int64_t lse_elements(const Problem& problem) {
+  if (problem.lse || problem.mass_prior_lse) return 0;
+  const std::int64_t rows = problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
+  return round_up<std::int64_t>(rows * problem.heads_q, 16);
+}
+
+// Of a tensor (batch, head, query block, …).
+BlockStrides block_strides(const Tensor& tensor) {
+  if (!tensor) return {};
+  return {tensor.strides[0], tensor.strides[1], tensor.strides[2]};
+}
+
+MassParams mass_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings) {
+  MassParams m{};
+  m.square = problem.mass != MassKind::mean;
+  m.listed = static_cast<bool>(problem.list);
+  m.row_tiles = Divisor(static_cast<int>(row_tiles(config, problem)));
+  m.block_q = static_cast<int>(block_q(problem));
+  m.block_kv = static_cast<int>(std::min(problem.block_kv, kMostBlock));
+  m.query_blocks = static_cast<int>(problem.query_blocks());
+  m.key_blocks = static_cast<int>(problem.key_blocks());
+  m.second_block = static_cast<int>(problem.key_blocks_first());
+  m.heads = static_cast<int>(problem.heads_q);
+  m.threshold = problem.next_threshold;
+  if (const Tensor& mass = bindings[Slot::tile_mass]) m.mass = mass.as<float>();
+  if (const Tensor& counts = bindings[Slot::next_counts]) m.next_counts = counts.as<int>();
+  if (const Tensor& indices = bindings[Slot::next_indices]) m.next_indices = indices.as<int>();
+  if (const Tensor& bits = bindings[Slot::next_bits]) m.next_bits = bits.as<u32>();
+  m.mass_strides = block_strides(bindings[Slot::tile_mass]);
+  m.counts_strides = block_strides(bindings[Slot::next_counts]);
+  m.indices_strides = block_strides(bindings[Slot::next_indices]);
+  m.bits_strides = block_strides(bindings[Slot::next_bits]);
+  return m;
+}
+
+std::int64_t sums(const Problem& problem) {
+  const std::int64_t tiles = row_tiles(mass_config({}, problem), problem);
+  return problem.batch * problem.heads_q * problem.query_blocks() * tiles * problem.key_blocks();
+}
+
+int shared_bytes(const FwdConfig& config) { return FwdConfig::kWorkBytes + config.q_bytes() + config.k_bytes(); }
+
+}  // namespace
+
+bool gathers_mass(const Problem& problem) {
+  return problem.next != TileList::Form::none || problem.mass != MassKind::none;
+}
+
+Support supports_mass(const Problem& problem) {
+  constexpr std::int64_t most_grid = 65535;
+  if (problem.heads_q > most_grid) return Support::no("weighs tiles of at most 65535 heads");
+  const std::int64_t tiles = row_tiles(mass_config({}, problem), problem);
+  if (std::max(problem.query_blocks() * tiles, problem.key_blocks()) > kMostBlock) {
+    return Support::no("counts tiles of a sequence in 32 bits");
+  }
+  return Support::yes();
+}
+
+std::size_t mass_bytes(const Problem& problem) {
+  return static_cast<std::size_t>(lse_elements(problem) + sums(problem)) * sizeof(float);
+}
+
+std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& problem) {
+  const FwdConfig c = mass_config(config, problem);
+  const char* score = score_type(problem.score);
+  const char* mask = mask_type(problem.mask);
+  KernelSource weigh = fwd_mma_source(c, score, mask);
+  weigh.name = "tile_mass" + weigh.name.substr(weigh.name.find(' '));
+  weigh.shared_bytes = static_cast<std::size_t>(shared_bytes(c));
+  const std::string configuration = weigh.text.substr(weigh.text.find("constexpr FwdConfig"));
+  weigh.text =
+      "#include \"cuda/kernels/tile_mass.cuh\"\n"
+      "using namespace tessera::cuda;\n" +
+      configuration.substr(0, configuration.find('\n') + 1) +
+      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "tessera_kernel(const __grid_constant__ FwdParams params, const __grid_constant__ MassParams mass) {\n"
+      "  extern __shared__ __align__(1024) char memory[];\n"
+      "  TileMass<config, " +
+      callables_type(c, score, mask) +
+      ">::run(params, mass, memory);\n"
+      "}\n";
+  KernelSource finish;
+  finish.name = "finish_mass";
+  finish.text =
+      "#include \"cuda/kernels/finish_mass.cuh\"\n"
+      "using namespace tessera::cuda;\n"
+      "extern \"C\" __global__ void __launch_bounds__(32) "
+      "tessera_kernel(const __grid_constant__ FwdParams params, const __grid_constant__ MassParams mass) {\n"
+      "  finish_mass(params, mass);\n"
+      "}\n";
+  return {weigh, finish};
+}
+
+void keep_lse(FwdParams& params, const Problem& problem, std::byte* workspace) {
+  if (lse_elements(problem) == 0) return;
+  params.lse = reinterpret_cast<float*>(workspace);
+  const bool varlen = problem.q_layout == Layout::varlen;
+  const std::int64_t rows = varlen ? problem.total_q : problem.seqlen_q;
+  params.lse_strides = {varlen ? 0 : problem.heads_q * rows, 1, rows};
+}
+
+void launch_mass(const FwdConfig& config, FwdParams params, const Problem& problem, const Bindings& bindings,
+                 std::byte* workspace, std::span<const Kernel* const> kernels, Stream stream) {
+  if (problem.query_blocks() == 0) return;
+  const FwdConfig c = mass_config(config, problem);
+  MassParams mass = mass_params(c, problem, bindings);
+  mass.sums = reinterpret_cast<float*>(workspace) + lse_elements(problem);
+  params.group = Divisor(1);
+  params.splits = Divisor(1);
+  if (problem.mass_prior_lse) {
+    params.lse = bindings[Slot::prior_lse].as<float>();
+    params.lse_strides = lse_strides(bindings[Slot::prior_lse]);
+  }
+  void* parameters[] = {&params, &mass};
+  const auto heads = static_cast<std::uint32_t>(problem.heads_q);
+  const auto batch = static_cast<std::uint32_t>(problem.batch);
+  const auto blocks = static_cast<std::uint32_t>(problem.query_blocks());
+  kernels[0]->launch({blocks * mass.row_tiles.value, heads, batch}, {static_cast<std::uint32_t>(c.threads())},
+                     static_cast<std::size_t>(shared_bytes(c)), stream.handle, parameters);
+  kernels[1]->launch({blocks, heads, batch}, {32}, 0, stream.handle, parameters);
+}
+
+}  // namespace tessera::cuda
