@@ -94,7 +94,8 @@ FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t s
   // ask for.
   if (2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024) {
     config.stages = 1;
-    config.tile_n = std::min(config.tile_n, config.d % 64 != 0 || config.dv % 64 != 0 ? 96 : 112);
+    const int most = config.d % 64 != 0 || config.dv % 64 != 0 ? 96 : 112;
+    if (!problem.list) config.tile_n = std::min(config.tile_n, most);  // a list's tiles are whole runs of its keys
   }
   const auto wish = [](int& field, const std::optional<std::int64_t>& value) {
     if (value) field = static_cast<int>(std::min<std::int64_t>(*value, 1 << 20));
@@ -145,6 +146,7 @@ Support exists(const FwdConfig& c, const Target& target, const Wishes& wishes) {
   if (c.tile_n % a_step != 0 || c.tile_n % 16 != 0 || c.tile_n > 256) {
     return refuse("tile_kv", c.tile_n, "a multiple of " + std::to_string(std::max(a_step, 16)) + " up to 256");
   }
+  if (c.tests_elements() && c.tile_n > 128) return refuse("tile_kv", c.tile_n, "at most 128 beside a mask callable");
   constexpr int most = 208;
   if (c.accumulators() > most) {
     return Support::no("needs " + std::to_string(c.accumulators()) +
@@ -211,7 +213,9 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
     return Support::no("needs " + std::to_string(bytes) + " bytes of shared memory; the target has " +
                        std::to_string(target.shared_memory));
   }
-  if (problem.list && wishes.tile_kv) return Support::no("tile_kv cannot be wished for beside a list");
+  if (problem.list && (wishes.tile_q || wishes.tile_kv || wishes.warps)) {
+    return Support::no("tile_q, tile_kv and warps cannot be wished for beside a list: its blocks decide them");
+  }
   return Support::yes();
 }
 

@@ -22,6 +22,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   config.warps = config.tile_m / 16;
   config.tile_n = problem.block_kv > 32 ? 64 : 32;
   config.stages = 1;
+  config.loader = Loader::cp_async;
   config.q_kept = 0;
   config.tiles = Tiles::range;
   config.run = config.tile_n;

@@ -128,10 +128,8 @@ struct FwdMma {
     }
     const bool finite = __syncthreads_or(!is_finite(o)) == 0;  // the epilogue reuses the memory of the tiles
     if (!finite && work.walk == Walk::plain) return true;
-    // Neither is kept over the walk for this.
-    const u32 memory = ptx::shared_address(&work) + FwdConfig::kWorkBytes;
-    const int self = ptx::opaque(static_cast<int>(threadIdx.x));
-    Epilogue<C>{p, work.block, work.sequence, memory, self, work.walk}.store(o, softmax);
+    Epilogue<C>{p, work.block, work.sequence, q_base, ptx::opaque(static_cast<int>(threadIdx.x)), work.walk}.store(
+        o, softmax);
     return work.walk != Walk::plain && work.walk != Walk::negative_infinity;
   }
 

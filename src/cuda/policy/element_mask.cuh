@@ -12,6 +12,7 @@ namespace tessera::cuda {
 template <FwdConfig C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_n / 4;
+  static_assert(!C.tests_elements() || 2 * row_bits <= 64);
   u64 bits;
 
   /// `hides(half, column)` tells of a row and a column of the tile.
