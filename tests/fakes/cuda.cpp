@@ -92,6 +92,20 @@ int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   return 0;
 }
 
+// Refuses what the driver's documentation does.
+int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* address, const std::uint64_t* sizes,
+                           const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int,
+                           int swizzle, int, int) {
+  if (rank != 4 || reinterpret_cast<std::uintptr_t>(address) % 16 != 0) return kInvalidValue;
+  if (reinterpret_cast<std::uintptr_t>(map) % 64 != 0) return kInvalidValue;
+  for (std::uint32_t i = 0; i < rank; ++i) {
+    if (sizes[i] == 0 || box[i] == 0 || box[i] > 256) return kInvalidValue;
+    if (i > 0 && (strides[i - 1] == 0 || strides[i - 1] % 16 != 0)) return kInvalidValue;
+  }
+  if (box[0] * 2 > (swizzle == 3 ? 128U : 64U)) return kInvalidValue;
+  return std::memset(map, 1, 128), 0;
+}
+
 int cuMemAlloc_v2(std::uint64_t* address, std::size_t bytes) {
   void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   ++state.allocations;
