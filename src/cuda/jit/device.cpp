@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/jit/device.h"
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 #include <new>
@@ -67,6 +68,15 @@ ContextHandle primary_context(int index) {
   return contexts[at];
 }
 
+// Of the thread's current context, −1 without one. For the devices of one driver, handle and index are the same number.
+// Asking for the device of no context would be an error, which tools that watch the driver report.
+DeviceHandle device_of_context(const Driver& d) {
+  ContextHandle context = nullptr;
+  if (d.context_current(&context) != kSuccess || context == nullptr) return -1;
+  DeviceHandle handle = -1;
+  return d.context_device(&handle) == kSuccess ? handle : -1;
+}
+
 }  // namespace
 
 std::vector<Device> devices() { return known_devices(); }
@@ -80,15 +90,11 @@ const Device& device(int index) {
   return devices[static_cast<std::size_t>(index)];
 }
 
-int current_device() {
-  DeviceHandle handle = 0;  // for the devices of one driver, handle and index are the same number
-  return driver().context_device(&handle) == kSuccess ? handle : 0;
-}
+int current_device() { return std::max(device_of_context(driver()), 0); }
 
 CurrentContext::CurrentContext(int index) {
   const Driver& d = driver();
-  DeviceHandle handle = 0;
-  if (d.context_device(&handle) == kSuccess && handle == index) return;
+  if (device_of_context(d) == index) return;
   check(d.context_push(primary_context(index)), "cuCtxPushCurrent");
   pushed_ = true;
 }

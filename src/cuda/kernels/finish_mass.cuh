@@ -42,7 +42,7 @@ __device__ __forceinline__ void finish_mass(const FwdParams& p, const MassParams
     }
     count += __popc(bits);
   }
-  if (mass.next_indices == nullptr) return;
+  if (mass.next_counts == nullptr) return;  // indices of no key block have no address
   for (int entry = count + lane; entry < mass.key_blocks; entry += 32) {
     mass.next_indices[offset(mass.indices_strides) + entry] = -1;
   }
