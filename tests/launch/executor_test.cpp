@@ -224,6 +224,7 @@ TEST_F(Launch, ReportModeChecksBeforeItComputesIfAStatusIsBound) {
   const Problem problem = Problem::parse("attention b=2 sq=30 hq=2 d=64 dtype=bf16 seqused_k metadata=report");
   const Plan plan = make_plan(problem, Target::cuda_device(0));
   ASSERT_EQ(plan.state().kernels.size(), 2U);
+  gpu_.parameter_bytes = 0;  // two kernels, each with parameters of its own
   Executor executor(plan);
   executor.prepare();
   Bindings bindings = dense(problem);
