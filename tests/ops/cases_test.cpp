@@ -27,6 +27,15 @@ TEST(CaseFiles, AllPass) {
   EXPECT_GT(run, 300U);
 }
 
+TEST(CaseLines, LengthsBeyondTheCapacityAreRefused) {
+  for (const char* line : {"attention sq=10 sk=30 kv=table page=8 lens_k=50", "attention sq=10 seqused_q lens_q=11",
+                           "kv_append sq=4 sk=8 lens_k=5"}) {
+    const Outcome outcome = run_case(Case::parse(line));
+    EXPECT_FALSE(outcome.passed) << line;
+    EXPECT_NE(outcome.failure.find("for sequence 0; want 0 to"), std::string::npos) << outcome.failure;
+  }
+}
+
 TEST(CaseFiles, ReferenceImplementationPassesToo) {
   for (const char* file : {"segments", "lists", "mass_next", "combine", "kv_append", "empty"}) {
     for (Case one : read_case_file(std::string(TESSERA_SOURCE_DIR "/tests/cases/") + file + ".txt")) {

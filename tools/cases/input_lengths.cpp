@@ -33,7 +33,15 @@ std::vector<std::int64_t> varlen_lengths(const char* name, const std::vector<std
 
 std::vector<std::int64_t> used_lengths(const char* name, const std::vector<std::int64_t>& given,
                                        const std::vector<std::int64_t>& capacity, RandomNumbers random) {
-  if (!given.empty()) return spread(name, given, static_cast<std::int64_t>(capacity.size()));
+  if (!given.empty()) {
+    std::vector<std::int64_t> lengths = spread(name, given, static_cast<std::int64_t>(capacity.size()));
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+      if (lengths[b] >= 0 && lengths[b] <= capacity[b]) continue;
+      throw Error(ErrorCode::invalid_argument, name, fmt::format("{} for sequence {}", lengths[b], b),
+                  fmt::format("0 to {}", capacity[b]));
+    }
+    return lengths;
+  }
   std::vector<std::int64_t> used;
   for (const std::int64_t length : capacity) used.push_back(random.between(0, length));
   return used;
