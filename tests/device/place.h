@@ -47,6 +47,7 @@ class OnPlace : public ::testing::TestWithParam<const char*> {
 
 /// The places of INSTANTIATE_TEST_SUITE_P(Places, Suite, every_place(), name_of_place).
 inline auto every_place() { return ::testing::Values("cpu", "gpu", "sm80", "sm89", "sm120"); }
+inline auto every_gpu() { return ::testing::Values("gpu", "sm80", "sm89", "sm120"); }
 inline std::string name_of_place(const ::testing::TestParamInfo<const char*>& place) { return place.param; }
 
 /// A plan that is ready to run on the memory of `inputs`: their own on the CPU, a copy on a GPU.

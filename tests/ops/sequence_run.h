@@ -29,6 +29,7 @@ class SequenceRun {
 
   [[nodiscard]] const Problem& problem() const { return case_.problem; }
   [[nodiscard]] Bindings& bindings() { return inputs_.bindings(); }
+  [[nodiscard]] cases::Inputs& inputs() { return inputs_; }
   [[nodiscard]] std::int64_t query_length(std::int64_t b) const { return query(b).length; }
   [[nodiscard]] std::int64_t key_length(std::int64_t b) const { return keys(b).length; }
 
