@@ -50,6 +50,11 @@ inline auto every_place() { return ::testing::Values("cpu", "gpu", "sm80", "sm89
 inline auto every_gpu() { return ::testing::Values("gpu", "sm80", "sm89", "sm120"); }
 inline std::string name_of_place(const ::testing::TestParamInfo<const char*>& place) { return place.param; }
 
+/// With TESSERA_TEST_APART set an allocation for each tensor, which a memory checker can judge.
+inline cases::Placement placement() {
+  return std::getenv("TESSERA_TEST_APART") != nullptr ? cases::Placement::apart : cases::Placement::together;
+}
+
 /// A plan that is ready to run on the memory of `inputs`: their own on the CPU, a copy on a GPU.
 class PlacedRun {
  public:
@@ -57,7 +62,7 @@ class PlacedRun {
       : on_gpu_(is_on_gpu(plan.target())),
         host_workspace_(on_gpu_ ? 0 : plan.workspace_bytes()),
         copy_(on_gpu_ ? std::make_unique<cases::DeviceCopy>(inputs, plan.workspace_bytes(), plan.target().index,
-                                                            cases::Placement::together)
+                                                            placement())
                       : nullptr),
         bindings_(on_gpu_ ? copy_->bindings() : inputs.bindings()),
         executor_(plan, on_gpu_ ? copy_->workspace() : host_workspace_.data(), plan.workspace_bytes()) {}
