@@ -72,7 +72,7 @@ class RandomRun {
     fmt::print(
         "{}seed {}: {} problems in {:.1f} s ({:.2f} ms each on {} {}), {} failed; largest error {:.2f} of its "
         "tolerance\n",
-        on_gpu_ ? fmt::format("{} skipped; ", skipped_) : "", options_.seed, histogram_.total(), seconds,
+        on_gpu_ ? fmt::format("{} skipped; ", skipped_.load()) : "", options_.seed, histogram_.total(), seconds,
         1e3 * seconds * options_.jobs / static_cast<double>(std::max<std::uint64_t>(1, histogram_.total())),
         options_.jobs, options_.jobs == 1 ? "worker" : "workers", failures_, worst_ratio_);
     fmt::print(
@@ -101,7 +101,9 @@ class RandomRun {
   void work() {
     while (true) {
       const std::uint64_t index = next_.fetch_add(1);
-      if (options_.seconds > 0 ? elapsed() >= options_.seconds : index >= options_.count) return;
+      // As many more as were skipped, unless all are.
+      const std::uint64_t most = options_.count + std::min(skipped_.load(), options_.count);
+      if (options_.seconds > 0 ? elapsed() >= options_.seconds : index >= most) return;
       if (stopped_) return;
       cases::Case problem = draw(index);
       const cases::FeatureSet features = cases::features_of(problem);
@@ -165,7 +167,7 @@ class RandomRun {
   std::optional<cases::Gpu> gpu_;
   bool on_gpu_ = false;
   std::atomic<bool> stopped_{false};  // a kernel has broken the context
-  std::uint64_t skipped_ = 0;
+  std::atomic<std::uint64_t> skipped_{0};
   std::map<std::string, std::uint64_t> reasons_;
   std::uint64_t failures_ = 0;
   std::uint64_t retried_ = 0;  // passed, but not by the first run of plain
