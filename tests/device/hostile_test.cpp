@@ -7,11 +7,14 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "cases/random_numbers.h"
 #include "cpu/reference_number.h"
+#include "device/guarded_copy.h"
 #include "device/place.h"
 
 namespace tessera::test {
@@ -154,6 +157,31 @@ class HostileCase {
   reference::Result everything_, nothing_;
 };
 
+/// A run whose tensors end, or begin, where nothing is mapped. Does nothing where there are no such places.
+class GuardedRun {
+ public:
+  GuardedRun(cases::Inputs& inputs, const Plan& plan, GuardedSide side) {
+    if (!is_on_gpu(plan.target())) return;
+    const VirtualMemory* memory = VirtualMemory::find(plan.target().index);
+    if (memory == nullptr) return;
+    copy_.emplace(*memory, inputs, plan.workspace_bytes(), plan.target().index, side);
+    executor_.emplace(plan, copy_->workspace(), plan.workspace_bytes());
+  }
+  /// Throws where a kernel faults.
+  void run() {
+    if (!copy_) return;
+    const Stream stream = cases::device_stream(executor_->plan().target().index);
+    copy_->upload();
+    executor_->run(copy_->bindings(), stream);
+    cases::wait_for(stream);
+    copy_->download();
+  }
+
+ private:
+  std::optional<GuardedCopy> copy_;
+  std::optional<Executor> executor_;
+};
+
 class HostileMetadata : public OnPlace {
  protected:
   void expect_contained(const std::string& line) {
@@ -161,7 +189,9 @@ class HostileMetadata : public OnPlace {
     ASSERT_FALSE(hostile.metadata().empty()) << line;
     Wishes wishes;
     wishes.splits = hostile.of().wishes.splits;
-    PlacedRun run(hostile.inputs(), make_plan(hostile.of().problem, target_, wishes));
+    const Plan plan = make_plan(hostile.of().problem, target_, wishes);
+    PlacedRun run(hostile.inputs(), plan);
+    GuardedRun guarded[] = {{hostile.inputs(), plan, GuardedSide::begin}, {hostile.inputs(), plan, GuardedSide::end}};
     expect_right(hostile, run, line);
     int refused = 0;
     std::vector<std::vector<Slot>> choices{hostile.metadata()};
@@ -177,6 +207,7 @@ class HostileMetadata : public OnPlace {
           refused += is_refused ? 1 : 0;
           ASSERT_EQ(hostile.damage(is_refused), "");
           ASSERT_EQ(hostile.impossible_output(), "");
+          for (GuardedRun& one : guarded) ASSERT_NO_THROW(one.run());
         }
       }
     }
