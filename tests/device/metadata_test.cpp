@@ -10,6 +10,7 @@
 #include "core/implementations.h"
 #include "cuda/jit/device.h"
 #include "cuda/jit/driver.h"
+#include "device/graph.h"
 #include "shared/metadata.h"
 #include "tessera/executor.h"
 
@@ -199,6 +200,44 @@ TEST_F(DeviceMetadata, RoomForNewTokens) {
   t.set(Slot::seqused_k, {28, 0});
   expect_violation(line, t, Slot::page_table, {0, 1, -7, 3}, 1);
   expect_violation(line, t, Slot::page_table, {0, kHigh, 2, 3}, 0);
+}
+
+TEST_F(DeviceMetadata, GraphsReportWhatTheirLaunchesFind) {
+  const Target target = Target::cuda_device(0);
+  Tensors t;
+  for (const Slot slot : {Slot::q, Slot::o}) t.add(slot, DType::bf16, {2, 1, 2, 64});
+  for (const Slot slot : {Slot::k, Slot::v}) t.add(slot, DType::bf16, {4, 16, 2, 64});
+  t.ints(Slot::status, {0}, {1});
+  t.ints(Slot::seqused_k, {32, 17}, {2});
+  t.ints(Slot::page_table, {0, 1, 2, 3}, {2, 2});
+  Executor executor(make_plan(
+      Problem::parse("attention b=2 sq=1 sk=32 hq=2 d=64 dtype=bf16 kv=table page=16 pages=4 metadata=report"),
+      target));
+  executor.prepare();
+  test::Graph graph(target, [&](Stream stream) { executor.run(t.bindings, stream); });
+  graph.launch();
+  EXPECT_EQ(t.status(), 0);
+  t.set(Slot::page_table, {0, 1, 2, 4});
+  EXPECT_EQ(t.status(), 0) << "before the launch";
+  graph.launch();
+  const auto found = violation_of(t.status());
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->slot, Slot::page_table);
+  EXPECT_EQ(found->sequence, 1);
+  // The first violation stays until the caller clears it.
+  t.set(Slot::page_table, {0, 1, 2, 3});
+  t.set(Slot::seqused_k, {-1, 17});
+  graph.launch();
+  EXPECT_EQ(violation_of(t.status())->slot, Slot::page_table);
+  t.set(Slot::status, {0});
+  graph.launch();
+  ASSERT_TRUE(violation_of(t.status()));
+  EXPECT_EQ(violation_of(t.status())->slot, Slot::seqused_k);
+  t.set(Slot::status, {0});
+  t.set(Slot::seqused_k, {0, 32});
+  graph.launch();
+  EXPECT_EQ(t.status(), 0);
+  t.expect_canaries();
 }
 
 }  // namespace

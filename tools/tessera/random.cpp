@@ -183,7 +183,8 @@ class RandomRun {
 void add_random(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RandomOptions>();
   CLI::App* verb = app.add_subcommand("random", "Check random problems against the oracle");
-  verb->add_option("--count", options->count, "How many problems")->capture_default_str();
+  verb->add_option("--count", options->count, "How many problems; those that a GPU has nothing for do not count")
+      ->capture_default_str();
   verb->add_option("--seconds", options->seconds, "For how long instead")->check(CLI::PositiveNumber);
   verb->add_option("--seed", options->seed, "Which sequence of problems")->capture_default_str();
   verb->add_option("--jobs", options->jobs, "Problems under way at once")
