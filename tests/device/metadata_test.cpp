@@ -79,6 +79,8 @@ class Tensors {
   static void upload(void* to, const void* from, std::size_t bytes) {
     const cuda::CurrentContext context(0);
     if (bytes > 0) cuda::check(cuda::driver().copy_to_device(cuda::address(to), from, bytes), "cuMemcpyHtoD");
+    // A stream that does not wait for the default one must find it there.
+    cuda::check(cuda::driver().context_synchronize(), "cuCtxSynchronize");
   }
   static void download(void* to, const void* from, std::size_t bytes) {
     const cuda::CurrentContext context(0);
@@ -228,6 +230,7 @@ TEST_F(DeviceMetadata, GraphsReportWhatTheirLaunchesFind) {
   t.set(Slot::page_table, {0, 1, 2, 3});
   t.set(Slot::seqused_k, {-1, 17});
   graph.launch();
+  ASSERT_TRUE(violation_of(t.status()));
   EXPECT_EQ(violation_of(t.status())->slot, Slot::page_table);
   t.set(Slot::status, {0});
   graph.launch();
