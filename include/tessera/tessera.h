@@ -160,6 +160,9 @@ TESSERA_API int tessera_executor_create_with_workspace(const tessera_plan* plan,
 /* stream: NULL on the CPU. One call at a time for each executor. */
 TESSERA_API int tessera_executor_run(tessera_executor* executor, const tessera_bindings* bindings, void* stream);
 TESSERA_API void tessera_executor_destroy(tessera_executor* executor);
+/* Of a status word that runs with metadata=report on a device have written: the slot's name, "" for no violation, and
+ * in *sequence (if not NULL) whose it is. */
+TESSERA_API int tessera_violation_of(int32_t status, char* slot, size_t size, size_t* needed, int64_t* sequence);
 
 #ifdef __cplusplus
 }

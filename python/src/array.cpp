@@ -66,27 +66,37 @@ ViewOfObject exchange_of(PyTypeObject* type) {
 }
 
 /// Before __dlpack__ is asked, which may move or synchronise: where the memory is.
-void check_device(nb::handle object, std::string_view name) {
+void check_device(nb::handle object, std::string_view name, Device want) {
   const nb::object device = object.attr("__dlpack_device__")();
   const int type = nb::cast<int>(nb::int_(nb::object(device[0])));
-  if (type == detail::kDlCpu || type == detail::kDlCudaHost) return;
   const int index = nb::cast<int>(nb::int_(nb::object(device[1])));
-  const std::string got = type == detail::kDlCuda ? to_string(Device{DeviceType::cuda, index})
-                                                  : "DLPack device type " + std::to_string(type);
-  refuse(name, type_name(object.ptr()) + " on " + got, "an array on cpu");
+  const bool on_cpu = type == detail::kDlCpu || type == detail::kDlCudaHost;
+  const Device there = on_cpu ? Device{} : Device{DeviceType::cuda, index};
+  const bool known = on_cpu || type == detail::kDlCuda;
+  if (known && there == want) return;
+  const std::string got = known ? to_string(there) : "DLPack device type " + std::to_string(type);
+  refuse(name, type_name(object.ptr()) + " on " + got, "an array on " + to_string(want));
+}
+
+/// The array API standard's number for a CUDA stream: the handle, 1 for the legacy default stream, whose handle is 0.
+std::uintptr_t stream_number(Stream stream) noexcept {
+  return stream.handle == nullptr ? 1 : reinterpret_cast<std::uintptr_t>(stream.handle);
 }
 
 /// A new reference to the capsule of object.__dlpack__.
-PyObject* capsule_of(nb::handle object) {
+PyObject* capsule_of(nb::handle object, const Place& place) {
   const nb::object method = object.attr("__dlpack__");
+  nb::dict old_options;  // all that there was before DLPack 1.0
+  if (place.device.type == DeviceType::cuda) old_options["stream"] = stream_number(place.stream);
   nb::dict options;
+  options.update(old_options);
   options["max_version"] = nb::make_tuple(1, 2);
   options["copy"] = false;
   PyObject* arguments = PyTuple_New(0);
   PyObject* capsule = PyObject_Call(method.ptr(), arguments, options.ptr());
   if (capsule == nullptr && PyErr_ExceptionMatches(PyExc_TypeError)) {
-    PyErr_Clear();  // older than DLPack 1.0: no keywords
-    capsule = PyObject_Call(method.ptr(), arguments, nullptr);
+    PyErr_Clear();
+    capsule = PyObject_Call(method.ptr(), arguments, old_options.ptr());
   }
   Py_DECREF(arguments);
   if (capsule == nullptr) nb::raise_python_error();
@@ -95,10 +105,10 @@ PyObject* capsule_of(nb::handle object) {
 
 }  // namespace
 
-ArrayView::ArrayView(PyObject* object, std::string_view name, Use use) : object_(object) {
+ArrayView::ArrayView(PyObject* object, std::string_view name, Use use, const Place& place) : object_(object) {
   Py_INCREF(object_);
   try {
-    if (take_exchange(name) || take_buffer(name, use) || take_dlpack(name, use)) return;
+    if (take_exchange(name) || take_buffer(name, use) || take_dlpack(name, use, place)) return;
     PyErr_Format(PyExc_TypeError, "%s: got %s; want an array with __dlpack__ or the buffer protocol",
                  std::string(name).c_str(), type_name(object).c_str());
     nb::raise_python_error();
@@ -119,7 +129,7 @@ bool ArrayView::take_exchange(std::string_view name) {
   if (view == nullptr) return false;
   DLTensor tensor{};
   if (view(object_, &tensor) != 0)
-    refuse(name, type_name(object_) + ": " + take_exception(), "a tensor with memory on cpu");
+    refuse(name, type_name(object_) + ": " + take_exception(), "a tensor with memory");
   tensor_ = Tensor::from_dlpack(tensor, name);
   return true;
 }
@@ -155,10 +165,10 @@ bool ArrayView::take_buffer(std::string_view name, Use use) {
   return true;
 }
 
-bool ArrayView::take_dlpack(std::string_view name, Use use) {
+bool ArrayView::take_dlpack(std::string_view name, Use use, const Place& place) {
   if (PyObject_HasAttrString(object_, "__dlpack__") == 0) return false;
-  if (PyObject_HasAttrString(object_, "__dlpack_device__") != 0) check_device(object_, name);
-  capsule_ = capsule_of(object_);
+  if (PyObject_HasAttrString(object_, "__dlpack_device__") != 0) check_device(object_, name, place.device);
+  capsule_ = capsule_of(object_, place);
   if (PyCapsule_IsValid(capsule_, "dltensor_versioned") != 0) {
     const auto* managed = static_cast<DlManagedVersioned*>(PyCapsule_GetPointer(capsule_, "dltensor_versioned"));
     if (managed->version.major != 1) {

@@ -6,9 +6,17 @@
 
 #include <string_view>
 
+#include "tessera/executor.h"
 #include "tessera/tensor.h"
 
 namespace tessera::python {
+
+/// Where a run takes its arrays. On a GPU, an array that keeps track of its own work (__dlpack__) is told the stream on
+/// which it will be used, and orders that work before what comes there next.
+struct Place {
+  Device device;
+  Stream stream;
+};
 
 /// Keeps an object and whatever exports its memory alive while its view is in use. The interpreter lock must be held at
 /// construction and destruction.
@@ -17,9 +25,10 @@ class ArrayView {
   /// How the memory will be used; an output must be writable.
   enum class Use : bool { read, write };
 
-  /// `name` is the argument's name in errors. Throws Error, or nanobind::python_error with a TypeError for an object
-  /// that is no array.
-  ArrayView(PyObject* object, std::string_view name, Use use);
+  /// `name` is the argument's name in errors. Throws Error, nanobind::python_error with a TypeError for an object that
+  /// is no array, and what its __dlpack__ raises. An object is asked for its memory only if that is at `place`; tensors
+  /// of libraries that just show where it is may still be elsewhere.
+  ArrayView(PyObject* object, std::string_view name, Use use, const Place& place = {});
   ~ArrayView() { release(); }
   ArrayView(const ArrayView&) = delete;
   ArrayView& operator=(const ArrayView&) = delete;
@@ -30,7 +39,7 @@ class ArrayView {
   void release() noexcept;
   bool take_exchange(std::string_view name);
   bool take_buffer(std::string_view name, Use use);
-  bool take_dlpack(std::string_view name, Use use);
+  bool take_dlpack(std::string_view name, Use use, const Place& place);
 
   Tensor tensor_;
   PyObject* object_ = nullptr;   // owned reference

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/jit/device.h"
 #include "dlpack_exchange.h"
 #include "host_operations.h"
 #include "tessera/error.h"
@@ -21,10 +22,14 @@ namespace nb = nanobind;
 namespace tessera::python {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};  // what jax wants of memory that it shall not copy
+constexpr std::align_val_t kAlignment{64};  // what jax wants of memory that it shall not copy; a GPU's has more
 
 struct Release {
   void operator()(void* data) const noexcept { ::operator delete(data, kAlignment); }
+};
+struct ReleaseOnDevice {
+  int index;
+  void operator()(void* data) const noexcept { cuda::release(index, data); }
 };
 using Memory = std::shared_ptr<void>;
 
@@ -79,11 +84,17 @@ nb::object export_buffer(const Buffer& buffer, nb::handle max_version) {
   return capsule_of<DlManaged>(buffer, kPlain, [](PyObject* capsule) { destroy_unused<DlManaged>(capsule, kPlain); });
 }
 
-Buffer make_buffer(const std::vector<std::int64_t>& shape, const std::string& dtype) {
+Buffer make_buffer(const std::vector<std::int64_t>& shape, const std::string& dtype, int device) {
   Buffer buffer;
   buffer.tensor = Tensor::contiguous(nullptr, parse_dtype(dtype), shape.data(), static_cast<int>(shape.size()));
-  const std::size_t bytes = static_cast<std::size_t>(buffer.tensor.numel()) * size_of(buffer.tensor.dtype);
-  buffer.memory = Memory(::operator new(std::max<std::size_t>(bytes, 1), kAlignment), Release{});
+  const std::size_t bytes =
+      std::max<std::size_t>(static_cast<std::size_t>(buffer.tensor.numel()) * size_of(buffer.tensor.dtype), 1);
+  if (device < 0) {
+    buffer.memory = Memory(::operator new(bytes, kAlignment), Release{});
+  } else {
+    buffer.memory = Memory(cuda::allocate(device, bytes), ReleaseOnDevice{device});
+    buffer.tensor.device = {DeviceType::cuda, device};
+  }
   buffer.tensor.data = buffer.memory.get();
   return buffer;
 }
@@ -92,13 +103,14 @@ Buffer make_buffer(const std::vector<std::int64_t>& shape, const std::string& dt
 
 void define_buffer(nb::module_& m) {
   nb::class_<Buffer>(m, "Buffer",
-                     "Uninitialised memory of a shape and dtype (\"bf16\"), 64-byte aligned, for from_dlpack to take.")
+                     "Uninitialised memory of a shape and dtype (\"bf16\"), 64-byte aligned, for from_dlpack to take, on the CPU\n"
+                     "or on a GPU. What was written to it must be complete when it is taken: no stream is waited for.")
       .def(
           "__init__",
-          [](Buffer* self, const std::vector<std::int64_t>& shape, const std::string& dtype) {
-            new (self) Buffer(make_buffer(shape, dtype));
+          [](Buffer* self, const std::vector<std::int64_t>& shape, const std::string& dtype, int device) {
+            new (self) Buffer(make_buffer(shape, dtype, device));
           },
-          nb::arg("shape"), nb::arg("dtype"))
+          nb::arg("shape"), nb::arg("dtype"), nb::arg("device") = -1)
       .def_prop_ro("shape",
                    [](const Buffer& self) {
                      nb::list sizes;
@@ -115,7 +127,10 @@ void define_buffer(nb::module_& m) {
              nb::handle /*copy*/) { return export_buffer(self, max_version); },
           nb::kw_only(), nb::arg("stream").none() = nb::none(), nb::arg("max_version").none() = nb::none(),
           nb::arg("dl_device").none() = nb::none(), nb::arg("copy").none() = nb::none())
-      .def("__dlpack_device__", [](const Buffer&) { return nb::make_tuple(detail::kDlCpu, 0); });
+      .def("__dlpack_device__", [](const Buffer& self) {
+        const Device& device = self.tensor.device;
+        return nb::make_tuple(device.type == DeviceType::cuda ? detail::kDlCuda : detail::kDlCpu, device.index);
+      });
 }
 
 }  // namespace tessera::python

@@ -2,6 +2,7 @@
 #include "host_operations.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -10,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #ifdef _OPENMP
@@ -126,6 +128,14 @@ void define_host_operations(nb::module_& m) {
         "batch, head: positions of the first; heads: of the whole problem (default: out's); q_offset: default\n"
         "seqlen_k − seqlen_q.");
   m.def(
+      "violation_of",
+      [](std::int32_t status) -> std::optional<std::pair<std::string, std::int64_t>> {
+        const std::optional<Violation> found = tessera::violation_of(status);
+        if (!found) return std::nullopt;
+        return std::pair{std::string(to_string(found->slot)), found->sequence};
+      },
+      nb::arg("status"), "(slot, sequence) of a status word, None for 0.");
+  m.def(
       "builtin_scores",
       [] {
         return known_names({"relative", "soft_clip"}, builtin_score);
@@ -139,12 +149,14 @@ void define_host_operations(nb::module_& m) {
       "Names that mask= knows.");
   m.def(
       "parts_fit",
-      [](const nb::tuple& parts, const std::string& name) {
-        const PartViews views(parts.ptr(), name);
+      [](const nb::tuple& parts, const std::string& name, int device, std::uintptr_t stream) {
+        const Place place = device < 0 ? Place{} : Place{{DeviceType::cuda, device}, {reinterpret_cast<void*>(stream)}};
+        const PartViews views(parts.ptr(), name, place);
         return views.evenly_spaced();
       },
-      nb::arg("parts"), nb::arg("name") = "parts",
-      "Whether arrays are the parts of one strided tensor: same shape, dtype and strides, at even distances.");
+      nb::arg("parts"), nb::arg("name") = "parts", nb::arg("device") = -1, nb::arg("stream") = 0,
+      "Whether arrays are the parts of one strided tensor: same shape, dtype and strides, at even distances.\n"
+      "device: where they are, −1 for the CPU; stream: where they will be used.");
 }
 
 }  // namespace tessera::python

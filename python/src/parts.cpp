@@ -19,11 +19,11 @@ bool same_strides(const Tensor& a, const Tensor& b) noexcept {
 
 }  // namespace
 
-PartViews::PartViews(PyObject* tuple, std::string_view name) {
+PartViews::PartViews(PyObject* tuple, std::string_view name, const Place& place) {
   const Py_ssize_t count = PyTuple_Size(tuple);
   if (count < 1) throw Error(ErrorCode::invalid_argument, std::string(name), "no parts", "one or more");
   for (Py_ssize_t i = 0; i < count; ++i) {
-    views_.emplace_back(PyTuple_GetItem(tuple, i), name, ArrayView::Use::read);
+    views_.emplace_back(PyTuple_GetItem(tuple, i), name, ArrayView::Use::read, place);
     const Tensor& first = views_.front().tensor();
     const Tensor& part = views_.back().tensor();
     if (part.rank != first.rank || part.shape != first.shape || part.dtype != first.dtype ||

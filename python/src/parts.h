@@ -15,7 +15,7 @@ namespace tessera::python {
 class PartViews {
  public:
   /// `tuple`: arrays, at least one. Throws Error for shapes or dtypes that differ.
-  PartViews(PyObject* tuple, std::string_view name);
+  PartViews(PyObject* tuple, std::string_view name, const Place& place = {});
   /// Same strides, and distances that one stride can express. Always so for one or two parts with the same strides.
   [[nodiscard]] bool evenly_spaced() const noexcept { return even_; }
   /// The tensor of all parts. Throws Error unless evenly_spaced().

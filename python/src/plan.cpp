@@ -10,6 +10,7 @@
 
 #include "array.h"
 #include "callables.h"
+#include "cuda/jit/device.h"
 #include "parts.h"
 #include "tessera/error.h"
 #include "workspace_pool.h"
@@ -60,10 +61,21 @@ Slot slot_named(nb::handle name) {
   return *slot;
 }
 
+std::size_t bytes_of(const Tensor& tensor) {
+  return static_cast<std::size_t>(tensor.numel()) * size_of(tensor.dtype);
+}
+
+void check_workspace(const Tensor& workspace, Device device) {
+  if (workspace.device == device && workspace.is_contiguous()) return;
+  throw Error(ErrorCode::invalid_argument, "workspace", workspace.describe(),
+              "a contiguous array on " + to_string(device));
+}
+
 /// The arrays of one run; they and their memory are kept until it ends.
 class Arrays {
  public:
-  Arrays(const Problem& problem, const std::vector<Slot>& slots, nb::handle arrays, Bindings& bindings) {
+  Arrays(const Problem& problem, const std::vector<Slot>& slots, nb::handle arrays, const Place& place,
+         Bindings& bindings) {
     const auto items = nb::steal<nb::tuple>(PySequence_Tuple(arrays.ptr()));
     if (!items.is_valid()) nb::raise_python_error();
     if (items.size() != slots.size()) {
@@ -74,11 +86,11 @@ class Arrays {
       PyObject* item = PyTuple_GetItem(items.ptr(), static_cast<Py_ssize_t>(i));
       if (item == Py_None) continue;
       if ((slots[i] == Slot::o_parts || slots[i] == Slot::lse_parts) && PyTuple_Check(item)) {
-        bindings[slots[i]] = parts_.emplace_back(item, to_string(slots[i])).tensor(to_string(slots[i]));
+        bindings[slots[i]] = parts_.emplace_back(item, to_string(slots[i]), place).tensor(to_string(slots[i]));
         continue;
       }
       const auto use = is_output(problem, slots[i]) ? ArrayView::Use::write : ArrayView::Use::read;
-      views_[i].emplace(item, to_string(slots[i]), use);
+      views_[i].emplace(item, to_string(slots[i]), use, place);
       bindings[slots[i]] = views_[i]->tensor();
     }
   }
@@ -90,8 +102,10 @@ class Arrays {
 
 }  // namespace
 
-PythonPlan::PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa)
-    : plan_(make_plan(Problem::parse(problem), Target::cpu(threads, isa), Wishes::parse(wishes))) {}
+PythonPlan::PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa,
+                       int device)
+    : plan_(make_plan(Problem::parse(problem), device < 0 ? Target::cpu(threads, isa) : Target::cuda_device(device),
+                      Wishes::parse(wishes))) {}
 
 const PythonPlan::Slots& PythonPlan::slots_of(const nb::tuple& names) {
   for (const auto& [known, slots] : known_) {
@@ -109,7 +123,25 @@ const PythonPlan::Slots& PythonPlan::slots_of(const nb::tuple& names) {
   return known_.emplace_back(names, std::move(slots)).second;
 }
 
-void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars, nb::handle score, nb::handle mask) {
+void PythonPlan::compute(const Bindings& bindings, const ArrayView* workspace, const Queue& queue) const {
+  if (plan_.target().device == DeviceType::cpu) {
+    const WorkspacePool::Lease lease(WorkspacePool::shared(), plan_.workspace_bytes());
+    Executor(plan_, lease.data(), lease.bytes()).run(bindings);
+    return;
+  }
+  if (workspace != nullptr) {
+    Executor(plan_, workspace->tensor().bytes(), bytes_of(workspace->tensor())).run(bindings, queue.stream);
+  } else {
+    Executor(plan_).run(bindings, queue.stream);  // freeing device memory waits for its use
+  }
+  if (!queue.wait) return;
+  const cuda::CurrentContext context(plan_.target().index);
+  cuda::check(cuda::driver().stream_synchronize(static_cast<cuda::StreamHandle>(queue.stream.handle)),
+              "cuStreamSynchronize");
+}
+
+void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars, nb::handle score, nb::handle mask,
+                     const Queue& queue) {
   Callables callables(score, mask);
   if (callables.any() && plan_.implementation() != "cpu.reference") {
     throw Error(ErrorCode::unsupported, callables.name(), "a Python function for " + plan_.implementation(),
@@ -121,26 +153,32 @@ void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars,
   bindings.batch_offset = scalars.batch_offset;
   bindings.head_offset = scalars.head_offset;
   const Slots named = slots_of(slots);  // a copy: taking arrays runs Python, which may run this plan again
-  const Arrays views(plan_.problem(), named, arrays, bindings);
+  const Target& target = plan_.target();
+  const bool on_gpu = target.device == DeviceType::cuda;
+  const Place place = on_gpu ? Place{{DeviceType::cuda, target.index}, queue.stream} : Place{};
+  const Arrays views(plan_.problem(), named, arrays, place, bindings);
+  std::optional<ArrayView> workspace;
+  if (on_gpu && !queue.workspace.is_none()) {
+    workspace.emplace(queue.workspace.ptr(), "workspace", ArrayView::Use::write, place);
+    check_workspace(workspace->tensor(), place.device);
+  }
   callables.bind(bindings);
-  const auto compute = [&] {
-    const WorkspacePool::Lease workspace(WorkspacePool::shared(), plan_.workspace_bytes());
-    Executor(plan_, workspace.data(), workspace.bytes()).run(bindings);
-  };
+  const ArrayView* memory = workspace ? &*workspace : nullptr;
   if (callables.any()) {
-    compute();
+    compute(bindings, memory, queue);
   } else {
     const nb::gil_scoped_release released;
-    compute();
+    compute(bindings, memory, queue);
   }
 }
 
 void define_plan(nb::module_& m) {
   nb::class_<PythonPlan>(m, "Plan",
                          "How a problem is computed: made once from its line (docs/grammar.md), run many times.")
-      .def(nb::init<const std::string&, const std::string&, int, const std::string&>(), nb::arg("problem"),
-           nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "",
+      .def(nb::init<const std::string&, const std::string&, int, const std::string&, int>(), nb::arg("problem"),
+           nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "", nb::arg("device") = -1,
            "threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), \"\" for the best.\n"
+           "device: index of a GPU, −1 for the CPU.\n"
            "Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.")
       .def_prop_ro(
           "problem", [](const PythonPlan& self) { return self.plan().problem().to_string(); },
@@ -161,13 +199,18 @@ void define_plan(nb::module_& m) {
       .def(
           "run",
           [](PythonPlan& self, nb::tuple slots, nb::handle arrays, std::uint64_t seed, std::uint64_t offset,
-             std::int64_t batch_offset, std::int64_t head_offset, nb::handle score, nb::handle mask) {
-            self.run(std::move(slots), arrays, {seed, offset, batch_offset, head_offset}, score, mask);
+             std::int64_t batch_offset, std::int64_t head_offset, nb::handle score, nb::handle mask,
+             std::uintptr_t stream, nb::handle workspace, bool wait) {
+            self.run(std::move(slots), arrays, {seed, offset, batch_offset, head_offset}, score, mask,
+                     {{reinterpret_cast<void*>(stream)}, workspace, wait});
           },
           nb::arg("slots"), nb::arg("arrays"), nb::arg("seed") = 0, nb::arg("offset") = 0, nb::arg("batch_offset") = 0,
           nb::arg("head_offset") = 0, nb::arg("score").none() = nb::none(), nb::arg("mask").none() = nb::none(),
+          nb::arg("stream") = 0, nb::arg("workspace").none() = nb::none(), nb::arg("wait") = false,
           "Binds arrays[i] to the slot named slots[i] and computes; outputs are written in place, nothing is copied.\n"
-          "The interpreter lock is released, unless score or mask is a Python function (cpu.reference only).")
+          "The interpreter lock is released, unless score or mask is a Python function (cpu.reference only).\n"
+          "On a GPU: queued on `stream`, a CUstream (0: the legacy default), in `workspace`, an array of at least\n"
+          "workspace_bytes there (None: memory allocated for this run); wait: returns when it is done.")
       .def("__repr__", [](const PythonPlan& self) {
         return "<tessera plan: " + self.plan().problem().to_string() + " by " + self.plan().implementation() + ">";
       });

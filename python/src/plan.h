@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "array.h"
 #include "tessera/executor.h"
 #include "tessera/plan.h"
 
@@ -22,19 +23,28 @@ struct Scalars {
   std::int64_t head_offset = 0;
 };
 
+/// Where a run on a GPU is queued; means nothing on the CPU.
+struct Queue {
+  Stream stream;
+  nanobind::handle workspace;  // an array of at least workspace_bytes on the plan's device; None: allocated for the run
+  bool wait = false;           // for the run's end
+};
+
 /// A plan as Python sees it: made from a problem's line, run on arrays by the names of their slots. Many threads may
 /// run one plan at once; each run leases its workspace.
 class PythonPlan {
  public:
-  PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa);
+  /// `device`: index of a GPU, −1 for the CPU.
+  PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa, int device);
 
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
   /// Binds arrays[i] to slots[i] (None: nothing) and runs with the interpreter lock released, unless a Python function
   /// takes part. Throws Error before anything is written.
   void run(nanobind::tuple slots, nanobind::handle arrays, const Scalars& scalars, nanobind::handle score,
-           nanobind::handle mask);
+           nanobind::handle mask, const Queue& queue);
 
  private:
+  void compute(const Bindings& bindings, const ArrayView* workspace, const Queue& queue) const;
   using Slots = std::vector<Slot>;
   const Slots& slots_of(const nanobind::tuple& names);
 

@@ -16,7 +16,7 @@ from . import _core
 from ._core import build_info, cpu_isas
 from ._execute import get_threads, set_threads
 from .attention import attention, attention_backward, load_torch
-from .operations import combine, dropout_keep, kv_append, merge_states
+from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .tiles import TileList
 
@@ -66,6 +66,7 @@ __all__ = [
     "merge_states",
     "plan",
     "set_threads",
+    "violation_of",
 ]
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
+from ._arrays import CPU, device_of
 
 if TYPE_CHECKING:
     from .tiles import TileList
@@ -151,11 +152,12 @@ def _is_compiling() -> bool:
 def longest(name: str, boundaries: Array, given: int | None, unit: int = 1) -> int:
     """The longest sequence: `given`, or the largest difference in `boundaries` times `unit`.
 
-    0 while torch.compile traces, when there is no data; sizes then come from shapes (the token count).
+    0 while torch.compile traces, when there is no data, and for boundaries on a GPU, which would have to finish all that
+    is queued there first; sizes then come from shapes (the token count).
     """
     if given is not None:
         return int(given)
-    if _is_compiling():
+    if _is_compiling() or device_of(boundaries) != CPU:
         return 0
     return _core.longest_step(boundaries, name) * unit
 
@@ -374,7 +376,8 @@ def _add_dropout(
         return 0, 0  # a seed without dropout changes nothing
     values = []
     for name, given in (("dropout_seed", _drawn_seed(q) if seed is None else seed), ("dropout_offset", offset)):
-        if hasattr(given, "shape") and given.shape != ():
+        if hasattr(given, "shape") and (given.shape != () or device_of(given) != CPU):
+            given = given.reshape(1) if given.shape == () else given
             slots.append(name)
             tensors.append(given)
             values.append(0)
@@ -388,12 +391,15 @@ def _add_dropout(
 def _drawn_seed(q: Array) -> Any:
     """A seed from torch's default generator for torch tensors (manual_seed repeats it), else from `random`.
 
-    While torch.compile traces it stays a tensor, to be drawn anew by each call of what is compiled.
+    While torch.compile traces or a CUDA graph is captured it stays a tensor where q is, to be drawn anew by each call
+    of what is compiled and each replay.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
-        drawn = torch.randint(0, 1 << 62, (1,), dtype=torch.int64)
-        return drawn if torch.compiler.is_compiling() else int(drawn)
+        stays = torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
+        device = q.device if stays and q.is_cuda else "cpu"
+        drawn = torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=device)
+        return drawn if stays else int(drawn)
     import random
 
     return random.getrandbits(63)

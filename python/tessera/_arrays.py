@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of any library: names of dtypes, and results in the library of the argument. Imports no library by itself."""
+"""Arrays of any library: names of dtypes, devices and streams, and results in the library of the argument.
+
+Imports no library by itself.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ from typing import Any, Protocol
 
 Array = Any
 Shape = tuple[int, ...]
+
+CPU = -1  # as a device; a GPU is its index
+_DLPACK_CUDA = 2
 
 # Tessera's names and those that numpy, ml_dtypes, torch and jax have for them.
 _NAMES = {
@@ -34,8 +40,20 @@ class Library(Protocol):
 
     name: str
 
+    def device(self, array: Array) -> int:
+        """Index of the GPU that holds `array`, or CPU."""
+        ...
+
+    def stream(self, device: int) -> int | None:
+        """Handle of the CUDA stream that is current on GPU `device`; None where the library does not tell."""
+        ...
+
+    def is_capturing(self, device: int) -> bool:
+        """Whether that stream is being captured into a graph."""
+        ...
+
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
-        """Uninitialised memory that a run may write; `dtype` is Tessera's name, `like` an array of the library."""
+        """Uninitialised memory that a run may write, where `like` is; `dtype` is Tessera's name."""
         ...
 
     def finish(self, array: Array, like: Array) -> Array:
@@ -74,7 +92,20 @@ def numpy_dtype(name: str) -> Any:
     return numpy.dtype(_LIBRARY_NAMES[name])
 
 
-class _Numpy:
+class _Host:
+    """What is the same for libraries without GPUs, or without a word about their streams."""
+
+    def device(self, array: Array) -> int:
+        return CPU
+
+    def stream(self, device: int) -> int | None:
+        return None
+
+    def is_capturing(self, device: int) -> bool:
+        return False
+
+
+class _Numpy(_Host):
     name = "numpy"
 
     def __init__(self) -> None:
@@ -97,7 +128,18 @@ class _Torch:
         import torch
 
         self._empty = torch.empty
+        self._cuda = torch.cuda
         self._dtypes = {name: getattr(torch, its) for name, its in _LIBRARY_NAMES.items() if hasattr(torch, its)}
+
+    def device(self, array: Array) -> int:
+        return array.get_device() if array.is_cuda else CPU
+
+    def stream(self, device: int) -> int | None:
+        return self._cuda.current_stream(device).cuda_stream
+
+    def is_capturing(self, device: int) -> bool:
+        with self._cuda.device(device):
+            return self._cuda.is_current_stream_capturing()
 
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
         return self._empty(shape, dtype=self._dtypes[dtype], device=like.device)
@@ -106,16 +148,50 @@ class _Torch:
         return array
 
 
-class _ArrayApi:
-    """jax and every other library of the array API standard: memory of ours, which from_dlpack takes over."""
+class _Cupy:
+    name = "cupy"
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self._dtype = lru_cache(maxsize=None)(numpy_dtype)
+
+    def device(self, array: Array) -> int:
+        return array.device.id
+
+    def stream(self, device: int) -> int | None:
+        return self._cupy.cuda.get_current_stream(device).ptr
+
+    def is_capturing(self, device: int) -> bool:
+        return self._cupy.cuda.get_current_stream(device).is_capturing()
+
+    def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
+        with like.device:
+            return self._cupy.empty(shape, self._dtype(dtype))
+
+    def finish(self, array: Array, like: Array) -> Array:
+        return array
+
+
+class _ArrayApi(_Host):
+    """jax and every other library of the array API standard: memory of ours, which from_dlpack takes over.
+
+    On a GPU, whose streams the standard does not know, such arrays are ready before a run begins and results before it
+    returns.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
+    def device(self, array: Array) -> int:
+        kind, index = array.__dlpack_device__()
+        return int(index) if kind == _DLPACK_CUDA else CPU
+
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
         from ._core import Buffer
 
-        return Buffer(shape, dtype)
+        return Buffer(shape, dtype, device=self.device(like))
 
     def finish(self, array: Array, like: Array) -> Array:
         return like.__array_namespace__().from_dlpack(array)
@@ -130,6 +206,8 @@ def _library_of_type(kind: type) -> Library | None:
         return _Torch()
     if "numpy" in roots:
         return _Numpy()
+    if "cupy" in roots:
+        return _Cupy()
     if hasattr(kind, "__array_namespace__"):
         return _ArrayApi(kind.__module__.partition(".")[0])
     return _Numpy()  # anything else that can be read gets numpy arrays back
@@ -144,6 +222,43 @@ def library_of(array: Array, argument: str) -> Library:
             f"{argument}: got {kind.__module__}.{kind.__qualname__}; want an array with shape, dtype and __dlpack__"
         )
     return library
+
+
+def device_of(array: Any) -> int:
+    """Index of the GPU that holds `array`; CPU for all others, and for what is no array."""
+    library = _library_of_type(type(array))
+    return CPU if library is None else library.device(array)
+
+
+def run_on_gpu(
+    library: Library,
+    plan: Any,
+    slots: tuple[str, ...],
+    arrays: tuple[Array, ...],
+    like: Array,
+    scalars: Iterable[int] = (),
+    callables: Iterable[Any] = (),
+    kept: dict[int, list[Array]] | None = None,
+) -> None:
+    """Runs a `_core.Plan` of the GPU of `like` on the current stream of its library, with a workspace made there.
+
+    A workspace by the library's own allocator is reused in the order of the stream, and belongs to the graph if one is
+    captured. `kept`: the workspaces that a plan keeps, by stream. One is taken from there until the run is queued: what
+    follows on the same stream comes behind it, another stream would not.
+    """
+    device = library.device(like)
+    stream = library.stream(device)
+    if stream is None:
+        plan.run(slots, arrays, *scalars, *callables, wait=True)
+        return
+    size = plan.workspace_bytes
+    free = [] if kept is None or library.is_capturing(device) else kept.setdefault(stream, [])
+    try:
+        workspace = free.pop()
+    except IndexError:  # none, or another thread has it
+        workspace = library.empty((size,), "uint8", like) if size > 0 else None
+    plan.run(slots, arrays, *scalars, *callables, stream=stream, workspace=workspace)
+    free.append(workspace)
 
 
 def common_library(named: Iterable[tuple[str, Array]]) -> Any:

@@ -7,8 +7,12 @@ from typing import Any
 class Plan:
     """How a problem is computed: made once from its line (docs/grammar.md), run many times, by many threads at once."""
 
-    def __init__(self, problem: str, *, wishes: str = "", threads: int = 0, isa: str = "") -> None:
+    def __init__(
+        self, problem: str, *, wishes: str = "", threads: int = 0, isa: str = "", device: int = -1
+    ) -> None:
         """threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), "" for the best.
+
+        device: index of a GPU, −1 for the CPU.
 
         Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.
         """
@@ -46,19 +50,28 @@ class Plan:
         head_offset: int = 0,
         score: Callable[[float, int, int, int, int], float] | None = None,
         mask: Callable[[int, int, int, int], bool] | None = None,
+        stream: int = 0,
+        workspace: Any = None,
+        wait: bool = False,
     ) -> None:
         """Binds arrays[i] (None: nothing) to the slot named slots[i] and computes.
 
         Outputs are written in place, nothing is copied; partial results may be a tuple of arrays. The interpreter lock
         is released, unless score or mask is a Python function (cpu.reference only).
 
+        On a GPU: queued on `stream`, a CUstream (0: the legacy default), in `workspace`, an array of at least
+        workspace_bytes there (None: memory allocated for this run); wait: returns when it is done.
+
         Raises ValueError, TypeError for what is no array, NotImplementedError for a function that cannot be called.
         """
 
 class Buffer:
-    """Uninitialised memory of a shape and dtype ("bf16"), 64-byte aligned, for from_dlpack to take."""
+    """Uninitialised memory of a shape and dtype ("bf16"), 64-byte aligned, for from_dlpack to take.
 
-    def __init__(self, shape: Sequence[int], dtype: str) -> None: ...
+    On the CPU or on the GPU `device`. What was written to it must be complete when it is taken: no stream is waited for.
+    """
+
+    def __init__(self, shape: Sequence[int], dtype: str, device: int = -1) -> None: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
@@ -99,8 +112,13 @@ def free_workspaces() -> None:
 def longest_step(boundaries: Any, name: str = "boundaries") -> int:
     """The largest difference of neighbours in int32 (n), 0 for fewer than two entries; `name` is for errors."""
 
-def parts_fit(parts: tuple[Any, ...], name: str = "parts") -> bool:
+def violation_of(status: int) -> tuple[str, int] | None:
+    """(slot, sequence) of a status word, None for 0."""
+
+def parts_fit(parts: tuple[Any, ...], name: str = "parts", device: int = -1, stream: int = 0) -> bool:
     """Whether arrays are the parts of one strided tensor: same shape, dtype and strides, at even distances.
+
+    device: where they are, −1 for the CPU; stream: where they will be used.
 
     Raises ValueError for shapes or dtypes that differ.
     """

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from . import _core
-from ._arrays import dtype_name
+from ._arrays import CPU, device_of, dtype_name, library_of, run_on_gpu
 from ._problem_line import (
     BACKWARD,
     FORWARD,
@@ -91,13 +91,18 @@ def plan_for(
     shapes: tuple[Shape, ...],
     dtypes: tuple[Any, ...],
     extra: tuple[str, ...] = (),
+    device: int = CPU,
 ) -> Planned:
     """The plan of a forward or backward for tensors of these shapes and dtypes (q, k, v, o; of any library).
 
     `extra`: a backward's words (dlse, grad=fp32, accumulate). Raises ValueError for shapes that fit no problem and
     NotImplementedError where nothing computes it.
     """
-    return _plan_for(kind, features, slots, sizes, q, k, v, shapes, dtypes, extra, get_threads())
+    return _plan_for(kind, features, slots, sizes, q, k, v, shapes, dtypes, extra, _threads_on(device), device)
+
+
+def _threads_on(device: int) -> int:
+    return get_threads() if device == CPU else 0
 
 
 @lru_cache(maxsize=1024)
@@ -113,6 +118,7 @@ def _plan_for(
     dtypes: tuple[Any, ...],
     extra: tuple[str, ...],
     threads: int,
+    device: int,
 ) -> Planned:
     f = features_of(features)
     names = tuple(map(dtype_name, dtypes, ("q", "k", "v", "out")))
@@ -124,7 +130,7 @@ def _plan_for(
     else:
         bound += ("o", "lse", "dout", *(("dlse",) if "dlse" in extra else ()))
         bound += tuple(slot for slot, _, _ in backward_outputs(slots, q, k, v, shapes, names[:3]))
-    plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or threads)
+    plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or threads, device=device)
     return Planned(plan, bound, None if len(taken) == len(slots) else taken)
 
 
@@ -150,12 +156,13 @@ def forward_route(
     dtypes: tuple[Any, Any, Any],
     out_dtype: Any,
     threads: int,
+    device: int = CPU,
 ) -> Route:
     """`dtypes` of q, k, v; `out_dtype` that of memory for the output, None to follow the features."""
     outputs = forward_outputs(features, slots, sizes, q, k, v, shapes, dtype_name(dtypes[0], "q"))
     made = tuple((tuple(shape), dtype) for _, shape, dtype in outputs)
     last = (made[0][1] if out_dtype is None else out_dtype,)
-    planned = _plan_for(FORWARD, features, slots, sizes, q, k, v, shapes, dtypes + last, (), threads)
+    planned = _plan_for(FORWARD, features, slots, sizes, q, k, v, shapes, dtypes + last, (), threads, device)
     return Route(planned.plan.run, planned.slots, planned.taken, made, planned.plan)
 
 
@@ -171,11 +178,12 @@ def run_forward(
     outputs: tuple[Array, ...],
     callables: tuple[Any, Any] = (None, None),
 ) -> None:
-    """Computes into `outputs`, which are as `forward_outputs` says and in its order. Any library, nothing is copied."""
+    """Computes into `outputs`, which are as `forward_outputs` says and in its order. On the CPU, nothing is copied."""
     shapes = tuple([tensor.shape for tensor in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, outputs[0].dtype)
+    threads = _threads or _default_threads()
     plan, bound, taken = _plan_for(
-        FORWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, (), _threads or _default_threads()
+        FORWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, (), threads, CPU
     )
     if taken is not None:
         tensors = [tensors[i] for i in taken]
@@ -206,11 +214,18 @@ def run_backward(
     shapes = tuple([tensor.shape for tensor in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
     extra = _backward_words(dtypes[:3], tuple([each.dtype for each in outputs[:3]]), dlse is not None, accumulate)
-    plan, bound, taken = plan_for(BACKWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, extra)
+    device = device_of(q)
+    plan, bound, taken = plan_for(
+        BACKWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, extra, device
+    )
     if taken is not None:
         tensors = [tensors[i] for i in taken]
     given = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
-    plan.run(bound, (q, k, v, *tensors, *given, *outputs), *scalars, *callables)
+    arrays = (q, k, v, *tensors, *given, *outputs)
+    if device == CPU:
+        plan.run(bound, arrays, *scalars, *callables)
+    else:
+        run_on_gpu(library_of(q, "q"), plan, bound, arrays, q, scalars, callables)
 
 
 @lru_cache(maxsize=256)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._arguments import Call, parse
-from ._arrays import common_library, dtype_name, is_torch, refuse_gradient
+from ._arrays import CPU, common_library, dtype_name, is_torch, refuse_gradient, run_on_gpu
 from ._execute import backward_outputs, forward_route, get_threads, run_backward
 from .tiles import TileList
 
@@ -201,6 +201,7 @@ def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None 
     """Outputs of a call without autograd, in the order of `forward_outputs`; `out` takes the first if given."""
     named = (("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True))
     library = common_library(named)
+    device = library.device(q)
     tensors = call.tensors
     route = forward_route(
         call.features,
@@ -212,14 +213,19 @@ def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None 
         tuple([tensor.shape for tensor in tensors]) if tensors else (),
         (q.dtype, k.dtype, v.dtype),
         None if out is None else out.dtype,
-        get_threads(),
+        get_threads() if device == CPU else 0,
+        device,
     )
     made = route.made if out is None else route.made[1:]
     outputs = [library.empty(shape, dtype, q) for shape, dtype in made]
     if route.taken is not None:
         tensors = [tensors[i] for i in route.taken]
     written = outputs if out is None else (out, *outputs)
-    route.run(route.slots, (q, k, v, *tensors, *written), *call.scalars, *call.callables)
+    arrays = (q, k, v, *tensors, *written)
+    if device == CPU:
+        route.run(route.slots, arrays, *call.scalars, *call.callables)
+    else:
+        run_on_gpu(library, route.plan, route.slots, arrays, q, call.scalars, call.callables)
     finished = tuple([library.finish(array, q) for array in outputs])
     return finished if out is None else (out, *finished)
 

@@ -9,7 +9,17 @@ from typing import Any
 
 from . import _core
 from ._arguments import longest
-from ._arrays import common_library, dtype_name, is_torch, library_of, refuse_gradient
+from ._arrays import (
+    CPU,
+    Library,
+    common_library,
+    device_of,
+    dtype_name,
+    is_torch,
+    library_of,
+    refuse_gradient,
+    run_on_gpu,
+)
 from ._execute import get_threads
 
 Array = Any
@@ -17,13 +27,25 @@ Shape = tuple[int, ...]
 
 
 @lru_cache(maxsize=512)
-def _plan(line: str, threads: int) -> _core.Plan:
-    return _core.Plan(line, threads=threads)
+def _plan(line: str, threads: int, device: int) -> _core.Plan:
+    return _core.Plan(line, threads=threads, device=device)
+
+
+def _run(library: Library, line: str, threads: int, slots: tuple[str, ...], arrays: tuple[Any, ...], q: Array) -> None:
+    """On the device of `q`, one of the arrays."""
+    device = library.device(q)
+    if device == CPU:
+        _plan(line, threads or get_threads(), CPU).run(slots, arrays)
+    else:
+        run_on_gpu(library, _plan(line, 0, device), slots, arrays, q)
 
 
 def _stacked(parts: tuple[Array, ...], name: str) -> Any:
     """The parts as one tensor (parts, ...): where they lie when their distances are even, else a copy."""
-    if _core.parts_fit(parts, name):
+    library = library_of(parts[0], name)
+    device = library.device(parts[0])
+    stream = None if device == CPU else library.stream(device)
+    if _core.parts_fit(parts, name, device, stream or 0):
         return parts
     if is_torch(parts[0]):
         import torch
@@ -88,7 +110,7 @@ def combine(
         slots, arrays = (*slots, "lse"), (*arrays, lse)
     if sinks is not None:
         slots, arrays = (*slots, "sink"), (*arrays, sinks)
-    _plan(line, threads or get_threads()).run(slots, arrays)
+    _run(library, line, threads, slots, arrays, first)
     if out is None:
         result = library.finish(result, first)
     return (result, library.finish(lse, first)) if return_lse else result
@@ -161,7 +183,8 @@ def kv_append(
     positions, pairs (j, j + rotary_dim / 2), or (2j, 2j + 1) with rotary_interleaved. q, shaped as k_new with hq heads,
     is turned likewise: returns the turned q, or None without q.
 
-    Raises ValueError for tokens beyond the capacity, before anything is written, and otherwise as `attention` does.
+    Raises ValueError for tokens beyond the capacity, before anything is written (on a GPU, which reads lengths and pages
+    when it runs, such tokens are left out), and otherwise as `attention` does.
 
     Source: rotary embedding: Su et al. 2021 (arXiv:2104.09864).
     """
@@ -178,12 +201,14 @@ def kv_append(
         "rotary_sin": rotary_sin,
     }
     bound = {name: array for name, array in optional.items() if array is not None}
-    common_library([*named.items(), *bound.items(), *([] if q is None else [("q", q)])])
+    library = common_library([*named.items(), *bound.items(), *([] if q is None else [("q", q)])])
     sizes = (0, 0)
-    if cu_seqlens_q is not None:
-        sizes = (longest("cu_seqlens_q", cu_seqlens_q, max_seqlen_q), 0)
+    if cu_seqlens_q is not None:  # a length that cannot be read is at most that of all tokens, or of all pages
+        new_tokens = max_seqlen_q if max_seqlen_q is not None or device_of(cu_seqlens_q) == CPU else k_new.shape[0]
+        sizes = (longest("cu_seqlens_q", cu_seqlens_q, new_tokens), 0)
     if page_indptr is not None:
-        sizes = (sizes[0], longest("page_indptr", page_indptr, None))
+        most_pages = None if page_indices is None or device_of(page_indptr) == CPU else page_indices.shape[0]
+        sizes = (sizes[0], longest("page_indptr", page_indptr, most_pages))
     line = _append_line(
         tuple(bound),
         sizes,
@@ -199,13 +224,11 @@ def kv_append(
     )
     slots: tuple[str, ...] = ("k", "v", "k_new", "v_new", *bound)
     arrays: tuple[Array, ...] = (k_cache, v_cache, k_new, v_new, *bound.values())
-    plan = _plan(line, threads or get_threads())
     if q is None:
-        plan.run(slots, arrays)
+        _run(library, line, threads, slots, arrays, k_cache)
         return None
-    library = library_of(q, "q")
     turned = library.empty(tuple(q.shape), dtype_name(q.dtype), q)
-    plan.run((*slots, "q", "q_rotated"), (*arrays, q, turned))
+    _run(library, line, threads, (*slots, "q", "q_rotated"), (*arrays, q, turned), k_cache)
     return library.finish(turned, q)
 
 
@@ -284,3 +307,12 @@ def dropout_keep(
         k_offset=k_offset,
     )
     return kept
+
+
+def violation_of(status: int) -> tuple[str, int] | None:
+    """(tensor, sequence) of the status word of runs with metadata=report on a GPU; None for 0, no violation.
+
+    `tensor` is the name of what holds a length, page or list entry outside of what it addresses ("page_table"), in the
+    first sequence that has one. docs/semantics.md, section 9, says what is checked.
+    """
+    return _core.violation_of(int(status))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._arguments import parse
-from ._arrays import common_library, is_torch, refuse_gradient
+from ._arrays import CPU, common_library, is_torch, refuse_gradient, run_on_gpu
 from ._execute import forward_route, get_threads
 from .attention import answer
 
@@ -24,9 +24,9 @@ _SCALARS = ("seed", "offset", "batch_offset", "head_offset")
 
 
 class AttentionPlan:
-    """A forward that was planned for the shapes and dtypes of some arrays, to be run on others like them.
+    """A forward that was planned for the shapes, dtypes and device of some arrays, to be run on others like them.
 
-    Several threads may run one plan at once. Made by `tessera.plan`.
+    Several threads may run one plan at once. On a GPU it keeps its workspace between runs. Made by `tessera.plan`.
     """
 
     def __init__(self, q: Array, k: Array, v: Array, options: dict[str, Any]) -> None:
@@ -34,6 +34,8 @@ class AttentionPlan:
         self._call = parse(q, k, v, **options)
         named = (("q", q), ("k", k), ("v", v), *zip(self._call.slots, self._call.tensors, strict=True))
         self._library = common_library(named)
+        self._device = self._library.device(q)
+        self._workspaces: dict[int, list[Array]] = {}  # on the GPU, by stream
         self._route = forward_route(
             self._call.features,
             self._call.slots,
@@ -44,7 +46,8 @@ class AttentionPlan:
             tuple(tensor.shape for tensor in self._call.tensors),
             (q.dtype, k.dtype, v.dtype),
             None,
-            get_threads(),
+            get_threads() if self._device == CPU else 0,
+            self._device,
         )
 
     @property
@@ -94,9 +97,20 @@ class AttentionPlan:
         if route.taken is not None:
             bound = [bound[i] for i in route.taken]
         written = outputs if out is None else [out, *outputs]
-        route.run(route.slots, (q, k, v, *bound, *written), *scalars, *self._call.callables)
+        arrays, callables = (q, k, v, *bound, *written), self._call.callables
+        if self._device == CPU:
+            route.run(route.slots, arrays, *scalars, *callables)
+        else:
+            self._check_device(q)
+            run_on_gpu(self._library, route.plan, route.slots, arrays, q, scalars, callables, self._workspaces)
         finished = [self._library.finish(array, q) for array in outputs]
         return tuple(finished if out is None else [out, *finished])
+
+    def _check_device(self, q: Array) -> None:
+        device = self._library.device(q)
+        if device != self._device:
+            got = "cpu" if device == CPU else f"cuda:{device}"
+            raise ValueError(f"q: got an array on {got}; want one on cuda:{self._device}, for which the plan was made")
 
     def _bound(self, changes: dict[str, Any]) -> tuple[list[Array], list[int]]:
         tensors, scalars = list(self._call.tensors), list(self._call.scalars)

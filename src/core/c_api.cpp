@@ -353,3 +353,11 @@ int tessera_executor_run(tessera_executor* executor, const tessera_bindings* bin
 }
 
 void tessera_executor_destroy(tessera_executor* executor) { delete executor; }
+
+int tessera_violation_of(int32_t status, char* slot, size_t size, size_t* needed, int64_t* sequence) {
+  return guarded([&] {
+    const auto found = tessera::violation_of(status);
+    write_text(found ? std::string(tessera::to_string(found->slot)) : std::string(), slot, size, needed);
+    if (sequence != nullptr) *sequence = found ? found->sequence : 0;
+  });
+}

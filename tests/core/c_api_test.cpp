@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -8,6 +9,7 @@
 #include <thread>
 
 #include "core/dlpack.h"
+#include "tessera/executor.h"
 #include "tessera/tessera.h"
 #include "tessera/version.h"
 
@@ -212,6 +214,20 @@ TEST(CApiCodes, HaveNames) {
   EXPECT_STREQ(tessera_code_name(TESSERA_PARSE), "parse error");
   EXPECT_STREQ(tessera_code_name(TESSERA_OUT_OF_MEMORY), "out of memory");
   EXPECT_STREQ(tessera_code_name(77), "unknown error");
+}
+
+TEST(CApiViolation, SlotAndSequenceOfAStatusWord) {
+  const int page_table = static_cast<int>(tessera::Slot::page_table) + 1;
+  std::array<char, 32> slot{};
+  std::size_t needed = 99;
+  std::int64_t sequence = -1;
+  ASSERT_EQ(tessera_violation_of(7 * 256 + page_table, slot.data(), slot.size(), &needed, &sequence), TESSERA_OK);
+  EXPECT_STREQ(slot.data(), "page_table");
+  EXPECT_EQ(needed, 10U);
+  EXPECT_EQ(sequence, 7);
+  ASSERT_EQ(tessera_violation_of(0, slot.data(), slot.size(), &needed, nullptr), TESSERA_OK);
+  EXPECT_STREQ(slot.data(), "");
+  EXPECT_EQ(needed, 0U);
 }
 
 }  // namespace

@@ -308,11 +308,15 @@ def test_bad_tensors(error, text, change):
         tessera.attention(*change(*qkv()))
 
 
-def test_other_devices_are_refused():
+def test_all_tensors_are_on_one_device():
     _, k, v = qkv()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        elsewhere = torch.empty(2, 20, 4, 32, device="cuda")
-        with pytest.raises(ValueError, match=r"^q: got a tensor on cuda:0; want one on cpu"):
+        elsewhere = torch.empty(2, 20, 4, 32, device="cuda:1")
+        with pytest.raises(ValueError, match=r"^k: got a tensor on cpu; want one on cuda:1, as q is"):
             tessera.attention(elsewhere, k, v)
-        with pytest.raises(ValueError, match=r"^sink: got a tensor on cuda:0; want one on cpu"):
+        with pytest.raises(ValueError, match=r"^v: got a tensor on cuda:0; want one on cuda:1, as q is"):
+            tessera.attention(elsewhere, elsewhere, torch.empty(2, 20, 4, 32, device="cuda:0"))
+        with pytest.raises(ValueError, match=r"^sink: got a tensor on cuda:0; want one on cpu, as q is"):
             tessera.attention(torch.empty(2, 20, 4, 32), k, v, sinks=torch.empty(4, device="cuda"))
+        with pytest.raises(ValueError, match=r"^q: got a tensor on xpu:0; want one on cpu or cuda"):
+            tessera.attention(*(torch.empty(2, 20, 4, 32, device="xpu") for _ in range(3)))

@@ -22,7 +22,7 @@ from . import operators
 from .operators import DIFFERENTIABLE, LIBRARY, names_of
 
 _PLAIN = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutogradCPU).raw_repr()
-_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU)
+_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU).add(DispatchKey.AutocastCUDA)
 _NOT_TENSORS = (None,) * 5  # arguments of AttentionFunction.forward before q
 _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 _STRIDED = torch.strided
@@ -260,7 +260,7 @@ def _attention_autocast(
     q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], slots: str, *call: Any
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """q, k, v, k2 and v2 in autocast's dtype; sinks and slopes stay fp32, as their slots want them."""
-    dtype = torch.get_autocast_dtype("cpu")
+    dtype = torch.get_autocast_dtype(q.device.type)
     tensors = [
         _lowered(x, dtype) if name in ("k2", "v2") else x for name, x in zip(names_of(slots), tensors, strict=True)
     ]
@@ -316,6 +316,7 @@ LIBRARY.impl("attention", _attention_autograd, "Autograd", with_keyset=True)
 LIBRARY.impl("attention_out", _attention_out_autograd, "Autograd", with_keyset=True)
 LIBRARY.impl("attention_backward", _attention_backward_autograd, "Autograd", with_keyset=True)
 LIBRARY.impl("attention", _attention_autocast, "AutocastCPU")
+LIBRARY.impl("attention", _attention_autocast, "AutocastCUDA")
 torch.library.register_vmap("tessera::attention", _attention_vmap, lib=LIBRARY)
 torch.library.register_vmap("tessera::attention_out", _attention_out_vmap, lib=LIBRARY)
 torch.library.register_vmap("tessera::attention_backward", _attention_backward_vmap, lib=LIBRARY)

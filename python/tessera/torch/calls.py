@@ -36,6 +36,11 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
         out, lse, extra = autograd.attention(True, q, k, v, *arguments)
     else:
         _check_tensors(call, q, k, v, out)
+        if call.callables != (None, None) and not q.is_cpu:
+            name = "score" if call.callables[0] is not None else "mask"
+            raise NotImplementedError(
+                f"{name}: got a Python function for tensors on {q.device}; want a built-in's name, or tensors on cpu"
+            )
         out, lse, extra = (
             _by_oracle(call, q, k, v, out) if call.callables != (None, None) else _dispatch(call, q, k, v, out)
         )
@@ -72,10 +77,10 @@ def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | No
             raise TypeError(f"{name}: got {kind.__module__}.{kind.__qualname__}; want a torch.Tensor, as q is one")
         _refuse_layout(name, tensor)
         # Tensors on "meta" have shapes and no data; results then have neither.
-        if not tensor.is_cpu and not (tensor.is_meta and q.is_meta):
-            raise ValueError(f"{name}: got a tensor on {tensor.device}; want one on cpu, the only device so far")
-        if tensor.is_cpu and q.is_meta:
-            raise ValueError(f"{name}: got a tensor on cpu; want one on meta, as q is")
+        if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
+            raise ValueError(f"{name}: got a tensor on {tensor.device}; want one on cpu or cuda")
+        if tensor.device != q.device:
+            raise ValueError(f"{name}: got a tensor on {tensor.device}; want one on {q.device}, as q is")
 
 
 def _refuse_layout(name: str, tensor: Tensor) -> None:

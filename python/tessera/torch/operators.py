@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from .. import _execute
-from .._arrays import dtype_name
+from .._arrays import CPU, dtype_name, library_of, run_on_gpu
 
 _CALL = "Tensor q, Tensor k, Tensor v, Tensor[] tensors, str slots, str features, SymInt[] sizes, int[] scalars"
 
@@ -56,7 +56,7 @@ _BITS_64 = (1 << 64) - 1
 class _Route(NamedTuple):
     """What a call does once its shapes and dtypes are known."""
 
-    run: Any  # Plan.run
+    plan: Any  # _core.Plan
     bound: tuple[str, ...]  # slots in the order that run gets their tensors
     taken: tuple[int, ...] | None  # which of the call's tensors it binds; None: all
     made: Allocations  # outputs to allocate
@@ -79,13 +79,14 @@ def _forward_route(
     shapes: tuple[Shape, ...],
     dtypes: Any,
     threads: int,
+    device: int = CPU,
 ) -> _Route:
     """`dtypes` of q, k, v, and of out if the caller has allocated it, else None."""
     names = names_of(slots)
     features = _execute.with_lse(features)
-    route = _execute.forward_route(features, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads)
+    route = _execute.forward_route(features, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads, device)
     made = tuple((shape, _packed_strides(shape), DTYPES[dtype]) for shape, dtype in route.made)
-    return _Route(route.run, route.slots, route.taken, made, _seeds(names))
+    return _Route(route.plan, route.slots, route.taken, made, _seeds(names))
 
 
 @lru_cache(maxsize=2048)
@@ -101,6 +102,7 @@ def _backward_route(
     dlse: bool,
     deterministic: bool,
     _: int,
+    device: int = CPU,
 ) -> _Route:
     """Wishes are for the forward's tiles; the backward follows only that of the implementation."""
     words = [word for word in features.split() if not word.startswith("wish:") or "implementation=" in word]
@@ -108,9 +110,9 @@ def _backward_route(
         words.append("deterministic")
     extra = ("dlse",) if dlse else ()
     plan, bound, taken = _execute.plan_for(
-        _execute.BACKWARD, " ".join(words), names_of(slots), sizes, q, k, v, shapes, dtypes, extra
+        _execute.BACKWARD, " ".join(words), names_of(slots), sizes, q, k, v, shapes, dtypes, extra, device
     )
-    return _Route(plan.run, bound, taken, (), _seeds(names_of(slots)))
+    return _Route(plan, bound, taken, (), _seeds(names_of(slots)))
 
 
 def _packed_strides(shape: Shape) -> Shape:
@@ -155,9 +157,9 @@ def attention_cpu(
     )
     outputs = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in route.made]
     if tensors:
-        route.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), *outputs), *_unsigned(scalars))
+        route.plan.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), *outputs), *_unsigned(scalars))
     else:
-        route.run(route.bound, (q, k, v, *outputs), *_unsigned(scalars))
+        route.plan.run(route.bound, (q, k, v, *outputs), *_unsigned(scalars))
     return outputs[0], outputs[1], outputs[2:]
 
 
@@ -179,7 +181,7 @@ def attention_out_cpu(
     dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
     threads = _execute.get_threads()
     route = _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, threads)
-    route.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), *_unsigned(scalars))
+    route.plan.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), *_unsigned(scalars))
 
 
 def attention_backward_cpu(
@@ -218,7 +220,101 @@ def attention_backward_cpu(
     dq, dk, dv, others = _empty_gradients(q, k, v, tensors, slots)
     upstream = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
     bound = _bound_tensors(route, tensors) if tensors else ()
-    route.run(route.bound, (q, k, v, *bound, *upstream, dq, dk, dv, *others), *_unsigned(scalars))
+    route.plan.run(route.bound, (q, k, v, *bound, *upstream, dq, dk, dv, *others), *_unsigned(scalars))
+    return dq, dk, dv, others
+
+
+def attention_cuda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor],
+    slots: str,
+    features: str,
+    sizes: list[int],
+    scalars: list[int],
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Forward on the current stream of q's GPU. Reads no tensor's data on the host and waits for nothing."""
+    route = _cuda_route(q, k, v, None, tensors, slots, features, sizes)
+    outputs = [torch.empty_strided(shape, strides, dtype=dtype, device=q.device) for shape, strides, dtype in route.made]
+    _run_cuda(route, q, (q, k, v, *_bound_tensors(route, tensors), *outputs), scalars)
+    return outputs[0], outputs[1], outputs[2:]
+
+
+def attention_out_cuda(
+    out: Tensor,
+    lse: Tensor,
+    extra: list[Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor],
+    slots: str,
+    features: str,
+    sizes: list[int],
+    scalars: list[int],
+) -> None:
+    """The same into the caller's memory."""
+    route = _cuda_route(q, k, v, out.dtype, tensors, slots, features, sizes)
+    _run_cuda(route, q, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), scalars)
+
+
+def _cuda_route(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out_dtype: torch.dtype | None,
+    tensors: list[Tensor],
+    slots: str,
+    features: str,
+    sizes: list[int],
+) -> _Route:
+    shapes = tuple([x.shape for x in tensors])
+    dtypes = (q.dtype, k.dtype, v.dtype, out_dtype)
+    return _forward_route(
+        features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, 0, q.get_device()
+    )
+
+
+def _run_cuda(route: _Route, q: Tensor, arrays: tuple[Tensor, ...], scalars: list[int]) -> None:
+    run_on_gpu(library_of(q, "q"), route.plan, route.bound, arrays, q, _unsigned(scalars))
+
+
+def attention_backward_cuda(
+    dout: Tensor,
+    dlse: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: list[Tensor],
+    slots: str,
+    features: str,
+    sizes: list[int],
+    scalars: list[int],
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """As attention_backward_cpu. Raises NotImplementedError where no kernel computes it."""
+    dout = _with_rows(dout)
+    dlse = None if dlse is None else _with_rows(dlse)
+    route = _backward_route(
+        features,
+        slots,
+        tuple(sizes),
+        q.shape,
+        k.shape,
+        v.shape,
+        tuple([x.shape for x in tensors]),
+        (q.dtype, k.dtype, v.dtype, out.dtype),
+        dlse is not None,
+        torch.are_deterministic_algorithms_enabled(),
+        0,
+        q.get_device(),
+    )
+    dq, dk, dv, others = _empty_gradients(q, k, v, tensors, slots)
+    upstream = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
+    arrays = (q, k, v, *_bound_tensors(route, tensors), *upstream, dq, dk, dv, *others)
+    _run_cuda(route, q, arrays, scalars)
     return dq, dk, dv, others
 
 
@@ -284,6 +380,9 @@ def _attention_backward_fake(
 LIBRARY.impl("attention", attention_cpu, "CPU")
 LIBRARY.impl("attention_out", attention_out_cpu, "CPU")
 LIBRARY.impl("attention_backward", attention_backward_cpu, "CPU")
+LIBRARY.impl("attention", attention_cuda, "CUDA")
+LIBRARY.impl("attention_out", attention_out_cuda, "CUDA")
+LIBRARY.impl("attention_backward", attention_backward_cuda, "CUDA")
 torch.library.register_fake("tessera::attention", _attention_fake, lib=LIBRARY)
 torch.library.register_fake("tessera::attention_out", _attention_out_fake, lib=LIBRARY)
 torch.library.register_fake("tessera::attention_backward", _attention_backward_fake, lib=LIBRARY)
