@@ -152,8 +152,8 @@ def _is_compiling() -> bool:
 def longest(name: str, boundaries: Array, given: int | None, unit: int = 1) -> int:
     """The longest sequence: `given`, or the largest difference in `boundaries` times `unit`.
 
-    0 while torch.compile traces, when there is no data, and for boundaries on a GPU, which would have to finish all that
-    is queued there first; sizes then come from shapes (the token count).
+    0 while torch.compile traces, when there is no data, and for boundaries on a GPU, which a look would have to wait
+    for; sizes then come from shapes (the token count).
     """
     if given is not None:
         return int(given)

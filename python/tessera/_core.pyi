@@ -7,9 +7,7 @@ from typing import Any
 class Plan:
     """How a problem is computed: made once from its line (docs/grammar.md), run many times, by many threads at once."""
 
-    def __init__(
-        self, problem: str, *, wishes: str = "", threads: int = 0, isa: str = "", device: int = -1
-    ) -> None:
+    def __init__(self, problem: str, *, wishes: str = "", threads: int = 0, isa: str = "", device: int = -1) -> None:
         """threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), "" for the best.
 
         device: index of a GPU, −1 for the CPU.
@@ -68,7 +66,8 @@ class Plan:
 class Buffer:
     """Uninitialised memory of a shape and dtype ("bf16"), 64-byte aligned, for from_dlpack to take.
 
-    On the CPU or on the GPU `device`. What was written to it must be complete when it is taken: no stream is waited for.
+    On the CPU or on the GPU `device`. What was written to it must be complete when it is taken: no stream is waited
+    for.
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, device: int = -1) -> None: ...

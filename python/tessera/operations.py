@@ -183,8 +183,8 @@ def kv_append(
     positions, pairs (j, j + rotary_dim / 2), or (2j, 2j + 1) with rotary_interleaved. q, shaped as k_new with hq heads,
     is turned likewise: returns the turned q, or None without q.
 
-    Raises ValueError for tokens beyond the capacity, before anything is written (on a GPU, which reads lengths and pages
-    when it runs, such tokens are left out), and otherwise as `attention` does.
+    Raises ValueError for tokens beyond the capacity, before anything is written (on a GPU, whose lengths no one reads
+    here, such tokens are left out), and otherwise as `attention` does.
 
     Source: rotary embedding: Su et al. 2021 (arXiv:2104.09864).
     """

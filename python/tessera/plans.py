@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._arguments import parse
-from ._arrays import CPU, common_library, is_torch, refuse_gradient, run_on_gpu
+from ._arrays import CPU, common_library, device_of, is_torch, refuse_gradient, run_on_gpu
 from ._execute import forward_route, get_threads
 from .attention import answer
 
@@ -21,6 +21,10 @@ Array = Any
 # Arguments whose slot has another name.
 _SLOTS = {"sinks": "sink", "seed": "dropout_seed", "offset": "dropout_offset"}
 _SCALARS = ("seed", "offset", "batch_offset", "head_offset")
+
+
+def _place(device: int) -> str:
+    return "cpu" if device == CPU else f"cuda:{device}"
 
 
 class AttentionPlan:
@@ -90,6 +94,9 @@ class AttentionPlan:
         """As a call, with every output as a plain array: out, lse, mass, next counts and indices or bits."""
         if is_torch(q):
             refuse_gradient("a plan", "has no gradient; use attention, detach() or no_grad()", q=q, k=k, v=v)
+        device = device_of(q)
+        if device != self._device:
+            raise ValueError(f"q: got an array on {_place(device)}; want one on {_place(self._device)}, as was planned")
         bound, scalars = self._bound(tensors)
         route = self._route
         made = route.made[out is not None :]
@@ -98,19 +105,12 @@ class AttentionPlan:
             bound = [bound[i] for i in route.taken]
         written = outputs if out is None else [out, *outputs]
         arrays, callables = (q, k, v, *bound, *written), self._call.callables
-        if self._device == CPU:
+        if device == CPU:
             route.run(route.slots, arrays, *scalars, *callables)
         else:
-            self._check_device(q)
             run_on_gpu(self._library, route.plan, route.slots, arrays, q, scalars, callables, self._workspaces)
         finished = [self._library.finish(array, q) for array in outputs]
         return tuple(finished if out is None else [out, *finished])
-
-    def _check_device(self, q: Array) -> None:
-        device = self._library.device(q)
-        if device != self._device:
-            got = "cpu" if device == CPU else f"cuda:{device}"
-            raise ValueError(f"q: got an array on {got}; want one on cuda:{self._device}, for which the plan was made")
 
     def _bound(self, changes: dict[str, Any]) -> tuple[list[Array], list[int]]:
         tensors, scalars = list(self._call.tensors), list(self._call.scalars)

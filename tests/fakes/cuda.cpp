@@ -128,7 +128,7 @@ int cuMemsetD8Async(std::uint64_t to, unsigned char value, std::size_t bytes, vo
 
 int cuStreamCreate(void** stream, unsigned) { return *stream = &state, 0; }
 int cuStreamDestroy_v2(void*) { return 0; }
-int cuStreamSynchronize(void*) { return 0; }
+int cuStreamSynchronize(void*) { return ++state.synchronisations, 0; }
 int cuStreamIsCapturing(void*, int* status) { return *status = state.capture, 0; }
 int cuStreamBeginCapture_v2(void*, int) { return state.capture = 1, 0; }
 int cuStreamEndCapture(void*, void** graph) { return state.capture = 0, *graph = &state, 0; }

@@ -27,6 +27,7 @@ struct FakeCuda {
   int launch_result = 0;              // what cuLaunchKernelEx answers
   int module_result = 0;              // what cuModuleLoadData answers
   unsigned long long context_id = 1;  // of the primary context
+  int synchronisations = 0;           // of streams
 };
 
 extern "C" FakeCuda* fake_cuda();

@@ -236,7 +236,9 @@ def attention_cuda(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Forward on the current stream of q's GPU. Reads no tensor's data on the host and waits for nothing."""
     route = _cuda_route(q, k, v, None, tensors, slots, features, sizes)
-    outputs = [torch.empty_strided(shape, strides, dtype=dtype, device=q.device) for shape, strides, dtype in route.made]
+    outputs = [
+        torch.empty_strided(shape, strides, dtype=dtype, device=q.device) for shape, strides, dtype in route.made
+    ]
     _run_cuda(route, q, (q, k, v, *_bound_tensors(route, tensors), *outputs), scalars)
     return outputs[0], outputs[1], outputs[2:]
 
@@ -271,9 +273,7 @@ def _cuda_route(
 ) -> _Route:
     shapes = tuple([x.shape for x in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, out_dtype)
-    return _forward_route(
-        features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, 0, q.get_device()
-    )
+    return _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, 0, q.get_device())
 
 
 def _run_cuda(route: _Route, q: Tensor, arrays: tuple[Tensor, ...], scalars: list[int]) -> None:

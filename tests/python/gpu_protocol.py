@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of what a call on a GPU says to the driver and to the arrays' library: `python gpu_protocol.py NAME`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import fake_gpu
+import numpy as np
+import tessera
+from fake_gpu import Array, OldArray, _Stream, gpu
+from tessera import _core
+
+SHAPE = (1, 64, 2, 64)
+
+
+def three(kind: type = Array, shape: tuple[int, ...] = SHAPE) -> tuple[Array, Array, Array]:
+    return kind(shape), kind(shape), kind(shape)
+
+
+def refused(error: type[Exception], call: Callable[[], object], *texts: str) -> None:
+    try:
+        call()
+    except error as found:
+        for text in texts:
+            assert text in str(found), f"{found} lacks {text!r}"
+        return
+    raise AssertionError(f"no {error.__name__}")
+
+
+def array_api() -> None:
+    """Without streams: the legacy default one, whose number is 1; done when the call returns."""
+    q, k, v = three()
+    out, lse = tessera.attention(q, k, v, causal=True, return_lse=True)
+    assert q.streams == k.streams == v.streams == [1]
+    assert (gpu.launches, gpu.last.stream, gpu.synchronisations) == (1, None, 1)
+    assert (out.shape, out.dtype, out.__dlpack_device__()) == (SHAPE, "fp16", (2, 0))
+    assert (lse.shape, lse.dtype, lse.__dlpack_device__()) == ((1, 2, 64), "fp32", (2, 0))
+
+
+def workspace_of_ours() -> None:
+    """A library without streams has no allocator for it either: none is left behind."""
+    q, k, v = three(shape=(1, 1024, 2, 64))
+    held = gpu.allocations
+    out = tessera.attention(q, k, v, wishes="splits=2")
+    assert (gpu.launches, gpu.allocations) == (2, held + 1)
+    del out
+    assert gpu.allocations == held
+
+
+def before_dlpack_1() -> None:
+    q, k, v = three(OldArray)
+    tessera.attention(q, k, v)
+    assert q.streams == [1] and gpu.launches == 1
+    refused(ValueError, lambda: tessera.attention(q, k, v, out=OldArray(SHAPE)), "o: got", "a writable array")
+
+
+def cupy_stream() -> None:
+    cupy = fake_gpu.install_cupy()
+    q, k, v = three(cupy.ndarray)
+    cupy.stream = _Stream(77)
+    out = tessera.attention(q, k, v)
+    assert q.streams == out.streams == [77]
+    assert (gpu.last.stream, gpu.synchronisations) == (77, 0)
+    assert isinstance(out, cupy.ndarray) and cupy.made == [(SHAPE, "float16", 0)]
+    cupy.stream = _Stream(0)
+    tessera.attention(q, k, v)
+    assert q.streams == [77, 1] and gpu.last.stream is None
+    cupy.stream = _Stream(2)  # per thread
+    tessera.attention(q, k, v)
+    assert q.streams[-1] == 2 and gpu.last.stream == 2
+
+
+def cupy_workspace() -> None:
+    """Of cupy's allocator: a call's own; a plan's kept for each stream, but a graph's own while it is captured."""
+    cupy = fake_gpu.install_cupy()
+    q, k, v = three(cupy.ndarray, (1, 1024, 2, 64))
+
+    def workspaces(call: Callable[..., object]) -> int:
+        cupy.made.clear()
+        call(q, k, v)
+        return sum(dtype == "uint8" for _, dtype, _ in cupy.made)
+
+    held = gpu.allocations
+    assert workspaces(lambda *x: tessera.attention(*x, wishes="splits=2")) == 1
+    assert gpu.launches == 2
+    assert gpu.allocations == held  # what cupy made is gone: nothing is kept
+    plan = tessera.plan(q, k, v, wishes="splits=2")
+    assert [workspaces(plan) for _ in range(3)] == [1, 0, 0]
+    cupy.stream = _Stream(5)
+    assert [workspaces(plan) for _ in range(2)] == [1, 0]
+    cupy.stream.capturing = True
+    assert [workspaces(plan) for _ in range(2)] == [1, 1]
+    assert plan.implementation == "cuda.fwd_mma"
+
+
+def one_device() -> None:
+    q, k, v = three()
+    away = Array(SHAPE, device=1)
+    refused(
+        ValueError, lambda: tessera.attention(q, away, v), "k: got fake_gpu.Array on cuda:1; want an array on cuda:0"
+    )
+    assert away.streams == []  # nothing was asked of an array elsewhere
+    lengths = np.array([64], np.int32)
+    refused(
+        ValueError, lambda: tessera.attention(q, k, v, seqused_k=lengths), "seqused_k: got int32 (1) on cpu", "cuda:0"
+    )
+    refused(TypeError, lambda: tessera.attention(q, np.zeros(SHAPE, np.float16), v), "k: got an array of numpy")
+    refused(ValueError, lambda: tessera.attention(away, away, away), "device: got cuda:1; want cuda:0 to below 1")
+    plan = tessera.plan(q, k, v)
+    refused(ValueError, lambda: plan(away, away, away), "q: got an array on cuda:1; want one on cuda:0")
+    host = [np.zeros(SHAPE, np.float16) for _ in range(3)]
+    refused(TypeError, lambda: tessera.attention(host[0], k, host[2]), "k: got an array of fake_gpu")
+    assert gpu.launches == 0
+
+
+def unsupported() -> None:
+    """What no kernel does is refused with the reasons of those that there are, before anything is allocated."""
+    q, k, v = three()
+    wide, lse = [Array(SHAPE, "float32") for _ in range(3)], Array((1, 2, 64), "float32")
+    held = gpu.allocations
+    refused(NotImplementedError, lambda: tessera.attention(*wide), "cuda.fwd_mma: wants q, k and v of one type")
+    refused(
+        NotImplementedError, lambda: tessera.attention(q, k, v, wishes="implementation=cpu.tiled"), "runs on the CPU"
+    )
+    refused(
+        NotImplementedError,
+        lambda: tessera.attention_backward(q, q, k, v, q, lse),
+        "cuda.fwd_mma: does the forward only",
+    )
+    refused(NotImplementedError, lambda: tessera.attention(q, k, v, mask=lambda *_: True), "mask")
+    assert gpu.launches == 0
+    assert gpu.allocations == held
+
+
+def lengths_stay_on_the_gpu() -> None:
+    """Without the longest sequences the capacities stand for them; no length is read."""
+    cupy = fake_gpu.install_cupy()
+    q, k, v = three(cupy.ndarray, (96, 2, 64))
+    starts = cupy.ndarray((4,), "int32")
+    plan = tessera.plan(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts)
+    assert "b=3 sq=96" in plan.problem
+    assert starts.streams == []
+    tessera.attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts)
+    assert starts.streams == [1, 1]  # each binding once, by the run
+    assert "sq=40" in tessera.plan(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=40).problem
+    pages = cupy.ndarray((10, 16, 2, 64))
+    paged = {
+        "page_indptr": starts,
+        "page_indices": cupy.ndarray((9,), "int32"),
+        "last_page_len": cupy.ndarray((3,), "int32"),
+    }
+    assert "sk=144" in tessera.plan(q, pages, pages, cu_seqlens_q=starts, **paged).problem
+
+
+def beside_attention() -> None:
+    """combine and kv_append run where their arrays are."""
+    cupy = fake_gpu.install_cupy()
+    cupy.stream = _Stream(9)
+    parts, lses = three(cupy.ndarray)[:2], [cupy.ndarray((1, 2, 64), "float32") for _ in range(2)]
+    out, lse = tessera.combine(parts, lses)
+    assert (gpu.launches, gpu.last.stream) == (1, 9)
+    assert isinstance(out, cupy.ndarray) and lse.shape == (1, 2, 64) and set(parts[0].streams) == {9}
+    cache, new = cupy.ndarray((2, 32, 2, 64)), cupy.ndarray((2, 4, 2, 64))
+    values = cupy.ndarray((2, 32, 2, 64))
+    assert tessera.kv_append(cache, values, new, new, seqused_k=cupy.ndarray((2,), "int32")) is None
+    assert gpu.launches == 2 and cache.streams == [9]
+    packed, starts = cupy.ndarray((8, 2, 64)), cupy.ndarray((3,), "int32")
+    tessera.kv_append(cache, values, packed, packed, seqused_k=cupy.ndarray((2,), "int32"), cu_seqlens_q=starts)
+    assert gpu.launches == 3 and list(gpu.last.grid)[:2] == [8, 2]  # any sequence may have all the tokens
+
+
+def capture_needs_a_warm_kernel() -> None:
+    cupy = fake_gpu.install_cupy()
+    q, k, v = three(cupy.ndarray)
+    gpu.capture = 1
+    refused(ValueError, lambda: tessera.attention(q, k, v), "capture")
+    gpu.capture = 0
+    tessera.attention(q, k, v)
+    gpu.capture = 1
+    tessera.attention(q, k, v)
+    assert gpu.launches == 2
+
+
+def seeds_on_the_gpu() -> None:
+    """A seed that lies there is bound, not read."""
+    cupy = fake_gpu.install_cupy()
+    q, k, v = three(cupy.ndarray)
+    seed = cupy.ndarray((1,), "uint64")
+    tessera.attention(q, k, v, dropout=0.5, seed=seed)
+    assert seed.streams == [1] and gpu.launches == 1
+
+
+def workspace_is_checked() -> None:
+    plan = _core.Plan("attention sq=64 sk=1024 hq=2 d=64 dtype=fp16", wishes="splits=2", device=0)
+    q, k = Array((1, 64, 2, 64)), Array((1, 1024, 2, 64))
+    arrays = (q, k, k, Array((1, 64, 2, 64)))
+    assert plan.workspace_bytes > 16
+    for workspace, text in (
+        (_core.Buffer((16,), "uint8", device=0), "workspace: got 16 bytes"),
+        (np.zeros(plan.workspace_bytes, np.uint8), "workspace: got uint8"),
+        (Array((plan.workspace_bytes,), "uint8", device=1), "workspace: got fake_gpu.Array on cuda:1"),
+    ):
+        refused(ValueError, lambda w=workspace: plan.run(("q", "k", "v", "o"), arrays, workspace=w), text)
+    assert gpu.launches == 0
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
