@@ -12,11 +12,15 @@ _FORMS = ("indices", "bitmask", "transposed")
 
 
 def _as_numpy(array: Array) -> Any:
-    """The array as numpy's, a view where the library shares memory (torch and jax on the CPU do)."""
+    """The array as numpy's: a view where the library shares memory (torch and jax on the CPU do), a copy from a GPU."""
     import numpy
 
-    detach = getattr(array, "detach", None)
-    return numpy.asarray(array if detach is None else detach())
+    from ._arrays import is_torch
+
+    if is_torch(array):
+        return numpy.asarray(array.detach().cpu())
+    copy = getattr(array, "get", None)  # cupy's
+    return numpy.asarray(array) if copy is None else copy()
 
 
 def _in_library_of(like: Array, array: Any) -> Array:

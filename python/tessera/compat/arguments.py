@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tessera._arrays import is_torch
+from tessera._arrays import CPU, device_of, is_torch
 
 __all__ = [
+    "CPU",
     "Array",
     "Band",
+    "array_module",
+    "device_of",
     "empty",
     "forward_only",
     "is_torch",
@@ -23,6 +27,22 @@ __all__ = [
 
 Array = Any
 Band = tuple["int | None", "int | None"]
+
+
+def array_module(like: Array) -> tuple[Any, dict[str, Any]]:
+    """The module whose functions make arrays where `like` is, and the keywords that they want for it.
+
+    torch, cupy, or numpy, which stands for every library on the CPU.
+    """
+    if is_torch(like):
+        import torch
+
+        return torch, {"device": like.device}
+    if type(like).__module__.partition(".")[0] == "cupy":
+        return importlib.import_module("cupy"), {}
+    import numpy
+
+    return numpy, {}
 
 
 def refuse(argument: str, got: Any, want: str, error: type[Exception] = NotImplementedError) -> NoReturn:
@@ -54,11 +74,10 @@ def pad_head_dim(array: Array) -> Array:
         import torch
 
         return torch.nn.functional.pad(array, (0, missing))
-    import numpy
-
-    if not isinstance(array, numpy.ndarray):
-        refuse("q", array, "a last dimension that is a multiple of 8, or a torch or numpy array")
-    padded = numpy.zeros((*array.shape[:-1], array.shape[-1] + missing), array.dtype)
+    module, _ = array_module(array)
+    if not isinstance(array, module.ndarray):
+        refuse("q", array, "a last dimension that is a multiple of 8, or a torch, cupy or numpy array")
+    padded = module.zeros((*array.shape[:-1], array.shape[-1] + missing), array.dtype)
     padded[..., :-missing] = array
     return padded
 
@@ -98,6 +117,4 @@ def empty(like: Array) -> Array:
     """An array of shape (0,) in the library and dtype of `like`."""
     if is_torch(like):
         return like.new_empty((0,))
-    import numpy
-
-    return numpy.empty((0,), like.dtype)
+    return array_module(like)[0].empty((0,), like.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tessera import combine
 
-from .arguments import Array, is_torch, refuse
+from .arguments import Array, array_module, is_torch, refuse
 
 
 def combine_parts(
@@ -49,8 +49,7 @@ def _heads_first(lse_partial: Array) -> Array:
     swapped = _swap(lse_partial)
     if is_torch(swapped):
         return swapped if swapped.stride(-1) == 1 or swapped.shape[-1] < 2 else swapped.contiguous()
-    import numpy
-
-    if not isinstance(swapped, numpy.ndarray) or swapped.strides[-1] == swapped.itemsize or swapped.shape[-1] < 2:
+    module, _ = array_module(swapped)
+    if not isinstance(swapped, module.ndarray) or swapped.strides[-1] == swapped.itemsize or swapped.shape[-1] < 2:
         return swapped
-    return numpy.ascontiguousarray(swapped)
+    return module.ascontiguousarray(swapped)

@@ -17,7 +17,7 @@ from typing import Any
 
 from tessera import attention, kv_append
 
-from .arguments import Array, forward_only, is_torch, pad_head_dim, refuse, split_wish, visible_band
+from .arguments import Array, array_module, forward_only, is_torch, pad_head_dim, refuse, split_wish, visible_band
 
 Lengths = Any  # int32 (batch,) in the library of q
 
@@ -122,17 +122,8 @@ def _attend(
 def _lengths(value: int | Array | None, batch: int, like: Array) -> Lengths | None:
     if not isinstance(value, int):
         return value
-    if is_torch(like):
-        return like.new_full((batch,), value, dtype=_torch_int32())
-    import numpy
-
-    return numpy.full((batch,), value, numpy.int32)
-
-
-def _torch_int32() -> Any:
-    import torch
-
-    return torch.int32
+    module, where = array_module(like)
+    return module.full((batch,), value, dtype=module.int32, **where)
 
 
 def _check(k: Array | None, v: Array | None, lengths: Any, rotary_cos: Array | None, rotary_sin: Array | None) -> None:
@@ -184,25 +175,21 @@ def _after_padding(
     k_cache: Array, v_cache: Array, page_table: Array | None, lengths: Lengths | None, leftpad: Array, like: Array
 ) -> tuple[Array, Array, Array, Lengths]:
     """The caches as pages of one token, the table of the tokens behind `leftpad`, and how many there are."""
-    import numpy
-
+    module, where = array_module(like)
+    take = module.take_along_dim if is_torch(like) else module.take_along_axis
     page = k_cache.shape[1]
-    padding = numpy.asarray(leftpad)
+    padding = module.asarray(leftpad, **where)
     batch = padding.shape[0]
     capacity = page if page_table is None else page * page_table.shape[1]
-    token = numpy.minimum(numpy.arange(capacity) + padding[:, None], max(capacity - 1, 0))
+    token = (module.arange(capacity, **where) + padding[:, None]).clip(None, max(capacity - 1, 0))
     if page_table is None:
-        first = numpy.arange(batch)[:, None] * page
+        first = module.arange(batch, **where)[:, None] * page
     else:
-        first = numpy.take_along_axis(numpy.asarray(page_table), token // max(page, 1), 1) * page
+        first = take(module.asarray(page_table, **where), token // max(page, 1), 1) * page
         token = token % max(page, 1)
-    table = (first + token).astype(numpy.int32)
+    table = module.asarray(first + token, dtype=module.int32)
     if lengths is None:
         lengths = _lengths(capacity, batch, like)
-    if is_torch(like):
-        import torch
-
-        table = torch.from_numpy(table)
     return _tokens("k_cache", k_cache), _tokens("v_cache", v_cache), table, lengths - leftpad
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import dropout_keep
+from tessera.tiles import _as_numpy
 
-from .arguments import Array, is_torch
+from .arguments import Array, array_module, is_torch
 
 Numpy = Any
 
@@ -37,13 +38,16 @@ def signed_probabilities(
 ) -> Array:
     """(batch, nheads, seqlen_q, seqlen_k) in q's dtype: exp(S' − lse), negative where dropped, 0 where masked.
 
-    For sequences of several lengths the rest is 0. Pages are gathered here.
+    For sequences of several lengths the rest is 0. Pages are gathered here. Computed on the CPU: tensors of a GPU are
+    copied, and waited for.
     """
     import numpy
 
     queries, keys, rows = _fp32(q), _fp32(k), _fp32(lse)
-    starts_q = None if cu_seqlens_q is None else numpy.asarray(cu_seqlens_q)
-    starts_k = None if cu_seqlens_k is None else numpy.asarray(cu_seqlens_k)
+    starts_q = None if cu_seqlens_q is None else _as_numpy(cu_seqlens_q)
+    starts_k = None if cu_seqlens_k is None else _as_numpy(cu_seqlens_k)
+    table = None if page_table is None else _as_numpy(page_table)
+    used = None if seqused_k is None else _as_numpy(seqused_k)
     batch = queries.shape[0] if starts_q is None else len(starts_q) - 1
     heads = queries.shape[-2]
     longest_q = queries.shape[1] if starts_q is None else int(max_seqlen_q)
@@ -57,8 +61,8 @@ def signed_probabilities(
         queries_b = queries[b] if starts_q is None else queries[rows_of]
         lse_b = rows[b] if starts_q is None else rows[:, rows_of]
         if page_table is not None:
-            tokens = keys[numpy.asarray(page_table)[b]].reshape(-1, *keys.shape[2:])
-            keys_b = tokens[: int(numpy.asarray(seqused_k)[b])]
+            tokens = keys[table[b]].reshape(-1, *keys.shape[2:])
+            keys_b = tokens[: int(used[b])]
         else:
             keys_b = keys[b] if starts_k is None else keys[int(starts_k[b]) : int(starts_k[b + 1])]
         p = _probabilities(queries_b, keys_b, lse_b, scale, softcap, None if slopes is None else slopes[b], left, right)
@@ -67,8 +71,9 @@ def signed_probabilities(
     if is_torch(q):
         import torch
 
-        return torch.from_numpy(result).to(q.dtype)
-    return result.astype(q.dtype)
+        return torch.from_numpy(result).to(q.device, q.dtype)
+    module, _ = array_module(q)
+    return module.asarray(result.astype(q.dtype))
 
 
 def _probabilities(
@@ -105,5 +110,5 @@ def _fp32(array: Array) -> Numpy:
     import numpy
 
     if is_torch(array):
-        return array.detach().float().numpy()
-    return numpy.asarray(array).astype(numpy.float32)
+        return _as_numpy(array.float())
+    return _as_numpy(array).astype(numpy.float32)

@@ -52,10 +52,11 @@ def sdpa_replacement(*, strict: bool = False) -> Iterator[SdpaReport]:
 
     Yields a SdpaReport that counts the calls and says why each call that went to torch did. Calls keep torch's
     meaning: (batch, heads, seqlen, head_dim) without a copy, ``is_causal`` aligned at the top left corner, 0 for rows
-    without a visible key. A mask is read, and replaced when it is exactly a band, lengths of keys or rows, or both;
-    under torch.compile, where data cannot be read, every mask goes to torch. Dropout draws its seed from torch's
-    default generator: repeatable by manual_seed, but not torch's own bits. Results lie in memory as (batch, seqlen,
-    heads, head_dim), which torch does on CUDA. Enter the block outside of compiled code.
+    without a visible key. A mask is read (on CUDA: waited for), and replaced when it is exactly a band, lengths of keys
+    or rows, or both; under torch.compile and in a CUDA graph, where data cannot be read, every mask goes to torch.
+    Dropout draws its seed from torch's default generator: repeatable by manual_seed, but not torch's own bits. Results
+    lie in memory as (batch, seqlen, heads, head_dim), which torch does on CUDA. Enter the block outside of compiled
+    code. On CUDA, calls that record gradients and fp32 are torch's.
 
     strict: raise NotImplementedError with the reason instead of falling back.
     """
@@ -113,6 +114,8 @@ class _SdpaMode(TorchFunctionMode):
             return reason
         if attn_mask is not None and is_causal:
             return "attn_mask together with is_causal"
+        if attn_mask is not None and attn_mask.device != query.device:
+            return f"device {attn_mask.device} of attn_mask"
         heads_dropped = query.dim() == 3
         if heads_dropped:  # (batch, seqlen, head_dim) is one head
             query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
@@ -126,7 +129,7 @@ class _SdpaMode(TorchFunctionMode):
                 return pattern.reason
         try:
             q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-            arguments = _pattern_arguments(pattern, batch, seqlen_q, seqlen_k)
+            arguments = _pattern_arguments(pattern, batch, seqlen_q, seqlen_k, q.device)
             call = parse(q, k, v, scale=scale, dropout=dropout_p, **arguments)
             out = forward(call, q, k, v)[0].transpose(1, 2)
         except NotImplementedError as refusal:
@@ -136,6 +139,8 @@ class _SdpaMode(TorchFunctionMode):
     def _pattern(self, mask: Tensor, batch: int, seqlen_q: int, seqlen_k: int) -> MaskPattern | Unrecognised:
         if torch.compiler.is_compiling():
             return Unrecognised("a mask under torch.compile")
+        if mask.is_cuda and torch.cuda.is_current_stream_capturing():
+            return Unrecognised("a mask in a captured graph")
         if mask.requires_grad:
             return Unrecognised("a mask that requires grad")
         # An inference tensor has no version counter, so its contents may change unnoticed: it is read every time.
@@ -157,13 +162,15 @@ def _unsupported_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: 
         return "a tensor subclass"
     if any(x.layout != torch.strided for x in tensors):
         return f"layout {query.layout}"
-    if any(x.device.type != "cpu" for x in tensors):
-        return f"device {query.device}"
+    if query.device.type not in ("cpu", "cuda") or any(x.device != query.device for x in tensors):
+        return f"device {', '.join(sorted({str(x.device) for x in tensors}))}"
+    if query.is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "gradients on cuda"
     if query.dim() not in (3, 4) or key.dim() != query.dim() or value.dim() != query.dim():
         return f"{query.dim()}, {key.dim()} and {value.dim()} dimensions"
     if any(x.dtype not in _DTYPES for x in tensors):
         return f"dtype {', '.join(sorted({str(x.dtype) for x in tensors if x.dtype not in _DTYPES}))}"
-    if len({x.dtype for x in tensors}) > 1 and not torch.is_autocast_enabled("cpu"):
+    if len({x.dtype for x in tensors}) > 1 and not torch.is_autocast_enabled(query.device.type):
         return "q, k, v of different dtypes"
     if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
         return "batch sizes that broadcast"
@@ -181,7 +188,9 @@ def _unsupported_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: 
     return None
 
 
-def _pattern_arguments(pattern: MaskPattern, batch: int, seqlen_q: int, seqlen_k: int) -> dict[str, Any]:
+def _pattern_arguments(
+    pattern: MaskPattern, batch: int, seqlen_q: int, seqlen_k: int, device: torch.device
+) -> dict[str, Any]:
     """The pattern in Tessera's terms, where positions align at the bottom right corner unless offsets are given."""
     arguments: dict[str, Any] = {}
     if pattern.keys is not None:
@@ -193,7 +202,7 @@ def _pattern_arguments(pattern: MaskPattern, batch: int, seqlen_q: int, seqlen_k
         return arguments
     if arguments or pattern.starts is not None:  # default positions would follow the lengths of each sequence
         starts = pattern.starts
-        arguments["q_offset"] = torch.zeros(batch, dtype=torch.int64) if starts is None else starts
+        arguments["q_offset"] = torch.zeros(batch, dtype=torch.int64, device=device) if starts is None else starts
         arguments["band"] = (left, right)
     else:  # row i stands at i + seqlen_k - seqlen_q: the band moves by as much
         shift = seqlen_k - seqlen_q
