@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch's CUDA tensors: the same results as on the CPU, on the current stream, without a wait."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+import tessera  # noqa: E402
+import torch_problems as problems  # noqa: E402
+import torch_textbook as textbook  # noqa: E402
+from cuda_torch import CUDA, close, half, nobody_waits, on_gpu  # noqa: E402
+from tessera.torch import operators  # noqa: E402
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def qkv(b=2, sq=64, sk=96, hq=4, hkv=2, d=64, dtype=torch.float16):
+    return [half(b, sq, hq, d, seed=1, dtype=dtype), *(half(b, sk, hkv, d, seed=s, dtype=dtype) for s in (2, 3))]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", problems.ALL)
+def test_results_are_those_of_the_textbook(name, dtype, monkeypatch):
+    """By the rule of every test: at most twice the error of an unfused implementation in the same dtype."""
+
+    def attention(*tensors, **options):
+        out = tessera.attention(*map(on_gpu, tensors), **{key: on_gpu(x) for key, x in options.items()})
+        assert all(x.device == CUDA for x in out)
+        return tuple(x.cpu() for x in out)
+
+    moved = SimpleNamespace(attention=attention, TileList=tessera.TileList, dropout_keep=tessera.dropout_keep)
+    monkeypatch.setattr(problems, "tessera", moved)
+    problem = problems.ALL[name](dtype)
+    got = textbook.results(problem.inputs, problem.call, None)
+    oracle = textbook.results(problem.inputs, problem.plain, None, dtype=torch.float64)
+    order = textbook.orders(problem.keys)
+    for i, part in enumerate(("out", "lse")):
+        textbook.judge(part, got[i], oracle[i], lambda run, i=i: problem.plain(*problem.inputs, order=order(run))[i])
+
+
+def test_masses_and_next_list():
+    q, k, v = qkv(sq=128, sk=128)
+    options = {"causal": True, "mass": "mean", "next_tiles": "bitmask", "threshold": 0.01, "return_lse": True}
+    cpu = tessera.attention(q, k, v, **options)
+    gpu = tessera.attention(*map(on_gpu, (q, k, v)), **options)
+    for name, ours, theirs in zip(("out", "lse", "mass"), gpu, cpu, strict=False):
+        close(name, ours, theirs)
+    assert gpu[3].bits.device == CUDA
+    listed = tessera.TileList.from_mass(gpu[2], share=0.9)  # on the CPU, then back
+    assert listed.counts.device == CUDA
+    again = tessera.attention(*map(on_gpu, (q, k, v)), causal=True, tiles=listed)
+    here = tessera.TileList.from_mass(gpu[2].cpu(), share=0.9)
+    close("out with the list", again, tessera.attention(q, k, v, causal=True, tiles=here))
+
+
+def test_packed_sequences_without_a_wait():
+    lengths = [5, 0, 120, 31]
+    starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    q, k, v = (x[0] for x in qkv(b=1, sq=156, sk=156))
+    given = {"causal": True, "return_lse": True}
+    cpu = tessera.attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, **given)
+    gq, gk, gv, there = map(on_gpu, (q, k, v, starts))
+    for most in ({}, {"max_seqlen_q": 120, "max_seqlen_k": 120}):  # read on the CPU if not given; here the token count
+        call = {"cu_seqlens_q": there, "cu_seqlens_k": there, **most, **given}
+        tessera.attention(gq, gk, gv, **call)
+        with nobody_waits():
+            gpu = tessera.attention(gq, gk, gv, **call)
+        close("out", gpu[0], cpu[0])
+        close("lse", gpu[1], cpu[1])
+
+
+def test_runs_on_the_current_stream():
+    q, k, v = map(on_gpu, qkv(sq=512, sk=512))
+    want = tessera.attention(q * 2, k, v)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)  # some 10 ms: what does not wait for it reads q before it is doubled
+        doubled = q * 2
+        got = tessera.attention(doubled, k, v)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(got, want)
+
+
+def test_memory_of_the_caller():
+    q, k, v = map(on_gpu, qkv())
+    want = tessera.attention(q, k, v, causal=True)
+    out = torch.empty_like(q)
+    assert tessera.attention(q, k, v, causal=True, out=out) is out
+    assert torch.equal(out, want)
+    wide = tessera.attention(q, k, v, causal=True, out_dtype=torch.float32)
+    assert wide.dtype == torch.float32 and (wide.to(q.dtype) - want).abs().max() <= 2**-10
+
+
+def test_views_are_used_in_place():
+    packed = half(2, 40, 3, 4, 64, seed=4)
+    q, k, v = on_gpu(packed).unbind(2)
+    close("out", tessera.attention(q, k, v), tessera.attention(*packed.unbind(2)))
+
+
+def test_a_plan_keeps_its_workspace():
+    q, k, v = map(on_gpu, qkv(b=1, sq=16, sk=4096))
+    plan = tessera.plan(q, k, v, wishes="splits=8")
+    assert plan.implementation == "cuda.fwd_mma" and plan.workspace_bytes > 0
+    want = tessera.attention(q, k, v, wishes="splits=8")
+    first = plan(q, k, v)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    held = torch.cuda.memory_allocated()
+    again = plan(q, k, v, out=first)
+    assert torch.cuda.max_memory_allocated() == held  # nothing was asked of the allocator
+    assert torch.equal(again, want)
+    assert "cuda.fwd_mma" in tessera.explain(q, k, v)
+
+
+def test_combine_and_append():
+    q, k, v = qkv(sk=128)
+    halves = [tessera.attention(q, k[:, s], v[:, s], return_lse=True) for s in (slice(0, 50), slice(50, 128))]
+    moved = [[on_gpu(x) for x in each] for each in halves]
+    want = tessera.merge_states(*halves[0], *halves[1])
+    with nobody_waits():
+        got = tessera.merge_states(*moved[0], *moved[1])
+    close("out", got[0], want[0])
+    close("lse", got[1], want[1])
+    new_k, new_v = k[:, :7].contiguous(), v[:, :7].contiguous()
+    used = torch.tensor([3, 100], dtype=torch.int32)
+    there = [on_gpu(x) for x in (k, v, new_k, new_v, used)]
+    tessera.kv_append(*there[:4], seqused_k=there[4])
+    tessera.kv_append(k, v, new_k, new_v, seqused_k=used)
+    assert torch.equal(there[0].cpu(), k) and torch.equal(there[1].cpu(), v)
+
+
+def test_dropout_drops_what_it_drops_on_the_cpu():
+    q, k, v = qkv()
+    cpu = tessera.attention(q, k, v, dropout=0.3, seed=5)
+    close("by number", tessera.attention(*map(on_gpu, (q, k, v)), dropout=0.3, seed=5), cpu)
+    seed = torch.tensor([5], device=CUDA).view(torch.uint64)
+    close("by tensor", tessera.attention(*map(on_gpu, (q, k, v)), dropout=0.3, seed=seed), cpu)
+    there = list(map(on_gpu, (q, k, v)))
+    torch.manual_seed(1)
+    first = tessera.attention(*there, dropout=0.3)
+    torch.manual_seed(1)
+    assert torch.equal(first, tessera.attention(*there, dropout=0.3))
+
+
+def test_autocast():
+    q, k, v = (x.float() for x in qkv())
+    with torch.autocast("cuda", torch.bfloat16):
+        out = tessera.attention(*map(on_gpu, (q, k, v)))
+    close("out", out, tessera.attention(*(x.to(torch.bfloat16) for x in (q, k, v))))
+
+
+def test_no_backward_yet():
+    """The forward runs under autograd; the refusal comes with the backward, in the library's words."""
+    leaves = [on_gpu(x).requires_grad_() for x in qkv()]
+    out = tessera.attention(*leaves, causal=True)
+    assert out.requires_grad
+    with pytest.raises(NotImplementedError, match="does the forward only"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "change"),
+    [
+        (NotImplementedError, "wants q, k and v of one type, bf16 or fp16", lambda q, k, v: ((q.float(), k, v), {})),
+        (ValueError, "^k: got a tensor on cpu; want one on cuda:0, as q is", lambda q, k, v: ((q, k.cpu(), v), {})),
+        (ValueError, "^q: got a tensor on cpu|^k: got a tensor on cuda:0", lambda q, k, v: ((q.cpu(), k, v), {})),
+        (
+            ValueError,
+            "^seqused_k: got a tensor on cpu; want one on cuda:0",
+            lambda q, k, v: ((q, k, v), {"seqused_k": torch.tensor([9, 9], dtype=torch.int32)}),
+        ),
+        (NotImplementedError, "^mask: got a Python function", lambda q, k, v: ((q, k, v), {"mask": lambda *_: True})),
+        (NotImplementedError, "runs on the CPU", lambda q, k, v: ((q, k, v), {"wishes": "implementation=cpu.tiled"})),
+        (
+            ValueError,
+            "^q: got .*16 bytes",
+            lambda q, k, v: ((q.flatten()[1:].view(-1)[: 64 * 8].view(1, 2, 4, 64), k[:1], v[:1]), {}),
+        ),
+    ],
+)
+def test_refusals(error, text, change):
+    tensors, options = change(*map(on_gpu, qkv()))
+    with pytest.raises(error, match=text):
+        tessera.attention(*tensors, **options)
+
+
+def test_operators_keep_their_promises():
+    q, k, v = map(on_gpu, qkv())
+    call = (q, k, v, [], "", "causal lse", (0, 0, 0), (0, 0, 0, 0))
+    torch.library.opcheck(operators.attention, call, test_utils=("test_schema", "test_faketensor"))
+    out, lse, _ = operators.attention(*call)
+    memory = (torch.empty_like(out), torch.empty_like(lse), [])
+    torch.library.opcheck(operators.attention_out, (*memory, *call), test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(dynamic):
+    """One graph, from which the operators run on the stream of whoever calls it."""
+    starts = torch.tensor([0, 30, 64], dtype=torch.int32)
+
+    @torch.compile(fullgraph=True, dynamic=dynamic)
+    def step(q, k, v, starts):
+        packed = tessera.attention(q[0], k[0, :64], v[0, :64], cu_seqlens_q=starts, cu_seqlens_k=starts, causal=True)
+        return tessera.attention(q, k, v, band=(31, 0)) * 2, packed
+
+    inputs = [*qkv(), starts]
+    want = tessera.attention(*inputs[:3], band=(31, 0))
+    got, packed = step(*map(on_gpu, inputs))
+    close("out", got / 2, want)
+    parts = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "causal": True}
+    close("packed", packed, tessera.attention(inputs[0][0], inputs[1][0, :64], inputs[2][0, :64], **parts))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_another_gpu():
+    q, k, v = qkv()
+    there = [x.to("cuda:1") for x in (q, k, v)]
+    out = tessera.attention(*there, causal=True)
+    assert out.device == torch.device("cuda:1")
+    assert torch.equal(out.cpu(), tessera.attention(*map(on_gpu, (q, k, v)), causal=True).cpu())
+    with pytest.raises(ValueError, match="k: got a tensor on cuda:0; want one on cuda:1"):
+        tessera.attention(there[0], on_gpu(k), there[2])
