@@ -128,8 +128,7 @@ bool ArrayView::take_exchange(std::string_view name) {
   const ViewOfObject view = exchange_of(Py_TYPE(object_));
   if (view == nullptr) return false;
   DLTensor tensor{};
-  if (view(object_, &tensor) != 0)
-    refuse(name, type_name(object_) + ": " + take_exception(), "a tensor with memory");
+  if (view(object_, &tensor) != 0) refuse(name, type_name(object_) + ": " + take_exception(), "a tensor with memory");
   tensor_ = Tensor::from_dlpack(tensor, name);
   return true;
 }

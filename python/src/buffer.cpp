@@ -102,9 +102,10 @@ Buffer make_buffer(const std::vector<std::int64_t>& shape, const std::string& dt
 }  // namespace
 
 void define_buffer(nb::module_& m) {
-  nb::class_<Buffer>(m, "Buffer",
-                     "Uninitialised memory of a shape and dtype (\"bf16\"), 64-byte aligned, for from_dlpack to take, on the CPU\n"
-                     "or on a GPU. What was written to it must be complete when it is taken: no stream is waited for.")
+  nb::class_<Buffer>(
+      m, "Buffer",
+      "Uninitialised memory of a shape and dtype (\"bf16\"), 64-byte aligned, for from_dlpack to take, on the CPU\n"
+      "or on a GPU. What was written to it must be complete when it is taken: no stream is waited for.")
       .def(
           "__init__",
           [](Buffer* self, const std::vector<std::int64_t>& shape, const std::string& dtype, int device) {

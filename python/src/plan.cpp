@@ -61,9 +61,7 @@ Slot slot_named(nb::handle name) {
   return *slot;
 }
 
-std::size_t bytes_of(const Tensor& tensor) {
-  return static_cast<std::size_t>(tensor.numel()) * size_of(tensor.dtype);
-}
+std::size_t bytes_of(const Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()) * size_of(tensor.dtype); }
 
 void check_workspace(const Tensor& workspace, Device device) {
   if (workspace.device == device && workspace.is_contiguous()) return;

@@ -90,7 +90,10 @@ def attention(
     Shapes: q (b, sq, hq, d), or (tokens, hq, d) with int32 `cu_seqlens_q` (b + 1); k and v (b, sk, hkv, d | dv),
     (tokens, hkv, d | dv) with `cu_seqlens_k`, or pages (pages, page_size, hkv, d | dv) with a table. hq is a multiple
     of hkv; d and dv are multiples of 8 from 8 to 512. Dtypes: fp32, fp16 or bf16, each array its own; arrays of any
-    library with the buffer protocol or `__dlpack__`, on the CPU, last dimension contiguous, never copied.
+    library with the buffer protocol or `__dlpack__`, last dimension contiguous, never copied: on the CPU, or all on one
+    NVIDIA GPU (fp16, bf16; forward only so far), where torch's and cupy's current stream computes and the call returns
+    at once, while jax's arrays are waited for. What says where and how long, lists too, is there as well and is not
+    read here: bad lengths and entries are clamped instead of refused.
 
     Masks and scores
         causal, band: keys from `left` before to `right` after the query's position, inclusive, signed, None unbounded;
@@ -105,7 +108,7 @@ def attention(
     Lengths and pages (int32)
         seqused_q, seqused_k (b): lengths in use. page_table (b, columns) with seqused_k, or CSR: page_indptr (b + 1),
             page_indices (n), last_page_len (b). max_seqlen_q, max_seqlen_k: the longest sequences, read from
-            cu_seqlens or page_indptr when not given.
+            cu_seqlens or page_indptr when not given; on a GPU the number of all tokens then stands for them.
         k2, v2 and arguments that end in 2: a second source of keys in the same softmax.
     Positions: q_offset, k_offset, k_offset2 int64 (b); batch_offset, head_offset for dropout and functions.
     Tiles

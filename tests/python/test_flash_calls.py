@@ -388,3 +388,27 @@ def test_top_level_call_is_that_of_2() -> None:
     assert np.array_equal(
         tessera.flash_attn_func(QUERIES, KEYS, VALUES), flash_attn_2.flash_attn_func(QUERIES, KEYS, VALUES)
     )
+
+
+@pytest.mark.parametrize("moving", [False, True])
+@pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
+def test_rotary_positions_of_a_gpu_are_those_of_the_cpu(packed, moving):
+    """There no length is read; both ways are computed here on numpy arrays."""
+    from tessera.compat import rotary
+
+    base = np.array([7, 0, 30], np.int32)
+    starts = np.array([0, 4, 4, 9], np.int32) if packed else None
+    x = np.zeros((9, 2, 8) if packed else (3, 5, 2, 8), np.float32)
+    seen = rotary._positions(x, base, moving, starts)
+    unseen = rotary._positions_unseen(x, base, moving, starts, 40)
+    assert np.array_equal(seen, unseen) and unseen.dtype == np.int64
+    assert rotary._positions_unseen(x, base, moving, starts, 31).max() == 30  # beyond the tables the last row stands
+
+
+def test_rotary_positions_behind_the_last_sequence():
+    from tessera.compat import rotary
+
+    starts = np.array([0, 2, 5], np.int32)
+    x = np.zeros((8, 1, 8), np.float32)
+    positions = rotary._positions_unseen(x, np.array([3, 10], np.int32), True, starts, 12)
+    assert positions[:5].tolist() == [3, 4, 10, 11, 11] and (positions[5:] < 12).all()

@@ -14,9 +14,12 @@ Rules common to the three:
 
 - Arguments are torch tensors (with autograd), numpy arrays, or anything with DLPack; results come back in the library
   of q.
+- torch's and cupy's arrays may be on a GPU, all of a call's on the same one. Lengths, page tables and lists are then
+  read by the GPU alone, so that nothing waits and graphs can be captured; there is no backward on GPUs yet.
 - An argument that cannot be honoured raises ``NotImplementedError`` or ``ValueError`` naming it. Arguments that only
   tune a GPU (``pack_gqa``, ``sm_margin``, ``scheduler_metadata``) change nothing on the CPU and are accepted.
-- fp32 is accepted besides fp16 and bf16, and so is every head dim up to 512 and every page size from 1.
+- fp32 is accepted besides fp16 and bf16 (on a GPU it is not), and so is every head dim up to 512 and every page size
+  from 1.
 - The LSE of a row that sees no key is −inf, in ``flash_attn_2`` too, where flash-attn 2 writes +inf: −inf is the
   identity of merging, and what versions 3 and 4 return. LSEs can be differentiated.
 - Both ends of ``window_size`` are honoured as documented there (inclusive, aligned to the bottom right corner), also

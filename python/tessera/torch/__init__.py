@@ -10,7 +10,10 @@
   max_seqlen_q and max_seqlen_k: compiled code cannot read them from cu_seqlens, and takes the token count instead.
 - ``torch.vmap`` over dense q, k, v makes the mapped dimension part of the batch; other forms are refused, and so is
   ``torch.func.grad``.
-- A dropout seed that is not given is drawn from torch's default generator.
+- A dropout seed that is not given is drawn from torch's default generator; in a captured CUDA graph by each replay.
+- CUDA tensors, all of a call's on one device, are computed on its current stream in memory of torch's allocator, and
+  nothing waits: calls can be captured in a ``torch.cuda.graph`` after one run of the same shapes. There is no backward
+  yet: it raises NotImplementedError, as do fp32 tensors.
 - ``torch.use_deterministic_algorithms`` makes the backward deterministic.
 """
 
