@@ -53,20 +53,28 @@ _WITHOUT_MODES = _keys_without_modes()
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> bool:
-    """Whether these are dense CPU tensors and no mode, subclass, transform, tracer or profiler would see the call."""
+    """Whether these are dense tensors of one CPU or GPU and no mode, subclass, transform, tracer or profiler would see
+    the call."""
+    place = q.get_device()  # −1: the CPU, or no device at all
     return (
-        _is_plain_tensor(q)
-        and _is_plain_tensor(k)
-        and _is_plain_tensor(v)
-        and (not tensors or all([_is_plain_tensor(x) for x in tensors]))
+        _is_plain_tensor(q, place)
+        and _is_plain_tensor(k, place)
+        and _is_plain_tensor(v, place)
+        and (not tensors or all([_is_plain_tensor(x, place) for x in tensors]))
         and _keys_of_thread() in _WITHOUT_MODES
         and not torch._C._len_torch_function_stack()
         and not torch.autograd._profiler_enabled()
     )
 
 
-def _is_plain_tensor(x: Tensor) -> bool:
-    return type(x) in _PLAIN_TYPES and x.is_cpu and x.layout is _STRIDED and not x.is_nested and not x.is_neg()
+def _is_plain_tensor(x: Tensor, place: int) -> bool:
+    return (
+        type(x) in _PLAIN_TYPES
+        and (x.is_cpu if place < 0 else x.is_cuda and x.get_device() == place)
+        and x.layout is _STRIDED
+        and not x.is_nested
+        and not x.is_neg()
+    )
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -86,7 +94,8 @@ class AttentionFunction(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         if plain:
-            out, lse, extra = operators.attention_cpu(q, k, v, tensors, slots, features, sizes, scalars)
+            kernel = operators.attention_cpu if q.is_cpu else operators.attention_cuda
+            out, lse, extra = kernel(q, k, v, tensors, slots, features, sizes, scalars)
         else:
             with _AutoDispatchBelowAutograd():
                 out, lse, extra = operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
@@ -107,7 +116,9 @@ class AttentionFunction(torch.autograd.Function):
             dout = torch.zeros_like(out)
         # The operator, if anyone may want to see it: a mode entered since, a graph of this backward.
         plain = ctx.plain and not torch.is_grad_enabled() and type(dout) is Tensor and not _len_torch_dispatch_stack()
-        backward = operators.attention_backward_cpu if plain else operators.attention_backward
+        backward = operators.attention_backward
+        if plain:
+            backward = operators.attention_backward_cpu if q.is_cpu else operators.attention_backward_cuda
         slots = ctx.call[0]
         dq, dk, dv, others = backward(dout, dlse, out, lse, q, k, v, tensors, *ctx.call)
         if not tensors:
@@ -213,7 +224,8 @@ def attention(
         out, lse, *extra = apply(plain, slots, features, sizes, scalars, q, k, v, *tensors)
         return out, lse, extra
     if plain:
-        return operators.attention_cpu(q, k, v, tensors, slots, features, sizes, scalars)
+        kernel = operators.attention_cpu if q.is_cpu else operators.attention_cuda
+        return kernel(q, k, v, tensors, slots, features, sizes, scalars)
     with _AutoDispatchBelowAutograd():
         return operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
 
