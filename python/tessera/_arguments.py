@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
 from ._arrays import CPU, device_of
+from ._dropout_seed import add_dropout
 
 if TYPE_CHECKING:
     from .tiles import TileList
@@ -104,6 +105,7 @@ def features_text(
     out_dtype: str | None,
     wishes: str,
     threads: int,
+    metadata: str | None,
 ) -> str:
     """The features of a `Call` from options that need no tensor. Raises ValueError for what no line could say."""
     words = [_band_word(causal, band)]
@@ -130,6 +132,7 @@ def features_text(
     if threshold:
         words.append(f"threshold={_number(threshold)}")
     words.append(_choice("mass", mass, ("mean", "rms")))
+    words.append(_choice("metadata", metadata, ("trust", "clamp", "report")))
     flags = {
         "mass_lse=prior": prior,
         "lse": return_lse,
@@ -249,6 +252,8 @@ def parse(
     out_dtype: Any = None,
     wishes: str = "",
     threads: int = 0,
+    metadata: str | None = None,
+    status: Array | None = None,
 ) -> Call:
     """The `Call` of `tessera.attention`'s arguments, which are explained there.
 
@@ -295,9 +300,14 @@ def parse(
     if prior_lse is not None:
         slots.append("prior_lse")
         tensors.append(prior_lse)
+    if status is not None:
+        if metadata != "report":
+            raise ValueError("status: got an array; want metadata='report' with it")
+        slots.append("status")
+        tensors.append(status)
     seed_value = offset_value = 0
     if dropout or seed is not None:
-        seed_value, offset_value = _add_dropout(q, seed, offset, bool(dropout), slots, tensors)
+        seed_value, offset_value = add_dropout(q, seed, offset, bool(dropout), slots, tensors)
     score_function = mask_function = None
     if score is not None or mask is not None:
         score, score_function = _callable_name("score", score)
@@ -334,6 +344,7 @@ def parse(
         out_dtype,
         wishes,
         threads,
+        metadata,
     )
     return Call(
         features,
@@ -366,40 +377,3 @@ def _add_source(
     if cu_seqlens is not None and page_table is None:
         return longest(f"cu_seqlens_k{suffix}", cu_seqlens, most)
     return int(most) if most is not None and page_table is not None else 0
-
-
-def _add_dropout(
-    q: Array, seed: Any, offset: Any, drops: bool, slots: list[str], tensors: list[Any]
-) -> tuple[int, int]:
-    """Seed and offset as integers, or bound as tensors; draws a seed where dropout has none."""
-    if not drops:
-        return 0, 0  # a seed without dropout changes nothing
-    values = []
-    for name, given in (("dropout_seed", _drawn_seed(q) if seed is None else seed), ("dropout_offset", offset)):
-        if hasattr(given, "shape") and (given.shape != () or device_of(given) != CPU):
-            given = given.reshape(1) if given.shape == () else given
-            slots.append(name)
-            tensors.append(given)
-            values.append(0)
-        else:
-            values.append(int(given))
-            if not 0 <= values[-1] < 1 << 64:
-                raise ValueError(f"{name[8:]}: got {values[-1]}; want 0 to below 2^64")
-    return values[0], values[1]
-
-
-def _drawn_seed(q: Array) -> Any:
-    """A seed from torch's default generator for torch tensors (manual_seed repeats it), else from `random`.
-
-    While torch.compile traces or a CUDA graph is captured it stays a tensor where q is, to be drawn anew by each call
-    of what is compiled and each replay.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(q, torch.Tensor):
-        stays = torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
-        device = q.device if stays and q.is_cuda else "cpu"
-        drawn = torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=device)
-        return drawn if stays else int(drawn)
-    import random
-
-    return random.getrandbits(63)

@@ -76,8 +76,8 @@ def with_lse(features: str) -> str:
 
 
 def _takes(kind: str, slot: str) -> bool:
-    """A backward list is bound by the backward only, a prior LSE by the forward only."""
-    return not slot.startswith("bwd_") if kind == FORWARD else slot != "prior_lse"
+    """A backward list is bound by the backward only, a prior LSE and a status word by the forward only."""
+    return not slot.startswith("bwd_") if kind == FORWARD else slot not in ("prior_lse", "status")
 
 
 def plan_for(

@@ -62,3 +62,5 @@ class AttentionOptions(TypedDict, total=False):
     out_dtype: Any
     wishes: str
     threads: int
+    metadata: str | None
+    status: Array | None

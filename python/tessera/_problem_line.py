@@ -28,7 +28,7 @@ class Features(NamedTuple):
 
 
 # Words that only a forward has, and which of them an output needs.
-_FORWARD_ONLY = ("lse", "mass", "mass_lse", "next", "threshold")
+_FORWARD_ONLY = ("lse", "mass", "mass_lse", "next", "threshold", "metadata")
 
 
 @lru_cache(maxsize=4096)

@@ -84,6 +84,8 @@ def attention(
     out_dtype: Any = None,
     wishes: str = "",
     threads: int = 0,
+    metadata: str | None = None,
+    status: Array | None = None,
 ) -> Any:
     """softmax(scale · q kᵀ, softcapped, biased and masked) v, head by head; docs/semantics.md is the definition.
 
@@ -117,6 +119,8 @@ def attention(
             run's LSE or by prior_lse. next_tiles: "indices" or "bitmask", the list of tiles with mass > threshold.
     Promises: deterministic (backward), batch_invariant. wishes: "tile_q=64 tile_kv=128 splits=2", refused if they
         cannot be met. threads: 0 for `set_threads`' number. out: memory for the result; out_dtype: its dtype.
+        metadata: what a GPU does about bad lengths, pages and lists, "trust", "clamp" (default) or "report": clamp, and
+        note the first in `status`, int32 (1) that holds 0, for `violation_of`.
 
     Returns out (as q with dv), alone or, where more is asked for, a tuple (out, lse, mass, next TileList) of what was
     asked, in the library of q. LSE: natural log, fp32 (b, hq, sq) or (hq, tokens), scale included, sink excluded, −inf
@@ -182,6 +186,8 @@ def attention(
         out_dtype if out is None else out.dtype,
         wishes,
         threads,
+        metadata,
+        status,
     )
     if is_torch(q):
         results = (_forward_of_torch or load_torch())(call, q, k, v, out)

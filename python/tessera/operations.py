@@ -310,7 +310,7 @@ def dropout_keep(
 
 
 def violation_of(status: int) -> tuple[str, int] | None:
-    """(tensor, sequence) of the status word of runs with metadata=report on a GPU; None for 0, no violation.
+    """(tensor, sequence) of the status word of calls with metadata="report" on a GPU; None for 0, no violation.
 
     `tensor` is the name of what holds a length, page or list entry outside of what it addresses ("page_table"), in the
     first sequence that has one. docs/semantics.md, section 9, says what is checked.

@@ -183,6 +183,18 @@ def capture_needs_a_warm_kernel() -> None:
     assert gpu.launches == 2
 
 
+def reports() -> None:
+    """metadata="report" puts a kernel in front that looks, if there is a word for what it finds."""
+    cupy = fake_gpu.install_cupy()
+    q, k, v = three(cupy.ndarray)
+    used, status = cupy.ndarray((1,), "int32"), cupy.ndarray((1,), "int32")
+    tessera.attention(q, k, v, seqused_k=used, metadata="report", status=status)
+    assert gpu.launches == 2 and status.streams == [1]
+    tessera.attention(q, k, v, seqused_k=used, metadata="report")
+    assert gpu.launches == 3
+    refused(ValueError, lambda: tessera.attention(q, k, v, seqused_k=used, status=status), "status: got an array")
+
+
 def seeds_on_the_gpu() -> None:
     """A seed that lies there is bound, not read."""
     cupy = fake_gpu.install_cupy()

@@ -361,3 +361,14 @@ class TestBackward:
         out, lse = tessera.attention(q, k, v, page_table=table, seqused_k=used, return_lse=True)
         with pytest.raises(NotImplementedError, match="a page may belong to several sequences"):
             tessera.attention_backward(out, q, k, v, out, lse, page_table=table, seqused_k=used)
+
+
+def test_status_needs_a_report():
+    q = np.ones((1, 4, 2, 8), np.float32)
+    status = np.zeros(1, np.int32)
+    with pytest.raises(ValueError, match=r"^status: got an array; want metadata='report'"):
+        tessera.attention(q, q, q, status=status)
+    out = tessera.attention(q, q, q, metadata="report", status=status)
+    assert np.array_equal(out, q) and status[0] == 0  # on the CPU what is wrong is refused
+    with pytest.raises(ValueError, match=r"^metadata: got 'ignore'"):
+        tessera.attention(q, q, q, metadata="ignore")

@@ -157,6 +157,18 @@ def test_autocast():
     close("out", out, tessera.attention(*(x.to(torch.bfloat16) for x in (q, k, v))))
 
 
+def test_what_is_wrong_is_reported():
+    q, k, v = map(on_gpu, qkv())
+    status = torch.zeros(1, dtype=torch.int32, device=CUDA)
+    used = torch.tensor([96, 97], dtype=torch.int32, device=CUDA)
+    out = tessera.attention(q, k, v, seqused_k=used, metadata="report", status=status)
+    assert tessera.violation_of(int(status)) == ("seqused_k", 1)
+    assert torch.equal(out, tessera.attention(q, k, v))  # clamped
+    status.zero_()
+    tessera.attention(q, k, v, seqused_k=used.clamp(max=96), metadata="report", status=status)
+    assert tessera.violation_of(int(status)) is None
+
+
 def test_no_backward_yet():
     """The forward runs under autograd; the refusal comes with the backward, in the library's words."""
     leaves = [on_gpu(x).requires_grad_() for x in qkv()]

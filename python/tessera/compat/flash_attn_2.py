@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import attention
-from tessera._arguments import _drawn_seed
+from tessera._dropout_seed import drawn_seed
 
 from .arguments import Array, empty, forward_only, pad_head_dim, unpack, visible_band
 from .kv_cache import attend_cache
@@ -94,7 +94,7 @@ def _attend(
     if dropout_p > 0:
         from .probabilities import signed_probabilities
 
-        seed = _drawn_seed(q)
+        seed = drawn_seed(q)
         out, lse = attention(q, k, v, seed=seed, return_lse=True, **options)
         probabilities = signed_probabilities(q, k, lse, seed=seed, **options)
     else:

@@ -36,6 +36,8 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
         out, lse, extra = autograd.attention(True, q, k, v, *arguments)
     else:
         _check_tensors(call, q, k, v, out)
+        if "status" in call.slots and torch.compiler.is_compiling():
+            raise NotImplementedError("status: got a tensor under torch.compile; want None: no operator declares it")
         if call.callables != (None, None) and not q.is_cpu:
             name = "score" if call.callables[0] is not None else "mask"
             raise NotImplementedError(

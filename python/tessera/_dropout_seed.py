@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dropout's seed and offset: as numbers, as arrays that only the run reads, or drawn."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ._arrays import CPU, device_of
+
+Array = Any
+
+
+def add_dropout(q: Array, seed: Any, offset: Any, drops: bool, slots: list[str], tensors: list[Any]) -> tuple[int, int]:
+    """Seed and offset as integers, or bound as tensors; draws a seed where dropout has none."""
+    if not drops:
+        return 0, 0  # a seed without dropout changes nothing
+    values = []
+    for name, given in (("dropout_seed", drawn_seed(q) if seed is None else seed), ("dropout_offset", offset)):
+        if hasattr(given, "shape") and (given.shape != () or device_of(given) != CPU):
+            given = given.reshape(1) if given.shape == () else given
+            slots.append(name)
+            tensors.append(given)
+            values.append(0)
+        else:
+            values.append(int(given))
+            if not 0 <= values[-1] < 1 << 64:
+                raise ValueError(f"{name[8:]}: got {values[-1]}; want 0 to below 2^64")
+    return values[0], values[1]
+
+
+def drawn_seed(q: Array) -> Any:
+    """A seed from torch's default generator for torch tensors (manual_seed repeats it), else from `random`.
+
+    While torch.compile traces or a CUDA graph is captured it stays a tensor where q is, to be drawn anew by each call
+    of what is compiled and each replay.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
+        stays = torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
+        device = q.device if stays and q.is_cuda else "cpu"
+        drawn = torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=device)
+        return drawn if stays else int(drawn)
+    import random
+
+    return random.getrandbits(63)
