@@ -77,7 +77,7 @@ struct TileMass {
     }
   }
 
-  // In units of log2; +∞, relative to which nothing weighs anything, for rows without keys and beyond the block's.
+  // +∞, relative to which nothing weighs anything, for rows without keys and beyond the block's.
   __device__ __forceinline__ void read_lse(float (&lse)[row_tiles][2]) const {
     const PackedRows rows(p.lse, 4, p.lse_strides, work.block, work.sequence.q.first, p.group);
 #pragma unroll
@@ -86,7 +86,7 @@ struct TileMass {
       for (int half = 0; half < 2; ++half) {
         const int row = row_of(m, half);
         const float value = row < work.rows ? *reinterpret_cast<const float*>(rows.at(row)) : -kInfinity;
-        lse[m][half] = value == -kInfinity ? kInfinity : value * kLog2E;
+        lse[m][half] = value == -kInfinity ? kInfinity : value;
       }
     }
   }
@@ -142,7 +142,6 @@ struct TileMass {
   __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
                                               const RowBounds<C.affine>& bounds, i64 key_position, int first, int end,
                                               bool masked, const float (&lse)[row_tiles][2]) const {
-    const float scale = C.scale_first ? 1.0F : p.scale * kLog2E;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
       const auto point_of = [&](int half, int key) {
@@ -165,14 +164,19 @@ struct TileMass {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int key = first + n * 8 + lane % 4 * 2 + i;
-            float score = s.tile[m][n][half * 2 + i];
+            // The difference from the LSE is rounded once, before it is turned to base 2: both may be large.
+            const float product = s.tile[m][n][half * 2 + i];
+            float difference;
             if constexpr (C.scale_first) {
-              score = score_of<C, typename User::Score>(score, p, slope, bounds.distance(query, key),
-                                                        [&] { return point_of(half, key); });
+              difference = natural_score_of<C, typename User::Score>(product, p, slope, bounds.distance(query, key),
+                                                                     [&] { return point_of(half, key); }) -
+                           lse[m][half];
+            } else {
+              difference = __fmaf_rn(product, p.scale, -lse[m][half]);
             }
             bool sees = key >= visible.begin && key < min(visible.end, end);
             if constexpr (C.user_mask) sees = sees && !hidden.at(half, n, i);
-            if (sees) weight[m][half] += ptx::exp2(score * scale - lse[m][half]);
+            if (sees) weight[m][half] += ptx::exp2(difference * kLog2E);
           }
         }
       }

@@ -13,15 +13,22 @@ __device__ __forceinline__ float tanh_of(float x) {
   return 1.0F - 2.0F * ptx::reciprocal(1.0F + ptx::exp2(2.0F * kLog2E * x));
 }
 
-/// One score; `distance` is |position of the query − position of the key|, `point` gives the ScorePoint. Only for
-/// configurations with scale_first.
+/// One score, in its own units; `distance` is |position of the query − position of the key|, `point` gives the
+/// ScorePoint.
 template <FwdConfig C, class Score, class Point>
-__device__ __forceinline__ float score_of(float product, const FwdParams& p, float slope, float distance, Point point) {
+__device__ __forceinline__ float natural_score_of(float product, const FwdParams& p, float slope, float distance,
+                                                  Point point) {
   float score = product * p.scale;
   if constexpr (C.softcap) score = p.softcap * tanh_of(score * p.inverse_softcap);
   if constexpr (C.user_score) score = Score::value(score, point());
   if constexpr (C.alibi) score -= slope * distance;
-  return score * kLog2E;
+  return score;
+}
+
+/// The same in units of log2(e). Only for configurations with scale_first.
+template <FwdConfig C, class Score, class Point>
+__device__ __forceinline__ float score_of(float product, const FwdParams& p, float slope, float distance, Point point) {
+  return natural_score_of<C, Score>(product, p, slope, distance, point) * kLog2E;
 }
 
 }  // namespace tessera::cuda
