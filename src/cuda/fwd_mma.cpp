@@ -25,6 +25,11 @@ bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
 }
 
+Source source_of(const Problem& problem) {
+  if (problem.kv2 && is_paged(problem.kv) != is_paged(*problem.kv2)) return Source::mixed;
+  return is_paged(problem.kv) ? Source::paged : Source::strided;
+}
+
 // Query heads that share the rows of a tile. Dropout's draws are cheapest where rows lie at consecutive positions, and
 // a list of each head's own keeps heads apart.
 std::int64_t packed_heads(const Problem& problem) {
@@ -38,6 +43,12 @@ int padded_dim(std::int64_t dim) {
     if (dim <= size) return size;
   }
   return 0;
+}
+
+// Keys of a tile, where little room leaves but few.
+int most_keys(const FwdConfig& config) {
+  if (config.source == Source::mixed && std::max(config.d, config.dv) > 64) return 32;  // its addresses take registers
+  return 128;
 }
 
 // Measured on an H200 over S 512 to 8192 (docs/performance.md): 32 rows a warp wherever O's registers leave room for
@@ -56,6 +67,7 @@ void choose_tile(FwdConfig& config, std::int64_t rows) {
   } else {
     config.tile_n = plain || config.dv != 128 ? 64 : by_32_rows ? 32 : 48;
   }
+  config.tile_n = std::min(config.tile_n, most_keys(config));
   const bool two_stages = widest <= 64 || (widest <= 128 && !config.scale_first);
   config.stages = two_stages && config.source == Source::strided ? 2 : 1;
 }
@@ -66,7 +78,7 @@ FwdConfig config_of(const Problem& problem, std::int64_t splits) {
   config.output = splits > 1 ? Element::fp32 : element_of(problem.o_type);
   config.d = padded_dim(problem.head_dim_qk);
   config.dv = padded_dim(problem.head_dim_v);
-  config.source = is_paged(problem.kv) ? Source::paged : Source::strided;
+  config.source = source_of(problem);
   config.segments = problem.kv2 ? 2 : 1;
   config.affine = problem.affine.has_value();
   config.softcap = problem.softcap > 0.0F;
@@ -78,9 +90,9 @@ FwdConfig config_of(const Problem& problem, std::int64_t splits) {
   choose_tile(config, problem.seqlen_q * packed_heads(problem));
   if (config.dropout || config.user_score || config.user_mask) {  // 16 rows a warp: these need registers too
     config.tile_m = std::min(config.tile_m, 64);
-    config.tile_n = 64;
+    config.tile_n = std::min(64, most_keys(config));
   }
-  if (problem.list) choose_list_tiles(config, problem, packed_heads(problem));
+  if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), most_keys(config));
   return config;
 }
 
@@ -179,7 +191,6 @@ Support supports_features(const Problem& p) {
   if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("head dims end at 256");
   if (!p.score.empty() && score_type(p.score) == nullptr) return Support::no("has no score callable " + p.score);
   if (!p.mask.empty() && mask_type(p.mask) == nullptr) return Support::no("has no mask callable " + p.mask);
-  if (p.kv2 && is_paged(*p.kv2) != is_paged(p.kv)) return Support::no("wants both segments paged, or neither");
   return Support::yes();
 }
 

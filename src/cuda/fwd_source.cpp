@@ -79,6 +79,7 @@ KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* m
   Fields fields;
   shape_fields(fields, c);
   if (c.source == Source::paged) fields.option("source", "Source::paged", " paged");
+  if (c.source == Source::mixed) fields.option("source", "Source::mixed", " mixed");
   if (c.loader == Loader::tma) fields.option("loader", "Loader::tma", " tma");
   if (c.tiles == Tiles::list) fields.option("tiles", "Tiles::list", " list");
   if (c.segments == 2) fields.number("segments", c.segments);

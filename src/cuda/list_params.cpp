@@ -38,7 +38,7 @@ std::int64_t segment_cells(const FwdConfig& config, std::int64_t keys) {
 
 }  // namespace
 
-void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads) {
+void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads, int most_keys) {
   config.tiles = Tiles::list;
   // 16 rows a warp where registers leave none beside 32.
   if (config.tile_n < 64 || std::max(config.d, config.dv) > 64) config.tile_m = std::min(config.tile_m, 64);
@@ -49,7 +49,7 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   config.warps = config.tile_m == 32 ? 2 : 4;
   config.list_elements = rows % config.tile_m != 0 || problem.block_kv % kShortestRun != 0;
   const bool pairs = std::max(config.d, config.dv) <= 64 && config.tile_m <= 64 && problem.block_kv % 64 == 0;
-  config.tile_n = pairs ? 128 : 64;
+  config.tile_n = std::min(pairs ? 128 : 64, most_keys);
   const std::int64_t run = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_n);
   config.run = config.list_elements ? config.tile_n : static_cast<int>(run);
   config.list_waives = config.user_mask && problem.list.full && !config.list_elements;

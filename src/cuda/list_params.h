@@ -9,8 +9,8 @@
 
 namespace tessera::cuda {
 
-/// Fits tiles to the problem's list. `packed_heads`: that share the rows of a tile.
-void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads);
+/// Fits tiles to the problem's list. `packed_heads`: that share the rows of a tile; `most_keys`: that a tile may take.
+void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads, int most_keys);
 /// Cells of `run` keys in both segments, each a multiple of 32.
 std::int64_t list_cells(const FwdConfig& config, const Problem& problem);
 ListParams list_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings);

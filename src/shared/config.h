@@ -10,6 +10,7 @@ namespace tessera::cuda {
 enum class Source : unsigned char {
   strided,  // dense and varlen
   paged,    // a 2-D table or CSR
+  mixed,    // of two segments one is paged and one is not; each tells at run time
 };
 
 /// Which tiles of keys a block of queries walks.

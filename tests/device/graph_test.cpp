@@ -130,6 +130,11 @@ TEST_P(GraphReplay, TwoSegments) {
       "pages2=12 lse",
       {"lens_k=100,100 lens_k2=70,70 seed=58", "lens_k=0,33 lens_k2=70,0 pages=shuffled seed=59",
        "lens_k=64,5 lens_k2=1,16 pages=shuffled seed=60"});
+  expect_replays(
+      "attention b=2 sq=60 sk=100 hq=4 hkv=2 d=128 dtype=bf16 kv=table page=16 pages=20 kv2=varlen sk2=70 tk2=120 "
+      "causal lse",
+      {"lens_k=100,100 lens_k2=70,50 seed=80", "lens_k=0,33 lens_k2=70,0 pages=shuffled seed=81",
+       "lens_k=64,5 lens_k2=1,16 pages=shuffled seed=82"});
 }
 
 TEST_P(GraphReplay, Lists) {

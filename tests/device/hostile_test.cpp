@@ -274,6 +274,8 @@ TEST_P(HostileMetadata, TwoSegments) {
   const std::string common = "attention b=2 sq=40 sk=100 hq=4 hkv=2 d=64 dtype=bf16 causal lse ";
   expect_contained(common + "kv=table page=16 pages=20 kv2=csr sk2=70 page2=8 pages2=20 k_offset2=100,90");
   expect_contained(common + "kv=varlen tk=170 kv2=varlen sk2=70 tk2=120");
+  expect_contained(common + "kv=table page=16 pages=20 kv2=varlen sk2=70 tk2=120");
+  expect_contained(common + "kv=dense seqused_k kv2=csr sk2=70 page2=8 pages2=20");
 }
 
 TEST_P(HostileMetadata, Lists) {

@@ -53,6 +53,9 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
                             "attention sq=4096 d=128 dv=64 dtype=bf16",
                             "attention sq=4096 d=128 dtype=bf16:bf16:bf16:fp32",
                             "attention sq=4096 d=128 dtype=bf16 kv=table page=16",
+                            "attention sq=4096 d=128 dtype=bf16 kv2=dense sk2=100",
+                            "attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=table sk2=100 page2=16",
+                            "attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100",
                             "attention sq=4096 d=128 dtype=bf16 softcap=3",
                             "attention sq=4096 d=128 dtype=bf16 alibi",
                             "attention sq=4096 d=128 dtype=bf16 scale=-1"};
@@ -61,6 +64,11 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
     EXPECT_TRUE(texts.insert(source.text).second) << problem << "\n" << source.text;
     EXPECT_TRUE(names.insert(source.name).second) << problem << "\n" << source.name;
   }
+}
+
+TEST(KernelSource, EitherSegmentOfTwoMayBeThePagedOne) {
+  EXPECT_EQ(source_of("attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100").text,
+            source_of("attention sq=4096 d=128 dtype=bf16 kv=varlen kv2=csr sk2=100 page2=16").text);
 }
 
 /// Reads the list that ships; the same plan must fit every architecture's shared memory.

@@ -17,18 +17,23 @@ struct KvRows {
   const char* base;
   int row_stride;
   i64 page_stride;
-  const int* pages;  // this sequence's entries of the table
+  const int* pages;  // this sequence's entries of the table; of mixed sources null where there is none
   int page_entries;  // of them, readable
   Divisor page_size;
   int page_count;  // of the pool
+
+  static __device__ __forceinline__ bool is_paged(const KvParams& p) {
+    return source == Source::mixed ? p.page_table != nullptr : source == Source::paged;
+  }
 
   KvRows() = default;
   __device__ __forceinline__ KvRows(const KvParams& p, const void* tensor, const Strides& strides, const Extent& extent,
                                     int batch, int head)
       : base(static_cast<const char*>(tensor) + 2 * head * strides.head),
         row_stride(static_cast<int>(2 * strides.row)) {
-    if constexpr (source == Source::strided) {
+    if (!is_paged(p)) {
       base += 2 * (batch * strides.batch + extent.first * strides.row);
+      if constexpr (source == Source::mixed) pages = nullptr;
     } else {
       page_stride = 2 * strides.batch;
       pages = p.page_indptr != nullptr ? p.page_table + extent.first : p.page_table + batch * p.page_table_stride;
@@ -43,7 +48,7 @@ struct KvRows {
     KvRows rows;
     rows.base = is_first ? a.base : b.base;
     rows.row_stride = is_first ? a.row_stride : b.row_stride;
-    if constexpr (source == Source::paged) {
+    if constexpr (source != Source::strided) {
       rows.page_stride = is_first ? a.page_stride : b.page_stride;
       rows.pages = is_first ? a.pages : b.pages;
       rows.page_entries = is_first ? a.page_entries : b.page_entries;
@@ -64,6 +69,8 @@ struct KvRows {
   __device__ __forceinline__ const char* at(int first, int row) const {
     if constexpr (source == Source::strided) {
       return ptx::advance(base, row, row_stride);
+    } else if (source == Source::mixed && pages == nullptr) {
+      return ptx::advance(base, first + row, row_stride);
     } else {
       const int entry = ptx::divide(first + row, page_size);
       const int page = entry < page_entries ? clamp(pages[entry], 0, page_count - 1) : 0;
