@@ -308,6 +308,21 @@ def test_bad_tensors(error, text, change):
         tessera.attention(*change(*qkv()))
 
 
+def test_fake_tensors_of_a_gpu():
+    """Shapes without data: what torch.compile and meta-programs see of CUDA tensors needs no GPU."""
+    with FakeTensorMode():
+        q = torch.empty(2, 20, 4, 32, device="cuda:1", dtype=torch.float16)
+        options = {"return_lse": True, "mass": "mean", "next_tiles": "bitmask", "dropout": 0.1, "seed": 3}
+        out, lse, mass, tiles = tessera.attention(q, q, q, **options)
+        assert {x.device for x in (out, lse, mass, tiles.bits)} == {q.device}
+        assert (out.shape, out.dtype, lse.shape, mass.shape) == (q.shape, q.dtype, (2, 4, 20), (2, 4, 1, 1))
+        packed = torch.empty(20, 4, 32, device="cuda:1", dtype=torch.float16)
+        starts = torch.empty(3, device="cuda:1", dtype=torch.int32)
+        assert tessera.attention(packed, packed, packed, cu_seqlens_q=starts, cu_seqlens_k=starts).shape == packed.shape
+        memory = torch.empty_like(q)
+        assert tessera.attention(q, q, q, out=memory) is memory
+
+
 def test_all_tensors_are_on_one_device():
     _, k, v = qkv()
     with FakeTensorMode(allow_non_fake_inputs=True):
