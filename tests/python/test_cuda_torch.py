@@ -221,11 +221,12 @@ def test_compile(dynamic):
     @torch.compile(fullgraph=True, dynamic=dynamic)
     def step(q, k, v, starts):
         packed = tessera.attention(q[0], k[0, :64], v[0, :64], cu_seqlens_q=starts, cu_seqlens_k=starts, causal=True)
-        return tessera.attention(q, k, v, band=(31, 0)) * 2, packed
+        return tessera.attention(q, k, v, band=(31, 0)) * 2, packed, tessera.attention(q, k, v, dropout=0.5)
 
     inputs = [*qkv(), starts]
     want = tessera.attention(*inputs[:3], band=(31, 0))
-    got, packed = step(*map(on_gpu, inputs))
+    got, packed, dropped = step(*map(on_gpu, inputs))
+    assert not torch.equal(dropped, step(*map(on_gpu, inputs))[2])  # every call draws anew
     close("out", got / 2, want)
     parts = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "causal": True}
     close("packed", packed, tessera.attention(inputs[0][0], inputs[1][0, :64], inputs[2][0, :64], **parts))
