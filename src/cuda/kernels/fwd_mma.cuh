@@ -14,7 +14,6 @@
 #include "cuda/policy/score.cuh"
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tile_list.cuh"
-#include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/tile/ring.cuh"
 
@@ -40,14 +39,14 @@ struct FwdMma {
   };
   struct SharedWork : Work {
     DropoutDraws dropout;
-    Walk walk;
+    int spoiled;                                               // whether a value that is not finite was replaced
     u64 barriers[C.loader == Loader::tma ? 4 * C.stages : 1];  // of the rings of keys and of values
   };
   static_assert(sizeof(SharedWork) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
   const KvMaps* maps;  // of the loader tma
-  const SharedWork& work;
+  SharedWork& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -60,22 +59,11 @@ struct FwdMma {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
-    // Which walk it is lies in memory, not in a register, and out of the compiler's sight.
-    Walk& walk = reinterpret_cast<SharedWork*>(memory)->walk;
-    if (threadIdx.x == 0) walk = Walk::plain;
-    while (run_walk(params, memory, maps)) {  // nearly never
-      __syncthreads();
-      if (threadIdx.x == 0) walk = static_cast<Walk>(static_cast<int>(walk) + 1);
-    }
-  }
-
-  /// One walk of the block's keys; whether the next is needed.
-  static __device__ __forceinline__ bool run_walk(const FwdParams& params, char* memory, const KvMaps* maps) {
     // Every thread finds out what the block has to do, so that the first copies wait for nobody.
     Work work;
     work.block = Block::template of<C>(params);
     work.sequence = Sequence(params, work.block.batch, C.segments);
-    if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return false;
+    if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return;
     if constexpr (C.tiles == Tiles::range) work.tiles = KvTiles<C>(params, work.sequence, work.block);
 #pragma unroll
     for (int i = 0; i < C.segments; ++i) {
@@ -87,18 +75,17 @@ struct FwdMma {
     SharedWork& kept = *reinterpret_cast<SharedWork*>(memory);
     if (threadIdx.x == 0) {
       static_cast<Work&>(kept) = work;
+      kept.spoiled = 0;
       if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
     }
-    // Both opaque, lest what follows from them is found before the first walk, for all of them, and takes registers.
-    const int base = ptx::opaque(static_cast<int>(ptx::shared_address(memory) + FwdConfig::kWorkBytes));
-    const FwdMma kernel{params, maps, kept, static_cast<u32>(base)};
+    const FwdMma kernel{params, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     if constexpr (C.tiles == Tiles::range) {
-      return kernel.compute(work);
+      kernel.compute(work);
     } else {
       const KvTiles<C> tiles(params, work.sequence, work.block, list_memory(params, memory));
       if (threadIdx.x == 0) kept.tiles = tiles;
       __syncthreads();
-      return kernel.compute(kept);
+      kernel.compute(kept);
     }
   }
 
@@ -110,7 +97,7 @@ struct FwdMma {
   static_assert(C.tiles == Tiles::range || 2 * FwdConfig::kMostCells / 8 <= C.k_bytes() + C.v_bytes());
 
   /// `first`: the same as `work`, before a barrier makes that readable.
-  __device__ __forceinline__ bool compute(const Work& first) const {
+  __device__ __forceinline__ void compute(const Work& first) const {
     Output o;
     Softmax<row_tiles> softmax;
     o.clear();
@@ -126,11 +113,9 @@ struct FwdMma {
       }
       ptx::cp_async_wait<0>();
     }
-    const bool finite = __syncthreads_or(!is_finite(o)) == 0;  // the epilogue reuses the memory of the tiles
-    if (!finite && work.walk == Walk::plain) return true;
-    Epilogue<C>{p, work.block, work.sequence, q_base, ptx::opaque(static_cast<int>(threadIdx.x)), work.walk}.store(
-        o, softmax);
-    return work.walk != Walk::plain && work.walk != Walk::negative_infinity;
+    __syncthreads();  // the epilogue reuses the memory of the tiles
+    Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store(o, softmax);
+    if (work.spoiled != 0) spoil_outputs();
   }
 
   __device__ __forceinline__ void load_queries(const Work& w) const {
@@ -175,7 +160,7 @@ struct FwdMma {
       __syncthreads();
       load_values(work, work.tiles.at(i), v_base(0));
       ptx::cp_async_commit();
-      if (work.walk != Walk::plain) {  // here, before scores take the registers
+      if (hides(work.tiles.at(i))) {  // here, before scores take the registers
         ptx::cp_async_wait<0>();
         __syncthreads();
         replace_values(v_base(0));
@@ -188,7 +173,6 @@ struct FwdMma {
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile);
-      if (work.walk > Walk::finite) count_visible(s);
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, tile, v_base(0));
     } while (++i < work.tiles.count());
@@ -210,13 +194,12 @@ struct FwdMma {
     for (int i = 0; i < count; ++i) {
       ptx::cp_async_wait<C.stages - 2>();
       __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
-      if (work.walk != Walk::plain) replace_values(v_base(i % C.stages));
+      if (hides(work.tiles.at(i))) replace_values(v_base(i % C.stages));
       fill(work, i + C.stages - 1);
       Scores s;
       find_scores(s, q, k_base(i % C.stages));
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile);
-      if (work.walk > Walk::finite) count_visible(s);
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, tile, v_base(i % C.stages));
     }
@@ -241,10 +224,6 @@ struct FwdMma {
       }
     };
     if (threadIdx.x == 0) {
-      if (work.walk != Walk::plain) {
-        keys.close();
-        values.close();
-      }
       keys.init(C.warps);
       values.init(C.warps);
       ptx::fence_mbarrier_init();
@@ -257,9 +236,11 @@ struct FwdMma {
     __syncthreads();
     const Queries q(q_base, warp_row, lane);
     for (int i = 0; i < count; ++i) {
-      if (is_touched(work.tiles.at(i))) {  // here, before scores take the registers
+      if (hides(work.tiles.at(i))) {  // here, before scores take the registers
         values.wait(i);
-        touch_values(work.tiles.at(i), v_base(i % C.stages));
+        clear_values(work.tiles.at(i), v_base(i % C.stages));
+        replace_values(v_base(i % C.stages));
+        ptx::fence_async_proxy();
       }
       keys.wait(i);
       Scores s;
@@ -269,7 +250,6 @@ struct FwdMma {
       if (i > 0) fill_values(i - 1 + C.stages);
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile);
-      if (work.walk > Walk::finite) count_visible(s);
       softmax.raise(s, o, softmax_scale());
       fill_keys(i + C.stages);
       values.wait(i);
@@ -292,15 +272,12 @@ struct FwdMma {
   }
 
   // Behind the end of a sequence others may follow, or what nobody wrote.
-  __device__ __forceinline__ bool is_touched(const KvTile& tile) const {
-    return tile.first + C.tile_n > work.sequence.first.extent.length || work.walk != Walk::plain;
-  }
-  __device__ __forceinline__ void touch_values(const KvTile& tile, u32 v_at) const {
+  __device__ __forceinline__ void clear_values(const KvTile& tile, u32 v_at) const {
+    const int rows = work.sequence.first.extent.length - tile.first;
+    if (rows >= C.tile_n) return;
     __syncthreads();
-    clear_rows<VTile, C.threads()>(v_at, work.sequence.first.extent.length - tile.first, thread);
+    clear_rows<VTile, C.threads()>(v_at, rows, thread);
     __syncthreads();
-    if (work.walk != Walk::plain) replace_values(v_at);
-    ptx::fence_async_proxy();
   }
 
   /// `later`: groups of copies that were begun after that of Q.
@@ -313,10 +290,68 @@ struct FwdMma {
     return Queries(q_base, warp_row, lane);
   }
 
-  // After a barrier; ends with one.
+  // Whether some row of the block may not see some key of the tile.
+  __device__ __forceinline__ bool hides(const KvTile& tile) const {
+    return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
+  }
+
+  // 0 · NaN is not 0: in tiles with hidden keys 0 stands for values that are not finite. After a barrier; ends with
+  // one.
   __device__ __forceinline__ void replace_values(u32 v_at) const {
-    cuda::replace_values<C.type, VTile, C.threads()>(v_at, work.walk, thread);
+    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread)) work.spoiled = 1;
     __syncthreads();
+  }
+
+  // Adds the values that were replaced to the outputs that see them. Rare, so in plain loops; a warp has its own rows.
+  __device__ __forceinline__ void spoil_outputs() const {
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < work.tiles.count(); ++i) {
+      const KvTile tile = work.tiles.at(i);
+      const int keys = work.sequence.segment(tile.segment).extent.length;
+#pragma unroll 1
+      for (int column = 0; column < C.tile_n; ++column) {
+        const int key = work.tiles.key(tile, column);
+        if (key < keys) spoil_outputs(tile, column, key);
+      }
+    }
+  }
+  __device__ __forceinline__ void spoil_outputs(const KvTile& tile, int column, int key) const {
+    constexpr int output_bytes = bytes_of(C.output);
+    const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
+    const PackedRows out = epilogue.rows_of(p.o, output_bytes, p.o_strides, p.o_split);
+    const char* values = work.values[C.segments == 2 ? tile.segment : 0].at(0, key);
+    const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
+#pragma unroll 1
+    for (int dim = lane * 2; dim < round_up(p.dv, 64); dim += 64) {
+      const u32 pair = dim < p.dv ? *reinterpret_cast<const u32*>(values + dim * 2) : 0;
+      const bool spoils = !is_finite<C.type>(pair) || !is_finite<C.type>(pair >> 16);
+      if (!__any_sync(0xffffffffU, spoils)) continue;
+#pragma unroll 1
+      for (int row = warp_row; row < rows; ++row) {
+        if (spoils && sees(row, tile, column, key))
+          spoil<C.type, C.output>(out.writable(row) + dim * output_bytes, pair);
+      }
+    }
+  }
+
+  // Whether a row of the block gives a key any weight.
+  __device__ __forceinline__ bool sees(int row, const KvTile& tile, int column, int key) const {
+    const PackedRow at(work.block.first_row + row, p.group);
+    const Segment& segment = work.sequence.segment(tile.segment);
+    const RowBounds<C.affine> bounds(p, work.sequence, segment, at.query);
+    const Interval visible = bounds.of(at.query);
+    if (key < visible.begin || key >= visible.end) return false;
+    if constexpr (C.tests_elements()) {
+      const ListReader reader(p.list, work.block.batch, work.block.head, work.block.kv_head);
+      ListedKeys listed{reader};
+      if (is_hidden(at, tile, column, key, listed)) return false;
+    }
+    if constexpr (C.dropout) {
+      return work.dropout.keeps(static_cast<u32>(segment.position) + key,
+                                static_cast<u32>(work.sequence.q_position) + at.query, at.head);
+    }
+    return true;
   }
 
   // S = Q·Kᵀ of the warp's rows.
@@ -437,17 +472,22 @@ struct FwdMma {
     hidden.find(lane, [&](int half, int column) {
       const PackedRow at(row + half * 8, p.group);
       const int key = work.tiles.key(tile, column);
-      if (at.query >= work.sequence.q.length || key >= keys) return true;
-      if constexpr (C.list_elements) {
-        const ListClass found = listed.find(at.query, tile.segment, key);
-        if (found == ListClass::none) return true;
-        if (found == ListClass::full) return false;
-      }
-      if constexpr (C.user_mask) {
-        return !work.tiles.waives(tile, column) && !User::Mask::visible(point_of(at, tile.segment, key));
-      }
-      return false;
+      return at.query >= work.sequence.q.length || key >= keys || is_hidden(at, tile, column, key, listed);
     });
+  }
+
+  // By the list or the user's mask.
+  __device__ __forceinline__ bool is_hidden(const PackedRow& at, const KvTile& tile, int column, int key,
+                                            ListedKeys& listed) const {
+    if constexpr (C.list_elements) {
+      const ListClass found = listed.find(at.query, tile.segment, key);
+      if (found == ListClass::none) return true;
+      if (found == ListClass::full) return false;
+    }
+    if constexpr (C.user_mask) {
+      return !work.tiles.waives(tile, column) && !User::Mask::visible(point_of(at, tile.segment, key));
+    }
+    return false;
   }
 
   __device__ __forceinline__ ScorePoint point_of(const PackedRow& at, int segment, int key) const {

@@ -31,6 +31,13 @@ struct DropoutDraws {
   __device__ __forceinline__ Philox philox(u32 key, u32 row, u32 head) const {
     return {key / 16 * 4 + key % 8 / 2, row / 16 * 8 + row % 8, plane + head, offset, key0, key1};
   }
+  /// Which of a call's eight draws is of this value.
+  static __device__ __forceinline__ u32 number(u32 key, u32 row) {
+    return key % 16 / 8 * 4 + row % 16 / 8 * 2 + key % 2;
+  }
+  __device__ __forceinline__ bool keeps(u32 key, u32 row, u32 head) const {
+    return philox(key, row, head).draw(number(key, row)) < threshold;
+  }
 };
 
 /// A thread's two rows of a 16 x 16 fragment, as positions, with the heads that they belong to within the block.
@@ -60,8 +67,8 @@ __device__ __forceinline__ u32 kept_of_fragment(const DropoutDraws& draws, const
     const Philox random = draws.philox(at(first), row, half != 0 ? rows.head[1] : rows.head[0]);
 #pragma unroll 1
     for (u32 e = first; e < first + shared; ++e) {
-      const u32 number = at(e) % 16 / 8 * 4 + row % 16 / 8 * 2 + at(e) % 2;
-      if (random.draw(number) < draws.threshold) kept |= 1U << ((e & 2) * 2 + half * 2 + (e & 1));
+      if (random.draw(DropoutDraws::number(at(e), row)) < draws.threshold)
+        kept |= 1U << ((e & 2) * 2 + half * 2 + (e & 1));
     }
   }
   return kept;

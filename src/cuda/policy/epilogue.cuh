@@ -2,7 +2,6 @@
 // From sums to outputs: O divided by its row sums (and the sink), the LSE; rows past the used length become 0 and −∞.
 #pragma once
 
-#include "cuda/policy/careful.cuh"
 #include "cuda/policy/score.cuh"
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tile_range.cuh"
@@ -19,10 +18,13 @@ struct Epilogue {
   const Sequence& sequence;
   u32 memory;  // shared, for o of the whole block
   int thread;
-  Walk walk;  // of the keys; those that count spoil what is there
 
+  /// Of the tile, within the tensor; and those that are used, of which only the used have keys.
   __device__ __forceinline__ int rows() const {
     return static_cast<int>(sequence.q.capacity * p.group.value) - block.first_row;
+  }
+  __device__ __forceinline__ int used_rows() const {
+    return static_cast<int>(sequence.q.length * p.group.value) - block.first_row;
   }
   /// Row of the tile that this thread holds.
   __device__ __forceinline__ int row_of(int m, int half) const {
@@ -35,7 +37,6 @@ struct Epilogue {
   }
 
   __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles>& softmax) const {
-    const int used_rows = static_cast<int>(sequence.q.length * p.group.value) - block.first_row;
     const PackedRows lse = rows_of(p.lse, 4, p.lse_strides, p.lse_split);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
@@ -44,7 +45,7 @@ struct Epilogue {
         const float sum = quad_sum(softmax.sum[m][half]);
         const float origin = softmax.origin[m][half];
         const int row = row_of(m, half);
-        const bool empty = sum == 0.0F || row >= used_rows;
+        const bool empty = sum == 0.0F || row >= used_rows();
         float share = sum;
         if (p.sinks != nullptr && !empty) {
           const float sink = p.sinks[(block.head + PackedRow(block.first_row + row, p.group).head) * p.sinks_stride];
@@ -57,20 +58,19 @@ struct Epilogue {
           o.tile[m][n][half * 2] *= inverse;
           o.tile[m][n][half * 2 + 1] *= inverse;
         }
-        if (p.lse != nullptr && row < rows() && thread % 4 == 0 && walk <= Walk::finite) {
-          *reinterpret_cast<float*>(lse.writable(row)) = empty ? -kInfinity : (origin + ptx::log2(sum)) * kLn2;
+        if (p.lse != nullptr && row < rows() && thread % 4 == 0) {
+          *reinterpret_cast<float*>(lse.writable(row)) =
+              empty ? -kInfinity : __fmaf_rn(origin, kLn2, ptx::log2(sum) * kLn2);
         }
       }
     }
     if constexpr (C.output == Element::fp32) {
-      if (walk > Walk::finite) return store_fp32<true>(o);
-      store_fp32<false>(o);
+      store_fp32(o);
     } else {
       store_16_bit(o);
     }
   }
 
-  template <bool counts>
   __device__ __forceinline__ void store_fp32(const Output& o) const {
     const PackedRows out = rows_of(p.o, 4, p.o_strides, p.o_split);
 #pragma unroll
@@ -79,14 +79,14 @@ struct Epilogue {
       for (int half = 0; half < 2; ++half) {
         const int row = row_of(m, half);
         if (row >= rows()) continue;
+        const bool used = row < used_rows();  // what others hold may be NaN · 0
         char* to = out.writable(row) + thread % 4 * 8;
 #pragma unroll
         for (int n = 0; n < C.dv / 8; ++n) {
           if (n * 8 >= p.dv) break;
-          float2& at = *reinterpret_cast<float2*>(to + n * 32);
           const float left = o.tile[m][n][half * 2];
           const float right = o.tile[m][n][half * 2 + 1];
-          at = counts ? make_float2(spoiled(at.x, left, walk), spoiled(at.y, right, walk)) : make_float2(left, right);
+          *reinterpret_cast<float2*>(to + n * 32) = used ? make_float2(left, right) : make_float2(0.0F, 0.0F);
         }
       }
     }
@@ -108,13 +108,13 @@ struct Epilogue {
     }
     __syncwarp();  // a warp reads back its own rows only
     const PackedRows out = rows_of(p.o, 2, p.o_strides, p.o_split);
-    if (walk > Walk::finite) return spoil_16_bit(out);
     const int lane = thread % 32;
     constexpr int lanes_a_row = Tile::row_chunks;
 #pragma unroll
     for (int step = 0; step < C.rows_a_warp() * lanes_a_row / 32; ++step) {
       const int row = thread / 32 * C.rows_a_warp() + step * (32 / lanes_a_row) + lane / lanes_a_row;
       if (row >= rows()) continue;
+      const u32 used = row < used_rows() ? ~0U : 0U;  // what others hold may be NaN · 0
       char* to = out.writable(row);
 #pragma unroll
       for (int panel = 0; panel < Tile::panels; ++panel) {
@@ -122,23 +122,9 @@ struct Epilogue {
         if (chunk * 8 >= p.dv) continue;
         u32 value[4];
         ptx::load_shared_16(value, memory + Tile::at(row, chunk));
+#pragma unroll
+        for (u32& pair : value) pair &= used;
         ptx::store_16(to + chunk * 16, value);
-      }
-    }
-  }
-
-  // Rare, so rolled.
-  __device__ __forceinline__ void spoil_16_bit(const PackedRows& out) const {
-    using Tile = SharedTile<C.tile_m, C.dv>;
-    const int first = thread / 32 * C.rows_a_warp();
-#pragma unroll 1
-    for (int row = first; row < min(first + C.rows_a_warp(), rows()); ++row) {
-#pragma unroll 1
-      for (int chunk = thread % 32; chunk * 8 < p.dv; chunk += 32) {
-        u32 value[4];
-        ptx::load_shared_16(value, memory + Tile::at(row, chunk));
-        spoil<C.output>(value, out.at(row) + chunk * 16, walk);
-        ptx::store_16(out.writable(row) + chunk * 16, value);
       }
     }
   }

@@ -47,6 +47,18 @@ __device__ __forceinline__ u32 pack(float low, float high) {
   return both;
 }
 
+/// a · b + c of both halves.
+template <Element type>
+__device__ __forceinline__ u32 fma_pair(u32 a, u32 b, u32 c) {
+  u32 both;
+  if constexpr (type == Element::bf16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(both) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(both) : "r"(a), "r"(b), "r"(c));
+  }
+  return both;
+}
+
 __device__ __forceinline__ void store_16(void* to, const u32 (&value)[4]) {
   asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]),
                "r"(value[3])

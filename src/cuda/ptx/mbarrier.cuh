@@ -11,10 +11,6 @@ __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void mbarrier_invalidate(u32 barrier) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
-}
-
 /// Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");

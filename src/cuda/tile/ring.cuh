@@ -25,14 +25,6 @@ struct Ring {
       ptx::mbarrier_init(empty(stage), static_cast<u32>(warps));
     }
   }
-  /// By one thread, when nobody waits any more: the memory may be initialised again.
-  __device__ __forceinline__ void close() const {
-#pragma unroll
-    for (int stage = 0; stage < stages; ++stage) {
-      ptx::mbarrier_invalidate(full(stage));
-      ptx::mbarrier_invalidate(empty(stage));
-    }
-  }
   /// The copying thread: until the buffer of `use` has been read by all. Then it copies `size` bytes to full(use).
   __device__ __forceinline__ void acquire(int use, u32 size) const {
     if (use >= stages) ptx::mbarrier_wait(empty(use), parity(use) ^ 1);
