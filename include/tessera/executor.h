@@ -81,8 +81,12 @@ enum class Slot : std::uint8_t {
   rotary_cos,  // kv_append: fp32 or k's dtype (positions, rotary_dim / 2)
   rotary_sin,
   q_rotated,  // kv_append: output, as q (q is then bound and rotated at the new tokens' positions)
-  status,     // int32 (1): first violation when metadata is `report`; see violation_of
-  count_,     // not a slot
+  extra0,     // extra tensors of a registered score, then of a registered mask: callable.h
+  extra1,
+  extra2,
+  extra3,
+  status,  // int32 (1): first violation when metadata is `report`; see violation_of
+  count_,  // not a slot
 };
 
 /// "cu_seqlens_q", … the name used in errors, in the C ABI and in files of tensors.
@@ -144,7 +148,7 @@ struct Bindings {
   std::int64_t head_offset = 0;
   std::uint64_t seed = 0;    // dropout
   std::uint64_t offset = 0;  // dropout
-  ScoreFunction score;       // empty: the built-in that the problem names
+  ScoreFunction score;       // empty: the built-in that the problem names, or what is registered (callable.h)
   MaskFunction mask;
 
   Tensor& operator[](Slot slot) noexcept { return tensors[static_cast<std::size_t>(slot)]; }

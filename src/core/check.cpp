@@ -6,6 +6,7 @@
 
 #include "core/checked.h"
 #include "core/grammar.h"
+#include "core/registered_callables.h"
 #include "tessera/error.h"
 #include "tessera/problem.h"
 
@@ -46,16 +47,6 @@ void check_types(const Problem& p) {
     }
   }
   if (!is_output_type(p.o_type)) refuse("o_type", std::string(to_string(p.o_type)), "fp32, fp16 or bf16");
-}
-
-/// A callable's name has to survive the text form: no blank, no '=', nothing unprintable.
-void check_name(std::string_view argument, std::string_view name) {
-  constexpr std::size_t kLongest = 64;
-  const bool good = name.size() <= kLongest && std::all_of(name.begin(), name.end(), [](char c) {
-                      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
-                             c == '-' || c == '.' || c == ':' || c == '/';
-                    });
-  if (!good) refuse(argument, "a name of other characters", "up to 64 of letters, digits and _ - . : /");
 }
 
 /// Rows of any operation; attention wants multiples of 8 besides.
@@ -121,8 +112,8 @@ void check_scores_and_masks(const Problem& p) {
   if (p.scale) check_number("scale", *p.scale, std::isfinite(*p.scale), "a finite number");
   check_number("softcap", p.softcap, std::isfinite(p.softcap) && p.softcap >= 0.0F, "0 (none) or a finite cap above 0");
   check_number("dropout", p.dropout, p.dropout >= 0.0F && p.dropout < 1.0F, "a probability from 0 to below 1");
-  check_name("score", p.score);
-  check_name("mask", p.mask);
+  check_callable_name("score", p.score);
+  check_callable_name("mask", p.mask);
   check_band(p.band);
   if (!p.affine) return;
   check_size("affine.length", p.affine->length, 1);

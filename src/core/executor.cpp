@@ -82,9 +82,13 @@ void Executor::run(const Bindings& bindings, Stream stream) {
     throw Error(ErrorCode::invalid_argument, "executor", "one that was moved from", "an executor with its workspace");
   }
   const Target& target = state.target;
-  detail::validate(state.problem, state.rules, bindings, {target.device, target.index});
   detail::Resources resources{static_cast<std::byte*>(workspace_), stream, {}};
-  if (target.device == DeviceType::cpu) return state.implementation->run(state, bindings, resources);
+  if (target.device == DeviceType::cpu) {
+    const detail::HostCallables host(state.callables, bindings);
+    detail::validate(state.problem, state.rules, host.bindings(), {target.device, target.index});
+    return state.implementation->run(state, host.bindings(), resources);
+  }
+  detail::validate(state.problem, state.rules, bindings, {target.device, target.index});
   const cuda::CurrentContext context(target.index);
   resources.kernels = kernels_->load(state.kernels, target, stream);
   if (detail::reports_metadata(state)) {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/registered_callables.h"
 #include "core/slot_rules.h"
 #include "cuda/jit/compile.h"
 #include "tessera/executor.h"
@@ -27,7 +28,8 @@ struct PlanState {
   Problem problem;
   Target target;  // threads resolved (never 0), isa resolved (never "")
   Wishes wishes;
-  SlotRules rules;  // of the problem: what its bindings must be
+  RegisteredCallables callables;  // that the problem names
+  SlotRules rules;                // of the problem: what its bindings must be
   const Implementation* implementation = nullptr;
   std::string implementation_name;
   std::vector<Candidate> candidates;

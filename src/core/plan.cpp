@@ -65,6 +65,11 @@ void check_wishes(const Wishes& wishes) {
 
 /// What is well formed and yet has no defined result, whoever would compute it.
 Support is_defined(const Problem& p) {
+  const detail::RegisteredCallables callables(p);
+  if (const int extras = callables.score_extras() + callables.mask_extras(); extras > kMaxExtras) {
+    return Support::no("score and mask have " + std::to_string(extras) + " extra tensors together; want at most " +
+                       std::to_string(kMaxExtras));
+  }
   if (p.operation != Operation::attention || p.pass == Pass::forward) return Support::yes();
   if (p.mass != MassKind::none || p.next != TileList::Form::none) {
     return Support::no("a backward writes neither tile mass nor a next list; ask the forward for them");
@@ -141,6 +146,7 @@ Plan make_plan(const Problem& problem, const Target& target, const Wishes& wishe
   check_wishes(wishes);
   auto state = std::make_shared<PlanState>();
   state->problem = problem;
+  state->callables = detail::RegisteredCallables(problem);
   state->rules = detail::slot_rules(problem);
   state->target = resolve(target);
   state->wishes = wishes;

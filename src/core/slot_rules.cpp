@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/slot_rules.h"
 
+#include <algorithm>
 #include <initializer_list>
 
 #include "core/checked.h"
+#include "core/registered_callables.h"
 
 namespace tessera::detail {
 namespace {
@@ -90,6 +92,17 @@ class RuleWriter {
       if (of.full) index_list(slots.full_counts, slots.full_indices, major);
     }
   }
+  void extras() {
+    const RegisteredCallables registered(p_);
+    const int count = std::min(registered.score_extras() + registered.mask_extras(), kMaxExtras);
+    for (int i = 0; i < count; ++i) {
+      const ExtraTensor& extra = registered.extra(i);
+      SlotRule& rule = require(extra_slot(i), Access::read, extra.dtype, {});
+      rule.rank = extra.rank;
+      for (int d = 0; d < extra.rank; ++d) rule.shape[static_cast<std::size_t>(d)] = 1;
+      rule.at_least = static_cast<std::uint8_t>((1U << extra.rank) - 1U);
+    }
+  }
   const SlotRules& rules() const noexcept { return rules_; }
 
  private:
@@ -155,6 +168,7 @@ void attention_rules(RuleWriter& w, const Problem& p) {
     w.allow(Slot::dropout_seed, DType::uint64, {1});
     w.allow(Slot::dropout_offset, DType::uint64, {1});
   }
+  w.extras();
   if (p.pass == Pass::forward) {
     attention_forward(w, p);
   } else {

@@ -67,6 +67,10 @@ constexpr std::string_view kSlotNames[] = {
     "rotary_cos",
     "rotary_sin",
     "q_rotated",
+    "extra0",
+    "extra1",
+    "extra2",
+    "extra3",
     "status",
 };
 static_assert(std::size(kSlotNames) == static_cast<std::size_t>(Slot::count_));

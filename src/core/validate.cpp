@@ -5,6 +5,7 @@
 #include "core/checked.h"
 #include "core/slot_rules.h"
 #include "core/validate_parts.h"
+#include "tessera/callable.h"
 #include "tessera/error.h"
 
 namespace tessera::detail {
@@ -27,7 +28,13 @@ void check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, Device de
   if (device.type == DeviceType::cuda) check_rows(slot, tensor);
 }
 
-/// Both callables: bound or built in when the problem names one, absent when it does not.
+/// Why the CPU has nothing to call, for errors.
+std::string without_function(const std::string& name, bool registered) {
+  if (registered) return "no callable bound, and the text registered as \"" + name + "\" has no host function";
+  return "no callable bound, and \"" + name + "\" is neither a built-in nor registered";
+}
+
+/// Both callables: bound, registered or built in when the problem names one, absent when it does not.
 void check_callables(const Problem& p, const Bindings& b) {
   if (p.score.empty()) {
     if (b.score.value != nullptr || b.score.derivative != nullptr) {
@@ -35,7 +42,8 @@ void check_callables(const Problem& p, const Bindings& b) {
     }
   } else {
     const auto score = b.score.value != nullptr ? std::optional(b.score) : builtin_score(p.score);
-    if (!score) refuse("score", "no callable bound, and \"" + p.score + "\" is no built-in", "a bound ScoreFunction");
+    if (!score)
+      refuse("score", without_function(p.score, registered_score(p.score) != nullptr), "a bound ScoreFunction");
     if (b.score.value == nullptr && b.score.derivative != nullptr) refuse("score", "a derivative alone", "a value too");
     if (p.pass == Pass::backward && score->derivative == nullptr) {
       refuse("score.derivative", "nullptr", "d value / d score, a backward needs it");
@@ -47,7 +55,7 @@ void check_callables(const Problem& p, const Bindings& b) {
       refuse("mask", "a bound callable", "none: the problem names no mask, one with mask=NAME does");
     }
   } else if (b.mask.visible == nullptr && !builtin_mask(p.mask)) {
-    refuse("mask", "no callable bound, and \"" + p.mask + "\" is no built-in", "a bound MaskFunction");
+    refuse("mask", without_function(p.mask, registered_mask(p.mask) != nullptr), "a bound MaskFunction");
   }
 }
 
@@ -57,11 +65,11 @@ void check_scalar(std::string_view name, std::int64_t value) {
   }
 }
 
-/// A host function cannot be called from a kernel.
+/// A host function cannot be called from a kernel; that there is one of the problem's names, the plan has made sure.
 void check_no_host_functions(const Bindings& b) {
-  const char* want = "none on cuda: a built-in, or C++ text";
-  if (b.score.value != nullptr) refuse("score", "a host function", want);
-  if (b.mask.visible != nullptr) refuse("mask", "a host function", want);
+  const char* want = "none on cuda: a built-in, or C++ text (register_score, register_mask)";
+  if (b.score.value != nullptr || b.score.derivative != nullptr) refuse("score", "a host function", want);
+  if (b.mask.visible != nullptr || b.mask.classify != nullptr) refuse("mask", "a host function", want);
 }
 
 }  // namespace
@@ -78,14 +86,15 @@ void validate(const Problem& problem, const SlotRules& rules, const Bindings& bi
       problem.operation == Operation::kv_append) {
     refuse(bindings[Slot::q] ? "q_rotated" : "q", "unbound", "both q and q_rotated, or neither");
   }
-  check_callables(problem, bindings);
+  if (device.type == DeviceType::cpu) {
+    check_callables(problem, bindings);
+  } else {
+    check_no_host_functions(bindings);
+  }
   check_scalar("batch_offset", bindings.batch_offset);
   check_scalar("head_offset", bindings.head_offset);
   check_overlaps(rules, bindings);
-  if (device.type != DeviceType::cpu) {
-    check_no_host_functions(bindings);
-    return;  // what lives on a device is clamped there, not read here
-  }
+  if (device.type != DeviceType::cpu) return;  // what lives on a device is clamped there, not read here
   check_lengths(problem, bindings);
   check_offsets(problem, bindings);
   check_lists(problem, bindings);

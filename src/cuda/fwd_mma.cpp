@@ -198,8 +198,7 @@ Support supports_features(const Problem& p) {
   }
   if (p.o_type != p.q_type && p.o_type != DType::fp32) return Support::no("writes o in q's type or fp32");
   if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("head dims end at 256");
-  if (!p.score.empty() && score_type(p.score) == nullptr) return Support::no("has no score callable " + p.score);
-  if (!p.mask.empty() && mask_type(p.mask) == nullptr) return Support::no("has no mask callable " + p.mask);
+  if (const Support s = has_callables(p); !s) return s;
   return Support::yes();
 }
 
@@ -272,7 +271,7 @@ void plan(detail::PlanState& state) {
   const FwdConfig config = config_of(problem, state.target, state.splits, state.wishes);
   state.tile_q = config.tile_m;
   state.tile_kv = config.tile_n;
-  state.kernels = {fwd_mma_source(config, score_type(problem.score), mask_type(problem.mask))};
+  state.kernels = {fwd_mma_source(config, callable_sources(problem))};
   state.choice = "kernel: " + state.kernels.front().name +
                  "\nshared memory: " + std::to_string(shared_bytes(config, problem)) + " bytes a block of " +
                  std::to_string(config.threads()) + " threads\n";

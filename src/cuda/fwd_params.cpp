@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/registered_callables.h"
+
 namespace tessera::cuda {
 namespace {
 
@@ -36,6 +38,17 @@ DropoutParams dropout_params(const Problem& problem, const Bindings& bindings) {
   p.offset_at = pointer<u64>(bindings[Slot::dropout_offset]);
   p.first_plane = bindings.batch_offset * problem.heads_q + bindings.head_offset;
   p.heads = problem.heads_q;
+  return p;
+}
+
+// Of a slot that is bound.
+ExtraParams extra_params(const Tensor& tensor) {
+  ExtraParams p{};
+  p.data = tensor.bytes();
+  for (int i = 0; i < tensor.rank; ++i) {
+    p.sizes[i] = tensor.shape[static_cast<std::size_t>(i)];
+    if (i + 1 < tensor.rank) p.strides[i] = tensor.strides[static_cast<std::size_t>(i)];
+  }
   return p;
 }
 
@@ -122,6 +135,9 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
     p.affine_stride = problem.affine->stride;
   }
   p.splits = Divisor(1);
+  for (int i = 0; i < kMaxExtras; ++i) {
+    if (const Tensor& extra = bindings[detail::extra_slot(i)]) p.extras[i] = extra_params(extra);
+  }
   return p;
 }
 

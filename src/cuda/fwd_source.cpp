@@ -55,27 +55,7 @@ void shape_fields(Fields& fields, const FwdConfig& c) {
   if (c.q_kept > 0) fields.number("q_kept", c.q_kept);
 }
 
-}  // namespace
-
-const char* score_type(std::string_view name) noexcept {
-  if (name == "relative") return "RelativeScore";
-  if (name == "soft_clip") return "SoftClipScore";
-  return nullptr;
-}
-
-const char* mask_type(std::string_view name) noexcept {
-  if (name == "document") return "DocumentMask";
-  if (name == "checkerboard") return "CheckerboardMask";
-  if (name == "prefix") return "PrefixMask";
-  return nullptr;
-}
-
-std::string callables_type(const FwdConfig& c, const char* score, const char* mask) {
-  return std::string("Callables<") + (c.user_score ? score : "NoCallable") + ", " +
-         (c.user_mask ? mask : "NoCallable") + ">";
-}
-
-KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* mask) {
+Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   Fields fields;
   shape_fields(fields, c);
   if (c.source == Source::paged) fields.option("source", "Source::paged", " paged");
@@ -91,25 +71,38 @@ KernelSource fwd_mma_source(const FwdConfig& c, const char* score, const char* m
   fields.flag("softcap", c.softcap);
   fields.flag("alibi", c.alibi);
   fields.flag("dropout", c.dropout);
-  if (c.user_score) fields.option("user_score", "true", std::string(" ") + score);
-  if (c.user_mask) fields.option("user_mask", "true", std::string(" ") + mask);
+  if (c.user_score) fields.option("user_score", "true", callables.score.word);
+  if (c.user_mask) fields.option("user_mask", "true", callables.mask.word);
+  return fields;
+}
+
+}  // namespace
+
+std::string configuration_line(const FwdConfig& config) {
+  return "constexpr FwdConfig config{" + fields_of(config, {}).initialiser() + "};\n";
+}
+
+std::string configuration_words(const FwdConfig& config, const CallableSources& callables) {
+  return fields_of(config, callables).words();
+}
+
+KernelSource fwd_mma_source(const FwdConfig& c, const CallableSources& callables) {
   const bool maps = c.loader == Loader::tma;
   KernelSource source;
-  source.name = "fwd_mma" + fields.words();
+  source.name = "fwd_mma" + configuration_words(c, callables);
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
+  source.user_texts = callables.files();
   source.text =
       "#include \"cuda/kernels/fwd_mma.cuh\"\n"
-      "using namespace tessera::cuda;\n"
-      "constexpr FwdConfig config{" +
-      fields.initialiser() +
-      "};\n"
+      "using namespace tessera::cuda;\n" +
+      configuration_line(c) + callables.definitions() +
       "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
       "tessera_kernel(const __grid_constant__ FwdParams params" +
       (maps ? ", const __grid_constant__ KvMaps maps" : "") +
       ") {\n"
       "  extern __shared__ __align__(1024) char memory[];\n"
       "  FwdMma<config, " +
-      callables_type(c, score, mask) + ">::run(params, memory, " + (maps ? "&maps" : "nullptr") +
+      callables.type() + ">::run(params, memory, " + (maps ? "&maps" : "nullptr") +
       ");\n"
       "}\n";
   return source;

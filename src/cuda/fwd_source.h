@@ -3,21 +3,20 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
+#include "cuda/callable_source.h"
 #include "cuda/jit/compile.h"
 #include "shared/config.h"
 
 namespace tessera::cuda {
 
-/// The device's type of a built-in score or mask callable; nullptr for a name that none has.
-const char* score_type(std::string_view name) noexcept;
-const char* mask_type(std::string_view name) noexcept;
+/// The line that defines `config`.
+std::string configuration_line(const FwdConfig& config);
 
-/// The device's type of all callables of a configuration.
-std::string callables_type(const FwdConfig& config, const char* score, const char* mask);
+/// What people call it, behind the kernel's own name: " bf16 d=64:64 tile=128x64 …".
+std::string configuration_words(const FwdConfig& config, const CallableSources& callables);
 
-/// `score` and `mask`: the types of its callables, where the configuration has any.
-KernelSource fwd_mma_source(const FwdConfig& config, const char* score, const char* mask);
+/// `callables`: those of the problem that the configuration is for.
+KernelSource fwd_mma_source(const FwdConfig& config, const CallableSources& callables);
 
 }  // namespace tessera::cuda

@@ -104,21 +104,20 @@ std::size_t mass_bytes(const Problem& problem) {
 
 std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& problem) {
   const FwdConfig c = mass_config(config, problem);
-  const char* score = score_type(problem.score);
-  const char* mask = mask_type(problem.mask);
-  KernelSource weigh = fwd_mma_source(c, score, mask);
-  weigh.name = "tile_mass" + weigh.name.substr(weigh.name.find(' '));
+  const CallableSources callables = callable_sources(problem);
+  KernelSource weigh;
+  weigh.name = "tile_mass" + configuration_words(c, callables);
   weigh.shared_bytes = static_cast<std::size_t>(shared_bytes(c));
-  const std::string configuration = weigh.text.substr(weigh.text.find("constexpr FwdConfig"));
+  weigh.user_texts = callables.files();
   weigh.text =
       "#include \"cuda/kernels/tile_mass.cuh\"\n"
       "using namespace tessera::cuda;\n" +
-      configuration.substr(0, configuration.find('\n') + 1) +
+      configuration_line(c) + callables.definitions() +
       "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
       "tessera_kernel(const __grid_constant__ FwdParams params, const __grid_constant__ MassParams mass) {\n"
       "  extern __shared__ __align__(1024) char memory[];\n"
       "  TileMass<config, " +
-      callables_type(c, score, mask) +
+      callables.type() +
       ">::run(params, mass, memory);\n"
       "}\n";
   KernelSource finish;

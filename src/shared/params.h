@@ -71,6 +71,13 @@ struct DropoutParams {
   i64 heads;             // query heads of a sequence
 };
 
+/// A tensor that the text of a score or mask reads. The last dimension is contiguous.
+struct ExtraParams {
+  const void* data;
+  i64 sizes[4];
+  i64 strides[3];  // elements
+};
+
 /// Of kernels whose loader is tma: boxes of tile_n rows and a panel's columns.
 struct KvMaps {
   TensorMap keys;
@@ -115,6 +122,8 @@ struct FwdParams {
   Divisor splits;
   i64 o_split;
   i64 lse_split;
+
+  ExtraParams extras[4];  // of the score's text, then of the mask's
 };
 
 inline constexpr i64 kUnbounded = i64{1} << 40;

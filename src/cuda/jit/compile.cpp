@@ -70,6 +70,15 @@ void for_each_line(std::string_view text, Visit visit) {
   }
 }
 
+/// `words`: the compiler's.
+[[noreturn]] void refuse(const KernelSource& source, const std::string& architecture, const std::string& words) {
+  for (const std::string& text : source.user_texts) {
+    if (words.find(text) == std::string::npos) continue;
+    throw Error(ErrorCode::invalid_argument, text, words, "C++ text that compiles for " + architecture);
+  }
+  throw Error(ErrorCode::internal, "kernel " + source.name + " for " + architecture, words, "source that it compiles");
+}
+
 bool is_ptxas_account(std::string_view line) {
   return line.starts_with("ptxas info") || (line.starts_with("ptxas ") && line.find(" stack frame") != line.npos);
 }
@@ -149,9 +158,8 @@ Compiled compile(const KernelSource& source, const std::string& architecture, st
   compiled.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (result != kNvrtcSuccess) {
     log("failed to compile " + source.name + " for " + architecture + " after " + in_milliseconds(compiled.seconds));
-    throw Error(ErrorCode::internal, "kernel " + source.name + " for " + architecture,
-                std::string(nvrtc.error_string(result)) + " from NVRTC " + compiled.compiler + "\n" + compiled.log,
-                "source that it compiles");
+    refuse(source, architecture,
+           std::string(nvrtc.error_string(result)) + " from NVRTC " + compiled.compiler + "\n" + compiled.log);
   }
   std::size_t bytes = 0;
   require(nvrtc, nvrtc.cubin_size(raw, &bytes), "nvrtcGetCUBINSize");

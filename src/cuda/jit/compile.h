@@ -19,6 +19,9 @@ struct KernelSource {
   std::string name;  // for people: logs, tables
   std::string text;
   std::size_t shared_bytes = 0;  // dynamic shared memory that launches ask for, if known: for tables only
+  // Files that #line names in the text, for what users wrote: "score bias". What the compiler says of one is the
+  // user's to mend.
+  std::vector<std::string> user_texts{};
 };
 
 inline constexpr const char* kKernelEntry = "tessera_kernel";
@@ -44,7 +47,7 @@ int compute_capability(std::string_view architecture);
 std::span<const char* const> compile_options() noexcept;
 
 /// Throws Error{unsupported} without NVRTC or when it does not know the architecture, Error{internal} with the
-/// compiler's log when the source does not compile.
+/// compiler's log when the source does not compile, Error{invalid_argument} where that is about one of its user texts.
 Compiled compile(const KernelSource& source, const std::string& architecture);
 /// With other headers than the embedded ones.
 Compiled compile(const KernelSource& source, const std::string& architecture, std::span<const Header> headers);

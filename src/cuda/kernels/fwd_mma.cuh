@@ -485,7 +485,7 @@ struct FwdMma {
       if (found == ListClass::full) return false;
     }
     if constexpr (C.user_mask) {
-      return !work.tiles.waives(tile, column) && !User::Mask::visible(point_of(at, tile.segment, key));
+      return !work.tiles.waives(tile, column) && !User::Mask::visible(point_of(at, tile.segment, key), p.extras);
     }
     return false;
   }

@@ -150,8 +150,9 @@ struct TileMass {
       };
       HiddenBits<C> hidden;
       if constexpr (C.user_mask) {
-        hidden.find(
-            lane, [&](int half, int column) { return masked && !User::Mask::visible(point_of(half, first + column)); });
+        hidden.find(lane, [&](int half, int column) {
+          return masked && !User::Mask::visible(point_of(half, first + column), p.extras);
+        });
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {

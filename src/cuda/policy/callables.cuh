@@ -3,6 +3,7 @@
 // kernel. The built-in ones say what src/core/callables.cpp says.
 #pragma once
 
+#include "cuda/policy/extra_tensor.cuh"
 #include "cuda/policy/mask.cuh"
 #include "cuda/policy/score.cuh"
 
@@ -16,7 +17,8 @@ struct ScorePoint {
   i64 key;
 };
 
-/// What a kernel compiles in: `Score::value(score, point)` and `Mask::visible(point)`.
+/// What a kernel compiles in: `Score::value(score, point, extras)` and `Mask::visible(point, extras)`. Built-in ones
+/// are below; src/cuda/callable_source.cpp writes those of a user's text.
 template <class Score_, class Mask_>
 struct Callables {
   using Score = Score_;
@@ -26,35 +28,37 @@ struct NoCallable {};
 
 /// A linear penalty on distance.
 struct RelativeScore {
-  static __device__ __forceinline__ float value(float score, const ScorePoint& at) {
+  static __device__ __forceinline__ float value(float score, const ScorePoint& at, const ExtraParams* /*extras*/) {
     return score - 0.02F * fabsf(static_cast<float>(at.query - at.key));
   }
 };
 
 /// 4·tanh(x / 4)
 struct SoftClipScore {
-  static __device__ __forceinline__ float value(float score, const ScorePoint& /*at*/) {
+  static __device__ __forceinline__ float value(float score, const ScorePoint& /*at*/, const ExtraParams* /*extras*/) {
     return 4.0F * tanh_of(score * 0.25F);
   }
 };
 
 /// Documents of 40 positions; a query sees its own.
 struct DocumentMask {
-  static __device__ __forceinline__ bool visible(const ScorePoint& at) {
+  static __device__ __forceinline__ bool visible(const ScorePoint& at, const ExtraParams* /*extras*/) {
     return divide_down(at.query, 40) == divide_down(at.key, 40);
   }
 };
 
 /// Squares of 8 x 8 positions, visible where the parities agree.
 struct CheckerboardMask {
-  static __device__ __forceinline__ bool visible(const ScorePoint& at) {
+  static __device__ __forceinline__ bool visible(const ScorePoint& at, const ExtraParams* /*extras*/) {
     return ((at.query >> 3) + (at.key >> 3)) % 2 == 0;
   }
 };
 
 /// The first 24 positions see each other and are seen by all; the rest is causal.
 struct PrefixMask {
-  static __device__ __forceinline__ bool visible(const ScorePoint& at) { return at.key < 24 || at.key <= at.query; }
+  static __device__ __forceinline__ bool visible(const ScorePoint& at, const ExtraParams* /*extras*/) {
+    return at.key < 24 || at.key <= at.query;
+  }
 };
 
 }  // namespace tessera::cuda

@@ -20,7 +20,7 @@ __device__ __forceinline__ float natural_score_of(float product, const FwdParams
                                                   Point point) {
   float score = product * p.scale;
   if constexpr (C.softcap) score = p.softcap * tanh_of(score * p.inverse_softcap);
-  if constexpr (C.user_score) score = Score::value(score, point());
+  if constexpr (C.user_score) score = Score::value(score, point(), p.extras);
   if constexpr (C.alibi) score -= slope * distance;
   return score;
 }

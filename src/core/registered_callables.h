@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a problem's names of callables stand for in the registry (tessera/callable.h), and its host functions in a run.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "tessera/callable.h"
+#include "tessera/problem.h"
+
+namespace tessera::detail {
+
+/// Letters, digits and a few signs: a name has to survive a problem's line. Throws Error{invalid_argument}.
+void check_callable_name(std::string_view argument, std::string_view name);
+
+/// nullptr for names that are none, built in, or left to the bindings. Entries stay as long as the process.
+struct RegisteredCallables {
+  const ScoreText* score = nullptr;
+  const MaskText* mask = nullptr;
+
+  RegisteredCallables() = default;
+  explicit RegisteredCallables(const Problem& problem) noexcept
+      : score(registered_score(problem.score)), mask(registered_mask(problem.mask)) {}
+  [[nodiscard]] int score_extras() const noexcept {
+    return score != nullptr ? static_cast<int>(score->extras.size()) : 0;
+  }
+  [[nodiscard]] int mask_extras() const noexcept { return mask != nullptr ? static_cast<int>(mask->extras.size()) : 0; }
+  /// The extra tensor of slot extra`i`, i below score_extras() + mask_extras().
+  [[nodiscard]] const ExtraTensor& extra(int i) const noexcept {
+    return i < score_extras() ? score->extras[static_cast<std::size_t>(i)]
+                              : mask->extras[static_cast<std::size_t>(i - score_extras())];
+  }
+};
+
+/// The slot of the i-th extra tensor: the score's, then the mask's.
+constexpr Slot extra_slot(int i) noexcept { return static_cast<Slot>(static_cast<int>(Slot::extra0) + i); }
+
+/// Bindings in which the registered host functions stand where the caller has bound none. For one run on the CPU.
+class HostCallables {
+ public:
+  /// Both must outlive this.
+  HostCallables(const RegisteredCallables& registered, const Bindings& given);
+  HostCallables(const HostCallables&) = delete;
+  HostCallables& operator=(const HostCallables&) = delete;
+  [[nodiscard]] const Bindings& bindings() const noexcept { return filled_ ? *filled_ : given_; }
+
+ private:
+  static double value(double score, const ScorePoint& at, void* self);
+  static double derivative(double score, const ScorePoint& at, void* self);
+  static bool visible(const ScorePoint& at, void* self);
+
+  const Bindings& given_;
+  const RegisteredCallables& registered_;
+  Extras score_extras_;
+  Extras mask_extras_;
+  std::optional<Bindings> filled_;
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The score and mask of a problem as a kernel's source names them: a built-in type, or one written around a user's
+// text.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tessera/error.h"
+#include "tessera/problem.h"
+
+namespace tessera::cuda {
+
+struct CallableSource {
+  std::string type = "NoCallable";
+  std::string word;        // in the kernel's name: " RelativeScore", " score=bias"; "" for none
+  std::string definition;  // of `type`, where it is a user's
+  std::string file;        // that #line names in it: "score bias"
+};
+
+struct CallableSources {
+  CallableSource score;
+  CallableSource mask;
+
+  /// "Callables<RelativeScore, NoCallable>"
+  [[nodiscard]] std::string type() const { return "Callables<" + score.type + ", " + mask.type + ">"; }
+  [[nodiscard]] std::string definitions() const { return score.definition + mask.definition; }
+  /// For KernelSource::user_texts.
+  [[nodiscard]] std::vector<std::string> files() const;
+};
+
+/// Whether kernels can have the callables that a problem names: built in, or registered.
+Support has_callables(const Problem& problem);
+
+/// Of a problem for which has_callables() holds.
+CallableSources callable_sources(const Problem& problem);
+
+}  // namespace tessera::cuda

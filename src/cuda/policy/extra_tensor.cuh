@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tensor that the text of a score or mask reads element by element, as name(i, j).
+#pragma once
+
+#include "cuda/ptx/convert.cuh"
+#include "shared/params.h"
+
+namespace tessera::cuda {
+
+enum class ExtraType : unsigned char { fp32, fp16, bf16, int32, int64, uint8 };
+
+/// `clamps`: indices outside are moved to the nearest inside, three instructions or so an index.
+template <ExtraType type, int rank, bool clamps>
+struct ExtraTensor {
+  const ExtraParams& p;
+
+  template <class... Index>
+  __device__ __forceinline__ auto operator()(Index... index) const {
+    static_assert(sizeof...(Index) == rank, "an extra tensor wants as many indices as it has dimensions");
+    const i64 at[] = {static_cast<i64>(index)..., 0};
+    i64 element = 0;
+#pragma unroll
+    for (int d = 0; d < rank; ++d) {
+      const i64 inside = clamps ? max(min(at[d], p.sizes[d] - 1), i64{0}) : at[d];
+      element += d + 1 < rank ? inside * p.strides[d] : inside;
+    }
+    return read(element);
+  }
+
+ private:
+  template <class T>
+  __device__ __forceinline__ T element_of(i64 element) const {
+    return static_cast<const T*>(p.data)[element];
+  }
+  __device__ __forceinline__ auto read(i64 element) const {
+    if constexpr (type == ExtraType::fp32) return element_of<float>(element);
+    if constexpr (type == ExtraType::int32) return element_of<int>(element);
+    if constexpr (type == ExtraType::int64) return element_of<i64>(element);
+    if constexpr (type == ExtraType::uint8) return element_of<unsigned char>(element);
+    if constexpr (type == ExtraType::fp16 || type == ExtraType::bf16) {
+      float low = 0.0F;
+      float high = 0.0F;
+      ptx::unpack<type == ExtraType::fp16 ? Element::fp16 : Element::bf16>(element_of<unsigned short>(element), low,
+                                                                           high);
+      return low;
+    }
+  }
+};
+
+}  // namespace tessera::cuda
