@@ -50,7 +50,7 @@ class Extras {
 ///   at.batch, at.head, at.query, at.key       64-bit positions, see ScorePoint
 ///   NAME(i, …)                                each extra tensor
 /// and of CUDA's mathematical functions. Its value is the new score. Indices outside an extra tensor are moved to the
-/// nearest inside, unless the problem says metadata=trust: then they are the text's error.
+/// nearest inside. It may also be asked about rows and keys beyond the ends of a sequence, whose answers are dropped.
 struct ScoreText {
   std::string text;
   std::vector<ExtraTensor> extras;  // bound as extra0, …

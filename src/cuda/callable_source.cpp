@@ -65,12 +65,11 @@ bool is_body(std::string_view text) {
 }
 
 /// How the kernel reads each extra tensor of a text; `first`: the index of its first among the problem's.
-std::string readers(const std::vector<ExtraTensor>& extras, int first, bool clamps) {
+std::string readers(const std::vector<ExtraTensor>& extras, int first) {
   std::string text;
   for (const ExtraTensor& extra : extras) {
     text += "    [[maybe_unused]] const ExtraTensor<ExtraType::" + std::string(to_string(extra.dtype)) + ", " +
-            std::to_string(extra.rank) + (clamps ? ", true> " : ", false> ") + extra.name + "{extras[" +
-            std::to_string(first++) + "]};\n";
+            std::to_string(extra.rank) + "> " + extra.name + "{extras[" + std::to_string(first++) + "]};\n";
   }
   return text;
 }
@@ -121,19 +120,18 @@ Support has_callables(const Problem& problem) {
 
 CallableSources callable_sources(const Problem& problem) {
   const detail::RegisteredCallables registered(problem);
-  const bool clamps = problem.metadata != Metadata::trust;
   CallableSources sources;
   if (registered.score != nullptr) {
     sources.score = written("score", problem.score, "TextScore",
                             "float value(float score, const ScorePoint& at, const ExtraParams* extras)",
-                            readers(registered.score->extras, 0, clamps), registered.score->text);
+                            readers(registered.score->extras, 0), registered.score->text);
   } else if (!problem.score.empty()) {
     sources.score = builtin(builtin_score_type(problem.score));
   }
   if (registered.mask != nullptr) {
     sources.mask =
         written("mask", problem.mask, "TextMask", "bool visible(const ScorePoint& at, const ExtraParams* extras)",
-                readers(registered.mask->extras, registered.score_extras(), clamps), registered.mask->text);
+                readers(registered.mask->extras, registered.score_extras()), registered.mask->text);
   } else if (!problem.mask.empty()) {
     sources.mask = builtin(builtin_mask_type(problem.mask));
   }

@@ -16,6 +16,7 @@
 #include "fakes/folder.h"
 #include "malloc/allocations.h"
 #include "shared/params.h"
+#include "tessera/callable.h"
 #include "tessera/cuda.h"
 
 namespace tessera {
@@ -235,6 +236,51 @@ TEST_F(Launch, ReportModeChecksBeforeItComputesIfAStatusIsBound) {
   EXPECT_EQ(allocations_of([&] { executor.run(bindings); }), 0);
   EXPECT_EQ(gpu_.launches, 3);
   EXPECT_EQ(gpu_.last.shared_bytes, plan.state().kernels.front().shared_bytes);  // the forward comes last
+}
+
+TEST_F(Launch, ExtraTensorsOfATextReachTheKernel) {
+  register_score("launch.bias", {"score + bias(at.head, at.query - at.key)", {{"bias", DType::bf16, 2}}});
+  register_mask("launch.ids", {"ids(0, 0, 0, at.key) > t()", {{"ids", DType::int32, 4}, {"t", DType::int64, 0}}});
+  const Problem problem =
+      Problem::parse("attention b=2 sq=30 hq=4 d=64 dtype=bf16 score=launch.bias mask=launch.ids mass=mean");
+  Executor executor(make_plan(problem, Target::cuda_device(0)));
+  executor.prepare();
+  Bindings bindings = dense(problem);
+  bindings[Slot::tile_mass] = tensor(DType::fp32, {2, 4, 1, 1});
+  Tensor& bias = bindings[Slot::extra0] = tensor(DType::bf16, {4, 100});
+  bias.shape[1] = 59;  // a row's first 59 of 100, and from the third on
+  bias.byte_offset = 2 * 3;
+  bindings[Slot::extra1] = tensor(DType::int32, {2, 3, 4, 5});
+  expect_error([&] { executor.run(bindings); }, ErrorCode::invalid_argument, "extra2");
+  bindings[Slot::extra2] = tensor(DType::int64, {});
+  gpu_.parameter_bytes = sizeof(cuda::FwdParams);
+  EXPECT_EQ(allocations_of([&] { executor.run(bindings); }), 0);
+  EXPECT_EQ(gpu_.launches, 3);  // the forward, the masses' two; the last reads the same parameters
+  cuda::FwdParams params{};
+  std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+  EXPECT_EQ(params.extras[0].data, static_cast<std::byte*>(bias.data) + 6);
+  EXPECT_EQ(params.extras[0].sizes[0], 4);
+  EXPECT_EQ(params.extras[0].sizes[1], 59);
+  EXPECT_EQ(params.extras[0].strides[0], 100);
+  EXPECT_EQ(params.extras[1].data, bindings[Slot::extra1].bytes());
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(params.extras[1].sizes[i], i + 2);
+  EXPECT_EQ(params.extras[1].strides[0], 60);
+  EXPECT_EQ(params.extras[1].strides[1], 20);
+  EXPECT_EQ(params.extras[1].strides[2], 5);
+  EXPECT_EQ(params.extras[2].data, bindings[Slot::extra2].bytes());
+  EXPECT_EQ(params.extras[3].data, nullptr);
+}
+
+TEST_F(Launch, HostFunctionsAreRefused) {
+  register_score("launch.plain", {"score", {}});
+  for (const char* name : {"relative", "launch.plain"}) {
+    const Problem problem = Problem::parse(std::string("attention sq=30 d=64 dtype=bf16 score=") + name);
+    Executor executor(make_plan(problem, Target::cuda_device(0)));
+    Bindings bindings = dense(problem);
+    executor.run(bindings);
+    bindings.score.value = [](double score, const ScorePoint&, void*) { return score; };
+    expect_error([&] { executor.run(bindings); }, ErrorCode::invalid_argument, "score");
+  }
 }
 
 TEST_F(Launch, KvAppendTakesABlockForEachToken) {

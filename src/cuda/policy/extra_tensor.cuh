@@ -9,8 +9,9 @@ namespace tessera::cuda {
 
 enum class ExtraType : unsigned char { fp32, fp16, bf16, int32, int64, uint8 };
 
-/// `clamps`: indices outside are moved to the nearest inside, three instructions or so an index.
-template <ExtraType type, int rank, bool clamps>
+/// Indices outside are moved to the nearest inside, whatever the problem's metadata mode: scores beyond the ends of a
+/// sequence are computed with the others of their tile, and dropped.
+template <ExtraType type, int rank>
 struct ExtraTensor {
   const ExtraParams& p;
 
@@ -21,7 +22,7 @@ struct ExtraTensor {
     i64 element = 0;
 #pragma unroll
     for (int d = 0; d < rank; ++d) {
-      const i64 inside = clamps ? max(min(at[d], p.sizes[d] - 1), i64{0}) : at[d];
+      const i64 inside = max(min(at[d], p.sizes[d] - 1), i64{0});
       element += d + 1 < rank ? inside * p.strides[d] : inside;
     }
     return read(element);

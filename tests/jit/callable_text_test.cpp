@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels around users' texts: their sources, and what the real compiler says of them, where there is one.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/expect_error.h"
+#include "core/implementations.h"
+#include "cuda/jit/compile.h"
+#include "tessera/callable.h"
+#include "tessera/cuda.h"
+#include "tessera/plan.h"
+
+namespace tessera {
+namespace {
+
+bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+std::vector<cuda::KernelSource> sources_of(const std::string& problem, int sm = 90) {
+  const Plan plan = make_plan(Problem::parse(problem), Target::cuda(sm));
+  EXPECT_FALSE(plan.state().kernels.empty()) << problem;
+  return plan.state().kernels;
+}
+cuda::KernelSource source_of(const std::string& problem, int sm = 90) { return sources_of(problem, sm).front(); }
+
+constexpr const char* kLine = "attention b=2 sq=300 hq=4 hkv=2 d=64 dtype=bf16 ";
+
+TEST(CallableText, IsInTheSourceWithLinesOfItsOwn) {
+  register_score("jit.bias", {"score + bias(at.head, at.query - at.key)", {{"bias", DType::fp16, 2}}});
+  register_mask("jit.ids", {"// return is no word of code here\nconst auto id = ids(at.key);\nreturn id == 7;",
+                            {{"ids", DType::uint8, 1}}});
+  const cuda::KernelSource source = source_of(kLine + std::string("score=jit.bias mask=jit.ids"));
+  EXPECT_TRUE(contains(source.name, " score=jit.bias mask=jit.ids")) << source.name;
+  EXPECT_EQ(source.user_texts, (std::vector<std::string>{"score jit.bias", "mask jit.ids"}));
+  EXPECT_TRUE(contains(source.text, "return (\n#line 1 \"score jit.bias\"\nscore + bias(at.head, at.query - at.key)\n"))
+      << source.text;
+  EXPECT_TRUE(contains(source.text, "#line 1 \"mask jit.ids\"\n// return is")) << source.text;
+  EXPECT_TRUE(contains(source.text, "ExtraTensor<ExtraType::fp16, 2> bias{extras[0]};")) << source.text;
+  EXPECT_TRUE(contains(source.text, "ExtraTensor<ExtraType::uint8, 1> ids{extras[1]};")) << source.text;
+  EXPECT_TRUE(contains(source.text, "Callables<TextScore, TextMask>")) << source.text;
+}
+
+TEST(CallableText, AnExpressionMayTalkOfReturning) {
+  register_score("jit.comment", {"score /* return */ * 2.0F // return\n", {}});
+  EXPECT_TRUE(contains(source_of(kLine + std::string("score=jit.comment")).text, "return (\n#line 1"));
+  register_score("jit.word", {"score + returned(0)", {{"returned", DType::fp32, 1}}});
+  EXPECT_TRUE(contains(source_of(kLine + std::string("score=jit.word")).text, "return (\n#line 1"));
+}
+
+TEST(CallableText, EveryKernelOfThePlanThatScoresHasIt) {
+  register_mask("jit.odd", {"(at.key & 1) != 0", {}});
+  const auto sources = sources_of(kLine + std::string("mask=jit.odd mass=mean"));
+  EXPECT_EQ(std::count_if(sources.begin(), sources.end(),
+                          [](const auto& source) { return contains(source.text, "(at.key & 1) != 0"); }),
+            2);
+}
+
+/// The compiler that scripts/kernels uses, if it was fetched or TESSERA_NVRTC leads to one.
+class CompiledText : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string folder = std::string(TESSERA_SOURCE_DIR) + "/build/nvrtc";
+    if (std::filesystem::exists(folder)) cuda::set_nvrtc(folder);
+    try {
+      cuda::compiler();
+    } catch (const Error& error) {
+      GTEST_SKIP() << error.what();
+    }
+  }
+  void TearDown() override { cuda::set_nvrtc(""); }
+
+  static cuda::Compiled compile(const std::string& callables, int sm) {
+    return cuda::compile(source_of(kLine + callables, sm), cuda::architecture(sm));
+  }
+  /// The error of a score that is wrong in itself.
+  static std::string refusal(const std::string& name, const ScoreText& text) {
+    register_score(name, text);
+    try {
+      compile("score=" + name, 80);
+    } catch (const Error& error) {
+      EXPECT_EQ(to_string(error.code()), to_string(ErrorCode::invalid_argument)) << error.what();
+      EXPECT_EQ(error.argument(), "score " + name);
+      EXPECT_TRUE(contains(error.want(), "C++ text that compiles for sm_80")) << error.want();
+      return error.got();
+    }
+    ADD_FAILURE() << name << " compiled";
+    return "";
+  }
+};
+
+TEST_F(CompiledText, WithAndWithoutExtraTensorsInRegistersAlone) {
+  register_score("nvrtc.plain", {"score - 0.02F * fabsf(static_cast<float>(at.query - at.key))", {}});
+  register_score("nvrtc.body", {"const float x = score * t();\nif (at.head == 1) return x;\nreturn x + b(at.batch, "
+                                "at.head, at.key) + h(at.head, at.query - at.key) + tanhf(x);",
+                                {{"t", DType::fp32, 0}, {"b", DType::bf16, 3}, {"h", DType::fp16, 2}}});
+  register_mask("nvrtc.ids", {"ids(at.batch, at.query) == ids(at.batch, at.key)", {{"ids", DType::int64, 2}}});
+  register_mask("nvrtc.bytes", {"seen(at.key)", {{"seen", DType::uint8, 1}}});
+  for (const int sm : {80, 90}) {
+    for (const char* callables : {"score=nvrtc.plain", "score=nvrtc.body", "mask=nvrtc.ids", "mask=nvrtc.bytes causal",
+                                  "score=nvrtc.body mask=nvrtc.ids", "score=relative mask=nvrtc.ids"}) {
+      const cuda::Compiled compiled = compile(callables, sm);
+      EXPECT_EQ(compiled.spill_bytes, 0) << callables << " on " << sm;
+      EXPECT_EQ(cuda::warnings(compiled.log), std::vector<std::string>()) << callables;
+    }
+  }
+}
+
+TEST_F(CompiledText, ErrorsCountLinesOfTheText) {
+  const std::string unknown =
+      refusal("nvrtc.unknown", {"const float x = score;\n\nreturn x + bais(at.key);", {{"bias", DType::fp32, 1}}});
+  EXPECT_TRUE(contains(unknown, "score nvrtc.unknown(3): error")) << unknown;
+  EXPECT_TRUE(contains(unknown, "bais")) << unknown;
+  const std::string open = refusal("nvrtc.open", {"score * (2.0F", {}});
+  EXPECT_TRUE(contains(open, "score nvrtc.open(")) << open;
+  const std::string rank = refusal("nvrtc.rank", {"score + bias(at.key, 0)", {{"bias", DType::fp32, 1}}});
+  EXPECT_TRUE(contains(rank, "as many indices as it has dimensions")) << rank;
+}
+
+TEST_F(CompiledText, ErrorsOfOtherSourcesStayOurs) {
+  cuda::KernelSource source = source_of("attention sq=64 d=64 dtype=bf16");
+  source.text += "nonsense\n";
+  expect_error([&] { cuda::compile(source, "sm_80"); }, ErrorCode::internal, "kernel " + source.name + " for sm_80");
+}
+
+}  // namespace
+}  // namespace tessera
