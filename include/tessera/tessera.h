@@ -107,6 +107,13 @@ typedef struct tessera_mask_function {
   void* user;
 } tessera_mask_function;
 
+typedef struct tessera_extra { /* a tensor that a text reads as name(i, j) */
+  size_t struct_size;
+  const char* name; /* a C++ identifier */
+  int32_t dtype;    /* TESSERA_FP32, FP16, BF16, INT32, INT64 or UINT8 */
+  int32_t rank;     /* 0 to 4 */
+} tessera_extra;
+
 TESSERA_API const char* tessera_version(void);
 TESSERA_API int tessera_build_info(char* buffer, size_t size, size_t* needed);
 /* Instruction sets that this machine can run, best first, separated by spaces. */
@@ -123,6 +130,11 @@ TESSERA_API const char* tessera_code_name(int code);
 /* A contiguous tensor on the CPU; sets every member. */
 TESSERA_API int tessera_tensor_contiguous(tessera_tensor* tensor, void* data, int dtype, const int64_t* shape,
                                           int rank);
+
+/* Names a score or a mask for CUDA by its C++ text, in this process, for good: tessera/callable.h says what a text may
+ * contain. extras: (count), bound as extra0, … ; NULL for none. On the CPU bind a function for the name. */
+TESSERA_API int tessera_register_score(const char* name, const char* text, const tessera_extra* extras, size_t count);
+TESSERA_API int tessera_register_mask(const char* name, const char* text, const tessera_extra* extras, size_t count);
 
 TESSERA_API int tessera_problem_parse(const char* text, tessera_problem** problem);
 TESSERA_API int tessera_problem_to_string(const tessera_problem* problem, char* buffer, size_t size, size_t* needed);
@@ -147,7 +159,7 @@ TESSERA_API int tessera_bindings_set_dlpack(tessera_bindings* bindings, const ch
 /* Positions of batch 0 and head 0 for dropout and callables. */
 TESSERA_API int tessera_bindings_set_offsets(tessera_bindings* bindings, int64_t batch_offset, int64_t head_offset);
 TESSERA_API int tessera_bindings_set_dropout(tessera_bindings* bindings, uint64_t seed, uint64_t offset);
-/* NULL: the built-in that the problem names. */
+/* NULL: the built-in that the problem names, or what is registered. */
 TESSERA_API int tessera_bindings_set_score(tessera_bindings* bindings, const tessera_score_function* score);
 TESSERA_API int tessera_bindings_set_mask(tessera_bindings* bindings, const tessera_mask_function* mask);
 TESSERA_API void tessera_bindings_destroy(tessera_bindings* bindings);

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <vector>
 
+#include "tessera/callable.h"
 #include "tessera/error.h"
 #include "tessera/executor.h"
 #include "tessera/plan.h"
@@ -155,6 +157,19 @@ tessera::Slot slot_of(const char* name) {
   return *slot;
 }
 
+std::vector<tessera::ExtraTensor> extras_of(const tessera_extra* given, std::size_t count) {
+  if (count > static_cast<std::size_t>(tessera::kMaxExtras)) {
+    throw Error(ErrorCode::invalid_argument, "extras", std::to_string(count) + " tensors",
+                "at most " + std::to_string(tessera::kMaxExtras));
+  }
+  std::vector<tessera::ExtraTensor> extras;
+  for (std::size_t i = 0; i < count; ++i) {
+    const tessera_extra from = sized(&required(given, "extras") + i, "extras");
+    extras.push_back({&required(from.name, "extras"), dtype_of(from.dtype, "extras"), from.rank});
+  }
+  return extras;
+}
+
 tessera_score_point point_of(const tessera::ScorePoint& at) noexcept { return {at.batch, at.head, at.query, at.key}; }
 
 double call_score_value(double score, const tessera::ScorePoint& at, void* user) {
@@ -227,6 +242,18 @@ int tessera_tensor_contiguous(tessera_tensor* tensor, void* data, int dtype, con
     out.rank = rank;
     std::copy(view.shape.begin(), view.shape.end(), out.shape);
     std::copy(view.strides.begin(), view.strides.end(), out.strides);
+  });
+}
+
+int tessera_register_score(const char* name, const char* text, const tessera_extra* extras, size_t count) {
+  return guarded([&] {
+    tessera::register_score(&required(name, "name"), {&required(text, "text"), extras_of(extras, count)});
+  });
+}
+
+int tessera_register_mask(const char* name, const char* text, const tessera_extra* extras, size_t count) {
+  return guarded([&] {
+    tessera::register_mask(&required(name, "name"), {&required(text, "text"), extras_of(extras, count)});
   });
 }
 

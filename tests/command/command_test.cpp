@@ -77,6 +77,18 @@ TEST_F(Command, UnsupportedIsThreeAndFilesAreFour) {
   EXPECT_FALSE(here.has("o.npy"));
 }
 
+TEST_F(Command, TextsOfCallablesAreReadAndChecked) {
+  here.write("half.txt", "score * 0.5F + bias(at.head)");
+  const std::string compile = "compile --arch sm_80 --nvrtc nowhere 'attention sq=64 d=64 dtype=bf16 score=half' ";
+  expect_error("bench 'attention sq=8' --score-text half", 2, "NAME=FILE");
+  expect_error("bench 'attention sq=8' --mask-text half=half.txt,bias", 2, "EXTRA:DTYPE:RANK");
+  expect_error("bench 'attention sq=8' --mask-text half=half.txt,bias:fp31:1", 2, "fp31");
+  expect_error("bench 'attention sq=8' --score-text half=missing.txt", 4, "missing.txt");
+  expect_error("bench 'attention sq=8' --score-text relative=half.txt", 2, "built in");
+  expect_error("bench 'attention sq=8 score=half' --score-text half=half.txt,bias:fp32:1", 2, "no host function");
+  expect_error(compile, 3, "nowhere");  // the compiler is looked for first
+}
+
 TEST_F(Command, InfoAndExplain) {
   const Outcome info = here.run("info --json");
   ASSERT_EQ(info.code, 0);

@@ -25,6 +25,7 @@
 #include "progress.h"
 #include "tessera/error.h"
 #include "tessera/version.h"
+#include "text_options.h"
 
 namespace tessera::cli {
 namespace {
@@ -45,6 +46,7 @@ struct BenchOptions {
   TargetOptions target;
   std::string device = "cpu";
   std::string emulate;
+  TextOptions texts;
 
   [[nodiscard]] bool on_gpu() const { return device != "cpu"; }
 };
@@ -270,6 +272,7 @@ int bench(const BenchOptions& options) {
   if (!options.max_regression.empty()) parse_regression(options.max_regression);
   const nlohmann::ordered_json before =
       options.compare_with.empty() ? nlohmann::ordered_json() : read_results(options.compare_with);
+  options.texts.register_all();
   const std::vector<BenchCase> cases = read_cases(options);
   const std::vector<Wishes> wishes = wishes_of(options);
   MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}};
@@ -342,6 +345,7 @@ void add_bench(CLI::App& app, int& exit_code) {
   verb->add_option("--max-regression", options->max_regression,
                    "With --compare: exit 1 when a row is slower by more, as 5%");
   add_target_options(*verb, options->target);
+  add_text_options(*verb, options->texts);
   verb->add_option("--device", options->device, "Where to run: cpu, cuda or cuda:N")->capture_default_str();
   verb->add_option("--emulate", options->emulate, "On a GPU: the plans of another chip (sm80, sm89, sm120)");
   verb->footer(R"(Examples:

@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 #include <set>
 #include <sstream>
@@ -21,6 +20,7 @@
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/pack.h"
 #include "tessera/cuda.h"
+#include "text_options.h"
 
 namespace tessera::cli {
 namespace {
@@ -35,17 +35,10 @@ struct CompileOptions {
   std::string cache;
   std::string pack;
   std::string cubin;
+  TextOptions texts;
   int jobs = 1;
   bool verbose = false;
 };
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw Error(ErrorCode::io, path, "a file that cannot be opened", "a readable file");
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
 
 struct Job {
   cuda::KernelSource source;
@@ -229,6 +222,7 @@ void compile(const CompileOptions& options, int& exit_code) {
   cuda::set_nvrtc(options.nvrtc);
   if (!options.cache.empty()) cuda::set_cache_folder(options.cache);
   if (options.cache.empty()) cuda::compiler();  // without one, say so once
+  options.texts.register_all();
   Compilation compilation(options);
   if (!compilation.run()) exit_code = kCheckFailed;
   if (!options.pack.empty() && compilation.is_complete()) compilation.write_pack(options.pack);
@@ -256,6 +250,7 @@ void add_compile(CLI::App& app, int& exit_code) {
   verb->add_option("--jobs", options->jobs, "Compilations at once")->check(CLI::Range(1, 256))->capture_default_str();
   verb->add_option("--headers", options->headers, "A src folder to read device headers from, not the embedded ones");
   verb->add_option("--nvrtc", options->nvrtc, "libnvrtc, or a folder that holds it");
+  add_text_options(*verb, options->texts);
   verb->add_option("--cubin", options->cubin, "Write the last kernel's cubin here");
   verb->add_flag("--verbose", options->verbose, "Print the compiler's whole log");
   verb->footer(R"(Exit code 1 when a kernel does not compile, spills registers, uses local memory or asks for more
