@@ -85,7 +85,8 @@ TEST_F(Command, TextsOfCallablesAreReadAndChecked) {
   expect_error("bench 'attention sq=8' --mask-text half=half.txt,bias:fp31:1", 2, "fp31");
   expect_error("bench 'attention sq=8' --score-text half=missing.txt", 4, "missing.txt");
   expect_error("bench 'attention sq=8' --score-text relative=half.txt", 2, "built in");
-  expect_error("bench 'attention sq=8 score=half' --score-text half=half.txt,bias:fp32:1", 2, "no host function");
+  expect_error("bench 'attention sq=8 score=half' --score-text half=half.txt,bias:fp32:1", 2, "extra0");
+  expect_error("bench 'attention sq=8 score=half' --score-text half=half.txt", 2, "no host function");
   expect_error(compile, 3, "nowhere");  // the compiler is looked for first
 }
 
