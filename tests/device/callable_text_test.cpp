@@ -114,7 +114,8 @@ class DeviceText : public OnPlace {
     PlacedRun placed(inputs, plan);
     extras.put(placed.bindings(), inputs.bindings());
     ASSERT_EQ(placed.run(), "");
-    const detail::HostCallables host(plan.state().callables, inputs.bindings());
+    const detail::RegisteredCallables registered(problem);
+    const detail::HostCallables host(registered, inputs.bindings());
     const auto oracle = reference::compute(problem, host.bindings(), reference::Arithmetic::oracle);
     EXPECT_EQ(judge(problem, host.bindings(), oracle), "");
   }
