@@ -16,6 +16,7 @@ from . import _core
 from ._core import build_info, cpu_isas
 from ._execute import get_threads, set_threads
 from .attention import attention, attention_backward, load_torch
+from .callables import register_mask, register_score
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .tiles import TileList
@@ -65,6 +66,8 @@ __all__ = [
     "kv_append",
     "merge_states",
     "plan",
+    "register_mask",
+    "register_score",
     "set_threads",
     "violation_of",
 ]

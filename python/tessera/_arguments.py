@@ -12,6 +12,8 @@ from ._arrays import CPU, device_of
 from ._dropout_seed import add_dropout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .tiles import TileList
 
 Array = Any
@@ -171,8 +173,10 @@ def _callable_name(name: str, given: Any) -> tuple[str | None, Any]:
         return None, None
     if isinstance(given, str):
         known = _core.builtin_scores() if name == "score" else _core.builtin_masks()
-        if given not in known:
-            raise ValueError(f"{name}: got {given!r}; want a function, or a built-in: {', '.join(known)}")
+        if given not in known and not _core.is_registered(name, given):
+            raise ValueError(
+                f"{name}: got {given!r}; want a function, a name of register_{name}, or a built-in: {', '.join(known)}"
+            )
         return given, None
     if not callable(given):
         raise TypeError(f"{name}: got {given!r}; want None, a built-in's name or a function")
@@ -254,6 +258,7 @@ def parse(
     threads: int = 0,
     metadata: str | None = None,
     status: Array | None = None,
+    extras: Sequence[Array] = (),
 ) -> Call:
     """The `Call` of `tessera.attention`'s arguments, which are explained there.
 
@@ -312,6 +317,9 @@ def parse(
     if score is not None or mask is not None:
         score, score_function = _callable_name("score", score)
         mask, mask_function = _callable_name("mask", mask)
+    for i, extra in enumerate(extras):
+        slots.append(f"extra{i}")
+        tensors.append(extra)
     compiling = _is_compiling()
     if out_dtype is not None:
         from ._arrays import dtype_name

@@ -102,6 +102,18 @@ def builtin_scores() -> list[str]:
 def builtin_masks() -> list[str]:
     """Names that mask= knows."""
 
+def register_score(name: str, text: str, extras: Sequence[tuple[str, str, int]]) -> None:
+    """Names a score by its C++ text; extras: (name, dtype, dimensions) of each tensor that it reads.
+
+    Raises ValueError for a name, text or extras that cannot be.
+    """
+
+def register_mask(name: str, text: str, extras: Sequence[tuple[str, str, int]]) -> None:
+    """Names a mask, likewise."""
+
+def is_registered(kind: str, name: str) -> bool:
+    """Whether a "score" or "mask" has the name."""
+
 def default_threads() -> int:
     """Threads that OpenMP would use for the calling thread's work."""
 

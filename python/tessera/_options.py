@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from .tiles import TileList
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Array = Any
 
@@ -64,3 +67,4 @@ class AttentionOptions(TypedDict, total=False):
     threads: int
     metadata: str | None
     status: Array | None
+    extras: Sequence[Array]

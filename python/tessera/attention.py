@@ -11,6 +11,8 @@ from ._execute import backward_outputs, forward_route, get_threads, run_backward
 from .tiles import TileList
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from typing_extensions import Unpack
 
     from ._options import AttentionOptions
@@ -86,6 +88,7 @@ def attention(
     threads: int = 0,
     metadata: str | None = None,
     status: Array | None = None,
+    extras: Sequence[Array] = (),
 ) -> Any:
     """softmax(scale · q kᵀ, softcapped, biased and masked) v, head by head; docs/semantics.md is the definition.
 
@@ -106,7 +109,9 @@ def attention(
         dropout: probability of dropping; seed and offset int, or uint64 arrays of 1. Without a seed one is drawn from
             torch's default generator for torch tensors, else from `random`.
         score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) and
-            mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference".
+            mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On a GPU a
+            built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the arrays that
+            the texts read, the score's first.
     Lengths and pages (int32)
         seqused_q, seqused_k (b): lengths in use. page_table (b, columns) with seqused_k, or CSR: page_indptr (b + 1),
             page_indices (n), last_page_len (b). max_seqlen_q, max_seqlen_k: the longest sequences, read from
@@ -188,6 +193,7 @@ def attention(
         threads,
         metadata,
         status,
+        extras,
     )
     if is_torch(q):
         results = (_forward_of_torch or load_torch())(call, q, k, v, out)
