@@ -109,8 +109,8 @@ def attention(
         dropout: probability of dropping; seed and offset int, or uint64 arrays of 1. Without a seed one is drawn from
             torch's default generator for torch tensors, else from `random`.
         score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) and
-            mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On a GPU a
-            built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the arrays that
+            mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On a GPU
+            a built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the arrays that
             the texts read, the score's first.
     Lengths and pages (int32)
         seqused_q, seqused_k (b): lengths in use. page_table (b, columns) with seqused_k, or CSR: page_indptr (b + 1),

@@ -18,9 +18,9 @@ def register_score(name: str, text: str, extras: Mapping[str, tuple[Any, int]] |
     text: a C++ expression, or a function's body if it has a `return`, of `score` (float, after scale and softcap), the
         positions `at.batch`, `at.head`, `at.query` and `at.key` (64-bit integers), the extra arrays as `name(i, j)` and
         CUDA's mathematical functions; its value is the new score.
-    extras: (dtype, dimensions) of each array that the text reads, by its name: fp32, fp16 or bf16, read as float, int32,
-        int64 or uint8, of 0 to 4 dimensions. `attention` takes them in this order as `extras=`, at most four with the
-        mask's. An index outside is moved to the nearest inside.
+    extras: (dtype, dimensions) of each array that the text reads, by its name: fp32, fp16 or bf16, read as float,
+        int32, int64 or uint8, of 0 to 4 dimensions. `attention` takes them in this order as `extras=`, at most four
+        with the mask's. An index outside is moved to the nearest inside.
 
     Raises ValueError for a name that is built in or another text's, a text that is empty, extras that cannot be. The
     text is compiled by the first call, whose ValueError then has the compiler's words.

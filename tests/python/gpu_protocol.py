@@ -204,6 +204,24 @@ def seeds_on_the_gpu() -> None:
     assert seed.streams == [1] and gpu.launches == 1
 
 
+def texts_and_their_arrays() -> None:
+    q, k, v = three()
+    score = tessera.register_score("protocol.bias", "score + bias(at.head, at.key)", {"bias": ("fp32", 2)})
+    mask = tessera.register_mask("protocol.seen", "seen(at.key) > 0.0F", {"seen": ("fp16", 1)})
+    bias, seen = Array((2, 64), "float32"), Array((64,))
+    tessera.attention(q, k, v, score=score, mask=mask, extras=(bias, seen))
+    assert gpu.launches == 1 and bias.streams == seen.streams == [1]
+    plan = tessera.plan(q, k, v, score=score, extras=(bias,))
+    plan(q, k, v)
+    assert gpu.launches == 2
+    refused(
+        ValueError, lambda: tessera.attention(q, k, v, score=score, mask=mask, extras=(bias,)), "extra1", "fp16 (1+)"
+    )
+    host = np.zeros((2, 64), np.float32)
+    refused((TypeError, ValueError), lambda: tessera.attention(q, k, v, score=score, extras=(host,)), "extra0")
+    assert gpu.launches == 2
+
+
 def workspace_is_checked() -> None:
     plan = _core.Plan("attention sq=64 sk=1024 hq=2 d=64 dtype=fp16", wishes="splits=2", device=0)
     q, k = Array((1, 64, 2, 64)), Array((1, 1024, 2, 64))
