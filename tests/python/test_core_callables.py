@@ -31,7 +31,7 @@ def test_a_name_is_given_once():
 
 def test_what_cannot_be_is_refused():
     refused(ValueError, lambda: tessera.register_score("relative", "score"), "name", "built in")
-    refused(ValueError, lambda: tessera.register_mask("two words", "true"), "name", "two words", "letters")
+    refused(ValueError, lambda: tessera.register_mask("two words", "true"), "name", "letters")
     refused(ValueError, lambda: tessera.register_mask("python.empty", " "), "text")
     refused(ValueError, lambda: tessera.register_mask("python.extras", "true", {"if": ("fp32", 1)}), "extras", "if")
     refused(ValueError, lambda: tessera.register_mask("python.extras", "true", {"x": ("fp32", 5)}), "extras", "5")
