@@ -116,8 +116,8 @@ constexpr std::string_view kReserved[] = {"score",
                                           "xor_eq"};
 
 bool is_identifier(std::string_view name) {
-  constexpr std::size_t longest = 64;
-  if (name.empty() || name.size() > longest || is_digit(name[0])) return false;
+  constexpr std::size_t kLongest = 64;
+  if (name.empty() || name.size() > kLongest || is_digit(name[0])) return false;
   if (name.starts_with("__") || name == "extras") return false;
   if (std::find(std::begin(kReserved), std::end(kReserved), name) != std::end(kReserved)) return false;
   return std::all_of(name.begin(), name.end(), [](char c) { return is_letter(c) || is_digit(c); });
@@ -206,8 +206,8 @@ const MaskText* registered_mask(std::string_view name) noexcept { return masks()
 namespace detail {
 
 void check_callable_name(std::string_view argument, std::string_view name) {
-  constexpr std::size_t longest = 64;
-  const bool good = name.size() <= longest && std::all_of(name.begin(), name.end(), [](char c) {
+  constexpr std::size_t kLongest = 64;
+  const bool good = name.size() <= kLongest && std::all_of(name.begin(), name.end(), [](char c) {
                       return is_letter(c) || is_digit(c) || c == '-' || c == '.' || c == ':' || c == '/';
                     });
   if (!good) refuse(argument, "a name of other characters", "up to 64 of letters, digits and _ - . : /");

@@ -46,7 +46,7 @@ std::size_t skip_unread(std::string_view text, std::size_t at) {
 
 /// Whether the text is a function's body: it has the word `return`, outside comments and quotes.
 bool is_body(std::string_view text) {
-  constexpr std::string_view word = "return";
+  constexpr std::string_view kReturn = "return";
   for (std::size_t i = 0; i < text.size();) {
     if (const std::size_t next = skip_unread(text, i); next != i) {
       i = next;
@@ -58,7 +58,7 @@ bool is_body(std::string_view text) {
     }
     std::size_t end = i;
     while (end < text.size() && continues_word(text[end])) ++end;
-    if (text.substr(i, end - i) == word) return true;
+    if (text.substr(i, end - i) == kReturn) return true;
     i = end;
   }
   return false;
