@@ -60,6 +60,33 @@ def test_masses_and_next_list():
     close("out with the list", again, tessera.attention(q, k, v, causal=True, tiles=here))
 
 
+def test_texts_and_their_tensors_are_the_functions_of_python():
+    q, k, v = qkv(b=1, sq=24, sk=40, hq=2, hkv=1)
+    table, ids = half(2, 21, seed=4, dtype=torch.bfloat16), (torch.arange(40) // 16).to(torch.int32)
+    score = tessera.register_score(
+        "cuda.table", "score + table(at.head, at.query - at.key + 10)", {"table": (torch.bfloat16, 2)}
+    )
+    mask = tessera.register_mask("cuda.ids", "return ids(at.query) == ids(at.key);", {"ids": (torch.int32, 1)})
+    rows, documents = table.float().tolist(), ids.tolist()
+
+    def tabled(score, batch, head, query, key):
+        return score + rows[head][min(max(query - key + 10, 0), 20)]
+
+    def together(batch, head, query, key):
+        return documents[query] == documents[key]
+
+    oracle = {"wishes": "implementation=cpu.reference", "return_lse": True}
+    cpu = tessera.attention(q, k, v, score=tabled, mask=together, **oracle)
+    gpu = tessera.attention(
+        *map(on_gpu, (q, k, v)), score=score, mask=mask, extras=(on_gpu(table), on_gpu(ids)), return_lse=True
+    )
+    for name, ours, theirs in zip(("out", "lse"), gpu, cpu, strict=True):
+        close(name, ours, theirs)
+    tessera.register_score("cuda.wrong", "score +\n nonsense")
+    with pytest.raises(ValueError, match=r"(?s)score cuda.wrong: got .*score cuda.wrong\(2\): error"):
+        tessera.attention(*map(on_gpu, (q, k, v)), score="cuda.wrong")
+
+
 def test_packed_sequences_without_a_wait():
     lengths = [5, 0, 120, 31]
     starts = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
