@@ -39,14 +39,24 @@ std::int64_t packed_heads(const Problem& problem) {
 
 // Head dims that have configurations of their own; others run padded to the next.
 int padded_dim(std::int64_t dim) {
-  for (const int size : {32, 64, 96, 128, 192, 256}) {
+  for (const int size : {32, 64, 96, 128, 192, 256, 384}) {
     if (dim <= size) return size;
   }
-  return 0;
+  return 512;
+}
+
+// 16 rows of more than 256 columns of O do not fit a warp's registers: two blocks share them.
+void choose_dims(FwdConfig& config, const Problem& problem) {
+  config.d = padded_dim(problem.head_dim_qk);
+  const int dv = padded_dim(problem.head_dim_v);
+  config.dv_parts = dv > 256 ? 2 : 1;
+  config.dv = dv / config.dv_parts;
+  if (config.d > 256) config.dv = round_up(config.dv, 64);  // whole panels: copies then go by 16 rows
 }
 
 // Keys of a tile, where little room leaves but few.
 int most_keys(const FwdConfig& config) {
+  if (config.d > 256) return 32;  // with 64 rows of 512 columns two blocks share the 228 KB of SM90
   if (config.source == Source::mixed && std::max(config.d, config.dv) > 64) return 32;  // its addresses take registers
   return 128;
 }
@@ -76,8 +86,7 @@ FwdConfig config_of(const Problem& problem, std::int64_t splits) {
   FwdConfig config;
   config.type = element_of(problem.q_type);
   config.output = splits > 1 ? Element::fp32 : element_of(problem.o_type);
-  config.d = padded_dim(problem.head_dim_qk);
-  config.dv = padded_dim(problem.head_dim_v);
+  choose_dims(config, problem);
   config.source = source_of(problem);
   config.segments = problem.kv2 ? 2 : 1;
   config.affine = problem.affine.has_value();
@@ -100,13 +109,24 @@ std::int64_t row_tiles(const Problem& problem, const FwdConfig& config) {
   return (problem.seqlen_q * packed_heads(problem) + config.tile_m - 1) / config.tile_m;
 }
 
+// Blocks of the grid's first dimension.
+std::int64_t row_blocks(const Problem& problem, const FwdConfig& config) {
+  return row_tiles(problem, config) * config.dv_parts;
+}
+
 // Blocks of a split, by capacities.
 std::int64_t count_blocks(const Problem& problem, const FwdConfig& config) {
-  return row_tiles(problem, config) * (problem.heads_q / packed_heads(problem)) * problem.batch;
+  return row_blocks(problem, config) * (problem.heads_q / packed_heads(problem)) * problem.batch;
 }
 
 bool has_tma(const FwdConfig& config, const Target& target) {
-  return target.sm >= 90 && config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1;
+  return target.sm >= 90 && config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
+         config.dv_parts == 1;
+}
+
+// Of a block; what a list adds depends on the problem's capacity, not on the code.
+int shared_bytes(const FwdConfig& config, const Problem& problem) {
+  return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
 }
 
 FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes) {
@@ -116,6 +136,11 @@ FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t s
   if (2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024) {
     config.stages = 1;
     if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
+  }
+  // 99 KB hold 64 rows and 16 keys of 512 columns.
+  if (config.d > 256 && shared_bytes(config, problem) > target.shared_memory) {
+    config.tile_n = 16;
+    config.run = 16;
   }
   // There the compiler needs a few registers more.
   if (target.sm >= 100 && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
@@ -181,14 +206,11 @@ Support exists(const FwdConfig& c, const Target& target, const Wishes& wishes) {
     return Support::no("loader is " + wishes.loader + "; want cp_async or tma");
   }
   if (c.loader == Loader::tma && !has_tma(c, target)) {
-    return Support::no("loader is tma; that wants SM90 or newer, dense or varlen keys, one segment and no list");
+    return Support::no(
+        "loader is tma; that wants SM90 or newer, dense or varlen keys, one segment, no list, at most 256 columns of "
+        "v");
   }
   return Support::yes();
-}
-
-// Of a block; what a list adds depends on the problem's capacity, not on the code.
-int shared_bytes(const FwdConfig& config, const Problem& problem) {
-  return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
 }
 
 Support supports_features(const Problem& p) {
@@ -197,7 +219,6 @@ Support supports_features(const Problem& p) {
     return Support::no("wants q, k and v of one type, bf16 or fp16");
   }
   if (p.o_type != p.q_type && p.o_type != DType::fp32) return Support::no("writes o in q's type or fp32");
-  if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("head dims end at 256");
   if (const Support s = has_callables(p); !s) return s;
   return Support::yes();
 }
@@ -299,7 +320,7 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
 }
 
 Dim3 grid_of(const Problem& problem, const FwdConfig& config, std::int64_t splits) {
-  return {static_cast<std::uint32_t>(row_tiles(problem, config)),
+  return {static_cast<std::uint32_t>(row_blocks(problem, config)),
           static_cast<std::uint32_t>(problem.heads_q / packed_heads(problem)),
           static_cast<std::uint32_t>(problem.batch * splits)};
 }

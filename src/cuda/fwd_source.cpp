@@ -46,7 +46,9 @@ void shape_fields(Fields& fields, const FwdConfig& c) {
   fields.option("output", (element + name_of(c.output)).c_str(), c.output == c.type ? "" : " out=fp32");
   fields.set("d", std::to_string(c.d));
   fields.set("dv", std::to_string(c.dv));
-  fields.word("d=" + std::to_string(c.d) + ":" + std::to_string(c.dv));
+  if (c.dv_parts > 1) fields.set("dv_parts", std::to_string(c.dv_parts));
+  fields.word("d=" + std::to_string(c.d) + ":" + (c.dv_parts > 1 ? std::to_string(c.dv_parts) + "x" : "") +
+              std::to_string(c.dv));
   fields.set("tile_m", std::to_string(c.tile_m));
   fields.set("tile_n", std::to_string(c.tile_n));
   fields.word("tile=" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n));
@@ -102,7 +104,8 @@ KernelSource fwd_mma_source(const FwdConfig& c, const CallableSources& callables
       ") {\n"
       "  extern __shared__ __align__(1024) char memory[];\n"
       "  FwdMma<config, " +
-      callables.type() + ">::run(params, memory, " + (maps ? "&maps" : "nullptr") +
+      callables.type() + ">::run(" + (c.dv_parts > 1 ? "column_part<config>(params)" : "params") + ", memory, " +
+      (maps ? "&maps" : "nullptr") +
       ");\n"
       "}\n";
   return source;

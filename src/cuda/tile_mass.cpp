@@ -20,7 +20,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   FwdConfig config = forward;
   config.tile_m = std::min(problem.block_q, problem.seqlen_q) > 32 ? 64 : 32;
   config.warps = config.tile_m / 16;
-  config.tile_n = problem.block_kv > 32 ? 64 : 32;
+  config.tile_n = problem.block_kv > 32 && config.d <= 256 ? 64 : 32;  // 99 KB hold 64 queries and 32 keys of 512
   config.stages = 1;
   config.loader = Loader::cp_async;
   config.q_kept = 0;
@@ -31,6 +31,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   config.dropout = false;
   config.output = config.type;
   config.dv = 32;
+  config.dv_parts = 1;
   return config;
 }
 

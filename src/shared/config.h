@@ -29,7 +29,8 @@ struct FwdConfig {
   Element type = Element::bf16;    // of q, k, v
   Element output = Element::bf16;  // of o; fp32 too for the partials of splits
   int d = 128;                     // of q and k, padded: a multiple of 32
-  int dv = 128;                    // of v and o, padded: a multiple of 32
+  int dv = 128;                    // of the columns of v and o that a block takes, padded: a multiple of 32
+  int dv_parts = 1;                // blocks that share the columns of v and o; each computes all scores
   int tile_m = 128;                // rows of queries, heads of a group packed
   int tile_n = 64;                 // keys
   int warps = 4;                   // each takes tile_m / warps rows, a multiple of 16

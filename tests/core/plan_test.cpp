@@ -73,6 +73,26 @@ TEST(WishesText, OfTheGpuForward) {
   EXPECT_THROW(make_plan(problem, Target::cpu(), Wishes::parse("stages=2")), Error);
 }
 
+// Of more than 256 columns of V two blocks take half each; what a block keeps of 512 fits every chip.
+TEST(WishesText, OfTheGpuForwardAtWideHeadDims) {
+  const Problem problem = Problem::parse("attention sq=4096 hq=8 d=512 dtype=bf16 causal");
+  const auto explain = [&](const char* wishes, int sm) {
+    try {
+      return make_plan(problem, Target::cuda(sm), Wishes::parse(wishes)).explain();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+  };
+  EXPECT_TRUE(contains(explain("", 90), "d=512:2x256 tile=64x32")) << explain("", 90);
+  EXPECT_TRUE(contains(explain("", 90), "shared memory: 115712 bytes")) << explain("", 90);
+  EXPECT_TRUE(contains(explain("", 80), "d=512:2x256 tile=64x32"));
+  EXPECT_TRUE(contains(explain("", 89), "d=512:2x256 tile=64x16"));
+  EXPECT_TRUE(contains(explain("", 120), "shared memory: 91136 bytes"));
+  EXPECT_TRUE(contains(explain("loader=tma", 90), "loader is tma; that wants")) << explain("loader=tma", 90);
+  EXPECT_TRUE(contains(explain("stages=2", 89), "needs 115712 bytes of shared memory; the target has 101376"));
+  EXPECT_TRUE(contains(explain("tile_q=128", 90), "needs 288 registers a thread"));
+}
+
 TEST(MakePlan, ResolvesThreadsAndInstructionSet) {
   const Plan plan = make_plan(Problem::parse("attention sq=64 hq=4"));
   EXPECT_EQ(plan.implementation(), "cpu.tiled");

@@ -137,6 +137,11 @@ TEST_P(GraphReplay, TwoSegments) {
        "lens_k=64,5 lens_k2=1,16 pages=shuffled seed=82"});
 }
 
+TEST_P(GraphReplay, WideHeads) {
+  expect_replays("attention b=2 sq=40 sk=200 hq=4 hkv=2 d=512 dtype=bf16 kv=table page=16 pages=30 causal lse",
+                 {"lens_k=200,150 seed=83", "lens_k=0,33 pages=shuffled seed=84", "lens_k=77,200 seed=85"});
+}
+
 TEST_P(GraphReplay, Lists) {
   const std::string problem = "attention b=2 sq=150 sk=300 hq=4 hkv=2 d=64 dtype=bf16 seqused_k lse ";
   const std::vector<std::string> values = {"density=1 lens_k=300,300 seed=61", "density=0.3 lens_k=300,150 seed=62",

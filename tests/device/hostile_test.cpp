@@ -251,7 +251,7 @@ TEST_P(HostileMetadata, PageTables) {
 }
 
 TEST_P(HostileMetadata, PackedSequences) {
-  for (const char* dims : {"d=64", "d=128", "d=80 dv=40"}) {
+  for (const char* dims : {"d=64", "d=128", "d=80 dv=40", "d=64 dv=512"}) {
     expect_contained("attention b=3 sq=90 sk=150 layout=varlen tq=200 tk=300 hq=4 hkv=2 dtype=bf16 causal lse " +
                      std::string(dims));
   }

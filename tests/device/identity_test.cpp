@@ -60,6 +60,22 @@ TEST_P(Identity, PagedIsVarlenIsDense) {
   }
 }
 
+TEST_P(Identity, PagedIsVarlenIsDenseAtWideHeads) {
+  for (const char* common :
+       {" hq=4 hkv=2 d=512 dtype=bf16 causal lse seed=7", " hq=2 d=192 dv=512 dtype=fp16 lse seed=8"}) {
+    SequenceRun varlen("attention b=2 sq=70 sk=130 layout=varlen lens_q=70,43 lens_k=130,77" + std::string(common));
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, varlen, "tile_kv=16 splits=1"));
+    for (const char* keys : {"kv=dense seqused_k", "kv=table page=16 pages=shuffled", "kv=csr page=7 pages=shuffled"}) {
+      SCOPED_TRACE(std::string(keys) + common);
+      SequenceRun other(std::string("attention b=2 sq=70 sk=130 seqused_q lens_q=70,43 lens_k=130,77 ") + keys +
+                        common);
+      other.copy_inputs(varlen);
+      ASSERT_NO_FATAL_FAILURE(run_on(target_, other, "tile_kv=16 splits=1"));
+      for (std::int64_t b = 0; b < 2; ++b) expect_same(varlen, b, other, b);
+    }
+  }
+}
+
 TEST_P(Identity, VarlenIsDenseInPlansOfTheirOwn) {
   const std::string common = " b=3 sq=130 sk=200 hq=4 hkv=2 d=64 dtype=bf16 causal lse seed=6";
   SequenceRun varlen("attention layout=varlen lens_q=130,1,77 lens_k=200,199,3" + common);

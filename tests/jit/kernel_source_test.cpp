@@ -53,6 +53,8 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
                             "attention sq=4096 d=128 dv=64 dtype=bf16",
                             "attention sq=4096 d=128 dtype=bf16:bf16:bf16:fp32",
                             "attention sq=4096 d=128 dtype=bf16 kv=table page=16",
+                            "attention sq=4096 d=128 dv=512 dtype=bf16",
+                            "attention sq=4096 d=128 dv=256 dtype=bf16",
                             "attention sq=4096 d=128 dtype=bf16 kv2=dense sk2=100",
                             "attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=table sk2=100 page2=16",
                             "attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100",
@@ -69,6 +71,21 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
 TEST(KernelSource, EitherSegmentOfTwoMayBeThePagedOne) {
   EXPECT_EQ(source_of("attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100").text,
             source_of("attention sq=4096 d=128 dtype=bf16 kv=varlen kv2=csr sk2=100 page2=16").text);
+}
+
+TEST(KernelSource, EveryPairOfHeadDimsFitsEveryChip) {
+  for (const char* rest : {"", " list=indices block=64x64", " list=bitmask block=24x8 mask=document", " dropout=0.1"}) {
+    for (std::int64_t d = 8; d <= 512; d += 8) {
+      for (std::int64_t dv = 8; dv <= 512; dv += 8) {
+        Problem problem = Problem::parse(std::string("attention sq=4096 dtype=bf16") + rest);
+        problem.head_dim_qk = d;
+        problem.head_dim_v = dv;
+        for (const int sm : {80, 89, 90, 100, 120}) {
+          ASSERT_EQ(make_plan(problem, Target::cuda(sm)).implementation(), "cuda.fwd_mma") << problem.to_string();
+        }
+      }
+    }
+  }
 }
 
 /// Reads the list that ships; the same plan must fit every architecture's shared memory.

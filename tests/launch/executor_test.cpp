@@ -94,6 +94,16 @@ TEST_F(Launch, OneRunIsOneLaunchOfThePlansKernel) {
   EXPECT_EQ(params.q_strides.row, problem_.heads_q * problem_.head_dim_qk);
 }
 
+TEST_F(Launch, BlocksShareWideOutputs) {
+  const Problem wide = Problem::parse("attention b=3 sq=300 hq=4 hkv=2 d=128 dv=512 dtype=bf16 causal");
+  const Plan plan = make_plan(wide, Target::cuda_device(0));
+  Executor(plan).run(dense(wide));
+  const std::int64_t tiles = (wide.seqlen_q * wide.group() + plan.state().tile_q - 1) / plan.state().tile_q;
+  EXPECT_EQ(gpu_.last.grid[0], 2 * tiles);
+  EXPECT_EQ(gpu_.last.grid[1], wide.heads_kv);
+  EXPECT_EQ(gpu_.last.grid[2], wide.batch);
+}
+
 TEST_F(Launch, RunsNeitherAllocateNorLoad) {
   Executor executor(make_plan(problem_, Target::cuda_device(0)));
   const Bindings bindings = dense(problem_);

@@ -78,7 +78,7 @@ class Generator {
   std::int64_t head_dim() {
     if (gpu_) {
       // Kernels are compiled for these; what lies between runs padded.
-      static constexpr std::int64_t kDims[] = {32, 64, 64, 96, 128, 128, 192, 256};
+      static constexpr std::int64_t kDims[] = {32, 64, 64, 96, 128, 128, 192, 256, 512};
       const std::int64_t dim = pick(chooser_, kDims);
       return random_.chance(0.6) ? dim : dim - 8 * random_.between(1, 3);
     }

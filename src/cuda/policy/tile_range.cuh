@@ -8,7 +8,8 @@
 
 namespace tessera::cuda {
 
-/// Grid: x blocks of rows, the last first, because under a causal mask it has the most work; y heads; z batch x splits.
+/// Grid: x blocks of rows, the last first, because under a causal mask it has the most work, dv_parts of each side by
+/// side, because they read the same keys; y heads; z batch x splits.
 struct Block {
   int first_row;  // packed
   int head;       // first query head
@@ -19,7 +20,8 @@ struct Block {
   template <FwdConfig C>
   static __device__ __forceinline__ Block of(const FwdParams& p) {
     Block block;
-    block.first_row = static_cast<int>(gridDim.x - 1 - blockIdx.x) * C.tile_m;
+    constexpr auto parts = static_cast<u32>(C.dv_parts);
+    block.first_row = static_cast<int>(gridDim.x / parts - 1 - blockIdx.x / parts) * C.tile_m;
     block.head = static_cast<int>(blockIdx.y * p.group.value);
     block.kv_head = ptx::divide(block.head, p.heads_a_kv);
     block.batch = ptx::divide(static_cast<int>(blockIdx.z), p.splits);
@@ -27,6 +29,19 @@ struct Block {
     return block;
   }
 };
+
+/// The problem of one of the blocks that share the columns of V and O: its own columns. The first writes the LSE.
+template <FwdConfig C>
+__device__ __forceinline__ FwdParams column_part(const FwdParams& whole) {
+  const int first = static_cast<int>(blockIdx.x % C.dv_parts) * C.dv;
+  FwdParams p = whole;
+  p.dv = min(p.dv - first, C.dv);
+  p.o = static_cast<char*>(p.o) + first * bytes_of(C.output);
+  if (first != 0) p.lse = nullptr;
+#pragma unroll
+  for (int i = 0; i < C.segments; ++i) p.kv[i].v = static_cast<const char*>(p.kv[i].v) + first * bytes_of(C.type);
+  return p;
+}
 
 /// The heads of a group are packed into the rows: row = query · group + head of the group.
 struct PackedRow {
