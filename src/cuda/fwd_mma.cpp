@@ -57,8 +57,9 @@ void choose_dims(FwdConfig& config, const Problem& problem) {
 // Keys of a tile, where little room leaves but few.
 int most_keys(const FwdConfig& config) {
   if (config.d > 256) return 32;  // with 64 rows of 512 columns two blocks share the 228 KB of SM90
-  if (config.source == Source::mixed && std::max(config.d, config.dv) > 64) return 32;  // its addresses take registers
-  return 128;
+  // Addresses of mixed sources take registers.
+  const bool short_of_registers = config.tile_m > 32 && std::max(config.d, config.dv) > 64;
+  return config.source == Source::mixed && short_of_registers ? 32 : 128;
 }
 
 // Measured on an H200 over S 512 to 8192 (docs/performance.md): 32 rows a warp wherever O's registers leave room for
