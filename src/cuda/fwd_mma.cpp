@@ -10,6 +10,7 @@
 #include "cuda/fwd_source.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/list_params.h"
+#include "cuda/partials.h"
 #include "cuda/tensor_map.h"
 #include "cuda/tile_mass.h"
 #include "shared/config.h"
@@ -164,11 +165,6 @@ FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t s
   return config;
 }
 
-// Rows of all sequences, which partial results are kept for.
-std::int64_t all_rows(const Problem& problem) {
-  return problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
-}
-
 // Parts of the keys, each for blocks of its own: as many as fill the device twice, yet of at least 4 tiles each, since
 // a part costs a partial result. The lengths that count are the capacities: the plan sees no others.
 std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes) {
@@ -264,29 +260,6 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   return Support::yes();
 }
 
-// Partial results in the workspace: (splits, …o) in fp32, then (splits, …lse).
-struct Partials {
-  std::int64_t o_part;  // elements
-  std::int64_t lse_part;
-  std::int64_t splits;
-
-  Partials(const Problem& problem, std::int64_t count)
-      : o_part(all_rows(problem) * problem.heads_q * problem.head_dim_v),
-        lse_part(all_rows(problem) * problem.heads_q),
-        splits(count) {}
-  [[nodiscard]] std::size_t o_bytes() const {
-    return (static_cast<std::size_t>(o_part * splits) * sizeof(float) + 63) / 64 * 64;
-  }
-  [[nodiscard]] std::size_t bytes() const {
-    return o_bytes() + static_cast<std::size_t>(lse_part * splits) * sizeof(float);
-  }
-};
-
-// In front of what masses need.
-std::size_t partials_bytes(const Problem& problem, std::int64_t splits) {
-  return splits > 1 ? (Partials(problem, splits).bytes() + 63) / 64 * 64 : 0;
-}
-
 void plan(detail::PlanState& state) {
   const Problem& problem = state.problem;
   state.splits = choose_splits(problem, state.target, state.wishes);
@@ -324,41 +297,6 @@ Dim3 grid_of(const Problem& problem, const FwdConfig& config, std::int64_t split
   return {static_cast<std::uint32_t>(row_blocks(problem, config)),
           static_cast<std::uint32_t>(problem.heads_q / packed_heads(problem)),
           static_cast<std::uint32_t>(problem.batch * splits)};
-}
-
-// The forward writes partial results to the workspace; gives what merges them into the caller's.
-CombineParams redirect_to(const Partials& partials, std::byte* workspace, const Problem& problem, FwdParams& params) {
-  CombineParams c{};
-  c.o = params.o;
-  c.lse = params.lse;
-  c.sinks = params.sinks;
-  c.sinks_stride = params.sinks_stride;
-  c.o_strides = params.o_strides;
-  c.lse_strides = params.lse_strides;
-  const bool varlen = problem.q_layout == Layout::varlen;
-  const i64 heads = problem.heads_q;
-  const i64 dv = problem.head_dim_v;
-  params.o = workspace;
-  params.lse = reinterpret_cast<float*>(workspace + partials.o_bytes());
-  params.sinks = nullptr;
-  params.o_strides = {varlen ? 0 : problem.seqlen_q * heads * dv, heads * dv, dv};
-  params.lse_strides = {varlen ? 0 : problem.seqlen_q * heads, heads, 1};
-  params.splits = Divisor(static_cast<int>(partials.splits));
-  params.o_split = partials.o_part;
-  params.lse_split = partials.lse_part;
-  c.o_parts = params.o;
-  c.lse_parts = params.lse;
-  c.o_part = partials.o_part;
-  c.lse_part = partials.lse_part;
-  c.o_parts_strides = params.o_strides;
-  c.lse_parts_strides = params.lse_strides;
-  c.parts = static_cast<int>(partials.splits);
-  c.heads = Divisor(static_cast<int>(heads));
-  c.dv = params.dv;
-  c.seqlen_q = params.seqlen_q;
-  c.total_q = params.total_q;
-  c.cu_seqlens_q = params.cu_seqlens_q;
-  return c;
 }
 
 KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params) {
