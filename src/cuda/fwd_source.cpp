@@ -98,7 +98,7 @@ KernelSource fwd_mma_source(const FwdConfig& c, const CallableSources& callables
       "#include \"cuda/kernels/fwd_mma.cuh\"\n"
       "using namespace tessera::cuda;\n" +
       configuration_line(c) + callables.definitions() +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks()) "
       "tessera_kernel(const __grid_constant__ FwdParams params" +
       (maps ? ", const __grid_constant__ KvMaps maps" : "") +
       ") {\n"

@@ -160,11 +160,6 @@ struct FwdMma {
       __syncthreads();
       load_values(work, work.tiles.at(i), v_base(0));
       ptx::cp_async_commit();
-      if (hides(work.tiles.at(i))) {  // here, before scores take the registers
-        ptx::cp_async_wait<0>();
-        __syncthreads();
-        replace_values(v_base(0));
-      }
       Scores s;
       find_scores(s, q, k_base(0));
       ptx::cp_async_wait<0>();
@@ -172,7 +167,7 @@ struct FwdMma {
       if (i + 1 < work.tiles.count()) load_keys(work, work.tiles.at(i + 1), k_base(0));
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
-      finish_scores(s, tile);
+      finish_scores(s, tile, [&] { replace_values(v_base(0)); });
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, tile, v_base(0));
     } while (++i < work.tiles.count());
@@ -194,12 +189,11 @@ struct FwdMma {
     for (int i = 0; i < count; ++i) {
       ptx::cp_async_wait<C.stages - 2>();
       __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
-      if (hides(work.tiles.at(i))) replace_values(v_base(i % C.stages));
       fill(work, i + C.stages - 1);
       Scores s;
       find_scores(s, q, k_base(i % C.stages));
       const KvTile tile = work.tiles.at(i);
-      finish_scores(s, tile);
+      finish_scores(s, tile, [&] { replace_values(v_base(i % C.stages)); });
       softmax.raise(s, o, softmax_scale());
       add_values(o, s, softmax, tile, v_base(i % C.stages));
     }
@@ -236,12 +230,6 @@ struct FwdMma {
     __syncthreads();
     const Queries q(q_base, warp_row, lane);
     for (int i = 0; i < count; ++i) {
-      if (hides(work.tiles.at(i))) {  // here, before scores take the registers
-        values.wait(i);
-        clear_values(work.tiles.at(i), v_base(i % C.stages));
-        replace_values(v_base(i % C.stages));
-        ptx::fence_async_proxy();
-      }
       keys.wait(i);
       Scores s;
       find_scores(s, q, k_base(i % C.stages));
@@ -249,7 +237,12 @@ struct FwdMma {
       if (lane == 0) keys.release(i);
       if (i > 0) fill_values(i - 1 + C.stages);
       const KvTile tile = work.tiles.at(i);
-      finish_scores(s, tile);
+      finish_scores(s, tile, [&] {
+        values.wait(i);
+        clear_values(tile, v_base(i % C.stages));
+        replace_values(v_base(i % C.stages));
+        ptx::fence_async_proxy();
+      });
       softmax.raise(s, o, softmax_scale());
       fill_keys(i + C.stages);
       values.wait(i);
@@ -288,11 +281,6 @@ struct FwdMma {
       __syncthreads();
     }
     return Queries(q_base, warp_row, lane);
-  }
-
-  // Whether some row of the block may not see some key of the tile.
-  __device__ __forceinline__ bool hides(const KvTile& tile) const {
-    return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
   }
 
   // 0 · NaN is not 0: in tiles with hidden keys 0 stands for values that are not finite. After a barrier; ends with
@@ -412,8 +400,9 @@ struct FwdMma {
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 
   // Products to scores, hidden ones to −∞. Most tiles are seen whole; of the others most by the end of the sequence or
-  // the causal mask, so that one comparison does.
-  __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile) const {
+  // the causal mask, so that one comparison does. `replace` is called where keys may be hidden.
+  template <class Replace>
+  __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile, Replace replace) const {
     if constexpr (C.scale_first || C.tests_elements()) {
       finish_rows<true, true>(s, tile);
     } else if (tile.cut_begin) {
@@ -421,6 +410,7 @@ struct FwdMma {
     } else if (tile.cut_end) {
       finish_rows<false, true>(s, tile);
     }
+    if (C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end) replace();
   }
 
   template <bool cut_begin, bool cut_end>

@@ -21,7 +21,7 @@ template <Element type, class Tile, int threads>
 __device__ __forceinline__ bool replace_values(u32 tile, int thread) {
   static_assert(Tile::bytes % (threads * 16) == 0);
   u32 sums[4] = {};  // of 0 · v: NaN where a v is not finite
-#pragma unroll
+#pragma unroll 4     // registers are short
   for (int step = 0; step < Tile::bytes / (threads * 16); ++step) {
     u32 value[4];
     ptx::load_shared_16(value, tile + (step * threads + thread) * 16);
