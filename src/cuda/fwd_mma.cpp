@@ -135,10 +135,10 @@ FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t s
   FwdConfig config = config_of(problem, splits);
   // Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
   // ask for.
-  if (2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024) {
-    config.stages = 1;
-    if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
-  }
+  const auto too_large = [&] { return 2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024; };
+  const bool halves = config.stages == 2 && config.tile_n == 128 && !problem.list;  // a list's tiles are whole runs
+  if (too_large() && halves) config.tile_n = 64;
+  if (too_large()) config.stages = 1;
   // 99 KB hold 64 rows and 16 keys of 512 columns.
   if (config.d > 256 && shared_bytes(config, problem) > target.shared_memory) {
     config.tile_n = 16;
@@ -146,9 +146,8 @@ FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t s
   }
   // There the compiler needs a few registers more.
   if (target.sm >= 100 && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
-  // On an H200 4 to 6% faster up to D = 64, within 2% of each other above (docs/performance.md).
-  const bool narrow = std::max(config.d, config.dv) <= 64;
-  if (target.sm == 90 && narrow && config.stages > 1 && has_tma(config, target)) config.loader = Loader::tma;
+  // On an H200 1 to 5% faster (docs/performance.md).
+  if (target.sm == 90 && has_tma(config, target)) config.loader = Loader::tma;
   // With at most one block for each multiprocessor, twice as many of half the rows: 1.1 to 1.3 times as fast.
   if (config.tile_m == 128 && !problem.list && count_blocks(problem, config) <= target.multiprocessors) {
     config.tile_m = 64;

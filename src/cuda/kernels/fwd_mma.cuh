@@ -239,7 +239,6 @@ struct FwdMma {
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] {
         values.wait(i);
-        clear_values(tile, v_base(i % C.stages));
         replace_values(v_base(i % C.stages));
         ptx::fence_async_proxy();
       });
@@ -264,15 +263,6 @@ struct FwdMma {
     }
   }
 
-  // Behind the end of a sequence others may follow, or what nobody wrote.
-  __device__ __forceinline__ void clear_values(const KvTile& tile, u32 v_at) const {
-    const int rows = work.sequence.first.extent.length - tile.first;
-    if (rows >= C.tile_n) return;
-    __syncthreads();
-    clear_rows<VTile, C.threads()>(v_at, rows, thread);
-    __syncthreads();
-  }
-
   /// `later`: groups of copies that were begun after that of Q.
   template <int later>
   __device__ __forceinline__ Queries queries() const {
@@ -283,8 +273,12 @@ struct FwdMma {
     return Queries(q_base, warp_row, lane);
   }
 
-  // 0 · NaN is not 0: in tiles with hidden keys 0 stands for values that are not finite. After a barrier; ends with
-  // one.
+  __device__ __forceinline__ bool may_hide(const KvTile& tile) const {
+    return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
+  }
+
+  // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
+  // the copy engine brings others', or what nobody wrote. After a barrier; ends with one.
   __device__ __forceinline__ void replace_values(u32 v_at) const {
     if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread)) work.spoiled = 1;
     __syncthreads();
@@ -296,6 +290,7 @@ struct FwdMma {
 #pragma unroll 1
     for (int i = 0; i < work.tiles.count(); ++i) {
       const KvTile tile = work.tiles.at(i);
+      if (!may_hide(tile)) continue;
       const int keys = work.sequence.segment(tile.segment).extent.length;
 #pragma unroll 1
       for (int column = 0; column < C.tile_n; ++column) {
@@ -410,7 +405,7 @@ struct FwdMma {
     } else if (tile.cut_end) {
       finish_rows<false, true>(s, tile);
     }
-    if (C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end) replace();
+    if (may_hide(tile)) replace();
   }
 
   template <bool cut_begin, bool cut_end>

@@ -117,18 +117,6 @@ __device__ __forceinline__ void load_tile(u32 to, int valid_rows, int columns, i
   });
 }
 
-/// Makes a tile's rows from `first` on zeros; between barriers.
-template <class Tile, int threads>
-__device__ __forceinline__ void clear_rows(u32 tile, int first, int thread) {
-  constexpr int rows_a_step = threads / Tile::row_chunks;
-  for (int row = first + thread / Tile::row_chunks; row < Tile::rows; row += rows_a_step) {
-#pragma unroll
-    for (int panel = 0; panel < Tile::panels; ++panel) {
-      ptx::store_shared_zeros(tile + Tile::at(row, panel * Tile::row_chunks + thread % Tile::row_chunks));
-    }
-  }
-}
-
 /// Where a row is; one that is not there still has an address that is somebody's.
 struct RowAddress {
   const char* at;

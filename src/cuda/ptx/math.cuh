@@ -73,10 +73,6 @@ __device__ __forceinline__ void load_shared_16(u32 (&value)[4], u32 from) {
 }
 
 /// 16 bytes.
-__device__ __forceinline__ void store_shared_zeros(u32 to) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(to), "r"(0) : "memory");
-}
-
 __device__ __forceinline__ void store_shared_4(u32 to, u32 value) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to), "r"(value) : "memory");
 }
