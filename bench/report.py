@@ -149,16 +149,20 @@ def plain_rows(rows):
     return table(head, body)
 
 
-def gpu_rows(rows):
-    """Rows on a GPU, with the peers' time, rate and ratio."""
-    peers = peers_of(rows)
+def peer_means(rows):
     lines = []
-    for peer in peers:
+    for peer in peers_of(rows):
         ratios = [row["ratios"][peer] for row in rows if peer in row["ratios"]]
         lines.append(
             f"- time of {PEERS.get(peer, peer)} / time of Tessera: geometric mean **{mean(ratios):.3f}** of "
             f"{len(ratios)} rows, least {min(ratios):.3f}"
         )
+    return "\n".join(lines) + "\n"
+
+
+def gpu_rows(rows):
+    """Rows on a GPU, with the peers' time, rate and ratio."""
+    peers = peers_of(rows)
     head = ["dim", "heads", "batch", "length", "mask", "Tessera", "TFLOP/s", "GB/s"]
     for peer in peers:
         head += [PEERS.get(peer, peer), "TFLOP/s", "ratio", "p10–p90"]
@@ -177,7 +181,7 @@ def gpu_rows(rows):
             cells += [time_of(us), f"{row['gflop'] / us * 1e3:.0f}", f"{row['ratios'][peer]:.3f}"]
             cells.append(f"{spread['p10']:.3f}–{spread['p90']:.3f}")
         body.append(cells)
-    return "\n".join(lines) + "\n\n" + table(head, body)
+    return peer_means(rows) + "\n" + table(head, body)
 
 
 def sweep_rows(rows):
@@ -248,6 +252,8 @@ LAYOUTS = {
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
     "cpu_decode": ("Decode", plain_rows),
     "gpu_dense": ("Dense attention beside FlashAttention-2 and cuDNN", gpu_rows),
+    "gpu_dense_sm80": ("The same under the plans of SM80", gpu_rows),
+    "gpu_dense_sm120": ("The same under the plans of SM120: 99 KB of shared memory", gpu_rows),
     "gpu_gqa_prefill": ("Short prefills with grouped heads", gpu_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
@@ -287,6 +293,10 @@ def readme_summary():
         beside = f", beside {peers}" if peers else ""
         lines.append(f"{machine.get('cpu', file.parent.name)}, {threads} threads{beside}:\n")
         lines.append(ratio_summary(rows))
+    for file in sorted((ROOT / "bench" / "results").glob("*/gpu_dense.json")):
+        data = json.loads(file.read_text())
+        lines.append(f"{data['machine']['gpus'][0]['name']}, forward, bf16, head dims 64, 128 and 256:\n")
+        lines.append(peer_means(data["rows"]))
     return "\n".join(lines)
 
 

@@ -136,9 +136,10 @@ FwdConfig config_of(const Problem& problem, const Target& target, std::int64_t s
   // Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
   // ask for.
   const auto too_large = [&] { return 2 * (config.smem_bytes() + 1024) > target.shared_memory + 1024; };
-  const bool halves = config.stages == 2 && config.tile_n == 128 && !problem.list;  // a list's tiles are whole runs
-  if (too_large() && halves) config.tile_n = 64;
-  if (too_large()) config.stages = 1;
+  if (too_large()) {
+    config.stages = 1;
+    if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
+  }
   // 99 KB hold 64 rows and 16 keys of 512 columns.
   if (config.d > 256 && shared_bytes(config, problem) > target.shared_memory) {
     config.tile_n = 16;
