@@ -255,6 +255,7 @@ LAYOUTS = {
     "gpu_dense_sm80": ("The same under the plans of SM80", gpu_rows),
     "gpu_dense_sm120": ("The same under the plans of SM120: 99 KB of shared memory", gpu_rows),
     "gpu_gqa_prefill": ("Short prefills with grouped heads", gpu_rows),
+    "gpu_loaders": ("cp.async and TMA", plain_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
 }
