@@ -4,14 +4,13 @@
 // the tiles of K and V are shared. docs/kernels.md draws it.
 #pragma once
 
+#include "cuda/policy/block_work.cuh"
 #include "cuda/policy/callables.cuh"
 #include "cuda/policy/careful.cuh"
 #include "cuda/policy/dropout.cuh"
-#include "cuda/policy/element_mask.cuh"
 #include "cuda/policy/epilogue.cuh"
+#include "cuda/policy/finish_scores.cuh"
 #include "cuda/policy/kv_source.cuh"
-#include "cuda/policy/mask.cuh"
-#include "cuda/policy/score.cuh"
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tile_list.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -30,23 +29,11 @@ struct FwdMma {
   using Output = Accumulator<row_tiles, C.dv / 8>;
   using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
 
-  // In shared memory, because the products need the registers.
-  struct Work {
-    Block block;
-    Sequence sequence;
-    KvTiles<C> tiles;
-    KvRows<C.source> keys[C.segments], values[C.segments];
-  };
-  struct SharedWork : Work {
-    DropoutDraws dropout;
-    int spoiled;                                               // whether a value that is not finite was replaced
-    u64 barriers[C.loader == Loader::tma ? 4 * C.stages : 1];  // of the rings of keys and of values
-  };
-  static_assert(sizeof(SharedWork) <= FwdConfig::kWorkBytes);
+  static_assert(sizeof(SharedWork<C>) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
   const KvMaps* maps;  // of the loader tma
-  SharedWork& work;
+  SharedWork<C>& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -60,7 +47,7 @@ struct FwdMma {
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
     // Every thread finds out what the block has to do, so that the first copies wait for nobody.
-    Work work;
+    BlockWork<C> work;
     work.block = Block::template of<C>(params);
     work.sequence = Sequence(params, work.block.batch, C.segments);
     if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return;
@@ -72,9 +59,9 @@ struct FwdMma {
       work.keys[i] = KvRows<C.source>(kv, kv.k, kv.k_strides, extent, work.block.batch, work.block.kv_head);
       work.values[i] = KvRows<C.source>(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
     }
-    SharedWork& kept = *reinterpret_cast<SharedWork*>(memory);
+    SharedWork<C>& kept = *reinterpret_cast<SharedWork<C>*>(memory);
     if (threadIdx.x == 0) {
-      static_cast<Work&>(kept) = work;
+      static_cast<BlockWork<C>&>(kept) = work;
       kept.spoiled = 0;
       if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
     }
@@ -97,7 +84,7 @@ struct FwdMma {
   static_assert(C.tiles == Tiles::range || 2 * FwdConfig::kMostCells / 8 <= C.k_bytes() + C.v_bytes());
 
   /// `first`: the same as `work`, before a barrier makes that readable.
-  __device__ __forceinline__ void compute(const Work& first) const {
+  __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
     Output o;
     Softmax<row_tiles> softmax;
     o.clear();
@@ -114,25 +101,26 @@ struct FwdMma {
       ptx::cp_async_wait<0>();
     }
     __syncthreads();  // the epilogue reuses the memory of the tiles
-    Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store(o, softmax);
-    if (work.spoiled != 0) spoil_outputs();
+    const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
+    epilogue.store(o, softmax);
+    if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue}.add_to_outputs();
   }
 
-  __device__ __forceinline__ void load_queries(const Work& w) const {
+  __device__ __forceinline__ void load_queries(const BlockWork<C>& w) const {
     const PackedRows rows(p.q, 2, p.q_strides, w.block, w.sequence.q.first, p.group);
     load_tile<QTile, C.threads()>(q_base, static_cast<int>(w.sequence.q.length * p.group.value) - w.block.first_row,
                                   p.d, thread, [&](int row) { return rows.at(row); });
     ptx::cp_async_commit();
   }
 
-  __device__ __forceinline__ void load_keys(const Work& w, const KvTile& tile, u32 to) const {
+  __device__ __forceinline__ void load_keys(const BlockWork<C>& w, const KvTile& tile, u32 to) const {
     load_kv<KTile>(w, w.keys, tile, to, p.d);
   }
-  __device__ __forceinline__ void load_values(const Work& w, const KvTile& tile, u32 to) const {
+  __device__ __forceinline__ void load_values(const BlockWork<C>& w, const KvTile& tile, u32 to) const {
     load_kv<VTile>(w, w.values, tile, to, p.dv);
   }
   template <class Tile>
-  __device__ __forceinline__ void load_kv(const Work& w, const KvRows<C.source> (&segments)[C.segments],
+  __device__ __forceinline__ void load_kv(const BlockWork<C>& w, const KvRows<C.source> (&segments)[C.segments],
                                           const KvTile& tile, u32 to, int columns) const {
     KvRows<C.source> rows = segments[0];
     if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
@@ -150,7 +138,8 @@ struct FwdMma {
   }
 
   // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
-  __device__ __forceinline__ void walk_one_stage(const Work& first, Output& o, Softmax<row_tiles>& softmax) const {
+  __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o,
+                                                 Softmax<row_tiles>& softmax) const {
     load_keys(first, first.tiles.at(0), k_base(0));
     ptx::cp_async_commit();
     const Queries q = queries<1>();
@@ -174,9 +163,9 @@ struct FwdMma {
   }
 
   // A ring of tiles, K and V together: one barrier a tile.
-  __device__ __forceinline__ void walk_ring(const Work& first, Output& o, Softmax<row_tiles>& softmax) const {
+  __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Softmax<row_tiles>& softmax) const {
     const int count = first.tiles.count();
-    const auto fill = [&](const Work& w, int i) {
+    const auto fill = [&](const BlockWork<C>& w, int i) {
       if (i < count) {
         const KvTile tile = w.tiles.at(i);
         load_keys(w, tile, k_base(i % C.stages));
@@ -273,70 +262,6 @@ struct FwdMma {
     return Queries(q_base, warp_row, lane);
   }
 
-  __device__ __forceinline__ bool may_hide(const KvTile& tile) const {
-    return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
-  }
-
-  // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
-  // the copy engine brings others', or what nobody wrote. After a barrier; ends with one.
-  __device__ __forceinline__ void replace_values(u32 v_at) const {
-    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread)) work.spoiled = 1;
-    __syncthreads();
-  }
-
-  // Adds the values that were replaced to the outputs that see them. Rare, so in plain loops; a warp has its own rows.
-  __device__ __forceinline__ void spoil_outputs() const {
-    __syncwarp();
-#pragma unroll 1
-    for (int i = 0; i < work.tiles.count(); ++i) {
-      const KvTile tile = work.tiles.at(i);
-      if (!may_hide(tile)) continue;
-      const int keys = work.sequence.segment(tile.segment).extent.length;
-#pragma unroll 1
-      for (int column = 0; column < C.tile_n; ++column) {
-        const int key = work.tiles.key(tile, column);
-        if (key < keys) spoil_outputs(tile, column, key);
-      }
-    }
-  }
-  __device__ __forceinline__ void spoil_outputs(const KvTile& tile, int column, int key) const {
-    constexpr int output_bytes = bytes_of(C.output);
-    const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
-    const PackedRows out = epilogue.rows_of(p.o, output_bytes, p.o_strides, p.o_split);
-    const char* values = work.values[C.segments == 2 ? tile.segment : 0].at(0, key);
-    const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
-#pragma unroll 1
-    for (int dim = lane * 2; dim < round_up(p.dv, 64); dim += 64) {
-      const u32 pair = dim < p.dv ? *reinterpret_cast<const u32*>(values + dim * 2) : 0;
-      const bool spoils = !is_finite<C.type>(pair) || !is_finite<C.type>(pair >> 16);
-      if (!__any_sync(0xffffffffU, spoils)) continue;
-#pragma unroll 1
-      for (int row = warp_row; row < rows; ++row) {
-        if (spoils && sees(row, tile, column, key))
-          spoil<C.type, C.output>(out.writable(row) + dim * output_bytes, pair);
-      }
-    }
-  }
-
-  // Whether a row of the block gives a key any weight.
-  __device__ __forceinline__ bool sees(int row, const KvTile& tile, int column, int key) const {
-    const PackedRow at(work.block.first_row + row, p.group);
-    const Segment& segment = work.sequence.segment(tile.segment);
-    const RowBounds<C.affine> bounds(p, work.sequence, segment, at.query);
-    const Interval visible = bounds.of(at.query);
-    if (key < visible.begin || key >= visible.end) return false;
-    if constexpr (C.tests_elements()) {
-      const ListReader reader(p.list, work.block.batch, work.block.head, work.block.kv_head);
-      ListedKeys listed{reader};
-      if (is_hidden(at, tile, column, key, listed)) return false;
-    }
-    if constexpr (C.dropout) {
-      return work.dropout.keeps(static_cast<u32>(segment.position) + key,
-                                static_cast<u32>(work.sequence.q_position) + at.query, at.head);
-    }
-    return true;
-  }
-
   // S = Q·Kᵀ of the warp's rows.
   __device__ __forceinline__ void find_scores(Scores& s, const Queries& q, u32 k_at) const {
     s.clear();
@@ -347,6 +272,20 @@ struct FwdMma {
       q.read(a, k);
       multiply_keys<C.type, KTile>(s, a, keys, k);
     }
+  }
+
+  // Products to scores; `replace` is called where keys may be hidden.
+  template <class Replace>
+  __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile, Replace replace) const {
+    FinishScores<C, User>{p, work, warp_row, lane}.finish(s, tile);
+    if (work.may_hide(tile)) replace();
+  }
+
+  // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
+  // the copy engine brings others', or what nobody wrote. After a barrier; ends with one.
+  __device__ __forceinline__ void replace_values(u32 v_at) const {
+    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread)) work.spoiled = 1;
+    __syncthreads();
   }
 
   // O += P·V. The exponentials of 16 keys run beside the products of the 16 before; P's fragments are rounded from the
@@ -393,92 +332,6 @@ struct FwdMma {
   }
 
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
-
-  // Products to scores, hidden ones to −∞. Most tiles are seen whole; of the others most by the end of the sequence or
-  // the causal mask, so that one comparison does. `replace` is called where keys may be hidden.
-  template <class Replace>
-  __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile, Replace replace) const {
-    if constexpr (C.scale_first || C.tests_elements()) {
-      finish_rows<true, true>(s, tile);
-    } else if (tile.cut_begin) {
-      finish_rows<true, true>(s, tile);
-    } else if (tile.cut_end) {
-      finish_rows<false, true>(s, tile);
-    }
-    if (may_hide(tile)) replace();
-  }
-
-  template <bool cut_begin, bool cut_end>
-  __device__ __forceinline__ void finish_rows(Scores& s, const KvTile& tile) const {
-    const int first_query = PackedRow(work.block.first_row, p.group).query;
-    const RowBounds<C.affine> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
-    const int first_key = tile.first + lane % 4 * 2;
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-      HiddenBits<C> hidden;
-      if constexpr (C.tests_elements()) find_hidden(hidden, m, tile);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const PackedRow at(work.block.first_row + warp_row + m * 16 + half * 8 + lane / 4, p.group);
-        const Interval visible = bounds.of(at.query);
-        const int begin = visible.begin - first_key;
-        const int end = visible.end - first_key;
-        float slope = 0.0F;
-        if constexpr (C.alibi) {
-          slope = p.slopes[work.block.batch * p.slopes_batch + (work.block.head + at.head) * p.slopes_head];
-        }
-#pragma unroll
-        for (int n = 0; n < C.tile_n / 8; ++n) {
-          const int moved = work.tiles.moved(tile, n * 8);
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            float& score = s.tile[m][n][half * 2 + i];
-            const int key = n * 8 + i + moved;
-            if constexpr (C.scale_first) {
-              score = score_of<C, typename User::Score>(score, p, slope, bounds.distance(at.query, first_key + key),
-                                                        [&] { return point_of(at, tile.segment, first_key + key); });
-            }
-            if ((cut_end && key >= end) || (cut_begin && key < begin)) score = -kInfinity;
-            if constexpr (C.tests_elements()) {
-              if (hidden.at(half, n, i)) score = -kInfinity;
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // Tests of the m-th 16 rows key by key.
-  __device__ __forceinline__ void find_hidden(HiddenBits<C>& hidden, int m, const KvTile& tile) const {
-    const int row = work.block.first_row + warp_row + m * 16 + lane / 4;
-    const int keys = work.sequence.segment(tile.segment).extent.length;
-    const ListReader reader(p.list, work.block.batch, work.block.head, work.block.kv_head);
-    ListedKeys listed{reader};
-    hidden.find(lane, [&](int half, int column) {
-      const PackedRow at(row + half * 8, p.group);
-      const int key = work.tiles.key(tile, column);
-      return at.query >= work.sequence.q.length || key >= keys || is_hidden(at, tile, column, key, listed);
-    });
-  }
-
-  // By the list or the user's mask.
-  __device__ __forceinline__ bool is_hidden(const PackedRow& at, const KvTile& tile, int column, int key,
-                                            ListedKeys& listed) const {
-    if constexpr (C.list_elements) {
-      const ListClass found = listed.find(at.query, tile.segment, key);
-      if (found == ListClass::none) return true;
-      if (found == ListClass::full) return false;
-    }
-    if constexpr (C.user_mask) {
-      return !work.tiles.waives(tile, column) && !User::Mask::visible(point_of(at, tile.segment, key), p.extras);
-    }
-    return false;
-  }
-
-  __device__ __forceinline__ ScorePoint point_of(const PackedRow& at, int segment, int key) const {
-    return {p.batch_offset + work.block.batch, p.head_offset + work.block.head + at.head,
-            work.sequence.q_position + at.query, work.sequence.segment(segment).position + key};
-  }
 };
 
 }  // namespace tessera::cuda

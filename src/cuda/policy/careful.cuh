@@ -4,6 +4,10 @@
 // to the outputs of the rows that see them.
 #pragma once
 
+#include "cuda/policy/block_work.cuh"
+#include "cuda/policy/element_mask.cuh"
+#include "cuda/policy/epilogue.cuh"
+#include "cuda/policy/mask.cuh"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
 
@@ -60,5 +64,68 @@ __device__ __forceinline__ void spoil(char* outputs, u32 pair) {
     at = ptx::pack<output>(old[0] + value[0], old[1] + value[1]);
   }
 }
+
+/// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops.
+template <FwdConfig C, class Mask>
+struct ReplacedValues {
+  const FwdParams& p;
+  const SharedWork<C>& work;
+  const Epilogue<C>& epilogue;
+
+  /// After the outputs are stored; a warp has its own rows.
+  __device__ __forceinline__ void add_to_outputs() const {
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < work.tiles.count(); ++i) {
+      const KvTile tile = work.tiles.at(i);
+      if (!work.may_hide(tile)) continue;
+      const int keys = work.sequence.segment(tile.segment).extent.length;
+#pragma unroll 1
+      for (int column = 0; column < C.tile_n; ++column) {
+        const int key = work.tiles.key(tile, column);
+        if (key < keys) add(tile, column, key);
+      }
+    }
+  }
+  __device__ __forceinline__ void add(const KvTile& tile, int column, int key) const {
+    constexpr int output_bytes = bytes_of(C.output);
+    const int lane = epilogue.thread % 32;
+    const int warp_row = epilogue.thread / 32 * C.rows_a_warp();
+    const PackedRows out = epilogue.rows_of(p.o, output_bytes, p.o_strides, p.o_split);
+    const char* values = work.values[C.segments == 2 ? tile.segment : 0].at(0, key);
+    const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
+#pragma unroll 1
+    for (int dim = lane * 2; dim < round_up(p.dv, 64); dim += 64) {
+      const u32 pair = dim < p.dv ? *reinterpret_cast<const u32*>(values + dim * 2) : 0;
+      const bool spoils = !is_finite<C.type>(pair) || !is_finite<C.type>(pair >> 16);
+      if (!__any_sync(0xffffffffU, spoils)) continue;
+#pragma unroll 1
+      for (int row = warp_row; row < rows; ++row) {
+        if (spoils && sees(row, tile, column, key))
+          spoil<C.type, C.output>(out.writable(row) + dim * output_bytes, pair);
+      }
+    }
+  }
+
+  // Whether a row of the block gives a key any weight.
+  __device__ __forceinline__ bool sees(int row, const KvTile& tile, int column, int key) const {
+    const PackedRow at(work.block.first_row + row, p.group);
+    const Segment& segment = work.sequence.segment(tile.segment);
+    const RowBounds<C.affine> bounds(p, work.sequence, segment, at.query);
+    const Interval visible = bounds.of(at.query);
+    if (key < visible.begin || key >= visible.end) return false;
+    if constexpr (C.tests_elements()) {
+      const ElementMask<C, Mask> mask{p, work};
+      const ListReader reader = mask.list();
+      ListedKeys listed{reader};
+      if (mask.hides(at, tile, column, key, listed)) return false;
+    }
+    if constexpr (C.dropout) {
+      return work.dropout.keeps(static_cast<u32>(segment.position) + key,
+                                static_cast<u32>(work.sequence.q_position) + at.query, at.head);
+    }
+    return true;
+  }
+};
 
 }  // namespace tessera::cuda

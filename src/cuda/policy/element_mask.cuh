@@ -3,6 +3,7 @@
 // with.
 #pragma once
 
+#include "cuda/policy/block_work.cuh"
 #include "cuda/policy/tile_list.cuh"
 
 namespace tessera::cuda {
@@ -53,6 +54,43 @@ struct ListedKeys {
       listed = reader.find(q, k);
     }
     return listed;
+  }
+};
+
+/// What the list or the user's mask hides of a block's tiles.
+template <FwdConfig C, class Mask>
+struct ElementMask {
+  const FwdParams& p;
+  const BlockWork<C>& work;
+
+  /// `row`: packed, the upper of the thread's two.
+  __device__ __forceinline__ void find(HiddenBits<C>& hidden, int row, const KvTile& tile, int lane) const {
+    const int keys = work.sequence.segment(tile.segment).extent.length;
+    const ListReader reader = list();
+    ListedKeys listed{reader};
+    hidden.find(lane, [&](int half, int column) {
+      const PackedRow at(row + half * 8, p.group);
+      const int key = work.tiles.key(tile, column);
+      return at.query >= work.sequence.q.length || key >= keys || hides(at, tile, column, key, listed);
+    });
+  }
+
+  /// Of a key below its segment's length and a query below the sequence's; `listed` of list().
+  __device__ __forceinline__ bool hides(const PackedRow& at, const KvTile& tile, int column, int key,
+                                        ListedKeys& listed) const {
+    if constexpr (C.list_elements) {
+      const ListClass found = listed.find(at.query, tile.segment, key);
+      if (found == ListClass::none) return true;
+      if (found == ListClass::full) return false;
+    }
+    if constexpr (C.user_mask) {
+      return !work.tiles.waives(tile, column) && !Mask::visible(work.point_of(p, at, tile.segment, key), p.extras);
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ ListReader list() const {
+    return ListReader(p.list, work.block.batch, work.block.head, work.block.kv_head);
   }
 };
 

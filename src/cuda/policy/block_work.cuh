@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block of the forward has to do: its rows, its sequence, the tiles that it walks and where they lie.
+#pragma once
+
+#include "cuda/policy/callables.cuh"
+#include "cuda/policy/dropout.cuh"
+#include "cuda/policy/kv_source.cuh"
+#include "cuda/policy/tile_list.cuh"
+
+namespace tessera::cuda {
+
+/// What every thread finds out for itself.
+template <FwdConfig C>
+struct BlockWork {
+  Block block;
+  Sequence sequence;
+  KvTiles<C> tiles;
+  KvRows<C.source> keys[C.segments], values[C.segments];
+
+  /// Whether any key of the tile may weigh 0 for a row.
+  __device__ __forceinline__ bool may_hide(const KvTile& tile) const {
+    return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
+  }
+
+  /// `key`: of a segment.
+  __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, const PackedRow& at, int segment, int key) const {
+    return {p.batch_offset + block.batch, p.head_offset + block.head + at.head, sequence.q_position + at.query,
+            sequence.segment(segment).position + key};
+  }
+};
+
+/// The same in shared memory, because the products need the registers; and what one thread computes for all.
+template <FwdConfig C>
+struct SharedWork : BlockWork<C> {
+  DropoutDraws dropout;
+  int spoiled;                                               // whether a value that is not finite was replaced
+  u64 barriers[C.loader == Loader::tma ? 4 * C.stages : 1];  // of the rings of keys and of values
+};
+
+}  // namespace tessera::cuda
