@@ -219,7 +219,10 @@ class TestRefusals:
             ({"block": (0, 4), "mass": "mean"}, "block: got (0, 4); want 1 or more of each"),
             ({"mass": "median"}, "mass: got 'median'; want None, 'mean', 'rms'"),
             ({"next_tiles": "list"}, "next: got 'list'; want None, 'indices', 'bitmask'"),
-            ({"score": "swish"}, "score: got 'swish'; want a function, or a built-in: relative, soft_clip"),
+            (
+                {"score": "swish"},
+                "score: got 'swish'; want a function, a name of register_score, or a built-in: relative, soft_clip",
+            ),
             ({"wishes": "tile_p=3"}, "tile_p"),
             ({"threads": -1}, "threads: got -1; want 0"),
             ({"seed": -1, "dropout": 0.5}, "seed: got -1; want 0 to below 2^64"),
