@@ -103,7 +103,7 @@ struct FwdMma {
     __syncthreads();  // the epilogue reuses the memory of the tiles
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
     epilogue.store(o, softmax);
-    if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue}.add_to_outputs();
+    if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
   }
 
   __device__ __forceinline__ void load_queries(const BlockWork<C>& w) const {

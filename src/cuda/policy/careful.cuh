@@ -71,6 +71,8 @@ struct ReplacedValues {
   const FwdParams& p;
   const SharedWork<C>& work;
   const Epilogue<C>& epilogue;
+  int warp_row;  // first row of the warp within the block
+  int lane;
 
   /// After the outputs are stored; a warp has its own rows.
   __device__ __forceinline__ void add_to_outputs() const {
@@ -89,8 +91,6 @@ struct ReplacedValues {
   }
   __device__ __forceinline__ void add(const KvTile& tile, int column, int key) const {
     constexpr int output_bytes = bytes_of(C.output);
-    const int lane = epilogue.thread % 32;
-    const int warp_row = epilogue.thread / 32 * C.rows_a_warp();
     const PackedRows out = epilogue.rows_of(p.o, output_bytes, p.o_strides, p.o_split);
     const char* values = work.values[C.segments == 2 ? tile.segment : 0].at(0, key);
     const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
