@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
 import tessera  # noqa: E402
-from flash_grid import BOOL, HALF, HEAD_COUNTS, HEADS, Case, Grid, noise, over, window  # noqa: E402
+from flash_grid import BOOL, HALF, HEADS, Case, Grid, cheap, heads_of, noise, over, window  # noqa: E402
 from flash_reference import Problem, shared, stacked  # noqa: E402
 from flash_textbook import Lengths, Score, packed, padded, random_lengths, starts  # noqa: E402
 from tessera.compat.flash_attn_2 import (  # noqa: E402
@@ -22,14 +24,14 @@ from test_flash_grid_dense import CAUSAL_PAIRS, DIMS, PAIRS, price, slopes_of  #
 pytest_generate_tests = flash_grid.generate
 threads = flash_grid.threads
 
-BATCH = 2
+BATCH = 2  # but in the cheap cases
 
 
-def lengths_of(queries: int, keys: int | None = None) -> Lengths:
+def lengths_of(batch: int, queries: int, keys: int | None = None) -> Lengths:
     """Random lengths up to these, the second ones at most a third; without `keys` the same for both."""
 
     def drawn(longest: int) -> torch.Tensor:
-        lengths = random_lengths(longest, BATCH)
+        lengths = random_lengths(longest, batch)
         lengths[1] = torch.randint(1, longest // 3 + 2, ())
         return lengths
 
@@ -58,8 +60,8 @@ def check(problem: Problem, signed: torch.Tensor | None, ours: tuple[torch.Tenso
     """`ours` is (out, dq, dk, dv), packed."""
     known, (queries, keys, _) = problem.known(signed), problem.lengths
     for name, mine, span in zip(("out", "dq", "dk", "dv"), ours, (queries, queries, keys, keys), strict=True):
-        at = known[name]
-        at._replace(wide=packed(at.wide, span)).check(name, mine, 2 if name == "out" else times, 1e-5)
+        at = known[name].folded(partial(packed, lengths=span))
+        at.check(name, mine, 2 if name == "out" else times, 1e-5)
 
 
 QKV = Grid(
@@ -73,7 +75,7 @@ QKV = Grid(
 def test_varlen_qkvpacked(case: Case) -> None:
     def draw() -> tuple[torch.Tensor, Problem]:
         score = Score(case.causal, window(case.local, case.seqlen), 0.0, slopes_of(case.alibi, BATCH, 2))
-        qkv, lengths = noise(case, BATCH, case.seqlen, 3, 2, case.d), lengths_of(case.seqlen)
+        qkv, lengths = noise(case, BATCH, case.seqlen, 3, 2, case.d), lengths_of(BATCH, case.seqlen)
         return packed(qkv, lengths.queries), random_problem(case, *qkv.unbind(2), score, lengths)
 
     folded, problem = shared(case, draw)
@@ -95,7 +97,7 @@ def test_varlen_qkvpacked(case: Case) -> None:
     known, used = problem.known(signed), problem.lengths.queries
     dqkv_known = stacked([known[name] for name in ("dq", "dk", "dv")], 2)
     for name, ours, at in (("out", out, known["out"]), ("dqkv", dqkv, dqkv_known)):
-        at._replace(wide=packed(at.wide, used)).check(name, ours, 2, 1e-5)
+        at.folded(partial(packed, lengths=used)).check(name, ours, 2, 1e-5)
 
 
 OUTPUT = Grid(
@@ -108,12 +110,12 @@ OUTPUT = Grid(
 @over(OUTPUT)
 def test_varlen_output(case: Case) -> None:
     queries, keys = case.lengths
-    heads, kv = HEAD_COUNTS[case.heads]
+    batch, (heads, kv) = 4 if cheap(case) else BATCH, heads_of(case, 4 if case.softcap else 6)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor, Problem]:
-        score = Score(case.causal, window(case.local, keys), case.softcap, slopes_of(case.alibi, BATCH, heads))
-        q = noise(case, BATCH, queries, heads, case.d, scale=case.softcap or 1)
-        both, lengths = noise(case, BATCH, keys, 2, kv, case.d), lengths_of(queries, keys)
+        score = Score(case.causal, window(case.local, keys), case.softcap, slopes_of(case.alibi, batch, heads))
+        q = noise(case, batch, queries, heads, case.d, scale=case.softcap or 1)
+        both, lengths = noise(case, batch, keys, 2, kv, case.d), lengths_of(batch, queries, keys)
         problem = random_problem(case, q, *both.unbind(2), score, lengths)
         return packed(q, lengths.queries), packed(both, lengths.keys), problem
 
@@ -146,10 +148,11 @@ CAUSAL = Grid(
 @over(CAUSAL)
 def test_varlen_causal(case: Case) -> None:
     queries, keys = case.lengths[::-1] if case.swap else case.lengths
+    batch, heads = (8, 9) if cheap(case) else (BATCH, 2)
 
     def draw() -> Problem:
-        q, k, v = (noise(case, BATCH, n, 2, case.d) for n in (queries, keys, keys))
-        return random_problem(case, q, k, v, Score(True, window(case.local, keys)), lengths_of(queries, keys))
+        q, k, v = (noise(case, batch, n, heads, case.d) for n in (queries, keys, keys))
+        return random_problem(case, q, k, v, Score(True, window(case.local, keys)), lengths_of(batch, queries, keys))
 
     problem = shared(case, draw)
     lengths, score = problem.lengths, problem.score
@@ -160,8 +163,10 @@ def test_varlen_causal(case: Case) -> None:
     if case.page is None:
         return
     columns = -(-keys // case.page)
-    table = torch.randperm(3 * BATCH * columns)[: BATCH * columns].reshape(BATCH, columns).to(torch.int32)
-    pages = [torch.full((3 * BATCH * columns, case.page, 2, case.d), float("nan"), dtype=case.dtype) for _ in range(2)]
+    table = torch.randperm(3 * batch * columns)[: batch * columns].reshape(batch, columns).to(torch.int32)
+    pages = [
+        torch.full((3 * batch * columns, case.page, heads, case.d), float("nan"), dtype=case.dtype) for _ in range(2)
+    ]
     for pool, x in zip(pages, (problem.k, problem.v), strict=True):
         for b, used in enumerate(lengths.keys):
             for at, part in enumerate(x[b, : int(used)].split(case.page)):
