@@ -3,16 +3,18 @@
 
     python tests/python/complete_grid.py --results grid.jsonl --processes 64 --textbook-device cuda --limit 500
 
-The results are JSON lines, one a shard: module, test, shard, shards, passed, failed, seconds, and failures, a list of
-(case, message) of at most 20. A shard whose line is there already is not run again, unless a case of it failed and
-``--again`` is given. Closes with a table per test; exits with 1 if a case failed, with 2 if none failed but some have
-not been run.
+The results are JSON lines, one a shard: module, test, shard, shards, version, passed, failed, seconds, and failures, a
+list of (case, message) of at most 20. A shard whose line is there already is not run again, unless a case of it failed
+and ``--again`` is given. The version is of the files that draw the inputs and bound the errors: lines of another one
+stay in the file and do not count. Closes with a table per test; exits with 1 if a case failed, with 2 if none failed
+but some have not been run.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
 import importlib
 import itertools
 import json
@@ -51,14 +53,19 @@ class Shard(NamedTuple):
     test: str
     shard: int
     shards: int
+    version: str
 
 
 class Test(NamedTuple):
-    """A test over a grid; `variants` are its further arguments, by their names in a case's name."""
+    """A test over a grid; `variants` are its further arguments, by their names in a case's name.
+
+    `version` is the same as long as inputs and bounds are.
+    """
 
     grid: Grid
     call: Callable[..., None]
     variants: dict[str, dict[str, Any]]
+    version: str = ""
 
     def cases(self, shard: Shard) -> Iterator[tuple[Case, str, dict[str, Any]]]:
         """(case, name, further arguments)."""
@@ -80,13 +87,23 @@ def variants_of(test: Callable[..., None]) -> dict[str, dict[str, Any]]:
     }
 
 
+def version_of(paths: list[Path]) -> str:
+    """Of the contents of files."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:12]
+
+
 def find_tests() -> dict[tuple[str, str], Test]:
     tests = {}
+    here = Path(__file__).resolve().parent
+    common = [here / f"flash_{name}.py" for name in ("grid", "reference", "textbook")]
     for short in MODULES:
+        # The second module of packed sequences takes its prices and pairs from the first.
+        modules = ("dense", "varlen") if short == "varlen" else (short,)
+        version = version_of(common + [here / f"test_flash_grid_{name}.py" for name in modules])
         module = importlib.import_module(f"test_flash_grid_{short}")
         for name, test in vars(module).items():
             if name.startswith("test_") and hasattr(test, "grid"):
-                tests[short, name] = Test(test.grid, test, variants_of(test))
+                tests[short, name] = Test(test.grid, test, variants_of(test), version)
     return tests
 
 
@@ -96,7 +113,7 @@ def all_shards(tests: dict[tuple[str, str], Test]) -> list[Shard]:
     for (module, name), test in tests.items():
         valid = len(list(test.grid.complete(0, -(-test.grid.blocks // 64)))) / min(64, test.grid.blocks)
         count = max(1, min(test.grid.blocks, round(test.grid.blocks * max(valid, 0.5) / CASES)))
-        shards += [Shard(module, name, n, count) for n in range(count)]
+        shards += [Shard(module, name, n, count, test.version) for n in range(count)]
     random.Random(0).shuffle(shards)
     return shards
 
@@ -184,6 +201,11 @@ class Worker:
             return Worker(self.number, self.options, self.tests), line
 
 
+def shard_of(line: dict[str, Any]) -> Shard:
+    """A line without a version is of none."""
+    return Shard(**{name: line.get(name) for name in Shard._fields})
+
+
 def earlier_results(path: Path) -> list[dict[str, Any]]:
     """The lines of the file; a last line that a killed run left half written is none."""
     lines = []
@@ -251,14 +273,17 @@ def main() -> int:
     torch.set_num_threads(1)
     tests = find_tests()
     shards = all_shards(tests)
-    lines = earlier_results(options.results)
+    all_lines = earlier_results(options.results)
     if options.again:
-        lines = [line for line in lines if not line["failed"]]
-        options.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    known = {Shard(*(line[name] for name in Shard._fields)) for line in lines}
+        all_lines = [line for line in all_lines if not line["failed"]]
+        options.results.write_text("".join(json.dumps(line) + "\n" for line in all_lines))
+    current = set(shards)
+    lines = [line for line in all_lines if shard_of(line) in current]
+    known = {shard_of(line) for line in lines}
     wanted = shards[: max(1, round(options.share * len(shards)))]
     missing = [shard for shard in wanted if shard not in known]
-    print(f"{len(shards)} shards, {len(known)} there already, {len(missing)} to run", flush=True)
+    stale = len(all_lines) - len(lines)
+    print(f"{len(shards)} shards, {len(known)} there already, {stale} stale, {len(missing)} to run", flush=True)
     with options.results.open("a") as file:
 
         def record(line: dict[str, Any]) -> None:
@@ -272,7 +297,7 @@ def main() -> int:
     print(table(lines, shards, tests))
     if any(line["failed"] for line in lines):
         return 1
-    done = {Shard(*(line[name] for name in Shard._fields)) for line in lines}
+    done = {shard_of(line) for line in lines}
     return 0 if done.issuperset(shards) else 2
 
 

@@ -33,16 +33,19 @@ def test_small(case):
 grid = Grid(4, 1.0, lambda case: 1.0, lambda case: case.a < 10, ignored=lambda case: ("b",), inner=1, b=[0, 1, 2, 3],
             a=list(range(12)))
 complete_grid.CASES = 8
-complete_grid.find_tests = lambda: {("small", "test_small"): complete_grid.Test(grid, test_small, {"": {}})}
+version = os.environ.get("VERSION", "first")
+complete_grid.find_tests = lambda: {("small", "test_small"): complete_grid.Test(grid, test_small, {"": {}}, version)}
 sys.exit(complete_grid.main())
 """
 
 
-def run(results: Path, *arguments: str, crash: bool = False) -> subprocess.CompletedProcess[str]:
+def run(
+    results: Path, *arguments: str, crash: bool = False, version: str = "first"
+) -> subprocess.CompletedProcess[str]:
     here = Path(__file__).parent
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, "--results", str(results), "--processes", "2", *arguments],
-        env={"PYTHONPATH": str(here), "PATH": "", **({"CRASH": "1"} if crash else {})},
+        env={"PYTHONPATH": str(here), "PATH": "", "VERSION": version, **({"CRASH": "1"} if crash else {})},
         cwd=results.parent,
         capture_output=True,
         text=True,
@@ -90,6 +93,41 @@ def test_a_process_that_dies_fails_its_case_and_is_replaced(tmp_path: Path) -> N
     assert ["b=0-a=3", "the process died with exit code 5"] in failures
     assert ["b=1-a=7", "AssertionError: a is 7"] in failures
     assert run(results, "--again").stdout.splitlines()[-1].split()[:5] == ["all", "40", "39", "1", "0"]
+
+
+def test_lines_of_another_version_do_not_count(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    run(results)
+    lines = results.read_text().splitlines()
+    results.write_text(
+        "".join(f"{line}\n" for line in [*lines, *(x.replace(', "version": "first"', "") for x in lines)])
+    )
+    outcome = run(results, "--limit", "0", version="second")
+    assert outcome.returncode == 2, outcome.stderr
+    assert f"0 there already, {2 * len(lines)} stale" in outcome.stdout
+    assert outcome.stdout.splitlines()[-1].split()[:5] == ["all", "40", "0", "0", "40"]
+    assert run(results, version="second").stdout.splitlines()[-1].split()[:5] == ["all", "40", "39", "1", "0"]
+    assert len(results.read_text().splitlines()) == 3 * len(lines)
+
+
+def test_a_version_is_of_the_contents(tmp_path: Path) -> None:
+    """In a process of its own: complete_grid.py sets variables of the environment."""
+    program = """
+import pathlib
+import complete_grid
+
+file = pathlib.Path("inputs.py")
+for text in ("a = 1", "a = 2", "a = 1"):
+    file.write_text(text)
+    print(complete_grid.version_of([file]))
+print(*{name[0]: test.version for name, test in complete_grid.find_tests().items()}.values())
+"""
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "PATH": ""}
+    command = [sys.executable, "-c", program]
+    printed = subprocess.run(command, env=environment, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    first, second, third, modules = printed.splitlines()
+    assert first == third != second
+    assert len(set(modules.split())) == 4
 
 
 def test_after_the_limit_no_shard_begins(tmp_path: Path) -> None:

@@ -102,14 +102,16 @@ VARLEN = Grid(
 @over(VARLEN)
 def test_varlen_3(case: Case) -> None:
     """Packed sequences, some of no key; with `unused`, each has tokens behind the used ones."""
-    batch, (queries, keys) = 9 if cheap(case) else 3, case.lengths
+    queries, keys = case.lengths
+    # Three sequences are one with keys. If that used a few of a thousand, the textbook's error would be of few numbers.
+    batch, fewest = (9, 0) if cheap(case) else (3, 20)
 
     def draw() -> tuple[torch.Tensor, torch.Tensor, Problem]:
         *inputs, grad = inputs_of(case, batch)
         score = Score(case.causal, window(case.local, keys), case.softcap)
         room_q, room_k = random_lengths(queries, batch), random_lengths(keys, batch, zero=True)
         used_q, used_k = (
-            torch.minimum(room, torch.randint_like(room, 0, int(room.max()) + 1)) if case.unused else room
+            torch.minimum(room, torch.randint_like(room, fewest, int(room.max()) + 1)) if case.unused else room
             for room in (room_q, room_k)
         )
         return room_q, room_k, Problem(*inputs, score, grad, Lengths(used_q, used_k, used_k * 0))
