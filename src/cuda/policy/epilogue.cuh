@@ -19,7 +19,7 @@ struct Epilogue {
   u32 memory;  // shared, for o of the whole block
   int thread;
 
-  /// Of the tile, within the tensor; and those that are used, of which only the used have keys.
+  /// Rows from the block's first to the end of the tensor's, and to the end of the sequence's; beyond are no keys.
   __device__ __forceinline__ int rows() const {
     return static_cast<int>(sequence.q.capacity * p.group.value) - block.first_row;
   }
