@@ -53,7 +53,7 @@ struct KvAppend {
     int entries = p.kv.page_indices;
     if (p.kv.page_indptr != nullptr) {
       const int begin = clamp(p.kv.page_indptr[batch], 0, entries);
-      entries = clamp(p.kv.page_indptr[batch + 1] - begin, 0, entries - begin);
+      entries = entries_until(p.kv.page_indptr[batch + 1], begin, entries - begin);
       table += begin;
     }
     if (entry >= entries) return -1;

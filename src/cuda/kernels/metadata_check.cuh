@@ -87,7 +87,7 @@ struct MetadataCheck {
       if (kv.page_indptr != nullptr) {
         const int begin = clamp(kv.page_indptr[b], 0, kv.page_indices);
         row = kv.page_table + begin;
-        count = clamp(kv.page_indptr[b + 1] - begin, 0, kv.page_indices - begin);
+        count = entries_until(kv.page_indptr[b + 1], begin, kv.page_indices - begin);
       } else {
         const int length = clamp(clamp(kv.seqused[b], 0, kv.capacity) + fresh(b), 0, kv.capacity);
         count = min(divide_up(length, static_cast<int>(kv.page_size.value)), kv.page_indices);

@@ -9,6 +9,11 @@ namespace tessera::cuda {
 
 __device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
+/// Entries from `first` to the boundary `end`, 0 to `most`. `end` may be any number: a difference of it could overflow.
+__device__ __forceinline__ int entries_until(int end, int first, int most) {
+  return clamp(end, first, first + most) - first;
+}
+
 /// Where a sequence lies.
 struct Extent {
   int first;     // token of a packed sequence, entry of a CSR table; else 0
@@ -21,7 +26,7 @@ __device__ __forceinline__ Extent find_extent(const int* cu_seqlens, const int* 
   Extent extent{0, capacity, capacity};
   if (cu_seqlens != nullptr) {
     extent.first = clamp(cu_seqlens[batch], 0, total);
-    extent.capacity = clamp(cu_seqlens[batch + 1] - extent.first, 0, min(capacity, total - extent.first));
+    extent.capacity = entries_until(cu_seqlens[batch + 1], extent.first, min(capacity, total - extent.first));
     extent.length = extent.capacity;
   }
   if (seqused != nullptr) extent.length = clamp(seqused[batch], 0, extent.length);
@@ -31,7 +36,7 @@ __device__ __forceinline__ Extent find_extent(const int* cu_seqlens, const int* 
 __device__ __forceinline__ Extent find_keys(const KvParams& kv, int batch) {
   if (kv.page_indptr == nullptr) return find_extent(kv.cu_seqlens, kv.seqused, batch, kv.capacity, kv.total);
   const int begin = clamp(kv.page_indptr[batch], 0, kv.page_indices);
-  const int count = clamp(kv.page_indptr[batch + 1] - begin, 0, kv.page_indices - begin);
+  const int count = entries_until(kv.page_indptr[batch + 1], begin, kv.page_indices - begin);
   const i64 length = count == 0 ? 0 : static_cast<i64>(count - 1) * kv.page_size.value + kv.last_page_len[batch];
   const i64 most = min(static_cast<i64>(count) * kv.page_size.value, static_cast<i64>(kv.capacity));
   return {begin, static_cast<int>(min(max(length, i64{0}), most)), static_cast<int>(most)};
