@@ -1,32 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements of extra tensors for host functions.
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <limits>
 
+#include "core/half.h"
 #include "tessera/callable.h"
 
 namespace tessera {
-namespace {
-
-double from_fp16(std::uint16_t bits) noexcept {
-  const int exponent = bits >> 10 & 31;
-  const int fraction = bits & 1023;
-  double value = 0.0;
-  if (exponent == 31) {
-    value = fraction == 0 ? std::numeric_limits<double>::infinity() : std::numeric_limits<double>::quiet_NaN();
-  } else {
-    value = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 1024, exponent - 25);
-  }
-  return (bits & 0x8000U) != 0 ? -value : value;
-}
-
-double from_bf16(std::uint16_t bits) noexcept {
-  return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16));
-}
-
-}  // namespace
 
 double Extras::element(const Tensor& tensor, const std::int64_t* at, int rank) noexcept {
   std::int64_t offset = 0;
@@ -38,9 +18,9 @@ double Extras::element(const Tensor& tensor, const std::int64_t* at, int rank) n
     case DType::fp32:
       return static_cast<double>(tensor.as<float>()[offset]);
     case DType::fp16:
-      return from_fp16(tensor.as<std::uint16_t>()[offset]);
+      return static_cast<double>(detail::from_fp16(tensor.as<std::uint16_t>()[offset]));
     case DType::bf16:
-      return from_bf16(tensor.as<std::uint16_t>()[offset]);
+      return static_cast<double>(detail::from_bf16(tensor.as<std::uint16_t>()[offset]));
     case DType::int32:
       return tensor.as<std::int32_t>()[offset];
     case DType::int64:

@@ -9,22 +9,6 @@
 
 namespace tessera::files {
 
-float from_bf16(std::uint16_t bits) noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U); }
-
-float from_fp16(std::uint16_t bits) noexcept {
-  const int exponent = bits >> 10U & 31;
-  const int fraction = bits & 1023;
-  float magnitude = 0.0F;
-  if (exponent == 31) {
-    magnitude = fraction == 0 ? INFINITY : NAN;
-  } else if (exponent == 0) {
-    magnitude = std::ldexp(static_cast<float>(fraction), -24);
-  } else {
-    magnitude = std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
-  }
-  return (bits & 0x8000U) != 0 ? -magnitude : magnitude;
-}
-
 std::uint16_t to_bf16(float value) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if (std::isnan(value)) return static_cast<std::uint16_t>(bits >> 16U | 0x40U);

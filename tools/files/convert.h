@@ -5,12 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/half.h"
 #include "tessera/tensor.h"
 
 namespace tessera::files {
 
-float from_fp16(std::uint16_t bits) noexcept;
-float from_bf16(std::uint16_t bits) noexcept;
+using detail::from_bf16;
+using detail::from_fp16;
 /// Round to nearest even; too large becomes infinity, NaN stays NaN.
 std::uint16_t to_fp16(float value) noexcept;
 std::uint16_t to_bf16(float value) noexcept;
