@@ -3,6 +3,7 @@
 // wrong. Skipped without a GPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <map>
@@ -52,6 +53,11 @@ class Tensors {
     int value = -1;
     download(&value, bindings[Slot::status].data, sizeof(value));
     return value;
+  }
+  [[nodiscard]] std::vector<float> floats(Slot slot) const {
+    std::vector<float> values(held_.at(slot).bytes / sizeof(float));
+    download(values.data(), bindings[slot].data, held_.at(slot).bytes);
+    return values;
   }
   void expect_canaries() const {
     std::vector<unsigned char> bytes;
@@ -165,6 +171,28 @@ TEST_F(DeviceMetadata, BoundariesOfPackedSequences) {
   t.set(Slot::cu_seqlens_k, {0, 16, 20, 36});
   expect_violation(line, t, Slot::cu_seqlens_q, {1, 8, 12, 20}, 0);
   expect_violation(line, t, Slot::cu_seqlens_q, {0, 8, 12, kHigh}, 2);
+}
+
+// Below the sequence's first row, however far: a difference of the two would not fit 32 bits.
+TEST_F(DeviceMetadata, ABoundaryBelowEveryOtherEndsAnEmptySequence) {
+  Tensors t;
+  for (const Slot slot : {Slot::q, Slot::o}) t.add(slot, DType::bf16, {20, 1, 64});
+  for (const Slot slot : {Slot::k, Slot::v}) t.add(slot, DType::bf16, {2, 16, 1, 64});
+  t.add(Slot::lse, DType::fp32, {1, 20});
+  t.ints(Slot::cu_seqlens_q, {0, 8, kLow}, {3});
+  Executor executor(make_plan(
+      Problem::parse("attention b=2 sq=8 sk=16 d=64 dtype=bf16 layout=varlen tq=20 kv=dense lse metadata=clamp"),
+      Target::cuda_device(0)));
+  executor.run(t.bindings);
+  const std::vector<float> lse = t.floats(Slot::lse);
+  for (std::size_t row = 0; row < lse.size(); ++row) {
+    if (row < 8) {
+      EXPECT_NEAR(lse[row], std::log(16.0F), 1e-5F) << row;
+    } else {
+      EXPECT_EQ(lse[row], 0.0F) << row << " was written";
+    }
+  }
+  t.expect_canaries();
 }
 
 TEST_F(DeviceMetadata, CompressedPageTables) {
