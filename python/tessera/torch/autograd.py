@@ -94,8 +94,7 @@ class AttentionFunction(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         if plain:
-            kernel = operators.attention_cpu if q.is_cpu else operators.attention_cuda
-            out, lse, extra = kernel(q, k, v, tensors, slots, features, sizes, scalars)
+            out, lse, extra = operators.attention_on_device(q, k, v, tensors, slots, features, sizes, scalars)
         else:
             with _AutoDispatchBelowAutograd():
                 out, lse, extra = operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
@@ -116,9 +115,7 @@ class AttentionFunction(torch.autograd.Function):
             dout = torch.zeros_like(out)
         # The operator, if anyone may want to see it: a mode entered since, a graph of this backward.
         plain = ctx.plain and not torch.is_grad_enabled() and type(dout) is Tensor and not _len_torch_dispatch_stack()
-        backward = operators.attention_backward
-        if plain:
-            backward = operators.attention_backward_cpu if q.is_cpu else operators.attention_backward_cuda
+        backward = operators.attention_backward_on_device if plain else operators.attention_backward
         slots = ctx.call[0]
         dq, dk, dv, others = backward(dout, dlse, out, lse, q, k, v, tensors, *ctx.call)
         if not tensors:
@@ -224,8 +221,7 @@ def attention(
         out, lse, *extra = apply(plain, slots, features, sizes, scalars, q, k, v, *tensors)
         return out, lse, extra
     if plain:
-        kernel = operators.attention_cpu if q.is_cpu else operators.attention_cuda
-        return kernel(q, k, v, tensors, slots, features, sizes, scalars)
+        return operators.attention_on_device(q, k, v, tensors, slots, features, sizes, scalars)
     with _AutoDispatchBelowAutograd():
         return operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
 
@@ -244,7 +240,7 @@ def _attention_out_autograd(
     if torch.is_grad_enabled() and needs_grad((out, q, k, v, *tensors)):
         refuse_out_with_gradients(out)
     if keyset.raw_repr() == _PLAIN:
-        operators.attention_out_cpu(out, lse, extra, q, k, v, tensors, *call)
+        operators.attention_out_on_device(out, lse, extra, q, k, v, tensors, *call)
         return
     with _AutoDispatchBelowAutograd():
         operators.attention_out(out, lse, extra, q, k, v, tensors, *call)
@@ -258,7 +254,7 @@ def _attention_backward_autograd(
         dq, dk, dv, *others = _FirstDerivatives.apply(arguments, *tensors)
         return dq, dk, dv, others
     if keyset.raw_repr() == _PLAIN:
-        return operators.attention_backward_cpu(*arguments)
+        return operators.attention_backward_on_device(*arguments)
     with _AutoDispatchBelowAutograd():
         return operators.attention_backward(*arguments)
 

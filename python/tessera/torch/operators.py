@@ -60,6 +60,7 @@ class _Route(NamedTuple):
     bound: tuple[str, ...]  # slots in the order that run gets their tensors
     taken: tuple[int, ...] | None  # which of the call's tensors it binds; None: all
     made: Allocations  # outputs to allocate
+    place: torch.device  # of everything
     seeds: tuple[int, ...]  # which of the call's tensors are dropout's uint64 scalars
 
 
@@ -78,15 +79,15 @@ def _forward_route(
     v: Shape,
     shapes: tuple[Shape, ...],
     dtypes: Any,
+    device: int,
     threads: int,
-    device: int = CPU,
 ) -> _Route:
     """`dtypes` of q, k, v, and of out if the caller has allocated it, else None."""
     names = names_of(slots)
     features = _execute.with_lse(features)
     route = _execute.forward_route(features, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads, device)
     made = tuple((shape, _packed_strides(shape), DTYPES[dtype]) for shape, dtype in route.made)
-    return _Route(route.plan, route.slots, route.taken, made, _seeds(names))
+    return _Route(route.plan, route.slots, route.taken, made, _place(device), _seeds(names))
 
 
 @lru_cache(maxsize=2048)
@@ -101,8 +102,8 @@ def _backward_route(
     dtypes: Any,
     dlse: bool,
     deterministic: bool,
+    device: int,
     _: int,
-    device: int = CPU,
 ) -> _Route:
     """Wishes are for the forward's tiles; the backward follows only that of the implementation."""
     words = [word for word in features.split() if not word.startswith("wish:") or "implementation=" in word]
@@ -112,7 +113,11 @@ def _backward_route(
     plan, bound, taken = _execute.plan_for(
         _execute.BACKWARD, " ".join(words), names_of(slots), sizes, q, k, v, shapes, dtypes, extra, device
     )
-    return _Route(plan, bound, taken, (), _seeds(names_of(slots)))
+    return _Route(plan, bound, taken, (), _place(device), _seeds(names_of(slots)))
+
+
+def _place(device: int) -> torch.device:
+    return torch.device("cpu") if device == CPU else torch.device("cuda", device)
 
 
 def _packed_strides(shape: Shape) -> Shape:
@@ -129,11 +134,21 @@ def _bound_tensors(route: _Route, tensors: list[Tensor]) -> list[Tensor]:
     return tensors if route.taken is None else [tensors[i] for i in route.taken]
 
 
-def _unsigned(scalars: list[int]) -> list[int]:
-    return [scalars[0] & _BITS_64, scalars[1] & _BITS_64, scalars[2], scalars[3]]
+def _run(route: _Route, q: Tensor, arrays: tuple[Tensor, ...], scalars: list[int]) -> None:
+    """On a GPU on its current stream: reads no tensor's data on the host and waits for nothing."""
+    unsigned = (scalars[0] & _BITS_64, scalars[1] & _BITS_64, scalars[2], scalars[3])
+    if q.is_cpu:
+        route.plan.run(route.bound, arrays, *unsigned)
+    else:
+        run_on_gpu(library_of(q, "q"), route.plan, route.bound, arrays, q, unsigned)
 
 
-def attention_cpu(
+def _threads(device: int) -> int:
+    """Of a plan; 0 on a GPU, whose plans do not depend on them."""
+    return _execute.get_threads() if device == CPU else 0
+
+
+def attention_on_device(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -143,27 +158,21 @@ def attention_cpu(
     sizes: list[int],
     scalars: list[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Forward on the CPU; see the module for the arguments. Shapes are those of ``tessera.attention``."""
+    """Forward where q lies; see the module for the arguments. Shapes are those of ``tessera.attention``."""
+    device = q.get_device()
+    shapes = tuple([x.shape for x in tensors]) if tensors else ()
+    dtypes = (q.dtype, k.dtype, v.dtype, None)
     route = _forward_route(
-        features,
-        slots,
-        tuple(sizes),
-        q.shape,
-        k.shape,
-        v.shape,
-        tuple([x.shape for x in tensors]) if tensors else (),
-        (q.dtype, k.dtype, v.dtype, None),
-        _execute.get_threads(),
+        features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, _threads(device)
     )
-    outputs = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in route.made]
-    if tensors:
-        route.plan.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), *outputs), *_unsigned(scalars))
-    else:
-        route.plan.run(route.bound, (q, k, v, *outputs), *_unsigned(scalars))
+    place = route.place
+    outputs = [torch.empty_strided(shape, strides, dtype=dtype, device=place) for shape, strides, dtype in route.made]
+    bound = _bound_tensors(route, tensors) if tensors else ()
+    _run(route, q, (q, k, v, *bound, *outputs), scalars)
     return outputs[0], outputs[1], outputs[2:]
 
 
-def attention_out_cpu(
+def attention_out_on_device(
     out: Tensor,
     lse: Tensor,
     extra: list[Tensor],
@@ -177,14 +186,16 @@ def attention_out_cpu(
     scalars: list[int],
 ) -> None:
     """The same into the caller's memory."""
+    device = q.get_device()
     shapes = tuple([x.shape for x in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
-    threads = _execute.get_threads()
-    route = _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, threads)
-    route.plan.run(route.bound, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), *_unsigned(scalars))
+    route = _forward_route(
+        features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, _threads(device)
+    )
+    _run(route, q, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), scalars)
 
 
-def attention_backward_cpu(
+def attention_backward_on_device(
     dout: Tensor,
     dlse: Tensor | None,
     out: Tensor,
@@ -200,10 +211,12 @@ def attention_backward_cpu(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Gradients of q, k, v and of those tensors whose slots are DIFFERENTIABLE, in the inputs' dtypes.
 
-    dout and dlse are copied if their last dimension is not contiguous, as after ``out.sum().backward()``.
+    dout and dlse are copied if their last dimension is not contiguous, as after ``out.sum().backward()``. Raises
+    NotImplementedError where no kernel computes it.
     """
     dout = _with_rows(dout)
     dlse = None if dlse is None else _with_rows(dlse)
+    device = q.get_device()
     route = _backward_route(
         features,
         slots,
@@ -215,106 +228,13 @@ def attention_backward_cpu(
         (q.dtype, k.dtype, v.dtype, out.dtype),
         dlse is not None,
         torch.are_deterministic_algorithms_enabled(),
-        _execute.get_threads(),
+        device,
+        _threads(device),
     )
     dq, dk, dv, others = _empty_gradients(q, k, v, tensors, slots)
     upstream = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
     bound = _bound_tensors(route, tensors) if tensors else ()
-    route.plan.run(route.bound, (q, k, v, *bound, *upstream, dq, dk, dv, *others), *_unsigned(scalars))
-    return dq, dk, dv, others
-
-
-def attention_cuda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: list[Tensor],
-    slots: str,
-    features: str,
-    sizes: list[int],
-    scalars: list[int],
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Forward on the current stream of q's GPU. Reads no tensor's data on the host and waits for nothing."""
-    route = _cuda_route(q, k, v, None, tensors, slots, features, sizes)
-    outputs = [
-        torch.empty_strided(shape, strides, dtype=dtype, device=q.device) for shape, strides, dtype in route.made
-    ]
-    _run_cuda(route, q, (q, k, v, *_bound_tensors(route, tensors), *outputs), scalars)
-    return outputs[0], outputs[1], outputs[2:]
-
-
-def attention_out_cuda(
-    out: Tensor,
-    lse: Tensor,
-    extra: list[Tensor],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: list[Tensor],
-    slots: str,
-    features: str,
-    sizes: list[int],
-    scalars: list[int],
-) -> None:
-    """The same into the caller's memory."""
-    route = _cuda_route(q, k, v, out.dtype, tensors, slots, features, sizes)
-    _run_cuda(route, q, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), scalars)
-
-
-def _cuda_route(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out_dtype: torch.dtype | None,
-    tensors: list[Tensor],
-    slots: str,
-    features: str,
-    sizes: list[int],
-) -> _Route:
-    shapes = tuple([x.shape for x in tensors])
-    dtypes = (q.dtype, k.dtype, v.dtype, out_dtype)
-    return _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, 0, q.get_device())
-
-
-def _run_cuda(route: _Route, q: Tensor, arrays: tuple[Tensor, ...], scalars: list[int]) -> None:
-    run_on_gpu(library_of(q, "q"), route.plan, route.bound, arrays, q, _unsigned(scalars))
-
-
-def attention_backward_cuda(
-    dout: Tensor,
-    dlse: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: list[Tensor],
-    slots: str,
-    features: str,
-    sizes: list[int],
-    scalars: list[int],
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """As attention_backward_cpu. Raises NotImplementedError where no kernel computes it."""
-    dout = _with_rows(dout)
-    dlse = None if dlse is None else _with_rows(dlse)
-    route = _backward_route(
-        features,
-        slots,
-        tuple(sizes),
-        q.shape,
-        k.shape,
-        v.shape,
-        tuple([x.shape for x in tensors]),
-        (q.dtype, k.dtype, v.dtype, out.dtype),
-        dlse is not None,
-        torch.are_deterministic_algorithms_enabled(),
-        0,
-        q.get_device(),
-    )
-    dq, dk, dv, others = _empty_gradients(q, k, v, tensors, slots)
-    upstream = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
-    arrays = (q, k, v, *_bound_tensors(route, tensors), *upstream, dq, dk, dv, *others)
-    _run_cuda(route, q, arrays, scalars)
+    _run(route, q, (q, k, v, *bound, *upstream, dq, dk, dv, *others), scalars)
     return dq, dk, dv, others
 
 
@@ -377,12 +297,10 @@ def _attention_backward_fake(
     return _empty_gradients(q, k, v, tensors, slots)
 
 
-LIBRARY.impl("attention", attention_cpu, "CPU")
-LIBRARY.impl("attention_out", attention_out_cpu, "CPU")
-LIBRARY.impl("attention_backward", attention_backward_cpu, "CPU")
-LIBRARY.impl("attention", attention_cuda, "CUDA")
-LIBRARY.impl("attention_out", attention_out_cuda, "CUDA")
-LIBRARY.impl("attention_backward", attention_backward_cuda, "CUDA")
+for key in ("CPU", "CUDA"):
+    LIBRARY.impl("attention", attention_on_device, key)
+    LIBRARY.impl("attention_out", attention_out_on_device, key)
+    LIBRARY.impl("attention_backward", attention_backward_on_device, key)
 torch.library.register_fake("tessera::attention", _attention_fake, lib=LIBRARY)
 torch.library.register_fake("tessera::attention_out", _attention_out_fake, lib=LIBRARY)
 torch.library.register_fake("tessera::attention_backward", _attention_backward_fake, lib=LIBRARY)
