@@ -81,14 +81,16 @@ void combine(const Problem& problem, const Bindings& bindings, Arithmetic arithm
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
       std::vector<double> lse(static_cast<std::size_t>(problem.parts));
       double largest = -kInfinity;
+      bool empty = true;
       for (std::size_t p = 0; p < lse.size(); ++p) {
         const Tensor one = part(lse_parts, static_cast<std::int64_t>(p));
         lse[p] = read(one, lse_offset(one, b, h, rows, i));
         largest = std::max(largest, lse[p]);
+        if (lse[p] != -kInfinity) empty = false;  // a NaN is no empty partial
       }
       std::vector<double> o(static_cast<std::size_t>(problem.head_dim_v), 0.0);
       double total = -kInfinity;
-      if (largest != -kInfinity) {
+      if (!empty) {
         double sum = 0;
         for (const double l : lse) sum = round(DType::fp32, sum + round(DType::fp32, std::exp(l - largest)));
         total = round(DType::fp32, largest + round(DType::fp32, std::log(sum)));

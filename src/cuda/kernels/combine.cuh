@@ -27,14 +27,13 @@ struct Combine {
       return batch * strides.batch + (rows.first + row) * strides.row + head * strides.head;
     };
     const float* lse_parts = p.lse_parts + offset(p.lse_parts_strides);
-    float highest = -kInfinity;
+    float highest = -kInfinity;  // of numbers; a NaN comes in by the sum
     for (int part = 0; part < p.parts; ++part) highest = fmaxf(highest, lse_parts[part * p.lse_part]);
-    const bool empty = highest == -kInfinity;
-    const auto weight_of = [&](int part) {
-      return empty ? 0.0F : ptx::exp2((lse_parts[part * p.lse_part] - highest) * kLog2E);
-    };
+    const auto has_keys = [&](int part) { return lse_parts[part * p.lse_part] != -kInfinity; };
+    const auto weight_of = [&](int part) { return ptx::exp2((lse_parts[part * p.lse_part] - highest) * kLog2E); };
     float sum = 0.0F;
-    for (int part = 0; part < p.parts; ++part) sum += weight_of(part);
+    for (int part = 0; part < p.parts; ++part) sum += has_keys(part) ? weight_of(part) : 0.0F;
+    const bool empty = sum == 0.0F;
     float share = sum;
     if (p.sinks != nullptr && !empty) share += ptx::exp2((p.sinks[head * p.sinks_stride] - highest) * kLog2E);
     const float inverse = empty ? 0.0F : ptx::reciprocal(share);
@@ -47,8 +46,8 @@ struct Combine {
     for (int column = lane * 8; column < p.dv; column += C.lanes_a_row() * 8) {
       RowVector<C.output, 8> merged{};
       for (int part = 0; part < p.parts; ++part) {
+        if (!has_keys(part)) continue;  // it may hold anything
         const float weight = weight_of(part) * inverse;
-        if (weight == 0.0F) continue;  // also of a part without keys, which may hold anything
         RowVector<C.parts, 8> one;
         one.load(from + (part * p.o_part + column) * bytes_of(C.parts));
 #pragma unroll
