@@ -15,17 +15,37 @@ namespace {
   throw Error(ErrorCode::invalid_argument, std::string(argument), std::move(got), std::move(want));
 }
 
-void check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, Device device) {
-  if (!tensor) {
-    if (rule.presence == Presence::required) refuse(to_string(slot), "unbound", describe(rule));
-    return;
-  }
+/// Of a slot with a tensor.
+Span check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, Device device) {
   if (rule.presence == Presence::unused) {
     refuse(to_string(slot), tensor.describe(),
            "nothing bound: this problem has no use for it, one with " + std::string(slot_use(slot)) + " has");
   }
-  check_tensor(to_string(slot), rule, tensor, device);
+  const Span span = check_tensor(to_string(slot), rule, tensor, device);
   if (device.type == DeviceType::cuda) check_rows(slot, tensor);
+  return span;
+}
+
+/// The slots with a tensor, in order.
+struct BoundSlots {
+  std::array<BoundSlot, static_cast<std::size_t>(Slot::count_)> slots;  // the first `count`; no time for zeros
+  std::size_t count = 0;
+};
+
+/// Each slot by itself.
+BoundSlots check_slots(const SlotRules& rules, const Bindings& bindings, Device device) {
+  BoundSlots bound;
+  for (std::size_t i = 0; i < rules.rules.size(); ++i) {
+    const auto slot = static_cast<Slot>(i);
+    const SlotRule& rule = rules.rules[i];
+    const Tensor& tensor = bindings.tensors[i];
+    if (tensor) {
+      bound.slots[bound.count++] = {slot, rule.written, &tensor, check_slot(slot, rule, tensor, device)};
+    } else if (rule.presence == Presence::required) {
+      refuse(to_string(slot), "unbound", describe(rule));
+    }
+  }
+  return bound;
 }
 
 /// Why the CPU has nothing to call, for errors.
@@ -79,9 +99,7 @@ void validate(const Problem& problem, const Bindings& bindings, Device device) {
 }
 
 void validate(const Problem& problem, const SlotRules& rules, const Bindings& bindings, Device device) {
-  for (std::size_t i = 0; i < rules.rules.size(); ++i) {
-    check_slot(static_cast<Slot>(i), rules.rules[i], bindings.tensors[i], device);
-  }
+  const BoundSlots bound = check_slots(rules, bindings, device);
   if (static_cast<bool>(bindings[Slot::q]) != static_cast<bool>(bindings[Slot::q_rotated]) &&
       problem.operation == Operation::kv_append) {
     refuse(bindings[Slot::q] ? "q_rotated" : "q", "unbound", "both q and q_rotated, or neither");
@@ -93,7 +111,7 @@ void validate(const Problem& problem, const SlotRules& rules, const Bindings& bi
   }
   check_scalar("batch_offset", bindings.batch_offset);
   check_scalar("head_offset", bindings.head_offset);
-  check_overlaps(rules, bindings);
+  check_overlaps(std::span(bound.slots).first(bound.count));
   if (device.type != DeviceType::cpu) return;  // what lives on a device is clamped there, not read here
   check_lengths(problem, bindings);
   check_offsets(problem, bindings);

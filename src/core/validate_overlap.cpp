@@ -22,8 +22,8 @@ struct Dimensions {
   std::int64_t element = 0;
   std::int64_t begin = 0;  // lowest address: absolute strides all count upwards from it
 
-  explicit Dimensions(const Tensor& tensor) : element(static_cast<std::int64_t>(size_of(tensor.dtype))) {
-    begin = span_of(tensor).value_or(Span{}).begin;
+  Dimensions(const Tensor& tensor, const Span& span)
+      : element(static_cast<std::int64_t>(size_of(tensor.dtype))), begin(span.begin) {
     for (int i = 0; i < tensor.rank; ++i) {
       const auto axis = static_cast<std::size_t>(i);
       if (tensor.shape[axis] > 1) at[count++] = {tensor.shape[axis], std::abs(tensor.strides[axis]) * element};
@@ -112,11 +112,9 @@ bool are_interleaved(const Dimensions& a, const Dimensions& b) noexcept {
   return false;
 }
 
-bool may_overlap(const Tensor& a, const Tensor& b) noexcept {
-  const Span x = span_of(a).value_or(Span{});
-  const Span y = span_of(b).value_or(Span{});
-  if (x.begin == x.end || y.begin == y.end || x.end <= y.begin || y.end <= x.begin) return false;
-  return !are_interleaved(Dimensions(a), Dimensions(b));
+/// Of tensors with these spans.
+bool may_overlap(const Tensor& a, const Span& x, const Tensor& b, const Span& y) noexcept {
+  return x.meets(y) && !are_interleaved(Dimensions(a, x), Dimensions(b, y));
 }
 
 /// The same elements at the same addresses.
@@ -146,39 +144,38 @@ Tensor part_of(const Tensor& parts, std::int64_t part) noexcept {
 }
 
 /// Parts may lie anywhere relative to each other, so each is looked at by itself. The result may overwrite part 0.
-void check_against_parts(Slot output, const Tensor& result, Slot slot, const Tensor& parts) {
-  const bool in_place =
-      (output == Slot::o && slot == Slot::o_parts) || (output == Slot::lse && slot == Slot::lse_parts);
-  for (std::int64_t i = 0; i < parts.shape[0]; ++i) {
-    const Tensor part = part_of(parts, i);
-    if (!may_overlap(result, part)) continue;
-    if (!(in_place && i == 0 && is_same_view(result, part))) refuse(output, slot);
+void check_against_parts(const BoundSlot& output, const BoundSlot& parts) {
+  const bool in_place = (output.slot == Slot::o && parts.slot == Slot::o_parts) ||
+                        (output.slot == Slot::lse && parts.slot == Slot::lse_parts);
+  for (std::int64_t i = 0; i < parts.tensor->shape[0]; ++i) {
+    const Tensor part = part_of(*parts.tensor, i);
+    if (!may_overlap(*output.tensor, output.span, part, span_of(part).value_or(Span{}))) continue;
+    if (!(in_place && i == 0 && is_same_view(*output.tensor, part))) refuse(output.slot, parts.slot);
+  }
+}
+
+void check_against(const BoundSlot& output, const BoundSlot& other) {
+  if (!output.span.meets(other.span)) return;  // nearly always
+  if (other.slot == Slot::o_parts || other.slot == Slot::lse_parts) {
+    check_against_parts(output, other);
+  } else if (may_overlap(*output.tensor, output.span, *other.tensor, other.span)) {
+    refuse(output.slot, other.slot);
   }
 }
 
 }  // namespace
 
-void check_overlaps(const SlotRules& rules, const Bindings& bindings) {
-  for (std::size_t i = 0; i < rules.rules.size(); ++i) {
-    const Tensor& output = bindings.tensors[i];
-    if (!rules.rules[i].written || !output) continue;
-    const auto slot = static_cast<Slot>(i);
-    const Span span = span_of(output).value_or(Span{});
-    if (span.begin == span.end) continue;
-    if (SelfOverlap(Dimensions(output)).found()) {
-      throw Error(ErrorCode::invalid_argument, std::string(to_string(slot)), output.describe(),
+void check_overlaps(std::span<const BoundSlot> bound) {
+  for (std::size_t i = 0; i < bound.size(); ++i) {
+    const BoundSlot& output = bound[i];
+    if (!output.written || output.span.begin == output.span.end) continue;
+    if (SelfOverlap(Dimensions(*output.tensor, output.span)).found()) {
+      throw Error(ErrorCode::invalid_argument, std::string(to_string(output.slot)), output.tensor->describe(),
                   "strides under which no two elements share an address");
     }
-    for (std::size_t j = 0; j < rules.rules.size(); ++j) {
-      const Tensor& other = bindings.tensors[j];
+    for (std::size_t j = 0; j < bound.size(); ++j) {
       // Two outputs meet once, at the later of them.
-      if (i == j || !other || (rules.rules[j].written && j > i)) continue;
-      const auto other_slot = static_cast<Slot>(j);
-      if (other_slot == Slot::o_parts || other_slot == Slot::lse_parts) {
-        check_against_parts(slot, output, other_slot, other);
-      } else if (may_overlap(output, other)) {
-        refuse(slot, other_slot);
-      }
+      if (i != j && !(bound[j].written && j > i)) check_against(output, bound[j]);
     }
   }
 }

@@ -52,24 +52,45 @@ bool strides_fit(const Tensor& tensor) noexcept {
   return true;
 }
 
-void check_memory(std::string_view name, const Tensor& tensor) {
+/// Of strides that fit; nullopt if the addresses cannot be formed.
+std::optional<Span> span_of_fitting(const Tensor& tensor) noexcept {
+  std::int64_t low = 0;  // in elements, from the first
+  std::int64_t high = 0;
+  for (int i = 0; i < tensor.rank; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    if (tensor.shape[at] == 0) return Span{};
+    const std::int64_t reach = (tensor.shape[at] - 1) * tensor.strides[at];
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
+  const auto base =
+      checked_add(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data)), tensor.byte_offset);
+  if (!base) return std::nullopt;
+  const auto begin = checked_add(*base, low * element);
+  const auto end = checked_add(*base, (high + 1) * element);
+  if (!begin || !end || *begin < 0) return std::nullopt;
+  return Span{*begin, *end};
+}
+
+Span check_memory(std::string_view name, const Tensor& tensor) {
   if (tensor.byte_offset < 0) refuse(name, "byte offset " + std::to_string(tensor.byte_offset), "0 or more");
   if (!strides_fit(tensor)) {
     refuse(name, tensor.describe(), "strides that span at most 2^60 bytes", ErrorCode::overflow);
   }
-  if (is_empty(tensor)) return;
+  if (is_empty(tensor)) return {};
   if (tensor.data == nullptr) refuse(name, "nullptr", "memory for " + tensor.describe());
   const auto last = static_cast<std::size_t>(tensor.rank - 1);
   if (tensor.rank > 0 && tensor.shape[last] > 1 && tensor.strides[last] != 1) {
     refuse(name, "stride " + std::to_string(tensor.strides[last]) + " in the last dimension",
            "1, the last dimension contiguous");
   }
-  const auto span = span_of(tensor);
+  const auto span = span_of_fitting(tensor);
   if (!span) refuse(name, tensor.describe(), "addresses that exist", ErrorCode::overflow);
   const auto element = static_cast<std::uintptr_t>(size_of(tensor.dtype));
   if (reinterpret_cast<std::uintptr_t>(tensor.bytes()) % element != 0) {
     refuse(name, "a misaligned address", "a multiple of " + std::to_string(element) + " bytes");
   }
+  return *span;
 }
 
 constexpr std::int64_t kRowAlignment = 16;  // bytes of the widest load
@@ -101,26 +122,10 @@ bool has_rows(Slot slot) noexcept {
 }  // namespace
 
 std::optional<Span> span_of(const Tensor& tensor) noexcept {
-  if (!strides_fit(tensor)) return std::nullopt;
-  std::int64_t low = 0;  // in elements, from the first
-  std::int64_t high = 0;
-  for (int i = 0; i < tensor.rank; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    if (tensor.shape[at] == 0) return Span{};
-    const std::int64_t reach = (tensor.shape[at] - 1) * tensor.strides[at];
-    (reach < 0 ? low : high) += reach;
-  }
-  const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
-  const auto base =
-      checked_add(static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(tensor.data)), tensor.byte_offset);
-  if (!base) return std::nullopt;
-  const auto begin = checked_add(*base, low * element);
-  const auto end = checked_add(*base, (high + 1) * element);
-  if (!begin || !end || *begin < 0) return std::nullopt;
-  return Span{*begin, *end};
+  return strides_fit(tensor) ? span_of_fitting(tensor) : std::nullopt;
 }
 
-void check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, Device device) {
+Span check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, Device device) {
   if (tensor.rank > Tensor::kMaxRank) {
     refuse(name, std::to_string(tensor.rank) + " dimensions", describe(rule));
   }
@@ -128,7 +133,7 @@ void check_tensor(std::string_view name, const SlotRule& rule, const Tensor& ten
   const bool there =
       tensor.device.type == device.type && (device.type == DeviceType::cpu || tensor.device.index == device.index);
   if (!there) refuse(name, tensor.describe(), describe(rule) + " on " + to_string(device));
-  check_memory(name, tensor);
+  return check_memory(name, tensor);
 }
 
 void check_rows(Slot slot, const Tensor& tensor) {
