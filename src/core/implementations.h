@@ -3,6 +3,7 @@
 // problem on the target and can meet the wishes; every refusal keeps its reason for Plan::explain().
 #pragma once
 
+#include <any>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -42,6 +43,7 @@ struct PlanState {
   std::string choice;         // the choices and their reasons, one line each, for explain()
   // What run() launches on a GPU, in the order in which Resources has them loaded; for `tessera compile` too.
   std::vector<cuda::KernelSource> kernels;
+  std::any prepared;  // what run() needs and bindings do not change, of a type of the implementation's own
 };
 
 /// Whether the last of the plan's kernels checks metadata in front of the others, which clamp: Executor launches it.

@@ -260,16 +260,36 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   return Support::yes();
 }
 
+/// What every run of a plan launches.
+struct FwdLaunch {
+  FwdConfig config;
+  int packed_heads;
+  Dim3 grid;
+  Dim3 block;
+  std::size_t shared_bytes;  // of a block
+};
+
+FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_t splits) {
+  const std::int64_t heads = packed_heads(problem);
+  return {config,
+          static_cast<int>(heads),
+          {static_cast<std::uint32_t>(row_blocks(problem, config)), static_cast<std::uint32_t>(problem.heads_q / heads),
+           static_cast<std::uint32_t>(problem.batch * splits)},
+          {static_cast<std::uint32_t>(config.threads())},
+          static_cast<std::size_t>(shared_bytes(config, problem))};
+}
+
 void plan(detail::PlanState& state) {
   const Problem& problem = state.problem;
   state.splits = choose_splits(problem, state.target, state.wishes);
   const FwdConfig config = config_of(problem, state.target, state.splits, state.wishes);
+  const FwdLaunch launch = launch_of(problem, config, state.splits);
+  state.prepared = launch;
   state.tile_q = config.tile_m;
   state.tile_kv = config.tile_n;
   state.kernels = {fwd_mma_source(config, callable_sources(problem))};
-  state.choice = "kernel: " + state.kernels.front().name +
-                 "\nshared memory: " + std::to_string(shared_bytes(config, problem)) + " bytes a block of " +
-                 std::to_string(config.threads()) + " threads\n";
+  state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(launch.shared_bytes) +
+                 " bytes a block of " + std::to_string(launch.block.x) + " threads\n";
   if (state.splits > 1) {
     state.kernels.push_back(source_of(CombineConfig{Element::fp32, element_of(problem.o_type)}));
     state.choice +=
@@ -293,12 +313,6 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
               "less than " + std::to_string(kMostRowStride) + " on cuda");
 }
 
-Dim3 grid_of(const Problem& problem, const FwdConfig& config, std::int64_t splits) {
-  return {static_cast<std::uint32_t>(row_blocks(problem, config)),
-          static_cast<std::uint32_t>(problem.heads_q / packed_heads(problem)),
-          static_cast<std::uint32_t>(problem.batch * splits)};
-}
-
 KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params) {
   const KvParams& kv = params.kv[0];
   const std::int64_t rows = kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
@@ -315,8 +329,9 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
     check_row_stride(slot, bindings[slot]);
   }
   if (problem.seqlen_q == 0 || problem.batch == 0) return;
-  const FwdConfig config = config_of(problem, state.target, state.splits, state.wishes);
-  FwdParams params = fwd_params(problem, bindings, static_cast<int>(packed_heads(problem)));
+  const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
+  const FwdConfig& config = launch.config;
+  FwdParams params = fwd_params(problem, bindings, launch.packed_heads);
   if (problem.list) params.list = list_params(config, problem, bindings);
   std::byte* masses = resources.workspace + partials_bytes(problem, state.splits);
   if (gathers_mass(problem)) keep_lse(params, problem, masses);
@@ -328,9 +343,8 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   KvMaps maps{};
   if (config.loader == Loader::tma) maps = kv_maps(config, problem, params);
   void* parameters[] = {&params, &maps};
-  resources.kernels.front()->launch(
-      grid_of(problem, config, state.splits), {static_cast<std::uint32_t>(config.threads())},
-      static_cast<std::size_t>(shared_bytes(config, problem)), resources.stream.handle, parameters);
+  resources.kernels.front()->launch(launch.grid, launch.block, launch.shared_bytes, resources.stream.handle,
+                                    parameters);
   if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
   if (gathers_mass(problem)) {
     launch_mass(config, whole, problem, bindings, masses, resources.kernels.last(2), resources.stream);
