@@ -82,7 +82,7 @@ def _forward_route(
     device: int,
     threads: int,
 ) -> _Route:
-    """`dtypes` of q, k, v, and of out if the caller has allocated it, else None."""
+    """`dtypes` of q, k, v, and of out if the caller has allocated it, else None. `threads`: 0 on a GPU."""
     names = names_of(slots)
     features = _execute.with_lse(features)
     route = _execute.forward_route(features, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads, device)
@@ -134,18 +134,13 @@ def _bound_tensors(route: _Route, tensors: list[Tensor]) -> list[Tensor]:
     return tensors if route.taken is None else [tensors[i] for i in route.taken]
 
 
-def _run(route: _Route, q: Tensor, arrays: tuple[Tensor, ...], scalars: list[int]) -> None:
+def _run(route: _Route, device: int, q: Tensor, arrays: tuple[Tensor, ...], scalars: list[int]) -> None:
     """On a GPU on its current stream: reads no tensor's data on the host and waits for nothing."""
     unsigned = (scalars[0] & _BITS_64, scalars[1] & _BITS_64, scalars[2], scalars[3])
-    if q.is_cpu:
+    if device == CPU:
         route.plan.run(route.bound, arrays, *unsigned)
     else:
         run_on_gpu(library_of(q, "q"), route.plan, route.bound, arrays, q, unsigned)
-
-
-def _threads(device: int) -> int:
-    """Of a plan; 0 on a GPU, whose plans do not depend on them."""
-    return _execute.get_threads() if device == CPU else 0
 
 
 def attention_on_device(
@@ -162,13 +157,12 @@ def attention_on_device(
     device = q.get_device()
     shapes = tuple([x.shape for x in tensors]) if tensors else ()
     dtypes = (q.dtype, k.dtype, v.dtype, None)
-    route = _forward_route(
-        features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, _threads(device)
-    )
+    threads = _execute.get_threads() if device == CPU else 0
+    route = _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, threads)
     place = route.place
     outputs = [torch.empty_strided(shape, strides, dtype=dtype, device=place) for shape, strides, dtype in route.made]
     bound = _bound_tensors(route, tensors) if tensors else ()
-    _run(route, q, (q, k, v, *bound, *outputs), scalars)
+    _run(route, device, q, (q, k, v, *bound, *outputs), scalars)
     return outputs[0], outputs[1], outputs[2:]
 
 
@@ -189,10 +183,9 @@ def attention_out_on_device(
     device = q.get_device()
     shapes = tuple([x.shape for x in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
-    route = _forward_route(
-        features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, _threads(device)
-    )
-    _run(route, q, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), scalars)
+    threads = _execute.get_threads() if device == CPU else 0
+    route = _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, threads)
+    _run(route, device, q, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), scalars)
 
 
 def attention_backward_on_device(
@@ -229,12 +222,12 @@ def attention_backward_on_device(
         dlse is not None,
         torch.are_deterministic_algorithms_enabled(),
         device,
-        _threads(device),
+        _execute.get_threads() if device == CPU else 0,
     )
     dq, dk, dv, others = _empty_gradients(q, k, v, tensors, slots)
     upstream = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
     bound = _bound_tensors(route, tensors) if tensors else ()
-    _run(route, q, (q, k, v, *bound, *upstream, dq, dk, dv, *others), scalars)
+    _run(route, device, q, (q, k, v, *bound, *upstream, dq, dk, dv, *others), scalars)
     return dq, dk, dv, others
 
 
