@@ -84,7 +84,17 @@ struct KvMaps {
   TensorMap values;
 };
 
+/// The rows that the blocks of a grid of one dimension take: section after section of planes (heads of one sequence and
+/// split); in a section the last rows of every plane, then those before them. dv_parts blocks for each lie side by side.
+struct BlockOrder {
+  int tiles;        // of rows, of a plane
+  Divisor section;  // row tiles of a section
+  Divisor planes;   // of a section
+  Divisor heads;    // planes of a sequence and split
+};
+
 struct FwdParams {
+  BlockOrder order;
   const void* q;
   void* o;
   float* lse;  // null: not wanted

@@ -8,8 +8,7 @@
 
 namespace tessera::cuda {
 
-/// Grid: x blocks of rows, the last first, because under a causal mask it has the most work, dv_parts of each side by
-/// side, because they read the same keys; y heads; z batch x splits.
+/// What a block computes: see BlockOrder.
 struct Block {
   int first_row;  // packed
   int head;       // first query head
@@ -19,13 +18,18 @@ struct Block {
 
   template <FwdConfig C>
   static __device__ __forceinline__ Block of(const FwdParams& p) {
+    const auto index = static_cast<int>(blockIdx.x / C.dv_parts);
+    const int section = ptx::divide(index, p.order.section);
+    const auto in_section = static_cast<int>(index - section * p.order.section.value);
+    const int from_last = ptx::divide(in_section, p.order.planes);
+    const auto plane = static_cast<int>((section - from_last) * p.order.planes.value + in_section);
+    const int sequence = ptx::divide(plane, p.order.heads);  // and split
     Block block;
-    constexpr auto parts = static_cast<u32>(C.dv_parts);
-    block.first_row = static_cast<int>(gridDim.x / parts - 1 - blockIdx.x / parts) * C.tile_m;
-    block.head = static_cast<int>(blockIdx.y * p.group.value);
+    block.first_row = (p.order.tiles - 1 - from_last) * C.tile_m;
+    block.head = static_cast<int>((plane - sequence * p.order.heads.value) * p.group.value);
     block.kv_head = ptx::divide(block.head, p.heads_a_kv);
-    block.batch = ptx::divide(static_cast<int>(blockIdx.z), p.splits);
-    block.split = static_cast<int>(blockIdx.z - block.batch * p.splits.value);
+    block.batch = ptx::divide(sequence, p.splits);
+    block.split = static_cast<int>(sequence - block.batch * p.splits.value);
     return block;
   }
 };

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/fwd_config.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "cuda/element.h"
+#include "cuda/list_params.h"
+
+namespace tessera::cuda {
+namespace {
+
+// Keys and values of the heads whose blocks run side by side, at most: about half of the L2 of an H200 or an RTX 5090.
+constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+constexpr std::int64_t kManyKeys = 2048;
+
+bool is_paged(const KvSource& source) {
+  return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
+}
+
+Source source_of(const Problem& problem) {
+  if (problem.kv2 && is_paged(problem.kv) != is_paged(*problem.kv2)) return Source::mixed;
+  return is_paged(problem.kv) ? Source::paged : Source::strided;
+}
+
+std::int64_t keys_of(const Problem& problem) { return problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0); }
+
+// Head dims that have configurations of their own; others run padded to the next.
+int padded_dim(std::int64_t dim) {
+  for (const int size : {32, 64, 96, 128, 192, 256, 384}) {
+    if (dim <= size) return size;
+  }
+  return 512;
+}
+
+// 16 rows of more than 256 columns of O do not fit a warp's registers: two blocks share them.
+void choose_dims(FwdConfig& config, const Problem& problem) {
+  config.d = padded_dim(problem.head_dim_qk);
+  const int dv = padded_dim(problem.head_dim_v);
+  config.dv_parts = dv > 256 ? 2 : 1;
+  config.dv = dv / config.dv_parts;
+  if (config.d > 256) config.dv = round_up(config.dv, 64);  // whole panels: copies then go by 16 rows
+}
+
+// Keys of a tile, where little room leaves but few.
+int most_keys(const FwdConfig& config) {
+  if (config.d > 256) return 32;  // with 64 rows of 512 columns two blocks share the 228 KB of SM90
+  // Addresses of mixed sources take registers.
+  const bool short_of_registers = config.tile_m > 32 && std::max(config.d, config.dv) > 64;
+  return config.source == Source::mixed && short_of_registers ? 32 : 128;
+}
+
+void set_tile(FwdConfig& config, int tile_m, int tile_n, int stages, int warps = 4) {
+  config.tile_m = tile_m;
+  config.tile_n = tile_n;
+  config.stages = stages;
+  config.warps = warps;
+}
+
+// Measured on an H200 (docs/performance.md), for the plainest softmax of many rows: 32 rows a warp wherever O's registers
+// leave room for them, because every fragment of K and V then serves two products.
+void choose_plain_tile(FwdConfig& config, std::int64_t keys) {
+  const int widest = std::max(config.d, config.dv);
+  if (widest <= 32) return set_tile(config, 64, 96, 1);
+  if (widest <= 64) return set_tile(config, 128, 128, 1);
+  if (widest <= 96) return set_tile(config, 128, 96, 2);
+  if (widest <= 128) return set_tile(config, 128, 64, 2);
+  if (keys < kManyKeys || widest > 256) return set_tile(config, 64, 64, 1);
+  if (widest <= 192) return set_tile(config, 64, 96, 1);
+  set_tile(config, 128, 128, 1, 8);
+}
+
+// Narrower tiles where more than the plainest softmax needs registers too, shorter ones where there are few rows: most
+// would be idle, as when decoding.
+void choose_other_tile(FwdConfig& config, std::int64_t rows) {
+  const int widest = std::max(config.d, config.dv);
+  // Copies go by 16 rows, by 32 where a row is cut into panels of 32 columns.
+  const bool by_32_rows = config.d % 64 != 0 || config.dv % 64 != 0;
+  const bool plain = !config.scale_first && config.source == Source::strided && config.output == config.type;
+  if (config.scale_first && config.source == Source::strided && widest <= 64 && rows > 64) {
+    return set_tile(config, 64, 96, 2);
+  }
+  config.tile_m = rows <= 32 ? 32 : rows <= 64 || widest > 128 ? 64 : 128;
+  config.warps = config.tile_m == 32 ? 2 : 4;
+  if (widest <= 64) {
+    config.tile_n = plain ? 128 : by_32_rows ? 96 : 80;
+  } else {
+    config.tile_n = plain || config.dv != 128 ? 64 : by_32_rows ? 32 : 48;
+  }
+  const bool two_stages = widest <= 64 || (widest <= 128 && !config.scale_first);
+  config.stages = two_stages && config.source == Source::strided ? 2 : 1;
+}
+
+bool is_plain(const FwdConfig& config) {
+  return !config.scale_first && config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
+         config.output == config.type && !config.affine && !config.dropout && !config.user_score && !config.user_mask;
+}
+
+std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
+  return (problem.seqlen_q * packed_heads(problem) + config.tile_m - 1) / config.tile_m;
+}
+
+// Heads, or groups of them whose rows are packed.
+std::int64_t count_heads(const Problem& problem) { return problem.heads_q / packed_heads(problem); }
+
+FwdConfig features_of(const Problem& problem, std::int64_t splits) {
+  FwdConfig config;
+  config.type = element_of(problem.q_type);
+  config.output = splits > 1 ? Element::fp32 : element_of(problem.o_type);
+  choose_dims(config, problem);
+  config.source = source_of(problem);
+  config.segments = problem.kv2 ? 2 : 1;
+  config.tiles = problem.list ? Tiles::list : Tiles::range;
+  config.affine = problem.affine.has_value();
+  config.softcap = problem.softcap > 0.0F;
+  config.alibi = problem.alibi;
+  config.dropout = problem.dropout > 0.0F;
+  config.user_score = !problem.score.empty();
+  config.user_mask = !problem.mask.empty();
+  config.scale_first = config.softcap || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
+  return config;
+}
+
+// Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may ask
+// for.
+bool fits_twice(const FwdConfig& config, const Target& target) {
+  return 2 * (config.smem_bytes() + 1024) <= target.shared_memory + 1024;
+}
+
+void choose_tile(FwdConfig& config, const Problem& problem, const Target& target) {
+  const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
+  const std::int64_t keys = problem.kv.seqlen;
+  const int widest = std::max(config.d, config.dv);
+  if (!is_plain(config) || rows <= 64) {
+    choose_other_tile(config, rows);
+  } else {
+    choose_plain_tile(config, keys);
+    // With about as many blocks as run at once, more of half the rows: 1.1 to 1.3 times as fast.
+    const std::int64_t blocks = count_blocks(config, problem, 1);
+    if (config.tile_m == 128 && config.warps == 4 && blocks <= 2 * target.multiprocessors) {
+      if (keys >= 512) {
+        set_tile(config, 64, 128, 1);
+      } else if (blocks <= target.multiprocessors) {
+        set_tile(config, 64, 64, widest <= 64 ? 1 : 2);
+      }
+    }
+  }
+  config.tile_n = std::min(config.tile_n, most_keys(config));
+  if (config.dropout || config.user_score || config.user_mask) {  // 16 rows a warp: these need registers too
+    config.tile_m = std::min(config.tile_m, 64);
+    config.tile_n = std::min(64, most_keys(config));
+  }
+}
+
+}  // namespace
+
+// Dropout's draws are cheapest where rows lie at consecutive positions, and a list of each head's own keeps heads apart.
+std::int64_t packed_heads(const Problem& problem) {
+  const bool apart = problem.dropout > 0.0F || (problem.list && problem.list.heads == TileList::Heads::q);
+  return apart ? 1 : problem.group();
+}
+
+bool has_tma(const FwdConfig& config, const Target& target) {
+  return target.sm >= 90 && config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
+         config.dv_parts == 1;
+}
+
+int shared_bytes(const FwdConfig& config, const Problem& problem) {
+  return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
+}
+
+std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
+  return row_tiles(config, problem) * config.dv_parts * count_heads(problem) * problem.batch * splits;
+}
+
+FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes) {
+  FwdConfig config = features_of(problem, splits);
+  choose_tile(config, problem, target);
+  if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), most_keys(config));
+  if (config.warps <= 4 && !fits_twice(config, target)) {
+    config.stages = 1;
+    if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
+  }
+  // 99 KB hold 64 rows and 16 keys of 512 columns.
+  if (config.d > 256 && shared_bytes(config, problem) > target.shared_memory) {
+    config.tile_n = 16;
+    config.run = 16;
+  }
+  // There the compiler needs a few registers more.
+  if (target.sm >= 100 && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
+  // On an H200 1 to 8% faster (docs/performance.md); on SM120 it takes the registers that 128 columns need.
+  if (target.sm == 90 && has_tma(config, target)) config.loader = Loader::tma;
+  const auto wish = [](int& field, const std::optional<std::int64_t>& value) {
+    if (value) field = static_cast<int>(std::min<std::int64_t>(*value, 1 << 20));
+  };
+  wish(config.tile_m, wishes.tile_q);
+  wish(config.tile_n, wishes.tile_kv);
+  wish(config.stages, wishes.stages);
+  wish(config.warps, wishes.warps);
+  if (!problem.list) config.run = config.tile_n;
+  if (!wishes.loader.empty()) config.loader = wishes.loader == "tma" ? Loader::tma : Loader::cp_async;
+  return config;
+}
+
+// As many as fill the device twice, yet of at least 4 tiles each, since a part costs a partial result. The lengths that
+// count are the capacities: the plan sees no others.
+std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes) {
+  if (wishes.splits) return *wishes.splits;
+  if (problem.batch_invariant || target.multiprocessors == 0) return 1;
+  const FwdConfig config = fwd_config(problem, target, 1, wishes);
+  const std::int64_t blocks = count_blocks(config, problem, 1);
+  const std::int64_t tiles = keys_of(problem) / config.tile_n;
+  if (blocks == 0 || blocks * 5 > std::int64_t{target.multiprocessors} * 4) return 1;
+  return std::clamp<std::int64_t>(2 * target.multiprocessors / blocks, 1, std::clamp<std::int64_t>(tiles / 4, 1, 64));
+}
+
+// Under a causal mask the last rows have the most to do: those of all heads of a section first, so that the multi-
+// processors end together. The keys and values of a section stay in L2; otherwise a section is one head's, so that its
+// rows share them.
+BlockOrder block_order(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
+  const std::int64_t planes = std::max<std::int64_t>(count_heads(problem) * problem.batch * splits, 1);
+  std::int64_t section = 1;
+  if ((problem.band.right && !problem.band.left) || problem.affine) {
+    const std::int64_t bytes = keys_of(problem) * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
+    const char* mb = std::getenv("TESSERA_SECTION_MB");
+    const std::int64_t most = std::max<std::int64_t>((mb ? std::atoll(mb) << 20 : kSectionBytes) / std::max<std::int64_t>(bytes, 1), 1);
+    section = std::min(planes, most);
+    while (planes % section != 0) --section;
+  }
+  const std::int64_t tiles = std::max<std::int64_t>(row_tiles(config, problem), 1);
+  const auto divisor = [](std::int64_t n) { return Divisor(static_cast<int>(n)); };
+  return {static_cast<int>(tiles), divisor(tiles * section), divisor(section), divisor(count_heads(problem))};
+}
+
+}  // namespace tessera::cuda
