@@ -2,7 +2,6 @@
 #include "cuda/fwd_config.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "cuda/element.h"
 #include "cuda/list_params.h"
@@ -10,8 +9,9 @@
 namespace tessera::cuda {
 namespace {
 
-// Keys and values of the heads whose blocks run side by side, at most: about half of the L2 of an H200 or an RTX 5090.
-constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
+// Keys and values of the heads whose blocks run side by side, at most: a third of the L2 of an H200 (50 MB). 32 and 64
+// MB are up to 5% slower.
+constexpr std::int64_t kSectionBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kManyKeys = 2048;
 
 bool is_paged(const KvSource& source) {
@@ -57,17 +57,30 @@ void set_tile(FwdConfig& config, int tile_m, int tile_n, int stages, int warps =
   config.warps = warps;
 }
 
-// Measured on an H200 (docs/performance.md), for the plainest softmax of many rows: 32 rows a warp wherever O's registers
-// leave room for them, because every fragment of K and V then serves two products.
-void choose_plain_tile(FwdConfig& config, std::int64_t keys) {
+// For the plainest softmax of many rows: 32 rows a warp wherever O's registers leave room for them, because every
+// fragment of K and V then serves two products. All figures here are an H200's: docs/performance.md.
+void choose_plain_tile(FwdConfig& config, std::int64_t keys, const Target& target) {
   const int widest = std::max(config.d, config.dv);
   if (widest <= 32) return set_tile(config, 64, 96, 1);
   if (widest <= 64) return set_tile(config, 128, 128, 1);
   if (widest <= 96) return set_tile(config, 128, 96, 2);
   if (widest <= 128) return set_tile(config, 128, 64, 2);
-  if (keys < kManyKeys || widest > 256) return set_tile(config, 64, 64, 1);
-  if (widest <= 192) return set_tile(config, 64, 96, 1);
-  set_tile(config, 128, 128, 1, 8);
+  if (keys >= kManyKeys && widest <= 192) return set_tile(config, 64, 96, 1);
+  if (keys >= kManyKeys && widest <= 256) {
+    for (const int tile_n : {128, 96}) {  // one block a multiprocessor, of 16 rows a warp
+      set_tile(config, 128, tile_n, 1, 8);
+      if (config.smem_bytes() <= target.shared_memory) return;
+    }
+  }
+  set_tile(config, 64, 64, 1);
+}
+
+// For as many blocks as run at once, or fewer: twice as many of half the rows are 1.05 to 1.3 times as fast.
+void choose_short_tile(FwdConfig& config, std::int64_t keys, std::int64_t waves) {
+  const int widest = std::max(config.d, config.dv);
+  if (keys >= (waves == 1 ? 256 : 512)) return set_tile(config, 64, 128, 1);
+  if (waves == 1) return set_tile(config, 64, 64, widest <= 64 ? 1 : 2);
+  if (widest > 64) set_tile(config, 64, 32, 1);
 }
 
 // Narrower tiles where more than the plainest softmax needs registers too, shorter ones where there are few rows: most
@@ -77,8 +90,9 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
   // Copies go by 16 rows, by 32 where a row is cut into panels of 32 columns.
   const bool by_32_rows = config.d % 64 != 0 || config.dv % 64 != 0;
   const bool plain = !config.scale_first && config.source == Source::strided && config.output == config.type;
-  if (config.scale_first && config.source == Source::strided && widest <= 64 && rows > 64) {
-    return set_tile(config, 64, 96, 2);
+  if (config.scale_first && config.source == Source::strided && rows > 64) {
+    if (widest <= 64) return set_tile(config, 64, 96, 2);
+    if (widest <= 128) return set_tile(config, 128, 64, 1);
   }
   config.tile_m = rows <= 32 ? 32 : rows <= 64 || widest > 128 ? 64 : 128;
   config.warps = config.tile_m == 32 ? 2 : 4;
@@ -92,8 +106,9 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
 }
 
 bool is_plain(const FwdConfig& config) {
-  return !config.scale_first && config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
-         config.output == config.type && !config.affine && !config.dropout && !config.user_score && !config.user_mask;
+  return !config.scale_first && config.source == Source::strided && config.tiles == Tiles::range &&
+         config.segments == 1 && config.output == config.type && !config.affine && !config.dropout &&
+         !config.user_score && !config.user_mask;
 }
 
 std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
@@ -121,8 +136,8 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   return config;
 }
 
-// Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may ask
-// for.
+// Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
+// ask for.
 bool fits_twice(const FwdConfig& config, const Target& target) {
   return 2 * (config.smem_bytes() + 1024) <= target.shared_memory + 1024;
 }
@@ -130,19 +145,14 @@ bool fits_twice(const FwdConfig& config, const Target& target) {
 void choose_tile(FwdConfig& config, const Problem& problem, const Target& target) {
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
   const std::int64_t keys = problem.kv.seqlen;
-  const int widest = std::max(config.d, config.dv);
   if (!is_plain(config) || rows <= 64) {
     choose_other_tile(config, rows);
   } else {
-    choose_plain_tile(config, keys);
-    // With about as many blocks as run at once, more of half the rows: 1.1 to 1.3 times as fast.
+    choose_plain_tile(config, keys, target);
+    const std::int64_t most = 2 * target.multiprocessors;
     const std::int64_t blocks = count_blocks(config, problem, 1);
-    if (config.tile_m == 128 && config.warps == 4 && blocks <= 2 * target.multiprocessors) {
-      if (keys >= 512) {
-        set_tile(config, 64, 128, 1);
-      } else if (blocks <= target.multiprocessors) {
-        set_tile(config, 64, 64, widest <= 64 ? 1 : 2);
-      }
+    if (config.tile_m == 128 && config.warps == 4 && blocks <= most) {
+      choose_short_tile(config, keys, 2 * blocks <= most ? 1 : 2);
     }
   }
   config.tile_n = std::min(config.tile_n, most_keys(config));
@@ -154,7 +164,8 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
 
 }  // namespace
 
-// Dropout's draws are cheapest where rows lie at consecutive positions, and a list of each head's own keeps heads apart.
+// Dropout's draws are cheapest where rows lie at consecutive positions, and a list of each head's own keeps heads
+// apart.
 std::int64_t packed_heads(const Problem& problem) {
   const bool apart = problem.dropout > 0.0F || (problem.list && problem.list.heads == TileList::Heads::q);
   return apart ? 1 : problem.group();
@@ -222,9 +233,7 @@ BlockOrder block_order(const FwdConfig& config, const Problem& problem, std::int
   std::int64_t section = 1;
   if ((problem.band.right && !problem.band.left) || problem.affine) {
     const std::int64_t bytes = keys_of(problem) * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
-    const char* mb = std::getenv("TESSERA_SECTION_MB");
-    const std::int64_t most = std::max<std::int64_t>((mb ? std::atoll(mb) << 20 : kSectionBytes) / std::max<std::int64_t>(bytes, 1), 1);
-    section = std::min(planes, most);
+    section = std::clamp<std::int64_t>(kSectionBytes / std::max<std::int64_t>(bytes, 1), 1, planes);
     while (planes % section != 0) --section;
   }
   const std::int64_t tiles = std::max<std::int64_t>(row_tiles(config, problem), 1);

@@ -20,7 +20,7 @@ namespace tessera::cuda {
 namespace {
 
 constexpr std::int64_t kMostRowStride = std::int64_t{1} << 24;  // elements; offsets within a tile are 32-bit
-constexpr std::int64_t kMostGrid = 65535;                       // sequences and heads: blocks in y and z of other kernels
+constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y and z of other kernels
 constexpr std::int64_t kMostSplits = 256;
 
 // Wishes may ask for what no kernel can be.
@@ -95,7 +95,8 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
                        std::to_string(list_cells(config, problem)));
   }
   if (count_blocks(config, problem, splits) > std::numeric_limits<int>::max()) {
-    return Support::no("needs " + std::to_string(count_blocks(config, problem, splits)) + " blocks; a grid has 2^31 - 1");
+    return Support::no("needs " + std::to_string(count_blocks(config, problem, splits)) +
+                       " blocks; a grid has 2^31 - 1");
   }
   const int bytes = shared_bytes(config, problem);
   if (bytes > target.shared_memory) {

@@ -85,7 +85,8 @@ struct KvMaps {
 };
 
 /// The rows that the blocks of a grid of one dimension take: section after section of planes (heads of one sequence and
-/// split); in a section the last rows of every plane, then those before them. dv_parts blocks for each lie side by side.
+/// split); in a section the last rows of every plane, then those before them. dv_parts blocks for each lie side by
+/// side.
 struct BlockOrder {
   int tiles;        // of rows, of a plane
   Divisor section;  // row tiles of a section
