@@ -66,7 +66,7 @@ void choose_plain_tile(FwdConfig& config, std::int64_t keys, const Target& targe
   if (widest <= 96) return set_tile(config, 128, 96, 2);
   if (widest <= 128) return set_tile(config, 128, 64, 2);
   if (keys >= kManyKeys && widest <= 192) return set_tile(config, 64, 96, 1);
-  if (keys >= kManyKeys && widest <= 256) {
+  if (keys >= kManyKeys && widest <= 256 && config.dv_parts == 1 && config.d % 64 == 0 && config.dv % 64 == 0) {
     for (const int tile_n : {128, 96}) {  // one block a multiprocessor, of 16 rows a warp
       set_tile(config, 128, tile_n, 1, 8);
       if (config.smem_bytes() <= target.shared_memory) return;
@@ -92,7 +92,7 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
   const bool plain = !config.scale_first && config.source == Source::strided && config.output == config.type;
   if (config.scale_first && config.source == Source::strided && rows > 64) {
     if (widest <= 64) return set_tile(config, 64, 96, 2);
-    if (widest <= 128) return set_tile(config, 128, 64, 1);
+    if (widest <= 128) return set_tile(config, 64, 128, 1);
   }
   config.tile_m = rows <= 32 ? 32 : rows <= 64 || widest > 128 ? 64 : 128;
   config.warps = config.tile_m == 32 ? 2 : 4;

@@ -4,8 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <set>
+#include <utility>
+#include <vector>
 
 #include "core/expect_error.h"
 #include "core/implementations.h"
@@ -82,9 +86,10 @@ TEST_F(Launch, OneRunIsOneLaunchOfThePlansKernel) {
   EXPECT_EQ(gpu_.last.stream, &stream);
   EXPECT_EQ(gpu_.last.shared_bytes, plan.state().kernels.front().shared_bytes);
   const std::int64_t rows = problem_.seqlen_q * problem_.group();
-  EXPECT_EQ(gpu_.last.grid[0], (rows + plan.state().tile_q - 1) / plan.state().tile_q);
-  EXPECT_EQ(gpu_.last.grid[1], problem_.heads_kv);
-  EXPECT_EQ(gpu_.last.grid[2], problem_.batch);
+  const std::int64_t tiles = (rows + plan.state().tile_q - 1) / plan.state().tile_q;
+  EXPECT_EQ(gpu_.last.grid[0], tiles * problem_.heads_kv * problem_.batch);
+  EXPECT_EQ(gpu_.last.grid[1], 1);
+  EXPECT_EQ(gpu_.last.grid[2], 1);
   cuda::FwdParams params{};
   std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
   EXPECT_EQ(params.q, bindings[Slot::q].bytes());
@@ -99,9 +104,44 @@ TEST_F(Launch, BlocksShareWideOutputs) {
   const Plan plan = make_plan(wide, Target::cuda_device(0));
   Executor(plan).run(dense(wide));
   const std::int64_t tiles = (wide.seqlen_q * wide.group() + plan.state().tile_q - 1) / plan.state().tile_q;
-  EXPECT_EQ(gpu_.last.grid[0], 2 * tiles);
-  EXPECT_EQ(gpu_.last.grid[1], wide.heads_kv);
-  EXPECT_EQ(gpu_.last.grid[2], wide.batch);
+  EXPECT_EQ(gpu_.last.grid[0], 2 * tiles * wide.heads_kv * wide.batch);
+}
+
+// The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
+std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int blocks) {
+  std::vector<std::pair<int, int>> all;
+  const auto tiles = static_cast<int>(order.section.value);
+  const auto planes = static_cast<int>(order.planes.value);
+  for (int index = 0; index < blocks; ++index) {
+    const int from_last = index % tiles / planes;
+    all.emplace_back(index / tiles * planes + index % tiles % planes, order.tiles - 1 - from_last);
+  }
+  return all;
+}
+
+TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {
+  const auto order_of = [&](const char* line) {
+    const Problem problem = Problem::parse(line);
+    Executor(make_plan(problem, Target::cuda_device(0))).run(dense(problem));
+    cuda::FwdParams params{};
+    std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+    auto all = row_tiles_of(params.order, static_cast<int>(gpu_.last.grid[0]));
+    EXPECT_EQ(params.order.heads.value, 6U);
+    const auto planes = static_cast<std::size_t>(6 * problem.batch);
+    EXPECT_EQ(all.size(), planes * static_cast<std::size_t>(params.order.tiles));
+    EXPECT_EQ(std::set(all.begin(), all.end()).size(), all.size()) << "each row tile once";
+    EXPECT_LT(std::max_element(all.begin(), all.end())->first, static_cast<int>(planes));
+    return all;
+  };
+  const auto last_of = [](const std::vector<std::pair<int, int>>& all) {
+    std::size_t same = 0;
+    while (same < all.size() && all[same].second == all.front().second) ++same;
+    return same;
+  };
+  EXPECT_EQ(last_of(order_of("attention b=5 sq=1000 hq=6 d=64 dtype=bf16 causal")), 30U);  // of all planes
+  // 4 MB a plane, 16 MB a section of at most 4 planes, of which there are to be whole ones.
+  EXPECT_EQ(last_of(order_of("attention b=1 sq=16384 hq=6 d=64 dtype=bf16 causal")), 3U);
+  EXPECT_EQ(last_of(order_of("attention b=5 sq=1000 hq=6 d=64 dtype=bf16")), 1U);
 }
 
 TEST_F(Launch, RunsNeitherAllocateNorLoad) {
@@ -154,7 +194,7 @@ TEST_F(Launch, AnExecutorMovesWithItsKernels) {
 
 TEST_F(Launch, PlansOfOneConfigurationShareALoadedKernel) {
   Executor one(make_plan(problem_, Target::cuda_device(0)));
-  Executor other(make_plan(Problem::parse("attention sq=77 hq=3 d=64 dtype=bf16"), Target::cuda_device(0)));
+  Executor other(make_plan(Problem::parse("attention sq=290 hq=3 d=64 dtype=bf16"), Target::cuda_device(0)));
   one.prepare();
   other.prepare();
   EXPECT_EQ(gpu_.modules, 1);
