@@ -98,7 +98,7 @@ def check_error(name: str, ours: Tensor, wide: Tensor, bound: float | Tensor) ->
     if not ours.numel():
         return
     error = (ours.detach().float() - wide.float()).abs().flatten()
-    bounds = torch.as_tensor(bound).expand(ours.shape).flatten()
+    bounds = torch.as_tensor(bound, device=error.device).expand(ours.shape).flatten()
     at = (error - bounds).argmax()
     assert error[at] <= bounds[at], f"{name}: error {error[at]:.3e}; the bound by the textbook's is {bounds[at]:.3e}"
 
