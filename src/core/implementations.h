@@ -76,6 +76,7 @@ extern const Implementation kCpuTiled;      // src/cpu/tiled.cpp
 extern const Implementation kCpuCombine;    // src/cpu/combine.cpp
 extern const Implementation kCpuKvAppend;   // src/cpu/kv_append.cpp
 extern const Implementation kCudaFwdMma;    // src/cuda/fwd_mma.cpp
+extern const Implementation kCudaFwdWgmma;  // src/cuda/fwd_mma.cpp
 extern const Implementation kCudaCombine;   // src/cuda/combine.cpp
 extern const Implementation kCudaKvAppend;  // src/cuda/kv_append.cpp
 extern const Implementation kCpuReference;  // src/cpu/reference_implementation.cpp

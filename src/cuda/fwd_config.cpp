@@ -105,6 +105,12 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
   config.stages = two_stages && config.source == Source::strided ? 2 : 1;
 }
 
+// One block a multiprocessor: two groups of 64 rows.
+void choose_wgmma_tile(FwdConfig& config) {
+  const int widest = std::max(config.d, config.dv);
+  set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 ? 96 : 64, 2, 8);
+}
+
 bool is_plain(const FwdConfig& config) {
   return !config.scale_first && config.source == Source::strided && config.tiles == Tiles::range &&
          config.segments == 1 && config.output == config.type && !config.affine && !config.dropout &&
@@ -184,11 +190,17 @@ std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::
   return row_tiles(config, problem) * config.dv_parts * count_heads(problem) * problem.batch * splits;
 }
 
-FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes) {
+FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes,
+                     Products products) {
   FwdConfig config = features_of(problem, splits);
-  choose_tile(config, problem, target);
+  config.products = products;
+  if (products == Products::wgmma) {
+    choose_wgmma_tile(config);
+  } else {
+    choose_tile(config, problem, target);
+  }
   if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), most_keys(config));
-  if (config.warps <= 4 && !fits_twice(config, target)) {
+  if (products == Products::mma_sync && config.warps <= 4 && !fits_twice(config, target)) {
     config.stages = 1;
     if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
   }
@@ -215,10 +227,10 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
 
 // As many as fill the device twice, yet of at least 4 tiles each, since a part costs a partial result. The lengths that
 // count are the capacities: the plan sees no others.
-std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes) {
+std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
   if (wishes.splits) return *wishes.splits;
   if (problem.batch_invariant || target.multiprocessors == 0) return 1;
-  const FwdConfig config = fwd_config(problem, target, 1, wishes);
+  const FwdConfig config = fwd_config(problem, target, 1, wishes, products);
   const std::int64_t blocks = count_blocks(config, problem, 1);
   const std::int64_t tiles = keys_of(problem) / config.tile_n;
   if (blocks == 0 || blocks * 5 > std::int64_t{target.multiprocessors} * 4) return 1;

@@ -12,9 +12,11 @@ namespace tessera::cuda {
 /// Query heads that share the rows of a tile: those of a group, or 1.
 std::int64_t packed_heads(const Problem& problem);
 /// Parts of the keys, each for blocks of its own.
-std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes);
+std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes, Products products);
 /// The target's best configuration, changed as wished; a wish may make it one that no kernel can be.
-FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes);
+FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes,
+                     Products products);
+/// Whether keys may come by the copy engine.
 bool has_tma(const FwdConfig& config, const Target& target);
 /// Shared memory of a block, with what a list adds, which depends on the problem's capacity and not on the code.
 int shared_bytes(const FwdConfig& config, const Problem& problem);

@@ -65,6 +65,26 @@ Support supports_features(const Problem& p) {
   return Support::yes();
 }
 
+// The same of products by warpgroups.
+Support exists_by_wgmma(const FwdConfig& c, const Target& target) {
+  if (target.sm != 90 || !has_tma(c, target) || c.loader != Loader::tma || c.dropout) {
+    return Support::no(
+        "wants SM90, dense or varlen keys by TMA, one segment, no list, no dropout, at most 256 columns of v");
+  }
+  if ((c.warps != 4 && c.warps != 8 && c.warps != 12) || c.tile_m != c.warps * 16) {
+    return Support::no("wants tile_q of 64, 128 or 192 rows, 16 a warp");
+  }
+  const int by = c.d % 64 != 0 || c.dv % 64 != 0 ? c.threads() / 4 : c.threads() / 8;
+  if (c.tile_m % by != 0) return Support::no("copies go by " + std::to_string(by) + " rows");
+  for (const int columns : {c.tile_n, c.dv}) {
+    if (columns % 32 != 0 || columns == 224 || columns > 256) {
+      return Support::no("wants 32, 64, 96, 128, 160, 192 or 256 keys a tile");
+    }
+  }
+  return Support::yes();
+}
+
+template <Products products>
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
   if (target.device != DeviceType::cuda) return Support::no("runs on CUDA; the target is " + target.to_string());
   if (target.sm < 80) return Support::no("wants SM80 or newer");
@@ -78,17 +98,19 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
     return Support::no("wants at most 65535 sequences and heads");
   }
   if (gathers_mass(problem)) {
+    if (products == Products::wgmma) return Support::no("gathers no masses");
     if (const Support s = supports_mass(problem); !s) return s;
   }
-  const std::int64_t splits = choose_splits(problem, target, wishes);
+  const std::int64_t splits = choose_splits(problem, target, wishes, products);
   if (splits < 1 || splits > kMostSplits || splits * problem.batch > kMostGrid) {
     return Support::no("splits is " + std::to_string(splits) + "; want 1 to 256, at most 65535 with all sequences");
   }
   if (splits > 1 && problem.batch_invariant) {
     return Support::no("splits is " + std::to_string(splits) + "; batch_invariant keeps one part per sequence");
   }
-  const FwdConfig config = fwd_config(problem, target, splits, wishes);
-  if (const Support s = exists(config, target, wishes); !s) return s;
+  const FwdConfig config = fwd_config(problem, target, splits, wishes, products);
+  const bool wgmma = products == Products::wgmma;
+  if (const Support s = wgmma ? exists_by_wgmma(config, target) : exists(config, target, wishes); !s) return s;
   if (problem.list && list_cells(config, problem) > FwdConfig::kMostCells) {
     return Support::no("collects at most " + std::to_string(FwdConfig::kMostCells) + " runs of " +
                        std::to_string(config.run) + " keys; the list's problem has " +
@@ -124,19 +146,20 @@ FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_
           static_cast<int>(packed_heads(problem)),
           block_order(config, problem, splits),
           {static_cast<std::uint32_t>(count_blocks(config, problem, splits))},
-          {static_cast<std::uint32_t>(config.threads())},
+          {static_cast<std::uint32_t>(config.block_threads())},
           static_cast<std::size_t>(shared_bytes(config, problem))};
 }
 
+template <Products products>
 void plan(detail::PlanState& state) {
   const Problem& problem = state.problem;
-  state.splits = choose_splits(problem, state.target, state.wishes);
-  const FwdConfig config = fwd_config(problem, state.target, state.splits, state.wishes);
+  state.splits = choose_splits(problem, state.target, state.wishes, products);
+  const FwdConfig config = fwd_config(problem, state.target, state.splits, state.wishes, products);
   const FwdLaunch launch = launch_of(problem, config, state.splits);
   state.prepared = launch;
   state.tile_q = config.tile_m;
   state.tile_kv = config.tile_n;
-  state.kernels = {fwd_mma_source(config, callable_sources(problem))};
+  state.kernels = {fwd_source(config, callable_sources(problem))};
   state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(launch.shared_bytes) +
                  " bytes a block of " + std::to_string(launch.block.x) + " threads\n";
   if (state.splits > 1) {
@@ -206,6 +229,9 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 
 namespace tessera::detail {
 
-const Implementation kCudaFwdMma = {"cuda.fwd_mma", cuda::supports, cuda::plan, cuda::run};
+const Implementation kCudaFwdMma = {"cuda.fwd_mma", cuda::supports<cuda::Products::mma_sync>,
+                                    cuda::plan<cuda::Products::mma_sync>, cuda::run};
+const Implementation kCudaFwdWgmma = {"cuda.fwd_wgmma", cuda::supports<cuda::Products::wgmma>,
+                                      cuda::plan<cuda::Products::wgmma>, cuda::run};
 
 }  // namespace tessera::detail

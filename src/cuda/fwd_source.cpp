@@ -63,6 +63,7 @@ Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   if (c.source == Source::paged) fields.option("source", "Source::paged", " paged");
   if (c.source == Source::mixed) fields.option("source", "Source::mixed", " mixed");
   if (c.loader == Loader::tma) fields.option("loader", "Loader::tma", " tma");
+  if (c.products == Products::wgmma) fields.set("products", "Products::wgmma");
   if (c.tiles == Tiles::list) fields.option("tiles", "Tiles::list", " list");
   if (c.segments == 2) fields.number("segments", c.segments);
   if (c.tiles == Tiles::list) fields.number("run", c.run);
@@ -88,26 +89,29 @@ std::string configuration_words(const FwdConfig& config, const CallableSources& 
   return fields_of(config, callables).words();
 }
 
-KernelSource fwd_mma_source(const FwdConfig& c, const CallableSources& callables) {
+KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
   const bool maps = c.loader == Loader::tma;
+  const bool wgmma = c.products == Products::wgmma;
+  const std::string file = wgmma ? "fwd_wgmma" : "fwd_mma";
   KernelSource source;
-  source.name = "fwd_mma" + configuration_words(c, callables);
+  source.name = file + configuration_words(c, callables);
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
-  source.text =
-      "#include \"cuda/kernels/fwd_mma.cuh\"\n"
-      "using namespace tessera::cuda;\n" +
-      configuration_line(c) + callables.definitions() +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks()) "
-      "tessera_kernel(const __grid_constant__ FwdParams params" +
-      (maps ? ", const __grid_constant__ KvMaps maps" : "") +
-      ") {\n"
-      "  extern __shared__ __align__(1024) char memory[];\n"
-      "  FwdMma<config, " +
-      callables.type() + ">::run(" + (c.dv_parts > 1 ? "column_part<config>(params)" : "params") + ", memory, " +
-      (maps ? "&maps" : "nullptr") +
-      ");\n"
-      "}\n";
+  source.text = "#include \"cuda/kernels/" + file +
+                ".cuh\"\n"
+                "using namespace tessera::cuda;\n" +
+                configuration_line(c) + callables.definitions() +
+                "extern \"C\" __global__ void __launch_bounds__(config.block_threads(), config.blocks()) "
+                "tessera_kernel(const __grid_constant__ FwdParams params" +
+                (maps ? ", const __grid_constant__ KvMaps maps" : "") +
+                ") {\n"
+                "  extern __shared__ __align__(1024) char memory[];\n"
+                "  " +
+                (wgmma ? "FwdWgmma" : "FwdMma") + "<config, " + callables.type() + ">::run(" +
+                (c.dv_parts > 1 ? "column_part<config>(params)" : "params") + ", memory, " +
+                (maps ? "&maps" : "nullptr") +
+                ");\n"
+                "}\n";
   return source;
 }
 

@@ -17,6 +17,6 @@ std::string configuration_line(const FwdConfig& config);
 std::string configuration_words(const FwdConfig& config, const CallableSources& callables);
 
 /// `callables`: those of the problem that the configuration is for.
-KernelSource fwd_mma_source(const FwdConfig& config, const CallableSources& callables);
+KernelSource fwd_source(const FwdConfig& config, const CallableSources& callables);
 
 }  // namespace tessera::cuda

@@ -25,6 +25,12 @@ enum class Loader : unsigned char {
   tma,       // boxes by the copy engine, asked for by one thread: SM90 and newer, strided sources
 };
 
+/// By which instructions products are computed.
+enum class Products : unsigned char {
+  mma_sync,  // by a warp: SM80 and newer
+  wgmma,     // by a warpgroup of four, asynchronously, beside a warpgroup that asks for copies: SM90
+};
+
 struct FwdConfig {
   Element type = Element::bf16;    // of q, k, v
   Element output = Element::bf16;  // of o; fp32 too for the partials of splits
@@ -38,6 +44,7 @@ struct FwdConfig {
   int q_kept = 0;  // columns of Q, a multiple of 16, that stay in registers; others are read for every tile of keys
   Source source = Source::strided;
   Loader loader = Loader::cp_async;
+  Products products = Products::mma_sync;
   Tiles tiles = Tiles::range;
   int segments = 1;  // sources of keys
   // Of lists: consecutive keys that a tile takes together, tile_n or a divisor of it from 16 on. The tiles of a list
@@ -67,7 +74,9 @@ struct FwdConfig {
   /// That the compiler is to leave registers for on a multiprocessor: 255 a thread. Left to itself it takes fewer than
   /// shared memory has blocks for, and is up to 18% slower.
   constexpr int blocks() const { return threads() < 256 ? 256 / threads() : 1; }
+  /// Those that compute.
   constexpr int threads() const { return warps * 32; }
+  constexpr int block_threads() const { return threads() + (products == Products::wgmma ? 128 : 0); }
   constexpr int rows_a_warp() const { return tile_m / warps; }
   constexpr int q_bytes() const { return tile_m * d * bytes_of(type); }
   constexpr int k_bytes() const { return tile_n * d * bytes_of(type); }

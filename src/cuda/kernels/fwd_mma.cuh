@@ -46,19 +46,8 @@ struct FwdMma {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
-    // Every thread finds out what the block has to do, so that the first copies wait for nobody.
     BlockWork<C> work;
-    work.block = Block::template of<C>(params);
-    work.sequence = Sequence(params, work.block.batch, C.segments);
-    if (work.block.first_row >= static_cast<int>(work.sequence.q.capacity * params.group.value)) return;
-    if constexpr (C.tiles == Tiles::range) work.tiles = KvTiles<C>(params, work.sequence, work.block);
-#pragma unroll
-    for (int i = 0; i < C.segments; ++i) {
-      const KvParams& kv = params.kv[i];
-      const Extent extent = work.sequence.segment(i).extent;
-      work.keys[i] = KvRows<C.source>(kv, kv.k, kv.k_strides, extent, work.block.batch, work.block.kv_head);
-      work.values[i] = KvRows<C.source>(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
-    }
+    if (!work.find(params)) return;
     SharedWork<C>& kept = *reinterpret_cast<SharedWork<C>*>(memory);
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = work;
@@ -157,7 +146,7 @@ struct FwdMma {
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(v_base(0)); });
-      softmax.raise(s, o, softmax_scale());
+      softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(0));
     } while (++i < work.tiles.count());
   }
@@ -183,7 +172,7 @@ struct FwdMma {
       find_scores(s, q, k_base(i % C.stages));
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(v_base(i % C.stages)); });
-      softmax.raise(s, o, softmax_scale());
+      softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(i % C.stages));
     }
   }
@@ -231,7 +220,7 @@ struct FwdMma {
         replace_values(v_base(i % C.stages));
         ptx::fence_async_proxy();
       });
-      softmax.raise(s, o, softmax_scale());
+      softmax.apply(softmax.raise(s, softmax_scale()), o);
       fill_keys(i + C.stages);
       values.wait(i);
       add_values(o, s, softmax, tile, v_base(i % C.stages));

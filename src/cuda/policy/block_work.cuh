@@ -17,6 +17,22 @@ struct BlockWork {
   KvTiles<C> tiles;
   KvRows<C.source> keys[C.segments], values[C.segments];
 
+  /// By every thread, so that the first copies wait for nobody; `tiles` of ranges only. Whether there is a row.
+  __device__ __forceinline__ bool find(const FwdParams& p) {
+    block = Block::of<C>(p);
+    sequence = Sequence(p, block.batch, C.segments);
+    if (block.first_row >= static_cast<int>(sequence.q.capacity * p.group.value)) return false;
+    if constexpr (C.tiles == Tiles::range) tiles = KvTiles<C>(p, sequence, block);
+#pragma unroll
+    for (int i = 0; i < C.segments; ++i) {
+      const KvParams& kv = p.kv[i];
+      const Extent extent = sequence.segment(i).extent;
+      keys[i] = KvRows<C.source>(kv, kv.k, kv.k_strides, extent, block.batch, block.kv_head);
+      values[i] = KvRows<C.source>(kv, kv.v, kv.v_strides, extent, block.batch, block.kv_head);
+    }
+    return true;
+  }
+
   /// Whether any key of the tile may weigh 0 for a row.
   __device__ __forceinline__ bool may_hide(const KvTile& tile) const {
     return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;

@@ -23,10 +23,11 @@ __device__ __forceinline__ bool is_finite(u32 bits) {
 /// Of a tile in shared memory, by all threads; between barriers. Whether this thread replaced any.
 template <Element type, class Tile, int threads>
 __device__ __forceinline__ bool replace_values(u32 tile, int thread) {
-  static_assert(Tile::bytes % (threads * 16) == 0);
+  constexpr bool whole_steps = Tile::bytes % (threads * 16) == 0;
   u32 sums[4] = {};  // of 0 · v: NaN where a v is not finite
 #pragma unroll 4     // registers are short
-  for (int step = 0; step < Tile::bytes / (threads * 16); ++step) {
+  for (int step = 0; step < divide_up(Tile::bytes, threads * 16); ++step) {
+    if (!whole_steps && (step * threads + thread) * 16 >= Tile::bytes) break;
     u32 value[4];
     ptx::load_shared_16(value, tile + (step * threads + thread) * 16);
 #pragma unroll

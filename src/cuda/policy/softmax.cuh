@@ -39,13 +39,18 @@ struct Softmax {
     }
   }
 
-  /// Raises the origins to the maxima of new scores and rescales sums and `o`, but only for rows whose maximum rose by
-  /// more than kSlack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
-  /// score's factor to log2.
-  template <int key_tiles, int value_tiles>
-  __device__ __forceinline__ void raise(const Accumulator<row_tiles, key_tiles>& s,
-                                        Accumulator<row_tiles, value_tiles>& o, float scale) {
+  /// What raised origins ask of O.
+  struct Rescale {
     float factor[row_tiles][2];
+    bool needed;  // by any row of the warp
+  };
+
+  /// Raises the origins to the maxima of new scores and rescales sums, but only for rows whose maximum rose by more
+  /// than kSlack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
+  /// score's factor to log2.
+  template <int key_tiles>
+  __device__ __forceinline__ Rescale raise(const Accumulator<row_tiles, key_tiles>& s, float scale) {
+    Rescale rescale;
     bool moved = false;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
@@ -58,19 +63,25 @@ struct Softmax {
         }
         highest = quad_maximum(highest) * scale;
         const bool rises = highest > origin[m][half] + kSlack;
-        factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;
+        rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;
         origin[m][half] = rises ? highest : origin[m][half];
-        sum[m][half] *= factor[m][half];
+        sum[m][half] *= rescale.factor[m][half];
         moved |= rises;
       }
     }
-    if (!__any_sync(0xffffffffU, moved)) return;
+    rescale.needed = __any_sync(0xffffffffU, moved) != 0;
+    return rescale;
+  }
+
+  template <int value_tiles>
+  static __device__ __forceinline__ void apply(const Rescale& rescale, Accumulator<row_tiles, value_tiles>& o) {
+    if (!rescale.needed) return;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int n = 0; n < value_tiles; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o.tile[m][n][i] *= factor[m][i / 2];
+        for (int i = 0; i < 4; ++i) o.tile[m][n][i] *= rescale.factor[m][i / 2];
       }
     }
   }

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// PTX ISA 9.7.13.1 and 9.7.19.5: barriers of some of a block's warps, and registers that a warpgroup gives or takes.
+#pragma once
+
+#include "shared/types.h"
+
+namespace tessera::cuda::ptx {
+
+/// Barrier `id` from 1 on (0 is __syncthreads) of `threads` threads, whole warps.
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Counts this thread at the barrier and goes on.
+__device__ __forceinline__ void barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// Registers a thread from here on, a multiple of 8; all warps of a warpgroup.
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(registers));
+}
+
+}  // namespace tessera::cuda::ptx

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// PTX ISA 9.7.15: products by the four warps of a warpgroup together, m64nNk16 of 16-bit operands with fp32
+// accumulation, asynchronous; SM90 alone (sm_90a).
+//
+// D (64 x N): warp w of the group holds rows 16w … 16w + 15, as N / 8 tiles C (16 x 8) of ptx/mma_sync.cuh side by
+// side. A (64 x 16) comes from shared memory, or from registers: the A (16 x 16) of mma_sync.cuh of each warp. B
+// (16 x N) comes from shared memory; a descriptor names a matrix there:
+//
+//     bits  0–13  address / 16                       16–29  leading offset / 16      32–45  stride offset / 16
+//           62–63  swizzle: 1 = 128-byte rows, 2 = 64-byte rows (tile/swizzle.cuh)
+//
+// Rows along the products' depth (Q, K): eight rows follow each other; the stride offset leads to the next eight.
+// Rows across it (V, "transposed"): the stride offset leads to the next eight rows, the leading one to the next panel.
+#pragma once
+
+#include "shared/types.h"
+
+namespace tessera::cuda::ptx {
+
+/// Before the first product, and after registers of one were touched.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+/// Until at most `later` groups that were committed last are under way.
+template <int later>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(later) : "memory");
+}
+
+/// Keeps the compiler from using a result in front of the wait before this.
+__device__ __forceinline__ void wgmma_settle(float& result) { asm volatile("" : "+f"(result)::"memory"); }
+
+__device__ __forceinline__ void wgmma_hold(float sum, u32 barrier) {
+  asm volatile(
+      "{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0fBF800000;\n@never mbarrier.arrive.shared::cta.b64 _, "
+      "[%1];\n}\n" ::"f"(sum),
+      "r"(barrier)
+      : "memory");
+}
+
+/// D = A·B, or D += A·B with `add`. `d`: N / 2 registers.
+template <int n, Element type>
+struct Wgmma;
+
+// The registers of eight columns of tiles as operands, and their numbers in the text.
+#define TESSERA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define TESSERA_D16(i) TESSERA_D4(i), TESSERA_D4(i + 4), TESSERA_D4(i + 8), TESSERA_D4(i + 12)
+#define TESSERA_N0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define TESSERA_N1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TESSERA_N2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define TESSERA_N3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define TESSERA_N4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define TESSERA_N5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define TESSERA_N6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define TESSERA_N7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// `text`, `numbers` and `operands` of N / 2 registers; the numbers of those that follow.
+#define TESSERA_WGMMA(n, element, text, numbers, i0, i1, i2, i3, i4, i5, ...)                                       \
+  template <>                                                                                                       \
+  struct Wgmma<n, Element::element> {                                                                               \
+    static __device__ __forceinline__ void from_shared(float* d, u64 a, u64 b, bool add) {                          \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i2                                                      \
+                   ", 0;\n"                                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" numbers "}, %" i0 ", %" i1  \
+                   ", add, 1, 1, 0, 0;\n}\n"                                                                        \
+                   : __VA_ARGS__                                                                                    \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                   \
+    }                                                                                                               \
+    /* B transposed. */                                                                                             \
+    static __device__ __forceinline__ void from_registers(float* d, const u32 (&a)[4], u64 b, bool add) {           \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i5                                                      \
+                   ", 0;\n"                                                                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" numbers "}, {%" i0 ", %" i1 \
+                   ", %" i2 ", %" i3 "}, %" i4 ", add, 1, 1, 1;\n}\n"                                               \
+                   : __VA_ARGS__                                                                                    \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));               \
+    }                                                                                                               \
+  }
+#define TESSERA_WGMMA_OF(n, numbers, i0, i1, i2, i3, i4, i5, ...)               \
+  TESSERA_WGMMA(n, bf16, "bf16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__); \
+  TESSERA_WGMMA(n, fp16, "f16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__)
+
+TESSERA_WGMMA_OF(32, TESSERA_N0, "16", "17", "18", "19", "20", "21", TESSERA_D16(0));
+TESSERA_WGMMA_OF(64, TESSERA_N0 ", " TESSERA_N1, "32", "33", "34", "35", "36", "37", TESSERA_D16(0), TESSERA_D16(16));
+TESSERA_WGMMA_OF(96, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2, "48", "49", "50", "51", "52", "53", TESSERA_D16(0),
+                 TESSERA_D16(16), TESSERA_D16(32));
+TESSERA_WGMMA_OF(128, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3, "64", "65", "66", "67", "68", "69",
+                 TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D16(48));
+TESSERA_WGMMA_OF(160, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4, "80", "81", "82",
+                 "83", "84", "85", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D16(48), TESSERA_D16(64));
+TESSERA_WGMMA_OF(192, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4 ", " TESSERA_N5, "96",
+                 "97", "98", "99", "100", "101", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32), TESSERA_D16(48),
+                 TESSERA_D16(64), TESSERA_D16(80));
+TESSERA_WGMMA_OF(256,
+                 TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4 ", " TESSERA_N5
+                            ", " TESSERA_N6 ", " TESSERA_N7,
+                 "128", "129", "130", "131", "132", "133", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32),
+                 TESSERA_D16(48), TESSERA_D16(64), TESSERA_D16(80), TESSERA_D16(96), TESSERA_D16(112));
+
+#undef TESSERA_WGMMA_OF
+#undef TESSERA_WGMMA
+#undef TESSERA_D16
+#undef TESSERA_D4
+#undef TESSERA_N0
+#undef TESSERA_N1
+#undef TESSERA_N2
+#undef TESSERA_N3
+#undef TESSERA_N4
+#undef TESSERA_N5
+#undef TESSERA_N6
+#undef TESSERA_N7
+
+}  // namespace tessera::cuda::ptx

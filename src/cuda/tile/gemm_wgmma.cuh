@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of a warpgroup's 64 rows with a shared tile, by wgmma. They run on while the warps do other things, until
+// ptx::wgmma_wait; what they read and write must be left alone until then.
+#pragma once
+
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/tile/gemm_mma.cuh"
+#include "cuda/tile/swizzle.cuh"
+
+namespace tessera::cuda {
+
+/// Descriptors of a SharedTile's rows.
+template <class Tile>
+struct Descriptor {
+  static constexpr u64 row_bytes = Tile::panel_columns * 2;
+  static constexpr u64 fixed = (row_bytes == 128 ? u64{1} : u64{2}) << 62 | (row_bytes * 8 / 16) << 32 |
+                               static_cast<u64>(Tile::panel_bytes / 16) << 16;
+
+  static __device__ __forceinline__ u64 at(u32 address) { return fixed | (address & 0x3FFFF) >> 4; }
+  /// 16 columns from column 16·k_tile on, all rows.
+  static __device__ __forceinline__ u64 columns(u32 tile, int k_tile) {
+    constexpr int in_panel = Tile::panel_columns / 16;
+    return at(tile + k_tile / in_panel * Tile::panel_bytes + k_tile % in_panel * 32);
+  }
+  /// 16 rows from row 16·k_tile on, all columns.
+  static __device__ __forceinline__ u64 rows(u32 tile, int k_tile) { return at(tile + Tile::rows_below(16 * k_tile)); }
+};
+
+/// After a wait: what was computed is here, and no later use moves in front of the wait.
+template <int column_tiles>
+__device__ __forceinline__ void settle(Accumulator<1, column_tiles>& c) {
+#pragma unroll
+  for (int n = 0; n < column_tiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::wgmma_settle(c.tile[0][n][i]);
+  }
+}
+
+/// Begins S = Q·Kᵀ: `rows`, the first of the warpgroup's 64 rows of Q.
+template <Element type, class QTile, class KTile>
+__device__ __forceinline__ void begin_scores(Accumulator<1, KTile::rows / 8>& s, u32 rows, u32 keys) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < KTile::columns / 16; ++k) {
+    ptx::Wgmma<KTile::rows, type>::from_shared(&s.tile[0][0][0], Descriptor<QTile>::columns(rows, k),
+                                               Descriptor<KTile>::columns(keys, k), k > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+/// Begins O += P·V.
+template <Element type, class VTile>
+__device__ __forceinline__ void begin_outputs(Accumulator<1, VTile::columns / 8>& o,
+                                              const u32 (&p)[VTile::rows / 16][4], u32 values) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < VTile::rows / 16; ++k) {
+    ptx::Wgmma<VTile::columns, type>::from_registers(&o.tile[0][0][0], p[k], Descriptor<VTile>::rows(values, k), true);
+  }
+  ptx::wgmma_commit();
+}
+
+}  // namespace tessera::cuda
