@@ -67,8 +67,8 @@ struct Implementation {
   void (*run)(const PlanState& state, const Bindings& bindings, const Resources& resources);
 };
 
-/// cpu.tiled, cpu.combine, cpu.kv_append, cuda.fwd_mma, cuda.combine, cuda.kv_append, cpu.reference (the last only when
-/// wished for by name).
+/// cpu.tiled, cpu.combine, cpu.kv_append, cuda.fwd_mma, cuda.fwd_wgmma, cuda.combine, cuda.kv_append, cpu.reference
+/// (the last only when wished for by name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.

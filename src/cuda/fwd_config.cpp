@@ -105,10 +105,12 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
   config.stages = two_stages && config.source == Source::strided ? 2 : 1;
 }
 
-// One block a multiprocessor: two groups of 64 rows.
+// One block a multiprocessor: groups of 64 rows, two of them, or three where registers leave room.
 void choose_wgmma_tile(FwdConfig& config) {
   const int widest = std::max(config.d, config.dv);
-  set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 ? 96 : 64, 2, 8);
+  if (config.scale_first || config.user_mask) return set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
+  if (widest <= 64) return set_tile(config, 192, 96, 2, 12);
+  set_tile(config, 128, widest <= 128 ? 160 : widest <= 192 ? 96 : 64, 2, 8);
 }
 
 bool is_plain(const FwdConfig& config) {

@@ -67,6 +67,7 @@ Support supports_features(const Problem& p) {
 
 // The same of products by warpgroups.
 Support exists_by_wgmma(const FwdConfig& c, const Target& target) {
+  if (c.stages > 4) return Support::no("stages is " + std::to_string(c.stages) + "; want 1 to 4");
   if (target.sm != 90 || !has_tma(c, target) || c.loader != Loader::tma || c.dropout) {
     return Support::no(
         "wants SM90, dense or varlen keys by TMA, one segment, no list, no dropout, at most 256 columns of v");
@@ -87,6 +88,7 @@ Support exists_by_wgmma(const FwdConfig& c, const Target& target) {
 template <Products products>
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
   if (target.device != DeviceType::cuda) return Support::no("runs on CUDA; the target is " + target.to_string());
+  if (products == Products::wgmma && wishes.implementation.empty()) return Support::no("only on request");
   if (target.sm < 80) return Support::no("wants SM80 or newer");
   if (const Support s = supports_features(problem); !s) return s;
   constexpr std::int64_t most = std::numeric_limits<int>::max() / 2;

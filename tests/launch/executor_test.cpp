@@ -107,6 +107,32 @@ TEST_F(Launch, BlocksShareWideOutputs) {
   EXPECT_EQ(gpu_.last.grid[0], 2 * tiles * wide.heads_kv * wide.batch);
 }
 
+TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {
+  const Plan plan = make_plan(problem_, Target::cuda_device(0), Wishes::parse("implementation=cuda.fwd_wgmma"));
+  EXPECT_EQ(plan.implementation(), "cuda.fwd_wgmma");
+  EXPECT_NE(plan.state().kernels.front().text.find("fwd_wgmma.cuh"), std::string::npos);
+  Executor(plan).run(dense(problem_));
+  const std::int64_t tile_q = plan.state().tile_q;
+  EXPECT_EQ(gpu_.last.block[0], tile_q / 64 * 128 + 128);
+  EXPECT_EQ(gpu_.last.grid[0],
+            (problem_.seqlen_q * problem_.group() + tile_q - 1) / tile_q * problem_.heads_kv * problem_.batch);
+}
+
+TEST(Wgmma, WantsWhatItCanDo) {
+  const Wishes wish = Wishes::parse("implementation=cuda.fwd_wgmma");
+  const auto plan_of = [&](const char* line, int sm) {
+    return make_plan(Problem::parse(line), Target::cuda(sm), wish);
+  };
+  EXPECT_NO_THROW(plan_of("attention sq=100 d=64 dtype=fp16", 90));
+  for (const char* line :
+       {"attention sq=100 d=64 dtype=bf16 kv=table page=16", "attention sq=100 d=512 dtype=bf16",
+        "attention sq=100 d=64 dtype=bf16 dropout=0.1", "attention sq=100 d=64 dtype=bf16 list=indices block=64x64"}) {
+    EXPECT_THROW(plan_of(line, 90), Error) << line;
+  }
+  EXPECT_THROW(plan_of("attention sq=100 d=64 dtype=bf16", 80), Error);
+  EXPECT_THROW(plan_of("attention sq=100 d=64 dtype=bf16", 100), Error);
+}
+
 // The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
 std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int blocks) {
   std::vector<std::pair<int, int>> all;

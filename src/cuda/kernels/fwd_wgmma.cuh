@@ -181,8 +181,8 @@ struct FwdWgmma {
   __device__ __forceinline__ void find_weights(Scores& s, Softmax<1>& softmax) const {
 #pragma unroll
     for (int n = 0; n < C.tile_n / 8; ++n) softmax.exponentiate(0, s.tile[0][n], softmax_scale());
-    settle(s);  // in front of the next wait, beside the products
-    ptx::wgmma_hold(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
+    settle(s);
+    ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
 
   static __device__ __forceinline__ void pack_weights(Probabilities& weights, const Scores& s) {

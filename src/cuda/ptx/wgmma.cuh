@@ -29,10 +29,16 @@ __device__ __forceinline__ void wgmma_wait() {
 /// Keeps the compiler from using a result in front of the wait before this.
 __device__ __forceinline__ void wgmma_settle(float& result) { asm volatile("" : "+f"(result)::"memory"); }
 
-__device__ __forceinline__ void wgmma_hold(float sum, u32 barrier) {
+/// Keeps a wait that follows behind the computation of `sum`, which is never negative: a wait has no operands, so that
+/// the assembler would move it in front, and what is to run beside the products would run after them. It does not move
+/// one over an arrival at a barrier; this one at `barrier` never happens.
+__device__ __forceinline__ void wgmma_wait_after(float sum, u32 barrier) {
   asm volatile(
-      "{\n.reg .pred never;\nsetp.lt.f32 never, %0, 0fBF800000;\n@never mbarrier.arrive.shared::cta.b64 _, "
-      "[%1];\n}\n" ::"f"(sum),
+      "{\n"
+      ".reg .pred never;\n"
+      "setp.lt.f32 never, %0, 0fBF800000;\n"
+      "@never mbarrier.arrive.shared::cta.b64 _, [%1];\n"
+      "}\n" ::"f"(sum),
       "r"(barrier)
       : "memory");
 }
