@@ -45,6 +45,7 @@ from flash_grid import Case, Grid  # noqa: E402
 BEGIN = time.perf_counter()
 MODULES = ("dense", "varlen", "newer", "kvcache")
 CASES = 48  # about, in a shard
+MOST_MEMORY = 3 << 30  # bytes that a process keeps from shard to shard
 WAIT = 5.0  # seconds before a case is tried again that found no memory on the GPU
 
 
@@ -164,6 +165,13 @@ def keep_memory() -> None:
         mallopt(m_mmap_max, 0)
 
 
+def return_memory() -> None:
+    """Gives the kernel what is free if this process has grown large: what is kept comes to lie in pieces."""
+    statm = Path("/proc/self/statm")
+    if statm.exists() and int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_MEMORY:
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)
+
+
 def work(number: int, device: str, threads: int, tests: Any, current: Any, pipe: Connection) -> None:
     """A process: shards come in, results go out, until None comes in."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -173,6 +181,7 @@ def work(number: int, device: str, threads: int, tests: Any, current: Any, pipe:
     flash_reference.use_device(device)
     while (shard := pipe.recv()) is not None:
         pipe.send(run_shard(tests[shard.module, shard.test], shard, threads, current))
+        return_memory()
 
 
 class Worker:
