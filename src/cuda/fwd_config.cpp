@@ -150,15 +150,23 @@ bool fits_twice(const FwdConfig& config, const Target& target) {
   return 2 * (config.smem_bytes() + 1024) <= target.shared_memory + 1024;
 }
 
+// Of 128 rows, as far as they may decide: not the number of sequences where that must change no bit.
+std::int64_t blocks_that_count(const FwdConfig& config, const Problem& problem) {
+  const std::int64_t blocks = count_blocks(config, problem, 1);
+  return problem.batch_invariant && problem.batch > 0 ? blocks / problem.batch : blocks;
+}
+
 void choose_tile(FwdConfig& config, const Problem& problem, const Target& target) {
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
   const std::int64_t keys = problem.kv.seqlen;
+  const std::int64_t most = 2 * target.multiprocessors;
   if (!is_plain(config) || rows <= 64) {
     choose_other_tile(config, rows);
+    const bool halves = config.tile_m == 128 && !problem.list;
+    if (halves && 2 * blocks_that_count(config, problem) <= most) config.tile_m = 64;
   } else {
     choose_plain_tile(config, keys, target);
-    const std::int64_t most = 2 * target.multiprocessors;
-    const std::int64_t blocks = count_blocks(config, problem, 1);
+    const std::int64_t blocks = blocks_that_count(config, problem);
     if (config.tile_m == 128 && config.warps == 4 && blocks <= most) {
       choose_short_tile(config, keys, 2 * blocks <= most ? 1 : 2);
     }
@@ -232,7 +240,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
 std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
   if (wishes.splits) return *wishes.splits;
   if (problem.batch_invariant || target.multiprocessors == 0) return 1;
-  const FwdConfig config = fwd_config(problem, target, 1, wishes, products);
+  const FwdConfig config = fwd_config(problem, target, 2, wishes, products);  // that of any parts
   const std::int64_t blocks = count_blocks(config, problem, 1);
   const std::int64_t tiles = keys_of(problem) / config.tile_n;
   if (blocks == 0 || blocks * 5 > std::int64_t{target.multiprocessors} * 4) return 1;
@@ -241,7 +249,7 @@ std::int64_t choose_splits(const Problem& problem, const Target& target, const W
 
 // Under a causal mask the last rows have the most to do: those of all heads of a section first, so that the multi-
 // processors end together. The keys and values of a section stay in L2; otherwise a section is one head's, so that its
-// rows share them.
+// rows share them. All sections have equally many heads.
 BlockOrder block_order(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
   const std::int64_t planes = std::max<std::int64_t>(count_heads(problem) * problem.batch * splits, 1);
   std::int64_t section = 1;

@@ -67,13 +67,23 @@ Support supports_features(const Problem& p) {
 
 // The same of products by warpgroups.
 Support exists_by_wgmma(const FwdConfig& c, const Target& target) {
-  if (c.stages > 4) return Support::no("stages is " + std::to_string(c.stages) + "; want 1 to 4");
+  if (c.stages < 2 || c.stages > 4) return Support::no("stages is " + std::to_string(c.stages) + "; want 2 to 4");
   if (target.sm != 90 || !has_tma(c, target) || c.loader != Loader::tma || c.dropout) {
     return Support::no(
         "wants SM90, dense or varlen keys by TMA, one segment, no list, no dropout, at most 256 columns of v");
   }
   if ((c.warps != 4 && c.warps != 8 && c.warps != 12) || c.tile_m != c.warps * 16) {
     return Support::no("wants tile_q of 64, 128 or 192 rows, 16 a warp");
+  }
+  const int most_keys = c.tests_elements() ? 128 : 256;
+  if (c.tile_n > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
+  // Scores, outputs and probabilities, of what a thread has (fwd_wgmma.cuh).
+  const int registers = (c.tile_n + c.dv) / 2 + c.tile_n / 4;
+  const int most = c.warps == 12 ? 112 : 192;
+  if (registers > most) {
+    return Support::no("needs " + std::to_string(registers) +
+                       " registers a thread for scores, output and probabilities; want at most " +
+                       std::to_string(most));
   }
   const int by = c.d % 64 != 0 || c.dv % 64 != 0 ? c.threads() / 4 : c.threads() / 8;
   if (c.tile_m % by != 0) return Support::no("copies go by " + std::to_string(by) + " rows");
@@ -178,6 +188,18 @@ void plan(detail::PlanState& state) {
   }
 }
 
+// What the copy engine cannot do; a stride of 0 between heads or sequences is one of them for all.
+void check_map_strides(Slot slot, const Strides& strides) {
+  const auto refuse = [&](i64 stride, const char* between) {
+    throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
+                "a stride of " + std::to_string(stride) + " elements between " + between,
+                "a positive one, or the wish loader=cp_async");
+  };
+  if (strides.row <= 0) refuse(strides.row, "rows");
+  if (strides.head < 0) refuse(strides.head, "heads");
+  if (strides.batch < 0) refuse(strides.batch, "sequences");
+}
+
 void check_row_stride(Slot slot, const Tensor& tensor) {
   if (!tensor) return;
   const std::int64_t stride = tensor.strides[static_cast<std::size_t>(tensor.rank - 3)];
@@ -190,6 +212,10 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
 KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params) {
   const KvParams& kv = params.kv[0];
   const std::int64_t rows = kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
+  if (rows > 1) {
+    check_map_strides(Slot::k, kv.k_strides);
+    check_map_strides(Slot::v, kv.v_strides);
+  }
   const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
     return tensor_map(tensor, strides, dim, rows, problem.heads_kv, problem.batch, config.tile_n,
                       padded % 64 == 0 ? 64 : 32);

@@ -21,7 +21,9 @@ constexpr int kFillZeros = 0;
 
 // A dimension of one element has a stride that nobody uses, and a broadcast one has 0; the driver wants multiples of 16
 // bytes above 0, and kernels ask for element 0 of such dimensions.
-std::uint64_t stride_bytes(i64 stride) { return stride > 0 ? static_cast<std::uint64_t>(stride) * 2 : 16; }
+std::uint64_t stride_bytes(i64 stride, std::int64_t size) {
+  return stride > 0 && size > 1 ? static_cast<std::uint64_t>(stride) * 2 : 16;
+}
 std::uint64_t extent(i64 stride, std::int64_t size) {
   return static_cast<std::uint64_t>(stride == 0 ? 1 : std::max<std::int64_t>(size, 1));
 }
@@ -35,8 +37,8 @@ TensorMap tensor_map(const void* tensor, const Strides& strides, std::int64_t co
   const std::array<std::uint64_t, 4> sizes = {static_cast<std::uint64_t>(columns),
                                               static_cast<std::uint64_t>(std::max<std::int64_t>(rows, 1)),
                                               extent(strides.head, heads), extent(strides.batch, batch)};
-  const std::array<std::uint64_t, 3> steps = {stride_bytes(strides.row), stride_bytes(strides.head),
-                                              stride_bytes(strides.batch)};
+  const std::array<std::uint64_t, 3> steps = {stride_bytes(strides.row, rows), stride_bytes(strides.head, heads),
+                                              stride_bytes(strides.batch, batch)};
   const std::array<std::uint32_t, 4> box = {static_cast<std::uint32_t>(box_columns),
                                             static_cast<std::uint32_t>(box_rows), 1, 1};
   const std::array<std::uint32_t, 4> every = {1, 1, 1, 1};

@@ -107,6 +107,33 @@ TEST_F(Launch, BlocksShareWideOutputs) {
   EXPECT_EQ(gpu_.last.grid[0], 2 * tiles * wide.heads_kv * wide.batch);
 }
 
+TEST_F(Launch, BatchInvariantPlansTakeTheSameKernelForEveryBatch) {
+  for (const char* rest : {" sq=300 hq=16 d=128 dtype=bf16 causal", " sq=128 hq=16 hkv=8 d=64 dtype=bf16 causal",
+                           " sq=2048 hq=2 d=256 dtype=bf16", " sq=300 hq=16 d=128 dtype=bf16 causal affine=2:2",
+                           " sq=90 sk=3000 hq=4 d=128 dtype=bf16 kv=table page=16"}) {
+    const auto kernels = [&](int batch) {
+      const std::string line = "attention b=" + std::to_string(batch) + rest + " batch_invariant";
+      const Plan plan = make_plan(Problem::parse(line), Target::cuda_device(0));
+      EXPECT_EQ(plan.state().kernels.size(), 1U) << line;
+      return plan.state().kernels.front().text;
+    };
+    for (const int batch : {2, 16, 300}) EXPECT_EQ(kernels(1), kernels(batch)) << rest << ", b=" << batch;
+  }
+}
+
+TEST_F(Launch, TheCopyEngineWantsPositiveStrides) {
+  Executor executor(make_plan(problem_, Target::cuda_device(0)));
+  for (const Slot slot : {Slot::k, Slot::v}) {
+    Bindings bindings = dense(problem_);
+    bindings[slot].strides[1] = 0;  // every key the same
+    expect_error([&] { executor.run(bindings); }, ErrorCode::unsupported, to_string(slot));
+    Executor(make_plan(problem_, Target::cuda_device(0), Wishes::parse("loader=cp_async"))).run(bindings);
+    bindings = dense(problem_);
+    bindings[slot].strides[2] = 0;  // one head for all
+    executor.run(bindings);
+  }
+}
+
 TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {
   const Plan plan = make_plan(problem_, Target::cuda_device(0), Wishes::parse("implementation=cuda.fwd_wgmma"));
   EXPECT_EQ(plan.implementation(), "cuda.fwd_wgmma");

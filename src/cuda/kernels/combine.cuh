@@ -15,7 +15,17 @@ namespace tessera::cuda {
 
 template <CombineConfig C>
 struct Combine {
+  /// The LSE is stored last: it may lie where that of a part did.
   static __device__ __forceinline__ void run(const CombineParams& p) {
+    float lse = 0.0F;
+    float* lse_at = nullptr;
+    merge(p, lse, lse_at);
+    __syncthreads();
+    if (lse_at != nullptr) *lse_at = lse;
+  }
+
+  /// `lse_at`: where this thread is to store the LSE, if it is.
+  static __device__ __forceinline__ void merge(const CombineParams& p, float& lse, float*& lse_at) {
     const int thread = static_cast<int>(threadIdx.x);
     const int index = static_cast<int>(blockIdx.x) * C.rows_a_block() + thread / C.lanes_a_row();
     const int batch = static_cast<int>(blockIdx.y);
@@ -39,7 +49,8 @@ struct Combine {
     const float inverse = empty ? 0.0F : ptx::reciprocal(share);
     const int lane = thread % C.lanes_a_row();
     if (p.lse != nullptr && lane == 0) {
-      p.lse[offset(p.lse_strides)] = empty ? -kInfinity : highest + ptx::log2(sum) * kLn2;
+      lse = empty ? -kInfinity : highest + ptx::log2(sum) * kLn2;
+      lse_at = p.lse + offset(p.lse_strides);
     }
     const char* from = static_cast<const char*>(p.o_parts) + offset(p.o_parts_strides) * bytes_of(C.parts);
     char* to = static_cast<char*>(p.o) + offset(p.o_strides) * bytes_of(C.output);

@@ -31,6 +31,7 @@ struct FwdWgmma {
   using Output = Accumulator<1, C.dv / 8>;
   using Probabilities = u32[C.tile_n / 16][4];  // as an A operand
 
+  static_assert(C.stages >= 2);  // a tile's values are looked at before those of the tile before it are let go
   static_assert(C.rows_a_warp() == 16 && sizeof(SharedWork<C>) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
