@@ -82,7 +82,7 @@ KernelSource source_of(const CombineConfig& c) {
                 "constexpr CombineConfig config{.parts = Element::" +
                 name_of(c.parts) + ", .output = Element::" + name_of(c.output) +
                 "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+                "extern \"C\" __global__ void __launch_bounds__(config.threads(), 4) "
                 "tessera_kernel(const __grid_constant__ CombineParams params) {\n"
                 "  Combine<config>::run(params);\n"
                 "}\n";
