@@ -1,29 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.fwd_mma of the table: what it supports, the configuration it chooses, its launch.
+// The row cuda.fwd_mma of the table.
 #include <algorithm>
-#include <limits>
 
-#include "core/implementations.h"
-#include "cuda/combine.h"
-#include "cuda/element.h"
 #include "cuda/fwd_config.h"
-#include "cuda/fwd_params.h"
-#include "cuda/fwd_source.h"
-#include "cuda/jit/kernel.h"
-#include "cuda/list_params.h"
-#include "cuda/partials.h"
-#include "cuda/tensor_map.h"
-#include "cuda/tile_mass.h"
-#include "shared/config.h"
+#include "cuda/fwd_launch.h"
 
 namespace tessera::cuda {
 namespace {
 
-constexpr std::int64_t kMostRowStride = std::int64_t{1} << 24;  // elements; offsets within a tile are 32-bit
-constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y and z of other kernels
-constexpr std::int64_t kMostSplits = 256;
-
-// Wishes may ask for what no kernel can be.
 Support exists(const FwdConfig& c, const Target& target, const Wishes& wishes) {
   const auto refuse = [](const char* what, std::int64_t got, const std::string& want) {
     return Support::no(std::string(what) + " is " + std::to_string(got) + "; want " + want);
@@ -55,211 +39,17 @@ Support exists(const FwdConfig& c, const Target& target, const Wishes& wishes) {
   return Support::yes();
 }
 
-Support supports_features(const Problem& p) {
-  if (p.operation != Operation::attention || p.pass != Pass::forward) return Support::no("does the forward only");
-  if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
-    return Support::no("wants q, k and v of one type, bf16 or fp16");
-  }
-  if (p.o_type != p.q_type && p.o_type != DType::fp32) return Support::no("writes o in q's type or fp32");
-  if (const Support s = has_callables(p); !s) return s;
-  return Support::yes();
-}
-
-// The same of products by warpgroups.
-Support exists_by_wgmma(const FwdConfig& c, const Target& target) {
-  if (c.stages < 2 || c.stages > 4) return Support::no("stages is " + std::to_string(c.stages) + "; want 2 to 4");
-  if (target.sm != 90 || !has_tma(c, target) || c.loader != Loader::tma || c.dropout) {
-    return Support::no(
-        "wants SM90, dense or varlen keys by TMA, one segment, no list, no dropout, at most 256 columns of v");
-  }
-  if ((c.warps != 4 && c.warps != 8 && c.warps != 12) || c.tile_m != c.warps * 16) {
-    return Support::no("wants tile_q of 64, 128 or 192 rows, 16 a warp");
-  }
-  const int most_keys = c.tests_elements() ? 128 : 256;
-  if (c.tile_n > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
-  // Scores, outputs and probabilities, of what a thread has (fwd_wgmma.cuh).
-  const int registers = (c.tile_n + c.dv) / 2 + c.tile_n / 4;
-  const int most = c.warps == 12 ? 112 : 192;
-  if (registers > most) {
-    return Support::no("needs " + std::to_string(registers) +
-                       " registers a thread for scores, output and probabilities; want at most " +
-                       std::to_string(most));
-  }
-  const int by = c.d % 64 != 0 || c.dv % 64 != 0 ? c.threads() / 4 : c.threads() / 8;
-  if (c.tile_m % by != 0) return Support::no("copies go by " + std::to_string(by) + " rows");
-  for (const int columns : {c.tile_n, c.dv}) {
-    if (columns % 32 != 0 || columns == 224 || columns > 256) {
-      return Support::no("wants 32, 64, 96, 128, 160, 192 or 256 keys a tile");
-    }
-  }
-  return Support::yes();
-}
-
-template <Products products>
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
-  if (target.device != DeviceType::cuda) return Support::no("runs on CUDA; the target is " + target.to_string());
-  if (products == Products::wgmma && wishes.implementation.empty()) return Support::no("only on request");
-  if (target.sm < 80) return Support::no("wants SM80 or newer");
-  if (const Support s = supports_features(problem); !s) return s;
-  constexpr std::int64_t most = std::numeric_limits<int>::max() / 2;
-  if (problem.seqlen_q * (problem.heads_q / problem.heads_kv) > most || problem.kv.seqlen > most ||
-      problem.total_q > most || problem.kv.total > most) {
-    return Support::no("counts rows of a sequence in 32 bits");
-  }
-  if (problem.batch > kMostGrid || problem.heads_q / packed_heads(problem) > kMostGrid) {
-    return Support::no("wants at most 65535 sequences and heads");
-  }
-  if (gathers_mass(problem)) {
-    if (products == Products::wgmma) return Support::no("gathers no masses");
-    if (const Support s = supports_mass(problem); !s) return s;
-  }
-  const std::int64_t splits = choose_splits(problem, target, wishes, products);
-  if (splits < 1 || splits > kMostSplits || splits * problem.batch > kMostGrid) {
-    return Support::no("splits is " + std::to_string(splits) + "; want 1 to 256, at most 65535 with all sequences");
-  }
-  if (splits > 1 && problem.batch_invariant) {
-    return Support::no("splits is " + std::to_string(splits) + "; batch_invariant keeps one part per sequence");
-  }
-  const FwdConfig config = fwd_config(problem, target, splits, wishes, products);
-  const bool wgmma = products == Products::wgmma;
-  if (const Support s = wgmma ? exists_by_wgmma(config, target) : exists(config, target, wishes); !s) return s;
-  if (problem.list && list_cells(config, problem) > FwdConfig::kMostCells) {
-    return Support::no("collects at most " + std::to_string(FwdConfig::kMostCells) + " runs of " +
-                       std::to_string(config.run) + " keys; the list's problem has " +
-                       std::to_string(list_cells(config, problem)));
-  }
-  if (count_blocks(config, problem, splits) > std::numeric_limits<int>::max()) {
-    return Support::no("needs " + std::to_string(count_blocks(config, problem, splits)) +
-                       " blocks; a grid has 2^31 - 1");
-  }
-  const int bytes = shared_bytes(config, problem);
-  if (bytes > target.shared_memory) {
-    return Support::no("needs " + std::to_string(bytes) + " bytes of shared memory; the target has " +
-                       std::to_string(target.shared_memory));
-  }
-  if (problem.list && (wishes.tile_q || wishes.tile_kv || wishes.warps)) {
-    return Support::no("tile_q, tile_kv and warps cannot be wished for beside a list: its blocks decide them");
-  }
-  return Support::yes();
+  return supports_forward(problem, target, wishes, Products::mma_sync, exists);
 }
 
-/// What every run of a plan launches.
-struct FwdLaunch {
-  FwdConfig config;
-  int packed_heads;
-  BlockOrder order;
-  Dim3 grid;
-  Dim3 block;
-  std::size_t shared_bytes;  // of a block
-};
-
-FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_t splits) {
-  return {config,
-          static_cast<int>(packed_heads(problem)),
-          block_order(config, problem, splits),
-          {static_cast<std::uint32_t>(count_blocks(config, problem, splits))},
-          {static_cast<std::uint32_t>(config.block_threads())},
-          static_cast<std::size_t>(shared_bytes(config, problem))};
-}
-
-template <Products products>
-void plan(detail::PlanState& state) {
-  const Problem& problem = state.problem;
-  state.splits = choose_splits(problem, state.target, state.wishes, products);
-  const FwdConfig config = fwd_config(problem, state.target, state.splits, state.wishes, products);
-  const FwdLaunch launch = launch_of(problem, config, state.splits);
-  state.prepared = launch;
-  state.tile_q = config.tile_m;
-  state.tile_kv = config.tile_n;
-  state.kernels = {fwd_source(config, callable_sources(problem))};
-  state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(launch.shared_bytes) +
-                 " bytes a block of " + std::to_string(launch.block.x) + " threads\n";
-  if (state.splits > 1) {
-    state.kernels.push_back(source_of(CombineConfig{Element::fp32, element_of(problem.o_type)}));
-    state.choice +=
-        "splits: " + std::to_string(state.splits) + " parts of the keys, then " + state.kernels.back().name + "\n";
-  }
-  state.workspace_bytes = partials_bytes(problem, state.splits);
-  if (!gathers_mass(problem)) return;
-  state.workspace_bytes += mass_bytes(problem);
-  for (const KernelSource& source : mass_sources(config, problem)) {
-    state.kernels.push_back(source);
-    state.choice += "then " + source.name + "\n";
-  }
-}
-
-// What the copy engine cannot do; a stride of 0 between heads or sequences is one of them for all.
-void check_map_strides(Slot slot, const Strides& strides) {
-  const auto refuse = [&](i64 stride, const char* between) {
-    throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
-                "a stride of " + std::to_string(stride) + " elements between " + between,
-                "a positive one, or the wish loader=cp_async");
-  };
-  if (strides.row <= 0) refuse(strides.row, "rows");
-  if (strides.head < 0) refuse(strides.head, "heads");
-  if (strides.batch < 0) refuse(strides.batch, "sequences");
-}
-
-void check_row_stride(Slot slot, const Tensor& tensor) {
-  if (!tensor) return;
-  const std::int64_t stride = tensor.strides[static_cast<std::size_t>(tensor.rank - 3)];
-  if (stride < kMostRowStride) return;
-  throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
-              "a stride of " + std::to_string(stride) + " elements between rows",
-              "less than " + std::to_string(kMostRowStride) + " on cuda");
-}
-
-KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params) {
-  const KvParams& kv = params.kv[0];
-  const std::int64_t rows = kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
-  if (rows > 1) {
-    check_map_strides(Slot::k, kv.k_strides);
-    check_map_strides(Slot::v, kv.v_strides);
-  }
-  const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
-    return tensor_map(tensor, strides, dim, rows, problem.heads_kv, problem.batch, config.tile_n,
-                      padded % 64 == 0 ? 64 : 32);
-  };
-  return {map(kv.k, kv.k_strides, params.d, config.d), map(kv.v, kv.v_strides, params.dv, config.dv)};
-}
-
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
-  const Problem& problem = state.problem;
-  for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
-    check_row_stride(slot, bindings[slot]);
-  }
-  if (problem.seqlen_q == 0 || problem.batch == 0) return;
-  const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
-  const FwdConfig& config = launch.config;
-  FwdParams params = fwd_params(problem, bindings, launch.packed_heads);
-  if (problem.list) params.list = list_params(config, problem, bindings);
-  std::byte* masses = resources.workspace + partials_bytes(problem, state.splits);
-  if (gathers_mass(problem)) keep_lse(params, problem, masses);
-  const FwdParams whole = params;
-  CombineParams merge{};
-  if (state.splits > 1) {
-    merge = redirect_to(Partials(problem, state.splits), resources.workspace, problem, params);
-  }
-  params.order = launch.order;
-  KvMaps maps{};
-  if (config.loader == Loader::tma) maps = kv_maps(config, problem, params);
-  void* parameters[] = {&params, &maps};
-  resources.kernels.front()->launch(launch.grid, launch.block, launch.shared_bytes, resources.stream.handle,
-                                    parameters);
-  if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
-  if (gathers_mass(problem)) {
-    launch_mass(config, whole, problem, bindings, masses, resources.kernels.last(2), resources.stream);
-  }
-}
+void plan(detail::PlanState& state) { plan_forward(state, Products::mma_sync); }
 
 }  // namespace
 }  // namespace tessera::cuda
 
 namespace tessera::detail {
 
-const Implementation kCudaFwdMma = {"cuda.fwd_mma", cuda::supports<cuda::Products::mma_sync>,
-                                    cuda::plan<cuda::Products::mma_sync>, cuda::run};
-const Implementation kCudaFwdWgmma = {"cuda.fwd_wgmma", cuda::supports<cuda::Products::wgmma>,
-                                      cuda::plan<cuda::Products::wgmma>, cuda::run};
+const Implementation kCudaFwdMma = {"cuda.fwd_mma", cuda::supports, cuda::plan, cuda::run_forward};
 
 }  // namespace tessera::detail

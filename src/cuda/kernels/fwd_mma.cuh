@@ -13,7 +13,6 @@
 #include "cuda/policy/kv_source.cuh"
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tile_list.cuh"
-#include "cuda/ptx/tma.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tessera::cuda {
@@ -186,13 +185,14 @@ struct FwdMma {
     const auto fill_keys = [&](int i) {
       if (threadIdx.x == 0 && i < count) {
         keys.acquire(i, C.k_bytes());
-        copy_box<KTile>(&maps->keys, p.kv[0].k_strides, work.tiles.at(i), k_base(i % C.stages), keys.full(i));
+        copy_tile<KTile>(work, &maps->keys, p.kv[0].k_strides, work.tiles.at(i), k_base(i % C.stages), keys.full(i));
       }
     };
     const auto fill_values = [&](int i) {
       if (threadIdx.x == 0 && i < count) {
         values.acquire(i, C.v_bytes());
-        copy_box<VTile>(&maps->values, p.kv[0].v_strides, work.tiles.at(i), v_base(i % C.stages), values.full(i));
+        copy_tile<VTile>(work, &maps->values, p.kv[0].v_strides, work.tiles.at(i), v_base(i % C.stages),
+                         values.full(i));
       }
     };
     if (threadIdx.x == 0) {
@@ -226,18 +226,6 @@ struct FwdMma {
       add_values(o, s, softmax, tile, v_base(i % C.stages));
       __syncwarp();
       if (lane == 0) values.release(i);
-    }
-  }
-
-  template <class Tile>
-  __device__ __forceinline__ void copy_box(const TensorMap* map, const Strides& strides, const KvTile& tile, u32 to,
-                                           u32 full) const {
-    const int row = work.sequence.first.extent.first + tile.first;
-    const int head = strides.head == 0 ? 0 : work.block.kv_head;
-    const int batch = strides.batch == 0 ? 0 : work.block.batch;
-#pragma unroll
-    for (int panel = 0; panel < Tile::panels; ++panel) {
-      ptx::tma_load(to + panel * Tile::panel_bytes, map, full, panel * Tile::panel_columns, row, head, batch);
     }
   }
 

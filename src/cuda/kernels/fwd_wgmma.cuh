@@ -10,7 +10,6 @@
 #include "cuda/policy/epilogue.cuh"
 #include "cuda/policy/finish_scores.cuh"
 #include "cuda/policy/softmax.cuh"
-#include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
 #include "cuda/tile/ring.cuh"
@@ -90,20 +89,9 @@ struct FwdWgmma {
     for (int i = 0; i < count; ++i) {
       const KvTile tile = work.tiles.at(i);
       keys().acquire(i, C.k_bytes());
-      copy_box<KTile>(&maps->keys, p.kv[0].k_strides, tile, k_at(i), keys().full(i));
+      copy_tile<KTile>(work, &maps->keys, p.kv[0].k_strides, tile, k_at(i), keys().full(i));
       values().acquire(i, C.v_bytes());
-      copy_box<VTile>(&maps->values, p.kv[0].v_strides, tile, v_at(i), values().full(i));
-    }
-  }
-  template <class Tile>
-  __device__ __forceinline__ void copy_box(const TensorMap* map, const Strides& strides, const KvTile& tile, u32 to,
-                                           u32 full) const {
-    const int row = work.sequence.first.extent.first + tile.first;
-    const int head = strides.head == 0 ? 0 : work.block.kv_head;
-    const int batch = strides.batch == 0 ? 0 : work.block.batch;
-#pragma unroll
-    for (int panel = 0; panel < Tile::panels; ++panel) {
-      ptx::tma_load(to + panel * Tile::panel_bytes, map, full, panel * Tile::panel_columns, row, head, batch);
+      copy_tile<VTile>(work, &maps->values, p.kv[0].v_strides, tile, v_at(i), values().full(i));
     }
   }
 

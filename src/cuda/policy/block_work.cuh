@@ -6,6 +6,7 @@
 #include "cuda/policy/dropout.cuh"
 #include "cuda/policy/kv_source.cuh"
 #include "cuda/policy/tile_list.cuh"
+#include "cuda/ptx/tma.cuh"
 
 namespace tessera::cuda {
 
@@ -45,7 +46,20 @@ struct BlockWork {
   }
 };
 
-/// The same in shared memory, because the products need the registers; and what one thread computes for all.
+/// A tile of the keys or values of a single segment by the copy engine, whose bytes count at `barrier`. By one thread.
+template <class Tile, FwdConfig C>
+__device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const TensorMap* map, const Strides& strides,
+                                          const KvTile& tile, u32 to, u32 barrier) {
+  const int row = work.sequence.first.extent.first + tile.first;
+  const int head = strides.head == 0 ? 0 : work.block.kv_head;
+  const int batch = strides.batch == 0 ? 0 : work.block.batch;
+#pragma unroll
+  for (int panel = 0; panel < Tile::panels; ++panel) {
+    ptx::tma_load(to + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns, row, head, batch);
+  }
+}
+
+/// A BlockWork in shared memory, because the products need the registers; and what one thread computes for all.
 template <FwdConfig C>
 struct SharedWork : BlockWork<C> {
   DropoutDraws dropout;

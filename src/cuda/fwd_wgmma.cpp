@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row cuda.fwd_wgmma of the table.
+#include "cuda/fwd_config.h"
+#include "cuda/fwd_launch.h"
+#include "cuda/tile_mass.h"
+
+namespace tessera::cuda {
+namespace {
+
+Support exists(const FwdConfig& c, const Target& target, const Wishes& /*wishes*/) {
+  if (c.stages < 2 || c.stages > 4) return Support::no("stages is " + std::to_string(c.stages) + "; want 2 to 4");
+  if (target.sm != 90 || !has_tma(c, target) || c.loader != Loader::tma || c.dropout) {
+    return Support::no(
+        "wants SM90, dense or varlen keys by TMA, one segment, no list, no dropout, at most 256 columns of v");
+  }
+  if ((c.warps != 4 && c.warps != 8 && c.warps != 12) || c.tile_m != c.warps * 16) {
+    return Support::no("wants tile_q of 64, 128 or 192 rows, 16 a warp");
+  }
+  const int most_keys = c.tests_elements() ? 128 : 256;
+  if (c.tile_n > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
+  // Scores, outputs and probabilities, of what a thread has (fwd_wgmma.cuh).
+  const int registers = (c.tile_n + c.dv) / 2 + c.tile_n / 4;
+  const int most = c.warps == 12 ? 112 : 192;
+  if (registers > most) {
+    return Support::no("needs " + std::to_string(registers) +
+                       " registers a thread for scores, output and probabilities; want at most " +
+                       std::to_string(most));
+  }
+  const int by = c.d % 64 != 0 || c.dv % 64 != 0 ? c.threads() / 4 : c.threads() / 8;
+  if (c.tile_m % by != 0) return Support::no("copies go by " + std::to_string(by) + " rows");
+  for (const int columns : {c.tile_n, c.dv}) {
+    if (columns % 32 != 0 || columns == 224 || columns > 256) {
+      return Support::no("wants 32, 64, 96, 128, 160, 192 or 256 keys a tile");
+    }
+  }
+  return Support::yes();
+}
+
+Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
+  if (wishes.implementation.empty()) return Support::no("only on request");
+  if (gathers_mass(problem)) return Support::no("gathers no masses");
+  return supports_forward(problem, target, wishes, Products::wgmma, exists);
+}
+
+void plan(detail::PlanState& state) { plan_forward(state, Products::wgmma); }
+
+}  // namespace
+}  // namespace tessera::cuda
+
+namespace tessera::detail {
+
+const Implementation kCudaFwdWgmma = {"cuda.fwd_wgmma", cuda::supports, cuda::plan, cuda::run_forward};
+
+}  // namespace tessera::detail
