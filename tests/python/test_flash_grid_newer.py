@@ -112,7 +112,9 @@ def test_varlen_3(case: Case) -> None:
         score = Score(case.causal, window(case.local, keys), case.softcap)
         room_q, room_k = random_lengths(queries, batch), random_lengths(keys, batch, zero=True)
         used_q, used_k = (
-            torch.minimum(room, torch.randint_like(room, fewest, int(room.max()) + 1)) if case.unused else room
+            torch.minimum(room, torch.randint_like(room, fewest, max(int(room.max()), fewest) + 1))
+            if case.unused
+            else room
             for room in (room_q, room_k)
         )
         if case.unused:
@@ -140,6 +142,16 @@ def test_varlen_3(case: Case) -> None:
     assert lse.shape == (out.shape[1], out.shape[0])
     grads = torch.autograd.grad(out, tokens, packed(problem.grad, room_q))
     check(case, problem.known(), (out, *grads), lambda name, x: packed(x, room_q if name in ("out", "dq") else room_k))
+
+
+# One in 128 of the draws of 9 sequences of up to one key has no key at all.
+NO_KEY = VARLEN.at(0).values | {"heads": "mqa", "softcap": 15.0, "local": True, "unused": True, "lengths": (511, 1)}
+
+
+@pytest.mark.parametrize("case", [Case(VARLEN, NO_KEY)], ids=str)
+def test_varlen_3_of_no_key(case: Case) -> None:
+    test_varlen_3(case)
+    assert shared(case, lambda: pytest.fail("drawn by the test"))[1].sum() == 0
 
 
 COMBINE = Grid(
