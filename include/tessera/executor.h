@@ -80,8 +80,12 @@ enum class Slot : std::uint8_t {
   v_new,       // kv_append: (b, sq, hkv, d) or (tq, hkv, d)
   rotary_cos,  // kv_append: fp32 or k's dtype (positions, rotary_dim / 2)
   rotary_sin,
-  q_rotated,  // kv_append: output, as q (q is then bound and rotated at the new tokens' positions)
-  extra0,     // extra tensors of a registered score, then of a registered mask: callable.h
+  q_rotated,     // kv_append: output, as q (q is then bound and rotated at the new tokens' positions)
+  state,         // linear_decode: (slots, hq, dv, d) for the layout vk, (slots, hq, d, dv) for kv; read and written
+  state_slots,   // linear_decode: int32 or int64 (b), default b; negative: no state is touched, o = 0
+  dest_slots,    // linear_decode: as state_slots, where the new state goes; default state_slots; negative: nowhere
+  decay_slopes,  // linear_decode: fp32 (hq), 0 or more; a token multiplies the state by exp(−slope)
+  extra0,        // extra tensors of a registered score, then of a registered mask: callable.h
   extra1,
   extra2,
   extra3,

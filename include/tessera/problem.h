@@ -11,12 +11,14 @@
 
 namespace tessera {
 
-enum class Operation : std::uint8_t { attention, combine, kv_append };
+enum class Operation : std::uint8_t { attention, combine, kv_append, linear_decode };
 enum class Pass : std::uint8_t { forward, backward };
 enum class Layout : std::uint8_t { dense, varlen };
 enum class KvLayout : std::uint8_t { dense, varlen, paged_table, paged_csr };
 enum class Rotary : std::uint8_t { none, half, interleaved };
 enum class MassKind : std::uint8_t { none, mean, rms };
+/// How the state of a head of linear attention lies in memory: rows of V or rows of K, the other contiguous.
+enum class StateLayout : std::uint8_t { vk, kv };
 enum class Metadata : std::uint8_t { trust, clamp, report };
 
 /// One source of keys and values. Two of them may share one softmax (segments).
@@ -117,6 +119,10 @@ struct Problem {
   std::int64_t parts = 2;
   Rotary rotary = Rotary::none;
   std::int64_t rotary_dim = 0;  // multiple of 2, at most head_dim_qk
+  // linear_decode: seqlen_q is the tokens of a step, heads_kv = heads_q, head_dim_qk and head_dim_v the state's sizes.
+  std::int64_t slots = 0;          // states in the pool
+  DType state_type = DType::fp32;  // or bf16: read to fp32, rounded to nearest once when written
+  StateLayout state_layout = StateLayout::vk;
 
   bool operator==(const Problem&) const = default;
 

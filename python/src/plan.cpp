@@ -43,6 +43,7 @@ bool is_output(const Problem& problem, Slot slot) noexcept {
     case Slot::next_bits:
     case Slot::tile_mass:
     case Slot::q_rotated:
+    case Slot::state:
     case Slot::status:
       return true;
     default:

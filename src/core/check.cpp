@@ -183,6 +183,10 @@ void check_products(const Problem& p) {
     check_bytes("parts", {p.parts, p.total_q, p.heads_q, dim}, 8);
     return;
   }
+  if (p.operation == Operation::linear_decode) {
+    check_bytes("slots", {p.slots, p.heads_q, p.head_dim_qk, p.head_dim_v}, 8);
+    return;
+  }
   check_source_bytes(p, p.kv, "kv");
   if (p.kv2) check_source_bytes(p, *p.kv2, "kv2");
   if (p.list || p.bwd_list || p.next != TileList::Form::none || p.mass != MassKind::none) {
@@ -190,7 +194,16 @@ void check_products(const Problem& p) {
   }
 }
 
+void check_no_state(const Problem& p) {
+  if (p.slots == 0 && p.state_type == DType::fp32 && p.state_layout == StateLayout::vk) return;
+  refuse(p.slots != 0                  ? "slots"
+         : p.state_type != DType::fp32 ? "state_type"
+                                       : "state_layout",
+         std::string(word_of(kOperations, p.operation)), "linear_decode; this field has no meaning here");
+}
+
 void check_attention(const Problem& p) {
+  check_no_state(p);
   if (p.heads_q % p.heads_kv != 0) {
     refuse("heads_kv", std::to_string(p.heads_kv) + " for " + std::to_string(p.heads_q) + " query heads",
            "a divisor of heads_q");
@@ -206,7 +219,7 @@ void check_attention(const Problem& p) {
   if (p.rotary != Rotary::none || p.rotary_dim != 0) refuse("rotary", "attention", "kv_append, which rotates new keys");
 }
 
-/// What combine and kv_append share: no softmax of their own, so none of its fields.
+/// What the other operations share: no softmax of their own, so none of its fields.
 void check_no_attention_fields(const Problem& p) {
   const std::string operation(word_of(kOperations, p.operation));
   const struct {
@@ -214,7 +227,7 @@ void check_no_attention_fields(const Problem& p) {
     bool set;
   } fields[] = {{"pass", p.pass != Pass::forward},
                 {"kv2", p.kv2.has_value()},
-                {"scale", p.scale.has_value()},
+                {"scale", p.scale.has_value() && p.operation != Operation::linear_decode},
                 {"softcap", p.softcap != 0.0F},
                 {"alibi", p.alibi},
                 {"score", !p.score.empty()},
@@ -238,6 +251,7 @@ void check_no_attention_fields(const Problem& p) {
 
 void check_combine(const Problem& p) {
   check_no_attention_fields(p);
+  check_no_state(p);
   check_size("parts", p.parts, 1);
   if (p.kv.layout != KvLayout::dense || p.kv.total != 0 || p.kv.page_size != 0 || p.kv.pages != 0 || p.kv.seqused) {
     refuse("kv", "combine", "no layout of keys, combine reads none");
@@ -249,6 +263,7 @@ void check_combine(const Problem& p) {
 
 void check_kv_append(const Problem& p) {
   check_no_attention_fields(p);
+  check_no_state(p);
   check_source(p, p.kv, "kv");
   if (p.kv.layout == KvLayout::varlen) refuse("kv.layout", "varlen", "dense, a page table or CSR pages");
   if (p.sink) refuse("sink", "kv_append", "attention or combine");
@@ -258,6 +273,38 @@ void check_kv_append(const Problem& p) {
     if (p.rotary_dim != 0) refuse("rotary_dim", std::to_string(p.rotary_dim), "0 without rotary");
   } else if (p.rotary_dim < 2 || p.rotary_dim % 2 != 0 || p.rotary_dim > p.head_dim_qk) {
     refuse("rotary_dim", std::to_string(p.rotary_dim), "an even number from 2 to head_dim_qk");
+  }
+}
+
+void check_linear_decode(const Problem& p) {
+  check_no_attention_fields(p);
+  constexpr std::int64_t kMostTokens = 8;  // of a step; more belong to a prefill in chunks
+  if (p.seqlen_q < 1 || p.seqlen_q > kMostTokens)
+    refuse("seqlen_q", std::to_string(p.seqlen_q), "1 to 8 tokens a step");
+  if (p.heads_kv != p.heads_q) {
+    refuse("heads_kv", std::to_string(p.heads_kv) + " for " + std::to_string(p.heads_q) + " query heads",
+           "as many as heads_q, each head has a state");
+  }
+  check_head_dim("head_dim_qk", p.head_dim_qk);
+  check_head_dim("head_dim_v", p.head_dim_v);
+  check_size("slots", p.slots, 0);
+  if (p.state_type != DType::fp32 && p.state_type != DType::bf16) {
+    refuse("state_type", std::string(to_string(p.state_type)), "fp32 or bf16");
+  }
+  if (p.scale) check_number("scale", *p.scale, std::isfinite(*p.scale), "a finite number");
+  const struct {
+    std::string_view name;
+    bool set;
+  } fields[] = {{"q_layout", p.q_layout != Layout::dense},
+                {"seqused_q", p.seqused_q},
+                {"kv", p.kv != KvSource{}},
+                {"sink", p.sink},
+                {"lse", p.lse},
+                {"parts", p.parts != 2},
+                {"rotary", p.rotary != Rotary::none},
+                {"rotary_dim", p.rotary_dim != 0}};
+  for (const auto& field : fields) {
+    if (field.set) refuse(field.name, "linear_decode", "another operation; this field has no meaning here");
   }
 }
 
@@ -274,6 +321,9 @@ void Problem::check() const {
       break;
     case Operation::kv_append:
       check_kv_append(*this);
+      break;
+    case Operation::linear_decode:
+      check_linear_decode(*this);
       break;
   }
   check_products(*this);

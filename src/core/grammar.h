@@ -16,8 +16,10 @@ struct Word {
   Value value;
 };
 
-inline constexpr Word<Operation> kOperations[] = {
-    {"attention", Operation::attention}, {"combine", Operation::combine}, {"kv_append", Operation::kv_append}};
+inline constexpr Word<Operation> kOperations[] = {{"attention", Operation::attention},
+                                                  {"combine", Operation::combine},
+                                                  {"kv_append", Operation::kv_append},
+                                                  {"linear_decode", Operation::linear_decode}};
 inline constexpr Word<Pass> kPasses[] = {{"forward", Pass::forward}, {"backward", Pass::backward}};
 inline constexpr Word<Layout> kLayouts[] = {{"dense", Layout::dense}, {"varlen", Layout::varlen}};
 inline constexpr Word<KvLayout> kKvLayouts[] = {{"dense", KvLayout::dense},
@@ -27,6 +29,7 @@ inline constexpr Word<KvLayout> kKvLayouts[] = {{"dense", KvLayout::dense},
 inline constexpr Word<Rotary> kRotaries[] = {{"half", Rotary::half}, {"interleaved", Rotary::interleaved}};
 inline constexpr Word<MassKind> kMassKinds[] = {{"mean", MassKind::mean}, {"rms", MassKind::rms}};
 inline constexpr Word<bool> kMassLses[] = {{"own", false}, {"prior", true}};
+inline constexpr Word<StateLayout> kStateLayouts[] = {{"vk", StateLayout::vk}, {"kv", StateLayout::kv}};
 inline constexpr Word<Metadata> kMetadatas[] = {
     {"trust", Metadata::trust}, {"clamp", Metadata::clamp}, {"report", Metadata::report}};
 inline constexpr Word<TileList::Form> kForms[] = {{"indices", TileList::Form::indices},

@@ -130,7 +130,7 @@ void read_tiles(const LineReader& line, Problem& p) {
   p.mass_prior_lse = line.word("mass_lse", kMassLses).value_or(false);
 }
 
-void read_outputs_and_promises(const LineReader& line, Problem& p) {
+void read_outputs(const LineReader& line, Problem& p) {
   p.lse = line.flag("lse");
   p.dlse = line.flag("dlse");
   if (const auto text = line.value("grad")) {
@@ -138,9 +138,6 @@ void read_outputs_and_promises(const LineReader& line, Problem& p) {
     p.grad_fp32 = true;
   }
   p.accumulate = line.flag("accumulate");
-  p.deterministic = line.flag("deterministic");
-  p.batch_invariant = line.flag("batch_invariant");
-  p.metadata = line.word("metadata", kMetadatas).value_or(Metadata::clamp);
   p.parts = line.integer("parts").value_or(2);
   if (const auto text = line.value("rotary")) {
     const auto fields = split(*text, ':');
@@ -150,18 +147,43 @@ void read_outputs_and_promises(const LineReader& line, Problem& p) {
   }
 }
 
+/// linear_decode has words of its own for sizes, and `layout` is its state's.
+void read_linear_decode(const LineReader& line, Problem& p) {
+  p.batch = line.integer("b").value_or(1);
+  p.seqlen_q = line.integer("t").value_or(1);
+  p.heads_q = p.heads_kv = line.integer("h").value_or(1);
+  p.head_dim_qk = line.integer("d").value_or(64);
+  p.head_dim_v = line.integer("dv").value_or(p.head_dim_qk);
+  read_types(line, p);
+  if (const auto text = line.value("state")) p.state_type = parse_dtype(*text, "state");
+  p.state_layout = line.word("layout", kStateLayouts).value_or(StateLayout::vk);
+  p.slots = line.integer("slots").value_or(p.batch);
+  p.scale = line.number("scale");
+}
+
+void read_promises(const LineReader& line, Problem& p) {
+  p.deterministic = line.flag("deterministic");
+  p.batch_invariant = line.flag("batch_invariant");
+  p.metadata = line.word("metadata", kMetadatas).value_or(Metadata::clamp);
+}
+
 }  // namespace
 
 Problem Problem::parse(std::string_view text) {
   const LineReader line(text);
   Problem p;
   p.operation = line.to_word("operation", line.operation(), kOperations);
-  p.pass = line.word("pass", kPasses).value_or(Pass::forward);
-  read_sizes(line, p);
-  read_sources(line, p);
-  read_scores_and_masks(line, p);
-  read_tiles(line, p);
-  read_outputs_and_promises(line, p);
+  if (p.operation == Operation::linear_decode) {
+    read_linear_decode(line, p);
+  } else {
+    p.pass = line.word("pass", kPasses).value_or(Pass::forward);
+    read_sizes(line, p);
+    read_sources(line, p);
+    read_scores_and_masks(line, p);
+    read_tiles(line, p);
+    read_outputs(line, p);
+  }
+  read_promises(line, p);
   line.check_all_used();
   p.check();
   return p;

@@ -208,6 +208,19 @@ void kv_append_rules(RuleWriter& w, const Problem& p) {
   }
 }
 
+void linear_decode_rules(RuleWriter& w, const Problem& p) {
+  w.query_rows(Slot::q, Access::read, p.q_type, p.heads_q, p.head_dim_qk);
+  w.query_rows(Slot::k, Access::read, p.k_type, p.heads_q, p.head_dim_qk);
+  w.query_rows(Slot::v, Access::read, p.v_type, p.heads_q, p.head_dim_v);
+  w.query_rows(Slot::o, Access::write, p.o_type, p.heads_q, p.head_dim_v);
+  const bool rows_of_v = p.state_layout == StateLayout::vk;
+  w.require(Slot::state, Access::write, p.state_type,
+            {p.slots, p.heads_q, rows_of_v ? p.head_dim_v : p.head_dim_qk, rows_of_v ? p.head_dim_qk : p.head_dim_v});
+  w.allow(Slot::state_slots, DType::int32, {p.batch}).or_int64 = true;
+  w.allow(Slot::dest_slots, DType::int32, {p.batch}).or_int64 = true;
+  w.require(Slot::decay_slopes, Access::read, DType::fp32, {p.heads_q});
+}
+
 }  // namespace
 
 const SourceSlots& source_slots(bool second) noexcept {
@@ -238,6 +251,9 @@ SlotRules slot_rules(const Problem& problem) noexcept {
       break;
     case Operation::kv_append:
       kv_append_rules(writer, problem);
+      break;
+    case Operation::linear_decode:
+      linear_decode_rules(writer, problem);
       break;
   }
   if (problem.metadata == Metadata::report) {

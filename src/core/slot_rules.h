@@ -19,6 +19,7 @@ struct SlotRule {
   bool written = false;
   DType dtype = DType::fp32;
   bool or_fp32 = false;        // fp32 will do as well as dtype
+  bool or_int64 = false;       // int64 will do as well as dtype
   bool leading_batch = false;  // the first dimension may be left out
   int rank = 0;
   std::array<std::int64_t, Tensor::kMaxRank> shape{};

@@ -65,6 +65,10 @@ constexpr Use kUses[] = {
     {Slot::k_new, "the operation kv_append"},
     {Slot::v_new, "the operation kv_append"},
     {Slot::q_rotated, "the operation kv_append"},
+    {Slot::state, "the operation linear_decode"},
+    {Slot::state_slots, "the operation linear_decode"},
+    {Slot::dest_slots, "the operation linear_decode"},
+    {Slot::decay_slopes, "the operation linear_decode"},
     {Slot::rotary_cos, "rotary= of kv_append"},
     {Slot::rotary_sin, "rotary= of kv_append"},
     {Slot::extra0, "a registered score or mask that has extra tensors"},
@@ -72,12 +76,12 @@ constexpr Use kUses[] = {
     {Slot::extra2, "a registered score or mask that has extra tensors"},
     {Slot::extra3, "a registered score or mask that has extra tensors"},
     {Slot::status, "metadata=report"},
-    {Slot::q, "the operation attention"},
-    {Slot::k, "the operation attention"},
-    {Slot::v, "the operation attention"},
+    {Slot::q, "the operations attention and linear_decode"},
+    {Slot::k, "the operations attention and linear_decode"},
+    {Slot::v, "the operations attention and linear_decode"},
     {Slot::q_offset, "the operation attention"},
     {Slot::k_offset, "the operation attention"},
-    {Slot::o, "the operations attention and combine"},
+    {Slot::o, "the operations attention, combine and linear_decode"},
 };
 static_assert(std::size(kUses) == static_cast<std::size_t>(Slot::count_));
 
@@ -86,6 +90,7 @@ static_assert(std::size(kUses) == static_cast<std::size_t>(Slot::count_));
 std::string describe(const SlotRule& rule) {
   std::string text(to_string(rule.dtype));
   if (rule.or_fp32 && rule.dtype != DType::fp32) text += " or fp32";
+  if (rule.or_int64) text += " or int64";
   text += " (";
   for (int i = 0; i < rule.rank; ++i) {
     if (i > 0) text += ", ";

@@ -109,10 +109,35 @@ void write_tiles(LineWriter& line, const Problem& p) {
   if (p.mass_prior_lse) line.word("mass_lse", word_of(kMassLses, p.mass_prior_lse));
 }
 
+void write_linear_decode(LineWriter& line, const Problem& p) {
+  line.integer("b", p.batch, 1);
+  line.integer("t", p.seqlen_q, 1);
+  line.integer("h", p.heads_q, 1);
+  line.integer("d", p.head_dim_qk, 64);
+  line.integer("dv", p.head_dim_v, p.head_dim_qk);
+  const std::string types = types_text(p);
+  if (types != "fp32") line.word("dtype", types);
+  if (p.state_type != DType::fp32) line.word("state", to_string(p.state_type));
+  if (p.state_layout != StateLayout::vk) line.word("layout", word_of(kStateLayouts, p.state_layout));
+  line.integer("slots", p.slots, p.batch);
+  if (p.scale) line.number("scale", *p.scale);
+}
+
+void write_promises(LineWriter& line, const Problem& p) {
+  line.flag("deterministic", p.deterministic);
+  line.flag("batch_invariant", p.batch_invariant);
+  if (p.metadata != Metadata::clamp) line.word("metadata", word_of(kMetadatas, p.metadata));
+}
+
 }  // namespace
 
 std::string Problem::to_string() const {
   LineWriter line(word_of(kOperations, operation));
+  if (operation == Operation::linear_decode) {
+    write_linear_decode(line, *this);
+    write_promises(line, *this);
+    return line.take();
+  }
   if (pass != Pass::forward) line.word("pass", word_of(kPasses, pass));
   write_sizes(line, *this);
   line.flag("seqused_q", seqused_q);
@@ -124,9 +149,7 @@ std::string Problem::to_string() const {
   line.flag("dlse", dlse);
   if (grad_fp32) line.word("grad", "fp32");
   line.flag("accumulate", accumulate);
-  line.flag("deterministic", deterministic);
-  line.flag("batch_invariant", batch_invariant);
-  if (metadata != Metadata::clamp) line.word("metadata", word_of(kMetadatas, metadata));
+  write_promises(line, *this);
   line.integer("parts", parts, 2);
   if (rotary != Rotary::none) {
     line.word("rotary", std::string(word_of(kRotaries, rotary)) + ":" + std::to_string(rotary_dim));

@@ -16,7 +16,7 @@ namespace {
 
 bool dtype_fits(const SlotRule& rule, DType dtype) noexcept {
   if (dtype == rule.dtype) return true;
-  return rule.or_fp32 && dtype == DType::fp32;
+  return (rule.or_fp32 && dtype == DType::fp32) || (rule.or_int64 && dtype == DType::int64);
 }
 
 bool shape_fits(const SlotRule& rule, const Tensor& tensor) noexcept {
@@ -113,6 +113,7 @@ bool has_rows(Slot slot) noexcept {
     case Slot::k_new:
     case Slot::v_new:
     case Slot::q_rotated:
+    case Slot::state:
       return true;
     default:
       return false;

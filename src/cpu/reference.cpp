@@ -5,6 +5,7 @@
 
 #include "cpu/reference_attention.h"
 #include "cpu/reference_cache.h"
+#include "cpu/reference_linear.h"
 #include "cpu/reference_number.h"
 
 namespace tessera::reference {
@@ -25,6 +26,9 @@ Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arit
       break;
     case Operation::kv_append:
       append(problem, bindings, arithmetic, result);
+      break;
+    case Operation::linear_decode:
+      linear_decode(problem, bindings, arithmetic, order, result);
       break;
   }
   return result;

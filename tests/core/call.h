@@ -29,6 +29,9 @@ class Call {
       case Operation::kv_append:
         kv_append();
         break;
+      case Operation::linear_decode:
+        linear_decode();
+        break;
     }
   }
 
@@ -230,6 +233,21 @@ class Call {
     bind(Slot::rotary_sin, DType::fp32, {p.kv.seqlen, p.rotary_dim / 2});
     rows(Slot::q, p.q_type, p.heads_q, p.head_dim_qk);
     rows(Slot::q_rotated, p.q_type, p.heads_q, p.head_dim_qk);
+  }
+
+  void linear_decode() {
+    const Problem& p = problem;
+    rows(Slot::q, p.q_type, p.heads_q, p.head_dim_qk);
+    rows(Slot::k, p.k_type, p.heads_q, p.head_dim_qk);
+    rows(Slot::v, p.v_type, p.heads_q, p.head_dim_v);
+    rows(Slot::o, p.o_type, p.heads_q, p.head_dim_v);
+    if (p.state_layout == StateLayout::vk) {
+      bind(Slot::state, p.state_type, {p.slots, p.heads_q, p.head_dim_v, p.head_dim_qk});
+    } else {
+      bind(Slot::state, p.state_type, {p.slots, p.heads_q, p.head_dim_qk, p.head_dim_v});
+    }
+    lengths(Slot::state_slots, p.batch, 1);
+    bind(Slot::decay_slopes, DType::fp32, {p.heads_q});
   }
 
   std::vector<std::unique_ptr<Block>> memory_;

@@ -27,6 +27,8 @@ const char* const kPaged = "attention b=2 sq=8 kv=table page=4";
 const char* const kCombine = "combine b=2 sq=8 hq=4";
 const char* const kAppend = "kv_append b=2 sq=8 hkv=4";
 
+const char* const kLinear = "linear_decode b=2 t=2 h=4 slots=3";
+
 const Broken kBroken[] = {
     {kForward, [](Problem& p) { p.batch = -1; }, kInvalid, "batch"},
     {kForward, [](Problem& p) { p.seqlen_q = -1; }, kInvalid, "seqlen_q"},
@@ -166,6 +168,27 @@ const Broken kBroken[] = {
        p.rotary_dim = 66;
      },
      kInvalid, "rotary_dim"},
+    {kForward, [](Problem& p) { p.slots = 2; }, kInvalid, "slots"},
+    {kAppend, [](Problem& p) { p.state_type = DType::bf16; }, kInvalid, "state_type"},
+    {kCombine, [](Problem& p) { p.state_layout = StateLayout::kv; }, kInvalid, "state_layout"},
+    {kLinear, [](Problem& p) { p.seqlen_q = 0; }, kInvalid, "seqlen_q"},
+    {kLinear, [](Problem& p) { p.seqlen_q = 9; }, kInvalid, "seqlen_q"},
+    {kLinear, [](Problem& p) { p.heads_kv = 2; }, kInvalid, "heads_kv"},
+    {kLinear, [](Problem& p) { p.head_dim_qk = 12; }, kInvalid, "head_dim_qk"},
+    {kLinear, [](Problem& p) { p.head_dim_v = 20; }, kInvalid, "head_dim_v"},
+    {kLinear, [](Problem& p) { p.slots = -1; }, kInvalid, "slots"},
+    {kLinear, [](Problem& p) { p.slots = kHuge; }, ErrorCode::overflow, "slots"},
+    {kLinear, [](Problem& p) { p.state_type = DType::fp16; }, kInvalid, "state_type"},
+    {kLinear, [](Problem& p) { p.scale = std::numeric_limits<float>::infinity(); }, kInvalid, "scale"},
+    {kLinear, [](Problem& p) { p.q_layout = Layout::varlen; }, kInvalid, "q_layout"},
+    {kLinear, [](Problem& p) { p.seqused_q = true; }, kInvalid, "seqused_q"},
+    {kLinear, [](Problem& p) { p.kv.seqlen = 1; }, kInvalid, "kv"},
+    {kLinear, [](Problem& p) { p.softcap = 1.0F; }, kInvalid, "softcap"},
+    {kLinear, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
+    {kLinear, [](Problem& p) { p.sink = true; }, kInvalid, "sink"},
+    {kLinear, [](Problem& p) { p.lse = true; }, kInvalid, "lse"},
+    {kLinear, [](Problem& p) { p.parts = 3; }, kInvalid, "parts"},
+    {kLinear, [](Problem& p) { p.rotary = Rotary::half; }, kInvalid, "rotary"},
 };
 
 class CheckRefuses : public testing::TestWithParam<Broken> {};
@@ -185,9 +208,9 @@ TEST_P(CheckRefuses, TheField) {
 INSTANTIATE_TEST_SUITE_P(Problem, CheckRefuses, testing::ValuesIn(kBroken));
 
 TEST(Check, ZeroSizesAreFine) {
-  for (const char* line :
-       {"attention sq=0", "attention b=0 sq=8", "attention sq=8 sk=0", "attention sq=0 layout=varlen",
-        "attention sq=3 sk=0 kv=table page=4", "combine sq=0", "kv_append sq=0"}) {
+  for (const char* line : {"attention sq=0", "attention b=0 sq=8", "attention sq=8 sk=0",
+                           "attention sq=0 layout=varlen", "attention sq=3 sk=0 kv=table page=4", "combine sq=0",
+                           "kv_append sq=0", "linear_decode b=0", "linear_decode b=0 slots=4"}) {
     EXPECT_NO_THROW(Problem::parse(line)) << line;
   }
 }

@@ -91,6 +91,16 @@ TEST(Grammar, EveryKeySetsItsField) {
   EXPECT_EQ(a.rotary_dim, 32);
   EXPECT_EQ(a.kv.pages, 99);
   EXPECT_TRUE(a.kv.seqused);
+  const Problem l = Problem::parse("linear_decode b=3 t=4 h=8 d=128 dtype=bf16 state=bf16 layout=kv slots=9 scale=0.5");
+  EXPECT_EQ(l.operation, Operation::linear_decode);
+  EXPECT_EQ(l.seqlen_q, 4);
+  EXPECT_EQ(l.heads_q, 8);
+  EXPECT_EQ(l.heads_kv, 8);
+  EXPECT_EQ(l.state_type, DType::bf16);
+  EXPECT_EQ(l.state_layout, StateLayout::kv);
+  EXPECT_EQ(l.slots, 9);
+  EXPECT_EQ(l.scale, 0.5F);
+  EXPECT_EQ(Problem::parse("linear_decode b=3").slots, 3);
 }
 
 TEST(Grammar, LinesAreShortestAndInOrder) {
@@ -115,6 +125,10 @@ TEST(Grammar, LinesAreShortestAndInOrder) {
       {"attention sq=5 list=bitmask:q:b:full", "attention sq=5 list=bitmask:q:b:full"},
       {"combine parts=2 sq=3 lse", "combine sq=3 lse"},
       {"kv_append seqused_k sq=3", "kv_append sq=3"},
+      {"linear_decode", "linear_decode"},
+      {"linear_decode layout=vk state=fp32 slots=2 dv=64 t=1 b=2", "linear_decode b=2"},
+      {"linear_decode metadata=report scale=1 layout=kv slots=0 h=3",
+       "linear_decode h=3 layout=kv slots=0 scale=1 metadata=report"},
   };
   for (const auto& row : rows) EXPECT_EQ(Problem::parse(row.given).to_string(), row.written) << row.given;
 }
@@ -178,6 +192,12 @@ TEST(Grammar, EveryParseErrorNamesItsKey) {
       {"kv_append sq=1 rotary=half", "rotary"},
       {"kv_append sq=1 rotary=whole:8", "rotary"},
       {"kv_append sq=1 rotary=half:x", "rotary"},
+      {"linear_decode sq=1", "sq"},
+      {"linear_decode hq=1", "hq"},
+      {"linear_decode layout=varlen", "layout"},
+      {"linear_decode state=bf17", "state"},
+      {"attention sq=1 slots=4", "slots"},
+      {"attention sq=1 layout=vk", "layout"},
   };
   for (const auto& row : rows) {
     SCOPED_TRACE(row.text);
@@ -208,8 +228,10 @@ class RandomProblem {
 
   Problem draw() {
     Problem p;
-    p.operation = pick({Operation::attention, Operation::attention, Operation::combine, Operation::kv_append});
+    p.operation = pick({Operation::attention, Operation::attention, Operation::combine, Operation::kv_append,
+                        Operation::linear_decode});
     const bool attention = p.operation == Operation::attention;
+    if (p.operation == Operation::linear_decode) return linear_decode(p);
     p.batch = below(5);
     p.seqlen_q = below(300);
     p.heads_kv = 1 + below(4);
@@ -249,6 +271,22 @@ class RandomProblem {
   template <class T>
   T pick(std::initializer_list<T> of) {
     return of.begin()[below(static_cast<std::int64_t>(of.size()))];
+  }
+  Problem linear_decode(Problem p) {
+    p.batch = below(5);
+    p.seqlen_q = below(10);
+    p.heads_q = p.heads_kv = 1 + below(6);
+    p.head_dim_qk = 8 * (1 + below(32));
+    p.head_dim_v = rarely() ? 8 * (1 + below(32)) : p.head_dim_qk;
+    p.q_type = p.k_type = p.v_type = p.o_type = float_type();
+    if (rarely()) p.v_type = float_type();
+    p.state_type = pick({DType::fp32, DType::bf16});
+    p.state_layout = pick({StateLayout::vk, StateLayout::kv});
+    p.slots = rarely() ? p.batch : below(100);
+    if (coin()) p.scale = number();
+    p.deterministic = coin();
+    p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
+    return p;
   }
   DType float_type() { return pick({DType::fp32, DType::fp16, DType::bf16, DType::e4m3}); }
   TileList list() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lengths, page tables, offsets and tile lists that are wrong inside.
+#include <cmath>
 #include <limits>
 
 #include "bad_call.h"
@@ -32,7 +33,21 @@ void bind_offset(Call& call, Slot slot, std::int64_t value) {
   tensor.as<std::int64_t>()[call.problem.batch - 1] = value;
 }
 
+const char* const kLinear = "linear_decode b=3 h=2 d=16 slots=4";
+
 const BadCall kBadCalls[] = {
+    {"state_slot_beyond", kLinear, set<Slot::state_slots, 1, 4>, kRange, "state_slots"},
+    {"state_slot_long", kLinear,
+     [](Call& c) { c.bind(Slot::state_slots, DType::int64, {3}).as<std::int64_t>()[2] = std::int64_t{1} << 32; },
+     kRange, "state_slots"},
+    {"dest_slot_beyond", kLinear,
+     [](Call& c) {
+       c.bind(Slot::dest_slots, {3}, {0, 1, 9});
+     },
+     kRange, "dest_slots"},
+    {"slope_negative", kLinear, [](Call& c) { c[Slot::decay_slopes].as<float>()[1] = -0.5F; }, kRange, "decay_slopes"},
+    {"slope_nan", kLinear, [](Call& c) { c[Slot::decay_slopes].as<float>()[0] = std::nanf(""); }, kRange,
+     "decay_slopes"},
     {"cu_from_one", kVarlen, set<Slot::cu_seqlens_q, 0, 1>, kRange, "cu_seqlens_q"},
     {"cu_negative", kVarlen, set<Slot::cu_seqlens_q, 1, -8>, kRange, "cu_seqlens_q"},
     {"cu_decreasing", kVarlen, set<Slot::cu_seqlens_k, 2, 5>, kRange, "cu_seqlens_k"},
@@ -123,6 +138,12 @@ TEST(Validate, EmptySequencesAndUnusedEntriesAreRight) {
     c.bind(Slot::cu_seqlens_q, {4}, {0, 0, 8, 8});
     c.bind(Slot::cu_seqlens_k, {4}, {0, 6, 6, 6});
   });
+  good(kLinear, [](Call& c) {
+    c.bind(Slot::state_slots, {3}, {-1, -2, -1});
+    c.bind(Slot::dest_slots, {3}, {3, -1, 3});
+    c[Slot::decay_slopes].as<float>()[0] = std::numeric_limits<float>::infinity();
+  });
+  good(kLinear, [](Call& c) { c[Slot::state_slots] = {}; });
   good(kTable, [](Call& c) {
     c.int32(Slot::seqused_k, 0) = 4;
     c.int32(Slot::page_table, 1) = -1;
@@ -152,7 +173,8 @@ TEST(Validate, ZeroSizesRun) {
         "attention sq=0 sk=0 layout=varlen", "attention b=0 sq=4 layout=varlen", "attention pass=backward sq=0 sk=8",
         "attention pass=backward sq=8 sk=0", "attention b=2 sq=4 sk=0 kv=table page=4",
         "attention b=2 sq=4 sk=0 list=bitmask", "attention b=2 sq=4 sk=0 list=transposed mass=mean next=indices",
-        "combine sq=0 lse", "combine b=0 sq=4", "kv_append sq=0 sk=8", "kv_append b=0 sq=2 sk=8 kv=csr page=4"}) {
+        "combine sq=0 lse", "combine b=0 sq=4", "kv_append sq=0 sk=8", "kv_append b=0 sq=2 sk=8 kv=csr page=4",
+        "linear_decode b=0", "linear_decode b=0 slots=3"}) {
     Call call(line);
     EXPECT_NO_THROW(call.run()) << line;
   }

@@ -17,6 +17,8 @@ const char* const kPaged = "attention b=2 sq=2 sk=8 d=16 kv=table page=4";
 const char* const kCombine = "combine b=2 sq=8 hq=2 d=16 parts=3 lse";
 const char* const kAppend = "kv_append b=2 sq=2 sk=8 hq=2 d=16 rotary=half:8";
 
+const char* const kLinear = "linear_decode b=2 t=3 h=2 d=16 slots=3";
+
 double some_score(double score, const ScorePoint& /*at*/, void* /*user*/) { return score; }
 bool some_mask(const ScorePoint& /*at*/, void* /*user*/) { return true; }
 TileClass some_class(const TileBounds& /*tile*/, void* /*user*/) { return TileClass::partial; }
@@ -42,6 +44,24 @@ const BadCall kBadCalls[] = {
     {"q_rotated_unbound", kAppend, [](Call& c) { c[Slot::q_rotated] = {}; }, kInvalid, "q_rotated"},
     {"append_q_unbound", kAppend, [](Call& c) { c[Slot::q] = {}; }, kInvalid, "q"},
     {"parts_unbound", kCombine, [](Call& c) { c[Slot::o_parts] = {}; }, kInvalid, "o_parts"},
+    {"state_unbound", kLinear, [](Call& c) { c[Slot::state] = {}; }, kInvalid, "state"},
+    {"decay_unbound", kLinear, [](Call& c) { c[Slot::decay_slopes] = {}; }, kInvalid, "decay_slopes"},
+    {"too_few_states", "linear_decode b=3 slots=3",
+     [](Call& c) {
+       c.problem.slots = 2;
+       c.bind(Slot::state, DType::fp32, {2, 1, 64, 64});
+       c[Slot::state_slots] = {};
+     },
+     kInvalid, "state_slots"},
+    {"state_other_layout", "linear_decode d=16 dv=32",
+     [](Call& c) {
+       c.bind(Slot::state, DType::fp32, {1, 1, 16, 32});
+     },
+     kInvalid, "state"},
+    {"state_type", kLinear, [](Call& c) { c[Slot::state].dtype = DType::bf16; }, kInvalid, "state"},
+    {"slots_type", kLinear, [](Call& c) { c[Slot::state_slots].dtype = DType::uint32; }, kInvalid, "state_slots"},
+    {"o_is_v", kLinear, [](Call& c) { c[Slot::o].data = c[Slot::v].data; }, kInvalid, "o"},
+    {"states_overlap", kLinear, [](Call& c) { c[Slot::state].strides[0] = 16; }, kInvalid, "state"},
     {"lse_without_use", kDense,
      [](Call& c) {
        c.bind(Slot::lse, DType::fp32, {2, 4, 8});
@@ -195,6 +215,17 @@ TEST(Validate, AcceptsWhatIsUnusualAndRight) {
   good(kCombine, [](Call& c) {
     c[Slot::o].data = c[Slot::o_parts].data;
     c[Slot::lse].data = c[Slot::lse_parts].data;
+  });
+  // Tokens inside a packed (b, t, 3, h, d) tensor, states apart, slots as int64.
+  good(kLinear, [](Call& c) {
+    std::byte* data = c.bind(Slot::q, DType::fp32, {2, 3, 3, 2, 16}).bytes();
+    for (const Slot slot : {Slot::q, Slot::k, Slot::v}) {
+      c[slot] = Tensor::strided(data, DType::fp32, {2, 3, 2, 16}, {288, 96, 16, 1});
+      data += std::size_t{32} * 4;
+    }
+    c.bind(Slot::state, DType::fp32, {3, 3, 16, 16});
+    c[Slot::state].shape[1] = 2;
+    c.bind(Slot::state_slots, DType::int64, {2}).as<std::int64_t>()[1] = 2;
   });
   good("attention b=2 sq=8 hq=2 alibi", [](Call& c) { c.bind(Slot::alibi_slopes, DType::fp32, {2, 2}); });
   good("attention sq=8 dropout=0.5", [](Call& c) {

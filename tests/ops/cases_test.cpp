@@ -37,7 +37,7 @@ TEST(CaseLines, LengthsBeyondTheCapacityAreRefused) {
 }
 
 TEST(CaseFiles, ReferenceImplementationPassesToo) {
-  for (const char* file : {"segments", "lists", "mass_next", "combine", "kv_append", "empty"}) {
+  for (const char* file : {"segments", "lists", "mass_next", "combine", "kv_append", "linear", "empty"}) {
     for (Case one : read_case_file(std::string(TESSERA_SOURCE_DIR "/tests/cases/") + file + ".txt")) {
       one.wishes = Wishes::parse("implementation=cpu.reference");
       const Outcome outcome = run_case(one);

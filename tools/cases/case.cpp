@@ -28,10 +28,10 @@ struct ListKey {
   std::vector<std::int64_t> Values::*field;
 };
 constexpr ListKey kLists[] = {
-    {"lens_q", &Values::lens_q},     {"lens_k", &Values::lens_k},     {"lens_k2", &Values::lens_k2},
-    {"used_q", &Values::used_q},     {"used_k", &Values::used_k},     {"used_k2", &Values::used_k2},
-    {"q_offset", &Values::q_offset}, {"k_offset", &Values::k_offset}, {"k_offset2", &Values::k_offset2},
-    {"spoiled", &Values::spoiled},
+    {"lens_q", &Values::lens_q},     {"lens_k", &Values::lens_k},           {"lens_k2", &Values::lens_k2},
+    {"used_q", &Values::used_q},     {"used_k", &Values::used_k},           {"used_k2", &Values::used_k2},
+    {"q_offset", &Values::q_offset}, {"k_offset", &Values::k_offset},       {"k_offset2", &Values::k_offset2},
+    {"spoiled", &Values::spoiled},   {"state_slots", &Values::state_slots}, {"dest_slots", &Values::dest_slots},
 };
 
 struct UnsignedKey {
@@ -55,7 +55,10 @@ struct FlagKey {
 constexpr FlagKey kFlags[] = {{"drop_scalars", &Values::drop_scalars},
                               {"pages=shuffled", &Values::shuffled_pages},
                               {"slopes=batch", &Values::slopes_per_batch},
-                              {"rotate_q", &Values::rotate_q}};
+                              {"rotate_q", &Values::rotate_q},
+                              {"state_slots=unbound", &Values::unbound_slots},
+                              {"slot_ids=int64", &Values::long_slots},
+                              {"slopes=zero", &Values::no_decay}};
 
 constexpr std::string_view kWishKeys[] = {"tile_q", "tile_kv", "splits", "stages", "warps", "loader", "implementation"};
 constexpr std::string_view kStrides[] = {"packed", "bhsd", "gaps"};

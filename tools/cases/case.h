@@ -38,6 +38,12 @@ struct Values {
   bool shuffled_pages = false;    // pages=shuffled
   bool slopes_per_batch = false;  // alibi_slopes is (b, hq)
   bool rotate_q = false;          // kv_append also rotates q
+  // linear_decode: slots of states (default: distinct ones in random order); where the new states go (default: the
+  // same)
+  std::vector<std::int64_t> state_slots, dest_slots;
+  bool unbound_slots = false;  // state_slots=unbound: sequence b has state b
+  bool long_slots = false;     // slot_ids=int64
+  bool no_decay = false;       // slopes=zero
   Strides strides = Strides::packed;
   bool operator==(const Values&) const = default;
 };
@@ -52,7 +58,8 @@ struct Case {
   /// Problem keys (docs/grammar.md) and value keys in any order: seed= lens_q= lens_k= lens_k2= used_q= used_k=
   /// used_k2= q_offset= k_offset= k_offset2= spoiled= (lists with commas) batch_offset= head_offset= drop_seed=
   /// drop_offset= drop_scalars density= pages=shuffled slopes=batch rotate_q strides=packed|bhsd|gaps tile_q= tile_kv=
-  /// splits= implementation= isa= threads=. Throws Error{parse}.
+  /// splits= implementation= isa= threads= state_slots= dest_slots= state_slots=unbound slot_ids=int64 slopes=zero.
+  /// Throws Error{parse}.
   static Case parse(std::string_view line);
   [[nodiscard]] std::string to_string() const;
   bool operator==(const Case&) const = default;

@@ -9,9 +9,10 @@
 namespace tessera::cases {
 namespace {
 
-enum Operations : unsigned { kForward = 1, kBackward = 2, kCombine = 4, kAppend = 8 };
+enum Operations : unsigned { kForward = 1, kBackward = 2, kCombine = 4, kAppend = 8, kLinear = 16 };
 constexpr unsigned kAttention = kForward | kBackward;
-constexpr unsigned kAll = kAttention | kCombine | kAppend;
+constexpr unsigned kOfSequences = kAttention | kCombine | kAppend;
+constexpr unsigned kAll = kOfSequences | kLinear;
 
 struct Feature {
   std::string_view name;
@@ -29,7 +30,8 @@ bool mixed_types(const Problem& p) {
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
 }
-bool has_keys(const Problem& p) { return p.operation != Operation::combine; }
+bool has_keys(const Problem& p) { return p.operation == Operation::attention || p.operation == Operation::kv_append; }
+bool is_linear(const Case& c) { return c.problem.operation == Operation::linear_decode; }
 bool negative(const Band& band) { return band.left.value_or(0) < 0 || band.right.value_or(0) < 0; }
 bool causal(const Band& band) { return !band.left && band.right == 0; }
 bool any_list(const Problem& p, bool (*test)(const TileList&)) {
@@ -61,12 +63,13 @@ constexpr Feature kFeatures[] = {
     {"backward", "operation", kBackward, [](const Case& c) { return c.problem.pass == Pass::backward; }},
     {"combine", "operation", kCombine, [](const Case& c) { return c.problem.operation == Operation::combine; }},
     {"kv_append", "operation", kAppend, [](const Case& c) { return c.problem.operation == Operation::kv_append; }},
+    {"linear_decode", "operation", kLinear, is_linear},
     {"fp32", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp32); }},
     {"fp16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp16); }},
     {"bf16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::bf16); }},
     {"mixed_types", "types", kAll, [](const Case& c) { return mixed_types(c.problem); }},
     {"three_tiles", "", kAttention, spans},
-    {"varlen_q", "", kAll, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
+    {"varlen_q", "", kOfSequences, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
     {"seqused_q", "", kAttention | kAppend, [](const Case& c) { return c.problem.seqused_q; }},
     {"kv_dense", "kv", kAttention | kAppend,
      [](const Case& c) { return has_keys(c.problem) && c.problem.kv.layout == KvLayout::dense; }},
@@ -84,7 +87,7 @@ constexpr Feature kFeatures[] = {
     {"batch", "", kAll, [](const Case& c) { return c.problem.batch > 1; }},
     {"dims_differ", "", kAll, [](const Case& c) { return c.problem.head_dim_qk != c.problem.head_dim_v; }},
     {"dim_over_64", "", kAll, [](const Case& c) { return std::max(c.problem.head_dim_qk, c.problem.head_dim_v) > 64; }},
-    {"empty_sequence", "", kAll, has_empty_sequence},
+    {"empty_sequence", "", kOfSequences, has_empty_sequence},
     {"q_offset", "", kAttention, [](const Case& c) { return !c.values.q_offset.empty(); }},
     {"k_offset", "", kAttention, [](const Case& c) { return !c.values.k_offset.empty(); }},
     {"k_offset2", "", kAttention, [](const Case& c) { return !c.values.k_offset2.empty(); }},
@@ -95,7 +98,7 @@ constexpr Feature kFeatures[] = {
      [](const Case& c) { return c.problem.band != Band{} && !causal(c.problem.band) && !negative(c.problem.band); }},
     {"negative_band", "band", kAttention, [](const Case& c) { return negative(c.problem.band); }},
     {"affine_causal", "", kAttention, [](const Case& c) { return c.problem.affine.has_value(); }},
-    {"scale", "", kAttention, [](const Case& c) { return c.problem.scale.has_value(); }},
+    {"scale", "", kAttention | kLinear, [](const Case& c) { return c.problem.scale.has_value(); }},
     {"softcap", "", kAttention, [](const Case& c) { return c.problem.softcap > 0; }},
     {"alibi", "", kAttention, [](const Case& c) { return c.problem.alibi; }},
     {"score_relative", "score", kAttention, [](const Case& c) { return c.problem.score == "relative"; }},
@@ -140,8 +143,8 @@ constexpr Feature kFeatures[] = {
     {"dlse", "", kBackward, [](const Case& c) { return c.problem.dlse; }},
     {"grad_fp32", "", kBackward, [](const Case& c) { return c.problem.grad_fp32; }},
     {"accumulate", "", kBackward, [](const Case& c) { return c.problem.accumulate; }},
-    {"deterministic", "", kAttention, [](const Case& c) { return c.problem.deterministic; }},
-    {"batch_invariant", "", kAttention, [](const Case& c) { return c.problem.batch_invariant; }},
+    {"deterministic", "", kAttention | kLinear, [](const Case& c) { return c.problem.deterministic; }},
+    {"batch_invariant", "", kAttention | kLinear, [](const Case& c) { return c.problem.batch_invariant; }},
     {"splits", "", kForward, [](const Case& c) { return c.wishes.splits.value_or(1) > 1; }},
     {"two_threads", "", kAll, [](const Case& c) { return c.threads > 1; }},
     {"heads_first", "strides", kAll, [](const Case& c) { return c.values.strides == Strides::heads_first; }},
@@ -150,6 +153,17 @@ constexpr Feature kFeatures[] = {
     {"rotary_half", "rotary", kAppend, [](const Case& c) { return c.problem.rotary == Rotary::half; }},
     {"rotary_interleaved", "rotary", kAppend, [](const Case& c) { return c.problem.rotary == Rotary::interleaved; }},
     {"rotate_q", "", kAppend, [](const Case& c) { return c.values.rotate_q; }},
+    {"state_bf16", "", kLinear, [](const Case& c) { return c.problem.state_type == DType::bf16; }},
+    {"state_kv", "", kLinear, [](const Case& c) { return c.problem.state_layout == StateLayout::kv; }},
+    {"many_tokens", "", kLinear, [](const Case& c) { return is_linear(c) && c.problem.seqlen_q > 1; }},
+    {"skipped_slots", "", kLinear,
+     [](const Case& c) {
+       const std::vector<std::int64_t>& slots = c.values.state_slots;
+       return std::any_of(slots.begin(), slots.end(), [](std::int64_t slot) { return slot < 0; });
+     }},
+    {"dest_slots", "", kLinear, [](const Case& c) { return !c.values.dest_slots.empty(); }},
+    {"int64_slots", "", kLinear, [](const Case& c) { return c.values.long_slots; }},
+    {"no_decay", "", kLinear, [](const Case& c) { return c.values.no_decay; }},
 };
 static_assert(std::size(kFeatures) <= kMostFeatures);
 

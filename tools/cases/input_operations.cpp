@@ -12,6 +12,8 @@ Inputs::Inputs(const Case& of) : case_(of), problem_(case_.problem), values_(cas
   bindings_.head_offset = values_.head_offset;
   if (problem_.operation == Operation::combine) {
     bind_combine();
+  } else if (problem_.operation == Operation::linear_decode) {
+    bind_linear_decode();
   } else {
     bind_query_lengths();
     bind_key_lengths(0);

@@ -90,6 +90,8 @@ class Inputs {
   void bind_gradients();
   void bind_combine();
   void bind_kv_append();
+  void bind_linear_decode();
+  void bind_state_slots();
 
   Case case_;
   const Problem& problem_;

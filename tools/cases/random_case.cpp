@@ -55,6 +55,8 @@ class Generator {
       combine();
     } else if (operation < 12) {
       kv_append();
+    } else if (operation < 17) {
+      linear_decode();
     } else {
       attention();
     }
@@ -128,6 +130,37 @@ class Generator {
       p_.rotary_dim = random_.chance(0.5) ? p_.head_dim_qk : 2 * random_.between(1, p_.head_dim_qk / 2);
     }
     v_.rotate_q = random_.chance(0.5);
+  }
+
+  void linear_decode() {
+    p_.operation = Operation::linear_decode;
+    p_.batch = random_.between(1, 4);
+    p_.seqlen_q = random_.chance(0.4) ? 1 : random_.between(2, 8);
+    p_.heads_q = p_.heads_kv = random_.between(1, 3);
+    static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
+    p_.head_dim_qk = gpu_ ? pick(chooser_, kGpuDims) : head_dim();
+    p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? pick(chooser_, kGpuDims) : head_dim();
+    if (chooser_.chance(0.4)) p_.state_type = DType::bf16;
+    if (chooser_.chance(0.5)) p_.state_layout = StateLayout::kv;
+    if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
+    p_.deterministic = random_.chance(0.2);
+    p_.batch_invariant = random_.chance(0.2);
+    const bool elsewhere = random_.chance(0.4);
+    p_.slots = 2 * p_.batch + random_.between(0, 3);
+    std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.slots));
+    std::iota(slots.begin(), slots.end(), 0);
+    for (std::size_t i = slots.size() - 1; i > 0; --i) {
+      std::swap(slots[i], slots[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(i) + 1))]);
+    }
+    const auto next = [&] {
+      const std::int64_t slot = slots.back();
+      slots.pop_back();
+      return random_.chance(0.2) ? -random_.between(1, 3) : slot;
+    };
+    for (std::int64_t b = 0; b < p_.batch; ++b) v_.state_slots.push_back(next());
+    for (std::int64_t b = 0; elsewhere && b < p_.batch; ++b) v_.dest_slots.push_back(next());
+    v_.long_slots = random_.chance(0.4);
+    v_.no_decay = random_.chance(0.4);
   }
 
   std::int64_t page_size() {

@@ -2,6 +2,7 @@
 #include "bench_device.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "bench_measure.h"
 #include "cases/device_copy.h"
@@ -24,22 +25,19 @@ float milliseconds_between(cuda::EventHandle begin, cuda::EventHandle end) {
 
 }  // namespace
 
-DeviceRun::DeviceRun(Executor& executor, const Arrays& arrays)
+DeviceRun::DeviceRun(Executor& executor, const BenchInputs& inputs)
     : executor_(executor),
       device_(executor.plan().target().index),
       stream_(cases::device_stream(device_)),
-      bindings_(bindings_of(arrays)) {
+      bindings_(bindings_of(inputs.arrays)) {
   const cuda::CurrentContext context(device_);
   const cuda::Driver& d = cuda::driver();
   try {
-    for (const auto& [slot, array] : arrays) {
-      Tensor& tensor = bindings_[slot];
-      memory_.push_back(cuda::allocate(device_, std::max<std::size_t>(array.size_bytes(), 16)));
-      tensor.data = memory_.back();
-      tensor.device = {DeviceType::cuda, device_};
-      if (array.size_bytes() == 0) continue;
-      cuda::check(d.copy_to_device(cuda::address(tensor.data), array.data(), array.size_bytes()), "cuMemcpyHtoD");
+    for (const auto& [slot, array] : inputs.arrays) {
+      bindings_[slot].data = copy_of(array);
+      bindings_[slot].device = {DeviceType::cuda, device_};
     }
+    for (const files::Array& turn : inputs.turns) turns_.push_back(copy_of(turn));
     flush_ = cuda::allocate(device_, kFlushBytes);
     memory_.push_back(flush_);
     for (int i = 0; i < kMostEvents; ++i) {
@@ -55,9 +53,49 @@ DeviceRun::DeviceRun(Executor& executor, const Arrays& arrays)
 
 DeviceRun::~DeviceRun() { release(); }
 
+void* DeviceRun::copy_of(const files::Array& array) {
+  memory_.push_back(cuda::allocate(device_, std::max<std::size_t>(array.size_bytes(), 16)));
+  if (array.size_bytes() > 0) {
+    cuda::check(cuda::driver().copy_to_device(cuda::address(memory_.back()), array.data(), array.size_bytes()),
+                "cuMemcpyHtoD");
+  }
+  return memory_.back();
+}
+
 void DeviceRun::release() noexcept {
+  if (graph_ != nullptr) cuda::driver().graph_exec_destroy(graph_);
   for (cuda::EventHandle event : events_) cuda::driver().event_destroy(event);
   for (void* memory : memory_) cuda::release(device_, memory);
+}
+
+void DeviceRun::record(int calls) {
+  constexpr int kOfThisThread = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+  const cuda::Driver& d = cuda::driver();
+  const cuda::StreamHandle stream = handle_of(stream_);
+  if (graph_ != nullptr) cuda::check(d.graph_exec_destroy(std::exchange(graph_, nullptr)), "cuGraphExecDestroy");
+  cuda::check(d.capture_begin(stream, kOfThisThread), "cuStreamBeginCapture");
+  for (int i = 0; i < calls; ++i) {
+    bindings_[Slot::state_slots].data = turns_[static_cast<std::size_t>(i) % turns_.size()];
+    executor_.run(bindings_, stream_);
+  }
+  cuda::GraphHandle graph = nullptr;
+  cuda::check(d.capture_end(stream, &graph), "cuStreamEndCapture");
+  const cuda::Result result = d.graph_instantiate(&graph_, graph, 0);
+  d.graph_destroy(graph);
+  cuda::check(result, "cuGraphInstantiate");
+  recorded_ = calls;
+}
+
+double DeviceRun::time_graph(int calls, int warm_up) {
+  const cuda::Driver& d = cuda::driver();
+  const cuda::StreamHandle stream = handle_of(stream_);
+  if (recorded_ != calls) record(calls);
+  for (int i = 0; i < warm_up; ++i) cuda::check(d.graph_launch(graph_, stream), "cuGraphLaunch");
+  cuda::check(d.event_record(events_[0], stream), "cuEventRecord");
+  cuda::check(d.graph_launch(graph_, stream), "cuGraphLaunch");
+  cuda::check(d.event_record(events_[1], stream), "cuEventRecord");
+  cuda::check(d.stream_synchronize(stream), "cuStreamSynchronize");
+  return milliseconds_between(events_[0], events_[1]) * 1e3 / calls;
 }
 
 double DeviceRun::time(int calls, int warm_up) {
@@ -65,6 +103,7 @@ double DeviceRun::time(int calls, int warm_up) {
   const cuda::Driver& d = cuda::driver();
   const cuda::StreamHandle stream = handle_of(stream_);
   calls = std::clamp(calls, 1, kMostCalls);
+  if (turns_.size() > 1) return time_graph(calls, warm_up);
   for (int i = 0; i < warm_up; ++i) executor_.run(bindings_, stream_);
   for (int i = 0; i < calls; ++i) {
     const auto at = static_cast<std::size_t>(2 * i);

@@ -4,9 +4,9 @@
 
 #include <vector>
 
+#include "bench_inputs.h"
 #include "bench_probe.h"
 #include "cuda/jit/driver.h"
-#include "slot_shapes.h"
 #include "tessera/executor.h"
 
 namespace tessera::cli {
@@ -14,7 +14,7 @@ namespace tessera::cli {
 class DeviceRun {
  public:
   /// Copies the arrays to the executor's device. Throws std::bad_alloc when they do not fit.
-  DeviceRun(Executor& executor, const Arrays& arrays);
+  DeviceRun(Executor& executor, const BenchInputs& inputs);
   ~DeviceRun();
   DeviceRun(const DeviceRun&) = delete;
   DeviceRun& operator=(const DeviceRun&) = delete;
@@ -22,13 +22,17 @@ class DeviceRun {
   /// Microseconds of one call, the median of `calls` after `warm_up` untimed ones. Before each, 256 MiB are written, so
   /// that no input is in the cache; the device is busy with that while the host queues the call, so that host time
   /// does not count.
+  /// Inputs with turns are measured without a flush: the calls in a row, each with the next turn, as one CUDA graph.
   double time(int calls, int warm_up);
 
   static constexpr int kMostCalls = 100;
   static constexpr double kFlushMicroseconds = 100;  // about
 
  private:
+  void* copy_of(const files::Array& array);
   void release() noexcept;
+  double time_graph(int calls, int warm_up);
+  void record(int calls);
 
   Executor& executor_;
   int device_;
@@ -37,6 +41,9 @@ class DeviceRun {
   std::vector<void*> memory_;
   void* flush_ = nullptr;
   std::vector<cuda::EventHandle> events_;
+  std::vector<void*> turns_;  // state_slots of the calls
+  cuda::GraphExecHandle graph_ = nullptr;
+  int recorded_ = 0;  // calls of the graph
 };
 
 /// Multiply-adds of 16-bit operands by mma.sync, and copying memory that no cache holds (bytes read and written).

@@ -155,7 +155,7 @@ void add_values(const Problem& problem, std::mt19937_64& random, Arrays& arrays)
   for (const SlotShape& slot : value_inputs(problem)) {
     Array array(slot.dtype, slot.shape, to_string(slot.slot));
     fill_normal(array.tensor(), random);
-    if (slot.slot == Slot::alibi_slopes) {  // positive, as ALiBi's are
+    if (slot.slot == Slot::alibi_slopes || slot.slot == Slot::decay_slopes) {  // positive, as ALiBi's are
       for (std::int64_t head = 0; head < problem.heads_q; ++head) {
         array.tensor().as<float>()[head] =
             std::exp2(-8.0F * static_cast<float>(head + 1) / static_cast<float>(problem.heads_q));
@@ -163,6 +163,20 @@ void add_values(const Problem& problem, std::mt19937_64& random, Arrays& arrays)
     }
     arrays[slot.slot] = std::move(array);
   }
+}
+
+// All states in random order, as many for each call as there are sequences.
+void add_state_slots(const Problem& problem, std::mt19937_64& random, BenchInputs& inputs) {
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(problem.slots));
+  std::iota(slots.begin(), slots.end(), 0);
+  std::shuffle(slots.begin(), slots.end(), random);
+  const std::int64_t batch = problem.batch;
+  const auto slots_of = [&](std::int64_t turn) {
+    return int32_array({batch}, {slots.begin() + turn * batch, slots.begin() + (turn + 1) * batch});
+  };
+  const std::int64_t turns = batch == 0 ? 1 : std::min<std::int64_t>(problem.slots / batch, 100);
+  for (std::int64_t turn = 0; turns > 1 && turn < turns; ++turn) inputs.turns.push_back(slots_of(turn));
+  if (turns > 0) inputs.arrays[Slot::state_slots] = slots_of(0);
 }
 
 }  // namespace
@@ -176,7 +190,9 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
     inputs.arrays[Slot::cu_seqlens_q] = equal_ends(problem.batch, problem.seqlen_q, problem.total_q);
   }
   if (problem.seqused_q) inputs.arrays[Slot::seqused_q] = lengths(problem.batch, problem.seqlen_q);
-  if (problem.operation != Operation::combine) add_source(problem, problem.kv, kFirst, random, inputs.arrays);
+  if (problem.operation == Operation::attention || problem.operation == Operation::kv_append)
+    add_source(problem, problem.kv, kFirst, random, inputs.arrays);
+  if (problem.operation == Operation::linear_decode) add_state_slots(problem, random, inputs);
   if (problem.kv2) add_source(problem, *problem.kv2, kSecond, random, inputs.arrays);
   if (problem.rotary != Rotary::none) {
     for (const Slot slot : {Slot::rotary_cos, Slot::rotary_sin}) {

@@ -14,6 +14,9 @@ namespace tessera::cli {
 struct BenchInputs {
   Arrays arrays;                // inputs and outputs; a backward's o and lse are still to be computed
   std::vector<KeptTiles> kept;  // of the list the pass walks; empty without one
+  // linear_decode with more states than sequences: state_slots of one call after another, disjoint until they begin
+  // again, so that no call finds its states in a cache. The first is in `arrays`.
+  std::vector<files::Array> turns;
 };
 
 BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed);

@@ -161,7 +161,7 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   std::unique_ptr<DeviceRun> device;
   if (is_on_gpu(options)) {
     executor.prepare();
-    device = std::make_unique<DeviceRun>(executor, inputs.arrays);
+    device = std::make_unique<DeviceRun>(executor, inputs);
   } else {
     executor.run(bindings);
     row.rss_growth_bytes = memory.growth();

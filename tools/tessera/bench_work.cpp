@@ -35,6 +35,21 @@ double count(const std::vector<std::int64_t>& shape) {
   return product;
 }
 
+// The states of the batch are read and written, whatever the pool holds besides.
+Work linear_work(const Problem& problem) {
+  const auto elements = static_cast<double>(problem.batch * problem.heads_q * problem.head_dim_qk * problem.head_dim_v);
+  Work work;
+  work.bytes = 2 * elements * static_cast<double>(size_of(problem.state_type));
+  for (const auto& slots : {value_inputs(problem), outputs(problem)}) {
+    for (const SlotShape& slot : slots) {
+      if (slot.slot != Slot::state) work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
+    }
+  }
+  // Decay, k·v and its sum, q·s and its sum.
+  work.flops = 5.0 * elements * static_cast<double>(problem.seqlen_q);
+  return work;
+}
+
 }  // namespace
 
 std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::int64_t row) {
@@ -53,6 +68,7 @@ std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::
 
 Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept) {
   Work work;
+  if (problem.operation == Operation::linear_decode) return linear_work(problem);
   const bool appends = problem.operation == Operation::kv_append;
   for (const SlotShape& slot : value_inputs(problem)) {
     // Of the cache only the new tokens' places are touched: as many bytes as they bring.

@@ -74,10 +74,11 @@ Arrays load(const RunOptions& options, const std::string& text) {
   return arrays;
 }
 
-// What a run wrote: its outputs, and for kv_append the cache and the rotated queries.
+// What a run wrote: its outputs, for kv_append the cache and the rotated queries, for linear_decode the states.
 std::vector<Slot> result_slots(const Problem& problem, const Arrays& arrays) {
   std::vector<Slot> slots;
   for (const SlotShape& each : outputs(problem)) slots.push_back(each.slot);
+  if (problem.operation == Operation::linear_decode) slots.push_back(Slot::state);
   if (problem.operation == Operation::kv_append) {
     for (const Slot slot : {Slot::k, Slot::v, Slot::q_rotated}) {
       if (arrays.count(slot) != 0) slots.push_back(slot);

@@ -28,7 +28,7 @@ class Line {
     std::istringstream words(text);
     bool first = true;
     for (std::string word; words >> word; first = false) {
-      if (first && (word == "attention" || word == "combine" || word == "kv_append")) {
+      if (first && (word == "attention" || word == "combine" || word == "kv_append" || word == "linear_decode")) {
         operation_ = word;
         continue;
       }
@@ -231,6 +231,24 @@ RunProblem combine_of(Arrays& arrays, Line& line) {
   return result;
 }
 
+// q and v give the sizes, the state its type and the pool's size; its layout is the user's word.
+RunProblem linear_decode_of(const Arrays& arrays, Line& line) {
+  const std::vector<std::int64_t>& shape = need(arrays, Slot::q).shape();
+  dimension(arrays, Slot::q, 4, 0);
+  line.add("b", shape[0]);
+  line.add("t", shape[1]);
+  line.add("h", shape[2]);
+  line.add("d", shape[3]);
+  line.add("dv", dimension(arrays, Slot::v, 4, 3));
+  line.add("slots", dimension(arrays, Slot::state, 4, 0));
+  line.add("state", std::string(to_string(need(arrays, Slot::state).dtype())));
+  const auto type = [&arrays](Slot slot) { return to_string(need(arrays, slot).dtype()); };
+  line.add("dtype", fmt::format("{}:{}:{}:{}", type(Slot::q), type(Slot::k), type(Slot::v), type(Slot::q)));
+  RunProblem result;
+  result.problem = Problem::parse(line.text());
+  return result;
+}
+
 }  // namespace
 
 bool is_input(Slot slot, const std::string& text) {
@@ -248,6 +266,7 @@ bool is_input(Slot slot, const std::string& text) {
 RunProblem problem_of(Arrays& arrays, const std::string& text) {
   Line line(text);
   if (line.operation() == "combine") return combine_of(arrays, line);
+  if (line.operation() == "linear_decode") return linear_decode_of(arrays, line);
   const bool append = line.operation() == "kv_append";
   const Slot q = append ? Slot::k_new : Slot::q;
   RunProblem result;

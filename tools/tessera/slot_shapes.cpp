@@ -85,7 +85,14 @@ void add_tile_outputs(const Problem& problem, std::vector<SlotShape>& slots) {
 std::vector<SlotShape> value_inputs(const Problem& problem) {
   std::vector<SlotShape> slots;
   const std::int64_t d = problem.head_dim_qk, dv = problem.head_dim_v;
-  if (problem.operation == Operation::combine) {
+  if (problem.operation == Operation::linear_decode) {
+    slots.push_back({Slot::q, problem.q_type, query_shape(problem, problem.heads_q, d)});
+    slots.push_back({Slot::k, problem.k_type, query_shape(problem, problem.heads_q, d)});
+    slots.push_back({Slot::v, problem.v_type, query_shape(problem, problem.heads_q, dv)});
+    const bool vk = problem.state_layout == StateLayout::vk;
+    slots.push_back({Slot::state, problem.state_type, {problem.slots, problem.heads_q, vk ? dv : d, vk ? d : dv}});
+    slots.push_back({Slot::decay_slopes, DType::fp32, {problem.heads_q}});
+  } else if (problem.operation == Operation::combine) {
     const Shape o = query_shape(problem, problem.heads_q, dv);
     slots.push_back({Slot::o_parts, problem.q_type, with_parts(problem.parts, o)});
     slots.push_back({Slot::lse_parts, DType::fp32, with_parts(problem.parts, lse_shape(problem))});

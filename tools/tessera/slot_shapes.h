@@ -18,7 +18,8 @@ struct SlotShape {
   std::vector<std::int64_t> shape;
 };
 
-/// What a run reads as values: q, k, v, o_parts, dout, sink, … ; k and v also where kv_append changes them in place.
+/// What a run reads as values: q, k, v, o_parts, dout, sink, … ; what is
+/// changed in place (the cache of kv_append, the states of linear_decode) too.
 std::vector<SlotShape> value_inputs(const Problem& problem);
 /// What a run writes, without what it changes in place.
 std::vector<SlotShape> outputs(const Problem& problem);

@@ -29,6 +29,8 @@ HWY_AFTER_NAMESPACE();
 #include "cpu/kernels/softmax-inl.h"
 //
 #include "cpu/kernels/rows-inl.h"
+//
+#include "cpu/kernels/state-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
@@ -36,8 +38,8 @@ namespace HWY_NAMESPACE {
 
 const Kernels* table() {
   static constexpr Kernels kTable = {
-      "",      HWY_NATIVE_FMA != 0, matmul,    softmax_step, exp_rows, score_gradient, mask_band,
-      softcap, load_rows,           store_row, transpose,    dot_rows, all_finite};
+      "",        HWY_NATIVE_FMA != 0, matmul,    softmax_step, exp_rows,      score_gradient, mask_band, softcap,
+      load_rows, store_row,           transpose, dot_rows,     state_row_dot, state_row_add,  all_finite};
   return &kTable;
 }
 

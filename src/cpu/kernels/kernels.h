@@ -73,6 +73,10 @@ struct Kernels {
 
   /// out[i] = Σ a[i·ld + k]·b[i·ld + k] over k < n, in matmul's order of summation.
   void (*dot_rows)(std::int64_t rows, std::int64_t n, const float* a, const float* b, std::ptrdiff_t ld, float* out);
+  /// A row of a linear-attention state: s = decay·s + factor·x over n floats (padded). The first gives Σ s·y, the
+  /// second adds weight·s to sum.
+  float (*state_row_dot)(std::int64_t n, float decay, float factor, const float* x, const float* y, float* s);
+  void (*state_row_add)(std::int64_t n, float decay, float factor, const float* x, float weight, float* s, float* sum);
   /// Whether all of n floats (padded) are finite.
   bool (*all_finite)(std::int64_t n, const float* a);
 };

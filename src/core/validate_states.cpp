@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slots of states and slopes of a linear_decode.
+#include <cmath>
+
+#include "core/validate_parts.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+namespace {
+
+[[noreturn]] void refuse(Slot slot, std::int64_t index, const std::string& got, std::string want) {
+  throw Error(ErrorCode::out_of_range, std::string(to_string(slot)), "[" + std::to_string(index) + "] = " + got,
+              std::move(want));
+}
+
+}  // namespace
+
+void check_states(const Problem& problem, const Bindings& bindings) {
+  for (const Slot slot : {Slot::state_slots, Slot::dest_slots}) {
+    const Tensor& slots = bindings[slot];
+    for (std::int64_t b = 0; slots && b < problem.batch; ++b) {
+      const std::int64_t state =
+          slots.dtype == DType::int64 ? slots.as<const std::int64_t>()[b] : slots.as<const std::int32_t>()[b];
+      if (state >= problem.slots) {
+        refuse(slot, b, std::to_string(state), "a state below " + std::to_string(problem.slots) + ", or -1 for none");
+      }
+    }
+  }
+  const float* slopes = bindings[Slot::decay_slopes].as<const float>();
+  for (std::int64_t head = 0; head < problem.heads_q; ++head) {
+    if (!(slopes[head] >= 0.0F)) refuse(Slot::decay_slopes, head, std::to_string(slopes[head]), "0 or more");
+  }
+}
+
+}  // namespace tessera::detail
