@@ -72,14 +72,15 @@ struct Implementation {
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.
-extern const Implementation kCpuTiled;         // src/cpu/tiled.cpp
-extern const Implementation kCpuCombine;       // src/cpu/combine.cpp
-extern const Implementation kCpuKvAppend;      // src/cpu/kv_append.cpp
-extern const Implementation kCpuLinearDecode;  // src/cpu/linear_decode.cpp
-extern const Implementation kCudaFwdMma;       // src/cuda/fwd_mma.cpp
-extern const Implementation kCudaFwdWgmma;     // src/cuda/fwd_mma.cpp
-extern const Implementation kCudaCombine;      // src/cuda/combine.cpp
-extern const Implementation kCudaKvAppend;     // src/cuda/kv_append.cpp
-extern const Implementation kCpuReference;     // src/cpu/reference_implementation.cpp
+extern const Implementation kCpuTiled;          // src/cpu/tiled.cpp
+extern const Implementation kCpuCombine;        // src/cpu/combine.cpp
+extern const Implementation kCpuKvAppend;       // src/cpu/kv_append.cpp
+extern const Implementation kCpuLinearDecode;   // src/cpu/linear_decode.cpp
+extern const Implementation kCudaFwdMma;        // src/cuda/fwd_mma.cpp
+extern const Implementation kCudaFwdWgmma;      // src/cuda/fwd_mma.cpp
+extern const Implementation kCudaCombine;       // src/cuda/combine.cpp
+extern const Implementation kCudaKvAppend;      // src/cuda/kv_append.cpp
+extern const Implementation kCudaLinearDecode;  // src/cuda/linear_decode.cpp
+extern const Implementation kCpuReference;      // src/cpu/reference_implementation.cpp
 
 }  // namespace tessera::detail

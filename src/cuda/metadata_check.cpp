@@ -79,6 +79,12 @@ void launch_metadata_check(const Problem& problem, const Bindings& bindings, con
     params.list[0] = list_of(problem, bindings, Slot::tile_counts, Slot::tile_indices);
     params.list[1] = list_of(problem, bindings, Slot::full_counts, Slot::full_indices);
   }
+  for (const Slot slot : {Slot::state_slots, Slot::dest_slots}) {
+    const Tensor& slots = bindings[slot];
+    MetadataSlots& states = params.states[slot == Slot::dest_slots ? 1 : 0];
+    states = {slots ? slots.bytes() : nullptr, slots.dtype == DType::int64, static_cast<int>(slot)};
+  }
+  params.state_count = problem.slots;
   params.status = status.as<int>();
   void* parameters[] = {&params};
   kernel.launch({}, {kThreads}, 0, stream.handle, parameters);

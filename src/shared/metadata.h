@@ -23,6 +23,13 @@ struct MetadataList {
   int counts_slot, indices_slot;
 };
 
+/// Slots of linear_decode: one for each sequence, at most the last state's.
+struct MetadataSlots {
+  const void* slots;  // null: none
+  bool is_long;       // int64, else int32
+  int slot;
+};
+
 struct MetadataParams {
   int batch;
   int seqlen_q, total_q;
@@ -31,9 +38,11 @@ struct MetadataParams {
   int cu_seqlens_q_slot, seqused_q_slot;
   MetadataSource source[2];
   int sources;
-  bool appends;          // seqused: lengths to which the new tokens come
-  MetadataList list[2];  // partial and full
-  int* status;           // written if it holds 0
+  bool appends;             // seqused: lengths to which the new tokens come
+  MetadataList list[2];     // partial and full
+  MetadataSlots states[2];  // sources and destinations
+  i64 state_count;
+  int* status;  // written if it holds 0
 };
 
 /// A violation as a positive int32: of several the smallest is reported, so the first sequence's.

@@ -78,10 +78,11 @@ class GraphReplay : public OnPlace {
       cases::Inputs fresh(now);
       ASSERT_NO_FATAL_FAILURE(adopt(fresh, inputs));
       const auto oracle = reference::compute(now.problem, inputs.bindings(), reference::Arithmetic::oracle);
+      const auto plain = plain_before(now.problem, inputs.bindings());
       run.upload();
       graph.launch();
       EXPECT_EQ(run.download(), "");
-      EXPECT_EQ(judge(now.problem, inputs.bindings(), oracle), "");
+      EXPECT_EQ(judge(now.problem, inputs.bindings(), oracle, plain), "");
       EXPECT_EQ(inputs.find_damage(oracle), "");
     }
   }
@@ -167,6 +168,14 @@ TEST_P(GraphReplay, CombineAndAppend) {
   expect_replays(
       "kv_append b=2 sq=3 sk=90 hq=4 hkv=2 d=64 dtype=bf16 kv=table page=16 pages=14 rotary=half:64 rotate_q",
       {"lens_k=20,87 seed=70", "lens_k=0,15 pages=shuffled seed=71", "lens_k=47,1 pages=shuffled seed=72"});
+}
+
+TEST_P(GraphReplay, StepsOfLinearAttention) {
+  for (const char* form : {"", " layout=kv state=bf16 t=3"}) {
+    expect_replays(std::string("linear_decode b=3 h=2 d=64 dtype=bf16 slots=8") + form,
+                   {"state_slots=1,4,7 dest_slots=1,4,7 seed=74", "state_slots=-1,0,7 dest_slots=2,3,6 seed=75",
+                    "state_slots=5,5,5 dest_slots=-1,2,4 slopes=zero seed=76"});
+  }
 }
 
 // One graph of two runs, the second of which reads what the first has written.

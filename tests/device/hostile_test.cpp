@@ -42,6 +42,7 @@ class HostileValues {
                problem.kv.total,
                problem.kv.page_size,
                problem.kv.pages,
+               problem.slots,
                problem.key_blocks(),
                problem.query_blocks()} {}
 
@@ -71,7 +72,7 @@ class HostileValues {
   std::int64_t low_, high_;
   int pattern_;
   cases::RandomNumbers random_;
-  std::array<std::int64_t, 10> edges_;
+  std::array<std::int64_t, 11> edges_;
   std::int64_t falling_ = 40;
 };
 
@@ -222,8 +223,9 @@ class HostileMetadata : public OnPlace {
     const Problem& problem = hostile.of().problem;
     const Bindings& bindings = hostile.inputs().bindings();
     const auto oracle = reference::compute(problem, bindings, reference::Arithmetic::oracle);
+    const auto plain = plain_before(problem, bindings);
     ASSERT_EQ(run.run(), "") << line;
-    EXPECT_EQ(judge(problem, bindings, oracle), "") << line;
+    EXPECT_EQ(judge(problem, bindings, oracle, plain), "") << line;
     EXPECT_EQ(hostile.inputs().find_damage(oracle), "") << line;
   }
   /// false if the host has refused.
@@ -304,6 +306,14 @@ TEST_P(HostileMetadata, CacheAppend) {
   expect_contained(common + "kv=csr page=8 pages=24");
   expect_contained(common + "kv=dense");
   expect_contained(common + "kv=table page=7 pages=27 layout=varlen tq=9");
+}
+
+TEST_P(HostileMetadata, SlotsOfStates) {
+  for (const char* layout : {"layout=vk", "layout=kv state=bf16"}) {
+    const std::string common = std::string("linear_decode b=5 h=2 d=64 dtype=bf16 slots=7 ") + layout;
+    expect_contained(common + " state_slots=4,-1,0,6,2");
+    expect_contained(common + " t=3 state_slots=4,3,0,6,2 dest_slots=4,3,-1,1,2 slot_ids=int64");
+  }
 }
 
 }  // namespace

@@ -232,6 +232,24 @@ TEST_F(DeviceMetadata, RoomForNewTokens) {
   expect_violation(line, t, Slot::page_table, {0, kHigh, 2, 3}, 0);
 }
 
+TEST_F(DeviceMetadata, SlotsOfStates) {
+  const char* line = "linear_decode b=3 h=2 d=64 dtype=bf16 slots=4 metadata=report";
+  Tensors t;
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) t.add(slot, DType::bf16, {3, 1, 2, 64});
+  t.add(Slot::state, DType::fp32, {4, 2, 64, 64});
+  t.add(Slot::decay_slopes, DType::fp32, {2});
+  t.ints(Slot::status, {0}, {1});
+  t.ints(Slot::state_slots, {3, 1, 0}, {3});
+  t.ints(Slot::dest_slots, {3, 1, 0}, {3});
+  expect_violation(line, t, Slot::state_slots, {3, -1, 0}, std::nullopt);
+  expect_violation(line, t, Slot::state_slots, {kLow, 1, -5}, std::nullopt);
+  expect_violation(line, t, Slot::state_slots, {3, 4, 0}, 1);
+  expect_violation(line, t, Slot::state_slots, {3, 1, kHigh}, 2);
+  t.set(Slot::state_slots, {3, 1, 0});
+  expect_violation(line, t, Slot::dest_slots, {4, 1, 0}, 0);
+  expect_violation(line, t, Slot::dest_slots, {-1, 1, 0}, std::nullopt);
+}
+
 TEST_F(DeviceMetadata, GraphsReportWhatTheirLaunchesFind) {
   const Target target = Target::cuda_device(0);
   Tensors t;

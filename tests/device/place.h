@@ -103,10 +103,22 @@ class PlacedRun {
   Executor executor_;
 };
 
-/// "" or how `got` breaks the rule of docs/testing.md.
-inline std::string judge(const Problem& problem, const Bindings& got, const reference::Result& oracle) {
-  constexpr double kHopeless = 1000;  // times the tolerance: rounding does not explain that
+/// Runs of plain that a later judgement can no longer make, because the run that it judges overwrites what it reads:
+/// those of linear_decode, whose states are updated in place.
+inline std::vector<reference::Result> plain_before(const Problem& problem, const Bindings& bindings) {
   std::vector<reference::Result> plain;
+  const std::uint32_t runs = problem.operation == Operation::linear_decode ? 16 : 0;
+  while (plain.size() < runs) {
+    const auto order = static_cast<std::uint32_t>(plain.size());
+    plain.push_back(reference::compute(problem, bindings, reference::Arithmetic::plain, order));
+  }
+  return plain;
+}
+
+/// "" or how `got` breaks the rule of docs/testing.md. `plain`: of plain_before.
+inline std::string judge(const Problem& problem, const Bindings& got, const reference::Result& oracle,
+                         std::vector<reference::Result> plain = {}) {
+  constexpr double kHopeless = 1000;  // times the tolerance: rounding does not explain that
   for (std::size_t enough = 1;; enough = std::min<std::size_t>(cases::kPlainRuns, enough * 8)) {
     while (plain.size() < enough) {
       const auto order = static_cast<std::uint32_t>(plain.size());

@@ -49,6 +49,12 @@ struct MetadataCheck {
       require(p.seqused_q[b] >= 0 && p.seqused_q[b] <= most, b, p.seqused_q_slot);
     }
     for (int s = 0; s < p.sources; ++s) keys(p.source[s], b);
+    for (const MetadataSlots& states : p.states) {
+      if (states.slots == nullptr) continue;
+      const i64 state =
+          states.is_long ? static_cast<const i64*>(states.slots)[b] : static_cast<const int*>(states.slots)[b];
+      require(state < p.state_count, b, states.slot);  // below 0: none
+    }
   }
 
   // Of new tokens, as clamped.

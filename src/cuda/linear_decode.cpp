@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row cuda.linear_decode of the table: decode steps of linear attention on a pool of states.
+#include <algorithm>
+
+#include "core/implementations.h"
+#include "cuda/element.h"
+#include "cuda/fwd_params.h"
+#include "cuda/jit/kernel.h"
+#include "shared/linear.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr std::int64_t kMostGrid = 65535;  // blocks in y and z
+constexpr int kMostLoads = 16;             // of a thread: 64 registers of an fp32 state, 128 of a bf16 one
+constexpr std::int64_t kBlockBytes = 16 * 1024;
+
+const char* name_of(StateRows rows) { return rows == StateRows::v ? "v" : "k"; }
+
+/// 16 KB of the state a block, by 128 threads with 8 loads each: what keeps memory busy with 2 or 3 blocks on a
+/// multiprocessor, where 6 and more are resident. Rows of k are taken 128 bytes wide at least, a line of memory. With
+/// so few blocks that multiprocessors would idle, smaller ones.
+int default_tile(const Problem& p, const Target& target) {
+  const auto element = static_cast<std::int64_t>(size_of(p.state_type));
+  const bool rows_of_k = p.state_layout == StateLayout::kv;
+  const std::int64_t least = rows_of_k ? 128 / element : 8;
+  std::int64_t tile = std::max(kBlockBytes / (p.head_dim_qk * element), least);
+  while (p.head_dim_v % tile != 0 && tile > 8) tile /= 2;
+  const auto blocks = [&] { return p.batch * p.heads_q * p.head_dim_v / tile; };
+  while (target.multiprocessors > 0 && blocks() < 2 * target.multiprocessors &&
+         tile / 2 >= std::max(least, std::int64_t{8})) {
+    tile /= 2;
+  }
+  return static_cast<int>(tile);
+}
+
+/// Of a problem whose types and sizes have kernels; not even where wishes do not fit.
+LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wishes) {
+  LinearConfig config;
+  config.q = element_of(p.q_type);
+  config.k = element_of(p.k_type);
+  config.v = element_of(p.v_type);
+  config.o = element_of(p.o_type);
+  config.state = element_of(p.state_type);
+  config.rows = p.state_layout == StateLayout::vk ? StateRows::v : StateRows::k;
+  config.d = static_cast<int>(p.head_dim_qk);
+  config.tile = wishes.tile_kv ? static_cast<int>(*wishes.tile_kv) : default_tile(p, target);
+  config.warps = static_cast<int>(wishes.warps.value_or(4));
+  if (!wishes.warps) {
+    while (config.warps < 8 && config.rows == StateRows::k && config.loads() > 8) config.warps *= 2;
+    while (config.warps > 1 && !config.is_even()) config.warps /= 2;
+  }
+  return config;
+}
+
+Support supports_sizes(const Problem& p) {
+  if (p.head_dim_qk != 64 && p.head_dim_qk != 128 && p.head_dim_qk != 256) {
+    return Support::no("head_dim_qk " + std::to_string(p.head_dim_qk) + "; want 64, 128 or 256");
+  }
+  if (p.head_dim_v % 32 != 0) return Support::no("head_dim_v is to be a multiple of 32");
+  if (p.batch > kMostGrid || p.heads_q > kMostGrid) return Support::no("wants at most 65535 sequences and heads");
+  return Support::yes();
+}
+
+Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
+  if (p.operation != Operation::linear_decode) return Support::no("does linear_decode only");
+  if (target.sm < 80) return Support::no("wants SM80 or newer");
+  for (const DType dtype : {p.q_type, p.k_type, p.v_type}) {
+    if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
+  }
+  if (const Support sizes = supports_sizes(p); !sizes) return sizes;
+  if (wishes.tile_q || wishes.splits.value_or(1) != 1 || wishes.stages || !wishes.loader.empty()) {
+    return Support::no("takes the wishes tile_kv (of head_dim_v, a block) and warps only");
+  }
+  if (wishes.tile_kv && (*wishes.tile_kv % 8 != 0 || *wishes.tile_kv > p.head_dim_v)) {
+    return Support::no("tile_kv is a multiple of 8 that divides head_dim_v");
+  }
+  const std::int64_t warps = wishes.warps.value_or(4);
+  if (warps != 1 && warps != 2 && warps != 4 && warps != 8) return Support::no("warps are 1, 2, 4 or 8");
+  const LinearConfig config = config_of(p, target, wishes);
+  const bool fits =
+      config.tile % 8 == 0 && p.head_dim_v % config.tile == 0 && config.tile * size_of(p.state_type) >= 16;
+  if (!fits || !config.is_even() || config.loads() > kMostLoads) {
+    return Support::no("tile_kv=" + std::to_string(config.tile) + " with warps=" + std::to_string(config.warps) +
+                       " does not deal a head's state evenly to threads, 1 to 16 times 16 bytes each");
+  }
+  return Support::yes();
+}
+
+KernelSource source_of(const LinearConfig& c, std::int64_t tokens) {
+  const std::string types = std::string(name_of(c.q)) + ":" + name_of(c.k) + ":" + name_of(c.v) + ":" + name_of(c.o);
+  KernelSource source;
+  source.name = "linear_decode " + types + " state=" + name_of(c.state) + " rows=" + name_of(c.rows) +
+                " d=" + std::to_string(c.d) + " tile=" + std::to_string(c.tile) + " warps=" + std::to_string(c.warps);
+  source.text = std::string("#include \"cuda/kernels/linear_decode.cuh\"\n") +
+                "using namespace tessera::cuda;\n"
+                "constexpr LinearConfig config{.q = Element::" +
+                name_of(c.q) + ", .k = Element::" + name_of(c.k) + ", .v = Element::" + name_of(c.v) +
+                ", .o = Element::" + name_of(c.o) + ", .state = Element::" + name_of(c.state) +
+                ", .rows = StateRows::" + name_of(c.rows) + ", .d = " + std::to_string(c.d) +
+                ", .tile = " + std::to_string(c.tile) + ", .warps = " + std::to_string(c.warps) +
+                "};\n"
+                "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+                "tessera_kernel(const __grid_constant__ LinearParams params) {\n"
+                "  LinearDecode<config>::run(params);\n"
+                "}\n";
+  source.shared_bytes = static_cast<std::size_t>(c.smem_bytes(static_cast<int>(tokens)));
+  return source;
+}
+
+void plan(detail::PlanState& state) {
+  const Problem& p = state.problem;
+  const LinearConfig config = config_of(p, state.target, state.wishes);
+  state.kernels = {source_of(config, p.seqlen_q)};
+  state.choice = "kernel: " + state.kernels.front().name + "\n" + "a block of " + std::to_string(config.threads()) +
+                 " threads takes " + std::to_string(config.tile) + " of head_dim_v, a thread " +
+                 std::to_string(config.loads()) + " times 16 bytes of the state\n";
+  state.prepared = config;
+}
+
+LinearParams params_of(const Problem& problem, const Bindings& bindings) {
+  LinearParams p{};
+  p.q = bindings[Slot::q].bytes();
+  p.k = bindings[Slot::k].bytes();
+  p.v = bindings[Slot::v].bytes();
+  p.o = bindings[Slot::o].bytes();
+  p.q_strides = row_strides(bindings[Slot::q]);
+  p.k_strides = row_strides(bindings[Slot::k]);
+  p.v_strides = row_strides(bindings[Slot::v]);
+  p.o_strides = row_strides(bindings[Slot::o]);
+  const Tensor& state = bindings[Slot::state];
+  p.state = state.bytes();
+  p.slot_stride = state.strides[0];
+  p.head_stride = state.strides[1];
+  p.row_stride = state.strides[2];
+  p.slots = problem.slots;
+  const Tensor& sources = bindings[Slot::state_slots];
+  const Tensor& targets = bindings[Slot::dest_slots];
+  if (sources) p.state_slots = sources.bytes();
+  if (targets) p.dest_slots = targets.bytes();
+  p.long_state_slots = sources.dtype == DType::int64;
+  p.long_dest_slots = targets.dtype == DType::int64;
+  p.slopes = bindings[Slot::decay_slopes].as<float>();
+  p.scale = problem.softmax_scale();
+  p.tokens = static_cast<int>(problem.seqlen_q);
+  return p;
+}
+
+void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+  const Problem& problem = state.problem;
+  if (problem.batch == 0) return;
+  const auto& config = *std::any_cast<LinearConfig>(&state.prepared);
+  LinearParams params = params_of(problem, bindings);
+  void* parameters[] = {&params};
+  const Dim3 grid{static_cast<std::uint32_t>(problem.head_dim_v / config.tile),
+                  static_cast<std::uint32_t>(problem.heads_q), static_cast<std::uint32_t>(problem.batch)};
+  resources.kernels.front()->launch(grid, {static_cast<std::uint32_t>(config.threads())},
+                                    static_cast<std::size_t>(config.smem_bytes(params.tokens)), resources.stream.handle,
+                                    parameters);
+}
+
+}  // namespace
+}  // namespace tessera::cuda
+
+namespace tessera::detail {
+
+const Implementation kCudaLinearDecode = {"cuda.linear_decode", cuda::supports, cuda::plan, cuda::run};
+
+}  // namespace tessera::detail

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// A step of linear attention: the configuration of its kernel, and what it is given at run time.
+#pragma once
+
+#include "shared/params.h"
+
+namespace tessera::cuda {
+
+enum class StateRows : unsigned char { v, k };  // the other dimension is contiguous
+
+struct LinearConfig {
+  Element q = Element::bf16;
+  Element k = Element::bf16;
+  Element v = Element::bf16;
+  Element o = Element::bf16;
+  Element state = Element::fp32;
+  StateRows rows = StateRows::v;
+  int d = 128;    // of k
+  int tile = 32;  // of v: rows or columns of the state that a block takes
+  int warps = 4;
+
+  constexpr bool operator==(const LinearConfig&) const = default;
+  constexpr int threads() const { return warps * 32; }
+  /// Elements of the state in the 16 bytes that a thread loads at once.
+  constexpr int width() const { return 16 / bytes_of(state); }
+  constexpr int row() const { return rows == StateRows::v ? d : tile; }
+  /// Neighbouring lanes that share a row, or a part of it.
+  constexpr int lanes() const { return row() / width() < 32 ? row() / width() : 32; }
+  constexpr int loads_a_row() const { return row() / width() / lanes(); }
+  /// Rows that a thread has elements of.
+  constexpr int rows_a_thread() const { return (rows == StateRows::v ? tile : d) / (warps * (32 / lanes())); }
+  constexpr int loads() const { return rows_a_thread() * loads_a_row(); }
+  /// Whether every thread has as much to do as every other.
+  constexpr bool is_even() const {
+    return row() % width() == 0 && (row() / width()) % lanes() == 0 && (lanes() & (lanes() - 1)) == 0 &&
+           rows_a_thread() * warps * (32 / lanes()) == (rows == StateRows::v ? tile : d) && rows_a_thread() >= 1 &&
+           (rows_a_thread() & (rows_a_thread() - 1)) == 0;
+  }
+  /// q, k and v's part of `tokens` tokens in fp32, and the partial sums of o of each warp.
+  constexpr int smem_bytes(int tokens) const {
+    const int sums = rows == StateRows::k ? warps * tile : 0;
+    return tokens * (2 * d + tile + sums) * static_cast<int>(sizeof(float));
+  }
+};
+
+/// gridDim is (tiles of v, heads, batch).
+struct LinearParams {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* o;
+  Strides q_strides;
+  Strides k_strides;
+  Strides v_strides;
+  Strides o_strides;
+  void* state;
+  i64 slot_stride, head_stride, row_stride;
+  i64 slots;                               // states in the pool; a slot outside is none
+  const void* state_slots;                 // (b); null: sequence b has state b
+  const void* dest_slots;                  // (b); null: state_slots
+  bool long_state_slots, long_dest_slots;  // int64, else int32
+  const float* slopes;                     // (heads)
+  float scale;
+  int tokens;
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of cuda.linear_decode: what it refuses, its grid and its parameters, with a stand-in for the driver.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <vector>
+
+#include "core/implementations.h"
+#include "cuda/jit/cache.h"
+#include "cuda/jit/device.h"
+#include "fakes/fakes.h"
+#include "fakes/folder.h"
+#include "shared/linear.h"
+#include "tessera/cuda.h"
+#include "tessera/executor.h"
+
+namespace tessera {
+namespace {
+
+class LinearLaunch : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    cuda::set_nvrtc(testing::fake_nvrtc_path());
+    cuda::set_cache_folder(folder_.path());
+    cuda::forget_compiled();
+    gpu_.context_id += 1;
+    gpu_.launches = 0;
+  }
+  void TearDown() override {
+    cuda::set_nvrtc("");
+    cuda::set_cache_folder("");
+    for (void* memory : memory_) cuda::release(0, memory);
+  }
+  Tensor tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
+    Tensor tensor = Tensor::contiguous(nullptr, dtype, shape, {DeviceType::cuda, 0});
+    tensor.data = cuda::allocate(0, static_cast<std::size_t>(tensor.numel()) * size_of(dtype));
+    memory_.push_back(tensor.data);
+    return tensor;
+  }
+
+  static inline FakeCuda& gpu_ = testing::use_fake_cuda();
+  testing::Folder folder_;
+  std::vector<void*> memory_;
+};
+
+TEST_F(LinearLaunch, TakesABlockForEachPartOfAHead) {
+  const Problem problem = Problem::parse("linear_decode b=3 t=2 h=4 d=128 dtype=bf16 slots=9");
+  Executor executor(make_plan(problem, Target::cuda_device(0), Wishes::parse("tile_kv=32")));
+  EXPECT_EQ(executor.plan().implementation(), "cuda.linear_decode");
+  executor.prepare();
+  Bindings bindings;
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) bindings[slot] = tensor(DType::bf16, {3, 2, 4, 128});
+  bindings[Slot::state] = tensor(DType::fp32, {9, 4, 128, 128});
+  bindings[Slot::state].strides[0] = std::int64_t{1} << 33;
+  bindings[Slot::state_slots] = tensor(DType::int64, {3});
+  bindings[Slot::decay_slopes] = tensor(DType::fp32, {4});
+  gpu_.parameter_bytes = sizeof(cuda::LinearParams);
+  executor.run(bindings);
+  EXPECT_EQ(gpu_.launches, 1);
+  EXPECT_EQ(gpu_.last.grid, (std::array<std::uint32_t, 3>{4, 4, 3}));
+  cuda::LinearParams params{};
+  std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+  EXPECT_EQ(params.slot_stride, std::int64_t{1} << 33);
+  EXPECT_EQ(params.head_stride, 128 * 128);
+  EXPECT_EQ(params.row_stride, 128);
+  EXPECT_EQ(params.slots, 9);
+  EXPECT_TRUE(params.long_state_slots);
+  EXPECT_EQ(params.dest_slots, nullptr);
+  EXPECT_EQ(params.tokens, 2);
+  EXPECT_FLOAT_EQ(params.scale, 0.0883883476F);
+}
+
+TEST(LinearPlan, SaysWhatItHasNoKernelFor) {
+  const auto reason = [](const char* line, const char* wishes) {
+    return supports(Problem::parse(line), Target::cuda(90), Wishes::parse(wishes)).reason;
+  };
+  EXPECT_NE(reason("linear_decode d=96", "").find("head_dim_qk 96; want 64, 128 or 256"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64 dv=40", "").find("multiple of 32"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64", "tile_kv=12").find("multiple of 8"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64", "warps=3").find("warps are 1, 2, 4 or 8"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64", "stages=2").find("tile_kv"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=256", "tile_kv=128 warps=1").find("evenly"), std::string::npos);
+  for (const char* line : {"linear_decode d=64 dv=32", "linear_decode d=64 dv=96 layout=kv",
+                           "linear_decode d=128 dv=256", "linear_decode d=256 dv=32 state=bf16",
+                           "linear_decode d=256 dv=160 layout=kv", "linear_decode d=64 dv=512 state=bf16 layout=kv"}) {
+    EXPECT_EQ(supports(Problem::parse(line), Target::cuda(90)).reason, "") << line;
+  }
+}
+
+}  // namespace
+}  // namespace tessera
