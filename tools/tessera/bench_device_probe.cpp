@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a GPU can do at most, by two kernels of a few lines.
+// What a GPU can do at most, by kernels of a few lines.
+#include <algorithm>
 #include <array>
+#include <string>
+#include <utility>
 
 #include "bench_device.h"
 #include "cases/device_copy.h"
@@ -42,6 +45,36 @@ constexpr const char* kCopy =
 }
 )";
 
+constexpr std::size_t kInPlaceBytes = std::size_t{1} << 30U;
+/// Each thread asks for `loads` times 16 bytes before it uses any.
+struct InPlace {
+  int threads, loads;
+};
+constexpr InPlace kInPlace[] = {{128, 8}, {256, 4}, {128, 4}, {256, 8}};
+
+cuda::KernelSource in_place_source(const InPlace& of) {
+  std::string text = R"(#include "cuda/ptx/global.cuh"
+#include "cuda/ptx/math.cuh"
+using namespace tessera::cuda;
+constexpr int loads = )" +
+                     std::to_string(of.loads) +
+                     R"(;
+extern "C" __global__ void tessera_kernel(uint4* memory, float factor) {
+  uint4* at = memory + static_cast<long long>(blockIdx.x) * blockDim.x * loads + threadIdx.x;
+  u32 value[loads][4];
+#pragma unroll
+  for (int i = 0; i < loads; ++i) ptx::load_once_16(value[i], at + i * blockDim.x);
+#pragma unroll
+  for (int i = 0; i < loads; ++i) {
+#pragma unroll
+    for (u32& word : value[i]) word = __float_as_uint(__uint_as_float(word) * factor);
+    ptx::store_16(at + i * blockDim.x, value[i]);
+  }
+}
+)";
+  return {"roofline: in place", std::move(text)};
+}
+
 struct Events {
   Events() {
     for (cuda::EventHandle& event : both) cuda::check(cuda::driver().event_create(&event, 0), "cuEventCreate");
@@ -81,6 +114,22 @@ struct Memory {
   void* data;
 };
 
+/// GB/s of the best of some ways.
+double measure_in_place(const Target& target, Stream stream) {
+  const Memory memory(target.index, kInPlaceBytes);
+  void* data = memory.data;
+  float factor = 1.0F;
+  void* parameters[] = {&data, &factor};
+  double best = 1e9;
+  for (const InPlace& way : kInPlace) {
+    const auto a_block = static_cast<std::size_t>(way.threads * way.loads) * 16;
+    const cuda::Dim3 grid{static_cast<std::uint32_t>(kInPlaceBytes / a_block)};
+    const cuda::Kernel& pass = cuda::kernel(in_place_source(way), target, stream);
+    best = std::min(best, best_seconds(pass, grid, way.threads, parameters, stream));
+  }
+  return 2.0 * static_cast<double>(kInPlaceBytes) / best * 1e-9;
+}
+
 }  // namespace
 
 Roofline measure_device_roofline(const Target& target) {
@@ -106,6 +155,7 @@ Roofline measure_device_roofline(const Target& target) {
   Roofline roofline;
   roofline.gflops = kFlopsOfAProduct * kSums * kRounds * kWarps * blocks / product_seconds * 1e-9;
   roofline.gbytes_s = 2.0 * static_cast<double>(kCopyBytes) / copy_seconds * 1e-9;
+  roofline.in_place_gbytes_s = measure_in_place(target, stream);
   return roofline;
 }
 

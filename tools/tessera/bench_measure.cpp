@@ -187,7 +187,11 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   row.gbyte = work.bytes * 1e-9;
   row.tflops = work.flops / row.us.median * 1e-6;
   row.gbytes_s = work.bytes / row.us.median * 1e-3;
-  row.roofline_percent = 100.0 * roofline.seconds(work.flops, work.bytes) * 1e6 / row.us.median;
+  Roofline scale = roofline;
+  if (bench_case.problem.operation == Operation::linear_decode && scale.in_place_gbytes_s > 0) {
+    scale.gbytes_s = scale.in_place_gbytes_s;
+  }
+  row.roofline_percent = 100.0 * scale.seconds(work.flops, work.bytes) * 1e6 / row.us.median;
   return row;
 }
 

@@ -138,6 +138,6 @@ double Roofline::seconds(double flops, double bytes) const noexcept {
   return std::max(gflops > 0 ? flops / gflops : 0.0, gbytes_s > 0 ? bytes / gbytes_s : 0.0) * 1e-9;
 }
 
-Roofline measure_roofline(int threads) { return {threads, measure_gflops(threads), measure_gbytes_s(threads)}; }
+Roofline measure_roofline(int threads) { return {threads, measure_gflops(threads), measure_gbytes_s(threads), 0}; }
 
 }  // namespace tessera::cli
