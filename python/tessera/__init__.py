@@ -17,6 +17,7 @@ from ._core import build_info, cpu_isas
 from ._execute import get_threads, set_threads
 from .attention import attention, attention_backward, load_torch
 from .callables import register_mask, register_score
+from .linear import decay_slopes, linear_decode
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .tiles import TileList
@@ -53,6 +54,7 @@ __all__ = [
     "build_info",
     "combine",
     "cpu_isas",
+    "decay_slopes",
     "dropout_keep",
     "explain",
     "flash_attn_func",
@@ -64,6 +66,7 @@ __all__ = [
     "flash_attn_with_kvcache",
     "get_threads",
     "kv_append",
+    "linear_decode",
     "merge_states",
     "plan",
     "register_mask",

@@ -277,7 +277,9 @@ def common_library(named: Iterable[tuple[str, Array]]) -> Any:
 
 
 # Arrays of numbers; all others of a call say where and how long, and are small.
-_VALUES = frozenset(("k", "v", "k2", "v2", "out", "lse", "dout", "dlse", "k_cache", "v_cache", "k_new", "v_new"))
+_VALUES = frozenset(
+    ("k", "v", "k2", "v2", "out", "lse", "dout", "dlse", "k_cache", "v_cache", "k_new", "v_new", "state")
+)
 
 
 def refuse_gradient(operation: str, instead: str, **arrays: Array) -> None:

@@ -155,7 +155,7 @@ def lengths_stay_on_the_gpu() -> None:
 
 
 def beside_attention() -> None:
-    """combine and kv_append run where their arrays are."""
+    """combine, kv_append and linear_decode run where their arrays are."""
     cupy = fake_gpu.install_cupy()
     cupy.stream = _Stream(9)
     parts, lses = three(cupy.ndarray)[:2], [cupy.ndarray((1, 2, 64), "float32") for _ in range(2)]
@@ -169,6 +169,11 @@ def beside_attention() -> None:
     packed, starts = cupy.ndarray((8, 2, 64)), cupy.ndarray((3,), "int32")
     tessera.kv_append(cache, values, packed, packed, seqused_k=cupy.ndarray((2,), "int32"), cu_seqlens_q=starts)
     assert gpu.launches == 3 and list(gpu.last.grid)[:2] == [8, 2]  # any sequence may have all the tokens
+    rows, pool = [cupy.ndarray((2, 3, 2, 64)) for _ in range(3)], cupy.ndarray((5, 2, 64, 64), "float32")
+    slopes, slots = cupy.ndarray((2,), "float32"), cupy.ndarray((2,), "int64")
+    out = tessera.linear_decode(*rows, pool, slopes, state_slots=slots)
+    assert gpu.launches == 4 and list(gpu.last.grid)[1:] == [2, 2] and set(pool.streams) == {9}
+    assert isinstance(out, cupy.ndarray) and out.shape == (2, 3, 2, 64)
 
 
 def capture_needs_a_warm_kernel() -> None:

@@ -294,6 +294,16 @@ class TestOtherOperations:
         identical(v, theirs["v"])
         identical(turned, theirs["q_rotated"])
 
+    def test_linear_decode(self, command, rng):
+        q, k, v = (normal(rng, 2, 3, 4, dim) for dim in (16, 16, 24))
+        state, slopes = normal(rng, 5, 4, 16, 24), np.array([0, 0.1, 0.5, 2], np.float32)
+        slots = np.array([3, -1], np.int64)
+        tensors = {"q": q, "k": k, "v": v, "state": state, "decay_slopes": slopes, "state_slots": slots}
+        theirs = command("linear_decode layout=kv scale=0.5", **tensors)
+        out = tessera.linear_decode(q, k, v, state, slopes, state_slots=slots, scale=0.5, layout="kv", threads=THREADS)
+        identical(out, theirs["o"])
+        identical(state, theirs["state"])
+
 
 def refused(call) -> str:
     with pytest.raises((ValueError, NotImplementedError)) as raised:
