@@ -63,39 +63,62 @@ void* DeviceRun::copy_of(const files::Array& array) {
 }
 
 void DeviceRun::release() noexcept {
-  if (graph_ != nullptr) cuda::driver().graph_exec_destroy(graph_);
+  const auto destroy = [](const Recorded& recorded) {
+    if (recorded.graph != nullptr) cuda::driver().graph_exec_destroy(recorded.graph);
+  };
+  destroy(steps_);
+  for (const Recorded& recorded : recorded_passes_) destroy(recorded);
   for (cuda::EventHandle event : events_) cuda::driver().event_destroy(event);
   for (void* memory : memory_) cuda::release(device_, memory);
 }
 
-void DeviceRun::record(int calls) {
+template <class Call>
+double DeviceRun::time_graph(Recorded& recorded, int calls, int warm_up, const Call& call) {
   constexpr int kOfThisThread = 1;  // CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
   const cuda::Driver& d = cuda::driver();
   const cuda::StreamHandle stream = handle_of(stream_);
-  if (graph_ != nullptr) cuda::check(d.graph_exec_destroy(std::exchange(graph_, nullptr)), "cuGraphExecDestroy");
-  cuda::check(d.capture_begin(stream, kOfThisThread), "cuStreamBeginCapture");
-  for (int i = 0; i < calls; ++i) {
-    bindings_[Slot::state_slots].data = turns_[static_cast<std::size_t>(i) % turns_.size()];
-    executor_.run(bindings_, stream_);
+  if (recorded.calls != calls) {
+    if (recorded.graph != nullptr) d.graph_exec_destroy(std::exchange(recorded.graph, nullptr));
+    cuda::check(d.capture_begin(stream, kOfThisThread), "cuStreamBeginCapture");
+    for (int i = 0; i < calls; ++i) call(static_cast<std::size_t>(i) % turns_.size());
+    cuda::GraphHandle graph = nullptr;
+    cuda::check(d.capture_end(stream, &graph), "cuStreamEndCapture");
+    const cuda::Result result = d.graph_instantiate(&recorded.graph, graph, 0);
+    d.graph_destroy(graph);
+    cuda::check(result, "cuGraphInstantiate");
+    recorded.calls = calls;
   }
-  cuda::GraphHandle graph = nullptr;
-  cuda::check(d.capture_end(stream, &graph), "cuStreamEndCapture");
-  const cuda::Result result = d.graph_instantiate(&graph_, graph, 0);
-  d.graph_destroy(graph);
-  cuda::check(result, "cuGraphInstantiate");
-  recorded_ = calls;
-}
-
-double DeviceRun::time_graph(int calls, int warm_up) {
-  const cuda::Driver& d = cuda::driver();
-  const cuda::StreamHandle stream = handle_of(stream_);
-  if (recorded_ != calls) record(calls);
-  for (int i = 0; i < warm_up; ++i) cuda::check(d.graph_launch(graph_, stream), "cuGraphLaunch");
+  for (int i = 0; i < warm_up; ++i) cuda::check(d.graph_launch(recorded.graph, stream), "cuGraphLaunch");
   cuda::check(d.event_record(events_[0], stream), "cuEventRecord");
-  cuda::check(d.graph_launch(graph_, stream), "cuGraphLaunch");
+  cuda::check(d.graph_launch(recorded.graph, stream), "cuGraphLaunch");
   cuda::check(d.event_record(events_[1], stream), "cuEventRecord");
   cuda::check(d.stream_synchronize(stream), "cuStreamSynchronize");
   return milliseconds_between(events_[0], events_[1]) * 1e3 / calls;
+}
+
+double DeviceRun::time_in_place(int calls, int warm_up) {
+  if (turns_.empty()) return 0;
+  const cuda::CurrentContext context(device_);
+  calls = std::clamp(calls, 1, kMostCalls);
+  if (passes_.empty()) {
+    for (const InPlaceWay& way : in_place_ways()) {
+      passes_.emplace_back(way.threads, way.loads, executor_.plan().target(), stream_);
+    }
+    recorded_passes_.resize(passes_.size());
+  }
+  const Problem& problem = executor_.plan().problem();
+  const Tensor& state = bindings_[Slot::state];
+  const std::size_t bytes =
+      static_cast<std::size_t>(state.numel() / problem.slots * problem.batch) * size_of(state.dtype);
+  double best = 0;
+  for (std::size_t way = 0; way < passes_.size(); ++way) {
+    if (!passes_[way].fits(bytes)) continue;
+    const double us = time_graph(recorded_passes_[way], calls, warm_up, [&](std::size_t turn) {
+      passes_[way].launch(state.bytes() + turn * bytes, bytes, stream_);
+    });
+    best = best == 0 ? us : std::min(best, us);
+  }
+  return best;
 }
 
 double DeviceRun::time(int calls, int warm_up) {
@@ -103,7 +126,12 @@ double DeviceRun::time(int calls, int warm_up) {
   const cuda::Driver& d = cuda::driver();
   const cuda::StreamHandle stream = handle_of(stream_);
   calls = std::clamp(calls, 1, kMostCalls);
-  if (turns_.size() > 1) return time_graph(calls, warm_up);
+  if (!turns_.empty()) {
+    return time_graph(steps_, calls, warm_up, [&](std::size_t turn) {
+      bindings_[Slot::state_slots].data = turns_[turn];
+      executor_.run(bindings_, stream_);
+    });
+  }
   for (int i = 0; i < warm_up; ++i) executor_.run(bindings_, stream_);
   for (int i = 0; i < calls; ++i) {
     const auto at = static_cast<std::size_t>(2 * i);

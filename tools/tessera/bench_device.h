@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "bench_in_place.h"
 #include "bench_inputs.h"
 #include "bench_probe.h"
 #include "cuda/jit/driver.h"
@@ -25,14 +26,23 @@ class DeviceRun {
   /// Inputs with turns are measured without a flush: the calls in a row, each with the next turn, as one CUDA graph.
   double time(int calls, int warm_up);
 
+  /// Of inputs with turns: microseconds of the best of some passes in place over as many bytes as a call's states have,
+  /// in the same memory and measured alike: what a call can reach. 0 for other inputs.
+  double time_in_place(int calls, int warm_up);
+
   static constexpr int kMostCalls = 100;
   static constexpr double kFlushMicroseconds = 100;  // about
 
  private:
+  /// Calls in a row as a CUDA graph, recorded anew when their number is another.
+  struct Recorded {
+    cuda::GraphExecHandle graph = nullptr;
+    int calls = 0;
+  };
   void* copy_of(const files::Array& array);
   void release() noexcept;
-  double time_graph(int calls, int warm_up);
-  void record(int calls);
+  template <class Call>
+  double time_graph(Recorded& recorded, int calls, int warm_up, const Call& call);
 
   Executor& executor_;
   int device_;
@@ -42,8 +52,9 @@ class DeviceRun {
   void* flush_ = nullptr;
   std::vector<cuda::EventHandle> events_;
   std::vector<void*> turns_;  // state_slots of the calls
-  cuda::GraphExecHandle graph_ = nullptr;
-  int recorded_ = 0;  // calls of the graph
+  Recorded steps_;
+  std::vector<InPlacePass> passes_;
+  std::vector<Recorded> recorded_passes_;
 };
 
 /// Multiply-adds of 16-bit operands by mma.sync, and copying memory that no cache holds (bytes read and written).

@@ -2,10 +2,9 @@
 // What a GPU can do at most, by kernels of a few lines.
 #include <algorithm>
 #include <array>
-#include <string>
-#include <utility>
 
 #include "bench_device.h"
+#include "bench_in_place.h"
 #include "cases/device_copy.h"
 #include "cuda/jit/device.h"
 #include "cuda/jit/kernel.h"
@@ -46,35 +45,6 @@ constexpr const char* kCopy =
 )";
 
 constexpr std::size_t kInPlaceBytes = std::size_t{1} << 30U;
-/// Each thread asks for `loads` times 16 bytes before it uses any.
-struct InPlace {
-  int threads, loads;
-};
-constexpr InPlace kInPlace[] = {{128, 8}, {256, 4}, {128, 4}, {256, 8}};
-
-cuda::KernelSource in_place_source(const InPlace& of) {
-  std::string text = R"(#include "cuda/ptx/global.cuh"
-#include "cuda/ptx/math.cuh"
-using namespace tessera::cuda;
-constexpr int loads = )" +
-                     std::to_string(of.loads) +
-                     R"(;
-extern "C" __global__ void tessera_kernel(uint4* memory, float factor) {
-  uint4* at = memory + static_cast<long long>(blockIdx.x) * blockDim.x * loads + threadIdx.x;
-  u32 value[loads][4];
-#pragma unroll
-  for (int i = 0; i < loads; ++i) ptx::load_once_16(value[i], at + i * blockDim.x);
-#pragma unroll
-  for (int i = 0; i < loads; ++i) {
-#pragma unroll
-    for (u32& word : value[i]) word = __float_as_uint(__uint_as_float(word) * factor);
-    ptx::store_16(at + i * blockDim.x, value[i]);
-  }
-}
-)";
-  return {"roofline: in place", std::move(text)};
-}
-
 struct Events {
   Events() {
     for (cuda::EventHandle& event : both) cuda::check(cuda::driver().event_create(&event, 0), "cuEventCreate");
@@ -88,14 +58,15 @@ struct Events {
 };
 
 /// Seconds of the fastest of some launches.
-double best_seconds(const cuda::Kernel& kernel, cuda::Dim3 grid, int threads, void** parameters, Stream stream) {
+template <class Launch>
+double best_seconds(Stream stream, const Launch& launch) {
   const cuda::Driver& d = cuda::driver();
   const auto handle = static_cast<cuda::StreamHandle>(stream.handle);
   const Events events;
   float best = 1e9F;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     cuda::check(d.event_record(events.both[0], handle), "cuEventRecord");
-    kernel.launch(grid, {static_cast<std::uint32_t>(threads)}, 0, handle, parameters);
+    launch();
     cuda::check(d.event_record(events.both[1], handle), "cuEventRecord");
     cuda::check(d.stream_synchronize(handle), "cuStreamSynchronize");
     float milliseconds = 0;
@@ -114,18 +85,13 @@ struct Memory {
   void* data;
 };
 
-/// GB/s of the best of some ways.
+/// GB/s of the best way.
 double measure_in_place(const Target& target, Stream stream) {
   const Memory memory(target.index, kInPlaceBytes);
-  void* data = memory.data;
-  float factor = 1.0F;
-  void* parameters[] = {&data, &factor};
   double best = 1e9;
-  for (const InPlace& way : kInPlace) {
-    const auto a_block = static_cast<std::size_t>(way.threads * way.loads) * 16;
-    const cuda::Dim3 grid{static_cast<std::uint32_t>(kInPlaceBytes / a_block)};
-    const cuda::Kernel& pass = cuda::kernel(in_place_source(way), target, stream);
-    best = std::min(best, best_seconds(pass, grid, way.threads, parameters, stream));
+  for (const InPlaceWay& way : in_place_ways()) {
+    const InPlacePass pass(way.threads, way.loads, target, stream);
+    best = std::min(best, best_seconds(stream, [&] { pass.launch(memory.data, kInPlaceBytes, stream); }));
   }
   return 2.0 * static_cast<double>(kInPlaceBytes) / best * 1e-9;
 }
@@ -144,13 +110,15 @@ Roofline measure_device_roofline(const Target& target) {
   int rounds = kRounds;
   void* product_parameters[] = {&sink, &rounds};
   const cuda::Kernel& products = cuda::kernel({"roofline: products", kProducts}, target, stream);
-  const double product_seconds = best_seconds(products, grid, kWarps * 32, product_parameters, stream);
+  const double product_seconds =
+      best_seconds(stream, [&] { products.launch(grid, {kWarps * 32}, 0, stream.handle, product_parameters); });
 
   const void* source = from.data;
   long long count = kCopyBytes / 16;
   void* copy_parameters[] = {&source, &sink, &count};
   const cuda::Kernel& copy = cuda::kernel({"roofline: copy", kCopy}, target, stream);
-  const double copy_seconds = best_seconds(copy, grid, 512, copy_parameters, stream);
+  const double copy_seconds =
+      best_seconds(stream, [&] { copy.launch(grid, {512}, 0, stream.handle, copy_parameters); });
 
   Roofline roofline;
   roofline.gflops = kFlopsOfAProduct * kSums * kRounds * kWarps * blocks / product_seconds * 1e-9;

@@ -41,6 +41,7 @@ struct BenchRow {
   Spread us;
   double gflop = 0, gbyte = 0;
   double tflops = 0, gbytes_s = 0, roofline_percent = 0;
+  double in_place_us = 0;  // of a pass in place over as many bytes as the call's states have; 0 where there is none
   std::size_t workspace_bytes = 0;
   std::int64_t rss_growth_bytes = 0;  // peak during planning and the first run, over what held the tensors
   std::map<std::string, PeerResult> peers;

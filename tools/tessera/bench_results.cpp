@@ -54,6 +54,7 @@ ordered_json to_json(const BenchRow& row) {
                          {"peers", ordered_json::object()},
                          {"ratios", ordered_json::object()},
                          {"ratio_spread", ordered_json::object()}};
+  if (row.in_place_us > 0) object["in_place_us"] = rounded(row.in_place_us);
   for (const auto& [name, peer] : row.peers) {
     object["peers"][name] = rounded(peer.us.median);
     object["ratios"][name] = rounded(peer.ratio.median);
