@@ -104,27 +104,38 @@ def check_error(name: str, ours: Tensor, wide: Tensor, bound: float | Tensor) ->
 
 
 def rounded_delta(
-    q: Tensor, k: Tensor, out: Tensor, grad: Tensor, probabilities: Tensor, visible: Tensor, score: Score
+    q: Tensor, k: Tensor, out: Tensor, grad: Tensor, peaks: tuple[Tensor, Tensor], alone: Tensor, score: Score
 ) -> tuple[Tensor, Tensor]:
-    """What rounding out to a half type may do to dq and dk by rows that see one key: fp32, of the shapes of q and k.
+    """What rounding out to a half type may do to dq and dk where the textbook does not err: fp32, shapes of q and k.
 
-    Such a row's dS = P·(dP − delta), where delta = Σ dout·out and out = P·v, v scaled up by dropout. The textbook's
-    softmax takes delta from dP itself, so that its error vanishes as dP − delta does, entirely with P = 1. Any backward
-    from the stored out has that rounded, and so delta off by up to eps/2 · Σ |dout·out|. That goes times P, the slope
-    of the score in q·k, and k into dq of the row; and times P, the slope and q, summed over the rows of a key, into its
-    dk. `probabilities` (b, h, sq, sk) before dropout; `visible` (b, 1, sq, sk).
+    A row's dS = P·(dP − delta), where delta = Σ dout·out = Σ P·dP. Any backward from the stored out has that rounded,
+    and so delta off by up to Σ |dout|·|rounding of out|, and dS off by that times P. The textbook rounds dP, not out,
+    and its softmax takes delta from that dP: with an error e of each dP, its dS of key j is off by
+    P_j·((1 − P_j)·e_j − Σ P_l·e_l over the other keys), at most 2·P_j·(1 − P_j)·max |e|. Errors of dP and of delta being
+    of one order, the textbook says nothing of the share 1 − 2·(1 − P_j) of the error of delta: of the key that outweighs
+    all others of its row, if there is one. That share of the error goes times P, the slope of the score in q·k, and k
+    into dq of the row; and times P, the slope and q, summed over the rows of a key, into its dk.
+
+    `peaks` are the largest probability of each row, before dropout, and its key: fp32 and int64 (b, h, sq). `alone`
+    (b, 1, sq) are rows of one key whose out, a multiple of v, is rounded: the textbook errs nowhere in them, whatever
+    weight a sink has. Their out may be off by eps/2 of itself, that of other rows by as much as in the fp32 `out`.
     """
-    batch, row = (visible.sum(-1) == 1)[:, 0].nonzero(as_tuple=True)  # n of them
-    key = visible[batch, 0, row].int().argmax(-1)
-    q_row, k_row = q[batch, row].float(), k[batch, key].float().repeat_interleave(q.shape[2] // k.shape[2], 1)
+    weight, key = peaks
+    group = q.shape[2] // k.shape[2]
+    lost = (out.to(q.dtype).float() - out).abs()
+    lost = torch.where(alone.transpose(1, 2)[..., None], out.abs() * torch.finfo(q.dtype).eps / 2, lost)
+    off = (grad.float().abs() * lost).sum(-1).transpose(1, 2) * weight
+    off = torch.where(alone, off, off * (2 * weight - 1).clamp(min=0))
+    batch, head, row = off.nonzero(as_tuple=True)  # n of them
+    at = batch, key[batch, head, row], head // group
+    q_row, k_row = q[batch, row, head].float(), k[at].float()
     slope = score.scale or q.shape[-1] ** -0.5
     if score.softcap > 0:
         slope = slope * (1 - torch.tanh((q_row * k_row).sum(-1) * slope / score.softcap) ** 2)
-    off = (grad[batch, row].float() * out[batch, row].float()).abs().sum(-1) * torch.finfo(q.dtype).eps / 2  # (n, h)
-    off = (off * probabilities[batch, :, row].sum(-1) * slope)[..., None]
+    off = (off[batch, head, row] * slope)[:, None]
     dq, dk = (torch.zeros(x.shape, device=x.device) for x in (q, k))
-    dq[batch, row] = off * k_row.abs()
-    dk.index_put_((batch, key), (off * q_row.abs()).unflatten(1, (k.shape[2], -1)).sum(2), accumulate=True)
+    dq[batch, row, head] = off * k_row.abs()
+    dk.index_put_(at, off * q_row.abs(), accumulate=True)
     return dq, dk
 
 
@@ -177,14 +188,16 @@ class Problem:
         score, lengths = self.score.to(device), self.lengths.to(device)
         signed = None if signed is None else signed.to(device)
         keep = None if signed is None else self._kept(signed, score, lengths)
-        results, weights = [], []
+        results, weights, peaks = [], [], None
         for wide in (True, False):
             out, probabilities = textbook(*inputs, score, lengths, keep, self.dropout, wide)
             grads = ()
             if self.grad is not None:
                 grads = torch.autograd.grad(out, inputs, self.grad.to(device, out.dtype))
             results.append((out.detach(), *grads))
-            weights.append(probabilities.detach() if keep is not None or (wide and score.sink is not None) else None)
+            weights.append(None if keep is None else probabilities.detach())
+            if grads and wide:
+                peaks = probabilities.detach().max(-1)
             del out, probabilities
         if keep is not None:
             p = torch.zeros_like(weights[0])
@@ -192,11 +205,12 @@ class Problem:
             check_error("S_dmask", p, weights[0], 2 * worst(weights[1], weights[0]) + 1e-6)
         names = ("out", "dq", "dk", "dv")[: len(inputs) + 1 if self.grad is not None else 1]
         roundings = {}
-        # Without dropout and sink, out of a row that sees one key is its v, which is not rounded.
-        if self.grad is not None and weights[0] is not None:
+        if self.grad is not None:
             visible, _ = visibility(self.q.shape[1], self.k.shape[1], lengths, score)
+            # Without dropout and sink, out of a row that sees one key is its v, which is not rounded.
+            alone = (visible.sum(-1) == 1) & (keep is not None or score.sink is not None)
             q, k, _ = (x.detach() for x in inputs)
-            dq, dk = rounded_delta(q, k, results[0][0], self.grad.to(device), weights[0], visible, score)
+            dq, dk = rounded_delta(q, k, results[0][0], self.grad.to(device), peaks, alone, score)
             roundings = {"dq": dq, "dk": dk}
         return {name: Known.of(a, b, roundings.get(name)) for name, a, b in zip(names, *results, strict=True)}
 
