@@ -111,10 +111,10 @@ def rounded_delta(
     A row's dS = P·(dP − delta), where delta = Σ dout·out = Σ P·dP. Any backward from the stored out has that rounded,
     and so delta off by up to Σ |dout|·|rounding of out|, and dS off by that times P. The textbook rounds dP, not out,
     and its softmax takes delta from that dP: with an error e of each dP, its dS of key j is off by
-    P_j·((1 − P_j)·e_j − Σ P_l·e_l over the other keys), at most 2·P_j·(1 − P_j)·max |e|. Errors of dP and of delta being
-    of one order, the textbook says nothing of the share 1 − 2·(1 − P_j) of the error of delta: of the key that outweighs
-    all others of its row, if there is one. That share of the error goes times P, the slope of the score in q·k, and k
-    into dq of the row; and times P, the slope and q, summed over the rows of a key, into its dk.
+    P_j·((1 − P_j)·e_j − Σ P_l·e_l over the other keys), at most 2·P_j·(1 − P_j)·max |e|. The errors of dP and of delta
+    are of one order. So the textbook shows up to 2·(1 − P_j) of the error of delta, and 1 − 2·(1 − P_j) of it is added
+    here, for the key that outweighs all others of its row, if one does. It goes times P, the slope of the score in q·k,
+    and k into dq of the row; and times P, the slope and q, summed over the rows of a key, into its dk.
 
     `peaks` are the largest probability of each row, before dropout, and its key: fp32 and int64 (b, h, sq). `alone`
     (b, 1, sq) are rows of one key whose out, a multiple of v, is rounded: the textbook errs nowhere in them, whatever

@@ -22,25 +22,34 @@ def drawn(sink: bool, softcap: float) -> tuple[Problem, torch.Tensor]:
     return Problem(q, k, v, score, torch.randn_like(q), lengths, DROPOUT), torch.rand(2, 4, 5, 6) > DROPOUT
 
 
-def change(problem: Problem, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def change(problem: Problem, out: torch.Tensor, keys: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
     """What the rounded out of the first sequence adds to its dq and dk: delta's error times the gradient of the LSE."""
     q, k = (x[0].double().requires_grad_() for x in (problem.q, problem.k))
-    score = torch.einsum("ihd,hd->ih", q, k[0].repeat_interleave(2, 0)) / 4
+    group = q.shape[1] // k.shape[1]
+    scores = torch.einsum("ihd,jhd->ihj", q, k[:keys].repeat_interleave(group, 1)) * q.shape[-1] ** -0.5
     if problem.score.softcap:
-        score = problem.score.softcap * torch.tanh(score / problem.score.softcap)
-    lse = score if problem.score.sink is None else torch.logaddexp(score, problem.score.sink.double())
+        scores = problem.score.softcap * torch.tanh(scores / problem.score.softcap)
+    lse = scores.logsumexp(-1)
+    lse = lse if problem.score.sink is None else torch.logaddexp(lse, problem.score.sink.double())
     off = ((out.to(problem.q.dtype).double() - out.double()) * problem.grad.double())[0].sum(-1)
     return torch.autograd.grad(-(off * lse).sum(), (q, k))
+
+
+def bounds_of(problem: Problem, keep: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(out in fp32, bound of dq, bound of dk)."""
+    q, k, v, score, lengths = problem.q, problem.k, problem.v, problem.score, problem.lengths
+    out, probabilities = textbook(q, k, v, score, lengths, keep, problem.dropout)
+    visible, _ = visibility(q.shape[1], k.shape[1], lengths, score)
+    alone = (visible.sum(-1) == 1) & (keep is not None or score.sink is not None)
+    return out, *rounded_delta(q, k, out, problem.grad, probabilities.max(-1), alone, score)
 
 
 @pytest.mark.parametrize("sink", [False, True])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 def test_rounding_of_out_where_one_key_is_seen(sink: bool, softcap: float) -> None:
     problem, keep = drawn(sink, softcap)
-    inputs = problem.q, problem.k, problem.v, problem.score, problem.lengths
-    out, probabilities = textbook(*inputs, keep, DROPOUT)
-    visible, _ = visibility(5, 6, problem.lengths, problem.score)
-    bounds = rounded_delta(problem.q, problem.k, out, problem.grad, probabilities, visible, problem.score)
+    problem.q[1] /= 8  # no key of these rows outweighs the five others
+    out, *bounds = bounds_of(problem, keep)
     for bound, moved in zip(bounds, change(problem, out), strict=True):
         assert (moved.abs() <= bound[0]).all()
         assert moved.abs().max() > bound[0].max() / 30, "the sum over dim is of 16 errors of random signs"
@@ -53,7 +62,53 @@ def test_only_dropout_and_sink_round_the_out_of_one_key(sink: bool) -> None:
     problem, _ = drawn(sink, 0.0)
     problem.dropout = 0.0
     known = problem.known()
-    assert [known[name].rounding is not None for name in ("out", "dq", "dk", "dv")] == [False, sink, sink, False]
+    assert [known[name].rounding is not None for name in ("out", "dq", "dk", "dv")] == [False, True, True, False]
+    assert [bool(known[name].rounding[0].any()) for name in ("dq", "dk")] == [sink, sink]
+
+
+def two_keys(scores: list[float], softcap: float) -> Problem:
+    """Each row sees two keys, the second of them 0, and has these scores of the first, softcap aside."""
+    torch.manual_seed(3)
+    k, v = torch.randn(2, 1, 2, 1, 64).half().unbind()
+    k[:, 1] = 0
+    q = (torch.tensor(scores)[None, :, None, None] * 8 * k[:, :1].float() / k.float().square().sum()).half()
+    return Problem(q, k, v, Score(softcap=softcap), torch.randn(q.shape).half())
+
+
+@pytest.mark.parametrize("softcap", [0.0, 50.0])
+def test_rounding_of_out_where_one_key_outweighs_the_other(softcap: float) -> None:
+    problem = two_keys([-7.0, -0.1, 0.1, 2.0, 7.0, 40.0], softcap)
+    out, _ = textbook(problem.q, problem.k, problem.v, problem.score)
+    problem.grad = torch.where(out.half() > out, 1, -1) * problem.grad.abs()  # delta errs as much as it can
+    _, bound, _ = bounds_of(problem, None)
+    moved, bound = change(problem, out, 2)[0].abs().squeeze(1), bound[0, :, 0]
+    assert bound[:2].max() == 0, "the first key weighs less"
+    assert bound[5].max() == 0, "out is v, which is not rounded"
+    first = textbook(problem.q, problem.k, problem.v, problem.score)[1][0, 0, 2:5, 0]
+    torch.testing.assert_close(bound[2:5], (moved[2:5] * (2 * first - 1)[:, None]).float(), rtol=1e-4, atol=0)
+
+
+def from_stored(problem: Problem, times: float) -> list[torch.Tensor]:
+    """dq and dk in double of a delta from the stored out, the error of its rounding taken `times`, then rounded."""
+    inputs = [x.double().requires_grad_() for x in (problem.q, problem.k, problem.v)]
+    q, k, v = inputs
+    scores = 50 * torch.tanh(torch.einsum("bihd,bjhd->bhij", q, k) / 8 / 50)
+    out = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v)
+    off = times * ((out.half() - out) * problem.grad).sum(-1)
+    loss = (out * problem.grad).sum() - (off.detach().transpose(1, 2) * scores.logsumexp(-1)).sum()
+    return [x.half() for x in torch.autograd.grad(loss, inputs[:2])]
+
+
+def test_a_gradient_from_the_stored_out_is_within_the_bound() -> None:
+    """As with flash-attn's queries of the order of softcap: the textbook errs less than any such backward must."""
+    problem = two_keys([7.0, 8.0, 9.0], 50.0)
+    known = problem.known()
+    for name, right, wrong in zip(("dq", "dk"), from_stored(problem, 1), from_stored(problem, 30), strict=True):
+        known[name].check(name, right, 3, 1e-5)
+        with pytest.raises(AssertionError, match=f"{name}: error"):
+            known[name]._replace(rounding=None).check(name, right, 3, 1e-5)
+        with pytest.raises(AssertionError, match=f"{name}: error"):
+            known[name].check(name, wrong, 3, 1e-5)
 
 
 def test_a_bound_is_of_each_element() -> None:
