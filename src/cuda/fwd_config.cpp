@@ -5,6 +5,7 @@
 
 #include "cuda/element.h"
 #include "cuda/list_params.h"
+#include "cuda/tile_mass.h"
 
 namespace tessera::cuda {
 namespace {
@@ -236,10 +237,12 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
 }
 
 // As many as fill the device twice, yet of at least 4 tiles each, since a part costs a partial result. The lengths that
-// count are the capacities: the plan sees no others.
+// count are the capacities: the plan sees no others. Masses are relative to the sums of rows, of which parts would
+// leave only the rounded LSE (tile_mass.cuh).
 std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
   if (wishes.splits) return *wishes.splits;
   if (problem.batch_invariant || target.multiprocessors == 0) return 1;
+  if (gathers_mass(problem) && !problem.mass_prior_lse) return 1;
   const FwdConfig config = fwd_config(problem, target, 2, wishes, products);  // that of any parts
   const std::int64_t blocks = count_blocks(config, problem, 1);
   const std::int64_t tiles = keys_of(problem) / config.tile_n;

@@ -151,7 +151,7 @@ void plan_forward(detail::PlanState& state, Products products) {
   }
   state.workspace_bytes = partials_bytes(problem, state.splits);
   if (!gathers_mass(problem)) return;
-  state.workspace_bytes += mass_bytes(problem);
+  state.workspace_bytes += mass_bytes(problem, state.splits);
   for (const KernelSource& source : mass_sources(config, problem)) {
     state.kernels.push_back(source);
     state.choice += "then " + source.name + "\n";
@@ -169,7 +169,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   FwdParams params = fwd_params(problem, bindings, launch.packed_heads);
   if (problem.list) params.list = list_params(config, problem, bindings);
   std::byte* masses = resources.workspace + partials_bytes(problem, state.splits);
-  if (gathers_mass(problem)) keep_lse(params, problem, masses);
+  if (gathers_mass(problem)) keep_rows(params, problem, state.splits, masses);
   const FwdParams whole = params;
   CombineParams merge{};
   if (state.splits > 1) {
@@ -183,7 +183,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
                                     parameters);
   if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
   if (gathers_mass(problem)) {
-    launch_mass(config, whole, problem, bindings, masses, resources.kernels.last(2), resources.stream);
+    launch_mass(config, whole, problem, bindings, state.splits, masses, resources.kernels.last(2), resources.stream);
   }
 }
 

@@ -41,10 +41,16 @@ std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
   return divide_up<std::int64_t>(std::min(block_q(problem), problem.seqlen_q), config.tile_m);
 }
 
-std::int64_t lse_elements(const Problem& problem) {
-  if (problem.lse || problem.mass_prior_lse) return 0;
+// What the rows of the masses are relative to, where the forward has to keep it.
+bool keeps_row_sums(const Problem& problem, std::int64_t splits) { return !problem.mass_prior_lse && splits == 1; }
+bool keeps_lse(const Problem& problem, std::int64_t splits) {
+  return !problem.mass_prior_lse && splits > 1 && !problem.lse;
+}
+
+std::int64_t kept_floats(const Problem& problem, std::int64_t splits) {
   const std::int64_t rows = problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
-  return round_up<std::int64_t>(rows * problem.heads_q, 16);
+  const std::int64_t a_row = keeps_row_sums(problem, splits) ? 2 : keeps_lse(problem, splits) ? 1 : 0;
+  return round_up<std::int64_t>(rows * problem.heads_q * a_row, 16);
 }
 
 // Of a tensor (batch, head, query block, …).
@@ -99,8 +105,8 @@ Support supports_mass(const Problem& problem) {
   return Support::yes();
 }
 
-std::size_t mass_bytes(const Problem& problem) {
-  return static_cast<std::size_t>(lse_elements(problem) + sums(problem)) * sizeof(float);
+std::size_t mass_bytes(const Problem& problem, std::int64_t splits) {
+  return static_cast<std::size_t>(kept_floats(problem, splits) + sums(problem)) * sizeof(float);
 }
 
 std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& problem) {
@@ -133,20 +139,26 @@ std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& p
   return {weigh, finish};
 }
 
-void keep_lse(FwdParams& params, const Problem& problem, std::byte* workspace) {
-  if (lse_elements(problem) == 0) return;
-  params.lse = reinterpret_cast<float*>(workspace);
+void keep_rows(FwdParams& params, const Problem& problem, std::int64_t splits, std::byte* workspace) {
+  static_assert(sizeof(RowSum) == 2 * sizeof(float));
   const bool varlen = problem.q_layout == Layout::varlen;
   const std::int64_t rows = varlen ? problem.total_q : problem.seqlen_q;
-  params.lse_strides = {varlen ? 0 : problem.heads_q * rows, 1, rows};
+  const Strides strides = {varlen ? 0 : problem.heads_q * rows, 1, rows};
+  if (keeps_row_sums(problem, splits)) {
+    params.row_sums = reinterpret_cast<RowSum*>(workspace);
+    params.row_sum_strides = strides;
+  } else if (keeps_lse(problem, splits)) {
+    params.lse = reinterpret_cast<float*>(workspace);
+    params.lse_strides = strides;
+  }
 }
 
 void launch_mass(const FwdConfig& config, FwdParams params, const Problem& problem, const Bindings& bindings,
-                 std::byte* workspace, std::span<const Kernel* const> kernels, Stream stream) {
+                 std::int64_t splits, std::byte* workspace, std::span<const Kernel* const> kernels, Stream stream) {
   if (problem.query_blocks() == 0) return;
   const FwdConfig c = mass_config(config, problem);
   MassParams mass = mass_params(c, problem, bindings);
-  mass.sums = reinterpret_cast<float*>(workspace) + lse_elements(problem);
+  mass.sums = reinterpret_cast<float*>(workspace) + kept_floats(problem, splits);
   params.group = Divisor(1);
   params.splits = Divisor(1);
   if (problem.mass_prior_lse) {

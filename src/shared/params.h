@@ -94,6 +94,13 @@ struct BlockOrder {
   Divisor heads;    // planes of a sequence and split
 };
 
+/// What a forward keeps of a row for the masses of its tiles: a key's probability is exp2(S'·log2(e) − origin) / sum.
+/// Unlike the LSE neither is rounded away from the exponentials that went into it.
+struct RowSum {
+  float origin;
+  float sum;  // 0: no keys
+};
+
 struct FwdParams {
   BlockOrder order;
   const void* q;
@@ -102,6 +109,8 @@ struct FwdParams {
   Strides q_strides;
   Strides o_strides;
   Strides lse_strides;  // of (batch, row, head)
+  RowSum* row_sums;     // null: not wanted, as with splits
+  Strides row_sum_strides;
   int batch;
   Divisor heads_a_kv;  // query heads that share a key head
   Divisor group;       // of them packed into the rows of a tile: all, or 1

@@ -3,6 +3,10 @@
 // that sum's square. The forward has no memory for a row's sums in every key block until it knows the LSE, so that the
 // scores are computed once more. One block takes tile_m rows of one query block of one head and walks the key blocks;
 // finish_mass.cuh adds up a query block's row tiles.
+//
+// An LSE of 5, rounded to fp32, is off by up to 2.4e-7, and so would be every mass of its row. Where this run's LSE is
+// meant, the exponentials are therefore those of the forward, bit for bit, divided by the forward's sum of them: a row
+// of one key weighs exactly 1. Only a given LSE, and that of a forward in splits, is subtracted.
 #pragma once
 
 #include "cuda/policy/callables.cuh"
@@ -20,6 +24,14 @@ struct TileMass {
   using QTile = SharedTile<C.tile_m, C.d>;
   using KTile = SharedTile<C.tile_n, C.d>;
   using Scores = Accumulator<row_tiles, C.tile_n / 8>;
+
+  // Of a thread's rows: a key weighs exp2((S' · scale − origin) · unit) / sum.
+  struct Rows {
+    float origin[row_tiles][2];
+    float sum[row_tiles][2];
+    float scale;  // of products, of natural scores where they are scaled first
+    float unit;
+  };
 
   struct Work {
     Block block;
@@ -69,32 +81,50 @@ struct TileMass {
     const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
     load_tile<QTile, C.threads()>(q_base, work.rows, p.d, thread, [&](int row) { return rows.at(row); });
     ptx::cp_async_commit();
-    float lse[row_tiles][2];
-    read_lse(lse);
+    const Rows relative = p.row_sums != nullptr ? rows_of_forward() : rows_of_lse();
     for (int block = 0; block < mass.key_blocks; ++block) {
-      const float sum = block < mass.second_block ? weigh<0>(block, lse) : weigh<C.segments - 1>(block, lse);
+      const float sum = block < mass.second_block ? weigh<0>(block, relative) : weigh<C.segments - 1>(block, relative);
       if (thread == 0) sums[block] = sum;
     }
   }
 
-  // +∞, relative to which nothing weighs anything, for rows without keys and beyond the block's.
-  __device__ __forceinline__ void read_lse(float (&lse)[row_tiles][2]) const {
-    const PackedRows rows(p.lse, 4, p.lse_strides, work.block, work.sequence.q.first, p.group);
+  // An origin of +∞, relative to which nothing weighs anything, for rows without keys and beyond the block's; one of
+  // NaN for a sum of NaN.
+  __device__ __forceinline__ Rows rows_of_forward() const {
+    const PackedRows kept(p.row_sums, sizeof(RowSum), p.row_sum_strides, work.block, work.sequence.q.first, p.group);
+    Rows rows{.scale = C.scale_first ? kLog2E : p.scale * kLog2E, .unit = 1.0F};
+    for_rows([&](int m, int half, int row) {
+      const RowSum value = row < work.rows ? *reinterpret_cast<const RowSum*>(kept.at(row)) : RowSum{};
+      const bool weighs = value.sum > 0.0F;
+      rows.origin[m][half] = weighs ? value.origin : value.sum == 0.0F ? kInfinity : value.sum;
+      rows.sum[m][half] = weighs ? value.sum : 1.0F;
+    });
+    return rows;
+  }
+  // The difference from the LSE is rounded once, before it is turned to base 2: both may be large.
+  __device__ __forceinline__ Rows rows_of_lse() const {
+    const PackedRows lse(p.lse, 4, p.lse_strides, work.block, work.sequence.q.first, p.group);
+    Rows rows{.scale = C.scale_first ? 1.0F : p.scale, .unit = kLog2E};
+    for_rows([&](int m, int half, int row) {
+      const float value = row < work.rows ? *reinterpret_cast<const float*>(lse.at(row)) : -kInfinity;
+      rows.origin[m][half] = value == -kInfinity ? kInfinity : value;
+      rows.sum[m][half] = 1.0F;
+    });
+    return rows;
+  }
+  template <class Visit>
+  __device__ __forceinline__ void for_rows(Visit visit) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = row_of(m, half);
-        const float value = row < work.rows ? *reinterpret_cast<const float*>(rows.at(row)) : -kInfinity;
-        lse[m][half] = value == -kInfinity ? kInfinity : value;
-      }
+      for (int half = 0; half < 2; ++half) visit(m, half, row_of(m, half));
     }
   }
   __device__ __forceinline__ int row_of(int m, int half) const { return warp_row + m * 16 + half * 8 + lane / 4; }
 
   // The sum of a key block, valid in thread 0.
   template <int segment>
-  __device__ __forceinline__ float weigh(int block, const float (&lse)[row_tiles][2]) const {
+  __device__ __forceinline__ float weigh(int block, const Rows& relative) const {
     const Segment& keys = segment == 0 ? work.sequence.first : work.sequence.second;
     const RowBounds<C.affine> bounds(p, work.sequence, keys, work.block.first_row);
     const Interval first_row = bounds.of(work.block.first_row);
@@ -121,9 +151,9 @@ struct TileMass {
       __syncthreads();
       Scores s;
       find_scores(s);
-      add_weights(weight, s, bounds, keys.position, first, end, listed != ListClass::full, lse);
+      add_weights(weight, s, bounds, keys.position, first, end, listed != ListClass::full, relative);
     }
-    return sum_of_rows(weight);
+    return sum_of_rows(weight, relative);
   }
 
   __device__ __forceinline__ void find_scores(Scores& s) const {
@@ -141,7 +171,7 @@ struct TileMass {
   // Of keys [first, end); `masked`: by the user's mask, if there is one.
   __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
                                               const RowBounds<C.affine>& bounds, i64 key_position, int first, int end,
-                                              bool masked, const float (&lse)[row_tiles][2]) const {
+                                              bool masked, const Rows& relative) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
       const auto point_of = [&](int half, int key) {
@@ -165,19 +195,18 @@ struct TileMass {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int key = first + n * 8 + lane % 4 * 2 + i;
-            // The difference from the LSE is rounded once, before it is turned to base 2: both may be large.
             const float product = s.tile[m][n][half * 2 + i];
             float difference;
             if constexpr (C.scale_first) {
-              difference = natural_score_of<C, typename User::Score>(product, p, slope, bounds.distance(query, key),
-                                                                     [&] { return point_of(half, key); }) -
-                           lse[m][half];
+              const float score = natural_score_of<C, typename User::Score>(
+                  product, p, slope, bounds.distance(query, key), [&] { return point_of(half, key); });
+              difference = __fmul_rn(score, relative.scale) - relative.origin[m][half];  // rounded as the forward's is
             } else {
-              difference = __fmaf_rn(product, p.scale, -lse[m][half]);
+              difference = __fmaf_rn(product, relative.scale, -relative.origin[m][half]);
             }
             bool sees = key >= visible.begin && key < min(visible.end, end);
             if constexpr (C.user_mask) sees = sees && !hidden.at(half, n, i);
-            if (sees) weight[m][half] += ptx::exp2(difference * kLog2E);
+            if (sees) weight[m][half] += ptx::exp2(difference * relative.unit);
           }
         }
       }
@@ -185,13 +214,13 @@ struct TileMass {
   }
 
   // Of masses or their squares, over the block's rows in a fixed order.
-  __device__ __forceinline__ float sum_of_rows(const float (&weight)[row_tiles][2]) const {
+  __device__ __forceinline__ float sum_of_rows(const float (&weight)[row_tiles][2], const Rows& relative) const {
     float sum = 0.0F;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float row = quad_sum(weight[m][half]);
+        const float row = quad_sum(weight[m][half]) / relative.sum[m][half];
         sum += mass.square ? row * row : row;
       }
     }

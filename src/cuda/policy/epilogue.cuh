@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From sums to outputs: O divided by its row sums (and the sink), the LSE; rows past the used length become 0 and −∞.
+// For masses of tiles the sums themselves.
 #pragma once
 
 #include "cuda/policy/score.cuh"
@@ -61,6 +62,10 @@ struct Epilogue {
         if (p.lse != nullptr && row < rows() && thread % 4 == 0) {
           *reinterpret_cast<float*>(lse.writable(row)) =
               empty ? -kInfinity : __fmaf_rn(origin, kLn2, ptx::log2(sum) * kLn2);
+        }
+        if (p.row_sums != nullptr && row < rows() && thread % 4 == 0) {
+          const PackedRows sums = rows_of(p.row_sums, sizeof(RowSum), p.row_sum_strides, 0);
+          *reinterpret_cast<RowSum*>(sums.writable(row)) = {origin, sum};
         }
       }
     }

@@ -41,7 +41,10 @@ __device__ __forceinline__ FwdParams column_part(const FwdParams& whole) {
   FwdParams p = whole;
   p.dv = min(p.dv - first, C.dv);
   p.o = static_cast<char*>(p.o) + first * bytes_of(C.output);
-  if (first != 0) p.lse = nullptr;
+  if (first != 0) {
+    p.lse = nullptr;
+    p.row_sums = nullptr;
+  }
 #pragma unroll
   for (int i = 0; i < C.segments; ++i) p.kv[i].v = static_cast<const char*>(p.kv[i].v) + first * bytes_of(C.type);
   return p;
