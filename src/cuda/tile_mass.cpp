@@ -120,7 +120,7 @@ std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& p
       "#include \"cuda/kernels/tile_mass.cuh\"\n"
       "using namespace tessera::cuda;\n" +
       configuration_line(c) + callables.definitions() +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "extern \"C\" __global__ void __launch_bounds__(config.threads(), 3) "
       "tessera_kernel(const __grid_constant__ FwdParams params, const __grid_constant__ MassParams mass) {\n"
       "  extern __shared__ __align__(1024) char memory[];\n"
       "  TileMass<config, " +

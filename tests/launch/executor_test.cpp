@@ -374,6 +374,35 @@ TEST_F(Launch, ExtraTensorsOfATextReachTheKernel) {
   EXPECT_EQ(params.extras[3].data, nullptr);
 }
 
+TEST_F(Launch, MassesAreRelativeToTheForwardsSums) {
+  const auto run = [&](const char* words, const char* wishes, cuda::FwdParams& params) {
+    const Problem p = Problem::parse(std::string("attention b=2 sq=30 sk=9000 hq=4 d=64 dtype=bf16 mass=mean") + words);
+    const Plan plan = make_plan(p, Target::cuda_device(0), Wishes::parse(wishes));
+    Bindings bindings = dense(p);
+    bindings[Slot::tile_mass] = tensor(DType::fp32, {2, 4, 1, 141});
+    if (p.mass_prior_lse) bindings[Slot::prior_lse] = tensor(DType::fp32, {2, 4, 30});
+    gpu_.parameter_bytes = plan.state().splits > 1 ? 0 : sizeof(cuda::FwdParams);  // merging has parameters of its own
+    Executor(plan).run(bindings);
+    std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+    return std::pair{plan.state().splits, plan.workspace_bytes()};
+  };
+  // Of the workspace: 8 bytes a row, if they are kept, and 4 a row tile (one here) and key block.
+  const std::size_t sums = 2 * 4 * 141 * 4;
+  cuda::FwdParams params{};
+  EXPECT_EQ(run("", "", params), std::pair(std::int64_t{1}, 2 * 4 * 30 * 8 + sums)) << "of 9000 keys";
+  EXPECT_NE(params.row_sums, nullptr);
+  EXPECT_EQ(params.lse, nullptr) << "nobody wants it";
+  EXPECT_EQ(params.row_sum_strides.batch, 4 * 30);
+  EXPECT_EQ(params.row_sum_strides.row, 1);
+  EXPECT_EQ(params.row_sum_strides.head, 30);
+  EXPECT_EQ(run(" mass_lse=prior", "splits=1", params), std::pair(std::int64_t{1}, sums));
+  EXPECT_EQ(params.row_sums, nullptr);
+  EXPECT_NE(params.lse, nullptr);
+  cuda::FwdParams unread{};
+  EXPECT_GT(run(" mass_lse=prior", "", unread).first, 1) << "a given LSE needs no sums";
+  EXPECT_EQ(run("", "splits=3", unread).first, 3);
+}
+
 TEST_F(Launch, HostFunctionsAreRefused) {
   register_score("launch.plain", {"score", {}});
   for (const char* name : {"relative", "launch.plain"}) {

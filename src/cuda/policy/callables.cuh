@@ -29,7 +29,7 @@ struct NoCallable {};
 /// A linear penalty on distance.
 struct RelativeScore {
   static __device__ __forceinline__ float value(float score, const ScorePoint& at, const ExtraParams* /*extras*/) {
-    return score - 0.02F * fabsf(static_cast<float>(at.query - at.key));
+    return __fmaf_rn(-0.02F, fabsf(static_cast<float>(at.query - at.key)), score);
   }
 };
 
