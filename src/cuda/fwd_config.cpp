@@ -106,14 +106,6 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
   config.stages = two_stages && config.source == Source::strided ? 2 : 1;
 }
 
-// One block a multiprocessor: groups of 64 rows, two of them, or three where registers leave room.
-void choose_wgmma_tile(FwdConfig& config) {
-  const int widest = std::max(config.d, config.dv);
-  if (config.scale_first || config.user_mask) return set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
-  if (widest <= 64) return set_tile(config, 192, 96, 2, 12);
-  set_tile(config, 128, widest <= 128 ? 160 : widest <= 192 ? 96 : 64, 2, 8);
-}
-
 bool is_plain(const FwdConfig& config) {
   return !config.scale_first && config.source == Source::strided && config.tiles == Tiles::range &&
          config.segments == 1 && config.output == config.type && !config.affine && !config.dropout &&
@@ -145,12 +137,6 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   return config;
 }
 
-// Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
-// ask for.
-bool fits_twice(const FwdConfig& config, const Target& target) {
-  return 2 * (config.smem_bytes() + 1024) <= target.shared_memory + 1024;
-}
-
 // Of 128 rows, as far as they may decide: not the number of sequences where that must change no bit.
 std::int64_t blocks_that_count(const FwdConfig& config, const Problem& problem) {
   const std::int64_t blocks = count_blocks(config, problem, 1);
@@ -179,6 +165,24 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
   }
 }
 
+// Groups of 64 rows: two, or three where registers leave room; but one, and two blocks a multiprocessor, for short
+// sequences of narrow heads and where there are few rows.
+void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& target) {
+  const int widest = std::max(config.d, config.dv);
+  if (config.scale_first || config.user_mask) {
+    set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
+  } else if (widest <= 64) {
+    set_tile(config, widest <= 32 ? 128 : 192, widest <= 32 ? 128 : 96, 2, widest <= 32 ? 8 : 12);
+    if (problem.seqlen_q * packed_heads(problem) <= 1024) set_tile(config, 64, 128, 2, 4);
+  } else {
+    set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 ? 96 : 64, 2, 8);
+  }
+  if (widest <= 128 && config.tile_m == 128 && 2 * blocks_that_count(config, problem) <= target.multiprocessors) {
+    config.tile_m = 64;
+    config.warps = 4;
+  }
+}
+
 }  // namespace
 
 // Dropout's draws are cheapest where rows lie at consecutive positions, and a list of each head's own keeps heads
@@ -197,6 +201,12 @@ int shared_bytes(const FwdConfig& config, const Problem& problem) {
   return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
 }
 
+// Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
+// ask for.
+bool fits_twice(const FwdConfig& config, const Target& target) {
+  return 2 * (config.smem_bytes() + 1024) <= target.shared_memory + 1024;
+}
+
 std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
   return row_tiles(config, problem) * config.dv_parts * count_heads(problem) * problem.batch * splits;
 }
@@ -206,7 +216,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   FwdConfig config = features_of(problem, splits);
   config.products = products;
   if (products == Products::wgmma) {
-    choose_wgmma_tile(config);
+    choose_wgmma_tile(config, problem, target);
   } else {
     choose_tile(config, problem, target);
   }
@@ -263,7 +273,8 @@ BlockOrder block_order(const FwdConfig& config, const Problem& problem, std::int
   }
   const std::int64_t tiles = std::max<std::int64_t>(row_tiles(config, problem), 1);
   const auto divisor = [](std::int64_t n) { return Divisor(static_cast<int>(n)); };
-  return {static_cast<int>(tiles), divisor(tiles * section), divisor(section), divisor(count_heads(problem))};
+  return {static_cast<int>(tiles * planes), static_cast<int>(tiles), divisor(tiles * section), divisor(section),
+          divisor(count_heads(problem))};
 }
 
 }  // namespace tessera::cuda

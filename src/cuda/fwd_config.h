@@ -18,6 +18,8 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
                      Products products);
 /// Whether keys may come by the copy engine.
 bool has_tma(const FwdConfig& config, const Target& target);
+/// Whether the shared memory of a multiprocessor is enough for two blocks without a list.
+bool fits_twice(const FwdConfig& config, const Target& target);
 /// Shared memory of a block, with what a list adds, which depends on the problem's capacity and not on the code.
 int shared_bytes(const FwdConfig& config, const Problem& problem);
 /// Blocks of all rows, heads, sequences and splits, by capacities.

@@ -2,7 +2,9 @@
 #include "cuda/fwd_launch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
+#include <random>
 
 #include "cuda/combine.h"
 #include "cuda/element.h"
@@ -40,15 +42,36 @@ struct FwdLaunch {
   Dim3 grid;
   Dim3 block;
   std::size_t shared_bytes;  // of a block
+  TicketParams tickets;      // a tag of 0: blocks draw no further row tiles
+  std::size_t counter_at;    // in the workspace, if they do
 };
 
-FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_t splits) {
+constexpr std::int64_t kMostTickets = (std::int64_t{1} << 24) - 1;  // policy/tickets.cuh
+
+// Another for every plan of this process, and hardly ever one that another process has left behind.
+std::uint64_t next_tag() {
+  constexpr std::uint64_t most = (std::uint64_t{1} << 40) - 1;
+  static std::atomic<std::uint64_t> next{std::random_device{}() * std::uint64_t{256}};
+  return next.fetch_add(1, std::memory_order_relaxed) % most + 1;
+}
+
+// A block of products by warpgroups stays on its multiprocessor and takes one row tile after another.
+std::int64_t grid_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits, const Target& target) {
+  const std::int64_t blocks = count_blocks(config, problem, splits);
+  if (config.products != Products::wgmma || target.multiprocessors == 0) return blocks;
+  const int together = fits_twice(config, target) ? config.blocks() : 1;
+  return std::min<std::int64_t>(blocks, together * target.multiprocessors);
+}
+
+FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_t splits, const Target& target) {
   return {config,
           static_cast<int>(packed_heads(problem)),
           block_order(config, problem, splits),
-          {static_cast<std::uint32_t>(count_blocks(config, problem, splits))},
+          {static_cast<std::uint32_t>(grid_blocks(config, problem, splits, target))},
           {static_cast<std::uint32_t>(config.block_threads())},
-          static_cast<std::size_t>(shared_bytes(config, problem))};
+          static_cast<std::size_t>(shared_bytes(config, problem)),
+          {},
+          0};
 }
 
 // What the copy engine cannot do; a stride of 0 between heads or sequences is one of them for all.
@@ -118,9 +141,9 @@ Support supports_forward(const Problem& problem, const Target& target, const Wis
                        std::to_string(config.run) + " keys; the list's problem has " +
                        std::to_string(list_cells(config, problem)));
   }
-  if (count_blocks(config, problem, splits) > std::numeric_limits<int>::max()) {
-    return Support::no("needs " + std::to_string(count_blocks(config, problem, splits)) +
-                       " blocks; a grid has 2^31 - 1");
+  const std::int64_t most_tiles = products == Products::wgmma ? kMostTickets : std::numeric_limits<int>::max();
+  if (const std::int64_t tiles = count_blocks(config, problem, splits); tiles > most_tiles) {
+    return Support::no("needs " + std::to_string(tiles) + " row tiles; want at most " + std::to_string(most_tiles));
   }
   const int bytes = shared_bytes(config, problem);
   if (bytes > target.shared_memory) {
@@ -137,8 +160,7 @@ void plan_forward(detail::PlanState& state, Products products) {
   const Problem& problem = state.problem;
   state.splits = choose_splits(problem, state.target, state.wishes, products);
   const FwdConfig config = fwd_config(problem, state.target, state.splits, state.wishes, products);
-  const FwdLaunch launch = launch_of(problem, config, state.splits);
-  state.prepared = launch;
+  FwdLaunch launch = launch_of(problem, config, state.splits, state.target);
   state.tile_q = config.tile_m;
   state.tile_kv = config.tile_n;
   state.kernels = {fwd_source(config, callable_sources(problem))};
@@ -150,12 +172,19 @@ void plan_forward(detail::PlanState& state, Products products) {
         "splits: " + std::to_string(state.splits) + " parts of the keys, then " + state.kernels.back().name + "\n";
   }
   state.workspace_bytes = partials_bytes(problem, state.splits);
-  if (!gathers_mass(problem)) return;
-  state.workspace_bytes += mass_bytes(problem, state.splits);
-  for (const KernelSource& source : mass_sources(config, problem)) {
-    state.kernels.push_back(source);
-    state.choice += "then " + source.name + "\n";
+  if (gathers_mass(problem)) {
+    state.workspace_bytes += mass_bytes(problem, state.splits);
+    for (const KernelSource& source : mass_sources(config, problem)) {
+      state.kernels.push_back(source);
+      state.choice += "then " + source.name + "\n";
+    }
   }
+  if (launch.grid.x < static_cast<std::uint32_t>(launch.order.count)) {
+    launch.tickets.tag = next_tag();
+    launch.counter_at = round_up<std::size_t>(state.workspace_bytes, alignof(std::uint64_t));
+    state.workspace_bytes = launch.counter_at + sizeof(std::uint64_t);
+  }
+  state.prepared = launch;
 }
 
 void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
@@ -176,6 +205,9 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     merge = redirect_to(Partials(problem, state.splits), resources.workspace, problem, params);
   }
   params.order = launch.order;
+  if (launch.tickets.tag != 0) {
+    params.tickets = {reinterpret_cast<u64*>(resources.workspace + launch.counter_at), launch.tickets.tag};
+  }
   KvMaps maps{};
   if (config.loader == Loader::tma) maps = kv_maps(config, problem, params);
   void* parameters[] = {&params, &maps};

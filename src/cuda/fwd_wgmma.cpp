@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row cuda.fwd_wgmma of the table.
+#include <algorithm>
+#include <iterator>
+
 #include "cuda/fwd_config.h"
 #include "cuda/fwd_launch.h"
 #include "cuda/tile_mass.h"
@@ -26,12 +29,12 @@ Support exists(const FwdConfig& c, const Target& target, const Wishes& /*wishes*
                        " registers a thread for scores, output and probabilities; want at most " +
                        std::to_string(most));
   }
-  const int by = c.d % 64 != 0 || c.dv % 64 != 0 ? c.threads() / 4 : c.threads() / 8;
-  if (c.tile_m % by != 0) return Support::no("copies go by " + std::to_string(by) + " rows");
-  for (const int columns : {c.tile_n, c.dv}) {
-    if (columns % 32 != 0 || columns == 224 || columns > 256) {
-      return Support::no("wants 32, 64, 96, 128, 160, 192 or 256 keys a tile");
-    }
+  if (c.warps == 4 && std::max(c.d, c.dv) > 128) {  // two blocks a multiprocessor leave each thread too few registers
+    return Support::no("wants tile_q of 128 rows or more for more than 128 columns");
+  }
+  constexpr int widths[] = {32, 64, 96, 128, 160, 192, 256};  // ptx/wgmma.cuh
+  if (std::ranges::find(widths, c.tile_n) == std::end(widths)) {
+    return Support::no("wants 32, 64, 96, 128, 160, 192 or 256 keys a tile");
   }
   return Support::yes();
 }

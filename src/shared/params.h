@@ -88,10 +88,17 @@ struct KvMaps {
 /// split); in a section the last rows of every plane, then those before them. dv_parts blocks for each lie side by
 /// side.
 struct BlockOrder {
+  int count;        // of all
   int tiles;        // of rows, of a plane
   Divisor section;  // row tiles of a section
   Divisor planes;   // of a section
   Divisor heads;    // planes of a sequence and split
+};
+
+/// Where blocks that stay on their multiprocessor draw the numbers of further row tiles: see policy/tickets.cuh.
+struct TicketParams {
+  u64* counter;  // in the workspace; null: no block takes more than the tile of its own number
+  u64 tag;       // of the plan, 1 to 2^40 - 1
 };
 
 /// What a forward keeps of a row for the masses of its tiles: a key's probability is exp2(S'·log2(e) − origin) / sum.
@@ -103,6 +110,7 @@ struct RowSum {
 
 struct FwdParams {
   BlockOrder order;
+  TicketParams tickets;
   const void* q;
   void* o;
   float* lse;  // null: not wanted

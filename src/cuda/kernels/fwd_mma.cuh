@@ -46,7 +46,7 @@ struct FwdMma {
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
     BlockWork<C> work;
-    if (!work.find(params)) return;
+    if (!work.find(params, static_cast<int>(blockIdx.x / C.dv_parts))) return;
     SharedWork<C>& kept = *reinterpret_cast<SharedWork<C>*>(memory);
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = work;
@@ -196,8 +196,8 @@ struct FwdMma {
       }
     };
     if (threadIdx.x == 0) {
-      keys.init(C.warps);
-      values.init(C.warps);
+      keys.init(1, C.warps);
+      values.init(1, C.warps);
       ptx::fence_mbarrier_init();
     }
     for (int i = 0; i < C.stages; ++i) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward for SM90, by wgmma. One block computes tile_m packed rows of one (sequence, kv head, split): a warpgroup
-// computes 64 of them, and one thread of a further warpgroup asks the copy engine for the tiles of K and V. The
-// products of a tile's scores, and those of the tile before it with V, run while the softmax of the others is computed.
+// The forward for SM90, by wgmma. A block stays on its multiprocessor and computes row tiles one after another, each of
+// its warpgroups 64 packed rows of every tile. Of a further warpgroup one thread finds out what there is to do, and one
+// asks the copy engine for the tiles of K and V. The products of a tile's scores, and those of the tile before it with
+// V, run while the softmax of the others is computed; so do the end of one row tile and the first copies of the next.
 #pragma once
 
 #include "cuda/policy/block_work.cuh"
@@ -10,160 +11,270 @@
 #include "cuda/policy/epilogue.cuh"
 #include "cuda/policy/finish_scores.cuh"
 #include "cuda/policy/softmax.cuh"
+#include "cuda/policy/tickets.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tessera::cuda {
 
+/// In front of the tiles: the row tile in work and the next, and the barriers of rings.
+template <FwdConfig C>
+struct SharedWorks {
+  SharedWork<C> works[2];
+  u64 items[4], keys[2 * C.stages], values[2 * C.stages];
+};
+
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
 struct FwdWgmma {
   static constexpr int groups = C.warps / 4;  // that compute
   static constexpr bool takes_turns = groups >= 2;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
-  static constexpr int computing_registers = groups == 1 ? 232 : groups == 2 ? 240 : 160;
-  static constexpr int copying_registers = groups == 3 ? 32 : 24;
-  using QTile = SharedTile<C.tile_m, C.d>;
+  static constexpr int computing_registers = groups == 1 ? 216 : groups == 2 ? 232 : 160;
+  static constexpr int copying_registers = groups == 3 ? 32 : 40;
+  using QTile = SharedTile<64, C.d>;  // of a group
   using KTile = SharedTile<C.tile_n, C.d>;
   using VTile = SharedTile<C.tile_n, C.dv>;
   using Scores = Accumulator<1, C.tile_n / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Probabilities = u32[C.tile_n / 16][4];  // as an A operand
+  using Works = SharedWorks<C>;
 
-  static_assert(C.stages >= 2);  // a tile's values are looked at before those of the tile before it are let go
-  static_assert(C.rows_a_warp() == 16 && sizeof(SharedWork<C>) <= FwdConfig::kWorkBytes);
+  static_assert(C.rows_a_warp() == 16 && sizeof(Works) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
   const KvMaps* maps;
-  SharedWork<C>& work;
+  Works& shared;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  const int group = thread / 128;
+  const int group = ptx::uniform(thread / 128);
 
-  __device__ __forceinline__ u32 k_at(int i) const {
-    return q_base + C.q_bytes() + i % C.stages * (C.k_bytes() + C.v_bytes());
+  __device__ __forceinline__ u32 q_at() const { return q_base + group * QTile::bytes; }
+  __device__ __forceinline__ u32 k_at(int use) const {
+    return q_base + C.q_bytes() + use % C.stages * (C.k_bytes() + C.v_bytes());
   }
-  __device__ __forceinline__ u32 v_at(int i) const { return k_at(i) + C.k_bytes(); }
-  __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(work.barriers)}; }
-  __device__ __forceinline__ Ring<C.stages> values() const {
-    return {ptx::shared_address(work.barriers) + Ring<C.stages>::bytes};
-  }
+  __device__ __forceinline__ u32 v_at(int use) const { return k_at(use) + C.k_bytes(); }
+  __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(shared.keys)}; }
+  __device__ __forceinline__ Ring<C.stages> values() const { return {ptx::shared_address(shared.values)}; }
+  __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
-    BlockWork<C> found;
-    if (!found.find(params)) return;
-    SharedWork<C>& kept = *reinterpret_cast<SharedWork<C>*>(memory);
-    const FwdWgmma kernel{params, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
+    const FwdWgmma kernel{params, maps, *reinterpret_cast<Works*>(memory),
+                          ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     if (threadIdx.x == 0) {
-      static_cast<BlockWork<C>&>(kept) = found;
-      kept.spoiled = 0;
-      kernel.keys().init(C.warps);
-      kernel.values().init(C.warps);
+      kernel.items().init(1, C.warps + 1);
+      kernel.keys().init(1, C.warps);
+      kernel.values().init(1, C.warps);
       ptx::fence_mbarrier_init();
     }
-    if (kernel.group < groups) kernel.load_queries(found);
     __syncthreads();
-    if (kernel.group == groups) {
-      ptx::give_registers<copying_registers>();
-      if (kernel.thread == C.threads()) kernel.copy_tiles();
-    } else {
+    if (kernel.group < groups) {
       ptx::take_registers<computing_registers>();
       kernel.compute();
+    } else {
+      ptx::give_registers<copying_registers>();
+      if (kernel.thread == C.threads()) kernel.find_work();
+      if (kernel.thread == C.threads() + 32) kernel.copy();
     }
   }
 
-  // By the threads that compute. The copies and the zeros beside them are wgmma's to read after the barrier.
-  __device__ __forceinline__ void load_queries(const BlockWork<C>& w) const {
-    const PackedRows rows(p.q, 2, p.q_strides, w.block, w.sequence.q.first, p.group);
-    load_tile<QTile, C.threads()>(q_base, static_cast<int>(w.sequence.q.length * p.group.value) - w.block.first_row,
-                                  p.d, thread, [&](int row) { return rows.at(row); });
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-    ptx::fence_async_proxy();
+  __device__ __forceinline__ void find_work() const {
+    auto tile = static_cast<int>(blockIdx.x);  // of rows, in the order of p.order
+    int item = 0;
+#pragma unroll 1
+    while (tile < p.order.count) {
+      items().wait_empty(item);
+      SharedWork<C>& work = shared.works[item % 2];
+      if (work.find(p, tile)) {
+        work.spoiled = 0;
+        items().publish(item);
+        ++item;
+      }
+      if (p.tickets.counter == nullptr) break;
+      tile = static_cast<int>(gridDim.x) + draw(p.tickets, p.order.count);
+    }
+    items().wait_empty(item);
+    shared.works[item % 2].spoiled = kEnd;
+    items().publish(item);
   }
+  static constexpr int kEnd = -1;
 
-  __device__ __forceinline__ void copy_tiles() const {
+  __device__ __forceinline__ void copy() const {
+    int use = 0;
+#pragma unroll 1
+    for (int item = 0;; ++item) {
+      items().wait(item);
+      const SharedWork<C>& work = shared.works[item % 2];
+      if (work.spoiled == kEnd) return;
+      copy_tiles(work, use);
+      use += work.tiles.count();
+      items().release(item);
+    }
+  }
+  __device__ __forceinline__ void copy_tiles(const SharedWork<C>& work, int use) const {
     const int count = work.tiles.count();
-    for (int i = 0; i < count; ++i) {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, ++use) {
       const KvTile tile = work.tiles.at(i);
-      keys().acquire(i, C.k_bytes());
-      copy_tile<KTile>(work, &maps->keys, p.kv[0].k_strides, tile, k_at(i), keys().full(i));
-      values().acquire(i, C.v_bytes());
-      copy_tile<VTile>(work, &maps->values, p.kv[0].v_strides, tile, v_at(i), values().full(i));
+      keys().acquire(use, C.k_bytes());
+      copy_tile<KTile>(work, &maps->keys, p.kv[0].k_strides, tile, k_at(use), keys().full(use));
+      values().acquire(use, C.v_bytes());
+      copy_tile<VTile>(work, &maps->values, p.kv[0].v_strides, tile, v_at(use), values().full(use));
     }
   }
 
   __device__ __forceinline__ void compute() const {
-    const int count = work.tiles.count();
-    Output o;
-    Softmax<1> softmax;
-    o.clear();
-    softmax.clear();
-    if (count > 0) walk(count, o, softmax);
-    ptx::barrier_sync(kAll, C.threads());  // the epilogue reuses the memory of the tiles
-    const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
-    epilogue.store(o, softmax);
-    if (work.spoiled != 0) {
-      ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, lane}.add_to_outputs();
-    }
-  }
-
-  __device__ __forceinline__ void walk(int count, Output& o, Softmax<1>& softmax) const {
-    Scores s;
-    Probabilities weights;
     if constexpr (takes_turns) {
       if (group == groups - 1) end_turn();
     }
-    keys().wait(0);
+    int use = 0;
+    begin_queries(0);
+#pragma unroll 1
+    for (int item = 0;; ++item) {
+      SharedWork<C>& work = shared.works[item % 2];
+      if (work.spoiled == kEnd) return;
+      await_queries();
+      Output o;
+      Softmax<1> softmax;
+      o.clear();
+      softmax.clear();
+      if (work.tiles.count() > 0) {
+        walk(work, item, use, o, softmax);
+      } else {
+        begin_queries(item + 1);
+      }
+      use += work.tiles.count();
+      const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
+      epilogue.store(o, softmax);
+      if (work.spoiled != 0) {
+        ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, lane}.add_to_outputs();
+      }
+      __syncwarp();
+      if (lane == 0) items().release(item);
+    }
+  }
+
+  /// Of the group's rows of a row tile, if there is one, after the last product with those before.
+  __device__ __forceinline__ void begin_queries(int item) const {
+    items().wait(item);
+    const SharedWork<C>& work = shared.works[item % 2];
+    if (work.spoiled == kEnd) return;
+    const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
+    const int first = group * 64;
+    const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - work.block.first_row - first;
+    load_tile<QTile, 128>(q_at(), valid, p.d, thread % 128, [&](int row) { return rows.at(first + row); });
+    ptx::cp_async_commit();
+  }
+  // The copies and the zeros beside them are wgmma's to read after the barrier.
+  __device__ __forceinline__ void await_queries() const {
+    ptx::cp_async_wait<0>();
+    ptx::fence_async_proxy();
+    group_barrier();
+  }
+
+  /// `use`: of the rings, by the first tile.
+  __device__ __forceinline__ void walk(SharedWork<C>& work, int item, int use, Output& o, Softmax<1>& softmax) const {
+    Scores s;
+    Probabilities weights;
+    const u32 k = ptx::uniform(k_at(use));
+    keys().wait(use);
     begin_turn();
-    begin_scores<C.type, QTile, KTile>(s, rows_of_group(), k_at(0));
+    begin_scores<C.type, QTile, KTile>(s, q_at(), k);
     end_turn();
-    await_scores<0>(s, 0);
+    await_scores<0>(s);
+    const KvTile first = work.tiles.at(0);
+    finish_scores(work, s, first, use);
     softmax.raise(s, softmax_scale());
     find_weights(s, softmax);
+    release(keys(), use);
     pack_weights(weights, s);
-    for (int i = 1; i < count; ++i) {
-      keys().wait(i);
+#pragma unroll 1
+    for (int i = 1; i < work.tiles.count(); ++i) {  // the number of tiles stays in memory: registers are short
+      const u32 v = ptx::uniform(v_at(use));
+      ++use;
+      const u32 k = ptx::uniform(k_at(use));
+      keys().wait(use);
       begin_turn();
-      begin_scores<C.type, QTile, KTile>(s, rows_of_group(), k_at(i));
-      values().wait(i - 1);
-      begin_outputs<C.type, VTile>(o, weights, v_at(i - 1));
+      begin_scores<C.type, QTile, KTile>(s, q_at(), k);
+      values().wait(use - 1);
+      begin_outputs<C.type, VTile>(o, weights, v);
       end_turn();
-      await_scores<1>(s, i);
-      const auto rescale = softmax.raise(s, softmax_scale());
-      find_weights(s, softmax);
-      await_outputs(o, i - 1);
+      await_scores<1>(s);
+      const KvTile tile = work.tiles.at(i);
+      finish_scores(work, s, tile, use);
+      const auto rescale = soften(work, s, tile, k, softmax);
+      release(keys(), use);
+      await_outputs(o);
+      release(values(), use - 1);
       softmax.apply(rescale, o);
       pack_weights(weights, s);
     }
-    values().wait(count - 1);
-    begin_outputs<C.type, VTile>(o, weights, v_at(count - 1));
-    await_outputs(o, count - 1);
+    values().wait(use);
+    begin_outputs<C.type, VTile>(o, weights, ptx::uniform(v_at(use)));
+    group_barrier();  // all warps of the group have the scores of their rows
+    begin_queries(item + 1);
+    await_outputs(o);
+    release(values(), use);
+  }
+
+  // Scores to weights. Few tiles of few rows raise the maximum by much: where nothing is hidden it is not even looked
+  // for, and the sum of the weights tells when it should have been. Then this warp's products are computed again.
+  __device__ __forceinline__ typename Softmax<1>::Rescale soften(const SharedWork<C>& work, Scores& s,
+                                                                 const KvTile& tile, u32 k, Softmax<1>& softmax) const {
+    typename Softmax<1>::Rescale rescale{};
+    const bool looks = C.tests_elements() || tile.cut_begin || tile.cut_end;
+    if (looks) rescale = softmax.raise(s, softmax_scale());
+    const float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
+    find_weights(s, softmax);
+    if (!looks && softmax.overshoots(before)) {
+      softmax.sum[0][0] = before[0];
+      softmax.sum[0][1] = before[1];
+      multiply_again(s, k);
+      FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
+      rescale = softmax.raise(s, softmax_scale(), 0.0F);
+      find_weights(s, softmax);
+    }
+    return rescale;
+  }
+
+  __device__ __forceinline__ void multiply_again(Scores& s, u32 k_at) const {
+    s.clear();
+    const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
+    const u32 keys = keys_address<KTile>(k_at, lane);
+#pragma unroll 1
+    for (int k = 0; k < C.d / 16; ++k) {
+      u32 a[1][4];
+      load_rows<QTile>(a, rows, k);
+      multiply_keys<C.type, KTile>(s, a, keys, k);
+    }
   }
 
   /// `later`: products that were begun after those of the scores.
   template <int later>
-  __device__ __forceinline__ void await_scores(Scores& s, int i) const {
+  __device__ __forceinline__ void await_scores(Scores& s) const {
     ptx::wgmma_wait<later>();
     settle(s);
-    if (lane == 0) keys().release(i);
-    const KvTile tile = work.tiles.at(i);
-    FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
-    if (work.may_hide(tile)) replace_values(i);
   }
-
-  __device__ __forceinline__ void await_outputs(Output& o, int i) const {
+  __device__ __forceinline__ void await_outputs(Output& o) const {
     ptx::wgmma_wait<0>();
     settle(o);
-    if (lane == 0) values().release(i);
+  }
+  __device__ __forceinline__ void release(const Ring<C.stages>& ring, int use) const {
+    __syncwarp();
+    if (lane == 0) ring.release(use);
+  }
+
+  __device__ __forceinline__ void finish_scores(SharedWork<C>& work, Scores& s, const KvTile& tile, int use) const {
+    FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
+    if (work.may_hide(tile)) replace_values(work, use);
   }
 
   // See careful.cuh. Each group waits for all threads that look.
-  __device__ __forceinline__ void replace_values(int i) const {
-    values().wait(i);
-    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at(i), thread)) work.spoiled = 1;
+  __device__ __forceinline__ void replace_values(SharedWork<C>& work, int use) const {
+    values().wait(use);
+    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at(use), thread)) work.spoiled = 1;
     ptx::fence_async_proxy();
     ptx::barrier_sync(kAll, C.threads());
   }
@@ -187,8 +298,9 @@ struct FwdWgmma {
   }
 
   // Groups begin their products in turn, so that one's softmax runs beside the others' products.
-  static constexpr int kAll = 1;   // barriers of the threads that compute
-  static constexpr int kTurn = 2;  // one for each group
+  static constexpr int kAll = 1;    // barriers of the threads that compute
+  static constexpr int kTurn = 2;   // one for each group
+  static constexpr int kGroup = 5;  // likewise
   __device__ __forceinline__ void begin_turn() const {
     if constexpr (takes_turns) ptx::barrier_sync(kTurn + group, 256);
   }
@@ -196,7 +308,8 @@ struct FwdWgmma {
     if constexpr (takes_turns) ptx::barrier_arrive(kTurn + (group + 1) % groups, 256);
   }
 
-  __device__ __forceinline__ u32 rows_of_group() const { return q_base + QTile::rows_below(group * 64); }
+  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group, 128); }
+
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 };
 

@@ -9,6 +9,22 @@
 
 namespace tessera::cuda {
 
+/// Word i of lane j of four goes to word j of lane i; `lane`: 0 to 3.
+__device__ __forceinline__ void transpose_quad(u32 (&words)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      u32& kept = words[i];
+      u32& other = words[i + step];
+      const u32 got = __shfl_xor_sync(0xffffffffU, upper ? kept : other, step);
+      (upper ? kept : other) = got;
+    }
+  }
+}
+
 template <FwdConfig C>
 struct Epilogue {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
@@ -71,6 +87,8 @@ struct Epilogue {
     }
     if constexpr (C.output == Element::fp32) {
       store_fp32(o);
+    } else if constexpr (C.products == Products::wgmma) {
+      store_from_registers(o);
     } else {
       store_16_bit(o);
     }
@@ -92,6 +110,31 @@ struct Epilogue {
           const float left = o.tile[m][n][half * 2];
           const float right = o.tile[m][n][half * 2 + 1];
           *reinterpret_cast<float2*>(to + n * 32) = used ? make_float2(left, right) : make_float2(0.0F, 0.0F);
+        }
+      }
+    }
+  }
+
+  // Shared memory holds the next rows already. Four lanes that share a row exchange words, so that each has 8 columns.
+  __device__ __forceinline__ void store_from_registers(const Output& o) const {
+    const PackedRows out = rows_of(p.o, 2, p.o_strides, p.o_split);
+    const int part = thread % 4;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        const u32 used = row < used_rows() ? ~0U : 0U;  // what others hold may be NaN · 0
+        char* to = row < rows() ? out.writable(row) + part * 16 : nullptr;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; n += 4) {
+          u32 words[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            words[i] = used & ptx::pack<C.output>(o.tile[m][n + i][half * 2], o.tile[m][n + i][half * 2 + 1]);
+          }
+          transpose_quad(words, part);
+          if (to != nullptr && (n + part) * 8 < p.dv) ptx::store_16(to + n * 16, words);
         }
       }
     }

@@ -16,9 +16,9 @@ struct Block {
   int batch;
   int split;
 
+  /// `index`: in the order of p.order.
   template <FwdConfig C>
-  static __device__ __forceinline__ Block of(const FwdParams& p) {
-    const auto index = static_cast<int>(blockIdx.x / C.dv_parts);
+  static __device__ __forceinline__ Block of(const FwdParams& p, int index) {
     const int section = ptx::divide(index, p.order.section);
     const auto in_section = static_cast<int>(index - section * p.order.section.value);
     const int from_last = ptx::divide(in_section, p.order.planes);

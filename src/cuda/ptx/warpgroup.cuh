@@ -26,4 +26,11 @@ __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(registers));
 }
 
+/// A value that is the same in all lanes, said so that it may lie in a uniform register, as what descriptors of
+/// products are made of must.
+template <class T>
+__device__ __forceinline__ T uniform(T x) {
+  return __shfl_sync(0xffffffffU, x, 0);
+}
+
 }  // namespace tessera::cuda::ptx

@@ -12,18 +12,21 @@ namespace tessera::cuda {
 /// Descriptors of a SharedTile's rows.
 template <class Tile>
 struct Descriptor {
-  static constexpr u64 row_bytes = Tile::panel_columns * 2;
-  static constexpr u64 fixed = (row_bytes == 128 ? u64{1} : u64{2}) << 62 | (row_bytes * 8 / 16) << 32 |
-                               static_cast<u64>(Tile::panel_bytes / 16) << 16;
+  static constexpr u32 row_bytes = Tile::panel_columns * 2;
+  static constexpr u32 low = static_cast<u32>(Tile::panel_bytes / 16) << 16;
+  static constexpr u32 high = (row_bytes == 128 ? 1U : 2U) << 30 | row_bytes * 8 / 16;
 
-  static __device__ __forceinline__ u64 at(u32 address) { return fixed | (address & 0x3FFFF) >> 4; }
+  // Only the low half depends on the place; one address serves all steps.
+  static __device__ __forceinline__ u64 at(u32 tile, int offset) {
+    return static_cast<u64>(high) << 32 | ((low | tile >> 4) + static_cast<u32>(offset / 16));
+  }
   /// 16 columns from column 16·k_tile on, all rows.
   static __device__ __forceinline__ u64 columns(u32 tile, int k_tile) {
     constexpr int in_panel = Tile::panel_columns / 16;
-    return at(tile + k_tile / in_panel * Tile::panel_bytes + k_tile % in_panel * 32);
+    return at(tile, k_tile / in_panel * Tile::panel_bytes + k_tile % in_panel * 32);
   }
   /// 16 rows from row 16·k_tile on, all columns.
-  static __device__ __forceinline__ u64 rows(u32 tile, int k_tile) { return at(tile + Tile::rows_below(16 * k_tile)); }
+  static __device__ __forceinline__ u64 rows(u32 tile, int k_tile) { return at(tile, Tile::rows_below(16 * k_tile)); }
 };
 
 /// After a wait: what was computed is here, and no later use moves in front of the wait.

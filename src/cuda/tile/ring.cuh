@@ -17,19 +17,24 @@ struct Ring {
   __device__ __forceinline__ u32 empty(int use) const { return full(use) + 8; }
   static __device__ __forceinline__ u32 parity(int use) { return static_cast<u32>(use / stages & 1); }
 
-  /// By one thread, before a barrier of the block.
-  __device__ __forceinline__ void init(int warps) const {
+  /// By one thread, before a barrier of the block. `fillers`: threads that fill a buffer; `warps`: that read it.
+  __device__ __forceinline__ void init(int fillers, int warps) const {
 #pragma unroll
     for (int stage = 0; stage < stages; ++stage) {
-      ptx::mbarrier_init(full(stage), 1);
+      ptx::mbarrier_init(full(stage), static_cast<u32>(fillers));
       ptx::mbarrier_init(empty(stage), static_cast<u32>(warps));
     }
   }
   /// The copying thread: until the buffer of `use` has been read by all. Then it copies `size` bytes to full(use).
   __device__ __forceinline__ void acquire(int use, u32 size) const {
-    if (use >= stages) ptx::mbarrier_wait(empty(use), parity(use) ^ 1);
+    wait_empty(use);
     ptx::mbarrier_arrive_expecting(full(use), size);
   }
+  /// Threads that fill a buffer themselves: until it has been read by all; then that their part is there.
+  __device__ __forceinline__ void wait_empty(int use) const {
+    if (use >= stages) ptx::mbarrier_wait(empty(use), parity(use) ^ 1);
+  }
+  __device__ __forceinline__ void publish(int use) const { ptx::mbarrier_arrive(full(use)); }
   /// Readers: until the copy is there.
   __device__ __forceinline__ void wait(int use) const { ptx::mbarrier_wait(full(use), parity(use)); }
   /// One lane of each warp, when all have read.
