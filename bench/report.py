@@ -184,6 +184,19 @@ def gpu_rows(rows):
     return peer_means(rows) + "\n" + table(head, body)
 
 
+def linear_rows(rows):
+    """Decode steps on a GPU, beside a pass in place over as many bytes as their states have."""
+    head = ["batch", "tokens", "heads", "dim", "state", "rows of", "Tessera", "GB/s", "pass in place", "share"]
+    body = []
+    for row in rows:
+        t = tokens(row["problem"])
+        ceiling = row["in_place_us"]
+        cells = [t.get("b", "1"), t.get("t", "1"), t.get("h", "1"), t.get("d", "64"), t.get("state", "fp32")]
+        cells += ["K" if t.get("layout") == "kv" else "V", f"{row['us']:.2f} µs", f"{row['gbytes_s']:.0f}"]
+        body.append([*cells, f"{ceiling:.2f} µs", f"{ceiling / row['us']:.3f}"])
+    return table(head, body)
+
+
 def sweep_rows(rows):
     """Of each problem the fastest wishes, beside the plan's own choice."""
     body = []
@@ -255,6 +268,7 @@ LAYOUTS = {
     "gpu_dense_sm80": ("The same under the plans of SM80", gpu_rows),
     "gpu_dense_sm120": ("The same under the plans of SM120: 99 KB of shared memory", gpu_rows),
     "gpu_gqa_prefill": ("Short prefills with grouped heads", gpu_rows),
+    "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
     "gpu_loaders": ("cp.async and TMA", plain_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),

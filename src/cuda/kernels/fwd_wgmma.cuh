@@ -22,6 +22,7 @@ namespace tessera::cuda {
 template <FwdConfig C>
 struct SharedWorks {
   SharedWork<C> works[2];
+  int end;  // the number behind that of the last row tile, once it is known; until then -1
   u64 items[4], keys[2 * C.stages], values[2 * C.stages];
 };
 
@@ -64,6 +65,7 @@ struct FwdWgmma {
     const FwdWgmma kernel{params, maps, *reinterpret_cast<Works*>(memory),
                           ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     if (threadIdx.x == 0) {
+      kernel.shared.end = -1;
       kernel.items().init(1, C.warps + 1);
       kernel.keys().init(1, C.warps);
       kernel.values().init(1, C.warps);
@@ -96,18 +98,17 @@ struct FwdWgmma {
       tile = static_cast<int>(gridDim.x) + draw(p.tickets, p.order.count);
     }
     items().wait_empty(item);
-    shared.works[item % 2].spoiled = kEnd;
+    shared.end = item;
     items().publish(item);
   }
-  static constexpr int kEnd = -1;
 
   __device__ __forceinline__ void copy() const {
     int use = 0;
 #pragma unroll 1
     for (int item = 0;; ++item) {
       items().wait(item);
+      if (item == shared.end) return;
       const SharedWork<C>& work = shared.works[item % 2];
-      if (work.spoiled == kEnd) return;
       copy_tiles(work, use);
       use += work.tiles.count();
       items().release(item);
@@ -133,8 +134,8 @@ struct FwdWgmma {
     begin_queries(0);
 #pragma unroll 1
     for (int item = 0;; ++item) {
+      if (item == shared.end) return;
       SharedWork<C>& work = shared.works[item % 2];
-      if (work.spoiled == kEnd) return;
       await_queries();
       Output o;
       Softmax<1> softmax;
@@ -159,8 +160,8 @@ struct FwdWgmma {
   /// Of the group's rows of a row tile, if there is one, after the last product with those before.
   __device__ __forceinline__ void begin_queries(int item) const {
     items().wait(item);
+    if (item == shared.end) return;
     const SharedWork<C>& work = shared.works[item % 2];
-    if (work.spoiled == kEnd) return;
     const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
     const int first = group * 64;
     const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - work.block.first_row - first;
@@ -187,7 +188,7 @@ struct FwdWgmma {
     const KvTile first = work.tiles.at(0);
     finish_scores(work, s, first, use);
     softmax.raise(s, softmax_scale());
-    find_weights(s, softmax);
+    exponentiate(s, softmax);
     release(keys(), use);
     pack_weights(weights, s);
 #pragma unroll 1
@@ -204,7 +205,7 @@ struct FwdWgmma {
       await_scores<1>(s);
       const KvTile tile = work.tiles.at(i);
       finish_scores(work, s, tile, use);
-      const auto rescale = soften(work, s, tile, k, softmax);
+      const auto rescale = find_weights(work, s, tile, k, softmax);
       release(keys(), use);
       await_outputs(o);
       release(values(), use - 1);
@@ -221,20 +222,21 @@ struct FwdWgmma {
 
   // Scores to weights. Few tiles of few rows raise the maximum by much: where nothing is hidden it is not even looked
   // for, and the sum of the weights tells when it should have been. Then this warp's products are computed again.
-  __device__ __forceinline__ typename Softmax<1>::Rescale soften(const SharedWork<C>& work, Scores& s,
-                                                                 const KvTile& tile, u32 k, Softmax<1>& softmax) const {
+  __device__ __forceinline__ typename Softmax<1>::Rescale find_weights(const SharedWork<C>& work, Scores& s,
+                                                                       const KvTile& tile, u32 k,
+                                                                       Softmax<1>& softmax) const {
     typename Softmax<1>::Rescale rescale{};
     const bool looks = C.tests_elements() || tile.cut_begin || tile.cut_end;
     if (looks) rescale = softmax.raise(s, softmax_scale());
     const float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    find_weights(s, softmax);
+    exponentiate(s, softmax);
     if (!looks && softmax.overshoots(before)) {
       softmax.sum[0][0] = before[0];
       softmax.sum[0][1] = before[1];
       multiply_again(s, k);
       FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
       rescale = softmax.raise(s, softmax_scale(), 0.0F);
-      find_weights(s, softmax);
+      exponentiate(s, softmax);
     }
     return rescale;
   }
@@ -279,7 +281,7 @@ struct FwdWgmma {
     ptx::barrier_sync(kAll, C.threads());
   }
 
-  __device__ __forceinline__ void find_weights(Scores& s, Softmax<1>& softmax) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, Softmax<1>& softmax) const {
 #pragma unroll
     for (int n = 0; n < C.tile_n / 8; ++n) softmax.exponentiate(0, s.tile[0][n], softmax_scale());
     settle(s);
