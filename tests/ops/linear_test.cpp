@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -114,6 +115,17 @@ class Reservation {
   void* data_;
 };
 
+// q, k, v and o of one sequence, token and head.
+Bindings one_token(const std::array<Floats*, 4>& tensors) {
+  constexpr Slot kSlots[] = {Slot::q, Slot::k, Slot::v, Slot::o};
+  Bindings bindings;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto dim = static_cast<std::int64_t>(tensors[i]->size());
+    bindings[kSlots[i]] = Tensor::contiguous(tensors[i]->data(), DType::fp32, {1, 1, 1, dim});
+  }
+  return bindings;
+}
+
 TEST_P(EachLayout, SlotTimesStrideBeyond32Bits) {
   constexpr std::int64_t kDim = 8, kStride = (std::int64_t{1} << 30) + 8, kSlots = 5;  // slot 4 begins past 2^32
   const Reservation pool(static_cast<std::size_t>((kSlots - 1) * kStride + kDim * kDim) * sizeof(float));
@@ -121,12 +133,7 @@ TEST_P(EachLayout, SlotTimesStrideBeyond32Bits) {
   Floats q = random_floats(7, kDim), k = random_floats(8, kDim), v = random_floats(9, kDim), slopes{0.0F};
   Floats o(static_cast<std::size_t>(kDim));
   std::vector<std::int64_t> slots{4};
-  Bindings bindings;
-  const auto row = [](Floats& of) { return Tensor::contiguous(of.data(), DType::fp32, {1, 1, 1, kDim}); };
-  bindings[Slot::q] = row(q);
-  bindings[Slot::k] = row(k);
-  bindings[Slot::v] = row(v);
-  bindings[Slot::o] = row(o);
+  Bindings bindings = one_token({&q, &k, &v, &o});
   bindings[Slot::state] =
       Tensor::strided(pool.data(), DType::fp32, {kSlots, 1, kDim, kDim}, {kStride, kDim * kDim, kDim, 1});
   bindings[Slot::state_slots] = Tensor::contiguous(slots.data(), DType::int64, {1});
@@ -156,12 +163,7 @@ TEST_P(EachLayout, TheRecurrence) {
   k[2] = 10.0F;
   v[5] = 0.5F;
   v[6] = 1.0F;
-  Bindings bindings;
-  const auto row = [](Floats& of) { return Tensor::contiguous(of.data(), DType::fp32, {1, 1, 1, kDim}); };
-  bindings[Slot::q] = row(q);
-  bindings[Slot::k] = row(k);
-  bindings[Slot::v] = row(v);
-  bindings[Slot::o] = row(o);
+  Bindings bindings = one_token({&q, &k, &v, &o});
   bindings[Slot::state] = Tensor::contiguous(state.data(), DType::fp32, {1, 1, kDim, kDim});
   bindings[Slot::decay_slopes] = Tensor::contiguous(slopes.data(), DType::fp32, {1});
   run(std::string("linear_decode d=8 scale=2 layout=") + GetParam(), bindings);
