@@ -267,6 +267,7 @@ LAYOUTS = {
     "gpu_dense": ("Dense attention beside FlashAttention-2 and cuDNN", gpu_rows),
     "gpu_dense_sm80": ("The same under the plans of SM80", gpu_rows),
     "gpu_dense_sm120": ("The same under the plans of SM120: 99 KB of shared memory", gpu_rows),
+    "gpu_wgmma": ("Dense attention by `cuda.fwd_wgmma`, on request", gpu_rows),
     "gpu_gqa_prefill": ("Short prefills with grouped heads", gpu_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
     "gpu_loaders": ("cp.async and TMA", plain_rows),

@@ -68,7 +68,7 @@ struct Implementation {
 };
 
 /// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cuda.fwd_mma, cuda.fwd_wgmma, cuda.combine,
-/// cuda.kv_append, cpu.reference (the last only when wished for by name).
+/// cuda.kv_append, cuda.linear_decode, cpu.reference (the last only when wished for by name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.
@@ -77,7 +77,7 @@ extern const Implementation kCpuCombine;        // src/cpu/combine.cpp
 extern const Implementation kCpuKvAppend;       // src/cpu/kv_append.cpp
 extern const Implementation kCpuLinearDecode;   // src/cpu/linear_decode.cpp
 extern const Implementation kCudaFwdMma;        // src/cuda/fwd_mma.cpp
-extern const Implementation kCudaFwdWgmma;      // src/cuda/fwd_mma.cpp
+extern const Implementation kCudaFwdWgmma;      // src/cuda/fwd_wgmma.cpp
 extern const Implementation kCudaCombine;       // src/cuda/combine.cpp
 extern const Implementation kCudaKvAppend;      // src/cuda/kv_append.cpp
 extern const Implementation kCudaLinearDecode;  // src/cuda/linear_decode.cpp

@@ -3,44 +3,20 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
-#include <vector>
 
 #include "core/implementations.h"
-#include "cuda/jit/cache.h"
-#include "cuda/jit/device.h"
-#include "fakes/fakes.h"
-#include "fakes/folder.h"
+#include "launch/launch.h"
 #include "shared/linear.h"
-#include "tessera/cuda.h"
-#include "tessera/executor.h"
 
 namespace tessera {
 namespace {
 
-class LinearLaunch : public ::testing::Test {
+class LinearLaunch : public Launch {
  protected:
   void SetUp() override {
-    cuda::set_nvrtc(testing::fake_nvrtc_path());
-    cuda::set_cache_folder(folder_.path());
-    cuda::forget_compiled();
-    gpu_.context_id += 1;
-    gpu_.launches = 0;
+    Launch::SetUp();
+    gpu_.parameter_bytes = 0;  // a test that looks at the kernel's own says how many
   }
-  void TearDown() override {
-    cuda::set_nvrtc("");
-    cuda::set_cache_folder("");
-    for (void* memory : memory_) cuda::release(0, memory);
-  }
-  Tensor tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
-    Tensor tensor = Tensor::contiguous(nullptr, dtype, shape, {DeviceType::cuda, 0});
-    tensor.data = cuda::allocate(0, static_cast<std::size_t>(tensor.numel()) * size_of(dtype));
-    memory_.push_back(tensor.data);
-    return tensor;
-  }
-
-  static inline FakeCuda& gpu_ = testing::use_fake_cuda();
-  testing::Folder folder_;
-  std::vector<void*> memory_;
 };
 
 TEST_F(LinearLaunch, TakesABlockForEachPartOfAHead) {

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of the forwards on a GPU: what their plans choose and refuse, their grids and their parameters.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "core/expect_error.h"
+#include "core/implementations.h"
+#include "launch/launch.h"
+
+namespace tessera {
+namespace {
+
+TEST_F(Launch, BlocksShareWideOutputs) {
+  const Problem wide = Problem::parse("attention b=3 sq=300 hq=4 hkv=2 d=128 dv=512 dtype=bf16 causal");
+  const Plan plan = make_plan(wide, Target::cuda_device(0));
+  Executor(plan).run(dense(wide));
+  const std::int64_t tiles = (wide.seqlen_q * wide.group() + plan.state().tile_q - 1) / plan.state().tile_q;
+  EXPECT_EQ(gpu_.last.grid[0], 2 * tiles * wide.heads_kv * wide.batch);
+}
+
+TEST_F(Launch, BatchInvariantPlansTakeTheSameKernelForEveryBatch) {
+  for (const char* rest : {" sq=300 hq=16 d=128 dtype=bf16 causal", " sq=128 hq=16 hkv=8 d=64 dtype=bf16 causal",
+                           " sq=2048 hq=2 d=256 dtype=bf16", " sq=300 hq=16 d=128 dtype=bf16 causal affine=2:2",
+                           " sq=90 sk=3000 hq=4 d=128 dtype=bf16 kv=table page=16"}) {
+    const auto kernels = [&](int batch) {
+      const std::string line = "attention b=" + std::to_string(batch) + rest + " batch_invariant";
+      const Plan plan = make_plan(Problem::parse(line), Target::cuda_device(0));
+      EXPECT_EQ(plan.state().kernels.size(), 1U) << line;
+      return plan.state().kernels.front().text;
+    };
+    for (const int batch : {2, 16, 300}) EXPECT_EQ(kernels(1), kernels(batch)) << rest << ", b=" << batch;
+  }
+}
+
+TEST_F(Launch, TheCopyEngineWantsPositiveStrides) {
+  Executor executor(make_plan(problem_, Target::cuda_device(0)));
+  for (const Slot slot : {Slot::k, Slot::v}) {
+    Bindings bindings = dense(problem_);
+    bindings[slot].strides[1] = 0;  // every key the same
+    expect_error([&] { executor.run(bindings); }, ErrorCode::unsupported, to_string(slot));
+    Executor(make_plan(problem_, Target::cuda_device(0), Wishes::parse("loader=cp_async"))).run(bindings);
+    bindings = dense(problem_);
+    bindings[slot].strides[2] = 0;  // one head for all
+    executor.run(bindings);
+  }
+}
+
+TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {
+  const Plan plan = make_plan(problem_, Target::cuda_device(0), Wishes::parse("implementation=cuda.fwd_wgmma"));
+  EXPECT_EQ(plan.implementation(), "cuda.fwd_wgmma");
+  EXPECT_NE(plan.state().kernels.front().text.find("fwd_wgmma.cuh"), std::string::npos);
+  Executor(plan).run(dense(problem_));
+  const std::int64_t tile_q = plan.state().tile_q;
+  EXPECT_EQ(gpu_.last.block[0], tile_q / 64 * 128 + 128);
+  EXPECT_EQ(gpu_.last.grid[0],
+            (problem_.seqlen_q * problem_.group() + tile_q - 1) / tile_q * problem_.heads_kv * problem_.batch);
+}
+
+TEST(Wgmma, WantsWhatItCanDo) {
+  const Wishes wish = Wishes::parse("implementation=cuda.fwd_wgmma");
+  const auto plan_of = [&](const char* line, int sm) {
+    return make_plan(Problem::parse(line), Target::cuda(sm), wish);
+  };
+  EXPECT_NO_THROW(plan_of("attention sq=100 d=64 dtype=fp16", 90));
+  for (const char* line :
+       {"attention sq=100 d=64 dtype=bf16 kv=table page=16", "attention sq=100 d=512 dtype=bf16",
+        "attention sq=100 d=64 dtype=bf16 dropout=0.1", "attention sq=100 d=64 dtype=bf16 list=indices block=64x64"}) {
+    EXPECT_THROW(plan_of(line, 90), Error) << line;
+  }
+  EXPECT_THROW(plan_of("attention sq=100 d=64 dtype=bf16", 80), Error);
+  EXPECT_THROW(plan_of("attention sq=100 d=64 dtype=bf16", 100), Error);
+}
+
+// The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
+std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int blocks) {
+  std::vector<std::pair<int, int>> all;
+  const auto tiles = static_cast<int>(order.section.value);
+  const auto planes = static_cast<int>(order.planes.value);
+  for (int index = 0; index < blocks; ++index) {
+    const int from_last = index % tiles / planes;
+    all.emplace_back(index / tiles * planes + index % tiles % planes, order.tiles - 1 - from_last);
+  }
+  return all;
+}
+
+TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {
+  const auto order_of = [&](const char* line) {
+    const Problem problem = Problem::parse(line);
+    Executor(make_plan(problem, Target::cuda_device(0))).run(dense(problem));
+    cuda::FwdParams params{};
+    std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+    auto all = row_tiles_of(params.order, static_cast<int>(gpu_.last.grid[0]));
+    EXPECT_EQ(params.order.heads.value, 6U);
+    const auto planes = static_cast<std::size_t>(6 * problem.batch);
+    EXPECT_EQ(all.size(), planes * static_cast<std::size_t>(params.order.tiles));
+    EXPECT_EQ(std::set(all.begin(), all.end()).size(), all.size()) << "each row tile once";
+    EXPECT_LT(std::max_element(all.begin(), all.end())->first, static_cast<int>(planes));
+    return all;
+  };
+  const auto last_of = [](const std::vector<std::pair<int, int>>& all) {
+    std::size_t same = 0;
+    while (same < all.size() && all[same].second == all.front().second) ++same;
+    return same;
+  };
+  EXPECT_EQ(last_of(order_of("attention b=5 sq=1000 hq=6 d=64 dtype=bf16 causal")), 30U);  // of all planes
+  // 4 MB a plane, 16 MB a section of at most 4 planes, of which there are to be whole ones.
+  EXPECT_EQ(last_of(order_of("attention b=1 sq=16384 hq=6 d=64 dtype=bf16 causal")), 3U);
+  EXPECT_EQ(last_of(order_of("attention b=5 sq=1000 hq=6 d=64 dtype=bf16")), 1U);
+}
+
+TEST_F(Launch, MassesAreRelativeToTheForwardsSums) {
+  const auto run = [&](const char* words, const char* wishes, cuda::FwdParams& params) {
+    const Problem p = Problem::parse(std::string("attention b=2 sq=30 sk=9000 hq=4 d=64 dtype=bf16 mass=mean") + words);
+    const Plan plan = make_plan(p, Target::cuda_device(0), Wishes::parse(wishes));
+    Bindings bindings = dense(p);
+    bindings[Slot::tile_mass] = tensor(DType::fp32, {2, 4, 1, 141});
+    if (p.mass_prior_lse) bindings[Slot::prior_lse] = tensor(DType::fp32, {2, 4, 30});
+    gpu_.parameter_bytes = plan.state().splits > 1 ? 0 : sizeof(cuda::FwdParams);  // merging has parameters of its own
+    Executor(plan).run(bindings);
+    std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+    return std::pair{plan.state().splits, plan.workspace_bytes()};
+  };
+  // Of the workspace: 8 bytes a row, if they are kept, and 4 a row tile (one here) and key block.
+  const std::size_t sums = 2 * 4 * 141 * 4;
+  cuda::FwdParams params{};
+  EXPECT_EQ(run("", "", params), std::pair(std::int64_t{1}, 2 * 4 * 30 * 8 + sums)) << "of 9000 keys";
+  EXPECT_NE(params.row_sums, nullptr);
+  EXPECT_EQ(params.lse, nullptr) << "nobody wants it";
+  EXPECT_EQ(params.row_sum_strides.batch, 4 * 30);
+  EXPECT_EQ(params.row_sum_strides.row, 1);
+  EXPECT_EQ(params.row_sum_strides.head, 30);
+  EXPECT_EQ(run(" mass_lse=prior", "splits=1", params), std::pair(std::int64_t{1}, sums));
+  EXPECT_EQ(params.row_sums, nullptr);
+  EXPECT_NE(params.lse, nullptr);
+  cuda::FwdParams unread{};
+  EXPECT_GT(run(" mass_lse=prior", "", unread).first, 1) << "a given LSE needs no sums";
+  EXPECT_EQ(run("", "splits=3", unread).first, 3);
+}
+
+}  // namespace
+}  // namespace tessera
