@@ -2,6 +2,7 @@
 #include "cuda/fwd_config.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "cuda/element.h"
 #include "cuda/list_params.h"
@@ -169,18 +170,24 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
 // sequences of narrow heads and where there are few rows.
 void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& target) {
   const int widest = std::max(config.d, config.dv);
-  if (config.scale_first || config.user_mask) {
+  const bool much_to_find = config.affine || config.segments == 2;
+  if (problem.list || config.dropout) {  // a list's runs make whole tiles if their length is a power of two
+    const bool more_than_softmax = config.dropout || config.scale_first || config.user_mask;
+    set_tile(config, 128, widest > 128 || more_than_softmax ? 64 : 128, 2, 8);
+  } else if (config.scale_first || config.user_mask) {
     set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
-  } else if (widest <= 64) {
+  } else if (widest <= 64 && !much_to_find) {
     set_tile(config, widest <= 32 ? 128 : 192, widest <= 32 ? 128 : 96, 2, widest <= 32 ? 8 : 12);
     if (problem.seqlen_q * packed_heads(problem) <= 1024) set_tile(config, 64, 128, 2, 4);
   } else {
-    set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 ? 96 : 64, 2, 8);
+    set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : 64, 2, 8);
   }
   if (widest <= 128 && config.tile_m == 128 && 2 * blocks_that_count(config, problem) <= target.multiprocessors) {
     config.tile_m = 64;
     config.warps = 4;
   }
+  // Beside 256 columns of O there are no registers left for more.
+  if (widest > 192 && (problem.list || config.dropout || much_to_find)) config.tile_n = 32;
 }
 
 }  // namespace
@@ -195,6 +202,11 @@ std::int64_t packed_heads(const Problem& problem) {
 bool has_tma(const FwdConfig& config, const Target& target) {
   return target.sm >= 90 && config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
          config.dv_parts == 1;
+}
+
+int box_rows(const FwdConfig& config, const KvSource& source) {
+  const int together = config.tiles == Tiles::list ? config.run : config.tile_n;
+  return is_paged(source) ? static_cast<int>(std::gcd<std::int64_t>(together, source.page_size)) : together;
 }
 
 int shared_bytes(const FwdConfig& config, const Problem& problem) {
@@ -217,23 +229,24 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   config.products = products;
   if (products == Products::wgmma) {
     choose_wgmma_tile(config, problem, target);
+    if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), config.tile_n);
   } else {
     choose_tile(config, problem, target);
+    if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), most_keys(config));
   }
-  if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), most_keys(config));
   if (products == Products::mma_sync && config.warps <= 4 && !fits_twice(config, target)) {
     config.stages = 1;
     if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
   }
   // 99 KB hold 64 rows and 16 keys of 512 columns.
-  if (config.d > 256 && shared_bytes(config, problem) > target.shared_memory) {
+  if (products == Products::mma_sync && config.d > 256 && shared_bytes(config, problem) > target.shared_memory) {
     config.tile_n = 16;
     config.run = 16;
   }
   // There the compiler needs a few registers more.
   if (target.sm >= 100 && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
   // On an H200 1 to 8% faster (docs/performance.md); on SM120 it takes the registers that 128 columns need.
-  if (target.sm == 90 && has_tma(config, target)) config.loader = Loader::tma;
+  if (target.sm == 90 && (products == Products::wgmma || has_tma(config, target))) config.loader = Loader::tma;
   const auto wish = [](int& field, const std::optional<std::int64_t>& value) {
     if (value) field = static_cast<int>(std::min<std::int64_t>(*value, 1 << 20));
   };

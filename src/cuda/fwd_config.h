@@ -18,6 +18,8 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
                      Products products);
 /// Whether keys may come by the copy engine.
 bool has_tma(const FwdConfig& config, const Target& target);
+/// Rows of a source that a tile takes together and that lie together: as far as pages and runs of a list do.
+int box_rows(const FwdConfig& config, const KvSource& source);
 /// Whether the shared memory of a multiprocessor is enough for two blocks without a list.
 bool fits_twice(const FwdConfig& config, const Target& target);
 /// Shared memory of a block, with what a list adds, which depends on the problem's capacity and not on the code.

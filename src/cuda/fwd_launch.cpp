@@ -96,17 +96,25 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
 }
 
 KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params) {
-  const KvParams& kv = params.kv[0];
-  const std::int64_t rows = kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
-  if (rows > 1) {
-    check_map_strides(Slot::k, kv.k_strides);
-    check_map_strides(Slot::v, kv.v_strides);
+  KvMaps maps{};
+  for (int i = 0; i < config.segments; ++i) {
+    const KvParams& kv = params.kv[i];
+    const bool paged = kv.page_table != nullptr;
+    const std::int64_t rows = paged                       ? kv.page_size.value
+                              : kv.cu_seqlens != nullptr ? kv.total
+                                                         : kv.capacity;
+    if (rows > 1) {
+      check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides);
+      check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides);
+    }
+    const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
+      return tensor_map(tensor, strides, dim, rows, problem.heads_kv, paged ? kv.pages : problem.batch, kv.box_rows,
+                        padded % 64 == 0 ? 64 : 32);
+    };
+    maps.keys[i] = map(kv.k, kv.k_strides, params.d, config.d);
+    maps.values[i] = map(kv.v, kv.v_strides, params.dv, config.dv);
   }
-  const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
-    return tensor_map(tensor, strides, dim, rows, problem.heads_kv, problem.batch, config.tile_n,
-                      padded % 64 == 0 ? 64 : 32);
-  };
-  return {map(kv.k, kv.k_strides, params.d, config.d), map(kv.v, kv.v_strides, params.dv, config.dv)};
+  return maps;
 }
 
 }  // namespace
@@ -209,7 +217,11 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     params.tickets = {reinterpret_cast<u64*>(resources.workspace + launch.counter_at), launch.tickets.tag};
   }
   KvMaps maps{};
-  if (config.loader == Loader::tma) maps = kv_maps(config, problem, params);
+  if (config.loader == Loader::tma) {
+    params.kv[0].box_rows = box_rows(config, problem.kv);
+    if (problem.kv2) params.kv[1].box_rows = box_rows(config, *problem.kv2);
+    maps = kv_maps(config, problem, params);
+  }
   void* parameters[] = {&params, &maps};
   resources.kernels.front()->launch(launch.grid, launch.block, launch.shared_bytes, resources.stream.handle,
                                     parameters);

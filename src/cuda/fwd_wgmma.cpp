@@ -12,9 +12,8 @@ namespace {
 
 Support exists(const FwdConfig& c, const Target& target, const Wishes& /*wishes*/) {
   if (c.stages < 2 || c.stages > 4) return Support::no("stages is " + std::to_string(c.stages) + "; want 2 to 4");
-  if (target.sm != 90 || !has_tma(c, target) || c.loader != Loader::tma || c.dropout) {
-    return Support::no(
-        "wants SM90, dense or varlen keys by TMA, one segment, no list, no dropout, at most 256 columns of v");
+  if (target.sm != 90 || c.loader != Loader::tma || c.dv_parts != 1 || c.d > 256) {
+    return Support::no("wants SM90, keys by TMA and at most 256 columns");
   }
   if ((c.warps != 4 && c.warps != 8 && c.warps != 12) || c.tile_m != c.warps * 16) {
     return Support::no("wants tile_q of 64, 128 or 192 rows, 16 a warp");
@@ -39,10 +38,22 @@ Support exists(const FwdConfig& c, const Target& target, const Wishes& /*wishes*
   return Support::yes();
 }
 
+// A box begins at a multiple of 128 bytes of shared memory.
+Support supports_pages(const FwdConfig& c, const KvSource& source) {
+  const bool short_rows = c.d % 64 != 0 || c.dv % 64 != 0;  // of 64 bytes: tile/swizzle.cuh
+  if (!short_rows || box_rows(c, source) % 2 == 0) return Support::yes();
+  return Support::no("page_size is " + std::to_string(source.page_size) + "; wants even ones for these head dims");
+}
+
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
   if (wishes.implementation.empty()) return Support::no("only on request");
   if (gathers_mass(problem)) return Support::no("gathers no masses");
-  return supports_forward(problem, target, wishes, Products::wgmma, exists);
+  const Support s = supports_forward(problem, target, wishes, Products::wgmma, exists);
+  if (!s) return s;
+  const std::int64_t splits = choose_splits(problem, target, wishes, Products::wgmma);
+  const FwdConfig config = fwd_config(problem, target, splits, wishes, Products::wgmma);
+  if (const Support pages = supports_pages(config, problem.kv); !pages) return pages;
+  return problem.kv2 ? supports_pages(config, *problem.kv2) : Support::yes();
 }
 
 void plan(detail::PlanState& state) { plan_forward(state, Products::wgmma); }

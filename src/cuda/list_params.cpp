@@ -39,17 +39,22 @@ std::int64_t segment_cells(const FwdConfig& config, std::int64_t keys) {
 }  // namespace
 
 void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads, int most_keys) {
+  const bool wgmma = config.products == Products::wgmma;
+  const int widest = std::max(config.d, config.dv);
   config.tiles = Tiles::list;
   // 16 rows a warp where registers leave none beside 32.
-  if (config.tile_n < 64 || std::max(config.d, config.dv) > 64) config.tile_m = std::min(config.tile_m, 64);
+  if (!wgmma && (config.tile_n < 64 || widest > 64)) config.tile_m = std::min(config.tile_m, 64);
   // Rows of one list block, or of all queries if one block has them all, make whole tiles.
   const std::int64_t rows = problem.block_q >= problem.seqlen_q ? config.tile_m : problem.block_q * packed_heads;
-  while (config.tile_m > 32 && rows % config.tile_m != 0) config.tile_m /= 2;
-  if (rows % config.tile_m != 0) config.tile_m = 64;
-  config.warps = config.tile_m == 32 ? 2 : 4;
+  const int fewest = !wgmma ? 32 : widest <= 128 ? 64 : 128;
+  while (config.tile_m > fewest && rows % config.tile_m != 0) config.tile_m /= 2;
+  if (rows % config.tile_m != 0) config.tile_m = std::max(64, fewest);
+  config.warps = wgmma ? config.tile_m / 16 : config.tile_m == 32 ? 2 : 4;
   config.list_elements = rows % config.tile_m != 0 || problem.block_kv % kShortestRun != 0;
-  const bool pairs = std::max(config.d, config.dv) <= 64 && config.tile_m <= 64 && problem.block_kv % 64 == 0;
-  config.tile_n = std::min(pairs ? 128 : 64, most_keys);
+  const bool pairs = widest <= 64 && config.tile_m <= 64 && problem.block_kv % 64 == 0;
+  if (!wgmma) config.tile_n = pairs ? 128 : 64;
+  if (wgmma && config.list_elements) config.tile_n = std::min(config.tile_n, 64);
+  config.tile_n = std::min(config.tile_n, most_keys);
   const std::int64_t run = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_n);
   config.run = config.list_elements ? config.tile_n : static_cast<int>(run);
   config.list_waives = config.user_mask && problem.list.full && !config.list_elements;

@@ -66,8 +66,15 @@ struct FwdConfig {
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
   constexpr bool gathers() const { return tiles == Tiles::list && run < tile_n; }
-  /// Shared memory of a list of `cells`, behind the tiles: 16 bits each; each segment fills up its last tile.
-  constexpr int list_bytes(int cells) const { return 2 * round_up(cells + 2 * (tile_n / run), 8); }
+  /// Threads that find out which tiles a list leaves.
+  constexpr int collectors() const { return products == Products::wgmma ? 32 : threads(); }
+  /// Shared memory of a list of `cells` once they are collected: 16 bits each; each segment fills up its last tile.
+  constexpr int cells_bytes(int cells) const { return 2 * round_up(cells + 2 * (tile_n / run), 8); }
+  /// What a list needs behind the tiles. By wgmma that of the row tile in work, of the next, and the bits collected,
+  /// for which others use the memory of keys.
+  constexpr int list_bytes(int cells) const {
+    return products == Products::wgmma ? 2 * cells_bytes(cells) + round_up(cells / 4, 16) : cells_bytes(cells);
+  }
   static constexpr int kMostCells = 32736;
   /// Registers a thread for S and O, of 255.
   constexpr int accumulators() const { return rows_a_warp() / 16 * (tile_n + dv) / 2; }

@@ -31,6 +31,7 @@ struct KvParams {
   int pages;
   int page_indices;   // CSR: entries of the table; 2-D: columns
   const i64* offset;  // (b), or null for the default
+  int box_rows;       // of the loader tma: rows that lie together, a divisor of what a tile takes together
 };
 
 enum class ListForm : unsigned char { indices, bitmask, transposed };
@@ -78,10 +79,10 @@ struct ExtraParams {
   i64 strides[3];  // elements
 };
 
-/// Of kernels whose loader is tma: boxes of tile_n rows and a panel's columns.
+/// Of kernels whose loader is tma, for each source: boxes of its box_rows and a panel's columns.
 struct KvMaps {
-  TensorMap keys;
-  TensorMap values;
+  TensorMap keys[2];
+  TensorMap values[2];
 };
 
 /// The rows that the blocks of a grid of one dimension take: section after section of planes (heads of one sequence and

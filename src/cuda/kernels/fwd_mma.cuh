@@ -28,11 +28,11 @@ struct FwdMma {
   using Output = Accumulator<row_tiles, C.dv / 8>;
   using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
 
-  static_assert(sizeof(SharedWork<C>) <= FwdConfig::kWorkBytes);
+  static_assert(sizeof(BlockMemory<C>) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
   const KvMaps* maps;  // of the loader tma
-  SharedWork<C>& work;
+  BlockMemory<C>& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
@@ -47,7 +47,7 @@ struct FwdMma {
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
     BlockWork<C> work;
     if (!work.find(params, static_cast<int>(blockIdx.x / C.dv_parts))) return;
-    SharedWork<C>& kept = *reinterpret_cast<SharedWork<C>*>(memory);
+    BlockMemory<C>& kept = *reinterpret_cast<BlockMemory<C>*>(memory);
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = work;
       kept.spoiled = 0;
@@ -185,14 +185,15 @@ struct FwdMma {
     const auto fill_keys = [&](int i) {
       if (threadIdx.x == 0 && i < count) {
         keys.acquire(i, C.k_bytes());
-        copy_tile<KTile>(work, &maps->keys, p.kv[0].k_strides, work.tiles.at(i), k_base(i % C.stages), keys.full(i));
+        copy_tile<KTile>(work, p.kv[0], maps->keys, p.kv[0].k_strides, work.tiles.at(i), k_base(i % C.stages),
+                         keys.full(i), 0);
       }
     };
     const auto fill_values = [&](int i) {
       if (threadIdx.x == 0 && i < count) {
         values.acquire(i, C.v_bytes());
-        copy_tile<VTile>(work, &maps->values, p.kv[0].v_strides, work.tiles.at(i), v_base(i % C.stages),
-                         values.full(i));
+        copy_tile<VTile>(work, p.kv[0], maps->values, p.kv[0].v_strides, work.tiles.at(i), v_base(i % C.stages),
+                         values.full(i), 0);
       }
     };
     if (threadIdx.x == 0) {
@@ -270,7 +271,10 @@ struct FwdMma {
   __device__ __forceinline__ void add_values(Output& o, Scores& s, Softmax<row_tiles>& softmax, const KvTile& tile,
                                              u32 v_at) const {
     KeptBits<C> kept[row_tiles];
-    if constexpr (C.dropout) draw_dropout(kept, tile);
+    if constexpr (C.dropout) {
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) kept[m].draw(p, work, warp_row + m * 16, tile, lane);
+    }
     const u32 values = values_address<VTile>(v_at, lane);
 #pragma unroll
     for (int k = 0; k < C.tile_n / 16; ++k) {
@@ -291,20 +295,6 @@ struct FwdMma {
         a[m][3] = ptx::pack<C.type>(right[2], right[3]);
       }
       multiply_values<C.type, VTile>(o, a, values, k);
-    }
-  }
-
-  __device__ __forceinline__ void draw_dropout(KeptBits<C> (&kept)[row_tiles], const KvTile& tile) const {
-    const auto keys = static_cast<u32>(work.sequence.segment(tile.segment).position);
-    const auto queries = static_cast<u32>(work.sequence.q_position);
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-      const int row = work.block.first_row + warp_row + m * 16 + lane / 4;
-      const PackedRow upper(row, p.group);
-      const PackedRow lower(row + 8, p.group);
-      const DropoutRows rows{{queries + upper.query, queries + lower.query},
-                             {static_cast<u32>(upper.head), static_cast<u32>(lower.head)}};
-      kept[m].draw(work.dropout, rows, lane, [&](int column) { return keys + work.tiles.key(tile, column); });
     }
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward for SM90, by wgmma. A block stays on its multiprocessor and computes row tiles one after another, each of
-// its warpgroups 64 packed rows of every tile. Of a further warpgroup one thread finds out what there is to do, and one
+// its warpgroups 64 packed rows of every tile. Of a further warpgroup one warp finds out what there is to do, and one
 // asks the copy engine for the tiles of K and V. The products of a tile's scores, and those of the tile before it with
 // V, run while the softmax of the others is computed; so do the end of one row tile and the first copies of the next.
 #pragma once
@@ -8,20 +8,29 @@
 #include "cuda/policy/block_work.cuh"
 #include "cuda/policy/callables.cuh"
 #include "cuda/policy/careful.cuh"
+#include "cuda/policy/dropout.cuh"
 #include "cuda/policy/epilogue.cuh"
 #include "cuda/policy/finish_scores.cuh"
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tickets.cuh"
+#include "cuda/policy/tile_list.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tessera::cuda {
 
+/// A row tile's work, its number, and its uses of the rings of keys and values: from first_use to before end_use.
+template <FwdConfig C>
+struct WorkOfRings : SharedWork<C> {
+  int item;
+  int first_use, end_use;
+};
+
 /// In front of the tiles: the row tile in work and the next, and the barriers of rings.
 template <FwdConfig C>
 struct SharedWorks {
-  SharedWork<C> works[2];
+  WorkOfRings<C> works[2];
   int end;  // the number behind that of the last row tile, once it is known; until then -1
   u64 items[4], keys[2 * C.stages], values[2 * C.stages];
 };
@@ -31,8 +40,11 @@ struct FwdWgmma {
   static constexpr int groups = C.warps / 4;  // that compute
   static constexpr bool takes_turns = groups >= 2;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
-  static constexpr int computing_registers = groups == 1 ? 216 : groups == 2 ? 232 : 160;
-  static constexpr int copying_registers = groups == 3 ? 32 : 40;
+  static constexpr int all_registers = groups == 1 ? 256 : groups == 2 ? 504 : 512;
+  static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine;
+  static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
+  static constexpr int copying_registers = most_to_find ? 72 : much_to_find ? 56 : groups == 3 ? 32 : 40;
+  static constexpr int computing_registers = (all_registers - copying_registers) / groups / 8 * 8;
   using QTile = SharedTile<64, C.d>;  // of a group
   using KTile = SharedTile<C.tile_n, C.d>;
   using VTile = SharedTile<C.tile_n, C.dv>;
@@ -40,11 +52,13 @@ struct FwdWgmma {
   using Output = Accumulator<1, C.dv / 8>;
   using Probabilities = u32[C.tile_n / 16][4];  // as an A operand
   using Works = SharedWorks<C>;
+  using Work = WorkOfRings<C>;
 
   static_assert(C.rows_a_warp() == 16 && sizeof(Works) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
   const KvMaps* maps;
+  char* memory;
   Works& shared;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
@@ -62,7 +76,7 @@ struct FwdWgmma {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
-    const FwdWgmma kernel{params, maps, *reinterpret_cast<Works*>(memory),
+    const FwdWgmma kernel{params, maps, memory, *reinterpret_cast<Works*>(memory),
                           ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     if (threadIdx.x == 0) {
       kernel.shared.end = -1;
@@ -77,83 +91,122 @@ struct FwdWgmma {
       kernel.compute();
     } else {
       ptx::give_registers<copying_registers>();
-      if (kernel.thread == C.threads()) kernel.find_work();
-      if (kernel.thread == C.threads() + 32) kernel.copy();
+      const int warp = ptx::uniform(kernel.thread / 32) - C.warps;
+      if (warp == 0) kernel.find_work();
+      if (warp == 1 && kernel.lane < kCopiers<C>) kernel.copy();
     }
   }
 
   __device__ __forceinline__ void find_work() const {
     auto tile = static_cast<int>(blockIdx.x);  // of rows, in the order of p.order
     int item = 0;
+    int use = 0;
 #pragma unroll 1
     while (tile < p.order.count) {
       items().wait_empty(item);
-      SharedWork<C>& work = shared.works[item % 2];
-      if (work.find(p, tile)) {
-        work.spoiled = 0;
-        items().publish(item);
+      if (find(tile, item, use)) {
+        publish(item);
         ++item;
       }
       if (p.tickets.counter == nullptr) break;
-      tile = static_cast<int>(gridDim.x) + draw(p.tickets, p.order.count);
+      if (lane == 0) tile = static_cast<int>(gridDim.x) + draw(p.tickets, p.order.count);
+      tile = ptx::uniform(tile);
     }
     items().wait_empty(item);
-    shared.end = item;
-    items().publish(item);
+    if (lane == 0) shared.end = item;
+    publish(item);
+  }
+  __device__ __forceinline__ void publish(int item) const {
+    __syncwarp();
+    if (lane == 0) items().publish(item);
+  }
+  /// Whether the row tile has any row. `use`: the first of the rings, then that behind it.
+  __device__ __forceinline__ bool find(int tile, int item, int& use) const {
+    Work& work = shared.works[item % 2];
+    bool found = false;
+    if (lane == 0) {
+      found = work.find(p, tile);
+      work.spoiled = 0;
+      if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
+    }
+    if (!ptx::uniform(found)) return false;
+    if constexpr (C.tiles == Tiles::list) {
+      const TileList<C> tiles(p, work.sequence, work.block, list_memory(item));
+      if (lane == 0) work.tiles = tiles;
+    }
+    if (lane == 0) {
+      work.item = item;
+      work.first_use = use;
+      use += work.tiles.count();
+      work.end_use = use;
+    }
+    return true;
+  }
+  __device__ __forceinline__ ListMemory list_memory(int item) const {
+    char* cells = memory + C.smem_bytes() + item % 2 * C.cells_bytes(p.list.cells);
+    u32* bits = reinterpret_cast<u32*>(memory + C.smem_bytes() + 2 * C.cells_bytes(p.list.cells));
+    return {bits, bits + p.list.cells / 32, reinterpret_cast<unsigned short*>(cells)};
   }
 
   __device__ __forceinline__ void copy() const {
-    int use = 0;
 #pragma unroll 1
     for (int item = 0;; ++item) {
       items().wait(item);
       if (item == shared.end) return;
-      const SharedWork<C>& work = shared.works[item % 2];
-      copy_tiles(work, use);
-      use += work.tiles.count();
-      items().release(item);
+      copy_tiles(shared.works[item % 2]);
+      sync_copiers();
+      if (lane == 0) items().release(item);
     }
   }
-  __device__ __forceinline__ void copy_tiles(const SharedWork<C>& work, int use) const {
-    const int count = work.tiles.count();
+  __device__ __forceinline__ void copy_tiles(const Work& work) const {
 #pragma unroll 1
-    for (int i = 0; i < count; ++i, ++use) {
-      const KvTile tile = work.tiles.at(i);
-      keys().acquire(use, C.k_bytes());
-      copy_tile<KTile>(work, &maps->keys, p.kv[0].k_strides, tile, k_at(use), keys().full(use));
-      values().acquire(use, C.v_bytes());
-      copy_tile<VTile>(work, &maps->values, p.kv[0].v_strides, tile, v_at(use), values().full(use));
+    for (int use = work.first_use; use < work.end_use; ++use) {
+      const KvTile tile = work.tiles.at(use - work.first_use);
+      const int segment = C.segments == 2 ? tile.segment : 0;
+      const KvParams& kv = p.kv[segment];
+      acquire(keys(), use, C.k_bytes());
+      copy_tile<KTile>(work, kv, maps->keys + segment, kv.k_strides, tile, k_at(use), keys().full(use), lane);
+      acquire(values(), use, C.v_bytes());
+      copy_tile<VTile>(work, kv, maps->values + segment, kv.v_strides, tile, v_at(use), values().full(use), lane);
     }
+  }
+  // The copies of the other lanes count only after the bytes are said.
+  __device__ __forceinline__ void acquire(const Ring<C.stages>& ring, int use, u32 bytes) const {
+    if (lane == 0) ring.acquire(use, bytes);
+    sync_copiers();
+  }
+  static __device__ __forceinline__ void sync_copiers() {
+    if constexpr (kCopiers<C> > 1) __syncwarp();
   }
 
   __device__ __forceinline__ void compute() const {
     if constexpr (takes_turns) {
       if (group == groups - 1) end_turn();
     }
-    int use = 0;
-    begin_queries(0);
+    int item = 0;
+    begin_queries(item);
 #pragma unroll 1
-    for (int item = 0;; ++item) {
-      if (item == shared.end) return;
-      SharedWork<C>& work = shared.works[item % 2];
+    while (item != shared.end) {
+      Work& work = shared.works[item % 2];
       await_queries();
       Output o;
       Softmax<1> softmax;
       o.clear();
       softmax.clear();
-      if (work.tiles.count() > 0) {
-        walk(work, item, use, o, softmax);
+      if (work.first_use < work.end_use) {
+        walk(work, o, softmax);
       } else {
-        begin_queries(item + 1);
+        begin_queries(work.item + 1);
       }
-      use += work.tiles.count();
       const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
       epilogue.store(o, softmax);
       if (work.spoiled != 0) {
         ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, lane}.add_to_outputs();
       }
+      item = work.item;  // in memory meanwhile: registers are short
       __syncwarp();
       if (lane == 0) items().release(item);
+      ++item;
     }
   }
 
@@ -161,7 +214,7 @@ struct FwdWgmma {
   __device__ __forceinline__ void begin_queries(int item) const {
     items().wait(item);
     if (item == shared.end) return;
-    const SharedWork<C>& work = shared.works[item % 2];
+    const Work& work = shared.works[item % 2];
     const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
     const int first = group * 64;
     const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - work.block.first_row - first;
@@ -175,24 +228,26 @@ struct FwdWgmma {
     group_barrier();
   }
 
-  /// `use`: of the rings, by the first tile.
-  __device__ __forceinline__ void walk(SharedWork<C>& work, int item, int use, Output& o, Softmax<1>& softmax) const {
+  __device__ __forceinline__ void walk(Work& work, Output& o, Softmax<1>& softmax) const {
     Scores s;
     Probabilities weights;
+    KeptBits<C> kept;
+    int use = work.first_use;
     const u32 k = ptx::uniform(k_at(use));
     keys().wait(use);
     begin_turn();
     begin_scores<C.type, QTile, KTile>(s, q_at(), k);
     end_turn();
-    await_scores<0>(s);
     const KvTile first = work.tiles.at(0);
+    draw_dropout(kept, work, first);
+    await_scores<0>(s);
     finish_scores(work, s, first, use);
     softmax.raise(s, softmax_scale());
     exponentiate(s, softmax);
     release(keys(), use);
-    pack_weights(weights, s);
+    pack_weights(weights, s, kept);
 #pragma unroll 1
-    for (int i = 1; i < work.tiles.count(); ++i) {  // the number of tiles stays in memory: registers are short
+    while (use + 1 < work.end_use) {  // what stays in memory takes no registers, which are short
       const u32 v = ptx::uniform(v_at(use));
       ++use;
       const u32 k = ptx::uniform(k_at(use));
@@ -202,27 +257,28 @@ struct FwdWgmma {
       values().wait(use - 1);
       begin_outputs<C.type, VTile>(o, weights, v);
       end_turn();
+      const KvTile tile = work.tiles.at(use - work.first_use);
+      draw_dropout(kept, work, tile);
       await_scores<1>(s);
-      const KvTile tile = work.tiles.at(i);
       finish_scores(work, s, tile, use);
       const auto rescale = find_weights(work, s, tile, k, softmax);
       release(keys(), use);
       await_outputs(o);
       release(values(), use - 1);
       softmax.apply(rescale, o);
-      pack_weights(weights, s);
+      pack_weights(weights, s, kept);
     }
     values().wait(use);
     begin_outputs<C.type, VTile>(o, weights, ptx::uniform(v_at(use)));
     group_barrier();  // all warps of the group have the scores of their rows
-    begin_queries(item + 1);
+    begin_queries(work.item + 1);
     await_outputs(o);
     release(values(), use);
   }
 
   // Scores to weights. Few tiles of few rows raise the maximum by much: where nothing is hidden it is not even looked
   // for, and the sum of the weights tells when it should have been. Then this warp's products are computed again.
-  __device__ __forceinline__ typename Softmax<1>::Rescale find_weights(const SharedWork<C>& work, Scores& s,
+  __device__ __forceinline__ typename Softmax<1>::Rescale find_weights(const Work& work, Scores& s,
                                                                        const KvTile& tile, u32 k,
                                                                        Softmax<1>& softmax) const {
     typename Softmax<1>::Rescale rescale{};
@@ -268,13 +324,13 @@ struct FwdWgmma {
     if (lane == 0) ring.release(use);
   }
 
-  __device__ __forceinline__ void finish_scores(SharedWork<C>& work, Scores& s, const KvTile& tile, int use) const {
+  __device__ __forceinline__ void finish_scores(Work& work, Scores& s, const KvTile& tile, int use) const {
     FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
     if (work.may_hide(tile)) replace_values(work, use);
   }
 
   // See careful.cuh. Each group waits for all threads that look.
-  __device__ __forceinline__ void replace_values(SharedWork<C>& work, int use) const {
+  __device__ __forceinline__ void replace_values(Work& work, int use) const {
     values().wait(use);
     if (cuda::replace_values<C.type, VTile, C.threads()>(v_at(use), thread)) work.spoiled = 1;
     ptx::fence_async_proxy();
@@ -288,9 +344,17 @@ struct FwdWgmma {
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
 
-  static __device__ __forceinline__ void pack_weights(Probabilities& weights, const Scores& s) {
+  __device__ __forceinline__ void draw_dropout(KeptBits<C>& kept, const Work& work, const KvTile& tile) const {
+    if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
+  }
+
+  static __device__ __forceinline__ void pack_weights(Probabilities& weights, Scores& s, const KeptBits<C>& kept) {
 #pragma unroll
     for (int k = 0; k < C.tile_n / 16; ++k) {
+      if constexpr (C.dropout) {
+        kept.apply(s.tile[0][2 * k], k, 0);
+        kept.apply(s.tile[0][2 * k + 1], k, 1);
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const auto& tile = s.tile[0][2 * k + i / 2];

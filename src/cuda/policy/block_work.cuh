@@ -46,16 +46,43 @@ struct BlockWork {
   }
 };
 
-/// A tile of the keys or values of a single segment by the copy engine, whose bytes count at `barrier`. By one thread.
+/// Lanes that ask the copy engine for a tile: one where a tile is one box.
+template <FwdConfig C>
+inline constexpr int kCopiers = C.source == Source::strided && !C.gathers() ? 1 : 32;
+
+/// Where the copy engine finds a row: coordinates of the tensor.
+struct BoxPlace {
+  int row;
+  int batch;  // or page
+};
+
+/// Of key `key` of a segment, which may lie beyond its end: then anywhere. What the engine finds outside of the tensor
+/// are zeros.
+template <FwdConfig C>
+__device__ __forceinline__ BoxPlace place_of(const BlockWork<C>& work, const KvParams& kv, int segment, int key) {
+  const int first = work.sequence.segment(segment).extent.first;
+  if (!KvRows<C.source>::is_paged(kv)) return {first + key, work.block.batch};
+  const KvPages pages(kv, first, work.block.batch);
+  const int entry = ptx::divide(key, kv.page_size);
+  return {key - entry * static_cast<int>(kv.page_size.value), pages.at(entry)};
+}
+
+/// A tile of keys or of values by the copy engine, whose bytes count at `barrier`. By the first kCopiers lanes of a
+/// warp, each of its boxes.
 template <class Tile, FwdConfig C>
-__device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const TensorMap* map, const Strides& strides,
-                                          const KvTile& tile, u32 to, u32 barrier) {
-  const int row = work.sequence.first.extent.first + tile.first;
+__device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const KvParams& kv, const TensorMap* map,
+                                          const Strides& strides, const KvTile& tile, u32 to, u32 barrier, int lane) {
+  const int box_rows = kCopiers<C> == 1 ? C.tile_n : kv.box_rows;
   const int head = strides.head == 0 ? 0 : work.block.kv_head;
-  const int batch = strides.batch == 0 ? 0 : work.block.batch;
+#pragma unroll 1
+  for (int row = lane * box_rows; row < C.tile_n; row += kCopiers<C> * box_rows) {
+    const BoxPlace place = place_of(work, kv, tile.segment, work.tiles.key(tile, row));
+    const int batch = strides.batch == 0 ? 0 : place.batch;
 #pragma unroll
-  for (int panel = 0; panel < Tile::panels; ++panel) {
-    ptx::tma_load(to + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns, row, head, batch);
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      ptx::tma_load(to + Tile::rows_below(row) + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns,
+                    place.row, head, batch);
+    }
   }
 }
 
@@ -63,8 +90,13 @@ __device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const Tensor
 template <FwdConfig C>
 struct SharedWork : BlockWork<C> {
   DropoutDraws dropout;
-  int spoiled;                                               // whether a value that is not finite was replaced
-  u64 barriers[C.loader == Loader::tma ? 4 * C.stages : 1];  // of the rings of keys and of values
+  int spoiled;  // whether a value that is not finite was replaced
+};
+
+/// With the barriers of the rings of keys and of values, of products by mma.sync.
+template <FwdConfig C>
+struct BlockMemory : SharedWork<C> {
+  u64 barriers[C.loader == Loader::tma ? 4 * C.stages : 1];
 };
 
 }  // namespace tessera::cuda

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/policy/philox.cuh"
+#include "cuda/policy/tile_range.cuh"
 #include "shared/config.h"
 #include "shared/params.h"
 
@@ -80,9 +81,16 @@ struct KeptBits {
   static constexpr int words = divide_up(C.tile_n, 64);
   u32 word[words];
 
-  /// `key_of(column)`: position of a column of the tile.
-  template <class KeyOf>
-  __device__ __forceinline__ void draw(const DropoutDraws& draws, const DropoutRows& rows, int lane, KeyOf key_of) {
+  /// Of 16 packed rows of the block from `first` on; `work`: SharedWork, `tile`: KvTile.
+  template <class Work, class Tile>
+  __device__ __forceinline__ void draw(const FwdParams& p, const Work& work, int first, const Tile& tile, int lane) {
+    const auto keys = static_cast<u32>(work.sequence.segment(tile.segment).position);
+    const auto queries = static_cast<u32>(work.sequence.q_position);
+    const int row = work.block.first_row + first + lane / 4;
+    const PackedRow upper(row, p.group);
+    const PackedRow lower(row + 8, p.group);
+    const DropoutRows rows{{queries + upper.query, queries + lower.query},
+                           {static_cast<u32>(upper.head), static_cast<u32>(lower.head)}};
 #pragma unroll
     for (int w = 0; w < words; ++w) {
       const int fragments = C.tile_n / 16 - w * 4 < 4 ? C.tile_n / 16 - w * 4 : 4;
@@ -90,8 +98,8 @@ struct KeptBits {
       // Rolled: the generator's code is as long as a tile's products.
 #pragma unroll 1
       for (int k = 0; k < fragments; ++k) {
-        const u32 key = key_of((w * 4 + k) * 16) + lane % 4 * 2;
-        word[w] |= kept_of_fragment(draws, rows, key, lane) << (k * 8);
+        const u32 key = keys + work.tiles.key(tile, (w * 4 + k) * 16) + lane % 4 * 2;
+        word[w] |= kept_of_fragment(work.dropout, rows, key, lane) << (k * 8);
       }
     }
   }

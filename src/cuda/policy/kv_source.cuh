@@ -10,6 +10,25 @@
 
 namespace tessera::cuda {
 
+/// The pages of one sequence and segment.
+struct KvPages {
+  const int* pages;  // entries of the table; of mixed sources null where there is none
+  int entries;       // readable
+  int count;         // pages of the pool
+
+  KvPages() = default;
+  /// `first`: of the sequence's entries in a CSR table.
+  __device__ __forceinline__ KvPages(const KvParams& p, int first, int batch)
+      : pages(p.page_indptr != nullptr ? p.page_table + first : p.page_table + batch * p.page_table_stride),
+        entries(p.page_indptr != nullptr ? p.page_indices - first : p.page_indices),
+        count(p.pages) {}
+
+  /// A page of the pool, whatever the table says.
+  __device__ __forceinline__ int at(int entry) const {
+    return entry < entries ? clamp(pages[entry], 0, count - 1) : 0;
+  }
+};
+
 /// The rows of K or of V of one (sequence, kv head, segment), of 16-bit elements. Strides in bytes; that of a row fits
 /// 32 bits: the plan refuses row strides of 2^24 elements and more.
 template <Source source>
@@ -17,10 +36,8 @@ struct KvRows {
   const char* base;
   int row_stride;
   i64 page_stride;
-  const int* pages;  // this sequence's entries of the table; of mixed sources null where there is none
-  int page_entries;  // of them, readable
+  KvPages pages;
   Divisor page_size;
-  int page_count;  // of the pool
 
   static __device__ __forceinline__ bool is_paged(const KvParams& p) {
     return source == Source::mixed ? p.page_table != nullptr : source == Source::paged;
@@ -33,13 +50,11 @@ struct KvRows {
         row_stride(static_cast<int>(2 * strides.row)) {
     if (!is_paged(p)) {
       base += 2 * (batch * strides.batch + extent.first * strides.row);
-      if constexpr (source == Source::mixed) pages = nullptr;
+      if constexpr (source == Source::mixed) pages.pages = nullptr;
     } else {
       page_stride = 2 * strides.batch;
-      pages = p.page_indptr != nullptr ? p.page_table + extent.first : p.page_table + batch * p.page_table_stride;
-      page_entries = p.page_indptr != nullptr ? p.page_indices - extent.first : p.page_indices;
+      pages = KvPages(p, extent.first, batch);
       page_size = p.page_size;
-      page_count = p.pages;
     }
   }
 
@@ -50,12 +65,12 @@ struct KvRows {
     rows.row_stride = is_first ? a.row_stride : b.row_stride;
     if constexpr (source != Source::strided) {
       rows.page_stride = is_first ? a.page_stride : b.page_stride;
-      rows.pages = is_first ? a.pages : b.pages;
-      rows.page_entries = is_first ? a.page_entries : b.page_entries;
+      rows.pages.pages = is_first ? a.pages.pages : b.pages.pages;
+      rows.pages.entries = is_first ? a.pages.entries : b.pages.entries;
+      rows.pages.count = is_first ? a.pages.count : b.pages.count;
       rows.page_size.value = is_first ? a.page_size.value : b.page_size.value;
       rows.page_size.multiplier = is_first ? a.page_size.multiplier : b.page_size.multiplier;
       rows.page_size.shift = is_first ? a.page_size.shift : b.page_size.shift;
-      rows.page_count = is_first ? a.page_count : b.page_count;
     }
     return rows;
   }
@@ -69,13 +84,12 @@ struct KvRows {
   __device__ __forceinline__ const char* at(int first, int row) const {
     if constexpr (source == Source::strided) {
       return ptx::advance(base, row, row_stride);
-    } else if (source == Source::mixed && pages == nullptr) {
+    } else if (source == Source::mixed && pages.pages == nullptr) {
       return ptx::advance(base, first + row, row_stride);
     } else {
       const int entry = ptx::divide(first + row, page_size);
-      const int page = entry < page_entries ? clamp(pages[entry], 0, page_count - 1) : 0;
       const int within = first + row - entry * static_cast<int>(page_size.value);
-      return ptx::advance(base + page * page_stride, within, row_stride);
+      return ptx::advance(base + pages.at(entry) * page_stride, within, row_stride);
     }
   }
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of keys that a tile list leaves. A block first collects in shared memory which runs of C.run keys (cells)
-// some of its queries have on their lists, then walks them, several to a kernel tile where the list's are smaller.
+// The tiles of keys that a tile list leaves. First the collectors, the block's threads or one warp of them, find out in
+// shared memory which runs of C.run keys (cells) some of the block's queries have on their lists; then the block walks
+// them, several to a kernel tile where the list's are smaller.
 #pragma once
 
 #include "cuda/policy/list_reader.cuh"
@@ -12,7 +13,7 @@ namespace tessera::cuda {
 inline constexpr int kWaived = 0x8000;  // the user's mask is
 inline constexpr int kNoCell = 0x7FFF;  // fills up a tile
 
-/// Where a block collects: one bit a cell, and the cells in order.
+/// Where they collect: one bit a cell, and the cells in order.
 struct ListMemory {
   u32* listed;  // (cells / 32)
   u32* waived;  // (cells / 32), with C.list_waives
@@ -23,10 +24,11 @@ template <FwdConfig C>
 class TileList {
  public:
   static constexpr int runs = C.tile_n / C.run;
+  static constexpr int collectors = C.collectors();
 
   TileList() = default;
 
-  /// By all threads of a block together; ends with a barrier.
+  /// By all collectors together; ends with a barrier of theirs.
   __device__ __forceinline__ TileList(const FwdParams& p, const Sequence& sequence, const Block& block,
                                       const ListMemory& memory)
       : cells_(memory.cells), second_cell_(p.list.second_cell) {
@@ -36,23 +38,23 @@ class TileList {
     const int last_query = PackedRow(min(block.first_row + C.tile_m, rows) - 1, p.group).query;
     first_ = Part(p, sequence, sequence.first, first_query, last_query, 0);
     if constexpr (C.segments == 2) second_ = Part(p, sequence, sequence.second, first_query, last_query, second_cell_);
-    for (int word = static_cast<int>(threadIdx.x); word < p.list.cells / 32; word += C.threads()) {
+    for (int word = collector(); word < p.list.cells / 32; word += collectors) {
       memory.listed[word] = 0;
       if constexpr (C.list_waives) memory.waived[word] = 0;
     }
-    __syncthreads();
+    sync();
     const ListReader reader(p.list, block.batch, block.head, block.kv_head);
     const int first_block = ptx::divide(first_query, p.list.block_q);
     const int last_block = ptx::divide(last_query, p.list.block_q);
     mark(reader, p.list.partial, first_block, last_block, memory.listed);
     if (p.list.has_full)
       mark(reader, p.list.full, first_block, last_block, C.list_waives ? memory.waived : memory.listed);
-    __syncthreads();
+    sync();
     const int firsts = compact(memory, first_, 0);
     const int seconds = C.segments == 2 ? compact(memory, second_, round_up(firsts, runs)) : 0;
     first_tiles_ = divide_up(firsts, runs);
     share(first_tiles_ + divide_up(seconds, runs), p, block);
-    __syncthreads();
+    sync();
   }
 
   __device__ __forceinline__ int count() const { return count_; }
@@ -96,6 +98,15 @@ class TileList {
     }
   };
 
+  static __device__ __forceinline__ int collector() { return static_cast<int>(threadIdx.x) % collectors; }
+  static __device__ __forceinline__ void sync() {
+    if constexpr (collectors == 32) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
   __device__ __forceinline__ int run_key(int segment, int slot) const {
     constexpr int nowhere = 1 << 30;
     const int cell = cells_[slot] & kNoCell;
@@ -106,10 +117,9 @@ class TileList {
   // is then tested key by key.
   __device__ __forceinline__ void mark(const ListReader& reader, const TileTable& table, int first_block,
                                        int last_block, u32* bits) const {
-    const auto thread = static_cast<int>(threadIdx.x);
     const ListParams& p = reader.p;
     if (p.form == ListForm::transposed) {
-      for (int kb = thread; kb < p.key_blocks; kb += C.threads()) {
+      for (int kb = collector(); kb < p.key_blocks; kb += collectors) {
         if (cells_of(p, kb).begin < cells_of(p, kb).end && reader.row(table, kb).any(first_block, last_block)) {
           mark_block(p, kb, bits);
         }
@@ -119,9 +129,9 @@ class TileList {
     for (int qb = first_block; qb <= last_block; ++qb) {
       if (p.form == ListForm::indices) {
         const ListRow row = reader.row(table, qb);
-        for (int i = thread; i < row.count; i += C.threads()) mark_block(p, row.entries[i], bits);
+        for (int i = collector(); i < row.count; i += collectors) mark_block(p, row.entries[i], bits);
       } else {
-        for (int word = thread; word < divide_up(p.key_blocks, 32); word += C.threads()) {
+        for (int word = collector(); word < divide_up(p.key_blocks, 32); word += collectors) {
           for (u32 left = reader.bits(table, qb, word); left != 0; left &= left - 1) {
             mark_block(p, word * 32 + __ffs(static_cast<int>(left)) - 1, bits);
           }
@@ -154,8 +164,8 @@ class TileList {
   // Writes a part's cells in order from `slot` on, fills the last tile up, and returns how many cells there are. Every
   // warp counts all, and writes its share.
   __device__ __forceinline__ int compact(const ListMemory& memory, const Part& part, int slot) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int warp = static_cast<int>(threadIdx.x) / 32;
+    const int lane = collector() % 32;
+    const int warp = collector() / 32;
     const int words = divide_up(part.cells.end, 32);
     int total = 0;
     for (int step = part.cells.begin / 32; step < words; step += 32) {
@@ -173,7 +183,7 @@ class TileList {
         if (lane >= distance) before += other;
       }
       const int all = __shfl_sync(0xffffffffU, before, 31);
-      if ((step - part.cells.begin / 32) / 32 % C.warps == warp) {
+      if ((step - part.cells.begin / 32) / 32 % (collectors / 32) == warp) {
         unsigned short* to = memory.cells + slot + total + before - __popc(listed);
         for (; listed != 0; listed &= listed - 1) {
           const int bit = __ffs(static_cast<int>(listed)) - 1;
@@ -182,9 +192,7 @@ class TileList {
       }
       total += all;
     }
-    if (runs > 1 && static_cast<int>(threadIdx.x) < round_up(total, runs) - total) {
-      memory.cells[slot + total + threadIdx.x] = kNoCell;
-    }
+    if (runs > 1 && collector() < round_up(total, runs) - total) memory.cells[slot + total + collector()] = kNoCell;
     return total;
   }
 
