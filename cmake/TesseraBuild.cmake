@@ -41,6 +41,14 @@ if(TESSERA_COVERAGE)
   add_link_options(--coverage)
 endif()
 
+# For what stands around the library, the command and the tests: under AddressSanitizer it takes half as long to compile
+# unoptimised, and little of the run is spent in it.
+function(tessera_outer target)
+  if(TESSERA_SANITIZE MATCHES "address")
+    target_compile_options(${target} PRIVATE -O0)
+  endif()
+endfunction()
+
 function(tessera_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow $<$<BOOL:${TESSERA_WERROR}>:-Werror>)
 endfunction()

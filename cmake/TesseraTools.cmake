@@ -35,4 +35,5 @@ if(TESSERA_BUILD_TOOLS AND TESSERA_CLI_SOURCES)
   target_link_libraries(tessera_cli PRIVATE tessera ${TESSERA_TOOL_LIBRARIES} CLI11::CLI11 fmt::fmt-header-only
                         nlohmann_json::nlohmann_json OpenMP::OpenMP_CXX hwy::hwy)
   tessera_warnings(tessera_cli)
+  tessera_outer(tessera_cli)
 endif()

@@ -67,7 +67,7 @@ struct Implementation {
   void (*run)(const PlanState& state, const Bindings& bindings, const Resources& resources);
 };
 
-/// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cuda.fwd_mma, cuda.fwd_wgmma, cuda.combine,
+/// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cuda.fwd_wgmma, cuda.fwd_mma, cuda.combine,
 /// cuda.kv_append, cuda.linear_decode, cpu.reference (the last only when wished for by name).
 std::span<const Implementation> implementations();
 

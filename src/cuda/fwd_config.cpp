@@ -170,19 +170,21 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
 // sequences of narrow heads and where there are few rows.
 void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& target) {
   const int widest = std::max(config.d, config.dv);
+  const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
   const bool much_to_find = config.affine || config.segments == 2;
   if (problem.list || config.dropout) {  // a list's runs make whole tiles if their length is a power of two
-    const bool more_than_softmax = config.dropout || config.scale_first || config.user_mask;
+    const bool more_than_softmax = (config.dropout && widest > 64) || config.scale_first || config.user_mask;
     set_tile(config, 128, widest > 128 || more_than_softmax ? 64 : 128, 2, 8);
   } else if (config.scale_first || config.user_mask) {
     set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
   } else if (widest <= 64 && !much_to_find) {
     set_tile(config, widest <= 32 ? 128 : 192, widest <= 32 ? 128 : 96, 2, widest <= 32 ? 8 : 12);
-    if (problem.seqlen_q * packed_heads(problem) <= 1024) set_tile(config, 64, 128, 2, 4);
+    if (rows <= 1024) set_tile(config, 64, 128, 2, 4);
   } else {
     set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : 64, 2, 8);
   }
-  if (widest <= 128 && config.tile_m == 128 && 2 * blocks_that_count(config, problem) <= target.multiprocessors) {
+  const bool few = rows <= 64 || 2 * blocks_that_count(config, problem) <= target.multiprocessors;
+  if (widest <= 128 && config.tile_m == 128 && few) {
     config.tile_m = 64;
     config.warps = 4;
   }

@@ -45,15 +45,33 @@ Support supports_pages(const FwdConfig& c, const KvSource& source) {
   return Support::no("page_size is " + std::to_string(source.page_size) + "; wants even ones for these head dims");
 }
 
+// Whether it is faster than mma.sync: docs/performance.md.
+Support is_faster(const Problem& problem, const FwdConfig& config) {
+  const bool narrow = std::max(config.d, config.dv) <= 64;
+  const std::int64_t least_rows = narrow ? 33 : 65;
+  const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
+  if (rows < least_rows) {
+    return Support::no("is slower for " + std::to_string(rows) + " rows a sequence and head; wants " +
+                       std::to_string(least_rows) + ", or to be wished for");
+  }
+  if (config.dropout && narrow) return Support::no("is slower for dropout at these head dims; wants to be wished for");
+  const int box = std::min(box_rows(config, problem.kv), problem.kv2 ? box_rows(config, *problem.kv2) : 256);
+  if (box < 16) {
+    return Support::no("is slower where only " + std::to_string(box) + " keys lie together; wants 16, or to be wished for");
+  }
+  return Support::yes();
+}
+
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
-  if (wishes.implementation.empty()) return Support::no("only on request");
   if (gathers_mass(problem)) return Support::no("gathers no masses");
-  const Support s = supports_forward(problem, target, wishes, Products::wgmma, exists);
-  if (!s) return s;
+  if (const Support s = supports_forward(problem, target, wishes, Products::wgmma, exists); !s) return s;
   const std::int64_t splits = choose_splits(problem, target, wishes, Products::wgmma);
   const FwdConfig config = fwd_config(problem, target, splits, wishes, Products::wgmma);
-  if (const Support pages = supports_pages(config, problem.kv); !pages) return pages;
-  return problem.kv2 ? supports_pages(config, *problem.kv2) : Support::yes();
+  if (const Support s = supports_pages(config, problem.kv); !s) return s;
+  if (problem.kv2) {
+    if (const Support s = supports_pages(config, *problem.kv2); !s) return s;
+  }
+  return wishes.implementation.empty() ? is_faster(problem, config) : Support::yes();
 }
 
 void plan(detail::PlanState& state) { plan_forward(state, Products::wgmma); }

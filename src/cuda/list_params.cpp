@@ -53,7 +53,9 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   config.list_elements = rows % config.tile_m != 0 || problem.block_kv % kShortestRun != 0;
   const bool pairs = widest <= 64 && config.tile_m <= 64 && problem.block_kv % 64 == 0;
   if (!wgmma) config.tile_n = pairs ? 128 : 64;
-  if (wgmma && config.list_elements) config.tile_n = std::min(config.tile_n, 64);
+  if (wgmma && (config.list_elements || (config.tile_m == 64 && widest > 64))) {
+    config.tile_n = std::min(config.tile_n, 64);
+  }
   config.tile_n = std::min(config.tile_n, most_keys);
   const std::int64_t run = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_n);
   config.run = config.list_elements ? config.tile_n : static_cast<int>(run);

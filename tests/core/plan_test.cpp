@@ -48,8 +48,8 @@ TEST(WishesText, RoundTrips) {
 // A kernel's tile, ring and loader may be wished for; what no kernel can be is refused with the numbers.
 TEST(WishesText, OfTheGpuForward) {
   const Problem problem = Problem::parse("attention sq=4096 hq=8 d=128 dtype=bf16 causal");
-  const auto plan = [&](const char* wishes, int sm) {
-    return make_plan(problem, Target::cuda(sm), Wishes::parse(wishes));
+  const auto plan = [&](const std::string& wishes, int sm) {
+    return make_plan(problem, Target::cuda(sm), Wishes::parse("implementation=cuda.fwd_mma " + wishes));
   };
   EXPECT_NE(plan("tile_q=64 tile_kv=32 stages=3", 90).explain().find("tile=64x32 stages=3"), std::string::npos);
   EXPECT_NE(plan("tile_q=256 warps=8", 90).explain().find("tile=256x64 warps=8"), std::string::npos);

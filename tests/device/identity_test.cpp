@@ -26,6 +26,11 @@ void run_on(const Target& target, SequenceRun& run, const std::string& wishes) {
   }
 }
 
+/// Wishes under which forms are equal: on a GPU of the implementation that every place has.
+std::string of_one_kernel(const Target& target, const std::string& wishes) {
+  return is_on_gpu(target) ? "implementation=cuda.fwd_mma " + wishes : wishes;
+}
+
 /// Every output row of sequence b of `one` and of sequence `other_b` of `other`.
 void expect_same(const SequenceRun& one, std::int64_t b, const SequenceRun& other, std::int64_t other_b) {
   ASSERT_EQ(one.query_length(b), other.query_length(other_b));
@@ -42,7 +47,7 @@ TEST_P(Identity, PagedIsVarlenIsDense) {
     for (const char* wishes : {"tile_kv=64 splits=1", "tile_kv=64 splits=3"}) {
       SequenceRun varlen("attention b=3 sq=70 sk=330 layout=varlen lens_q=70,7,43 lens_k=330,11,200" +
                          std::string(common));
-      ASSERT_NO_FATAL_FAILURE(run_on(target_, varlen, wishes));
+      ASSERT_NO_FATAL_FAILURE(run_on(target_, varlen, of_one_kernel(target_, wishes)));
       for (const char* keys :
            {"kv=varlen lens_k=330,11,200", "kv=dense seqused_k lens_k=330,11,200",
             "kv=table page=16 lens_k=330,11,200 pages=shuffled", "kv=table page=1 lens_k=330,11,200 pages=shuffled",
@@ -52,7 +57,7 @@ TEST_P(Identity, PagedIsVarlenIsDense) {
           SCOPED_TRACE(std::string(keys) + " " + queries + common + ", " + wishes);
           SequenceRun other(std::string("attention b=3 sq=70 sk=330 ") + keys + " " + queries + common);
           other.copy_inputs(varlen);
-          ASSERT_NO_FATAL_FAILURE(run_on(target_, other, wishes));
+          ASSERT_NO_FATAL_FAILURE(run_on(target_, other, of_one_kernel(target_, wishes)));
           for (std::int64_t b = 0; b < 3; ++b) expect_same(varlen, b, other, b);
         }
       }
@@ -104,8 +109,8 @@ TEST_P(Identity, PackedHeadsAreUnpackedHeads) {
         [](std::int64_t b, std::int64_t h) {
           return Source{b, h / 3};
         });
-    ASSERT_NO_FATAL_FAILURE(run_on(target_, packed, wishes));
-    ASSERT_NO_FATAL_FAILURE(run_on(target_, expanded, wishes));
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, packed, of_one_kernel(target_, wishes)));
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, expanded, of_one_kernel(target_, wishes)));
     for (std::int64_t b = 0; b < 2; ++b) expect_same(packed, b, expanded, b);
   }
 }
@@ -187,12 +192,13 @@ TEST_P(GpuIdentity, LoadersStagesAndRowsChangeNoBit) {
                            "attention b=2 sq=90 sk=333 layout=varlen lens_q=90,33 lens_k=333,80 hq=2 d=128 dtype=fp16 "
                            "band=60:10 lse seed=21"}) {
     SequenceRun first(line);
-    ASSERT_NO_FATAL_FAILURE(run_on(target_, first, "tile_kv=64 splits=1 loader=cp_async"));
+    const std::string common = of_one_kernel(target_, "tile_kv=64 splits=1 ");
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, first, common + "loader=cp_async"));
     int compared = 0;
     for (const char* wish : {"stages=1", "stages=2", "stages=3", "tile_q=64 warps=4", "tile_q=64 warps=2",
                              "tile_q=128 warps=4", "tile_q=32 warps=2", "loader=tma", "loader=tma stages=2"}) {
       SCOPED_TRACE(std::string(line) + ", " + wish);
-      const std::string wishes = std::string("tile_kv=64 splits=1 ") + wish;
+      const std::string wishes = common + wish;
       if (!supports(first.problem(), target_, Wishes::parse(wishes))) continue;
       SequenceRun other(line);
       ASSERT_NO_FATAL_FAILURE(run_on(target_, other, wishes));
@@ -200,6 +206,36 @@ TEST_P(GpuIdentity, LoadersStagesAndRowsChangeNoBit) {
       ++compared;
     }
     EXPECT_GE(compared, 4);
+  }
+}
+
+// By boxes of the copy engine, of as many keys as lie together.
+TEST_P(GpuIdentity, PagedIsVarlenIsDenseByWarpgroups) {
+  const std::string wishes = "implementation=cuda.fwd_wgmma tile_kv=64";
+  int compared = 0;
+  for (const char* common : {" hq=4 hkv=2 d=64 dtype=bf16 causal lse seed=3", " hq=4 hkv=4 d=128 dtype=fp16 lse seed=4",
+                             " hq=2 hkv=1 d=96 dtype=bf16 band=90:20 softcap=9 sink lse seed=5"}) {
+    for (const char* splits : {" splits=1", " splits=3"}) {
+      SequenceRun varlen("attention b=3 sq=70 sk=330 layout=varlen lens_q=70,7,43 lens_k=330,11,200" +
+                         std::string(common));
+      if (!supports(varlen.problem(), target_, Wishes::parse(wishes + splits))) continue;
+      ASSERT_NO_FATAL_FAILURE(run_on(target_, varlen, wishes + splits));
+      for (const char* keys :
+           {"kv=varlen", "kv=dense seqused_k", "kv=table page=16 pages=shuffled", "kv=table page=1 pages=shuffled",
+            "kv=table page=256", "kv=csr page=7 pages=shuffled", "kv=csr page=64", "kv=csr page=12 pages=shuffled"}) {
+        SCOPED_TRACE(std::string(keys) + common + splits);
+        SequenceRun other(std::string("attention b=3 sq=70 sk=330 lens_q=70,7,43 lens_k=330,11,200 seqused_q ") + keys +
+                          common);
+        if (!supports(other.problem(), target_, Wishes::parse(wishes + splits))) continue;
+        other.copy_inputs(varlen);
+        ASSERT_NO_FATAL_FAILURE(run_on(target_, other, wishes + splits));
+        for (std::int64_t b = 0; b < 3; ++b) expect_same(varlen, b, other, b);
+        ++compared;
+      }
+    }
+  }
+  if (target_.sm == 90) {
+    EXPECT_GE(compared, 40);
   }
 }
 

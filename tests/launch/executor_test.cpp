@@ -130,7 +130,7 @@ TEST_F(Launch, CaptureOfAnUncompiledKernelSaysToWarmUp) {
       ADD_FAILURE() << "captured a kernel that is not there";
     } catch (const Error& error) {
       EXPECT_EQ(error.argument(), "stream");
-      EXPECT_NE(error.got().find("fwd_mma"), std::string::npos) << error.got();
+      EXPECT_NE(error.got().find("fwd_wgmma"), std::string::npos) << error.got();
       EXPECT_NE(error.want().find("prepare()"), std::string::npos) << error.want();
     }
   }

@@ -51,7 +51,7 @@ TEST_F(Launch, TheCopyEngineWantsPositiveStrides) {
 }
 
 TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {
-  const Plan plan = make_plan(problem_, Target::cuda_device(0), Wishes::parse("implementation=cuda.fwd_wgmma"));
+  const Plan plan = make_plan(problem_, Target::cuda_device(0));
   EXPECT_EQ(plan.implementation(), "cuda.fwd_wgmma");
   EXPECT_NE(plan.state().kernels.front().text.find("fwd_wgmma.cuh"), std::string::npos);
   Executor(plan).run(dense(problem_));
@@ -61,19 +61,30 @@ TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {
             (problem_.seqlen_q * problem_.group() + tile_q - 1) / tile_q * problem_.heads_kv * problem_.batch);
 }
 
-TEST(Wgmma, WantsWhatItCanDo) {
-  const Wishes wish = Wishes::parse("implementation=cuda.fwd_wgmma");
-  const auto plan_of = [&](const char* line, int sm) {
-    return make_plan(Problem::parse(line), Target::cuda(sm), wish);
+// Taken unasked where it is faster, on request where it is possible.
+TEST(Wgmma, IsTakenWhereItIsFaster) {
+  const auto implementation = [](const std::string& line, int sm, const char* wishes = "") {
+    return make_plan(Problem::parse("attention dtype=bf16 " + line), Target::cuda(sm), Wishes::parse(wishes))
+        .implementation();
   };
-  EXPECT_NO_THROW(plan_of("attention sq=100 d=64 dtype=fp16", 90));
+  const char* wish = "implementation=cuda.fwd_wgmma";
   for (const char* line :
-       {"attention sq=100 d=64 dtype=bf16 kv=table page=16", "attention sq=100 d=512 dtype=bf16",
-        "attention sq=100 d=64 dtype=bf16 dropout=0.1", "attention sq=100 d=64 dtype=bf16 list=indices block=64x64"}) {
-    EXPECT_THROW(plan_of(line, 90), Error) << line;
+       {"sq=100 d=64", "sq=100 d=128 kv=table page=16", "sq=100 d=256 kv2=dense sk2=30", "sq=100 d=128 dropout=0.1",
+        "sq=100 d=64 list=indices block=64x64", "sq=20 hq=8 hkv=2 d=128", "sq=100 d=96 kv=csr page=16 kv2=dense sk2=9"}) {
+    EXPECT_EQ(implementation(line, 90), "cuda.fwd_wgmma") << line;
+    for (const int sm : {80, 89, 100, 120}) EXPECT_EQ(implementation(line, sm), "cuda.fwd_mma") << line;
   }
-  EXPECT_THROW(plan_of("attention sq=100 d=64 dtype=bf16", 80), Error);
-  EXPECT_THROW(plan_of("attention sq=100 d=64 dtype=bf16", 100), Error);
+  for (const char* line : {"sq=32 d=64", "sq=64 d=128", "sq=100 d=64 dropout=0.1", "sq=100 d=64 kv=table page=8",
+                           "sq=100 d=128 kv=csr page=100"}) {
+    EXPECT_EQ(implementation(line, 90), "cuda.fwd_mma") << line;
+    EXPECT_EQ(implementation(line, 90, wish), "cuda.fwd_wgmma") << line;
+  }
+  for (const char* line : {"sq=100 d=512", "sq=100 d=64 mass=mean", "sq=100 d=96 kv=table page=15"}) {
+    EXPECT_EQ(implementation(line, 90), "cuda.fwd_mma") << line;
+    EXPECT_THROW(implementation(line, 90, wish), Error) << line;
+  }
+  EXPECT_THROW(implementation("sq=100 d=64", 80, wish), Error);
+  EXPECT_THROW(implementation("sq=100 d=64", 100, wish), Error);
 }
 
 // The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
@@ -91,7 +102,8 @@ std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int
 TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {
   const auto order_of = [&](const char* line) {
     const Problem problem = Problem::parse(line);
-    Executor(make_plan(problem, Target::cuda_device(0))).run(dense(problem));
+    Executor(make_plan(problem, Target::cuda_device(0), Wishes::parse("implementation=cuda.fwd_mma")))
+        .run(dense(problem));
     cuda::FwdParams params{};
     std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
     auto all = row_tiles_of(params.order, static_cast<int>(gpu_.last.grid[0]));

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--complete", action="store_true", help="every combination of the grids instead of a spread")
     parser.addoption("--complete-shard", default="0/1", help="I/N: with --complete, the I-th of N parts")
     parser.addoption("--textbook-device", default="cpu", help="where the textbooks of the grids run: cpu, cuda, cuda:1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread_a_worker() -> None:
+    """Under pytest-xdist the workers share the cores: torch's own threads would only wait for each other's."""
+    if "PYTEST_XDIST_WORKER" in os.environ and find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -125,7 +125,7 @@ def test_a_plan_runs_often(library):
     q, k, v = qkv(b=1, sq=16, sk=2048)
     there = [library.to_gpu(x) for x in (q, k, v)]
     plan = tessera.plan(*there, wishes="splits=4")
-    assert plan.implementation == "cuda.fwd_mma"
+    assert plan.implementation.startswith("cuda.fwd_")
     want = tessera.attention(q, k, v)
     for _ in range(3):
         close("out", library.to_cpu(plan(*there)), want)

@@ -135,7 +135,7 @@ def test_views_are_used_in_place():
 def test_a_plan_keeps_its_workspace():
     q, k, v = map(on_gpu, qkv(b=1, sq=16, sk=4096))
     plan = tessera.plan(q, k, v, wishes="splits=8")
-    assert plan.implementation == "cuda.fwd_mma" and plan.workspace_bytes > 0
+    assert plan.implementation.startswith("cuda.fwd_") and plan.workspace_bytes > 0
     want = tessera.attention(q, k, v, wishes="splits=8")
     first = plan(q, k, v)
     torch.cuda.synchronize()
@@ -144,7 +144,7 @@ def test_a_plan_keeps_its_workspace():
     again = plan(q, k, v, out=first)
     assert torch.cuda.max_memory_allocated() == held  # nothing was asked of the allocator
     assert torch.equal(again, want)
-    assert "cuda.fwd_mma" in tessera.explain(q, k, v)
+    assert "implementation: cuda.fwd_" in tessera.explain(q, k, v)
 
 
 def test_combine_and_append():

@@ -63,9 +63,11 @@ struct FwdWgmma {
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
-  const int group = ptx::uniform(thread / 128);
 
-  __device__ __forceinline__ u32 q_at() const { return q_base + group * QTile::bytes; }
+  // Asked for again rather than kept: registers are short.
+  __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
+
+  __device__ __forceinline__ u32 q_at() const { return q_base + group() * QTile::bytes; }
   __device__ __forceinline__ u32 k_at(int use) const {
     return q_base + C.q_bytes() + use % C.stages * (C.k_bytes() + C.v_bytes());
   }
@@ -86,7 +88,7 @@ struct FwdWgmma {
       ptx::fence_mbarrier_init();
     }
     __syncthreads();
-    if (kernel.group < groups) {
+    if (kernel.group() < groups) {
       ptx::take_registers<computing_registers>();
       kernel.compute();
     } else {
@@ -120,7 +122,8 @@ struct FwdWgmma {
     __syncwarp();
     if (lane == 0) items().publish(item);
   }
-  /// Whether the row tile has any row. `use`: the first of the rings, then that behind it.
+  /// Whether the row tile has any row that sees a key; others are stored here. `use`: the first of the rings, then that
+  /// behind it.
   __device__ __forceinline__ bool find(int tile, int item, int& use) const {
     Work& work = shared.works[item % 2];
     bool found = false;
@@ -133,6 +136,12 @@ struct FwdWgmma {
     if constexpr (C.tiles == Tiles::list) {
       const TileList<C> tiles(p, work.sequence, work.block, list_memory(item));
       if (lane == 0) work.tiles = tiles;
+    }
+    __syncwarp();
+    if (work.tiles.count() == 0) {
+      Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store_empty();
+      __syncwarp();
+      return false;
     }
     if (lane == 0) {
       work.item = item;
@@ -179,47 +188,74 @@ struct FwdWgmma {
     if constexpr (kCopiers<C> > 1) __syncwarp();
   }
 
+  // Of every row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those before; then
+  // the last O += P·V.
   __device__ __forceinline__ void compute() const {
     if constexpr (takes_turns) {
-      if (group == groups - 1) end_turn();
+      if (group() == groups - 1) end_turn();
     }
-    int item = 0;
-    begin_queries(item);
+    const u32 q = ptx::uniform(q_at());
+    Scores s;
+    Probabilities weights;
+    Output o;
+    Softmax<1> softmax;
+    bool more = begin_queries(0);
 #pragma unroll 1
-    while (item != shared.end) {
-      Work& work = shared.works[item % 2];
+    for (int item = 0; more; ++item) {
+      Work& work = shared.works[item % 2];  // what stays in memory takes no registers, which are short
+      int use = work.first_use;
       await_queries();
-      Output o;
-      Softmax<1> softmax;
+      keys().wait(use);
+      const u32 first = ptx::uniform(k_at(use));
+      begin_turn();
+      begin_scores<C.type, QTile, KTile>(s, q, first);
+      end_turn();
       o.clear();
       softmax.clear();
-      if (work.first_use < work.end_use) {
-        walk(work, o, softmax);
-      } else {
-        begin_queries(work.item + 1);
+      find_weights<true>(work, use, s, weights, o, softmax);
+#pragma unroll 1
+      while (++use < work.end_use) {
+        const u32 k = ptx::uniform(k_at(use));
+        const u32 v = ptx::uniform(v_at(use - 1));
+        keys().wait(use);
+        begin_turn();
+        begin_scores<C.type, QTile, KTile>(s, q, k);
+        values().wait(use - 1);
+        begin_outputs<C.type, VTile>(o, weights, v);
+        end_turn();
+        find_weights<false>(work, use, s, weights, o, softmax);
       }
+      const u32 v = ptx::uniform(v_at(work.end_use - 1));
+      values().wait(work.end_use - 1);
+      begin_turn();
+      begin_outputs<C.type, VTile>(o, weights, v);
+      end_turn();
+      group_barrier();  // all warps of the group have the scores of their rows
+      more = begin_queries(work.item + 1);
+      await_outputs(o);
+      release(values(), work.end_use - 1);
       const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
       epilogue.store(o, softmax);
       if (work.spoiled != 0) {
         ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, lane}.add_to_outputs();
       }
-      item = work.item;  // in memory meanwhile: registers are short
+      item = work.item;
       __syncwarp();
       if (lane == 0) items().release(item);
-      ++item;
     }
   }
 
-  /// Of the group's rows of a row tile, if there is one, after the last product with those before.
-  __device__ __forceinline__ void begin_queries(int item) const {
+  /// Of the group's rows of a row tile, if there is one.
+  __device__ __forceinline__ bool begin_queries(int item) const {
     items().wait(item);
-    if (item == shared.end) return;
+    if (item == shared.end) return false;
     const Work& work = shared.works[item % 2];
     const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
-    const int first = group * 64;
+    const int first = group() * 64;
     const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - work.block.first_row - first;
     load_tile<QTile, 128>(q_at(), valid, p.d, thread % 128, [&](int row) { return rows.at(first + row); });
     ptx::cp_async_commit();
+    return true;
   }
   // The copies and the zeros beside them are wgmma's to read after the barrier.
   __device__ __forceinline__ void await_queries() const {
@@ -228,68 +264,40 @@ struct FwdWgmma {
     group_barrier();
   }
 
-  __device__ __forceinline__ void walk(Work& work, Output& o, Softmax<1>& softmax) const {
-    Scores s;
-    Probabilities weights;
+  /// From the scores that were begun to weights; and outputs, unless these are the row tile's first keys, from those of
+  /// the keys before to those that the new weights' are added to.
+  template <bool first>
+  __device__ __forceinline__ void find_weights(Work& work, int use, Scores& s, Probabilities& weights, Output& o,
+                                               Softmax<1>& softmax) const {
+    const KvTile tile = work.tiles.at(use - work.first_use);
     KeptBits<C> kept;
-    int use = work.first_use;
-    const u32 k = ptx::uniform(k_at(use));
-    keys().wait(use);
-    begin_turn();
-    begin_scores<C.type, QTile, KTile>(s, q_at(), k);
-    end_turn();
-    const KvTile first = work.tiles.at(0);
-    draw_dropout(kept, work, first);
-    await_scores<0>(s);
-    finish_scores(work, s, first, use);
-    softmax.raise(s, softmax_scale());
-    exponentiate(s, softmax);
+    if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
+    await_scores<first ? 0 : 1>(s);
+    finish_scores(work, s, tile, use);
+    const auto rescale = exponentiate<first>(work, s, tile, use, softmax);
     release(keys(), use);
-    pack_weights(weights, s, kept);
-#pragma unroll 1
-    while (use + 1 < work.end_use) {  // what stays in memory takes no registers, which are short
-      const u32 v = ptx::uniform(v_at(use));
-      ++use;
-      const u32 k = ptx::uniform(k_at(use));
-      keys().wait(use);
-      begin_turn();
-      begin_scores<C.type, QTile, KTile>(s, q_at(), k);
-      values().wait(use - 1);
-      begin_outputs<C.type, VTile>(o, weights, v);
-      end_turn();
-      const KvTile tile = work.tiles.at(use - work.first_use);
-      draw_dropout(kept, work, tile);
-      await_scores<1>(s);
-      finish_scores(work, s, tile, use);
-      const auto rescale = find_weights(work, s, tile, k, softmax);
-      release(keys(), use);
+    if constexpr (!first) {
       await_outputs(o);
       release(values(), use - 1);
       softmax.apply(rescale, o);
-      pack_weights(weights, s, kept);
     }
-    values().wait(use);
-    begin_outputs<C.type, VTile>(o, weights, ptx::uniform(v_at(use)));
-    group_barrier();  // all warps of the group have the scores of their rows
-    begin_queries(work.item + 1);
-    await_outputs(o);
-    release(values(), use);
+    pack_weights(weights, s, kept);
   }
 
   // Scores to weights. Few tiles of few rows raise the maximum by much: where nothing is hidden it is not even looked
   // for, and the sum of the weights tells when it should have been. Then this warp's products are computed again.
-  __device__ __forceinline__ typename Softmax<1>::Rescale find_weights(const Work& work, Scores& s,
-                                                                       const KvTile& tile, u32 k,
-                                                                       Softmax<1>& softmax) const {
+  template <bool first>
+  __device__ __forceinline__ typename Softmax<1>::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
+                                                                       int use, Softmax<1>& softmax) const {
     typename Softmax<1>::Rescale rescale{};
-    const bool looks = C.tests_elements() || tile.cut_begin || tile.cut_end;
+    const bool looks = first || C.tests_elements() || tile.cut_begin || tile.cut_end;
     if (looks) rescale = softmax.raise(s, softmax_scale());
     const float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, softmax);
     if (!looks && softmax.overshoots(before)) {
       softmax.sum[0][0] = before[0];
       softmax.sum[0][1] = before[1];
-      multiply_again(s, k);
+      multiply_again(s, k_at(use));
       FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
       rescale = softmax.raise(s, softmax_scale(), 0.0F);
       exponentiate(s, softmax);
@@ -297,10 +305,10 @@ struct FwdWgmma {
     return rescale;
   }
 
-  __device__ __forceinline__ void multiply_again(Scores& s, u32 k_at) const {
+  __device__ __forceinline__ void multiply_again(Scores& s, u32 k_tile) const {
     s.clear();
     const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
-    const u32 keys = keys_address<KTile>(k_at, lane);
+    const u32 keys = keys_address<KTile>(k_tile, lane);
 #pragma unroll 1
     for (int k = 0; k < C.d / 16; ++k) {
       u32 a[1][4];
@@ -344,10 +352,6 @@ struct FwdWgmma {
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
 
-  __device__ __forceinline__ void draw_dropout(KeptBits<C>& kept, const Work& work, const KvTile& tile) const {
-    if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
-  }
-
   static __device__ __forceinline__ void pack_weights(Probabilities& weights, Scores& s, const KeptBits<C>& kept) {
 #pragma unroll
     for (int k = 0; k < C.tile_n / 16; ++k) {
@@ -368,13 +372,13 @@ struct FwdWgmma {
   static constexpr int kTurn = 2;   // one for each group
   static constexpr int kGroup = 5;  // likewise
   __device__ __forceinline__ void begin_turn() const {
-    if constexpr (takes_turns) ptx::barrier_sync(kTurn + group, 256);
+    if constexpr (takes_turns) ptx::barrier_sync(kTurn + thread / 128, 256);
   }
   __device__ __forceinline__ void end_turn() const {
-    if constexpr (takes_turns) ptx::barrier_arrive(kTurn + (group + 1) % groups, 256);
+    if constexpr (takes_turns) ptx::barrier_arrive(kTurn + (thread / 128 + 1) % groups, 256);
   }
 
-  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group, 128); }
+  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + thread / 128, 128); }
 
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 };

@@ -94,6 +94,30 @@ struct Epilogue {
     }
   }
 
+  /// Of a tile of rows that see no key. By a warp.
+  __device__ __forceinline__ void store_empty() const {
+    constexpr int output_bytes = bytes_of(C.output);
+    const int lane = thread % 32;
+    const PackedRows out = rows_of(p.o, output_bytes, p.o_strides, p.o_split);
+#pragma unroll 1
+    for (int row = 0; row < min(rows(), C.tile_m); ++row) {
+#pragma unroll 1
+      for (int at = lane * 8; at < p.dv * output_bytes; at += 32 * 8) {
+        *reinterpret_cast<float2*>(out.writable(row) + at) = make_float2(0.0F, 0.0F);
+      }
+    }
+#pragma unroll 1
+    for (int row = lane; row < min(rows(), C.tile_m); row += 32) {
+      if (p.lse != nullptr) {
+        *reinterpret_cast<float*>(rows_of(p.lse, 4, p.lse_strides, p.lse_split).writable(row)) = -kInfinity;
+      }
+      if (p.row_sums != nullptr) {
+        const PackedRows sums = rows_of(p.row_sums, sizeof(RowSum), p.row_sum_strides, 0);
+        *reinterpret_cast<RowSum*>(sums.writable(row)) = {Softmax<row_tiles>::kLowest, 0.0F};
+      }
+    }
+  }
+
   __device__ __forceinline__ void store_fp32(const Output& o) const {
     const PackedRows out = rows_of(p.o, 4, p.o_strides, p.o_split);
 #pragma unroll
