@@ -5,7 +5,7 @@ namespace tessera::detail {
 
 std::span<const Implementation> implementations() {
   // Best first. The reference is last and is taken only by name: it is slow by design.
-  static const Implementation kTable[] = {kCpuTiled,     kCpuCombine,  kCpuKvAppend,  kCpuLinearDecode,  kCudaFwdWgmma,
+  static const Implementation kTable[] = {kCpuTiled,   kCpuCombine,  kCpuKvAppend,  kCpuLinearDecode,  kCudaFwdWgmma,
                                           kCudaFwdMma, kCudaCombine, kCudaKvAppend, kCudaLinearDecode, kCpuReference};
   return kTable;
 }

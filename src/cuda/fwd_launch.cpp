@@ -100,9 +100,7 @@ KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams&
   for (int i = 0; i < config.segments; ++i) {
     const KvParams& kv = params.kv[i];
     const bool paged = kv.page_table != nullptr;
-    const std::int64_t rows = paged                       ? kv.page_size.value
-                              : kv.cu_seqlens != nullptr ? kv.total
-                                                         : kv.capacity;
+    const std::int64_t rows = paged ? kv.page_size.value : kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
     if (rows > 1) {
       check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides);
       check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides);

@@ -57,7 +57,8 @@ Support is_faster(const Problem& problem, const FwdConfig& config) {
   if (config.dropout && narrow) return Support::no("is slower for dropout at these head dims; wants to be wished for");
   const int box = std::min(box_rows(config, problem.kv), problem.kv2 ? box_rows(config, *problem.kv2) : 256);
   if (box < 16) {
-    return Support::no("is slower where only " + std::to_string(box) + " keys lie together; wants 16, or to be wished for");
+    return Support::no("is slower where only " + std::to_string(box) +
+                       " keys lie together; wants 16, or to be wished for");
   }
   return Support::yes();
 }

@@ -92,7 +92,7 @@ def cupy_workspace() -> None:
     assert [workspaces(plan) for _ in range(2)] == [1, 0]
     cupy.stream.capturing = True
     assert [workspaces(plan) for _ in range(2)] == [1, 1]
-    assert plan.implementation == "cuda.fwd_mma"
+    assert plan.implementation.startswith("cuda.fwd_")
 
 
 def one_device() -> None:

@@ -188,8 +188,8 @@ struct FwdWgmma {
     if constexpr (kCopiers<C> > 1) __syncwarp();
   }
 
-  // Of every row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those before; then
-  // the last O += P·V.
+  // Of every row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those before;
+  // then the last O += P·V.
   __device__ __forceinline__ void compute() const {
     if constexpr (takes_turns) {
       if (group() == groups - 1) end_turn();

@@ -24,9 +24,7 @@ struct KvPages {
         count(p.pages) {}
 
   /// A page of the pool, whatever the table says.
-  __device__ __forceinline__ int at(int entry) const {
-    return entry < entries ? clamp(pages[entry], 0, count - 1) : 0;
-  }
+  __device__ __forceinline__ int at(int entry) const { return entry < entries ? clamp(pages[entry], 0, count - 1) : 0; }
 };
 
 /// The rows of K or of V of one (sequence, kv head, segment), of 16-bit elements. Strides in bytes; that of a row fits
