@@ -217,9 +217,7 @@ int shared_bytes(const FwdConfig& config, const Problem& problem) {
 
 // Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
 // ask for.
-bool fits_twice(const FwdConfig& config, const Target& target) {
-  return 2 * (config.smem_bytes() + 1024) <= target.shared_memory + 1024;
-}
+bool fits_twice(int bytes, const Target& target) { return 2 * (bytes + 1024) <= target.shared_memory + 1024; }
 
 std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
   return row_tiles(config, problem) * config.dv_parts * count_heads(problem) * problem.batch * splits;
@@ -236,7 +234,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
     choose_tile(config, problem, target);
     if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), most_keys(config));
   }
-  if (products == Products::mma_sync && config.warps <= 4 && !fits_twice(config, target)) {
+  if (products == Products::mma_sync && config.warps <= 4 && !fits_twice(config.smem_bytes(), target)) {
     config.stages = 1;
     if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
   }
@@ -253,6 +251,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
     if (value) field = static_cast<int>(std::min<std::int64_t>(*value, 1 << 20));
   };
   wish(config.tile_m, wishes.tile_q);
+  if (products == Products::wgmma && wishes.tile_q) config.warps = config.tile_m / 16;
   wish(config.tile_n, wishes.tile_kv);
   wish(config.stages, wishes.stages);
   wish(config.warps, wishes.warps);

@@ -16,12 +16,12 @@ std::int64_t choose_splits(const Problem& problem, const Target& target, const W
 /// The target's best configuration, changed as wished; a wish may make it one that no kernel can be.
 FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes,
                      Products products);
-/// Whether keys may come by the copy engine.
+/// Whether keys of products by mma.sync may come by the copy engine.
 bool has_tma(const FwdConfig& config, const Target& target);
 /// Rows of a source that a tile takes together and that lie together: as far as pages and runs of a list do.
 int box_rows(const FwdConfig& config, const KvSource& source);
-/// Whether the shared memory of a multiprocessor is enough for two blocks without a list.
-bool fits_twice(const FwdConfig& config, const Target& target);
+/// Whether the shared memory of a multiprocessor is enough for two blocks of so many bytes.
+bool fits_twice(int bytes, const Target& target);
 /// Shared memory of a block, with what a list adds, which depends on the problem's capacity and not on the code.
 int shared_bytes(const FwdConfig& config, const Problem& problem);
 /// Blocks of all rows, heads, sequences and splits, by capacities.

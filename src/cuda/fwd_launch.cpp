@@ -59,7 +59,7 @@ std::uint64_t next_tag() {
 std::int64_t grid_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits, const Target& target) {
   const std::int64_t blocks = count_blocks(config, problem, splits);
   if (config.products != Products::wgmma || target.multiprocessors == 0) return blocks;
-  const int together = fits_twice(config, target) ? config.blocks() : 1;
+  const int together = fits_twice(shared_bytes(config, problem), target) ? config.blocks() : 1;
   return std::min<std::int64_t>(blocks, together * target.multiprocessors);
 }
 
@@ -74,16 +74,18 @@ FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_
           0};
 }
 
-// What the copy engine cannot do; a stride of 0 between heads or sequences is one of them for all.
-void check_map_strides(Slot slot, const Strides& strides) {
-  const auto refuse = [&](i64 stride, const char* between) {
+// What the copy engine cannot do, in dimensions of more than one element; a stride of 0 between heads, sequences or
+// pages is one of them for all.
+void check_map_strides(Slot slot, const Strides& strides, std::int64_t rows, std::int64_t heads, std::int64_t batch) {
+  const auto check = [&](i64 stride, std::int64_t size, i64 least, const char* between) {
+    if (size <= 1 || stride >= least) return;
     throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
                 "a stride of " + std::to_string(stride) + " elements between " + between,
-                "a positive one, or the wish loader=cp_async");
+                "at least " + std::to_string(least) + ", or the wish loader=cp_async");
   };
-  if (strides.row <= 0) refuse(strides.row, "rows");
-  if (strides.head < 0) refuse(strides.head, "heads");
-  if (strides.batch < 0) refuse(strides.batch, "sequences");
+  check(strides.row, rows, 1, "rows");
+  check(strides.head, heads, 0, "heads");
+  check(strides.batch, batch, 0, "sequences or pages");
 }
 
 void check_row_stride(Slot slot, const Tensor& tensor) {
@@ -101,12 +103,12 @@ KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams&
     const KvParams& kv = params.kv[i];
     const bool paged = kv.page_table != nullptr;
     const std::int64_t rows = paged ? kv.page_size.value : kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
-    if (rows > 1) {
-      check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides);
-      check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides);
-    }
+    const std::int64_t batch = paged ? kv.pages : problem.batch;
+    check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides, rows, problem.heads_kv, batch);
+    check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides, rows, problem.heads_kv, batch);
+    // The driver wants an address for what is empty too.
     const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
-      return tensor_map(tensor, strides, dim, rows, problem.heads_kv, paged ? kv.pages : problem.batch, kv.box_rows,
+      return tensor_map(tensor != nullptr ? tensor : params.q, strides, dim, rows, problem.heads_kv, batch, kv.box_rows,
                         padded % 64 == 0 ? 64 : 32);
     };
     maps.keys[i] = map(kv.k, kv.k_strides, params.d, config.d);
@@ -124,7 +126,8 @@ Support supports_forward(const Problem& problem, const Target& target, const Wis
   if (const Support s = supports_features(problem); !s) return s;
   constexpr std::int64_t most = std::numeric_limits<int>::max() / 2;
   if (problem.seqlen_q * (problem.heads_q / problem.heads_kv) > most || problem.kv.seqlen > most ||
-      problem.total_q > most || problem.kv.total > most) {
+      problem.total_q > most || problem.kv.total > most ||
+      (problem.kv2 && std::max(problem.kv2->seqlen, problem.kv2->total) > most)) {
     return Support::no("counts rows of a sequence in 32 bits");
   }
   if (problem.batch > kMostGrid || problem.heads_q / packed_heads(problem) > kMostGrid) {

@@ -74,7 +74,8 @@ KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment
   kv.v = bindings[slots.v].bytes();
   kv.k_strides = row_strides(k);
   kv.v_strides = row_strides(bindings[slots.v]);
-  kv.capacity = static_cast<int>(source.seqlen);
+  const bool paged = source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
+  kv.capacity = paged && source.pages == 0 ? 0 : static_cast<int>(source.seqlen);  // whatever lengths say
   kv.total = static_cast<int>(source.total);
   kv.cu_seqlens = pointer<int>(bindings[slots.cu_seqlens]);
   kv.seqused = pointer<int>(bindings[slots.seqused]);

@@ -22,7 +22,7 @@ enum class Tiles : unsigned char {
 /// How tiles come into shared memory.
 enum class Loader : unsigned char {
   cp_async,  // 16 bytes a thread, by all threads
-  tma,       // boxes by the copy engine, asked for by one thread: SM90 and newer, strided sources
+  tma,       // boxes by the copy engine, asked for by one warp: SM90 and newer; of mma.sync strided sources only
 };
 
 /// By which instructions products are computed.

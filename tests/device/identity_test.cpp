@@ -128,6 +128,37 @@ TEST_P(Identity, MemoryLayoutChangesNoBit) {
   }
 }
 
+// Keys that some rows of a block see and others do not, far larger than all before.
+TEST_P(Identity, WhatIsMaskedChangesNoBit) {
+  for (const char* shape : {"sq=400 sk=400 hq=2 d=64 dtype=bf16", "sq=300 sk=300 hq=2 d=128 dtype=fp16 band=90:0",
+                            "sq=300 sk=300 hq=2 d=256 dtype=bf16 softcap=20",
+                            "sq=300 sk=300 hq=2 d=128 dtype=bf16 list=indices block=64x64 density=1"}) {
+    SCOPED_TRACE(shape);
+    const bool banded = std::string(shape).find("band=") != std::string::npos;
+    const std::string line = std::string("attention lse seed=12 ") + (banded ? "" : "causal ") + shape;
+    SequenceRun before(line);
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, before, ""));
+    SequenceRun after(line);
+    const std::int64_t d = after.problem().head_dim_qk;
+    constexpr std::int64_t kSame = 137;  // keys; within a tile of rows and of keys
+    for (std::int64_t j = kSame; j < after.problem().kv.seqlen; ++j) {
+      for (std::int64_t h = 0; h < 2; ++h) {
+        after.set_key_row(Slot::k, 0, j, h, std::vector<double>(static_cast<std::size_t>(d), j % 2 == 0 ? 30 : -30));
+        after.set_key_row(Slot::v, 0, j, h, std::vector<double>(static_cast<std::size_t>(d), 100));
+      }
+    }
+    after.remember();
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, after, ""));
+    for (std::int64_t h = 0; h < 2; ++h) {
+      for (std::int64_t i = 0; i < kSame; ++i) {
+        ASSERT_TRUE(same_bits(before.query_row(Slot::o, 0, i, h), after.query_row(Slot::o, 0, i, h)))
+            << "row " << i << " of head " << h;
+        ASSERT_EQ(before.lse(Slot::lse, 0, i, h), after.lse(Slot::lse, 0, i, h)) << "row " << i << " of head " << h;
+      }
+    }
+  }
+}
+
 // With plans of their own: what batch_invariant promises is a choice that the batch does not enter.
 TEST_P(Identity, AloneIsAsInABatch) {
   const std::string common = " hq=8 hkv=2 d=64 dtype=bf16 causal lse batch_invariant";

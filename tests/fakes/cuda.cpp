@@ -96,7 +96,7 @@ int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
 int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* address, const std::uint64_t* sizes,
                            const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int,
                            int swizzle, int, int) {
-  if (rank != 4 || reinterpret_cast<std::uintptr_t>(address) % 16 != 0) return kInvalidValue;
+  if (rank != 4 || address == nullptr || reinterpret_cast<std::uintptr_t>(address) % 16 != 0) return kInvalidValue;
   if (reinterpret_cast<std::uintptr_t>(map) % 64 != 0) return kInvalidValue;
   for (std::uint32_t i = 0; i < rank; ++i) {
     if (sizes[i] == 0 || box[i] == 0 || box[i] > 256) return kInvalidValue;

@@ -50,6 +50,17 @@ TEST_F(Launch, TheCopyEngineWantsPositiveStrides) {
   }
 }
 
+TEST_F(Launch, EmptySourcesNeedNoMemory) {
+  const Problem problem = Problem::parse("attention sq=100 sk=50 d=64 hq=2 dtype=bf16 kv2=dense sk2=0");
+  Bindings bindings = dense(problem);
+  for (const Slot slot : {Slot::k2, Slot::v2}) {
+    bindings[slot] = tensor(DType::bf16, {1, 0, 2, 64});
+    bindings[slot].data = nullptr;
+  }
+  Executor(make_plan(problem, Target::cuda_device(0))).run(bindings);
+  EXPECT_EQ(gpu_.launches, 1);
+}
+
 TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {
   const Plan plan = make_plan(problem_, Target::cuda_device(0));
   EXPECT_EQ(plan.implementation(), "cuda.fwd_wgmma");

@@ -134,6 +134,7 @@ struct FwdWgmma {
     }
     if (!ptx::uniform(found)) return false;
     if constexpr (C.tiles == Tiles::list) {
+      __syncwarp();
       const TileList<C> tiles(p, work.sequence, work.block, list_memory(item));
       if (lane == 0) work.tiles = tiles;
     }
@@ -284,13 +285,16 @@ struct FwdWgmma {
     pack_weights(weights, s, kept);
   }
 
-  // Scores to weights. Few tiles of few rows raise the maximum by much: where nothing is hidden it is not even looked
-  // for, and the sum of the weights tells when it should have been. Then this warp's products are computed again.
+  // Scores to weights. Few tiles of few rows raise the maximum by much: where all rows see the same keys it is not even
+  // looked for, and the sum of the weights tells when it should have been. Then this warp's products are computed
+  // again. That is one decision for 16 rows: under a mask it would tell a row, in a rounding, of keys that it does not
+  // see.
   template <bool first>
   __device__ __forceinline__ typename Softmax<1>::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
                                                                        int use, Softmax<1>& softmax) const {
     typename Softmax<1>::Rescale rescale{};
-    const bool looks = first || C.tests_elements() || tile.cut_begin || tile.cut_end;
+    const bool masked = C.affine || p.band_left < kUnbounded || p.band_right < kUnbounded;
+    const bool looks = first || masked || C.tests_elements() || tile.cut_begin || tile.cut_end;
     if (looks) rescale = softmax.raise(s, softmax_scale());
     const float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, softmax);

@@ -94,7 +94,7 @@ struct Epilogue {
     }
   }
 
-  /// Of a tile of rows that see no key. By a warp.
+  /// Of a tile of rows that see no key, where no masses are wanted. By a warp.
   __device__ __forceinline__ void store_empty() const {
     constexpr int output_bytes = bytes_of(C.output);
     const int lane = thread % 32;
@@ -107,14 +107,8 @@ struct Epilogue {
       }
     }
 #pragma unroll 1
-    for (int row = lane; row < min(rows(), C.tile_m); row += 32) {
-      if (p.lse != nullptr) {
-        *reinterpret_cast<float*>(rows_of(p.lse, 4, p.lse_strides, p.lse_split).writable(row)) = -kInfinity;
-      }
-      if (p.row_sums != nullptr) {
-        const PackedRows sums = rows_of(p.row_sums, sizeof(RowSum), p.row_sum_strides, 0);
-        *reinterpret_cast<RowSum*>(sums.writable(row)) = {Softmax<row_tiles>::kLowest, 0.0F};
-      }
+    for (int row = lane; p.lse != nullptr && row < min(rows(), C.tile_m); row += 32) {
+      *reinterpret_cast<float*>(rows_of(p.lse, 4, p.lse_strides, p.lse_split).writable(row)) = -kInfinity;
     }
   }
 
