@@ -144,7 +144,7 @@ Support supports_forward(const Problem& problem, const Target& target, const Wis
     return Support::no("splits is " + std::to_string(splits) + "; batch_invariant keeps one part per sequence");
   }
   const FwdConfig config = fwd_config(problem, target, splits, wishes, products);
-  if (const Support s = exists(config, target, wishes); !s) return s;
+  if (const Support s = exists(config, problem, target, wishes); !s) return s;
   if (problem.list && list_cells(config, problem) > FwdConfig::kMostCells) {
     return Support::no("collects at most " + std::to_string(FwdConfig::kMostCells) + " runs of " +
                        std::to_string(config.run) + " keys; the list's problem has " +

@@ -7,8 +7,9 @@
 
 namespace tessera::cuda {
 
-/// Whether there is a kernel of a configuration; wishes may ask for what no kernel can be.
-using ConfigSupport = Support (*)(const FwdConfig& config, const Target& target, const Wishes& wishes);
+/// Whether there is a kernel of a problem's configuration; wishes may ask for what no kernel can be.
+using ConfigSupport = Support (*)(const FwdConfig& config, const Problem& problem, const Target& target,
+                                  const Wishes& wishes);
 
 Support supports_forward(const Problem& problem, const Target& target, const Wishes& wishes, Products products,
                          ConfigSupport exists);

@@ -8,7 +8,7 @@
 namespace tessera::cuda {
 namespace {
 
-Support exists(const FwdConfig& c, const Target& target, const Wishes& wishes) {
+Support exists(const FwdConfig& c, const Problem& /*problem*/, const Target& target, const Wishes& wishes) {
   const auto refuse = [](const char* what, std::int64_t got, const std::string& want) {
     return Support::no(std::string(what) + " is " + std::to_string(got) + "; want " + want);
   };

@@ -10,7 +10,7 @@
 namespace tessera::cuda {
 namespace {
 
-Support exists(const FwdConfig& c, const Target& target, const Wishes& /*wishes*/) {
+Support supports_config(const FwdConfig& c, const Target& target) {
   if (c.stages < 2 || c.stages > 4) return Support::no("stages is " + std::to_string(c.stages) + "; want 2 to 4");
   if (target.sm != 90 || c.loader != Loader::tma || c.dv_parts != 1 || c.d > 256) {
     return Support::no("wants SM90, keys by TMA and at most 256 columns");
@@ -46,7 +46,7 @@ Support supports_pages(const FwdConfig& c, const KvSource& source) {
 }
 
 // Whether it is faster than mma.sync: docs/performance.md.
-Support is_faster(const Problem& problem, const FwdConfig& config) {
+Support is_faster(const FwdConfig& config, const Problem& problem) {
   const bool narrow = std::max(config.d, config.dv) <= 64;
   const std::int64_t least_rows = narrow ? 33 : 65;
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
@@ -63,16 +63,18 @@ Support is_faster(const Problem& problem, const FwdConfig& config) {
   return Support::yes();
 }
 
+Support exists(const FwdConfig& c, const Problem& problem, const Target& target, const Wishes& wishes) {
+  if (const Support s = supports_config(c, target); !s) return s;
+  if (const Support s = supports_pages(c, problem.kv); !s) return s;
+  if (problem.kv2) {
+    if (const Support s = supports_pages(c, *problem.kv2); !s) return s;
+  }
+  return wishes.implementation.empty() ? is_faster(c, problem) : Support::yes();
+}
+
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
   if (gathers_mass(problem)) return Support::no("gathers no masses");
-  if (const Support s = supports_forward(problem, target, wishes, Products::wgmma, exists); !s) return s;
-  const std::int64_t splits = choose_splits(problem, target, wishes, Products::wgmma);
-  const FwdConfig config = fwd_config(problem, target, splits, wishes, Products::wgmma);
-  if (const Support s = supports_pages(config, problem.kv); !s) return s;
-  if (problem.kv2) {
-    if (const Support s = supports_pages(config, *problem.kv2); !s) return s;
-  }
-  return wishes.implementation.empty() ? is_faster(problem, config) : Support::yes();
+  return supports_forward(problem, target, wishes, Products::wgmma, exists);
 }
 
 void plan(detail::PlanState& state) { plan_forward(state, Products::wgmma); }
