@@ -15,6 +15,7 @@ namespace {
 // MB are up to 5% slower.
 constexpr std::int64_t kSectionBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kManyKeys = 2048;
+constexpr std::int64_t kManyRows = 2048;
 
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
@@ -166,8 +167,8 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
   }
 }
 
-// Groups of 64 rows: two, or three where registers leave room; but one, and two blocks a multiprocessor, for short
-// sequences of narrow heads and where there are few rows.
+// Groups of 64 rows: two, or three where registers leave room; but one, and two blocks a multiprocessor or three, for
+// short sequences of narrow heads and where there are few rows.
 void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& target) {
   const int widest = std::max(config.d, config.dv);
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
@@ -178,8 +179,11 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
   } else if (config.scale_first || config.user_mask) {
     set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
   } else if (widest <= 64 && !much_to_find) {
-    set_tile(config, widest <= 32 ? 128 : 192, widest <= 32 ? 128 : 96, 2, widest <= 32 ? 8 : 12);
-    if (rows <= 1024) set_tile(config, 64, 128, 2, 4);
+    if (widest <= 32) set_tile(config, 128, 128, 2, 8);
+    if (widest > 32) set_tile(config, 192, 96, 4, 12);
+    const bool causal = problem.band.right && !problem.band.left;
+    const bool narrow = causal && rows <= kManyRows / 2;
+    if (rows <= kManyRows) set_tile(config, 64, narrow ? 64 : 128, narrow ? 4 : 2, 4);
   } else {
     set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : 64, 2, 8);
   }
@@ -215,9 +219,8 @@ int shared_bytes(const FwdConfig& config, const Problem& problem) {
   return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
 }
 
-// Two blocks share a multiprocessor. The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may
-// ask for.
-bool fits_twice(int bytes, const Target& target) { return 2 * (bytes + 1024) <= target.shared_memory + 1024; }
+// The driver keeps 1 KB for each; a multiprocessor has 1 KB more than a block may ask for.
+int blocks_that_fit(int bytes, const Target& target) { return (target.shared_memory + 1024) / (bytes + 1024); }
 
 std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
   return row_tiles(config, problem) * config.dv_parts * count_heads(problem) * problem.batch * splits;
@@ -234,7 +237,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
     choose_tile(config, problem, target);
     if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), most_keys(config));
   }
-  if (products == Products::mma_sync && config.warps <= 4 && !fits_twice(config.smem_bytes(), target)) {
+  if (products == Products::mma_sync && config.warps <= 4 && blocks_that_fit(config.smem_bytes(), target) < 2) {
     config.stages = 1;
     if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
   }

@@ -20,8 +20,8 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
 bool has_tma(const FwdConfig& config, const Target& target);
 /// Rows of a source that a tile takes together and that lie together: as far as pages and runs of a list do.
 int box_rows(const FwdConfig& config, const KvSource& source);
-/// Whether the shared memory of a multiprocessor is enough for two blocks of so many bytes.
-bool fits_twice(int bytes, const Target& target);
+/// Blocks of so many bytes that the shared memory of a multiprocessor has room for.
+int blocks_that_fit(int bytes, const Target& target);
 /// Shared memory of a block, with what a list adds, which depends on the problem's capacity and not on the code.
 int shared_bytes(const FwdConfig& config, const Problem& problem);
 /// Blocks of all rows, heads, sequences and splits, by capacities.

@@ -59,7 +59,7 @@ std::uint64_t next_tag() {
 std::int64_t grid_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits, const Target& target) {
   const std::int64_t blocks = count_blocks(config, problem, splits);
   if (config.products != Products::wgmma || target.multiprocessors == 0) return blocks;
-  const int together = fits_twice(shared_bytes(config, problem), target) ? config.blocks() : 1;
+  const int together = std::min(blocks_that_fit(shared_bytes(config, problem), target), config.blocks());
   return std::min<std::int64_t>(blocks, together * target.multiprocessors);
 }
 

@@ -159,6 +159,34 @@ TEST_P(Identity, WhatIsMaskedChangesNoBit) {
   }
 }
 
+// Queries whose scores rise by far from tile to tile, beside others in one warp: what that asks for touches no other
+// row.
+TEST_P(Identity, RowsDoNotKnowEachOther) {
+  for (const char* shape : {"d=64 dtype=bf16", "d=128 dtype=fp16", "d=256 dtype=bf16", "d=64 dtype=bf16 causal",
+                            "d=128 dtype=bf16 softcap=20", "d=128 dtype=bf16 list=indices block=64x64 density=1"}) {
+    SCOPED_TRACE(shape);
+    const std::string line = std::string("attention sq=700 sk=700 hq=2 lse seed=13 ") + shape;
+    SequenceRun calm(line);
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, calm, ""));
+    SequenceRun mixed(line);
+    const std::int64_t d = mixed.problem().head_dim_qk;
+    const auto is_wild = [](std::int64_t i) { return i % 3 == 0; };
+    for (std::int64_t i = 0; i < 700; ++i) {
+      if (is_wild(i)) mixed.set_query_row(Slot::q, 0, i, 0, std::vector<double>(static_cast<std::size_t>(d), 40));
+    }
+    mixed.remember();
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, mixed, ""));
+    for (std::int64_t i = 0; i < 700; ++i) {
+      for (std::int64_t h = 0; h < 2; ++h) {
+        if (h == 0 && is_wild(i)) continue;
+        ASSERT_TRUE(same_bits(calm.query_row(Slot::o, 0, i, h), mixed.query_row(Slot::o, 0, i, h)))
+            << "row " << i << " of head " << h;
+        ASSERT_EQ(calm.lse(Slot::lse, 0, i, h), mixed.lse(Slot::lse, 0, i, h)) << "row " << i << " of head " << h;
+      }
+    }
+  }
+}
+
 // With plans of their own: what batch_invariant promises is a choice that the batch does not enter.
 TEST_P(Identity, AloneIsAsInABatch) {
   const std::string common = " hq=8 hkv=2 d=64 dtype=bf16 causal lse batch_invariant";

@@ -100,7 +100,7 @@ TEST_F(Launch, AnExecutorMovesWithItsKernels) {
 
 TEST_F(Launch, PlansOfOneConfigurationShareALoadedKernel) {
   Executor one(make_plan(problem_, Target::cuda_device(0)));
-  Executor other(make_plan(Problem::parse("attention sq=290 hq=3 d=64 dtype=bf16"), Target::cuda_device(0)));
+  Executor other(make_plan(Problem::parse("attention sq=290 hq=3 d=64 dtype=bf16 causal"), Target::cuda_device(0)));
   one.prepare();
   other.prepare();
   EXPECT_EQ(gpu_.modules, 1);

@@ -185,15 +185,16 @@ struct FwdMma {
     const auto fill_keys = [&](int i) {
       if (threadIdx.x == 0 && i < count) {
         keys.acquire(i, C.k_bytes());
-        copy_tile<KTile>(work, p.kv[0], maps->keys, p.kv[0].k_strides, work.tiles.at(i), k_base(i % C.stages),
-                         keys.full(i), 0);
+        const TileBoxes boxes = find_boxes<C>(work, p.kv[0], work.tiles.at(i), 0);
+        copy_tile<KTile>(work, p.kv[0], maps->keys, p.kv[0].k_strides, boxes, k_base(i % C.stages), keys.full(i), 0);
       }
     };
     const auto fill_values = [&](int i) {
       if (threadIdx.x == 0 && i < count) {
         values.acquire(i, C.v_bytes());
-        copy_tile<VTile>(work, p.kv[0], maps->values, p.kv[0].v_strides, work.tiles.at(i), v_base(i % C.stages),
-                         values.full(i), 0);
+        const TileBoxes boxes = find_boxes<C>(work, p.kv[0], work.tiles.at(i), 0);
+        copy_tile<VTile>(work, p.kv[0], maps->values, p.kv[0].v_strides, boxes, v_base(i % C.stages), values.full(i),
+                         0);
       }
     };
     if (threadIdx.x == 0) {

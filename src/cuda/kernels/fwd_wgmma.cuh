@@ -40,10 +40,13 @@ struct FwdWgmma {
   static constexpr int groups = C.warps / 4;  // that compute
   static constexpr bool takes_turns = groups >= 2;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
-  static constexpr int all_registers = groups == 1 ? 256 : groups == 2 ? 504 : 512;
+  static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine;
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
-  static constexpr int copying_registers = most_to_find ? 72 : much_to_find ? 56 : groups == 3 ? 32 : 40;
+  static constexpr int copying_registers = most_to_find                     ? 72
+                                           : much_to_find                   ? 56
+                                           : groups == 3 || C.blocks() == 3 ? 32
+                                                                            : 40;
   static constexpr int computing_registers = (all_registers - copying_registers) / groups / 8 * 8;
   using QTile = SharedTile<64, C.d>;  // of a group
   using KTile = SharedTile<C.tile_n, C.d>;
@@ -168,17 +171,24 @@ struct FwdWgmma {
       if (lane == 0) items().release(item);
     }
   }
+  // While there is no memory yet for a tile's values, the next one's boxes are looked up.
   __device__ __forceinline__ void copy_tiles(const Work& work) const {
+    TileBoxes boxes = boxes_of(work, work.first_use);
 #pragma unroll 1
     for (int use = work.first_use; use < work.end_use; ++use) {
-      const KvTile tile = work.tiles.at(use - work.first_use);
-      const int segment = C.segments == 2 ? tile.segment : 0;
+      const int segment = C.segments == 2 ? boxes.tile.segment : 0;
       const KvParams& kv = p.kv[segment];
       acquire(keys(), use, C.k_bytes());
-      copy_tile<KTile>(work, kv, maps->keys + segment, kv.k_strides, tile, k_at(use), keys().full(use), lane);
+      copy_tile<KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), keys().full(use), lane);
+      const TileBoxes next = use + 1 < work.end_use ? boxes_of(work, use + 1) : boxes;
       acquire(values(), use, C.v_bytes());
-      copy_tile<VTile>(work, kv, maps->values + segment, kv.v_strides, tile, v_at(use), values().full(use), lane);
+      copy_tile<VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane);
+      boxes = next;
     }
+  }
+  __device__ __forceinline__ TileBoxes boxes_of(const Work& work, int use) const {
+    const KvTile tile = work.tiles.at(use - work.first_use);
+    return find_boxes<C>(work, p.kv[C.segments == 2 ? tile.segment : 0], tile, lane);
   }
   // The copies of the other lanes count only after the bytes are said.
   __device__ __forceinline__ void acquire(const Ring<C.stages>& ring, int use, u32 bytes) const {
@@ -253,8 +263,9 @@ struct FwdWgmma {
     const Work& work = shared.works[item % 2];
     const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
     const int first = group() * 64;
+    const int in_group = ptx::uniform(thread / 32 % 4) * 32 + lane;  // computed again rather than kept, too
     const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - work.block.first_row - first;
-    load_tile<QTile, 128>(q_at(), valid, p.d, thread % 128, [&](int row) { return rows.at(first + row); });
+    load_tile<QTile, 128>(q_at(), valid, p.d, in_group, [&](int row) { return rows.at(first + row); });
     ptx::cp_async_commit();
     return true;
   }
@@ -285,25 +296,23 @@ struct FwdWgmma {
     pack_weights(weights, s, kept);
   }
 
-  // Scores to weights. Few tiles of few rows raise the maximum by much: where all rows see the same keys it is not even
-  // looked for, and the sum of the weights tells when it should have been. Then this warp's products are computed
-  // again. That is one decision for 16 rows: under a mask it would tell a row, in a rounding, of keys that it does not
-  // see.
+  // Scores to weights. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even looked
+  // for, and the sum of the weights tells when it should have been. Then this warp's products are computed again, which
+  // changes no bit of the other rows' (tests/device: Identity.RowsDoNotKnowEachOther).
   template <bool first>
   __device__ __forceinline__ typename Softmax<1>::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
                                                                        int use, Softmax<1>& softmax) const {
     typename Softmax<1>::Rescale rescale{};
-    const bool masked = C.affine || p.band_left < kUnbounded || p.band_right < kUnbounded;
-    const bool looks = first || masked || C.tests_elements() || tile.cut_begin || tile.cut_end;
+    const bool looks = first || C.tests_elements() || tile.cut_begin || tile.cut_end;
     if (looks) rescale = softmax.raise(s, softmax_scale());
     const float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, softmax);
     if (!looks && softmax.overshoots(before)) {
-      softmax.sum[0][0] = before[0];
-      softmax.sum[0][1] = before[1];
+      float slack[2];
+      softmax.take_back(before, slack);
       multiply_again(s, k_at(use));
       FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
-      rescale = softmax.raise(s, softmax_scale(), 0.0F);
+      rescale = softmax.raise(s, softmax_scale(), slack);
       exponentiate(s, softmax);
     }
     return rescale;

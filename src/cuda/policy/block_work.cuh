@@ -67,22 +67,42 @@ __device__ __forceinline__ BoxPlace place_of(const BlockWork<C>& work, const KvP
   return {key - entry * static_cast<int>(kv.page_size.value), pages.at(entry)};
 }
 
+/// A tile for the copy engine, and where the first of a lane's boxes lies: looked up before there is memory for it,
+/// since pages take a while, and once for keys and values.
+struct TileBoxes {
+  KvTile tile;
+  BoxPlace first;
+};
+
+template <FwdConfig C>
+__device__ __forceinline__ TileBoxes find_boxes(const BlockWork<C>& work, const KvParams& kv, const KvTile& tile,
+                                                int lane) {
+  const int row = kCopiers<C> == 1 ? 0 : lane * kv.box_rows;
+  if (row >= C.tile_n) return {tile, {}};
+  return {tile, place_of(work, kv, tile.segment, work.tiles.key(tile, row))};
+}
+
 /// A tile of keys or of values by the copy engine, whose bytes count at `barrier`. By the first kCopiers lanes of a
 /// warp, each of its boxes.
 template <class Tile, FwdConfig C>
 __device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const KvParams& kv, const TensorMap* map,
-                                          const Strides& strides, const KvTile& tile, u32 to, u32 barrier, int lane) {
+                                          const Strides& strides, const TileBoxes& boxes, u32 to, u32 barrier,
+                                          int lane) {
   const int box_rows = kCopiers<C> == 1 ? C.tile_n : kv.box_rows;
   const int head = strides.head == 0 ? 0 : work.block.kv_head;
+  BoxPlace place = boxes.first;
+  int row = lane * box_rows;
 #pragma unroll 1
-  for (int row = lane * box_rows; row < C.tile_n; row += kCopiers<C> * box_rows) {
-    const BoxPlace place = place_of(work, kv, tile.segment, work.tiles.key(tile, row));
+  while (row < C.tile_n) {
     const int batch = strides.batch == 0 ? 0 : place.batch;
 #pragma unroll
     for (int panel = 0; panel < Tile::panels; ++panel) {
       ptx::tma_load(to + Tile::rows_below(row) + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns,
                     place.row, head, batch);
     }
+    row += kCopiers<C> * box_rows;
+    if (kCopiers<C> == 1 || row >= C.tile_n) break;
+    place = place_of(work, kv, boxes.tile.segment, work.tiles.key(boxes.tile, row));
   }
 }
 

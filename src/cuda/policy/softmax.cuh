@@ -46,11 +46,11 @@ struct Softmax {
   };
 
   /// Raises the origins to the maxima of new scores and rescales sums, but only for rows whose maximum rose by more
-  /// than `slack`: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
+  /// than their slack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
   /// score's factor to log2.
   template <int key_tiles>
   __device__ __forceinline__ Rescale raise(const Accumulator<row_tiles, key_tiles>& s, float scale,
-                                           float slack = kSlack) {
+                                           const float (&slack)[2] = {kSlack, kSlack}) {
     Rescale rescale;
     bool moved = false;
 #pragma unroll
@@ -63,7 +63,7 @@ struct Softmax {
           highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
         }
         highest = quad_maximum(highest) * scale;
-        const bool rises = highest > origin[m][half] + slack;
+        const bool rises = highest > origin[m][half] + slack[half];
         rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;
         origin[m][half] = rises ? highest : origin[m][half];
         sum[m][half] *= rescale.factor[m][half];
@@ -87,14 +87,24 @@ struct Softmax {
     }
   }
 
-  /// Whether a row's probabilities that came since `before` are so many, or so large, that its origin was too low: each
-  /// is at most 2^kSlack where this says no. The answer is one for the warp.
+  /// Whether any row's probabilities that came since `before` are so many, or so large, that its origin was too low:
+  /// each is at most 2^kSlack where this says no.
   __device__ __forceinline__ bool overshoots(const float (&before)[2]) const {
     static_assert(row_tiles == 1);
     const float most = fmaxf(sum[0][0] - before[0], sum[0][1] - before[1]);
     return __any_sync(0xffffffffU, most > kMostSum) != 0;
   }
   static constexpr float kMostSum = 256.0F;  // 2^kSlack
+
+  /// Takes back what came since `before`. `slack`: with which rows' origins are to be raised then, those that were too
+  /// low to their maxima; no other row may change.
+  __device__ __forceinline__ void take_back(const float (&before)[2], float (&slack)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      slack[half] = quad_maximum(sum[0][half] - before[half]) > kMostSum ? 0.0F : kInfinity;
+      sum[0][half] = before[half];
+    }
+  }
 
   /// One 16 x 8 tile of scores to probabilities. tile_mass.cuh counts on every rounding, so that none is left to the
   /// compiler.
