@@ -279,10 +279,9 @@ TEST_P(GpuIdentity, PagedIsVarlenIsDenseByWarpgroups) {
                          std::string(common));
       if (!supports(varlen.problem(), target_, Wishes::parse(wishes + splits))) continue;
       ASSERT_NO_FATAL_FAILURE(run_on(target_, varlen, wishes + splits));
-      for (const char* keys :
-           {"kv=varlen", "kv=dense seqused_k", "kv=table page=16 pages=shuffled", "kv=table page=1 pages=shuffled",
-            "kv=table page=256", "kv=csr page=7 pages=shuffled", "kv=csr page=64 pages=shuffled",
-            "kv=csr page=12 pages=shuffled"}) {
+      for (const char* keys : {"kv=varlen", "kv=dense seqused_k", "kv=table page=16 pages=shuffled",
+                               "kv=table page=1 pages=shuffled", "kv=table page=256", "kv=csr page=7 pages=shuffled",
+                               "kv=csr page=64 pages=shuffled", "kv=csr page=12 pages=shuffled"}) {
         SCOPED_TRACE(std::string(keys) + common + splits);
         SequenceRun other(std::string("attention b=3 sq=70 sk=330 lens_q=70,7,43 lens_k=330,11,200 seqused_q ") + keys +
                           common);
