@@ -166,6 +166,19 @@ def test_length_has_a_line_for_each_setting_and_peer(metric, value):
         assert np.isclose(lines[0].get_ydata()[0], rows[0]["tflops"], rtol=1e-3)
 
 
+def test_roofline_has_every_row_and_peer_under_the_measured_limits():
+    data = dense()
+    (axes,) = plot.bench(data, kind="roofline").axes
+    limits = data["machine"]["roofline"]
+    (roof,) = [line for line in axes.lines if line.get_label() == "limits measured beside"]
+    for x, y in zip(roof.get_xdata(), roof.get_ydata(), strict=True):
+        assert np.isclose(y, min(limits["gflops"], x * limits["gbytes_s"]) / 1e3)
+    assert np.isclose(max(roof.get_ydata()), limits["gflops"] / 1e3)
+    drawn = sorted((x, y) for line in axes.lines if line is not roof for x, y in line.get_xydata())
+    times = [(row, us) for row in data["rows"] for us in (row["us"], row["peers"]["torch_cpu"])]
+    assert np.allclose(drawn, sorted((row["gflop"] / row["gbyte"], row["gflop"] / us * 1e3) for row, us in times))
+
+
 def test_time_is_the_picture_of_rows_without_peers_and_of_one_length():
     data = json.loads((RESULTS / "cpu_lists.json").read_text())
     figure = plot.bench(RESULTS / "cpu_lists.json", title="lists")
@@ -191,6 +204,7 @@ def without(key):
         (RESULTS / "cpu_lists.json", {"kind": "speedup"}, "peer"),
         (dense(), {"peer": "onnx"}, "peer"),
         (dense(), {"kind": "pie"}, "kind"),
+        ({"rows": dense()["rows"]}, {"kind": "roofline"}, "source"),
         (dense(), {"metric": "joules"}, "metric"),
     ],
 )

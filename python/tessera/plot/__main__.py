@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tessera.plot._bench import METRICS, bench
+from tessera.plot._bench import KINDS, METRICS, bench
 from tessera.plot._tiles import tiles
 
 
@@ -18,7 +18,7 @@ def main(words: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     speed = verbs.add_parser("bench", help="results of `tessera bench`")
     speed.add_argument("file", help="JSON that `tessera bench --json` or `--save` wrote")
-    speed.add_argument("--kind", default="auto", choices=("auto", "speedup", "length", "time"))
+    speed.add_argument("--kind", default="auto", choices=KINDS)
     speed.add_argument("--metric", default="tflops", choices=sorted(METRICS), help="of --kind length")
     speed.add_argument("--peer", help="which peer, where there are several")
     maps = verbs.add_parser("tiles", help="mass per tile, or tiles that are computed")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of `tessera bench`: speed-up beside a peer, lines over the length, times."""
+"""Results of `tessera bench`: speed-up beside a peer, lines over the length, times, the roofline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PEERS = {"torch_cpu": "PyTorch"}
+PEERS = {"torch_cpu": "PyTorch", "torch_flash": "FlashAttention-2", "torch_cudnn": "cuDNN"}
 PEER_STYLES = ("--", ":", "-.")
+KINDS = ("auto", "speedup", "length", "time", "roofline")
 METRICS = {
     "ms": ("milliseconds", lambda row, us: us / 1e3),
     "tflops": ("TFLOP/s", lambda row, us: row["gflop"] / us * 1e3),
@@ -182,6 +183,47 @@ def _draw_length(rows: list[Mapping[str, Any]], peer: str | None, metric: str) -
     return figure, "; ".join(["Tessera", *told])
 
 
+def _draw_roofline(machine: Mapping[str, Any], rows: list[Mapping[str, Any]], peer: str | None) -> tuple[Figure, str]:
+    """Operations a second over operations a byte (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785).
+
+    The limits are those measured in the same run; a product unit that they do not measure may pass them.
+    """
+    limits = machine.get("roofline", {})
+    if not all(isinstance(limits.get(key), (int, float)) and limits[key] > 0 for key in ("gflops", "gbytes_s")):
+        raise refusal("source", "a machine without limits", "'roofline' with 'gflops' and 'gbytes_s' under 'machine'")
+    rows = [row for row in rows if row.get("gbyte", 0) > 0 and row.get("gflop", 0) > 0]
+    if not rows:
+        raise refusal("source", "no row with operations and bytes", "rows with 'gflop' and 'gbyte'")
+    peers = _peers(rows, peer)
+    settings = _labels(rows, without=("sq", "sk", "b"))
+    figure = new_figure(8.0, 4.8)
+    axes = figure.subplots()
+    for place, setting in enumerate(dict.fromkeys(settings)):
+        mine = [row for row, s in zip(rows, settings, strict=True) if s == setting]
+        colour = COLOURS[place % len(COLOURS)]
+        intensity = [row["gflop"] / row["gbyte"] for row in mine]
+        axes.plot(intensity, [row["gflop"] / row["us"] * 1e3 for row in mine], "o", color=colour, ms=4, label=setting)
+        for name, marker in zip(peers, ("x", "+", "1"), strict=False):
+            beside = [(x, row) for x, row in zip(intensity, mine, strict=True) if name in row.get("peers", {})]
+            times = [row["gflop"] / row["peers"][name] * 1e3 for _, row in beside]
+            axes.plot([x for x, _ in beside], times, marker, color=colour, ms=4, mew=0.8)
+    reach = [row["gflop"] / row["gbyte"] for row in rows]
+    slope, flat = limits["gbytes_s"] / 1e3, limits["gflops"] / 1e3
+    edge = sorted({min(reach) / 1.5, flat / slope, max(reach) * 1.5})
+    axes.plot(edge, [min(flat, slope * x) for x in edge], color="#404040", lw=1, label="limits measured beside")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+        which("{x:g}")
+    axes.tick_params(axis="y", which="both", labelsize=7)
+    axes.set_xlabel("operations a byte")
+    axes.set_ylabel("TFLOP/s")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    told = [f"{mark}: {PEERS.get(name, name)}" for name, mark in zip(peers, ("x", "+", "1"), strict=False)]
+    return figure, "; ".join(["dots: Tessera", *told])
+
+
 def bench(
     source: str | Path | Mapping[str, Any],
     *,
@@ -196,8 +238,9 @@ def bench(
         source: path of a JSON file that `tessera bench --json` or `--save` wrote, or its contents as a dict.
         kind: "speedup": a bar a row, time of a peer over time of Tessera, with the 10th to 90th percentile of
             neighbouring runs. "length": lines over the sequence length (sq or sk, whichever varies), one for each
-            setting, peers dashed. "time": a bar a row, milliseconds. "auto": "speedup" if there are peers, else
-            "length" if lengths vary, else "time".
+            setting, peers dashed. "time": a bar a row, milliseconds. "roofline": operations a second over operations a
+            byte, beside the limits measured in the same run. "auto": "speedup" if there are peers, else "length" if
+            lengths vary, else "time".
         peer: which peer, where rows were measured beside several.
         metric: of "length": "ms", "tflops" or "gbytes_s".
         title: instead of one that says what the picture shows.
@@ -210,8 +253,8 @@ def bench(
         ImportError: no matplotlib.
     """
     machine, rows = _load(source)
-    if kind not in ("auto", "speedup", "length", "time"):
-        raise refusal("kind", repr(kind), "auto, speedup, length or time")
+    if kind not in KINDS:
+        raise refusal("kind", repr(kind), f"one of {', '.join(KINDS)}")
     if metric not in METRICS:
         raise refusal("metric", repr(metric), f"one of {', '.join(METRICS)}")
     if kind == "auto":
@@ -220,12 +263,15 @@ def bench(
         figure, told = _draw_speedup(rows, peer)
     elif kind == "length":
         figure, told = _draw_length(rows, peer, metric)
+    elif kind == "roofline":
+        figure, told = _draw_roofline(machine, rows, peer)
     else:
         spreads = [(row["spread"]["p10"] / 1e3, row["spread"]["p90"] / 1e3) for row in rows if "spread" in row]
         figure, axes = _bars(rows, [row["us"] / 1e3 for row in rows], spreads if len(spreads) == len(rows) else None)
         axes.set_xlabel("milliseconds; whiskers: 10th to 90th percentile")
         told = "Tessera"
-    where = ", ".join(str(machine[key]) for key in ("cpu", "date") if key in machine)
+    gpus = [gpu["name"] for gpu in machine.get("gpus", []) if str(machine.get("target", "")).startswith("cuda")]
+    where = ", ".join(str(word) for word in (*(gpus[:1] or [machine.get("cpu")]), machine.get("date")) if word)
     threads = rows[0].get("threads")
     where += f", {threads} threads" if threads else ""
     figure.suptitle(title if title is not None else f"{told}\n{where}", fontsize=9)
