@@ -265,6 +265,7 @@ LAYOUTS = {
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
     "cpu_decode": ("Decode", plain_rows),
     "gpu_dense": ("Dense attention beside FlashAttention-2 and cuDNN", gpu_rows),
+    "gpu_graph": ("Length 512 as CUDA graphs, caches as they are", gpu_rows),
     "gpu_dense_sm80": ("The same under the plans of SM80", gpu_rows),
     "gpu_dense_sm120": ("The same under the plans of SM120: 99 KB of shared memory", gpu_rows),
     "gpu_gqa_prefill": ("Short prefills with grouped heads", gpu_rows),

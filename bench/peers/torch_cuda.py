@@ -2,10 +2,11 @@
 """torch.nn.functional.scaled_dot_product_attention on a GPU by one of its backends: what torch_flash.py and
 torch_cudnn.py share.
 
-Requests and answers are those of torch_cpu.py. Timing is that of `tessera bench --device cuda`: 256 MiB are written
-before each call, so that no input is in the L2 cache and the host's work is done while the device still writes; events
-around the call; the median of the calls. Of the layouts that torch takes ((batch, heads, seqlen, dim) contiguous, or a
-view of (batch, seqlen, heads, dim)) and the ways to do grouped heads, the fastest that the backend accepts is taken.
+Requests and answers are those of torch_cpu.py, with "graph" besides. Timing is that of `tessera bench --device cuda`:
+256 MiB are written before each call, so that no input is in the L2 cache and the host's work is done while the device
+still writes; events around the call; the median of the calls. With "graph", that of `--graph`: the calls in a row as one
+CUDA graph. Of the layouts that torch takes ((batch, heads, seqlen, dim) contiguous, or a view of (batch, seqlen, heads,
+dim)) and the ways to do grouped heads, the fastest that the backend accepts is taken.
 """
 
 import json
@@ -74,6 +75,26 @@ def timed(call, calls, flush):
     return statistics.median(begin.elapsed_time(end) for begin, end in events) * 1e3
 
 
+def timed_as_graph(call, calls):
+    """Microseconds of one call, the mean of `calls` in a row as one CUDA graph, caches as they are."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # a first call allocates, which a graph cannot record
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    graph.replay()
+    begin.record()
+    graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3 / calls
+
+
 def refusal(request):
     if request["pass"] != "forward":
         return "only the forward is measured"
@@ -106,7 +127,7 @@ def set_up(request, backend, flush):
 
 def serve(backend):
     """Answers requests until their end."""
-    call = None
+    call, as_graph = None, False
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     torch_version = torch.__version__.split("+")[0]
     version = f"torch {torch_version}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
@@ -117,13 +138,15 @@ def serve(backend):
                 call = None  # frees the tensors of the last problem first
                 torch.cuda.empty_cache()
                 call, reason = set_up(request, backend, flush)
+                as_graph = request["graph"]
                 answer = {"ok": call is not None, "version": version, "reason": reason}
                 if call is not None:
                     del answer["reason"]
             else:
                 for _ in range(request["warm_up"]):
                     call()
-                answer = {"us": timed(call, max(1, min(request["calls"], 100)), flush)}
+                calls = max(1, min(request["calls"], 100))
+                answer = {"us": timed_as_graph(call, calls) if as_graph else timed(call, calls, flush)}
         except Exception as error:  # any failure of the peer is an answer, not the end of the measurement
             answer = {"error": f"{type(error).__name__}: {error}".replace("\n", " ")}
         print(json.dumps(answer), flush=True)

@@ -66,6 +66,7 @@ TEST_F(Command, BadUsageIsTwo) {
   expect_error("bench 'attention sq=8 density=0.5'", 2, "density");
   expect_error("bench 'attention sq={8,16'", 2, "braces");
   expect_error("bench 'attention sq=8' --max-regression lots", 2, "lots");
+  expect_error("bench 'attention sq=8' --graph", 2, "--device cuda");
 }
 
 TEST_F(Command, UnsupportedIsThreeAndFilesAreFour) {

@@ -41,7 +41,7 @@ struct BenchOptions {
   int warm_up = 1;
   int repetitions = 11;
   std::string json, csv, compare_with;
-  bool save = false, merge = false, sweep = false;
+  bool save = false, merge = false, sweep = false, graph = false;
   std::string max_regression;
   TargetOptions target;
   std::string device = "cpu";
@@ -278,7 +278,10 @@ int bench(const BenchOptions& options) {
   options.texts.register_all();
   const std::vector<BenchCase> cases = read_cases(options);
   const std::vector<Wishes> wishes = wishes_of(options);
-  MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}};
+  if (options.graph && !options.on_gpu()) {
+    throw Error(ErrorCode::invalid_argument, "--graph", "--device " + options.device, "--device cuda beside it");
+  }
+  MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}, options.graph};
   const std::string path = json_path(options, how.target);
   const auto peers = start_peers(options);
   const Roofline roofline = options.on_gpu() ? measure_device_roofline(how.target) : host_roofline(cases, how.target);
@@ -352,6 +355,9 @@ void add_bench(CLI::App& app, int& exit_code) {
   add_text_options(*verb, options->texts);
   verb->add_option("--device", options->device, "Where to run: cpu, cuda or cuda:N")->capture_default_str();
   verb->add_option("--emulate", options->emulate, "On a GPU: the plans of another chip (sm80, sm89, sm120)");
+  verb->add_flag(
+      "--graph", options->graph,
+      "On a GPU: calls in a row as one CUDA graph, caches as they are, instead of single calls on cold caches");
   verb->footer(R"(Examples:
   tessera bench bench/suites/cpu_dense.txt --pass both --peer torch_cpu --save
   tessera bench "attention sq={512,2048} hq=8 d=64 dtype={fp32,bf16} {causal,}" --wish tile_q=64,128

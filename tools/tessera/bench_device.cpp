@@ -25,8 +25,9 @@ float milliseconds_between(cuda::EventHandle begin, cuda::EventHandle end) {
 
 }  // namespace
 
-DeviceRun::DeviceRun(Executor& executor, const BenchInputs& inputs)
+DeviceRun::DeviceRun(Executor& executor, const BenchInputs& inputs, bool as_graph)
     : executor_(executor),
+      as_graph_(as_graph || !inputs.turns.empty()),
       device_(executor.plan().target().index),
       stream_(cases::device_stream(device_)),
       bindings_(bindings_of(inputs.arrays)) {
@@ -80,7 +81,7 @@ double DeviceRun::time_graph(Recorded& recorded, int calls, int warm_up, const C
   if (recorded.calls != calls) {
     if (recorded.graph != nullptr) d.graph_exec_destroy(std::exchange(recorded.graph, nullptr));
     cuda::check(d.capture_begin(stream, kOfThisThread), "cuStreamBeginCapture");
-    for (int i = 0; i < calls; ++i) call(static_cast<std::size_t>(i) % turns_.size());
+    for (int i = 0; i < calls; ++i) call(static_cast<std::size_t>(i) % std::max<std::size_t>(turns_.size(), 1));
     cuda::GraphHandle graph = nullptr;
     cuda::check(d.capture_end(stream, &graph), "cuStreamEndCapture");
     const cuda::Result result = d.graph_instantiate(&recorded.graph, graph, 0);
@@ -126,9 +127,9 @@ double DeviceRun::time(int calls, int warm_up) {
   const cuda::Driver& d = cuda::driver();
   const cuda::StreamHandle stream = handle_of(stream_);
   calls = std::clamp(calls, 1, kMostCalls);
-  if (!turns_.empty()) {
+  if (as_graph_) {
     return time_graph(steps_, calls, warm_up, [&](std::size_t turn) {
-      bindings_[Slot::state_slots].data = turns_[turn];
+      if (!turns_.empty()) bindings_[Slot::state_slots].data = turns_[turn];
       executor_.run(bindings_, stream_);
     });
   }

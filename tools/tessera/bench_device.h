@@ -14,8 +14,9 @@ namespace tessera::cli {
 
 class DeviceRun {
  public:
-  /// Copies the arrays to the executor's device. Throws std::bad_alloc when they do not fit.
-  DeviceRun(Executor& executor, const BenchInputs& inputs);
+  /// Copies the arrays to the executor's device. `as_graph`: calls are measured in a row, as one CUDA graph. Throws
+  /// std::bad_alloc when they do not fit.
+  DeviceRun(Executor& executor, const BenchInputs& inputs, bool as_graph);
   ~DeviceRun();
   DeviceRun(const DeviceRun&) = delete;
   DeviceRun& operator=(const DeviceRun&) = delete;
@@ -23,7 +24,8 @@ class DeviceRun {
   /// Microseconds of one call, the median of `calls` after `warm_up` untimed ones. Before each, 256 MiB are written, so
   /// that no input is in the cache; the device is busy with that while the host queues the call, so that host time
   /// does not count.
-  /// Inputs with turns are measured without a flush: the calls in a row, each with the next turn, as one CUDA graph.
+  /// As a graph, and always of inputs with turns, the calls are measured in a row without a flush, each with the next
+  /// turn: the mean of one.
   double time(int calls, int warm_up);
 
   /// Of inputs with turns: microseconds of the best of some passes in place over as many bytes as a call's states have,
@@ -45,6 +47,7 @@ class DeviceRun {
   double time_graph(Recorded& recorded, int calls, int warm_up, const Call& call);
 
   Executor& executor_;
+  bool as_graph_;
   int device_;
   Stream stream_;
   Bindings bindings_;

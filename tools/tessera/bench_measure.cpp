@@ -79,7 +79,8 @@ struct Runner {
   double call_us = 0;  // known from a first call
 
   [[nodiscard]] int calls() const {
-    const double each = std::max(call_us, 0.1) + (is_on_gpu(options) ? DeviceRun::kFlushMicroseconds : 0.0);
+    const bool flushes = is_on_gpu(options) && !options.as_graph;
+    const double each = std::max(call_us, 0.1) + (flushes ? DeviceRun::kFlushMicroseconds : 0.0);
     const double most = is_on_gpu(options) ? DeviceRun::kMostCalls : 100000.0;
     return static_cast<int>(std::clamp(std::ceil(options.batch_seconds * 1e6 / each), 1.0, most));
   }
@@ -128,6 +129,7 @@ BenchRow describe(const BenchCase& bench_case, const MeasureOptions& options, co
   if (is_on_gpu(options)) row.isa = "sm_" + std::to_string(target.sm) + (target.emulated ? " emulated" : "");
   row.threads = target.threads;
   row.repetitions = options.repetitions;
+  row.as_graph = options.as_graph;
   row.workspace_bytes = plan.workspace_bytes();
   return row;
 }
@@ -161,7 +163,7 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   std::unique_ptr<DeviceRun> device;
   if (is_on_gpu(options)) {
     executor.prepare();
-    device = std::make_unique<DeviceRun>(executor, inputs);
+    device = std::make_unique<DeviceRun>(executor, inputs, options.as_graph);
   } else {
     executor.run(bindings);
     row.rss_growth_bytes = memory.growth();
@@ -177,7 +179,7 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
 
   std::vector<Peer*> ready;
   for (const std::unique_ptr<Peer>& peer : peers) {
-    if (const auto reason = peer->set_up(bench_case.problem, plan.target())) {
+    if (const auto reason = peer->set_up(bench_case.problem, plan.target(), options.as_graph)) {
       row.refusals[peer->name()] = *reason;
     } else {
       ready.push_back(peer.get());

@@ -38,6 +38,7 @@ struct BenchRow {
   int threads = 0;
   int repetitions = 0;
   int calls = 0;  // in a repetition
+  bool as_graph = false;
   Spread us;
   double gflop = 0, gbyte = 0;
   double tflops = 0, gbytes_s = 0, roofline_percent = 0;
@@ -54,6 +55,7 @@ struct MeasureOptions {
   double batch_seconds = 0.02;  // a repetition repeats the call until it lasts this long
   Target target;
   Wishes wishes;
+  bool as_graph = false;  // on a GPU: calls in a row as one CUDA graph, with caches as they are
 };
 
 /// Measures with what the machine can do at most as the scale. Throws what planning and running throw.

@@ -62,7 +62,7 @@ json Peer::ask(const json& request) {
   return object;
 }
 
-std::optional<std::string> Peer::set_up(const Problem& problem, const Target& target) {
+std::optional<std::string> Peer::set_up(const Problem& problem, const Target& target, bool as_graph) {
   const bool causal = problem.band == Band{std::nullopt, 0};
   const bool one_type = problem.q_type == problem.k_type && problem.q_type == problem.v_type;
   // The same problem without what the peer is told must be a plain one.
@@ -95,7 +95,8 @@ std::optional<std::string> Peer::set_up(const Problem& problem, const Target& ta
                            {"causal", causal},
                            {"scale", problem.softmax_scale()},
                            {"threads", target.threads},
-                           {"device", target.index}});
+                           {"device", target.index},
+                           {"graph", as_graph}});
   version_ = answer.value("version", "");
   if (!answer.value("ok", false)) return answer.value("reason", "it did not say why");
   return std::nullopt;

@@ -13,7 +13,8 @@
 namespace tessera::cli {
 
 /// Speaks one JSON object a line with `python3 <script>` (bench/peers/): {"do": "setup", …problem, "threads": 2,
-/// "device": 0} is answered by {"ok": true, "version": …} or {"ok": false, "reason": …}; {"do": "run", "calls": 3} by
+/// "device": 0, "graph": false} is answered by {"ok": true, "version": …} or {"ok": false, "reason": …}; {"do": "run",
+/// "calls": 3} by
 /// {"us": of one call}.
 class Peer {
  public:
@@ -27,7 +28,7 @@ class Peer {
   /// What the peer says of itself ("torch 2.13.0"), known after a set-up.
   [[nodiscard]] const std::string& version() const noexcept { return version_; }
   /// nullopt when ready, else why the peer does not do this problem.
-  std::optional<std::string> set_up(const Problem& problem, const Target& target);
+  std::optional<std::string> set_up(const Problem& problem, const Target& target, bool as_graph);
   /// Microseconds of one call, the mean of `calls` in a row after `warm_up` untimed ones.
   double run(int calls, int warm_up);
 

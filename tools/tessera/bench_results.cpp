@@ -25,8 +25,8 @@ double rounded(double value) {
 ordered_json spread(const Spread& values) { return {{"p10", rounded(values.p10)}, {"p90", rounded(values.p90)}}; }
 
 std::string key_of(const ordered_json& row) {
-  return fmt::format("{}|{}|{}|{}|{}", row.value("problem", ""), row.value("pass", ""), row.value("wishes", ""),
-                     row.value("threads", 0), row.value("isa", ""));
+  return fmt::format("{}|{}|{}|{}|{}|{}", row.value("problem", ""), row.value("pass", ""), row.value("wishes", ""),
+                     row.value("threads", 0), row.value("isa", ""), row.value("graph", false));
 }
 
 std::string quoted(const std::string& text) { return "\"" + text + "\""; }  // no value here holds a quote
@@ -54,6 +54,7 @@ ordered_json to_json(const BenchRow& row) {
                          {"peers", ordered_json::object()},
                          {"ratios", ordered_json::object()},
                          {"ratio_spread", ordered_json::object()}};
+  if (row.as_graph) object["graph"] = true;
   if (row.in_place_us > 0) object["in_place_us"] = rounded(row.in_place_us);
   for (const auto& [name, peer] : row.peers) {
     object["peers"][name] = rounded(peer.us.median);

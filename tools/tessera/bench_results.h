@@ -13,7 +13,7 @@ namespace tessera::cli {
 nlohmann::ordered_json to_json(const BenchRow& row);
 
 /// {"machine": {…}, "rows": […]}. `earlier` rows stay where no new row has the same key (problem, pass, wishes,
-/// threads).
+/// threads, instruction set, graph).
 nlohmann::ordered_json results(const nlohmann::json& machine, const std::vector<BenchRow>& rows,
                                const nlohmann::ordered_json& earlier = {});
 /// Throws Error{io or parse} when it is not such a file.
