@@ -67,8 +67,8 @@ struct Implementation {
   void (*run)(const PlanState& state, const Bindings& bindings, const Resources& resources);
 };
 
-/// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cuda.fwd_wgmma, cuda.fwd_mma, cuda.combine,
-/// cuda.kv_append, cuda.linear_decode, cpu.reference (the last only when wished for by name).
+/// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cpu.linear_chunk, cuda.fwd_wgmma, cuda.fwd_mma,
+/// cuda.combine, cuda.kv_append, cuda.linear_decode, cpu.reference (the last only when wished for by name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.
@@ -76,6 +76,7 @@ extern const Implementation kCpuTiled;          // src/cpu/tiled.cpp
 extern const Implementation kCpuCombine;        // src/cpu/combine.cpp
 extern const Implementation kCpuKvAppend;       // src/cpu/kv_append.cpp
 extern const Implementation kCpuLinearDecode;   // src/cpu/linear_decode.cpp
+extern const Implementation kCpuLinearChunk;    // src/cpu/linear_chunk.cpp
 extern const Implementation kCudaFwdMma;        // src/cuda/fwd_mma.cpp
 extern const Implementation kCudaFwdWgmma;      // src/cuda/fwd_wgmma.cpp
 extern const Implementation kCudaCombine;       // src/cuda/combine.cpp
