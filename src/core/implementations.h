@@ -68,7 +68,7 @@ struct Implementation {
 };
 
 /// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cpu.linear_chunk, cuda.fwd_wgmma, cuda.fwd_mma,
-/// cuda.combine, cuda.kv_append, cuda.linear_decode, cpu.reference (the last only when wished for by name).
+/// cuda.combine, cuda.kv_append, cuda.linear_decode, cuda.linear_chunk, cpu.reference (the last only when wished for by name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.
@@ -82,6 +82,7 @@ extern const Implementation kCudaFwdWgmma;      // src/cuda/fwd_wgmma.cpp
 extern const Implementation kCudaCombine;       // src/cuda/combine.cpp
 extern const Implementation kCudaKvAppend;      // src/cuda/kv_append.cpp
 extern const Implementation kCudaLinearDecode;  // src/cuda/linear_decode.cpp
+extern const Implementation kCudaLinearChunk;   // src/cuda/linear_chunk.cpp
 extern const Implementation kCpuReference;      // src/cpu/reference_implementation.cpp
 
 }  // namespace tessera::detail
