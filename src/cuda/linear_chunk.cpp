@@ -17,6 +17,7 @@ namespace {
 using detail::LinearWalk;
 
 constexpr std::int64_t kMostGrid = 65535;  // blocks in y and z
+constexpr int kMostState = 128 * 64;       // numbers that fit into the registers of a block's update warps
 
 std::int64_t dim_x(const Problem& p, const LinearWalk& walk) { return walk.transposed ? p.head_dim_v : p.head_dim_qk; }
 std::int64_t dim_z(const Problem& p, const LinearWalk& walk) { return walk.transposed ? p.head_dim_qk : p.head_dim_v; }
@@ -34,11 +35,11 @@ bool is_exact(const Problem& p, const LinearWalk& walk) {
 }
 
 /// The widest tile that fits, of z 64 columns or 32, of 64 tokens or 32: 64 columns read x and y half as often.
+/// Products by wgmma are of 64 tokens; where dims are 64 they are fast enough that two blocks a head are worth more.
 ChunkConfig config_of(const Problem& p, std::int64_t x, const Target& target, const Wishes& wishes) {
   ChunkConfig config;
   config.type = element_of(p.q_type);
   config.x = static_cast<int>(x);
-  config.stages = static_cast<int>(wishes.stages.value_or(2));
   for (const LinearWalk& walk : detail::linear_walks(p)) {
     if (dim_x(p, walk) == x && is_exact(p, walk)) config.parts = p.q_type == DType::bf16 ? 3 : 2;
   }
@@ -46,10 +47,15 @@ ChunkConfig config_of(const Problem& p, std::int64_t x, const Target& target, co
   for (const int chunk : {64, 32}) {
     for (const int tile : {64, 32}) {
       config.chunk = static_cast<int>(wishes.tile_q.value_or(chunk));
+      config.wgmma = target.sm == 90 && config.chunk == 64;
+      if (config.wgmma && config.x == 64 && tile == 64 && !wishes.tile_kv) continue;
       config.tile = static_cast<int>(wishes.tile_kv.value_or(tile));
+      config.stages = static_cast<int>(wishes.stages.value_or(config.wgmma ? 3 : 2));
+      if (!wishes.stages && !fits()) config.stages = 2;
       // Registers: an update warp has x / 4 rows of `tile` columns.
-      config.blocks = config.x * config.tile <= 128 * 32 && fits_twice(config.smem_bytes(), target) ? 2 : 1;
-      if ((wishes.tile_kv || config.x * config.tile <= 128 * 64) && fits()) return config;
+      config.blocks =
+          config.x * config.tile <= (config.wgmma ? 64 : 128) * 32 && fits_twice(config.smem_bytes(), target) ? 2 : 1;
+      if ((wishes.tile_kv || config.x * config.tile <= kMostState) && fits()) return config;
     }
   }
   return config;
@@ -84,6 +90,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
   if (const Support s = supports_wishes(wishes); !s) return s;
   for (const LinearWalk& walk : detail::linear_walks(p)) {
     const ChunkConfig config = config_of(p, dim_x(p, walk), target, wishes);
+    if (config.x * config.tile > kMostState) return Support::no("tile_kv is 32 where a head dim is 256");
     if (config.smem_bytes() <= target.shared_memory) continue;
     return Support::no("needs " + std::to_string(config.smem_bytes()) + " bytes of shared memory; the target has " +
                        std::to_string(target.shared_memory));
@@ -93,16 +100,19 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
 
 KernelSource source_of(const ChunkConfig& c) {
   KernelSource source;
-  source.name = std::string("linear_chunk ") + name_of(c.type) + " x=" + std::to_string(c.x) +
+  const std::string products = c.wgmma ? "wgmma" : "mma";
+  source.name = "linear_chunk " + products + " " + name_of(c.type) + " x=" + std::to_string(c.x) +
                 " tile=" + std::to_string(c.tile) + " chunk=" + std::to_string(c.chunk) +
                 " stages=" + std::to_string(c.stages) + " parts=" + std::to_string(c.parts) +
                 " blocks=" + std::to_string(c.blocks);
-  source.text = std::string("#include \"cuda/kernels/linear_chunk.cuh\"\n") +
+  source.text = "#include \"cuda/kernels/linear_chunk_" + products +
+                ".cuh\"\n"
                 "using namespace tessera::cuda;\n"
                 "constexpr ChunkConfig config{.type = Element::" +
                 name_of(c.type) + ", .x = " + std::to_string(c.x) + ", .tile = " + std::to_string(c.tile) +
                 ", .chunk = " + std::to_string(c.chunk) + ", .stages = " + std::to_string(c.stages) +
                 ", .parts = " + std::to_string(c.parts) + ", .blocks = " + std::to_string(c.blocks) +
+                ", .wgmma = " + (c.wgmma ? "true" : "false") +
                 "};\n"
                 "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks) "
                 "tessera_kernel(const __grid_constant__ ChunkParams params) {\n"

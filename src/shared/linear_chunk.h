@@ -15,6 +15,7 @@ struct ChunkConfig {
   int stages = 2;                // chunks in shared memory
   int parts = 1;                 // 16-bit parts of a decayed y in walks whose state is exact to fp32
   int blocks = 1;                // that the compiler is to leave registers for
+  bool wgmma = false;            // products by wgmma (SM90), else by mma.sync
 
   constexpr bool operator==(const ChunkConfig&) const = default;
   /// Each has 16 tokens of a chunk.
@@ -58,9 +59,9 @@ struct ChunkWalk {
 /// gridDim is (walks · tiles of z, heads, batch).
 struct ChunkParams {
   ChunkWalk walks[3];
-  int tiles;     // of z
-  int seqlen;    // longest sequence
-  int total;     // varlen: capacity in tokens
+  int tiles;   // of z
+  int seqlen;  // longest sequence
+  int total;   // varlen: capacity in tokens
   const int* cu_seqlens;
   const float* slopes;  // (heads)
 };

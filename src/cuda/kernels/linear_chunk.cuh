@@ -12,18 +12,23 @@
 //     update warps: x / 4 rows of S each, fp32 in registers; they leave the next chunk's operand in shared memory
 //
 // with one barrier a chunk, behind which the next chunks' copies are asked for. S is rounded where it meets X only.
-// Where it is a result (`exact`), decayed Y is cut into parts that together are its fp32, and each chunk's sum begins at
-// zero before it is added to S, because products are accumulated with truncation.
+// Where it is a result (`exact`), decayed Y is cut into parts that together are its fp32, and each chunk's sum begins
+// at zero before it is added to S, because products are accumulated with truncation.
 #pragma once
 
 #include "cuda/policy/sequence.cuh"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/tile/gemm_mma.cuh"
 #include "shared/linear_chunk.h"
 
 namespace tessera::cuda {
+
+/// The two lines, by mma.sync or by wgmma: linear_chunk_mma.cuh, linear_chunk_wgmma.cuh.
+template <ChunkConfig C, bool wgmma = C.wgmma>
+struct ChunkProducts;
 
 template <ChunkConfig C>
 struct LinearChunk {
@@ -31,8 +36,11 @@ struct LinearChunk {
   using ZTile = SharedTile<C.chunk, C.tile>;
   using STile = SharedTile<C.x, C.tile>;
   static constexpr int kRowTiles = C.x / (16 * C.kUpdateWarps);  // of S, of an update warp
+  using State = Accumulator<kRowTiles, C.tile / 8>;
+  using Out = Accumulator<1, C.tile / 8>;
+  using Scores = Accumulator<1, C.chunk / 8>;
   static constexpr int kUnrolled = C.blocks > 1 ? 1 : 16;  // where registers are few, loops that cost little stay loops
-  static constexpr float kMostSlope = 1000.0F;  // whose decay is 0 already; larger ones would make 0 · ∞
+  static constexpr float kMostSlope = 1000.0F;             // whose decay is 0 already; larger ones would make 0 · ∞
 
   const ChunkWalk& walk;
   float* power;  // shared: a^n for n = 0 … C.chunk
@@ -72,25 +80,24 @@ struct LinearChunk {
 
   __device__ __forceinline__ void work() const {
     for (int n = thread(); n <= C.chunk; n += C.threads()) power[n] = expf(-slope * static_cast<float>(n));
+    __syncthreads();
     const int chunks = divide_up(length, C.chunk);
 #pragma unroll
     for (int i = 0; i < C.stages - 1; ++i) load(i);
     if (thread() < C.output_warps() * 32) {
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        begin(chunk);
-        outputs(chunk);
-      }
+      ChunkProducts<C>::outputs(*this, chunks);
     } else {
       update_all(chunks);
     }
   }
 
-  /// The chunk is there, what the chunk before was computed from is free.
+  /// The chunk is there, and the stage of the chunk before is free for prefetch().
   __device__ __forceinline__ void begin(int chunk) const {
     ptx::cp_async_wait<C.stages - 2>();
+    if constexpr (C.wgmma) ptx::fence_async_proxy();  // in front of what reads the copies and the left state
     __syncthreads();
-    load(chunk + C.stages - 1);
   }
+  __device__ __forceinline__ void prefetch(int chunk) const { load(chunk + C.stages - 1); }
 
   // ---- copies
 
@@ -118,43 +125,23 @@ struct LinearChunk {
     constexpr int rows = C.threads() / pieces;
     const int piece = thread() % pieces;
     const i64 step = row_step(s) * 2;
+    const int row = thread() / pieces;
+    const int valid = min(length - first, C.chunk);
     const char* base = static_cast<const char*>(from) + (first_row(s) + column + piece * 8) * 2;
+    const char* at = base + (first + row) * step;
 #pragma unroll(kUnrolled)
-    for (int i = 0; i < divide_up(C.chunk, rows); ++i) {
-      const int row = thread() / pieces + i * rows;
-      if (C.chunk % rows != 0 && row >= C.chunk) break;
-      const bool valid = first + row < length;
-      ptx::cp_async_16_or_zeros(to + Tile::at(row, piece), valid ? base + (first + row) * step : base, valid);
+    for (int i = 0; i < divide_up(C.chunk, rows); ++i, at += rows * step) {
+      const int below = row + i * rows;
+      if (C.chunk % rows != 0 && below >= C.chunk) break;
+      ptx::cp_async_16_or_zeros(to + Tile::at(below, piece), below < valid ? at : base, below < valid);
     }
   }
 
   // ---- outputs
 
-  __device__ __forceinline__ void outputs(int chunk) const {
-    const int warp = thread() / 32;
-    const u32 x = stage(chunk);
-    const u32 y = keys_address<XTile>(x + XTile::bytes, lane());
-    const u32 s = values_address<STile>(state(chunk), lane());
-    const u32 rows = rows_address<XTile>(x, warp * 16, lane());
-    Accumulator<1, C.tile / 8> out;
-    Accumulator<1, C.chunk / 8> scores;
-    out.clear();
-    scores.clear();
-#pragma unroll
-    for (int k = 0; k < C.x / 16; ++k) {
-      u32 a[1][4];
-      load_rows<XTile>(a, rows, k);
-      multiply_values<C.type, STile>(out, a, s, k);
-#pragma unroll
-      for (int n = 0; n < C.chunk / 16; ++n) {
-        if (n > warp) break;  // later tokens
-        u32 b[4];
-        ptx::ldmatrix_x4(b, XTile::chunk_pair(y, k) + XTile::rows_below(n * 16));
-        ptx::mma_m16n8k16<C.type>(scores.tile[0][2 * n], a[0], b[0], b[1]);
-        ptx::mma_m16n8k16<C.type>(scores.tile[0][2 * n + 1], a[0], b[2], b[3]);
-      }
-    }
-    const int row = warp * 16 + lane() / 4;
+  /// What the state brings: the power of the decay that the loop before left out.
+  __device__ __forceinline__ void decay(Out& out) const {
+    const int row = thread() / 32 * 16 + lane() / 4;
     const float upper = walk.out_scale * power[row + lag];
     const float lower = walk.out_scale * power[row + 8 + lag];
 #pragma unroll
@@ -162,41 +149,18 @@ struct LinearChunk {
       out.tile[0][n][0] *= upper, out.tile[0][n][1] *= upper;
       out.tile[0][n][2] *= lower, out.tile[0][n][3] *= lower;
     }
-    add_tokens(out, scores, x + 2 * XTile::bytes, warp);
-    write(out, x, chunk, warp);
   }
 
-  /// out += what the chunk's own tokens bring.
-  __device__ __forceinline__ void add_tokens(Accumulator<1, C.tile / 8>& out, Accumulator<1, C.chunk / 8>& scores,
-                                             u32 z, int warp) const {
-    const float factor = walk.y_scale * walk.out_scale;
-    const float slope2 = slope * kLog2E;
-    const int distance = warp * 16 + lane() / 4 - lane() % 4 * 2;  // of the lane's row and the first of its columns
-    const u32 values = values_address<ZTile>(z, lane());
-#pragma unroll
-    for (int n = 0; n < C.chunk / 16; ++n) {
-      if (n > warp) break;
-      u32 p[1][4];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float(&c)[4] = scores.tile[0][2 * n + half];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int apart = distance + i / 2 * 8 - (n * 16 + half * 8 + i % 2);
-          const float weight = ptx::exp2(-slope2 * static_cast<float>(apart)) * factor;
-          c[i] = apart >= 0 ? c[i] * weight : 0.0F;
-        }
-        p[0][2 * half] = ptx::pack<C.type>(c[0], c[1]);
-        p[0][2 * half + 1] = ptx::pack<C.type>(c[2], c[3]);
-      }
-      multiply_values<C.type, ZTile>(out, p, values, n);
-    }
+  /// Of the chunk's token of column (n, i) in this lane's row of the scores; 0 for later tokens.
+  __device__ __forceinline__ float weight(int n, int i) const {
+    const int apart = thread() / 32 * 16 + lane() / 4 + i / 2 * 8 - (n * 8 + lane() % 4 * 2 + i % 2);
+    return apart >= 0 ? power[apart] * (walk.y_scale * walk.out_scale) : 0.0F;
   }
 
-  /// Through the warp's own rows of X, which it has read, to whole lines of memory.
-  __device__ __forceinline__ void write(const Accumulator<1, C.tile / 8>& out, u32 x, int chunk, int warp) const {
+  /// Through the warp's own rows of X, which nobody reads any more, to whole lines of memory.
+  __device__ __forceinline__ void write(const Out& out, u32 x, int chunk) const {
+    const int warp = thread() / 32;
     const int row = warp * 16 + lane() / 4;
-    __syncwarp();
 #pragma unroll
     for (int n = 0; n < C.tile / 8; ++n) {
       const u32 column = lane() % 4 * 4;
@@ -219,12 +183,10 @@ struct LinearChunk {
 
   // ---- updates
 
-  using State = Accumulator<kRowTiles, C.tile / 8>;
   static __device__ __forceinline__ int update_warp() { return thread() / 32 - C.output_warps(); }
+  static __device__ __forceinline__ int row_tile(int m) { return m * C.kUpdateWarps + update_warp(); }
   /// Row and column of element i of tile (m, n).
-  static __device__ __forceinline__ int row_of(int m, int i) {
-    return (update_warp() * kRowTiles + m) * 16 + lane() / 4 + i / 2 * 8;
-  }
+  static __device__ __forceinline__ int row_of(int m, int i) { return row_tile(m) * 16 + lane() / 4 + i / 2 * 8; }
   static __device__ __forceinline__ int column_of(int n, int i) { return n * 8 + lane() % 4 * 2 + i % 2; }
 
   __device__ __forceinline__ void update_all(int chunks) const {
@@ -233,59 +195,26 @@ struct LinearChunk {
     leave(s, 0);
     for (int chunk = 0; chunk < chunks; ++chunk) {
       begin(chunk);
+      prefetch(chunk);
       if (C.parts > 1 && walk.exact) {
-        update<C.parts>(s, chunk);
+        ChunkProducts<C>::template update<C.parts>(*this, s, chunk);
       } else {
-        update<1>(s, chunk);
+        ChunkProducts<C>::template update<1>(*this, s, chunk);
       }
       leave(s, chunk + 1);
     }
     write_state(s);
   }
 
+  /// Yᵀ of 16 tokens, tile `t` of a chunk of `count`, each times its decay. `keys`: this lane's address of Y's first
+  /// 16. Rows past the sequence are zeros and may have any.
   template <int parts>
-  __device__ __forceinline__ void update(State& s, int chunk) const {
-    const u32 y = keys_address<XTile>(stage(chunk) + XTile::bytes, lane());
-    const u32 z = values_address<ZTile>(stage(chunk) + 2 * XTile::bytes, lane());
-    const int count = min(length - chunk * C.chunk, C.chunk);
-    const float decay = power[count];
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-      Accumulator<1, C.tile / 8> sum;
-      sum.clear();
-      const u32 keys = XTile::chunk_pair(y, update_warp() * kRowTiles + m);
-#pragma unroll(kUnrolled)
-      for (int t = 0; t < C.chunk / 16; ++t) {
-        u32 a[parts][4];
-        decayed<parts>(a, keys + XTile::rows_below(t * 16), count - lag - (t * 16 + lane() % 4 * 2));
-#pragma unroll
-        for (int n = 0; n < C.tile / 16; ++n) {
-          u32 b[4];
-          ptx::ldmatrix_x4_transposed(b, ZTile::chunk_pair(z, n) + ZTile::rows_below(t * 16));
-#pragma unroll
-          for (int part = 0; part < parts; ++part) {
-            ptx::mma_m16n8k16<C.type>(sum.tile[0][2 * n], a[part], b[0], b[1]);
-            ptx::mma_m16n8k16<C.type>(sum.tile[0][2 * n + 1], a[part], b[2], b[3]);
-          }
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < C.tile / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s.tile[m][n][i] = decay * s.tile[m][n][i] + sum.tile[0][n][i];
-      }
-    }
-  }
-
-  /// Yᵀ of 16 tokens, each times its decay; `exponent` is that of the lane's first. Rows past the sequence are zeros
-  /// and may have any.
-  template <int parts>
-  __device__ __forceinline__ void decayed(u32 (&a)[parts][4], u32 keys, int exponent) const {
+  __device__ __forceinline__ void decayed(u32 (&a)[parts][4], u32 keys, int t, int count) const {
     u32 bits[4];
-    ptx::ldmatrix_x4_transposed(bits, keys);
+    ptx::ldmatrix_x4_transposed(bits, keys + XTile::rows_below(t * 16));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at = exponent - i / 2 * 8;
+      const int at = count - lag - (t * 16 + lane() % 4 * 2) - i / 2 * 8;
       float low;
       float high;
       ptx::unpack<C.type>(bits[i], low, high);
@@ -301,6 +230,15 @@ struct LinearChunk {
         low -= rounded_low;
         high -= rounded_high;
       }
+    }
+  }
+
+  /// S = decay · S + sum, of row tile m.
+  static __device__ __forceinline__ void add(State& s, int m, float decay, const Out& sum) {
+#pragma unroll
+    for (int n = 0; n < C.tile / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s.tile[m][n][i] = decay * s.tile[m][n][i] + sum.tile[0][n][i];
     }
   }
 
@@ -347,7 +285,8 @@ struct LinearChunk {
         for (int i = 0; i < 4; ++i) {
           const i64 at = row_of(m, i) * states.strides[2] + column_of(n, i) * states.strides[3];
           if (states.is_bf16) {
-            s.tile[m][n][i] = __uint_as_float(static_cast<u32>(reinterpret_cast<const unsigned short*>(from)[at]) << 16U);
+            s.tile[m][n][i] =
+                __uint_as_float(static_cast<u32>(reinterpret_cast<const unsigned short*>(from)[at]) << 16U);
           } else {
             s.tile[m][n][i] = reinterpret_cast<const float*>(from)[at];
           }
