@@ -52,7 +52,7 @@ def linear_decode(
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
     """
     refuse_gradient("linear_decode", "has no gradient", q=q, k=k, v=v, state=state)
-    bound = _bound(state=state, decay_slopes=decay_slopes, state_slots=state_slots, dest_slots=dest_slots)
+    bound = bound_arrays(state=state, decay_slopes=decay_slopes, state_slots=state_slots, dest_slots=dest_slots)
     return _forward("linear_decode", (q, k, v), bound, None, scale, layout, out, status, threads)
 
 
@@ -91,7 +91,7 @@ def linear_chunk(
         )
         return final[0]
     refuse_gradient("linear_chunk", "has none beside a pool or out, linear_attention has", q=q, k=k, v=v, state=state)
-    bound = _bound(
+    bound = bound_arrays(
         state=state,
         decay_slopes=decay_slopes,
         state_slots=state_slots,
@@ -144,7 +144,7 @@ def linear_attention(
             final = numpy.array(initial_state, dtype="float32")
         elif output_final_state:
             batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-            final = numpy.zeros(_state_shape(batch, q.shape, v.shape, layout), "float32")
+            final = numpy.zeros(state_shape(batch, q.shape, v.shape, layout), "float32")
         starts = None if cu_seqlens is None else cu_seqlens.astype("int32")
         out = linear_chunk(
             q, k, v, final, decay_slopes, cu_seqlens=starts, max_seqlen=max_seqlen, scale=scale, layout=layout
@@ -154,11 +154,11 @@ def linear_attention(
     return out[None] if unpacked else out, final if output_final_state else None
 
 
-def _state_shape(batch: int, q: Shape, v: Shape, layout: str) -> Shape:
+def state_shape(batch: int, q: Shape, v: Shape, layout: str) -> Shape:
     return (batch, q[-2], q[-1], v[-1]) if layout == "kv" else (batch, q[-2], v[-1], q[-1])
 
 
-def _bound(**arrays: Array | None) -> dict[str, Array]:
+def bound_arrays(**arrays: Array | None) -> dict[str, Array]:
     return {name: array for name, array in arrays.items() if array is not None}
 
 
@@ -175,7 +175,7 @@ def _forward(
 ) -> Array:
     """`bound`: arrays by slot besides `rows`, which are q, k and v."""
     q, k, v = rows
-    optional = _bound(out=out, status=status)
+    optional = bound_arrays(out=out, status=status)
     library = common_library([("q", q), ("k", k), ("v", v), *bound.items(), *optional.items()])
     result = library.empty((*q.shape[:-1], v.shape[-1]), dtype_name(q.dtype), q) if out is None else out
     line = line_of(operation, (q, k, v, result), bound, max_seqlen, scale, layout)

@@ -5,8 +5,8 @@ namespace tessera::detail {
 
 std::span<const Implementation> implementations() {
   // Best first. The reference is last and is taken only by name: it is slow by design.
-  static const Implementation kTable[] = {kCpuTiled,       kCpuCombine,       kCpuKvAppend, kCpuLinearDecode,
-                                          kCpuLinearChunk, kCudaFwdWgmma,     kCudaFwdMma,  kCudaCombine,
+  static const Implementation kTable[] = {kCpuTiled,       kCpuCombine,       kCpuKvAppend,     kCpuLinearDecode,
+                                          kCpuLinearChunk, kCudaFwdWgmma,     kCudaFwdMma,      kCudaCombine,
                                           kCudaKvAppend,   kCudaLinearDecode, kCudaLinearChunk, kCpuReference};
   return kTable;
 }

@@ -68,7 +68,8 @@ struct Implementation {
 };
 
 /// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cpu.linear_chunk, cuda.fwd_wgmma, cuda.fwd_mma,
-/// cuda.combine, cuda.kv_append, cuda.linear_decode, cuda.linear_chunk, cpu.reference (the last only when wished for by name).
+/// cuda.combine, cuda.kv_append, cuda.linear_decode, cuda.linear_chunk, cpu.reference (the last only when wished for by
+/// name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# As modules: torch keeps the kernels below to the very end, and through a function of theirs every cached plan.
+from .. import linear, operations
 from .._arrays import library_of
-from ..linear import _bound, _state_shape, line_of
-from ..operations import _run
-from .operators import LIBRARY, with_rows
+from . import operators
 
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor decay_slopes, Tensor? initial_state, Tensor? cu_seqlens, SymInt? max_seqlen,"
     " float? scale, str layout, bool output_final_state"
 )
-LIBRARY.define(f"linear_attention({_CALL}) -> (Tensor out, Tensor final_state)")
-LIBRARY.define(
+operators.LIBRARY.define(f"linear_attention({_CALL}) -> (Tensor out, Tensor final_state)")
+operators.LIBRARY.define(
     f"linear_attention_backward(Tensor dout, Tensor? dfinal_state, {_CALL})"
     " -> (Tensor dq, Tensor dk, Tensor dv, Tensor dinitial_state)"
 )
@@ -54,7 +54,7 @@ def linear_attention(
 
 def _final_shape(q: Tensor, v: Tensor, cu_seqlens: Tensor | None, layout: str) -> Any:
     batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return _state_shape(batch, q.shape, v.shape, layout)
+    return linear.state_shape(batch, q.shape, v.shape, layout)
 
 
 def _first_state(
@@ -70,7 +70,7 @@ def _first_state(
 
 def _bound_of(state: Tensor | None, decay_slopes: Tensor, cu_seqlens: Tensor | None) -> dict[str, Tensor]:
     starts = None if cu_seqlens is None else cu_seqlens.to(torch.int32)
-    return _bound(state=state, decay_slopes=decay_slopes, cu_seqlens_q=starts)
+    return linear.bound_arrays(state=state, decay_slopes=decay_slopes, cu_seqlens_q=starts)
 
 
 def _on_device(
@@ -88,8 +88,8 @@ def _on_device(
     state = _first_state(q, v, initial_state, cu_seqlens, layout, output_final_state)
     bound = _bound_of(state, decay_slopes, cu_seqlens)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    line = line_of("linear_chunk", (q, k, v, out), bound, max_seqlen, scale, layout)
-    _run(library_of(q, "q"), line, 0, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), out), q)
+    line = linear.line_of("linear_chunk", (q, k, v, out), bound, max_seqlen, scale, layout)
+    operations._run(library_of(q, "q"), line, 0, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), out), q)
     return out, q.new_empty(0, dtype=torch.float32) if state is None or not output_final_state else state
 
 
@@ -107,17 +107,17 @@ def _backward_on_device(
     layout: str,
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dout = with_rows(dout)
+    dout = operators.with_rows(dout)
     state = _first_state(q, v, initial_state, cu_seqlens, layout, dfinal_state is not None)
     bound = _bound_of(state, decay_slopes, cu_seqlens)
-    line = line_of("linear_chunk pass=backward", (q, k, v, dout), bound, max_seqlen, scale, layout)
+    line = linear.line_of("linear_chunk pass=backward", (q, k, v, dout), bound, max_seqlen, scale, layout)
     made = {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
     dinitial = q.new_empty(0, dtype=torch.float32)
     if initial_state is not None:
         made["dstate_initial"] = dinitial = torch.empty_like(state)
     final = None if dfinal_state is None else dfinal_state.contiguous()
-    bound = {**bound, **_bound(dstate_final=final), "dout": dout, **made}
-    _run(library_of(q, "q"), line, 0, ("q", "k", "v", *bound), (q, k, v, *bound.values()), q)
+    bound = {**bound, **linear.bound_arrays(dstate_final=final), "dout": dout, **made}
+    operations._run(library_of(q, "q"), line, 0, ("q", "k", "v", *bound), (q, k, v, *bound.values()), q)
     return made["dq"], made["dk"], made["dv"], dinitial if initial_state is None else dinitial.to(initial_state.dtype)
 
 
@@ -169,9 +169,9 @@ def _refuse_second(ctx: Any, *_: Any) -> Any:
 
 
 for key in ("CPU", "CUDA"):
-    LIBRARY.impl("linear_attention", _on_device, key)
-    LIBRARY.impl("linear_attention_backward", _backward_on_device, key)
-torch.library.register_fake("tessera::linear_attention", _fake, lib=LIBRARY)
-torch.library.register_fake("tessera::linear_attention_backward", _backward_fake, lib=LIBRARY)
-torch.library.register_autograd("tessera::linear_attention", _backward, setup_context=_save, lib=LIBRARY)
-torch.library.register_autograd("tessera::linear_attention_backward", _refuse_second, lib=LIBRARY)
+    operators.LIBRARY.impl("linear_attention", _on_device, key)
+    operators.LIBRARY.impl("linear_attention_backward", _backward_on_device, key)
+torch.library.register_fake("tessera::linear_attention", _fake, lib=operators.LIBRARY)
+torch.library.register_fake("tessera::linear_attention_backward", _backward_fake, lib=operators.LIBRARY)
+torch.library.register_autograd("tessera::linear_attention", _backward, setup_context=_save, lib=operators.LIBRARY)
+torch.library.register_autograd("tessera::linear_attention_backward", _refuse_second, lib=operators.LIBRARY)
