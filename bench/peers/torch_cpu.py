@@ -85,7 +85,9 @@ def main():
             if request["do"] == "setup":
                 call = None  # frees the tensors of the last problem first
                 answer = {"ok": True, "version": f"torch {torch.__version__.split('+')[0]}"}
-                if request["dtype"] not in DTYPES:
+                if request["operation"] != "attention":
+                    answer = {"ok": False, "reason": "it has no such operation"}
+                elif request["dtype"] not in DTYPES:
                     answer = {"ok": False, "reason": f"it has no dtype {request['dtype']}"}
                 else:
                     call = set_up(request)

@@ -96,6 +96,8 @@ def timed_as_graph(call, calls):
 
 
 def refusal(request):
+    if request["operation"] != "attention":
+        return "it has no such operation"
     if request["pass"] != "forward":
         return "only the forward is measured"
     if request["dtype"] not in DTYPES:
@@ -125,12 +127,14 @@ def set_up(request, backend, flush):
     return best, None if best else why.replace("\n", " ")[:300]
 
 
-def serve(backend):
-    """Answers requests until their end."""
+def serve(backend, set_up=set_up, package=""):
+    """Answers requests until their end; `package`: what the peer uses beside torch, with its version."""
     call, as_graph = None, False
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     torch_version = torch.__version__.split("+")[0]
     version = f"torch {torch_version}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    if package:
+        version = f"{package}, {version}"
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -81,11 +81,15 @@ enum class Slot : std::uint8_t {
   rotary_cos,  // kv_append: fp32 or k's dtype (positions, rotary_dim / 2)
   rotary_sin,
   q_rotated,     // kv_append: output, as q (q is then bound and rotated at the new tokens' positions)
-  state,         // linear_decode: (slots, hq, dv, d) for the layout vk, (slots, hq, d, dv) for kv; read and written
-  state_slots,   // linear_decode: int32 or int64 (b), default b; negative: no state is touched, o = 0
-  dest_slots,    // linear_decode: as state_slots, where the new state goes; default state_slots; negative: nowhere
-  decay_slopes,  // linear_decode: fp32 (hq), 0 or more; a token multiplies the state by exp(−slope)
-  extra0,        // extra tensors of a registered score, then of a registered mask: callable.h
+  state,         // linear_decode, linear_chunk: (slots, hq, dv, d) for the layout vk, (slots, hq, d, dv) for kv;
+                 // read and written, by a backward only read
+  state_slots,   // int32 or int64 (b), default b; negative: linear_decode: no state is touched, o = 0;
+                 // linear_chunk: begins with zeros
+  dest_slots,    // as state_slots, where the new state goes; default state_slots; negative: nowhere
+  decay_slopes,  // linear_decode, linear_chunk: fp32 (hq), 0 or more; a token multiplies the state by exp(−slope)
+  dstate_final,  // backward of linear_chunk: fp32 (b, hq, …state): gradient of the states that the forward ended with
+  dstate_initial,  // likewise: output, the gradient of those it began with
+  extra0,          // extra tensors of a registered score, then of a registered mask: callable.h
   extra1,
   extra2,
   extra3,

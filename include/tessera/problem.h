@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-enum class Operation : std::uint8_t { attention, combine, kv_append, linear_decode };
+enum class Operation : std::uint8_t { attention, combine, kv_append, linear_decode, linear_chunk };
 enum class Pass : std::uint8_t { forward, backward };
 enum class Layout : std::uint8_t { dense, varlen };
 enum class KvLayout : std::uint8_t { dense, varlen, paged_table, paged_csr };
@@ -119,8 +119,9 @@ struct Problem {
   std::int64_t parts = 2;
   Rotary rotary = Rotary::none;
   std::int64_t rotary_dim = 0;  // multiple of 2, at most head_dim_qk
-  // linear_decode: seqlen_q is the tokens of a step, heads_kv = heads_q, head_dim_qk and head_dim_v the state's sizes.
-  std::int64_t slots = 0;          // states in the pool
+  // linear_decode, linear_chunk: seqlen_q is the tokens of a step or of the longest sequence, heads_kv = heads_q,
+  // head_dim_qk and head_dim_v the state's sizes.
+  std::int64_t slots = 0;          // states in the pool; linear_chunk: 0 begins with zeros and keeps no state
   DType state_type = DType::fp32;  // or bf16: read to fp32, rounded to nearest once when written
   StateLayout state_layout = StateLayout::vk;
 
@@ -135,6 +136,9 @@ struct Problem {
   /// Every rule that needs no bindings. Throws Error.
   void check() const;
 
+  [[nodiscard]] bool is_linear() const noexcept {
+    return operation == Operation::linear_decode || operation == Operation::linear_chunk;
+  }
   [[nodiscard]] std::int64_t group() const noexcept { return heads_q / heads_kv; }
   [[nodiscard]] float softmax_scale() const noexcept;  // scale or its default
   [[nodiscard]] std::int64_t query_blocks() const noexcept;

@@ -17,7 +17,7 @@ from ._core import build_info, cpu_isas
 from ._execute import get_threads, set_threads
 from .attention import attention, attention_backward, load_torch
 from .callables import register_mask, register_score
-from .linear import decay_slopes, linear_decode
+from .linear import decay_slopes, linear_attention, linear_chunk, linear_decode
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .tiles import TileList
@@ -66,6 +66,8 @@ __all__ = [
     "flash_attn_with_kvcache",
     "get_threads",
     "kv_append",
+    "linear_attention",
+    "linear_chunk",
     "linear_decode",
     "merge_states",
     "plan",

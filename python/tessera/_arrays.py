@@ -278,7 +278,22 @@ def common_library(named: Iterable[tuple[str, Array]]) -> Any:
 
 # Arrays of numbers; all others of a call say where and how long, and are small.
 _VALUES = frozenset(
-    ("k", "v", "k2", "v2", "out", "lse", "dout", "dlse", "k_cache", "v_cache", "k_new", "v_new", "state")
+    (
+        "k",
+        "v",
+        "k2",
+        "v2",
+        "out",
+        "lse",
+        "dout",
+        "dlse",
+        "k_cache",
+        "v_cache",
+        "k_new",
+        "v_new",
+        "state",
+        "initial_state",
+    )
 )
 
 

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear attention with a decay for each head: decode steps on a pool of states, and the slopes that models use."""
+"""Linear attention with a decay for each head: whole sequences, decode steps on a pool of states, and the slopes that
+models use."""
 
 from __future__ import annotations
 
 import math
+import sys
 from functools import lru_cache
 from typing import Any, Literal
 
-from ._arrays import common_library, dtype_name, refuse_gradient
+from ._arguments import longest
+from ._arrays import common_library, dtype_name, is_torch, refuse_gradient
 from .operations import _run
 
 Array = Any
 Shape = tuple[int, ...]
+Layout = Literal["vk", "kv"]
 
 
 def linear_decode(
@@ -24,8 +28,9 @@ def linear_decode(
     state_slots: Array | None = None,
     dest_slots: Array | None = None,
     scale: float | None = None,
-    layout: Literal["vk", "kv"] = "vk",
+    layout: Layout = "vk",
     out: Array | None = None,
+    status: Array | None = None,
     threads: int = 0,
 ) -> Array:
     """One step of decoding: S ← exp(−slope) · S + k ⊗ v, then out = (scale · q) · S, for each token in turn.
@@ -41,39 +46,194 @@ def linear_decode(
 
     Returns out, (b, t, h, dv) in the library and dtype of q, or `out`. Raises ValueError for shapes, types, slots
     beyond the pool and negative slopes, before anything is written (on a GPU, whose slots no one reads here, a slot
-    beyond the pool stands for none), and for torch tensors that require grad; TypeError for what is no array.
+    beyond the pool stands for none, and `status`, int32 (1) that holds 0, notes the first: `violation_of`), and for
+    torch tensors that require grad; TypeError for what is no array.
 
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
     """
-    named = {"q": q, "k": k, "v": v, "state": state}
-    refuse_gradient("linear_decode", "has no gradient", **named)
-    optional = {"state_slots": state_slots, "dest_slots": dest_slots, "out": out}
-    bound = {name: array for name, array in optional.items() if array is not None}
-    library = common_library([*named.items(), ("decay_slopes", decay_slopes), *bound.items()])
-    line = _line(
-        tuple(q.shape),
-        tuple(v.shape),
-        tuple(state.shape),
-        tuple(map(dtype_name, (q.dtype, k.dtype, v.dtype, q.dtype if out is None else out.dtype, state.dtype))),
-        None if scale is None else float(scale),
-        layout,
+    refuse_gradient("linear_decode", "has no gradient", q=q, k=k, v=v, state=state)
+    bound = bound_arrays(state=state, decay_slopes=decay_slopes, state_slots=state_slots, dest_slots=dest_slots)
+    return _forward("linear_decode", (q, k, v), bound, None, scale, layout, out, status, threads)
+
+
+def linear_chunk(
+    q: Array,
+    k: Array,
+    v: Array,
+    state: Array | None,
+    decay_slopes: Array,
+    *,
+    state_slots: Array | None = None,
+    dest_slots: Array | None = None,
+    cu_seqlens: Array | None = None,
+    max_seqlen: int | None = None,
+    scale: float | None = None,
+    layout: Layout = "vk",
+    out: Array | None = None,
+    status: Array | None = None,
+    threads: int = 0,
+) -> Array:
+    """`linear_decode` for sequences of any length: prefills that leave their states in the pool, and training.
+
+    q, k, v: as there, t of any size, or packed (tokens, h, d | dv) with cu_seqlens int32 (b + 1) and max_seqlen, which
+    is read from cu_seqlens if it is not given (on a GPU, where no one reads it here, the token count stands for it).
+    state: the pool, or None: every sequence begins with zeros and its last state is dropped. A sequence whose slot is
+    negative begins with zeros; where it has a destination, its last state goes there all the same.
+
+    With state=None torch tensors may require grad; for gradients of states see `linear_attention`. Returns and raises
+    otherwise as `linear_decode` does.
+
+    Source: Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
+    """
+    if state is None and out is None and is_torch(q):
+        final = linear_attention(
+            q, k, v, decay_slopes, scale=scale, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, layout=layout
+        )
+        return final[0]
+    refuse_gradient("linear_chunk", "has none beside a pool or out, linear_attention has", q=q, k=k, v=v, state=state)
+    bound = bound_arrays(
+        state=state,
+        decay_slopes=decay_slopes,
+        state_slots=state_slots,
+        dest_slots=dest_slots,
+        cu_seqlens_q=cu_seqlens,
     )
-    result = library.empty((*q.shape[:3], v.shape[3]), dtype_name(q.dtype), q) if out is None else out
-    bound.pop("out", None)
-    slots = ("q", "k", "v", "state", "decay_slopes", *bound, "o")
-    _run(library, line, threads, slots, (q, k, v, state, decay_slopes, *bound.values(), result), q)
+    return _forward("linear_chunk", (q, k, v), bound, max_seqlen, scale, layout, out, status, threads)
+
+
+def linear_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    decay_slopes: Array,
+    *,
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: Array | None = None,
+    max_seqlen: int | None = None,
+    layout: Layout = "kv",
+) -> tuple[Array, Array | None]:
+    """(out, final state or None) of whole sequences: `linear_chunk` with states as arguments and results.
+
+    The shapes of the Flash Linear Attention library's calls, whose g_gamma is −decay_slopes: q, k: (b, t, h, d), v:
+    (b, t, h, dv); with cu_seqlens (b + 1), int32 or int64, (1, tokens, h, d | dv) or (tokens, h, d | dv).
+    initial_state: (b, h, d, dv), or (b, h, dv, d) with layout="vk", fp32 or bf16; None: zeros. The final state is fp32,
+    shaped alike.
+
+    torch, numpy and cupy arrays. Torch tensors have first derivatives: of q, k, v and initial_state, through both
+    results. Raises as `linear_chunk` does.
+    """
+    named = {"q": q, "k": k, "v": v, "decay_slopes": decay_slopes}
+    optional = {"initial_state": initial_state, "cu_seqlens": cu_seqlens}
+    library = common_library([*named.items(), *((name, x) for name, x in optional.items() if x is not None)])
+    unpacked = cu_seqlens is not None and len(q.shape) == 4
+    if unpacked:
+        if q.shape[0] != 1:
+            raise ValueError(f"q: got {q.shape[0]} sequences beside cu_seqlens; want (1, tokens, h, d)")
+        q, k, v = q[0], k[0], v[0]
+    if is_torch(q):
+        from .torch import linear_attention as of_torch
+
+        keeps = bool(output_final_state)
+        out, final = of_torch(q, k, v, decay_slopes, initial_state, cu_seqlens, max_seqlen, scale, layout, keeps)
+    elif library.name in ("numpy", "cupy"):
+        numpy = sys.modules[library.name]
+        final = None
+        if initial_state is not None:
+            final = numpy.array(initial_state, dtype="float32")
+        elif output_final_state:
+            batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+            final = numpy.zeros(state_shape(batch, q.shape, v.shape, layout), "float32")
+        starts = None if cu_seqlens is None else cu_seqlens.astype("int32")
+        out = linear_chunk(
+            q, k, v, final, decay_slopes, cu_seqlens=starts, max_seqlen=max_seqlen, scale=scale, layout=layout
+        )
+    else:
+        raise TypeError(f"q: got an array of {library.name}; want one of torch, numpy or cupy, or linear_chunk")
+    return out[None] if unpacked else out, final if output_final_state else None
+
+
+def state_shape(batch: int, q: Shape, v: Shape, layout: str) -> Shape:
+    return (batch, q[-2], q[-1], v[-1]) if layout == "kv" else (batch, q[-2], v[-1], q[-1])
+
+
+def bound_arrays(**arrays: Array | None) -> dict[str, Array]:
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _forward(
+    operation: str,
+    rows: tuple[Array, Array, Array],
+    bound: dict[str, Array],
+    max_seqlen: int | None,
+    scale: float | None,
+    layout: str,
+    out: Array | None,
+    status: Array | None,
+    threads: int,
+) -> Array:
+    """`bound`: arrays by slot besides `rows`, which are q, k and v."""
+    q, k, v = rows
+    optional = bound_arrays(out=out, status=status)
+    library = common_library([("q", q), ("k", k), ("v", v), *bound.items(), *optional.items()])
+    result = library.empty((*q.shape[:-1], v.shape[-1]), dtype_name(q.dtype), q) if out is None else out
+    line = line_of(operation, (q, k, v, result), bound, max_seqlen, scale, layout)
+    if status is not None:
+        line, bound = f"{line} metadata=report", {**bound, "status": status}
+    _run(library, line, threads, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), result), q)
     return library.finish(result, q) if out is None else out
 
 
+def line_of(
+    operation: str,
+    rows: tuple[Array, Array, Array, Array],
+    bound: dict[str, Array],
+    max_seqlen: int | None,
+    scale: float | None,
+    layout: str,
+) -> str:
+    """The problem's line; `rows`: q, k, v, and o or dout."""
+    q, _, v, _ = rows
+    starts, state = bound.get("cu_seqlens_q"), bound.get("state")
+    sequences = None
+    if starts is not None:  # lengths that no one reads here are at most that of all tokens
+        sequences = (starts.shape[0] - 1, longest("cu_seqlens", starts, max_seqlen) or q.shape[0])
+    dtypes = tuple(dtype_name(x.dtype) for x in rows)
+    return _line(
+        operation,
+        tuple(q.shape),
+        tuple(v.shape),
+        sequences,
+        dtypes if state is None else (*dtypes, dtype_name(state.dtype)),
+        None if state is None else tuple(state.shape),
+        None if scale is None else float(scale),
+        layout,
+    )
+
+
 @lru_cache(maxsize=512)
-def _line(q: Shape, v: Shape, state: Shape, dtypes: tuple[str, ...], scale: float | None, layout: str) -> str:
-    for name, shape in (("q", q), ("v", v), ("state", state)):
-        if len(shape) != 4:
-            raise ValueError(f"{name}: got {len(shape)} dimensions, shape {shape}; want 4")
-    words = [
-        f"linear_decode b={q[0]} t={q[1]} h={q[2]} d={q[3]} dv={v[3]} dtype={':'.join(dtypes[:4])} state={dtypes[4]} "
-        f"layout={layout} slots={state[0]}"
-    ]
+def _line(
+    operation: str,
+    q: Shape,
+    v: Shape,
+    sequences: tuple[int, int] | None,
+    dtypes: tuple[str, ...],
+    state: Shape | None,
+    scale: float | None,
+    layout: str,
+) -> str:
+    """`sequences`: how many, and the longest, of packed tokens."""
+    rank = 4 if sequences is None else 3
+    for name, shape, want in (("q", q, rank), ("v", v, rank), ("state", state, 4)):
+        if shape is not None and len(shape) != want:
+            raise ValueError(f"{name}: got {len(shape)} dimensions, shape {shape}; want {want}")
+    batch, tokens = q[:2] if sequences is None else sequences
+    words = [f"{operation} b={batch} t={tokens} h={q[-2]} d={q[-1]} dv={v[-1]} dtype={':'.join(dtypes[:4])}"]
+    if sequences is not None:
+        words.append(f"varlen tq={q[0]}")
+    if state is not None:
+        words.append(f"state={dtypes[4]} layout={layout} slots={state[0]}")
     if scale is not None:
         words.append(f"scale={scale!r}")
     return " ".join(words)
@@ -82,7 +242,7 @@ def _line(q: Shape, v: Shape, state: Shape, dtypes: tuple[str, ...], scale: floa
 def decay_slopes(
     heads: int, *, layer: int | None = None, layers: int | None = None, rule: Literal["alibi", "linear"] = "alibi"
 ) -> Array:
-    """Slopes of the decay of each head, numpy fp32 (heads), for `linear_decode`.
+    """Slopes of the decay of each head, numpy fp32 (heads), for `linear_decode` and its relatives.
 
     rule="alibi": those of ALiBi, 2^(−8 (i + 1) / heads) for a power of two, else those of the next smaller one followed
     by every other one of twice as many heads; with layer and layers multiplied by 1 − layer / (layers − 1) + 1e-5, as

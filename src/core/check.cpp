@@ -183,7 +183,8 @@ void check_products(const Problem& p) {
     check_bytes("parts", {p.parts, p.total_q, p.heads_q, dim}, 8);
     return;
   }
-  if (p.operation == Operation::linear_decode) {
+  if (p.is_linear()) {
+    check_bytes("batch", {p.batch, p.heads_q, p.head_dim_qk, p.head_dim_v}, 8);
     check_bytes("slots", {p.slots, p.heads_q, p.head_dim_qk, p.head_dim_v}, 8);
     return;
   }
@@ -199,7 +200,8 @@ void check_no_state(const Problem& p) {
   refuse(p.slots != 0                  ? "slots"
          : p.state_type != DType::fp32 ? "state_type"
                                        : "state_layout",
-         std::string(word_of(kOperations, p.operation)), "linear_decode; this field has no meaning here");
+         std::string(word_of(kOperations, p.operation)),
+         "linear_decode or linear_chunk; this field has no meaning here");
 }
 
 void check_attention(const Problem& p) {
@@ -225,9 +227,9 @@ void check_no_attention_fields(const Problem& p) {
   const struct {
     std::string_view name;
     bool set;
-  } fields[] = {{"pass", p.pass != Pass::forward},
+  } fields[] = {{"pass", p.pass != Pass::forward && p.operation != Operation::linear_chunk},
                 {"kv2", p.kv2.has_value()},
-                {"scale", p.scale.has_value() && p.operation != Operation::linear_decode},
+                {"scale", p.scale.has_value() && !p.is_linear()},
                 {"softcap", p.softcap != 0.0F},
                 {"alibi", p.alibi},
                 {"score", !p.score.empty()},
@@ -276,10 +278,11 @@ void check_kv_append(const Problem& p) {
   }
 }
 
-void check_linear_decode(const Problem& p) {
+void check_linear(const Problem& p) {
   check_no_attention_fields(p);
-  constexpr std::int64_t kMostTokens = 8;  // of a step; more belong to a prefill in chunks
-  if (p.seqlen_q < 1 || p.seqlen_q > kMostTokens)
+  constexpr std::int64_t kMostTokens = 8;  // of a step; more belong to linear_chunk
+  const bool decode = p.operation == Operation::linear_decode;
+  if (decode && (p.seqlen_q < 1 || p.seqlen_q > kMostTokens))
     refuse("seqlen_q", std::to_string(p.seqlen_q), "1 to 8 tokens a step");
   if (p.heads_kv != p.heads_q) {
     refuse("heads_kv", std::to_string(p.heads_kv) + " for " + std::to_string(p.heads_q) + " query heads",
@@ -295,7 +298,7 @@ void check_linear_decode(const Problem& p) {
   const struct {
     std::string_view name;
     bool set;
-  } fields[] = {{"q_layout", p.q_layout != Layout::dense},
+  } fields[] = {{"q_layout", decode && p.q_layout != Layout::dense},
                 {"seqused_q", p.seqused_q},
                 {"kv", p.kv != KvSource{}},
                 {"sink", p.sink},
@@ -304,7 +307,10 @@ void check_linear_decode(const Problem& p) {
                 {"rotary", p.rotary != Rotary::none},
                 {"rotary_dim", p.rotary_dim != 0}};
   for (const auto& field : fields) {
-    if (field.set) refuse(field.name, "linear_decode", "another operation; this field has no meaning here");
+    if (field.set) {
+      refuse(field.name, std::string(word_of(kOperations, p.operation)),
+             "another operation; this field has no meaning here");
+    }
   }
 }
 
@@ -323,7 +329,8 @@ void Problem::check() const {
       check_kv_append(*this);
       break;
     case Operation::linear_decode:
-      check_linear_decode(*this);
+    case Operation::linear_chunk:
+      check_linear(*this);
       break;
   }
   check_products(*this);

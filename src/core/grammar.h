@@ -19,7 +19,8 @@ struct Word {
 inline constexpr Word<Operation> kOperations[] = {{"attention", Operation::attention},
                                                   {"combine", Operation::combine},
                                                   {"kv_append", Operation::kv_append},
-                                                  {"linear_decode", Operation::linear_decode}};
+                                                  {"linear_decode", Operation::linear_decode},
+                                                  {"linear_chunk", Operation::linear_chunk}};
 inline constexpr Word<Pass> kPasses[] = {{"forward", Pass::forward}, {"backward", Pass::backward}};
 inline constexpr Word<Layout> kLayouts[] = {{"dense", Layout::dense}, {"varlen", Layout::varlen}};
 inline constexpr Word<KvLayout> kKvLayouts[] = {{"dense", KvLayout::dense},
@@ -60,6 +61,9 @@ inline KvLayout default_kv_layout(Operation operation, Layout q_layout) noexcept
 }
 inline std::optional<std::int64_t> default_total_q(const Problem& p) noexcept {
   return p.q_layout == Layout::varlen ? checked_multiply(p.batch, p.seqlen_q) : 0;
+}
+inline std::int64_t default_slots(const Problem& p) noexcept {
+  return p.operation == Operation::linear_decode ? p.batch : 0;
 }
 inline std::optional<std::int64_t> default_total(const Problem& p, const KvSource& kv) noexcept {
   return kv.layout == KvLayout::varlen ? checked_multiply(p.batch, kv.seqlen) : 0;

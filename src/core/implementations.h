@@ -67,20 +67,24 @@ struct Implementation {
   void (*run)(const PlanState& state, const Bindings& bindings, const Resources& resources);
 };
 
-/// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cuda.fwd_wgmma, cuda.fwd_mma, cuda.combine,
-/// cuda.kv_append, cuda.linear_decode, cpu.reference (the last only when wished for by name).
+/// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cpu.linear_chunk, cuda.fwd_wgmma, cuda.fwd_mma,
+/// cuda.combine, cuda.kv_append, cuda.linear_decode, cuda.linear_chunk_wgmma, cuda.linear_chunk, cpu.reference (the
+/// last and linear_chunk_wgmma only when wished for by name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.
-extern const Implementation kCpuTiled;          // src/cpu/tiled.cpp
-extern const Implementation kCpuCombine;        // src/cpu/combine.cpp
-extern const Implementation kCpuKvAppend;       // src/cpu/kv_append.cpp
-extern const Implementation kCpuLinearDecode;   // src/cpu/linear_decode.cpp
-extern const Implementation kCudaFwdMma;        // src/cuda/fwd_mma.cpp
-extern const Implementation kCudaFwdWgmma;      // src/cuda/fwd_wgmma.cpp
-extern const Implementation kCudaCombine;       // src/cuda/combine.cpp
-extern const Implementation kCudaKvAppend;      // src/cuda/kv_append.cpp
-extern const Implementation kCudaLinearDecode;  // src/cuda/linear_decode.cpp
-extern const Implementation kCpuReference;      // src/cpu/reference_implementation.cpp
+extern const Implementation kCpuTiled;              // src/cpu/tiled.cpp
+extern const Implementation kCpuCombine;            // src/cpu/combine.cpp
+extern const Implementation kCpuKvAppend;           // src/cpu/kv_append.cpp
+extern const Implementation kCpuLinearDecode;       // src/cpu/linear_decode.cpp
+extern const Implementation kCpuLinearChunk;        // src/cpu/linear_chunk.cpp
+extern const Implementation kCudaFwdMma;            // src/cuda/fwd_mma.cpp
+extern const Implementation kCudaFwdWgmma;          // src/cuda/fwd_wgmma.cpp
+extern const Implementation kCudaCombine;           // src/cuda/combine.cpp
+extern const Implementation kCudaKvAppend;          // src/cuda/kv_append.cpp
+extern const Implementation kCudaLinearDecode;      // src/cuda/linear_decode.cpp
+extern const Implementation kCudaLinearChunkWgmma;  // src/cuda/linear_chunk.cpp
+extern const Implementation kCudaLinearChunk;
+extern const Implementation kCpuReference;  // src/cpu/reference_implementation.cpp
 
 }  // namespace tessera::detail

@@ -147,17 +147,22 @@ void read_outputs(const LineReader& line, Problem& p) {
   }
 }
 
-/// linear_decode has words of its own for sizes, and `layout` is its state's.
-void read_linear_decode(const LineReader& line, Problem& p) {
+/// linear_decode and linear_chunk have words of their own for sizes, and `layout` is their state's.
+void read_linear(const LineReader& line, Problem& p) {
   p.batch = line.integer("b").value_or(1);
   p.seqlen_q = line.integer("t").value_or(1);
   p.heads_q = p.heads_kv = line.integer("h").value_or(1);
   p.head_dim_qk = line.integer("d").value_or(64);
   p.head_dim_v = line.integer("dv").value_or(p.head_dim_qk);
   read_types(line, p);
+  if (p.operation == Operation::linear_chunk) {
+    p.pass = line.word("pass", kPasses).value_or(Pass::forward);
+    if (line.flag("varlen")) p.q_layout = Layout::varlen;
+    p.total_q = or_default(line, "tq", default_total_q(p));
+  }
   if (const auto text = line.value("state")) p.state_type = parse_dtype(*text, "state");
   p.state_layout = line.word("layout", kStateLayouts).value_or(StateLayout::vk);
-  p.slots = line.integer("slots").value_or(p.batch);
+  p.slots = line.integer("slots").value_or(default_slots(p));
   p.scale = line.number("scale");
 }
 
@@ -173,8 +178,8 @@ Problem Problem::parse(std::string_view text) {
   const LineReader line(text);
   Problem p;
   p.operation = line.to_word("operation", line.operation(), kOperations);
-  if (p.operation == Operation::linear_decode) {
-    read_linear_decode(line, p);
+  if (p.is_linear()) {
+    read_linear(line, p);
   } else {
     p.pass = line.word("pass", kPasses).value_or(Pass::forward);
     read_sizes(line, p);

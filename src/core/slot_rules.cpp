@@ -208,17 +208,33 @@ void kv_append_rules(RuleWriter& w, const Problem& p) {
   }
 }
 
-void linear_decode_rules(RuleWriter& w, const Problem& p) {
+void linear_rules(RuleWriter& w, const Problem& p) {
+  w.query_lengths();
   w.query_rows(Slot::q, Access::read, p.q_type, p.heads_q, p.head_dim_qk);
   w.query_rows(Slot::k, Access::read, p.k_type, p.heads_q, p.head_dim_qk);
   w.query_rows(Slot::v, Access::read, p.v_type, p.heads_q, p.head_dim_v);
-  w.query_rows(Slot::o, Access::write, p.o_type, p.heads_q, p.head_dim_v);
-  const bool rows_of_v = p.state_layout == StateLayout::vk;
-  w.require(Slot::state, Access::write, p.state_type,
-            {p.slots, p.heads_q, rows_of_v ? p.head_dim_v : p.head_dim_qk, rows_of_v ? p.head_dim_qk : p.head_dim_v});
-  w.allow(Slot::state_slots, DType::int32, {p.batch}).or_int64 = true;
-  w.allow(Slot::dest_slots, DType::int32, {p.batch}).or_int64 = true;
+  const bool forward = p.pass == Pass::forward;
+  if (forward) {
+    w.query_rows(Slot::o, Access::write, p.o_type, p.heads_q, p.head_dim_v);
+  } else {
+    w.query_rows(Slot::dout, Access::read, p.o_type, p.heads_q, p.head_dim_v);
+    w.query_rows(Slot::dq, Access::write, p.q_type, p.heads_q, p.head_dim_qk);
+    w.query_rows(Slot::dk, Access::write, p.k_type, p.heads_q, p.head_dim_qk);
+    w.query_rows(Slot::dv, Access::write, p.v_type, p.heads_q, p.head_dim_v);
+  }
   w.require(Slot::decay_slopes, Access::read, DType::fp32, {p.heads_q});
+  if (p.operation == Operation::linear_chunk && p.slots == 0) return;
+  const bool rows_of_v = p.state_layout == StateLayout::vk;
+  const std::int64_t rows = rows_of_v ? p.head_dim_v : p.head_dim_qk;
+  const std::int64_t columns = rows_of_v ? p.head_dim_qk : p.head_dim_v;
+  w.require(Slot::state, forward ? Access::write : Access::read, p.state_type, {p.slots, p.heads_q, rows, columns});
+  w.allow(Slot::state_slots, DType::int32, {p.batch}).or_int64 = true;
+  if (forward) {
+    w.allow(Slot::dest_slots, DType::int32, {p.batch}).or_int64 = true;
+  } else {
+    w.allow(Slot::dstate_final, DType::fp32, {p.batch, p.heads_q, rows, columns});
+    w.allow(Slot::dstate_initial, DType::fp32, {p.batch, p.heads_q, rows, columns}).written = true;
+  }
 }
 
 }  // namespace
@@ -253,7 +269,8 @@ SlotRules slot_rules(const Problem& problem) noexcept {
       kv_append_rules(writer, problem);
       break;
     case Operation::linear_decode:
-      linear_decode_rules(writer, problem);
+    case Operation::linear_chunk:
+      linear_rules(writer, problem);
       break;
   }
   if (problem.metadata == Metadata::report) {

@@ -71,6 +71,8 @@ constexpr std::string_view kSlotNames[] = {
     "state_slots",
     "dest_slots",
     "decay_slopes",
+    "dstate_final",
+    "dstate_initial",
     "extra0",
     "extra1",
     "extra2",

@@ -109,7 +109,8 @@ void write_tiles(LineWriter& line, const Problem& p) {
   if (p.mass_prior_lse) line.word("mass_lse", word_of(kMassLses, p.mass_prior_lse));
 }
 
-void write_linear_decode(LineWriter& line, const Problem& p) {
+void write_linear(LineWriter& line, const Problem& p) {
+  if (p.pass != Pass::forward) line.word("pass", word_of(kPasses, p.pass));
   line.integer("b", p.batch, 1);
   line.integer("t", p.seqlen_q, 1);
   line.integer("h", p.heads_q, 1);
@@ -117,9 +118,11 @@ void write_linear_decode(LineWriter& line, const Problem& p) {
   line.integer("dv", p.head_dim_v, p.head_dim_qk);
   const std::string types = types_text(p);
   if (types != "fp32") line.word("dtype", types);
+  line.flag("varlen", p.q_layout == Layout::varlen);
+  line.integer("tq", p.total_q, default_total_q(p));
   if (p.state_type != DType::fp32) line.word("state", to_string(p.state_type));
   if (p.state_layout != StateLayout::vk) line.word("layout", word_of(kStateLayouts, p.state_layout));
-  line.integer("slots", p.slots, p.batch);
+  line.integer("slots", p.slots, default_slots(p));
   if (p.scale) line.number("scale", *p.scale);
 }
 
@@ -133,8 +136,8 @@ void write_promises(LineWriter& line, const Problem& p) {
 
 std::string Problem::to_string() const {
   LineWriter line(word_of(kOperations, operation));
-  if (operation == Operation::linear_decode) {
-    write_linear_decode(line, *this);
+  if (is_linear()) {
+    write_linear(line, *this);
     write_promises(line, *this);
     return line.take();
   }

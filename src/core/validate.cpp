@@ -104,7 +104,7 @@ void validate(const Problem& problem, const SlotRules& rules, const Bindings& bi
       problem.operation == Operation::kv_append) {
     refuse(bindings[Slot::q] ? "q_rotated" : "q", "unbound", "both q and q_rotated, or neither");
   }
-  if (problem.operation == Operation::linear_decode && !bindings[Slot::state_slots] && problem.batch > problem.slots) {
+  if (bindings[Slot::state] && !bindings[Slot::state_slots] && problem.batch > problem.slots) {
     refuse("state_slots", "unbound",
            "bound: " + std::to_string(problem.batch) + " sequences share a pool of " + std::to_string(problem.slots) +
                " states");
@@ -118,7 +118,7 @@ void validate(const Problem& problem, const SlotRules& rules, const Bindings& bi
   check_scalar("head_offset", bindings.head_offset);
   check_overlaps(std::span(bound.slots).first(bound.count));
   if (device.type != DeviceType::cpu) return;  // what lives on a device is clamped there, not read here
-  if (problem.operation == Operation::linear_decode) return check_states(problem, bindings);
+  if (problem.is_linear()) check_states(problem, bindings);
   check_lengths(problem, bindings);
   check_offsets(problem, bindings);
   check_lists(problem, bindings);

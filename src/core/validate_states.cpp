@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots of states and slopes of a linear_decode.
+// Slots of states and slopes of linear attention.
 #include <cmath>
 
 #include "core/validate_parts.h"

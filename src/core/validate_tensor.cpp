@@ -114,6 +114,8 @@ bool has_rows(Slot slot) noexcept {
     case Slot::v_new:
     case Slot::q_rotated:
     case Slot::state:
+    case Slot::dstate_final:
+    case Slot::dstate_initial:
       return true;
     default:
       return false;

@@ -30,6 +30,9 @@ Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arit
     case Operation::linear_decode:
       linear_decode(problem, bindings, arithmetic, order, result);
       break;
+    case Operation::linear_chunk:
+      linear_chunk(problem, bindings, arithmetic, order, result);
+      break;
   }
   return result;
 }

@@ -8,5 +8,8 @@ namespace tessera::reference {
 
 void linear_decode(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order,
                    Result& result);
+/// Either pass.
+void linear_chunk(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order,
+                  Result& result);
 
 }  // namespace tessera::reference

@@ -23,7 +23,7 @@ struct MetadataList {
   int counts_slot, indices_slot;
 };
 
-/// Slots of linear_decode: one for each sequence, at most the last state's.
+/// Slots of states: one for each sequence, at most the last state's.
 struct MetadataSlots {
   const void* slots;  // null: none
   bool is_long;       // int64, else int32

@@ -30,7 +30,8 @@ class Call {
         kv_append();
         break;
       case Operation::linear_decode:
-        linear_decode();
+      case Operation::linear_chunk:
+        linear();
         break;
     }
   }
@@ -235,19 +236,28 @@ class Call {
     rows(Slot::q_rotated, p.q_type, p.heads_q, p.head_dim_qk);
   }
 
-  void linear_decode() {
+  void linear() {
     const Problem& p = problem;
+    const bool backward = p.pass == Pass::backward;
     rows(Slot::q, p.q_type, p.heads_q, p.head_dim_qk);
     rows(Slot::k, p.k_type, p.heads_q, p.head_dim_qk);
     rows(Slot::v, p.v_type, p.heads_q, p.head_dim_v);
-    rows(Slot::o, p.o_type, p.heads_q, p.head_dim_v);
-    if (p.state_layout == StateLayout::vk) {
-      bind(Slot::state, p.state_type, {p.slots, p.heads_q, p.head_dim_v, p.head_dim_qk});
-    } else {
-      bind(Slot::state, p.state_type, {p.slots, p.heads_q, p.head_dim_qk, p.head_dim_v});
+    rows(backward ? Slot::dout : Slot::o, p.o_type, p.heads_q, p.head_dim_v);
+    if (backward) {
+      rows(Slot::dq, p.q_type, p.heads_q, p.head_dim_qk);
+      rows(Slot::dk, p.k_type, p.heads_q, p.head_dim_qk);
+      rows(Slot::dv, p.v_type, p.heads_q, p.head_dim_v);
     }
-    lengths(Slot::state_slots, p.batch, 1);
     bind(Slot::decay_slopes, DType::fp32, {p.heads_q});
+    if (varlen()) lengths(Slot::cu_seqlens_q, p.batch + 1, p.seqlen_q);
+    if (p.operation == Operation::linear_chunk && p.slots == 0) return;
+    const bool vk = p.state_layout == StateLayout::vk;
+    const std::int64_t outer = vk ? p.head_dim_v : p.head_dim_qk, inner = vk ? p.head_dim_qk : p.head_dim_v;
+    bind(Slot::state, p.state_type, {p.slots, p.heads_q, outer, inner});
+    lengths(Slot::state_slots, p.batch, 1);
+    if (!backward) return;
+    bind(Slot::dstate_final, DType::fp32, {p.batch, p.heads_q, outer, inner});
+    bind(Slot::dstate_initial, DType::fp32, {p.batch, p.heads_q, outer, inner});
   }
 
   std::vector<std::unique_ptr<Block>> memory_;

@@ -210,7 +210,8 @@ INSTANTIATE_TEST_SUITE_P(Problem, CheckRefuses, testing::ValuesIn(kBroken));
 TEST(Check, ZeroSizesAreFine) {
   for (const char* line : {"attention sq=0", "attention b=0 sq=8", "attention sq=8 sk=0",
                            "attention sq=0 layout=varlen", "attention sq=3 sk=0 kv=table page=4", "combine sq=0",
-                           "kv_append sq=0", "linear_decode b=0", "linear_decode b=0 slots=4"}) {
+                           "kv_append sq=0", "linear_decode b=0", "linear_decode b=0 slots=4", "linear_chunk b=0 t=8",
+                           "linear_chunk t=0 slots=2", "linear_chunk b=2 t=8 varlen tq=0"}) {
     EXPECT_NO_THROW(Problem::parse(line)) << line;
   }
 }

@@ -101,6 +101,15 @@ TEST(Grammar, EveryKeySetsItsField) {
   EXPECT_EQ(l.slots, 9);
   EXPECT_EQ(l.scale, 0.5F);
   EXPECT_EQ(Problem::parse("linear_decode b=3").slots, 3);
+  const Problem w = Problem::parse("linear_chunk pass=backward b=3 t=400 h=8 varlen tq=700 slots=9 layout=kv");
+  EXPECT_EQ(w.operation, Operation::linear_chunk);
+  EXPECT_EQ(w.pass, Pass::backward);
+  EXPECT_EQ(w.q_layout, Layout::varlen);
+  EXPECT_EQ(w.seqlen_q, 400);
+  EXPECT_EQ(w.total_q, 700);
+  EXPECT_EQ(w.slots, 9);
+  EXPECT_EQ(Problem::parse("linear_chunk b=3 t=5").slots, 0);
+  EXPECT_EQ(Problem::parse("linear_chunk b=3 t=5 varlen").total_q, 15);
 }
 
 TEST(Grammar, LinesAreShortestAndInOrder) {
@@ -129,6 +138,8 @@ TEST(Grammar, LinesAreShortestAndInOrder) {
       {"linear_decode layout=vk state=fp32 slots=2 dv=64 t=1 b=2", "linear_decode b=2"},
       {"linear_decode metadata=report scale=1 layout=kv slots=0 h=3",
        "linear_decode h=3 layout=kv slots=0 scale=1 metadata=report"},
+      {"linear_chunk slots=0 dtype=bf16 pass=forward t=9 b=2 layout=vk", "linear_chunk b=2 t=9 dtype=bf16"},
+      {"linear_chunk tq=18 varlen t=9 b=2 slots=2 pass=backward", "linear_chunk pass=backward b=2 t=9 varlen slots=2"},
   };
   for (const auto& row : rows) EXPECT_EQ(Problem::parse(row.given).to_string(), row.written) << row.given;
 }
@@ -196,6 +207,11 @@ TEST(Grammar, EveryParseErrorNamesItsKey) {
       {"linear_decode hq=1", "hq"},
       {"linear_decode layout=varlen", "layout"},
       {"linear_decode state=bf17", "state"},
+      {"linear_decode varlen", "varlen"},
+      {"linear_decode pass=backward", "pass"},
+      {"linear_chunk sq=9", "sq"},
+      {"linear_chunk pass=both", "pass"},
+      {"linear_chunk grad=fp32", "grad"},
       {"attention sq=1 slots=4", "slots"},
       {"attention sq=1 layout=vk", "layout"},
   };
@@ -229,9 +245,9 @@ class RandomProblem {
   Problem draw() {
     Problem p;
     p.operation = pick({Operation::attention, Operation::attention, Operation::combine, Operation::kv_append,
-                        Operation::linear_decode});
+                        Operation::linear_decode, Operation::linear_chunk});
     const bool attention = p.operation == Operation::attention;
-    if (p.operation == Operation::linear_decode) return linear_decode(p);
+    if (p.is_linear()) return linear(p);
     p.batch = below(5);
     p.seqlen_q = below(300);
     p.heads_kv = 1 + below(4);
@@ -272,8 +288,13 @@ class RandomProblem {
   T pick(std::initializer_list<T> of) {
     return of.begin()[below(static_cast<std::int64_t>(of.size()))];
   }
-  Problem linear_decode(Problem p) {
+  Problem linear(Problem p) {
     p.batch = below(5);
+    if (p.operation == Operation::linear_chunk) {
+      p.pass = pick({Pass::forward, Pass::backward});
+      p.q_layout = pick({Layout::dense, Layout::varlen});
+      if (p.q_layout == Layout::varlen) p.total_q = below(40);
+    }
     p.seqlen_q = below(10);
     p.heads_q = p.heads_kv = 1 + below(6);
     p.head_dim_qk = 8 * (1 + below(32));

@@ -116,6 +116,8 @@ TEST(MakePlan, EveryOperationHasAnImplementation) {
   EXPECT_EQ(make_plan(Problem::parse("combine sq=8")).implementation(), "cpu.combine");
   EXPECT_EQ(make_plan(Problem::parse("kv_append sq=8 sk=64")).implementation(), "cpu.kv_append");
   EXPECT_EQ(make_plan(Problem::parse("linear_decode h=4 d=128")).implementation(), "cpu.linear_decode");
+  EXPECT_EQ(make_plan(Problem::parse("linear_chunk t=300 h=4 d=128")).implementation(), "cpu.linear_chunk");
+  EXPECT_EQ(make_plan(Problem::parse("linear_chunk pass=backward t=9 slots=1")).implementation(), "cpu.linear_chunk");
   EXPECT_EQ(make_plan(Problem::parse("attention pass=backward sq=8")).implementation(), "cpu.tiled");
 }
 
@@ -132,9 +134,9 @@ TEST(MakePlan, TheReferenceIsTakenByNameOnly) {
 TEST(MakePlan, ExplainSaysWhatAndWhyNot) {
   const Plan plan = make_plan(Problem::parse("attention sq=200 hq=2"), Target::cpu(2));
   const std::string text = plan.explain();
-  for (const char* part :
-       {"attention sq=200 hq=2", "cpu threads=2", "cpu.tiled", "workspace:", " bytes", "tiles:", "splits:", "refused:",
-        "cpu.combine: ", "cpu.kv_append: ", "cpu.linear_decode: ", "cpu.reference: only on request"}) {
+  for (const char* part : {"attention sq=200 hq=2", "cpu threads=2", "cpu.tiled", "workspace:", " bytes",
+                           "tiles:", "splits:", "refused:", "cpu.combine: ", "cpu.kv_append: ", "cpu.linear_decode: ",
+                           "cpu.linear_chunk: ", "cpu.reference: only on request"}) {
     EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
   }
   const Plan wished =

@@ -34,6 +34,8 @@ void bind_offset(Call& call, Slot slot, std::int64_t value) {
 }
 
 const char* const kLinear = "linear_decode b=3 h=2 d=16 slots=4";
+const char* const kChunk = "linear_chunk b=3 t=9 h=2 d=16 slots=4";
+const char* const kChunkVarlen = "linear_chunk b=3 t=9 h=2 d=16 varlen";
 
 const BadCall kBadCalls[] = {
     {"state_slot_beyond", kLinear, set<Slot::state_slots, 1, 4>, kRange, "state_slots"},
@@ -48,6 +50,12 @@ const BadCall kBadCalls[] = {
     {"slope_negative", kLinear, [](Call& c) { c[Slot::decay_slopes].as<float>()[1] = -0.5F; }, kRange, "decay_slopes"},
     {"slope_nan", kLinear, [](Call& c) { c[Slot::decay_slopes].as<float>()[0] = std::nanf(""); }, kRange,
      "decay_slopes"},
+    {"chunk_slot_beyond", kChunk, set<Slot::state_slots, 2, 4>, kRange, "state_slots"},
+    {"chunk_slope_negative", kChunkVarlen, [](Call& c) { c[Slot::decay_slopes].as<float>()[1] = -1.0F; }, kRange,
+     "decay_slopes"},
+    {"chunk_cu_decreasing", kChunkVarlen, set<Slot::cu_seqlens_q, 2, 5>, kRange, "cu_seqlens_q"},
+    {"chunk_cu_longer_than_longest", kChunkVarlen, set<Slot::cu_seqlens_q, 1, 10>, kRange, "cu_seqlens_q"},
+    {"chunk_cu_past_capacity", kChunkVarlen, set<Slot::cu_seqlens_q, 3, 28>, kRange, "cu_seqlens_q"},
     {"cu_from_one", kVarlen, set<Slot::cu_seqlens_q, 0, 1>, kRange, "cu_seqlens_q"},
     {"cu_negative", kVarlen, set<Slot::cu_seqlens_q, 1, -8>, kRange, "cu_seqlens_q"},
     {"cu_decreasing", kVarlen, set<Slot::cu_seqlens_k, 2, 5>, kRange, "cu_seqlens_k"},
@@ -168,13 +176,26 @@ TEST(Validate, EmptySequencesAndUnusedEntriesAreRight) {
 }
 
 TEST(Validate, ZeroSizesRun) {
-  for (const char* line :
-       {"attention sq=0 sk=8", "attention b=0 sq=8 lse", "attention b=2 sq=8 sk=0 lse",
-        "attention sq=0 sk=0 layout=varlen", "attention b=0 sq=4 layout=varlen", "attention pass=backward sq=0 sk=8",
-        "attention pass=backward sq=8 sk=0", "attention b=2 sq=4 sk=0 kv=table page=4",
-        "attention b=2 sq=4 sk=0 list=bitmask", "attention b=2 sq=4 sk=0 list=transposed mass=mean next=indices",
-        "combine sq=0 lse", "combine b=0 sq=4", "kv_append sq=0 sk=8", "kv_append b=0 sq=2 sk=8 kv=csr page=4",
-        "linear_decode b=0", "linear_decode b=0 slots=3"}) {
+  for (const char* line : {"attention sq=0 sk=8",
+                           "attention b=0 sq=8 lse",
+                           "attention b=2 sq=8 sk=0 lse",
+                           "attention sq=0 sk=0 layout=varlen",
+                           "attention b=0 sq=4 layout=varlen",
+                           "attention pass=backward sq=0 sk=8",
+                           "attention pass=backward sq=8 sk=0",
+                           "attention b=2 sq=4 sk=0 kv=table page=4",
+                           "attention b=2 sq=4 sk=0 list=bitmask",
+                           "attention b=2 sq=4 sk=0 list=transposed mass=mean next=indices",
+                           "combine sq=0 lse",
+                           "combine b=0 sq=4",
+                           "kv_append sq=0 sk=8",
+                           "kv_append b=0 sq=2 sk=8 kv=csr page=4",
+                           "linear_decode b=0",
+                           "linear_decode b=0 slots=3",
+                           "linear_chunk b=0 t=9 slots=3",
+                           "linear_chunk b=2 t=0 slots=3",
+                           "linear_chunk pass=backward b=2 t=0 slots=3",
+                           "linear_chunk b=2 t=9 varlen tq=18"}) {
     Call call(line);
     EXPECT_NO_THROW(call.run()) << line;
   }

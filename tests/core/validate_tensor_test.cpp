@@ -18,6 +18,8 @@ const char* const kCombine = "combine b=2 sq=8 hq=2 d=16 parts=3 lse";
 const char* const kAppend = "kv_append b=2 sq=2 sk=8 hq=2 d=16 rotary=half:8";
 
 const char* const kLinear = "linear_decode b=2 t=3 h=2 d=16 slots=3";
+const char* const kChunk = "linear_chunk b=2 t=9 h=2 d=16";
+const char* const kChunkBackward = "linear_chunk pass=backward b=2 t=9 h=2 d=16 slots=3";
 
 double some_score(double score, const ScorePoint& /*at*/, void* /*user*/) { return score; }
 bool some_mask(const ScorePoint& /*at*/, void* /*user*/) { return true; }
@@ -62,6 +64,40 @@ const BadCall kBadCalls[] = {
     {"slots_type", kLinear, [](Call& c) { c[Slot::state_slots].dtype = DType::uint32; }, kInvalid, "state_slots"},
     {"o_is_v", kLinear, [](Call& c) { c[Slot::o].data = c[Slot::v].data; }, kInvalid, "o"},
     {"states_overlap", kLinear, [](Call& c) { c[Slot::state].strides[0] = 16; }, kInvalid, "state"},
+    {"chunk_o_unbound", kChunk, [](Call& c) { c[Slot::o] = {}; }, kInvalid, "o"},
+    {"chunk_state_without_slots", kChunk,
+     [](Call& c) {
+       c.bind(Slot::state, DType::fp32, {2, 2, 16, 16});
+     },
+     kInvalid, "state"},
+    {"chunk_gradient_without_use", kChunk,
+     [](Call& c) {
+       c.bind(Slot::dstate_final, DType::fp32, {2, 2, 16, 16});
+     },
+     kInvalid, "dstate_final"},
+    {"chunk_too_few_states", kChunkBackward,
+     [](Call& c) {
+       c.problem.slots = 1;
+       c.bind(Slot::state, DType::fp32, {1, 2, 16, 16});
+       c[Slot::state_slots] = {};
+     },
+     kInvalid, "state_slots"},
+    {"chunk_dest_of_backward", kChunkBackward,
+     [](Call& c) {
+       c.bind(Slot::dest_slots, {2}, {0, 1});
+     },
+     kInvalid, "dest_slots"},
+    {"chunk_o_of_backward", kChunkBackward, [](Call& c) { c[Slot::o] = c[Slot::dout]; }, kInvalid, "o"},
+    {"chunk_dk_unbound", kChunkBackward, [](Call& c) { c[Slot::dk] = {}; }, kInvalid, "dk"},
+    {"chunk_dq_is_dk", kChunkBackward, [](Call& c) { c[Slot::dq].data = c[Slot::dk].data; }, kInvalid, "dk"},
+    {"chunk_dq_is_q", kChunkBackward, [](Call& c) { c[Slot::dq].data = c[Slot::q].data; }, kInvalid, "dq"},
+    {"chunk_final_shape", kChunkBackward,
+     [](Call& c) {
+       c.bind(Slot::dstate_final, DType::fp32, {3, 2, 16, 16});
+     },
+     kInvalid, "dstate_final"},
+    {"chunk_initial_type", kChunkBackward, [](Call& c) { c[Slot::dstate_initial].dtype = DType::bf16; }, kInvalid,
+     "dstate_initial"},
     {"lse_without_use", kDense,
      [](Call& c) {
        c.bind(Slot::lse, DType::fp32, {2, 4, 8});

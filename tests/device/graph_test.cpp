@@ -178,6 +178,14 @@ TEST_P(GraphReplay, StepsOfLinearAttention) {
   }
 }
 
+TEST_P(GraphReplay, SequencesOfLinearAttention) {
+  const std::vector<std::string> slots = {"lens_q=100,33,0 state_slots=1,4,7 dest_slots=1,4,7 seed=77",
+                                          "lens_q=1,64,70 state_slots=-1,0,7 dest_slots=2,3,6 slopes=zero seed=78"};
+  expect_replays("linear_chunk b=3 t=100 h=2 d=64 dtype=bf16 varlen tq=150 slots=8", slots);
+  expect_replays("linear_chunk pass=backward b=3 t=100 h=2 d=64 dtype=bf16 varlen tq=150 slots=8 layout=kv",
+                 {"lens_q=100,33,0 state_slots=1,4,7 seed=79", "lens_q=1,64,70 state_slots=-1,0,7 seed=80"});
+}
+
 // One graph of two runs, the second of which reads what the first has written.
 TEST_P(GraphReplay, AppendThenAttend) {
   const std::string cache = " b=3 sq=2 sk=400 hq=8 hkv=2 d=64 dtype=bf16 kv=table page=16 pages=78";

@@ -316,5 +316,13 @@ TEST_P(HostileMetadata, SlotsOfStates) {
   }
 }
 
+TEST_P(HostileMetadata, SequencesFromSlots) {
+  const std::string common = "linear_chunk b=5 t=70 h=2 d=64 dtype=bf16 slots=7 ";
+  expect_contained(common + "state_slots=4,-1,0,6,2 dest_slots=4,3,-1,1,2 slot_ids=int64");
+  expect_contained(common + "varlen tq=200 layout=kv state_slots=4,3,0,6,2");
+  expect_contained(
+      "linear_chunk pass=backward b=5 t=70 h=2 d=64 dtype=bf16 varlen tq=200 slots=7 state_slots=4,-1,0,6,2");
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -56,6 +56,41 @@ TEST_P(LinearDecode, TokensAtOnceAreTokensOneByOne) {
   }
 }
 
+/// The states that sequences leave are what a longer sequence has there: outputs of the rest agree to rounding.
+TEST_P(LinearDecode, GoesOnWhereASequenceEnds) {
+  for (const char* form : {" layout=kv", " dtype=fp16 d=128"}) {
+    const std::string line =
+        std::string("linear_chunk b=3 t=83 h=2 slots=5 state_slots=4,-1,2 dest_slots=4,0,2 seed=83") +
+        (std::strstr(form, "dtype") == nullptr ? " dtype=bf16 d=64" : "") + form;
+    SCOPED_TRACE(line);
+    const cases::Case whole = cases::Case::parse(line);
+    cases::Inputs inputs(whole);
+    const reference::Result oracle =
+        reference::compute(whole.problem, inputs.bindings(), reference::Arithmetic::oracle);
+    const std::vector<reference::Result> plain = plain_before(whole.problem, inputs.bindings());
+    PlacedRun run(inputs, make_plan(whole.problem, target_));
+    const auto part = [&](Operation operation, std::int64_t first, std::int64_t tokens) {
+      Problem problem = whole.problem;
+      problem.operation = operation;
+      problem.seqlen_q = tokens;
+      Bindings bindings = run.bindings();
+      if (first > 0) bindings[Slot::state_slots] = bindings[Slot::dest_slots];
+      for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) {
+        Tensor& tensor = bindings[slot];
+        tensor.shape[1] = tokens;
+        tensor.byte_offset += first * tensor.strides[1] * static_cast<std::int64_t>(size_of(tensor.dtype));
+      }
+      Executor(make_plan(problem, target_)).run(bindings, run.stream());
+    };
+    part(Operation::linear_chunk, 0, 70);
+    part(Operation::linear_decode, 70, 8);
+    part(Operation::linear_chunk, 78, 5);
+    run.wait();
+    ASSERT_EQ(run.download(), "");
+    EXPECT_EQ(judge(whole.problem, inputs.bindings(), oracle, plain), "");
+  }
+}
+
 /// Device memory for one test, or none.
 class Memory {
  public:

@@ -250,6 +250,23 @@ TEST_F(DeviceMetadata, SlotsOfStates) {
   expect_violation(line, t, Slot::dest_slots, {-1, 1, 0}, std::nullopt);
 }
 
+TEST_F(DeviceMetadata, SlotsAndLengthsOfSequences) {
+  const char* line = "linear_chunk b=2 t=20 h=2 d=64 dtype=bf16 varlen tq=30 slots=4 metadata=report";
+  Tensors t;
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) t.add(slot, DType::bf16, {30, 2, 64});
+  t.add(Slot::state, DType::fp32, {4, 2, 64, 64});
+  t.add(Slot::decay_slopes, DType::fp32, {2});
+  t.ints(Slot::status, {0}, {1});
+  t.ints(Slot::cu_seqlens_q, {0, 20, 30}, {3});
+  t.ints(Slot::state_slots, {3, 1}, {2});
+  expect_violation(line, t, Slot::state_slots, {3, -1}, std::nullopt);
+  expect_violation(line, t, Slot::state_slots, {3, 4}, 1);
+  t.set(Slot::state_slots, {3, 1});
+  expect_violation(line, t, Slot::cu_seqlens_q, {0, 10, 30}, std::nullopt);
+  expect_violation(line, t, Slot::cu_seqlens_q, {0, 21, 30}, 0);
+  expect_violation(line, t, Slot::cu_seqlens_q, {0, 20, 31}, 1);
+}
+
 TEST_F(DeviceMetadata, GraphsReportWhatTheirLaunchesFind) {
   const Target target = Target::cuda_device(0);
   Tensors t;

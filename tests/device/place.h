@@ -104,10 +104,10 @@ class PlacedRun {
 };
 
 /// Runs of plain that a later judgement can no longer make, because the run that it judges overwrites what it reads:
-/// those of linear_decode, whose states are updated in place.
+/// those of linear attention, whose states are updated in place.
 inline std::vector<reference::Result> plain_before(const Problem& problem, const Bindings& bindings) {
   std::vector<reference::Result> plain;
-  const std::uint32_t runs = problem.operation == Operation::linear_decode ? 16 : 0;
+  const std::uint32_t runs = problem.is_linear() && problem.pass == Pass::forward ? 16 : 0;
   while (plain.size() < runs) {
     const auto order = static_cast<std::uint32_t>(plain.size());
     plain.push_back(reference::compute(problem, bindings, reference::Arithmetic::plain, order));

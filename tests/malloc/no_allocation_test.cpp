@@ -45,8 +45,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "combine b=2 sq=40 hq=3 parts=4 lse sink",
                     "kv_append b=2 sq=4 sk=64 kv=table page=16 rotary=half:32 dtype=bf16",
                     "kv_append b=2 sq=4 sk=64 hq=2 rotary=interleaved:64",
-                    "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 state=bf16 slots=5",
-                    "linear_decode b=2 h=2 layout=kv"));
+                    "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 state=bf16 slots=5", "linear_decode b=2 h=2 layout=kv",
+                    "linear_chunk b=2 t=150 h=2 dtype=bf16 slots=3",
+                    "linear_chunk pass=backward b=2 t=150 h=2 dtype=fp16 slots=3 layout=kv"));
 
 TEST(NoAllocationThroughC, InRun) {
   if (!TESSERA_OWN_ALLOCATOR) GTEST_SKIP() << "a sanitizer owns the allocator";

@@ -155,7 +155,7 @@ def lengths_stay_on_the_gpu() -> None:
 
 
 def beside_attention() -> None:
-    """combine, kv_append and linear_decode run where their arrays are."""
+    """combine, kv_append, linear_decode and linear_chunk run where their arrays are."""
     cupy = fake_gpu.install_cupy()
     cupy.stream = _Stream(9)
     parts, lses = three(cupy.ndarray)[:2], [cupy.ndarray((1, 2, 64), "float32") for _ in range(2)]
@@ -174,6 +174,14 @@ def beside_attention() -> None:
     out = tessera.linear_decode(*rows, pool, slopes, state_slots=slots)
     assert gpu.launches == 4 and list(gpu.last.grid)[1:] == [2, 2] and set(pool.streams) == {9}
     assert isinstance(out, cupy.ndarray) and out.shape == (2, 3, 2, 64)
+    status = cupy.ndarray((1,), "int32")
+    tessera.linear_decode(*rows, pool, slopes, state_slots=slots, status=status)
+    assert gpu.launches == 6 and set(status.streams) == {9}  # the slots are checked in front
+    out = tessera.linear_chunk(*rows, pool, slopes, state_slots=slots)
+    assert gpu.launches == 7 and list(gpu.last.grid)[1:] == [2, 2] and out.shape == (2, 3, 2, 64)
+    packed = [cupy.ndarray((8, 2, 64)) for _ in range(3)]
+    out = tessera.linear_chunk(*packed, None, slopes, cu_seqlens=starts)
+    assert gpu.launches == 8 and list(gpu.last.grid)[1:] == [2, 2] and out.shape == (8, 2, 64)
 
 
 def capture_needs_a_warm_kernel() -> None:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`linear_decode` on numpy arrays and torch tensors against the recurrence in a few lines, and `decay_slopes`."""
+"""`linear_decode` and `linear_chunk` on numpy arrays and torch tensors against the recurrence in a few lines, and
+`decay_slopes`."""
 
 import numpy as np
 import pytest
@@ -114,6 +115,118 @@ class TestLinearDecode:
         with pytest.raises(TypeError, match=r"decay_slopes: got builtins\.list"):
             tessera.linear_decode(q, k, v, pool, [0.0] * 4)
         np.testing.assert_array_equal(pool, before)
+
+
+@pytest.fixture
+def sequences(rng):
+    """150 tokens of two sequences, a pool, slopes."""
+    q, k, v = (normal(rng, 2, 150, 4, 32) for _ in range(3))
+    return q, k, v, normal(rng, 5, 4, 32, 32), np.array([0.0, 0.1, 0.7, 3.0], np.float32)
+
+
+def near(got, want):
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * np.abs(want).max())
+
+
+class TestLinearChunk:
+    @pytest.mark.parametrize("layout", ["vk", "kv"])
+    def test_states_by_slot_and_decoding_from_there(self, rng, sequences, layout):
+        q, k, v, pool, slopes = sequences
+        slots, before = np.array([4, 0], np.int64), pool.copy()
+        of_slots = before[slots] if layout == "kv" else before[slots].swapaxes(-1, -2)
+        want, states = recurrence(q, k, v, of_slots, slopes, 32**-0.5)
+        prefill = [x[:, :145] for x in (q, k, v)]
+        near(tessera.linear_chunk(*prefill, pool, slopes, state_slots=slots, layout=layout), want[:, :145])
+        steps = [x[:, 145:] for x in (q, k, v)]
+        near(tessera.linear_decode(*steps, pool, slopes, state_slots=slots, layout=layout), want[:, 145:])
+        near(pool[slots] if layout == "kv" else pool[slots].swapaxes(-1, -2), states)
+        np.testing.assert_array_equal(pool[1:4], before[1:4])
+
+    def test_packed_sequences_from_zeros_to_destinations(self, sequences):
+        q, k, v, pool, slopes = (*(x[0] for x in sequences[:3]), *sequences[3:])
+        starts, before = np.array([0, 100, 100, 150], np.int32), pool.copy()
+        out = tessera.linear_chunk(
+            q,
+            k,
+            v,
+            pool,
+            slopes,
+            state_slots=np.array([-1, -1, 2], np.int32),
+            dest_slots=np.array([1, 0, -1], np.int32),
+            cu_seqlens=starts,
+            scale=0.5,
+            layout="kv",
+        )
+        first, state = recurrence(q[None, :100], k[None, :100], v[None, :100], np.zeros((1, 4, 32, 32)), slopes, 0.5)
+        last, _ = recurrence(q[None, 100:], k[None, 100:], v[None, 100:], before[2:3], slopes, 0.5)
+        near(out, np.concatenate([first[0], last[0]]))
+        near(pool[1], state[0])
+        assert not pool[0].any()
+        np.testing.assert_array_equal(pool[2:], before[2:])
+
+    def test_without_a_pool_and_out(self, sequences):
+        q, k, v, _, slopes = sequences
+        want, _ = recurrence(q, k, v, np.zeros((2, 4, 32, 32)), slopes, 32**-0.5)
+        out = np.empty_like(v)
+        assert tessera.linear_chunk(q, k, v, None, slopes, out=out) is out
+        near(out, want)
+
+    def test_states_as_arguments_and_results(self, sequences):
+        q, k, v, pool, slopes = sequences
+        want, states = recurrence(q, k, v, pool[:2], slopes, 32**-0.5)
+        before = pool.copy()
+        out, final = tessera.linear_attention(q, k, v, slopes, initial_state=pool[:2], output_final_state=True)
+        near(out, want)
+        near(final, states)
+        np.testing.assert_array_equal(pool, before)
+        out, final = tessera.linear_attention(q, k, v, slopes)
+        near(out, recurrence(q, k, v, np.zeros_like(pool[:2]), slopes, 32**-0.5)[0])
+        assert final is None
+
+    def test_packed_as_one_sequence(self, sequences):
+        q, k, v, pool, slopes = (*(x[:1] for x in sequences[:3]), *sequences[3:])
+        options = {"initial_state": pool[:2], "output_final_state": True, "cu_seqlens": np.array([0, 60, 150])}
+        out, final = tessera.linear_attention(q, k, v, slopes, **options)
+        first = recurrence(*(x[:, :60] for x in (q, k, v)), pool[:1], slopes, 32**-0.5)
+        last = recurrence(*(x[:, 60:] for x in (q, k, v)), pool[1:2], slopes, 32**-0.5)
+        parts = [first, last]
+        near(out, np.concatenate([part[0] for part in parts], 1))
+        near(final, np.concatenate([part[1] for part in parts]))
+
+    def test_refusals(self, sequences):
+        q, k, v, pool, slopes = sequences
+        before = pool.copy()
+        with pytest.raises(ValueError, match=r"state_slots: got \[1\] = 5; want a state below 5"):
+            tessera.linear_chunk(q, k, v, pool, slopes, state_slots=np.array([0, 5], np.int32))
+        with pytest.raises(ValueError, match="state_slots: got unbound; want bound: 2 sequences share a pool of 1"):
+            tessera.linear_chunk(q, k, v, pool[:1], slopes)
+        with pytest.raises(ValueError, match="state: got 3 dimensions"):
+            tessera.linear_chunk(q, k, v, pool[0], slopes)
+        with pytest.raises(ValueError, match="q: got 4 dimensions"):
+            tessera.linear_chunk(q, k, v, pool, slopes, cu_seqlens=np.array([0, 300], np.int32))
+        with pytest.raises(ValueError, match="cu_seqlens_q"):
+            tessera.linear_chunk(q[0], k[0], v[0], None, slopes, cu_seqlens=np.array([0, 151], np.int32))
+        with pytest.raises(ValueError, match="q: got 2 sequences beside cu_seqlens"):
+            tessera.linear_attention(q, k, v, slopes, cu_seqlens=np.array([0, 150], np.int32))
+        with pytest.raises(TypeError, match=r"decay_slopes: got builtins\.list"):
+            tessera.linear_attention(q, k, v, [0.0] * 4)
+        np.testing.assert_array_equal(pool, before)
+
+
+class TestStatus:
+    """A word that notes what a GPU finds; on the host bad slots are errors with it too."""
+
+    def test_stays_zero(self, step):
+        q, k, v, pool, slopes = step
+        status = np.zeros(1, np.int32)
+        out = tessera.linear_decode(q, k, v, pool.copy(), slopes, status=status)
+        np.testing.assert_array_equal(out, tessera.linear_decode(q, k, v, pool.copy(), slopes))
+        tessera.linear_chunk(q, k, v, pool.copy(), slopes, status=status)
+        assert status[0] == 0
+        with pytest.raises(ValueError, match="state_slots"):
+            tessera.linear_decode(q, k, v, pool, slopes, state_slots=np.array([0, 1, 9]), status=status)
+        with pytest.raises(ValueError, match="status"):
+            tessera.linear_decode(q, k, v, pool, slopes, status=np.zeros(2, np.int32))
 
 
 class TestDecaySlopes:

@@ -58,7 +58,8 @@ constexpr FlagKey kFlags[] = {{"drop_scalars", &Values::drop_scalars},
                               {"rotate_q", &Values::rotate_q},
                               {"state_slots=unbound", &Values::unbound_slots},
                               {"slot_ids=int64", &Values::long_slots},
-                              {"slopes=zero", &Values::no_decay}};
+                              {"slopes=zero", &Values::no_decay},
+                              {"dstates=unbound", &Values::unbound_gradients}};
 
 constexpr std::string_view kWishKeys[] = {"tile_q", "tile_kv", "splits", "stages", "warps", "loader", "implementation"};
 constexpr std::string_view kStrides[] = {"packed", "bhsd", "gaps"};

@@ -9,9 +9,19 @@
 namespace tessera::cases {
 namespace {
 
-enum Operations : unsigned { kForward = 1, kBackward = 2, kCombine = 4, kAppend = 8, kLinear = 16 };
+enum Operations : unsigned {
+  kForward = 1,
+  kBackward = 2,
+  kCombine = 4,
+  kAppend = 8,
+  kDecode = 16,
+  kChunk = 32,  // forward
+  kChunkBackward = 64,
+};
 constexpr unsigned kAttention = kForward | kBackward;
 constexpr unsigned kOfSequences = kAttention | kCombine | kAppend;
+constexpr unsigned kChunks = kChunk | kChunkBackward;
+constexpr unsigned kLinear = kDecode | kChunks;
 constexpr unsigned kAll = kOfSequences | kLinear;
 
 struct Feature {
@@ -31,7 +41,8 @@ bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
 }
 bool has_keys(const Problem& p) { return p.operation == Operation::attention || p.operation == Operation::kv_append; }
-bool is_linear(const Case& c) { return c.problem.operation == Operation::linear_decode; }
+bool is_decode(const Case& c) { return c.problem.operation == Operation::linear_decode; }
+bool is_chunk(const Case& c) { return c.problem.operation == Operation::linear_chunk; }
 bool negative(const Band& band) { return band.left.value_or(0) < 0 || band.right.value_or(0) < 0; }
 bool causal(const Band& band) { return !band.left && band.right == 0; }
 bool any_list(const Problem& p, bool (*test)(const TileList&)) {
@@ -60,16 +71,20 @@ bool has_empty_sequence(const Case& c) {
 constexpr Feature kFeatures[] = {
     {"forward", "operation", kForward,
      [](const Case& c) { return c.problem.operation == Operation::attention && c.problem.pass == Pass::forward; }},
-    {"backward", "operation", kBackward, [](const Case& c) { return c.problem.pass == Pass::backward; }},
+    {"backward", "operation", kBackward,
+     [](const Case& c) { return c.problem.operation == Operation::attention && c.problem.pass == Pass::backward; }},
     {"combine", "operation", kCombine, [](const Case& c) { return c.problem.operation == Operation::combine; }},
     {"kv_append", "operation", kAppend, [](const Case& c) { return c.problem.operation == Operation::kv_append; }},
-    {"linear_decode", "operation", kLinear, is_linear},
+    {"linear_decode", "operation", kDecode, is_decode},
+    {"linear_chunk", "operation", kChunk, [](const Case& c) { return is_chunk(c) && c.problem.pass == Pass::forward; }},
+    {"linear_chunk_backward", "operation", kChunkBackward,
+     [](const Case& c) { return is_chunk(c) && c.problem.pass == Pass::backward; }},
     {"fp32", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp32); }},
     {"fp16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp16); }},
     {"bf16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::bf16); }},
     {"mixed_types", "types", kAll, [](const Case& c) { return mixed_types(c.problem); }},
     {"three_tiles", "", kAttention, spans},
-    {"varlen_q", "", kOfSequences, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
+    {"varlen_q", "", kOfSequences | kChunks, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
     {"seqused_q", "", kAttention | kAppend, [](const Case& c) { return c.problem.seqused_q; }},
     {"kv_dense", "kv", kAttention | kAppend,
      [](const Case& c) { return has_keys(c.problem) && c.problem.kv.layout == KvLayout::dense; }},
@@ -87,7 +102,7 @@ constexpr Feature kFeatures[] = {
     {"batch", "", kAll, [](const Case& c) { return c.problem.batch > 1; }},
     {"dims_differ", "", kAll, [](const Case& c) { return c.problem.head_dim_qk != c.problem.head_dim_v; }},
     {"dim_over_64", "", kAll, [](const Case& c) { return std::max(c.problem.head_dim_qk, c.problem.head_dim_v) > 64; }},
-    {"empty_sequence", "", kOfSequences, has_empty_sequence},
+    {"empty_sequence", "", kOfSequences | kChunks, has_empty_sequence},
     {"q_offset", "", kAttention, [](const Case& c) { return !c.values.q_offset.empty(); }},
     {"k_offset", "", kAttention, [](const Case& c) { return !c.values.k_offset.empty(); }},
     {"k_offset2", "", kAttention, [](const Case& c) { return !c.values.k_offset2.empty(); }},
@@ -155,13 +170,16 @@ constexpr Feature kFeatures[] = {
     {"rotate_q", "", kAppend, [](const Case& c) { return c.values.rotate_q; }},
     {"state_bf16", "", kLinear, [](const Case& c) { return c.problem.state_type == DType::bf16; }},
     {"state_kv", "", kLinear, [](const Case& c) { return c.problem.state_layout == StateLayout::kv; }},
-    {"many_tokens", "", kLinear, [](const Case& c) { return is_linear(c) && c.problem.seqlen_q > 1; }},
+    {"many_tokens", "", kDecode, [](const Case& c) { return is_decode(c) && c.problem.seqlen_q > 1; }},
+    {"many_chunks", "", kChunks, [](const Case& c) { return is_chunk(c) && c.problem.seqlen_q > 128; }},
+    {"no_pool", "", kChunks, [](const Case& c) { return is_chunk(c) && c.problem.slots == 0; }},
+    {"no_state_gradients", "", kChunkBackward, [](const Case& c) { return c.values.unbound_gradients; }},
     {"skipped_slots", "", kLinear,
      [](const Case& c) {
        const std::vector<std::int64_t>& slots = c.values.state_slots;
        return std::any_of(slots.begin(), slots.end(), [](std::int64_t slot) { return slot < 0; });
      }},
-    {"dest_slots", "", kLinear, [](const Case& c) { return !c.values.dest_slots.empty(); }},
+    {"dest_slots", "", kDecode | kChunk, [](const Case& c) { return !c.values.dest_slots.empty(); }},
     {"int64_slots", "", kLinear, [](const Case& c) { return c.values.long_slots; }},
     {"no_decay", "", kLinear, [](const Case& c) { return c.values.no_decay; }},
 };
@@ -172,6 +190,11 @@ struct Exclusion {
 };
 /// Beyond groups and operations.
 constexpr Exclusion kExclusions[] = {
+    {"no_pool", "state_bf16", "without states they have no type"},
+    {"no_pool", "skipped_slots", "without states there are no slots"},
+    {"no_pool", "dest_slots", "without states there are no slots"},
+    {"no_pool", "int64_slots", "without states there are no slots"},
+    {"no_pool", "no_state_gradients", "without states they have no gradients"},
     {"splits", "batch_invariant", "batch-invariant plans fix the split themselves"},
     {"splits", "next_indices", "a tile's mass needs whole rows"},
     {"splits", "next_bitmask", "a tile's mass needs whole rows"},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What linear_decode binds.
+// What linear_decode and linear_chunk bind.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -11,38 +11,82 @@
 
 namespace tessera::cases {
 
+namespace {
+
+/// One index of the first dimension.
+void fill_index(Tensor one, std::int64_t index, RandomNumbers& random) {
+  one.byte_offset += index * one.strides[0] * static_cast<std::int64_t>(size_of(one.dtype));
+  one.shape[0] = 1;
+  reference::for_each_element(
+      one, [&](std::int64_t, std::int64_t offset) { reference::write(one, offset, random.normal()); });
+}
+
+}  // namespace
+
 /// Tokens of sequences that are skipped and states that nobody reads stay poisoned.
 void Inputs::bind_linear_decode() {
   bind_state_slots();
   const std::int64_t heads = problem_.heads_q;
   const Tensor& slots = bindings_[Slot::state_slots];
   const auto source = [&](std::int64_t b) { return slots ? static_cast<std::int64_t>(reference::read(slots, b)) : b; };
-  const auto fill_first = [&](Slot slot, std::int64_t index, RandomNumbers& random) {
-    Tensor one = bindings_[slot];
-    one.byte_offset += index * one.strides[0] * static_cast<std::int64_t>(size_of(one.dtype));
-    one.shape[0] = 1;
-    reference::for_each_element(
-        one, [&](std::int64_t, std::int64_t offset) { reference::write(one, offset, random.normal()); });
-  };
   const auto tokens = [&](Slot slot, DType dtype, std::int64_t dim) {
     allocate(slot, dtype, query_shape(heads, dim));
     RandomNumbers random(values_.seed, static_cast<std::uint64_t>(slot));
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
-      if (source(b) >= 0) fill_first(slot, b, random);
+      if (source(b) >= 0) fill_index(bindings_[slot], b, random);
     }
   };
   tokens(Slot::q, problem_.q_type, problem_.head_dim_qk);
   tokens(Slot::k, problem_.k_type, problem_.head_dim_qk);
   tokens(Slot::v, problem_.v_type, problem_.head_dim_v);
   allocate(Slot::o, problem_.o_type, query_shape(heads, problem_.head_dim_v), true);
+  bind_pool();
+}
+
+/// Sequences from zeros and such without a destination are told by negative slots; a forward writes to the pool.
+void Inputs::bind_linear_chunk() {
+  const std::int64_t heads = problem_.heads_q, d = problem_.head_dim_qk, dv = problem_.head_dim_v;
+  const bool forward = problem_.pass == Pass::forward;
+  const auto rows = [&](Slot slot, DType dtype, std::int64_t dim, bool output) {
+    allocate(slot, dtype, query_shape(heads, dim), output);
+    if (!output) fill_queries(slot);
+  };
+  rows(Slot::q, problem_.q_type, d, false);
+  rows(Slot::k, problem_.k_type, d, false);
+  rows(Slot::v, problem_.v_type, dv, false);
+  if (forward) {
+    rows(Slot::o, problem_.o_type, dv, true);
+  } else {
+    rows(Slot::dout, problem_.o_type, dv, false);
+    rows(Slot::dq, problem_.q_type, d, true);
+    rows(Slot::dk, problem_.k_type, d, true);
+    rows(Slot::dv, problem_.v_type, dv, true);
+  }
+  if (problem_.slots > 0) bind_state_slots();
+  bind_pool();
+  if (forward || problem_.slots == 0 || values_.unbound_gradients) return;
   const bool vk = problem_.state_layout == StateLayout::vk;
-  allocate(Slot::state, problem_.state_type,
-           {problem_.slots, heads, vk ? problem_.head_dim_v : problem_.head_dim_qk,
-            vk ? problem_.head_dim_qk : problem_.head_dim_v},
-           true);
+  const std::vector<std::int64_t> shape{problem_.batch, heads, vk ? dv : d, vk ? d : dv};
+  allocate(Slot::dstate_final, DType::fp32, shape);
+  fill(Slot::dstate_final);
+  allocate(Slot::dstate_initial, DType::fp32, shape, true);
+}
+
+/// States, of which only those that a sequence begins with are filled, and slopes.
+void Inputs::bind_pool() {
+  const std::int64_t heads = problem_.heads_q;
+  const Tensor& slots = bindings_[Slot::state_slots];
+  const bool vk = problem_.state_layout == StateLayout::vk;
+  const bool has_pool = problem_.operation == Operation::linear_decode || problem_.slots > 0;
+  if (has_pool)
+    allocate(Slot::state, problem_.state_type,
+             {problem_.slots, heads, vk ? problem_.head_dim_v : problem_.head_dim_qk,
+              vk ? problem_.head_dim_qk : problem_.head_dim_v},
+             problem_.pass == Pass::forward);
   RandomNumbers random(values_.seed, static_cast<std::uint64_t>(Slot::state));
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
-    if (source(b) >= 0 && source(b) < problem_.slots) fill_first(Slot::state, source(b), random);
+    const std::int64_t source = slots ? static_cast<std::int64_t>(reference::read(slots, b)) : b;
+    if (source >= 0 && source < problem_.slots) fill_index(bindings_[Slot::state], source, random);
   }
   // From the slopes of ALiBi to one that forgets nearly everything at once.
   const Tensor& slopes = allocate(Slot::decay_slopes, DType::fp32, {heads});

@@ -14,6 +14,10 @@ Inputs::Inputs(const Case& of) : case_(of), problem_(case_.problem), values_(cas
     bind_combine();
   } else if (problem_.operation == Operation::linear_decode) {
     bind_linear_decode();
+  } else if (problem_.operation == Operation::linear_chunk) {
+    bind_query_lengths();
+    sequences_ = reference::resolve_sequences(problem_, bindings_);
+    bind_linear_chunk();
   } else {
     bind_query_lengths();
     bind_key_lengths(0);

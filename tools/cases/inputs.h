@@ -91,6 +91,8 @@ class Inputs {
   void bind_combine();
   void bind_kv_append();
   void bind_linear_decode();
+  void bind_linear_chunk();
+  void bind_pool();
   void bind_state_slots();
 
   Case case_;

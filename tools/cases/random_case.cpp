@@ -57,6 +57,8 @@ class Generator {
       kv_append();
     } else if (operation < 17) {
       linear_decode();
+    } else if (operation < 21) {
+      linear_chunk();
     } else {
       attention();
     }
@@ -145,7 +147,38 @@ class Generator {
     if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
     p_.deterministic = random_.chance(0.2);
     p_.batch_invariant = random_.chance(0.2);
-    const bool elsewhere = random_.chance(0.4);
+    state_slots(random_.chance(0.4));
+    v_.no_decay = random_.chance(0.4);
+  }
+
+  void linear_chunk() {
+    p_.operation = Operation::linear_chunk;
+    p_.pass = random_.chance(0.5) ? Pass::backward : Pass::forward;
+    p_.batch = random_.between(1, 3);
+    p_.heads_q = p_.heads_kv = random_.between(1, 3);
+    static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
+    p_.head_dim_qk = gpu_ ? pick(chooser_, kGpuDims) : head_dim();
+    p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? pick(chooser_, kGpuDims) : head_dim();
+    p_.seqlen_q = random_.chance(0.2) ? random_.between(0, 3) : random_.between(4, gpu_ ? 300 : 200);
+    if (random_.chance(0.4)) {
+      p_.q_layout = Layout::varlen;
+      for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_q.push_back(length(p_.seqlen_q, b == 0));
+      p_.total_q = std::accumulate(v_.lens_q.begin(), v_.lens_q.end(), random_.between(0, 5));
+    }
+    if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
+    p_.deterministic = random_.chance(0.4);
+    p_.batch_invariant = random_.chance(0.2);
+    v_.no_decay = random_.chance(0.3);
+    const bool pool = chooser_.chance(0.7);
+    if (chooser_.chance(0.4) && pool) p_.state_type = DType::bf16;
+    if (random_.chance(0.5)) p_.state_layout = StateLayout::kv;
+    if (!pool) return;
+    state_slots(p_.pass == Pass::forward && random_.chance(0.5));
+    v_.unbound_gradients = p_.pass == Pass::backward && random_.chance(0.3);
+  }
+
+  /// A pool, and slots of the sequences in it.
+  void state_slots(bool elsewhere) {
     p_.slots = 2 * p_.batch + random_.between(0, 3);
     std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.slots));
     std::iota(slots.begin(), slots.end(), 0);
@@ -160,7 +193,6 @@ class Generator {
     for (std::int64_t b = 0; b < p_.batch; ++b) v_.state_slots.push_back(next());
     for (std::int64_t b = 0; elsewhere && b < p_.batch; ++b) v_.dest_slots.push_back(next());
     v_.long_slots = random_.chance(0.4);
-    v_.no_decay = random_.chance(0.4);
   }
 
   std::int64_t page_size() {

@@ -71,6 +71,7 @@ std::optional<std::string> Peer::set_up(const Problem& problem, const Target& ta
   plain.band = {};
   plain.lse = plain.deterministic = plain.batch_invariant = false;
   Problem simple;
+  simple.operation = plain.operation;
   simple.pass = plain.pass;
   simple.batch = plain.batch;
   simple.seqlen_q = plain.seqlen_q;
@@ -81,8 +82,12 @@ std::optional<std::string> Peer::set_up(const Problem& problem, const Target& ta
   simple.head_dim_v = plain.head_dim_v;
   simple.q_type = simple.k_type = simple.v_type = plain.q_type;
   simple.o_type = plain.q_type;
+  simple.slots = plain.slots;
   if (!one_type || plain != simple || (!causal && problem.band != Band{})) return "it has no such feature";
+  const std::string line = problem.to_string();
+  const std::string_view operation = std::string_view(line).substr(0, line.find(' '));
   const json answer = ask({{"do", "setup"},
+                           {"operation", std::string(operation)},
                            {"pass", problem.pass == Pass::forward ? "forward" : "backward"},
                            {"b", problem.batch},
                            {"sq", problem.seqlen_q},
@@ -91,6 +96,7 @@ std::optional<std::string> Peer::set_up(const Problem& problem, const Target& ta
                            {"hkv", problem.heads_kv},
                            {"d", problem.head_dim_qk},
                            {"dv", problem.head_dim_v},
+                           {"slots", problem.slots},
                            {"dtype", std::string(to_string(problem.q_type))},
                            {"causal", causal},
                            {"scale", problem.softmax_scale()},

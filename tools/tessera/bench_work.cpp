@@ -35,18 +35,22 @@ double count(const std::vector<std::int64_t>& shape) {
   return product;
 }
 
-// The states of the batch are read and written, whatever the pool holds besides.
+// The states of the batch are read and written, by a backward read, whatever the pool holds besides.
 Work linear_work(const Problem& problem) {
   const auto elements = static_cast<double>(problem.batch * problem.heads_q * problem.head_dim_qk * problem.head_dim_v);
   Work work;
-  work.bytes = 2 * elements * static_cast<double>(size_of(problem.state_type));
+  const bool backward = problem.pass == Pass::backward;
+  const bool decode = problem.operation == Operation::linear_decode;
+  const double passes = backward ? 1 : 2;
+  if (decode || problem.slots > 0) work.bytes = passes * elements * static_cast<double>(size_of(problem.state_type));
   for (const auto& slots : {value_inputs(problem), outputs(problem)}) {
     for (const SlotShape& slot : slots) {
       if (slot.slot != Slot::state) work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
     }
   }
-  // Decay, k·v and its sum, q·s and its sum.
-  work.flops = 5.0 * elements * static_cast<double>(problem.seqlen_q);
+  // A step: decay, k·v and its sum, q·s and its sum. In chunks the decay is no work for each element. Backward: S and
+  // its product, G and two.
+  work.flops = (decode ? 5.0 : backward ? 10.0 : 4.0) * elements * static_cast<double>(problem.seqlen_q);
   return work;
 }
 
@@ -68,7 +72,7 @@ std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::
 
 Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept) {
   Work work;
-  if (problem.operation == Operation::linear_decode) return linear_work(problem);
+  if (problem.is_linear()) return linear_work(problem);
   const bool appends = problem.operation == Operation::kv_append;
   for (const SlotShape& slot : value_inputs(problem)) {
     // Of the cache only the new tokens' places are touched: as many bytes as they bring.

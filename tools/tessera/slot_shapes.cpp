@@ -85,12 +85,18 @@ void add_tile_outputs(const Problem& problem, std::vector<SlotShape>& slots) {
 std::vector<SlotShape> value_inputs(const Problem& problem) {
   std::vector<SlotShape> slots;
   const std::int64_t d = problem.head_dim_qk, dv = problem.head_dim_v;
-  if (problem.operation == Operation::linear_decode) {
+  if (problem.is_linear()) {
     slots.push_back({Slot::q, problem.q_type, query_shape(problem, problem.heads_q, d)});
     slots.push_back({Slot::k, problem.k_type, query_shape(problem, problem.heads_q, d)});
     slots.push_back({Slot::v, problem.v_type, query_shape(problem, problem.heads_q, dv)});
+    if (problem.pass == Pass::backward) {
+      slots.push_back({Slot::dout, problem.o_type, query_shape(problem, problem.heads_q, dv)});
+    }
     const bool vk = problem.state_layout == StateLayout::vk;
-    slots.push_back({Slot::state, problem.state_type, {problem.slots, problem.heads_q, vk ? dv : d, vk ? d : dv}});
+    const Shape state{problem.slots, problem.heads_q, vk ? dv : d, vk ? d : dv};
+    if (problem.slots > 0 || problem.operation == Operation::linear_decode) {
+      slots.push_back({Slot::state, problem.state_type, state});
+    }
     slots.push_back({Slot::decay_slopes, DType::fp32, {problem.heads_q}});
   } else if (problem.operation == Operation::combine) {
     const Shape o = query_shape(problem, problem.heads_q, dv);
@@ -120,7 +126,12 @@ std::vector<SlotShape> value_inputs(const Problem& problem) {
 std::vector<SlotShape> outputs(const Problem& problem) {
   std::vector<SlotShape> slots;
   if (problem.operation == Operation::kv_append) return slots;
-  if (problem.operation == Operation::attention && problem.pass == Pass::backward) {
+  if (problem.is_linear() && problem.pass == Pass::backward) {
+    const std::int64_t d = problem.head_dim_qk, dv = problem.head_dim_v;
+    slots.push_back({Slot::dq, problem.q_type, query_shape(problem, problem.heads_q, d)});
+    slots.push_back({Slot::dk, problem.k_type, query_shape(problem, problem.heads_q, d)});
+    slots.push_back({Slot::dv, problem.v_type, query_shape(problem, problem.heads_q, dv)});
+  } else if (problem.pass == Pass::backward) {
     add_gradients(problem, slots);
   } else {
     slots.push_back({Slot::o, problem.o_type, query_shape(problem, problem.heads_q, problem.head_dim_v)});

@@ -207,8 +207,8 @@ def attention_backward_on_device(
     dout and dlse are copied if their last dimension is not contiguous, as after ``out.sum().backward()``. Raises
     NotImplementedError where no kernel computes it.
     """
-    dout = _with_rows(dout)
-    dlse = None if dlse is None else _with_rows(dlse)
+    dout = with_rows(dout)
+    dlse = None if dlse is None else with_rows(dlse)
     device = q.get_device()
     route = _backward_route(
         features,
@@ -231,7 +231,7 @@ def attention_backward_on_device(
     return dq, dk, dv, others
 
 
-def _with_rows(gradient: Tensor) -> Tensor:
+def with_rows(gradient: Tensor) -> Tensor:
     return gradient if gradient.is_contiguous() or gradient.stride(-1) == 1 else gradient.contiguous()
 
 

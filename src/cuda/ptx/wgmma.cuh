@@ -63,13 +63,14 @@ struct Wgmma;
 #define TESSERA_WGMMA(n, element, text, numbers, i0, i1, i2, i3, i4, i5, ...)                                       \
   template <>                                                                                                       \
   struct Wgmma<n, Element::element> {                                                                               \
+    template <bool transposed = false> /* B */                                                                      \
     static __device__ __forceinline__ void from_shared(float* d, u64 a, u64 b, bool add) {                          \
       asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i2                                                      \
                    ", 0;\n"                                                                                         \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" numbers "}, %" i0 ", %" i1  \
-                   ", add, 1, 1, 0, 0;\n}\n"                                                                        \
+                   ", add, 1, 1, 0, %" i3 ";\n}\n"                                                                  \
                    : __VA_ARGS__                                                                                    \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                   \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(transposed)));                \
     }                                                                                                               \
     /* B transposed. */                                                                                             \
     static __device__ __forceinline__ void from_registers(float* d, const u32 (&a)[4], u64 b, bool add) {           \

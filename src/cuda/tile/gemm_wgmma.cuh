@@ -51,6 +51,18 @@ __device__ __forceinline__ void begin_scores(Accumulator<1, KTile::rows / 8>& s,
   ptx::wgmma_commit();
 }
 
+/// Begins O = P·V, both in shared memory: `rows`, the first of the warpgroup's 64 rows of P.
+template <Element type, class PTile, class VTile>
+__device__ __forceinline__ void begin_shared(Accumulator<1, VTile::columns / 8>& o, u32 rows, u32 values) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < VTile::rows / 16; ++k) {
+    ptx::Wgmma<VTile::columns, type>::template from_shared<true>(&o.tile[0][0][0], Descriptor<PTile>::columns(rows, k),
+                                                                 Descriptor<VTile>::rows(values, k), k > 0);
+  }
+  ptx::wgmma_commit();
+}
+
 /// Begins O += P·V.
 template <Element type, class VTile>
 __device__ __forceinline__ void begin_outputs(Accumulator<1, VTile::columns / 8>& o,
