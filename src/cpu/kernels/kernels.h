@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inner loops of the CPU backend, compiled once per instruction set and reached through one table of pointers.
-// Everything is fp32 here; types are converted where rows are loaded and stored.
+// Everything is fp32 here, types are converted where rows are loaded and stored; but bf16 operands stay as they are
+// where an instruction set multiplies them (dot_kernels.h).
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/kernels/dot_kernels.h"
 #include "tessera/tensor.h"
 
 namespace tessera::cpu {
@@ -79,9 +81,27 @@ struct Kernels {
   void (*state_row_add)(std::int64_t n, float decay, float factor, const float* x, float weight, float* s, float* sum);
   /// Whether all of n floats (padded) are finite.
   bool (*all_finite)(std::int64_t n, const float* a);
+
+  /// softmax_step on scores that are yet to be scaled (scale > 0), with the probabilities rounded to bf16: rows 2t and
+  /// 2t + 1 of s become row t of pairs, of kPanel too. `rows` is even; s is left as it was.
+  void (*softmax_pairs)(std::int64_t rows, std::int64_t columns, const float* s, float scale, float* maximum,
+                        float* sum, float* correction, std::uint32_t* pairs);
+  /// s (rows × columns, ld; rows even) rounded to bf16 as pairs of rows, with the same ld.
+  void (*round_pairs)(std::int64_t rows, std::int64_t columns, const float* s, std::ptrdiff_t ld, std::uint32_t* pairs);
+  /// Rows of bf16 (rows even, columns a multiple of kPad) to pairs of rows.
+  void (*interleave)(std::int64_t rows, std::int64_t columns, const std::uint16_t* source, std::ptrdiff_t source_ld,
+                     std::uint32_t* pairs, std::ptrdiff_t ld);
+
+  /// s *= factor, rows × columns (padded).
+  void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
+
+  const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };
 
-/// The table for an instruction set of cpu_isas(). Throws Error{unsupported} for another name.
+/// The table for an instruction set of cpu_isas() or emulated_isas(). Throws Error{unsupported} for another name.
 const Kernels& kernels_for(std::string_view isa);
+
+/// For tests: the best instruction set with the dot products of another one spelled out in C++.
+std::vector<std::string> emulated_isas();
 
 }  // namespace tessera::cpu
