@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/dot_keys.h"
 
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 namespace tessera::cpu {
-namespace {
-
-float from_bf16(std::uint32_t bits) { return std::bit_cast<float>(bits << 16U); }
-
-}  // namespace
 
 bool uses_dots(const Problem& problem, const Kernels& kernels) {
   return kernels.dots != nullptr && problem.q_type == DType::bf16 && problem.k_type == DType::bf16 &&
@@ -78,21 +71,6 @@ void DotKeys::turn_values(const Kernels& kernels) const {
     // A pair moves as one 32-bit number.
     kernels.transpose(kDotStep / 2, dv, reinterpret_cast<const float*>(pairs), dv,
                       reinterpret_cast<float*>(v_t + chunk * kDotStep), rows / 2);
-  }
-}
-
-void careful_dots(const DotKeys& keys, const std::uint32_t* p, std::int64_t first, std::int64_t end,
-                  std::int64_t columns, float* o, const float* scale) {
-  for (std::int64_t i = 0; i < keys.dv; ++i) {
-    for (std::int64_t c = 0; c < columns; ++c) {
-      float sum = o[i * kPanel + c] * scale[c];
-      for (std::int64_t row = first; row < end; ++row) {
-        const std::uint32_t pair = p[row / 2 * kPanel + c];
-        const float weight = from_bf16(row % 2 == 0 ? pair & 0xFFFFU : pair >> 16U);
-        if (weight != 0.0F) sum = std::fma(weight, from_bf16(keys.v[row * keys.dv + i]), sum);
-      }
-      o[i * kPanel + c] = sum;
-    }
   }
 }
 

@@ -47,8 +47,4 @@ struct DotKeys {
   }
 };
 
-/// O (dv × columns) = O·scale + Vᵀ·P over keys [first, end) of the tile, leaving out every key that weighs 0.
-void careful_dots(const DotKeys& keys, const std::uint32_t* p, std::int64_t first, std::int64_t end,
-                  std::int64_t columns, float* o, const float* scale);
-
 }  // namespace tessera::cpu

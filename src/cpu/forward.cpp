@@ -274,7 +274,8 @@ class ForwardUnit {
       const std::int64_t to = padded_dots(end);
       masked |= from < first || end < to;
       if (masked && !keys.values_finite(from, to)) {
-        careful_dots(keys, b_.p, first, end, columns, o, correction);
+        careful_dots(SkipZerosOf::b, dv_, columns, to - from, keys.v_t + from, keys.rows, b_.p + from / 2 * kPanel, kPanel,
+                     o, kPanel, correction);
       } else {
         kernels.dots->matmul(keys.dv, columns, to - from, keys.v_t + from, keys.rows, b_.p + from / 2 * kPanel, kPanel,
                              o, kPanel, true, correction);

@@ -88,6 +88,11 @@ struct Kernels {
                         float* sum, float* correction, std::uint32_t* pairs);
   /// s (rows × columns, ld; rows even) rounded to bf16 as pairs of rows, with the same ld.
   void (*round_pairs)(std::int64_t rows, std::int64_t columns, const float* s, std::ptrdiff_t ld, std::uint32_t* pairs);
+  /// A backward's P = exp(scale·s − shift[row]) and dS = P∘(dp − delta[row]), rounded to bf16, as pairs of rows and dS as
+  /// rows too; all have ld. rows is even; shift +inf gives 0.
+  void (*gradient_pairs)(std::int64_t rows, std::int64_t columns, const float* s, const float* dp, std::ptrdiff_t ld,
+                         float scale, const float* shift, const float* delta, std::uint32_t* p, std::uint32_t* ds,
+                         std::uint16_t* ds_rows);
   /// Rows of bf16 (rows even, columns a multiple of kPad) to pairs of rows.
   void (*interleave)(std::int64_t rows, std::int64_t columns, const std::uint16_t* source, std::ptrdiff_t source_ld,
                      std::uint32_t* pairs, std::ptrdiff_t ld);

@@ -106,6 +106,50 @@ void round_pairs(std::int64_t rows, std::int64_t columns, const float* s, std::p
   }
 }
 
+// The upper halves of the lanes, side by side.
+HWY_INLINE void store_upper(Bits x, std::uint16_t* to) {
+  const hn::RebindToSigned<FloatTag> di;
+  const hn::Rebind<std::int16_t, FloatTag> d16;
+  const auto extended = hn::ShiftRight<16>(hn::BitCast(di, x));  // signed, so that a saturating narrowing keeps it
+  hn::StoreU(hn::DemoteTo(d16, extended), d16, reinterpret_cast<std::int16_t*>(to));
+}
+
+void gradient_pairs(std::int64_t rows, std::int64_t columns, const float* s, const float* dp, std::ptrdiff_t ld,
+                    float scale, const float* shift, const float* delta, std::uint32_t* p, std::uint32_t* ds,
+                    std::uint16_t* ds_rows) {
+  const FloatTag d;
+  const BitsTag di;
+  constexpr float kLog2E = 1.44269504F;
+  const Vector factor = hn::Set(d, scale * kLog2E);
+  const Bits half = hn::Set(di, 0x8000);
+  for (std::int64_t row = 0; row < rows; row += 2) {
+    Vector subtract[2], mean[2];
+    for (int i = 0; i < 2; ++i) {
+      subtract[i] = hn::Set(d, shift[row + i] * kLog2E);
+      mean[i] = hn::Set(d, delta[row + i]);
+    }
+    for (std::int64_t column = 0; column < columns; column += kLanes) {
+      Bits weight[2], gradient[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const std::ptrdiff_t at = (row + i) * ld + column;
+        // Beyond 2^127 only under an LSE that is not these scores' own: infinity, while NaN stays NaN.
+        const Vector exponent = hn::MulSub(hn::LoadU(d, s + at), factor, subtract[i]);
+        const Vector probability = exp2_short(hn::Min(hn::Set(d, 128.0F), exponent));
+        const Vector product = hn::Mul(probability, hn::Sub(hn::LoadU(d, dp + at), mean[i]));
+        weight[i] = hn::Add(hn::BitCast(di, probability), half);
+        // A masked score has no gradient, whatever its key holds.
+        const Vector kept = hn::IfThenZeroElse(hn::Eq(probability, hn::Zero(d)), product);
+        gradient[i] = hn::Add(hn::BitCast(di, kept), half);
+        store_upper(gradient[i], ds_rows + at);
+      }
+      const std::ptrdiff_t pair = row / 2 * ld + column;
+      hn::StoreU(join_upper(weight[0], weight[1]), di, p + pair);
+      hn::StoreU(join_upper(gradient[0], gradient[1]), di, ds + pair);
+    }
+  }
+}
+
 void scale_rows(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor) {
   const FloatTag d;
   for (std::int64_t row = 0; row < rows; ++row) {
