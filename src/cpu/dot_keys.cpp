@@ -7,7 +7,7 @@ namespace tessera::cpu {
 
 bool uses_dots(const Problem& problem, const Kernels& kernels) {
   return kernels.dots != nullptr && problem.q_type == DType::bf16 && problem.k_type == DType::bf16 &&
-         problem.v_type == DType::bf16;
+         problem.v_type == DType::bf16 && (problem.pass == Pass::forward || problem.o_type == DType::bf16);
 }
 
 void copy_rows(const std::byte* source, std::ptrdiff_t stride, std::int64_t rows, std::int64_t count,

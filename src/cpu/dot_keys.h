@@ -11,7 +11,8 @@
 
 namespace tessera::cpu {
 
-/// Whether a problem is computed by dot products: q, k and v are all bf16 and the instruction set has them.
+/// Whether a problem is computed by dot products: all operands are bf16 (a backward's dout has the type of o) and the
+/// instruction set has them.
 bool uses_dots(const Problem& problem, const Kernels& kernels);
 
 /// Rows of bf16 as they are, padded with zeros to `width`.
