@@ -44,6 +44,8 @@ const tessera::cpu::DotKernels* tessera::cpu::avx512_bf16_kernels() {
   static const bool usable = x86_has(X86Feature::avx512_bf16);
   return usable ? &kKernels : nullptr;
 }
+bool tessera::cpu::avx512_bf16_is_fast() { return x86_is_amd(); }
 #else
+bool tessera::cpu::avx512_bf16_is_fast() { return false; }
 const tessera::cpu::DotKernels* tessera::cpu::avx512_bf16_kernels() { return nullptr; }
 #endif

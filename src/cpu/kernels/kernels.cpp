@@ -88,7 +88,9 @@ Targets find_targets() {
     named.kernels.dots = dots;
     return named;
   };
-  if (const DotKernels* dots = avx512_bf16_kernels()) found.insert(found.begin(), with_dots("avx512_bf16", dots));
+  if (const DotKernels* dots = avx512_bf16_kernels()) {
+    found.insert(found.begin() + (avx512_bf16_is_fast() ? 0 : 1), with_dots("avx512_bf16", dots));
+  }
   if (const DotKernels* dots = amx_bf16_kernels()) found.insert(found.begin(), with_dots("amx_bf16", dots));
   const std::size_t usable = found.size();
   for (const NamedDotKernels& dots : emulated_dot_kernels()) found.push_back(with_dots(dots.isa, dots.kernels));

@@ -51,5 +51,11 @@ bool x86_has(X86Feature feature) {
   return bit(a, 5);
 }
 
+bool x86_is_amd() {
+  constexpr unsigned kAuth = 0x68747541;  // "AuthenticAMD"
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(0, &a, &b, &c, &d) != 0 && b == kAuth;
+}
+
 }  // namespace tessera::cpu
 #endif
