@@ -28,6 +28,7 @@ struct ForwardRun {
   Tiling tiling;
   ScoreStage scores;
   TileListReader list;
+  const bool few;
   KeyTiles key_tiles;
   PartialResults partials;  // splits > 1
 
@@ -39,7 +40,14 @@ struct ForwardRun {
         tiling(tiling_of(state)),
         scores(state.problem, bound),
         list(state.problem, bound, false),
+        few(reads_in_place(problem)),
         key_tiles(problem, scores, list, tiling.tile_kv) {}
+
+  // Whether few queries may read keys where they lie: no weight becomes 0 after the scores, and no one else looks.
+  [[nodiscard]] bool reads_in_place(const Problem& p) const {
+    return !scores.has_mask() && !scores.has_dropout() && !gathers_mass(p) && p.head_dim_qk % kPad == 0 &&
+           p.head_dim_v % kPad == 0;
+  }
 };
 
 class ForwardUnit {
@@ -114,6 +122,7 @@ class ForwardUnit {
       b_.sum[c] = 0.0F;
     }
     for (std::int64_t first = 0; first < strip.columns; first += kPanel) load_panel(strip, first);
+    if (is_few(strip)) load_rows(strip);
     std::fill_n(b_.o + strip.first_column * dv_, run_.tiling.strip_columns * dv_, 0.0F);
   }
 
@@ -142,15 +151,58 @@ class ForwardUnit {
     }
   }
 
+  [[nodiscard]] bool is_few(const Strip& strip) const { return run_.few && strip.columns <= kFewQueries; }
+
+  // Few queries as rows of fp32.
+  void load_rows(const Strip& strip) {
+    const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
+    const std::int64_t d = problem_.head_dim_qk;
+    float* target = q_rows(strip.first_column);
+    std::fill_n(target, kFewQueries * d, 0.0F);
+    for (std::int64_t c = 0; c < strip.columns; ++c) {
+      const std::byte* source = q.at(strip.first_row + c % strip.rows, b_.head[strip.first_column + c]);
+      run_.kernels.load_row(problem_.q_type, source, d, problem_.softmax_scale(), target + c * d, d);
+    }
+  }
+
+  [[nodiscard]] float* q_rows(std::int64_t first_column) const {
+    return b_.q_rows + first_column / run_.tiling.strip_columns * kFewQueries * problem_.head_dim_qk;
+  }
+
   // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
   void key_tile(const Strip& strip) {
-    run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
     const KeyTile& keys = b_.keys;
+    const std::int64_t first_row = keys.spans[0].row;
+    const Span& last = keys.spans[keys.span_count - 1];
+    const bool few = is_few(strip) && (!has_band(problem_) || sees_all(strip.first_column, strip.columns,
+                                                                        {first_row, last.row + last.count}));
+    if (!few) run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
     for (std::int64_t s = 0; s < keys.span_count;) {
+      const std::int64_t first_span = s;
       const std::int64_t first = keys.spans[s].row;
       std::int64_t end = first;
       while (s < keys.span_count && keys.spans[s].row == end) end += keys.spans[s++].count;
-      key_run(strip, {first, end});
+      if (few) {
+        find_rows(first_span, s, end - first);
+        panel_step(strip.first_column, strip.columns, {first, end}, false, true);
+      } else {
+        key_run(strip, {first, end});
+      }
+    }
+  }
+
+  // Where the keys of spans [first, last) lie, `count` in all, and their positions.
+  void find_rows(std::int64_t first, std::int64_t last, std::int64_t count) {
+    const std::int64_t kv_head = head_ / problem_.group();
+    const std::byte** to = b_.rows;
+    for (std::int64_t s = first; s < last; ++s) {
+      const Span& span = b_.keys.spans[s];
+      const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
+      for (std::int64_t i = 0; i < span.count; ++i, ++to) {
+        *to = source.k.at(span.first + i, kv_head);
+        to[count] = source.v.at(span.first + i, kv_head);
+        b_.keys.position[span.row + i] = span.position + i;
+      }
     }
   }
 
@@ -164,27 +216,34 @@ class ForwardUnit {
     for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
       const std::int64_t live = std::min(kPanel, last - first);
       if (!has_band(problem_) || sees_all(first, live, run)) {
-        panel_step(first, live, run.first, run.end, false);
+        panel_step(first, live, run, false, false);
         continue;
       }
       // At the border of the band a narrower strip of queries leaves less of the triangle to be masked.
       for (std::int64_t part = first; part < first + live; part += kBandStrip) {
         const std::int64_t columns = std::min(kBandStrip, first + live - part);
         const Rows rows = rows_seen(part, columns, run);
-        if (rows.first < rows.end) panel_step(part, columns, rows.first, rows.end, true);
+        if (rows.first < rows.end) panel_step(part, columns, rows, true, false);
       }
     }
   }
 
-  // Queries [first_column, first_column + live) of one panel against keys [first, end) of the tile.
-  void panel_step(std::int64_t first_column, std::int64_t live, std::int64_t first, std::int64_t end, bool band) {
+  // Queries [first_column, first_column + live) of one panel against a run of the tile's keys; `few`: those of b_.rows.
+  void panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band, bool few) {
+    const auto [first, end] = run;
+    const bool dots = run_.dots && !few;
     const Kernels& kernels = run_.kernels;
     const std::int64_t columns = padded(live);
     float* s = b_.s + first * kPanel;
     // Dot products leave the scale to the exponential, unless something looks at the scores before.
-    const float scale = run_.dots ? problem_.softmax_scale() : 1.0F;
+    const float scale = dots ? problem_.softmax_scale() : 1.0F;
     const bool plain = !run_.scores.per_element() && problem_.softcap <= 0.0F && scale > 0.0F;
-    scores(first_column, columns, first, end);
+    if (few) {
+      const std::int64_t d = problem_.head_dim_qk;
+      kernels.few_scores(problem_.k_type, end - first, end - first, b_.rows, d, live, q_rows(first_column), d, s);
+    } else {
+      scores(first_column, columns, first, end);
+    }
     if (!plain && scale != 1.0F) kernels.scale_rows(end - first, columns, s, kPanel, scale);
     if (problem_.softcap > 0.0F) kernels.softcap((end - first) * kPanel, problem_.softcap, s, nullptr);
     ScoreTile tile{s,
@@ -200,14 +259,19 @@ class ForwardUnit {
     bool masked = band || run_.scores.has_dropout();  // a dropped key weighs 0 too
     if (band) mask_band(first_column, columns, first, end);
     if (run_.scores.has_mask()) masked |= mask_callable(tile, first, end);
-    if (run_.dots) {
+    if (dots) {
       probabilities_as_pairs(tile, first_column, columns, first, end, plain ? scale : 1.0F);
     } else {
       kernels.softmax_step(end - first, columns, s, b_.maximum + first_column, b_.sum + first_column,
                            b_.correction + first_column);
       look_at_probabilities(tile, first_column, columns, first, end);
     }
-    add_values(first_column, columns, first, end, masked);
+    if (few) {
+      kernels.few_values(problem_.v_type, end - first, b_.rows + (end - first), dv_, live, s,
+                         b_.correction + first_column, b_.staging, b_.o + first_column * dv_);
+    } else {
+      add_values(first_column, columns, first, end, masked);
+    }
   }
 
   // S (keys, queries) = K·Qᵀ.

@@ -12,6 +12,7 @@
 #define HWY_TARGET_INCLUDE "cpu/kernels/kernels.cpp"
 #include <hwy/foreach_target.h>
 //
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -33,6 +34,8 @@ HWY_AFTER_NAMESPACE();
 #include "cpu/kernels/state-inl.h"
 //
 #include "cpu/kernels/pairs-inl.h"
+//
+#include "cpu/kernels/few-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
@@ -42,7 +45,8 @@ const Kernels* table() {
   static constexpr Kernels kTable = {
       "",        HWY_NATIVE_FMA != 0, matmul,    softmax_step, exp_rows,      score_gradient, mask_band, softcap,
       load_rows, store_row,           transpose, dot_rows,     state_row_dot, state_row_add,  all_finite,
-      softmax_pairs, round_pairs, gradient_pairs, interleave, scale_rows};
+      softmax_pairs, round_pairs, gradient_pairs, interleave, scale_rows,
+      few_scores, few_values};
   return &kTable;
 }
 
