@@ -447,8 +447,7 @@ std::size_t backward_workspace(const detail::PlanState& state) {
   Arena arena;
   GradientRows::place(arena, state.problem);
   place_parts(arena, state.problem, tiling.parts);
-  return arena.used() +
-         thread_bytes(state.problem, tiling, uses_dots) * static_cast<std::size_t>(state.target.threads);
+  return arena.used() + thread_bytes(state.problem, tiling, uses_dots) * static_cast<std::size_t>(state.target.threads);
 }
 
 void run_backward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {

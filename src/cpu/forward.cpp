@@ -43,9 +43,10 @@ struct ForwardRun {
         few(reads_in_place(problem)),
         key_tiles(problem, scores, list, tiling.tile_kv) {}
 
-  // Whether few queries may read keys where they lie: no weight becomes 0 after the scores, and no one else looks.
+  // Whether few queries may read keys where they lie: the sums are those of fp32, no weight becomes 0 after the scores,
+  // and no one else looks at keys or weights.
   [[nodiscard]] bool reads_in_place(const Problem& p) const {
-    return !scores.has_mask() && !scores.has_dropout() && !gathers_mass(p) && p.head_dim_qk % kPad == 0 &&
+    return !dots && !scores.has_mask() && !scores.has_dropout() && !gathers_mass(p) && p.head_dim_qk % kPad == 0 &&
            p.head_dim_v % kPad == 0;
   }
 };
@@ -174,8 +175,8 @@ class ForwardUnit {
     const KeyTile& keys = b_.keys;
     const std::int64_t first_row = keys.spans[0].row;
     const Span& last = keys.spans[keys.span_count - 1];
-    const bool few = is_few(strip) && (!has_band(problem_) || sees_all(strip.first_column, strip.columns,
-                                                                        {first_row, last.row + last.count}));
+    const bool few = is_few(strip) && (!has_band(problem_) ||
+                                       sees_all(strip.first_column, strip.columns, {first_row, last.row + last.count}));
     if (!few) run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
     for (std::int64_t s = 0; s < keys.span_count;) {
       const std::int64_t first_span = s;
@@ -204,6 +205,12 @@ class ForwardUnit {
         b_.keys.position[span.row + i] = span.position + i;
       }
     }
+    // The keys behind them, most likely the next ones.
+    const Span& span = b_.keys.spans[last - 1];
+    const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
+    const std::int64_t next = span.first + span.count;
+    more_rows_ = std::min(kRowsAhead, source.length - next);
+    for (std::int64_t i = 0; i < more_rows_; ++i) b_.rows[2 * count + i] = source.k.at(next + i, kv_head);
   }
 
   struct Rows {
@@ -240,7 +247,8 @@ class ForwardUnit {
     const bool plain = !run_.scores.per_element() && problem_.softcap <= 0.0F && scale > 0.0F;
     if (few) {
       const std::int64_t d = problem_.head_dim_qk;
-      kernels.few_scores(problem_.k_type, end - first, end - first, b_.rows, d, live, q_rows(first_column), d, s);
+      kernels.few_scores(problem_.k_type, end - first, end - first, b_.rows, d, live, q_rows(first_column), d,
+                         b_.staging, s);
     } else {
       scores(first_column, columns, first, end);
     }
@@ -267,7 +275,7 @@ class ForwardUnit {
       look_at_probabilities(tile, first_column, columns, first, end);
     }
     if (few) {
-      kernels.few_values(problem_.v_type, end - first, b_.rows + (end - first), dv_, live, s,
+      kernels.few_values(problem_.v_type, end - first, more_rows_, b_.rows + (end - first), dv_, live, s,
                          b_.correction + first_column, b_.staging, b_.o + first_column * dv_);
     } else {
       add_values(first_column, columns, first, end, masked);
@@ -291,8 +299,8 @@ class ForwardUnit {
   }
 
   // Mass and dropout see the probabilities in fp32.
-  void look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns,
-                             std::int64_t first, std::int64_t end) {
+  void look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns, std::int64_t first,
+                             std::int64_t end) {
     if (gathers_mass(problem_)) {
       b_.mass.add(b_.keys, first, end, first_column, tile.queries, b_.s, b_.maximum + first_column);
     }
@@ -338,8 +346,8 @@ class ForwardUnit {
       const std::int64_t to = padded_dots(end);
       masked |= from < first || end < to;
       if (masked && !keys.values_finite(from, to)) {
-        careful_dots(SkipZerosOf::b, dv_, columns, to - from, keys.v_t + from, keys.rows, b_.p + from / 2 * kPanel, kPanel,
-                     o, kPanel, correction);
+        careful_dots(SkipZerosOf::b, dv_, columns, to - from, keys.v_t + from, keys.rows, b_.p + from / 2 * kPanel,
+                     kPanel, o, kPanel, correction);
       } else {
         kernels.dots->matmul(keys.dv, columns, to - from, keys.v_t + from, keys.rows, b_.p + from / 2 * kPanel, kPanel,
                              o, kPanel, true, correction);
@@ -349,7 +357,8 @@ class ForwardUnit {
     const Broadcast v{b_.keys.v + first * dv_, 1, dv_};
     float* s = b_.s + first * kPanel;
     if (masked && !kernels.all_finite((end - first) * dv_, b_.keys.v + first * dv_)) {
-      careful_matmul(kernels, SkipZerosOf::b, problem_.head_dim_v, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
+      careful_matmul(kernels, SkipZerosOf::b, problem_.head_dim_v, columns, end - first, v, s, kPanel, o, kPanel, true,
+                     correction);
     } else {
       kernels.matmul(problem_.head_dim_v, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
     }
@@ -484,6 +493,7 @@ class ForwardUnit {
   std::int64_t head_ = 0;
   std::int64_t split_ = 0;
   std::int64_t strip_count_ = 0;
+  std::int64_t more_rows_ = 0;
 };
 
 }  // namespace

@@ -65,8 +65,8 @@ class KeyTiles {
   /// The first cell from `from` on that may hold anything for `queries`, at most `end`.
   [[nodiscard]] std::int64_t skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                                   std::int64_t end) const;
-  /// Brings the collected keys that are not there yet into rows side by side, of fp32 or as dot products want them: rows
-  /// that lie pages apart would fight for the same cache sets.
+  /// Brings the collected keys that are not there yet into rows side by side, of fp32 or as dot products want them:
+  /// rows that lie pages apart would fight for the same cache sets.
   void load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const;
 
  private:

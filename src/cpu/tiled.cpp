@@ -111,7 +111,9 @@ std::int64_t backward_parts(const detail::PlanState& state) {
 std::int64_t backward_keys(const Problem& problem, bool dots) {
   const bool listed = problem.list || problem.bwd_list;
   // One listed block a tile wastes nothing; small blocks are masked inside a larger tile.
-  return listed && problem.block_kv >= 32 && problem.block_kv <= 256 ? problem.block_kv : dots ? kBackwardDotKeys : kBackwardKeys;
+  return listed && problem.block_kv >= 32 && problem.block_kv <= 256 ? problem.block_kv
+         : dots                                                      ? kBackwardDotKeys
+                                                                     : kBackwardKeys;
 }
 
 void plan(detail::PlanState& state) {
@@ -121,7 +123,9 @@ void plan(detail::PlanState& state) {
   state.shared_group = forward && shares_group(problem);
   state.splits = 1;
   state.tile_kv = state.wishes.tile_kv.value_or(forward ? kForwardKeys : backward_keys(problem, dots));
-  state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state) : dots ? kBackwardDotQueries : kBackwardQueries);
+  state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state)
+                                              : dots  ? kBackwardDotQueries
+                                                      : kBackwardQueries);
   state.splits = forward ? forward_splits(state) : backward_parts(state);
   state.workspace_bytes = forward ? forward_workspace(state) : backward_workspace(state);
   const auto line = [&](const std::string& text) { state.choice += text + "\n"; };

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of a few queries, as in decoding: every key is used a few times only, so rows of K and V are read where they
-// lie, and the rows to come are asked for in time. Vectors run along the dims.
-// Included once per instruction set, after rows-inl.h.
+// Attention of a few queries, as in decoding: every key is used a few times only, so rows of K and V are read where
+// they lie, and the rows to come are asked for in time. Every sum is that of the panels, to the bit. Included once per
+// instruction set, after rows-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
 constexpr int kQueriesAtOnce = 4;
-constexpr std::int64_t kRowsAhead = 16;  // 4 to 8 KiB at dim 128
 
 // Asks for a row; a line is 64 bytes.
 template <class T>
@@ -17,95 +16,88 @@ HWY_INLINE void ask_for(const std::byte* row, std::int64_t dim) {
   }
 }
 
-// The sums of the lanes of 4 vectors, side by side.
-#if HWY_TARGET == HWY_SCALAR
-HWY_INLINE void store_sums(const Vector* sum, float* to) {
-  for (int c = 0; c < kQueriesAtOnce; ++c) to[c] = hn::GetLane(sum[c]);
-}
-#else
-template <class D>
-HWY_INLINE void store_block_sum(D d, hn::Vec<D> v, float* to) {
-  if constexpr (hn::MaxLanes(D()) <= 4) {
-    hn::StoreU(v, d, to);
-  } else {
-    const hn::Half<D> half;
-    store_block_sum(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)), to);
-  }
-}
+// Lanes are keys: kKeys of them against 4 queries, each sum the chain over the dims that matmul makes of it.
+constexpr std::int64_t kKeys = 2 * kPad;
 
-HWY_INLINE void store_sums(const Vector* sum, float* to) {
+// Meanwhile the `wanted` next rows are asked for, a line or two for each dim.
+template <class T>
+HWY_INLINE void scores_of_keys(const float* turned, std::int64_t dim, const float* q, std::ptrdiff_t ldq, float* sums,
+                               const std::byte* const* next, std::int64_t wanted) {
   const FloatTag d;
-  const hn::Repartition<double, FloatTag> dd;
-  const auto fold = [&](Vector a, Vector b) { return hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)); };
-  const auto low = hn::BitCast(dd, fold(sum[0], sum[1]));
-  const auto high = hn::BitCast(dd, fold(sum[2], sum[3]));
-  const Vector lower = hn::BitCast(d, hn::InterleaveLower(dd, low, high));
-  const Vector upper = hn::BitCast(d, hn::InterleaveUpper(dd, low, high));
-  store_block_sum(d, hn::Add(lower, upper), to);
-}
-#endif
-
-template <int kKeys, class T>
-HWY_INLINE void scores_of_keys(const std::byte* const* rows, std::int64_t dim, const float* q, std::ptrdiff_t ldq,
-                               float* s) {
-  const FloatTag d;
-  Vector sum[kKeys][kQueriesAtOnce];
-#pragma GCC unroll 4
-  for (int i = 0; i < kKeys; ++i) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kQueriesAtOnce; ++c) sum[i][c] = hn::Zero(d);
-  }
-  for (std::int64_t t = 0; t < dim; t += kLanes) {
-    Vector key[kKeys];
-#pragma GCC unroll 4
-    for (int i = 0; i < kKeys; ++i) key[i] = load_as_float(reinterpret_cast<const T*>(rows[i]) + t);
+  std::int64_t row = 0, byte = 0;
+  constexpr int kVectors = kMaxVectors / 2;  // with 4 queries 8 or 4 accumulators
+  for (std::int64_t key = 0; key < kKeys; key += kVectors * kLanes) {
+    Vector sum[kQueriesAtOnce][kVectors];
 #pragma GCC unroll 4
     for (int c = 0; c < kQueriesAtOnce; ++c) {
-      const Vector query = hn::LoadU(d, q + c * ldq + t);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::Zero(d);
+    }
+    for (std::int64_t t = 0; t < dim; ++t) {
+      Vector keys[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) keys[v] = hn::LoadU(d, turned + t * kKeys + key + v * kLanes);
+      for (std::size_t line = 0; line < sizeof(T) / 2 && row < wanted; ++line) {
+        hwy::Prefetch(next[row] + byte);
+        byte += 64;
+        if (byte >= dim * static_cast<std::int64_t>(sizeof(T))) {
+          byte = 0;
+          ++row;
+        }
+      }
 #pragma GCC unroll 4
-      for (int i = 0; i < kKeys; ++i) sum[i][c] = hn::MulAdd(query, key[i], sum[i][c]);
+      for (int c = 0; c < kQueriesAtOnce; ++c) {
+        const Vector query = hn::Set(d, q[c * ldq + t]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(keys[v], query, sum[c][v]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < kQueriesAtOnce; ++c) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[c][v], d, sums + c * kKeys + key + v * kLanes);
     }
   }
-#pragma GCC unroll 4
-  for (int i = 0; i < kKeys; ++i) store_sums(sum[i], s + i * kPanel);
 }
 
 template <class T>
 void few_scores_as(std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                   std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* s) {
-  constexpr int kKeys = kMaxVectors;  // with 4 queries half of the registers and more
-  const FloatTag d;
-  for (std::int64_t i = 0; i < keys;) {
-    const std::int64_t count = i + kKeys <= keys ? kKeys : 1;
-    for (std::int64_t ahead = i + kRowsAhead; ahead < i + kRowsAhead + count && ahead < keys + more; ++ahead) {
-      ask_for<T>(rows[ahead], dim);
+                   std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* scratch, float* s) {
+  float* turned = scratch + kKeys * dim;
+  alignas(64) float sums[kPad * kKeys] = {};  // (queries, keys)
+  alignas(64) float columns[kKeys * kPad];
+  for (std::int64_t first = 0; first < keys; first += kKeys) {
+    const std::int64_t count = keys - first < kKeys ? keys - first : kKeys;
+    for (std::int64_t i = 0; i < kKeys; ++i) {
+      load_row_as<T>(rows[first + (i < count ? i : 0)], dim, 1.0F, scratch + i * dim, dim);
     }
-    for (std::int64_t row = i; row < i + count; ++row) {
-      for (std::int64_t c = 0; c < kPad; c += kLanes) hn::StoreU(hn::Zero(d), d, s + row * kPanel + c);
-    }
+    transpose(kKeys, dim, scratch, dim, turned, kKeys);
+    const std::int64_t rest = keys - first - count + more;
     for (std::int64_t c = 0; c < queries; c += kQueriesAtOnce) {
-      if (count == kKeys) {
-        scores_of_keys<kKeys, T>(rows + i, dim, q + c * ldq, ldq, s + i * kPanel + c);
-      } else {
-        scores_of_keys<1, T>(rows + i, dim, q + c * ldq, ldq, s + i * kPanel + c);
-      }
+      const std::int64_t wanted = c > 0 ? 0 : rest < kKeys ? rest : kKeys;
+      scores_of_keys<T>(turned, dim, q + c * ldq, ldq, sums + c * kKeys, rows + first + count, wanted);
     }
-    i += count;
+    transpose(kPad, kKeys, sums, kKeys, columns, kPad);
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::memcpy(s + (first + i) * kPanel, columns + i * kPad, kPad * sizeof(float));
+    }
   }
 }
 
 template <int kVectors, class T>
-HWY_INLINE void sums_of_values(std::int64_t keys, const std::byte* const* rows, std::int64_t first, std::int64_t dim,
-                               bool ask, const float* s, float* out, std::ptrdiff_t ldo) {
+HWY_INLINE void sums_of_values(std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t first,
+                               std::int64_t dim, bool ask, const float* s, const float* correction, float* o) {
   const FloatTag d;
   Vector sum[kQueriesAtOnce][kVectors];
 #pragma GCC unroll 4
   for (int c = 0; c < kQueriesAtOnce; ++c) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::Zero(d);
+    for (int v = 0; v < kVectors; ++v) {
+      sum[c][v] = hn::Mul(hn::Set(d, correction[c]), hn::LoadU(d, o + c * dim + first + v * kLanes));
+    }
   }
   for (std::int64_t i = 0; i < keys; ++i) {
-    if (ask && i + kRowsAhead < keys) ask_for<T>(rows[i + kRowsAhead], dim);
+    if (ask && i + kKeys < keys + more) ask_for<T>(rows[i + kKeys], dim);
     Vector value[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -115,61 +107,55 @@ HWY_INLINE void sums_of_values(std::int64_t keys, const std::byte* const* rows, 
     for (int c = 0; c < kQueriesAtOnce; ++c) {
       const Vector weight = hn::Set(d, s[i * kPanel + c]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(weight, value[v], sum[c][v]);
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(value[v], weight, sum[c][v]);
     }
   }
 #pragma GCC unroll 4
   for (int c = 0; c < kQueriesAtOnce; ++c) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[c][v], d, out + c * ldo + first + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[c][v], d, o + c * dim + first + v * kLanes);
   }
 }
 
 template <class T>
-void few_values_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                   const float* s, float* out) {
+void few_values_as(std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
+                   std::int64_t queries, const float* s, const float* correction, float* o) {
   for (std::int64_t c = 0; c < queries; c += kQueriesAtOnce) {
+    const auto sums = [&](auto vectors, std::int64_t t) {
+      sums_of_values<vectors(), T>(keys, more, rows, t, dim, c + t == 0, s + c, correction + c, o + c * dim);
+    };
     std::int64_t t = 0;
     for (; t + kMaxVectors * kLanes <= dim; t += kMaxVectors * kLanes) {
-      sums_of_values<kMaxVectors, T>(keys, rows, t, dim, c + t == 0, s + c, out + c * dim, dim);
+      sums(std::integral_constant<int, kMaxVectors>(), t);
     }
-    for (; t < dim; t += kLanes) sums_of_values<1, T>(keys, rows, t, dim, c + t == 0, s + c, out + c * dim, dim);
+    for (; t < dim; t += kLanes) sums(std::integral_constant<int, 1>(), t);
+  }
+}
+
+template <class Task>
+void with_number_of(DType dtype, const Task& task) {
+  if (dtype == DType::fp32) {
+    task(float());
+  } else if (dtype == DType::bf16) {
+    task(hwy::bfloat16_t());
+  } else {
+    task(hwy::float16_t());
   }
 }
 
 void few_scores(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* s) {
-  const auto as = [&](auto number) { few_scores_as<decltype(number)>(keys, more, rows, dim, queries, q, ldq, s); };
-  if (dtype == DType::fp32) {
-    as(float());
-  } else if (dtype == DType::bf16) {
-    as(hwy::bfloat16_t());
-  } else {
-    as(hwy::float16_t());
-  }
+                std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* scratch, float* s) {
+  with_number_of(
+      dtype, [&](auto number) { few_scores_as<decltype(number)>(keys, more, rows, dim, queries, q, ldq, scratch, s); });
 }
 
-void few_values(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                const float* s, const float* correction, float* scratch, float* o) {
-  const FloatTag d;
-  std::memset(scratch, 0, static_cast<std::size_t>(kPad * dim) * sizeof(float));
-  const auto as = [&](auto number) { few_values_as<decltype(number)>(keys, rows, dim, queries, s, scratch); };
-  if (dtype == DType::fp32) {
-    as(float());
-  } else if (dtype == DType::bf16) {
-    as(hwy::bfloat16_t());
-  } else {
-    as(hwy::float16_t());
-  }
-  float* turned = scratch + kPad * dim;
-  transpose(kPad, dim, scratch, dim, turned, kPad);
-  for (std::int64_t c = 0; c < kPad; c += kLanes) {
-    const Vector scale = hn::LoadU(d, correction + c);
-    for (std::int64_t t = 0; t < dim; ++t) {
-      float* at = o + t * kPanel + c;
-      hn::StoreU(hn::MulAdd(scale, hn::LoadU(d, at), hn::LoadU(d, turned + t * kPad + c)), d, at);
-    }
-  }
+void few_values(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
+                std::int64_t queries, const float* s, const float* correction, float* scratch, float* o) {
+  transpose(dim, kPad, o, kPanel, scratch, dim);
+  with_number_of(dtype, [&](auto number) {
+    few_values_as<decltype(number)>(keys, more, rows, dim, queries, s, correction, scratch);
+  });
+  transpose(kPad, dim, scratch, dim, o, kPanel);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -21,7 +21,7 @@ inline constexpr std::int64_t kPanel = 64;
 /// Internal rows are padded to this many floats, the longest vector, so that no loop has a ragged end.
 inline constexpr std::int64_t kPad = 16;
 
-/// So few queries are better served by vectors along the dims than by a panel that they do not fill.
+/// So few queries are better served where keys lie in memory than by a panel that they do not fill.
 inline constexpr std::int64_t kFewQueries = 8;
 
 inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
@@ -91,8 +91,8 @@ struct Kernels {
                         float* sum, float* correction, std::uint32_t* pairs);
   /// s (rows × columns, ld; rows even) rounded to bf16 as pairs of rows, with the same ld.
   void (*round_pairs)(std::int64_t rows, std::int64_t columns, const float* s, std::ptrdiff_t ld, std::uint32_t* pairs);
-  /// A backward's P = exp(scale·s − shift[row]) and dS = P∘(dp − delta[row]), rounded to bf16, as pairs of rows and dS as
-  /// rows too; all have ld. rows is even; shift +inf gives 0.
+  /// A backward's P = exp(scale·s − shift[row]) and dS = P∘(dp − delta[row]), rounded to bf16, as pairs of rows and dS
+  /// as rows too; all have ld. rows is even; shift +inf gives 0.
   void (*gradient_pairs)(std::int64_t rows, std::int64_t columns, const float* s, const float* dp, std::ptrdiff_t ld,
                          float scale, const float* shift, const float* delta, std::uint32_t* p, std::uint32_t* ds,
                          std::uint16_t* ds_rows);
@@ -103,13 +103,13 @@ struct Kernels {
   /// s *= factor, rows × columns (padded).
   void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
 
-  /// For up to kFewQueries queries and dims that are multiples of kPad, on rows of K and V where they lie. Scores: row i of
-  /// s (kPanel) gets Σ rows[i]·q[c·ldq] in columns c < queries, 0 up to kPad; q has rows for a multiple of 4. Behind the
-  /// `keys` rows are `more` that will be wanted next.
+  /// The two products for up to kFewQueries queries and dims that are multiples of kPad, to the bit as matmul's, on
+  /// rows of K and V where they lie. Scores: s (keys × kPad, of kPanel) = rows · q; q has rows for a multiple of 4;
+  /// behind the `keys` rows are `more` that will be wanted next; scratch has 64 · dim.
   void (*few_scores)(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                     std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* s);
-  /// o (dim × kPad, of kPanel) = o·correction + Σ rows[i]·s[i]; scratch has 2 · kPad · dim.
-  void (*few_values)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* scratch, float* s);
+  /// o (dim × kPad, of kPanel) = o·correction + Σ rows[i]·s[i]; scratch has kPad · dim.
+  void (*few_values)(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
                      std::int64_t queries, const float* s, const float* correction, float* scratch, float* o);
 
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them

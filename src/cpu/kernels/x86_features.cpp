@@ -42,7 +42,7 @@ bool x86_has(X86Feature feature) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
   const bool avx512 = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);  // F, DQ, BW, VL
-  const bool tiles = bit(d, 24) && bit(d, 22);                              // AMX-TILE, AMX-BF16
+  const bool tiles = bit(d, 24) && bit(d, 22);                               // AMX-TILE, AMX-BF16
   const unsigned leaves = a;
   const std::uint64_t states = saved_states();
   if (!avx512 || (states & kVectors) != kVectors) return false;
