@@ -34,7 +34,7 @@ struct Avx512Pairs {
 
 void nothing() {}
 
-constexpr DotKernels kKernels = {nothing, nothing, dot_vectors_matmul<Avx512Pairs>};
+constexpr DotKernels kKernels = {nothing, nothing, dot_vectors_matmul<Avx512Pairs>, dot_vectors_peak<Avx512Pairs>};
 
 }  // namespace
 }  // namespace tessera::cpu

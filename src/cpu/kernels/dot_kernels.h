@@ -28,6 +28,9 @@ struct DotKernels {
   void (*matmul)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint16_t* a, std::ptrdiff_t lda,
                  const std::uint32_t* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
                  const float* column_scale);
+
+  /// For rooflines: products on registers alone, as many rounds as told; gives the operations done. Needs begin().
+  double (*peak)(std::int64_t rounds);
 };
 
 struct NamedDotKernels {

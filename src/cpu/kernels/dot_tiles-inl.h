@@ -84,5 +84,24 @@ void dot_tiles_matmul(std::int64_t m, std::int64_t n, std::int64_t k, const std:
   if (m > 0) dot_tile_row<Tiles, 1>(n, call);
 }
 
+template <class Tiles>
+double dot_tiles_peak(std::int64_t rounds) {
+  Tiles::template zero<0>();
+  Tiles::template zero<1>();
+  Tiles::template zero<2>();
+  Tiles::template zero<3>();
+  Tiles::template zero<4>();
+  Tiles::template zero<5>();
+  Tiles::template zero<6>();
+  Tiles::template zero<7>();
+  for (std::int64_t round = 0; round < rounds; ++round) {
+    Tiles::template dot<0, 4, 6>();
+    Tiles::template dot<1, 4, 7>();
+    Tiles::template dot<2, 5, 6>();
+    Tiles::template dot<3, 5, 7>();
+  }
+  return 4.0 * 2 * kDotTile * kDotTile * kDotStep * static_cast<double>(rounds);
+}
+
 }  // namespace
 }  // namespace tessera::cpu

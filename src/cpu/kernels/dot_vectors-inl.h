@@ -89,5 +89,27 @@ void dot_vectors_matmul(std::int64_t m, std::int64_t n, std::int64_t k, const st
   }
 }
 
+template <class Pairs>
+double dot_vectors_peak(std::int64_t rounds) {
+  constexpr int kSums = 24;
+  const std::uint16_t tiny[2] = {1, 1};  // subnormal: the sums stay 0
+  const typename Pairs::Bits a = Pairs::broadcast(tiny);
+  typename Pairs::Vector sum[kSums];
+#pragma GCC unroll 24
+  for (auto& each : sum) each = Pairs::zero();
+  for (std::int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 24
+    for (auto& each : sum) each = Pairs::dot(each, a, a);
+  }
+  float lanes[kDotTile];
+  double total = 2.0 * 2 * kDotTile * kSums * static_cast<double>(rounds);
+#pragma GCC unroll 24
+  for (const auto& each : sum) {
+    Pairs::store(each, lanes);
+    total += lanes[0];  // so that no sum is dropped
+  }
+  return total;
+}
+
 }  // namespace
 }  // namespace tessera::cpu
