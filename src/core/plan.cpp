@@ -11,6 +11,7 @@
 #include "core/checked.h"
 #include "core/grammar.h"
 #include "core/implementations.h"
+#include "cpu/kernels/kernels.h"
 #include "cuda/metadata_check.h"
 #include "tessera/error.h"
 
@@ -37,9 +38,11 @@ Target resolve(const Target& target) {
 #endif
   }
   const std::vector<std::string> isas = cpu_isas();
+  const std::vector<std::string> emulated = cpu::emulated_isas();  // never chosen, but taken when named
+  const auto has = [&](const auto& list) { return std::find(list.begin(), list.end(), target.isa) != list.end(); };
   if (target.isa.empty()) {
     out.isa = isas.empty() ? "scalar" : isas.front();
-  } else if (std::find(isas.begin(), isas.end(), target.isa) == isas.end()) {
+  } else if (!has(isas) && !has(emulated)) {
     std::string want = "one that this build has and this machine can run:";
     for (const std::string& isa : isas) want += " " + isa;
     throw Error(ErrorCode::unsupported, "isa", target.isa, want);

@@ -8,6 +8,7 @@
 
 #include "core/parallel.h"
 #include "cpu/backward_buffers.h"
+#include "cpu/backward_dots.h"
 #include "cpu/careful.h"
 #include "cpu/gradient_rows.h"
 #include "cpu/key_tile.h"
@@ -38,10 +39,11 @@ struct BackwardRun {
 
 class BackwardUnit {
  public:
-  BackwardUnit(const BackwardRun& run, BackwardBuffers& buffers)
+  BackwardUnit(const BackwardRun& run, BackwardBuffers& buffers, BackwardDots& dots)
       : run_(run),
         problem_(run.problem),
         b_(buffers),
+        dots_(dots),
         d_(padded(problem_.head_dim_qk)),
         dv_(padded(problem_.head_dim_v)) {}
 
@@ -92,10 +94,18 @@ class BackwardUnit {
       const Span& span = b_.spans[s];
       const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
       for (std::int64_t i = 0; i < span.count; ++i) b_.key_position[span.row + i] = span.position + i;
+      if (dots_.used()) {
+        dots_.load_keys(source, problem_, span.first, span.count, kv_head_, span.row);
+        continue;
+      }
       cpu::load_keys(run_.kernels, source.k, problem_.k_type, problem_.head_dim_qk, span.first, span.count, kv_head_,
                      b_.k + span.row * d_);
       cpu::load_keys(run_.kernels, source.v, problem_.v_type, problem_.head_dim_v, span.first, span.count, kv_head_,
                      b_.v + span.row * dv_);
+    }
+    if (dots_.used()) {
+      dots_.turn_keys(run_.kernels, count);
+      return;
     }
     const std::int64_t columns = (count + kPanel - 1) / kPanel * kPanel;
     std::fill_n(b_.k + count * d_, (columns - count) * d_, 0.0F);
@@ -125,8 +135,38 @@ class BackwardUnit {
     if (!trim_to_band(begin, end, keys)) return;
     const std::int64_t rows = end - begin;
     load_queries(head, begin, rows);
+    scores(rows, keys);
+    float* dq = dq_ + (h * sequence_.q_length + begin) * d_;
+    if (dots_.used() && scores_are_plain()) {
+      const bool masked = hide(head, block, rows, keys);
+      dots_.softmax_gradient(run_.kernels, rows, keys, b_.p, b_.ds, problem_.softmax_scale());
+      dots_.products(run_.kernels, rows, keys, masked, dq, d_);
+      return;
+    }
+    const bool masked = scores_to_probabilities(head, block, begin, rows, keys);
+    gradient_of_scores(head, begin, rows, keys);
+    if (dots_.used()) {
+      dots_.round(run_.kernels, rows, keys, b_.p, b_.ds);
+      dots_.products(run_.kernels, rows, keys, true, dq, d_);
+    } else {
+      products(masked, rows, keys, dq);
+    }
+  }
+
+  // Whether nothing but masks stands between the products and the exponential, nor between dP and dO.
+  [[nodiscard]] bool scores_are_plain() const {
+    return b_.slope == nullptr && !run_.scores.per_element() && !run_.scores.has_dropout() && !problem_.sink &&
+           problem_.softmax_scale() > 0.0F;
+  }
+
+  void scores(std::int64_t rows, std::int64_t keys) {
     const Kernels& kernels = run_.kernels;
     const std::int64_t ld = run_.tiling.stride;
+    if (dots_.used()) {
+      dots_.scores(kernels, rows, keys, b_.p, b_.ds);
+      if (!scores_are_plain()) kernels.scale_rows(rows, padded(keys), b_.p, ld, problem_.softmax_scale());
+      return;
+    }
     for (std::int64_t first = 0; first < keys; first += kPanel) {
       const std::int64_t columns = padded(std::min(kPanel, keys - first));
       kernels.matmul(rows, columns, problem_.head_dim_qk, {b_.q, d_, 1}, b_.k_t + first * d_, kPanel, b_.p + first, ld,
@@ -134,10 +174,6 @@ class BackwardUnit {
       kernels.matmul(rows, columns, problem_.head_dim_v, {b_.dout, dv_, 1}, b_.v_t + first * dv_, kPanel, b_.ds + first,
                      ld, false, nullptr);
     }
-    const bool masked = scores_to_probabilities(head, block, begin, rows, keys);
-    gradient_of_scores(head, begin, rows, keys);
-    const std::int64_t index = (h * sequence_.q_length + begin) * d_;
-    products(masked, rows, keys, dq_ + index);
   }
 
   // Leaves out rows at the front and keys at the end that see nothing of each other; false when nothing is left.
@@ -159,14 +195,22 @@ class BackwardUnit {
   void load_queries(std::int64_t head, std::int64_t begin, std::int64_t rows) {
     const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
     const RowView dout = rows_of(problem_, run_.bindings[Slot::dout], sequence_);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      b_.query_position[i] = sequence_.q_position + begin + i;
+      b_.head[i] = static_cast<std::int32_t>(head);
+    }
+    if (dots_.used()) {
+      const std::int64_t index = run_.rows.at(head, sequence_.q_first + begin);
+      dots_.load_queries(run_.kernels, problem_, q, dout, begin, rows, head, run_.rows.shift + index,
+                         run_.rows.delta + index);
+      return;
+    }
     run_.kernels.load_rows(problem_.q_type, q.at(begin, head), q.row, rows, problem_.head_dim_qk,
                            problem_.softmax_scale(), b_.q, d_);
     const float* weight = run_.rows.weight + run_.rows.at(head, sequence_.q_first + begin);
     for (std::int64_t i = 0; i < rows; ++i) {
       run_.kernels.load_row(problem_.o_type, dout.at(begin + i, head), problem_.head_dim_v, weight[i],
                             b_.dout + i * dv_, dv_);
-      b_.query_position[i] = sequence_.q_position + begin + i;
-      b_.head[i] = static_cast<std::int32_t>(head);
     }
   }
 
@@ -178,10 +222,16 @@ class BackwardUnit {
     if (problem_.softcap > 0.0F) run_.kernels.softcap(rows * ld, problem_.softcap, b_.p, b_.slope);
     tile_ = {b_.p, ld, 1, rows, keys, b_.query_position, b_.key_position, b_.head, sequence_.batch};
     if (run_.scores.per_element()) run_.scores.apply(tile_, b_.slope);
-    bool masked = hide_spans(head, block, rows);
-    if (has_band(problem_)) masked |= hide_band(rows, keys);
+    const bool masked = hide(head, block, rows, keys);
     run_.kernels.exp_rows(rows, padded(keys), b_.p, ld,
                           run_.rows.shift + run_.rows.at(head, sequence_.q_first + begin));
+    return masked;
+  }
+
+  bool hide(std::int64_t head, std::int64_t block, std::int64_t rows, std::int64_t keys) {
+    tile_ = {b_.p, run_.tiling.stride, 1, rows, keys, b_.query_position, b_.key_position, b_.head, sequence_.batch};
+    bool masked = hide_spans(head, block, rows);
+    if (has_band(problem_)) masked |= hide_band(rows, keys);
     return masked;
   }
 
@@ -245,10 +295,19 @@ class BackwardUnit {
       run_.scores.dropout_factors(tile_, b_.keep);
       multiply(rows, keys, b_.ds, b_.keep);
     }
-    const float* delta = run_.rows.delta + run_.rows.at(head, sequence_.q_first + begin);
+    const std::int64_t index = run_.rows.at(head, sequence_.q_first + begin);
+    const float* weight = problem_.sink && dots_.used() ? run_.rows.weight + index : nullptr;  // else dO has them
+    if (weight) weigh_rows(b_.ds, rows, columns, weight);
+    const float* delta = run_.rows.delta + index;
     run_.kernels.score_gradient(rows, columns, b_.p, b_.ds, ld, delta, 1.0F, b_.ds);
     if (b_.slope) multiply(rows, keys, b_.ds, b_.slope);
     if (drops) multiply(rows, keys, b_.p, b_.keep);
+    if (weight) weigh_rows(b_.p, rows, columns, weight);
+  }
+
+  void weigh_rows(float* a, std::int64_t rows, std::int64_t columns, const float* weight) const {
+    const std::int64_t ld = run_.tiling.stride;
+    for (std::int64_t i = 0; i < rows; ++i) run_.kernels.scale_rows(1, columns, a + i * ld, ld, weight[i]);
   }
 
   // a ∘= b where a is not 0: a factor of a masked element may be anything.
@@ -278,6 +337,7 @@ class BackwardUnit {
   }
 
   void store_keys() {
+    const float scale = dots_.used() ? problem_.softmax_scale() : 1.0F;  // else q has it
     for (std::int64_t s = 0; s < span_count_; ++s) {
       const Span& span = b_.spans[s];
       const KvSlots& slots = kv_slots(span.segment);
@@ -285,27 +345,41 @@ class BackwardUnit {
       const KeyView dv = keys_of(problem_, run_.bindings, run_.bindings[slots.dv], span.segment, sequence_.batch);
       for (std::int64_t i = 0; i < span.count; ++i) {
         const std::int64_t row = span.row + i;
-        store_gradient(problem_, run_.kernels, gradient_type(problem_, problem_.k_type), b_.dk + row * d_,
-                       problem_.head_dim_qk, 1.0F, dk.at(span.first + i, kv_head_));
-        store_gradient(problem_, run_.kernels, gradient_type(problem_, problem_.v_type), b_.dv + row * dv_,
+        store_gradient(problem_, run_.kernels, gradient_type(problem_, problem_.k_type), dk_row(row),
+                       problem_.head_dim_qk, scale, dk.at(span.first + i, kv_head_));
+        store_gradient(problem_, run_.kernels, gradient_type(problem_, problem_.v_type), dv_row(row),
                        problem_.head_dim_v, 1.0F, dv.at(span.first + i, kv_head_));
       }
     }
   }
 
+  // Rows of dK and dV; asked for in order.
+  float* dk_row(std::int64_t row) {
+    if (!dots_.used()) return b_.dk + row * d_;
+    if (row % kDotTile == 0) {
+      dots_.turn_gradients(run_.kernels, row, dots_.gradient_rows, dots_.gradient_rows + kDotTile * dots_.width());
+    }
+    return dots_.gradient_rows + row % kDotTile * dots_.width();
+  }
+  [[nodiscard]] float* dv_row(std::int64_t row) const {
+    if (!dots_.used()) return b_.dv + row * dv_;
+    return dots_.gradient_rows + (kDotTile + row % kDotTile) * dots_.width();
+  }
+
   // Keys of the tensor past the used length: their gradient is 0.
   void clear_unused_keys() {
     if (problem_.accumulate) return;
-    std::fill_n(b_.dk, std::max(d_, dv_), 0.0F);
+    float* zeros = dots_.used() ? dots_.gradient_rows : b_.dk;
+    std::fill_n(zeros, std::max(d_, dv_), 0.0F);
     for (int segment = 0; segment < (problem_.kv2 ? 2 : 1); ++segment) {
       const Segment& source = sequence_.segments[static_cast<std::size_t>(segment)];
       const KvSlots& slots = kv_slots(segment);
       const KeyView dk = keys_of(problem_, run_.bindings, run_.bindings[slots.dk], segment, sequence_.batch);
       const KeyView dv = keys_of(problem_, run_.bindings, run_.bindings[slots.dv], segment, sequence_.batch);
       for (std::int64_t i = source.length; i < source.capacity; ++i) {
-        run_.kernels.store_row(gradient_type(problem_, problem_.k_type), b_.dk, problem_.head_dim_qk,
+        run_.kernels.store_row(gradient_type(problem_, problem_.k_type), zeros, problem_.head_dim_qk,
                                dk.at(i, kv_head_));
-        run_.kernels.store_row(gradient_type(problem_, problem_.v_type), b_.dk, problem_.head_dim_v,
+        run_.kernels.store_row(gradient_type(problem_, problem_.v_type), zeros, problem_.head_dim_v,
                                dv.at(i, kv_head_));
       }
     }
@@ -314,6 +388,7 @@ class BackwardUnit {
   const BackwardRun& run_;
   const Problem& problem_;
   BackwardBuffers& b_;
+  BackwardDots& dots_;
   std::int64_t d_;
   std::int64_t dv_;
   Sequence sequence_;
@@ -349,7 +424,31 @@ void store_queries(const BackwardRun& run, const Sequence& sequence, std::int64_
   }
 }
 
+// A thread's buffers.
+struct BackwardPlace {
+  BackwardDots dots;
+  BackwardBuffers buffers;
+  BackwardPlace(Arena& arena, const Problem& problem, const BackwardTiling& tiling, bool uses_dots)
+      : dots(uses_dots ? BackwardDots::place(arena, problem, tiling) : BackwardDots()),
+        buffers(BackwardBuffers::place(arena, problem, tiling, uses_dots)) {}
+};
+
+std::size_t thread_bytes(const Problem& problem, const BackwardTiling& tiling, bool uses_dots) {
+  Arena arena;
+  const BackwardPlace place(arena, problem, tiling, uses_dots);
+  return arena.used();
+}
+
 }  // namespace
+
+std::size_t backward_workspace(const detail::PlanState& state) {
+  const BackwardTiling tiling = BackwardTiling::of(state);
+  const bool uses_dots = cpu::uses_dots(state.problem, kernels_for(state.target.isa));
+  Arena arena;
+  GradientRows::place(arena, state.problem);
+  place_parts(arena, state.problem, tiling.parts);
+  return arena.used() + thread_bytes(state.problem, tiling, uses_dots) * static_cast<std::size_t>(state.target.threads);
+}
 
 void run_backward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {
   BackwardRun run(state, bindings);
@@ -359,20 +458,23 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, std:
   run.rows = GradientRows::place(shared, problem);
   float* partial_dq = place_parts(shared, problem, parts);
   find_gradient_rows(state, bindings, run.kernels, run.rows);
-  const std::size_t bytes = backward_thread_bytes(problem, run.tiling);
+  const bool uses_dots = cpu::uses_dots(problem, run.kernels);
+  const std::size_t bytes = thread_bytes(problem, run.tiling, uses_dots);
   const std::int64_t units = problem.batch * problem.heads_kv * parts;
   detail::WorkQueue queue(units);
   detail::parallel(state.target.threads, [&](int thread) {
     Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
-    BackwardBuffers buffers = BackwardBuffers::place(arena, problem, run.tiling);
-    BackwardUnit unit(run, buffers);
+    BackwardPlace place(arena, problem, run.tiling, uses_dots);
+    BackwardUnit unit(run, place.buffers, place.dots);
+    if (uses_dots) run.kernels.dots->begin();
     queue.drain([&](std::int64_t index) {
       const std::int64_t head = index / parts;
       const Sequence sequence = find_sequence(problem, bindings, head / problem.heads_kv);
-      float* dq = parts == 1 ? buffers.dq : partial_dq + index * dq_floats(problem);
+      float* dq = parts == 1 ? place.buffers.dq : partial_dq + index * dq_floats(problem);
       unit.compute(sequence, head % problem.heads_kv, index % parts, dq);
       if (parts == 1) store_queries(run, sequence, head % problem.heads_kv, dq, 0);
     });
+    if (uses_dots) run.kernels.dots->end();
   });
   if (parts == 1) return;
   detail::parallel_for(state.target.threads, problem.batch * problem.heads_kv, [&](std::int64_t head) {

@@ -20,51 +20,41 @@ BackwardTiling BackwardTiling::of(const detail::PlanState& state) {
   return tiling;
 }
 
-BackwardBuffers BackwardBuffers::place(Arena& arena, const Problem& problem, const BackwardTiling& tiling) {
+BackwardBuffers BackwardBuffers::place(Arena& arena, const Problem& problem, const BackwardTiling& tiling, bool dots) {
   BackwardBuffers b{};
   const std::int64_t d = padded(problem.head_dim_qk);
   const std::int64_t dv = padded(problem.head_dim_v);
   const std::int64_t columns = tiling.stride;
-  b.k = arena.take<float>(columns * d);
-  b.v = arena.take<float>(columns * dv);
-  b.k_t = arena.take<float>(columns * d);
-  b.v_t = arena.take<float>(columns * dv);
-  b.dk = arena.take<float>(columns * d);
-  b.dv = arena.take<float>(columns * dv);
-  b.q = arena.take<float>(tiling.rows * d);
-  b.dout = arena.take<float>(tiling.rows * dv);
-  b.p = arena.take<float>(tiling.rows * columns);
-  b.ds = arena.take<float>(tiling.rows * columns);
+  const std::int64_t rows = dots ? padded_dots(tiling.rows) : tiling.rows;
+  if (!dots) {
+    b.k = arena.take<float>(columns * d);
+    b.v = arena.take<float>(columns * dv);
+    b.k_t = arena.take<float>(columns * d);
+    b.v_t = arena.take<float>(columns * dv);
+    b.dk = arena.take<float>(columns * d);
+    b.dv = arena.take<float>(columns * dv);
+    b.q = arena.take<float>(rows * d);
+    b.dout = arena.take<float>(rows * dv);
+  }
+  b.p = arena.take<float>(rows * columns);
+  b.ds = arena.take<float>(rows * columns);
   if (problem.softcap > 0.0F || !problem.score.empty()) b.slope = arena.take<float>(tiling.rows * columns);
   if (problem.dropout > 0.0F) b.keep = arena.take<float>(tiling.rows * columns);
   b.query_position = arena.take<std::int64_t>(tiling.rows);
   b.key_position = arena.take<std::int64_t>(columns);
   b.head = arena.take<std::int32_t>(tiling.rows);
   b.spans = arena.take<Span>(tiling.tile_kv + 1);
-  if (tiling.parts == 1) b.dq = arena.take<float>(problem.group() * problem.seqlen_q * d);
+  if (tiling.parts == 1) b.dq = arena.take<float>(dq_floats(problem));
   return b;
 }
 
 std::int64_t dq_floats(const Problem& problem) {
-  return problem.group() * problem.seqlen_q * padded(problem.head_dim_qk);
-}
-
-std::size_t backward_thread_bytes(const Problem& problem, const BackwardTiling& tiling) {
-  Arena arena;
-  BackwardBuffers::place(arena, problem, tiling);
-  return arena.used();
+  // The last tile of a dot product may touch rows behind the last query.
+  return (problem.group() * problem.seqlen_q + kDotTile) * padded(problem.head_dim_qk);
 }
 
 float* place_parts(Arena& arena, const Problem& problem, std::int64_t parts) {
   return parts == 1 ? nullptr : arena.take<float>(problem.batch * problem.heads_kv * parts * dq_floats(problem));
-}
-
-std::size_t backward_workspace(const detail::PlanState& state) {
-  const BackwardTiling tiling = BackwardTiling::of(state);
-  Arena arena;
-  GradientRows::place(arena, state.problem);
-  place_parts(arena, state.problem, tiling.parts);
-  return arena.used() + backward_thread_bytes(state.problem, tiling) * static_cast<std::size_t>(state.target.threads);
 }
 
 }  // namespace tessera::cpu

@@ -21,7 +21,7 @@ struct BackwardTiling {
   static BackwardTiling of(const detail::PlanState& state);
 };
 
-/// Of one thread.
+/// Of one thread; without operands in fp32 where BackwardDots has them in bf16.
 struct BackwardBuffers {
   float* k;                      // (tile_kv, padded d)
   float* v;                      // (tile_kv, padded dv)
@@ -41,7 +41,7 @@ struct BackwardBuffers {
   Span* spans;                   // (tile_kv + 1)
   float* dq;                     // (group, seqlen_q, padded d), if units have no buffers of their own
 
-  static BackwardBuffers place(Arena& arena, const Problem& problem, const BackwardTiling& tiling);
+  static BackwardBuffers place(Arena& arena, const Problem& problem, const BackwardTiling& tiling, bool dots);
 };
 
 /// fp32 numbers in the dQ of a (batch, kv head).
@@ -49,7 +49,5 @@ std::int64_t dq_floats(const Problem& problem);
 
 /// (batch, heads_kv, parts) of dQ: with several parts every part keeps its dQ until all are added. Null for one part.
 float* place_parts(Arena& arena, const Problem& problem, std::int64_t parts);
-
-std::size_t backward_thread_bytes(const Problem& problem, const BackwardTiling& tiling);
 
 }  // namespace tessera::cpu

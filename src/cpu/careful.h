@@ -17,4 +17,9 @@ void careful_matmul(const Kernels& kernels, SkipZerosOf which, std::int64_t m, s
                     Broadcast a, const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
                     const float* column_scale);
 
+/// As DotKernels::matmul, for any m, n and k, up to rounding.
+void careful_dots(SkipZerosOf which, std::int64_t m, std::int64_t n, std::int64_t k, const std::uint16_t* a,
+                  std::ptrdiff_t lda, const std::uint32_t* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
+                  const float* column_scale);
+
 }  // namespace tessera::cpu

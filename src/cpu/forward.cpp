@@ -9,8 +9,7 @@
 
 #include "core/parallel.h"
 #include "cpu/careful.h"
-#include "cpu/key_tile.h"
-#include "cpu/mass.h"
+#include "cpu/forward_buffers.h"
 #include "cpu/merge.h"
 #include "cpu/tiling.h"
 
@@ -20,69 +19,16 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kBandStrip = 32;  // queries; a divisor of kPanel
 
-// A run of query rows that use the same keys, and where its columns are.
-struct Strip {
-  std::int64_t first_row;
-  std::int64_t rows;
-  std::int64_t first_column;
-  std::int64_t columns;  // rows · heads of the tile
-  QueryTile queries;
-};
-
-// A thread's buffers. `columns` are the queries of all strips that walk the keys together, whole panels a strip.
-struct ForwardBuffers {
-  std::int64_t columns;
-  Strip* strips;
-  float* q;                // (panels, d, kPanel), scaled
-  float* o;                // (panels, dv, kPanel), not yet divided by the sum
-  float* s;                // (tile_kv, kPanel): scores, then probabilities
-  float* keep;             // as s: dropout factors
-  float* staging;          // (kPanel, padded max(d, dv)): rows on their way in or out
-  float* maximum;          // (columns)
-  float* sum;              // (columns)
-  float* correction;       // (columns)
-  float* lse;              // (columns)
-  std::int64_t* position;  // (columns)
-  Visible* visible;        // (columns)
-  std::int32_t* head;      // (columns)
-  std::int32_t* low;       // (kPanel)
-  std::int32_t* high;      // (kPanel)
-  KeyTile keys;
-  MassGatherer mass;
-
-  static ForwardBuffers place(Arena& arena, const Problem& problem, const Tiling& tiling) {
-    ForwardBuffers b{};
-    const std::int64_t width = padded(std::max(problem.head_dim_qk, problem.head_dim_v));
-    b.columns = tiling.strips * tiling.strip_columns;
-    b.strips = arena.take<Strip>(tiling.strips);
-    b.q = arena.take<float>(b.columns * padded(problem.head_dim_qk));
-    b.o = arena.take<float>(b.columns * padded(problem.head_dim_v));
-    b.s = arena.take<float>(tiling.tile_kv * kPanel);
-    if (problem.dropout > 0.0F) b.keep = arena.take<float>(tiling.tile_kv * kPanel);
-    b.staging = arena.take<float>(kPanel * width);
-    b.maximum = arena.take<float>(b.columns);
-    b.sum = arena.take<float>(b.columns);
-    b.correction = arena.take<float>(b.columns);
-    b.lse = arena.take<float>(b.columns);
-    b.position = arena.take<std::int64_t>(b.columns);
-    b.visible = arena.take<Visible>(b.columns);
-    b.head = arena.take<std::int32_t>(b.columns);
-    b.low = arena.take<std::int32_t>(kPanel);
-    b.high = arena.take<std::int32_t>(kPanel);
-    b.keys = KeyTile::place(arena, tiling.tile_kv, problem);
-    if (gathers_mass(problem)) b.mass = MassGatherer::place(arena, problem, b.columns);
-    return b;
-  }
-};
-
 // Everything that all units of one run share.
 struct ForwardRun {
   const Problem& problem;
   const Bindings& bindings;
   const Kernels& kernels;
+  const bool dots;
   Tiling tiling;
   ScoreStage scores;
   TileListReader list;
+  const bool few;
   KeyTiles key_tiles;
   PartialResults partials;  // splits > 1
 
@@ -90,15 +36,25 @@ struct ForwardRun {
       : problem(state.problem),
         bindings(bound),
         kernels(kernels_for(state.target.isa)),
+        dots(uses_dots(state.problem, kernels)),
         tiling(tiling_of(state)),
         scores(state.problem, bound),
         list(state.problem, bound, false),
+        few(reads_in_place(problem)),
         key_tiles(problem, scores, list, tiling.tile_kv) {}
+
+  // Whether few queries may read keys where they lie: the sums are those of fp32, no weight becomes 0 after the scores,
+  // and no one else looks at keys or weights.
+  [[nodiscard]] bool reads_in_place(const Problem& p) const {
+    return !dots && !scores.has_mask() && !scores.has_dropout() && !gathers_mass(p) && p.head_dim_qk % kPad == 0 &&
+           p.head_dim_v % kPad == 0;
+  }
 };
 
 class ForwardUnit {
  public:
-  ForwardUnit(const ForwardRun& run, ForwardBuffers& buffers) : run_(run), problem_(run.problem), b_(buffers) {}
+  ForwardUnit(const ForwardRun& run, ForwardBuffers& buffers)
+      : run_(run), problem_(run.problem), b_(buffers), dv_(padded(problem_.head_dim_v)) {}
 
   void compute(std::int64_t batch, std::int64_t head_tile, std::int64_t row_unit, std::int64_t split) {
     const Tiling& t = run_.tiling;
@@ -157,9 +113,6 @@ class ForwardUnit {
 
   // Q transposed into panels; positions and limits of every column.
   void load_queries(const Strip& strip) {
-    const std::int64_t d = problem_.head_dim_qk;
-    const std::int64_t dv = problem_.head_dim_v;
-    const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
     for (std::int64_t i = 0; i < run_.tiling.strip_columns; ++i) {
       const std::int64_t c = strip.first_column + i;
       const std::int64_t live = std::min(i, strip.columns - 1);  // columns past the end repeat the last one's limits
@@ -169,29 +122,95 @@ class ForwardUnit {
       b_.maximum[c] = kNothing;
       b_.sum[c] = 0.0F;
     }
-    for (std::int64_t first = 0; first < strip.columns; first += kPanel) {
-      const std::int64_t live = std::min(kPanel, strip.columns - first);
-      for (std::int64_t c = 0; c < live; ++c) {
-        const std::int64_t row = strip.first_row + (first + c) % strip.rows;
-        run_.kernels.load_row(problem_.q_type, q.at(row, b_.head[strip.first_column + first + c]), d,
-                              problem_.softmax_scale(), b_.staging + c * padded(d), padded(d));
+    for (std::int64_t first = 0; first < strip.columns; first += kPanel) load_panel(strip, first);
+    if (is_few(strip)) load_rows(strip);
+    std::fill_n(b_.o + strip.first_column * dv_, run_.tiling.strip_columns * dv_, 0.0F);
+  }
+
+  void load_panel(const Strip& strip, std::int64_t first) {
+    const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
+    const std::int64_t d = problem_.head_dim_qk;
+    const std::int64_t width = run_.dots ? padded_dots(d) / 2 : padded(d);  // in pairs of bf16, or fp32
+    const std::int64_t live = std::min(kPanel, strip.columns - first);
+    for (std::int64_t c = 0; c < live; ++c) {
+      const std::int64_t row = strip.first_row + (first + c) % strip.rows;
+      const std::byte* source = q.at(row, b_.head[strip.first_column + first + c]);
+      float* target = b_.staging + c * width;
+      if (run_.dots) {
+        copy_rows(source, 0, 1, d, reinterpret_cast<std::uint16_t*>(target), 2 * width);
+      } else {
+        run_.kernels.load_row(problem_.q_type, source, d, problem_.softmax_scale(), target, width);
       }
-      std::fill_n(b_.staging + live * padded(d), (kPanel - live) * padded(d), 0.0F);
-      run_.kernels.transpose(kPanel, d, b_.staging, padded(d), b_.q + (strip.first_column + first) * d, kPanel);
     }
-    std::fill_n(b_.o + strip.first_column * dv, run_.tiling.strip_columns * dv, 0.0F);
+    std::fill_n(b_.staging + live * width, (kPanel - live) * width, 0.0F);
+    const std::int64_t column = strip.first_column + first;
+    if (run_.dots) {
+      run_.kernels.transpose(kPanel, width, b_.staging, width, reinterpret_cast<float*>(b_.q_pairs + column * width),
+                             kPanel);
+    } else {
+      run_.kernels.transpose(kPanel, d, b_.staging, width, b_.q + column * d, kPanel);
+    }
+  }
+
+  [[nodiscard]] bool is_few(const Strip& strip) const { return run_.few && strip.columns <= kFewQueries; }
+
+  // Few queries as rows of fp32.
+  void load_rows(const Strip& strip) {
+    const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
+    const std::int64_t d = problem_.head_dim_qk;
+    float* target = q_rows(strip.first_column);
+    std::fill_n(target, kFewQueries * d, 0.0F);
+    for (std::int64_t c = 0; c < strip.columns; ++c) {
+      const std::byte* source = q.at(strip.first_row + c % strip.rows, b_.head[strip.first_column + c]);
+      run_.kernels.load_row(problem_.q_type, source, d, problem_.softmax_scale(), target + c * d, d);
+    }
+  }
+
+  [[nodiscard]] float* q_rows(std::int64_t first_column) const {
+    return b_.q_rows + first_column / run_.tiling.strip_columns * kFewQueries * problem_.head_dim_qk;
   }
 
   // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
   void key_tile(const Strip& strip) {
-    run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
     const KeyTile& keys = b_.keys;
+    const std::int64_t first_row = keys.spans[0].row;
+    const Span& last = keys.spans[keys.span_count - 1];
+    const bool few = is_few(strip) && (!has_band(problem_) ||
+                                       sees_all(strip.first_column, strip.columns, {first_row, last.row + last.count}));
+    if (!few) run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
     for (std::int64_t s = 0; s < keys.span_count;) {
+      const std::int64_t first_span = s;
       const std::int64_t first = keys.spans[s].row;
       std::int64_t end = first;
       while (s < keys.span_count && keys.spans[s].row == end) end += keys.spans[s++].count;
-      key_run(strip, {first, end});
+      if (few) {
+        find_rows(first_span, s, end - first);
+        panel_step(strip.first_column, strip.columns, {first, end}, false, true);
+      } else {
+        key_run(strip, {first, end});
+      }
     }
+  }
+
+  // Where the keys of spans [first, last) lie, `count` in all, and their positions.
+  void find_rows(std::int64_t first, std::int64_t last, std::int64_t count) {
+    const std::int64_t kv_head = head_ / problem_.group();
+    const std::byte** to = b_.rows;
+    for (std::int64_t s = first; s < last; ++s) {
+      const Span& span = b_.keys.spans[s];
+      const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
+      for (std::int64_t i = 0; i < span.count; ++i, ++to) {
+        *to = source.k.at(span.first + i, kv_head);
+        to[count] = source.v.at(span.first + i, kv_head);
+        b_.keys.position[span.row + i] = span.position + i;
+      }
+    }
+    // The keys behind them, most likely the next ones.
+    const Span& span = b_.keys.spans[last - 1];
+    const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
+    const std::int64_t next = span.first + span.count;
+    more_rows_ = std::min(kRowsAhead, source.length - next);
+    for (std::int64_t i = 0; i < more_rows_; ++i) b_.rows[2 * count + i] = source.k.at(next + i, kv_head);
   }
 
   struct Rows {
@@ -204,31 +223,36 @@ class ForwardUnit {
     for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
       const std::int64_t live = std::min(kPanel, last - first);
       if (!has_band(problem_) || sees_all(first, live, run)) {
-        panel_step(first, live, run.first, run.end, false);
+        panel_step(first, live, run, false, false);
         continue;
       }
       // At the border of the band a narrower strip of queries leaves less of the triangle to be masked.
       for (std::int64_t part = first; part < first + live; part += kBandStrip) {
         const std::int64_t columns = std::min(kBandStrip, first + live - part);
         const Rows rows = rows_seen(part, columns, run);
-        if (rows.first < rows.end) panel_step(part, columns, rows.first, rows.end, true);
+        if (rows.first < rows.end) panel_step(part, columns, rows, true, false);
       }
     }
   }
 
-  // Queries [first_column, first_column + live) of one panel against keys [first, end) of the tile.
-  void panel_step(std::int64_t first_column, std::int64_t live, std::int64_t first, std::int64_t end, bool band) {
+  // Queries [first_column, first_column + live) of one panel against a run of the tile's keys; `few`: those of b_.rows.
+  void panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band, bool few) {
+    const auto [first, end] = run;
+    const bool dots = run_.dots && !few;
     const Kernels& kernels = run_.kernels;
-    const KeyTile& keys = b_.keys;
     const std::int64_t columns = padded(live);
-    const std::int64_t d = problem_.head_dim_qk;
-    const std::int64_t dv = problem_.head_dim_v;
-    const std::int64_t in_panel = first_column % kPanel;
-    const std::int64_t panel = first_column - in_panel;
-    bool masked = band;
     float* s = b_.s + first * kPanel;
-    kernels.matmul(end - first, columns, d, {keys.k + first * padded(d), padded(d), 1}, b_.q + panel * d + in_panel,
-                   kPanel, s, kPanel, false, nullptr);
+    // Dot products leave the scale to the exponential, unless something looks at the scores before.
+    const float scale = dots ? problem_.softmax_scale() : 1.0F;
+    const bool plain = !run_.scores.per_element() && problem_.softcap <= 0.0F && scale > 0.0F;
+    if (few) {
+      const std::int64_t d = problem_.head_dim_qk;
+      kernels.few_scores(problem_.k_type, end - first, end - first, b_.rows, d, live, q_rows(first_column), d,
+                         b_.staging, s);
+    } else {
+      scores(first_column, columns, first, end);
+    }
+    if (!plain && scale != 1.0F) kernels.scale_rows(end - first, columns, s, kPanel, scale);
     if (problem_.softcap > 0.0F) kernels.softcap((end - first) * kPanel, problem_.softcap, s, nullptr);
     ScoreTile tile{s,
                    1,
@@ -236,24 +260,107 @@ class ForwardUnit {
                    live,
                    end - first,
                    b_.position + first_column,
-                   keys.position + first,
+                   b_.keys.position + first,
                    b_.head + first_column,
                    sequence_.batch};
     if (run_.scores.per_element()) run_.scores.apply(tile, nullptr);
+    bool masked = band || run_.scores.has_dropout();  // a dropped key weighs 0 too
     if (band) mask_band(first_column, columns, first, end);
     if (run_.scores.has_mask()) masked |= mask_callable(tile, first, end);
-    float* maximum = b_.maximum + first_column;
-    float* correction = b_.correction + first_column;
-    kernels.softmax_step(end - first, columns, s, maximum, b_.sum + first_column, correction);
-    if (gathers_mass(problem_)) b_.mass.add(keys, first, end, first_column, live, b_.s, maximum);
-    if (run_.scores.has_dropout()) drop(tile, columns);
-    masked |= run_.scores.has_dropout();  // a dropped key weighs 0 too
-    const Broadcast v{keys.v + first * padded(dv), 1, padded(dv)};
-    float* o = b_.o + panel * dv + in_panel;
-    if (masked && !values_finite(first, end)) {
-      careful_matmul(kernels, SkipZerosOf::b, dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
+    if (dots) {
+      probabilities_as_pairs(tile, first_column, columns, first, end, plain ? scale : 1.0F);
     } else {
-      kernels.matmul(dv, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
+      kernels.softmax_step(end - first, columns, s, b_.maximum + first_column, b_.sum + first_column,
+                           b_.correction + first_column);
+      look_at_probabilities(tile, first_column, columns, first, end);
+    }
+    if (few) {
+      kernels.few_values(problem_.v_type, end - first, more_rows_, b_.rows + (end - first), dv_, live, s,
+                         b_.correction + first_column, b_.staging, b_.o + first_column * dv_);
+    } else {
+      add_values(first_column, columns, first, end, masked);
+    }
+  }
+
+  // S (keys, queries) = K·Qᵀ.
+  void scores(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) const {
+    const std::int64_t d = problem_.head_dim_qk;
+    const std::int64_t in_panel = first_column % kPanel;
+    const std::int64_t panel = first_column - in_panel;
+    float* s = b_.s + first * kPanel;
+    if (run_.dots) {
+      const DotKeys& keys = b_.keys.dots;
+      run_.kernels.dots->matmul(padded_tiles(end - first), columns, keys.d, keys.k + first * keys.d, keys.d,
+                                b_.q_pairs + panel * keys.d / 2 + in_panel, kPanel, s, kPanel, false, nullptr);
+    } else {
+      run_.kernels.matmul(end - first, columns, d, {b_.keys.k + first * padded(d), padded(d), 1},
+                          b_.q + panel * d + in_panel, kPanel, s, kPanel, false, nullptr);
+    }
+  }
+
+  // Mass and dropout see the probabilities in fp32.
+  void look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns, std::int64_t first,
+                             std::int64_t end) {
+    if (gathers_mass(problem_)) {
+      b_.mass.add(b_.keys, first, end, first_column, tile.queries, b_.s, b_.maximum + first_column);
+    }
+    if (run_.scores.has_dropout()) drop(tile, columns);
+  }
+
+  // The softmax step, and P as pairs of keys in whole chunks: keys before the first and behind the last one weigh 0.
+  void probabilities_as_pairs(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns,
+                              std::int64_t first, std::int64_t end, float scale) {
+    const Kernels& kernels = run_.kernels;
+    const std::int64_t even = first / 2 * 2;
+    const std::int64_t past = (end + 1) / 2 * 2;
+    if (even < first) std::fill_n(b_.s + even * kPanel, columns, kNothing);
+    if (past > end) std::fill_n(b_.s + end * kPanel, columns, kNothing);
+    float* s = b_.s + even * kPanel;
+    std::uint32_t* p = b_.p + even / 2 * kPanel;
+    float* maximum = b_.maximum + first_column;
+    if (gathers_mass(problem_) || run_.scores.has_dropout()) {
+      if (scale != 1.0F) kernels.scale_rows(past - even, columns, s, kPanel, scale);
+      kernels.softmax_step(past - even, columns, s, maximum, b_.sum + first_column, b_.correction + first_column);
+      look_at_probabilities(tile, first_column, columns, first, end);
+      kernels.round_pairs(past - even, columns, s, kPanel, p);
+    } else {
+      kernels.softmax_pairs(past - even, columns, s, scale, maximum, b_.sum + first_column,
+                            b_.correction + first_column, p);
+    }
+    const auto clear = [&](std::int64_t from, std::int64_t to) {
+      for (std::int64_t pair = from / 2; pair < to / 2; ++pair) std::fill_n(b_.p + pair * kPanel, columns, 0U);
+    };
+    clear(first / kDotStep * kDotStep, even);
+    clear(past, padded_dots(end));
+  }
+
+  // O (dv, queries) = O·correction + Vᵀ·P.
+  void add_values(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end, bool masked) {
+    const Kernels& kernels = run_.kernels;
+    const std::int64_t in_panel = first_column % kPanel;
+    float* o = b_.o + (first_column - in_panel) * dv_ + in_panel;
+    const float* correction = b_.correction + first_column;
+    if (run_.dots) {
+      const DotKeys& keys = b_.keys.dots;
+      const std::int64_t from = first / kDotStep * kDotStep;
+      const std::int64_t to = padded_dots(end);
+      masked |= from < first || end < to;
+      if (masked && !keys.values_finite(from, to)) {
+        careful_dots(SkipZerosOf::b, dv_, columns, to - from, keys.v_t + from, keys.rows, b_.p + from / 2 * kPanel,
+                     kPanel, o, kPanel, correction);
+      } else {
+        kernels.dots->matmul(keys.dv, columns, to - from, keys.v_t + from, keys.rows, b_.p + from / 2 * kPanel, kPanel,
+                             o, kPanel, true, correction);
+      }
+      return;
+    }
+    const Broadcast v{b_.keys.v + first * dv_, 1, dv_};
+    float* s = b_.s + first * kPanel;
+    if (masked && !kernels.all_finite((end - first) * dv_, b_.keys.v + first * dv_)) {
+      careful_matmul(kernels, SkipZerosOf::b, problem_.head_dim_v, columns, end - first, v, s, kPanel, o, kPanel, true,
+                     correction);
+    } else {
+      kernels.matmul(problem_.head_dim_v, columns, end - first, v, s, kPanel, o, kPanel, true, correction);
     }
   }
 
@@ -328,11 +435,6 @@ class ForwardUnit {
     }
   }
 
-  [[nodiscard]] bool values_finite(std::int64_t first, std::int64_t end) const {
-    const std::int64_t width = padded(problem_.head_dim_v);
-    return run_.kernels.all_finite((end - first) * width, b_.keys.v + first * width);
-  }
-
   // Divides by the sum (and the sink), transposes back and writes O and LSE.
   void finish(const Strip& strip) {
     const std::int64_t dv = problem_.head_dim_v;
@@ -342,7 +444,7 @@ class ForwardUnit {
     const std::int64_t last = strip.first_column + strip.columns;
     for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
       const std::int64_t live = std::min(kPanel, last - first);
-      run_.kernels.transpose(dv, kPanel, b_.o + first * dv, kPanel, b_.staging, padded(dv));
+      run_.kernels.transpose(dv, kPanel, b_.o + first * dv_, kPanel, b_.staging, dv_);
       for (std::int64_t c = 0; c < live; ++c) {
         const std::int64_t row = strip.first_row + (first + c - strip.first_column) % strip.rows;
         const std::int64_t head = b_.head[first + c];
@@ -350,7 +452,7 @@ class ForwardUnit {
         const float sum = b_.sum[first + c];
         const float value = sum == 0.0F ? kNothing : maximum + std::log(sum);
         b_.lse[first + c] = value;
-        float* result = b_.staging + c * padded(dv);
+        float* result = b_.staging + c * dv_;
         const float inverse = softmax_inverse(maximum, sum, split ? kNothing : sink(head));
         for (std::int64_t i = 0; i < dv; ++i) result[i] *= inverse;
         if (split) {
@@ -386,17 +488,13 @@ class ForwardUnit {
   const ForwardRun& run_;
   const Problem& problem_;
   ForwardBuffers& b_;
+  const std::int64_t dv_;
   Sequence sequence_;
   std::int64_t head_ = 0;
   std::int64_t split_ = 0;
   std::int64_t strip_count_ = 0;
+  std::int64_t more_rows_ = 0;
 };
-
-std::size_t thread_bytes(const Problem& problem, const Tiling& tiling) {
-  Arena arena;
-  ForwardBuffers::place(arena, problem, tiling);
-  return arena.used();
-}
 
 }  // namespace
 
@@ -404,7 +502,9 @@ std::size_t forward_workspace(const detail::PlanState& state) {
   const Tiling tiling = tiling_of(state);
   Arena arena;
   PartialResults::place(arena, state.problem, tiling.splits);
-  return arena.used() + thread_bytes(state.problem, tiling) * static_cast<std::size_t>(state.target.threads);
+  const bool dots = uses_dots(state.problem, kernels_for(state.target.isa));
+  return arena.used() +
+         forward_thread_bytes(state.problem, tiling, dots) * static_cast<std::size_t>(state.target.threads);
 }
 
 void run_forward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {
@@ -412,13 +512,14 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
   const Tiling& t = run.tiling;
   Arena shared(workspace);
   run.partials = PartialResults::place(shared, state.problem, t.splits);
-  const std::size_t bytes = thread_bytes(state.problem, t);
+  const std::size_t bytes = forward_thread_bytes(state.problem, t, run.dots);
   const std::int64_t units = t.row_units * state.problem.batch * t.head_tiles * t.splits;
   detail::WorkQueue queue(units);
   detail::parallel(state.target.threads, [&](int thread) {
     Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
-    ForwardBuffers buffers = ForwardBuffers::place(arena, state.problem, t);
+    ForwardBuffers buffers = ForwardBuffers::place(arena, state.problem, t, run.dots);
     ForwardUnit unit(run, buffers);
+    if (run.dots) run.kernels.dots->begin();
     // Later rows see more keys under a causal mask: longest first.
     queue.drain([&](std::int64_t index) {
       std::int64_t rest = index;
@@ -429,6 +530,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
       const std::int64_t batch = rest % state.problem.batch;
       unit.compute(batch, head_tile, t.row_units - 1 - rest / state.problem.batch, split);
     });
+    if (run.dots) run.kernels.dots->end();
   });
   if (t.splits > 1) merge_partials(run.partials, state, bindings, run.kernels);
 }

@@ -5,12 +5,16 @@
 
 namespace tessera::cpu {
 
-KeyTile KeyTile::place(Arena& arena, std::int64_t tile_kv, const Problem& problem) {
+KeyTile KeyTile::place(Arena& arena, std::int64_t tile_kv, const Problem& problem, bool dots) {
   KeyTile tile;
   tile.spans = arena.take<Span>(tile_kv + 1);
   tile.position = arena.take<std::int64_t>(tile_kv);
-  tile.k = arena.take<float>(tile_kv * padded(problem.head_dim_qk));
-  tile.v = arena.take<float>(tile_kv * padded(problem.head_dim_v));
+  if (dots) {
+    tile.dots = DotKeys::place(arena, tile_kv, problem);
+  } else {
+    tile.k = arena.take<float>(tile_kv * padded(problem.head_dim_qk));
+    tile.v = arena.take<float>(tile_kv * padded(problem.head_dim_v));
+  }
   tile.loaded = arena.take<bool>(tile_kv);
   return tile;
 }
@@ -57,6 +61,7 @@ void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, s
 void KeyTiles::begin(std::int64_t cell, KeyTile& tile) const {
   tile.cell = cell;
   std::fill_n(tile.loaded, tile_kv_, false);
+  if (tile.dots.rows > 0) tile.dots.begin();
 }
 
 bool KeyTiles::collect(const Sequence& sequence, const QueryTile& queries, KeyTile& tile) const {
@@ -101,11 +106,19 @@ void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64
         tile.position[span.row + i] = span.position + i;
       }
       const std::int64_t first = span.first + row - span.row;
+      if (count == 0) {
+        ++i;
+        continue;
+      }
+      if (tile.dots.rows > 0) {
+        tile.dots.load(source, problem_, first, count, kv_head, row);
+        continue;
+      }
       load_keys(kernels, source.k, problem_.k_type, problem_.head_dim_qk, first, count, kv_head, tile.k + row * d);
       load_keys(kernels, source.v, problem_.v_type, problem_.head_dim_v, first, count, kv_head, tile.v + row * dv);
-      if (count == 0) ++i;
     }
   }
+  if (tile.dots.rows > 0) tile.dots.turn_values(kernels);
 }
 
 }  // namespace tessera::cpu

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu/arena.h"
+#include "cpu/dot_keys.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/scores.h"
 #include "cpu/sequence.h"
@@ -42,9 +43,10 @@ struct KeyTile {
   std::int64_t* position = nullptr;  // (tile_kv)
   float* k = nullptr;                // (tile_kv, padded d)
   float* v = nullptr;                // (tile_kv, padded dv)
+  DotKeys dots;                      // instead of k and v, for dot products
   bool* loaded = nullptr;            // (tile_kv)
 
-  static KeyTile place(Arena& arena, std::int64_t tile_kv, const Problem& problem);
+  static KeyTile place(Arena& arena, std::int64_t tile_kv, const Problem& problem, bool dots);
 };
 
 class KeyTiles {
@@ -63,8 +65,8 @@ class KeyTiles {
   /// The first cell from `from` on that may hold anything for `queries`, at most `end`.
   [[nodiscard]] std::int64_t skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                                   std::int64_t end) const;
-  /// Brings the collected keys that are not there yet into fp32 rows side by side: rows that lie pages apart would
-  /// fight for the same cache sets.
+  /// Brings the collected keys that are not there yet into rows side by side, of fp32 or as dot products want them:
+  /// rows that lie pages apart would fight for the same cache sets.
   void load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const;
 
  private:

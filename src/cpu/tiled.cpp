@@ -2,6 +2,7 @@
 // The row cpu.tiled of the table: what it supports and how it cuts a problem into tiles.
 #include <algorithm>
 
+#include "cpu/dot_keys.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/tiling.h"
 
@@ -16,6 +17,10 @@ constexpr std::int64_t kListedBytes = 1024 * 1024;  // with a list, more blocks 
 constexpr std::int64_t kForwardKeys = 128;
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;
+// By dot products sums are cheap and what surrounds them is not: dK and dV come through L2 once for 128 queries, and a
+// tile of queries is turned once for 256 keys.
+constexpr std::int64_t kBackwardDotQueries = 128;
+constexpr std::int64_t kBackwardDotKeys = 256;
 constexpr std::int64_t kLongestTile = 4096;  // a wish beyond this would only waste memory
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -103,19 +108,24 @@ std::int64_t backward_parts(const detail::PlanState& state) {
                                   std::max<std::int64_t>(divide_up(keys, state.tile_kv), 1));
 }
 
-std::int64_t backward_keys(const Problem& problem) {
+std::int64_t backward_keys(const Problem& problem, bool dots) {
   const bool listed = problem.list || problem.bwd_list;
   // One listed block a tile wastes nothing; small blocks are masked inside a larger tile.
-  return listed && problem.block_kv >= 32 && problem.block_kv <= 256 ? problem.block_kv : kBackwardKeys;
+  return listed && problem.block_kv >= 32 && problem.block_kv <= 256 ? problem.block_kv
+         : dots                                                      ? kBackwardDotKeys
+                                                                     : kBackwardKeys;
 }
 
 void plan(detail::PlanState& state) {
   const Problem& problem = state.problem;
   const bool forward = problem.pass == Pass::forward;
+  const bool dots = uses_dots(problem, kernels_for(state.target.isa));
   state.shared_group = forward && shares_group(problem);
   state.splits = 1;
-  state.tile_kv = state.wishes.tile_kv.value_or(forward ? kForwardKeys : backward_keys(problem));
-  state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state) : kBackwardQueries);
+  state.tile_kv = state.wishes.tile_kv.value_or(forward ? kForwardKeys : backward_keys(problem, dots));
+  state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state)
+                                              : dots  ? kBackwardDotQueries
+                                                      : kBackwardQueries);
   state.splits = forward ? forward_splits(state) : backward_parts(state);
   state.workspace_bytes = forward ? forward_workspace(state) : backward_workspace(state);
   const auto line = [&](const std::string& text) { state.choice += text + "\n"; };

@@ -8,6 +8,7 @@
 #include <exception>
 
 #include "cases/compare.h"
+#include "cpu/kernels/kernels.h"
 #include "cpu/reference_number.h"
 
 namespace tessera::cases {
@@ -179,6 +180,12 @@ std::string Trial::attempt(Runner& runner, Outcome& outcome) {
   outcome.mirrored = comparison.mirrored;
   if (!comparison.passed) return comparison.failure;
   return inputs_.find_damage(oracle_);
+}
+
+std::vector<std::string> tested_isas() {
+  std::vector<std::string> isas = cpu_isas();
+  for (const std::string& emulated : cpu::emulated_isas()) isas.push_back(emulated);
+  return isas;
 }
 
 std::vector<Outcome> run_case_on(const Case& of, const std::vector<std::string>& isas) {

@@ -57,6 +57,8 @@ class Trial {
 
 /// One outcome for each instruction set ("": what the case says). Errors while the inputs are made are failures too.
 std::vector<Outcome> run_case_on(const Case& of, const std::vector<std::string>& isas);
+/// cpu_isas() and the emulated ones.
+std::vector<std::string> tested_isas();
 Outcome run_case(const Case& of);
 /// A case that no implementation supports there is skipped, before its inputs are made.
 Outcome run_case_on(const Case& of, const Gpu& gpu);

@@ -137,8 +137,10 @@ void print_head(const Roofline& roofline, const BenchOptions& options) {
     fmt::print("# roofline: {:.1f} TFLOP/s by mma.sync of bf16, {:.1f} GB/s copying memory, {:.1f} in place\n",
                roofline.gflops * 1e-3, roofline.gbytes_s, roofline.in_place_gbytes_s);
   } else {
-    fmt::print("# roofline, {} threads: {:.1f} GFLOP/s fp32 FMA, {:.1f} GB/s reading memory\n", roofline.threads,
-               roofline.gflops, roofline.gbytes_s);
+    fmt::print("# roofline, {} threads: {:.1f} GFLOP/s fp32 FMA, {}{:.1f} GB/s reading memory\n", roofline.threads,
+               roofline.gflops,
+               roofline.dot_gflops > 0 ? fmt::format("{:.1f} GFLOP/s bf16 dot products, ", roofline.dot_gflops) : "",
+               roofline.gbytes_s);
   }
   fmt::print("{:>11} {:>7} {:>8} {:>8} {:>7} {:>8} {:>8}", "median", "+-", "TFLOP/s", "GB/s", "% roof", "wspace",
              "RSS+");
@@ -217,6 +219,7 @@ nlohmann::json machine_json(const Roofline& roofline, const Target& target,
   if (roofline.in_place_gbytes_s > 0) {
     machine["roofline"]["in_place_gbytes_s"] = std::round(roofline.in_place_gbytes_s * 10) / 10;
   }
+  if (roofline.dot_gflops > 0) machine["roofline"]["dot_gflops"] = std::round(roofline.dot_gflops * 10) / 10;
   for (const auto& peer : peers) machine["peers"][peer->name()] = peer->version();
   return machine;
 }
@@ -266,9 +269,10 @@ int report_comparison(const BenchOptions& options, const nlohmann::ordered_json&
   return slower;
 }
 
-// The plan of the first problem tells what 0 threads stands for.
+// The plan of the first problem tells what 0 threads and no instruction set stand for.
 Roofline host_roofline(const std::vector<BenchCase>& cases, const Target& target) {
-  return measure_roofline(make_plan(cases.front().problem, target).state().target.threads);
+  const Target resolved = make_plan(cases.front().problem, target).state().target;
+  return measure_roofline(resolved.threads, resolved.isa);
 }
 
 int bench(const BenchOptions& options) {
@@ -290,7 +294,7 @@ int bench(const BenchOptions& options) {
   double total = 0, done = 0;  // GFLOP and GB, a guess at the time of a row
   const auto weight = [&](const BenchCase& each) {
     const Work work = work_of(each.problem, {});
-    return roofline.seconds(work.flops, work.bytes) * each.density + 0.1;
+    return roofline.seconds(work.flops, work.bytes, false) * each.density + 0.1;
   };
   for (const BenchCase& each : cases) total += weight(each) * static_cast<double>(wishes.size());
   Progress progress(0);

@@ -194,7 +194,8 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   row.tflops = work.flops / row.us.median * 1e-6;
   row.gbytes_s = work.bytes / row.us.median * 1e-3;
   row.in_place_us = quantile(in_place_us, 0.5);
-  const double least = row.in_place_us > 0 ? row.in_place_us : roofline.seconds(work.flops, work.bytes) * 1e6;
+  const bool bf16 = bench_case.problem.q_type == DType::bf16 && bench_case.problem.k_type == DType::bf16;
+  const double least = row.in_place_us > 0 ? row.in_place_us : roofline.seconds(work.flops, work.bytes, bf16) * 1e6;
   row.roofline_percent = 100.0 * least / row.us.median;
   return row;
 }

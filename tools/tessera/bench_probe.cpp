@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "cpu/kernels/kernels.h"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -88,8 +90,8 @@ double run_threads(int threads, const std::function<void(int)>& work) {
   return seconds_since(start);
 }
 
-double measure_gflops(int threads) {
-  const FmaKernel kernel = best_kernel();
+// `kernel(rounds, sink)` on every thread at once, a short time and then four longer ones.
+double measure_gflops(int threads, const std::function<double(std::int64_t, float*)>& kernel) {
   std::vector<float> sinks(static_cast<std::size_t>(threads) * 16);  // a cache line each
   double best = 0;
   for (int attempt = 0; attempt < 5; ++attempt) {
@@ -134,10 +136,22 @@ double measure_gbytes_s(int threads) {
 
 }  // namespace
 
-double Roofline::seconds(double flops, double bytes) const noexcept {
-  return std::max(gflops > 0 ? flops / gflops : 0.0, gbytes_s > 0 ? bytes / gbytes_s : 0.0) * 1e-9;
+double Roofline::seconds(double flops, double bytes, bool bf16) const noexcept {
+  const double limit = bf16 && dot_gflops > 0 ? dot_gflops : gflops;
+  return std::max(limit > 0 ? flops / limit : 0.0, gbytes_s > 0 ? bytes / gbytes_s : 0.0) * 1e-9;
 }
 
-Roofline measure_roofline(int threads) { return {threads, measure_gflops(threads), measure_gbytes_s(threads), 0}; }
+Roofline measure_roofline(int threads, const std::string& isa) {
+  Roofline roofline{threads, measure_gflops(threads, best_kernel()), measure_gbytes_s(threads), 0, 0};
+  if (const cpu::DotKernels* dots = cpu::kernels_for(isa).dots) {
+    roofline.dot_gflops = measure_gflops(threads, [&](std::int64_t rounds, float*) {
+      dots->begin();
+      const double operations = dots->peak(rounds / 8);
+      dots->end();
+      return operations;
+    });
+  }
+  return roofline;
+}
 
 }  // namespace tessera::cli

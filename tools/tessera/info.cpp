@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "bench_probe.h"
 #include "commands.h"
 #include "cuda/jit/pack.h"
 #include "kernel_timing.h"
@@ -54,6 +55,14 @@ void print_machine(const Machine& machine) {
   print_compiler();
 }
 
+void print_roofline(const Roofline& roofline) {
+  fmt::print("roofline:         {} threads: {:.1f} GFLOP/s fp32 FMA, {}, {:.1f} GB/s reading memory\n",
+             roofline.threads, roofline.gflops,
+             roofline.dot_gflops > 0 ? fmt::format("{:.1f} GFLOP/s bf16 dot products", roofline.dot_gflops)
+                                     : "no bf16 dot products",
+             roofline.gbytes_s);
+}
+
 }  // namespace
 
 nlohmann::json to_json(const Machine& machine) {
@@ -75,22 +84,34 @@ void add_info(CLI::App& app, int& exit_code) {
   CLI::App* verb = app.add_subcommand("info", "Show the machine, the instruction sets, the GPUs and the build");
   auto json = std::make_shared<bool>(false);
   verb->add_flag("--json", *json, "Print one JSON object instead of text");
+  auto limits = std::make_shared<bool>(false);
+  verb->add_flag("--roofline", *limits,
+                 "Measure what the cores can do at most: multiply-adds, dot products, reading memory");
   auto timing = std::make_shared<bool>(false);
   verb->add_flag("--timing", *timing, "Time how a kernel is found: compiled, on disk, embedded; then runs of it");
-  verb->callback([json, timing, &exit_code] {
+  verb->callback([json, timing, limits, &exit_code] {
     if (*timing) {
       print_kernel_timing();
       exit_code = kOk;
       return;
     }
     const Machine machine = describe_machine();
+    Roofline roofline;
+    if (*limits) roofline = measure_roofline(machine.cores_usable, machine.isas.front());
     if (*json) {
       nlohmann::json object = to_json(machine);
       object["version"] = version();
       object["build"] = build_info();
+      if (*limits) {
+        object["roofline"] = {{"threads", roofline.threads},
+                              {"gflops", roofline.gflops},
+                              {"dot_gflops", roofline.dot_gflops},
+                              {"gbytes_s", roofline.gbytes_s}};
+      }
       fmt::print("{}\n", object.dump(2));
     } else {
       print_machine(machine);
+      if (*limits) print_roofline(roofline);
       std::string build = build_info();
       if (!build.empty() && build.back() != '\n') build += '\n';
       fmt::print("\n{}", build);

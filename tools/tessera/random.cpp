@@ -51,7 +51,7 @@ class RandomRun {
     }
     if (gpu_ && !options.implementation.empty()) gpu_->wishes += " implementation=" + options.implementation;
     if (options.isa.empty() || options.isa == "all") {
-      isas_ = cpu_isas();
+      isas_ = cases::tested_isas();
     } else {
       isas_ = {options.isa};
     }

@@ -92,7 +92,7 @@ void keep_matching(std::vector<Batch>& batches, const std::string& filter) {
 }
 
 std::vector<std::string> chosen_isas(const std::string& isa) {
-  if (isa == "all") return cpu_isas();
+  if (isa == "all") return cases::tested_isas();
   return {isa};  // "": what each case says
 }
 

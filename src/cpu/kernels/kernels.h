@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inner loops of the CPU backend, compiled once per instruction set and reached through one table of pointers.
-// Everything is fp32 here; types are converted where rows are loaded and stored.
+// Everything is fp32 here, types are converted where rows are loaded and stored; but bf16 operands stay as they are
+// where an instruction set multiplies them (dot_kernels.h).
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cpu/kernels/dot_kernels.h"
 #include "tessera/tensor.h"
 
 namespace tessera::cpu {
@@ -18,6 +20,9 @@ namespace tessera::cpu {
 inline constexpr std::int64_t kPanel = 64;
 /// Internal rows are padded to this many floats, the longest vector, so that no loop has a ragged end.
 inline constexpr std::int64_t kPad = 16;
+
+/// So few queries are better served where keys lie in memory than by a panel that they do not fill.
+inline constexpr std::int64_t kFewQueries = 8;
 
 inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
@@ -79,9 +84,41 @@ struct Kernels {
   void (*state_row_add)(std::int64_t n, float decay, float factor, const float* x, float weight, float* s, float* sum);
   /// Whether all of n floats (padded) are finite.
   bool (*all_finite)(std::int64_t n, const float* a);
+
+  /// softmax_step on scores that are yet to be scaled (scale > 0), with the probabilities rounded to bf16: rows 2t and
+  /// 2t + 1 of s become row t of pairs, of kPanel too. `rows` is even; s is left as it was.
+  void (*softmax_pairs)(std::int64_t rows, std::int64_t columns, const float* s, float scale, float* maximum,
+                        float* sum, float* correction, std::uint32_t* pairs);
+  /// s (rows × columns, ld; rows even) rounded to bf16 as pairs of rows, with the same ld.
+  void (*round_pairs)(std::int64_t rows, std::int64_t columns, const float* s, std::ptrdiff_t ld, std::uint32_t* pairs);
+  /// A backward's P = exp(scale·s − shift[row]) and dS = P∘(dp − delta[row]), rounded to bf16, as pairs of rows and dS
+  /// as rows too; all have ld. rows is even; shift +inf gives 0.
+  void (*gradient_pairs)(std::int64_t rows, std::int64_t columns, const float* s, const float* dp, std::ptrdiff_t ld,
+                         float scale, const float* shift, const float* delta, std::uint32_t* p, std::uint32_t* ds,
+                         std::uint16_t* ds_rows);
+  /// Rows of bf16 (rows even, columns a multiple of kPad) to pairs of rows.
+  void (*interleave)(std::int64_t rows, std::int64_t columns, const std::uint16_t* source, std::ptrdiff_t source_ld,
+                     std::uint32_t* pairs, std::ptrdiff_t ld);
+
+  /// s *= factor, rows × columns (padded).
+  void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
+
+  /// The two products for up to kFewQueries queries and dims that are multiples of kPad, to the bit as matmul's, on
+  /// rows of K and V where they lie. Scores: s (keys × kPad, of kPanel) = rows · q; q has rows for a multiple of 4;
+  /// behind the `keys` rows are `more` that will be wanted next; scratch has 64 · dim.
+  void (*few_scores)(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* scratch, float* s);
+  /// o (dim × kPad, of kPanel) = o·correction + Σ rows[i]·s[i]; scratch has kPad · dim.
+  void (*few_values)(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* s, const float* correction, float* scratch, float* o);
+
+  const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };
 
-/// The table for an instruction set of cpu_isas(). Throws Error{unsupported} for another name.
+/// The table for an instruction set of cpu_isas() or emulated_isas(). Throws Error{unsupported} for another name.
 const Kernels& kernels_for(std::string_view isa);
+
+/// For tests: the best instruction set with the dot products of another one spelled out in C++.
+std::vector<std::string> emulated_isas();
 
 }  // namespace tessera::cpu

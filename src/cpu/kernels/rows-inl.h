@@ -78,6 +78,47 @@ void store_row(DType dtype, const float* source, std::int64_t count, std::byte* 
   }
 }
 
+#if HWY_TARGET != HWY_SCALAR
+// Blocks of 4 numbers, one from each fourth row.
+template <class D>
+HWY_INLINE hn::Vec<D> load_blocks(D d, const float* at, std::ptrdiff_t ld) {
+  if constexpr (hn::MaxLanes(D()) <= 4) {
+    return hn::LoadU(d, at);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_blocks(half, at + hn::MaxLanes(half) * ld, ld), load_blocks(half, at, ld));
+  }
+}
+
+// As many rows as a vector has lanes, 4 columns at a time: each 4 × 4 block of them is turned in a block of 4 lanes.
+template <class D>
+HWY_INLINE void transpose_rows(D d, std::int64_t columns, const float* source, std::ptrdiff_t source_ld, float* target,
+                               std::ptrdiff_t ld) {
+  const hn::Repartition<double, D> dd;
+  const auto upper = [&](auto a, auto b) {  // the upper pairs of both
+    return hn::BitCast(d, hn::InterleaveUpper(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
+  };
+  const auto lower = [&](auto a, auto b) {
+    return hn::BitCast(d, hn::InterleaveLower(dd, hn::BitCast(dd, a), hn::BitCast(dd, b)));
+  };
+  for (std::int64_t c = 0; c < columns; c += 4) {
+    const auto r0 = load_blocks(d, source + c, source_ld);
+    const auto r1 = load_blocks(d, source + source_ld + c, source_ld);
+    const auto r2 = load_blocks(d, source + 2 * source_ld + c, source_ld);
+    const auto r3 = load_blocks(d, source + 3 * source_ld + c, source_ld);
+    const auto low01 = hn::InterleaveLower(d, r0, r1);  // 00 10 01 11
+    const auto low23 = hn::InterleaveLower(d, r2, r3);
+    const auto high01 = hn::InterleaveUpper(d, r0, r1);
+    const auto high23 = hn::InterleaveUpper(d, r2, r3);
+    float* to = target + c * ld;
+    hn::StoreU(lower(low01, low23), d, to);
+    hn::StoreU(upper(low01, low23), d, to + ld);
+    hn::StoreU(lower(high01, high23), d, to + 2 * ld);
+    hn::StoreU(upper(high01, high23), d, to + 3 * ld);
+  }
+}
+#endif
+
 void transpose(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld, float* target,
                std::ptrdiff_t ld) {
 #if HWY_TARGET == HWY_SCALAR
@@ -85,31 +126,14 @@ void transpose(std::int64_t rows, std::int64_t columns, const float* source, std
     for (std::int64_t c = 0; c < columns; ++c) target[c * ld + r] = source[r * source_ld + c];
   }
 #else
-  const hn::CappedTag<float, 4> d;
-  const hn::Repartition<double, decltype(d)> dd;
-  const auto upper = [&](auto a, auto b) {  // the upper pairs of both
-    return hn::BitCast(d, hn::ConcatUpperUpper(dd, hn::BitCast(dd, b), hn::BitCast(dd, a)));
-  };
-  const auto lower = [&](auto a, auto b) {
-    return hn::BitCast(d, hn::ConcatLowerLower(dd, hn::BitCast(dd, b), hn::BitCast(dd, a)));
-  };
-  for (std::int64_t c = 0; c < columns; c += 4) {
-    for (std::int64_t r = 0; r < rows; r += 4) {
-      const float* at = source + r * source_ld + c;
-      const auto r0 = hn::LoadU(d, at);
-      const auto r1 = hn::LoadU(d, at + source_ld);
-      const auto r2 = hn::LoadU(d, at + 2 * source_ld);
-      const auto r3 = hn::LoadU(d, at + 3 * source_ld);
-      const auto low01 = hn::InterleaveLower(d, r0, r1);  // 00 10 01 11
-      const auto low23 = hn::InterleaveLower(d, r2, r3);
-      const auto high01 = hn::InterleaveUpper(d, r0, r1);
-      const auto high23 = hn::InterleaveUpper(d, r2, r3);
-      float* to = target + c * ld + r;
-      hn::StoreU(lower(low01, low23), d, to);
-      hn::StoreU(upper(low01, low23), d, to + ld);
-      hn::StoreU(lower(high01, high23), d, to + 2 * ld);
-      hn::StoreU(upper(high01, high23), d, to + 3 * ld);
-    }
+  std::int64_t r = 0;
+#if HWY_ARCH_X86
+  for (; r + kLanes <= rows; r += kLanes) {
+    transpose_rows(FloatTag(), columns, source + r * source_ld, source_ld, target + r, ld);
+  }
+#endif
+  for (; r < rows; r += 4) {
+    transpose_rows(hn::CappedTag<float, 4>(), columns, source + r * source_ld, source_ld, target + r, ld);
   }
 #endif
 }

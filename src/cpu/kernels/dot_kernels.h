@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of bf16 operands with fp32 sums, for instruction sets that multiply pairs of bf16 in one step: AVX512-BF16
+// and AMX-BF16. Both want one operand as rows and the other one as pairs of consecutive rows side by side.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace tessera::cpu {
+
+/// Rows of A are padded to this many elements, one row of an AMX tile.
+inline constexpr std::int64_t kDotStep = 32;
+/// Rows and columns of C come in this many, those of an AMX tile.
+inline constexpr std::int64_t kDotTile = 16;
+
+inline constexpr std::int64_t padded_dots(std::int64_t n) { return (n + kDotStep - 1) / kDotStep * kDotStep; }
+inline constexpr std::int64_t padded_tiles(std::int64_t n) { return (n + kDotTile - 1) / kDotTile * kDotTile; }
+
+struct DotKernels {
+  /// Before the first product of a thread and after its last one: AMX wants its tiles configured.
+  void (*begin)();
+  void (*end)();
+
+  /// C (m × n) = A (m × k) · B (k × n), or C·column_scale + A·B when accumulate. A is rows of bf16, lda elements apart;
+  /// B is pairs of rows: element (t, j) of b holds B(2t, j) in its low half and B(2t + 1, j) in its high half, ldb
+  /// elements apart. m and n are multiples of kDotTile, k of kDotStep; column_scale (n) may be nullptr (1).
+  void (*matmul)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint16_t* a, std::ptrdiff_t lda,
+                 const std::uint32_t* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
+                 const float* column_scale);
+
+  /// For rooflines: products on registers alone, as many rounds as told; gives the operations done. Needs begin().
+  double (*peak)(std::int64_t rounds);
+};
+
+struct NamedDotKernels {
+  const char* isa;
+  const DotKernels* kernels;
+};
+
+// One for each file: nullptr where the compiler or this machine lacks the instructions.
+const DotKernels* amx_bf16_kernels();
+const DotKernels* avx512_bf16_kernels();
+
+/// Whether VDPBF16PS does more than two fp32 multiply-adds: on AMD's cores twice as much. Intel's take it apart: 80
+/// GFLOP/s a core where fp32 has 160 (Xeon with AMX at 2.2 GHz), so there it is only for those who ask for it.
+bool avx512_bf16_is_fast();
+
+/// The tile walks of both with their instructions spelled out in C++, so that they are tested on every machine.
+std::span<const NamedDotKernels> emulated_dot_kernels();
+
+}  // namespace tessera::cpu
