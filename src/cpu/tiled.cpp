@@ -129,8 +129,9 @@ void plan(detail::PlanState& state) {
   state.splits = forward ? forward_splits(state) : backward_parts(state);
   state.workspace_bytes = forward ? forward_workspace(state) : backward_workspace(state);
   const auto line = [&](const std::string& text) { state.choice += text + "\n"; };
-  line("tile_q: " + std::to_string(state.tile_q) + (state.wishes.tile_q ? " (wish)" : " (measured best)"));
-  line("tile_kv: " + std::to_string(state.tile_kv) + (state.wishes.tile_kv ? " (wish)" : " (measured best)"));
+  const char* own = dots && !forward ? " (not measured yet)" : " (measured best)";
+  line("tile_q: " + std::to_string(state.tile_q) + (state.wishes.tile_q ? " (wish)" : own));
+  line("tile_kv: " + std::to_string(state.tile_kv) + (state.wishes.tile_kv ? " (wish)" : own));
   line("splits: " + std::to_string(state.splits) +
        (state.wishes.splits ? " (wish)"
         : state.splits > 1  ? " (fewer units of work than threads)"
