@@ -80,12 +80,13 @@ def linear_chunk(
     state: the pool, or None: every sequence begins with zeros and its last state is dropped. A sequence whose slot is
     negative begins with zeros; where it has a destination, its last state goes there all the same.
 
-    With state=None torch tensors may require grad; for gradients of states see `linear_attention`. Returns and raises
+    With state=None, and none of slots, out, status and threads, torch tensors may require grad; for gradients of states see `linear_attention`. Returns and raises
     otherwise as `linear_decode` does.
 
     Source: Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
     """
-    if state is None and out is None and is_torch(q):
+    plain = state is None and out is None and state_slots is None and dest_slots is None and status is None
+    if plain and not threads and is_torch(q):
         final = linear_attention(
             q, k, v, decay_slopes, scale=scale, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, layout=layout
         )
@@ -121,6 +122,8 @@ def linear_attention(
     initial_state: (b, h, d, dv), or (b, h, dv, d) with layout="vk", fp32 or bf16; None: zeros. The final state is fp32,
     shaped alike.
 
+    Tokens past cu_seqlens[-1] belong to no sequence: out and gradients of theirs are not written.
+
     torch, numpy and cupy arrays. Torch tensors have first derivatives: of q, k, v and initial_state, through both
     results. Raises as `linear_chunk` does.
     """
@@ -132,6 +135,7 @@ def linear_attention(
         if q.shape[0] != 1:
             raise ValueError(f"q: got {q.shape[0]} sequences beside cu_seqlens; want (1, tokens, h, d)")
         q, k, v = q[0], k[0], v[0]
+    _check_first_state(q, v, initial_state, cu_seqlens, layout)
     if is_torch(q):
         from .torch import linear_attention as of_torch
 
@@ -146,12 +150,26 @@ def linear_attention(
             batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
             final = numpy.zeros(state_shape(batch, q.shape, v.shape, layout), "float32")
         starts = None if cu_seqlens is None else cu_seqlens.astype("int32")
+        pool = None if final is None or final.shape[0] == 0 else final
         out = linear_chunk(
-            q, k, v, final, decay_slopes, cu_seqlens=starts, max_seqlen=max_seqlen, scale=scale, layout=layout
+            q, k, v, pool, decay_slopes, cu_seqlens=starts, max_seqlen=max_seqlen, scale=scale, layout=layout
         )
     else:
         raise TypeError(f"q: got an array of {library.name}; want one of torch, numpy or cupy, or linear_chunk")
     return out[None] if unpacked else out, final if output_final_state else None
+
+
+def _check_first_state(
+    q: Array, v: Array, initial_state: Array | None, cu_seqlens: Array | None, layout: str
+) -> None:
+    if layout not in ("kv", "vk"):
+        raise ValueError(f'layout: got {layout!r}; want "kv" or "vk"')
+    if initial_state is None:
+        return
+    batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    want = state_shape(batch, tuple(q.shape), tuple(v.shape), layout)
+    if tuple(initial_state.shape) != want:
+        raise ValueError(f"initial_state: got shape {tuple(initial_state.shape)}; want {want}")
 
 
 def state_shape(batch: int, q: Shape, v: Shape, layout: str) -> Shape:

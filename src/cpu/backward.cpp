@@ -123,7 +123,7 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, std:
     Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
     BackwardPlace place(arena, problem, run.tiling, uses_dots);
     BackwardUnit unit(run, place.buffers, place.dots);
-    if (uses_dots) run.kernels.dots->begin();
+    const DotProducts products(uses_dots ? run.kernels.dots : nullptr);
     queue.drain([&](std::int64_t index) {
       const std::int64_t head = index / parts;
       const Sequence sequence = find_sequence(problem, bindings, head / problem.heads_kv);
@@ -131,7 +131,6 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, std:
       unit.compute(sequence, head % problem.heads_kv, index % parts, dq);
       if (parts == 1) store_queries(run, sequence, head % problem.heads_kv, dq, 0);
     });
-    if (uses_dots) run.kernels.dots->end();
   });
   if (parts == 1) return;
   detail::parallel_for(state.target.threads, problem.batch * problem.heads_kv, [&](std::int64_t head) {

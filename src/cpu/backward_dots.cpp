@@ -120,7 +120,9 @@ void BackwardDots::products(const Kernels& kernels, std::int64_t rows, std::int6
                             std::int64_t ld) const {
   const std::int64_t whole = padded_dots(rows);
   const std::int64_t columns = padded_dots(keys);
-  if ((masked || keys < columns) && !(keys_finite_ && queries_finite_)) {
+  // Padding adds zeros times K to dq of rows that follow these: not where K may hold NaN.
+  const bool padded = keys < columns || rows % kDotTile != 0;
+  if ((masked || padded) && !(keys_finite_ && queries_finite_)) {
     careful_dots(SkipZerosOf::b, dv_, columns, rows, dout_t_, rows_, p_, stride_, dv_t_, stride_, nullptr);
     careful_dots(SkipZerosOf::b, d_, columns, rows, q_t_, rows_, ds_, stride_, dk_t_, stride_, nullptr);
     careful_dots(SkipZerosOf::a, rows, ld, keys, ds_rows_, stride_, k_pairs_, d_, dq, ld, nullptr);

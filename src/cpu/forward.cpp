@@ -171,7 +171,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
     Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
     ForwardBuffers buffers = ForwardBuffers::place(arena, state.problem, t, run.dots);
     ForwardUnit unit(run, buffers);
-    if (run.dots) run.kernels.dots->begin();
+    const DotProducts products(run.dots ? run.kernels.dots : nullptr);
     // Later rows see more keys under a causal mask: longest first.
     queue.drain([&](std::int64_t index) {
       std::int64_t rest = index;
@@ -182,7 +182,6 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
       const std::int64_t batch = rest % state.problem.batch;
       unit.compute(batch, head_tile, t.row_units - 1 - rest / state.problem.batch, split);
     });
-    if (run.dots) run.kernels.dots->end();
   });
   if (t.splits > 1) merge_partials(run.partials, state, bindings, run.kernels);
 }

@@ -8,6 +8,7 @@
 #include "core/linear_walks.h"
 #include "core/parallel.h"
 #include "cpu/arena.h"
+#include "cpu/careful.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/sequence.h"
 
@@ -115,7 +116,12 @@ class Walk {
       scale(b_.x + i * width_x_, width_x_, out_scale_ * power_[i + lag_]);
     }
     kernels_.matmul(count, width_z_, dim_x_, {b_.x, width_x_, 1}, b_.s, width_z_, b_.out, width_z_, false, nullptr);
-    kernels_.matmul(count, width_z_, count, {b_.p, kChunk, 1}, b_.z, width_z_, b_.out, width_z_, true, nullptr);
+    if (kernels_.all_finite(count * width_z_, b_.z)) {
+      kernels_.matmul(count, width_z_, count, {b_.p, kChunk, 1}, b_.z, width_z_, b_.out, width_z_, true, nullptr);
+    } else {  // nothing of later tokens
+      careful_matmul(kernels_, SkipZerosOf::a, count, width_z_, count, {b_.p, kChunk, 1}, b_.z, width_z_, b_.out,
+                     width_z_, true, nullptr);
+    }
   }
 
   void update(std::int64_t count) const {

@@ -156,3 +156,25 @@ def test_refusals():
         before = pool.clone()
         tessera.linear_chunk(q, k, v, pool, SLOPES, layout="kv")
     assert not torch.equal(pool, before)
+
+
+def test_no_sequences():
+    q, k, v, state = tensors(batch=0, tokens=3)
+    out, final = tessera.linear_attention(q, k, v, SLOPES, initial_state=state, output_final_state=True)
+    assert out.shape == (0, 3, 3, 24)
+    assert final.shape == (0, 3, 16, 24)
+    assert [x.shape for x in torch.autograd.grad((out.sum(), final.sum()), (q, k, v, state))] == [
+        x.shape for x in (q, k, v, state)
+    ]
+
+
+def test_refuses_states_of_other_shapes_and_arguments_that_a_pool_wants():
+    q, k, v, _ = tensors()
+    for batch in (1, 3):
+        with pytest.raises(ValueError, match=r"^initial_state: got shape .*; want \(2, 3, 16, 24\)"):
+            tessera.linear_attention(q, k, v, SLOPES, initial_state=torch.zeros(batch, 3, 16, 24))
+    with pytest.raises(ValueError, match=r"^layout: got 'qk'; want"):
+        tessera.linear_attention(q, k, v, SLOPES, layout="qk")
+    q, k, v = (x.detach() for x in (q, k, v))
+    with pytest.raises(ValueError, match="state_slots"):
+        tessera.linear_chunk(q, k, v, None, SLOPES, state_slots=torch.tensor([7, 9], dtype=torch.int32))

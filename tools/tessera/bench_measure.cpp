@@ -14,6 +14,7 @@
 #include "bench_device.h"
 #include "bench_inputs.h"
 #include "core/implementations.h"
+#include "cpu/dot_keys.h"
 #include "tessera/executor.h"
 
 namespace tessera::cli {
@@ -71,6 +72,11 @@ void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
 
 /// Microseconds of one call, of `calls` in a row after `warm_up` untimed ones.
 using TimedCalls = std::function<double(int calls, int warm_up)>;
+
+bool computes_by_dots(const Plan& plan) {
+  const Problem& problem = plan.problem();
+  return plan.implementation() == "cpu.tiled" && cpu::uses_dots(problem, cpu::kernels_for(plan.state().target.isa));
+}
 
 bool is_on_gpu(const MeasureOptions& options) { return options.target.device == DeviceType::cuda; }
 
@@ -194,8 +200,8 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   row.tflops = work.flops / row.us.median * 1e-6;
   row.gbytes_s = work.bytes / row.us.median * 1e-3;
   row.in_place_us = quantile(in_place_us, 0.5);
-  const bool bf16 = bench_case.problem.q_type == DType::bf16 && bench_case.problem.k_type == DType::bf16;
-  const double least = row.in_place_us > 0 ? row.in_place_us : roofline.seconds(work.flops, work.bytes, bf16) * 1e6;
+  const double seconds = roofline.seconds(work.flops, work.bytes, computes_by_dots(plan));
+  const double least = row.in_place_us > 0 ? row.in_place_us : seconds * 1e6;
   row.roofline_percent = 100.0 * least / row.us.median;
   return row;
 }

@@ -61,11 +61,12 @@ def _first_state(
     q: Tensor, v: Tensor, initial: Tensor | None, cu_seqlens: Tensor | None, layout: str, keeps: bool
 ) -> Tensor | None:
     """Memory of its own: what the sequences begin with. None where no state goes in or out."""
+    shape = _final_shape(q, v, cu_seqlens, layout)
+    if shape[0] == 0:
+        return None
     if initial is not None:
         return initial.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
-    if not keeps:
-        return None
-    return torch.zeros(_final_shape(q, v, cu_seqlens, layout), dtype=torch.float32, device=q.device)
+    return torch.zeros(shape, dtype=torch.float32, device=q.device) if keeps else None
 
 
 def _bound_of(state: Tensor | None, decay_slopes: Tensor, cu_seqlens: Tensor | None) -> dict[str, Tensor]:
@@ -90,7 +91,10 @@ def _on_device(
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     line = linear.line_of("linear_chunk", (q, k, v, out), bound, max_seqlen, scale, layout)
     operations._run(library_of(q, "q"), line, 0, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), out), q)
-    return out, q.new_empty(0, dtype=torch.float32) if state is None or not output_final_state else state
+    if not output_final_state:
+        return out, q.new_empty(0, dtype=torch.float32)
+    none = q.new_empty(_final_shape(q, v, cu_seqlens, layout), dtype=torch.float32)  # of no sequences
+    return out, none if state is None else state
 
 
 def _backward_on_device(
@@ -112,10 +116,10 @@ def _backward_on_device(
     bound = _bound_of(state, decay_slopes, cu_seqlens)
     line = linear.line_of("linear_chunk pass=backward", (q, k, v, dout), bound, max_seqlen, scale, layout)
     made = {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
-    dinitial = q.new_empty(0, dtype=torch.float32)
-    if initial_state is not None:
-        made["dstate_initial"] = dinitial = torch.empty_like(state)
-    final = None if dfinal_state is None else dfinal_state.contiguous()
+    dinitial = q.new_empty(0 if initial_state is None else initial_state.shape, dtype=torch.float32)
+    if initial_state is not None and state is not None:
+        made["dstate_initial"] = dinitial
+    final = None if dfinal_state is None or state is None else dfinal_state.contiguous()
     bound = {**bound, **linear.bound_arrays(dstate_final=final), "dout": dout, **made}
     operations._run(library_of(q, "q"), line, 0, ("q", "k", "v", *bound), (q, k, v, *bound.values()), q)
     return made["dq"], made["dk"], made["dv"], dinitial if initial_state is None else dinitial.to(initial_state.dtype)

@@ -33,6 +33,22 @@ struct DotKernels {
   double (*peak)(std::int64_t rounds);
 };
 
+/// A thread's products: begun and ended, whatever is thrown between. Of nullptr nothing.
+class DotProducts {
+ public:
+  explicit DotProducts(const DotKernels* kernels) : kernels_(kernels) {
+    if (kernels_ != nullptr) kernels_->begin();
+  }
+  ~DotProducts() {
+    if (kernels_ != nullptr) kernels_->end();
+  }
+  DotProducts(const DotProducts&) = delete;
+  DotProducts& operator=(const DotProducts&) = delete;
+
+ private:
+  const DotKernels* kernels_;
+};
+
 struct NamedDotKernels {
   const char* isa;
   const DotKernels* kernels;

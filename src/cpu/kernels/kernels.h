@@ -86,9 +86,9 @@ struct Kernels {
   bool (*all_finite)(std::int64_t n, const float* a);
 
   /// softmax_step on scores that are yet to be scaled (scale > 0), with the probabilities rounded to bf16: rows 2t and
-  /// 2t + 1 of s become row t of pairs, of kPanel too. `rows` is even; s is left as it was.
-  void (*softmax_pairs)(std::int64_t rows, std::int64_t columns, const float* s, float scale, float* maximum,
-                        float* sum, float* correction, std::uint32_t* pairs);
+  /// 2t + 1 of s become row t of pairs, of kPanel too. `rows` is even; s may be written over.
+  void (*softmax_pairs)(std::int64_t rows, std::int64_t columns, float* s, float scale, float* maximum, float* sum,
+                        float* correction, std::uint32_t* pairs);
   /// s (rows × columns, ld; rows even) rounded to bf16 as pairs of rows, with the same ld.
   void (*round_pairs)(std::int64_t rows, std::int64_t columns, const float* s, std::ptrdiff_t ld, std::uint32_t* pairs);
   /// A backward's P = exp(scale·s − shift[row]) and dS = P∘(dp − delta[row]), rounded to bf16, as pairs of rows and dS

@@ -42,13 +42,29 @@ HWY_INLINE Bits join_probabilities(Vector low, Vector high) {
   return join_upper(hn::Add(hn::BitCast(d, low), half), hn::Add(hn::BitCast(d, high), half));
 }
 
+// Beyond it a rounding of a score is more than its distance from the maximum may be: exponents are then found from
+// differences of scores, for which others take one multiply-subtract.
+constexpr float kLargeScore = 0x1p24F;
+HWY_INLINE bool is_large(Vector shift) {
+  const FloatTag d;
+  return !hn::AllFalse(d, hn::Gt(hn::Abs(shift), hn::Set(d, kLargeScore)));
+}
+HWY_INLINE Vector exponent_of_large(Vector score, float scale, Vector shift) {
+  const FloatTag d;
+  const Vector scaled = hn::Mul(score, hn::Set(d, scale));
+  // The comparison keeps compilers from making one multiply-subtract of both, which would not be 0 at the maximum.
+  const Vector apart = hn::IfThenElse(hn::Eq(scaled, shift), hn::Sub(shift, shift), hn::Sub(scaled, shift));
+  return hn::Mul(apart, hn::Set(d, 1.44269504F));
+}
+
 template <int kVectors>
-HWY_INLINE void softmax_pairs_strip(std::int64_t rows, const float* s, float scale, float* maximum, float* sum,
+HWY_INLINE void softmax_pairs_strip(std::int64_t rows, float* s, float scale, float* maximum, float* sum,
                                     float* correction, std::uint32_t* pairs) {
   const FloatTag d;
   const BitsTag di;
   constexpr float kLog2E = 1.44269504F;
   Vector old[kVectors], shift[kVectors], total[kVectors];
+  bool large = false;
 #pragma GCC unroll 4
   for (int v = 0; v < kVectors; ++v) shift[v] = hn::LoadU(d, s + v * kLanes);
   for (std::int64_t row = 1; row < rows; ++row) {
@@ -64,15 +80,26 @@ HWY_INLINE void softmax_pairs_strip(std::int64_t rows, const float* s, float sca
     const Vector rescale = exp_nonpositive(hn::Sub(old[v], shift[v]));
     hn::StoreU(rescale, d, correction + v * kLanes);
     total[v] = hn::Mul(rescale, hn::LoadU(d, sum + v * kLanes));
+    large = large || is_large(shift[v]);
     shift[v] = hn::Mul(shift[v], hn::Set(d, kLog2E));
   }
   const Vector factor = hn::Set(d, scale * kLog2E);
+  for (std::int64_t row = 0; large && row < rows; ++row) {
+    for (int v = 0; v < kVectors; ++v) {
+      float* at = s + row * kPanel + v * kLanes;
+      const Vector base = finite_shift(hn::LoadU(d, maximum + v * kLanes));
+      hn::StoreU(exponent_of_large(hn::LoadU(d, at), scale, base), d, at);
+    }
+  }
+  const auto exponent = [&](const float* at, int v) HWY_ATTR {
+    return large ? hn::LoadU(d, at) : hn::MulSub(hn::LoadU(d, at), factor, shift[v]);
+  };
   for (std::int64_t row = 0; row < rows; row += 2) {
     const float* at = s + row * kPanel;
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      const Vector first = exp2_short(hn::MulSub(hn::LoadU(d, at + v * kLanes), factor, shift[v]));
-      const Vector second = exp2_short(hn::MulSub(hn::LoadU(d, at + kPanel + v * kLanes), factor, shift[v]));
+      const Vector first = exp2_short(exponent(at + v * kLanes, v));
+      const Vector second = exp2_short(exponent(at + kPanel + v * kLanes, v));
       total[v] = hn::Add(total[v], hn::Add(first, second));
       hn::StoreU(join_probabilities(first, second), di, pairs + row / 2 * kPanel + v * kLanes);
     }
@@ -81,7 +108,7 @@ HWY_INLINE void softmax_pairs_strip(std::int64_t rows, const float* s, float sca
   for (int v = 0; v < kVectors; ++v) hn::StoreU(total[v], d, sum + v * kLanes);
 }
 
-void softmax_pairs(std::int64_t rows, std::int64_t columns, const float* s, float scale, float* maximum, float* sum,
+void softmax_pairs(std::int64_t rows, std::int64_t columns, float* s, float scale, float* maximum, float* sum,
                    float* correction, std::uint32_t* pairs) {
   std::int64_t column = 0;
   const auto at = [&](auto* pointer) { return pointer + column; };
@@ -124,7 +151,9 @@ void gradient_pairs(std::int64_t rows, std::int64_t columns, const float* s, con
   const Bits half = hn::Set(di, 0x8000);
   for (std::int64_t row = 0; row < rows; row += 2) {
     Vector subtract[2], mean[2];
+    bool large[2];
     for (int i = 0; i < 2; ++i) {
+      large[i] = is_large(hn::Set(d, shift[row + i]));
       subtract[i] = hn::Set(d, shift[row + i] * kLog2E);
       mean[i] = hn::Set(d, delta[row + i]);
     }
@@ -133,9 +162,13 @@ void gradient_pairs(std::int64_t rows, std::int64_t columns, const float* s, con
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
         const std::ptrdiff_t at = (row + i) * ld + column;
-        // Beyond 2^127 only under an LSE that is not these scores' own: infinity, while NaN stays NaN.
-        const Vector exponent = hn::MulSub(hn::LoadU(d, s + at), factor, subtract[i]);
-        const Vector probability = exp2_short(hn::Min(hn::Set(d, 128.0F), exponent));
+        const Vector score = hn::LoadU(d, s + at);
+        const Vector exponent = large[i] ? exponent_of_large(score, scale, hn::Set(d, shift[row + i]))
+                                         : hn::MulSub(score, factor, subtract[i]);
+        // Beyond 2^127 only under an LSE that is not these scores' own: infinity, while NaN stays NaN. A masked score
+        // weighs 0 even where the LSE is NaN.
+        const auto hidden = hn::Eq(score, hn::Set(d, -std::numeric_limits<float>::infinity()));
+        const Vector probability = hn::IfThenZeroElse(hidden, exp2_short(hn::Min(hn::Set(d, 128.0F), exponent)));
         const Vector product = hn::Mul(probability, hn::Sub(hn::LoadU(d, dp + at), mean[i]));
         weight[i] = hn::Add(hn::BitCast(di, probability), half);
         // A masked score has no gradient, whatever its key holds.

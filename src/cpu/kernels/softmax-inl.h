@@ -110,7 +110,10 @@ void exp_rows(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t 
     const Vector subtract = hn::Set(d, shift[row]);
     float* at = s + row * ld;
     for (std::int64_t column = 0; column < columns; column += kLanes) {
-      hn::StoreU(exp(hn::Sub(hn::LoadU(d, at + column), subtract)), d, at + column);
+      const Vector score = hn::LoadU(d, at + column);
+      // A masked score weighs 0 even where the row's shift is NaN.
+      const auto hidden = hn::Eq(score, hn::Set(d, -std::numeric_limits<float>::infinity()));
+      hn::StoreU(hn::IfThenZeroElse(hidden, exp(hn::Sub(score, subtract))), d, at + column);
     }
   }
 }
