@@ -4,7 +4,7 @@ torch_cudnn.py share.
 
 Requests and answers are those of torch_cpu.py, with "graph" besides. Timing is that of `tessera bench --device cuda`:
 256 MiB are written before each call, so that no input is in the L2 cache and the host's work is done while the device
-still writes; events around the call; the median of the calls. With "graph", that of `--graph`: the calls in a row as one
+still writes; events around the call; the median of the calls. With "graph", as with `--graph`: calls in a row as one
 CUDA graph. Of the layouts that torch takes ((batch, heads, seqlen, dim) contiguous, or a view of (batch, seqlen, heads,
 dim)) and the ways to do grouped heads, the fastest that the backend accepts is taken.
 """

@@ -80,8 +80,8 @@ def linear_chunk(
     state: the pool, or None: every sequence begins with zeros and its last state is dropped. A sequence whose slot is
     negative begins with zeros; where it has a destination, its last state goes there all the same.
 
-    With state=None, and none of slots, out, status and threads, torch tensors may require grad; for gradients of states see `linear_attention`. Returns and raises
-    otherwise as `linear_decode` does.
+    With state=None, and none of slots, out, status and threads, torch tensors may require grad; for gradients of states
+    see `linear_attention`. Returns and raises otherwise as `linear_decode` does.
 
     Source: Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
     """
@@ -159,9 +159,7 @@ def linear_attention(
     return out[None] if unpacked else out, final if output_final_state else None
 
 
-def _check_first_state(
-    q: Array, v: Array, initial_state: Array | None, cu_seqlens: Array | None, layout: str
-) -> None:
+def _check_first_state(q: Array, v: Array, initial_state: Array | None, cu_seqlens: Array | None, layout: str) -> None:
     if layout not in ("kv", "vk"):
         raise ValueError(f'layout: got {layout!r}; want "kv" or "vk"')
     if initial_state is None:
