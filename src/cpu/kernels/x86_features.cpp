@@ -3,6 +3,7 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <immintrin.h>
 
 #include <cstdint>
 #if defined(__linux__)
@@ -15,13 +16,15 @@ namespace {
 
 bool bit(unsigned value, int index) { return (value >> index & 1U) != 0; }
 
+__attribute__((target("xsave"))) std::uint64_t extended_control_register() {
+  return static_cast<std::uint64_t>(_xgetbv(0));
+}
+
 // XCR0: which register states the operating system saves.
 std::uint64_t saved_states() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (__get_cpuid(1, &a, &b, &c, &d) == 0 || !bit(c, 27)) return 0;
-  std::uint32_t low = 0, high = 0;
-  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  return low | std::uint64_t{high} << 32;
+  return extended_control_register();
 }
 
 // Linux hands the 8 KiB of tiles out on request only, to all threads of the process.
