@@ -2,7 +2,8 @@
 // Dot products of bf16 by VDPBF16PS (AVX512-BF16: Cooper Lake, Sapphire Rapids, Zen 4 and newer).
 #include "cpu/kernels/dot_kernels.h"
 
-#if defined(__x86_64__)
+// Clang 16 itself crashes on vectors of bf16 (at -O1 and above).
+#if defined(__x86_64__) && !(defined(__clang__) && __clang_major__ < 17)
 #include <hwy/base.h>
 #include <immintrin.h>
 
