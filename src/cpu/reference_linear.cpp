@@ -48,7 +48,7 @@ class Recurrence {
         put_o(b, t, h, v, static_cast<double>(product(s, b, t, h)));
       }
       for (std::int64_t k = 0; target >= 0 && k < p_.head_dim_qk; ++k) {
-        put(Slot::state, state_index(target, h, v, k), static_cast<double>(s[static_cast<std::size_t>(k)]));
+        put(Slot::state, state_element(p_, target, h, v, k), static_cast<double>(s[static_cast<std::size_t>(k)]));
       }
     }
   }
@@ -81,21 +81,11 @@ class Recurrence {
     }
     return s;
   }
-  [[nodiscard]] std::int64_t state_index(std::int64_t slot, std::int64_t h, std::int64_t v, std::int64_t k) const {
-    const std::int64_t head = slot * p_.heads_q + h;
-    if (p_.state_layout == StateLayout::vk) return (head * p_.head_dim_v + v) * p_.head_dim_qk + k;
-    return (head * p_.head_dim_qk + k) * p_.head_dim_v + v;
-  }
-
   void put_o(std::int64_t b, std::int64_t t, std::int64_t h, std::int64_t v, double value) {
     put(Slot::o, ((b * p_.seqlen_q + t) * p_.heads_q + h) * p_.head_dim_v + v, value);
   }
   void put(Slot to, std::int64_t index, double value) {
-    const bool plain = sizeof(Real) == sizeof(float);
-    const DType dtype = bindings_[to].dtype;
-    result_[to].values[static_cast<std::size_t>(index)] =
-        plain ? static_cast<double>(round_to(dtype, static_cast<float>(value))) : value;
-    result_[to].written[static_cast<std::size_t>(index)] = 1;
+    put_result<Real>(result_[to], bindings_[to].dtype, index, value);
   }
 
   const Problem& p_;

@@ -58,7 +58,7 @@ class Chunked {
       }
       if (p_.slots == 0 || target < 0) continue;
       for (std::int64_t k = 0; k < p_.head_dim_qk; ++k) {
-        put(Slot::state, state_index(target, v, k), static_cast<double>(s[static_cast<std::size_t>(k)]));
+        put(Slot::state, state_element(p_, target, head_, v, k), static_cast<double>(s[static_cast<std::size_t>(k)]));
       }
     }
   }
@@ -78,7 +78,8 @@ class Chunked {
       }
       const Column first = walk_back(v);
       for (std::int64_t k = 0; bindings_[Slot::dstate_initial] && k < p_.head_dim_qk; ++k) {
-        put(Slot::dstate_initial, state_index(batch_, v, k), static_cast<double>(first[static_cast<std::size_t>(k)]));
+        put(Slot::dstate_initial, state_element(p_, batch_, head_, v, k),
+            static_cast<double>(first[static_cast<std::size_t>(k)]));
       }
     }
     for (std::int64_t t = 0; t < rows_.length; ++t) {
@@ -163,18 +164,8 @@ class Chunked {
     }
     return column;
   }
-  [[nodiscard]] std::int64_t state_index(std::int64_t outer, std::int64_t v, std::int64_t k) const {
-    const std::int64_t head = outer * p_.heads_q + head_;
-    if (p_.state_layout == StateLayout::vk) return (head * p_.head_dim_v + v) * p_.head_dim_qk + k;
-    return (head * p_.head_dim_qk + k) * p_.head_dim_v + v;
-  }
-
   void put(Slot to, std::int64_t index, double value) {
-    const bool plain = sizeof(Real) == sizeof(float);
-    const DType dtype = bindings_[to].dtype;
-    result_[to].values[static_cast<std::size_t>(index)] =
-        plain ? static_cast<double>(round_to(dtype, static_cast<float>(value))) : value;
-    result_[to].written[static_cast<std::size_t>(index)] = 1;
+    put_result<Real>(result_[to], bindings_[to].dtype, index, value);
   }
 
   const Problem& p_;

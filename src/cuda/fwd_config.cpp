@@ -179,11 +179,16 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
   } else if (config.scale_first || config.user_mask) {
     set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
   } else if (widest <= 64 && !much_to_find) {
-    if (widest <= 32) set_tile(config, 128, 128, 2, 8);
-    if (widest > 32) set_tile(config, 192, 96, 4, 12);
     const bool causal = problem.band.right && !problem.band.left;
-    const bool narrow = causal && rows <= kManyRows / 2;
-    if (rows <= kManyRows) set_tile(config, 64, narrow ? 64 : 128, narrow ? 4 : 2, 4);
+    if (causal && rows <= kManyRows / 2) {
+      set_tile(config, 64, 64, 4, 4);
+    } else if (rows <= kManyRows) {
+      set_tile(config, 64, 128, 2, 4);
+    } else if (widest <= 32) {
+      set_tile(config, 128, 128, 2, 8);
+    } else {
+      set_tile(config, 192, 96, 4, 12);
+    }
   } else {
     set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : 64, 2, 8);
   }

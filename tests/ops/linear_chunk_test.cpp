@@ -8,9 +8,9 @@
 
 #include "cases/case.h"
 #include "cases/inputs.h"
-#include "cases/random_numbers.h"
 #include "cpu/reference.h"
 #include "cpu/reference_number.h"
+#include "ops/random_floats.h"
 
 namespace tessera {
 namespace {
@@ -100,14 +100,6 @@ TEST_P(LinearGradients, AreFiniteDifferencesOfTheForward) {
 // ---- sequences in parts
 
 constexpr std::int64_t kHeads = 2, kDim = 24, kDimV = 40, kTokens = 150;
-using Floats = std::vector<float>;
-
-Floats random_floats(std::uint64_t seed, std::int64_t count) {
-  cases::RandomNumbers random(seed);
-  Floats values(static_cast<std::size_t>(count));
-  for (float& value : values) value = random.normal();
-  return values;
-}
 
 /// One sequence, its outputs, and the state that it begins and ends with.
 struct Sequence {

@@ -9,20 +9,11 @@
 #include <cstring>
 #include <vector>
 
-#include "cases/random_numbers.h"
+#include "ops/random_floats.h"
 #include "tessera/executor.h"
 
 namespace tessera {
 namespace {
-
-using Floats = std::vector<float>;
-
-Floats random_floats(std::uint64_t seed, std::int64_t count) {
-  cases::RandomNumbers random(seed);
-  Floats values(static_cast<std::size_t>(count));
-  for (float& value : values) value = random.normal();
-  return values;
-}
 
 void run(const std::string& line, const Bindings& bindings) {
   Executor(make_plan(Problem::parse(line), Target::cpu(1))).run(bindings);
