@@ -102,6 +102,8 @@ def refusal(request):
         return "only the forward is measured"
     if request["dtype"] not in DTYPES:
         return f"it has no dtype {request['dtype']}"
+    if request["density"] < 1:
+        return "it has no lists of tiles"
     if request["causal"] and request["sq"] not in (1, request["sk"]):
         return "its causal mask is aligned to the first key"
     return None

@@ -69,7 +69,7 @@ struct Implementation {
 
 /// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cpu.linear_chunk, cuda.fwd_wgmma, cuda.fwd_mma,
 /// cuda.combine, cuda.kv_append, cuda.linear_decode, cuda.linear_chunk_wgmma, cuda.linear_chunk, cpu.reference (the
-/// last and linear_chunk_wgmma only when wished for by name).
+/// last only when wished for by name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.

@@ -121,6 +121,10 @@ std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
 // Heads, or groups of them whose rows are packed.
 std::int64_t count_heads(const Problem& problem) { return problem.heads_q / packed_heads(problem); }
 
+// scale · s − origin in one operation is off by what scale · max was rounded by: past 2^30 that is more than the powers
+// of two have room for. Such scores come with such scales.
+constexpr float kLargestFusedScale = 1024.0F;
+
 FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   FwdConfig config;
   config.type = element_of(problem.q_type);
@@ -135,7 +139,9 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.dropout = problem.dropout > 0.0F;
   config.user_score = !problem.score.empty();
   config.user_mask = !problem.mask.empty();
-  config.scale_first = config.softcap || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
+  const float scale = problem.softmax_scale();
+  config.scale_first =
+      config.softcap || config.alibi || config.user_score || !(scale > 0.0F) || scale > kLargestFusedScale;
   return config;
 }
 
@@ -190,7 +196,8 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
       set_tile(config, 192, 96, 4, 12);
     }
   } else {
-    set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : 64, 2, 8);
+    const int of_most = config.source == Source::strided ? 80 : 64;  // boxes of pages are to divide a tile
+    set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : of_most, 2, 8);
   }
   const bool few = rows <= 64 || 2 * blocks_that_count(config, problem) <= target.multiprocessors;
   if (widest <= 128 && config.tile_m == 128 && few) {

@@ -31,9 +31,9 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   if (c.warps == 4 && std::max(c.d, c.dv) > 128) {  // two blocks a multiprocessor leave each thread too few registers
     return Support::no("wants tile_q of 128 rows or more for more than 128 columns");
   }
-  constexpr int widths[] = {32, 64, 96, 128, 160, 192, 256};  // ptx/wgmma.cuh
+  constexpr int widths[] = {32, 64, 80, 96, 128, 160, 192, 256};  // ptx/wgmma.cuh
   if (std::ranges::find(widths, c.tile_n) == std::end(widths)) {
-    return Support::no("wants 32, 64, 96, 128, 160, 192 or 256 keys a tile");
+    return Support::no("wants 32, 64, 80, 96, 128, 160, 192 or 256 keys a tile");
   }
   return Support::yes();
 }

@@ -109,7 +109,6 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
 Support supports_wgmma(const Problem& p, const Target& target, const Wishes& wishes) {
   if (target.sm != 90) return Support::no("wants SM90");
   if (wishes.tile_q.value_or(64) != 64) return Support::no("tile_q is 64");
-  if (wishes.implementation.empty()) return Support::no("only on request: it has not been measured");
   return supports_walks(p, target, wishes, Products::wgmma);
 }
 

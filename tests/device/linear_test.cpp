@@ -69,6 +69,7 @@ TEST_P(LinearDecode, GoesOnWhereASequenceEnds) {
         reference::compute(whole.problem, inputs.bindings(), reference::Arithmetic::oracle);
     const std::vector<reference::Result> plain = plain_before(whole.problem, inputs.bindings());
     PlacedRun run(inputs, make_plan(whole.problem, target_));
+    run.upload();
     const auto part = [&](Operation operation, std::int64_t first, std::int64_t tokens) {
       Problem problem = whole.problem;
       problem.operation = operation;

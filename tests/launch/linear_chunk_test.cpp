@@ -24,7 +24,7 @@ TEST_F(LinearChunkLaunch, ABlockWalksColumnsOfAHead) {
   const Problem problem =
       Problem::parse("linear_chunk b=3 t=200 h=4 d=128 dv=256 dtype=bf16 slots=9 layout=kv scale=2");
   Executor executor(make_plan(problem, Target::cuda_device(0)));
-  EXPECT_EQ(executor.plan().implementation(), "cuda.linear_chunk");
+  EXPECT_EQ(executor.plan().implementation(), "cuda.linear_chunk_wgmma");
   gpu_.parameter_bytes = 0;  // of the kernel that is looked at only
   executor.prepare();
   Bindings bindings;
@@ -111,15 +111,15 @@ TEST(LinearChunkPlan, SaysWhatItHasNoKernelFor) {
   }
 }
 
-TEST(LinearChunkPlan, TakesWgmmaOnRequest) {
+TEST(LinearChunkPlan, TakesWgmmaOnSm90) {
   const auto kernel = [](const char* wishes, int sm) {
     const Problem problem = Problem::parse("linear_chunk t=900 h=8 d=128 dtype=bf16");
     return make_plan(problem, Target::cuda(sm), Wishes::parse(wishes)).explain();
   };
-  EXPECT_NE(kernel("implementation=cuda.linear_chunk_wgmma", 90)
-                .find("linear_chunk wgmma bf16 x=128 tile=64 chunk=64 stages=3"),
-            std::string::npos);
-  EXPECT_NE(kernel("", 90).find("linear_chunk mma bf16 x=128 tile=64 chunk=64 stages=2"), std::string::npos);
+  EXPECT_NE(kernel("", 90).find("linear_chunk wgmma bf16 x=128 tile=64 chunk=64 stages=3"), std::string::npos);
+  EXPECT_NE(
+      kernel("implementation=cuda.linear_chunk", 90).find("linear_chunk mma bf16 x=128 tile=64 chunk=64 stages=2"),
+      std::string::npos);
   EXPECT_NE(kernel("tile_q=32", 90).find("linear_chunk mma bf16 x=128 tile=64 chunk=32 stages=2"), std::string::npos);
   EXPECT_NE(kernel("", 80).find("linear_chunk mma bf16 x=128 tile=64 chunk=64 stages=2"), std::string::npos);
   EXPECT_NE(kernel("", 120).find("linear_chunk mma bf16 x=128 tile=32 chunk=64 stages=2"), std::string::npos);

@@ -293,7 +293,7 @@ int bench(const BenchOptions& options) {
 
   double total = 0, done = 0;  // GFLOP and GB, a guess at the time of a row
   const auto weight = [&](const BenchCase& each) {
-    const Work work = work_of(each.problem, {});
+    const Work work = work_of(each.problem, {}, each.lengths);
     return roofline.seconds(work.flops, work.bytes, false) * each.density + 0.1;
   };
   for (const BenchCase& each : cases) total += weight(each) * static_cast<double>(wishes.size());
@@ -340,9 +340,9 @@ void add_bench(CLI::App& app, int& exit_code) {
                    "Wishes for the plan; comma-separated values are an axis: tile_q=64,128");
   verb->add_flag("--sweep", options->sweep,
                  "Try all tiles, stages and warps, or the axes of --wish, beside the plan's own choice; print winners");
-  verb->add_option(
-      "--peer", options->peers,
-      "Measure this peer interleaved with Tessera; repeatable: torch_cpu, torch_flash, torch_cudnn, fla_chunk");
+  verb->add_option("--peer", options->peers,
+                   "Measure this peer interleaved with Tessera; repeatable: torch_cpu, torch_flash, torch_cudnn, "
+                   "flash_attn_4, fla_chunk");
   verb->add_option("--peer-folder", options->peer_folder, "Where the peers' scripts lie")->capture_default_str();
   verb->add_option("--warm-up", options->warm_up, "Untimed calls")->check(CLI::Range(1, 1000))->capture_default_str();
   verb->add_option("-r,--repetitions", options->repetitions, "Timed repetitions, each of calls for at least 20 ms")

@@ -48,6 +48,12 @@ Array equal_ends(std::int64_t batch, std::int64_t longest, std::int64_t total) {
   return int32_array({batch + 1}, ends);
 }
 
+Array ends_of(const std::vector<std::int64_t>& lengths) {
+  std::vector<std::int64_t> ends{0};
+  for (const std::int64_t length : lengths) ends.push_back(ends.back() + length);
+  return int32_array({static_cast<std::int64_t>(ends.size())}, ends);
+}
+
 struct SourceSlots {
   Slot cu_seqlens, seqused, table, indptr, indices, last;
 };
@@ -212,6 +218,9 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   };
   add(problem.list, kList);
   add(problem.bwd_list, kBackwardList);
+  if (!bench_case.lengths.empty()) {
+    for (const Slot slot : {Slot::cu_seqlens_q, Slot::cu_seqlens_k}) inputs.arrays[slot] = ends_of(bench_case.lengths);
+  }
   allocate_outputs(problem, inputs.arrays);
   // Touched before the first run, so that the memory measured there is the run's own.
   for (const SlotShape& slot : outputs(problem)) {

@@ -185,7 +185,7 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
 
   std::vector<Peer*> ready;
   for (const std::unique_ptr<Peer>& peer : peers) {
-    if (const auto reason = peer->set_up(bench_case.problem, plan.target(), options.as_graph)) {
+    if (const auto reason = peer->set_up(bench_case, plan.target(), options.as_graph)) {
       row.refusals[peer->name()] = *reason;
     } else {
       ready.push_back(peer.get());
@@ -194,7 +194,7 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   in_place_us.clear();
   run_interleaved(row, run_ours, ours, ready);
 
-  const Work work = work_of(bench_case.problem, inputs.kept);
+  const Work work = work_of(bench_case.problem, inputs.kept, bench_case.lengths);
   row.gflop = work.flops * 1e-9;
   row.gbyte = work.bytes * 1e-9;
   row.tflops = work.flops / row.us.median * 1e-6;

@@ -62,7 +62,8 @@ json Peer::ask(const json& request) {
   return object;
 }
 
-std::optional<std::string> Peer::set_up(const Problem& problem, const Target& target, bool as_graph) {
+std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Target& target, bool as_graph) {
+  const Problem& problem = bench_case.problem;
   const bool causal = problem.band == Band{std::nullopt, 0};
   const bool one_type = problem.q_type == problem.k_type && problem.q_type == problem.v_type;
   // The same problem without what the peer is told must be a plain one.
@@ -83,7 +84,11 @@ std::optional<std::string> Peer::set_up(const Problem& problem, const Target& ta
   simple.q_type = simple.k_type = simple.v_type = plain.q_type;
   simple.o_type = plain.q_type;
   simple.slots = plain.slots;
-  if (!one_type || plain != simple || (!causal && problem.band != Band{})) return "it has no such feature";
+  if (plain.list.form == TileList::Form::indices && !plain.list.full) simple.list = plain.list;
+  simple.block_q = plain.block_q;
+  simple.block_kv = plain.block_kv;
+  if (!bench_case.lengths.empty() || !one_type || plain != simple || (!causal && problem.band != Band{}))
+    return "it has no such feature";
   const std::string line = problem.to_string();
   const std::string_view operation = std::string_view(line).substr(0, line.find(' '));
   const json answer = ask({{"do", "setup"},
@@ -99,6 +104,8 @@ std::optional<std::string> Peer::set_up(const Problem& problem, const Target& ta
                            {"slots", problem.slots},
                            {"dtype", std::string(to_string(problem.q_type))},
                            {"causal", causal},
+                           {"density", bench_case.density},
+                           {"block", {problem.block_q, problem.block_kv}},
                            {"scale", problem.softmax_scale()},
                            {"threads", target.threads},
                            {"device", target.index},

@@ -2,7 +2,9 @@
 #include "bench_suite.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <sstream>
@@ -26,11 +28,47 @@ std::vector<std::string> alternatives(const std::string& text) {
   return parts;
 }
 
+std::vector<std::int64_t> parse_lengths(const std::string& text) {
+  std::vector<std::int64_t> lengths;
+  for (const std::string& part : alternatives(text)) {
+    const char* end = part.data() + part.size();
+    const auto [stop, error] = std::from_chars(part.data(), end, lengths.emplace_back());
+    if (error != std::errc{} || stop != end) throw Error(ErrorCode::parse, "lens", "'" + text + "'", "lens=100,300");
+  }
+  return lengths;
+}
+
+void check_lengths(const BenchCase& of) {
+  const Problem& problem = of.problem;
+  if (of.lengths.empty()) return;
+  const auto fail = [](const std::string& got, const std::string& want) {
+    throw Error(ErrorCode::invalid_argument, "lens", got, want);
+  };
+  if (problem.q_layout != Layout::varlen || problem.is_linear() || problem.kv.layout != KvLayout::varlen) {
+    fail("a problem of dense queries or keys", "attention with layout=varlen, keys packed too");
+  }
+  std::int64_t sum = 0;
+  for (const std::int64_t length : of.lengths) {
+    if (length < 0 || length > std::min(problem.seqlen_q, problem.kv.seqlen)) {
+      fail(std::to_string(length), "0 to sq and sk");
+    }
+    sum += length;
+  }
+  if (static_cast<std::int64_t>(of.lengths.size()) != problem.batch) {
+    fail(std::to_string(of.lengths.size()) + " lengths", "one for each of " + std::to_string(problem.batch));
+  }
+  if (sum > std::min(problem.total_q, problem.kv.total)) fail(std::to_string(sum) + " tokens", "at most tq and tk");
+}
+
 BenchCase parse_case(const std::string& line) {
   BenchCase result;
   std::istringstream words(line);
   std::string rest;
   for (std::string word; words >> word;) {
+    if (word.compare(0, 5, "lens=") == 0) {
+      result.lengths = parse_lengths(word.substr(5));
+      continue;
+    }
     if (word.compare(0, 8, "density=") != 0) {
       rest += rest.empty() ? word : " " + word;
       continue;
@@ -45,13 +83,17 @@ BenchCase parse_case(const std::string& line) {
   if (result.density < 1.0 && !result.problem.list && !result.problem.bwd_list) {
     throw Error(ErrorCode::invalid_argument, "density", "a problem without a tile list", "list= on the same line");
   }
+  check_lengths(result);
   return result;
 }
 
 }  // namespace
 
 std::string BenchCase::text() const {
-  return problem.to_string() + (density < 1.0 ? fmt::format(" density={}", density) : std::string());
+  std::string text = problem.to_string();
+  if (density < 1.0) text += fmt::format(" density={}", density);
+  if (!lengths.empty()) text += fmt::format(" lens={}", fmt::join(lengths, ","));
+  return text;
 }
 
 std::vector<std::string> expand_braces(const std::string& line) {

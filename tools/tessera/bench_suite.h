@@ -2,6 +2,7 @@
 // Suites of problems to be measured: one problem a line, '#' comments, {a,b} axes.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -12,7 +13,9 @@ namespace tessera::cli {
 struct BenchCase {
   Problem problem;
   double density = 1.0;  // part of the visible tiles that the tile list keeps; the token density=0.25 of a line
-  /// The problem's text with the density, if the line gave one: what a row of results is known by.
+  // Of packed sequences, queries and keys alike; the token lens=100,300 of a line. Empty: equal ones.
+  std::vector<std::int64_t> lengths;
+  /// The problem's text with the density and the lengths that the line gave: what a row of results is known by.
   [[nodiscard]] std::string text() const;
 };
 

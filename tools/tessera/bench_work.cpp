@@ -70,7 +70,7 @@ std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::
   return {first, std::max(first, last)};
 }
 
-Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept) {
+Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const std::vector<std::int64_t>& lengths) {
   Work work;
   if (problem.is_linear()) return linear_work(problem);
   const bool appends = problem.operation == Operation::kv_append;
@@ -87,7 +87,13 @@ Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept) {
   }
   if (problem.operation != Operation::attention) return work;
   double pairs = 0;
-  if (kept.empty()) {
+  if (!lengths.empty()) {
+    Problem one = problem;
+    for (const std::int64_t length : lengths) {
+      one.seqlen_q = one.kv.seqlen = length;
+      pairs += visible_pairs(one, {}) * static_cast<double>(problem.heads_q);
+    }
+  } else if (kept.empty()) {
     pairs = visible_pairs(problem, {}) * static_cast<double>(problem.batch * problem.heads_q);
   } else {
     // Every row of the list stands for the same number of (batch, head) pairs.

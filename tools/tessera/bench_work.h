@@ -21,8 +21,9 @@ struct Work {
   double bytes = 0;
 };
 
-/// Sequences are taken at their full length, mask callables as showing everything. `kept` holds one entry for each row
-/// of the list in (batch, head) order, repeated as the list is shared; empty without a list.
-Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept);
+/// Sequences are taken at their full length unless `lengths` has each one's, mask callables as showing everything.
+/// `kept` holds one entry for each row of the list in (batch, head) order, repeated as the list is shared; empty
+/// without one.
+Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const std::vector<std::int64_t>& lengths = {});
 
 }  // namespace tessera::cli

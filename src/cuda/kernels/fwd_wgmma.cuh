@@ -20,11 +20,12 @@
 
 namespace tessera::cuda {
 
-/// A row tile's work, its number, and its uses of the rings of keys and values: from first_use to before end_use.
+/// A row tile's work, its number, and its uses of the rings of keys and values: from first_use to before end_use. With
+/// drawing_use the next row tile is drawn.
 template <FwdConfig C>
 struct WorkOfRings : SharedWork<C> {
   int item;
-  int first_use, end_use;
+  int first_use, drawing_use, end_use;
 };
 
 /// In front of the tiles: the row tile in work and the next, and the barriers of rings.
@@ -33,6 +34,7 @@ struct SharedWorks {
   WorkOfRings<C> works[2];
   int end;  // the number behind that of the last row tile, once it is known; until then -1
   u64 items[4], keys[2 * C.stages], values[2 * C.stages];
+  u64 nearly_copied;  // a phase for each row tile
 };
 
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
@@ -42,6 +44,7 @@ struct FwdWgmma {
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine;
+  static constexpr int kDrawnAhead = 3;  // tiles of keys still to be copied when the next row tile is drawn
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
   static constexpr int copying_registers = most_to_find                     ? 72
                                            : much_to_find                   ? 56
@@ -77,6 +80,7 @@ struct FwdWgmma {
   __device__ __forceinline__ u32 v_at(int use) const { return k_at(use) + C.k_bytes(); }
   __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(shared.keys)}; }
   __device__ __forceinline__ Ring<C.stages> values() const { return {ptx::shared_address(shared.values)}; }
+  __device__ __forceinline__ u32 nearly_copied() const { return ptx::shared_address(&shared.nearly_copied); }
   __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
@@ -88,6 +92,7 @@ struct FwdWgmma {
       kernel.items().init(1, C.warps + 1);
       kernel.keys().init(1, C.warps);
       kernel.values().init(1, C.warps);
+      ptx::mbarrier_init(kernel.nearly_copied(), 1);
       ptx::fence_mbarrier_init();
     }
     __syncthreads();
@@ -97,11 +102,16 @@ struct FwdWgmma {
     } else {
       ptx::give_registers<copying_registers>();
       const int warp = ptx::uniform(kernel.thread / 32) - C.warps;
-      if (warp == 0) kernel.find_work();
-      if (warp == 1 && kernel.lane < kCopiers<C>) kernel.copy();
+      if (warp == 0) {
+        kernel.find_work();
+      } else if (warp == 1 && kernel.lane < kCopiers<C>) {
+        kernel.copy();
+      }
     }
   }
 
+  // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
+  // while other blocks have nothing left.
   __device__ __forceinline__ void find_work() const {
     auto tile = static_cast<int>(blockIdx.x);  // of rows, in the order of p.order
     int item = 0;
@@ -114,7 +124,10 @@ struct FwdWgmma {
         ++item;
       }
       if (p.tickets.counter == nullptr) break;
-      if (lane == 0) tile = static_cast<int>(gridDim.x) + draw(p.tickets, p.order.count);
+      if (lane == 0) {
+        if (item > 0) ptx::mbarrier_wait(nearly_copied(), static_cast<u32>(item & 1) ^ 1);
+        tile = static_cast<int>(gridDim.x) + draw(p.tickets, p.order.count);
+      }
       tile = ptx::uniform(tile);
     }
     items().wait_empty(item);
@@ -151,6 +164,7 @@ struct FwdWgmma {
       work.item = item;
       work.first_use = use;
       use += work.tiles.count();
+      work.drawing_use = max(work.first_use, use - kDrawnAhead);
       work.end_use = use;
     }
     return true;
@@ -176,6 +190,7 @@ struct FwdWgmma {
     TileBoxes boxes = boxes_of(work, work.first_use);
 #pragma unroll 1
     for (int use = work.first_use; use < work.end_use; ++use) {
+      if (lane == 0 && use == work.drawing_use) ptx::mbarrier_arrive(nearly_copied());
       const int segment = C.segments == 2 ? boxes.tile.segment : 0;
       const KvParams& kv = p.kv[segment];
       acquire(keys(), use, C.k_bytes());

@@ -25,7 +25,7 @@ template <Element type, class Tile, int threads>
 __device__ __forceinline__ bool replace_values(u32 tile, int thread) {
   constexpr bool whole_steps = Tile::bytes % (threads * 16) == 0;
   u32 sums[4] = {};  // of 0 · v: NaN where a v is not finite
-#pragma unroll 4     // registers are short
+#pragma unroll 2     // registers are short
   for (int step = 0; step < divide_up(Tile::bytes, threads * 16); ++step) {
     if (!whole_steps && (step * threads + thread) * 16 >= Tile::bytes) break;
     u32 value[4];

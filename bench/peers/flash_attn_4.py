@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashAttention-4 (pip: flash-attn-4), its forward on dense keys and on lists of full tiles, as a peer of
+`tessera bench --device cuda`.
+
+Requests, answers and timing are those of torch_cuda.py. Its calls hold tens of microseconds of host time, which problems
+that take less show unless they are measured with --graph.
+"""
+
+import importlib.metadata
+
+import torch
+import torch_cuda
+from flash_attn.cute import flash_attn_func
+from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
+
+def random_list(request, device, generator):
+    """Of every head and row of tiles as many full tiles as the density says, drawn at random, ascending."""
+    block_q, block_kv = request["block"]
+    rows, columns = -(-request["sq"] // block_q), -(-request["sk"] // block_kv)
+    kept = max(1, round(request["density"] * columns))
+    shape = request["b"], request["hq"], rows
+    order = torch.rand(*shape, columns, device=device, generator=generator).argsort(-1)
+    indices = torch.zeros(*shape, columns, dtype=torch.int32, device=device)
+    indices[..., :kept] = order[..., :kept].sort(-1).values
+    none = torch.zeros(shape, dtype=torch.int32, device=device)
+    return BlockSparseTensorsTorch(none, torch.zeros_like(indices), none + kept, indices, block_size=(block_q, block_kv))
+
+
+def set_up(request, _, flush):
+    """A callable, or a sentence that says why there is none."""
+    reason = torch_cuda.refusal({**request, "density": 1})
+    if reason is None and request["density"] < 1 and request["causal"]:
+        reason = "a list with a mask needs one of its mask callables"
+    if reason:
+        return None, reason
+    device = torch.device("cuda", request["device"])
+    generator = torch.Generator(device).manual_seed(1)
+
+    def normal(length, heads, dim):
+        shape = request["b"], length, heads, dim
+        return torch.randn(shape, generator=generator, device=device, dtype=torch_cuda.DTYPES[request["dtype"]])
+
+    q = normal(request["sq"], request["hq"], request["d"])
+    k = normal(request["sk"], request["hkv"], request["d"])
+    v = normal(request["sk"], request["hkv"], request["dv"])
+    options = {"softmax_scale": request["scale"], "causal": request["causal"] and request["sq"] > 1}
+    if request["density"] < 1:
+        options["block_sparse_tensors"] = random_list(request, device, generator)
+
+    def call():
+        with torch.no_grad():
+            return flash_attn_func(q, k, v, **options)
+
+    call()  # compiles
+    return call, None
+
+
+if __name__ == "__main__":
+    torch_cuda.serve(None, set_up, f"flash-attn-4 {importlib.metadata.version('flash-attn-4')}")
