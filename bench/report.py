@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = {"torch_cpu": "PyTorch", "torch_flash": "FlashAttention-2", "torch_cudnn": "cuDNN"}
 PEERS |= {"flash_attn_4": "FlashAttention-4", "fla_chunk": "Flash Linear Attention"}
+PEERS |= {"fla_decode": "Flash Linear Attention", "cula_decode": "cuLA"}
 
 
 def tokens(problem):
@@ -186,16 +187,62 @@ def gpu_rows(rows):
 
 
 def linear_rows(rows):
-    """Decode steps on a GPU, beside a pass in place over as many bytes as their states have."""
+    """Decode steps on a GPU, beside a pass in place over as many bytes as their states have, and beside peers."""
+    peers = peers_of(rows)
     head = ["batch", "tokens", "heads", "dim", "state", "rows of", "Tessera", "GB/s", "pass in place", "share"]
+    for peer in peers:
+        head += [PEERS.get(peer, peer), "ratio"]
     body = []
     for row in rows:
         t = tokens(row["problem"])
         ceiling = row["in_place_us"]
         cells = [t.get("b", "1"), t.get("t", "1"), t.get("h", "1"), t.get("d", "64"), t.get("state", "fp32")]
         cells += ["K" if t.get("layout") == "kv" else "V", f"{row['us']:.2f} µs", f"{row['gbytes_s']:.0f}"]
-        body.append([*cells, f"{ceiling:.2f} µs", f"{ceiling / row['us']:.3f}"])
+        cells += [f"{ceiling:.2f} µs", f"{ceiling / row['us']:.3f}"]
+        for peer in peers:
+            known = peer in row["ratios"]
+            cells += [f"{row['peers'][peer]:.2f} µs", f"{row['ratios'][peer]:.3f}"] if known else ["", ""]
+        body.append(cells)
     return table(head, body)
+
+
+def chunk_rows(rows):
+    """Whole sequences of linear attention, forward and backward, beside peers."""
+    peers = peers_of(rows)
+    head = ["pass", "batch", "tokens", "heads", "dim", "pool of states", "Tessera", "TFLOP/s", "GB/s"]
+    for peer in peers:
+        head += [PEERS.get(peer, peer), "ratio", "p10–p90"]
+    body = []
+    for row in rows:
+        t = tokens(row["problem"])
+        cells = [
+            row["pass"],
+            t.get("b", "1"),
+            t["t"],
+            t.get("h", "1"),
+            t.get("d", "64"),
+            "yes" if "slots" in t else "no",
+        ]
+        cells += [time_of(row["us"]), f"{row['tflops']:.0f}", f"{row['gbytes_s']:.0f}"]
+        for peer in peers:
+            spread = row["ratio_spread"].get(peer)
+            known = [time_of(row["peers"][peer]), f"{row['ratios'][peer]:.3f}"] if spread else ["", ""]
+            cells += [*known, f"{spread['p10']:.3f}–{spread['p90']:.3f}" if spread else ""]
+        body.append(cells)
+    return peer_means(rows) + "\n" + table(head, body)
+
+
+def profile_rows(rows):
+    """What a profiler saw of decode steps of linear attention."""
+    head = ["batch", "state", "caches", "time", "memory moved", "of its peak", "found in L2", "warps resident"]
+    body = []
+    for row in rows:
+        t = tokens(row["problem"])
+        cells = [t.get("b", "1"), t.get("state", "fp32"), row["caches"], f"{row['us']:.1f} µs"]
+        cells += [f"{row['gbytes_s']:.0f} GB/s", f"{row['dram_percent']:.0f} %", f"{row['l2_hit_percent']:.0f} %"]
+        stall = f"{row['stall'].replace('_', ' ')} ({row['stall_part'] * 100:.0f} %)"
+        body.append([*cells, f"{row['occupancy_percent']:.0f} %", stall])
+    return table([*head, "warps wait mostly for"], body)
 
 
 def sweep_rows(rows):
@@ -243,6 +290,11 @@ def gpu_machine(machine, rows):
     )
 
 
+def profiled_machine(machine, _):
+    """What stands above a table of a profiler."""
+    return f"{machine['gpus'][0]['name']}, Nsight Compute, clocks as they are"
+
+
 def overhead_rows(rows):
     head = ["call", "time", "p10–p90", "in C++", "overhead", "wanted at most"]
     body = []
@@ -274,6 +326,10 @@ LAYOUTS = {
     "gpu_lists": ("Lists of tiles beside dense attention", list_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
+    "gpu_linear_profile": ("The same under a profiler", profile_rows),
+    "gpu_linear_chunk": ("Linear attention: whole sequences", chunk_rows),
+    "gpu_long": ("Long sequences, a window, packed sequences", plain_rows),
+    "gpu_types": ("bf16 and fp16", plain_rows),
     "gpu_loaders": ("cp.async and TMA", plain_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
@@ -292,7 +348,8 @@ def report():
             machine, rows = data["machine"], data["rows"]
             title, layout = LAYOUTS.get(file.stem, (file.stem, plain_rows))
             peers = ", ".join(dict.fromkeys(machine.get("peers", {}).values()))
-            describe = gpu_machine if "target" in machine else cpu_machine
+            profiled = machine.get("gpus") and "target" not in machine
+            describe = profiled_machine if profiled else gpu_machine if "target" in machine else cpu_machine
             parts.append(f"### {title}\n")
             parts.append(
                 f"{describe(machine, rows)}; Tessera {machine.get('version', '?')}"

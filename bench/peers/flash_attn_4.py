@@ -2,8 +2,8 @@
 """FlashAttention-4 (pip: flash-attn-4), its forward on dense keys and on lists of full tiles, as a peer of
 `tessera bench --device cuda`.
 
-Requests, answers and timing are those of torch_cuda.py. Its calls hold tens of microseconds of host time, which problems
-that take less show unless they are measured with --graph.
+Requests, answers and timing are those of torch_cuda.py. Its calls hold tens of microseconds of host time, which
+problems that take less show unless they are measured with --graph.
 """
 
 import importlib.metadata
@@ -24,7 +24,9 @@ def random_list(request, device, generator):
     indices = torch.zeros(*shape, columns, dtype=torch.int32, device=device)
     indices[..., :kept] = order[..., :kept].sort(-1).values
     none = torch.zeros(shape, dtype=torch.int32, device=device)
-    return BlockSparseTensorsTorch(none, torch.zeros_like(indices), none + kept, indices, block_size=(block_q, block_kv))
+    return BlockSparseTensorsTorch(
+        none, torch.zeros_like(indices), none + kept, indices, block_size=(block_q, block_kv)
+    )
 
 
 def set_up(request, _, flush):
