@@ -97,7 +97,8 @@ void launch_combine(const Kernel& kernel, const CombineParams& params, std::int6
   const Dim3 grid{static_cast<std::uint32_t>((work + a_block - 1) / a_block), static_cast<std::uint32_t>(batch)};
   CombineParams copy = params;
   void* parameters[] = {&copy};
-  kernel.launch(grid, {static_cast<std::uint32_t>(CombineConfig::threads())}, 0, stream.handle, parameters);
+  kernel.launch(grid, {static_cast<std::uint32_t>(CombineConfig::threads())}, 0, stream.handle, parameters,
+                Begins::early);
 }
 
 }  // namespace tessera::cuda

@@ -224,8 +224,8 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     maps = kv_maps(config, problem, params);
   }
   void* parameters[] = {&params, &maps};
-  resources.kernels.front()->launch(launch.grid, launch.block, launch.shared_bytes, resources.stream.handle,
-                                    parameters);
+  resources.kernels.front()->launch(launch.grid, launch.block, launch.shared_bytes, resources.stream.handle, parameters,
+                                    Begins::early);
   if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
   if (gathers_mass(problem)) {
     launch_mass(config, whole, problem, bindings, state.splits, masses, resources.kernels.last(2), resources.stream);

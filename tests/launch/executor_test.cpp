@@ -257,6 +257,7 @@ TEST_F(Launch, KvAppendTakesABlockForEachToken) {
   gpu_.parameter_bytes = 0;
   EXPECT_EQ(allocations_of([&] { executor.run(bindings); }), 0);
   EXPECT_EQ(gpu_.launches, 1);
+  EXPECT_EQ(gpu_.last.attributes, 0U);
   EXPECT_EQ(gpu_.last.grid, (std::array<std::uint32_t, 3>{5, 3, 1}));
 }
 

@@ -35,7 +35,7 @@ enum class DeviceAttribute : int {
   shared_memory_opt_in = 97,
 };
 enum class FunctionAttribute : int { shared_bytes = 1, local_bytes = 3, registers = 4, dynamic_shared_bytes = 8 };
-enum class LaunchAttributeId : std::uint32_t { cluster = 4, programmatic_serialization = 6 };
+enum class LaunchAttributeId : std::uint32_t { programmatic_serialization = 6 };
 enum class CaptureStatus : int { none = 0, active = 1, invalidated = 2 };
 
 struct LaunchAttribute {
@@ -43,7 +43,6 @@ struct LaunchAttribute {
   std::uint32_t padding = 0;
   union Value {
     std::array<char, 64> bytes{};
-    std::array<std::uint32_t, 3> cluster;
     int programmatic_serialization;
   } value{};
 };

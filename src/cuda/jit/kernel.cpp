@@ -97,18 +97,20 @@ Kernel::Kernel(std::string name, const Compiled& compiled) : name_(std::move(nam
   // The attribute permits; what a launch asks for decides how many blocks fit. So permit all there is, once.
   const auto most = static_cast<int>(device(current_device()).shared_memory) - fixed;
   check(d.set_function_attribute(function_, FunctionAttribute::dynamic_shared_bytes, most), "cuFuncSetAttribute");
+  constexpr int kCapturesEarly = 12030;  // the first driver that takes such launches into a graph
+  can_begin_early_ = device(current_device()).sm >= 90 && driver_version_or_zero() >= kCapturesEarly;
 }
 
 void Kernel::launch(Dim3 grid, Dim3 block, std::size_t shared_bytes, void* stream, void** parameters,
-                    Dim3 cluster) const {
+                    Begins begins) const {
   LaunchConfig config;
   config.grid = {grid.x, grid.y, grid.z};
   config.block = {block.x, block.y, block.z};
   config.shared_bytes = static_cast<std::uint32_t>(shared_bytes);
   config.stream = static_cast<StreamHandle>(stream);
-  LaunchAttribute attribute{LaunchAttributeId::cluster, 0, {}};
-  if (cluster != Dim3{}) {
-    attribute.value.cluster = {cluster.x, cluster.y, cluster.z};
+  LaunchAttribute attribute{LaunchAttributeId::programmatic_serialization, 0, {}};
+  if (begins == Begins::early && can_begin_early_) {
+    attribute.value.programmatic_serialization = 1;
     config.attributes = &attribute;
     config.attribute_count = 1;
   }

@@ -23,12 +23,16 @@ struct Dim3 {
   bool operator==(const Dim3&) const = default;
 };
 
+/// When a launched kernel's blocks may begin: behind the end of the kernel in front, or before it. The latter is for
+/// kernels that call ptx::take_over() first, and means that only on SM90 and newer.
+enum class Begins { behind, early };
+
 class Kernel {
  public:
   /// `parameters[i]` points to the value of the kernel's parameter i. Neither allocates nor waits. Throws
   /// Error{internal} with the driver's words.
   void launch(Dim3 grid, Dim3 block, std::size_t shared_bytes, void* stream, void** parameters,
-              Dim3 cluster = {}) const;
+              Begins begins = Begins::behind) const;
 
   [[nodiscard]] int registers() const noexcept { return registers_; }      // a thread
   [[nodiscard]] int local_bytes() const noexcept { return local_bytes_; }  // a thread
@@ -46,6 +50,7 @@ class Kernel {
   FunctionHandle function_ = nullptr;
   int registers_ = 0;
   int local_bytes_ = 0;
+  bool can_begin_early_ = false;
 };
 
 /// The kernel in the calling thread's current context: loaded earlier (below 1 µs), or found or compiled (cache.h) and

@@ -8,6 +8,7 @@
 
 #include "cuda/policy/sequence.cuh"
 #include "cuda/policy/softmax.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/tile/row_vector.cuh"
 #include "shared/combine.h"
 
@@ -17,6 +18,7 @@ template <CombineConfig C>
 struct Combine {
   /// The LSE is stored last: it may lie where that of a part did.
   static __device__ __forceinline__ void run(const CombineParams& p) {
+    ptx::take_over();
     float lse = 0.0F;
     float* lse_at = nullptr;
     merge(p, lse, lse_at);

@@ -13,6 +13,7 @@
 #include "cuda/policy/kv_source.cuh"
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tile_list.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tessera::cuda {
@@ -45,6 +46,7 @@ struct FwdMma {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
+    ptx::take_over();
     BlockWork<C> work;
     if (!work.find(params, static_cast<int>(blockIdx.x / C.dv_parts))) return;
     BlockMemory<C>& kept = *reinterpret_cast<BlockMemory<C>*>(memory);

@@ -14,6 +14,7 @@
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tickets.cuh"
 #include "cuda/policy/tile_list.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
 #include "cuda/tile/ring.cuh"
@@ -95,6 +96,7 @@ struct FwdWgmma {
       ptx::mbarrier_init(kernel.nearly_copied(), 1);
       ptx::fence_mbarrier_init();
     }
+    ptx::take_over();
     __syncthreads();
     if (kernel.group() < groups) {
       ptx::take_registers<computing_registers>();

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// PTX ISA 9.7.13.13: kernels that begin before the one in front of them has ended (programmatic dependent launch); SM90
+// and newer, elsewhere nothing. A kernel that is launched so must wait before it touches memory, in every block.
+#pragma once
+
+#include "shared/types.h"
+
+namespace tessera::cuda::ptx {
+
+/// Until the kernels in front have ended and what they wrote is here; then the kernel behind may begin, as far as there
+/// is room for its blocks beside all of this kernel's.
+__device__ __forceinline__ void take_over() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
+}  // namespace tessera::cuda::ptx
