@@ -124,6 +124,9 @@ struct Problem {
   std::int64_t slots = 0;          // states in the pool; linear_chunk: 0 begins with zeros and keeps no state
   DType state_type = DType::fp32;  // or bf16: read to fp32, rounded to nearest once when written
   StateLayout state_layout = StateLayout::vk;
+  // linear_decode: tokens of a sequence that wait beside its state, 0 to write every step's; then seqlen_q may be 0,
+  // which puts them all into the state.
+  std::int64_t ring = 0;
 
   bool operator==(const Problem&) const = default;
 
@@ -139,6 +142,8 @@ struct Problem {
   [[nodiscard]] bool is_linear() const noexcept {
     return operation == Operation::linear_decode || operation == Operation::linear_chunk;
   }
+  /// A step of no tokens: those that wait beside the states go into them.
+  [[nodiscard]] bool only_flushes() const noexcept { return ring > 0 && seqlen_q == 0; }
   [[nodiscard]] std::int64_t group() const noexcept { return heads_q / heads_kv; }
   [[nodiscard]] float softmax_scale() const noexcept;  // scale or its default
   [[nodiscard]] std::int64_t query_blocks() const noexcept;

@@ -68,6 +68,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
   for (const DType dtype : {p.q_type, p.k_type, p.v_type}) {
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
   }
+  if (p.ring > 0) return Support::no("has no ring yet");
   if (const Support sizes = supports_sizes(p); !sizes) return sizes;
   if (wishes.tile_q || wishes.splits.value_or(1) != 1 || wishes.stages || !wishes.loader.empty()) {
     return Support::no("takes the wishes tile_kv (of head_dim_v, a block) and warps only");

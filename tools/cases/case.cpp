@@ -32,6 +32,7 @@ constexpr ListKey kLists[] = {
     {"used_q", &Values::used_q},     {"used_k", &Values::used_k},           {"used_k2", &Values::used_k2},
     {"q_offset", &Values::q_offset}, {"k_offset", &Values::k_offset},       {"k_offset2", &Values::k_offset2},
     {"spoiled", &Values::spoiled},   {"state_slots", &Values::state_slots}, {"dest_slots", &Values::dest_slots},
+    {"ring_cursors", &Values::ring_cursors},
 };
 
 struct UnsignedKey {

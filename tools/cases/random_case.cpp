@@ -147,8 +147,12 @@ class Generator {
     if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
     p_.deterministic = random_.chance(0.2);
     p_.batch_invariant = random_.chance(0.2);
-    state_slots(random_.chance(0.4));
+    const bool ring = chooser_.chance(0.4);
+    state_slots(!ring && random_.chance(0.4));
     v_.no_decay = random_.chance(0.4);
+    if (!ring) return;
+    p_.ring = random_.between(p_.seqlen_q, gpu_ ? 64 : 20);
+    if (random_.chance(0.1)) p_.seqlen_q = 0;
   }
 
   void linear_chunk() {
