@@ -53,6 +53,12 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   return config;
 }
 
+std::size_t shared_bytes_of(const LinearConfig& c, const Problem& p) {
+  const auto tokens = static_cast<int>(p.seqlen_q);
+  const int bytes = p.ring > 0 ? c.ring_smem_bytes(tokens, static_cast<int>(p.ring)) : c.smem_bytes(tokens);
+  return static_cast<std::size_t>(bytes);
+}
+
 Support supports_sizes(const Problem& p) {
   if (p.head_dim_qk != 64 && p.head_dim_qk != 128 && p.head_dim_qk != 256) {
     return Support::no("head_dim_qk " + std::to_string(p.head_dim_qk) + "; want 64, 128 or 256");
@@ -68,7 +74,6 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
   for (const DType dtype : {p.q_type, p.k_type, p.v_type}) {
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
   }
-  if (p.ring > 0) return Support::no("has no ring yet");
   if (const Support sizes = supports_sizes(p); !sizes) return sizes;
   if (wishes.tile_q || wishes.splits.value_or(1) != 1 || wishes.stages || !wishes.loader.empty()) {
     return Support::no("takes the wishes tile_kv (of head_dim_v, a block) and warps only");
@@ -85,15 +90,22 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
     return Support::no("tile_kv=" + std::to_string(config.tile) + " with warps=" + std::to_string(config.warps) +
                        " does not deal a head's state evenly to threads, 1 to 16 times 16 bytes each");
   }
+  if (shared_bytes_of(config, p) > static_cast<std::size_t>(target.shared_memory)) {
+    return Support::no("needs " + std::to_string(shared_bytes_of(config, p)) + " bytes of shared memory; the target has " +
+                       std::to_string(target.shared_memory));
+  }
   return Support::yes();
 }
 
-KernelSource source_of(const LinearConfig& c, std::int64_t tokens) {
+KernelSource source_of(const LinearConfig& c, const Problem& p) {
+  const bool ring = p.ring > 0;
+  const std::string kernel = ring ? "linear_ring" : "linear_decode";
   const std::string types = std::string(name_of(c.q)) + ":" + name_of(c.k) + ":" + name_of(c.v) + ":" + name_of(c.o);
   KernelSource source;
-  source.name = "linear_decode " + types + " state=" + name_of(c.state) + " rows=" + name_of(c.rows) +
+  source.name = kernel + " " + types + " state=" + name_of(c.state) + " rows=" + name_of(c.rows) +
                 " d=" + std::to_string(c.d) + " tile=" + std::to_string(c.tile) + " warps=" + std::to_string(c.warps);
-  source.text = std::string("#include \"cuda/kernels/linear_decode.cuh\"\n") +
+  source.text = "#include \"cuda/kernels/" + kernel +
+                ".cuh\"\n"
                 "using namespace tessera::cuda;\n"
                 "constexpr LinearConfig config{.q = Element::" +
                 name_of(c.q) + ", .k = Element::" + name_of(c.k) + ", .v = Element::" + name_of(c.v) +
@@ -102,17 +114,18 @@ KernelSource source_of(const LinearConfig& c, std::int64_t tokens) {
                 ", .tile = " + std::to_string(c.tile) + ", .warps = " + std::to_string(c.warps) +
                 "};\n"
                 "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-                "tessera_kernel(const __grid_constant__ LinearParams params) {\n"
-                "  LinearDecode<config>::run(params);\n"
+                "tessera_kernel(const __grid_constant__ " +
+                (ring ? "LinearRingParams params) {\n  LinearRing" : "LinearParams params) {\n  LinearDecode") +
+                "<config>::run(params);\n"
                 "}\n";
-  source.shared_bytes = static_cast<std::size_t>(c.smem_bytes(static_cast<int>(tokens)));
+  source.shared_bytes = shared_bytes_of(c, p);
   return source;
 }
 
 void plan(detail::PlanState& state) {
   const Problem& p = state.problem;
   const LinearConfig config = config_of(p, state.target, state.wishes);
-  state.kernels = {source_of(config, p.seqlen_q)};
+  state.kernels = {source_of(config, p)};
   state.choice = "kernel: " + state.kernels.front().name + "\n" + "a block of " + std::to_string(config.threads()) +
                  " threads takes " + std::to_string(config.tile) + " of head_dim_v, a thread " +
                  std::to_string(config.loads()) + " times 16 bytes of the state\n";
@@ -147,17 +160,36 @@ LinearParams params_of(const Problem& problem, const Bindings& bindings) {
   return p;
 }
 
+LinearRingParams ring_params_of(const Problem& problem, const Bindings& bindings) {
+  const auto strides = [](const Tensor& ring) { return Strides{ring.strides[0], ring.strides[2], ring.strides[1]}; };
+  LinearRingParams p{};
+  p.step = params_of(problem, bindings);
+  p.ring_k = bindings[Slot::ring_k].bytes();
+  p.ring_v = bindings[Slot::ring_v].bytes();
+  p.ring_k_strides = strides(bindings[Slot::ring_k]);
+  p.ring_v_strides = strides(bindings[Slot::ring_v]);
+  p.cursors = bindings[Slot::ring_cursor].as<int>();
+  p.ring = static_cast<int>(problem.ring);
+  return p;
+}
+
 void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   const Problem& problem = state.problem;
   if (problem.batch == 0) return;
   const auto& config = *std::any_cast<LinearConfig>(&state.prepared);
-  LinearParams params = params_of(problem, bindings);
+  LinearParams params{};
+  LinearRingParams ring_params{};
   void* parameters[] = {&params};
+  if (problem.ring > 0) {
+    ring_params = ring_params_of(problem, bindings);
+    parameters[0] = &ring_params;
+  } else {
+    params = params_of(problem, bindings);
+  }
   const Dim3 grid{static_cast<std::uint32_t>(problem.head_dim_v / config.tile),
                   static_cast<std::uint32_t>(problem.heads_q), static_cast<std::uint32_t>(problem.batch)};
   resources.kernels.front()->launch(grid, {static_cast<std::uint32_t>(config.threads())},
-                                    static_cast<std::size_t>(config.smem_bytes(params.tokens)), resources.stream.handle,
-                                    parameters);
+                                    shared_bytes_of(config, problem), resources.stream.handle, parameters);
 }
 
 }  // namespace

@@ -123,10 +123,12 @@ struct LinearDecode {
     return static_cast<char*>(p.state) + at * bytes_of(C.state);
   }
 
-  __device__ __forceinline__ void update(i64 source, i64 target) const {
-    const i64 row_step = kRowsApart * p.row_stride * bytes_of(C.state);
-    u32 bits[kRows * kLoads][4];
-    const char* from = part_of(source);
+  /// Of a thread.
+  __device__ __forceinline__ i64 bytes_between_rows() const {
+    return kRowsApart * p.row_stride * bytes_of(C.state);
+  }
+  __device__ __forceinline__ void read_state(u32 (&bits)[kRows * kLoads][4], i64 slot, i64 row_step) const {
+    const char* from = part_of(slot);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -135,6 +137,21 @@ struct LinearDecode {
       }
       from += row_step;
     }
+  }
+  __device__ __forceinline__ void write_state(const StateVector<C.state> (&s)[kRows * kLoads], i64 slot, i64 row_step) const {
+    char* to = part_of(slot);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int l = 0; l < kLoads; ++l) s[r * kLoads + l].store(to + l * (C.lanes() * 16));
+      to += row_step;
+    }
+  }
+
+  __device__ __forceinline__ void update(i64 source, i64 target) const {
+    const i64 row_step = bytes_between_rows();
+    u32 bits[kRows * kLoads][4];
+    read_state(bits, source, row_step);
     load_tokens();
     const float decay = expf(-p.slopes[head]);
     StateVector<C.state> s[kRows * kLoads];
@@ -148,15 +165,7 @@ struct LinearDecode {
         rows_of_k(s, decay, t);
       }
     }
-    if (target >= 0 && target < p.slots) {
-      char* to = part_of(target);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int l = 0; l < kLoads; ++l) s[r * kLoads + l].store(to + l * (C.lanes() * 16));
-        to += row_step;
-      }
-    }
+    if (target >= 0 && target < p.slots) write_state(s, target, row_step);
     if constexpr (C.rows == StateRows::k) sum_warps();
   }
 
@@ -219,6 +228,11 @@ struct LinearDecode {
         }
       }
     }
+    put_rows(o, t);
+  }
+
+  /// Sums over the lanes of a row, of all of a thread's rows, into o.
+  __device__ __forceinline__ void put_rows(float (&o)[kRows], int t) const {
     sum_lanes<C.lanes(), kRows>(o);
     constexpr int lanes_a_value = C.lanes() / kRows;
     const int lane = thread() % C.lanes();
@@ -240,6 +254,11 @@ struct LinearDecode {
         o[i] += query * s[r].at[i];
       }
     }
+    put_columns(o, t);
+  }
+
+  /// Sums over the lanes of a column, for sum_warps().
+  __device__ __forceinline__ void put_columns(float (&o)[kWidth], int t) const {
 #pragma unroll
     for (int apart = C.lanes(); apart < 32; apart *= 2) {
 #pragma unroll
