@@ -89,7 +89,7 @@ enum class Slot : std::uint8_t {
   decay_slopes,  // linear_decode, linear_chunk: fp32 (hq), 0 or more; a token multiplies the state by exp(−slope)
   ring_k,        // linear_decode with ring: (slots, hq, 2·ring, d), as k: keys that are not in the state yet; written
   ring_v,        // likewise (slots, hq, 2·ring, dv), as v
-  ring_cursor,   // linear_decode with ring: int32 (b), half·(ring + 1) + tokens that wait there; ring_advance() moves it
+  ring_cursor,  // linear_decode with ring: int32 (b), half·(ring + 1) + tokens that wait there; ring_advance() moves it
   dstate_final,  // backward of linear_chunk: fp32 (b, hq, …state): gradient of the states that the forward ended with
   dstate_initial,  // likewise: output, the gradient of those it began with
   extra0,          // extra tensors of a registered score, then of a registered mask: callable.h
@@ -105,8 +105,9 @@ std::string_view to_string(Slot slot) noexcept;
 /// nullopt when no slot has this name.
 std::optional<Slot> parse_slot(std::string_view name) noexcept;
 
-/// The cursor of a sequence's ring after a step of `tokens`, in linear_decode with ring. Fewer tokens than the step had,
-/// down to none, are kept by lowering the result by the others; a sequence begins, and after a step of none goes on, at 0.
+/// The cursor of a sequence's ring after a step of `tokens`, in linear_decode with ring. Fewer tokens than the step
+/// had, down to none, are kept by lowering the result by the others; a sequence begins, and after a step of none goes
+/// on, at 0.
 constexpr std::int32_t ring_advance(std::int32_t cursor, std::int32_t tokens, std::int32_t ring) noexcept {
   const std::int32_t waiting = cursor % (ring + 1);
   const std::int32_t other_half = cursor > ring ? 0 : ring + 1;

@@ -24,9 +24,9 @@ void check_cursors(const Problem& problem, const Bindings& bindings) {
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const std::int32_t cursor = bindings[Slot::ring_cursor].as<const std::int32_t>()[b];
     if ((slots && slot_at(slots, b) < 0) || (cursor >= 0 && cursor <= most)) continue;
-    refuse(Slot::ring_cursor, b, std::to_string(cursor),
-           "0 to " + std::to_string(most) + ", what ring_advance() gives for a ring of " +
-               std::to_string(problem.ring));
+    refuse(
+        Slot::ring_cursor, b, std::to_string(cursor),
+        "0 to " + std::to_string(most) + ", what ring_advance() gives for a ring of " + std::to_string(problem.ring));
   }
 }
 

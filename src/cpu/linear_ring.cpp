@@ -135,7 +135,8 @@ class RingHead {
 
   /// exp(−slope · tokens); 1 for none, whatever the slope.
   [[nodiscard]] float decay(std::int64_t tokens) const {
-    return tokens == 0 ? 1.0F : static_cast<float>(std::exp(-static_cast<double>(slope_) * static_cast<double>(tokens)));
+    return tokens == 0 ? 1.0F
+                       : static_cast<float>(std::exp(-static_cast<double>(slope_) * static_cast<double>(tokens)));
   }
   [[nodiscard]] float decay_of_state(std::int64_t t) const { return decay((flush_ ? 0 : waiting_) + t + 1); }
 

@@ -91,8 +91,8 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
                        " does not deal a head's state evenly to threads, 1 to 16 times 16 bytes each");
   }
   if (shared_bytes_of(config, p) > static_cast<std::size_t>(target.shared_memory)) {
-    return Support::no("needs " + std::to_string(shared_bytes_of(config, p)) + " bytes of shared memory; the target has " +
-                       std::to_string(target.shared_memory));
+    return Support::no("needs " + std::to_string(shared_bytes_of(config, p)) +
+                       " bytes of shared memory; the target has " + std::to_string(target.shared_memory));
   }
   return Support::yes();
 }

@@ -32,8 +32,8 @@ void write_ints(const Tensor& tensor, const std::vector<std::int32_t>& values) {
   cuda::check(cuda::driver().copy_to_device(cuda::address(tensor.bytes()), values.data(), bytes), "cuMemcpyHtoD");
 }
 
-/// Calls on sequences of a `linear_chunk` line, whose oracle judges outputs and states. The rings' own tensors come from
-/// a second case. Returns how many states the rings' steps have written, "" in `failure` if all is well.
+/// Calls on sequences of a `linear_chunk` line, whose oracle judges outputs and states. The rings' own tensors come
+/// from a second case. Returns how many states the rings' steps have written, "" in `failure` if all is well.
 class Schedule {
  public:
   Schedule(const std::string& form, std::int64_t tokens, std::int64_t ring, const Target& target)
@@ -69,7 +69,8 @@ class Schedule {
       tensor.byte_offset += done_ * tensor.strides[1] * static_cast<std::int64_t>(size_of(tensor.dtype));
     }
     if (call.ring) {
-      for (const Slot slot : {Slot::ring_k, Slot::ring_v, Slot::ring_cursor}) bindings[slot] = ring_run_.bindings()[slot];
+      for (const Slot slot : {Slot::ring_k, Slot::ring_v, Slot::ring_cursor})
+        bindings[slot] = ring_run_.bindings()[slot];
       write_ints(bindings[Slot::ring_cursor], cursors_);
     }
     Executor(make_plan(problem, target_)).run(bindings, run_.stream());

@@ -124,9 +124,7 @@ struct LinearDecode {
   }
 
   /// Of a thread.
-  __device__ __forceinline__ i64 bytes_between_rows() const {
-    return kRowsApart * p.row_stride * bytes_of(C.state);
-  }
+  __device__ __forceinline__ i64 bytes_between_rows() const { return kRowsApart * p.row_stride * bytes_of(C.state); }
   __device__ __forceinline__ void read_state(u32 (&bits)[kRows * kLoads][4], i64 slot, i64 row_step) const {
     const char* from = part_of(slot);
 #pragma unroll
@@ -138,7 +136,8 @@ struct LinearDecode {
       from += row_step;
     }
   }
-  __device__ __forceinline__ void write_state(const StateVector<C.state> (&s)[kRows * kLoads], i64 slot, i64 row_step) const {
+  __device__ __forceinline__ void write_state(const StateVector<C.state> (&s)[kRows * kLoads], i64 slot,
+                                              i64 row_step) const {
     char* to = part_of(slot);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {

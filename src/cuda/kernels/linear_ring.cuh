@@ -58,8 +58,7 @@ struct LinearRing {
     const int waiting = second ? cursor - p.ring - 1 : cursor;
     const bool flush = tokens == 0 ? waiting > 0 : waiting + tokens > p.ring;
     if (tokens == 0 && !flush) return;
-    LinearRing{p,    step,    q,  k, v, weights, slot, waiting, second ? p.ring : 0, flush, p.step.slopes[head]}
-        .update();
+    LinearRing{p, step, q, k, v, weights, slot, waiting, second ? p.ring : 0, flush, p.step.slopes[head]}.update();
   }
 
   static __device__ __forceinline__ int thread() { return Step::thread(); }
