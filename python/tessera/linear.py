@@ -27,6 +27,9 @@ def linear_decode(
     *,
     state_slots: Array | None = None,
     dest_slots: Array | None = None,
+    ring_k: Array | None = None,
+    ring_v: Array | None = None,
+    ring_cursor: Array | None = None,
     scale: float | None = None,
     layout: Layout = "vk",
     out: Array | None = None,
@@ -44,15 +47,23 @@ def linear_decode(
     sequence's out is 0. dest_slots, likewise: where the new states go, the sources then keeping theirs; default: where
     they came from; negative: nowhere. A state that is written may be named by one sequence only.
 
+    ring_k (slots, h, 2 · ring, d), ring_v (slots, h, 2 · ring, dv), in the dtypes of k and v, written in place, and
+    ring_cursor, int32 (b): the last tokens of each sequence, up to ring, wait there, and a state is written only where
+    a step's tokens find no room. One cursor serves all layers of a model: the caller moves it once after they have run,
+    to `ring_advance(ring_cursor, t, ring)`, less the tokens that it rejects; at first it is 0. `linear_flush` puts all
+    that waits into the states. Not with dest_slots.
+
     Returns out, (b, t, h, dv) in the library and dtype of q, or `out`. Raises ValueError for shapes, types, slots
-    beyond the pool and negative slopes, before anything is written (on a GPU, whose slots no one reads here, a slot
-    beyond the pool stands for none, and `status`, int32 (1) that holds 0, notes the first: `violation_of`), and for
-    torch tensors that require grad; TypeError for what is no array.
+    beyond the pool, cursors beyond the ring and negative slopes, before anything is written (on a GPU, where no one
+    reads them here, a slot beyond the pool stands for none and a cursor for the nearest that there is, and `status`,
+    int32 (1) that holds 0, notes the first: `violation_of`), and for torch tensors that require grad; TypeError for
+    what is no array.
 
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
     """
     refuse_gradient("linear_decode", "has no gradient", q=q, k=k, v=v, state=state)
     bound = bound_arrays(state=state, decay_slopes=decay_slopes, state_slots=state_slots, dest_slots=dest_slots)
+    bound |= bound_arrays(ring_k=ring_k, ring_v=ring_v, ring_cursor=ring_cursor)
     return _forward("linear_decode", (q, k, v), bound, None, scale, layout, out, status, threads)
 
 
@@ -211,7 +222,7 @@ def line_of(
 ) -> str:
     """The problem's line; `rows`: q, k, v, and o or dout."""
     q, _, v, _ = rows
-    starts, state = bound.get("cu_seqlens_q"), bound.get("state")
+    starts, state, ring = bound.get("cu_seqlens_q"), bound.get("state"), bound.get("ring_k")
     sequences = None
     if starts is not None:  # lengths that no one reads here are at most that of all tokens
         sequences = (starts.shape[0] - 1, longest("cu_seqlens", starts, max_seqlen) or q.shape[0])
@@ -223,6 +234,7 @@ def line_of(
         sequences,
         dtypes if state is None else (*dtypes, dtype_name(state.dtype)),
         None if state is None else tuple(state.shape),
+        None if ring is None else tuple(ring.shape),
         None if scale is None else float(scale),
         layout,
     )
@@ -236,12 +248,13 @@ def _line(
     sequences: tuple[int, int] | None,
     dtypes: tuple[str, ...],
     state: Shape | None,
+    ring: Shape | None,
     scale: float | None,
     layout: str,
 ) -> str:
     """`sequences`: how many, and the longest, of packed tokens."""
     rank = 4 if sequences is None else 3
-    for name, shape, want in (("q", q, rank), ("v", v, rank), ("state", state, 4)):
+    for name, shape, want in (("q", q, rank), ("v", v, rank), ("state", state, 4), ("ring_k", ring, 4)):
         if shape is not None and len(shape) != want:
             raise ValueError(f"{name}: got {len(shape)} dimensions, shape {shape}; want {want}")
     batch, tokens = q[:2] if sequences is None else sequences
@@ -250,6 +263,8 @@ def _line(
         words.append(f"varlen tq={q[0]}")
     if state is not None:
         words.append(f"state={dtypes[4]} layout={layout} slots={state[0]}")
+    if ring is not None:
+        words.append(f"ring={ring[2] // 2}")
     if scale is not None:
         words.append(f"scale={scale!r}")
     return " ".join(words)
