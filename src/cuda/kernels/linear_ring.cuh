@@ -162,21 +162,28 @@ struct LinearRing {
     }
   }
 
-  /// scale · a^(n+t−i) · q_t·k_i, a warp a pair.
+  /// scale · a^(n+t−i) · q_t·k_i: a warp forms four products at once.
   __device__ __forceinline__ void find_weights() const {
     constexpr int part = C.d / 32;
+    constexpr int together = 4;
     const int lane = thread() % 32;
     for (int t = 0; t < tokens(); ++t) {
+      const int last = waiting + t;
       float query[part];
       read<C.q>(query, q + t * kQueryRow + lane * part * bytes_of(C.q));
-      for (int i = begin() + thread() / 32; i <= waiting + t; i += C.warps) {
-        float key[part];
-        read<C.k>(key, k + i * kKeyRow + lane * part * bytes_of(C.k));
-        float sum = 0.0F;
+      for (int i = begin() + thread() / 32 * together; i <= last; i += C.warps * together) {
+        float sums[together] = {};
 #pragma unroll
-        for (int j = 0; j < part; ++j) sum += query[j] * key[j];
-        sum_lanes<32, 1>(&sum);
-        if (lane == 0) weights[t * (p.ring + tokens()) + i] = p.step.scale * decay_of(waiting + t - i) * sum;
+        for (int j = 0; j < together; ++j) {
+          float key[part];
+          read<C.k>(key, k + min(i + j, last) * kKeyRow + lane * part * bytes_of(C.k));
+#pragma unroll
+          for (int c = 0; c < part; ++c) sums[j] += query[c] * key[c];
+        }
+        sum_lanes<32, together>(sums);
+        const int of_lane = i + lane / (32 / together);
+        if (lane % (32 / together) != 0 || of_lane > last) continue;
+        weights[t * (p.ring + tokens()) + of_lane] = p.step.scale * decay_of(last - of_lane) * sums[0];
       }
     }
   }
