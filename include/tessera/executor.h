@@ -72,7 +72,7 @@ enum class Slot : std::uint8_t {
   next_bits,       // uint32 (b, hq, QB, ceil(KB / 32))
   tile_mass,       // fp32 (b, hq, QB, KB)
   prior_lse,       // as lse
-  dropout_seed,    // uint64 (1): overrides Bindings::seed
+  dropout_seed,    // uint64 (1): overrides Bindings::seed; of rounding=stochastic too
   dropout_offset,  // uint64 (1)
   o_parts,         // combine: (parts, …o)
   lse_parts,       // combine: fp32 (parts, …lse)
@@ -166,8 +166,8 @@ struct Bindings {
   std::array<Tensor, static_cast<std::size_t>(Slot::count_)> tensors{};
   std::int64_t batch_offset = 0;  // position of batch 0 and head 0 for dropout and callables
   std::int64_t head_offset = 0;
-  std::uint64_t seed = 0;    // dropout
-  std::uint64_t offset = 0;  // dropout
+  std::uint64_t seed = 0;    // dropout, stochastic rounding
+  std::uint64_t offset = 0;  // likewise
   ScoreFunction score;       // empty: the built-in that the problem names, or what is registered (callable.h)
   MaskFunction mask;
 

@@ -197,11 +197,15 @@ void check_products(const Problem& p) {
 }
 
 void check_no_state(const Problem& p) {
-  if (p.slots == 0 && p.state_type == DType::fp32 && p.state_layout == StateLayout::vk && p.ring == 0) return;
-  refuse(p.slots != 0                  ? "slots"
-         : p.state_type != DType::fp32 ? "state_type"
-         : p.ring != 0                 ? "ring"
-                                       : "state_layout",
+  if (p.slots == 0 && p.state_type == DType::fp32 && p.state_layout == StateLayout::vk && p.ring == 0 &&
+      p.rounding == Rounding::nearest) {
+    return;
+  }
+  refuse(p.slots != 0                      ? "slots"
+         : p.state_type != DType::fp32     ? "state_type"
+         : p.ring != 0                     ? "ring"
+         : p.rounding != Rounding::nearest ? "rounding"
+                                           : "state_layout",
          std::string(word_of(kOperations, p.operation)),
          "linear_decode or linear_chunk; this field has no meaning here");
 }
@@ -290,6 +294,9 @@ void check_step(const Problem& p) {
   if (p.ring != 0 && (p.ring < std::max<std::int64_t>(p.seqlen_q, 1) || p.ring > kLongestRing)) {
     refuse("ring", std::to_string(p.ring), "0 for none, or seqlen_q to 64 tokens");
   }
+  if (p.rounding == Rounding::stochastic && p.state_type != DType::bf16) {
+    refuse("rounding", "stochastic for states in " + std::string(to_string(p.state_type)), "nearest, or state=bf16");
+  }
 }
 
 void check_linear(const Problem& p) {
@@ -312,6 +319,7 @@ void check_linear(const Problem& p) {
     bool set;
   } fields[] = {{"q_layout", decode && p.q_layout != Layout::dense},
                 {"ring", !decode && p.ring != 0},
+                {"rounding", !decode && p.rounding != Rounding::nearest},
                 {"seqused_q", p.seqused_q},
                 {"kv", p.kv != KvSource{}},
                 {"sink", p.sink},

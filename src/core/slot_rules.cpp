@@ -92,6 +92,10 @@ class RuleWriter {
       if (of.full) index_list(slots.full_counts, slots.full_indices, major);
     }
   }
+  void seeds() {
+    allow(Slot::dropout_seed, DType::uint64, {1});
+    allow(Slot::dropout_offset, DType::uint64, {1});
+  }
   void extras() {
     const RegisteredCallables registered(p_);
     const int count = std::min(registered.score_extras() + registered.mask_extras(), kMaxExtras);
@@ -165,8 +169,7 @@ void attention_rules(RuleWriter& w, const Problem& p) {
   }
   if (p.sink) w.require(Slot::sink, Access::read, DType::fp32, {p.heads_q});
   if (p.dropout > 0.0F) {
-    w.allow(Slot::dropout_seed, DType::uint64, {1});
-    w.allow(Slot::dropout_offset, DType::uint64, {1});
+    w.seeds();
   }
   w.extras();
   if (p.pass == Pass::forward) {
@@ -240,6 +243,7 @@ void linear_rules(RuleWriter& w, const Problem& p) {
   const bool forward = p.pass == Pass::forward;
   w.require(Slot::state, forward ? Access::write : Access::read, p.state_type, {p.slots, p.heads_q, rows, columns});
   w.allow(Slot::state_slots, DType::int32, {p.batch}).or_int64 = true;
+  if (p.rounding == Rounding::stochastic) w.seeds();
   if (p.ring > 0) {
     ring_rules(w, p);
   } else if (forward) {

@@ -124,6 +124,7 @@ void write_linear(LineWriter& line, const Problem& p) {
   if (p.state_layout != StateLayout::vk) line.word("layout", word_of(kStateLayouts, p.state_layout));
   line.integer("slots", p.slots, default_slots(p));
   line.integer("ring", p.ring, 0);
+  if (p.rounding != Rounding::nearest) line.word("rounding", word_of(kRoundings, p.rounding));
   if (p.scale) line.number("scale", *p.scale);
 }
 

@@ -9,6 +9,7 @@
 #include "cpu/kernels/kernels.h"
 #include "cpu/linear_ring.h"
 #include "cpu/linear_rows.h"
+#include "cpu/state_rounding.h"
 
 namespace tessera::cpu {
 namespace {
@@ -80,6 +81,7 @@ class Head {
     const Tensor& state = bindings_[Slot::state];
     const bool in_place = target_ == source_ && state.dtype == DType::fp32 && columns % kPad == 0;
     alignas(64) float buffer[kLongestStateRow];
+    const StateRounding rounding(p_, bindings_, kernels_, target_, head_);
     for (std::int64_t row = 0; row < rows; ++row) {
       std::byte* from = row_at(state, source_, head_, row);
       if (in_place) {
@@ -88,7 +90,7 @@ class Head {
       }
       kernels_.load_row(state.dtype, from, columns, 1.0F, buffer, padded(columns));
       update(row, buffer);
-      if (target_ >= 0) kernels_.store_row(state.dtype, buffer, columns, row_at(state, target_, head_, row));
+      if (target_ >= 0) rounding.store(buffer, row, columns, row_at(state, target_, head_, row));
     }
   }
 

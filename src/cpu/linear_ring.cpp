@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "cpu/linear_rows.h"
+#include "cpu/state_rounding.h"
 
 namespace tessera::cpu {
 namespace {
@@ -98,11 +99,12 @@ class RingHead {
   void walk(std::int64_t rows, std::int64_t columns, const Use& use) const {
     const Tensor& state = bindings_[Slot::state];
     alignas(64) float buffer[kLongestStateRow];
+    const StateRounding rounding(p_, bindings_, kernels_, slot_, head_);
     for (std::int64_t row = 0; row < rows; ++row) {
       std::byte* at = row_at(state, slot_, head_, row);
       kernels_.load_row(state.dtype, at, columns, 1.0F, buffer, padded(columns));
       use(row, buffer);
-      if (flush_) kernels_.store_row(state.dtype, buffer, columns, at);
+      if (flush_) rounding.store(buffer, row, columns, at);
     }
   }
 

@@ -43,6 +43,7 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   config.o = element_of(p.o_type);
   config.state = element_of(p.state_type);
   config.rows = p.state_layout == StateLayout::vk ? StateRows::v : StateRows::k;
+  config.stochastic = p.rounding == Rounding::stochastic;
   config.d = static_cast<int>(p.head_dim_qk);
   config.tile = wishes.tile_kv ? static_cast<int>(*wishes.tile_kv) : default_tile(p, target);
   config.warps = static_cast<int>(wishes.warps.value_or(4));
@@ -103,7 +104,8 @@ KernelSource source_of(const LinearConfig& c, const Problem& p) {
   const std::string types = std::string(name_of(c.q)) + ":" + name_of(c.k) + ":" + name_of(c.v) + ":" + name_of(c.o);
   KernelSource source;
   source.name = kernel + " " + types + " state=" + name_of(c.state) + " rows=" + name_of(c.rows) +
-                " d=" + std::to_string(c.d) + " tile=" + std::to_string(c.tile) + " warps=" + std::to_string(c.warps);
+                " d=" + std::to_string(c.d) + " tile=" + std::to_string(c.tile) + " warps=" + std::to_string(c.warps) +
+                (c.stochastic ? " stochastic" : "");
   source.text = "#include \"cuda/kernels/" + kernel +
                 ".cuh\"\n"
                 "using namespace tessera::cuda;\n"
@@ -112,6 +114,7 @@ KernelSource source_of(const LinearConfig& c, const Problem& p) {
                 ", .o = Element::" + name_of(c.o) + ", .state = Element::" + name_of(c.state) +
                 ", .rows = StateRows::" + name_of(c.rows) + ", .d = " + std::to_string(c.d) +
                 ", .tile = " + std::to_string(c.tile) + ", .warps = " + std::to_string(c.warps) +
+                (c.stochastic ? ", .stochastic = true" : "") +
                 "};\n"
                 "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
                 "tessera_kernel(const __grid_constant__ " +
@@ -157,6 +160,10 @@ LinearParams params_of(const Problem& problem, const Bindings& bindings) {
   p.slopes = bindings[Slot::decay_slopes].as<float>();
   p.scale = problem.softmax_scale();
   p.tokens = static_cast<int>(problem.seqlen_q);
+  p.seed = bindings.seed;
+  p.offset = bindings.offset;
+  p.seed_at = bindings[Slot::dropout_seed].as<u64>();
+  p.offset_at = bindings[Slot::dropout_offset].as<u64>();
   return p;
 }
 

@@ -18,6 +18,7 @@ struct LinearConfig {
   int d = 128;    // of k
   int tile = 32;  // of v: rows or columns of the state that a block takes
   int warps = 4;
+  bool stochastic = false;  // rounding of bf16 states
 
   constexpr bool operator==(const LinearConfig&) const = default;
   constexpr int threads() const { return warps * 32; }
@@ -70,6 +71,8 @@ struct LinearParams {
   const float* slopes;                     // (heads)
   float scale;
   int tokens;
+  u64 seed, offset;                // of stochastic rounding, unless they lie in memory:
+  const u64 *seed_at, *offset_at;  // (1)
 };
 
 /// A step whose tokens wait beside the state; 0 tokens: a flush.

@@ -181,6 +181,7 @@ constexpr Feature kFeatures[] = {
      }},
     {"dest_slots", "", kDecode | kChunk, [](const Case& c) { return !c.values.dest_slots.empty(); }},
     {"ring", "", kDecode, [](const Case& c) { return c.problem.ring > 0; }},
+    {"stochastic_rounding", "", kDecode, [](const Case& c) { return c.problem.rounding == Rounding::stochastic; }},
     {"int64_slots", "", kLinear, [](const Case& c) { return c.values.long_slots; }},
     {"no_decay", "", kLinear, [](const Case& c) { return c.values.no_decay; }},
 };

@@ -43,6 +43,7 @@ void Inputs::bind_linear_decode() {
       if (source(b) >= 0) fill_index(bindings_[slot], b, random);
     }
   };
+  if (problem_.rounding == Rounding::stochastic) bind_seeds();
   if (problem_.ring > 0) bind_ring();
   bind_pool();
   if (problem_.only_flushes()) return;

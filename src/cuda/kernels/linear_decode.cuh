@@ -14,6 +14,7 @@
 //   rows of k (V contiguous): lanes lie along V, and sums go over a thread's rows, then lanes, then warps.
 #pragma once
 
+#include "cuda/policy/philox.cuh"
 #include "cuda/ptx/global.cuh"
 #include "cuda/tile/row_vector.cuh"
 #include "shared/linear.h"
@@ -48,6 +49,21 @@ struct StateVector {
       }
     }
     ptx::store_16(to, bits);
+  }
+
+  /// bf16, up or down by chance: 16 random bits are added to those that are cut off.
+  __device__ __forceinline__ void store(void* to, const Philox& draws) const {
+    static_assert(type == Element::bf16);
+    u32 bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      bits[i] = rounded(at[2 * i], draws.word[i] & 0xffffU) | rounded(at[2 * i + 1], draws.word[i] >> 16) << 16;
+    }
+    ptx::store_16(to, bits);
+  }
+  static __device__ __forceinline__ u32 rounded(float value, u32 draw) {
+    const u32 bits = __float_as_uint(value);
+    return value != value ? bits >> 16 | 0x40U : (bits + draw) >> 16;
   }
 };
 
@@ -142,9 +158,31 @@ struct LinearDecode {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int l = 0; l < kLoads; ++l) s[r * kLoads + l].store(to + l * (C.lanes() * 16));
+      for (int l = 0; l < kLoads; ++l) {
+        if constexpr (C.stochastic) {
+          s[r * kLoads + l].store(to + l * (C.lanes() * 16), draws(slot, r, l));
+        } else {
+          s[r * kLoads + l].store(to + l * (C.lanes() * 16));
+        }
+      }
       to += row_step;
     }
+  }
+
+  /// Of the elements of load l of a thread's row r in the state of `slot`.
+  __device__ __forceinline__ Philox draws(i64 slot, int r, int l) const {
+    constexpr bool of_v = C.rows == StateRows::v;
+    const int columns = of_v ? C.d : static_cast<int>(gridDim.x) * C.tile;
+    const int at_row = (of_v ? first_column() : 0) + row() + r * kRowsApart;
+    const int at_column = (of_v ? 0 : first_column()) + column() + l * (C.lanes() * kWidth);
+    const u64 seed = p.seed_at != nullptr ? *p.seed_at : p.seed;
+    const u64 offset = p.offset_at != nullptr ? *p.offset_at : p.offset;
+    return {static_cast<u32>((at_row * columns + at_column) / 8),
+            static_cast<u32>(head),
+            static_cast<u32>(slot),
+            static_cast<u32>(offset),
+            static_cast<u32>(seed),
+            static_cast<u32>(seed >> 32) ^ static_cast<u32>(offset >> 32)};
   }
 
   __device__ __forceinline__ void update(i64 source, i64 target) const {
