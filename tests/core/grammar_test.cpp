@@ -142,6 +142,8 @@ TEST(Grammar, LinesAreShortestAndInOrder) {
       {"linear_decode layout=vk state=fp32 slots=2 dv=64 t=1 b=2", "linear_decode b=2"},
       {"linear_decode metadata=report scale=1 layout=kv slots=0 h=3",
        "linear_decode h=3 layout=kv slots=0 scale=1 metadata=report"},
+      {"linear_decode rounding=nearest", "linear_decode"},
+      {"linear_decode rounding=stochastic ring=8 state=bf16", "linear_decode state=bf16 ring=8 rounding=stochastic"},
       {"linear_decode ring=0 scale=1 t=2", "linear_decode t=2 scale=1"},
       {"linear_decode scale=1 ring=8 slots=4 t=0", "linear_decode t=0 slots=4 ring=8 scale=1"},
       {"linear_chunk slots=0 dtype=bf16 pass=forward t=9 b=2 layout=vk", "linear_chunk b=2 t=9 dtype=bf16"},
@@ -216,6 +218,7 @@ TEST(Grammar, EveryParseErrorNamesItsKey) {
       {"linear_decode varlen", "varlen"},
       {"linear_decode pass=backward", "pass"},
       {"linear_decode ring=some", "ring"},
+      {"linear_decode state=bf16 rounding=up", "rounding"},
       {"linear_chunk ring=4", "ring"},
       {"linear_chunk sq=9", "sq"},
       {"linear_chunk pass=both", "pass"},
@@ -313,6 +316,9 @@ class RandomProblem {
     p.state_layout = pick({StateLayout::vk, StateLayout::kv});
     p.slots = rarely() ? p.batch : below(100);
     if (p.operation == Operation::linear_decode && coin()) p.ring = 5 + below(60);
+    if (p.state_type == DType::bf16 && p.operation == Operation::linear_decode && coin()) {
+      p.rounding = Rounding::stochastic;
+    }
     if (coin()) p.scale = number();
     p.deterministic = coin();
     p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
