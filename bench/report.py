@@ -197,7 +197,8 @@ def linear_rows(rows):
     for row in rows:
         t = tokens(row["problem"])
         ceiling = row["in_place_us"]
-        cells = [t.get("b", "1"), t.get("t", "1"), t.get("h", "1"), t.get("d", "64"), t.get("state", "fp32")]
+        cells = [t.get("b", "1"), t.get("t", "1"), t.get("h", "1"), t.get("d", "64")]
+        cells += [t.get("state", "fp32") + (", stochastic" if t.get("rounding") == "stochastic" else "")]
         cells += ["K" if t.get("layout") == "kv" else "V", t.get("ring", "–")]
         cells += [f"{row['us']:.2f} µs", f"{row['gbytes_s']:.0f}", f"{ceiling:.2f} µs", f"{ceiling / row['us']:.3f}"]
         for peer in peers:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arrays import common_library, dtype_name, refuse_gradient
-from .linear import Array, Layout, Shape, bound_arrays
+from .linear import Array, Layout, Rounding, Shape, bound_arrays, rounding_of
 from .operations import _run
 
 
@@ -31,6 +31,9 @@ def linear_flush(
     ring_cursor: Array,
     *,
     state_slots: Array | None = None,
+    rounding: Rounding = "nearest",
+    seed: Any = None,
+    offset: Any = 0,
     layout: Layout = "vk",
     status: Array | None = None,
     threads: int = 0,
@@ -44,12 +47,13 @@ def linear_flush(
     """
     refuse_gradient("linear_flush", "has no gradient", state=state, ring_k=ring_k, ring_v=ring_v)
     bound = {"state": state, "decay_slopes": decay_slopes, "ring_k": ring_k, "ring_v": ring_v}
-    bound |= {"ring_cursor": ring_cursor, **bound_arrays(state_slots=state_slots, status=status)}
+    words, arrays, seeds = rounding_of(rounding, seed, offset, state)
+    bound |= {"ring_cursor": ring_cursor, **bound_arrays(state_slots=state_slots, status=status), **arrays}
     library = common_library([*bound.items()])
     shapes = tuple(tuple(bound[name].shape) for name in ("ring_cursor", "ring_k", "ring_v", "state"))
     dtypes = tuple(dtype_name(x.dtype) for x in (ring_k, ring_v, state))
-    line = _line(shapes, dtypes, layout) + ("" if status is None else " metadata=report")
-    _run(library, line, threads, tuple(bound), tuple(bound.values()), state)
+    line = _line(shapes, dtypes, layout) + words + ("" if status is None else " metadata=report")
+    _run(library, line, threads, tuple(bound), tuple(bound.values()), state, seeds)
 
 
 @lru_cache(maxsize=512)

@@ -144,6 +144,49 @@ class TestRing:
         np.testing.assert_array_equal(pool, before)
 
 
+class TestStochasticRounding:
+    def test_seeds_repeat_and_the_mean_is_the_state(self, tokens, pool):
+        torch = pytest.importorskip("torch")
+        q, k, v = (torch.from_numpy(np.ascontiguousarray(x[:, :1])) for x in tokens)
+        slots, slopes = torch.from_numpy(SLOTS), torch.from_numpy(SLOPES)
+        exact = torch.from_numpy(pool).bfloat16().float()
+        tessera.linear_decode(q, k, v, exact, slopes, state_slots=slots)
+
+        def step(**options):
+            state = torch.from_numpy(pool).bfloat16()
+            tessera.linear_decode(q, k, v, state, slopes, state_slots=slots, rounding="stochastic", **options)
+            return state
+
+        one = step(seed=5, offset=3)
+        assert torch.equal(one, step(seed=torch.tensor([5], dtype=torch.uint64), offset=3))
+        assert not torch.equal(one, step(seed=5, offset=4))
+        assert not torch.equal(step(), step())
+        mean = sum(step(seed=5, offset=i).double() for i in range(400)) / 400
+        assert (mean - exact).abs().max() < 0.2 * (one - exact).abs().max()
+        with pytest.raises(ValueError, match="rounding: got 'up'; want"):
+            tessera.linear_decode(q, k, v, exact, slopes, rounding="up")
+        with pytest.raises(
+            ValueError, match="rounding: got stochastic for states in fp32; want nearest"
+        ):
+            tessera.linear_decode(q, k, v, exact, slopes, state_slots=slots, rounding="stochastic")
+
+    def test_of_a_flush(self, pool):
+        torch = pytest.importorskip("torch")
+        ring = torch.ones(5, 4, 2, 32)
+        cursor, slopes = torch.tensor([1, 0, 3, 2, 1], dtype=torch.int32), torch.from_numpy(SLOPES)
+
+        def flushed(offset):
+            state = torch.from_numpy(pool).bfloat16()
+            options = {"rounding": "stochastic", "seed": 9, "offset": offset}
+            tessera.linear_flush(state, slopes, ring, ring.clone(), cursor, **options)
+            return state
+
+        first, again, later = flushed(1), flushed(1), flushed(2)
+        assert torch.equal(first, again)
+        assert not torch.equal(first[[0, 2]], later[[0, 2]])
+        assert torch.equal(first[[1, 3]], torch.from_numpy(pool).bfloat16()[[1, 3]])
+
+
 class TestRingAdvance:
     def test_walks_both_halves(self):
         cursor, seen = 0, []
