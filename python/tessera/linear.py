@@ -59,8 +59,8 @@ def linear_decode(
     that waits into the states. Not with dest_slots.
 
     rounding="stochastic", of bf16 states: up or down by chance, so that the expected value is the fp32 state and
-    updates smaller than its spacing are not lost. seed, offset: int, or uint64 arrays of 1; equal ones round alike, so the
-    caller counts offset from step to step and layer to layer. Without a seed one is drawn, as by `attention`.
+    updates smaller than its spacing are not lost. seed, offset: int, or uint64 arrays of 1; equal ones round alike, so
+    the caller counts offset from step to step and layer to layer. Without a seed one is drawn, as by `attention`.
 
     Returns out, (b, t, h, dv) in the library and dtype of q, or `out`. Raises ValueError for shapes, types, slots
     beyond the pool, cursors beyond the ring and negative slopes, before anything is written (on a GPU, where no one

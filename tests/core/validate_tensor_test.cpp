@@ -63,7 +63,7 @@ const BadCall kBadCalls[] = {
      kInvalid, "state"},
     {"state_type", kLinear, [](Call& c) { c[Slot::state].dtype = DType::bf16; }, kInvalid, "state"},
     {"slots_type", kLinear, [](Call& c) { c[Slot::state_slots].dtype = DType::uint32; }, kInvalid, "state_slots"},
-    {"seed_without_use", kLinear, [](Call& c) { c.bind(Slot::dropout_seed, DType::uint64, {1}); }, kInvalid,
+    {"rounding_seed_without_use", kLinear, [](Call& c) { c.bind(Slot::dropout_seed, DType::uint64, {1}); }, kInvalid,
      "dropout_seed"},
     {"offset_type", "linear_decode state=bf16 rounding=stochastic",
      [](Call& c) { c.bind(Slot::dropout_offset, {1}, {4}); }, kInvalid, "dropout_offset"},

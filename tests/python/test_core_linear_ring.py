@@ -165,9 +165,7 @@ class TestStochasticRounding:
         assert (mean - exact).abs().max() < 0.2 * (one - exact).abs().max()
         with pytest.raises(ValueError, match="rounding: got 'up'; want"):
             tessera.linear_decode(q, k, v, exact, slopes, rounding="up")
-        with pytest.raises(
-            ValueError, match="rounding: got stochastic for states in fp32; want nearest"
-        ):
+        with pytest.raises(ValueError, match="rounding: got stochastic for states in fp32; want nearest"):
             tessera.linear_decode(q, k, v, exact, slopes, state_slots=slots, rounding="stochastic")
 
     def test_of_a_flush(self, pool):
