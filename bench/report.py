@@ -189,16 +189,18 @@ def gpu_rows(rows):
 def linear_rows(rows):
     """Decode steps on a GPU, beside a pass in place over as many bytes as their states have, and beside peers."""
     peers = peers_of(rows)
-    head = ["batch", "tokens", "heads", "dim", "state", "rows of", "Tessera", "GB/s", "pass in place", "share"]
+    head = ["batch", "tokens", "heads", "dim", "state", "rows of", "ring"]
+    head += ["Tessera", "GB/s", "pass in place", "share"]
     for peer in peers:
         head += [PEERS.get(peer, peer), "ratio"]
     body = []
     for row in rows:
         t = tokens(row["problem"])
         ceiling = row["in_place_us"]
-        cells = [t.get("b", "1"), t.get("t", "1"), t.get("h", "1"), t.get("d", "64"), t.get("state", "fp32")]
-        cells += ["K" if t.get("layout") == "kv" else "V", f"{row['us']:.2f} µs", f"{row['gbytes_s']:.0f}"]
-        cells += [f"{ceiling:.2f} µs", f"{ceiling / row['us']:.3f}"]
+        cells = [t.get("b", "1"), t.get("t", "1"), t.get("h", "1"), t.get("d", "64")]
+        cells += [t.get("state", "fp32") + (", stochastic" if t.get("rounding") == "stochastic" else "")]
+        cells += ["K" if t.get("layout") == "kv" else "V", t.get("ring", "–")]
+        cells += [f"{row['us']:.2f} µs", f"{row['gbytes_s']:.0f}", f"{ceiling:.2f} µs", f"{ceiling / row['us']:.3f}"]
         for peer in peers:
             known = peer in row["ratios"]
             cells += [f"{row['peers'][peer]:.2f} µs", f"{row['ratios'][peer]:.3f}"] if known else ["", ""]

@@ -72,7 +72,7 @@ enum class Slot : std::uint8_t {
   next_bits,       // uint32 (b, hq, QB, ceil(KB / 32))
   tile_mass,       // fp32 (b, hq, QB, KB)
   prior_lse,       // as lse
-  dropout_seed,    // uint64 (1): overrides Bindings::seed
+  dropout_seed,    // uint64 (1): overrides Bindings::seed; of rounding=stochastic too
   dropout_offset,  // uint64 (1)
   o_parts,         // combine: (parts, …o)
   lse_parts,       // combine: fp32 (parts, …lse)
@@ -87,6 +87,9 @@ enum class Slot : std::uint8_t {
                  // linear_chunk: begins with zeros
   dest_slots,    // as state_slots, where the new state goes; default state_slots; negative: nowhere
   decay_slopes,  // linear_decode, linear_chunk: fp32 (hq), 0 or more; a token multiplies the state by exp(−slope)
+  ring_k,        // linear_decode with ring: (slots, hq, 2·ring, d), as k: keys that are not in the state yet; written
+  ring_v,        // likewise (slots, hq, 2·ring, dv), as v
+  ring_cursor,  // linear_decode with ring: int32 (b), half·(ring + 1) + tokens that wait there; ring_advance() moves it
   dstate_final,  // backward of linear_chunk: fp32 (b, hq, …state): gradient of the states that the forward ended with
   dstate_initial,  // likewise: output, the gradient of those it began with
   extra0,          // extra tensors of a registered score, then of a registered mask: callable.h
@@ -101,6 +104,15 @@ enum class Slot : std::uint8_t {
 std::string_view to_string(Slot slot) noexcept;
 /// nullopt when no slot has this name.
 std::optional<Slot> parse_slot(std::string_view name) noexcept;
+
+/// The cursor of a sequence's ring after a step of `tokens`, in linear_decode with ring. Fewer tokens than the step
+/// had, down to none, are kept by lowering the result by the others; a sequence begins, and after a step of none goes
+/// on, at 0.
+constexpr std::int32_t ring_advance(std::int32_t cursor, std::int32_t tokens, std::int32_t ring) noexcept {
+  const std::int32_t waiting = cursor % (ring + 1);
+  const std::int32_t other_half = cursor > ring ? 0 : ring + 1;
+  return waiting + tokens > ring ? other_half + tokens : cursor + tokens;
+}
 
 /// What a device found in a call's metadata (lengths, page tables, tile lists).
 struct Violation {
@@ -154,8 +166,8 @@ struct Bindings {
   std::array<Tensor, static_cast<std::size_t>(Slot::count_)> tensors{};
   std::int64_t batch_offset = 0;  // position of batch 0 and head 0 for dropout and callables
   std::int64_t head_offset = 0;
-  std::uint64_t seed = 0;    // dropout
-  std::uint64_t offset = 0;  // dropout
+  std::uint64_t seed = 0;    // dropout, stochastic rounding
+  std::uint64_t offset = 0;  // likewise
   ScoreFunction score;       // empty: the built-in that the problem names, or what is registered (callable.h)
   MaskFunction mask;
 

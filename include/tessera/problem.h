@@ -19,6 +19,8 @@ enum class Rotary : std::uint8_t { none, half, interleaved };
 enum class MassKind : std::uint8_t { none, mean, rms };
 /// How the state of a head of linear attention lies in memory: rows of V or rows of K, the other contiguous.
 enum class StateLayout : std::uint8_t { vk, kv };
+/// Of a bf16 state when it is written: to nearest, or up or down by chance so that the expected value is exact.
+enum class Rounding : std::uint8_t { nearest, stochastic };
 enum class Metadata : std::uint8_t { trust, clamp, report };
 
 /// One source of keys and values. Two of them may share one softmax (segments).
@@ -122,8 +124,12 @@ struct Problem {
   // linear_decode, linear_chunk: seqlen_q is the tokens of a step or of the longest sequence, heads_kv = heads_q,
   // head_dim_qk and head_dim_v the state's sizes.
   std::int64_t slots = 0;          // states in the pool; linear_chunk: 0 begins with zeros and keeps no state
-  DType state_type = DType::fp32;  // or bf16: read to fp32, rounded to nearest once when written
+  DType state_type = DType::fp32;  // or bf16: read to fp32, rounded once when written
   StateLayout state_layout = StateLayout::vk;
+  // linear_decode: tokens of a sequence that wait beside its state, 0 to write every step's; then seqlen_q may be 0,
+  // which puts them all into the state.
+  std::int64_t ring = 0;
+  Rounding rounding = Rounding::nearest;  // linear_decode, of bf16 states; stochastic: by the call's seed and offset
 
   bool operator==(const Problem&) const = default;
 
@@ -139,6 +145,8 @@ struct Problem {
   [[nodiscard]] bool is_linear() const noexcept {
     return operation == Operation::linear_decode || operation == Operation::linear_chunk;
   }
+  /// A step of no tokens: those that wait beside the states go into them.
+  [[nodiscard]] bool only_flushes() const noexcept { return ring > 0 && seqlen_q == 0; }
   [[nodiscard]] std::int64_t group() const noexcept { return heads_q / heads_kv; }
   [[nodiscard]] float softmax_scale() const noexcept;  // scale or its default
   [[nodiscard]] std::int64_t query_blocks() const noexcept;

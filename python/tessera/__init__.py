@@ -18,6 +18,7 @@ from ._execute import get_threads, set_threads
 from .attention import attention, attention_backward, load_torch
 from .callables import register_mask, register_score
 from .linear import decay_slopes, linear_attention, linear_chunk, linear_decode
+from .linear_ring import linear_flush, ring_advance
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .tiles import TileList
@@ -69,10 +70,12 @@ __all__ = [
     "linear_attention",
     "linear_chunk",
     "linear_decode",
+    "linear_flush",
     "merge_states",
     "plan",
     "register_mask",
     "register_score",
+    "ring_advance",
     "set_threads",
     "violation_of",
 ]

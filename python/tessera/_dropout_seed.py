@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropout's seed and offset: as numbers, as arrays that only the run reads, or drawn."""
+"""Seed and offset of dropout and of stochastic rounding: as numbers, as arrays that only the run reads, or drawn."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Array = Any
 
 
 def add_dropout(q: Array, seed: Any, offset: Any, drops: bool, slots: list[str], tensors: list[Any]) -> tuple[int, int]:
-    """Seed and offset as integers, or bound as tensors; draws a seed where dropout has none."""
+    """Seed and offset as integers, or bound as tensors; draws a seed where there is none."""
     if not drops:
-        return 0, 0  # a seed without dropout changes nothing
+        return 0, 0  # a seed without use changes nothing
     values = []
     for name, given in (("dropout_seed", drawn_seed(q) if seed is None else seed), ("dropout_offset", offset)):
         if hasattr(given, "shape") and (given.shape != () or device_of(given) != CPU):

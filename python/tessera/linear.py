@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 from ._arguments import longest
 from ._arrays import common_library, dtype_name, is_torch, refuse_gradient
+from ._dropout_seed import add_dropout
 from .operations import _run
 
 Array = Any
 Shape = tuple[int, ...]
 Layout = Literal["vk", "kv"]
+Rounding = Literal["nearest", "stochastic"]
 
 
 def linear_decode(
@@ -27,6 +29,12 @@ def linear_decode(
     *,
     state_slots: Array | None = None,
     dest_slots: Array | None = None,
+    ring_k: Array | None = None,
+    ring_v: Array | None = None,
+    ring_cursor: Array | None = None,
+    rounding: Rounding = "nearest",
+    seed: Any = None,
+    offset: Any = 0,
     scale: float | None = None,
     layout: Layout = "vk",
     out: Array | None = None,
@@ -44,16 +52,29 @@ def linear_decode(
     sequence's out is 0. dest_slots, likewise: where the new states go, the sources then keeping theirs; default: where
     they came from; negative: nowhere. A state that is written may be named by one sequence only.
 
+    ring_k (slots, h, 2 · ring, d), ring_v (slots, h, 2 · ring, dv), in the dtypes of k and v, written in place, and
+    ring_cursor, int32 (b): the last tokens of each sequence, up to ring, wait there, and a state is written only where
+    a step's tokens find no room. One cursor serves all layers of a model: the caller moves it once after they have run,
+    to `ring_advance(ring_cursor, t, ring)`, less the tokens that it rejects; at first it is 0. `linear_flush` puts all
+    that waits into the states. Not with dest_slots.
+
+    rounding="stochastic", of bf16 states: up or down by chance, so that the expected value is the fp32 state and
+    updates smaller than its spacing are not lost. seed, offset: int, or uint64 arrays of 1; equal ones round alike, so
+    the caller counts offset from step to step and layer to layer. Without a seed one is drawn, as by `attention`.
+
     Returns out, (b, t, h, dv) in the library and dtype of q, or `out`. Raises ValueError for shapes, types, slots
-    beyond the pool and negative slopes, before anything is written (on a GPU, whose slots no one reads here, a slot
-    beyond the pool stands for none, and `status`, int32 (1) that holds 0, notes the first: `violation_of`), and for
-    torch tensors that require grad; TypeError for what is no array.
+    beyond the pool, cursors beyond the ring and negative slopes, before anything is written (on a GPU, where no one
+    reads them here, a slot beyond the pool stands for none and a cursor for the nearest that there is, and `status`,
+    int32 (1) that holds 0, notes the first: `violation_of`), and for torch tensors that require grad; TypeError for
+    what is no array.
 
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
     """
     refuse_gradient("linear_decode", "has no gradient", q=q, k=k, v=v, state=state)
     bound = bound_arrays(state=state, decay_slopes=decay_slopes, state_slots=state_slots, dest_slots=dest_slots)
-    return _forward("linear_decode", (q, k, v), bound, None, scale, layout, out, status, threads)
+    bound |= bound_arrays(ring_k=ring_k, ring_v=ring_v, ring_cursor=ring_cursor)
+    words, arrays, seeds = rounding_of(rounding, seed, offset, q)
+    return _forward("linear_decode", (q, k, v), bound | arrays, None, scale, layout, out, status, threads, words, seeds)
 
 
 def linear_chunk(
@@ -174,6 +195,16 @@ def state_shape(batch: int, q: Shape, v: Shape, layout: str) -> Shape:
     return (batch, q[-2], q[-1], v[-1]) if layout == "kv" else (batch, q[-2], v[-1], q[-1])
 
 
+def rounding_of(rounding: str, seed: Any, offset: Any, like: Array) -> tuple[str, dict[str, Array], tuple[int, int]]:
+    """Words of the line, arrays by slot, and seed and offset where they are none."""
+    if rounding not in ("nearest", "stochastic"):
+        raise ValueError(f'rounding: got {rounding!r}; want "nearest" or "stochastic"')
+    slots: list[str] = []
+    arrays: list[Array] = []
+    seeds = add_dropout(like, seed, offset, rounding == "stochastic", slots, arrays)
+    return "" if rounding == "nearest" else " rounding=stochastic", dict(zip(slots, arrays, strict=True)), seeds
+
+
 def bound_arrays(**arrays: Array | None) -> dict[str, Array]:
     return {name: array for name, array in arrays.items() if array is not None}
 
@@ -188,16 +219,18 @@ def _forward(
     out: Array | None,
     status: Array | None,
     threads: int,
+    words: str = "",
+    seeds: tuple[int, int] = (0, 0),
 ) -> Array:
-    """`bound`: arrays by slot besides `rows`, which are q, k and v."""
+    """`bound`: arrays by slot besides `rows`, which are q, k and v; `words`: more of the line."""
     q, k, v = rows
     optional = bound_arrays(out=out, status=status)
     library = common_library([("q", q), ("k", k), ("v", v), *bound.items(), *optional.items()])
     result = library.empty((*q.shape[:-1], v.shape[-1]), dtype_name(q.dtype), q) if out is None else out
-    line = line_of(operation, (q, k, v, result), bound, max_seqlen, scale, layout)
+    line = line_of(operation, (q, k, v, result), bound, max_seqlen, scale, layout) + words
     if status is not None:
         line, bound = f"{line} metadata=report", {**bound, "status": status}
-    _run(library, line, threads, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), result), q)
+    _run(library, line, threads, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), result), q, seeds)
     return library.finish(result, q) if out is None else out
 
 
@@ -211,7 +244,7 @@ def line_of(
 ) -> str:
     """The problem's line; `rows`: q, k, v, and o or dout."""
     q, _, v, _ = rows
-    starts, state = bound.get("cu_seqlens_q"), bound.get("state")
+    starts, state, ring = bound.get("cu_seqlens_q"), bound.get("state"), bound.get("ring_k")
     sequences = None
     if starts is not None:  # lengths that no one reads here are at most that of all tokens
         sequences = (starts.shape[0] - 1, longest("cu_seqlens", starts, max_seqlen) or q.shape[0])
@@ -223,6 +256,7 @@ def line_of(
         sequences,
         dtypes if state is None else (*dtypes, dtype_name(state.dtype)),
         None if state is None else tuple(state.shape),
+        None if ring is None else tuple(ring.shape),
         None if scale is None else float(scale),
         layout,
     )
@@ -236,12 +270,13 @@ def _line(
     sequences: tuple[int, int] | None,
     dtypes: tuple[str, ...],
     state: Shape | None,
+    ring: Shape | None,
     scale: float | None,
     layout: str,
 ) -> str:
     """`sequences`: how many, and the longest, of packed tokens."""
     rank = 4 if sequences is None else 3
-    for name, shape, want in (("q", q, rank), ("v", v, rank), ("state", state, 4)):
+    for name, shape, want in (("q", q, rank), ("v", v, rank), ("state", state, 4), ("ring_k", ring, 4)):
         if shape is not None and len(shape) != want:
             raise ValueError(f"{name}: got {len(shape)} dimensions, shape {shape}; want {want}")
     batch, tokens = q[:2] if sequences is None else sequences
@@ -250,6 +285,8 @@ def _line(
         words.append(f"varlen tq={q[0]}")
     if state is not None:
         words.append(f"state={dtypes[4]} layout={layout} slots={state[0]}")
+    if ring is not None:
+        words.append(f"ring={ring[2] // 2}")
     if scale is not None:
         words.append(f"scale={scale!r}")
     return " ".join(words)

@@ -31,13 +31,21 @@ def _plan(line: str, threads: int, device: int) -> _core.Plan:
     return _core.Plan(line, threads=threads, device=device)
 
 
-def _run(library: Library, line: str, threads: int, slots: tuple[str, ...], arrays: tuple[Any, ...], q: Array) -> None:
-    """On the device of `q`, one of the arrays."""
+def _run(
+    library: Library,
+    line: str,
+    threads: int,
+    slots: tuple[str, ...],
+    arrays: tuple[Any, ...],
+    q: Array,
+    seeds: tuple[int, int] = (0, 0),
+) -> None:
+    """On the device of `q`, one of the arrays. `seeds`: seed and offset, where they are no arrays."""
     device = library.device(q)
     if device == CPU:
-        _plan(line, threads or get_threads(), CPU).run(slots, arrays)
+        _plan(line, threads or get_threads(), CPU).run(slots, arrays, *seeds)
     else:
-        run_on_gpu(library, _plan(line, 0, device), slots, arrays, q)
+        run_on_gpu(library, _plan(line, 0, device), slots, arrays, q, seeds)
 
 
 def _stacked(parts: tuple[Array, ...], name: str) -> Any:

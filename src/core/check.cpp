@@ -186,6 +186,7 @@ void check_products(const Problem& p) {
   if (p.is_linear()) {
     check_bytes("batch", {p.batch, p.heads_q, p.head_dim_qk, p.head_dim_v}, 8);
     check_bytes("slots", {p.slots, p.heads_q, p.head_dim_qk, p.head_dim_v}, 8);
+    check_bytes("ring", {p.slots, p.heads_q, 2 * p.ring, dim}, 8);
     return;
   }
   check_source_bytes(p, p.kv, "kv");
@@ -196,10 +197,15 @@ void check_products(const Problem& p) {
 }
 
 void check_no_state(const Problem& p) {
-  if (p.slots == 0 && p.state_type == DType::fp32 && p.state_layout == StateLayout::vk) return;
-  refuse(p.slots != 0                  ? "slots"
-         : p.state_type != DType::fp32 ? "state_type"
-                                       : "state_layout",
+  if (p.slots == 0 && p.state_type == DType::fp32 && p.state_layout == StateLayout::vk && p.ring == 0 &&
+      p.rounding == Rounding::nearest) {
+    return;
+  }
+  refuse(p.slots != 0                      ? "slots"
+         : p.state_type != DType::fp32     ? "state_type"
+         : p.ring != 0                     ? "ring"
+         : p.rounding != Rounding::nearest ? "rounding"
+                                           : "state_layout",
          std::string(word_of(kOperations, p.operation)),
          "linear_decode or linear_chunk; this field has no meaning here");
 }
@@ -278,12 +284,25 @@ void check_kv_append(const Problem& p) {
   }
 }
 
+/// Tokens of a step, and those that wait beside the state.
+void check_step(const Problem& p) {
+  constexpr std::int64_t kMostTokens = 8;  // more belong to linear_chunk
+  constexpr std::int64_t kLongestRing = 64;
+  if (p.seqlen_q > kMostTokens || (p.seqlen_q < 1 && !p.only_flushes())) {
+    refuse("seqlen_q", std::to_string(p.seqlen_q), "1 to 8 tokens a step, or with a ring 0, which empties it");
+  }
+  if (p.ring != 0 && (p.ring < std::max<std::int64_t>(p.seqlen_q, 1) || p.ring > kLongestRing)) {
+    refuse("ring", std::to_string(p.ring), "0 for none, or seqlen_q to 64 tokens");
+  }
+  if (p.rounding == Rounding::stochastic && p.state_type != DType::bf16) {
+    refuse("rounding", "stochastic for states in " + std::string(to_string(p.state_type)), "nearest, or state=bf16");
+  }
+}
+
 void check_linear(const Problem& p) {
   check_no_attention_fields(p);
-  constexpr std::int64_t kMostTokens = 8;  // of a step; more belong to linear_chunk
   const bool decode = p.operation == Operation::linear_decode;
-  if (decode && (p.seqlen_q < 1 || p.seqlen_q > kMostTokens))
-    refuse("seqlen_q", std::to_string(p.seqlen_q), "1 to 8 tokens a step");
+  if (decode) check_step(p);
   if (p.heads_kv != p.heads_q) {
     refuse("heads_kv", std::to_string(p.heads_kv) + " for " + std::to_string(p.heads_q) + " query heads",
            "as many as heads_q, each head has a state");
@@ -299,6 +318,8 @@ void check_linear(const Problem& p) {
     std::string_view name;
     bool set;
   } fields[] = {{"q_layout", decode && p.q_layout != Layout::dense},
+                {"ring", !decode && p.ring != 0},
+                {"rounding", !decode && p.rounding != Rounding::nearest},
                 {"seqused_q", p.seqused_q},
                 {"kv", p.kv != KvSource{}},
                 {"sink", p.sink},

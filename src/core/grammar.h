@@ -31,6 +31,7 @@ inline constexpr Word<Rotary> kRotaries[] = {{"half", Rotary::half}, {"interleav
 inline constexpr Word<MassKind> kMassKinds[] = {{"mean", MassKind::mean}, {"rms", MassKind::rms}};
 inline constexpr Word<bool> kMassLses[] = {{"own", false}, {"prior", true}};
 inline constexpr Word<StateLayout> kStateLayouts[] = {{"vk", StateLayout::vk}, {"kv", StateLayout::kv}};
+inline constexpr Word<Rounding> kRoundings[] = {{"nearest", Rounding::nearest}, {"stochastic", Rounding::stochastic}};
 inline constexpr Word<Metadata> kMetadatas[] = {
     {"trust", Metadata::trust}, {"clamp", Metadata::clamp}, {"report", Metadata::report}};
 inline constexpr Word<TileList::Form> kForms[] = {{"indices", TileList::Form::indices},

@@ -163,6 +163,10 @@ void read_linear(const LineReader& line, Problem& p) {
   if (const auto text = line.value("state")) p.state_type = parse_dtype(*text, "state");
   p.state_layout = line.word("layout", kStateLayouts).value_or(StateLayout::vk);
   p.slots = line.integer("slots").value_or(default_slots(p));
+  if (p.operation == Operation::linear_decode) {
+    p.ring = line.integer("ring").value_or(0);
+    p.rounding = line.word("rounding", kRoundings).value_or(Rounding::nearest);
+  }
   p.scale = line.number("scale");
 }
 

@@ -92,6 +92,10 @@ class RuleWriter {
       if (of.full) index_list(slots.full_counts, slots.full_indices, major);
     }
   }
+  void seeds() {
+    allow(Slot::dropout_seed, DType::uint64, {1});
+    allow(Slot::dropout_offset, DType::uint64, {1});
+  }
   void extras() {
     const RegisteredCallables registered(p_);
     const int count = std::min(registered.score_extras() + registered.mask_extras(), kMaxExtras);
@@ -165,8 +169,7 @@ void attention_rules(RuleWriter& w, const Problem& p) {
   }
   if (p.sink) w.require(Slot::sink, Access::read, DType::fp32, {p.heads_q});
   if (p.dropout > 0.0F) {
-    w.allow(Slot::dropout_seed, DType::uint64, {1});
-    w.allow(Slot::dropout_offset, DType::uint64, {1});
+    w.seeds();
   }
   w.extras();
   if (p.pass == Pass::forward) {
@@ -208,13 +211,19 @@ void kv_append_rules(RuleWriter& w, const Problem& p) {
   }
 }
 
-void linear_rules(RuleWriter& w, const Problem& p) {
+/// Tokens that are not in the states yet, in two halves by turns. A step of none has nothing else.
+void ring_rules(RuleWriter& w, const Problem& p) {
+  w.require(Slot::ring_k, Access::write, p.k_type, {p.slots, p.heads_q, 2 * p.ring, p.head_dim_qk});
+  w.require(Slot::ring_v, Access::write, p.v_type, {p.slots, p.heads_q, 2 * p.ring, p.head_dim_v});
+  w.require(Slot::ring_cursor, Access::read, DType::int32, {p.batch});
+}
+
+void linear_tokens(RuleWriter& w, const Problem& p) {
   w.query_lengths();
   w.query_rows(Slot::q, Access::read, p.q_type, p.heads_q, p.head_dim_qk);
   w.query_rows(Slot::k, Access::read, p.k_type, p.heads_q, p.head_dim_qk);
   w.query_rows(Slot::v, Access::read, p.v_type, p.heads_q, p.head_dim_v);
-  const bool forward = p.pass == Pass::forward;
-  if (forward) {
+  if (p.pass == Pass::forward) {
     w.query_rows(Slot::o, Access::write, p.o_type, p.heads_q, p.head_dim_v);
   } else {
     w.query_rows(Slot::dout, Access::read, p.o_type, p.heads_q, p.head_dim_v);
@@ -222,14 +231,22 @@ void linear_rules(RuleWriter& w, const Problem& p) {
     w.query_rows(Slot::dk, Access::write, p.k_type, p.heads_q, p.head_dim_qk);
     w.query_rows(Slot::dv, Access::write, p.v_type, p.heads_q, p.head_dim_v);
   }
+}
+
+void linear_rules(RuleWriter& w, const Problem& p) {
+  if (!p.only_flushes()) linear_tokens(w, p);
   w.require(Slot::decay_slopes, Access::read, DType::fp32, {p.heads_q});
   if (p.operation == Operation::linear_chunk && p.slots == 0) return;
   const bool rows_of_v = p.state_layout == StateLayout::vk;
   const std::int64_t rows = rows_of_v ? p.head_dim_v : p.head_dim_qk;
   const std::int64_t columns = rows_of_v ? p.head_dim_qk : p.head_dim_v;
+  const bool forward = p.pass == Pass::forward;
   w.require(Slot::state, forward ? Access::write : Access::read, p.state_type, {p.slots, p.heads_q, rows, columns});
   w.allow(Slot::state_slots, DType::int32, {p.batch}).or_int64 = true;
-  if (forward) {
+  if (p.rounding == Rounding::stochastic) w.seeds();
+  if (p.ring > 0) {
+    ring_rules(w, p);
+  } else if (forward) {
     w.allow(Slot::dest_slots, DType::int32, {p.batch}).or_int64 = true;
   } else {
     w.allow(Slot::dstate_final, DType::fp32, {p.batch, p.heads_q, rows, columns});

@@ -123,6 +123,8 @@ void write_linear(LineWriter& line, const Problem& p) {
   if (p.state_type != DType::fp32) line.word("state", to_string(p.state_type));
   if (p.state_layout != StateLayout::vk) line.word("layout", word_of(kStateLayouts, p.state_layout));
   line.integer("slots", p.slots, default_slots(p));
+  line.integer("ring", p.ring, 0);
+  if (p.rounding != Rounding::nearest) line.word("rounding", word_of(kRoundings, p.rounding));
   if (p.scale) line.number("scale", *p.scale);
 }
 

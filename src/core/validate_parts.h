@@ -43,7 +43,7 @@ void check_lengths(const Problem& problem, const Bindings& bindings);
 /// q_offset, k_offset and k_offset2. Reads host memory.
 void check_offsets(const Problem& problem, const Bindings& bindings);
 
-/// linear_decode, linear_chunk: slots of states and slopes. Reads host memory.
+/// linear_decode, linear_chunk: slots of states, slopes and cursors. Reads host memory.
 void check_states(const Problem& problem, const Bindings& bindings);
 
 /// Tile lists: counts, indices, bits, partial against full. Reads host memory.

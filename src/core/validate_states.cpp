@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Slots of states and slopes of linear attention.
+// Slots of states, slopes and cursors of linear attention.
 #include <cmath>
 
 #include "core/validate_parts.h"
@@ -13,19 +13,36 @@ namespace {
               std::move(want));
 }
 
+std::int64_t slot_at(const Tensor& slots, std::int64_t b) {
+  return slots.dtype == DType::int64 ? slots.as<const std::int64_t>()[b] : slots.as<const std::int32_t>()[b];
+}
+
+/// Of sequences that have a state.
+void check_cursors(const Problem& problem, const Bindings& bindings) {
+  const Tensor& slots = bindings[Slot::state_slots];
+  const std::int64_t most = 2 * problem.ring + 1;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const std::int32_t cursor = bindings[Slot::ring_cursor].as<const std::int32_t>()[b];
+    if ((slots && slot_at(slots, b) < 0) || (cursor >= 0 && cursor <= most)) continue;
+    refuse(
+        Slot::ring_cursor, b, std::to_string(cursor),
+        "0 to " + std::to_string(most) + ", what ring_advance() gives for a ring of " + std::to_string(problem.ring));
+  }
+}
+
 }  // namespace
 
 void check_states(const Problem& problem, const Bindings& bindings) {
   for (const Slot slot : {Slot::state_slots, Slot::dest_slots}) {
     const Tensor& slots = bindings[slot];
     for (std::int64_t b = 0; slots && b < problem.batch; ++b) {
-      const std::int64_t state =
-          slots.dtype == DType::int64 ? slots.as<const std::int64_t>()[b] : slots.as<const std::int32_t>()[b];
+      const std::int64_t state = slot_at(slots, b);
       if (state >= problem.slots) {
         refuse(slot, b, std::to_string(state), "a state below " + std::to_string(problem.slots) + ", or -1 for none");
       }
     }
   }
+  if (problem.ring > 0) check_cursors(problem, bindings);
   const float* slopes = bindings[Slot::decay_slopes].as<const float>();
   for (std::int64_t head = 0; head < problem.heads_q; ++head) {
     if (!(slopes[head] >= 0.0F)) refuse(Slot::decay_slopes, head, std::to_string(slopes[head]), "0 or more");

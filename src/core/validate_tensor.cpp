@@ -116,6 +116,8 @@ bool has_rows(Slot slot) noexcept {
     case Slot::state:
     case Slot::dstate_final:
     case Slot::dstate_initial:
+    case Slot::ring_k:
+    case Slot::ring_v:
       return true;
     default:
       return false;

@@ -7,12 +7,12 @@
 #include "core/implementations.h"
 #include "core/parallel.h"
 #include "cpu/kernels/kernels.h"
+#include "cpu/linear_ring.h"
+#include "cpu/linear_rows.h"
+#include "cpu/state_rounding.h"
 
 namespace tessera::cpu {
 namespace {
-
-constexpr std::int64_t kLongestRow = 512;  // Problem::check's limit of the head dims
-constexpr std::int64_t kMostTokens = 8;    // and of a step's tokens
 
 bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
 
@@ -27,23 +27,12 @@ Support supports(const Problem& problem, const Target& target, const Wishes& /*w
 
 void plan(detail::PlanState& state) { state.workspace_bytes = 0; }
 
-std::int64_t slot_at(const Tensor& slots, std::int64_t batch, std::int64_t otherwise) {
-  if (!slots) return otherwise;
-  return slots.dtype == DType::int64 ? slots.as<std::int64_t>()[batch] : slots.as<std::int32_t>()[batch];
-}
-
-/// Address of rows [i0][i1] or [i0][i1][i2] of a tensor of rank 4.
-std::byte* row_at(const Tensor& tensor, std::int64_t i0, std::int64_t i1, std::int64_t i2) {
-  return tensor.bytes() + (i0 * tensor.strides[0] + i1 * tensor.strides[1] + i2 * tensor.strides[2]) *
-                              static_cast<std::int64_t>(size_of(tensor.dtype));
-}
-
 /// Rows of one head of one sequence, padded with zeros. `inner` lies along the state's rows, `outer` across them.
 struct Tokens {
-  alignas(64) float inner[kMostTokens][kLongestRow];  // k for the layout vk, v for kv
-  alignas(64) float outer[kMostTokens][kLongestRow];
-  alignas(64) float q[kMostTokens][kLongestRow];
-  alignas(64) float o[kMostTokens][kLongestRow];
+  alignas(64) float inner[kMostStepTokens][kLongestStateRow];  // k for the layout vk, v for kv
+  alignas(64) float outer[kMostStepTokens][kLongestStateRow];
+  alignas(64) float q[kMostStepTokens][kLongestStateRow];
+  alignas(64) float o[kMostStepTokens][kLongestStateRow];
 };
 
 class Head {
@@ -75,7 +64,7 @@ class Head {
  private:
   void load(Tokens& tokens) const {
     const bool vk = p_.state_layout == StateLayout::vk;
-    const auto rows = [&](Slot slot, std::int64_t dim, float scale, float(*to)[kLongestRow]) {
+    const auto rows = [&](Slot slot, std::int64_t dim, float scale, float(*to)[kLongestStateRow]) {
       const Tensor& tensor = bindings_[slot];
       for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
         kernels_.load_row(tensor.dtype, row_at(tensor, batch_, t, head_), dim, scale, to[t], padded(dim));
@@ -91,7 +80,8 @@ class Head {
   void walk(std::int64_t rows, std::int64_t columns, const Update& update) const {
     const Tensor& state = bindings_[Slot::state];
     const bool in_place = target_ == source_ && state.dtype == DType::fp32 && columns % kPad == 0;
-    alignas(64) float buffer[kLongestRow];
+    alignas(64) float buffer[kLongestStateRow];
+    const StateRounding rounding(p_, bindings_, kernels_, target_, head_);
     for (std::int64_t row = 0; row < rows; ++row) {
       std::byte* from = row_at(state, source_, head_, row);
       if (in_place) {
@@ -100,7 +90,7 @@ class Head {
       }
       kernels_.load_row(state.dtype, from, columns, 1.0F, buffer, padded(columns));
       update(row, buffer);
-      if (target_ >= 0) kernels_.store_row(state.dtype, buffer, columns, row_at(state, target_, head_, row));
+      if (target_ >= 0) rounding.store(buffer, row, columns, row_at(state, target_, head_, row));
     }
   }
 
@@ -132,7 +122,12 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
   detail::parallel_for(state.target.threads, problem.batch * problem.heads_q, [&](std::int64_t index) {
-    Head(problem, bindings, kernels, index / problem.heads_q, index % problem.heads_q).run();
+    const std::int64_t batch = index / problem.heads_q, head = index % problem.heads_q;
+    if (problem.ring > 0) {
+      step_with_ring(problem, bindings, kernels, batch, head);
+    } else {
+      Head(problem, bindings, kernels, batch, head).run();
+    }
   });
 }
 

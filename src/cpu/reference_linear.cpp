@@ -26,6 +26,7 @@ class Recurrence {
     if (order != 0) std::shuffle(summands_.begin(), summands_.end(), std::mt19937(order));
   }
 
+  /// Tokens that wait in the ring are taken in first, as if their steps were now.
   void run(std::int64_t b, std::int64_t h) {
     const std::int64_t source = slot(Slot::state_slots, b, b);
     const std::int64_t target = slot(Slot::dest_slots, b, source);
@@ -36,24 +37,66 @@ class Recurrence {
       return;
     }
     const auto decay = std::exp(static_cast<Real>(-read(bindings_[Slot::decay_slopes], h)));
+    const Waiting waiting = waiting_of(b);
+    if (p_.ring > 0) put_into_ring(b, h, source, waiting);
     for (std::int64_t v = 0; v < p_.head_dim_v; ++v) {
       std::vector<Real> s = load_state(source, h, v);
+      for (std::int64_t i = 0; i < waiting.tokens; ++i) {
+        const std::int64_t row = waiting.first + i;
+        take_in(s, decay, Slot::ring_k, offset_of(bindings_[Slot::ring_k], source, h, row),
+                number(Slot::ring_v, source, h, row, v));
+      }
+      if (p_.ring > 0 && waiting.flush) put_state(s, source, h, v);
       for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
-        const Real value = number(Slot::v, b, t, h, v);
-        for (std::int64_t k = 0; k < p_.head_dim_qk; ++k) {
-          Real& element = s[static_cast<std::size_t>(k)];
-          element = decay * element;
-          element += number(Slot::k, b, t, h, k) * value;
-        }
+        take_in(s, decay, Slot::k, offset_of(bindings_[Slot::k], b, t, h), number(Slot::v, b, t, h, v));
         put_o(b, t, h, v, static_cast<double>(product(s, b, t, h)));
       }
-      for (std::int64_t k = 0; target >= 0 && k < p_.head_dim_qk; ++k) {
-        put(Slot::state, state_element(p_, target, h, v, k), static_cast<double>(s[static_cast<std::size_t>(k)]));
-      }
+      if (p_.ring == 0 && target >= 0) put_state(s, target, h, v);
     }
   }
 
  private:
+  /// What a sequence's ring holds.
+  struct Waiting {
+    std::int64_t first = 0, tokens = 0;  // rows of the ring
+    bool flush = false;                  // they go into the state now
+    std::int64_t next = 0;               // row of the step's first token
+  };
+  [[nodiscard]] Waiting waiting_of(std::int64_t b) const {
+    if (p_.ring == 0) return {};
+    const auto cursor = static_cast<std::int64_t>(read(bindings_[Slot::ring_cursor], b));
+    Waiting waiting;
+    waiting.first = cursor / (p_.ring + 1) * p_.ring;
+    waiting.tokens = cursor % (p_.ring + 1);
+    waiting.flush = p_.seqlen_q == 0 ? waiting.tokens > 0 : waiting.tokens + p_.seqlen_q > p_.ring;
+    waiting.next = waiting.flush ? p_.ring - waiting.first : waiting.first + waiting.tokens;
+    return waiting;
+  }
+  void put_into_ring(std::int64_t b, std::int64_t h, std::int64_t slot, const Waiting& waiting) {
+    const auto row = [&](Slot from, Slot to, std::int64_t t, std::int64_t dim) {
+      const std::int64_t index = ((slot * p_.heads_q + h) * 2 * p_.ring + waiting.next + t) * dim;
+      for (std::int64_t c = 0; c < dim; ++c) put(to, index + c, static_cast<double>(number(from, b, t, h, c)));
+    };
+    for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
+      row(Slot::k, Slot::ring_k, t, p_.head_dim_qk);
+      row(Slot::v, Slot::ring_v, t, p_.head_dim_v);
+    }
+  }
+
+  /// s ← decay · s + k · value for one value of V; k from `offset` on in `keys`.
+  void take_in(std::vector<Real>& s, Real decay, Slot keys, std::int64_t offset, Real value) const {
+    for (std::int64_t k = 0; k < p_.head_dim_qk; ++k) {
+      Real& element = s[static_cast<std::size_t>(k)];
+      element = decay * element;
+      element += static_cast<Real>(read(bindings_[keys], offset + k)) * value;
+    }
+  }
+  void put_state(const std::vector<Real>& s, std::int64_t slot, std::int64_t h, std::int64_t v) {
+    for (std::int64_t k = 0; k < p_.head_dim_qk; ++k) {
+      put(Slot::state, state_element(p_, slot, h, v, k), static_cast<double>(s[static_cast<std::size_t>(k)]));
+    }
+  }
+
   /// Σ (scale·q)·s, or scale·Σ q·s.
   Real product(const std::vector<Real>& s, std::int64_t b, std::int64_t t, std::int64_t h) const {
     const auto scale = static_cast<Real>(p_.softmax_scale());
@@ -111,8 +154,13 @@ void linear_decode(const Problem& problem, const Bindings& bindings, Arithmetic 
     result[slot].values.assign(static_cast<std::size_t>(count), 0.0);
     result[slot].written.assign(static_cast<std::size_t>(count), 0);
   };
-  size(Slot::o, problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim_v);
+  if (!problem.only_flushes()) size(Slot::o, problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim_v);
   size(Slot::state, problem.slots * problem.heads_q * problem.head_dim_qk * problem.head_dim_v);
+  if (problem.ring > 0) {
+    const std::int64_t rows = problem.slots * problem.heads_q * 2 * problem.ring;
+    size(Slot::ring_k, rows * problem.head_dim_qk);
+    size(Slot::ring_v, rows * problem.head_dim_v);
+  }
   if (arithmetic == Arithmetic::oracle) {
     walk<double>(problem, bindings, order, result);
   } else {

@@ -43,6 +43,7 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   config.o = element_of(p.o_type);
   config.state = element_of(p.state_type);
   config.rows = p.state_layout == StateLayout::vk ? StateRows::v : StateRows::k;
+  config.stochastic = p.rounding == Rounding::stochastic;
   config.d = static_cast<int>(p.head_dim_qk);
   config.tile = wishes.tile_kv ? static_cast<int>(*wishes.tile_kv) : default_tile(p, target);
   config.warps = static_cast<int>(wishes.warps.value_or(4));
@@ -51,6 +52,12 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
     while (config.warps > 1 && !config.is_even()) config.warps /= 2;
   }
   return config;
+}
+
+std::size_t shared_bytes_of(const LinearConfig& c, const Problem& p) {
+  const auto tokens = static_cast<int>(p.seqlen_q);
+  const int bytes = p.ring > 0 ? c.ring_smem_bytes(tokens, static_cast<int>(p.ring)) : c.smem_bytes(tokens);
+  return static_cast<std::size_t>(bytes);
 }
 
 Support supports_sizes(const Problem& p) {
@@ -84,34 +91,44 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
     return Support::no("tile_kv=" + std::to_string(config.tile) + " with warps=" + std::to_string(config.warps) +
                        " does not deal a head's state evenly to threads, 1 to 16 times 16 bytes each");
   }
+  if (shared_bytes_of(config, p) > static_cast<std::size_t>(target.shared_memory)) {
+    return Support::no("needs " + std::to_string(shared_bytes_of(config, p)) +
+                       " bytes of shared memory; the target has " + std::to_string(target.shared_memory));
+  }
   return Support::yes();
 }
 
-KernelSource source_of(const LinearConfig& c, std::int64_t tokens) {
+KernelSource source_of(const LinearConfig& c, const Problem& p) {
+  const bool ring = p.ring > 0;
+  const std::string kernel = ring ? "linear_ring" : "linear_decode";
   const std::string types = std::string(name_of(c.q)) + ":" + name_of(c.k) + ":" + name_of(c.v) + ":" + name_of(c.o);
   KernelSource source;
-  source.name = "linear_decode " + types + " state=" + name_of(c.state) + " rows=" + name_of(c.rows) +
-                " d=" + std::to_string(c.d) + " tile=" + std::to_string(c.tile) + " warps=" + std::to_string(c.warps);
-  source.text = std::string("#include \"cuda/kernels/linear_decode.cuh\"\n") +
+  source.name = kernel + " " + types + " state=" + name_of(c.state) + " rows=" + name_of(c.rows) +
+                " d=" + std::to_string(c.d) + " tile=" + std::to_string(c.tile) + " warps=" + std::to_string(c.warps) +
+                (c.stochastic ? " stochastic" : "");
+  source.text = "#include \"cuda/kernels/" + kernel +
+                ".cuh\"\n"
                 "using namespace tessera::cuda;\n"
                 "constexpr LinearConfig config{.q = Element::" +
                 name_of(c.q) + ", .k = Element::" + name_of(c.k) + ", .v = Element::" + name_of(c.v) +
                 ", .o = Element::" + name_of(c.o) + ", .state = Element::" + name_of(c.state) +
                 ", .rows = StateRows::" + name_of(c.rows) + ", .d = " + std::to_string(c.d) +
                 ", .tile = " + std::to_string(c.tile) + ", .warps = " + std::to_string(c.warps) +
+                (c.stochastic ? ", .stochastic = true" : "") +
                 "};\n"
                 "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-                "tessera_kernel(const __grid_constant__ LinearParams params) {\n"
-                "  LinearDecode<config>::run(params);\n"
+                "tessera_kernel(const __grid_constant__ " +
+                (ring ? "LinearRingParams params) {\n  LinearRing" : "LinearParams params) {\n  LinearDecode") +
+                "<config>::run(params);\n"
                 "}\n";
-  source.shared_bytes = static_cast<std::size_t>(c.smem_bytes(static_cast<int>(tokens)));
+  source.shared_bytes = shared_bytes_of(c, p);
   return source;
 }
 
 void plan(detail::PlanState& state) {
   const Problem& p = state.problem;
   const LinearConfig config = config_of(p, state.target, state.wishes);
-  state.kernels = {source_of(config, p.seqlen_q)};
+  state.kernels = {source_of(config, p)};
   state.choice = "kernel: " + state.kernels.front().name + "\n" + "a block of " + std::to_string(config.threads()) +
                  " threads takes " + std::to_string(config.tile) + " of head_dim_v, a thread " +
                  std::to_string(config.loads()) + " times 16 bytes of the state\n";
@@ -143,6 +160,23 @@ LinearParams params_of(const Problem& problem, const Bindings& bindings) {
   p.slopes = bindings[Slot::decay_slopes].as<float>();
   p.scale = problem.softmax_scale();
   p.tokens = static_cast<int>(problem.seqlen_q);
+  p.seed = bindings.seed;
+  p.offset = bindings.offset;
+  p.seed_at = bindings[Slot::dropout_seed].as<u64>();
+  p.offset_at = bindings[Slot::dropout_offset].as<u64>();
+  return p;
+}
+
+LinearRingParams ring_params_of(const Problem& problem, const Bindings& bindings) {
+  const auto strides = [](const Tensor& ring) { return Strides{ring.strides[0], ring.strides[2], ring.strides[1]}; };
+  LinearRingParams p{};
+  p.step = params_of(problem, bindings);
+  p.ring_k = bindings[Slot::ring_k].bytes();
+  p.ring_v = bindings[Slot::ring_v].bytes();
+  p.ring_k_strides = strides(bindings[Slot::ring_k]);
+  p.ring_v_strides = strides(bindings[Slot::ring_v]);
+  p.cursors = bindings[Slot::ring_cursor].as<int>();
+  p.ring = static_cast<int>(problem.ring);
   return p;
 }
 
@@ -150,13 +184,19 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   const Problem& problem = state.problem;
   if (problem.batch == 0) return;
   const auto& config = *std::any_cast<LinearConfig>(&state.prepared);
-  LinearParams params = params_of(problem, bindings);
+  LinearParams params{};
+  LinearRingParams ring_params{};
   void* parameters[] = {&params};
+  if (problem.ring > 0) {
+    ring_params = ring_params_of(problem, bindings);
+    parameters[0] = &ring_params;
+  } else {
+    params = params_of(problem, bindings);
+  }
   const Dim3 grid{static_cast<std::uint32_t>(problem.head_dim_v / config.tile),
                   static_cast<std::uint32_t>(problem.heads_q), static_cast<std::uint32_t>(problem.batch)};
   resources.kernels.front()->launch(grid, {static_cast<std::uint32_t>(config.threads())},
-                                    static_cast<std::size_t>(config.smem_bytes(params.tokens)), resources.stream.handle,
-                                    parameters);
+                                    shared_bytes_of(config, problem), resources.stream.handle, parameters);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ struct LinearConfig {
   int d = 128;    // of k
   int tile = 32;  // of v: rows or columns of the state that a block takes
   int warps = 4;
+  bool stochastic = false;  // rounding of bf16 states
 
   constexpr bool operator==(const LinearConfig&) const = default;
   constexpr int threads() const { return warps * 32; }
@@ -30,17 +31,25 @@ struct LinearConfig {
   /// Rows that a thread has elements of.
   constexpr int rows_a_thread() const { return (rows == StateRows::v ? tile : d) / (warps * (32 / lanes())); }
   constexpr int loads() const { return rows_a_thread() * loads_a_row(); }
-  /// Whether every thread has as much to do as every other.
+  /// Whether every thread has as much to do as every other, and with rows of k one load of a row.
   constexpr bool is_even() const {
     return row() % width() == 0 && (row() / width()) % lanes() == 0 && (lanes() & (lanes() - 1)) == 0 &&
            rows_a_thread() * warps * (32 / lanes()) == (rows == StateRows::v ? tile : d) && rows_a_thread() >= 1 &&
-           (rows_a_thread() & (rows_a_thread() - 1)) == 0;
+           (rows_a_thread() & (rows_a_thread() - 1)) == 0 && (rows == StateRows::v || loads_a_row() == 1);
   }
   /// q, k and v's part of `tokens` tokens in fp32, and the partial sums of o of each warp.
   constexpr int smem_bytes(int tokens) const {
     const int sums = rows == StateRows::k ? warps * tile : 0;
     return tokens * (2 * d + tile + sums) * static_cast<int>(sizeof(float));
   }
+  /// With a ring: q, k and v's part of all tokens as they are, their weights, and those sums.
+  constexpr int ring_smem_bytes(int tokens, int ring) const {
+    const int sums = rows == StateRows::k ? warps * tile : 0;
+    const int floats = tokens * (ring + tokens + sums);
+    return tokens * d * bytes_of(q) + (ring + tokens) * (d * bytes_of(k) + ring_value_row()) +
+           floats * static_cast<int>(sizeof(float));
+  }
+  constexpr int ring_value_row() const { return tile * bytes_of(v) + 16; }
 };
 
 /// gridDim is (tiles of v, heads, batch).
@@ -62,6 +71,19 @@ struct LinearParams {
   const float* slopes;                     // (heads)
   float scale;
   int tokens;
+  u64 seed, offset;                // of stochastic rounding, unless they lie in memory:
+  const u64 *seed_at, *offset_at;  // (1)
+};
+
+/// A step whose tokens wait beside the state; 0 tokens: a flush.
+struct LinearRingParams {
+  LinearParams step;  // without destinations
+  void* ring_k;       // (slots, heads, 2 · ring, d); strides of a slot, a row and a head
+  void* ring_v;
+  Strides ring_k_strides;
+  Strides ring_v_strides;
+  const int* cursors;  // (b): half · (ring + 1) + tokens that wait there; another value counts as the nearest of these
+  int ring;
 };
 
 }  // namespace tessera::cuda

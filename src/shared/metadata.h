@@ -42,6 +42,9 @@ struct MetadataParams {
   MetadataList list[2];     // partial and full
   MetadataSlots states[2];  // sources and destinations
   i64 state_count;
+  const int* cursors;  // of rings beside the states; null: none
+  int cursor_limit;    // the largest
+  int cursor_slot;
   int* status;  // written if it holds 0
 };
 

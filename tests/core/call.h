@@ -239,10 +239,12 @@ class Call {
   void linear() {
     const Problem& p = problem;
     const bool backward = p.pass == Pass::backward;
-    rows(Slot::q, p.q_type, p.heads_q, p.head_dim_qk);
-    rows(Slot::k, p.k_type, p.heads_q, p.head_dim_qk);
-    rows(Slot::v, p.v_type, p.heads_q, p.head_dim_v);
-    rows(backward ? Slot::dout : Slot::o, p.o_type, p.heads_q, p.head_dim_v);
+    if (!p.only_flushes()) {
+      rows(Slot::q, p.q_type, p.heads_q, p.head_dim_qk);
+      rows(Slot::k, p.k_type, p.heads_q, p.head_dim_qk);
+      rows(Slot::v, p.v_type, p.heads_q, p.head_dim_v);
+      rows(backward ? Slot::dout : Slot::o, p.o_type, p.heads_q, p.head_dim_v);
+    }
     if (backward) {
       rows(Slot::dq, p.q_type, p.heads_q, p.head_dim_qk);
       rows(Slot::dk, p.k_type, p.heads_q, p.head_dim_qk);
@@ -255,6 +257,11 @@ class Call {
     const std::int64_t outer = vk ? p.head_dim_v : p.head_dim_qk, inner = vk ? p.head_dim_qk : p.head_dim_v;
     bind(Slot::state, p.state_type, {p.slots, p.heads_q, outer, inner});
     lengths(Slot::state_slots, p.batch, 1);
+    if (p.ring > 0) {
+      bind(Slot::ring_k, p.k_type, {p.slots, p.heads_q, 2 * p.ring, p.head_dim_qk});
+      bind(Slot::ring_v, p.v_type, {p.slots, p.heads_q, 2 * p.ring, p.head_dim_v});
+      constant(Slot::ring_cursor, p.ring);
+    }
     if (!backward) return;
     bind(Slot::dstate_final, DType::fp32, {p.batch, p.heads_q, outer, inner});
     bind(Slot::dstate_initial, DType::fp32, {p.batch, p.heads_q, outer, inner});

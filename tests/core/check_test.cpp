@@ -173,6 +173,23 @@ const Broken kBroken[] = {
     {kCombine, [](Problem& p) { p.state_layout = StateLayout::kv; }, kInvalid, "state_layout"},
     {kLinear, [](Problem& p) { p.seqlen_q = 0; }, kInvalid, "seqlen_q"},
     {kLinear, [](Problem& p) { p.seqlen_q = 9; }, kInvalid, "seqlen_q"},
+    {"linear_decode ring=16", [](Problem& p) { p.seqlen_q = 9; }, kInvalid, "seqlen_q"},
+    {"linear_decode t=0 ring=16", [](Problem& p) { p.ring = 0; }, kInvalid, "seqlen_q"},
+    {kLinear, [](Problem& p) { p.ring = 1; }, kInvalid, "ring"},
+    {kLinear, [](Problem& p) { p.ring = 65; }, kInvalid, "ring"},
+    {kLinear, [](Problem& p) { p.ring = -4; }, kInvalid, "ring"},
+    {kLinear,
+     [](Problem& p) {
+       p.ring = 64;
+       p.slots = kHuge / 4;
+     },
+     ErrorCode::overflow, "ring"},
+    {"linear_chunk t=9 slots=2", [](Problem& p) { p.ring = 16; }, kInvalid, "ring"},
+    {kLinear, [](Problem& p) { p.rounding = Rounding::stochastic; }, kInvalid, "rounding"},
+    {"linear_chunk t=9 slots=2 state=bf16", [](Problem& p) { p.rounding = Rounding::stochastic; }, kInvalid,
+     "rounding"},
+    {kAppend, [](Problem& p) { p.rounding = Rounding::stochastic; }, kInvalid, "rounding"},
+    {kForward, [](Problem& p) { p.ring = 8; }, kInvalid, "ring"},
     {kLinear, [](Problem& p) { p.heads_kv = 2; }, kInvalid, "heads_kv"},
     {kLinear, [](Problem& p) { p.head_dim_qk = 12; }, kInvalid, "head_dim_qk"},
     {kLinear, [](Problem& p) { p.head_dim_v = 20; }, kInvalid, "head_dim_v"},
@@ -208,10 +225,11 @@ TEST_P(CheckRefuses, TheField) {
 INSTANTIATE_TEST_SUITE_P(Problem, CheckRefuses, testing::ValuesIn(kBroken));
 
 TEST(Check, ZeroSizesAreFine) {
-  for (const char* line : {"attention sq=0", "attention b=0 sq=8", "attention sq=8 sk=0",
-                           "attention sq=0 layout=varlen", "attention sq=3 sk=0 kv=table page=4", "combine sq=0",
-                           "kv_append sq=0", "linear_decode b=0", "linear_decode b=0 slots=4", "linear_chunk b=0 t=8",
-                           "linear_chunk t=0 slots=2", "linear_chunk b=2 t=8 varlen tq=0"}) {
+  for (const char* line :
+       {"attention sq=0", "attention b=0 sq=8", "attention sq=8 sk=0", "attention sq=0 layout=varlen",
+        "attention sq=3 sk=0 kv=table page=4", "combine sq=0", "kv_append sq=0", "linear_decode b=0",
+        "linear_decode b=0 slots=4", "linear_decode t=0 ring=1", "linear_decode b=0 ring=64", "linear_chunk b=0 t=8",
+        "linear_chunk t=0 slots=2", "linear_chunk b=2 t=8 varlen tq=0"}) {
     EXPECT_NO_THROW(Problem::parse(line)) << line;
   }
 }

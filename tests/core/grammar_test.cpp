@@ -101,6 +101,10 @@ TEST(Grammar, EveryKeySetsItsField) {
   EXPECT_EQ(l.slots, 9);
   EXPECT_EQ(l.scale, 0.5F);
   EXPECT_EQ(Problem::parse("linear_decode b=3").slots, 3);
+  EXPECT_EQ(Problem::parse("linear_decode b=3").ring, 0);
+  EXPECT_EQ(Problem::parse("linear_decode t=4 ring=16").ring, 16);
+  EXPECT_FALSE(Problem::parse("linear_decode t=4 ring=16").only_flushes());
+  EXPECT_TRUE(Problem::parse("linear_decode t=0 ring=16").only_flushes());
   const Problem w = Problem::parse("linear_chunk pass=backward b=3 t=400 h=8 varlen tq=700 slots=9 layout=kv");
   EXPECT_EQ(w.operation, Operation::linear_chunk);
   EXPECT_EQ(w.pass, Pass::backward);
@@ -138,6 +142,10 @@ TEST(Grammar, LinesAreShortestAndInOrder) {
       {"linear_decode layout=vk state=fp32 slots=2 dv=64 t=1 b=2", "linear_decode b=2"},
       {"linear_decode metadata=report scale=1 layout=kv slots=0 h=3",
        "linear_decode h=3 layout=kv slots=0 scale=1 metadata=report"},
+      {"linear_decode rounding=nearest", "linear_decode"},
+      {"linear_decode rounding=stochastic ring=8 state=bf16", "linear_decode state=bf16 ring=8 rounding=stochastic"},
+      {"linear_decode ring=0 scale=1 t=2", "linear_decode t=2 scale=1"},
+      {"linear_decode scale=1 ring=8 slots=4 t=0", "linear_decode t=0 slots=4 ring=8 scale=1"},
       {"linear_chunk slots=0 dtype=bf16 pass=forward t=9 b=2 layout=vk", "linear_chunk b=2 t=9 dtype=bf16"},
       {"linear_chunk tq=18 varlen t=9 b=2 slots=2 pass=backward", "linear_chunk pass=backward b=2 t=9 varlen slots=2"},
   };
@@ -209,6 +217,9 @@ TEST(Grammar, EveryParseErrorNamesItsKey) {
       {"linear_decode state=bf17", "state"},
       {"linear_decode varlen", "varlen"},
       {"linear_decode pass=backward", "pass"},
+      {"linear_decode ring=some", "ring"},
+      {"linear_decode state=bf16 rounding=up", "rounding"},
+      {"linear_chunk ring=4", "ring"},
       {"linear_chunk sq=9", "sq"},
       {"linear_chunk pass=both", "pass"},
       {"linear_chunk grad=fp32", "grad"},
@@ -304,6 +315,10 @@ class RandomProblem {
     p.state_type = pick({DType::fp32, DType::bf16});
     p.state_layout = pick({StateLayout::vk, StateLayout::kv});
     p.slots = rarely() ? p.batch : below(100);
+    if (p.operation == Operation::linear_decode && coin()) p.ring = 5 + below(60);
+    if (p.state_type == DType::bf16 && p.operation == Operation::linear_decode && coin()) {
+      p.rounding = Rounding::stochastic;
+    }
     if (coin()) p.scale = number();
     p.deterministic = coin();
     p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});

@@ -34,6 +34,7 @@ void bind_offset(Call& call, Slot slot, std::int64_t value) {
 }
 
 const char* const kLinear = "linear_decode b=3 h=2 d=16 slots=4";
+const char* const kRing = "linear_decode b=3 h=2 d=16 slots=4 ring=4";
 const char* const kChunk = "linear_chunk b=3 t=9 h=2 d=16 slots=4";
 const char* const kChunkVarlen = "linear_chunk b=3 t=9 h=2 d=16 varlen";
 
@@ -47,6 +48,8 @@ const BadCall kBadCalls[] = {
        c.bind(Slot::dest_slots, {3}, {0, 1, 9});
      },
      kRange, "dest_slots"},
+    {"cursor_negative", kRing, set<Slot::ring_cursor, 2, -1>, kRange, "ring_cursor"},
+    {"cursor_beyond", kRing, set<Slot::ring_cursor, 0, 10>, kRange, "ring_cursor"},
     {"slope_negative", kLinear, [](Call& c) { c[Slot::decay_slopes].as<float>()[1] = -0.5F; }, kRange, "decay_slopes"},
     {"slope_nan", kLinear, [](Call& c) { c[Slot::decay_slopes].as<float>()[0] = std::nanf(""); }, kRange,
      "decay_slopes"},
@@ -152,6 +155,10 @@ TEST(Validate, EmptySequencesAndUnusedEntriesAreRight) {
     c[Slot::decay_slopes].as<float>()[0] = std::numeric_limits<float>::infinity();
   });
   good(kLinear, [](Call& c) { c[Slot::state_slots] = {}; });
+  good(kRing, [](Call& c) {
+    c.bind(Slot::state_slots, {3}, {-1, 2, 0});
+    c.bind(Slot::ring_cursor, {3}, {-7, 9, 0});  // the first sequence has no ring
+  });
   good(kTable, [](Call& c) {
     c.int32(Slot::seqused_k, 0) = 4;
     c.int32(Slot::page_table, 1) = -1;
@@ -192,6 +199,8 @@ TEST(Validate, ZeroSizesRun) {
                            "kv_append b=0 sq=2 sk=8 kv=csr page=4",
                            "linear_decode b=0",
                            "linear_decode b=0 slots=3",
+                           "linear_decode b=0 ring=3",
+                           "linear_decode b=2 t=0 ring=3",
                            "linear_chunk b=0 t=9 slots=3",
                            "linear_chunk b=2 t=0 slots=3",
                            "linear_chunk pass=backward b=2 t=0 slots=3",

@@ -18,6 +18,7 @@ const char* const kCombine = "combine b=2 sq=8 hq=2 d=16 parts=3 lse";
 const char* const kAppend = "kv_append b=2 sq=2 sk=8 hq=2 d=16 rotary=half:8";
 
 const char* const kLinear = "linear_decode b=2 t=3 h=2 d=16 slots=3";
+const char* const kRing = "linear_decode b=2 t=3 h=2 d=16 slots=3 ring=4";
 const char* const kChunk = "linear_chunk b=2 t=9 h=2 d=16";
 const char* const kChunkBackward = "linear_chunk pass=backward b=2 t=9 h=2 d=16 slots=3";
 
@@ -62,6 +63,31 @@ const BadCall kBadCalls[] = {
      kInvalid, "state"},
     {"state_type", kLinear, [](Call& c) { c[Slot::state].dtype = DType::bf16; }, kInvalid, "state"},
     {"slots_type", kLinear, [](Call& c) { c[Slot::state_slots].dtype = DType::uint32; }, kInvalid, "state_slots"},
+    {"rounding_seed_without_use", kLinear, [](Call& c) { c.bind(Slot::dropout_seed, DType::uint64, {1}); }, kInvalid,
+     "dropout_seed"},
+    {"offset_type", "linear_decode state=bf16 rounding=stochastic",
+     [](Call& c) { c.bind(Slot::dropout_offset, {1}, {4}); }, kInvalid, "dropout_offset"},
+    {"ring_k_unbound", kRing, [](Call& c) { c[Slot::ring_k] = {}; }, kInvalid, "ring_k"},
+    {"ring_cursor_unbound", kRing, [](Call& c) { c[Slot::ring_cursor] = {}; }, kInvalid, "ring_cursor"},
+    {"ring_of_one_half", kRing, [](Call& c) { c[Slot::ring_v].shape[2] = 4; }, kInvalid, "ring_v"},
+    {"ring_type", kRing, [](Call& c) { c[Slot::ring_k].dtype = DType::bf16; }, kInvalid, "ring_k"},
+    {"ring_is_state", kRing, [](Call& c) { c[Slot::ring_v].data = c[Slot::state].data; }, kInvalid, "ring_v"},
+    {"cursor_type", kRing, [](Call& c) { c.bind(Slot::ring_cursor, DType::int64, {2}); }, kInvalid, "ring_cursor"},
+    {"dest_with_ring", kRing,
+     [](Call& c) {
+       c.bind(Slot::dest_slots, {2}, {0, 1});
+     },
+     kInvalid, "dest_slots"},
+    {"ring_without_use", kLinear,
+     [](Call& c) {
+       c.bind(Slot::ring_cursor, {2}, {0, 1});
+     },
+     kInvalid, "ring_cursor"},
+    {"q_of_flush", "linear_decode t=0 ring=4",
+     [](Call& c) {
+       c.bind(Slot::q, DType::fp32, {1, 0, 1, 64});
+     },
+     kInvalid, "q"},
     {"o_is_v", kLinear, [](Call& c) { c[Slot::o].data = c[Slot::v].data; }, kInvalid, "o"},
     {"states_overlap", kLinear, [](Call& c) { c[Slot::state].strides[0] = 16; }, kInvalid, "state"},
     {"chunk_o_unbound", kChunk, [](Call& c) { c[Slot::o] = {}; }, kInvalid, "o"},

@@ -178,6 +178,14 @@ TEST_P(GraphReplay, StepsOfLinearAttention) {
   }
 }
 
+TEST_P(GraphReplay, StepsWithARing) {
+  for (const char* form : {"", " layout=kv state=bf16 t=3", " t=0"}) {
+    expect_replays(std::string("linear_decode b=3 h=2 d=64 dtype=bf16 slots=8 ring=6") + form,
+                   {"state_slots=1,4,7 ring_cursors=0,6,7 seed=87", "state_slots=-1,0,7 ring_cursors=3,13,6 seed=88",
+                    "state_slots=5,2,0 ring_cursors=9,1,12 slopes=zero seed=89"});
+  }
+}
+
 TEST_P(GraphReplay, SequencesOfLinearAttention) {
   const std::vector<std::string> slots = {"lens_q=100,33,0 state_slots=1,4,7 dest_slots=1,4,7 seed=77",
                                           "lens_q=1,64,70 state_slots=-1,0,7 dest_slots=2,3,6 slopes=zero seed=78"};

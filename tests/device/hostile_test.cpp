@@ -43,6 +43,8 @@ class HostileValues {
                problem.kv.page_size,
                problem.kv.pages,
                problem.slots,
+               problem.ring,
+               2 * problem.ring + 1,
                problem.key_blocks(),
                problem.query_blocks()} {}
 
@@ -72,7 +74,7 @@ class HostileValues {
   std::int64_t low_, high_;
   int pattern_;
   cases::RandomNumbers random_;
-  std::array<std::int64_t, 11> edges_;
+  std::array<std::int64_t, 13> edges_;
   std::int64_t falling_ = 40;
 };
 
@@ -313,6 +315,9 @@ TEST_P(HostileMetadata, SlotsOfStates) {
     const std::string common = std::string("linear_decode b=5 h=2 d=64 dtype=bf16 slots=7 ") + layout;
     expect_contained(common + " state_slots=4,-1,0,6,2");
     expect_contained(common + " t=3 state_slots=4,3,0,6,2 dest_slots=4,3,-1,1,2 slot_ids=int64");
+    expect_contained(common + " ring=5 state_slots=4,-1,0,6,2 ring_cursors=0,3,5,6,11");
+    expect_contained(common + " t=3 ring=4 state_slots=4,3,0,6,2 ring_cursors=0,1,4,9,5 slot_ids=int64");
+    expect_contained(common + " t=0 ring=4 state_slots=4,-1,0,6,2");
   }
 }
 

@@ -250,6 +250,23 @@ TEST_F(DeviceMetadata, SlotsOfStates) {
   expect_violation(line, t, Slot::dest_slots, {-1, 1, 0}, std::nullopt);
 }
 
+TEST_F(DeviceMetadata, CursorsOfRings) {
+  const char* line = "linear_decode b=3 h=2 d=64 dtype=bf16 slots=4 ring=5 metadata=report";
+  Tensors t;
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) t.add(slot, DType::bf16, {3, 1, 2, 64});
+  t.add(Slot::state, DType::fp32, {4, 2, 64, 64});
+  for (const Slot slot : {Slot::ring_k, Slot::ring_v}) t.add(slot, DType::bf16, {4, 2, 10, 64});
+  t.add(Slot::decay_slopes, DType::fp32, {2});
+  t.ints(Slot::status, {0}, {1});
+  t.ints(Slot::state_slots, {3, -1, 0}, {3});
+  t.ints(Slot::ring_cursor, {0, 0, 0}, {3});
+  expect_violation(line, t, Slot::ring_cursor, {0, 5, 11}, std::nullopt);
+  expect_violation(line, t, Slot::ring_cursor, {6, kLow, 0}, std::nullopt);  // of a sequence without a state
+  expect_violation(line, t, Slot::ring_cursor, {-1, 0, 0}, 0);
+  expect_violation(line, t, Slot::ring_cursor, {0, 0, 12}, 2);
+  expect_violation(line, t, Slot::ring_cursor, {0, 0, kHigh}, 2);
+}
+
 TEST_F(DeviceMetadata, SlotsAndLengthsOfSequences) {
   const char* line = "linear_chunk b=2 t=20 h=2 d=64 dtype=bf16 varlen tq=30 slots=4 metadata=report";
   Tensors t;

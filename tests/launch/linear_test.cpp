@@ -46,6 +46,33 @@ TEST_F(LinearLaunch, TakesABlockForEachPartOfAHead) {
   EXPECT_FLOAT_EQ(params.scale, 0.0883883476F);
 }
 
+TEST_F(LinearLaunch, TakesTokensFromARing) {
+  const Problem problem = Problem::parse("linear_decode b=3 t=2 h=4 d=128 dtype=bf16 slots=9 ring=6");
+  Executor executor(make_plan(problem, Target::cuda_device(0), Wishes::parse("tile_kv=32")));
+  executor.prepare();
+  Bindings bindings;
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) bindings[slot] = tensor(DType::bf16, {3, 2, 4, 128});
+  bindings[Slot::state] = tensor(DType::fp32, {9, 4, 128, 128});
+  for (const Slot slot : {Slot::ring_k, Slot::ring_v}) bindings[slot] = tensor(DType::bf16, {9, 4, 12, 128});
+  bindings[Slot::ring_v].strides[0] = std::int64_t{1} << 34;
+  bindings[Slot::ring_cursor] = tensor(DType::int32, {3});
+  bindings[Slot::decay_slopes] = tensor(DType::fp32, {4});
+  gpu_.parameter_bytes = sizeof(cuda::LinearRingParams);
+  executor.run(bindings);
+  EXPECT_EQ(gpu_.launches, 1);
+  // q; keys and values of six tokens that wait and two of the step, a row of values 16 bytes longer; weights.
+  EXPECT_EQ(gpu_.last.shared_bytes, 2U * 256 + 8 * (256 + 64 + 16) + 2 * 8 * 4);
+  cuda::LinearRingParams params{};
+  std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+  EXPECT_EQ(params.ring_k_strides.batch, 4 * 12 * 128);
+  EXPECT_EQ(params.ring_k_strides.head, 12 * 128);
+  EXPECT_EQ(params.ring_k_strides.row, 128);
+  EXPECT_EQ(params.ring_v_strides.batch, std::int64_t{1} << 34);
+  EXPECT_EQ(params.ring, 6);
+  EXPECT_EQ(params.step.tokens, 2);
+  EXPECT_EQ(params.step.slots, 9);
+}
+
 TEST(LinearPlan, SaysWhatItHasNoKernelFor) {
   const auto reason = [](const char* line, const char* wishes) {
     return supports(Problem::parse(line), Target::cuda(90), Wishes::parse(wishes)).reason;
@@ -56,6 +83,9 @@ TEST(LinearPlan, SaysWhatItHasNoKernelFor) {
   EXPECT_NE(reason("linear_decode d=64", "warps=3").find("warps are 1, 2, 4 or 8"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=64", "stages=2").find("tile_kv"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=256", "tile_kv=128 warps=1").find("evenly"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64 dv=256 layout=kv", "tile_kv=256 warps=8").find("evenly"), std::string::npos);
+  const Support small = supports(Problem::parse("linear_decode t=8 d=256 ring=64 layout=kv"), Target::cuda(89), {});
+  EXPECT_NE(small.reason.find("bytes of shared memory"), std::string::npos) << small.reason;
   for (const char* line : {"linear_decode d=64 dv=32", "linear_decode d=64 dv=96 layout=kv",
                            "linear_decode d=128 dv=256", "linear_decode d=256 dv=32 state=bf16",
                            "linear_decode d=256 dv=160 layout=kv", "linear_decode d=64 dv=512 state=bf16 layout=kv"}) {

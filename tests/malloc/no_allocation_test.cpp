@@ -46,6 +46,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "kv_append b=2 sq=4 sk=64 kv=table page=16 rotary=half:32 dtype=bf16",
                     "kv_append b=2 sq=4 sk=64 hq=2 rotary=interleaved:64",
                     "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 state=bf16 slots=5", "linear_decode b=2 h=2 layout=kv",
+                    "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 slots=5 ring=7",
+                    "linear_decode b=2 t=0 layout=kv ring=9", "linear_decode b=2 state=bf16 rounding=stochastic",
                     "linear_chunk b=2 t=150 h=2 dtype=bf16 slots=3",
                     "linear_chunk pass=backward b=2 t=150 h=2 dtype=fp16 slots=3 layout=kv"));
 

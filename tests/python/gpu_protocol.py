@@ -182,6 +182,12 @@ def beside_attention() -> None:
     packed = [cupy.ndarray((8, 2, 64)) for _ in range(3)]
     out = tessera.linear_chunk(*packed, None, slopes, cu_seqlens=starts)
     assert gpu.launches == 8 and list(gpu.last.grid)[1:] == [2, 2] and out.shape == (8, 2, 64)
+    ring, cursor = [cupy.ndarray((5, 2, 16, 64)) for _ in range(2)], cupy.ndarray((2,), "int32")
+    rings = {"ring_k": ring[0], "ring_v": ring[1], "ring_cursor": cursor}
+    out = tessera.linear_decode(*rows, pool, slopes, state_slots=slots, **rings)
+    assert gpu.launches == 9 and set(ring[0].streams) == {9} and out.shape == (2, 3, 2, 64)
+    assert tessera.linear_flush(pool, slopes, *ring, cursor, state_slots=slots) is None
+    assert gpu.launches == 10 and list(gpu.last.grid)[1:] == [2, 2]
 
 
 def capture_needs_a_warm_kernel() -> None:

@@ -304,6 +304,22 @@ class TestOtherOperations:
         identical(out, theirs["o"])
         identical(state, theirs["state"])
 
+    def test_linear_decode_with_a_ring(self, command, rng):
+        q, k, v = (normal(rng, 2, 3, 4, dim) for dim in (16, 16, 24))
+        ring_k, ring_v = normal(rng, 5, 4, 10, 16), normal(rng, 5, 4, 10, 24)
+        tensors = {"state": normal(rng, 5, 4, 16, 24), "decay_slopes": np.array([0, 0.1, 0.5, 2], np.float32)}
+        tensors |= {"state_slots": np.array([3, 1], np.int64), "ring_k": ring_k, "ring_v": ring_v}
+        tensors["ring_cursor"] = np.array([4, 7], np.int32)  # the first has no room for three more of five
+        theirs = command("linear_decode layout=kv", q=q, k=k, v=v, **tensors)
+        flushed = command("linear_decode layout=kv", **tensors)
+        ours = {name: array.copy() for name, array in tensors.items()}
+        tessera.linear_flush(**ours, layout="kv", threads=THREADS)
+        identical(ours["state"], flushed["state"])
+        out = tessera.linear_decode(q, k, v, **tensors, layout="kv", threads=THREADS)
+        identical(out, theirs["o"])
+        for name in ("state", "ring_k", "ring_v"):
+            identical(tensors[name], theirs[name])
+
 
 def refused(call) -> str:
     with pytest.raises((ValueError, NotImplementedError)) as raised:

@@ -28,10 +28,19 @@ struct ListKey {
   std::vector<std::int64_t> Values::*field;
 };
 constexpr ListKey kLists[] = {
-    {"lens_q", &Values::lens_q},     {"lens_k", &Values::lens_k},           {"lens_k2", &Values::lens_k2},
-    {"used_q", &Values::used_q},     {"used_k", &Values::used_k},           {"used_k2", &Values::used_k2},
-    {"q_offset", &Values::q_offset}, {"k_offset", &Values::k_offset},       {"k_offset2", &Values::k_offset2},
-    {"spoiled", &Values::spoiled},   {"state_slots", &Values::state_slots}, {"dest_slots", &Values::dest_slots},
+    {"lens_q", &Values::lens_q},
+    {"lens_k", &Values::lens_k},
+    {"lens_k2", &Values::lens_k2},
+    {"used_q", &Values::used_q},
+    {"used_k", &Values::used_k},
+    {"used_k2", &Values::used_k2},
+    {"q_offset", &Values::q_offset},
+    {"k_offset", &Values::k_offset},
+    {"k_offset2", &Values::k_offset2},
+    {"spoiled", &Values::spoiled},
+    {"state_slots", &Values::state_slots},
+    {"dest_slots", &Values::dest_slots},
+    {"ring_cursors", &Values::ring_cursors},
 };
 
 struct UnsignedKey {

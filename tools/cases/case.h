@@ -41,10 +41,11 @@ struct Values {
   // linear_decode: slots of states (default: distinct ones in random order); where the new states go (default: the
   // same)
   std::vector<std::int64_t> state_slots, dest_slots;
-  bool unbound_slots = false;      // state_slots=unbound: sequence b has state b
-  bool long_slots = false;         // slot_ids=int64
-  bool no_decay = false;           // slopes=zero
-  bool unbound_gradients = false;  // dstates=unbound: neither dstate_final nor dstate_initial
+  std::vector<std::int64_t> ring_cursors;  // one for each sequence (default: drawn, some of which flush)
+  bool unbound_slots = false;              // state_slots=unbound: sequence b has state b
+  bool long_slots = false;                 // slot_ids=int64
+  bool no_decay = false;                   // slopes=zero
+  bool unbound_gradients = false;          // dstates=unbound: neither dstate_final nor dstate_initial
   Strides strides = Strides::packed;
   bool operator==(const Values&) const = default;
 };
@@ -59,9 +60,8 @@ struct Case {
   /// Problem keys (docs/grammar.md) and value keys in any order: seed= lens_q= lens_k= lens_k2= used_q= used_k=
   /// used_k2= q_offset= k_offset= k_offset2= spoiled= (lists with commas) batch_offset= head_offset= drop_seed=
   /// drop_offset= drop_scalars density= pages=shuffled slopes=batch rotate_q strides=packed|bhsd|gaps tile_q= tile_kv=
-  /// splits= implementation= isa= threads= state_slots= dest_slots= state_slots=unbound slot_ids=int64 slopes=zero
-  /// dstates=unbound.
-  /// Throws Error{parse}.
+  /// splits= implementation= isa= threads= state_slots= dest_slots= ring_cursors= state_slots=unbound slot_ids=int64
+  /// slopes=zero dstates=unbound. Throws Error{parse}.
   static Case parse(std::string_view line);
   [[nodiscard]] std::string to_string() const;
   bool operator==(const Case&) const = default;

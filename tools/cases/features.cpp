@@ -180,6 +180,8 @@ constexpr Feature kFeatures[] = {
        return std::any_of(slots.begin(), slots.end(), [](std::int64_t slot) { return slot < 0; });
      }},
     {"dest_slots", "", kDecode | kChunk, [](const Case& c) { return !c.values.dest_slots.empty(); }},
+    {"ring", "", kDecode, [](const Case& c) { return c.problem.ring > 0; }},
+    {"stochastic_rounding", "", kDecode, [](const Case& c) { return c.problem.rounding == Rounding::stochastic; }},
     {"int64_slots", "", kLinear, [](const Case& c) { return c.values.long_slots; }},
     {"no_decay", "", kLinear, [](const Case& c) { return c.values.no_decay; }},
 };
@@ -190,6 +192,7 @@ struct Exclusion {
 };
 /// Beyond groups and operations.
 constexpr Exclusion kExclusions[] = {
+    {"ring", "dest_slots", "a ring would have to move with the state"},
     {"no_pool", "state_bf16", "without states they have no type"},
     {"no_pool", "skipped_slots", "without states there are no slots"},
     {"no_pool", "dest_slots", "without states there are no slots"},

@@ -23,6 +23,13 @@ void fill_index(Tensor one, std::int64_t index, RandomNumbers& random) {
 
 }  // namespace
 
+/// `count` indices of the second-innermost of four dimensions, from `begin` on, at index `outer` of the first.
+void fill_rows(Tensor rows, std::int64_t outer, std::int64_t begin, std::int64_t count, RandomNumbers& random) {
+  rows.byte_offset += begin * rows.strides[2] * static_cast<std::int64_t>(size_of(rows.dtype));
+  rows.shape[2] = count;
+  fill_index(rows, outer, random);
+}
+
 /// Tokens of sequences that are skipped and states that nobody reads stay poisoned.
 void Inputs::bind_linear_decode() {
   bind_state_slots();
@@ -36,11 +43,39 @@ void Inputs::bind_linear_decode() {
       if (source(b) >= 0) fill_index(bindings_[slot], b, random);
     }
   };
+  if (problem_.rounding == Rounding::stochastic) bind_seeds();
+  if (problem_.ring > 0) bind_ring();
+  bind_pool();
+  if (problem_.only_flushes()) return;
   tokens(Slot::q, problem_.q_type, problem_.head_dim_qk);
   tokens(Slot::k, problem_.k_type, problem_.head_dim_qk);
   tokens(Slot::v, problem_.v_type, problem_.head_dim_v);
   allocate(Slot::o, problem_.o_type, query_shape(heads, problem_.head_dim_v), true);
-  bind_pool();
+}
+
+/// Cursors, and tokens that wait; all other rows of the rings stay poisoned.
+void Inputs::bind_ring() {
+  const std::int64_t ring = problem_.ring;
+  std::vector<std::int64_t> cursors = values_.ring_cursors;
+  RandomNumbers random(values_.seed, static_cast<std::uint64_t>(Slot::ring_cursor));
+  for (std::int64_t b = 0; values_.ring_cursors.empty() && b < problem_.batch; ++b) {
+    cursors.push_back(random.below(2 * ring + 2));
+  }
+  check_count("ring_cursors", cursors);
+  allocate_integers(Slot::ring_cursor, cursors);
+  const Tensor& slots = bindings_[Slot::state_slots];
+  const auto rows = [&](Slot slot, DType dtype, std::int64_t dim) {
+    const Tensor& tensor = allocate(slot, dtype, {problem_.slots, problem_.heads_q, 2 * ring, dim}, true);
+    RandomNumbers numbers(values_.seed, static_cast<std::uint64_t>(slot));
+    for (std::int64_t b = 0; b < problem_.batch; ++b) {
+      const std::int64_t source = slots ? static_cast<std::int64_t>(reference::read(slots, b)) : b;
+      const std::int64_t cursor = cursors[static_cast<std::size_t>(b)];
+      if (source < 0 || source >= problem_.slots || cursor < 0 || cursor > 2 * ring + 1) continue;
+      fill_rows(tensor, source, cursor / (ring + 1) * ring, cursor % (ring + 1), numbers);
+    }
+  };
+  rows(Slot::ring_k, problem_.k_type, problem_.head_dim_qk);
+  rows(Slot::ring_v, problem_.v_type, problem_.head_dim_v);
 }
 
 /// Sequences from zeros and such without a destination are told by negative slots; a forward writes to the pool.
@@ -96,13 +131,14 @@ void Inputs::bind_pool() {
   }
 }
 
+void Inputs::check_count(const char* name, const std::vector<std::int64_t>& list) const {
+  if (static_cast<std::int64_t>(list.size()) == problem_.batch) return;
+  throw Error(ErrorCode::invalid_argument, name, fmt::format("{} values", list.size()),
+              fmt::format("{}", problem_.batch));
+}
+
 void Inputs::bind_state_slots() {
   const DType dtype = values_.long_slots ? DType::int64 : DType::int32;
-  const auto check_count = [&](const char* name, const std::vector<std::int64_t>& list) {
-    if (static_cast<std::int64_t>(list.size()) == problem_.batch) return;
-    throw Error(ErrorCode::invalid_argument, name, fmt::format("{} values", list.size()),
-                fmt::format("{}", problem_.batch));
-  };
   if (!values_.unbound_slots) {
     std::vector<std::int64_t> slots = values_.state_slots;
     if (slots.empty()) {

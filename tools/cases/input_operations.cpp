@@ -78,16 +78,17 @@ void Inputs::bind_score_parameters() {
     allocate(Slot::sink, DType::fp32, {problem_.heads_q});
     fill(Slot::sink);
   }
-  if (problem_.dropout > 0) {
-    bindings_.seed = values_.drop_seed;
-    bindings_.offset = values_.drop_offset;
-    if (values_.drop_scalars) {
-      *allocate(Slot::dropout_seed, DType::uint64, {1}).as<std::uint64_t>() = values_.drop_seed;
-      *allocate(Slot::dropout_offset, DType::uint64, {1}).as<std::uint64_t>() = values_.drop_offset;
-      bindings_.seed = ~values_.drop_seed;  // the tensors win
-      bindings_.offset = ~values_.drop_offset;
-    }
-  }
+  if (problem_.dropout > 0) bind_seeds();
+}
+
+void Inputs::bind_seeds() {
+  bindings_.seed = values_.drop_seed;
+  bindings_.offset = values_.drop_offset;
+  if (!values_.drop_scalars) return;
+  *allocate(Slot::dropout_seed, DType::uint64, {1}).as<std::uint64_t>() = values_.drop_seed;
+  *allocate(Slot::dropout_offset, DType::uint64, {1}).as<std::uint64_t>() = values_.drop_offset;
+  bindings_.seed = ~values_.drop_seed;  // the tensors win
+  bindings_.offset = ~values_.drop_offset;
 }
 
 /// o and lse as the oracle's forward gives them, in their types.

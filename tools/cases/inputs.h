@@ -93,7 +93,10 @@ class Inputs {
   void bind_linear_decode();
   void bind_linear_chunk();
   void bind_pool();
+  void bind_ring();
+  void bind_seeds();
   void bind_state_slots();
+  void check_count(const char* name, const std::vector<std::int64_t>& list) const;
 
   Case case_;
   const Problem& problem_;

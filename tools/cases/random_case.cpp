@@ -147,8 +147,16 @@ class Generator {
     if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
     p_.deterministic = random_.chance(0.2);
     p_.batch_invariant = random_.chance(0.2);
-    state_slots(random_.chance(0.4));
+    if (p_.state_type == DType::bf16 && chooser_.chance(0.5)) {
+      p_.rounding = Rounding::stochastic;
+      seeds();
+    }
+    const bool ring = chooser_.chance(0.4);
+    state_slots(!ring && random_.chance(0.4));
     v_.no_decay = random_.chance(0.4);
+    if (!ring) return;
+    p_.ring = random_.between(p_.seqlen_q, gpu_ ? 64 : 20);
+    if (random_.chance(0.1)) p_.seqlen_q = 0;
   }
 
   void linear_chunk() {
@@ -351,10 +359,14 @@ class Generator {
     p_.sink = random_.chance(0.2);
     if (chooser_.chance(0.16)) {
       p_.dropout = static_cast<float>(random_.between(5, 70)) / 100.0F;
-      v_.drop_seed = random_.bits();
-      v_.drop_offset = random_.chance(0.5) ? random_.bits() : random_.bits() >> 48;
-      v_.drop_scalars = random_.chance(0.4);
+      seeds();
     }
+  }
+
+  void seeds() {
+    v_.drop_seed = random_.bits();
+    v_.drop_offset = random_.chance(0.5) ? random_.bits() : random_.bits() >> 48;
+    v_.drop_scalars = random_.chance(0.4);
   }
 
   TileList list() {

@@ -39,6 +39,7 @@ DeviceRun::DeviceRun(Executor& executor, const BenchInputs& inputs, bool as_grap
       bindings_[slot].device = {DeviceType::cuda, device_};
     }
     for (const files::Array& turn : inputs.turns) turns_.push_back(copy_of(turn));
+    for (const files::Array& cursors : inputs.cursors) cursors_.push_back(copy_of(cursors));
     flush_ = cuda::allocate(device_, kFlushBytes);
     memory_.push_back(flush_);
     for (int i = 0; i < kMostEvents; ++i) {
@@ -130,6 +131,7 @@ double DeviceRun::time(int calls, int warm_up) {
   if (as_graph_) {
     return time_graph(steps_, calls, warm_up, [&](std::size_t turn) {
       if (!turns_.empty()) bindings_[Slot::state_slots].data = turns_[turn];
+      if (!cursors_.empty()) bindings_[Slot::ring_cursor].data = cursors_[turn];
       executor_.run(bindings_, stream_);
     });
   }

@@ -54,7 +54,8 @@ class DeviceRun {
   std::vector<void*> memory_;
   void* flush_ = nullptr;
   std::vector<cuda::EventHandle> events_;
-  std::vector<void*> turns_;  // state_slots of the calls
+  std::vector<void*> turns_;    // state_slots of the calls
+  std::vector<void*> cursors_;  // ring_cursor of them, if they have any
   Recorded steps_;
   std::vector<InPlacePass> passes_;
   std::vector<Recorded> recorded_passes_;

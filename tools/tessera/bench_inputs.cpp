@@ -171,6 +171,18 @@ void add_values(const Problem& problem, std::mt19937_64& random, Arrays& arrays)
   }
 }
 
+// As sequences that began at any time have them: of the steps from one flush to the next as many are at each, within a
+// call or over the calls in a row.
+Array staggered_cursors(const Problem& problem, std::int64_t turn) {
+  const std::int64_t tokens = std::max<std::int64_t>(problem.seqlen_q, 1), steps = problem.ring / tokens;
+  std::vector<std::int64_t> cursors;
+  for (std::int64_t b = 0; b < problem.batch; ++b) {
+    const std::int64_t at = b + turn;
+    cursors.push_back(at / steps % 2 * (problem.ring + 1) + tokens * (1 + at % steps));
+  }
+  return int32_array({problem.batch}, cursors);
+}
+
 // All states in random order, as many for each call as there are sequences.
 void add_state_slots(const Problem& problem, std::mt19937_64& random, BenchInputs& inputs) {
   std::vector<std::int64_t> slots(static_cast<std::size_t>(problem.slots));
@@ -181,8 +193,12 @@ void add_state_slots(const Problem& problem, std::mt19937_64& random, BenchInput
     return int32_array({batch}, {slots.begin() + turn * batch, slots.begin() + (turn + 1) * batch});
   };
   const std::int64_t turns = batch == 0 ? 1 : std::min<std::int64_t>(problem.slots / batch, 100);
-  for (std::int64_t turn = 0; turns > 1 && turn < turns; ++turn) inputs.turns.push_back(slots_of(turn));
+  for (std::int64_t turn = 0; turns > 1 && turn < turns; ++turn) {
+    inputs.turns.push_back(slots_of(turn));
+    if (problem.ring > 0) inputs.cursors.push_back(staggered_cursors(problem, turn));
+  }
   if (turns > 0) inputs.arrays[Slot::state_slots] = slots_of(0);
+  if (problem.ring > 0) inputs.arrays[Slot::ring_cursor] = staggered_cursors(problem, 0);
 }
 
 }  // namespace

@@ -17,6 +17,8 @@ struct BenchInputs {
   // linear_decode with more states than sequences: state_slots of one call after another, disjoint until they begin
   // again, so that no call finds its states in a cache. The first is in `arrays`.
   std::vector<files::Array> turns;
+  // With a ring: ring_cursor of those calls.
+  std::vector<files::Array> cursors;
 };
 
 BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed);

@@ -35,22 +35,41 @@ double count(const std::vector<std::int64_t>& shape) {
   return product;
 }
 
-// The states of the batch are read and written, by a backward read, whatever the pool holds besides.
+// What waits in the ring of a sequence, on average over the steps from one flush to the next, and how many these are.
+struct Waiting {
+  double tokens, steps;
+};
+Waiting waiting_of(const Problem& problem) {
+  const std::int64_t tokens = std::max<std::int64_t>(problem.seqlen_q, 1);
+  const auto steps = static_cast<double>(problem.ring / tokens);
+  return {static_cast<double>(tokens) * (steps + 1) / 2, problem.only_flushes() ? 1.0 : steps};
+}
+
+// The states of the batch are read and written, with a ring written by each flush, by a backward read, whatever the
+// pool holds besides. Of the ring the tokens that wait are read and those of the step written.
 Work linear_work(const Problem& problem) {
   const auto elements = static_cast<double>(problem.batch * problem.heads_q * problem.head_dim_qk * problem.head_dim_v);
   Work work;
   const bool backward = problem.pass == Pass::backward;
   const bool decode = problem.operation == Operation::linear_decode;
-  const double passes = backward ? 1 : 2;
+  const Waiting waiting = problem.ring > 0 ? waiting_of(problem) : Waiting{0, 1};
+  const double passes = backward ? 1 : 1 + 1 / waiting.steps;
   if (decode || problem.slots > 0) work.bytes = passes * elements * static_cast<double>(size_of(problem.state_type));
   for (const auto& slots : {value_inputs(problem), outputs(problem)}) {
     for (const SlotShape& slot : slots) {
+      if (slot.slot == Slot::ring_k || slot.slot == Slot::ring_v) {
+        const double rows = waiting.tokens + static_cast<double>(problem.seqlen_q);
+        work.bytes += static_cast<double>(problem.batch * problem.heads_q * slot.shape.back()) * rows *
+                      static_cast<double>(size_of(slot.dtype));
+        continue;
+      }
       if (slot.slot != Slot::state) work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
     }
   }
   // A step: decay, k·v and its sum, q·s and its sum. In chunks the decay is no work for each element. Backward: S and
   // its product, G and two.
   work.flops = (decode ? 5.0 : backward ? 10.0 : 4.0) * elements * static_cast<double>(problem.seqlen_q);
+  if (problem.only_flushes()) work.flops = 3 * elements * waiting.tokens;
   return work;
 }
 

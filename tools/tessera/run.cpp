@@ -74,11 +74,13 @@ Arrays load(const RunOptions& options, const std::string& text) {
   return arrays;
 }
 
-// What a run wrote: its outputs, for kv_append the cache and the rotated queries, for linear_decode the states.
+// What a run wrote: its outputs, for kv_append the cache and the rotated queries, for linear_decode the states and
+// rings.
 std::vector<Slot> result_slots(const Problem& problem, const Arrays& arrays) {
   std::vector<Slot> slots;
   for (const SlotShape& each : outputs(problem)) slots.push_back(each.slot);
   if (problem.operation == Operation::linear_decode) slots.push_back(Slot::state);
+  if (problem.ring > 0) slots.insert(slots.end(), {Slot::ring_k, Slot::ring_v});
   if (problem.operation == Operation::kv_append) {
     for (const Slot slot : {Slot::k, Slot::v, Slot::q_rotated}) {
       if (arrays.count(slot) != 0) slots.push_back(slot);

@@ -231,8 +231,28 @@ RunProblem combine_of(Arrays& arrays, Line& line) {
   return result;
 }
 
+// Waiting tokens are put into the states where there are no others: of what a step has only the rings are given.
+RunProblem linear_flush_of(const Arrays& arrays, Line& line) {
+  const std::vector<std::int64_t>& shape = need(arrays, Slot::ring_k).shape();
+  line.add("ring", dimension(arrays, Slot::ring_k, 4, 2) / 2);
+  line.add("b", dimension(arrays, Slot::ring_cursor, 1, 0));
+  line.add("t", 0);
+  line.add("h", shape[1]);
+  line.add("d", shape[3]);
+  line.add("dv", dimension(arrays, Slot::ring_v, 4, 3));
+  line.add("slots", dimension(arrays, Slot::state, 4, 0));
+  line.add("state", std::string(to_string(need(arrays, Slot::state).dtype())));
+  const auto type = [&arrays](Slot slot) { return to_string(need(arrays, slot).dtype()); };
+  line.add("dtype", fmt::format("{0}:{0}:{1}:{0}", type(Slot::ring_k), type(Slot::ring_v)));
+  RunProblem result;
+  result.problem = Problem::parse(line.text());
+  return result;
+}
+
 // q and v give the sizes, the state its type and the pool's size; its layout is the user's word.
 RunProblem linear_decode_of(const Arrays& arrays, Line& line) {
+  if (!has(arrays, Slot::q) && has(arrays, Slot::ring_k)) return linear_flush_of(arrays, line);
+  if (has(arrays, Slot::ring_k)) line.add("ring", dimension(arrays, Slot::ring_k, 4, 2) / 2);
   const std::vector<std::int64_t>& shape = need(arrays, Slot::q).shape();
   dimension(arrays, Slot::q, 4, 0);
   line.add("b", shape[0]);

@@ -86,9 +86,15 @@ std::vector<SlotShape> value_inputs(const Problem& problem) {
   std::vector<SlotShape> slots;
   const std::int64_t d = problem.head_dim_qk, dv = problem.head_dim_v;
   if (problem.is_linear()) {
-    slots.push_back({Slot::q, problem.q_type, query_shape(problem, problem.heads_q, d)});
-    slots.push_back({Slot::k, problem.k_type, query_shape(problem, problem.heads_q, d)});
-    slots.push_back({Slot::v, problem.v_type, query_shape(problem, problem.heads_q, dv)});
+    if (!problem.only_flushes()) {
+      slots.push_back({Slot::q, problem.q_type, query_shape(problem, problem.heads_q, d)});
+      slots.push_back({Slot::k, problem.k_type, query_shape(problem, problem.heads_q, d)});
+      slots.push_back({Slot::v, problem.v_type, query_shape(problem, problem.heads_q, dv)});
+    }
+    if (problem.ring > 0) {
+      slots.push_back({Slot::ring_k, problem.k_type, {problem.slots, problem.heads_q, 2 * problem.ring, d}});
+      slots.push_back({Slot::ring_v, problem.v_type, {problem.slots, problem.heads_q, 2 * problem.ring, dv}});
+    }
     if (problem.pass == Pass::backward) {
       slots.push_back({Slot::dout, problem.o_type, query_shape(problem, problem.heads_q, dv)});
     }
@@ -125,7 +131,7 @@ std::vector<SlotShape> value_inputs(const Problem& problem) {
 
 std::vector<SlotShape> outputs(const Problem& problem) {
   std::vector<SlotShape> slots;
-  if (problem.operation == Operation::kv_append) return slots;
+  if (problem.operation == Operation::kv_append || problem.only_flushes()) return slots;
   if (problem.is_linear() && problem.pass == Pass::backward) {
     const std::int64_t d = problem.head_dim_qk, dv = problem.head_dim_v;
     slots.push_back({Slot::dq, problem.q_type, query_shape(problem, problem.heads_q, d)});

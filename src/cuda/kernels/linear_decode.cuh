@@ -14,6 +14,7 @@
 //   rows of k (V contiguous): lanes lie along V, and sums go over a thread's rows, then lanes, then warps.
 #pragma once
 
+#include "cuda/policy/philox.cuh"
 #include "cuda/ptx/global.cuh"
 #include "cuda/tile/row_vector.cuh"
 #include "shared/linear.h"
@@ -48,6 +49,21 @@ struct StateVector {
       }
     }
     ptx::store_16(to, bits);
+  }
+
+  /// bf16, up or down by chance: 16 random bits are added to those that are cut off.
+  __device__ __forceinline__ void store(void* to, const Philox& draws) const {
+    static_assert(type == Element::bf16);
+    u32 bits[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      bits[i] = rounded(at[2 * i], draws.word[i] & 0xffffU) | rounded(at[2 * i + 1], draws.word[i] >> 16) << 16;
+    }
+    ptx::store_16(to, bits);
+  }
+  static __device__ __forceinline__ u32 rounded(float value, u32 draw) {
+    const u32 bits = __float_as_uint(value);
+    return value != value ? bits >> 16 | 0x40U : (bits + draw) >> 16;
   }
 };
 
@@ -123,10 +139,10 @@ struct LinearDecode {
     return static_cast<char*>(p.state) + at * bytes_of(C.state);
   }
 
-  __device__ __forceinline__ void update(i64 source, i64 target) const {
-    const i64 row_step = kRowsApart * p.row_stride * bytes_of(C.state);
-    u32 bits[kRows * kLoads][4];
-    const char* from = part_of(source);
+  /// Of a thread.
+  __device__ __forceinline__ i64 bytes_between_rows() const { return kRowsApart * p.row_stride * bytes_of(C.state); }
+  __device__ __forceinline__ void read_state(u32 (&bits)[kRows * kLoads][4], i64 slot, i64 row_step) const {
+    const char* from = part_of(slot);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -135,6 +151,44 @@ struct LinearDecode {
       }
       from += row_step;
     }
+  }
+  __device__ __forceinline__ void write_state(const StateVector<C.state> (&s)[kRows * kLoads], i64 slot,
+                                              i64 row_step) const {
+    char* to = part_of(slot);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int l = 0; l < kLoads; ++l) {
+        if constexpr (C.stochastic) {
+          s[r * kLoads + l].store(to + l * (C.lanes() * 16), draws(slot, r, l));
+        } else {
+          s[r * kLoads + l].store(to + l * (C.lanes() * 16));
+        }
+      }
+      to += row_step;
+    }
+  }
+
+  /// Of the elements of load l of a thread's row r in the state of `slot`.
+  __device__ __forceinline__ Philox draws(i64 slot, int r, int l) const {
+    constexpr bool of_v = C.rows == StateRows::v;
+    const int columns = of_v ? C.d : static_cast<int>(gridDim.x) * C.tile;
+    const int at_row = (of_v ? first_column() : 0) + row() + r * kRowsApart;
+    const int at_column = (of_v ? 0 : first_column()) + column() + l * (C.lanes() * kWidth);
+    const u64 seed = p.seed_at != nullptr ? *p.seed_at : p.seed;
+    const u64 offset = p.offset_at != nullptr ? *p.offset_at : p.offset;
+    return {static_cast<u32>((at_row * columns + at_column) / 8),
+            static_cast<u32>(head),
+            static_cast<u32>(slot),
+            static_cast<u32>(offset),
+            static_cast<u32>(seed),
+            static_cast<u32>(seed >> 32) ^ static_cast<u32>(offset >> 32)};
+  }
+
+  __device__ __forceinline__ void update(i64 source, i64 target) const {
+    const i64 row_step = bytes_between_rows();
+    u32 bits[kRows * kLoads][4];
+    read_state(bits, source, row_step);
     load_tokens();
     const float decay = expf(-p.slopes[head]);
     StateVector<C.state> s[kRows * kLoads];
@@ -148,15 +202,7 @@ struct LinearDecode {
         rows_of_k(s, decay, t);
       }
     }
-    if (target >= 0 && target < p.slots) {
-      char* to = part_of(target);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int l = 0; l < kLoads; ++l) s[r * kLoads + l].store(to + l * (C.lanes() * 16));
-        to += row_step;
-      }
-    }
+    if (target >= 0 && target < p.slots) write_state(s, target, row_step);
     if constexpr (C.rows == StateRows::k) sum_warps();
   }
 
@@ -219,6 +265,11 @@ struct LinearDecode {
         }
       }
     }
+    put_rows(o, t);
+  }
+
+  /// Sums over the lanes of a row, of all of a thread's rows, into o.
+  __device__ __forceinline__ void put_rows(float (&o)[kRows], int t) const {
     sum_lanes<C.lanes(), kRows>(o);
     constexpr int lanes_a_value = C.lanes() / kRows;
     const int lane = thread() % C.lanes();
@@ -240,6 +291,11 @@ struct LinearDecode {
         o[i] += query * s[r].at[i];
       }
     }
+    put_columns(o, t);
+  }
+
+  /// Sums over the lanes of a column, for sum_warps().
+  __device__ __forceinline__ void put_columns(float (&o)[kWidth], int t) const {
 #pragma unroll
     for (int apart = C.lanes(); apart < 32; apart *= 2) {
 #pragma unroll

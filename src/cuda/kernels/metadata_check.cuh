@@ -50,11 +50,14 @@ struct MetadataCheck {
     }
     for (int s = 0; s < p.sources; ++s) keys(p.source[s], b);
     for (const MetadataSlots& states : p.states) {
-      if (states.slots == nullptr) continue;
-      const i64 state =
-          states.is_long ? static_cast<const i64*>(states.slots)[b] : static_cast<const int*>(states.slots)[b];
-      require(state < p.state_count, b, states.slot);  // below 0: none
+      if (states.slots != nullptr) require(state_of(states, b) < p.state_count, b, states.slot);  // below 0: none
     }
+    if (p.cursors == nullptr || (p.states[0].slots != nullptr && state_of(p.states[0], b) < 0)) return;
+    require(p.cursors[b] >= 0 && p.cursors[b] <= p.cursor_limit, b, p.cursor_slot);
+  }
+
+  static __device__ __forceinline__ i64 state_of(const MetadataSlots& states, int b) {
+    return states.is_long ? static_cast<const i64*>(states.slots)[b] : static_cast<const int*>(states.slots)[b];
   }
 
   // Of new tokens, as clamped.
