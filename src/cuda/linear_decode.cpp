@@ -196,7 +196,8 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   const Dim3 grid{static_cast<std::uint32_t>(problem.head_dim_v / config.tile),
                   static_cast<std::uint32_t>(problem.heads_q), static_cast<std::uint32_t>(problem.batch)};
   resources.kernels.front()->launch(grid, {static_cast<std::uint32_t>(config.threads())},
-                                    shared_bytes_of(config, problem), resources.stream.handle, parameters);
+                                    shared_bytes_of(config, problem), resources.stream.handle, parameters,
+                                    Begins::early);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 
 #include "cuda/policy/philox.cuh"
 #include "cuda/ptx/global.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/tile/row_vector.cuh"
 #include "shared/linear.h"
 
@@ -106,6 +107,7 @@ struct LinearDecode {
   int head, batch;
 
   static __device__ __forceinline__ void run(const LinearParams& p) {
+    ptx::take_over();
     extern __shared__ float shared[];
     float* k = shared + p.tokens * C.d;
     float* v = k + p.tokens * C.d;

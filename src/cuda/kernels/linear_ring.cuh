@@ -41,6 +41,7 @@ struct LinearRing {
   float slope;
 
   static __device__ __forceinline__ void run(const LinearRingParams& p) {
+    ptx::take_over();
     extern __shared__ uint4 ring_memory[];
     char* q = reinterpret_cast<char*>(ring_memory);
     const int tokens = p.step.tokens;
