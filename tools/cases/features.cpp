@@ -63,6 +63,7 @@ bool spans(const Case& c) {
   return longest(v.used_q, v.lens_q, c.problem.seqlen_q) > 2 * *c.wishes.tile_q && keys > 2 * *c.wishes.tile_kv;
 }
 bool has_empty_sequence(const Case& c) {
+  if (is_decode(c)) return false;  // a step of no tokens is a flush
   const Values& v = c.values;
   return c.problem.seqlen_q == 0 || (has_keys(c.problem) && c.problem.kv.seqlen == 0) || has_zero(v.lens_q) ||
          has_zero(v.used_q) || has_zero(v.lens_k) || has_zero(v.used_k) || has_zero(v.lens_k2) || has_zero(v.used_k2);
@@ -181,6 +182,7 @@ constexpr Feature kFeatures[] = {
      }},
     {"dest_slots", "", kDecode | kChunk, [](const Case& c) { return !c.values.dest_slots.empty(); }},
     {"ring", "", kDecode, [](const Case& c) { return c.problem.ring > 0; }},
+    {"flush", "", kDecode, [](const Case& c) { return c.problem.only_flushes(); }},
     {"stochastic_rounding", "", kDecode, [](const Case& c) { return c.problem.rounding == Rounding::stochastic; }},
     {"int64_slots", "", kLinear, [](const Case& c) { return c.values.long_slots; }},
     {"no_decay", "", kLinear, [](const Case& c) { return c.values.no_decay; }},
@@ -192,6 +194,8 @@ struct Exclusion {
 };
 /// Beyond groups and operations.
 constexpr Exclusion kExclusions[] = {
+    {"flush", "many_tokens", "a flush has none"},
+    {"flush", "dest_slots", "a ring would have to move with the state"},
     {"ring", "dest_slots", "a ring would have to move with the state"},
     {"no_pool", "state_bf16", "without states they have no type"},
     {"no_pool", "skipped_slots", "without states there are no slots"},

@@ -156,7 +156,7 @@ class Generator {
     v_.no_decay = random_.chance(0.4);
     if (!ring) return;
     p_.ring = random_.between(p_.seqlen_q, gpu_ ? 64 : 20);
-    if (random_.chance(0.1)) p_.seqlen_q = 0;
+    if (random_.chance(0.4)) p_.seqlen_q = 0;
   }
 
   void linear_chunk() {
