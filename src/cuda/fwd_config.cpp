@@ -196,8 +196,9 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
       set_tile(config, 192, 96, 4, 12);
     }
   } else {
-    const int of_most = config.source == Source::strided ? 80 : 64;  // boxes of pages are to divide a tile
-    set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : of_most, 2, 8);
+    // Few keys make whole tiles of 64, and boxes of pages are to divide a tile.
+    const int beside_most = config.source == Source::strided && problem.kv.seqlen >= 1024 ? 80 : 64;
+    set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : beside_most, 2, 8);
   }
   const bool few = rows <= 64 || 2 * blocks_that_count(config, problem) <= target.multiprocessors;
   if (widest <= 128 && config.tile_m == 128 && few) {

@@ -45,7 +45,9 @@ struct FwdWgmma {
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine;
-  static constexpr int kDrawnAhead = 3;  // tiles of keys still to be copied when the next row tile is drawn
+  // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
+  // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
+  static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_m* C.tile_n*(C.d + C.dv));
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
   static constexpr int copying_registers = most_to_find                     ? 72
                                            : much_to_find                   ? 56
