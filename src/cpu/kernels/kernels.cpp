@@ -8,6 +8,11 @@
 #include "tessera/error.h"
 #include "tessera/plan.h"
 
+// Vectors of SVE have no size that a compiler knows, so they cannot be elements of arrays, and register tiles are such.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/kernels/kernels.cpp"
 #include <hwy/foreach_target.h>
