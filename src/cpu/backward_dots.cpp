@@ -59,7 +59,7 @@ void BackwardDots::turn_keys(const Kernels& kernels, std::int64_t count) {
   turn(kernels, whole, d_ / 2, k_, d_ / 2, k_t_, stride_);
   turn(kernels, whole, dv_ / 2, v_, dv_ / 2, v_t_, stride_);
   kernels.interleave(whole, d_, k_, d_, k_pairs_, d_);
-  keys_finite_ = bf16_finite(k_, count * d_) && bf16_finite(v_, count * dv_);
+  keys_finite_ = kernels.bf16_finite(count * d_, k_) && kernels.bf16_finite(count * dv_, v_);
   std::fill_n(dk_t_, d_ * stride_, 0.0F);
   std::fill_n(dv_t_, dv_ * stride_, 0.0F);
 }
@@ -77,7 +77,7 @@ void BackwardDots::load_queries(const Kernels& kernels, const Problem& problem, 
   };
   load(q, problem.head_dim_qk, d_, q_, q_t_);
   load(dout, problem.head_dim_v, dv_, dout_, dout_t_);
-  queries_finite_ = bf16_finite(q_, rows * d_) && bf16_finite(dout_, rows * dv_);
+  queries_finite_ = kernels.bf16_finite(rows * d_, q_) && kernels.bf16_finite(rows * dv_, dout_);
   std::copy_n(shift, rows, shift_);
   std::fill_n(shift_ + rows, whole - rows, kInfinity);
   std::copy_n(delta, rows, delta_);

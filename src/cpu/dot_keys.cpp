@@ -29,13 +29,6 @@ void copy_keys(const KeyView& view, std::int64_t dim, std::int64_t first, std::i
   }
 }
 
-bool bf16_finite(const std::uint16_t* values, std::int64_t count) {
-  constexpr int kExponent = 0x7F80;
-  int infinite = 0;
-  for (std::int64_t i = 0; i < count; ++i) infinite |= static_cast<int>((values[i] & kExponent) == kExponent);
-  return infinite == 0;
-}
-
 DotKeys DotKeys::place(Arena& arena, std::int64_t tile_kv, const Problem& problem) {
   DotKeys keys;
   keys.rows = padded_dots(tile_kv);
@@ -66,7 +59,7 @@ void DotKeys::turn_values(const Kernels& kernels) const {
     if (!begun[chunk] || !stale[chunk]) continue;
     stale[chunk] = false;
     const std::uint16_t* values = v + chunk * kDotStep * dv;
-    finite[chunk] = bf16_finite(values, kDotStep * dv);
+    finite[chunk] = kernels.bf16_finite(kDotStep * dv, values);
     kernels.interleave(kDotStep, dv, values, dv, pairs, dv);
     // A pair moves as one 32-bit number.
     kernels.transpose(kDotStep / 2, dv, reinterpret_cast<const float*>(pairs), dv,

@@ -21,7 +21,6 @@ void copy_rows(const std::byte* source, std::ptrdiff_t stride, std::int64_t rows
 /// Keys [first, first + count) of a head.
 void copy_keys(const KeyView& view, std::int64_t dim, std::int64_t first, std::int64_t count, std::int64_t head,
                std::uint16_t* target, std::int64_t width);
-bool bf16_finite(const std::uint16_t* values, std::int64_t count);
 
 struct DotKeys {
   std::int64_t rows = 0;           // tile_kv padded to whole chunks of kDotStep

@@ -77,7 +77,7 @@ void ForwardUnit::finish(const Strip& strip) {
       b_.lse[first + c] = value;
       float* result = b_.staging + c * dv_;
       const float inverse = softmax_inverse(maximum, sum, split ? kNothing : sink(head));
-      for (std::int64_t i = 0; i < dv; ++i) result[i] *= inverse;
+      run_.kernels.scale_rows(1, dv_, result, dv_, inverse);
       if (split) {
         run_.partials.write(split_, head, sequence_.q_first + row, result, value);
         continue;

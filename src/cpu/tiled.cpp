@@ -13,7 +13,10 @@ namespace {
 // docs/performance.md for the ones that lost.
 constexpr std::int64_t kQueryBytes =
     512 * 1024;  // of Q and O panels a thread; halved twice while threads would lack work
-constexpr std::int64_t kListedBytes = 1024 * 1024;  // with a list, more blocks share keys that each uses a few of
+// With a list more rows share keys, of which each block uses a few (measured on a 2-core Zen 5).
+constexpr std::int64_t kListedBytes = 2048 * 1024;
+constexpr std::int64_t kPanels = 16;  // at most, for short rows
+constexpr std::int64_t kListedPanels = 32;
 constexpr std::int64_t kForwardKeys = 128;
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;
@@ -77,8 +80,10 @@ bool shares_group(const Problem& problem) {
 std::int64_t forward_queries(detail::PlanState state) {
   const std::int64_t row =
       (state.problem.head_dim_qk + state.problem.head_dim_v) * static_cast<std::int64_t>(sizeof(float));
-  const std::int64_t bytes = state.problem.list ? kListedBytes : kQueryBytes;
-  const std::int64_t longest = std::clamp<std::int64_t>(bytes / row / kPanel * kPanel, 4 * kPanel, 16 * kPanel);
+  const bool listed(state.problem.list);
+  const std::int64_t bytes = listed ? kListedBytes : kQueryBytes;
+  const std::int64_t longest =
+      std::clamp<std::int64_t>(bytes / row / kPanel, 4, listed ? kListedPanels : kPanels) * kPanel;
   for (state.tile_q = longest; state.tile_q > longest / 4; state.tile_q /= 2) {
     const Tiling tiling = tiling_of(state);
     if (tiling.row_units * tiling.head_tiles * state.problem.batch >= 4 * state.target.threads) break;

@@ -20,18 +20,21 @@ struct DotCall {
 
 template <class Pairs, int kRows, int kVectors>
 void dot_micro_tile(const DotCall& call) {
+  // Every loop over sums is unrolled: one that is not would keep all of them in memory.
   typename Pairs::Vector sum[kRows][kVectors];
+#pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
-    for (int v = 0; v < kVectors; ++v) sum[i][v] = Pairs::zero();
-  }
-  if (call.accumulate) {
+#pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      for (int i = 0; i < kRows; ++i) {
-        sum[i][v] = Pairs::load(call.c + i * call.ldc + v * kDotTile);
-        if (call.column_scale) {
-          sum[i][v] = Pairs::multiply(sum[i][v], Pairs::load(call.column_scale + v * kDotTile));
-        }
-      }
+      sum[i][v] = call.accumulate ? Pairs::load(call.c + i * call.ldc + v * kDotTile) : Pairs::zero();
+    }
+  }
+  if (call.accumulate && call.column_scale) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const typename Pairs::Vector scale = Pairs::load(call.column_scale + v * kDotTile);
+#pragma GCC unroll 8
+      for (int i = 0; i < kRows; ++i) sum[i][v] = Pairs::multiply(sum[i][v], scale);
     }
   }
   const std::uint32_t* b = call.b;
@@ -92,11 +95,14 @@ void dot_vectors_matmul(std::int64_t m, std::int64_t n, std::int64_t k, const st
 template <class Pairs>
 double dot_vectors_peak(std::int64_t rounds) {
   constexpr int kSums = 24;
-  const std::uint16_t tiny[2] = {1, 1};  // subnormal: the sums stay 0
+  const std::uint16_t tiny[2] = {1, 1};  // subnormal: the sums stay as they are
   const typename Pairs::Bits a = Pairs::broadcast(tiny);
+  // Sums that begin equal would be one to the compiler.
+  float start[kSums * kDotTile];
+  for (int i = 0; i < kSums * kDotTile; ++i) start[i] = static_cast<float>(i);
   typename Pairs::Vector sum[kSums];
 #pragma GCC unroll 24
-  for (auto& each : sum) each = Pairs::zero();
+  for (int i = 0; i < kSums; ++i) sum[i] = Pairs::load(start + i * kDotTile);
   for (std::int64_t round = 0; round < rounds; ++round) {
 #pragma GCC unroll 24
     for (auto& each : sum) each = Pairs::dot(each, a, a);

@@ -8,6 +8,11 @@
 #include "tessera/error.h"
 #include "tessera/plan.h"
 
+// Vectors of SVE have no size that a compiler knows, so they cannot be elements of arrays, and register tiles are such.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/kernels/kernels.cpp"
 #include <hwy/foreach_target.h>
@@ -45,8 +50,8 @@ const Kernels* table() {
   static constexpr Kernels kTable = {
       "",         HWY_NATIVE_FMA != 0, matmul,      softmax_step,   exp_rows,   score_gradient, mask_band,
       softcap,    load_rows,           store_row,   transpose,      dot_rows,   state_row_dot,  state_row_add,
-      all_finite, softmax_pairs,       round_pairs, gradient_pairs, interleave, scale_rows,     few_scores,
-      few_values};
+      all_finite, softmax_pairs,       round_pairs, gradient_pairs, interleave, bf16_finite,    scale_rows,
+      few_scores, few_values};
   return &kTable;
 }
 

@@ -100,6 +100,9 @@ struct Kernels {
   void (*interleave)(std::int64_t rows, std::int64_t columns, const std::uint16_t* source, std::ptrdiff_t source_ld,
                      std::uint32_t* pairs, std::ptrdiff_t ld);
 
+  /// Whether all of n bf16 (a multiple of kPad) are finite.
+  bool (*bf16_finite)(std::int64_t n, const std::uint16_t* values);
+
   /// s *= factor, rows × columns (padded).
   void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
 

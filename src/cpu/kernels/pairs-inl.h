@@ -193,6 +193,16 @@ void scale_rows(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_
   }
 }
 
+bool bf16_finite(std::int64_t n, const std::uint16_t* values) {
+  const hn::CappedTag<std::int16_t, kPad> d;
+  const auto magnitude = hn::Set(d, 0x7FFF);
+  auto largest = hn::Zero(d);
+  for (std::int64_t i = 0; i < n; i += static_cast<std::int64_t>(hn::Lanes(d))) {
+    largest = hn::Max(largest, hn::And(magnitude, hn::LoadU(d, reinterpret_cast<const std::int16_t*>(values + i))));
+  }
+  return hn::AllTrue(d, hn::Lt(largest, hn::Set(d, 0x7F80)));
+}
+
 void interleave(std::int64_t rows, std::int64_t columns, const std::uint16_t* source, std::ptrdiff_t source_ld,
                 std::uint32_t* pairs, std::ptrdiff_t ld) {
   const BitsTag di;

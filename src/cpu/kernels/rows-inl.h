@@ -65,16 +65,22 @@ void store_row(DType dtype, const float* source, std::int64_t count, std::byte* 
   const FloatTag d;
   const hn::Rebind<std::uint16_t, FloatTag> d16;
   const hn::RebindToUnsigned<FloatTag> d32;
-  for (std::int64_t i = 0; i < count; i += kLanes) {
-    alignas(64) float values[kPad] = {};
-    alignas(64) std::uint16_t bits[kPad];
-    const std::int64_t live = count - i < kLanes ? count - i : kLanes;
-    std::memcpy(values, source + i, static_cast<std::size_t>(live) * sizeof(float));
-    const auto x = hn::BitCast(d32, hn::Load(d, values));
+  const auto round = [&](const float* from) HWY_ATTR {
+    const auto x = hn::BitCast(d32, hn::LoadU(d, from));
     const auto half = dtype == DType::bf16 ? to_bfloat_bits(x) : to_half_bits(x);
     // Both give 16 significant bits in each 32-bit lane; signed saturation must not touch them.
-    hn::Store(hn::BitCast(d16, hn::DemoteTo(hn::RebindToSigned<decltype(d16)>(), sign_extend_16(half))), d16, bits);
-    std::memcpy(target + static_cast<std::size_t>(i) * 2, bits, static_cast<std::size_t>(live) * 2);
+    return hn::BitCast(d16, hn::DemoteTo(hn::RebindToSigned<decltype(d16)>(), sign_extend_16(half)));
+  };
+  std::uint16_t* to = reinterpret_cast<std::uint16_t*>(target);
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) hn::StoreU(round(source + i), d16, to + i);
+  if (i < count) {
+    alignas(64) float values[kPad] = {};
+    alignas(64) std::uint16_t bits[kPad];
+    const auto live = static_cast<std::size_t>(count - i);
+    std::memcpy(values, source + i, live * sizeof(float));
+    hn::StoreU(round(values), d16, bits);
+    std::memcpy(to + i, bits, live * sizeof *bits);
   }
 }
 
