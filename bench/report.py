@@ -318,8 +318,9 @@ def overhead_rows(rows):
 LAYOUTS = {
     "cpu_dense": ("Dense attention beside PyTorch", dense_rows),
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
+    "cpu_window": ("A sliding window beside the causal mask", plain_rows),
     "cpu_decode": ("Decode", plain_rows),
-    "gpu_dense": ("Dense attention beside FlashAttention-2 and cuDNN", gpu_rows),
+    "gpu_dense": ("Dense attention beside cuDNN and FlashAttention-4", gpu_rows),
     "gpu_graph": ("Length 512 as CUDA graphs, caches as they are", gpu_rows),
     "gpu_dense_sm80": ("The same under the plans of SM80", gpu_rows),
     "gpu_dense_sm120": ("The same under the plans of SM120: 99 KB of shared memory", gpu_rows),
@@ -388,6 +389,9 @@ def renewed(text, begin, end, content, page):
 
 
 def main():
+    if sys.argv[1:] not in ([], ["--check"]):
+        print(__doc__)
+        sys.exit(0 if {"-h", "--help"} & set(sys.argv[1:]) else 2)
     pages = (
         (ROOT / "docs" / "performance.md", "<!-- tables -->", "<!-- end of tables -->", report),
         (ROOT / "README.md", "<!-- measured -->", "<!-- end of measured -->", readme_summary),
