@@ -351,7 +351,7 @@ def report():
             machine, rows = data["machine"], data["rows"]
             title, layout = LAYOUTS.get(file.stem, (file.stem, plain_rows))
             peers = ", ".join(dict.fromkeys(machine.get("peers", {}).values()))
-            profiled = machine.get("gpus") and "target" not in machine
+            profiled = file.stem == "gpu_linear_profile"
             describe = profiled_machine if profiled else gpu_machine if "target" in machine else cpu_machine
             parts.append(f"### {title}\n")
             parts.append(

@@ -87,6 +87,8 @@ def main():
                 answer = {"ok": True, "version": f"torch {torch.__version__.split('+')[0]}"}
                 if request["operation"] != "attention":
                     answer = {"ok": False, "reason": "it has no such operation"}
+                elif request["density"] < 1:
+                    answer = {"ok": False, "reason": "it has no lists of tiles"}
                 elif request["dtype"] not in DTYPES:
                     answer = {"ok": False, "reason": f"it has no dtype {request['dtype']}"}
                 else:

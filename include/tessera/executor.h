@@ -106,8 +106,8 @@ std::string_view to_string(Slot slot) noexcept;
 std::optional<Slot> parse_slot(std::string_view name) noexcept;
 
 /// The cursor of a sequence's ring after a step of `tokens`, in linear_decode with ring. Fewer tokens than the step
-/// had, down to none, are kept by lowering the result by the others; a sequence begins, and after a step of none goes
-/// on, at 0.
+/// had, down to none, are kept by lowering the result by the others. A sequence begins at 0; after a step of none,
+/// which empties the ring, the caller sets it to 0.
 constexpr std::int32_t ring_advance(std::int32_t cursor, std::int32_t tokens, std::int32_t ring) noexcept {
   const std::int32_t waiting = cursor % (ring + 1);
   const std::int32_t other_half = cursor > ring ? 0 : ring + 1;

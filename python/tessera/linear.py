@@ -70,9 +70,10 @@ def linear_decode(
 
     Source: Katharopoulos et al. 2020 (arXiv:2006.16236); Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
     """
-    refuse_gradient("linear_decode", "has no gradient", q=q, k=k, v=v, state=state)
+    rings = bound_arrays(ring_k=ring_k, ring_v=ring_v)
+    refuse_gradient("linear_decode", "has no gradient", q=q, k=k, v=v, state=state, **rings)
     bound = bound_arrays(state=state, decay_slopes=decay_slopes, state_slots=state_slots, dest_slots=dest_slots)
-    bound |= bound_arrays(ring_k=ring_k, ring_v=ring_v, ring_cursor=ring_cursor)
+    bound |= rings | bound_arrays(ring_cursor=ring_cursor)
     words, arrays, seeds = rounding_of(rounding, seed, offset, q)
     return _forward("linear_decode", (q, k, v), bound | arrays, None, scale, layout, out, status, threads, words, seeds)
 
@@ -202,7 +203,15 @@ def rounding_of(rounding: str, seed: Any, offset: Any, like: Array) -> tuple[str
     slots: list[str] = []
     arrays: list[Array] = []
     seeds = add_dropout(like, seed, offset, rounding == "stochastic", slots, arrays)
+    arrays = [_as_bits(x) for x in arrays]
     return "" if rounding == "nearest" else " rounding=stochastic", dict(zip(slots, arrays, strict=True)), seeds
+
+
+def _as_bits(x: Array) -> Array:
+    """torch draws int64, seeds are uint64."""
+    torch = sys.modules.get("torch")
+    drawn = torch is not None and isinstance(x, torch.Tensor) and x.dtype == torch.int64
+    return x.view(torch.uint64) if drawn else x
 
 
 def bound_arrays(**arrays: Array | None) -> dict[str, Array]:

@@ -122,7 +122,7 @@ std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
 std::int64_t count_heads(const Problem& problem) { return problem.heads_q / packed_heads(problem); }
 
 // scale · s − origin in one operation is off by what scale · max was rounded by: past 2^30 that is more than the powers
-// of two have room for. Such scores come with such scales.
+// of two have room for. Large scales are not fused; large q and k with a small one remain (docs/semantics.md).
 constexpr float kLargestFusedScale = 1024.0F;
 
 FwdConfig features_of(const Problem& problem, std::int64_t splits) {

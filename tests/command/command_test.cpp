@@ -64,6 +64,10 @@ TEST_F(Command, BadUsageIsTwo) {
   expect_error("explain attention sq=4 hq=3 hkv=2", 2, "heads_kv");
   expect_error("run --in q.txt --out o.npy", 2, "q.txt");
   expect_error("bench 'attention sq=8 density=0.5'", 2, "density");
+  expect_error("bench 'attention sq=8 lens=8'", 2, "lens");
+  expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8'", 2, "lens");
+  expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8,9'", 2, "lens");
+  expect_error("bench 'attention b=2 sq=8 layout=varlen list=indices lens=8,8'", 2, "lens");
   expect_error("bench 'attention sq={8,16'", 2, "braces");
   expect_error("bench 'attention sq=8' --max-regression lots", 2, "lots");
   expect_error("bench 'attention sq=8' --graph", 2, "--device cuda");

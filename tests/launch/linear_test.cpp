@@ -34,6 +34,7 @@ TEST_F(LinearLaunch, TakesABlockForEachPartOfAHead) {
   executor.run(bindings);
   EXPECT_EQ(gpu_.launches, 1);
   EXPECT_EQ(gpu_.last.grid, (std::array<std::uint32_t, 3>{4, 4, 3}));
+  EXPECT_EQ(gpu_.last.attributes, 1U);
   cuda::LinearParams params{};
   std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
   EXPECT_EQ(params.slot_stride, std::int64_t{1} << 33);

@@ -51,7 +51,9 @@ class TestLibraries:
         out = tessera.attention(*half)
         assert out.dtype == ml_dtypes.bfloat16
         want = tessera.attention(*(x.astype(np.float32) for x in half))
-        np.testing.assert_array_equal(out, want.astype(ml_dtypes.bfloat16))
+        # Dot products of bf16, where the processor has them, round the probabilities to bf16, as all outputs are.
+        most = 2.0**-8 * np.abs(qkv[2]).max()
+        np.testing.assert_allclose(out.astype(np.float32), want, rtol=0, atol=most)
 
     @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
     def test_jax(self, qkv, dtype):

@@ -342,7 +342,7 @@ void add_bench(CLI::App& app, int& exit_code) {
                  "Try all tiles, stages and warps, or the axes of --wish, beside the plan's own choice; print winners");
   verb->add_option("--peer", options->peers,
                    "Measure this peer interleaved with Tessera; repeatable: torch_cpu, torch_flash, torch_cudnn, "
-                   "flash_attn_4, fla_chunk");
+                   "flash_attn_4, fla_chunk, fla_decode, cula_decode");
   verb->add_option("--peer-folder", options->peer_folder, "Where the peers' scripts lie")->capture_default_str();
   verb->add_option("--warm-up", options->warm_up, "Untimed calls")->check(CLI::Range(1, 1000))->capture_default_str();
   verb->add_option("-r,--repetitions", options->repetitions, "Timed repetitions, each of calls for at least 20 ms")

@@ -47,6 +47,7 @@ void check_lengths(const BenchCase& of) {
   if (problem.q_layout != Layout::varlen || problem.is_linear() || problem.kv.layout != KvLayout::varlen) {
     fail("a problem of dense queries or keys", "attention with layout=varlen, keys packed too");
   }
+  if (problem.list || problem.bwd_list || problem.kv2) fail("a problem with a list or two sources", "neither");
   std::int64_t sum = 0;
   for (const std::int64_t length : of.lengths) {
     if (length < 0 || length > std::min(problem.seqlen_q, problem.kv.seqlen)) {

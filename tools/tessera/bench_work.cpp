@@ -41,7 +41,8 @@ struct Waiting {
 };
 Waiting waiting_of(const Problem& problem) {
   const std::int64_t tokens = std::max<std::int64_t>(problem.seqlen_q, 1);
-  const auto steps = static_cast<double>(problem.ring / tokens);
+  const std::int64_t whole_steps = problem.ring / tokens;
+  const auto steps = static_cast<double>(whole_steps);
   return {static_cast<double>(tokens) * (steps + 1) / 2, problem.only_flushes() ? 1.0 : steps};
 }
 
