@@ -66,6 +66,15 @@ def ratio_summary(rows):
     return "\n".join(lines) + "\n"
 
 
+def peer_cells(row, peer, digits):
+    """A peer's time, its ratio and the ratio's spread, or nothing where it was not measured."""
+    if peer not in row["ratios"]:
+        return ["", "", ""]
+    spread = row["ratio_spread"][peer]
+    ratio, p10, p90 = (f"{x:.{digits}f}" for x in (row["ratios"][peer], spread["p10"], spread["p90"]))
+    return [time_of(row["peers"][peer]), ratio, f"{p10}–{p90}"]
+
+
 def dense_rows(rows):
     peers = peers_of(rows)
     head = ["pass", "dtype", "dim", "length", "mask", "Tessera", "GFLOP/s", "% of roofline"]
@@ -86,15 +95,7 @@ def dense_rows(rows):
             f"{row['roofline_percent']:.0f}",
         ]
         for peer in peers:
-            if peer in row["ratios"]:
-                spread = row["ratio_spread"][peer]
-                cells += [
-                    time_of(row["peers"][peer]),
-                    f"{row['ratios'][peer]:.2f}",
-                    f"{spread['p10']:.2f}–{spread['p90']:.2f}",
-                ]
-            else:
-                cells += ["", "", ""]
+            cells += peer_cells(row, peer, 2)
         body.append([*cells, size_of(row["workspace_bytes"]), size_of(row["rss_growth_bytes"])])
     return ratio_summary(rows) + "\n" + table(head, body)
 
@@ -176,12 +177,9 @@ def gpu_rows(rows):
         cells = [t.get("d", "64"), heads, t.get("b", "1"), t["sq"], mask]
         cells += [time_of(row["us"]), f"{row['tflops']:.0f}", f"{row['gbytes_s']:.0f}"]
         for peer in peers:
-            if peer not in row["ratios"]:
-                cells += ["", "", "", ""]
-                continue
-            us, spread = row["peers"][peer], row["ratio_spread"][peer]
-            cells += [time_of(us), f"{row['gflop'] / us * 1e3:.0f}", f"{row['ratios'][peer]:.3f}"]
-            cells.append(f"{spread['p10']:.3f}–{spread['p90']:.3f}")
+            time, *ratio = peer_cells(row, peer, 3)
+            rate = f"{row['gflop'] / row['peers'][peer] * 1e3:.0f}" if time else ""
+            cells += [time, rate, *ratio]
         body.append(cells)
     return peer_means(rows) + "\n" + table(head, body)
 
@@ -227,9 +225,7 @@ def chunk_rows(rows):
         ]
         cells += [time_of(row["us"]), f"{row['tflops']:.0f}", f"{row['gbytes_s']:.0f}"]
         for peer in peers:
-            spread = row["ratio_spread"].get(peer)
-            known = [time_of(row["peers"][peer]), f"{row['ratios'][peer]:.3f}"] if spread else ["", ""]
-            cells += [*known, f"{spread['p10']:.3f}–{spread['p90']:.3f}" if spread else ""]
+            cells += peer_cells(row, peer, 3)
         body.append(cells)
     return peer_means(rows) + "\n" + table(head, body)
 

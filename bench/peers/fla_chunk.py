@@ -9,6 +9,7 @@ the time of autograd alone.
 import importlib.metadata
 import warnings
 
+import linear_steps
 import torch
 import torch_cuda
 from fla.ops.simple_gla import chunk_simple_gla, fused_chunk_simple_gla
@@ -31,8 +32,7 @@ class Problem:
 
         self.tokens = normal(request["d"]), normal(request["d"]), normal(request["dv"])
         self.dout = normal(request["dv"]).detach()
-        heads = torch.arange(1, request["hq"] + 1, device=device, dtype=torch.float32)
-        self.options = {"g_gamma": -torch.exp2(-8 * heads / request["hq"]), "scale": request["scale"]}
+        self.options = {"g_gamma": -linear_steps.slopes(request["hq"], device), "scale": request["scale"]}
         if request["slots"] > 0:
             shape = (request["b"], request["hq"], request["d"], request["dv"])
             state = torch.randn(shape, generator=generator, device=device)

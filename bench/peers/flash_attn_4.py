@@ -29,7 +29,7 @@ def random_list(request, device, generator):
     )
 
 
-def set_up(request, _, flush):
+def set_up(request, _, __):
     """A callable, or a sentence that says why there is none."""
     reason = torch_cuda.refusal({**request, "density": 1})
     if reason is None and request["density"] < 1 and request["causal"]:

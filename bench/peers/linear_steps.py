@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps of linear attention on a GPU: what fla_decode.py and cula_decode.py share.
+"""Decode steps of linear attention on a GPU: what fla_decode.py and cula_decode.py share, with fla_chunk.py the slopes.
 
 As `tessera bench` does, a pool of several times the sequences' states is walked, each call on states of its own, and
 calls in a row are timed as one CUDA graph.
@@ -7,6 +7,11 @@ calls in a row are timed as one CUDA graph.
 
 import torch
 import torch_cuda
+
+
+def slopes(heads, device):
+    """Of `tessera bench`: 2^(-8 h / heads) for heads from 1 on."""
+    return torch.exp2(-8 * torch.arange(1, heads + 1, device=device, dtype=torch.float32) / heads)
 
 
 class Steps:
@@ -21,8 +26,7 @@ class Steps:
         self.q, self.k, self.v = (
             torch.randn(shape, generator=generator, device=device, dtype=self.dtype) for _ in range(3)
         )
-        heads = torch.arange(1, self.heads + 1, device=device, dtype=torch.float32)
-        self.slopes = torch.exp2(-8 * heads / self.heads)
+        self.slopes = slopes(self.heads, device)
         turns = max(1, min(request["slots"] // self.batch, 100))
         shape = turns, self.batch, self.heads, self.dim, self.dim
         self.states = torch.randn(shape, generator=generator, device=device)

@@ -6,6 +6,7 @@
 
 #include "core/checked.h"
 #include "core/grammar.h"
+#include "core/linear_steps.h"
 #include "core/registered_callables.h"
 #include "tessera/error.h"
 #include "tessera/problem.h"
@@ -286,9 +287,7 @@ void check_kv_append(const Problem& p) {
 
 /// Tokens of a step, and those that wait beside the state.
 void check_step(const Problem& p) {
-  constexpr std::int64_t kMostTokens = 8;  // more belong to linear_chunk
-  constexpr std::int64_t kLongestRing = 64;
-  if (p.seqlen_q > kMostTokens || (p.seqlen_q < 1 && !p.only_flushes())) {
+  if (p.seqlen_q > kMostStepTokens || (p.seqlen_q < 1 && !p.only_flushes())) {
     refuse("seqlen_q", std::to_string(p.seqlen_q), "1 to 8 tokens a step, or with a ring 0, which empties it");
   }
   if (p.ring != 0 && (p.ring < std::max<std::int64_t>(p.seqlen_q, 1) || p.ring > kLongestRing)) {

@@ -2,6 +2,7 @@
 // Slots of states, slopes and cursors of linear attention.
 #include <cmath>
 
+#include "core/linear_steps.h"
 #include "core/validate_parts.h"
 #include "tessera/error.h"
 
@@ -13,17 +14,13 @@ namespace {
               std::move(want));
 }
 
-std::int64_t slot_at(const Tensor& slots, std::int64_t b) {
-  return slots.dtype == DType::int64 ? slots.as<const std::int64_t>()[b] : slots.as<const std::int32_t>()[b];
-}
-
 /// Of sequences that have a state.
 void check_cursors(const Problem& problem, const Bindings& bindings) {
   const Tensor& slots = bindings[Slot::state_slots];
   const std::int64_t most = 2 * problem.ring + 1;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const std::int32_t cursor = bindings[Slot::ring_cursor].as<const std::int32_t>()[b];
-    if ((slots && slot_at(slots, b) < 0) || (cursor >= 0 && cursor <= most)) continue;
+    if (slot_at(slots, b, b) < 0 || (cursor >= 0 && cursor <= most)) continue;
     refuse(
         Slot::ring_cursor, b, std::to_string(cursor),
         "0 to " + std::to_string(most) + ", what ring_advance() gives for a ring of " + std::to_string(problem.ring));
@@ -36,7 +33,7 @@ void check_states(const Problem& problem, const Bindings& bindings) {
   for (const Slot slot : {Slot::state_slots, Slot::dest_slots}) {
     const Tensor& slots = bindings[slot];
     for (std::int64_t b = 0; slots && b < problem.batch; ++b) {
-      const std::int64_t state = slot_at(slots, b);
+      const std::int64_t state = slot_at(slots, b, b);
       if (state >= problem.slots) {
         refuse(slot, b, std::to_string(state), "a state below " + std::to_string(problem.slots) + ", or -1 for none");
       }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/implementations.h"
+#include "core/linear_steps.h"
 #include "core/parallel.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/linear_ring.h"
@@ -29,10 +30,10 @@ void plan(detail::PlanState& state) { state.workspace_bytes = 0; }
 
 /// Rows of one head of one sequence, padded with zeros. `inner` lies along the state's rows, `outer` across them.
 struct Tokens {
-  alignas(64) float inner[kMostStepTokens][kLongestStateRow];  // k for the layout vk, v for kv
-  alignas(64) float outer[kMostStepTokens][kLongestStateRow];
-  alignas(64) float q[kMostStepTokens][kLongestStateRow];
-  alignas(64) float o[kMostStepTokens][kLongestStateRow];
+  alignas(64) float inner[detail::kMostStepTokens][kLongestStateRow];  // k for the layout vk, v for kv
+  alignas(64) float outer[detail::kMostStepTokens][kLongestStateRow];
+  alignas(64) float q[detail::kMostStepTokens][kLongestStateRow];
+  alignas(64) float o[detail::kMostStepTokens][kLongestStateRow];
 };
 
 class Head {
@@ -41,8 +42,8 @@ class Head {
       : p_(problem), bindings_(bindings), kernels_(kernels), batch_(batch), head_(head) {
     const Tensor& slopes = bindings[Slot::decay_slopes];
     decay_ = std::exp(-slopes.as<float>()[head]);
-    source_ = slot_at(bindings[Slot::state_slots], batch, batch);
-    target_ = slot_at(bindings[Slot::dest_slots], batch, source_);
+    source_ = detail::slot_at(bindings[Slot::state_slots], batch, batch);
+    target_ = detail::slot_at(bindings[Slot::dest_slots], batch, source_);
   }
 
   void run() const {

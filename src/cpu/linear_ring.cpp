@@ -11,20 +11,21 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/linear_steps.h"
 #include "cpu/linear_rows.h"
 #include "cpu/state_rounding.h"
 
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kMostTokens = kLongestRing + kMostStepTokens;
+constexpr std::int64_t kMostTokens = detail::kLongestRing + detail::kMostStepTokens;
 
 /// Rows of one head of one sequence in fp32, padded with zeros: the tokens that wait, then those of the step.
 struct Tokens {
   alignas(64) float k[kMostTokens][kLongestStateRow];
   alignas(64) float v[kMostTokens][kLongestStateRow];
-  alignas(64) float q[kMostStepTokens][kLongestStateRow];
-  alignas(64) float o[kMostStepTokens][kLongestStateRow];
+  alignas(64) float q[detail::kMostStepTokens][kLongestStateRow];
+  alignas(64) float o[detail::kMostStepTokens][kLongestStateRow];
 };
 
 alignas(64) constexpr float kZeros[kLongestStateRow] = {};
@@ -35,7 +36,7 @@ class RingHead {
            std::int64_t head)
       : p_(problem), bindings_(bindings), kernels_(kernels), batch_(batch), head_(head) {
     slope_ = bindings[Slot::decay_slopes].as<float>()[head];
-    slot_ = slot_at(bindings[Slot::state_slots], batch, batch);
+    slot_ = detail::slot_at(bindings[Slot::state_slots], batch, batch);
     const std::int64_t cursor = bindings[Slot::ring_cursor].as<std::int32_t>()[batch];
     waiting_ = cursor % (p_.ring + 1);
     first_ = cursor > p_.ring ? p_.ring : 0;

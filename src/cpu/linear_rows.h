@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What steps of linear attention with and without a ring share: where rows are, and how long and many they may be.
+// What steps of linear attention with and without a ring share: where rows are, and how long they may be.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,6 @@
 namespace tessera::cpu {
 
 inline constexpr std::int64_t kLongestStateRow = 512;  // Problem::check's limit of the head dims
-inline constexpr std::int64_t kMostStepTokens = 8;     // of a step's tokens
-inline constexpr std::int64_t kLongestRing = 64;       // and of those that wait
-
-/// Of a sequence; `otherwise` where no slots are bound.
-inline std::int64_t slot_at(const Tensor& slots, std::int64_t batch, std::int64_t otherwise) {
-  if (!slots) return otherwise;
-  return slots.dtype == DType::int64 ? slots.as<std::int64_t>()[batch] : slots.as<std::int32_t>()[batch];
-}
 
 /// Address of row [i0][i1][i2] of a tensor of rank 4.
 inline std::byte* row_at(const Tensor& tensor, std::int64_t i0, std::int64_t i1, std::int64_t i2) {

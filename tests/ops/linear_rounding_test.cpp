@@ -58,6 +58,12 @@ States zeros() { return States(static_cast<std::size_t>(kSlots * kHeads * kDim *
 class StochasticRounding : public testing::TestWithParam<const char*> {
  protected:
   [[nodiscard]] std::string words() const { return std::string("rounding=stochastic layout=") + GetParam(); }
+  /// Of k and v, at (head, row, column) as the layout has them.
+  static float product(const Floats& k, const Floats& v, std::int64_t head, std::int64_t row, std::int64_t column) {
+    const bool vk = std::string(GetParam()) == "vk";
+    return k[static_cast<std::size_t>(head * kDim + (vk ? column : row))] *
+           v[static_cast<std::size_t>(head * kDim + (vk ? row : column))];
+  }
   /// Of slot 1: (head, row, column) as the layout has them.
   [[nodiscard]] static std::size_t index(std::int64_t head, std::int64_t row, std::int64_t column,
                                          std::int64_t slot = 1) {
@@ -75,9 +81,7 @@ TEST_P(StochasticRounding, IsThePublishedGeneratorOnTheDocumentedCounter) {
     for (std::int64_t head = 0; head < kHeads; ++head) {
       for (std::int64_t row = 0; row < kDim; ++row) {
         for (std::int64_t column = 0; column < kDim; ++column) {
-          const bool vk = std::string(GetParam()) == "vk";
-          const float exact = k[static_cast<std::size_t>(head * kDim + (vk ? column : row))] *
-                              v[static_cast<std::size_t>(head * kDim + (vk ? row : column))];
+          const float exact = product(k, v, head, row, column);
           const auto element = static_cast<std::uint32_t>(row * kDim + column);
           const std::uint64_t key = kSeed ^ (kOffset >> 32 << 32);
           const auto random =
@@ -108,9 +112,7 @@ TEST_P(StochasticRounding, TheMeanIsTheValue) {
   for (std::int64_t head = 0; head < kHeads; ++head) {
     for (std::int64_t row = 0; row < kDim; ++row) {
       for (std::int64_t column = 0; column < kDim; ++column) {
-        const bool vk = std::string(GetParam()) == "vk";
-        const float exact = k[static_cast<std::size_t>(head * kDim + (vk ? column : row))] *
-                            v[static_cast<std::size_t>(head * kDim + (vk ? row : column))];
+        const float exact = product(k, v, head, row, column);
         const double up = static_cast<double>(std::bit_cast<std::uint32_t>(exact) & 0xffffU) / 65536;
         const double spacing = std::ldexp(1.0, std::ilogb(exact) - 7);
         const double deviation = spacing * std::sqrt(up * (1 - up) / kRuns);

@@ -48,9 +48,12 @@ class TestLibraries:
     def test_ml_dtypes(self, qkv):
         ml_dtypes = pytest.importorskip("ml_dtypes")
         half = [x.astype(ml_dtypes.bfloat16) for x in qkv]
+        want = tessera.attention(*(x.astype(np.float32) for x in half))
+        for wide in range(3):  # one operand of fp32, and the arithmetic is fp32's on every processor
+            out = tessera.attention(*(x.astype(np.float32) if i == wide else x for i, x in enumerate(half)))
+            np.testing.assert_array_equal(out, want.astype(out.dtype))
         out = tessera.attention(*half)
         assert out.dtype == ml_dtypes.bfloat16
-        want = tessera.attention(*(x.astype(np.float32) for x in half))
         # Dot products of bf16, where the processor has them, round the probabilities to bf16, as all outputs are.
         most = 2.0**-8 * np.abs(qkv[2]).max()
         np.testing.assert_allclose(out.astype(np.float32), want, rtol=0, atol=most)

@@ -178,3 +178,15 @@ def test_refuses_states_of_other_shapes_and_arguments_that_a_pool_wants():
     q, k, v = (x.detach() for x in (q, k, v))
     with pytest.raises(ValueError, match="state_slots"):
         tessera.linear_chunk(q, k, v, None, SLOPES, state_slots=torch.tensor([7, 9], dtype=torch.int32))
+
+
+def test_a_seed_may_be_what_torch_draws():
+    """int64, as drawn while a CUDA graph is captured, stands for the same bits of uint64."""
+    q, k, v, state = (x.detach() for x in tensors(tokens=1, states=2))
+    states = []
+    for seed in (torch.tensor([-5]), 2**64 - 5, 5):
+        rounded = state.transpose(2, 3).to(torch.bfloat16).contiguous()
+        tessera.linear_decode(q, k, v, rounded, SLOPES, rounding="stochastic", seed=seed)
+        states.append(rounded)
+    assert torch.equal(states[0], states[1])
+    assert not torch.equal(states[0], states[2])

@@ -21,14 +21,14 @@ void fill_index(Tensor one, std::int64_t index, RandomNumbers& random) {
       one, [&](std::int64_t, std::int64_t offset) { reference::write(one, offset, random.normal()); });
 }
 
-}  // namespace
-
 /// `count` indices of the second-innermost of four dimensions, from `begin` on, at index `outer` of the first.
 void fill_rows(Tensor rows, std::int64_t outer, std::int64_t begin, std::int64_t count, RandomNumbers& random) {
   rows.byte_offset += begin * rows.strides[2] * static_cast<std::int64_t>(size_of(rows.dtype));
   rows.shape[2] = count;
   fill_index(rows, outer, random);
 }
+
+}  // namespace
 
 /// Tokens of sequences that are skipped and states that nobody reads stay poisoned.
 void Inputs::bind_linear_decode() {
