@@ -21,9 +21,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROBLEMS = [
-    f"linear_decode b={batch} h=64 d=128 dtype=bf16 slots={batch}{state}"
-    for state in ("", " state=bf16")
-    for batch in (1, 16, 64, 128, 256)
+    f"linear_decode b={batch} h=64 d=128 dtype=bf16 slots={batch} state_slots=unbound{kind}"
+    for kind in ("", " state=bf16", " ring=16")
+    for batch in (64, 128, 256)
 ]
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active\.ratio")
 METRICS = {
@@ -47,7 +47,7 @@ def profile(command, problem, caches):
     )
     text = said.stdout[said.stdout.find('"ID"') :]
     rows = [row for row in csv.DictReader(io.StringIO(text)) if row.get("ID")]
-    if said.returncode != 0 or len(rows) < 2:
+    if said.returncode != 0 or not rows:
         sys.exit(f"profile_linear: ncu of '{problem}' failed:\n{said.stdout[-2000:]}{said.stderr[-2000:]}")
     units, *kernels = [row for row in csv.DictReader(io.StringIO(text))]
 
@@ -76,6 +76,11 @@ def main():
     parser.add_argument("problems", nargs="*", metavar="PROBLEM")
     options = parser.parse_args()
     machine = json.loads(subprocess.check_output([options.tessera, "info", "--json"], text=True))
+    machine = {"gpus": machine["gpus"], "version": machine["version"], "date": str(datetime.date.today())}
+    path = options.json
+    if options.save:
+        name = re.sub(r"[^a-z0-9]+", "-", machine["gpus"][0]["name"].lower()).strip("-")
+        path = ROOT / "bench" / "results" / name / "gpu_linear_profile.json"
     rows = []
     for problem in options.problems or PROBLEMS:
         for caches in ("all", "none"):
@@ -83,14 +88,9 @@ def main():
             print(
                 ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else str(v) for k, v in rows[-1].items()), flush=True
             )
-    machine = {"gpus": machine["gpus"], "version": machine["version"], "date": str(datetime.date.today())}
-    path = options.json
-    if options.save:
-        name = re.sub(r"[^a-z0-9]+", "-", machine["gpus"][0]["name"].lower()).strip("-")
-        path = ROOT / "bench" / "results" / name / "gpu_linear_profile.json"
-    if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+            if path:  # after every row, so that a run that is cut short keeps what it has
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -113,6 +113,10 @@ std::int64_t backward_parts(const detail::PlanState& state) {
                                   std::max<std::int64_t>(divide_up(keys, state.tile_kv), 1));
 }
 
+std::int64_t forward_keys(const Kernels& kernels, bool dots) {
+  return dots ? kernels.dots->forward_keys : kForwardKeys;
+}
+
 std::int64_t backward_keys(const Problem& problem, bool dots) {
   const bool listed = problem.list || problem.bwd_list;
   // One listed block a tile wastes nothing; small blocks are masked inside a larger tile.
@@ -124,10 +128,11 @@ std::int64_t backward_keys(const Problem& problem, bool dots) {
 void plan(detail::PlanState& state) {
   const Problem& problem = state.problem;
   const bool forward = problem.pass == Pass::forward;
-  const bool dots = uses_dots(problem, kernels_for(state.target.isa));
+  const Kernels& kernels = kernels_for(state.target.isa);
+  const bool dots = uses_dots(problem, kernels);
   state.shared_group = forward && shares_group(problem);
   state.splits = 1;
-  state.tile_kv = state.wishes.tile_kv.value_or(forward ? kForwardKeys : backward_keys(problem, dots));
+  state.tile_kv = state.wishes.tile_kv.value_or(forward ? forward_keys(kernels, dots) : backward_keys(problem, dots));
   state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state)
                                               : dots  ? kBackwardDotQueries
                                                       : kBackwardQueries);

@@ -13,18 +13,21 @@ namespace {
 
 constexpr std::int64_t kMostGrid = 65535;  // blocks in y and z
 constexpr int kMostLoads = 16;             // of a thread: 64 registers of an fp32 state, 128 of a bf16 one
-constexpr std::int64_t kBlockBytes = 16 * 1024;
+// Of the state: by 128 threads 8 and 2 loads each, by 256 threads 8.
+constexpr std::int64_t kBlockBytes = 16 * 1024, kOneTokenBytes = 4 * 1024, kBlockBytesOfK = 32 * 1024;
 
 const char* name_of(StateRows rows) { return rows == StateRows::v ? "v" : "k"; }
 
-/// 16 KB of the state a block, by 128 threads with 8 loads each: what keeps memory busy with 2 or 3 blocks on a
-/// multiprocessor, where 6 and more are resident. Rows of k are taken 128 bytes wide at least, a line of memory. With
-/// so few blocks that multiprocessors would idle, smaller ones.
+bool is_one_token(const Problem& p) { return p.seqlen_q == 1 && p.ring == 0 && p.state_layout == StateLayout::vk; }
+
+/// What was measured best (docs/performance.md). Rows of k are taken 128 bytes wide at least, a line of memory. With so
+/// few blocks that multiprocessors would idle, smaller ones.
 int default_tile(const Problem& p, const Target& target) {
   const auto element = static_cast<std::int64_t>(size_of(p.state_type));
   const bool rows_of_k = p.state_layout == StateLayout::kv;
   const std::int64_t least = rows_of_k ? 128 / element : 8;
-  std::int64_t tile = std::max(kBlockBytes / (p.head_dim_qk * element), least);
+  const std::int64_t bytes = is_one_token(p) ? kOneTokenBytes : rows_of_k && p.ring == 0 ? kBlockBytesOfK : kBlockBytes;
+  std::int64_t tile = std::max(bytes / (p.head_dim_qk * element), least);
   while (p.head_dim_v % tile != 0 && tile > 8) tile /= 2;
   const auto blocks = [&] { return p.batch * p.heads_q * p.head_dim_v / tile; };
   while (target.multiprocessors > 0 && blocks() < 2 * target.multiprocessors &&
@@ -44,6 +47,7 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   config.state = element_of(p.state_type);
   config.rows = p.state_layout == StateLayout::vk ? StateRows::v : StateRows::k;
   config.stochastic = p.rounding == Rounding::stochastic;
+  config.one_token = is_one_token(p);
   config.d = static_cast<int>(p.head_dim_qk);
   config.tile = wishes.tile_kv ? static_cast<int>(*wishes.tile_kv) : default_tile(p, target);
   config.warps = static_cast<int>(wishes.warps.value_or(4));
@@ -105,7 +109,7 @@ KernelSource source_of(const LinearConfig& c, const Problem& p) {
   KernelSource source;
   source.name = kernel + " " + types + " state=" + name_of(c.state) + " rows=" + name_of(c.rows) +
                 " d=" + std::to_string(c.d) + " tile=" + std::to_string(c.tile) + " warps=" + std::to_string(c.warps) +
-                (c.stochastic ? " stochastic" : "");
+                (c.stochastic ? " stochastic" : "") + (c.one_token ? " one_token" : "");
   source.text = "#include \"cuda/kernels/" + kernel +
                 ".cuh\"\n"
                 "using namespace tessera::cuda;\n"
@@ -114,9 +118,11 @@ KernelSource source_of(const LinearConfig& c, const Problem& p) {
                 ", .o = Element::" + name_of(c.o) + ", .state = Element::" + name_of(c.state) +
                 ", .rows = StateRows::" + name_of(c.rows) + ", .d = " + std::to_string(c.d) +
                 ", .tile = " + std::to_string(c.tile) + ", .warps = " + std::to_string(c.warps) +
-                (c.stochastic ? ", .stochastic = true" : "") +
+                (c.stochastic ? ", .stochastic = true" : "") + (c.one_token ? ", .one_token = true" : "") +
                 "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+                "extern \"C\" __global__ void __launch_bounds__(config.threads()" +
+                (c.is_small() ? ", config.resident(__CUDA_ARCH__)" : "") +
+                ") "
                 "tessera_kernel(const __grid_constant__ " +
                 (ring ? "LinearRingParams params) {\n  LinearRing" : "LinearParams params) {\n  LinearDecode") +
                 "<config>::run(params);\n"

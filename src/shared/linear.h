@@ -19,6 +19,9 @@ struct LinearConfig {
   int tile = 32;  // of v: rows or columns of the state that a block takes
   int warps = 4;
   bool stochastic = false;  // rounding of bf16 states
+  // A step of one token, with rows of v: a thread reads what it needs of it, from memory to registers. Else the threads
+  // of a block share its tokens.
+  bool one_token = false;
 
   constexpr bool operator==(const LinearConfig&) const = default;
   constexpr int threads() const { return warps * 32; }
@@ -37,8 +40,15 @@ struct LinearConfig {
            rows_a_thread() * warps * (32 / lanes()) == (rows == StateRows::v ? tile : d) && rows_a_thread() >= 1 &&
            (rows_a_thread() & (rows_a_thread() - 1)) == 0 && (rows == StateRows::v || loads_a_row() == 1);
   }
+  /// Whether 32 registers are enough, so that a multiprocessor holds all the threads it can.
+  constexpr bool is_small() const {
+    return one_token && loads() <= 2 && state == Element::fp32 && q == Element::bf16 && k == Element::bf16;
+  }
+  /// Blocks of that many threads; `arch` is 900 for SM90.
+  constexpr int resident(int arch) const { return (arch == 800 || arch == 900 ? 2048 : 1536) / threads(); }
   /// q, k and v's part of `tokens` tokens in fp32, and the partial sums of o of each warp.
   constexpr int smem_bytes(int tokens) const {
+    if (one_token) return 0;
     const int sums = rows == StateRows::k ? warps * tile : 0;
     return tokens * (2 * d + tile + sums) * static_cast<int>(sizeof(float));
   }

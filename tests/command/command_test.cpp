@@ -64,6 +64,8 @@ TEST_F(Command, BadUsageIsTwo) {
   expect_error("explain attention sq=4 hq=3 hkv=2", 2, "heads_kv");
   expect_error("run --in q.txt --out o.npy", 2, "q.txt");
   expect_error("bench 'attention sq=8 density=0.5'", 2, "density");
+  expect_error("bench 'attention sq=8 state_slots=in_order'", 2, "state_slots");
+  expect_error("bench 'attention sq=8' --multiprocessors 8", 2, "--multiprocessors");
   expect_error("bench 'attention sq=8 lens=8'", 2, "lens");
   expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8'", 2, "lens");
   expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8,9'", 2, "lens");

@@ -20,6 +20,7 @@
 #include "core/implementations.h"
 #include "device_options.h"
 #include "files/bytes.h"
+#include "green_context.h"
 #include "machine.h"
 #include "machine_json.h"
 #include "progress.h"
@@ -40,6 +41,7 @@ struct BenchOptions {
   std::string peer_folder = "bench/peers";
   int warm_up = 1;
   int repetitions = 11;
+  int multiprocessors = 0;  // of a GPU; 0: all
   std::string json, csv, compare_with;
   bool save = false, merge = false, sweep = false, graph = false;
   std::string max_regression;
@@ -57,6 +59,19 @@ Target target_of(const BenchOptions& options) {
   device.emulate = options.emulate;
   const auto gpu = device.gpu();
   return gpu ? gpu->target : options.target.target();
+}
+
+// With --multiprocessors, of which `target` is told.
+std::unique_ptr<GreenContext> part_of_gpu(const BenchOptions& options, Target& target) {
+  if (options.multiprocessors == 0) return nullptr;
+  const auto refuse = [](const char* got, const char* want) {
+    throw Error(ErrorCode::invalid_argument, "--multiprocessors", got, want);
+  };
+  if (!options.on_gpu()) refuse("--device cpu", "--device cuda beside it");
+  if (!options.peers.empty()) refuse("--peer beside it", "no peers: they have the whole GPU");
+  auto part = std::make_unique<GreenContext>(target.index, options.multiprocessors);
+  target.multiprocessors = part->multiprocessors();
+  return part;
 }
 
 std::vector<BenchCase> read_cases(const BenchOptions& options) {
@@ -286,6 +301,7 @@ int bench(const BenchOptions& options) {
     throw Error(ErrorCode::invalid_argument, "--graph", "--device " + options.device, "--device cuda beside it");
   }
   MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}, options.graph};
+  const auto part = part_of_gpu(options, how.target);
   const std::string path = json_path(options, how.target);
   const auto peers = start_peers(options);
   const Roofline roofline = options.on_gpu() ? measure_device_roofline(how.target) : host_roofline(cases, how.target);
@@ -363,6 +379,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   verb->add_flag(
       "--graph", options->graph,
       "On a GPU: calls in a row as one CUDA graph, caches as they are, instead of single calls on cold caches");
+  verb->add_option("--multiprocessors", options->multiprocessors,
+                   "On a GPU: at least so many of its multiprocessors, without the others");
   verb->footer(R"(Examples:
   tessera bench bench/suites/cpu_dense.txt --pass both --peer torch_cpu --save
   tessera bench "attention sq={512,2048} hq=8 d=64 dtype={fp32,bf16} {causal,}" --wish tile_q=64,128

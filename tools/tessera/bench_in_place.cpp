@@ -20,7 +20,7 @@ extern "C" __global__ void tessera_kernel(uint4* memory, float factor) {
   for (int i = 0; i < loads; ++i) {
 #pragma unroll
     for (u32& word : value[i]) word = __float_as_uint(__uint_as_float(word) * factor);
-    ptx::store_16(at + i * blockDim.x, value[i]);
+    ptx::store_once_16(at + i * blockDim.x, value[i]);
   }
 }
 )";
@@ -40,7 +40,7 @@ void InPlacePass::launch(void* memory, std::size_t bytes, Stream stream) const {
 }
 
 std::span<const InPlaceWay> in_place_ways() noexcept {
-  static constexpr InPlaceWay kWays[] = {{128, 8}, {256, 4}, {128, 4}, {256, 8}};
+  static constexpr InPlaceWay kWays[] = {{128, 1}, {256, 1}, {128, 2}, {128, 8}};
   return kWays;
 }
 

@@ -183,11 +183,12 @@ Array staggered_cursors(const Problem& problem, std::int64_t turn) {
   return int32_array({problem.batch}, cursors);
 }
 
-// All states in random order, as many for each call as there are sequences.
-void add_state_slots(const Problem& problem, std::mt19937_64& random, BenchInputs& inputs) {
+// All states, as many for each call as there are sequences.
+void add_state_slots(const BenchCase& bench_case, std::mt19937_64& random, BenchInputs& inputs) {
+  const Problem& problem = bench_case.problem;
   std::vector<std::int64_t> slots(static_cast<std::size_t>(problem.slots));
   std::iota(slots.begin(), slots.end(), 0);
-  std::shuffle(slots.begin(), slots.end(), random);
+  if (!bench_case.slots_in_order) std::shuffle(slots.begin(), slots.end(), random);
   const std::int64_t batch = problem.batch;
   const auto slots_of = [&](std::int64_t turn) {
     return int32_array({batch}, {slots.begin() + turn * batch, slots.begin() + (turn + 1) * batch});
@@ -214,7 +215,7 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   if (problem.seqused_q) inputs.arrays[Slot::seqused_q] = lengths(problem.batch, problem.seqlen_q);
   if (problem.operation == Operation::attention || problem.operation == Operation::kv_append)
     add_source(problem, problem.kv, kFirst, random, inputs.arrays);
-  if (problem.operation == Operation::linear_decode) add_state_slots(problem, random, inputs);
+  if (problem.operation == Operation::linear_decode) add_state_slots(bench_case, random, inputs);
   if (problem.kv2) add_source(problem, *problem.kv2, kSecond, random, inputs.arrays);
   if (problem.rotary != Rotary::none) {
     for (const Slot slot : {Slot::rotary_cos, Slot::rotary_sin}) {

@@ -70,6 +70,10 @@ BenchCase parse_case(const std::string& line) {
       result.lengths = parse_lengths(word.substr(5));
       continue;
     }
+    if (word == "state_slots=in_order") {
+      result.slots_in_order = true;
+      continue;
+    }
     if (word.compare(0, 8, "density=") != 0) {
       rest += rest.empty() ? word : " " + word;
       continue;
@@ -84,6 +88,9 @@ BenchCase parse_case(const std::string& line) {
   if (result.density < 1.0 && !result.problem.list && !result.problem.bwd_list) {
     throw Error(ErrorCode::invalid_argument, "density", "a problem without a tile list", "list= on the same line");
   }
+  if (result.slots_in_order && result.problem.operation != Operation::linear_decode) {
+    throw Error(ErrorCode::invalid_argument, "state_slots", "a problem without states", "linear_decode");
+  }
   check_lengths(result);
   return result;
 }
@@ -93,6 +100,7 @@ BenchCase parse_case(const std::string& line) {
 std::string BenchCase::text() const {
   std::string text = problem.to_string();
   if (density < 1.0) text += fmt::format(" density={}", density);
+  if (slots_in_order) text += " state_slots=in_order";
   if (!lengths.empty()) text += fmt::format(" lens={}", fmt::join(lengths, ","));
   return text;
 }

@@ -15,7 +15,10 @@ struct BenchCase {
   double density = 1.0;  // part of the visible tiles that the tile list keeps; the token density=0.25 of a line
   // Of packed sequences, queries and keys alike; the token lens=100,300 of a line. Empty: equal ones.
   std::vector<std::int64_t> lengths;
-  /// The problem's text with the density and the lengths that the line gave: what a row of results is known by.
+  /// linear_decode: sequences have consecutive states of the pool, not ones in random order; state_slots=in_order.
+  bool slots_in_order = false;
+  /// The problem's text with the density, the lengths and the order of slots that the line gave: what a row of results
+  /// is known by.
   [[nodiscard]] std::string text() const;
 };
 

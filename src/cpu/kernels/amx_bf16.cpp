@@ -80,7 +80,7 @@ void configure() {
 }
 void release() { _tile_release(); }
 
-constexpr DotKernels kKernels = {configure, release, dot_tiles_matmul<AmxTiles>, dot_tiles_peak<AmxTiles>};
+constexpr DotKernels kKernels = {configure, release, dot_tiles_matmul<AmxTiles>, kTileKeys, dot_tiles_peak<AmxTiles>};
 
 }  // namespace
 }  // namespace tessera::cpu

@@ -35,7 +35,8 @@ struct Avx512Pairs {
 
 void nothing() {}
 
-constexpr DotKernels kKernels = {nothing, nothing, dot_vectors_matmul<Avx512Pairs>, dot_vectors_peak<Avx512Pairs>};
+constexpr DotKernels kKernels = {nothing, nothing, dot_vectors_matmul<Avx512Pairs>, kVectorKeys,
+                                 dot_vectors_peak<Avx512Pairs>};
 
 }  // namespace
 }  // namespace tessera::cpu

@@ -17,6 +17,10 @@ inline constexpr std::int64_t kDotTile = 16;
 inline constexpr std::int64_t padded_dots(std::int64_t n) { return (n + kDotStep - 1) / kDotStep * kDotStep; }
 inline constexpr std::int64_t padded_tiles(std::int64_t n) { return (n + kDotTile - 1) / kDotTile * kDotTile; }
 
+/// Keys of a forward's tile by vectors and by AMX tiles, measured best (docs/performance.md): for every tile the sums
+/// of the outputs come from L2 and go back, which counts the more the faster the products are.
+inline constexpr std::int64_t kVectorKeys = 128, kTileKeys = 512;
+
 struct DotKernels {
   /// Before the first product of a thread and after its last one: AMX wants its tiles configured.
   void (*begin)();
@@ -28,6 +32,8 @@ struct DotKernels {
   void (*matmul)(std::int64_t m, std::int64_t n, std::int64_t k, const std::uint16_t* a, std::ptrdiff_t lda,
                  const std::uint32_t* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
                  const float* column_scale);
+
+  std::int64_t forward_keys;
 
   /// For rooflines: products on registers alone, as many rounds as told; gives the operations done. Needs begin().
   double (*peak)(std::int64_t rounds);

@@ -103,8 +103,10 @@ struct EmulatedTiles {
 
 void nothing() {}
 
-constexpr DotKernels kVectors = {nothing, nothing, dot_vectors_matmul<EmulatedPairs>, dot_vectors_peak<EmulatedPairs>};
-constexpr DotKernels kTiles = {nothing, nothing, dot_tiles_matmul<EmulatedTiles>, dot_tiles_peak<EmulatedTiles>};
+constexpr DotKernels kVectors = {nothing, nothing, dot_vectors_matmul<EmulatedPairs>, kVectorKeys,
+                                 dot_vectors_peak<EmulatedPairs>};
+constexpr DotKernels kTiles = {nothing, nothing, dot_tiles_matmul<EmulatedTiles>, kTileKeys,
+                               dot_tiles_peak<EmulatedTiles>};
 constexpr NamedDotKernels kAll[] = {{"emulated_avx512_bf16", &kVectors}, {"emulated_amx_bf16", &kTiles}};
 
 }  // namespace

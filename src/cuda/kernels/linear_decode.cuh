@@ -6,8 +6,10 @@
 // The state is read once and written once, and that is all the time there is: at D = 128 and fp32 128 KB a head beside
 // 1 KB of everything else, 5 operations for 8 bytes. So each thread asks for all of its part, 16 bytes a load, before
 // it uses any, and keeps it in registers for all tokens of the step. A multiprocessor that is to read its share of 4.8
-// TB/s with 0.75 µs from request to answer needs 27 KB under way (46 KB where 78 of them share as much); 128 threads
-// with 8 loads are 16 KB, and 6 to 8 such blocks are resident.
+// TB/s with 0.75 µs from request to answer needs 27 KB under way (46 KB where 78 of them share as much). More is worse:
+// a pass over memory in place runs at 4.2 TB/s with 32 KB under way and at 3.9 with 128 KB (docs/performance.md), so
+// the parts are small. With a single token a block is 4 KB, and its threads take q, k and v into registers, each for
+// itself, so that nothing but the slot stands in front of the state. Several tokens are shared by blocks of 16 KB.
 //
 // A block takes `tile` of v of one head of one sequence, so that blocks are independent:
 //   rows of v (K contiguous): lanes lie along K, and sums over them are shuffles, of all rows of a warp together;
@@ -49,7 +51,7 @@ struct StateVector {
         bits[i] = ptx::pack<type>(at[2 * i], at[2 * i + 1]);
       }
     }
-    ptx::store_16(to, bits);
+    ptx::store_once_16(to, bits);
   }
 
   /// bf16, up or down by chance: 16 random bits are added to those that are cut off.
@@ -60,7 +62,7 @@ struct StateVector {
     for (int i = 0; i < 4; ++i) {
       bits[i] = rounded(at[2 * i], draws.word[i] & 0xffffU) | rounded(at[2 * i + 1], draws.word[i] >> 16) << 16;
     }
-    ptx::store_16(to, bits);
+    ptx::store_once_16(to, bits);
   }
   static __device__ __forceinline__ u32 rounded(float value, u32 draw) {
     const u32 bits = __float_as_uint(value);
@@ -93,6 +95,7 @@ __device__ __forceinline__ void sum_lanes(float* x) {
 
 template <LinearConfig C>
 struct LinearDecode {
+  using State = StateVector<C.state>;
   static constexpr int kWidth = C.width();
   static constexpr int kRows = C.rows_a_thread();
   static constexpr int kLoads = C.loads_a_row();
@@ -113,16 +116,19 @@ struct LinearDecode {
     float* v = k + p.tokens * C.d;
     const LinearDecode step{
         p, shared, k, v, v + p.tokens * C.tile, static_cast<int>(blockIdx.y), static_cast<int>(blockIdx.z)};
-    const i64 source = step.slot(p.state_slots, p.long_state_slots, step.batch);
-    if (source < 0 || source >= p.slots) return step.write_zeros();
-    const i64 target = step.slot(p.dest_slots, p.long_dest_slots, source);
-    step.update(source, target);
+    if constexpr (C.one_token) {
+      step.take_token();
+    } else {
+      step.take_tokens();
+    }
   }
 
-  __device__ __forceinline__ i64 slot(const void* slots, bool is_long, i64 otherwise) const {
-    if (slots == nullptr) return otherwise;
-    return is_long ? static_cast<const i64*>(slots)[batch] : static_cast<const int*>(slots)[batch];
+  /// Of sequence `batch`: the slot that its state comes from, and where it goes.
+  __device__ __forceinline__ i64 source() const { return ptx::load_index(p.state_slots, p.long_state_slots, batch); }
+  __device__ __forceinline__ i64 target(i64 source) const {
+    return p.dest_slots == nullptr ? source : ptx::load_index(p.dest_slots, p.long_dest_slots, batch);
   }
+  __device__ __forceinline__ bool has(i64 slot) const { return slot >= 0 && slot < p.slots; }
 
   static __device__ __forceinline__ int first_column() { return static_cast<int>(blockIdx.x) * C.tile; }
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
@@ -133,18 +139,18 @@ struct LinearDecode {
   static __device__ __forceinline__ int column() { return thread() % C.lanes() * kWidth; }
 
   /// This thread's first element in the state of `slot`.
-  __device__ __forceinline__ char* part_of(i64 slot) const {
+  __device__ __forceinline__ char* part_of(i64 slot) const { return part() + slot * bytes_between_slots(); }
+  __device__ __forceinline__ char* part() const {
     const int row_of_v = C.rows == StateRows::v ? first_column() : 0;
     const int column_of_v = C.rows == StateRows::v ? 0 : first_column();
-    const i64 at =
-        slot * p.slot_stride + head * p.head_stride + (row_of_v + row()) * p.row_stride + column_of_v + column();
+    const i64 at = head * p.head_stride + (row_of_v + row()) * p.row_stride + column_of_v + column();
     return static_cast<char*>(p.state) + at * bytes_of(C.state);
   }
+  __device__ __forceinline__ i64 bytes_between_slots() const { return p.slot_stride * bytes_of(C.state); }
 
   /// Of a thread.
   __device__ __forceinline__ i64 bytes_between_rows() const { return kRowsApart * p.row_stride * bytes_of(C.state); }
-  __device__ __forceinline__ void read_state(u32 (&bits)[kRows * kLoads][4], i64 slot, i64 row_step) const {
-    const char* from = part_of(slot);
+  static __device__ __forceinline__ void read_state(u32 (&bits)[kRows * kLoads][4], const char* from, i64 row_step) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -154,8 +160,7 @@ struct LinearDecode {
       from += row_step;
     }
   }
-  __device__ __forceinline__ void write_state(const StateVector<C.state> (&s)[kRows * kLoads], i64 slot,
-                                              i64 row_step) const {
+  __device__ __forceinline__ void write_state(const State (&s)[kRows * kLoads], i64 slot, i64 row_step) const {
     char* to = part_of(slot);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -187,25 +192,64 @@ struct LinearDecode {
             static_cast<u32>(seed >> 32) ^ static_cast<u32>(offset >> 32)};
   }
 
-  __device__ __forceinline__ void update(i64 source, i64 target) const {
+  /// What a thread with rows of v needs of a token.
+  struct Token {
+    float q[kLoads][kWidth], k[kLoads][kWidth], v[kRows];
+  };
+
+  __device__ __forceinline__ void take_tokens() const {
+    const i64 slot = source();
+    if (!has(slot)) return write_zeros();
     const i64 row_step = bytes_between_rows();
     u32 bits[kRows * kLoads][4];
-    read_state(bits, source, row_step);
+    read_state(bits, part_of(slot), row_step);
     load_tokens();
     const float decay = expf(-p.slopes[head]);
-    StateVector<C.state> s[kRows * kLoads];
+    State s[kRows * kLoads];
 #pragma unroll
     for (int i = 0; i < kRows * kLoads; ++i) s[i].widen(bits[i]);
     __syncthreads();
     for (int t = 0; t < p.tokens; ++t) {
       if constexpr (C.rows == StateRows::v) {
-        rows_of_v(s, decay, t);
+        float o[kRows] = {};
+        rows_of_v(s, o, decay, read_token(t));
+        put_rows(o, t);
       } else {
         rows_of_k(s, decay, t);
       }
     }
-    if (target >= 0 && target < p.slots) write_state(s, target, row_step);
+    const i64 to = target(slot);
+    if (has(to)) write_state(s, to, row_step);
     if constexpr (C.rows == StateRows::k) sum_warps();
+  }
+
+  /// In the order of latencies: addresses while the slot is on its way, the state before what is needed beside it, and
+  /// the new state before the sums over lanes.
+  __device__ __forceinline__ void take_token() const {
+    const i64 slot = source();
+    const char* from = part();
+    const char* at_q = token_at<C.q>(p.q, p.q_strides, column());
+    const char* at_k = token_at<C.k>(p.k, p.k_strides, column());
+    const char* at_v = token_at<C.v>(p.v, p.v_strides, first_column() + row());
+    ptx::known_here(from);
+    ptx::known_here(at_q);
+    ptx::known_here(at_k);
+    ptx::known_here(at_v);
+    if (!has(slot)) return write_zeros();
+    const i64 row_step = bytes_between_rows();
+    u32 bits[kRows * kLoads][4];
+    read_state(bits, from + slot * bytes_between_slots(), row_step);
+    Token token;
+    load_token(token, at_q, at_k, at_v);
+    const float decay = expf(-p.slopes[head]);
+    const i64 to = target(slot);
+    State s[kRows * kLoads];
+#pragma unroll
+    for (int i = 0; i < kRows * kLoads; ++i) s[i].widen(bits[i]);
+    float o[kRows] = {};
+    rows_of_v(s, o, decay, token);
+    if (has(to)) write_state(s, to, row_step);
+    put_rows(o, 0);
   }
 
   __device__ __forceinline__ void load_tokens() const {
@@ -216,25 +260,54 @@ struct LinearDecode {
       const int t = i / steps;
       const int step = i - t * steps;
       if (step < row_steps) {
-        load<C.q>(p.q, p.q_strides, t, step * 8, p.scale, q + t * C.d + step * 8);
+        load<C.q>(q + t * C.d + step * 8, token_at<C.q>(p.q, p.q_strides, step * 8, t), p.scale);
       } else if (step < 2 * row_steps) {
         const int at = (step - row_steps) * 8;
-        load<C.k>(p.k, p.k_strides, t, at, 1.0F, k + t * C.d + at);
+        load<C.k>(k + t * C.d + at, token_at<C.k>(p.k, p.k_strides, at, t));
       } else {
         const int at = (step - 2 * row_steps) * 8;
-        load<C.v>(p.v, p.v_strides, t, first_column() + at, 1.0F, v + t * C.tile + at);
+        load<C.v>(v + t * C.tile + at, token_at<C.v>(p.v, p.v_strides, first_column() + at, t));
       }
     }
   }
 
   template <Element type>
-  __device__ __forceinline__ void load(const void* from, const Strides& strides, int t, int at, float factor,
-                                       float* to) const {
-    RowVector<type, 8> values;
+  __device__ __forceinline__ const char* token_at(const void* from, const Strides& strides, i64 at, int t = 0) const {
     const i64 offset = batch * strides.batch + t * strides.row + head * strides.head + at;
-    values.load(static_cast<const char*>(from) + offset * bytes_of(type));
+    return static_cast<const char*>(from) + offset * bytes_of(type);
+  }
+  template <Element type, int count = 8>
+  static __device__ __forceinline__ void load(float* to, const char* from, float factor = 1.0F) {
+    RowVector<type, count> values;
+    values.load(from);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = values.at[i] * factor;
+    for (int i = 0; i < count; ++i) to[i] = values.at[i] * factor;
+  }
+
+  static __device__ __forceinline__ int column(int load) { return load * (C.lanes() * kWidth) + column(); }
+  static __device__ __forceinline__ int row(int r) { return row() + r * kRowsApart; }
+  /// From where the thread's first column and row lie.
+  __device__ __forceinline__ void load_token(Token& token, const char* q, const char* k, const char* v) const {
+    constexpr int apart = C.lanes() * kWidth;
+#pragma unroll
+    for (int l = 0; l < kLoads; ++l) {
+      load<C.k, kWidth>(token.k[l], k + l * apart * bytes_of(C.k));
+      load<C.q, kWidth>(token.q[l], q + l * apart * bytes_of(C.q), p.scale);
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) load<C.v, 1>(token.v + r, v + r * kRowsApart * bytes_of(C.v));
+  }
+  /// Of those that the block's threads share.
+  __device__ __forceinline__ Token read_token(int t) const {
+    Token token;
+#pragma unroll
+    for (int l = 0; l < kLoads; ++l) {
+      read(token.q[l], q + t * C.d + column(l));
+      read(token.k[l], k + t * C.d + column(l));
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) token.v[r] = v[t * C.tile + row(r)];
+    return token;
   }
 
   __device__ __forceinline__ char* o_at(int t, int at) const {
@@ -247,27 +320,21 @@ struct LinearDecode {
     one.store(o_at(t, at));
   }
 
-  __device__ __forceinline__ void rows_of_v(StateVector<C.state> (&s)[kRows * kLoads], float decay, int t) const {
-    float o[kRows] = {};
+  /// Of each row the sum over the thread's part of it is added to o.
+  static __device__ __forceinline__ void rows_of_v(State (&s)[kRows * kLoads], float (&o)[kRows], float decay,
+                                                   const Token& token) {
 #pragma unroll
     for (int l = 0; l < kLoads; ++l) {
-      float key[kWidth];
-      float query[kWidth];
-      const int at = t * C.d + l * (C.lanes() * kWidth) + column();
-      read(key, k + at);
-      read(query, q + at);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const float value = v[t * C.tile + row() + r * kRowsApart];
-        StateVector<C.state>& state = s[r * kLoads + l];
+        State& state = s[r * kLoads + l];
 #pragma unroll
         for (int i = 0; i < kWidth; ++i) {
-          state.at[i] = decay * state.at[i] + key[i] * value;
-          o[r] += query[i] * state.at[i];
+          state.at[i] = decay * state.at[i] + token.k[l][i] * token.v[r];
+          o[r] += token.q[l][i] * state.at[i];
         }
       }
     }
-    put_rows(o, t);
   }
 
   /// Sums over the lanes of a row, of all of a thread's rows, into o.
@@ -278,7 +345,7 @@ struct LinearDecode {
     if (lane % lanes_a_value == 0) write_o(t, row() + lane / lanes_a_value * kRowsApart, o[0]);
   }
 
-  __device__ __forceinline__ void rows_of_k(StateVector<C.state> (&s)[kRows * kLoads], float decay, int t) const {
+  __device__ __forceinline__ void rows_of_k(State (&s)[kRows * kLoads], float decay, int t) const {
     float value[kWidth];
     float o[kWidth] = {};
     read(value, v + t * C.tile + column());

@@ -53,8 +53,8 @@ struct LinearRing {
     const auto batch = static_cast<int>(blockIdx.z);
     const Step step{p.step, nullptr, nullptr, nullptr, sums, head, batch};
     const int cursor = min(max(p.cursors[batch], 0), 2 * p.ring + 1);
-    const i64 slot = step.slot(p.step.state_slots, p.step.long_state_slots, batch);
-    if (slot < 0 || slot >= p.step.slots) return step.write_zeros();
+    const i64 slot = step.source();
+    if (!step.has(slot)) return step.write_zeros();
     const bool second = cursor > p.ring;
     const int waiting = second ? cursor - p.ring - 1 : cursor;
     const bool flush = tokens == 0 ? waiting > 0 : waiting + tokens > p.ring;
@@ -69,7 +69,7 @@ struct LinearRing {
 
   __device__ __forceinline__ void update() const {
     u32 bits[kRows * kLoads][4];
-    step.read_state(bits, slot, step.bytes_between_rows());
+    step.read_state(bits, step.part_of(slot), step.bytes_between_rows());
     copy_tokens();
     ptx::cp_async_commit();
     ptx::cp_async_wait<0>();

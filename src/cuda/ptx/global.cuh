@@ -14,4 +14,38 @@ __device__ __forceinline__ void load_once_16(u32 (&value)[4], const void* from) 
                : "memory");
 }
 
+/// Has an address in global memory computed before what follows, a branch or a wait.
+template <class T>
+__device__ __forceinline__ void known_here(T*& address) {
+  asm volatile("" : "+l"(address));
+  __builtin_assume(__isGlobal(address));
+}
+
+/// Integer `index` of an array of int32 or int64; without an array the index. No branch, so that what does not depend
+/// on it is computed while it is on its way.
+__device__ __forceinline__ i64 load_index(const void* array, bool is_long, int index) {
+  u32 low = static_cast<u32>(index), high = 0;
+  const char* at = static_cast<const char*>(array) + static_cast<i64>(index) * (is_long ? 8 : 4);
+  asm volatile(
+      "{\n"
+      ".reg .pred some, wide;\n"
+      "setp.ne.u64 some, %2, 0;\n"
+      "setp.ne.and.u32 wide, %3, 0, some;\n"
+      "@some ld.global.u32 %0, [%4];\n"
+      "@wide ld.global.u32 %1, [%4 + 4];\n"
+      "}\n"
+      : "+r"(low), "+r"(high)
+      : "l"(array), "r"(static_cast<u32>(is_long)), "l"(at)
+      : "memory");
+  const u32 sign = static_cast<u32>(static_cast<int>(low) >> 31);
+  return static_cast<i64>(static_cast<u64>(is_long ? high : sign) << 32 | low);
+}
+
+/// 16 bytes that no kernel soon reads: the first that L2 gives up.
+__device__ __forceinline__ void store_once_16(void* to, const u32 (&value)[4]) {
+  asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]),
+               "r"(value[3])
+               : "memory");
+}
+
 }  // namespace tessera::cuda::ptx

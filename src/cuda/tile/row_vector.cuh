@@ -9,18 +9,18 @@ namespace tessera::cuda {
 
 template <Element type, int width>
 struct RowVector {
-  static_assert(width == 1 || width == 8);
+  static_assert(width == 1 || width == 4 || width == 8);
   float at[width];
 
-  /// Of 8: `from` is aligned to 16 bytes.
+  /// Of more than 1: `from` is aligned to all of them, or to 16 bytes.
   __device__ __forceinline__ void load(const void* from) {
     if constexpr (type == Element::fp32) {
-      if constexpr (width == 8) {
-        const auto* two = static_cast<const float4*>(from);
-        const float4 a = two[0];
-        const float4 b = two[1];
-        at[0] = a.x, at[1] = a.y, at[2] = a.z, at[3] = a.w;
-        at[4] = b.x, at[5] = b.y, at[6] = b.z, at[7] = b.w;
+      if constexpr (width > 1) {
+#pragma unroll
+        for (int i = 0; i < width; i += 4) {
+          const float4 four = static_cast<const float4*>(from)[i / 4];
+          at[i] = four.x, at[i + 1] = four.y, at[i + 2] = four.z, at[i + 3] = four.w;
+        }
       } else {
         at[0] = *static_cast<const float*>(from);
       }
@@ -30,6 +30,10 @@ struct RowVector {
       ptx::unpack<type>(four.y, at[2], at[3]);
       ptx::unpack<type>(four.z, at[4], at[5]);
       ptx::unpack<type>(four.w, at[6], at[7]);
+    } else if constexpr (width == 4) {
+      const uint2 two = *static_cast<const uint2*>(from);
+      ptx::unpack<type>(two.x, at[0], at[1]);
+      ptx::unpack<type>(two.y, at[2], at[3]);
     } else {
       float unused;
       ptx::unpack<type>(*static_cast<const unsigned short*>(from), at[0], unused);
@@ -37,6 +41,7 @@ struct RowVector {
   }
 
   __device__ __forceinline__ void store(void* to) const {
+    static_assert(width != 4);
     if constexpr (type == Element::fp32) {
       if constexpr (width == 8) {
         auto* two = static_cast<float4*>(to);
