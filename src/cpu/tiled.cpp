@@ -24,6 +24,10 @@ constexpr std::int64_t kBackwardKeys = 128;
 // tile of queries is turned once for 256 keys.
 constexpr std::int64_t kBackwardDotQueries = 128;
 constexpr std::int64_t kBackwardDotKeys = 256;
+// Rows of K that the heads of a decode unit read in turn: as many again are asked for meanwhile, and both stay in L2.
+constexpr std::int64_t kDecodeBytes = 256 * 1024;
+// Units a thread: a core that has others beside it takes fewer.
+constexpr std::int64_t kDecodeUnits = 4;
 constexpr std::int64_t kLongestTile = 4096;  // a wish beyond this would only waste memory
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -91,16 +95,26 @@ std::int64_t forward_queries(detail::PlanState state) {
   return state.tile_q;
 }
 
+// Head tiles that a decode unit has room for.
+std::int64_t decode_tiles(const detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  const std::int64_t row =
+      std::max<std::int64_t>(problem.head_dim_qk, 1) * static_cast<std::int64_t>(size_of(problem.k_type));
+  return std::max<std::int64_t>(kDecodeBytes / (kFewKeys * row), 1);
+}
+
 std::int64_t forward_splits(const detail::PlanState& state) {
   const Problem& problem = state.problem;
   if (state.wishes.splits) return *state.wishes.splits;
   if (problem.batch_invariant || gathers_mass(problem)) return 1;
   const Tiling tiling = tiling_of(state);
-  const std::int64_t units = tiling.row_units * tiling.head_tiles * problem.batch;
-  if (units == 0 || units >= state.target.threads) return 1;
+  const std::int64_t threads = state.target.threads;
+  const std::int64_t heads = tiling.all_few ? divide_up(tiling.head_tiles, decode_tiles(state)) : tiling.head_tiles;
+  const std::int64_t units = tiling.row_units * heads * problem.batch;
+  const std::int64_t wanted = tiling.all_few && threads > 1 ? kDecodeUnits * threads : threads;
+  if (units == 0 || units >= wanted) return 1;
   // A part shorter than four tiles costs more in the merge than it brings.
-  return std::clamp<std::int64_t>(divide_up(state.target.threads, units), 1,
-                                  std::max<std::int64_t>(tiling.cells / 4, 1));
+  return std::clamp<std::int64_t>(divide_up(wanted, units), 1, std::max<std::int64_t>(tiling.cells / 4, 1));
 }
 
 std::int64_t backward_parts(const detail::PlanState& state) {
@@ -175,7 +189,18 @@ Tiling tiling_of(const detail::PlanState& state) {
   const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
   t.cells = divide_up(keys, t.tile_kv);
   t.cells_a_split = std::max<std::int64_t>(divide_up(t.cells, t.splits), 1);
+  t.all_few = reads_in_place(state) && !problem.list && problem.seqlen_q * t.heads_a_tile <= kFewQueries;
+  // As many heads together as leave each thread a unit.
+  const std::int64_t tiles = t.head_tiles * problem.batch * t.splits / std::max(state.target.threads, 1);
+  t.tiles_a_unit = t.all_few ? std::clamp<std::int64_t>(tiles, 1, std::min(t.head_tiles, decode_tiles(state))) : 1;
+  t.head_units = divide_up(t.head_tiles, t.tiles_a_unit);
   return t;
+}
+
+bool reads_in_place(const detail::PlanState& state) {
+  const Problem& p = state.problem;
+  return p.pass == Pass::forward && !uses_dots(p, kernels_for(state.target.isa)) && p.mask.empty() &&
+         p.dropout <= 0.0F && !gathers_mass(p) && p.head_dim_qk % kPad == 0 && p.head_dim_v % kPad == 0;
 }
 
 std::int64_t total_rows(const Problem& problem) {

@@ -23,6 +23,8 @@ inline constexpr std::int64_t kPad = 16;
 
 /// So few queries are better served where keys lie in memory than by a panel that they do not fill.
 inline constexpr std::int64_t kFewQueries = 8;
+/// Keys that they read in one go.
+inline constexpr std::int64_t kFewKeys = 32;
 
 inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
@@ -31,6 +33,13 @@ struct Broadcast {
   const float* data;
   std::ptrdiff_t row;
   std::ptrdiff_t column;  // 1, or row is 1
+};
+
+/// Rows of `bytes` that will be wanted next, asked for while others are computed.
+struct RowsAhead {
+  const std::byte* const* rows = nullptr;
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;
 };
 
 struct Kernels {
@@ -106,14 +115,14 @@ struct Kernels {
   /// s *= factor, rows × columns (padded).
   void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
 
-  /// The two products for up to kFewQueries queries and dims that are multiples of kPad, to the bit as matmul's, on
-  /// rows of K and V where they lie. Scores: s (keys × kPad, of kPanel) = rows · q; q has rows for a multiple of 4;
-  /// behind the `keys` rows are `more` that will be wanted next; scratch has 64 · dim.
-  void (*few_scores)(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                     std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* scratch, float* s);
-  /// o (dim × kPad, of kPanel) = o·correction + Σ rows[i]·s[i]; scratch has kPad · dim.
-  void (*few_values)(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                     std::int64_t queries, const float* s, const float* correction, float* scratch, float* o);
+  /// The two products for `queries` (1, or a multiple of 4 up to kFewQueries) and dims that are multiples of kPad, to
+  /// the bit as matmul's, on up to kFewKeys rows of K and V where they lie. Scores: s (kFewKeys × queries, of kPanel) =
+  /// rows · q (queries × dim); past `keys` they mean nothing.
+  void (*few_scores)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* q, float* s, const RowsAhead& ahead);
+  /// o (queries × dim) += Σ rows[i]·s[i].
+  void (*few_values)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* s, float* o, const RowsAhead& ahead);
 
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/decode_unit.h"
+
+namespace tessera::cpu {
+
+DecodeBuffers DecodeBuffers::place(Arena& arena, const Problem& problem, const Tiling& tiling) {
+  DecodeBuffers b{};
+  b.columns = padded(tiling.tiles_a_unit * kFewQueries);
+  const std::int64_t panels = (b.columns + kPanel - 1) / kPanel;
+  b.q = arena.take<float>(b.columns * padded(problem.head_dim_qk));
+  b.o = arena.take<float>(b.columns * padded(problem.head_dim_v));
+  b.s = arena.take<float>(panels * (tiling.tile_kv + kFewKeys) * kPanel);
+  b.maximum = arena.take<float>(b.columns);
+  b.sum = arena.take<float>(b.columns);
+  b.correction = arena.take<float>(b.columns);
+  b.position = arena.take<std::int64_t>(b.columns);
+  b.visible = arena.take<Visible>(b.columns);
+  b.head = arena.take<std::int32_t>(b.columns);
+  b.low = arena.take<std::int32_t>(kPanel);
+  b.high = arena.take<std::int32_t>(kPanel);
+  b.k = arena.take<KeyRow>(tiling.tile_kv);
+  b.v = arena.take<KeyRow>(tiling.tile_kv);
+  b.next = arena.take<KeyRow>(kFewKeys);
+  b.rows = arena.take<const std::byte*>(kFewKeys);
+  b.ahead = arena.take<const std::byte*>(tiling.tiles_a_unit * kFewKeys);
+  b.keys.spans = arena.take<Span>(tiling.tile_kv + 1);
+  b.keys.position = arena.take<std::int64_t>(tiling.tile_kv);
+  return b;
+}
+
+std::size_t decode_thread_bytes(const Problem& problem, const Tiling& tiling) {
+  Arena arena;
+  DecodeBuffers::place(arena, problem, tiling);
+  return arena.used();
+}
+
+bool DecodeUnit::takes(const ForwardRun& run, const Sequence& sequence) {
+  const bool one_block = !run.list.active() || sequence.q_capacity <= run.problem.block_q;
+  return run.reads_in_place && one_block && sequence.q_length * run.tiling.heads_a_tile <= kFewQueries;
+}
+
+void DecodeUnit::compute(const Sequence& sequence, std::int64_t first_tile, std::int64_t end_tile, std::int64_t split) {
+  const Tiling& t = run_.tiling;
+  sequence_ = sequence;
+  first_head_ = first_tile * t.heads_a_tile;
+  tiles_ = end_tile - first_tile;
+  split_ = split;
+  if (t.splits == 1) {
+    for (std::int64_t head = first_head_; head < end_tile * t.heads_a_tile; ++head) {
+      write_empty_rows(problem_, run_.bindings, run_.kernels, sequence, head, sequence.q_length, sequence.q_capacity,
+                       b_.o);
+    }
+  }
+  queries_ = sequence.q_length * t.heads_a_tile;
+  if (queries_ == 0) return;
+  stride_ = (queries_ + 3) / 4 * 4;
+  load_queries();
+  walk_keys();
+  finish();
+}
+
+void DecodeUnit::load_queries() {
+  const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
+  const std::int64_t d = problem_.head_dim_qk;
+  const std::int64_t width = padded(columns());
+  std::fill_n(b_.q, width * d, 0.0F);
+  std::fill_n(b_.o, width * problem_.head_dim_v, 0.0F);
+  std::fill_n(b_.maximum, width, kNothing);
+  std::fill_n(b_.sum, width, 0.0F);
+  const std::int64_t panels = (width + kPanel - 1) / kPanel;
+  std::fill_n(b_.s, panels * (run_.tiling.tile_kv + kFewKeys) * kPanel, 0.0F);
+  for (std::int64_t c = 0; c < width; ++c) {
+    const std::int64_t tile = std::min(c / stride_, tiles_ - 1);
+    const std::int64_t query = std::min(c % stride_, queries_ - 1);  // unused columns repeat the last one's limits
+    const std::int64_t row = query % sequence_.q_length;
+    const std::int64_t head = first_head_ + tile * run_.tiling.heads_a_tile + query / sequence_.q_length;
+    b_.head[c] = static_cast<std::int32_t>(head);
+    b_.position[c] = sequence_.q_position + row;
+    b_.visible[c] = visible_keys(problem_, b_.position[c]);
+    if (c < columns() && c % stride_ < queries_) {
+      run_.kernels.load_row(problem_.q_type, q.at(row, head), d, problem_.softmax_scale(), b_.q + c * d, d);
+    }
+  }
+  // Both limits grow with the position.
+  seen_by_all_ = {visible_keys(problem_, sequence_.q_position + sequence_.q_length - 1).low,
+                  visible_keys(problem_, sequence_.q_position).high};
+}
+
+void DecodeUnit::walk_keys() {
+  const Tiling& t = run_.tiling;
+  const std::int64_t last_position = sequence_.q_position + sequence_.q_length - 1;
+  const QueryTile queries{sequence_.batch, first_head_, 0, sequence_.q_position, last_position};
+  KeyTile& keys = b_.keys;
+  const std::int64_t cells = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
+  const std::int64_t last = std::min(cells, (split_ + 1) * t.cells_a_split);
+  for (keys.cell = split_ * t.cells_a_split; keys.cell < last; ++keys.cell) {
+    keys.cell = run_.key_tiles.skip(sequence_, queries, keys.cell, last);
+    if (keys.cell == last) break;
+    if (!run_.key_tiles.collect(sequence_, queries, keys)) continue;
+    for (std::int64_t s = 0; s < keys.span_count;) {
+      const std::int64_t first = s;
+      const std::int64_t row = keys.spans[s].row;
+      std::int64_t count = 0;
+      while (s < keys.span_count && keys.spans[s].row == row + count) count += keys.spans[s++].count;
+      step(first, s, count);
+    }
+  }
+}
+
+void DecodeUnit::step(std::int64_t first, std::int64_t last, std::int64_t count) {
+  const Kernels& kernels = run_.kernels;
+  const std::int64_t next = find_rows(first, last);
+  score(count);
+  const std::int64_t width = padded(columns());
+  if (problem_.softcap > 0.0F) {
+    for (std::int64_t c = 0; c < width; c += kPanel) {
+      kernels.softcap(count * kPanel, problem_.softcap, scores_at(c, 0), nullptr);
+    }
+  }
+  if (run_.scores.per_element()) {
+    for (std::int64_t c = 0; c < columns(); c += stride_) {
+      run_.scores.apply({scores_at(c, 0), 1, kPanel, queries_, count, b_.position + c, b_.keys.position, b_.head + c,
+                         sequence_.batch},
+                        nullptr);
+    }
+  }
+  const bool masked = has_band(problem_) && mask_band(first, last);
+  for (std::int64_t c = 0; c < width; c += kPanel) {
+    kernels.softmax_step(count, std::min(kPanel, width - c), scores_at(c, 0), b_.maximum + c, b_.sum + c,
+                         b_.correction + c);
+  }
+  for (std::int64_t c = 0; c < columns(); ++c) {
+    kernels.scale_rows(1, problem_.head_dim_v, b_.o + c * problem_.head_dim_v, 0, b_.correction[c]);
+  }
+  if (masked) {
+    add_masked_values(count, next);
+  } else {
+    add_values(0, count, next);
+  }
+}
+
+std::int64_t DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
+  const std::int64_t kv_head = first_head_ / problem_.group();
+  std::int64_t row = 0;
+  for (std::int64_t s = first; s < last; ++s) {
+    const Span& span = b_.keys.spans[s];
+    const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
+    for (std::int64_t i = 0; i < span.count; ++i, ++row) {
+      b_.k[row] = {source.k.at(span.first + i, kv_head), source.k.head};
+      b_.v[row] = {source.v.at(span.first + i, kv_head), source.v.head};
+      b_.keys.position[row] = span.position + i;
+    }
+  }
+  const Span& span = b_.keys.spans[last - 1];
+  const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
+  const std::int64_t behind = span.first + span.count;
+  const std::int64_t next = std::min(kFewKeys, source.length - behind);
+  for (std::int64_t i = 0; i < next; ++i) b_.next[i] = {source.k.at(behind + i, kv_head), source.k.head};
+  return next;
+}
+
+RowsAhead DecodeUnit::find_ahead(const KeyRow* rows, std::int64_t count, std::int64_t bytes) {
+  // In the order in which they lie.
+  const bool heads_apart = count > 1 && std::abs(rows[0].head) > std::abs(rows[1].row - rows[0].row);
+  const std::byte** to = b_.ahead;
+  for (std::int64_t n = 0; n < count * tiles_; ++n) {
+    const KeyRow& key = rows[heads_apart ? n % count : n / tiles_];
+    *to++ = key.row + (heads_apart ? n / count : n % tiles_) * key.head;
+  }
+  return {b_.ahead, count, bytes};
+}
+
+template <class Task>
+void DecodeUnit::for_rows(const KeyRow* rows, std::int64_t count, std::int64_t bytes, const KeyRow* next,
+                          std::int64_t next_count, std::int64_t next_bytes, const Task& task) {
+  for (std::int64_t first = 0; first < count; first += kFewKeys) {
+    const std::int64_t keys = std::min(kFewKeys, count - first);
+    const std::int64_t rest = count - first - keys;
+    RowsAhead ahead = rest > 0 ? find_ahead(rows + first + keys, std::min(kFewKeys, rest), bytes)
+                               : find_ahead(next, std::min(kFewKeys, next_count), next_bytes);
+    for (std::int64_t tile = 0; tile < tiles_; ++tile) {
+      for (std::int64_t i = 0; i < keys; ++i) b_.rows[i] = rows[first + i].row + tile * rows[first + i].head;
+      task(tile, first, keys, ahead);
+      ahead.rows += ahead.count;
+    }
+  }
+}
+
+void DecodeUnit::score(std::int64_t count) {
+  const std::int64_t d = problem_.head_dim_qk;
+  const auto bytes = [](std::int64_t dim, DType type) { return dim * static_cast<std::int64_t>(size_of(type)); };
+  for_rows(b_.k, count, bytes(d, problem_.k_type), b_.v, count, bytes(problem_.head_dim_v, problem_.v_type),
+           [&](std::int64_t tile, std::int64_t first, std::int64_t keys, const RowsAhead& ahead) {
+             const std::int64_t c = tile * stride_;
+             run_.kernels.few_scores(problem_.k_type, keys, b_.rows, d, queries_ == 1 ? 1 : stride_, b_.q + c * d,
+                                     scores_at(c, first), ahead);
+           });
+}
+
+bool DecodeUnit::mask_band(std::int64_t first, std::int64_t last) {
+  bool masked = false;
+  std::int64_t row = 0;
+  for (std::int64_t s = first; s < last; row += b_.keys.spans[s++].count) {
+    const Span& span = b_.keys.spans[s];
+    if (span.position >= seen_by_all_.low && span.position + span.count - 1 <= seen_by_all_.high) continue;
+    masked = true;
+    for (std::int64_t c = 0; c < padded(columns()); c += kPanel) {
+      const std::int64_t width = std::min(kPanel, padded(columns()) - c);
+      mask_rows(run_.kernels, b_.visible + c, width, span.position, span.count, scores_at(c, row), b_.low, b_.high);
+    }
+  }
+  return masked;
+}
+
+void DecodeUnit::add_values(std::int64_t first, std::int64_t end, std::int64_t next) {
+  const std::int64_t dv = problem_.head_dim_v;
+  const auto bytes = [](std::int64_t dim, DType type) { return dim * static_cast<std::int64_t>(size_of(type)); };
+  for_rows(b_.v + first, end - first, bytes(dv, problem_.v_type), b_.next, next,
+           bytes(problem_.head_dim_qk, problem_.k_type),
+           [&](std::int64_t tile, std::int64_t from, std::int64_t keys, const RowsAhead& ahead) {
+             const std::int64_t c = tile * stride_;
+             run_.kernels.few_values(problem_.v_type, keys, b_.rows, dv, queries_ == 1 ? 1 : stride_,
+                                     scores_at(c, first + from), b_.o + c * dv, ahead);
+           });
+}
+
+void DecodeUnit::add_masked_values(std::int64_t count, std::int64_t next) {
+  const std::int64_t dv = problem_.head_dim_v;
+  const auto seen = [&](std::int64_t row) {
+    return b_.keys.position[row] >= seen_by_all_.low && b_.keys.position[row] <= seen_by_all_.high;
+  };
+  for (std::int64_t row = 0; row < count;) {
+    std::int64_t end = row;
+    while (end < count && seen(end)) ++end;
+    if (end > row) {
+      add_values(row, end, end == count ? next : 0);
+      row = end;
+      continue;
+    }
+    for (std::int64_t tile = 0; tile < tiles_; ++tile) {
+      const std::byte* value = b_.v[row].row + tile * b_.v[row].head;
+      for (std::int64_t c = tile * stride_; c < tile * stride_ + queries_; ++c) {
+        const float* weight = scores_at(c, row);
+        if (*weight != 0.0F) run_.kernels.few_values(problem_.v_type, 1, &value, dv, 1, weight, b_.o + c * dv, {});
+      }
+    }
+    ++row;
+  }
+}
+
+void DecodeUnit::finish() {
+  const ResultRows results(run_, sequence_);
+  for (std::int64_t tile = 0; tile < tiles_; ++tile) {
+    for (std::int64_t i = 0; i < queries_; ++i) {
+      const std::int64_t c = tile * stride_ + i;
+      results.write(split_, b_.head[c], i % sequence_.q_length, b_.maximum[c], b_.sum[c],
+                    b_.o + c * problem_.head_dim_v);
+    }
+  }
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward of sequences of a few queries, as in decoding: what takes time is reading K and V. Their rows are read where
+// they lie, and several heads of a sequence walk the keys together, so that memory is read nearly in order: the rows of
+// one head alone are often as far apart as all heads are wide. The sums are those of ForwardUnit, to the bit.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/forward_run.h"
+
+namespace tessera::cpu {
+
+/// A key's row of the unit's first head, and how far on the next head's is.
+struct KeyRow {
+  const std::byte* row;
+  std::ptrdiff_t head;
+};
+
+/// A thread's buffers. A head tile has 4 or 8 columns of them, of which the last ones may be unused.
+struct DecodeBuffers {
+  std::int64_t columns = 0;
+  float* q;                 // (columns, d), scaled
+  float* o;                 // (columns, dv), not yet divided by the sum
+  float* s;                 // (panels, tile_kv + kFewKeys, kPanel): scores, then probabilities
+  float* maximum;           // (columns)
+  float* sum;               // (columns)
+  float* correction;        // (columns)
+  std::int64_t* position;   // (columns)
+  Visible* visible;         // (columns)
+  std::int32_t* head;       // (columns)
+  std::int32_t* low;        // (kPanel)
+  std::int32_t* high;       // (kPanel)
+  KeyRow* k;                // (tile_kv)
+  KeyRow* v;                // (tile_kv)
+  KeyRow* next;             // (kFewKeys): of K behind the tile
+  const std::byte** rows;   // (kFewKeys): of one head
+  const std::byte** ahead;  // (tiles · kFewKeys)
+  KeyTile keys;             // without k and v
+
+  static DecodeBuffers place(Arena& arena, const Problem& problem, const Tiling& tiling);
+};
+
+std::size_t decode_thread_bytes(const Problem& problem, const Tiling& tiling);
+
+/// One thread's work on units: the queries of some head tiles of a sequence against one part of the keys.
+class DecodeUnit {
+ public:
+  DecodeUnit(const ForwardRun& run, DecodeBuffers& buffers) : run_(run), problem_(run.problem), b_(buffers) {}
+
+  /// Whether the sequence is one of few queries that may be computed here.
+  static bool takes(const ForwardRun& run, const Sequence& sequence);
+
+  /// Head tiles [first_tile, end_tile) of a sequence that it takes.
+  void compute(const Sequence& sequence, std::int64_t first_tile, std::int64_t end_tile, std::int64_t split);
+
+ private:
+  void load_queries();
+  void walk_keys();
+  // The tile's spans [first, last), `count` keys without a gap between them: one step of the softmax.
+  void step(std::int64_t first, std::int64_t last, std::int64_t count);
+  // Where the keys lie, and those that are most likely next; gives how many those are.
+  std::int64_t find_rows(std::int64_t first, std::int64_t last);
+  void score(std::int64_t count);
+  // Masks what not all columns see; true if there was something.
+  bool mask_band(std::int64_t first, std::int64_t last);
+  void softmax(std::int64_t count);
+  // O += Vᵀ·P over keys [first, end) of the step, the `next` ones of K being wanted behind them.
+  void add_values(std::int64_t first, std::int64_t end, std::int64_t next);
+  // The same where a weight may be 0 because of a mask: values that are not finite must not reach that sum.
+  void add_masked_values(std::int64_t count, std::int64_t next);
+  void finish();
+
+  // task(head tile, first, keys, rows ahead) on the `count` rows, kFewKeys at a time, all heads in turn; behind them
+  // `next` rows are wanted.
+  template <class Task>
+  void for_rows(const KeyRow* rows, std::int64_t count, std::int64_t bytes, const KeyRow* next, std::int64_t next_count,
+                std::int64_t next_bytes, const Task& task);
+  RowsAhead find_ahead(const KeyRow* rows, std::int64_t count, std::int64_t bytes);
+
+  [[nodiscard]] float* scores_at(std::int64_t column, std::int64_t row) const {
+    return b_.s + (column / kPanel * (run_.tiling.tile_kv + kFewKeys) + row) * kPanel + column % kPanel;
+  }
+  [[nodiscard]] std::int64_t columns() const { return tiles_ * stride_; }
+
+  const ForwardRun& run_;
+  const Problem& problem_;
+  DecodeBuffers& b_;
+  Sequence sequence_;
+  std::int64_t first_head_ = 0;  // query head
+  std::int64_t tiles_ = 0;
+  std::int64_t split_ = 0;
+  std::int64_t queries_ = 0;  // of a head tile
+  std::int64_t stride_ = 0;   // its columns
+  Visible seen_by_all_{};     // key positions
+};
+
+}  // namespace tessera::cpu
