@@ -14,7 +14,7 @@ constexpr std::int64_t kBandStrip = 32;  // queries; a divisor of kPanel
 
 // A thread's units are of either kind, one after another.
 std::size_t unit_bytes(const detail::PlanState& state, const Tiling& tiling, bool dots) {
-  const std::size_t decode = reads_in_place(state) ? decode_thread_bytes(state.problem, tiling) : 0;
+  const std::size_t decode = reads_in_place(state) ? decode_thread_bytes(state.problem, tiling, dots) : 0;
   return std::max(tiling.all_few ? 0 : forward_thread_bytes(state.problem, tiling, dots), decode);
 }
 
@@ -146,10 +146,11 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
   detail::parallel(state.target.threads, [&](int thread) {
     std::byte* own = workspace + shared.used() + bytes * static_cast<std::size_t>(thread);
     Arena many(own), few(own);
-    ForwardBuffers buffers;
+    ForwardBuffers buffers{};
     if (!t.all_few) buffers = ForwardBuffers::place(many, state.problem, t, run.dots);
     ForwardUnit unit(run, buffers);
-    DecodeBuffers decode_buffers = DecodeBuffers::place(few, state.problem, t);
+    DecodeBuffers decode_buffers{};
+    if (run.reads_in_place) decode_buffers = DecodeBuffers::place(few, state.problem, t, run.dots);
     DecodeUnit decode(run, decode_buffers);
     const DotProducts products(run.dots ? run.kernels.dots : nullptr);
     // Later rows see more keys under a causal mask: longest first.

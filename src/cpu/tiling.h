@@ -31,7 +31,7 @@ struct Tiling {
 
 Tiling tiling_of(const detail::PlanState& state);
 
-/// Whether sequences of few queries may read keys where they lie: the sums are those of fp32, no weight becomes 0 after
+/// Whether sequences of few queries may read keys where they lie: there are kernels for it, no weight becomes 0 after
 /// the scores, and no one else looks at keys or weights.
 bool reads_in_place(const detail::PlanState& state);
 

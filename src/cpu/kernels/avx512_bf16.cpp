@@ -10,6 +10,7 @@
 #include "cpu/kernels/x86_features.h"
 
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#include "cpu/kernels/dot_few-inl.h"
 #include "cpu/kernels/dot_vectors-inl.h"
 
 namespace tessera::cpu {
@@ -28,6 +29,17 @@ struct Avx512Pairs {
     __builtin_memcpy(&bits, pair, sizeof bits);
     return _mm512_set1_epi32(bits);
   }
+  // 16 elements of two rows side by side. The forms with a mask of ones: g++ 12 warns of the others.
+  static HWY_INLINE Bits interleave(const std::byte* low, const std::byte* high) {
+    const Bits half = _mm512_maskz_broadcast_i64x4(0x0F, load_half(low));
+    const Bits both = _mm512_mask_broadcast_i64x4(half, 0xF0, load_half(high));
+    const Bits order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                        5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, both);
+  }
+  static HWY_INLINE __m256i load_half(const std::byte* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
   static HWY_INLINE Vector dot(Vector sum, Bits a, Bits b) {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
@@ -35,7 +47,12 @@ struct Avx512Pairs {
 
 void nothing() {}
 
-constexpr DotKernels kKernels = {nothing, nothing, dot_vectors_matmul<Avx512Pairs>, dot_vectors_peak<Avx512Pairs>};
+constexpr DotKernels kKernels = {nothing,
+                                 nothing,
+                                 dot_vectors_matmul<Avx512Pairs>,
+                                 dot_few_scores<Avx512Pairs>,
+                                 dot_few_values<Avx512Pairs>,
+                                 dot_vectors_peak<Avx512Pairs>};
 
 }  // namespace
 }  // namespace tessera::cpu

@@ -6,29 +6,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-// Asks for rows line by line (64 bytes), into L2: L1 has room for few lines under way.
-class Asker {
- public:
-  explicit Asker(const RowsAhead& ahead) : row_(ahead.rows), last_(ahead.rows + ahead.count), bytes_(ahead.bytes) {}
-  HWY_INLINE void line() {
-    if (row_ == last_) return;
-    __builtin_prefetch(*row_ + byte_, 0, 2);
-    byte_ += 64;
-    if (byte_ < bytes_) return;
-    byte_ = 0;
-    ++row_;
-  }
-  HWY_INLINE void rest() {
-    while (row_ != last_) line();
-  }
-
- private:
-  const std::byte* const* row_;
-  const std::byte* const* last_;
-  std::int64_t bytes_;
-  std::int64_t byte_ = 0;
-};
-
 // Lanes are keys: sums (queries × kFewKeys) of kPad more dims, each the chain over the dims that matmul makes of it.
 template <int kQueries>
 HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t ldq, float* sums) {
@@ -69,13 +46,14 @@ void few_scores_as(std::int64_t keys, const std::byte* const* rows, std::int64_t
   alignas(64) float turned[kPad * kFewKeys];
   alignas(64) float sums[kFewQueries * kFewKeys] = {};  // (queries, keys)
   Asker asker(ahead);
+  const std::int64_t lines = lines_a_step(ahead, kFewKeys * dim / kPad);
   for (std::int64_t t = 0; t < dim; t += kPad) {
     for (std::int64_t i = 0; i < kFewKeys; ++i) {
       const T* row = reinterpret_cast<const T*>(rows[i < keys ? i : 0]) + t;
       for (std::int64_t lane = 0; lane < kPad; lane += kLanes) {
         hn::StoreU(load_as_float(row + lane), d, part + i * kPad + lane);
       }
-      asker.line();
+      asker.lines(lines);
     }
     transpose(kFewKeys, kPad, part, kPad, turned, kFewKeys);
     if (queries == 1) {
@@ -103,7 +81,7 @@ HWY_INLINE void sums_of_values(std::int64_t keys, const std::byte* const* rows, 
     for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::LoadU(d, o + c * dim + first + v * kLanes);
   }
   for (std::int64_t i = 0; i < keys; ++i) {
-    for (std::int64_t line = 0; line < lines; ++line) asker.line();
+    asker.lines(lines);
     Vector value[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -152,10 +130,9 @@ void few_scores(DType dtype, std::int64_t keys, const std::byte* const* rows, st
 void few_values(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
                 const float* s, float* o, const RowsAhead& ahead) {
   Asker asker(ahead);
-  // As many lines a row and pass over the dims as all have been asked for in the end.
   constexpr std::int64_t kPass = kMaxVectors * kLanes;
   const std::int64_t passes = (dim / kPass + dim % kPass / kLanes) * (queries == 1 ? 1 : queries / 4);
-  const std::int64_t lines = (ahead.bytes / 64 + passes - 1) / passes;
+  const std::int64_t lines = lines_a_step(ahead, keys * passes);
   with_number_of(dtype, [&](auto number) {
     using T = decltype(number);
     if (queries == 1) {

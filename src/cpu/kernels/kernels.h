@@ -15,16 +15,8 @@
 
 namespace tessera::cpu {
 
-/// Columns of a panel: the fixed row stride of score tiles and packed operands. A multiple of every vector length, and
-/// 64 rows of it (16 KiB) stay in L1.
-inline constexpr std::int64_t kPanel = 64;
 /// Internal rows are padded to this many floats, the longest vector, so that no loop has a ragged end.
 inline constexpr std::int64_t kPad = 16;
-
-/// So few queries are better served where keys lie in memory than by a panel that they do not fill.
-inline constexpr std::int64_t kFewQueries = 8;
-/// Keys that they read in one go.
-inline constexpr std::int64_t kFewKeys = 32;
 
 inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
@@ -33,13 +25,6 @@ struct Broadcast {
   const float* data;
   std::ptrdiff_t row;
   std::ptrdiff_t column;  // 1, or row is 1
-};
-
-/// Rows of `bytes` that will be wanted next, asked for while others are computed.
-struct RowsAhead {
-  const std::byte* const* rows = nullptr;
-  std::int64_t count = 0;
-  std::int64_t bytes = 0;
 };
 
 struct Kernels {
