@@ -5,57 +5,44 @@
 namespace tessera::cpu {
 namespace {
 
-// Lanes are keys: sums (kQueries × kFewKeys) of 16 pairs of dims more.
+// Lanes are 16 keys, turned in registers; sums (kQueries × kFewKeys).
 template <class Pairs, int kQueries>
-void add_dot_scores(const std::uint32_t* turned, const std::uint16_t* q, std::ptrdiff_t ldq, float* sums) {
-  constexpr int kVectors = kFewKeys / kDotTile;
-  typename Pairs::Vector sum[kQueries][kVectors];
-#pragma GCC unroll 4
-  for (int c = 0; c < kQueries; ++c) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) sum[c][v] = Pairs::load(sums + c * kFewKeys + v * kDotTile);
-  }
-#pragma GCC unroll 4
-  for (std::int64_t t = 0; t < kDotTile; ++t) {
-    typename Pairs::Bits keys[kVectors];
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) keys[v] = Pairs::load(turned + t * kFewKeys + v * kDotTile);
-#pragma GCC unroll 4
-    for (int c = 0; c < kQueries; ++c) {
-      const typename Pairs::Bits query = Pairs::broadcast(q + c * ldq + 2 * t);
-#pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[c][v] = Pairs::dot(sum[c][v], keys[v], query);
+void dot_scores_of_tile(const std::byte* const* rows, std::int64_t dim, const std::uint16_t* q, float* sums,
+                        Asker& asker, std::int64_t lines) {
+  typename Pairs::Vector sum[kQueries];
+#pragma GCC unroll 8
+  for (int c = 0; c < kQueries; ++c) sum[c] = Pairs::zero();
+  for (std::int64_t t = 0; t < dim; t += kDotStep) {
+    typename Pairs::Bits keys[kDotTile];  // of each key 16 pairs of dims, then of each pair 16 keys
+#pragma GCC unroll 16
+    for (int i = 0; i < kDotTile; ++i) keys[i] = Pairs::load(reinterpret_cast<const std::uint32_t*>(rows[i] + 2 * t));
+    Pairs::transpose(keys);
+#pragma GCC unroll 16
+    for (int i = 0; i < kDotTile; ++i) {
+      asker.lines(lines);
+#pragma GCC unroll 8
+      for (int c = 0; c < kQueries; ++c) {
+        sum[c] = Pairs::dot(sum[c], keys[i], Pairs::broadcast(q + c * dim + t + 2 * i));
+      }
     }
   }
-#pragma GCC unroll 4
-  for (int c = 0; c < kQueries; ++c) {
-#pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) Pairs::store(sum[c][v], sums + c * kFewKeys + v * kDotTile);
-  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kQueries; ++c) Pairs::store(sum[c], sums + c * kFewKeys);
 }
 
 template <class Pairs>
 void dot_few_scores(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
                     const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose) {
-  alignas(64) std::uint32_t part[kFewKeys * kDotTile];  // of the rows, in pairs of dims
-  alignas(64) std::uint32_t turned[kDotTile * kFewKeys];
-  alignas(64) float sums[kFewQueries * kFewKeys] = {};
+  alignas(64) float sums[kFewQueries * kFewKeys];
   Asker asker(ahead);
-  const std::int64_t lines = lines_a_step(ahead, dim);  // a row and kDotStep dims
-  for (std::int64_t t = 0; t < dim; t += kDotStep) {
-    for (std::int64_t i = 0; i < kFewKeys; ++i) {
-      __builtin_memcpy(part + i * kDotTile, rows[i < keys ? i : 0] + 2 * t, 64);
-      asker.lines(lines);
-    }
-    transpose(kFewKeys, kDotTile, reinterpret_cast<const float*>(part), kDotTile, reinterpret_cast<float*>(turned),
-              kFewKeys);
-    if (queries == 1) {
-      add_dot_scores<Pairs, 1>(turned, q + t, dim, sums);
-    } else {
-      for (std::int64_t c = 0; c < queries; c += 4) {
-        add_dot_scores<Pairs, 4>(turned, q + c * dim + t, dim, sums + c * kFewKeys);
-      }
-    }
+  const std::int64_t lines = lines_a_step(ahead, kFewKeys * dim / kDotStep);
+  const std::byte* all[kFewKeys];
+  for (std::int64_t i = 0; i < kFewKeys; ++i) all[i] = rows[i < keys ? i : 0];
+  for (std::int64_t first = 0; first < kFewKeys; first += kDotTile) {
+    const auto scores_of_tile = queries == 1   ? dot_scores_of_tile<Pairs, 1>
+                                : queries == 4 ? dot_scores_of_tile<Pairs, 4>
+                                               : dot_scores_of_tile<Pairs, 8>;
+    scores_of_tile(all + first, dim, q, sums + first, asker, lines);
   }
   asker.rest();
   if (queries == 1) {

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "cpu/kernels/dot_kernels.h"
 
@@ -47,6 +48,11 @@ struct EmulatedPairs {
     Bits v;
     v.fill(bits);
     return v;
+  }
+  static void transpose(Bits (&rows)[kDotTile]) {
+    for (std::size_t i = 0; i < kDotTile; ++i) {
+      for (std::size_t j = 0; j < i; ++j) std::swap(rows[i][j], rows[j][i]);
+    }
   }
   static Bits interleave(const std::byte* low, const std::byte* high) {
     std::array<std::uint16_t, kDotTile> lower, upper;
