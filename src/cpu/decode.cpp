@@ -50,24 +50,27 @@ std::size_t decode_thread_bytes(const Problem& problem, const Tiling& tiling, bo
 }
 
 bool DecodeUnit::takes(const ForwardRun& run, const Sequence& sequence) {
-  const bool one_block = !run.list.active() || sequence.q_capacity <= run.problem.block_q;
-  return run.reads_in_place && one_block && sequence.q_length * run.tiling.heads_a_tile <= kFewQueries;
+  const Tiling& t = run.tiling;
+  return run.reads_in_place && std::min(t.rows, sequence.q_length) * t.heads_a_tile <= kFewQueries;
 }
 
-void DecodeUnit::compute(const Sequence& sequence, std::int64_t first_tile, std::int64_t end_tile, std::int64_t split) {
+void DecodeUnit::compute(const Sequence& sequence, const StripRows& rows, std::int64_t first_tile, std::int64_t tiles,
+                         std::int64_t split) {
   const Tiling& t = run_.tiling;
+  const std::int64_t head = first_tile * t.heads_a_tile;
   sequence_ = sequence;
-  first_head_ = first_tile * t.heads_a_tile;
-  tiles_ = end_tile - first_tile;
+  tiles_ = tiles;
   split_ = split;
-  if (t.splits == 1) {
-    for (std::int64_t head = first_head_; head < end_tile * t.heads_a_tile; ++head) {
-      write_empty_rows(problem_, run_.bindings, run_.kernels, sequence, head, sequence.q_length, sequence.q_capacity,
-                       b_.o);
-    }
+  for (std::int64_t h = head; t.splits == 1 && h < head + tiles * t.heads_a_tile; ++h) {
+    write_empty_rows(problem_, run_.bindings, run_.kernels, sequence, h, std::max(rows.begin, rows.used), rows.end,
+                     b_.o);
   }
-  queries_ = sequence.q_length * t.heads_a_tile;
-  if (queries_ == 0) return;
+  if (rows.begin >= rows.used) return;
+  first_row_ = rows.begin;
+  row_count_ = rows.used - rows.begin;
+  const std::int64_t position = sequence.q_position + rows.begin;
+  tile_ = {sequence.batch, head, rows.block, position, position + row_count_ - 1};
+  queries_ = row_count_ * t.heads_a_tile;
   stride_ = (queries_ + 3) / 4 * 4;
   load_queries();
   walk_keys();
@@ -87,39 +90,39 @@ void DecodeUnit::load_queries() {
   std::fill_n(b_.o, width * problem_.head_dim_v, 0.0F);
   std::fill_n(b_.maximum, width, kNothing);
   std::fill_n(b_.sum, width, 0.0F);
-  const std::int64_t panels = (width + kPanel - 1) / kPanel;
-  std::fill_n(b_.s, panels * b_.rows_s * kPanel, 0.0F);
+  // Columns without a score are computed too: what other shapes left there must not reach a decision on all of them.
+  const std::int64_t scored = queries_ == 1 ? -tiles_ : columns();
+  if (scored != cleared_) std::fill_n(b_.s, (width + kPanel - 1) / kPanel * b_.rows_s * kPanel, 0.0F);
+  cleared_ = scored;
   for (std::int64_t c = 0; c < width; ++c) {
     const std::int64_t tile = std::min(c / stride_, tiles_ - 1);
     const std::int64_t query = std::min(c % stride_, queries_ - 1);  // unused columns repeat the last one's limits
-    const std::int64_t row = query % sequence_.q_length;
-    const std::int64_t head = first_head_ + tile * run_.tiling.heads_a_tile + query / sequence_.q_length;
+    const std::int64_t row = query % row_count_;
+    const std::int64_t head = tile_.head + tile * run_.tiling.heads_a_tile + query / row_count_;
     b_.head[c] = static_cast<std::int32_t>(head);
-    b_.position[c] = sequence_.q_position + row;
+    b_.position[c] = tile_.first_position + row;
     b_.visible[c] = visible_keys(problem_, b_.position[c]);
     if (c >= columns() || c % stride_ >= queries_) continue;
     if (run_.dots) {
-      copy_rows(q.at(row, head), 0, 1, d, b_.q_bf16 + c * d, d);
+      copy_rows(q.at(first_row_ + row, head), 0, 1, d, b_.q_bf16 + c * d, d);
     } else {
-      run_.kernels.load_row(problem_.q_type, q.at(row, head), d, problem_.softmax_scale(), b_.q + c * d, d);
+      run_.kernels.load_row(problem_.q_type, q.at(first_row_ + row, head), d, problem_.softmax_scale(), b_.q + c * d,
+                            d);
     }
   }
   // Both limits grow with the position.
-  seen_by_all_ = {visible_keys(problem_, sequence_.q_position + sequence_.q_length - 1).low,
-                  visible_keys(problem_, sequence_.q_position).high};
+  seen_by_all_ = {visible_keys(problem_, tile_.last_position).low, visible_keys(problem_, tile_.first_position).high};
 }
 
 void DecodeUnit::walk_keys() {
   const Tiling& t = run_.tiling;
-  const std::int64_t last_position = sequence_.q_position + sequence_.q_length - 1;
-  const QueryTile queries{sequence_.batch, first_head_, 0, sequence_.q_position, last_position};
   KeyTile& keys = b_.keys;
   const std::int64_t cells = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
   const std::int64_t last = std::min(cells, (split_ + 1) * t.cells_a_split);
   for (keys.cell = split_ * t.cells_a_split; keys.cell < last; ++keys.cell) {
-    keys.cell = run_.key_tiles.skip(sequence_, queries, keys.cell, last);
+    keys.cell = run_.key_tiles.skip(sequence_, tile_, keys.cell, last);
     if (keys.cell == last) break;
-    if (!run_.key_tiles.collect(sequence_, queries, keys)) continue;
+    if (!run_.key_tiles.collect(sequence_, tile_, keys)) continue;
     for (std::int64_t s = 0; s < keys.span_count;) {
       const std::int64_t first = s;
       const std::int64_t row = keys.spans[s].row;
@@ -147,7 +150,7 @@ void DecodeUnit::step(std::int64_t first, std::int64_t last) {
 }
 
 void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
-  const std::int64_t kv_head = first_head_ / problem_.group();
+  const std::int64_t kv_head = tile_.head / problem_.group();
   std::int64_t row = 0;
   const auto add_zeros = [&] { b_.k[row] = b_.v[row] = {b_.zeros, 0}, ++row; };
   lead_ = run_.dots ? b_.keys.spans[first].row % 2 : 0;
@@ -174,11 +177,12 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
 RowsAhead DecodeUnit::find_ahead(const KeyRow* rows, std::int64_t count, std::int64_t bytes) {
   // In the order in which they lie.
   const bool heads_apart = count > 1 && std::abs(rows[0].head) > std::abs(rows[1].row - rows[0].row);
-  const std::byte** to = b_.ahead;
-  const auto add = [&](std::int64_t key, std::int64_t tile) { *to++ = rows[key].row + tile * rows[key].head; };
-  for (std::int64_t outer = 0; outer < (heads_apart ? tiles_ : count); ++outer) {
-    for (std::int64_t inner = 0; inner < (heads_apart ? count : tiles_); ++inner) {
-      heads_apart ? add(inner, outer) : add(outer, inner);
+  const std::ptrdiff_t key_step = heads_apart ? 1 : tiles_;
+  const std::ptrdiff_t tile_step = heads_apart ? count : 1;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::byte* row = rows[i].row;
+    for (std::int64_t tile = 0; tile < tiles_; ++tile, row += rows[i].head) {
+      b_.ahead[i * key_step + tile * tile_step] = row;
     }
   }
   return {b_.ahead, count, bytes};
@@ -325,7 +329,7 @@ void DecodeUnit::finish() {
   for (std::int64_t tile = 0; tile < tiles_; ++tile) {
     for (std::int64_t i = 0; i < queries_; ++i) {
       const std::int64_t c = tile * stride_ + i;
-      results.write(split_, b_.head[c], i % sequence_.q_length, b_.maximum[c], b_.sum[c],
+      results.write(split_, b_.head[c], first_row_ + i % row_count_, b_.maximum[c], b_.sum[c],
                     b_.o + c * problem_.head_dim_v);
     }
   }

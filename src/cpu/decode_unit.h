@@ -51,11 +51,12 @@ class DecodeUnit {
  public:
   DecodeUnit(const ForwardRun& run, DecodeBuffers& buffers) : run_(run), problem_(run.problem), b_(buffers) {}
 
-  /// Whether the sequence is one of few queries that may be computed here.
+  /// Whether all strips of the sequence are of few queries that may be computed here.
   static bool takes(const ForwardRun& run, const Sequence& sequence);
 
-  /// Head tiles [first_tile, end_tile) of a sequence that it takes.
-  void compute(const Sequence& sequence, std::int64_t first_tile, std::int64_t end_tile, std::int64_t split);
+  /// `tiles` head tiles from first_tile on; rows past the used ones are written as empty.
+  void compute(const Sequence& sequence, const StripRows& rows, std::int64_t first_tile, std::int64_t tiles,
+               std::int64_t split);
 
  private:
   void load_queries();
@@ -97,12 +98,15 @@ class DecodeUnit {
   const Problem& problem_;
   DecodeBuffers& b_;
   Sequence sequence_;
-  std::int64_t first_head_ = 0;  // query head
+  QueryTile tile_;  // of the first head tile
+  std::int64_t first_row_ = 0;
+  std::int64_t row_count_ = 0;
   std::int64_t tiles_ = 0;
   std::int64_t split_ = 0;
-  std::int64_t queries_ = 0;  // of a head tile
-  std::int64_t stride_ = 0;   // its columns
-  Visible seen_by_all_{};     // key positions
+  std::int64_t queries_ = 0;   // of a head tile
+  std::int64_t stride_ = 0;    // its columns
+  std::int64_t cleared_ = -1;  // columns of S for which the unused ones are 0
+  Visible seen_by_all_{};      // key positions
   // Rows of a step: [lead_, lead_ + keys_) are keys. Dot products take pairs of them as the grid has them; a row of
   // zeros stands for the missing half of the first and the last one.
   std::int64_t lead_ = 0;

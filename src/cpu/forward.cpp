@@ -36,12 +36,16 @@ void ForwardUnit::compute(const Sequence& sequence, std::int64_t head_tile, std:
   if (mass) b_.mass.end_block(problem_, run_.bindings, sequence.batch, head_, first / t.block_strips);
 }
 
-void ForwardUnit::add_strip(std::int64_t index) {
-  const Tiling& t = run_.tiling;
+StripRows rows_of_strip(const Tiling& t, const Sequence& sequence, std::int64_t index) {
   const std::int64_t block = index / t.block_strips;
   const std::int64_t begin = block * t.block_rows + index % t.block_strips * t.rows;
-  const std::int64_t end = std::min({begin + t.rows, (block + 1) * t.block_rows, sequence_.q_capacity});
-  const std::int64_t used = std::min(end, sequence_.q_length);
+  const std::int64_t end = std::min({begin + t.rows, (block + 1) * t.block_rows, sequence.q_capacity});
+  return {block, begin, std::min(end, sequence.q_length), end};
+}
+
+void ForwardUnit::add_strip(std::int64_t index) {
+  const Tiling& t = run_.tiling;
+  const auto [block, begin, used, end] = rows_of_strip(t, sequence_, index);
   if (t.splits == 1) write_padding(std::max(begin, used), end);
   if (begin >= used) return;
   const std::int64_t position = sequence_.q_position + begin;
@@ -164,8 +168,11 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
       const std::int64_t row_unit = t.row_units - 1 - rest / state.problem.batch;
       if (!DecodeUnit::takes(run, sequence)) {
         unit.compute(sequence, first_tile, row_unit, split);
-      } else if (row_unit == 0) {
-        decode.compute(sequence, first_tile, std::min(first_tile + t.tiles_a_unit, t.head_tiles), split);
+        return;
+      }
+      const std::int64_t tiles = std::min(t.tiles_a_unit, t.head_tiles - first_tile);
+      for (std::int64_t strip = row_unit * t.unit_strips; strip < (row_unit + 1) * t.unit_strips; ++strip) {
+        decode.compute(sequence, rows_of_strip(t, sequence, strip), first_tile, tiles, split);
       }
     });
   });

@@ -38,6 +38,15 @@ struct ForwardRun {
         key_tiles(problem, scores, list, tiling.tile_kv) {}
 };
 
+/// Query rows of a strip.
+struct StripRows {
+  std::int64_t block;  // of the list
+  std::int64_t begin;
+  std::int64_t used;  // end of the rows that the sequence has
+  std::int64_t end;
+};
+StripRows rows_of_strip(const Tiling& tiling, const Sequence& sequence, std::int64_t index);
+
 /// Where the rows of a sequence's O and LSE go.
 class ResultRows {
  public:

@@ -74,6 +74,15 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   return supports_wishes(problem, wishes);
 }
 
+// Only few queries are worth it, and a list is each head's own.
+std::int64_t most_tiles_a_unit(const detail::PlanState& state, const Tiling& tiling) {
+  const Problem& problem = state.problem;
+  if (!tiling.all_few || problem.list) return 1;
+  const std::int64_t row =
+      std::max<std::int64_t>(problem.head_dim_qk, 1) * static_cast<std::int64_t>(size_of(problem.k_type));
+  return std::clamp<std::int64_t>(kDecodeBytes / (kFewKeys * row), 1, tiling.head_tiles);
+}
+
 // Heads of a group share a tile of K and V unless something is decided per query head.
 bool shares_group(const Problem& problem) {
   return problem.group() > 1 && !gathers_mass(problem) && problem.mask.empty() &&
@@ -95,23 +104,15 @@ std::int64_t forward_queries(detail::PlanState state) {
   return state.tile_q;
 }
 
-// Head tiles that a decode unit has room for.
-std::int64_t decode_tiles(const detail::PlanState& state) {
-  const Problem& problem = state.problem;
-  const std::int64_t row =
-      std::max<std::int64_t>(problem.head_dim_qk, 1) * static_cast<std::int64_t>(size_of(problem.k_type));
-  return std::max<std::int64_t>(kDecodeBytes / (kFewKeys * row), 1);
-}
-
 std::int64_t forward_splits(const detail::PlanState& state) {
   const Problem& problem = state.problem;
   if (state.wishes.splits) return *state.wishes.splits;
   if (problem.batch_invariant || gathers_mass(problem)) return 1;
   const Tiling tiling = tiling_of(state);
   const std::int64_t threads = state.target.threads;
-  const std::int64_t heads = tiling.all_few ? divide_up(tiling.head_tiles, decode_tiles(state)) : tiling.head_tiles;
-  const std::int64_t units = tiling.row_units * heads * problem.batch;
-  const std::int64_t wanted = tiling.all_few && threads > 1 ? kDecodeUnits * threads : threads;
+  const std::int64_t together = most_tiles_a_unit(state, tiling);
+  const std::int64_t units = tiling.row_units * divide_up(tiling.head_tiles, together) * problem.batch;
+  const std::int64_t wanted = together > 1 && threads > 1 ? kDecodeUnits * threads : threads;
   if (units == 0 || units >= wanted) return 1;
   // A part shorter than four tiles costs more in the merge than it brings.
   return std::clamp<std::int64_t>(divide_up(wanted, units), 1, std::max<std::int64_t>(tiling.cells / 4, 1));
@@ -189,10 +190,10 @@ Tiling tiling_of(const detail::PlanState& state) {
   const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
   t.cells = divide_up(keys, t.tile_kv);
   t.cells_a_split = std::max<std::int64_t>(divide_up(t.cells, t.splits), 1);
-  t.all_few = reads_in_place(state) && !problem.list && problem.seqlen_q * t.heads_a_tile <= kFewQueries;
+  t.all_few = reads_in_place(state) && t.rows * t.heads_a_tile <= kFewQueries;
   // As many heads together as leave each thread a unit.
   const std::int64_t tiles = t.head_tiles * problem.batch * t.splits / std::max(state.target.threads, 1);
-  t.tiles_a_unit = t.all_few ? std::clamp<std::int64_t>(tiles, 1, std::min(t.head_tiles, decode_tiles(state))) : 1;
+  t.tiles_a_unit = std::clamp<std::int64_t>(tiles, 1, most_tiles_a_unit(state, t));
   t.head_units = divide_up(t.head_tiles, t.tiles_a_unit);
   return t;
 }

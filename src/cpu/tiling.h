@@ -15,7 +15,7 @@ struct Tiling {
   std::int64_t head_tiles;
   std::int64_t tiles_a_unit;  // head tiles that walk the keys together: more than one only where all_few
   std::int64_t head_units;
-  bool all_few;                // every sequence has few queries, read where keys lie (decode_unit.h)
+  bool all_few;                // every strip has few queries, which read keys where they lie (decode_unit.h)
   std::int64_t rows;           // query rows of a strip, a head
   std::int64_t block_rows;     // rows of a list's block, or `rows` without lists
   std::int64_t block_strips;   // strips a block

@@ -8,7 +8,8 @@ namespace HWY_NAMESPACE {
 
 // Lanes are keys: sums (queries × kFewKeys) of kPad more dims, each the chain over the dims that matmul makes of it.
 template <int kQueries>
-HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t ldq, float* sums) {
+HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t ldq, float* sums, Asker& asker,
+                           std::int64_t lines) {
   const FloatTag d;
   constexpr int kVectors = kMaxVectors / 2;  // with 4 queries 8 or 4 accumulators
   for (std::int64_t key = 0; key < kFewKeys; key += kVectors * kLanes) {
@@ -20,6 +21,7 @@ HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t l
     }
 #pragma GCC unroll 4
     for (std::int64_t t = 0; t < kPad; ++t) {
+      asker.lines(lines);
       Vector keys[kVectors];
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) keys[v] = hn::LoadU(d, turned + t * kFewKeys + key + v * kLanes);
@@ -38,28 +40,35 @@ HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t l
   }
 }
 
+HWY_INLINE std::int64_t score_passes(std::int64_t queries) {
+  return kFewKeys / (kMaxVectors / 2 * kLanes) * (queries == 1 ? 1 : queries / 4);
+}
+
 template <class T>
 void few_scores_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
                    const float* q, float* s, const RowsAhead& ahead) {
   const FloatTag d;
-  alignas(64) float part[kFewKeys * kPad];  // of the rows
+  constexpr std::int64_t kDims = 8 * kPad;   // copied together
+  alignas(64) float part[kFewKeys * kDims];  // of the rows
   alignas(64) float turned[kPad * kFewKeys];
   alignas(64) float sums[kFewQueries * kFewKeys] = {};  // (queries, keys)
   Asker asker(ahead);
-  const std::int64_t lines = lines_a_step(ahead, kFewKeys * dim / kPad);
+  const std::int64_t lines = lines_a_step(ahead, dim * score_passes(queries));
   for (std::int64_t t = 0; t < dim; t += kPad) {
-    for (std::int64_t i = 0; i < kFewKeys; ++i) {
-      const T* row = reinterpret_cast<const T*>(rows[i < keys ? i : 0]) + t;
-      for (std::int64_t lane = 0; lane < kPad; lane += kLanes) {
-        hn::StoreU(load_as_float(row + lane), d, part + i * kPad + lane);
+    if (t % kDims == 0) {
+      const std::int64_t dims = dim - t < kDims ? dim - t : kDims;
+      for (std::int64_t i = 0; i < kFewKeys; ++i) {
+        const T* row = reinterpret_cast<const T*>(rows[i < keys ? i : 0]) + t;
+        for (std::int64_t j = 0; j < dims; j += kLanes) hn::StoreU(load_as_float(row + j), d, part + i * kDims + j);
       }
-      asker.lines(lines);
     }
-    transpose(kFewKeys, kPad, part, kPad, turned, kFewKeys);
+    transpose(kFewKeys, kPad, part + t % kDims, kDims, turned, kFewKeys);
     if (queries == 1) {
-      add_scores<1>(turned, q + t, dim, sums);
+      add_scores<1>(turned, q + t, dim, sums, asker, lines);
     } else {
-      for (std::int64_t c = 0; c < queries; c += 4) add_scores<4>(turned, q + c * dim + t, dim, sums + c * kFewKeys);
+      for (std::int64_t c = 0; c < queries; c += 4) {
+        add_scores<4>(turned, q + c * dim + t, dim, sums + c * kFewKeys, asker, lines);
+      }
     }
   }
   asker.rest();
