@@ -140,7 +140,7 @@ void DecodeUnit::step(std::int64_t first, std::int64_t last) {
   const bool masked = has_band(problem_) && mask_band(first, last);
   softmax(scale);
   for (std::int64_t c = 0; c < columns(); ++c) {
-    run_.kernels.scale_rows(1, dv, b_.o + c * dv, 0, b_.correction[c]);
+    if (b_.correction[c] != 1.0F) run_.kernels.scale_rows(1, dv, b_.o + c * dv, 0, b_.correction[c]);
   }
   if (masked) {
     add_masked_values();
@@ -167,11 +167,12 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
   keys_ = row - lead_;
   if (run_.dots && row % 2 > 0) add_zeros();
   rows_ = row;
-  const Span& span = b_.keys.spans[last - 1];
+  const bool more = last < b_.keys.span_count;
+  const Span& span = b_.keys.spans[more ? last : last - 1];
   const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
-  const std::int64_t behind = span.first + span.count;
-  next_ = std::min(kFewKeys, source.length - behind);
-  for (std::int64_t i = 0; i < next_; ++i) b_.next[i] = {source.k.at(behind + i, kv_head), source.k.head};
+  const std::int64_t from = more ? span.first : span.first + span.count;
+  next_ = std::min(kFewKeys, more ? span.count : run_.list.active() ? 0 : source.length - from);
+  for (std::int64_t i = 0; i < next_; ++i) b_.next[i] = {source.k.at(from + i, kv_head), source.k.head};
 }
 
 RowsAhead DecodeUnit::find_ahead(const KeyRow* rows, std::int64_t count, std::int64_t bytes) {
