@@ -90,9 +90,11 @@ void DecodeUnit::load_queries() {
   std::fill_n(b_.o, width * problem_.head_dim_v, 0.0F);
   std::fill_n(b_.maximum, width, kNothing);
   std::fill_n(b_.sum, width, 0.0F);
-  // Columns without a score are computed too: what other shapes left there must not reach a decision on all of them.
+  // Columns without a score are computed too: what others left there must not reach a decision on all of them.
   const std::int64_t scored = queries_ == 1 ? -tiles_ : columns();
-  if (scored != cleared_) std::fill_n(b_.s, (width + kPanel - 1) / kPanel * b_.rows_s * kPanel, 0.0F);
+  if (scored != cleared_ || !run_.tiling.all_few) {
+    std::fill_n(b_.s, (width + kPanel - 1) / kPanel * b_.rows_s * kPanel, 0.0F);
+  }
   cleared_ = scored;
   for (std::int64_t c = 0; c < width; ++c) {
     const std::int64_t tile = std::min(c / stride_, tiles_ - 1);

@@ -154,10 +154,13 @@ void plan(detail::PlanState& state) {
   line("tile_kv: " + std::to_string(state.tile_kv) + (state.wishes.tile_kv ? " (wish)" : own));
   line("splits: " + std::to_string(state.splits) +
        (state.wishes.splits ? " (wish)"
-        : state.splits > 1  ? " (fewer units of work than threads)"
+        : state.splits > 1  ? " (fewer units of work than wanted)"
                             : " (enough units of work)"));
   line(std::string("group: ") +
        (state.shared_group ? "the heads of a group share each tile of K and V" : "one head at a time"));
+  if (const Tiling tiling = tiling_of(state); forward && tiling.all_few) {
+    line("few queries: keys are read where they lie; key heads together: " + std::to_string(tiling.tiles_a_unit));
+  }
 }
 
 void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
