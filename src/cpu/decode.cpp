@@ -7,6 +7,17 @@
 namespace tessera::cpu {
 namespace {
 
+// Keys [first, first + count) of a view.
+void list_rows(const KeyView& view, std::int64_t first, std::int64_t count, std::int64_t head, KeyRow* rows) {
+  while (count > 0) {
+    const std::int64_t run = view.run(first, count);
+    const std::byte* at = view.at(first, head);
+    for (std::int64_t i = 0; i < run; ++i) *rows++ = {at + i * view.row, view.head};
+    first += run;
+    count -= run;
+  }
+}
+
 std::int64_t row_bytes(std::int64_t dim, DType type) { return dim * static_cast<std::int64_t>(size_of(type)); }
 
 }  // namespace
@@ -160,11 +171,9 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
   for (std::int64_t s = first; s < last; ++s) {
     const Span& span = b_.keys.spans[s];
     const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
-    for (std::int64_t i = 0; i < span.count; ++i, ++row) {
-      b_.k[row] = {source.k.at(span.first + i, kv_head), source.k.head};
-      b_.v[row] = {source.v.at(span.first + i, kv_head), source.v.head};
-      b_.keys.position[row] = span.position + i;
-    }
+    list_rows(source.k, span.first, span.count, kv_head, b_.k + row);
+    list_rows(source.v, span.first, span.count, kv_head, b_.v + row);
+    for (std::int64_t i = 0; i < span.count; ++i) b_.keys.position[row++] = span.position + i;
   }
   keys_ = row - lead_;
   if (run_.dots && row % 2 > 0) add_zeros();
@@ -174,7 +183,7 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
   const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
   const std::int64_t from = more ? span.first : span.first + span.count;
   next_ = std::min(kFewKeys, more ? span.count : run_.list.active() ? 0 : source.length - from);
-  for (std::int64_t i = 0; i < next_; ++i) b_.next[i] = {source.k.at(from + i, kv_head), source.k.head};
+  list_rows(source.k, from, next_, kv_head, b_.next);
 }
 
 RowsAhead DecodeUnit::find_ahead(const KeyRow* rows, std::int64_t count, std::int64_t bytes) {
