@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "core/parallel.h"
+#include "cpu/decode_unit.h"
 #include "cpu/forward_unit.h"
 
 namespace tessera::cpu {
@@ -11,11 +12,17 @@ namespace {
 
 constexpr std::int64_t kBandStrip = 32;  // queries; a divisor of kPanel
 
+// A thread's units are of either kind, one after another.
+std::size_t unit_bytes(const detail::PlanState& state, const Tiling& tiling, bool dots) {
+  const std::size_t decode = reads_in_place(state) ? decode_thread_bytes(state.problem, tiling, dots) : 0;
+  return std::max(tiling.all_few ? 0 : forward_thread_bytes(state.problem, tiling, dots), decode);
+}
+
 }  // namespace
 
-void ForwardUnit::compute(std::int64_t batch, std::int64_t head_tile, std::int64_t row_unit, std::int64_t split) {
+void ForwardUnit::compute(const Sequence& sequence, std::int64_t head_tile, std::int64_t row_unit, std::int64_t split) {
   const Tiling& t = run_.tiling;
-  sequence_ = find_sequence(problem_, run_.bindings, batch);
+  sequence_ = sequence;
   head_ = head_tile * t.heads_a_tile;
   split_ = split;
   const bool mass = gathers_mass(problem_);
@@ -26,15 +33,19 @@ void ForwardUnit::compute(std::int64_t batch, std::int64_t head_tile, std::int64
     for (std::int64_t i = strip; i < strip + t.strips; ++i) add_strip(i);
     if (strip_count_ > 0) walk_keys();
   }
-  if (mass) b_.mass.end_block(problem_, run_.bindings, batch, head_, first / t.block_strips);
+  if (mass) b_.mass.end_block(problem_, run_.bindings, sequence.batch, head_, first / t.block_strips);
+}
+
+StripRows rows_of_strip(const Tiling& t, const Sequence& sequence, std::int64_t index) {
+  const std::int64_t block = index / t.block_strips;
+  const std::int64_t begin = block * t.block_rows + index % t.block_strips * t.rows;
+  const std::int64_t end = std::min({begin + t.rows, (block + 1) * t.block_rows, sequence.q_capacity});
+  return {block, begin, std::min(end, sequence.q_length), end};
 }
 
 void ForwardUnit::add_strip(std::int64_t index) {
   const Tiling& t = run_.tiling;
-  const std::int64_t block = index / t.block_strips;
-  const std::int64_t begin = block * t.block_rows + index % t.block_strips * t.rows;
-  const std::int64_t end = std::min({begin + t.rows, (block + 1) * t.block_rows, sequence_.q_capacity});
-  const std::int64_t used = std::min(end, sequence_.q_length);
+  const auto [block, begin, used, end] = rows_of_strip(t, sequence_, index);
   if (t.splits == 1) write_padding(std::max(begin, used), end);
   if (begin >= used) return;
   const std::int64_t position = sequence_.q_position + begin;
@@ -68,43 +79,13 @@ void ForwardUnit::walk_keys() {
 
 void ForwardUnit::key_tile(const Strip& strip) {
   const KeyTile& keys = b_.keys;
-  const std::int64_t first_row = keys.spans[0].row;
-  const Span& last = keys.spans[keys.span_count - 1];
-  const bool few = is_few(strip) && (!has_band(problem_) ||
-                                     sees_all(strip.first_column, strip.columns, {first_row, last.row + last.count}));
-  if (!few) run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
+  run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
   for (std::int64_t s = 0; s < keys.span_count;) {
-    const std::int64_t first_span = s;
     const std::int64_t first = keys.spans[s].row;
     std::int64_t end = first;
     while (s < keys.span_count && keys.spans[s].row == end) end += keys.spans[s++].count;
-    if (few) {
-      find_rows(first_span, s, end - first);
-      panel_step(strip.first_column, strip.columns, {first, end}, false, true);
-    } else {
-      key_run(strip, {first, end});
-    }
+    key_run(strip, {first, end});
   }
-}
-
-void ForwardUnit::find_rows(std::int64_t first, std::int64_t last, std::int64_t count) {
-  const std::int64_t kv_head = head_ / problem_.group();
-  const std::byte** to = b_.rows;
-  for (std::int64_t s = first; s < last; ++s) {
-    const Span& span = b_.keys.spans[s];
-    const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
-    for (std::int64_t i = 0; i < span.count; ++i, ++to) {
-      *to = source.k.at(span.first + i, kv_head);
-      to[count] = source.v.at(span.first + i, kv_head);
-      b_.keys.position[span.row + i] = span.position + i;
-    }
-  }
-  // The keys behind them, most likely the next ones.
-  const Span& span = b_.keys.spans[last - 1];
-  const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
-  const std::int64_t next = span.first + span.count;
-  more_rows_ = std::min(kRowsAhead, source.length - next);
-  for (std::int64_t i = 0; i < more_rows_; ++i) b_.rows[2 * count + i] = source.k.at(next + i, kv_head);
 }
 
 void ForwardUnit::key_run(const Strip& strip, Rows run) {
@@ -112,14 +93,14 @@ void ForwardUnit::key_run(const Strip& strip, Rows run) {
   for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
     const std::int64_t live = std::min(kPanel, last - first);
     if (!has_band(problem_) || sees_all(first, live, run)) {
-      panel_step(first, live, run, false, false);
+      panel_step(first, live, run, false);
       continue;
     }
     // At the border of the band a narrower strip of queries leaves less of the triangle to be masked.
     for (std::int64_t part = first; part < first + live; part += kBandStrip) {
       const std::int64_t columns = std::min(kBandStrip, first + live - part);
       const Rows rows = rows_seen(part, columns, run);
-      if (rows.first < rows.end) panel_step(part, columns, rows, true, false);
+      if (rows.first < rows.end) panel_step(part, columns, rows, true);
     }
   }
 }
@@ -155,8 +136,7 @@ std::size_t forward_workspace(const detail::PlanState& state) {
   Arena arena;
   PartialResults::place(arena, state.problem, tiling.splits);
   const bool dots = uses_dots(state.problem, kernels_for(state.target.isa));
-  return arena.used() +
-         forward_thread_bytes(state.problem, tiling, dots) * static_cast<std::size_t>(state.target.threads);
+  return arena.used() + unit_bytes(state, tiling, dots) * static_cast<std::size_t>(state.target.threads);
 }
 
 void run_forward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {
@@ -164,23 +144,36 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
   const Tiling& t = run.tiling;
   Arena shared(workspace);
   run.partials = PartialResults::place(shared, state.problem, t.splits);
-  const std::size_t bytes = forward_thread_bytes(state.problem, t, run.dots);
-  const std::int64_t units = t.row_units * state.problem.batch * t.head_tiles * t.splits;
+  const std::size_t bytes = unit_bytes(state, t, run.dots);
+  const std::int64_t units = t.row_units * state.problem.batch * t.head_units * t.splits;
   detail::WorkQueue queue(units);
   detail::parallel(state.target.threads, [&](int thread) {
-    Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
-    ForwardBuffers buffers = ForwardBuffers::place(arena, state.problem, t, run.dots);
+    std::byte* own = workspace + shared.used() + bytes * static_cast<std::size_t>(thread);
+    Arena many(own), few(own);
+    ForwardBuffers buffers{};
+    if (!t.all_few) buffers = ForwardBuffers::place(many, state.problem, t, run.dots);
     ForwardUnit unit(run, buffers);
+    DecodeBuffers decode_buffers{};
+    if (run.reads_in_place) decode_buffers = DecodeBuffers::place(few, state.problem, t, run.dots);
+    DecodeUnit decode(run, decode_buffers);
     const DotProducts products(run.dots ? run.kernels.dots : nullptr);
     // Later rows see more keys under a causal mask: longest first.
     queue.drain([&](std::int64_t index) {
       std::int64_t rest = index;
       const std::int64_t split = rest % t.splits;
       rest /= t.splits;
-      const std::int64_t head_tile = rest % t.head_tiles;
-      rest /= t.head_tiles;
-      const std::int64_t batch = rest % state.problem.batch;
-      unit.compute(batch, head_tile, t.row_units - 1 - rest / state.problem.batch, split);
+      const std::int64_t first_tile = rest % t.head_units * t.tiles_a_unit;
+      rest /= t.head_units;
+      const Sequence sequence = find_sequence(state.problem, bindings, rest % state.problem.batch);
+      const std::int64_t row_unit = t.row_units - 1 - rest / state.problem.batch;
+      if (!DecodeUnit::takes(run, sequence)) {
+        unit.compute(sequence, first_tile, row_unit, split);
+        return;
+      }
+      const std::int64_t tiles = std::min(t.tiles_a_unit, t.head_tiles - first_tile);
+      for (std::int64_t strip = row_unit * t.unit_strips; strip < (row_unit + 1) * t.unit_strips; ++strip) {
+        decode.compute(sequence, rows_of_strip(t, sequence, strip), first_tile, tiles, split);
+      }
     });
   });
   if (t.splits > 1) merge_partials(run.partials, state, bindings, run.kernels);

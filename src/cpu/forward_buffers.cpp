@@ -16,8 +16,6 @@ ForwardBuffers ForwardBuffers::place(Arena& arena, const Problem& problem, const
   } else {
     b.q = arena.take<float>(b.columns * padded(problem.head_dim_qk));
   }
-  b.q_rows = arena.take<float>(tiling.strips * kFewQueries * padded(problem.head_dim_qk));
-  b.rows = arena.take<const std::byte*>(2 * tiling.tile_kv + kRowsAhead);
   b.o = arena.take<float>(b.columns * padded(problem.head_dim_v));
   b.s = arena.take<float>((tiling.tile_kv + (dots ? kDotTile : 0)) * kPanel);
   if (problem.dropout > 0.0F) b.keep = arena.take<float>(tiling.tile_kv * kPanel);

@@ -22,16 +22,12 @@ struct Strip {
   QueryTile queries;
 };
 
-inline constexpr std::int64_t kRowsAhead = 32;
-
 /// A thread's buffers. `columns` are the queries of all strips that walk the keys together, whole panels a strip.
 struct ForwardBuffers {
-  std::int64_t columns;
+  std::int64_t columns = 0;
   Strip* strips;
   float* q;                // (panels, d, kPanel), scaled
   std::uint32_t* q_pairs;  // (panels, padded_dots(d) / 2, kPanel), not scaled: instead of q, for dot products
-  float* q_rows;           // (strips, kFewQueries, padded d), scaled: of strips with so few queries
-  const std::byte** rows;  // (2 · tile_kv + kRowsAhead): of K, of V, of K to come, where few queries read them
   float* o;                // (panels, padded dv, kPanel), not yet divided by the sum
   float* s;                // (tile_kv, kPanel): scores, then probabilities; for dot products padded by a tile's rows
   std::uint32_t* p;        // (padded_dots(tile_kv) / 2, kPanel): probabilities as pairs of keys, for dot products

@@ -19,7 +19,6 @@ void ForwardUnit::load_queries(const Strip& strip) {
     b_.sum[c] = 0.0F;
   }
   for (std::int64_t first = 0; first < strip.columns; first += kPanel) load_panel(strip, first);
-  if (is_few(strip)) load_rows(strip);
   std::fill_n(b_.o + strip.first_column * dv_, run_.tiling.strip_columns * dv_, 0.0F);
 }
 
@@ -48,50 +47,43 @@ void ForwardUnit::load_panel(const Strip& strip, std::int64_t first) {
   }
 }
 
-void ForwardUnit::load_rows(const Strip& strip) {
-  const RowView q = rows_of(problem_, run_.bindings[Slot::q], sequence_);
-  const std::int64_t d = problem_.head_dim_qk;
-  float* target = q_rows(strip.first_column);
-  std::fill_n(target, kFewQueries * d, 0.0F);
-  for (std::int64_t c = 0; c < strip.columns; ++c) {
-    const std::byte* source = q.at(strip.first_row + c % strip.rows, b_.head[strip.first_column + c]);
-    run_.kernels.load_row(problem_.q_type, source, d, problem_.softmax_scale(), target + c * d, d);
-  }
-}
-
 void ForwardUnit::finish(const Strip& strip) {
   const std::int64_t dv = problem_.head_dim_v;
-  const RowView o = rows_of(problem_, run_.bindings[Slot::o], sequence_);
-  const ScalarView lse = scalars_of(problem_, run_.bindings[Slot::lse], sequence_);
-  const bool split = run_.tiling.splits > 1;
+  const ResultRows results(run_, sequence_);
   const std::int64_t last = strip.first_column + strip.columns;
   for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
     const std::int64_t live = std::min(kPanel, last - first);
     run_.kernels.transpose(dv, kPanel, b_.o + first * dv_, kPanel, b_.staging, dv_);
     for (std::int64_t c = 0; c < live; ++c) {
       const std::int64_t row = strip.first_row + (first + c - strip.first_column) % strip.rows;
-      const std::int64_t head = b_.head[first + c];
-      const float maximum = b_.maximum[first + c];
-      const float sum = b_.sum[first + c];
-      const float value = sum == 0.0F ? kNothing : maximum + std::log(sum);
-      b_.lse[first + c] = value;
-      float* result = b_.staging + c * dv_;
-      const float inverse = softmax_inverse(maximum, sum, split ? kNothing : sink(head));
-      run_.kernels.scale_rows(1, dv_, result, dv_, inverse);
-      if (split) {
-        run_.partials.write(split_, head, sequence_.q_first + row, result, value);
-        continue;
-      }
-      run_.kernels.store_row(problem_.o_type, result, dv, o.at(row, head));
-      if (lse.base) lse.at(row, head) = value;
+      b_.lse[first + c] = results.write(split_, b_.head[first + c], row, b_.maximum[first + c], b_.sum[first + c],
+                                        b_.staging + c * dv_);
     }
   }
   if (gathers_mass(problem_)) finish_mass(strip);
 }
 
-float ForwardUnit::sink(std::int64_t head) const {
+ResultRows::ResultRows(const ForwardRun& run, const Sequence& sequence)
+    : run_(run),
+      first_(sequence.q_first),
+      o_(rows_of(run.problem, run.bindings[Slot::o], sequence)),
+      lse_(scalars_of(run.problem, run.bindings[Slot::lse], sequence)) {}
+
+float ResultRows::write(std::int64_t split, std::int64_t head, std::int64_t row, float maximum, float sum,
+                        float* result) const {
+  const Problem& problem = run_.problem;
+  const bool splits = run_.tiling.splits > 1;
   const Tensor& sinks = run_.bindings[Slot::sink];
-  return problem_.sink ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
+  const float sink = problem.sink && !splits ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
+  const float lse = sum == 0.0F ? kNothing : maximum + std::log(sum);
+  run_.kernels.scale_rows(1, padded(problem.head_dim_v), result, 0, softmax_inverse(maximum, sum, sink));
+  if (splits) {
+    run_.partials.write(split, head, first_ + row, result, lse);
+  } else {
+    run_.kernels.store_row(problem.o_type, result, problem.head_dim_v, o_.at(row, head));
+    if (lse_.base) lse_.at(row, head) = lse;
+  }
+  return lse;
 }
 
 void ForwardUnit::finish_mass(const Strip& strip) {

@@ -9,22 +9,15 @@
 
 namespace tessera::cpu {
 
-void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band, bool few) {
+void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band) {
   const auto [first, end] = run;
-  const bool dots = run_.dots && !few;
   const Kernels& kernels = run_.kernels;
   const std::int64_t columns = padded(live);
   float* s = b_.s + first * kPanel;
   // Dot products leave the scale to the exponential, unless something looks at the scores before.
-  const float scale = dots ? problem_.softmax_scale() : 1.0F;
+  const float scale = run_.dots ? problem_.softmax_scale() : 1.0F;
   const bool plain = !run_.scores.per_element() && problem_.softcap <= 0.0F && scale > 0.0F;
-  if (few) {
-    const std::int64_t d = problem_.head_dim_qk;
-    kernels.few_scores(problem_.k_type, end - first, end - first, b_.rows, d, live, q_rows(first_column), d, b_.staging,
-                       s);
-  } else {
-    scores(first_column, columns, first, end);
-  }
+  scores(first_column, columns, first, end);
   if (!plain && scale != 1.0F) kernels.scale_rows(end - first, columns, s, kPanel, scale);
   if (problem_.softcap > 0.0F) kernels.softcap((end - first) * kPanel, problem_.softcap, s, nullptr);
   ScoreTile tile{s,
@@ -40,19 +33,14 @@ void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows 
   bool masked = band || run_.scores.has_dropout();  // a dropped key weighs 0 too
   if (band) mask_band(first_column, columns, first, end);
   if (run_.scores.has_mask()) masked |= mask_callable(tile, first, end);
-  if (dots) {
+  if (run_.dots) {
     probabilities_as_pairs(tile, first_column, columns, first, end, plain ? scale : 1.0F);
   } else {
     kernels.softmax_step(end - first, columns, s, b_.maximum + first_column, b_.sum + first_column,
                          b_.correction + first_column);
     look_at_probabilities(tile, first_column, columns, first, end);
   }
-  if (few) {
-    kernels.few_values(problem_.v_type, end - first, more_rows_, b_.rows + (end - first), dv_, live, s,
-                       b_.correction + first_column, b_.staging, b_.o + first_column * dv_);
-  } else {
-    add_values(first_column, columns, first, end, masked);
-  }
+  add_values(first_column, columns, first, end, masked);
 }
 
 void ForwardUnit::scores(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) const {
@@ -77,14 +65,18 @@ void ForwardUnit::mask_band(std::int64_t first_column, std::int64_t columns, std
     const std::int64_t from = std::max(first, span.row);
     const std::int64_t count = std::min(end, span.row + span.count) - from;
     if (count <= 0) continue;
-    const std::int64_t base = b_.keys.position[from];
-    for (std::int64_t c = 0; c < columns; ++c) {  // relative to the span: 32 bits are enough
-      b_.low[c] = static_cast<std::int32_t>(visible[c].low <= base ? 0 : std::min(visible[c].low - base, count));
-      b_.high[c] =
-          static_cast<std::int32_t>(visible[c].high < base ? -1 : std::min(visible[c].high, base + count - 1) - base);
-    }
-    run_.kernels.mask_band(count, columns, b_.s + from * kPanel, b_.low, b_.high);
+    mask_rows(run_.kernels, visible, columns, b_.keys.position[from], count, b_.s + from * kPanel, b_.low, b_.high);
   }
+}
+
+void mask_rows(const Kernels& kernels, const Visible* visible, std::int64_t columns, std::int64_t first,
+               std::int64_t count, float* s, std::int32_t* low, std::int32_t* high) {
+  for (std::int64_t c = 0; c < columns; ++c) {  // relative to the span: 32 bits are enough
+    low[c] = static_cast<std::int32_t>(visible[c].low <= first ? 0 : std::min(visible[c].low - first, count));
+    high[c] =
+        static_cast<std::int32_t>(visible[c].high < first ? -1 : std::min(visible[c].high, first + count - 1) - first);
+  }
+  kernels.mask_band(count, columns, s, low, high);
 }
 
 bool ForwardUnit::mask_callable(ScoreTile tile, std::int64_t first, std::int64_t end) const {

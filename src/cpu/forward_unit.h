@@ -5,47 +5,11 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 
 #include "cpu/forward_buffers.h"
-#include "cpu/merge.h"
-#include "cpu/tiling.h"
+#include "cpu/forward_run.h"
 
 namespace tessera::cpu {
-
-inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-/// Everything that all units of one run share.
-struct ForwardRun {
-  const Problem& problem;
-  const Bindings& bindings;
-  const Kernels& kernels;
-  const bool dots;
-  Tiling tiling;
-  ScoreStage scores;
-  TileListReader list;
-  const bool few;
-  KeyTiles key_tiles;
-  PartialResults partials;  // splits > 1
-
-  ForwardRun(const detail::PlanState& state, const Bindings& bound)
-      : problem(state.problem),
-        bindings(bound),
-        kernels(kernels_for(state.target.isa)),
-        dots(uses_dots(state.problem, kernels)),
-        tiling(tiling_of(state)),
-        scores(state.problem, bound),
-        list(state.problem, bound, false),
-        few(reads_in_place(problem)),
-        key_tiles(problem, scores, list, tiling.tile_kv) {}
-
-  // Whether few queries may read keys where they lie: the sums are those of fp32, no weight becomes 0 after the scores,
-  // and no one else looks at keys or weights.
-  [[nodiscard]] bool reads_in_place(const Problem& p) const {
-    return !dots && !scores.has_mask() && !scores.has_dropout() && !gathers_mass(p) && p.head_dim_qk % kPad == 0 &&
-           p.head_dim_v % kPad == 0;
-  }
-};
 
 /// One thread's work on units: strips of queries of a (batch, head tile) against one part of the keys.
 class ForwardUnit {
@@ -53,7 +17,7 @@ class ForwardUnit {
   ForwardUnit(const ForwardRun& run, ForwardBuffers& buffers)
       : run_(run), problem_(run.problem), b_(buffers), dv_(padded(problem_.head_dim_v)) {}
 
-  void compute(std::int64_t batch, std::int64_t head_tile, std::int64_t row_unit, std::int64_t split);
+  void compute(const Sequence& sequence, std::int64_t head_tile, std::int64_t row_unit, std::int64_t split);
 
  private:
   // A run of the tile's rows.
@@ -69,8 +33,6 @@ class ForwardUnit {
   void walk_keys();
   // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
   void key_tile(const Strip& strip);
-  // Where the keys of spans [first, last) lie, `count` in all, and their positions.
-  void find_rows(std::int64_t first, std::int64_t last, std::int64_t count);
   void key_run(const Strip& strip, Rows run);
   // Whether every one of the columns sees every key of the run.
   [[nodiscard]] bool sees_all(std::int64_t first_column, std::int64_t live, Rows run) const;
@@ -82,18 +44,15 @@ class ForwardUnit {
   // Q transposed into panels; positions and limits of every column.
   void load_queries(const Strip& strip);
   void load_panel(const Strip& strip, std::int64_t first);
-  // Few queries as rows of fp32.
-  void load_rows(const Strip& strip);
   // Divides by the sum (and the sink), transposes back and writes O and LSE.
   void finish(const Strip& strip);
-  [[nodiscard]] float sink(std::int64_t head) const;
   void finish_mass(const Strip& strip);
   void write_padding(std::int64_t begin, std::int64_t end) const;
 
   // forward_step.cpp: a step of the softmax.
 
-  // Queries [first_column, first_column + live) of one panel against a run of the tile's keys; `few`: those of b_.rows.
-  void panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band, bool few);
+  // Queries [first_column, first_column + live) of one panel against a run of the tile's keys.
+  void panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band);
   // S (keys, queries) = K·Qᵀ.
   void scores(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) const;
   void mask_band(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end);
@@ -109,11 +68,6 @@ class ForwardUnit {
   // O (dv, queries) = O·correction + Vᵀ·P.
   void add_values(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end, bool masked);
 
-  [[nodiscard]] bool is_few(const Strip& strip) const { return run_.few && strip.columns <= kFewQueries; }
-  [[nodiscard]] float* q_rows(std::int64_t first_column) const {
-    return b_.q_rows + first_column / run_.tiling.strip_columns * kFewQueries * problem_.head_dim_qk;
-  }
-
   const ForwardRun& run_;
   const Problem& problem_;
   ForwardBuffers& b_;
@@ -122,7 +76,6 @@ class ForwardUnit {
   std::int64_t head_ = 0;
   std::int64_t split_ = 0;
   std::int64_t strip_count_ = 0;
-  std::int64_t more_rows_ = 0;
 };
 
 }  // namespace tessera::cpu

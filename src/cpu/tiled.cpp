@@ -24,6 +24,10 @@ constexpr std::int64_t kBackwardKeys = 128;
 // tile of queries is turned once for 256 keys.
 constexpr std::int64_t kBackwardDotQueries = 128;
 constexpr std::int64_t kBackwardDotKeys = 256;
+// Rows of K that the heads of a decode unit read in turn: as many again are asked for meanwhile, and both stay in L2.
+constexpr std::int64_t kDecodeBytes = 256 * 1024;
+// Units a thread: a core that has others beside it takes fewer.
+constexpr std::int64_t kDecodeUnits = 4;
 constexpr std::int64_t kLongestTile = 4096;  // a wish beyond this would only waste memory
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -70,6 +74,15 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   return supports_wishes(problem, wishes);
 }
 
+// Only few queries are worth it, and a list is each head's own.
+std::int64_t most_tiles_a_unit(const detail::PlanState& state, const Tiling& tiling) {
+  const Problem& problem = state.problem;
+  if (!tiling.all_few || problem.list) return 1;
+  const std::int64_t row =
+      std::max<std::int64_t>(problem.head_dim_qk, 1) * static_cast<std::int64_t>(size_of(problem.k_type));
+  return std::clamp<std::int64_t>(kDecodeBytes / (kFewKeys * row), 1, tiling.head_tiles);
+}
+
 // Heads of a group share a tile of K and V unless something is decided per query head.
 bool shares_group(const Problem& problem) {
   return problem.group() > 1 && !gathers_mass(problem) && problem.mask.empty() &&
@@ -96,11 +109,13 @@ std::int64_t forward_splits(const detail::PlanState& state) {
   if (state.wishes.splits) return *state.wishes.splits;
   if (problem.batch_invariant || gathers_mass(problem)) return 1;
   const Tiling tiling = tiling_of(state);
-  const std::int64_t units = tiling.row_units * tiling.head_tiles * problem.batch;
-  if (units == 0 || units >= state.target.threads) return 1;
+  const std::int64_t threads = state.target.threads;
+  const std::int64_t together = most_tiles_a_unit(state, tiling);
+  const std::int64_t units = tiling.row_units * divide_up(tiling.head_tiles, together) * problem.batch;
+  const std::int64_t wanted = together > 1 && threads > 1 ? kDecodeUnits * threads : threads;
+  if (units == 0 || units >= wanted) return 1;
   // A part shorter than four tiles costs more in the merge than it brings.
-  return std::clamp<std::int64_t>(divide_up(state.target.threads, units), 1,
-                                  std::max<std::int64_t>(tiling.cells / 4, 1));
+  return std::clamp<std::int64_t>(divide_up(wanted, units), 1, std::max<std::int64_t>(tiling.cells / 4, 1));
 }
 
 std::int64_t backward_parts(const detail::PlanState& state) {
@@ -113,8 +128,9 @@ std::int64_t backward_parts(const detail::PlanState& state) {
                                   std::max<std::int64_t>(divide_up(keys, state.tile_kv), 1));
 }
 
-std::int64_t forward_keys(const Kernels& kernels, bool dots) {
-  return dots ? kernels.dots->forward_keys : kForwardKeys;
+// Of a narrow band long tiles would be mostly hidden.
+std::int64_t forward_keys(const Problem& problem, const Kernels& kernels, bool dots) {
+  return dots && !problem.band.left ? kernels.dots->forward_keys : kForwardKeys;
 }
 
 std::int64_t backward_keys(const Problem& problem, bool dots) {
@@ -132,22 +148,26 @@ void plan(detail::PlanState& state) {
   const bool dots = uses_dots(problem, kernels);
   state.shared_group = forward && shares_group(problem);
   state.splits = 1;
-  state.tile_kv = state.wishes.tile_kv.value_or(forward ? forward_keys(kernels, dots) : backward_keys(problem, dots));
+  state.tile_kv =
+      state.wishes.tile_kv.value_or(forward ? forward_keys(problem, kernels, dots) : backward_keys(problem, dots));
   state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state)
                                               : dots  ? kBackwardDotQueries
                                                       : kBackwardQueries);
   state.splits = forward ? forward_splits(state) : backward_parts(state);
   state.workspace_bytes = forward ? forward_workspace(state) : backward_workspace(state);
   const auto line = [&](const std::string& text) { state.choice += text + "\n"; };
-  const char* own = dots && !forward ? " (not measured yet)" : " (measured best)";
+  const char* own = " (measured best)";
   line("tile_q: " + std::to_string(state.tile_q) + (state.wishes.tile_q ? " (wish)" : own));
   line("tile_kv: " + std::to_string(state.tile_kv) + (state.wishes.tile_kv ? " (wish)" : own));
   line("splits: " + std::to_string(state.splits) +
        (state.wishes.splits ? " (wish)"
-        : state.splits > 1  ? " (fewer units of work than threads)"
+        : state.splits > 1  ? " (fewer units of work than wanted)"
                             : " (enough units of work)"));
   line(std::string("group: ") +
        (state.shared_group ? "the heads of a group share each tile of K and V" : "one head at a time"));
+  if (const Tiling tiling = tiling_of(state); forward && tiling.all_few) {
+    line("few queries: keys are read where they lie; key heads together: " + std::to_string(tiling.tiles_a_unit));
+  }
 }
 
 void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
@@ -180,7 +200,21 @@ Tiling tiling_of(const detail::PlanState& state) {
   const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
   t.cells = divide_up(keys, t.tile_kv);
   t.cells_a_split = std::max<std::int64_t>(divide_up(t.cells, t.splits), 1);
+  t.all_few = reads_in_place(state) && t.rows * t.heads_a_tile <= kFewQueries;
+  // As many heads together as leave each thread a unit.
+  const std::int64_t tiles = t.head_tiles * problem.batch * t.splits / std::max(state.target.threads, 1);
+  t.tiles_a_unit = std::clamp<std::int64_t>(tiles, 1, most_tiles_a_unit(state, t));
+  t.head_units = divide_up(t.head_tiles, t.tiles_a_unit);
   return t;
+}
+
+bool reads_in_place(const detail::PlanState& state) {
+  const Problem& p = state.problem;
+  const Kernels& kernels = kernels_for(state.target.isa);
+  const bool dots = uses_dots(p, kernels);
+  if (dots && kernels.dots->few_scores == nullptr) return false;
+  return p.pass == Pass::forward && p.mask.empty() && p.dropout <= 0.0F && !gathers_mass(p) &&
+         p.head_dim_qk % (dots ? kDotStep : kPad) == 0 && p.head_dim_v % kPad == 0;
 }
 
 std::int64_t total_rows(const Problem& problem) {

@@ -13,6 +13,9 @@ namespace tessera::cpu {
 struct Tiling {
   std::int64_t heads_a_tile;  // 1, or the whole group when its heads share one K/V tile
   std::int64_t head_tiles;
+  std::int64_t tiles_a_unit;  // head tiles that walk the keys together: more than one only where all_few
+  std::int64_t head_units;
+  bool all_few;                // every strip has few queries, which read keys where they lie (decode_unit.h)
   std::int64_t rows;           // query rows of a strip, a head
   std::int64_t block_rows;     // rows of a list's block, or `rows` without lists
   std::int64_t block_strips;   // strips a block
@@ -27,6 +30,10 @@ struct Tiling {
 };
 
 Tiling tiling_of(const detail::PlanState& state);
+
+/// Whether sequences of few queries may read keys where they lie: there are kernels for it, no weight becomes 0 after
+/// the scores, and no one else looks at keys or weights.
+bool reads_in_place(const detail::PlanState& state);
 
 inline bool gathers_mass(const Problem& problem) {
   return problem.mass != MassKind::none || problem.next != TileList::Form::none;

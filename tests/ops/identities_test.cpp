@@ -132,6 +132,41 @@ TEST_P(EveryType, AloneIsAsInABatch) {
   }
 }
 
+// The last rows of a problem of many, alone: few queries read keys where they lie, and the threads decide how many
+// heads walk them together.
+TEST_P(EveryType, FewQueriesAreManyQueries) {
+  for (const char* isa : {"", " isa=emulated_avx512_bf16"}) {
+    for (const char* shape : {" hq=4 hkv=2 d=32 band=91:0", " hq=20 d=64 dv=48 causal softcap=5",
+                              " hq=16 hkv=2 d=32 causal", " hq=3 hkv=1 d=160 dv=16 band=60:0 tile_kv=33 alibi"}) {
+      const std::string common = types() + isa + shape + " sk=301 lse batch_invariant seed=15";
+      SequenceRun many("attention sq=70" + common);
+      many.run();
+      const std::int64_t heads = many.problem().heads_q;
+      for (const std::int64_t count : {1, 2, 3, 4}) {
+        SequenceRun few("attention sq=" + std::to_string(count) + common);
+        few.copy_inputs(many);
+        const std::int64_t first = many.query_length(0) - count;
+        for (std::int64_t i = 0; i < count; ++i) {
+          for (std::int64_t h = 0; h < heads; ++h) {
+            few.set_query_row(Slot::q, 0, i, h, many.query_row(Slot::q, 0, first + i, h));
+          }
+        }
+        few.remember();
+        for (const int threads : {1, 2, 5}) {
+          few.run(threads);
+          for (std::int64_t i = 0; i < count; ++i) {
+            for (std::int64_t h = 0; h < heads; ++h) {
+              EXPECT_TRUE(same_bits(few.query_row(Slot::o, 0, i, h), many.query_row(Slot::o, 0, first + i, h)))
+                  << common << " " << count << " " << threads;
+              EXPECT_EQ(few.lse(Slot::lse, 0, i, h), many.lse(Slot::lse, 0, first + i, h));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(EveryType, ListOfAllTilesIsDense) {
   const std::string common = types() + " b=2 sq=70 sk=90 hq=4 hkv=2 d=32 causal lse tile_q=16 tile_kv=32 seed=12";
   SequenceRun dense("attention" + common);

@@ -80,7 +80,8 @@ void configure() {
 }
 void release() { _tile_release(); }
 
-constexpr DotKernels kKernels = {configure, release, dot_tiles_matmul<AmxTiles>, kTileKeys, dot_tiles_peak<AmxTiles>};
+constexpr DotKernels kKernels = {configure, release, dot_tiles_matmul<AmxTiles>, kTileKeys,
+                                 nullptr,   nullptr, dot_tiles_peak<AmxTiles>};
 
 }  // namespace
 }  // namespace tessera::cpu

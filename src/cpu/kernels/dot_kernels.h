@@ -7,7 +7,17 @@
 #include <cstdint>
 #include <span>
 
+#include "cpu/kernels/rows_ahead.h"
+
 namespace tessera::cpu {
+
+/// Columns of a panel: the fixed row stride of score tiles and packed operands. A multiple of every vector length, and
+/// 64 rows of it (16 KiB) stay in L1.
+inline constexpr std::int64_t kPanel = 64;
+/// So few queries are better served where keys lie in memory than by a panel that they do not fill.
+inline constexpr std::int64_t kFewQueries = 8;
+/// Keys that they read in one go.
+inline constexpr std::int64_t kFewKeys = 32;
 
 /// Rows of A are padded to this many elements, one row of an AMX tile.
 inline constexpr std::int64_t kDotStep = 32;
@@ -16,6 +26,10 @@ inline constexpr std::int64_t kDotTile = 16;
 
 inline constexpr std::int64_t padded_dots(std::int64_t n) { return (n + kDotStep - 1) / kDotStep * kDotStep; }
 inline constexpr std::int64_t padded_tiles(std::int64_t n) { return (n + kDotTile - 1) / kDotTile * kDotTile; }
+
+/// Kernels::transpose.
+using Transpose = void (*)(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld,
+                           float* target, std::ptrdiff_t ld);
 
 /// Keys of a forward's tile by vectors and by AMX tiles, measured best (docs/performance.md): for every tile the sums
 /// of the outputs come from L2 and go back, which counts the more the faster the products are.
@@ -34,6 +48,14 @@ struct DotKernels {
                  const float* column_scale);
 
   std::int64_t forward_keys;
+
+  /// Kernels::few_scores and few_values on rows of bf16, to the bit as matmul, or nullptr if matmul adds in an order of
+  /// its own; dims are multiples of kDotStep, of V of kDotTile. q is rows of bf16 that are not scaled.
+  void (*few_scores)(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                     const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose);
+  /// Rows 2t and 2t + 1 are those of row t of p, which are pairs of keys (of kPanel).
+  void (*few_values)(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                     const std::uint32_t* p, float* o, const RowsAhead& ahead);
 
   /// For rooflines: products on registers alone, as many rounds as told; gives the operations done. Needs begin().
   double (*peak)(std::int64_t rounds);

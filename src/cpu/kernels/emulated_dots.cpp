@@ -4,9 +4,11 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "cpu/kernels/dot_kernels.h"
 
+#include "cpu/kernels/dot_few-inl.h"
 #include "cpu/kernels/dot_tiles-inl.h"
 #include "cpu/kernels/dot_vectors-inl.h"
 
@@ -45,6 +47,19 @@ struct EmulatedPairs {
     std::memcpy(&bits, pair, sizeof bits);
     Bits v;
     v.fill(bits);
+    return v;
+  }
+  static void transpose(Bits (&rows)[kDotTile]) {
+    for (std::size_t i = 0; i < kDotTile; ++i) {
+      for (std::size_t j = 0; j < i; ++j) std::swap(rows[i][j], rows[j][i]);
+    }
+  }
+  static Bits interleave(const std::byte* low, const std::byte* high) {
+    std::array<std::uint16_t, kDotTile> lower, upper;
+    std::memcpy(lower.data(), low, sizeof lower);
+    std::memcpy(upper.data(), high, sizeof upper);
+    Bits v;
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = lower[i] | std::uint32_t{upper[i]} << 16U;
     return v;
   }
   static Vector dot(Vector sum, const Bits& a, const Bits& b) {
@@ -103,10 +118,15 @@ struct EmulatedTiles {
 
 void nothing() {}
 
-constexpr DotKernels kVectors = {nothing, nothing, dot_vectors_matmul<EmulatedPairs>, kVectorKeys,
+constexpr DotKernels kVectors = {nothing,
+                                 nothing,
+                                 dot_vectors_matmul<EmulatedPairs>,
+                                 kVectorKeys,
+                                 dot_few_scores<EmulatedPairs>,
+                                 dot_few_values<EmulatedPairs>,
                                  dot_vectors_peak<EmulatedPairs>};
 constexpr DotKernels kTiles = {nothing, nothing, dot_tiles_matmul<EmulatedTiles>, kTileKeys,
-                               dot_tiles_peak<EmulatedTiles>};
+                               nullptr, nullptr, dot_tiles_peak<EmulatedTiles>};
 constexpr NamedDotKernels kAll[] = {{"emulated_avx512_bf16", &kVectors}, {"emulated_amx_bf16", &kTiles}};
 
 }  // namespace

@@ -1,138 +1,123 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of a few queries, as in decoding: every key is used a few times only, so rows of K and V are read where
-// they lie, and the rows to come are asked for in time. Every sum is that of the panels, to the bit. Included once per
-// instruction set, after rows-inl.h.
+// they lie, and the rows to come are asked for meanwhile. Every sum is that of the panels, to the bit. Included once
+// per instruction set, after rows-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-constexpr int kQueriesAtOnce = 4;
-
-// Into L2: L1 has room for few lines under way.
-HWY_INLINE void ask_for_line(const std::byte* line) { __builtin_prefetch(line, 0, 2); }
-
-// Asks for a row; a line is 64 bytes.
-template <class T>
-HWY_INLINE void ask_for(const std::byte* row, std::int64_t dim) {
-  for (std::int64_t byte = 0; byte < dim * static_cast<std::int64_t>(sizeof(T)); byte += 64) {
-    ask_for_line(row + byte);
-  }
-}
-
-// Lanes are keys: kKeys of them against 4 queries, each sum the chain over the dims that matmul makes of it.
-constexpr std::int64_t kKeys = 2 * kPad;
-
-// Meanwhile the `wanted` next rows are asked for, a line or two for each dim.
-template <class T>
-HWY_INLINE void scores_of_keys(const float* turned, std::int64_t dim, const float* q, std::ptrdiff_t ldq, float* sums,
-                               const std::byte* const* next, std::int64_t wanted) {
+// Lanes are keys: sums (queries × kFewKeys) of kPad more dims, each the chain over the dims that matmul makes of it.
+template <int kQueries>
+HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t ldq, float* sums, Asker& asker,
+                           std::int64_t lines) {
   const FloatTag d;
-  std::int64_t row = 0, byte = 0;
   constexpr int kVectors = kMaxVectors / 2;  // with 4 queries 8 or 4 accumulators
-  for (std::int64_t key = 0; key < kKeys; key += kVectors * kLanes) {
-    Vector sum[kQueriesAtOnce][kVectors];
+  for (std::int64_t key = 0; key < kFewKeys; key += kVectors * kLanes) {
+    Vector sum[kQueries][kVectors];
 #pragma GCC unroll 4
-    for (int c = 0; c < kQueriesAtOnce; ++c) {
+    for (int c = 0; c < kQueries; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::Zero(d);
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::LoadU(d, sums + c * kFewKeys + key + v * kLanes);
     }
-    for (std::int64_t t = 0; t < dim; ++t) {
+#pragma GCC unroll 4
+    for (std::int64_t t = 0; t < kPad; ++t) {
+      asker.lines(lines);
       Vector keys[kVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) keys[v] = hn::LoadU(d, turned + t * kKeys + key + v * kLanes);
-      for (std::size_t line = 0; line < sizeof(T) / 2 && row < wanted; ++line) {
-        ask_for_line(next[row] + byte);
-        byte += 64;
-        if (byte >= dim * static_cast<std::int64_t>(sizeof(T))) {
-          byte = 0;
-          ++row;
-        }
-      }
+      for (int v = 0; v < kVectors; ++v) keys[v] = hn::LoadU(d, turned + t * kFewKeys + key + v * kLanes);
 #pragma GCC unroll 4
-      for (int c = 0; c < kQueriesAtOnce; ++c) {
+      for (int c = 0; c < kQueries; ++c) {
         const Vector query = hn::Set(d, q[c * ldq + t]);
 #pragma GCC unroll 2
         for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(keys[v], query, sum[c][v]);
       }
     }
 #pragma GCC unroll 4
-    for (int c = 0; c < kQueriesAtOnce; ++c) {
+    for (int c = 0; c < kQueries; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[c][v], d, sums + c * kKeys + key + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[c][v], d, sums + c * kFewKeys + key + v * kLanes);
     }
   }
+}
+
+HWY_INLINE std::int64_t score_passes(std::int64_t queries) {
+  return kFewKeys / (kMaxVectors / 2 * kLanes) * (queries == 1 ? 1 : queries / 4);
 }
 
 template <class T>
-void few_scores_as(std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                   std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* scratch, float* s) {
-  float* turned = scratch + kKeys * dim;
-  alignas(64) float sums[kPad * kKeys] = {};  // (queries, keys)
-  alignas(64) float columns[kKeys * kPad];
-  for (std::int64_t first = 0; first < keys; first += kKeys) {
-    const std::int64_t count = keys - first < kKeys ? keys - first : kKeys;
-    for (std::int64_t i = 0; i < kKeys; ++i) {
-      load_row_as<T>(rows[first + (i < count ? i : 0)], dim, 1.0F, scratch + i * dim, dim);
+void few_scores_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                   const float* q, float* s, const RowsAhead& ahead) {
+  const FloatTag d;
+  constexpr std::int64_t kDims = 8 * kPad;   // copied together
+  alignas(64) float part[kFewKeys * kDims];  // of the rows
+  alignas(64) float turned[kPad * kFewKeys];
+  alignas(64) float sums[kFewQueries * kFewKeys] = {};  // (queries, keys)
+  Asker asker(ahead);
+  const std::int64_t lines = lines_a_step(ahead, dim * score_passes(queries));
+  for (std::int64_t t = 0; t < dim; t += kPad) {
+    if (t % kDims == 0) {
+      const std::int64_t dims = dim - t < kDims ? dim - t : kDims;
+      for (std::int64_t i = 0; i < kFewKeys; ++i) {
+        const T* row = reinterpret_cast<const T*>(rows[i < keys ? i : 0]) + t;
+        for (std::int64_t j = 0; j < dims; j += kLanes) hn::StoreU(load_as_float(row + j), d, part + i * kDims + j);
+      }
     }
-    transpose(kKeys, dim, scratch, dim, turned, kKeys);
-    const std::int64_t rest = keys - first - count + more;
-    for (std::int64_t c = 0; c < queries; c += kQueriesAtOnce) {
-      const std::int64_t wanted = c > 0 ? 0 : rest < kKeys ? rest : kKeys;
-      scores_of_keys<T>(turned, dim, q + c * ldq, ldq, sums + c * kKeys, rows + first + count, wanted);
+    transpose(kFewKeys, kPad, part + t % kDims, kDims, turned, kFewKeys);
+    if (queries == 1) {
+      add_scores<1>(turned, q + t, dim, sums, asker, lines);
+    } else {
+      for (std::int64_t c = 0; c < queries; c += 4) {
+        add_scores<4>(turned, q + c * dim + t, dim, sums + c * kFewKeys, asker, lines);
+      }
     }
-    transpose(kPad, kKeys, sums, kKeys, columns, kPad);
-    for (std::int64_t i = 0; i < count; ++i) {
-      std::memcpy(s + (first + i) * kPanel, columns + i * kPad, kPad * sizeof(float));
-    }
+  }
+  asker.rest();
+  if (queries == 1) {
+    for (std::int64_t i = 0; i < kFewKeys; ++i) s[i * kPanel] = sums[i];
+  } else {
+    transpose(queries, kFewKeys, sums, kFewKeys, s, kPanel);
   }
 }
 
-template <int kVectors, class T>
-HWY_INLINE void sums_of_values(std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t first,
-                               std::int64_t dim, bool ask, const float* s, const float* correction, float* o) {
+template <int kQueries, int kVectors, class T>
+HWY_INLINE void sums_of_values(std::int64_t keys, const std::byte* const* rows, std::int64_t first, std::int64_t dim,
+                               const float* s, float* o, Asker& asker, std::int64_t lines) {
   const FloatTag d;
-  Vector sum[kQueriesAtOnce][kVectors];
+  Vector sum[kQueries][kVectors];
 #pragma GCC unroll 4
-  for (int c = 0; c < kQueriesAtOnce; ++c) {
+  for (int c = 0; c < kQueries; ++c) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      sum[c][v] = hn::Mul(hn::Set(d, correction[c]), hn::LoadU(d, o + c * dim + first + v * kLanes));
-    }
+    for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::LoadU(d, o + c * dim + first + v * kLanes);
   }
   for (std::int64_t i = 0; i < keys; ++i) {
-    if (ask && i + kKeys < keys + more) ask_for<T>(rows[i + kKeys], dim);
+    asker.lines(lines);
     Vector value[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       value[v] = load_as_float(reinterpret_cast<const T*>(rows[i]) + first + v * kLanes);
     }
 #pragma GCC unroll 4
-    for (int c = 0; c < kQueriesAtOnce; ++c) {
+    for (int c = 0; c < kQueries; ++c) {
       const Vector weight = hn::Set(d, s[i * kPanel + c]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::MulAdd(value[v], weight, sum[c][v]);
     }
   }
 #pragma GCC unroll 4
-  for (int c = 0; c < kQueriesAtOnce; ++c) {
+  for (int c = 0; c < kQueries; ++c) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[c][v], d, o + c * dim + first + v * kLanes);
   }
 }
 
-template <class T>
-void few_values_as(std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                   std::int64_t queries, const float* s, const float* correction, float* o) {
-  for (std::int64_t c = 0; c < queries; c += kQueriesAtOnce) {
-    const auto sums = [&](auto vectors, std::int64_t t) {
-      sums_of_values<vectors(), T>(keys, more, rows, t, dim, c + t == 0, s + c, correction + c, o + c * dim);
-    };
-    std::int64_t t = 0;
-    for (; t + kMaxVectors * kLanes <= dim; t += kMaxVectors * kLanes) {
-      sums(std::integral_constant<int, kMaxVectors>(), t);
-    }
-    for (; t < dim; t += kLanes) sums(std::integral_constant<int, 1>(), t);
+template <int kQueries, class T>
+void few_values_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, const float* s, float* o,
+                   Asker& asker, std::int64_t lines) {
+  std::int64_t t = 0;
+  for (; t + kMaxVectors * kLanes <= dim; t += kMaxVectors * kLanes) {
+    sums_of_values<kQueries, kMaxVectors, T>(keys, rows, t, dim, s, o, asker, lines);
   }
+  for (; t < dim; t += kLanes) sums_of_values<kQueries, 1, T>(keys, rows, t, dim, s, o, asker, lines);
 }
 
 template <class Task>
@@ -146,19 +131,28 @@ void with_number_of(DType dtype, const Task& task) {
   }
 }
 
-void few_scores(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* scratch, float* s) {
-  with_number_of(
-      dtype, [&](auto number) { few_scores_as<decltype(number)>(keys, more, rows, dim, queries, q, ldq, scratch, s); });
+void few_scores(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                const float* q, float* s, const RowsAhead& ahead) {
+  with_number_of(dtype, [&](auto number) { few_scores_as<decltype(number)>(keys, rows, dim, queries, q, s, ahead); });
 }
 
-void few_values(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                std::int64_t queries, const float* s, const float* correction, float* scratch, float* o) {
-  transpose(dim, kPad, o, kPanel, scratch, dim);
+void few_values(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                const float* s, float* o, const RowsAhead& ahead) {
+  Asker asker(ahead);
+  constexpr std::int64_t kPass = kMaxVectors * kLanes;
+  const std::int64_t passes = (dim / kPass + dim % kPass / kLanes) * (queries == 1 ? 1 : queries / 4);
+  const std::int64_t lines = lines_a_step(ahead, keys * passes);
   with_number_of(dtype, [&](auto number) {
-    few_values_as<decltype(number)>(keys, more, rows, dim, queries, s, correction, scratch);
+    using T = decltype(number);
+    if (queries == 1) {
+      few_values_as<1, T>(keys, rows, dim, s, o, asker, lines);
+    } else {
+      for (std::int64_t c = 0; c < queries; c += 4) {
+        few_values_as<4, T>(keys, rows, dim, s + c, o + c * dim, asker, lines);
+      }
+    }
   });
-  transpose(kPad, dim, scratch, dim, o, kPanel);
+  asker.rest();
 }
 
 }  // namespace HWY_NAMESPACE

@@ -15,14 +15,8 @@
 
 namespace tessera::cpu {
 
-/// Columns of a panel: the fixed row stride of score tiles and packed operands. A multiple of every vector length, and
-/// 64 rows of it (16 KiB) stay in L1.
-inline constexpr std::int64_t kPanel = 64;
 /// Internal rows are padded to this many floats, the longest vector, so that no loop has a ragged end.
 inline constexpr std::int64_t kPad = 16;
-
-/// So few queries are better served where keys lie in memory than by a panel that they do not fill.
-inline constexpr std::int64_t kFewQueries = 8;
 
 inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 
@@ -106,14 +100,14 @@ struct Kernels {
   /// s *= factor, rows × columns (padded).
   void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
 
-  /// The two products for up to kFewQueries queries and dims that are multiples of kPad, to the bit as matmul's, on
-  /// rows of K and V where they lie. Scores: s (keys × kPad, of kPanel) = rows · q; q has rows for a multiple of 4;
-  /// behind the `keys` rows are `more` that will be wanted next; scratch has 64 · dim.
-  void (*few_scores)(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                     std::int64_t queries, const float* q, std::ptrdiff_t ldq, float* scratch, float* s);
-  /// o (dim × kPad, of kPanel) = o·correction + Σ rows[i]·s[i]; scratch has kPad · dim.
-  void (*few_values)(DType dtype, std::int64_t keys, std::int64_t more, const std::byte* const* rows, std::int64_t dim,
-                     std::int64_t queries, const float* s, const float* correction, float* scratch, float* o);
+  /// The two products for `queries` (1, or a multiple of 4 up to kFewQueries) and dims that are multiples of kPad, to
+  /// the bit as matmul's, on up to kFewKeys rows of K and V where they lie. Scores: s (kFewKeys × queries, of kPanel) =
+  /// rows · q (queries × dim); past `keys` they mean nothing.
+  void (*few_scores)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* q, float* s, const RowsAhead& ahead);
+  /// o (queries × dim) += Σ rows[i]·s[i].
+  void (*few_values)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* s, float* o, const RowsAhead& ahead);
 
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };
