@@ -187,7 +187,9 @@ def gpu_rows(rows):
 def linear_rows(rows):
     """Decode steps on a GPU, beside a pass in place over as many bytes as their states have, and beside peers."""
     peers = peers_of(rows)
-    head = ["batch", "tokens", "heads", "dim", "state", "rows of", "ring"]
+    wished = any(row["wishes"] for row in rows)
+    head = ["batch", "tokens", "heads", "dim", "state", "rows of", "slots", "ring"]
+    head += ["block"] * wished
     head += ["Tessera", "GB/s", "pass in place", "share"]
     for peer in peers:
         head += [PEERS.get(peer, peer), "ratio"]
@@ -197,7 +199,9 @@ def linear_rows(rows):
         ceiling = row["in_place_us"]
         cells = [t.get("b", "1"), t.get("t", "1"), t.get("h", "1"), t.get("d", "64")]
         cells += [t.get("state", "fp32") + (", stochastic" if t.get("rounding") == "stochastic" else "")]
-        cells += ["K" if t.get("layout") == "kv" else "V", t.get("ring", "–")]
+        cells += ["K" if t.get("layout") == "kv" else "V"]
+        cells += ["in order" if t.get("state_slots") == "in_order" else "anywhere", t.get("ring", "–")]
+        cells += [f"`{row['wishes']}`"] * wished
         cells += [f"{row['us']:.2f} µs", f"{row['gbytes_s']:.0f}", f"{ceiling:.2f} µs", f"{ceiling / row['us']:.3f}"]
         for peer in peers:
             known = peer in row["ratios"]
@@ -276,13 +280,19 @@ def cpu_machine(machine, rows):
     )
 
 
+def part_of(machine):
+    """Says so where a part of the multiprocessors was used."""
+    used = int(tokens(machine["target"])["multiprocessors"])
+    return "" if used == machine["gpus"][0]["multiprocessors"] else f", {used} of its multiprocessors"
+
+
 def gpu_machine(machine, rows):
     """What stands above the table of a GPU: the device, its roofline, versions."""
     gpu = machine["gpus"][0]
     roofline = machine.get("roofline", {})
     driver = machine.get("driver", 0)
     return (
-        f"{gpu['name']}, plans of {rows[0]['isa'] if rows else '?'}; measured roofline "
+        f"{gpu['name']}{part_of(machine)}, plans of {rows[0]['isa'] if rows else '?'}; measured roofline "
         f"{roofline.get('gflops', 0) / 1e3:.0f} TFLOP/s (mma.sync, bf16) and {roofline.get('gbytes_s', '?')} GB/s "
         f"(copy); driver for CUDA {driver // 1000}.{driver % 1000 // 10}, NVRTC {machine.get('nvrtc', '?')}"
     )
@@ -313,6 +323,7 @@ def overhead_rows(rows):
 
 LAYOUTS = {
     "cpu_dense": ("Dense attention beside PyTorch", dense_rows),
+    "cpu_dense_two": ("The same by two threads", dense_rows),
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
     "cpu_window": ("A sliding window beside the causal mask", plain_rows),
     "cpu_decode": ("Decode", plain_rows),
@@ -325,6 +336,8 @@ LAYOUTS = {
     "gpu_lists": ("Lists of tiles beside dense attention", list_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
+    "gpu_linear_part": ("The same on a part of the multiprocessors", linear_rows),
+    "gpu_linear_sweep": ("The choices of a decode step's blocks", linear_rows),
     "gpu_linear_profile": ("The same under a profiler", profile_rows),
     "gpu_linear_chunk": ("Linear attention: whole sequences", chunk_rows),
     "gpu_long": ("Long sequences, a window, packed sequences", plain_rows),

@@ -13,8 +13,9 @@ namespace {
 
 constexpr std::int64_t kMostGrid = 65535;  // blocks in y and z
 constexpr int kMostLoads = 16;             // of a thread: 64 registers of an fp32 state, 128 of a bf16 one
-// Of the state: by 128 threads 8 and 2 loads each, by 256 threads 8.
-constexpr std::int64_t kBlockBytes = 16 * 1024, kOneTokenBytes = 4 * 1024, kBlockBytesOfK = 32 * 1024;
+// Of the state that a block takes. With rows of k elements count: 64 columns of 128 rows.
+constexpr std::int64_t kBlockBytes = 16 * 1024, kOneTokenBytes = 4 * 1024;
+constexpr std::int64_t kElementsOfK = 8 * 1024;
 
 const char* name_of(StateRows rows) { return rows == StateRows::v ? "v" : "k"; }
 
@@ -26,7 +27,9 @@ int default_tile(const Problem& p, const Target& target) {
   const auto element = static_cast<std::int64_t>(size_of(p.state_type));
   const bool rows_of_k = p.state_layout == StateLayout::kv;
   const std::int64_t least = rows_of_k ? 128 / element : 8;
-  const std::int64_t bytes = is_one_token(p) ? kOneTokenBytes : rows_of_k && p.ring == 0 ? kBlockBytesOfK : kBlockBytes;
+  const std::int64_t bytes = is_one_token(p)            ? kOneTokenBytes
+                             : rows_of_k && p.ring == 0 ? kElementsOfK * element
+                                                        : kBlockBytes;
   std::int64_t tile = std::max(bytes / (p.head_dim_qk * element), least);
   while (p.head_dim_v % tile != 0 && tile > 8) tile /= 2;
   const auto blocks = [&] { return p.batch * p.heads_q * p.head_dim_v / tile; };
@@ -52,7 +55,8 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   config.tile = wishes.tile_kv ? static_cast<int>(*wishes.tile_kv) : default_tile(p, target);
   config.warps = static_cast<int>(wishes.warps.value_or(4));
   if (!wishes.warps) {
-    while (config.warps < 8 && config.rows == StateRows::k && config.loads() > 8) config.warps *= 2;
+    const int most = p.ring == 0 && config.state == Element::bf16 ? 4 : 8;  // loads of a thread with rows of k
+    while (config.warps < 8 && config.rows == StateRows::k && config.loads() > most) config.warps *= 2;
     while (config.warps > 1 && !config.is_even()) config.warps /= 2;
   }
   return config;
