@@ -17,59 +17,13 @@
 //   rows of k (V contiguous): lanes lie along V, and sums go over a thread's rows, then lanes, then warps.
 #pragma once
 
-#include "cuda/policy/philox.cuh"
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/tile/row_vector.cuh"
+#include "cuda/tile/state_vector.cuh"
 #include "shared/linear.h"
 
 namespace tessera::cuda {
-
-/// 16 bytes of a state as fp32.
-template <Element type>
-struct StateVector {
-  static constexpr int kWidth = 16 / bytes_of(type);
-  float at[kWidth];
-
-  __device__ __forceinline__ void widen(const u32 (&bits)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (type == Element::fp32) {
-        at[i] = __uint_as_float(bits[i]);
-      } else {
-        ptx::unpack<type>(bits[i], at[2 * i], at[2 * i + 1]);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void store(void* to) const {
-    u32 bits[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (type == Element::fp32) {
-        bits[i] = __float_as_uint(at[i]);
-      } else {
-        bits[i] = ptx::pack<type>(at[2 * i], at[2 * i + 1]);
-      }
-    }
-    ptx::store_once_16(to, bits);
-  }
-
-  /// bf16, up or down by chance: 16 random bits are added to those that are cut off.
-  __device__ __forceinline__ void store(void* to, const Philox& draws) const {
-    static_assert(type == Element::bf16);
-    u32 bits[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      bits[i] = rounded(at[2 * i], draws.word[i] & 0xffffU) | rounded(at[2 * i + 1], draws.word[i] >> 16) << 16;
-    }
-    ptx::store_once_16(to, bits);
-  }
-  static __device__ __forceinline__ u32 rounded(float value, u32 draw) {
-    const u32 bits = __float_as_uint(value);
-    return value != value ? bits >> 16 | 0x40U : (bits + draw) >> 16;
-  }
-};
 
 /// Sums over `lanes` neighbouring lanes of `count` values each, all at once: every exchange halves what is left to sum.
 /// Of lane l it leaves value l / (lanes / count) in x[0], if count <= lanes.

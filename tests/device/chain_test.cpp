@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls that follow each other in one CUDA graph, each reading what the one in front has written: kernels may begin
+// before the one in front has ended, but not read before.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device/graph.h"
+#include "device/place.h"
+
+namespace tessera::test {
+namespace {
+
+class Chain : public OnPlace {
+ protected:
+  using Call = std::function<void(PlacedRun&, int index, Stream)>;
+
+  /// The bytes of all tensors after `calls` calls of which each was waited for, and after all were one graph.
+  void expect_same(const std::string& line, int calls, const Call& call) {
+    SCOPED_TRACE(line);
+    const Contents before = after(line, [](PlacedRun&) {});
+    const Contents one_by_one = after(line, [&](PlacedRun& run) {
+      for (int i = 0; i < calls; ++i) {
+        call(run, i, run.stream());
+        run.wait();
+      }
+    });
+    ASSERT_FALSE(one_by_one == before) << "calls must write something";
+    const Contents at_once = after(line, [&](PlacedRun& run) {
+      Graph graph(target_, [&](Stream stream) {
+        for (int i = 0; i < calls; ++i) call(run, i, stream);
+      });
+      graph.launch();
+    });
+    EXPECT_TRUE(at_once == one_by_one);
+  }
+
+ private:
+  using Contents = std::vector<std::pair<Slot, std::vector<std::byte>>>;
+
+  Contents after(const std::string& line, const std::function<void(PlacedRun&)>& work) {
+    const cases::Case of = cases::Case::parse(line);
+    cases::Inputs inputs(of);
+    Wishes wishes;
+    wishes.splits = of.wishes.splits;
+    PlacedRun run(inputs, make_plan(of.problem, target_, wishes));
+    run.executor().prepare();
+    run.upload();
+    work(run);
+    EXPECT_EQ(run.download(), "");
+    Contents all;
+    for (const auto& buffer : inputs.buffers()) {
+      all.emplace_back(buffer.slot, std::vector<std::byte>(buffer.bytes.begin(), buffer.bytes.end()));
+    }
+    return all;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Places, Chain, every_place(), name_of_place);
+
+TEST_P(Chain, DecodeStepsGoOnFromEachOthersStates) {
+  for (const char* form : {"", " state=bf16", " layout=kv", " d=128", " d=128 state=bf16 layout=kv"}) {
+    const std::string line = std::string("linear_decode b=6 h=8 slots=6 dtype=bf16 seed=85") + form;
+    expect_same(line, 48, [](PlacedRun& run, int, Stream stream) { run.executor().run(run.bindings(), stream); });
+  }
+}
+
+/// The output of a call is q of the next: the kernel of the splits, then the one that merges them, then again.
+TEST_P(Chain, SplitsAreMergedBeforeTheNextCallReads) {
+  for (const char* form : {"", " hkv=2", " d=128 kv=table page=16 lens_k=900,1,333"}) {
+    const std::string line = std::string("attention b=3 sq=1 sk=1024 hq=8 dtype=bf16 splits=7 seed=86") + form;
+    expect_same(line, 32, [](PlacedRun& run, int index, Stream stream) {
+      Bindings bindings = run.bindings();
+      if (index % 2 == 1) {
+        std::swap(bindings[Slot::q].data, bindings[Slot::o].data);
+        std::swap(bindings[Slot::q].byte_offset, bindings[Slot::o].byte_offset);
+      }
+      run.executor().run(bindings, stream);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::test
