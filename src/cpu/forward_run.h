@@ -53,6 +53,8 @@ class ResultRows {
   ResultRows(const ForwardRun& run, const Sequence& sequence);
   /// Divides a row (padded dv) by its sum (and the sink's share) and writes it, to the partial results if there are
   /// splits; gives its LSE.
+  /// Asks for the lines that a row of O will be written to.
+  void ask(std::int64_t head, std::int64_t row) const;
   float write(std::int64_t split, std::int64_t head, std::int64_t row, float maximum, float sum, float* result) const;
 
  private:
