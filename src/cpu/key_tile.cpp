@@ -90,7 +90,7 @@ std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, 
     const std::int64_t low = visible_keys(problem_, queries.first_position).low - first.position;
     if (low > 0) from = std::max(from, std::min(end, low / tile_kv_));
   }
-  if (!problem_.kv2 && has_band(problem_)) {  // nor do cells behind it
+  if (!problem_.kv2 && has_band(problem_)) {                                       // nor do cells behind it
     const std::int64_t high = visible_keys(problem_, queries.last_position).high;  // perhaps the largest number
     if (high < first.position + from * tile_kv_) return end;
   }
