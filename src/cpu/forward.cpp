@@ -62,16 +62,23 @@ void ForwardUnit::walk_keys() {
   const std::int64_t cells = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
   const std::int64_t last = std::min(cells, (split_ + 1) * t.cells_a_split);
   if (gathers_mass(problem_)) b_.mass.begin_tile();
-  for (std::int64_t cell = split_ * t.cells_a_split; cell < last; ++cell) {
-    std::int64_t next = last;
-    for (std::int64_t i = 0; i < strip_count_; ++i) {
-      next = std::min(next, run_.key_tiles.skip(sequence_, b_.strips[i].queries, cell, last));
-    }
-    if (next == last) break;
-    cell = next;
+  const auto skip = [&](Strip& strip, std::int64_t from) {
+    strip.next = run_.key_tiles.skip(sequence_, strip.queries, from, last);
+    return strip.next;
+  };
+  std::int64_t next = last;
+  for (std::int64_t i = 0; i < strip_count_; ++i) next = std::min(next, skip(b_.strips[i], split_ * t.cells_a_split));
+  while (next < last) {
+    const std::int64_t cell = next;
+    next = last;
     run_.key_tiles.begin(cell, b_.keys);
     for (std::int64_t i = 0; i < strip_count_; ++i) {
-      if (run_.key_tiles.collect(sequence_, b_.strips[i].queries, b_.keys)) key_tile(b_.strips[i]);
+      Strip& strip = b_.strips[i];
+      if (strip.next == cell) {
+        if (run_.key_tiles.collect(sequence_, strip.queries, b_.keys)) key_tile(strip);
+        skip(strip, cell + 1);
+      }
+      next = std::min(next, strip.next);
     }
   }
   for (std::int64_t i = 0; i < strip_count_; ++i) finish(b_.strips[i]);

@@ -20,6 +20,7 @@ struct Strip {
   std::int64_t first_column;
   std::int64_t columns;  // rows · heads of the tile
   QueryTile queries;
+  std::int64_t next = 0;  // cell of the grid that it uses next
 };
 
 /// A thread's buffers. `columns` are the queries of all strips that walk the keys together, whole panels a strip.

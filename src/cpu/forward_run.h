@@ -51,6 +51,8 @@ StripRows rows_of_strip(const Tiling& tiling, const Sequence& sequence, std::int
 class ResultRows {
  public:
   ResultRows(const ForwardRun& run, const Sequence& sequence);
+  /// Asks for the lines that a row of O will be written to.
+  void ask(std::int64_t head, std::int64_t row) const;
   /// Divides a row (padded dv) by its sum (and the sink's share) and writes it, to the partial results if there are
   /// splits; gives its LSE.
   float write(std::int64_t split, std::int64_t head, std::int64_t row, float maximum, float sum, float* result) const;

@@ -2,6 +2,8 @@
 #include "cpu/key_tile.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 
 namespace tessera::cpu {
 
@@ -17,6 +19,11 @@ KeyTile KeyTile::place(Arena& arena, std::int64_t tile_kv, const Problem& proble
   }
   tile.loaded = arena.take<bool>(tile_kv);
   return tile;
+}
+
+std::int64_t KeyTile::next_row(bool there, std::int64_t first, std::int64_t end) const {
+  const void* at = std::memchr(loaded + first, there ? 1 : 0, static_cast<std::size_t>(end - first));
+  return at == nullptr ? end : static_cast<const bool*>(at) - loaded;
 }
 
 void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, std::int64_t base, std::int64_t first,
@@ -83,6 +90,10 @@ std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, 
     const std::int64_t low = visible_keys(problem_, queries.first_position).low - first.position;
     if (low > 0) from = std::max(from, std::min(end, low / tile_kv_));
   }
+  if (!problem_.kv2 && has_band(problem_)) {                                       // nor do cells behind it
+    const std::int64_t high = visible_keys(problem_, queries.last_position).high;  // perhaps the largest number
+    if (high < first.position + from * tile_kv_) return end;
+  }
   if (!problem_.kv2 && list_.active() && from < end) {
     const std::int64_t block = from * tile_kv_ / problem_.block_kv;
     const std::int64_t blocks = problem_.key_blocks_first();
@@ -98,18 +109,15 @@ void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64
   for (std::int64_t s = 0; s < tile.span_count; ++s) {
     const Span& span = tile.spans[s];
     const Segment& source = sequence.segments[static_cast<std::size_t>(span.segment)];
-    for (std::int64_t i = 0; i < span.count;) {
-      const std::int64_t row = span.row + i;
-      std::int64_t count = 0;  // rows in a row that are not there yet
-      for (; i < span.count && !tile.loaded[span.row + i]; ++i, ++count) {
-        tile.loaded[span.row + i] = true;
-        tile.position[span.row + i] = span.position + i;
-      }
+    const std::int64_t end = span.row + span.count;
+    // Rows in a row that are not there yet; mostly there are none.
+    for (std::int64_t row = tile.next_row(false, span.row, end), past = 0; row < end;
+         row = tile.next_row(false, past, end)) {
+      past = tile.next_row(true, row, end);
+      const std::int64_t count = past - row;
       const std::int64_t first = span.first + row - span.row;
-      if (count == 0) {
-        ++i;
-        continue;
-      }
+      std::fill_n(tile.loaded + row, count, true);
+      std::iota(tile.position + row, tile.position + past, span.position + row - span.row);
       if (tile.dots.rows > 0) {
         tile.dots.load(source, problem_, first, count, kv_head, row);
         continue;

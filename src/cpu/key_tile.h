@@ -46,6 +46,8 @@ struct KeyTile {
   DotKeys dots;                      // instead of k and v, for dot products
   bool* loaded = nullptr;            // (tile_kv)
 
+  /// The first row of [first, end) that is there, or is not; else `end`.
+  [[nodiscard]] std::int64_t next_row(bool there, std::int64_t first, std::int64_t end) const;
   static KeyTile place(Arena& arena, std::int64_t tile_kv, const Problem& problem, bool dots);
 };
 
