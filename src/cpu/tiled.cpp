@@ -114,9 +114,8 @@ std::int64_t forward_splits(const detail::PlanState& state) {
   const std::int64_t units = tiling.row_units * divide_up(tiling.head_tiles, together) * problem.batch;
   const std::int64_t wanted = together > 1 && threads > 1 ? kDecodeUnits * threads : threads;
   if (units == 0 || units >= wanted) return 1;
-  // A part shorter than four tiles, or one as long, costs more in the merge than it brings.
-  const std::int64_t parts = std::max(tiling.cells / 4, tiling.cells * state.tile_kv / (4 * kForwardKeys));
-  return std::clamp<std::int64_t>(std::min({divide_up(wanted, units), parts, tiling.cells}), 1, wanted);
+  // A part shorter than four tiles costs more in the merge than it brings.
+  return std::clamp<std::int64_t>(divide_up(wanted, units), 1, std::max<std::int64_t>(tiling.cells / 4, 1));
 }
 
 std::int64_t backward_parts(const detail::PlanState& state) {
