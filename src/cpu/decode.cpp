@@ -26,7 +26,7 @@ DecodeBuffers DecodeBuffers::place(Arena& arena, const Problem& problem, const T
   DecodeBuffers b{};
   b.columns = padded(tiling.tiles_a_unit * kFewQueries);
   const std::int64_t panels = (b.columns + kPanel - 1) / kPanel;
-  b.rows_s = (tiling.tile_kv + 1) / 2 * 2 + 2 + kFewKeys;
+  b.rows_s = (tiling.tile_kv + kFewKeys - 1) / kFewKeys * kFewKeys;
   if (dots) {
     b.q_bf16 = arena.take<std::uint16_t>(b.columns * problem.head_dim_qk);
     b.p = arena.take<std::uint32_t>(panels * b.rows_s / 2 * kPanel);
@@ -44,13 +44,13 @@ DecodeBuffers DecodeBuffers::place(Arena& arena, const Problem& problem, const T
   b.head = arena.take<std::int32_t>(b.columns);
   b.low = arena.take<std::int32_t>(kPanel);
   b.high = arena.take<std::int32_t>(kPanel);
-  b.k = arena.take<KeyRow>(tiling.tile_kv + 2);
-  b.v = arena.take<KeyRow>(tiling.tile_kv + 2);
+  b.k = arena.take<KeyRow>(b.rows_s);
+  b.v = arena.take<KeyRow>(b.rows_s);
   b.next = arena.take<KeyRow>(kFewKeys);
   b.rows = arena.take<const std::byte*>(kFewKeys);
   b.ahead = arena.take<const std::byte*>(tiling.tiles_a_unit * kFewKeys);
   b.keys.spans = arena.take<Span>(tiling.tile_kv + 1);
-  b.keys.position = arena.take<std::int64_t>(tiling.tile_kv + 2);
+  b.keys.position = arena.take<std::int64_t>(b.rows_s);
   return b;
 }
 
@@ -166,8 +166,8 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
   const std::int64_t kv_head = tile_.head / problem_.group();
   std::int64_t row = 0;
   const auto add_zeros = [&] { b_.k[row] = b_.v[row] = {b_.zeros, 0}, ++row; };
-  lead_ = run_.dots ? b_.keys.spans[first].row % 2 : 0;
-  if (lead_ > 0) add_zeros();
+  lead_ = b_.keys.spans[first].row % together_;
+  while (row < lead_) add_zeros();
   for (std::int64_t s = first; s < last; ++s) {
     const Span& span = b_.keys.spans[s];
     const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
@@ -176,7 +176,7 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
     for (std::int64_t i = 0; i < span.count; ++i) b_.keys.position[row++] = span.position + i;
   }
   keys_ = row - lead_;
-  if (run_.dots && row % 2 > 0) add_zeros();
+  while (row % together_ > 0) add_zeros();
   rows_ = row;
   const bool more = last < b_.keys.span_count;
   const Span& span = b_.keys.spans[more ? last : last - 1];
@@ -267,14 +267,18 @@ void DecodeUnit::softmax(float scale) {
   const std::int64_t width = padded(columns());
   for (std::int64_t c = 0; c < width; c += kPanel) {
     const std::int64_t columns = std::min(kPanel, width - c);
-    float* s = scores_at(c, 0);
     if (!run_.dots) {
-      run_.kernels.softmax_step(rows_, columns, s, b_.maximum + c, b_.sum + c, b_.correction + c);
+      run_.kernels.softmax_step(rows_, columns, scores_at(c, 0), b_.maximum + c, b_.sum + c, b_.correction + c);
       continue;
     }
-    if (lead_ > 0) std::fill_n(s, columns, kNothing);
-    if (lead_ + keys_ < rows_) std::fill_n(scores_at(c, rows_ - 1), columns, kNothing);
-    run_.kernels.softmax_pairs(rows_, columns, s, scale, b_.maximum + c, b_.sum + c, b_.correction + c, pairs_at(c, 0));
+    // From pair to pair, as the panels have it: the order of the sum depends on where it begins.
+    const std::int64_t first = lead_ / 2 * 2, end = lead_ + keys_, past = (end + 1) / 2 * 2;
+    if (first < lead_) std::fill_n(scores_at(c, first), columns, kNothing);
+    if (end < past) std::fill_n(scores_at(c, end), columns, kNothing);
+    run_.kernels.softmax_pairs(past - first, columns, scores_at(c, first), scale, b_.maximum + c, b_.sum + c,
+                               b_.correction + c, pairs_at(c, first));
+    for (std::int64_t row = 0; row < first; row += 2) std::fill_n(pairs_at(c, row), columns, 0U);
+    for (std::int64_t row = past; row < rows_; row += 2) std::fill_n(pairs_at(c, row), columns, 0U);
   }
 }
 
@@ -300,21 +304,25 @@ void DecodeUnit::add_values(std::int64_t first, std::int64_t end) {
 }
 
 void DecodeUnit::add_masked_values() {
-  const std::int64_t together = run_.dots ? 2 : 1;
   const auto seen = [&](std::int64_t row) {
     if (row < lead_ || row >= lead_ + keys_) return true;  // weighs 0 and is 0
     return b_.keys.position[row] >= seen_by_all_.low && b_.keys.position[row] <= seen_by_all_.high;
   };
+  const auto all_seen = [&](std::int64_t row) {
+    const std::int64_t end = row + together_;
+    while (row < end && seen(row)) ++row;
+    return row == end;
+  };
   for (std::int64_t row = 0; row < rows_;) {
     std::int64_t end = row;
-    while (end < rows_ && seen(end) && seen(end + together - 1)) end += together;
+    while (end < rows_ && all_seen(end)) end += together_;
     if (end > row) {
       add_values(row, end);
       row = end;
       continue;
     }
     for (std::int64_t tile = 0; tile < tiles_; ++tile) add_masked_value(row, tile);
-    row += together;
+    row += together_;
   }
 }
 
@@ -323,16 +331,17 @@ void DecodeUnit::add_masked_value(std::int64_t row, std::int64_t tile) {
     const auto value = [&](std::int64_t at, bool weighs) {
       return weighs ? b_.v[at].row + tile * b_.v[at].head : b_.zeros;
     };
-    const std::byte* rows[2];
-    if (run_.dots) {
-      const std::uint32_t pair = *pairs_at(c, row);
-      rows[0] = value(row, (pair & 0xFFFFU) != 0);
-      rows[1] = value(row + 1, pair >> 16U != 0);
-    } else {
+    const std::byte* rows[kFewKeys];
+    for (std::int64_t i = 0; run_.dots && i < together_; i += 2) {
+      const std::uint32_t pair = *pairs_at(c, row + i);
+      rows[i] = value(row + i, (pair & 0xFFFFU) != 0);
+      rows[i + 1] = value(row + i + 1, pair >> 16U != 0);
+    }
+    if (!run_.dots) {
       if (*scores_at(c, row) == 0.0F) continue;
       rows[0] = value(row, true);
     }
-    multiply_values(run_.dots ? 2 : 1, rows, 1, c, row, {});
+    multiply_values(together_, rows, 1, c, row, {});
   }
 }
 

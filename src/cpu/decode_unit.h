@@ -24,7 +24,7 @@ struct DecodeBuffers {
   float* o;                 // (columns, dv), not yet divided by the sum
   float* s;                 // (panels, rows_s, kPanel): scores, then probabilities
   std::uint32_t* p;         // (panels, rows_s / 2, kPanel): probabilities as pairs of keys, for dot products
-  std::int64_t rows_s;      // tile_kv, and what pairs and kFewKeys add to it
+  std::int64_t rows_s;      // tile_kv, to a multiple of kFewKeys
   float* maximum;           // (columns)
   float* sum;               // (columns)
   float* correction;        // (columns)
@@ -33,9 +33,9 @@ struct DecodeBuffers {
   std::int32_t* head;       // (columns)
   std::int32_t* low;        // (kPanel)
   std::int32_t* high;       // (kPanel)
-  KeyRow* k;                // (tile_kv + 2)
-  KeyRow* v;                // (tile_kv + 2)
-  std::byte* zeros;         // a row of them: the missing half of a pair
+  KeyRow* k;                // (rows_s)
+  KeyRow* v;                // (rows_s)
+  std::byte* zeros;         // a row of them
   KeyRow* next;             // (kFewKeys): of K behind the tile
   const std::byte** rows;   // (kFewKeys): of one head
   const std::byte** ahead;  // (tiles · kFewKeys)
@@ -49,7 +49,8 @@ std::size_t decode_thread_bytes(const Problem& problem, const Tiling& tiling, bo
 /// One thread's work on units: the queries of some head tiles of a sequence against one part of the keys.
 class DecodeUnit {
  public:
-  DecodeUnit(const ForwardRun& run, DecodeBuffers& buffers) : run_(run), problem_(run.problem), b_(buffers) {}
+  DecodeUnit(const ForwardRun& run, DecodeBuffers& buffers)
+      : run_(run), problem_(run.problem), b_(buffers), together_(run.dots ? run.kernels.dots->keys_together : 1) {}
 
   /// Whether all strips of the sequence are of few queries that may be computed here.
   static bool takes(const ForwardRun& run, const Sequence& sequence);
@@ -97,6 +98,7 @@ class DecodeUnit {
   const ForwardRun& run_;
   const Problem& problem_;
   DecodeBuffers& b_;
+  const std::int64_t together_;  // keys whose values are added in one go
   Sequence sequence_;
   QueryTile tile_;  // of the first head tile
   std::int64_t first_row_ = 0;
@@ -107,8 +109,8 @@ class DecodeUnit {
   std::int64_t stride_ = 0;    // its columns
   std::int64_t cleared_ = -1;  // columns of S for which the unused ones are 0
   Visible seen_by_all_{};      // key positions
-  // Rows of a step: [lead_, lead_ + keys_) are keys. Dot products take pairs of them as the grid has them; a row of
-  // zeros stands for the missing half of the first and the last one.
+  // Rows of a step: [lead_, lead_ + keys_) are keys. Dot products take some together as the grid has them; rows of
+  // zeros stand for what the first and the last ones lack.
   std::int64_t lead_ = 0;
   std::int64_t keys_ = 0;
   std::int64_t rows_ = 0;

@@ -210,9 +210,7 @@ Tiling tiling_of(const detail::PlanState& state) {
 
 bool reads_in_place(const detail::PlanState& state) {
   const Problem& p = state.problem;
-  const Kernels& kernels = kernels_for(state.target.isa);
-  const bool dots = uses_dots(p, kernels);
-  if (dots && kernels.dots->few_scores == nullptr) return false;
+  const bool dots = uses_dots(p, kernels_for(state.target.isa));
   return p.pass == Pass::forward && p.mask.empty() && p.dropout <= 0.0F && !gathers_mass(p) &&
          p.head_dim_qk % (dots ? kDotStep : kPad) == 0 && p.head_dim_v % kPad == 0;
 }

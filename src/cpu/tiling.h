@@ -31,8 +31,8 @@ struct Tiling {
 
 Tiling tiling_of(const detail::PlanState& state);
 
-/// Whether sequences of few queries may read keys where they lie: there are kernels for it, no weight becomes 0 after
-/// the scores, and no one else looks at keys or weights.
+/// Whether sequences of few queries may read keys where they lie: no weight becomes 0 after the scores, no one else
+/// looks at keys or weights, and rows need no padding.
 bool reads_in_place(const detail::PlanState& state);
 
 inline bool gathers_mass(const Problem& problem) {

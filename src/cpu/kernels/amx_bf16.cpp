@@ -11,6 +11,9 @@
 #include "cpu/kernels/x86_features.h"
 
 HWY_PUSH_ATTRIBUTES("avx512f,avx512bw,avx512dq,avx512vl,amx-tile,amx-bf16")
+#include "cpu/kernels/avx512_vectors-inl.h"
+//
+#include "cpu/kernels/dot_few_tiles-inl.h"
 #include "cpu/kernels/dot_tiles-inl.h"
 
 namespace tessera::cpu {
@@ -66,6 +69,32 @@ struct AmxTiles {
   }
 };
 
+// What a tile's product does, for few queries.
+struct Avx512Chains : Avx512Vectors {
+  static constexpr __mmask16 kAll = 0xFFFF;  // g++ 12 warns of the forms without a mask
+  static HWY_INLINE Vector low(Bits pairs) { return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAll, pairs, 16)); }
+  static HWY_INLINE Vector high(Bits pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xFFFF0000U))));
+  }
+  static HWY_INLINE Vector widen(const std::byte* p) { return low(_mm512_maskz_cvtepu16_epi32(kAll, load_half(p))); }
+  static HWY_INLINE Vector broadcast(const float* p) { return _mm512_set1_ps(*p); }
+  static HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
+  static HWY_INLINE Vector add(Vector a, Vector b) { return _mm512_add_ps(a, b); }
+
+  /// The thread's modes, of which a tile's product knows nothing: round to nearest, subnormals are 0.
+  class Flush {
+   public:
+    Flush() : modes_(_mm_getcsr()) { _mm_setcsr(kMasked | kDenormalsAreZero | kFlushToZero); }
+    ~Flush() { _mm_setcsr(modes_); }
+    Flush(const Flush&) = delete;
+    Flush& operator=(const Flush&) = delete;
+
+   private:
+    static constexpr unsigned kMasked = 0x1F80, kDenormalsAreZero = 0x40, kFlushToZero = 0x8000;
+    unsigned modes_;
+  };
+};
+
 struct alignas(64) TileConfiguration {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -80,8 +109,14 @@ void configure() {
 }
 void release() { _tile_release(); }
 
-constexpr DotKernels kKernels = {configure, release, dot_tiles_matmul<AmxTiles>, kTileKeys,
-                                 nullptr,   nullptr, dot_tiles_peak<AmxTiles>};
+constexpr DotKernels kKernels = {configure,
+                                 release,
+                                 dot_tiles_matmul<AmxTiles>,
+                                 kTileKeys,
+                                 kDotStep,
+                                 few_tile_scores<Avx512Chains>,
+                                 few_tile_values<Avx512Chains>,
+                                 dot_tiles_peak<AmxTiles>};
 
 }  // namespace
 }  // namespace tessera::cpu

@@ -49,11 +49,13 @@ struct DotKernels {
 
   std::int64_t forward_keys;
 
-  /// Kernels::few_scores and few_values on rows of bf16, to the bit as matmul, or nullptr if matmul adds in an order of
-  /// its own; dims are multiples of kDotStep, of V of kDotTile. q is rows of bf16 that are not scaled.
+  /// Keys whose values are added in one go, counted from the tile's first: pairs, or a row of an AMX tile.
+  std::int64_t keys_together;
+  /// Kernels::few_scores and few_values on rows of bf16, to the bit as matmul; dims are multiples of kDotStep, of V of
+  /// kDotTile. q is rows of bf16 that are not scaled.
   void (*few_scores)(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
                      const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose);
-  /// Rows 2t and 2t + 1 are those of row t of p, which are pairs of keys (of kPanel).
+  /// Rows 2t and 2t + 1 are those of row t of p, which are pairs of keys (of kPanel); a multiple of keys_together.
   void (*few_values)(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
                      const std::uint32_t* p, float* o, const RowsAhead& ahead);
 

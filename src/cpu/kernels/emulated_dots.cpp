@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The walks over tiles and vectors of the dot-product kernels on any machine: each instruction is a loop. The sums of
-// a tile's element are those of AMX up to rounding: pairs in order.
+// a tile's element are those of AMX, but subnormals stay.
 #include <array>
 #include <bit>
 #include <cstring>
@@ -9,6 +9,7 @@
 #include "cpu/kernels/dot_kernels.h"
 
 #include "cpu/kernels/dot_few-inl.h"
+#include "cpu/kernels/dot_few_tiles-inl.h"
 #include "cpu/kernels/dot_tiles-inl.h"
 #include "cpu/kernels/dot_vectors-inl.h"
 
@@ -23,7 +24,7 @@ void add_pair(float& sum, std::uint32_t a, std::uint32_t b) {
   sum += high_half(a) * high_half(b);
 }
 
-struct EmulatedPairs {
+struct EmulatedVectors {
   using Vector = std::array<float, kDotTile>;
   using Bits = std::array<std::uint32_t, kDotTile>;
   static Vector zero() { return {}; }
@@ -38,6 +39,7 @@ struct EmulatedPairs {
     return v;
   }
   static void store(const Vector& v, float* p) { std::memcpy(p, v.data(), sizeof v); }
+  static void store(const Bits& v, std::uint32_t* p) { std::memcpy(p, v.data(), sizeof v); }
   static Vector multiply(Vector a, const Vector& b) {
     for (std::size_t i = 0; i < a.size(); ++i) a[i] *= b[i];
     return a;
@@ -65,6 +67,39 @@ struct EmulatedPairs {
   static Vector dot(Vector sum, const Bits& a, const Bits& b) {
     for (std::size_t i = 0; i < sum.size(); ++i) add_pair(sum[i], a[i], b[i]);
     return sum;
+  }
+
+  // Of a tile's product, for few queries.
+  struct Flush {};
+  static Vector low(const Bits& pairs) {
+    Vector v;
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = low_half(pairs[i]);
+    return v;
+  }
+  static Vector high(const Bits& pairs) {
+    Vector v;
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = high_half(pairs[i]);
+    return v;
+  }
+  static Vector widen(const std::byte* p) {
+    std::array<std::uint16_t, kDotTile> numbers;
+    std::memcpy(numbers.data(), p, sizeof numbers);
+    Vector v;
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = low_half(numbers[i]);
+    return v;
+  }
+  static Vector broadcast(const float* p) {
+    Vector v;
+    v.fill(*p);
+    return v;
+  }
+  static Vector multiply_add(const Vector& a, const Vector& b, Vector c) {
+    for (std::size_t i = 0; i < c.size(); ++i) c[i] += a[i] * b[i];
+    return c;
+  }
+  static Vector add(Vector a, const Vector& b) {
+    for (std::size_t i = 0; i < a.size(); ++i) a[i] += b[i];
+    return a;
   }
 };
 
@@ -95,12 +130,17 @@ struct EmulatedTiles {
   template <int kSum, int kA, int kB>
   static void dot() {
     for (std::size_t i = 0; i < kDotTile; ++i) {
+      std::array<float, kDotTile> even{}, odd{};
       for (std::size_t k = 0; k < kDotTile; ++k) {
+        const std::uint32_t a = tiles()[kA][i][k];
         for (std::size_t j = 0; j < kDotTile; ++j) {
-          float sum = std::bit_cast<float>(tiles()[kSum][i][j]);
-          add_pair(sum, tiles()[kA][i][k], tiles()[kB][k][j]);
-          tiles()[kSum][i][j] = std::bit_cast<std::uint32_t>(sum);
+          even[j] += low_half(a) * low_half(tiles()[kB][k][j]);
+          odd[j] += high_half(a) * high_half(tiles()[kB][k][j]);
         }
+      }
+      for (std::size_t j = 0; j < kDotTile; ++j) {
+        const float sum = std::bit_cast<float>(tiles()[kSum][i][j]) + (even[j] + odd[j]);
+        tiles()[kSum][i][j] = std::bit_cast<std::uint32_t>(sum);
       }
     }
   }
@@ -120,13 +160,20 @@ void nothing() {}
 
 constexpr DotKernels kVectors = {nothing,
                                  nothing,
-                                 dot_vectors_matmul<EmulatedPairs>,
+                                 dot_vectors_matmul<EmulatedVectors>,
                                  kVectorKeys,
-                                 dot_few_scores<EmulatedPairs>,
-                                 dot_few_values<EmulatedPairs>,
-                                 dot_vectors_peak<EmulatedPairs>};
-constexpr DotKernels kTiles = {nothing, nothing, dot_tiles_matmul<EmulatedTiles>, kTileKeys,
-                               nullptr, nullptr, dot_tiles_peak<EmulatedTiles>};
+                                 2,
+                                 dot_few_scores<EmulatedVectors>,
+                                 dot_few_values<EmulatedVectors>,
+                                 dot_vectors_peak<EmulatedVectors>};
+constexpr DotKernels kTiles = {nothing,
+                               nothing,
+                               dot_tiles_matmul<EmulatedTiles>,
+                               kTileKeys,
+                               kDotStep,
+                               few_tile_scores<EmulatedVectors>,
+                               few_tile_values<EmulatedVectors>,
+                               dot_tiles_peak<EmulatedTiles>};
 constexpr NamedDotKernels kAll[] = {{"emulated_avx512_bf16", &kVectors}, {"emulated_amx_bf16", &kTiles}};
 
 }  // namespace

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two products of few queries on rows of K and V where they lie, with the sums of TDPBF16PS in fp32: a step of 32
+// elements is two chains of multiply-adds from 0, over the even and over the odd ones of its 16 pairs, then
+// C + (even + odd). The instruction takes and gives subnormals as 0, whatever the thread's modes are, and so does
+// Lanes::Flush while it lives; products of two bf16 need no rounding. `Lanes` has the instructions.
+// Included where its instructions are switched on: no include guard by design.
+#include <hwy/base.h>
+
+namespace tessera::cpu {
+namespace {
+
+// Lanes are 16 keys, turned in registers; q (kQueries × kDotStep) is a step of the queries, sums (kQueries × kFewKeys).
+template <class Lanes, int kQueries>
+HWY_INLINE void add_step_of_scores(const std::byte* const* rows, std::int64_t t, const float* q, float* sums,
+                                   Asker& asker, std::int64_t lines) {
+  alignas(64) std::uint32_t pairs[kDotTile * kDotTile];
+  {
+    typename Lanes::Bits keys[kDotTile];  // of each key 16 pairs of dims, then of each pair 16 keys
+#pragma GCC unroll 16
+    for (int i = 0; i < kDotTile; ++i) keys[i] = Lanes::load(reinterpret_cast<const std::uint32_t*>(rows[i] + 2 * t));
+    Lanes::transpose(keys);
+#pragma GCC unroll 16
+    for (int i = 0; i < kDotTile; ++i) Lanes::store(keys[i], pairs + i * kDotTile);
+  }
+  typename Lanes::Vector even[kQueries], odd[kQueries];
+#pragma GCC unroll 8
+  for (int c = 0; c < kQueries; ++c) even[c] = odd[c] = Lanes::zero();
+#pragma GCC unroll 2
+  for (int i = 0; i < kDotTile; ++i) {
+    asker.lines(lines);
+    const typename Lanes::Bits both = Lanes::load(pairs + i * kDotTile);
+    const typename Lanes::Vector low = Lanes::low(both), high = Lanes::high(both);
+#pragma GCC unroll 8
+    for (int c = 0; c < kQueries; ++c) {
+      even[c] = Lanes::multiply_add(low, Lanes::broadcast(q + c * kDotStep + 2 * i), even[c]);
+      odd[c] = Lanes::multiply_add(high, Lanes::broadcast(q + c * kDotStep + 2 * i + 1), odd[c]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kQueries; ++c) {
+    float* sum = sums + c * kFewKeys;
+    Lanes::store(Lanes::add(Lanes::load(sum), Lanes::add(even[c], odd[c])), sum);
+  }
+}
+
+// A function of its own, so that no arithmetic of it leaves the life of a Flush.
+template <class Lanes, int kQueries>
+HWY_NOINLINE void few_tile_scores_of(const std::byte* const* rows, std::int64_t dim, const std::uint16_t* q,
+                                     float* sums, Asker& asker, std::int64_t lines) {
+  alignas(64) float step[kQueries * kDotStep];
+  for (std::int64_t t = 0; t < dim; t += kDotStep) {
+    for (int c = 0; c < kQueries; ++c) {
+      for (std::int64_t i = 0; i < kDotStep; i += kDotTile) {
+        Lanes::store(Lanes::widen(reinterpret_cast<const std::byte*>(q + c * dim + t + i)), step + c * kDotStep + i);
+      }
+    }
+    for (std::int64_t first = 0; first < kFewKeys; first += kDotTile) {
+      add_step_of_scores<Lanes, kQueries>(rows + first, t, step, sums + first, asker, lines);
+    }
+  }
+}
+
+template <class Lanes>
+void few_tile_scores(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                     const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose) {
+  alignas(64) float sums[kFewQueries * kFewKeys] = {};
+  Asker asker(ahead);
+  const std::int64_t lines = lines_a_step(ahead, kFewKeys * dim / kDotStep);
+  const std::byte* all[kFewKeys];
+  for (std::int64_t i = 0; i < kFewKeys; ++i) all[i] = rows[i < keys ? i : 0];
+  {
+    [[maybe_unused]] const typename Lanes::Flush flush;
+    const auto scores_of = queries == 1   ? few_tile_scores_of<Lanes, 1>
+                           : queries == 4 ? few_tile_scores_of<Lanes, 4>
+                                          : few_tile_scores_of<Lanes, 8>;
+    scores_of(all, dim, q, sums, asker, lines);
+  }
+  asker.rest();
+  if (queries == 1) {
+    for (std::int64_t i = 0; i < kFewKeys; ++i) s[i * kPanel] = sums[i];
+  } else {
+    transpose(queries, kFewKeys, sums, kFewKeys, s, kPanel);
+  }
+}
+
+// Lanes are dims; weights (kDotStep × kQueries).
+template <class Lanes, int kQueries, int kVectors>
+HWY_INLINE void add_step_of_values(const std::byte* const* rows, std::int64_t first, std::int64_t dim,
+                                   const float* weights, float* o, Asker& asker, std::int64_t lines) {
+  typename Lanes::Vector sum[2][kQueries][kVectors];  // of even and odd keys
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; ++odd) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kQueries; ++c) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[odd][c][v] = Lanes::zero();
+    }
+  }
+  for (std::int64_t key = 0; key < kDotStep; key += 2) {
+    asker.lines(lines);
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; ++odd) {
+      typename Lanes::Vector value[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) value[v] = Lanes::widen(rows[key + odd] + 2 * (first + v * kDotTile));
+#pragma GCC unroll 4
+      for (int c = 0; c < kQueries; ++c) {
+        const typename Lanes::Vector weight = Lanes::broadcast(weights + (key + odd) * kQueries + c);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) {
+          sum[odd][c][v] = Lanes::multiply_add(value[v], weight, sum[odd][c][v]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int c = 0; c < kQueries; ++c) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      float* at = o + c * dim + first + v * kDotTile;
+      Lanes::store(Lanes::add(Lanes::load(at), Lanes::add(sum[0][c][v], sum[1][c][v])), at);
+    }
+  }
+}
+
+// Vectors that a pass sums: with their chains they stay in registers.
+inline constexpr int few_tile_vectors(std::int64_t queries) { return queries == 1 ? 4 : 2; }
+
+template <class Lanes, int kQueries>
+HWY_NOINLINE void few_tile_values_of(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim,
+                                     const std::uint32_t* p, float* o, Asker& asker, std::int64_t lines) {
+  constexpr int kVectors = few_tile_vectors(kQueries);
+  alignas(64) std::uint32_t bits[kDotStep * kQueries];
+  alignas(64) float weights[kDotStep * kQueries];
+  for (std::int64_t step = 0; step < pairs; step += kDotStep / 2, rows += kDotStep, p += kDotStep / 2 * kPanel) {
+    for (std::int64_t t = 0; t < kDotStep / 2; ++t) {
+      for (std::int64_t c = 0; c < kQueries; ++c) {
+        bits[2 * t * kQueries + c] = p[t * kPanel + c] << 16U;
+        bits[(2 * t + 1) * kQueries + c] = p[t * kPanel + c] & 0xFFFF0000U;
+      }
+    }
+    __builtin_memcpy(weights, bits, sizeof weights);
+    std::int64_t first = 0;
+    for (; first + kVectors * kDotTile <= dim; first += kVectors * kDotTile) {
+      add_step_of_values<Lanes, kQueries, kVectors>(rows, first, dim, weights, o, asker, lines);
+    }
+    for (; first < dim; first += kDotTile) {
+      add_step_of_values<Lanes, kQueries, 1>(rows, first, dim, weights, o, asker, lines);
+    }
+  }
+}
+
+template <class Lanes>
+void few_tile_values(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                     const std::uint32_t* p, float* o, const RowsAhead& ahead) {
+  Asker asker(ahead);
+  const std::int64_t width = few_tile_vectors(queries) * kDotTile;
+  const std::int64_t passes = (dim / width + dim % width / kDotTile) * (queries == 1 ? 1 : queries / 4);
+  const std::int64_t lines = lines_a_step(ahead, pairs * passes);
+  {
+    [[maybe_unused]] const typename Lanes::Flush flush;
+    if (queries == 1) {
+      few_tile_values_of<Lanes, 1>(pairs, rows, dim, p, o, asker, lines);
+    } else {
+      for (std::int64_t c = 0; c < queries; c += 4) {
+        few_tile_values_of<Lanes, 4>(pairs, rows, dim, p + c, o + c * dim, asker, lines);
+      }
+    }
+  }
+  asker.rest();
+}
+
+}  // namespace
+}  // namespace tessera::cpu
