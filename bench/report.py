@@ -236,11 +236,11 @@ def chunk_rows(rows):
 
 def profile_rows(rows):
     """What a profiler saw of decode steps of linear attention."""
-    head = ["batch", "state", "caches", "time", "memory moved", "of its peak", "found in L2", "warps resident"]
+    head = ["batch", "state", "ring", "caches", "time", "memory moved", "of its peak", "found in L2", "warps resident"]
     body = []
     for row in rows:
         t = tokens(row["problem"])
-        cells = [t.get("b", "1"), t.get("state", "fp32"), row["caches"], f"{row['us']:.1f} µs"]
+        cells = [t.get("b", "1"), t.get("state", "fp32"), t.get("ring", "–"), row["caches"], f"{row['us']:.1f} µs"]
         cells += [f"{row['gbytes_s']:.0f} GB/s", f"{row['dram_percent']:.0f} %", f"{row['l2_hit_percent']:.0f} %"]
         stall = f"{row['stall'].replace('_', ' ')} ({row['stall_part'] * 100:.0f} %)"
         body.append([*cells, f"{row['occupancy_percent']:.0f} %", stall])

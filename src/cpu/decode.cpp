@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cmath>
+#include <cstdlib>
+#include <limits>
 
 #include "cpu/decode_unit.h"
 
@@ -17,6 +18,8 @@ void list_rows(const KeyView& view, std::int64_t first, std::int64_t count, std:
     count -= run;
   }
 }
+
+constexpr Visible kSeesAll = {std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()};
 
 std::int64_t row_bytes(std::int64_t dim, DType type) { return dim * static_cast<std::int64_t>(size_of(type)); }
 
@@ -109,13 +112,15 @@ void DecodeUnit::load_queries() {
   cleared_ = scored;
   for (std::int64_t c = 0; c < width; ++c) {
     const std::int64_t tile = std::min(c / stride_, tiles_ - 1);
-    const std::int64_t query = std::min(c % stride_, queries_ - 1);  // unused columns repeat the last one's limits
+    const std::int64_t query = std::min(c % stride_, queries_ - 1);
     const std::int64_t row = query % row_count_;
     const std::int64_t head = tile_.head + tile * run_.tiling.heads_a_tile + query / row_count_;
     b_.head[c] = static_cast<std::int32_t>(head);
     b_.position[c] = tile_.first_position + row;
-    b_.visible[c] = visible_keys(problem_, b_.position[c]);
-    if (c >= columns() || c % stride_ >= queries_) continue;
+    // Unused columns see everything: their scores stay 0 and decide nothing.
+    const bool used = c < columns() && c % stride_ < queries_;
+    b_.visible[c] = used ? visible_keys(problem_, b_.position[c]) : kSeesAll;
+    if (!used) continue;
     if (run_.dots) {
       copy_rows(q.at(first_row_ + row, head), 0, 1, d, b_.q_bf16 + c * d, d);
     } else {
@@ -273,10 +278,14 @@ void DecodeUnit::softmax(float scale) {
     }
     // From pair to pair, as the panels have it: the order of the sum depends on where it begins.
     const std::int64_t first = lead_ / 2 * 2, end = lead_ + keys_, past = (end + 1) / 2 * 2;
-    if (first < lead_) std::fill_n(scores_at(c, first), columns, kNothing);
-    if (end < past) std::fill_n(scores_at(c, end), columns, kNothing);
+    const auto fill_halves = [&](float value) {
+      if (first < lead_) std::fill_n(scores_at(c, first), columns, value);
+      if (end < past) std::fill_n(scores_at(c, end), columns, value);
+    };
+    fill_halves(kNothing);
     run_.kernels.softmax_pairs(past - first, columns, scores_at(c, first), scale, b_.maximum + c, b_.sum + c,
                                b_.correction + c, pairs_at(c, first));
+    fill_halves(0.0F);  // unused columns keep it
     for (std::int64_t row = 0; row < first; row += 2) std::fill_n(pairs_at(c, row), columns, 0U);
     for (std::int64_t row = past; row < rows_; row += 2) std::fill_n(pairs_at(c, row), columns, 0U);
   }

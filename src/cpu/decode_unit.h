@@ -105,10 +105,10 @@ class DecodeUnit {
   std::int64_t row_count_ = 0;
   std::int64_t tiles_ = 0;
   std::int64_t split_ = 0;
-  std::int64_t queries_ = 0;   // of a head tile
-  std::int64_t stride_ = 0;    // its columns
-  std::int64_t cleared_ = -1;  // columns of S for which the unused ones are 0
-  Visible seen_by_all_{};      // key positions
+  std::int64_t queries_ = 0;  // of a head tile
+  std::int64_t stride_ = 0;   // its columns
+  std::int64_t cleared_ = 0;  // columns of S for which the unused ones are 0; negative: tiles of one query
+  Visible seen_by_all_{};     // key positions
   // Rows of a step: [lead_, lead_ + keys_) are keys. Dot products take some together as the grid has them; rows of
   // zeros stand for what the first and the last ones lack.
   std::int64_t lead_ = 0;

@@ -34,18 +34,22 @@ struct LinearConfig {
   /// Rows that a thread has elements of.
   constexpr int rows_a_thread() const { return (rows == StateRows::v ? tile : d) / (warps * (32 / lanes())); }
   constexpr int loads() const { return rows_a_thread() * loads_a_row(); }
-  /// Whether every thread has as much to do as every other, and with rows of k one load of a row.
+  /// Whether every thread has as much to do as every other, and with rows of k one load of a row, with rows of v a lane
+  /// for the sum of each.
   constexpr bool is_even() const {
     return row() % width() == 0 && (row() / width()) % lanes() == 0 && (lanes() & (lanes() - 1)) == 0 &&
            rows_a_thread() * warps * (32 / lanes()) == (rows == StateRows::v ? tile : d) && rows_a_thread() >= 1 &&
-           (rows_a_thread() & (rows_a_thread() - 1)) == 0 && (rows == StateRows::v || loads_a_row() == 1);
+           (rows_a_thread() & (rows_a_thread() - 1)) == 0 &&
+           (rows == StateRows::v ? rows_a_thread() <= lanes() : loads_a_row() == 1);
   }
   /// Whether 32 registers are enough, so that a multiprocessor holds all the threads it can.
   constexpr bool is_small() const {
     return one_token && loads() <= 2 && state == Element::fp32 && q == Element::bf16 && k == Element::bf16;
   }
   /// Blocks of that many threads; `arch` is 900 for SM90.
-  constexpr int resident(int arch) const { return (arch == 800 || arch == 900 ? 2048 : 1536) / threads(); }
+  constexpr int resident(int arch) const {
+    return (arch == 800 || arch == 900 || arch / 100 == 10 ? 2048 : 1536) / threads();
+  }
   /// q, k and v's part of `tokens` tokens in fp32, and the partial sums of o of each warp.
   constexpr int smem_bytes(int tokens) const {
     if (one_token) return 0;

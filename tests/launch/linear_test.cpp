@@ -84,6 +84,7 @@ TEST(LinearPlan, SaysWhatItHasNoKernelFor) {
   EXPECT_NE(reason("linear_decode d=64", "warps=3").find("warps are 1, 2, 4 or 8"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=64", "stages=2").find("tile_kv"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=256", "tile_kv=128 warps=1").find("evenly"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64 state=bf16", "tile_kv=64 warps=1").find("evenly"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=64 dv=256 layout=kv", "tile_kv=256 warps=8").find("evenly"), std::string::npos);
   const Support small = supports(Problem::parse("linear_decode t=8 d=256 ring=64 layout=kv"), Target::cuda(89), {});
   EXPECT_NE(small.reason.find("bytes of shared memory"), std::string::npos) << small.reason;

@@ -36,7 +36,10 @@ class SequenceRun {
   void run() { run(case_.threads); }
   void run(int threads) {
     inputs_.restore();
-    Executor(make_plan(case_.problem, Target::cpu(threads, case_.isa), case_.wishes)).run(inputs_.bindings());
+    const Plan plan = make_plan(case_.problem, Target::cpu(threads, case_.isa), case_.wishes);
+    cases::PoisonedMemory workspace(plan.workspace_bytes());
+    std::memset(workspace.data(), 0x7E, workspace.size());  // numbers, large ones: unlike NaN they can win a maximum
+    Executor(plan, workspace.data(), workspace.size()).run(inputs_.bindings());
   }
 
   /// Elements of row i of head h of sequence b in a q-shaped tensor.

@@ -17,7 +17,7 @@ namespace {
 // Types of the driver's ABI.
 constexpr int kMultiprocessorResource = 1;
 constexpr unsigned kDefaultStream = 1;
-struct Resource {
+struct alignas(8) Resource {
   int type;
   std::array<std::byte, 92> internal;
   std::uint32_t multiprocessors;

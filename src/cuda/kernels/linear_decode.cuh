@@ -135,7 +135,7 @@ struct LinearDecode {
   __device__ __forceinline__ Philox draws(i64 slot, int r, int l) const {
     constexpr bool of_v = C.rows == StateRows::v;
     const int columns = of_v ? C.d : static_cast<int>(gridDim.x) * C.tile;
-    const int at_row = (of_v ? first_column() : 0) + row() + r * kRowsApart;
+    const int at_row = (of_v ? first_column() : 0) + row(r);
     const int at_column = (of_v ? 0 : first_column()) + column() + l * (C.lanes() * kWidth);
     const u64 seed = p.seed_at != nullptr ? *p.seed_at : p.seed;
     const u64 offset = p.offset_at != nullptr ? *p.offset_at : p.offset;
@@ -242,15 +242,15 @@ struct LinearDecode {
   static __device__ __forceinline__ int column(int load) { return load * (C.lanes() * kWidth) + column(); }
   static __device__ __forceinline__ int row(int r) { return row() + r * kRowsApart; }
   /// From where the thread's first column and row lie.
-  __device__ __forceinline__ void load_token(Token& token, const char* q, const char* k, const char* v) const {
+  __device__ __forceinline__ void load_token(Token& token, const char* at_q, const char* at_k, const char* at_v) const {
     constexpr int apart = C.lanes() * kWidth;
 #pragma unroll
     for (int l = 0; l < kLoads; ++l) {
-      load<C.k, kWidth>(token.k[l], k + l * apart * bytes_of(C.k));
-      load<C.q, kWidth>(token.q[l], q + l * apart * bytes_of(C.q), p.scale);
+      load<C.k, kWidth>(token.k[l], at_k + l * apart * bytes_of(C.k));
+      load<C.q, kWidth>(token.q[l], at_q + l * apart * bytes_of(C.q), p.scale);
     }
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) load<C.v, 1>(token.v + r, v + r * kRowsApart * bytes_of(C.v));
+    for (int r = 0; r < kRows; ++r) load<C.v, 1>(token.v + r, at_v + r * kRowsApart * bytes_of(C.v));
   }
   /// Of those that the block's threads share.
   __device__ __forceinline__ Token read_token(int t) const {
@@ -306,7 +306,7 @@ struct LinearDecode {
     read(value, v + t * C.tile + column());
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int at = t * C.d + row() + r * kRowsApart;
+      const int at = t * C.d + row(r);
       const float key = k[at];
       const float query = q[at];
 #pragma unroll

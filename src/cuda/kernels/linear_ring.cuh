@@ -207,7 +207,7 @@ struct LinearRing {
       }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const int row = Step::row() + r * Step::kRowsApart;
+        const int row = Step::row(r);
         const float across = of_v ? value(i, row) : key(i, row);
         State& state = s[r * kLoads + l];
 #pragma unroll
@@ -234,7 +234,7 @@ struct LinearRing {
     // Lanes take turns at the tokens: their sums go the way of the products.
     for (int i = begin() + thread() % C.lanes(); i <= waiting + t; i += C.lanes()) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) o[r] += weight(t, i) * value(i, Step::row() + r * Step::kRowsApart);
+      for (int r = 0; r < kRows; ++r) o[r] += weight(t, i) * value(i, Step::row(r));
     }
     step.put_rows(o, t);
   }
@@ -244,7 +244,7 @@ struct LinearRing {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       RowVector<C.q, 1> query;
-      query.load(q + t * kQueryRow + (Step::row() + r * Step::kRowsApart) * bytes_of(C.q));
+      query.load(q + t * kQueryRow + (Step::row(r)) * bytes_of(C.q));
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) o[j] += query.at[0] * s[r].at[j];
     }

@@ -25,7 +25,8 @@ __device__ __forceinline__ void known_here(T*& address) {
 /// on it is computed while it is on its way.
 __device__ __forceinline__ i64 load_index(const void* array, bool is_long, int index) {
   u32 low = static_cast<u32>(index), high = 0;
-  const char* at = static_cast<const char*>(array) + static_cast<i64>(index) * (is_long ? 8 : 4);
+  const u64 first = reinterpret_cast<u64>(array);
+  const u64 at = first + static_cast<u64>(index) * (is_long ? 8U : 4U);
   asm volatile(
       "{\n"
       ".reg .pred some, wide;\n"
@@ -35,7 +36,7 @@ __device__ __forceinline__ i64 load_index(const void* array, bool is_long, int i
       "@wide ld.global.u32 %1, [%4 + 4];\n"
       "}\n"
       : "+r"(low), "+r"(high)
-      : "l"(array), "r"(static_cast<u32>(is_long)), "l"(at)
+      : "l"(first), "r"(static_cast<u32>(is_long)), "l"(at)
       : "memory");
   const u32 sign = static_cast<u32>(static_cast<int>(low) >> 31);
   return static_cast<i64>(static_cast<u64>(is_long ? high : sign) << 32 | low);
