@@ -128,7 +128,7 @@ std::int64_t backward_parts(const detail::PlanState& state) {
                                   std::max<std::int64_t>(divide_up(keys, state.tile_kv), 1));
 }
 
-// Of a narrow band long tiles would be mostly hidden.
+// Under a window long tiles would be hidden for the most part.
 std::int64_t forward_keys(const Problem& problem, const Kernels& kernels, bool dots) {
   return dots && !problem.band.left ? kernels.dots->forward_keys : kForwardKeys;
 }

@@ -45,11 +45,7 @@ void dot_few_scores(std::int64_t keys, const std::byte* const* rows, std::int64_
     scores_of_tile(all + first, dim, q, sums + first, asker, lines);
   }
   asker.rest();
-  if (queries == 1) {
-    for (std::int64_t i = 0; i < kFewKeys; ++i) s[i * kPanel] = sums[i];
-  } else {
-    transpose(queries, kFewKeys, sums, kFewKeys, s, kPanel);
-  }
+  put_few_scores(queries, sums, s, transpose);
 }
 
 // Lanes are dims.

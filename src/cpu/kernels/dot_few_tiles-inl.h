@@ -76,11 +76,7 @@ void few_tile_scores(std::int64_t keys, const std::byte* const* rows, std::int64
     scores_of(all, dim, q, sums, asker, lines);
   }
   asker.rest();
-  if (queries == 1) {
-    for (std::int64_t i = 0; i < kFewKeys; ++i) s[i * kPanel] = sums[i];
-  } else {
-    transpose(queries, kFewKeys, sums, kFewKeys, s, kPanel);
-  }
+  put_few_scores(queries, sums, s, transpose);
 }
 
 // Lanes are dims; weights (kDotStep × kQueries).

@@ -31,6 +31,12 @@ inline constexpr std::int64_t padded_tiles(std::int64_t n) { return (n + kDotTil
 using Transpose = void (*)(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld,
                            float* target, std::ptrdiff_t ld);
 
+/// Sums (queries, kFewKeys) of few_scores to where they belong in S (kFewKeys, kPanel).
+inline void put_few_scores(std::int64_t queries, const float* sums, float* s, Transpose transpose) {
+  if (queries > 1) return transpose(queries, kFewKeys, sums, kFewKeys, s, kPanel);
+  for (std::int64_t i = 0; i < kFewKeys; ++i) s[i * kPanel] = sums[i];
+}
+
 /// Keys of a forward's tile by vectors and by AMX tiles, measured best (docs/performance.md): for every tile the sums
 /// of the outputs come from L2 and go back, which counts the more the faster the products are.
 inline constexpr std::int64_t kVectorKeys = 128, kTileKeys = 512;

@@ -72,11 +72,7 @@ void few_scores_as(std::int64_t keys, const std::byte* const* rows, std::int64_t
     }
   }
   asker.rest();
-  if (queries == 1) {
-    for (std::int64_t i = 0; i < kFewKeys; ++i) s[i * kPanel] = sums[i];
-  } else {
-    transpose(queries, kFewKeys, sums, kFewKeys, s, kPanel);
-  }
+  put_few_scores(queries, sums, s, transpose);
 }
 
 template <int kQueries, int kVectors, class T>
