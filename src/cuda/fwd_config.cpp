@@ -193,7 +193,7 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
     } else if (widest <= 32) {
       set_tile(config, 128, 128, 2, 8);
     } else {
-      set_tile(config, 192, 96, 4, 12);
+      set_tile(config, 192, 128, 4, 12);
     }
   } else {
     // Few keys make whole tiles of 64, and boxes of pages are to divide a tile.

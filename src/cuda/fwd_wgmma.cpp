@@ -22,7 +22,7 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   if (c.tile_n > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
   // Scores, outputs and probabilities, of what a thread has (fwd_wgmma.cuh).
   const int registers = (c.tile_n + c.dv) / 2 + c.tile_n / 4;
-  const int most = c.warps == 12 ? 112 : 192;
+  const int most = c.warps == 12 ? 128 : 192;
   if (registers > most) {
     return Support::no("needs " + std::to_string(registers) +
                        " registers a thread for scores, output and probabilities; want at most " +

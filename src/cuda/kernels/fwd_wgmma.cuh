@@ -75,10 +75,11 @@ struct FwdWgmma {
 
   // Asked for again rather than kept: registers are short.
   __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
+  static __device__ __forceinline__ int thread_again() { return ptx::afresh(static_cast<int>(threadIdx.x)); }
 
   __device__ __forceinline__ u32 q_at() const { return q_base + group() * QTile::bytes; }
   __device__ __forceinline__ u32 k_at(int use) const {
-    return q_base + C.q_bytes() + use % C.stages * (C.k_bytes() + C.v_bytes());
+    return q_base + C.q_bytes() + static_cast<u32>(use) % C.stages * (C.k_bytes() + C.v_bytes());
   }
   __device__ __forceinline__ u32 v_at(int use) const { return k_at(use) + C.k_bytes(); }
   __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(shared.keys)}; }
@@ -245,6 +246,7 @@ struct FwdWgmma {
       find_weights<true>(work, use, s, weights, o, softmax);
 #pragma unroll 1
       while (++use < work.end_use) {
+        use = ptx::afresh(use);  // not kept beside the one before
         const u32 k = ptx::uniform(k_at(use));
         const u32 v = ptx::uniform(v_at(use - 1));
         keys().wait(use);
@@ -264,10 +266,11 @@ struct FwdWgmma {
       more = begin_queries(work.item + 1);
       await_outputs(o);
       release(values(), work.end_use - 1);
-      const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
-      epilogue.store(o, softmax);
+      Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax);
       if (work.spoiled != 0) {
-        ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, lane}.add_to_outputs();
+        const int thread = thread_again();
+        const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
+        ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, thread % 32}.add_to_outputs();
       }
       item = work.item;
       __syncwarp();
@@ -282,7 +285,7 @@ struct FwdWgmma {
     const Work& work = shared.works[item % 2];
     const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
     const int first = group() * 64;
-    const int in_group = ptx::uniform(thread / 32 % 4) * 32 + lane;  // computed again rather than kept, too
+    const int in_group = thread_again() % 128;
     const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - work.block.first_row - first;
     load_tile<QTile, 128>(q_at(), valid, p.d, in_group, [&](int row) { return rows.at(first + row); });
     ptx::cp_async_commit();
@@ -330,7 +333,10 @@ struct FwdWgmma {
       float slack[2];
       softmax.take_back(before, slack);
       multiply_again(s, k_at(use));
-      FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
+      if constexpr (C.scale_first) {  // no key is hidden
+        const int thread = thread_again();
+        FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+      }
       rescale = softmax.raise(s, softmax_scale(), slack);
       exponentiate(s, softmax);
     }
@@ -339,6 +345,8 @@ struct FwdWgmma {
 
   __device__ __forceinline__ void multiply_again(Scores& s, u32 k_tile) const {
     s.clear();
+    const int thread = thread_again();
+    const int lane = thread % 32;
     const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
     const u32 keys = keys_address<KTile>(k_tile, lane);
 #pragma unroll 1
@@ -361,11 +369,14 @@ struct FwdWgmma {
   }
   __device__ __forceinline__ void release(const Ring<C.stages>& ring, int use) const {
     __syncwarp();
-    if (lane == 0) ring.release(use);
+    if (thread_again() % 32 == 0) ring.release(use);
   }
 
   __device__ __forceinline__ void finish_scores(Work& work, Scores& s, const KvTile& tile, int use) const {
-    FinishScores<C, User>{p, work, thread / 32 * 16, lane}.finish(s, tile);
+    if (C.scale_first || work.may_hide(tile)) {
+      const int thread = thread_again();
+      FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+    }
     if (work.may_hide(tile)) replace_values(work, use);
   }
 
@@ -407,7 +418,10 @@ struct FwdWgmma {
     if constexpr (takes_turns) ptx::barrier_sync(kTurn + thread / 128, 256);
   }
   __device__ __forceinline__ void end_turn() const {
-    if constexpr (takes_turns) ptx::barrier_arrive(kTurn + (thread / 128 + 1) % groups, 256);
+    if constexpr (takes_turns) {
+      const int group = thread_again() / 128;
+      ptx::barrier_arrive(group == groups - 1 ? kTurn : kTurn + 1 + group, 256);
+    }
   }
 
   __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + thread / 128, 128); }

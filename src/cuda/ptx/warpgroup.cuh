@@ -33,4 +33,11 @@ __device__ __forceinline__ T uniform(T x) {
   return __shfl_sync(0xffffffffU, x, 0);
 }
 
+/// x itself. What follows from it is computed where this stands, instead of once and then kept where registers are
+/// short.
+__device__ __forceinline__ int afresh(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 }  // namespace tessera::cuda::ptx

@@ -13,9 +13,9 @@ struct Ring {
   static constexpr int bytes = stages * 16;
   u32 barriers;  // shared memory: full, empty of every buffer
 
-  __device__ __forceinline__ u32 full(int use) const { return barriers + use % stages * 16; }
+  __device__ __forceinline__ u32 full(int use) const { return barriers + static_cast<u32>(use) % stages * 16; }
   __device__ __forceinline__ u32 empty(int use) const { return full(use) + 8; }
-  static __device__ __forceinline__ u32 parity(int use) { return static_cast<u32>(use / stages & 1); }
+  static __device__ __forceinline__ u32 parity(int use) { return static_cast<u32>(use) / stages & 1; }
 
   /// By one thread, before a barrier of the block. `fillers`: threads that fill a buffer; `warps`: that read it.
   __device__ __forceinline__ void init(int fillers, int warps) const {
