@@ -35,7 +35,8 @@ struct SharedWorks {
   WorkOfRings<C> works[2];
   int end;  // the number behind that of the last row tile, once it is known; until then -1
   u64 items[4], keys[2 * C.stages], values[2 * C.stages];
-  u64 nearly_copied;  // a phase for each row tile
+  u64 checks[2 * C.stages];  // of values: see careful.cuh
+  u64 nearly_copied;         // a phase for each row tile
 };
 
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
@@ -84,6 +85,7 @@ struct FwdWgmma {
   __device__ __forceinline__ u32 v_at(int use) const { return k_at(use) + C.k_bytes(); }
   __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(shared.keys)}; }
   __device__ __forceinline__ Ring<C.stages> values() const { return {ptx::shared_address(shared.values)}; }
+  __device__ __forceinline__ Ring<C.stages> checks() const { return {ptx::shared_address(shared.checks)}; }
   __device__ __forceinline__ u32 nearly_copied() const { return ptx::shared_address(&shared.nearly_copied); }
   __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
 
@@ -93,9 +95,10 @@ struct FwdWgmma {
                           ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     if (threadIdx.x == 0) {
       kernel.shared.end = -1;
-      kernel.items().init(1, C.warps + 1);
+      kernel.items().init(1, C.warps + 1 + kCheckers);
       kernel.keys().init(1, C.warps);
-      kernel.values().init(1, C.warps);
+      kernel.values().init(1, C.warps + kCheckers);
+      kernel.checks().init(kCheckers, 1);
       ptx::mbarrier_init(kernel.nearly_copied(), 1);
       ptx::fence_mbarrier_init();
     }
@@ -111,6 +114,8 @@ struct FwdWgmma {
         kernel.find_work();
       } else if (warp == 1 && kernel.lane < kCopiers<C>) {
         kernel.copy();
+      } else if (warp >= 2) {
+        kernel.check();
       }
     }
   }
@@ -219,6 +224,33 @@ struct FwdWgmma {
     if constexpr (kCopiers<C> > 1) __syncwarp();
   }
 
+  /// The values of tiles that may hide keys, which the warps that compute wait for: see careful.cuh. Ahead of them.
+  static constexpr int kCheckers = 2;  // warps
+  __device__ __forceinline__ void check() const {
+#pragma unroll 1
+    for (int item = 0;; ++item) {
+      items().wait(item);
+      if (item == shared.end) return;
+      Work& work = shared.works[item % 2];
+#pragma unroll 1
+      for (int use = work.first_use; use < work.end_use; ++use) {
+        values().wait(use);
+        if (work.may_hide(work.tiles.at(use - work.first_use))) {
+          constexpr int threads = kCheckers * 32;
+          if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads)) work.spoiled = 1;
+          ptx::fence_async_proxy();
+        }
+        __syncwarp();
+        if (lane == 0) {
+          checks().publish(use);
+          values().release(use);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) items().release(item);
+    }
+  }
+
   // Of every row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those before;
   // then the last O += P·V.
   __device__ __forceinline__ void compute() const {
@@ -307,7 +339,11 @@ struct FwdWgmma {
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
     await_scores<first ? 0 : 1>(s);
-    finish_scores(work, s, tile, use);
+    if (C.scale_first || work.may_hide(tile)) {
+      const int thread = thread_again();
+      FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+    }
+    if (work.may_hide(tile)) checks().wait(use);  // here, where what it needs is at hand
     const auto rescale = exponentiate<first>(work, s, tile, use, softmax);
     release(keys(), use);
     if constexpr (!first) {
@@ -372,22 +408,6 @@ struct FwdWgmma {
     if (thread_again() % 32 == 0) ring.release(use);
   }
 
-  __device__ __forceinline__ void finish_scores(Work& work, Scores& s, const KvTile& tile, int use) const {
-    if (C.scale_first || work.may_hide(tile)) {
-      const int thread = thread_again();
-      FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
-    }
-    if (work.may_hide(tile)) replace_values(work, use);
-  }
-
-  // See careful.cuh. Each group waits for all threads that look.
-  __device__ __forceinline__ void replace_values(Work& work, int use) const {
-    values().wait(use);
-    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at(use), thread)) work.spoiled = 1;
-    ptx::fence_async_proxy();
-    ptx::barrier_sync(kAll, C.threads());
-  }
-
   __device__ __forceinline__ void exponentiate(Scores& s, Softmax<1>& softmax) const {
 #pragma unroll
     for (int n = 0; n < C.tile_n / 8; ++n) softmax.exponentiate(0, s.tile[0][n], softmax_scale());
@@ -411,20 +431,19 @@ struct FwdWgmma {
   }
 
   // Groups begin their products in turn, so that one's softmax runs beside the others' products.
-  static constexpr int kAll = 1;    // barriers of the threads that compute
-  static constexpr int kTurn = 2;   // one for each group
-  static constexpr int kGroup = 5;  // likewise
+  static constexpr int kTurn = 1;   // barriers, one for each group
+  static constexpr int kGroup = 4;  // likewise
   __device__ __forceinline__ void begin_turn() const {
-    if constexpr (takes_turns) ptx::barrier_sync(kTurn + thread / 128, 256);
+    if constexpr (takes_turns) ptx::barrier_sync(kTurn + group(), 256);
   }
   __device__ __forceinline__ void end_turn() const {
     if constexpr (takes_turns) {
-      const int group = thread_again() / 128;
-      ptx::barrier_arrive(group == groups - 1 ? kTurn : kTurn + 1 + group, 256);
+      const int own = group();
+      ptx::barrier_arrive(own == groups - 1 ? kTurn : kTurn + 1 + own, 256);
     }
   }
 
-  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + thread / 128, 128); }
+  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group(), 128); }
 
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 };
