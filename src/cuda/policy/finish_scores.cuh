@@ -27,10 +27,9 @@ struct FinishScores {
   __device__ __forceinline__ void finish(Scores& s, const KvTile& tile) const {
     if constexpr (C.scale_first || C.tests_elements()) {
       finish_rows<true, true>(s, tile);
-    } else if (tile.cut_begin) {
-      finish_rows<true, true>(s, tile);
-    } else if (tile.cut_end) {
-      finish_rows<false, true>(s, tile);
+    } else {
+      if (tile.cut_begin) finish_rows<true, false>(s, tile);
+      if (tile.cut_end) finish_rows<false, true>(s, tile);
     }
   }
 
