@@ -174,7 +174,7 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
 }
 
 // Groups of 64 rows: two, or three where registers leave room; but one, and two blocks a multiprocessor or three, for
-// short sequences of narrow heads and where there are few rows.
+// short causal sequences of narrow heads, where many of three groups' rows would not be used, and where there are few.
 void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& target) {
   const int widest = std::max(config.d, config.dv);
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
@@ -186,14 +186,14 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
     set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.band.right && !problem.band.left;
+    set_tile(config, 192, 128, 4, 12);
+    const bool mostly_whole = 5 * round_up(rows, std::int64_t{192}) <= 6 * round_up(rows, std::int64_t{64});
     if (causal && rows <= kManyRows / 2) {
       set_tile(config, 64, 64, 4, 4);
-    } else if (rows <= kManyRows) {
-      set_tile(config, 64, 128, 2, 4);
     } else if (widest <= 32) {
-      set_tile(config, 128, 128, 2, 8);
-    } else {
-      set_tile(config, 192, 128, 4, 12);
+      set_tile(config, rows <= kManyRows ? 64 : 128, 128, 2, rows <= kManyRows ? 4 : 8);
+    } else if (!mostly_whole || blocks_that_count(config, problem) < target.multiprocessors) {
+      set_tile(config, 64, 128, 2, 4);
     }
   } else {
     // Few keys make whole tiles of 64, and boxes of pages are to divide a tile.

@@ -5,103 +5,52 @@
 // V, run while the softmax of the others is computed; so do the end of one row tile and the first copies of the next.
 #pragma once
 
-#include "cuda/policy/block_work.cuh"
+#include "cuda/kernels/fwd_feed.cuh"
 #include "cuda/policy/callables.cuh"
 #include "cuda/policy/careful.cuh"
 #include "cuda/policy/dropout.cuh"
 #include "cuda/policy/epilogue.cuh"
 #include "cuda/policy/finish_scores.cuh"
 #include "cuda/policy/softmax.cuh"
-#include "cuda/policy/tickets.cuh"
-#include "cuda/policy/tile_list.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
-#include "cuda/tile/ring.cuh"
 
 namespace tessera::cuda {
 
-/// A row tile's work, its number, and its uses of the rings of keys and values: from first_use to before end_use. With
-/// drawing_use the next row tile is drawn.
-template <FwdConfig C>
-struct WorkOfRings : SharedWork<C> {
-  int item;
-  int first_use, drawing_use, end_use;
-};
-
-/// In front of the tiles: the row tile in work and the next, and the barriers of rings.
-template <FwdConfig C>
-struct SharedWorks {
-  WorkOfRings<C> works[2];
-  int end;  // the number behind that of the last row tile, once it is known; until then -1
-  u64 items[4], keys[2 * C.stages], values[2 * C.stages];
-  u64 checks[2 * C.stages];  // of values: see careful.cuh
-  u64 nearly_copied;         // a phase for each row tile
-};
-
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
-struct FwdWgmma {
-  static constexpr int groups = C.warps / 4;  // that compute
+struct FwdWgmma : FwdFeed<C> {
+  using Feed = FwdFeed<C>;
+  using Feed::checks, Feed::groups, Feed::groups_differ, Feed::items, Feed::k_at, Feed::keys, Feed::lane, Feed::p,
+      Feed::q_base, Feed::shared, Feed::thread, Feed::v_at, Feed::values;
+  using typename Feed::KTile, typename Feed::QTile, typename Feed::VTile, typename Feed::Work, typename Feed::Works;
   static constexpr bool takes_turns = groups >= 2;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine;
-  // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
-  // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
-  static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_m* C.tile_n*(C.d + C.dv));
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
   static constexpr int copying_registers = most_to_find                     ? 72
                                            : much_to_find                   ? 56
                                            : groups == 3 || C.blocks() == 3 ? 32
                                                                             : 40;
   static constexpr int computing_registers = (all_registers - copying_registers) / groups / 8 * 8;
-  using QTile = SharedTile<64, C.d>;  // of a group
-  using KTile = SharedTile<C.tile_n, C.d>;
-  using VTile = SharedTile<C.tile_n, C.dv>;
   using Scores = Accumulator<1, C.tile_n / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Probabilities = u32[C.tile_n / 16][4];  // as an A operand
-  using Works = SharedWorks<C>;
-  using Work = WorkOfRings<C>;
 
-  static_assert(C.rows_a_warp() == 16 && sizeof(Works) <= FwdConfig::kWorkBytes);
-
-  const FwdParams& p;
-  const KvMaps* maps;
-  char* memory;
-  Works& shared;
-  const u32 q_base;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % 32;
+  static_assert(C.rows_a_warp() == 16);
 
   // Asked for again rather than kept: registers are short.
   __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
   static __device__ __forceinline__ int thread_again() { return ptx::afresh(static_cast<int>(threadIdx.x)); }
 
   __device__ __forceinline__ u32 q_at() const { return q_base + group() * QTile::bytes; }
-  __device__ __forceinline__ u32 k_at(int use) const {
-    return q_base + C.q_bytes() + static_cast<u32>(use) % C.stages * (C.k_bytes() + C.v_bytes());
-  }
-  __device__ __forceinline__ u32 v_at(int use) const { return k_at(use) + C.k_bytes(); }
-  __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(shared.keys)}; }
-  __device__ __forceinline__ Ring<C.stages> values() const { return {ptx::shared_address(shared.values)}; }
-  __device__ __forceinline__ Ring<C.stages> checks() const { return {ptx::shared_address(shared.checks)}; }
-  __device__ __forceinline__ u32 nearly_copied() const { return ptx::shared_address(&shared.nearly_copied); }
-  __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
-    const FwdWgmma kernel{params, maps, memory, *reinterpret_cast<Works*>(memory),
-                          ptx::shared_address(memory) + FwdConfig::kWorkBytes};
-    if (threadIdx.x == 0) {
-      kernel.shared.end = -1;
-      kernel.items().init(1, C.warps + 1 + kCheckers);
-      kernel.keys().init(1, C.warps);
-      kernel.values().init(1, C.warps + kCheckers);
-      kernel.checks().init(kCheckers, 1);
-      ptx::mbarrier_init(kernel.nearly_copied(), 1);
-      ptx::fence_mbarrier_init();
-    }
+    const FwdWgmma kernel{
+        {params, maps, memory, *reinterpret_cast<Works*>(memory), ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
+    if (threadIdx.x == 0) kernel.init();
     ptx::take_over();
     __syncthreads();
     if (kernel.group() < groups) {
@@ -109,150 +58,12 @@ struct FwdWgmma {
       kernel.compute();
     } else {
       ptx::give_registers<copying_registers>();
-      const int warp = ptx::uniform(kernel.thread / 32) - C.warps;
-      if (warp == 0) {
-        kernel.find_work();
-      } else if (warp == 1 && kernel.lane < kCopiers<C>) {
-        kernel.copy();
-      } else if (warp >= 2) {
-        kernel.check();
-      }
-    }
-  }
-
-  // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
-  // while other blocks have nothing left.
-  __device__ __forceinline__ void find_work() const {
-    auto tile = static_cast<int>(blockIdx.x);  // of rows, in the order of p.order
-    int item = 0;
-    int use = 0;
-#pragma unroll 1
-    while (tile < p.order.count) {
-      items().wait_empty(item);
-      if (find(tile, item, use)) {
-        publish(item);
-        ++item;
-      }
-      if (p.tickets.counter == nullptr) break;
-      if (lane == 0) {
-        if (item > 0) ptx::mbarrier_wait(nearly_copied(), static_cast<u32>(item & 1) ^ 1);
-        tile = static_cast<int>(gridDim.x) + draw(p.tickets, p.order.count);
-      }
-      tile = ptx::uniform(tile);
-    }
-    items().wait_empty(item);
-    if (lane == 0) shared.end = item;
-    publish(item);
-  }
-  __device__ __forceinline__ void publish(int item) const {
-    __syncwarp();
-    if (lane == 0) items().publish(item);
-  }
-  /// Whether the row tile has any row that sees a key; others are stored here. `use`: the first of the rings, then that
-  /// behind it.
-  __device__ __forceinline__ bool find(int tile, int item, int& use) const {
-    Work& work = shared.works[item % 2];
-    bool found = false;
-    if (lane == 0) {
-      found = work.find(p, tile);
-      work.spoiled = 0;
-      if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
-    }
-    if (!ptx::uniform(found)) return false;
-    if constexpr (C.tiles == Tiles::list) {
-      __syncwarp();
-      const TileList<C> tiles(p, work.sequence, work.block, list_memory(item));
-      if (lane == 0) work.tiles = tiles;
-    }
-    __syncwarp();
-    if (work.tiles.count() == 0) {
-      Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store_empty();
-      __syncwarp();
-      return false;
-    }
-    if (lane == 0) {
-      work.item = item;
-      work.first_use = use;
-      use += work.tiles.count();
-      work.drawing_use = max(work.first_use, use - kDrawnAhead);
-      work.end_use = use;
-    }
-    return true;
-  }
-  __device__ __forceinline__ ListMemory list_memory(int item) const {
-    char* cells = memory + C.smem_bytes() + item % 2 * C.cells_bytes(p.list.cells);
-    u32* bits = reinterpret_cast<u32*>(memory + C.smem_bytes() + 2 * C.cells_bytes(p.list.cells));
-    return {bits, bits + p.list.cells / 32, reinterpret_cast<unsigned short*>(cells)};
-  }
-
-  __device__ __forceinline__ void copy() const {
-#pragma unroll 1
-    for (int item = 0;; ++item) {
-      items().wait(item);
-      if (item == shared.end) return;
-      copy_tiles(shared.works[item % 2]);
-      sync_copiers();
-      if (lane == 0) items().release(item);
-    }
-  }
-  // While there is no memory yet for a tile's values, the next one's boxes are looked up.
-  __device__ __forceinline__ void copy_tiles(const Work& work) const {
-    TileBoxes boxes = boxes_of(work, work.first_use);
-#pragma unroll 1
-    for (int use = work.first_use; use < work.end_use; ++use) {
-      if (lane == 0 && use == work.drawing_use) ptx::mbarrier_arrive(nearly_copied());
-      const int segment = C.segments == 2 ? boxes.tile.segment : 0;
-      const KvParams& kv = p.kv[segment];
-      acquire(keys(), use, C.k_bytes());
-      copy_tile<KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), keys().full(use), lane);
-      const TileBoxes next = use + 1 < work.end_use ? boxes_of(work, use + 1) : boxes;
-      acquire(values(), use, C.v_bytes());
-      copy_tile<VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane);
-      boxes = next;
-    }
-  }
-  __device__ __forceinline__ TileBoxes boxes_of(const Work& work, int use) const {
-    const KvTile tile = work.tiles.at(use - work.first_use);
-    return find_boxes<C>(work, p.kv[C.segments == 2 ? tile.segment : 0], tile, lane);
-  }
-  // The copies of the other lanes count only after the bytes are said.
-  __device__ __forceinline__ void acquire(const Ring<C.stages>& ring, int use, u32 bytes) const {
-    if (lane == 0) ring.acquire(use, bytes);
-    sync_copiers();
-  }
-  static __device__ __forceinline__ void sync_copiers() {
-    if constexpr (kCopiers<C> > 1) __syncwarp();
-  }
-
-  /// The values of tiles that may hide keys, which the warps that compute wait for: see careful.cuh. Ahead of them.
-  static constexpr int kCheckers = 2;  // warps
-  __device__ __forceinline__ void check() const {
-#pragma unroll 1
-    for (int item = 0;; ++item) {
-      items().wait(item);
-      if (item == shared.end) return;
-      Work& work = shared.works[item % 2];
-#pragma unroll 1
-      for (int use = work.first_use; use < work.end_use; ++use) {
-        values().wait(use);
-        if (work.may_hide(work.tiles.at(use - work.first_use))) {
-          constexpr int threads = kCheckers * 32;
-          if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads)) work.spoiled = 1;
-          ptx::fence_async_proxy();
-        }
-        __syncwarp();
-        if (lane == 0) {
-          checks().publish(use);
-          values().release(use);
-        }
-      }
-      __syncwarp();
-      if (lane == 0) items().release(item);
+      kernel.feed(ptx::uniform(kernel.thread / 32) - C.warps);
     }
   }
 
   // Of every row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those before;
-  // then the last O += P·V.
+  // then the last O += P·V. All groups take as many turns and release all buffers, also of keys that they skip.
   __device__ __forceinline__ void compute() const {
     if constexpr (takes_turns) {
       if (group() == groups - 1) end_turn();
@@ -268,6 +79,10 @@ struct FwdWgmma {
       Work& work = shared.works[item % 2];  // what stays in memory takes no registers, which are short
       int use = work.first_use;
       await_queries();
+      if constexpr (groups_differ) {
+#pragma unroll 1
+        for (; use < own(work).first; ++use) skip(use);
+      }
       keys().wait(use);
       const u32 first = ptx::uniform(k_at(use));
       begin_turn();
@@ -277,7 +92,7 @@ struct FwdWgmma {
       softmax.clear();
       find_weights<true>(work, use, s, weights, o, softmax);
 #pragma unroll 1
-      while (++use < work.end_use) {
+      while (++use < own(work).end) {
         use = ptx::afresh(use);  // not kept beside the one before
         const u32 k = ptx::uniform(k_at(use));
         const u32 v = ptx::uniform(v_at(use - 1));
@@ -289,15 +104,20 @@ struct FwdWgmma {
         end_turn();
         find_weights<false>(work, use, s, weights, o, softmax);
       }
-      const u32 v = ptx::uniform(v_at(work.end_use - 1));
-      values().wait(work.end_use - 1);
+      use = own(work).end;
+      const u32 v = ptx::uniform(v_at(use - 1));
+      values().wait(use - 1);
       begin_turn();
       begin_outputs<C.type, VTile>(o, weights, v);
       end_turn();
+      if constexpr (groups_differ) {
+#pragma unroll 1
+        for (; use < work.end_use; ++use) skip(use);
+      }
       group_barrier();  // all warps of the group have the scores of their rows
       more = begin_queries(work.item + 1);
       await_outputs(o);
-      release(values(), work.end_use - 1);
+      release(values(), own(work).end - 1);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax);
       if (work.spoiled != 0) {
         const int thread = thread_again();
@@ -308,6 +128,20 @@ struct FwdWgmma {
       __syncwarp();
       if (lane == 0) items().release(item);
     }
+  }
+
+  __device__ __forceinline__ Uses own(const Work& work) const {
+    if constexpr (!groups_differ) return {work.first_use, work.end_use};
+    return work.own[thread_again() / 128];
+  }
+  /// Keys that none of the group's rows sees.
+  __device__ __forceinline__ void skip(int use) const {
+    keys().wait(use);
+    begin_turn();
+    end_turn();
+    release(keys(), use);
+    values().wait(use);
+    release(values(), use);
   }
 
   /// Of the group's rows of a row tile, if there is one.
