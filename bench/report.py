@@ -327,6 +327,7 @@ LAYOUTS = {
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
     "cpu_window": ("A sliding window beside the causal mask", plain_rows),
     "cpu_decode": ("Decode", plain_rows),
+    "cpu_decode_two": ("Decode by two threads", plain_rows),
     "gpu_dense": ("Dense attention beside cuDNN and FlashAttention-4", gpu_rows),
     "gpu_graph": ("Length 512 as CUDA graphs, caches as they are", gpu_rows),
     "gpu_dense_sm80": ("The same under the plans of SM80", gpu_rows),

@@ -303,8 +303,9 @@ int bench(const BenchOptions& options) {
   MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}, options.graph};
   const auto part = part_of_gpu(options, how.target);
   const std::string path = json_path(options, how.target);
-  const auto peers = start_peers(options);
+  // Before the peers: while they start the machine is not alone.
   const Roofline roofline = options.on_gpu() ? measure_device_roofline(how.target) : host_roofline(cases, how.target);
+  const auto peers = start_peers(options);
   print_head(roofline, options);
 
   double total = 0, done = 0;  // GFLOP and GB, a guess at the time of a row

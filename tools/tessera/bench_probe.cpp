@@ -90,15 +90,25 @@ double run_threads(int threads, const std::function<void(int)>& work) {
   return seconds_since(start);
 }
 
-// `kernel(rounds, sink)` on every thread at once, a short time and then four longer ones.
+// Attempts, of which the best counts: at least five, and long enough for the system to spread threads over processors.
+class Attempts {
+ public:
+  [[nodiscard]] bool more() { return count_++ < 5 || seconds_since(start_) < 0.25; }
+
+ private:
+  Clock::time_point start_ = Clock::now();
+  int count_ = 0;
+};
+
+// `kernel(rounds, sink)` on every thread at once.
 double measure_gflops(int threads, const std::function<double(std::int64_t, float*)>& kernel) {
   std::vector<float> sinks(static_cast<std::size_t>(threads) * 16);  // a cache line each
   double best = 0;
-  for (int attempt = 0; attempt < 5; ++attempt) {
+  for (Attempts attempts; attempts.more();) {
     std::vector<double> done(static_cast<std::size_t>(threads) * 8);
     const double seconds = run_threads(threads, [&](int thread) {
       const auto at = static_cast<std::size_t>(thread);
-      done[at * 8] = kernel(attempt == 0 ? 1'000'000 : 6'000'000, &sinks[at * 16]);
+      done[at * 8] = kernel(6'000'000, &sinks[at * 16]);
     });
     double total = 0;
     for (const double each : done) total += each;
@@ -123,7 +133,7 @@ double measure_gbytes_s(int threads) {
   const std::vector<std::uint64_t> memory(words, 1);
   std::vector<std::uint64_t> sinks(static_cast<std::size_t>(threads) * 8);
   double best = 0;
-  for (int attempt = 0; attempt < 4; ++attempt) {
+  for (Attempts attempts; attempts.more();) {
     const double seconds = run_threads(threads, [&](int thread) {
       const std::size_t share = words / static_cast<std::size_t>(threads);
       const auto at = static_cast<std::size_t>(thread);
