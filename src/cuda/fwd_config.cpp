@@ -173,6 +173,13 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
   }
 }
 
+// Packed rows of a sequence: the mean, unless the batch may not decide.
+std::int64_t usual_rows(const Problem& problem) {
+  const bool varies = problem.q_layout == Layout::varlen && !problem.batch_invariant && problem.batch > 0;
+  const std::int64_t queries = varies ? problem.total_q / problem.batch : problem.seqlen_q;
+  return std::min(queries, problem.seqlen_q) * packed_heads(problem);
+}
+
 // Groups of 64 rows: two, or three where registers leave room; but one, and two blocks a multiprocessor or three, for
 // short causal sequences of narrow heads, where many of three groups' rows would not be used, and where there are few.
 void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& target) {
@@ -187,7 +194,8 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.band.right && !problem.band.left;
     set_tile(config, 192, 128, 4, 12);
-    const bool mostly_whole = 5 * round_up(rows, std::int64_t{192}) <= 6 * round_up(rows, std::int64_t{64});
+    const std::int64_t usual = usual_rows(problem);
+    const bool mostly_whole = 5 * round_up(usual, std::int64_t{192}) <= 6 * round_up(usual, std::int64_t{64});
     if (causal && rows <= kManyRows / 2) {
       set_tile(config, 64, 64, 4, 4);
     } else if (widest <= 32) {

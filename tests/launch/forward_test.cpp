@@ -99,6 +99,23 @@ TEST(Wgmma, IsTakenWhereItIsFaster) {
   EXPECT_THROW(implementation("sq=100 d=64", 100, wish), Error);
 }
 
+// Three groups of 64 rows for narrow heads, but where a fifth of their rows or some multiprocessors had nothing to do.
+TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
+  const auto tile_q = [](const std::string& line) {
+    Target target = Target::cuda(90);
+    target.multiprocessors = 132;
+    return make_plan(Problem::parse("attention dtype=bf16 d=64 " + line), target).state().tile_q;
+  };
+  for (const char* line : {"b=16 sq=512 hq=32", "b=4 sq=8192 hq=32 causal", "b=16 sq=2000 hq=32 causal",
+                           "b=16 sq=600 hq=32 layout=varlen tq=8000", "b=50 sq=180 hq=8"}) {
+    EXPECT_EQ(tile_q(line), 192) << line;
+  }
+  for (const char* line : {"b=16 sq=512 hq=32 causal", "b=16 sq=256 hq=32", "b=1 sq=512 hq=32", "sq=4096 hq=4",
+                           "b=100 sq=2000 hq=32 layout=varlen tq=6000", "b=100 sq=60 hq=32"}) {
+    EXPECT_EQ(tile_q(line), 64) << line;
+  }
+}
+
 // The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
 std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int blocks) {
   std::vector<std::pair<int, int>> all;

@@ -34,7 +34,7 @@ struct SharedWorks {
   WorkOfRings<C> works[2];
   int end;  // the number behind that of the last row tile, once it is known; until then -1
   u64 items[4], keys[2 * C.stages], values[2 * C.stages];
-  u64 checks[2 * C.stages];  // of values: see careful.cuh
+  u64 checks[2 * C.stages];  // of values: see careful.cuh; who computes waits only for some, and releases none
   u64 nearly_copied;         // a phase for each row tile
 };
 
@@ -232,6 +232,7 @@ struct FwdFeed {
         values().wait(use);
         if (work.may_hide(work.tiles.at(use - work.first_use))) {
           constexpr int threads = kCheckers * 32;
+          // Groups that skip the tile may read this meanwhile; it tells them nothing.
           if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads)) work.spoiled = 1;
           ptx::fence_async_proxy();
         }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward for SM90, by wgmma. A block stays on its multiprocessor and computes row tiles one after another, each of
-// its warpgroups 64 packed rows of every tile. Of a further warpgroup one warp finds out what there is to do, and one
-// asks the copy engine for the tiles of K and V. The products of a tile's scores, and those of the tile before it with
-// V, run while the softmax of the others is computed; so do the end of one row tile and the first copies of the next.
+// its warpgroups 64 packed rows of every tile; a further warpgroup feeds them (fwd_feed.cuh). The products of a tile's
+// scores, and those of the tile before it with V, run while the softmax of the others is computed; so do the end of one
+// row tile and the first copies of the next.
 #pragma once
 
 #include "cuda/kernels/fwd_feed.cuh"
@@ -110,14 +110,17 @@ struct FwdWgmma : FwdFeed<C> {
       begin_turn();
       begin_outputs<C.type, VTile>(o, weights, v);
       end_turn();
-      if constexpr (groups_differ) {
+      const bool skips_more = groups_differ && use < work.end_use;
+      if (skips_more) {
+        await_outputs(o);  // the copies of what is skipped may want the room of these values
+        release(values(), use - 1);
 #pragma unroll 1
         for (; use < work.end_use; ++use) skip(use);
       }
       group_barrier();  // all warps of the group have the scores of their rows
       more = begin_queries(work.item + 1);
       await_outputs(o);
-      release(values(), own(work).end - 1);
+      if (!skips_more) release(values(), own(work).end - 1);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax);
       if (work.spoiled != 0) {
         const int thread = thread_again();
@@ -177,7 +180,10 @@ struct FwdWgmma : FwdFeed<C> {
       const int thread = thread_again();
       FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
     }
-    if (work.may_hide(tile)) checks().wait(use);  // here, where what it needs is at hand
+    if (work.may_hide(tile)) {  // here, where what it needs is at hand
+      values().wait(use);       // without it the check's phase might be that of the buffer's use before
+      checks().wait(use);
+    }
     const auto rescale = exponentiate<first>(work, s, tile, use, softmax);
     release(keys(), use);
     if constexpr (!first) {
@@ -272,8 +278,8 @@ struct FwdWgmma : FwdFeed<C> {
   }
   __device__ __forceinline__ void end_turn() const {
     if constexpr (takes_turns) {
-      const int own = group();
-      ptx::barrier_arrive(own == groups - 1 ? kTurn : kTurn + 1 + own, 256);
+      const int number = group();
+      ptx::barrier_arrive(number == groups - 1 ? kTurn : kTurn + 1 + number, 256);
     }
   }
 

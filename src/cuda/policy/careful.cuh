@@ -20,7 +20,7 @@ __device__ __forceinline__ bool is_finite(u32 bits) {
   return (bits & infinity) != infinity;
 }
 
-/// Of a tile in shared memory, by all threads; between barriers. Whether this thread replaced any.
+/// Of a tile in shared memory, by `threads` threads, while nobody else uses it. Whether this thread replaced any.
 template <Element type, class Tile, int threads>
 __device__ __forceinline__ bool replace_values(u32 tile, int thread) {
   constexpr bool whole_steps = Tile::bytes % (threads * 16) == 0;
