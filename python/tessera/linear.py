@@ -19,6 +19,8 @@ Shape = tuple[int, ...]
 Layout = Literal["vk", "kv"]
 Rounding = Literal["nearest", "stochastic"]
 
+MOST_RING_TOKENS = 64
+
 
 def linear_decode(
     q: Array,
@@ -295,10 +297,19 @@ def _line(
     if state is not None:
         words.append(f"state={dtypes[4]} layout={layout} slots={state[0]}")
     if ring is not None:
-        words.append(f"ring={ring[2] // 2}")
+        words.append(f"ring={ring_tokens(ring, tokens)}")
     if scale is not None:
         words.append(f"scale={scale!r}")
     return " ".join(words)
+
+
+def ring_tokens(ring_k: Shape, tokens: int) -> int:
+    """How many tokens a ring of this shape has room for, for steps of `tokens`."""
+    rows = ring_k[2]
+    if rows % 2 != 0 or not 2 * max(tokens, 1) <= rows <= 2 * MOST_RING_TOKENS:
+        want = f"2 · ring, of a ring of {max(tokens, 1)} to {MOST_RING_TOKENS} tokens"
+        raise ValueError(f"ring_k: got {rows} rows a head, shape {ring_k}; want {want}")
+    return rows // 2
 
 
 def decay_slopes(

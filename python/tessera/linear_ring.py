@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from ._arrays import common_library, dtype_name, refuse_gradient
-from .linear import Array, Layout, Rounding, Shape, bound_arrays, rounding_of
+from .linear import Array, Layout, Rounding, Shape, bound_arrays, ring_tokens, rounding_of
 from .operations import _run
 
 
@@ -61,9 +61,9 @@ def _line(shapes: tuple[Shape, ...], dtypes: tuple[str, ...], layout: str) -> st
     for name, shape, want in zip(("ring_cursor", "ring_k", "ring_v", "state"), shapes, (1, 4, 4, 4), strict=True):
         if len(shape) != want:
             raise ValueError(f"{name}: got {len(shape)} dimensions, shape {shape}; want {want}")
-    (batch,), (_, heads, rows, d), (*_, dv), (slots, *_) = shapes
+    (batch,), (_, heads, _, d), (*_, dv), (slots, *_) = shapes
     k, v, state = dtypes
     return (
         f"linear_decode b={batch} t=0 h={heads} d={d} dv={dv} dtype={k}:{k}:{v}:{k} state={state} layout={layout} "
-        f"slots={slots} ring={rows // 2}"
+        f"slots={slots} ring={ring_tokens(shapes[1], 0)}"
     )

@@ -130,17 +130,20 @@ class TestRing:
         with pytest.raises(ValueError, match="ring_v: got unbound"):
             step(ring_v=None)
         with pytest.raises(ValueError, match=r"ring_k: got .*; want fp32"):
-            step(ring_k=ring[:, :, :9])
+            step(ring_k=ring[:, :1])
+        for rows in (2, 9, 130):
+            with pytest.raises(ValueError, match=rf"ring_k: got {rows} rows a head, .* of a ring of 2 to 64 tokens"):
+                step(ring_k=np.zeros((5, 4, rows, 32), np.float32))
         with pytest.raises(ValueError, match="ring_k: got 3 dimensions"):
             step(ring_k=ring[0])
-        with pytest.raises(ValueError, match="ring: got 1; want 0 for none, or seqlen_q to 64 tokens"):
-            step(ring_k=ring[:, :, :2], ring_v=ring[:, :, :2])
         with pytest.raises(ValueError, match=r"ring_cursor: got .*; want nothing bound"):
             tessera.linear_decode(*now, pool, SLOPES, state_slots=SLOTS, ring_cursor=np.zeros(3, np.int32))
         with pytest.raises(ValueError, match="ring_cursor: got 2 dimensions"):
             tessera.linear_flush(pool, SLOPES, ring, ring.copy(), np.zeros((3, 1), np.int32))
         with pytest.raises(ValueError, match=r"ring_cursor: got \[0\] = -1"):
             tessera.linear_flush(pool, SLOPES, ring, ring.copy(), np.full(3, -1, np.int32))
+        with pytest.raises(ValueError, match=r"ring_k: got 130 rows a head, .* of a ring of 1 to 64 tokens"):
+            tessera.linear_flush(pool, SLOPES, np.zeros((5, 4, 130, 32), np.float32), ring, np.zeros(3, np.int32))
         np.testing.assert_array_equal(pool, before)
 
 
