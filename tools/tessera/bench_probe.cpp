@@ -117,9 +117,11 @@ double measure_gflops(int threads, const std::function<double(std::int64_t, floa
   return best;
 }
 
-std::uint64_t sum_words(const std::uint64_t* words, std::size_t count) {
+// Words that lie `ahead` are asked for: some processors read faster so, others as fast as without.
+std::uint64_t sum_words(const std::uint64_t* words, std::size_t count, std::size_t ahead) {
   std::uint64_t sums[8] = {};
   for (std::size_t at = 0; at + 8 <= count; at += 8) {
+    __builtin_prefetch(words + at + std::min(ahead, count - at - 1));
     for (std::size_t lane = 0; lane < 8; ++lane) sums[lane] += words[at + lane];
   }
   std::uint64_t total = 0;
@@ -133,11 +135,12 @@ double measure_gbytes_s(int threads) {
   const std::vector<std::uint64_t> memory(words, 1);
   std::vector<std::uint64_t> sinks(static_cast<std::size_t>(threads) * 8);
   double best = 0;
-  for (Attempts attempts; attempts.more();) {
+  std::size_t ahead = 0;
+  for (Attempts attempts; attempts.more(); ahead = ahead == 0 ? 512 : 0) {
     const double seconds = run_threads(threads, [&](int thread) {
       const std::size_t share = words / static_cast<std::size_t>(threads);
       const auto at = static_cast<std::size_t>(thread);
-      sinks[at * 8] += sum_words(memory.data() + at * share, share);
+      sinks[at * 8] += sum_words(memory.data() + at * share, share, ahead);
     });
     best = std::max(best, static_cast<double>(kBytes) / seconds * 1e-9);
   }

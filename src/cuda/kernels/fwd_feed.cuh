@@ -42,7 +42,8 @@ template <FwdConfig C>
 struct FwdFeed {
   static constexpr int groups = C.warps / 4;  // that compute
   // In the tiles that they see, often enough to be worth the asking (2% of S=512).
-  static constexpr bool groups_differ = C.tile_n < C.tile_m && groups > 1 && C.tiles == Tiles::range&& C.segments == 1;
+  static constexpr bool groups_differ = groups > 1 && (C.tile_m > C.tile_n) &&
+                                        (C.tiles == Tiles::range) && C.segments == 1;
   // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
   // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
   static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_m* C.tile_n*(C.d + C.dv));
