@@ -5,6 +5,8 @@ and torch tensors against the same steps without a ring."""
 import numpy as np
 import pytest
 import tessera
+from tessera._core import Plan
+from tessera.linear import MOST_RING_TOKENS
 
 SLOTS = np.array([4, 0, 2], np.int32)
 SLOPES = np.array([0.0, 0.1, 0.7, 3.0], np.float32)
@@ -145,6 +147,12 @@ class TestRing:
         with pytest.raises(ValueError, match=r"ring_k: got 130 rows a head, .* of a ring of 1 to 64 tokens"):
             tessera.linear_flush(pool, SLOPES, np.zeros((5, 4, 130, 32), np.float32), ring, np.zeros(3, np.int32))
         np.testing.assert_array_equal(pool, before)
+
+    def test_the_longest_ring_is_the_cores(self):
+        line = f"linear_decode t=1 h=1 d=32 slots=1 ring={MOST_RING_TOKENS}"
+        Plan(line)
+        with pytest.raises(ValueError, match=f"ring: got {MOST_RING_TOKENS + 1}; want .* to {MOST_RING_TOKENS} tokens"):
+            Plan(line.replace(f"ring={MOST_RING_TOKENS}", f"ring={MOST_RING_TOKENS + 1}"))
 
 
 class TestStochasticRounding:

@@ -244,7 +244,7 @@ struct LinearRing {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       RowVector<C.q, 1> query;
-      query.load(q + t * kQueryRow + (Step::row(r)) * bytes_of(C.q));
+      query.load(q + t * kQueryRow + Step::row(r) * bytes_of(C.q));
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) o[j] += query.at[0] * s[r].at[j];
     }
