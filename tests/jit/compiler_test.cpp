@@ -73,6 +73,18 @@ TEST(CompilerLog, TellsResources) {
   EXPECT_TRUE(warned);
 }
 
+TEST(CompilerLog, TellsProductsThatWaitForEachOther) {
+  const std::string account = "ptxas info    : Used 168 registers, used 8 barriers\n";
+  const std::string loss =
+      "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non "
+      "wgmma "
+      "instructions reading accumulator registers of a wgmma in the function 'tessera_kernel'";
+  EXPECT_FALSE(serializes_products(account));
+  EXPECT_TRUE(warnings(account).empty());
+  EXPECT_TRUE(serializes_products(account + loss + "\n"));
+  EXPECT_EQ(warnings(account + loss + "\n"), std::vector<std::string>{loss});
+}
+
 TEST(Compile, PassesArchitectureAndOptionsOn) {
   set_nvrtc(testing::fake_nvrtc_path());
   const Compiled compiled = compile({"name", "the text"}, "sm_100f");

@@ -130,6 +130,25 @@ TEST(Oracle, OrderOfSummationChangesOnlyRounding) {
   }
 }
 
+TEST(Oracle, FurtherOrdersRoundTheWeightOfAnOnlyKey) {
+  const Case one = Case::parse("attention sq=1 sk=1 hq=1 d=8 dtype=bf16:bf16:bf16:fp32 seed=3");
+  Inputs inputs(one);
+  const auto run = [&](std::uint32_t order) {
+    return reference::compute(one.problem, inputs.bindings(), Arithmetic::plain, order)[Slot::o].values;
+  };
+  const std::vector<double> values = run(0);  // P is 1
+  double largest = 0;
+  for (std::uint32_t order = 1; order < 64; ++order) {
+    const std::vector<double> again = run(order);
+    for (std::size_t c = 0; c < values.size(); ++c) {
+      const double error = std::fabs(again[c] - values[c]) / std::fabs(values[c]);
+      EXPECT_LE(error, order % 2 == 0 ? 0x1p-8 + 1e-6 : 1e-6);
+      largest = std::max(largest, error);
+    }
+  }
+  EXPECT_GT(largest, 0x1p-9);
+}
+
 TEST(Numbers, HalvesRoundTripAndRoundToEven) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);

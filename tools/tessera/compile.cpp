@@ -103,7 +103,7 @@ class Compilation {
     for (const Line& line : read_lines(options)) add_line(line);
   }
 
-  /// Whether every kernel compiled into registers alone.
+  /// Whether every kernel compiled into registers alone, and into products that run side by side.
   bool run() {
     fmt::print("{:<48} {:<8} {:>4} {:>6} {:>5} {:>6} {:>7} {:>7} {:>7}  {}\n", "kernel", "arch", "regs", "spills",
                "local", "static", "dynamic", "cubin", "seconds", "from");
@@ -180,7 +180,9 @@ class Compilation {
   }
 
   static bool is_good(const Job& job) {
-    return job.compiled && job.compiled->spill_bytes == 0 && job.compiled->local_bytes == 0 && fits(job);
+    const cuda::Compiled* c = job.compiled.get();
+    return c != nullptr && c->spill_bytes == 0 && c->local_bytes == 0 && !cuda::serializes_products(c->log) &&
+           fits(job);
   }
 
   static bool fits(const Job& job) {
@@ -253,8 +255,8 @@ void add_compile(CLI::App& app, int& exit_code) {
   add_text_options(*verb, options->texts);
   verb->add_option("--cubin", options->cubin, "Write the last kernel's cubin here");
   verb->add_flag("--verbose", options->verbose, "Print the compiler's whole log");
-  verb->footer(R"(Exit code 1 when a kernel does not compile, spills registers, uses local memory or asks for more
-shared memory than the architecture has.
+  verb->footer(R"(Exit code 1 when a kernel does not compile, spills registers, uses local memory, asks for more shared
+memory than the architecture has, or has products by wgmma that the compiler makes wait for each other.
 
 Examples:
   tessera compile --list src/cuda/aot/kernels.list --arch sm_80,sm_89,sm_90a,sm_100f,sm_120f --jobs 2

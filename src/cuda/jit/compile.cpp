@@ -79,7 +79,13 @@ void for_each_line(std::string_view text, Visit visit) {
   throw Error(ErrorCode::internal, "kernel " + source.name + " for " + architecture, words, "source that it compiles");
 }
 
+// ptxas calls them information: C7510 and others.
+bool tells_of_serialized_products(std::string_view line) {
+  return line.find("wgmma.mma_async instructions are serialized") != line.npos;
+}
+
 bool is_ptxas_account(std::string_view line) {
+  if (tells_of_serialized_products(line)) return false;
   return line.starts_with("ptxas info") || (line.starts_with("ptxas ") && line.find(" stack frame") != line.npos);
 }
 
@@ -114,6 +120,12 @@ std::vector<std::string> warnings(const std::string& log) {
     if (!line.empty() && !is_ptxas_account(line)) lines.emplace_back(line);
   });
   return lines;
+}
+
+bool serializes_products(const std::string& log) {
+  bool serializes = false;
+  for_each_line(log, [&](std::string_view line) { serializes |= tells_of_serialized_products(line); });
+  return serializes;
 }
 
 void read_resources(Compiled& compiled) {
