@@ -16,9 +16,6 @@ namespace {
 constexpr std::int64_t kSectionBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kManyKeys = 2048;
 constexpr std::int64_t kManyRows = 2048;
-// Groups of 64 rows of heads of medium width find phases of their own then, 2% better ones than in turn; fewer keys and
-// other heads gain nothing.
-constexpr std::int64_t kKeysAtWill = 4096;
 
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
@@ -216,8 +213,6 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
     config.tile_m = 64;
     config.warps = 4;
   }
-  const bool medium = config.warps > 4 && widest > 64 && widest <= 128;
-  config.turns = !(is_plain(config) && medium && problem.kv.seqlen >= kKeysAtWill);
   // Beside 256 columns of O there are no registers left for more.
   if (widest > 192 && (problem.list || config.dropout || much_to_find)) config.tile_n = 32;
 }

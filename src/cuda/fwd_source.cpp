@@ -54,7 +54,6 @@ void shape_fields(Fields& fields, const FwdConfig& c) {
   fields.word("tile=" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n));
   if (c.warps != FwdConfig{}.warps) fields.number("warps", c.warps);
   fields.number("stages", c.stages);
-  if (!c.turns) fields.option("turns", "false", " at will");
   if (c.q_kept > 0) fields.number("q_kept", c.q_kept);
 }
 

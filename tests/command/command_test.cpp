@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "fakes/fakes.h"
 #include "files/array.h"
 #include "files/convert.h"
 #include "files/npy.h"
@@ -95,6 +96,18 @@ TEST_F(Command, TextsOfCallablesAreReadAndChecked) {
   expect_error("bench 'attention sq=8 score=half' --score-text half=half.txt,bias:fp32:1", 2, "extra0");
   expect_error("bench 'attention sq=8 score=half' --score-text half=half.txt", 2, "no host function");
   expect_error(compile, 3, "nowhere");  // the compiler is looked for first
+}
+
+TEST_F(Command, KernelsThatSpillOrWaitFail) {
+  const auto compile = [&](const std::string& source) {
+    here.write("kernel.cu", source);
+    return here.run("compile --arch sm_90a --nvrtc " + fake_nvrtc_path() + " --source kernel.cu");
+  };
+  EXPECT_EQ(compile("text").code, 0);
+  EXPECT_EQ(compile("#pragma spill").code, 1);
+  const Outcome waits = compile("#pragma serialize");
+  EXPECT_EQ(waits.code, 1);
+  EXPECT_NE(waits.out.find("C7510"), std::string::npos) << waits.out;
 }
 
 TEST_F(Command, InfoAndExplain) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stand-in for NVRTC's entry points: "compiles" a source to bytes that name it, so that what surrounds the compiler
-// is tested where there is none. A source with #error fails; one with #pragma spill uses local memory.
+// is tested where there is none. A source with #error fails; one with #pragma spill uses local memory,
+// with #pragma serialize its products wait for each other.
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -51,6 +52,9 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
       std::string(spills ? "ptxas         .     24 bytes stack frame, 16 bytes spill stores, 8 bytes spill loads\n"
                          : "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n") +
       "ptxas info    : Used 42 registers, 96 bytes smem, 400 bytes cmem[0]\n";
+  if (program->source.find("#pragma serialize") != std::string::npos) {
+    program->log += "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized\n";
+  }
   program->cubin = "cubin of\n" + program->source;
   for (int i = 0; i < count; ++i) program->cubin += std::string(options[i]) + "\n";
   return 0;

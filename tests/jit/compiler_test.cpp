@@ -73,15 +73,15 @@ TEST(CompilerLog, TellsResources) {
   EXPECT_TRUE(warned);
 }
 
-TEST(CompilerLog, TellsProductsThatWaitForEachOther) {
+TEST(CompilerLog, TellsOfLosses) {
   const std::string account = "ptxas info    : Used 168 registers, used 8 barriers\n";
   const std::string loss =
       "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non "
       "wgmma "
       "instructions reading accumulator registers of a wgmma in the function 'tessera_kernel'";
-  EXPECT_FALSE(serializes_products(account));
+  EXPECT_FALSE(loses_speed(account));
   EXPECT_TRUE(warnings(account).empty());
-  EXPECT_TRUE(serializes_products(account + loss + "\n"));
+  EXPECT_TRUE(loses_speed(account + loss + "\n"));
   EXPECT_EQ(warnings(account + loss + "\n"), std::vector<std::string>{loss});
 }
 

@@ -39,7 +39,7 @@ TEST(KernelSource, LengthsHeadsAndMasksOfPositionsAreNotInIt) {
   for (const int sm : {80, 90}) {
     const std::string one = source_of("attention sq=4096 hq=16 d=128 dtype=bf16 causal", sm).text;
     for (const char* other :
-         {"attention sq=5000 hq=16 d=128 dtype=bf16", "attention b=7 sq=4096 hq=16 hkv=4 d=128 dtype=bf16",
+         {"attention sq=4000 hq=16 d=128 dtype=bf16", "attention b=7 sq=4096 hq=16 hkv=4 d=128 dtype=bf16",
           "attention sq=4096 hq=16 d=120 dtype=bf16 band=100:50 sink lse",
           "attention b=3 sq=4096 hq=16 d=128 dtype=bf16 layout=varlen seqused_q"}) {
       EXPECT_EQ(source_of(other, sm).text, one) << other;

@@ -116,22 +116,6 @@ TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
   }
 }
 
-// Groups of 64 rows begin their products in turn, but of heads of medium width and many keys.
-TEST(Wgmma, GroupsBeginAtWillWhereThatIsFaster) {
-  const auto name = [](const std::string& line) {
-    Target target = Target::cuda(90);
-    target.multiprocessors = 132;
-    return make_plan(Problem::parse("attention dtype=bf16 hq=16 " + line), target).state().kernels.front().name;
-  };
-  for (const char* line : {"sq=4096 d=128", "sq=8192 d=96 causal", "b=4 sq=1000 sk=8192 d=128 band=99:0"}) {
-    EXPECT_NE(name(line).find("at will"), std::string::npos) << line;
-  }
-  for (const char* line : {"sq=2048 d=128", "sq=8192 d=64", "sq=8192 d=256", "sq=8192 d=128 softcap=20",
-                           "sq=8192 d=128 list=indices block=128x128", "sq=8192 d=128 kv=table page=64"}) {
-    EXPECT_EQ(name(line).find("at will"), std::string::npos) << line;
-  }
-}
-
 // The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
 std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int blocks) {
   std::vector<std::pair<int, int>> all;

@@ -103,7 +103,7 @@ class Compilation {
     for (const Line& line : read_lines(options)) add_line(line);
   }
 
-  /// Whether every kernel compiled into registers alone, and into products that run side by side.
+  /// Whether every kernel compiled into registers alone, without a loss that the assembler tells of.
   bool run() {
     fmt::print("{:<48} {:<8} {:>4} {:>6} {:>5} {:>6} {:>7} {:>7} {:>7}  {}\n", "kernel", "arch", "regs", "spills",
                "local", "static", "dynamic", "cubin", "seconds", "from");
@@ -181,8 +181,7 @@ class Compilation {
 
   static bool is_good(const Job& job) {
     const cuda::Compiled* c = job.compiled.get();
-    return c != nullptr && c->spill_bytes == 0 && c->local_bytes == 0 && !cuda::serializes_products(c->log) &&
-           fits(job);
+    return c != nullptr && c->spill_bytes == 0 && c->local_bytes == 0 && !cuda::loses_speed(c->log) && fits(job);
   }
 
   static bool fits(const Job& job) {
@@ -256,7 +255,7 @@ void add_compile(CLI::App& app, int& exit_code) {
   verb->add_option("--cubin", options->cubin, "Write the last kernel's cubin here");
   verb->add_flag("--verbose", options->verbose, "Print the compiler's whole log");
   verb->footer(R"(Exit code 1 when a kernel does not compile, spills registers, uses local memory, asks for more shared
-memory than the architecture has, or has products by wgmma that the compiler makes wait for each other.
+memory than the architecture has, or loses speed by what the assembler says of it.
 
 Examples:
   tessera compile --list src/cuda/aot/kernels.list --arch sm_80,sm_89,sm_90a,sm_100f,sm_120f --jobs 2

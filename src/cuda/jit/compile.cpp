@@ -79,13 +79,12 @@ void for_each_line(std::string_view text, Visit visit) {
   throw Error(ErrorCode::internal, "kernel " + source.name + " for " + architecture, words, "source that it compiles");
 }
 
-// ptxas calls them information: C7510 and others.
-bool tells_of_serialized_products(std::string_view line) {
-  return line.find("wgmma.mma_async instructions are serialized") != line.npos;
-}
+// What ptxas calls information: products by wgmma that wait for each other (C7510 and others), registers that a
+// warpgroup asks for in vain (C7504).
+bool tells_of_loss(std::string_view line) { return line.find("Potential Performance Loss") != line.npos; }
 
 bool is_ptxas_account(std::string_view line) {
-  if (tells_of_serialized_products(line)) return false;
+  if (tells_of_loss(line)) return false;
   return line.starts_with("ptxas info") || (line.starts_with("ptxas ") && line.find(" stack frame") != line.npos);
 }
 
@@ -122,10 +121,10 @@ std::vector<std::string> warnings(const std::string& log) {
   return lines;
 }
 
-bool serializes_products(const std::string& log) {
-  bool serializes = false;
-  for_each_line(log, [&](std::string_view line) { serializes |= tells_of_serialized_products(line); });
-  return serializes;
+bool loses_speed(const std::string& log) {
+  bool loses = false;
+  for_each_line(log, [&](std::string_view line) { loses |= tells_of_loss(line); });
+  return loses;
 }
 
 void read_resources(Compiled& compiled) {

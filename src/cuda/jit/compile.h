@@ -54,9 +54,9 @@ Compiled compile(const KernelSource& source, const std::string& architecture, st
 
 /// Reads registers, spills, stack and shared memory out of ptxas' words.
 void read_resources(Compiled& compiled);
-/// Whether ptxas has products by wgmma wait for each other that were to run side by side: it cannot tell which
-/// registers are whose at some point. Such a kernel is right and a third slower.
-bool serializes_products(const std::string& log);
+/// Whether ptxas tells of a loss of speed: most of all, products by wgmma that were to run side by side wait for each
+/// other. Such a kernel is right and may be a third slower.
+bool loses_speed(const std::string& log);
 /// Lines of the log that are not ptxas' account of resources: warnings.
 std::vector<std::string> warnings(const std::string& log);
 

@@ -24,7 +24,7 @@ struct FwdWgmma : FwdFeed<C> {
   using Feed::checks, Feed::groups, Feed::groups_differ, Feed::items, Feed::k_at, Feed::keys, Feed::lane, Feed::p,
       Feed::q_base, Feed::shared, Feed::thread, Feed::v_at, Feed::values;
   using typename Feed::KTile, typename Feed::QTile, typename Feed::VTile, typename Feed::Work, typename Feed::Works;
-  static constexpr bool takes_turns = groups >= 2 && C.turns;
+  static constexpr bool takes_turns = groups >= 2;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine;
@@ -270,7 +270,7 @@ struct FwdWgmma : FwdFeed<C> {
     }
   }
 
-  // Groups begin their products in turn unless C says at will, so that one's softmax runs beside the others' products.
+  // Groups begin their products in turn, so that one's softmax runs beside the others' products.
   static constexpr int kTurn = 1;   // barriers, one for each group
   static constexpr int kGroup = 4;  // likewise
   __device__ __forceinline__ void begin_turn() const {
