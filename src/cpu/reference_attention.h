@@ -41,7 +41,6 @@ class Attention {
   [[nodiscard]] Real score(const Row& row, std::int64_t key, Real dot, Real& slope) const;
   [[nodiscard]] bool kept(const Row& row, std::int64_t key) const;
   void forward_row(const Row& row);
-  [[nodiscard]] Real unit_of_weights(const Row& row) const;
   void add_mass(const Row& row, Real lse);
   void finish_mass(std::int64_t batch, std::int64_t head);
   void write_next(std::int64_t batch, std::int64_t head);

@@ -32,14 +32,13 @@ void Attention<Real>::forward_row(const Row& row) {
       normalise_at = std::max(largest, sink);
       denominator = sum * std::exp(largest - normalise_at) + std::exp(sink - normalise_at);
     }
-    const Real unit = unit_of_weights(row);
     for (const std::int64_t j : visible_) {
-      Real p = round(exponential(scores_[static_cast<std::size_t>(j)], normalise_at) / denominator * unit);
+      Real p = round(exponential(scores_[static_cast<std::size_t>(j)], normalise_at) / denominator);
       if (problem_.dropout > 0) {
         p = kept(row, j) ? round(p * (Real{65536} / static_cast<Real>(threshold_))) : Real{0};
         if (p == 0) continue;
       }
-      add_scaled(o_.data(), p / unit, &v_[static_cast<std::size_t>(j * dv_)], o_.size());
+      add_scaled(o_.data(), p, &v_[static_cast<std::size_t>(j * dv_)], o_.size());
     }
   }
   for (std::int64_t c = 0; c < dv_; ++c) {
@@ -47,14 +46,6 @@ void Attention<Real>::forward_row(const Row& row) {
   }
   if (problem_.lse) put(Slot::lse, lse_at, lse);
   if (weighs_) add_mass(row, lse);
-}
-
-/// What P is rounded in: 1, or from 1 to 2 in the further orders of half types.
-template <class Real>
-Real Attention<Real>::unit_of_weights(const Row& row) const {
-  if (order_ == 0 || step_ == DType::fp32) return 1;
-  const auto at = static_cast<std::uint32_t>(row.token * problem_.heads_q + row.head);
-  return std::exp2(static_cast<Real>(philox({at, 0, 0, 1}, {order_, 0})[0]) / Real{4294967296.0});
 }
 
 /// Adds the row's mass in each tile (or its square) to the block's sums.

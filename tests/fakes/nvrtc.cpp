@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stand-in for NVRTC's entry points: "compiles" a source to bytes that name it, so that what surrounds the compiler
 // is tested where there is none. A source with #error fails; one with #pragma spill uses local memory,
-// with #pragma serialize its products wait for each other.
+// one with #pragma serialize has products that wait for each other.
 #include <atomic>
 #include <cstring>
 #include <string>

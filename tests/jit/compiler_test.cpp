@@ -77,8 +77,7 @@ TEST(CompilerLog, TellsOfLosses) {
   const std::string account = "ptxas info    : Used 168 registers, used 8 barriers\n";
   const std::string loss =
       "ptxas info    : (C7514) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non "
-      "wgmma "
-      "instructions reading accumulator registers of a wgmma in the function 'tessera_kernel'";
+      "wgmma instructions reading accumulator registers of a wgmma in the function 'tessera_kernel'";
   EXPECT_FALSE(loses_speed(account));
   EXPECT_TRUE(warnings(account).empty());
   EXPECT_TRUE(loses_speed(account + loss + "\n"));

@@ -79,12 +79,8 @@ void for_each_line(std::string_view text, Visit visit) {
   throw Error(ErrorCode::internal, "kernel " + source.name + " for " + architecture, words, "source that it compiles");
 }
 
-// What ptxas calls information: products by wgmma that wait for each other (C7510 and others), registers that a
-// warpgroup asks for in vain (C7504).
-bool tells_of_loss(std::string_view line) { return line.find("Potential Performance Loss") != line.npos; }
-
 bool is_ptxas_account(std::string_view line) {
-  if (tells_of_loss(line)) return false;
+  if (loses_speed(line)) return false;
   return line.starts_with("ptxas info") || (line.starts_with("ptxas ") && line.find(" stack frame") != line.npos);
 }
 
@@ -121,11 +117,7 @@ std::vector<std::string> warnings(const std::string& log) {
   return lines;
 }
 
-bool loses_speed(const std::string& log) {
-  bool loses = false;
-  for_each_line(log, [&](std::string_view line) { loses |= tells_of_loss(line); });
-  return loses;
-}
+bool loses_speed(std::string_view log) { return log.find("Potential Performance Loss") != log.npos; }
 
 void read_resources(Compiled& compiled) {
   for_each_line(compiled.log, [&](std::string_view line) {

@@ -54,9 +54,10 @@ Compiled compile(const KernelSource& source, const std::string& architecture, st
 
 /// Reads registers, spills, stack and shared memory out of ptxas' words.
 void read_resources(Compiled& compiled);
-/// Whether ptxas tells of a loss of speed: most of all, products by wgmma that were to run side by side wait for each
-/// other. Such a kernel is right and may be a third slower.
-bool loses_speed(const std::string& log);
+/// Whether ptxas tells, as information, of a loss of speed: products by wgmma that were to run side by side wait for
+/// each other (C7510 and others), or a warpgroup does not get the registers that it asks for (C7504). Such a kernel is
+/// right.
+bool loses_speed(std::string_view log);
 /// Lines of the log that are not ptxas' account of resources: warnings.
 std::vector<std::string> warnings(const std::string& log);
 
