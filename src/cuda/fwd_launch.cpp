@@ -97,8 +97,25 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
               "less than " + std::to_string(kMostRowStride) + " on cuda");
 }
 
-KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params) {
-  KvMaps maps{};
+// Whether 64 packed rows are a box: whole queries, in a tensor that the copy engine can walk.
+bool has_query_boxes(const Problem& problem, const Strides& strides, std::int64_t rows, int packed_heads) {
+  constexpr i64 kMostStride = i64{1} << 39;
+  const auto walks = [](i64 stride, std::int64_t size, i64 least) {
+    return size <= 1 || (stride >= least && stride < kMostStride);
+  };
+  return 64 % packed_heads == 0 && walks(strides.row, rows, 1) && walks(strides.batch, problem.batch, 0) &&
+         walks(strides.head, problem.heads_q, packed_heads > 1 ? 1 : 0);
+}
+
+TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params, int packed_heads) {
+  TensorMaps maps{};
+  const std::int64_t queries = params.cu_seqlens_q != nullptr ? problem.total_q : problem.seqlen_q;
+  if (config.products == Products::wgmma && has_query_boxes(problem, params.q_strides, queries, packed_heads)) {
+    maps.queries =
+        tensor_map(params.q, params.q_strides, {params.d, problem.heads_q, queries, problem.batch},
+                   {.columns = config.d % 64 == 0 ? 64 : 32, .heads = packed_heads, .rows = 64 / packed_heads});
+    maps.has_queries = 1;
+  }
   for (int i = 0; i < config.segments; ++i) {
     const KvParams& kv = params.kv[i];
     const bool paged = kv.page_table != nullptr;
@@ -108,8 +125,8 @@ KvMaps kv_maps(const FwdConfig& config, const Problem& problem, const FwdParams&
     check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides, rows, problem.heads_kv, batch);
     // The driver wants an address for what is empty too.
     const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
-      return tensor_map(tensor != nullptr ? tensor : params.q, strides, dim, rows, problem.heads_kv, batch, kv.box_rows,
-                        padded % 64 == 0 ? 64 : 32);
+      return tensor_map(tensor != nullptr ? tensor : params.q, strides, {dim, problem.heads_kv, rows, batch},
+                        {.columns = padded % 64 == 0 ? 64 : 32, .heads = 1, .rows = kv.box_rows});
     };
     maps.keys[i] = map(kv.k, kv.k_strides, params.d, config.d);
     maps.values[i] = map(kv.v, kv.v_strides, params.dv, config.dv);
@@ -217,11 +234,11 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   if (launch.tickets.tag != 0) {
     params.tickets = {reinterpret_cast<u64*>(resources.workspace + launch.counter_at), launch.tickets.tag};
   }
-  KvMaps maps{};
+  TensorMaps maps{};
   if (config.loader == Loader::tma) {
     params.kv[0].box_rows = box_rows(config, problem.kv);
     if (problem.kv2) params.kv[1].box_rows = box_rows(config, *problem.kv2);
-    maps = kv_maps(config, problem, params);
+    maps = tensor_maps(config, problem, params, launch.packed_heads);
   }
   void* parameters[] = {&params, &maps};
   resources.kernels.front()->launch(launch.grid, launch.block, launch.shared_bytes, resources.stream.handle, parameters,

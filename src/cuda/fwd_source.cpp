@@ -54,6 +54,7 @@ void shape_fields(Fields& fields, const FwdConfig& c) {
   fields.word("tile=" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n));
   if (c.warps != FwdConfig{}.warps) fields.number("warps", c.warps);
   fields.number("stages", c.stages);
+  if (!c.turns) fields.option("turns", "false", " at will");
   if (c.q_kept > 0) fields.number("q_kept", c.q_kept);
 }
 
@@ -103,7 +104,7 @@ KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
                 configuration_line(c) + callables.definitions() +
                 "extern \"C\" __global__ void __launch_bounds__(config.block_threads(), config.blocks()) "
                 "tessera_kernel(const __grid_constant__ FwdParams params" +
-                (maps ? ", const __grid_constant__ KvMaps maps" : "") +
+                (maps ? ", const __grid_constant__ TensorMaps maps" : "") +
                 ") {\n"
                 "  extern __shared__ __align__(1024) char memory[];\n"
                 "  " +

@@ -30,21 +30,22 @@ std::uint64_t extent(i64 stride, std::int64_t size) {
 
 }  // namespace
 
-TensorMap tensor_map(const void* tensor, const Strides& strides, std::int64_t columns, std::int64_t rows,
-                     std::int64_t heads, std::int64_t batch, int box_rows, int box_columns) {
+TensorMap tensor_map(const void* tensor, const Strides& strides, const MapSizes& tensor_sizes, const MapBox& box_of) {
   const auto encode = driver().tensor_map_encode_tiled;
   if (encode == nullptr) throw Error(ErrorCode::unsupported, "driver", "one without tensor maps", "CUDA 12 or newer");
-  const std::array<std::uint64_t, 4> sizes = {static_cast<std::uint64_t>(columns),
+  const auto [columns, heads, rows, batch] = tensor_sizes;
+  const std::array<std::uint64_t, 4> sizes = {static_cast<std::uint64_t>(columns), extent(strides.head, heads),
                                               static_cast<std::uint64_t>(std::max<std::int64_t>(rows, 1)),
-                                              extent(strides.head, heads), extent(strides.batch, batch)};
-  const std::array<std::uint64_t, 3> steps = {stride_bytes(strides.row, rows), stride_bytes(strides.head, heads),
+                                              extent(strides.batch, batch)};
+  const std::array<std::uint64_t, 3> steps = {stride_bytes(strides.head, heads), stride_bytes(strides.row, rows),
                                               stride_bytes(strides.batch, batch)};
-  const std::array<std::uint32_t, 4> box = {static_cast<std::uint32_t>(box_columns),
-                                            static_cast<std::uint32_t>(box_rows), 1, 1};
+  const std::array<std::uint32_t, 4> box = {static_cast<std::uint32_t>(box_of.columns),
+                                            static_cast<std::uint32_t>(box_of.heads),
+                                            static_cast<std::uint32_t>(box_of.rows), 1};
   const std::array<std::uint32_t, 4> every = {1, 1, 1, 1};
   TensorMap map{};
   check(encode(&map, kUint16, 4, const_cast<void*>(tensor), sizes.data(), steps.data(), box.data(), every.data(),
-               kNoInterleave, box_columns == 64 ? kSwizzle128 : kSwizzle64, kPromote256, kFillZeros),
+               kNoInterleave, box_of.columns == 64 ? kSwizzle128 : kSwizzle64, kPromote256, kFillZeros),
         "cuTensorMapEncodeTiled");
   return map;
 }

@@ -41,6 +41,7 @@ struct FwdConfig {
   int tile_n = 64;                 // keys
   int warps = 4;                   // each takes tile_m / warps rows, a multiple of 16
   int stages = 1;                  // tiles of K and V in flight
+  bool turns = true;               // by wgmma: groups of 64 rows begin their products one after the other
   int q_kept = 0;  // columns of Q, a multiple of 16, that stay in registers; others are read for every tile of keys
   Source source = Source::strided;
   Loader loader = Loader::cp_async;

@@ -79,10 +79,13 @@ struct ExtraParams {
   i64 strides[3];  // elements
 };
 
-/// Of kernels whose loader is tma, for each source: boxes of its box_rows and a panel's columns.
-struct KvMaps {
+/// Of kernels whose loader is tma: for each source boxes of its box_rows and a panel's columns; by wgmma boxes of 64
+/// packed rows of Q, where these are boxes.
+struct TensorMaps {
   TensorMap keys[2];
   TensorMap values[2];
+  TensorMap queries;
+  int has_queries;
 };
 
 /// The rows that the blocks of a grid of one dimension take: section after section of planes (heads of one sequence and

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -125,6 +126,31 @@ TEST_P(Identity, MemoryLayoutChangesNoBit) {
     other.copy_inputs(packed);
     ASSERT_NO_FATAL_FAILURE(run_on(target_, other, ""));
     for (std::int64_t b = 0; b < 2; ++b) expect_same(packed, b, other, b);
+  }
+}
+
+// Rows, heads and sequences of Q that lie in one place, or backwards.
+TEST_P(Identity, QueriesMayShareMemory) {
+  const auto expect_copies = [&](const std::string& heads, const std::function<void(Tensor&)>& change) {
+    const std::string line = "attention b=2 sq=150 sk=200 d=64 dtype=bf16 causal lse seed=9 " + heads;
+    SequenceRun shared(line);
+    change(shared.bindings()[Slot::q]);
+    SequenceRun copied(line);
+    copied.copy_inputs(shared);
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, shared, ""));
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, copied, ""));
+    for (std::int64_t b = 0; b < 2; ++b) expect_same(shared, b, copied, b);
+  };
+  for (const char* heads : {"hq=4", "hq=4 hkv=2", "hq=6 hkv=2"}) {
+    SCOPED_TRACE(heads);
+    for (const std::size_t dimension : {0U, 1U, 2U}) {
+      SCOPED_TRACE(dimension);
+      ASSERT_NO_FATAL_FAILURE(expect_copies(heads, [&](Tensor& q) { q.strides[dimension] = 0; }));
+    }
+    ASSERT_NO_FATAL_FAILURE(expect_copies(heads, [](Tensor& q) {
+      q.byte_offset += (q.shape[1] - 1) * q.strides[1] * static_cast<std::int64_t>(size_of(q.dtype));
+      q.strides[1] = -q.strides[1];
+    }));
   }
 }
 

@@ -103,6 +103,7 @@ int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* address, co
     if (i > 0 && (strides[i - 1] == 0 || strides[i - 1] % 16 != 0)) return kInvalidValue;
   }
   if (box[0] * 2 > (swizzle == 3 ? 128U : 64U)) return kInvalidValue;
+  ++state.tensor_maps;
   return std::memset(map, 1, 128), 0;
 }
 

@@ -28,6 +28,7 @@ struct FakeCuda {
   int module_result = 0;              // what cuModuleLoadData answers
   unsigned long long context_id = 1;  // of the primary context
   int synchronisations = 0;           // of streams
+  int tensor_maps = 0;                // encoded so far
 };
 
 extern "C" FakeCuda* fake_cuda();

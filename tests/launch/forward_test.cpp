@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <set>
 #include <utility>
 #include <vector>
 
+#include "cases/case.h"
 #include "core/expect_error.h"
 #include "core/implementations.h"
 #include "launch/launch.h"
@@ -48,6 +50,29 @@ TEST_F(Launch, TheCopyEngineWantsPositiveStrides) {
     bindings[slot].strides[2] = 0;  // one head for all
     executor.run(bindings);
   }
+}
+
+// Else threads copy its rows.
+TEST_F(Launch, TheCopyEngineTakesQueriesWhere64PackedRowsAreABox) {
+  const auto maps = [&](const char* line, const std::function<void(Tensor&)>& change) {
+    const Problem problem = Problem::parse(line);
+    Executor executor(make_plan(problem, Target::cuda_device(0), Wishes::parse("implementation=cuda.fwd_wgmma")));
+    Bindings bindings = dense(problem);
+    change(bindings[Slot::q]);
+    gpu_.tensor_maps = 0;
+    executor.run(bindings);
+    return gpu_.tensor_maps;
+  };
+  constexpr int kBesides = 2;  // of keys and values
+  const char* pairs = "attention b=2 sq=300 hq=4 hkv=2 d=64 dtype=bf16";
+  const char* single = "attention b=2 sq=300 hq=4 d=64 dtype=bf16";
+  const char* threes = "attention b=2 sq=300 hq=6 hkv=2 d=64 dtype=bf16";
+  EXPECT_EQ(maps(pairs, [](Tensor&) {}), kBesides + 1);
+  EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[0] = 0; }), kBesides + 1);
+  EXPECT_EQ(maps(single, [](Tensor& q) { q.strides[2] = 0; }), kBesides + 1);
+  EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[2] = 0; }), kBesides);
+  EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[1] = 0; }), kBesides);
+  EXPECT_EQ(maps(threes, [](Tensor&) {}), kBesides);
 }
 
 TEST_F(Launch, EmptySourcesNeedNoMemory) {
@@ -113,6 +138,35 @@ TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
   for (const char* line : {"b=16 sq=512 hq=32 causal", "b=16 sq=256 hq=32", "b=1 sq=512 hq=32", "sq=4096 hq=4",
                            "b=100 sq=2000 hq=32 layout=varlen tq=6000", "b=100 sq=60 hq=32"}) {
     EXPECT_EQ(tile_q(line), 64) << line;
+  }
+}
+
+// Groups of 64 rows begin their products in turn, but of 128 columns and with many keys or row tiles.
+TEST(Wgmma, GroupsBeginAtWillWhereThatIsFaster) {
+  const auto name = [](const std::string& line) {
+    Target target = Target::cuda(90);
+    target.multiprocessors = 132;
+    const cases::Case of = cases::Case::parse("attention " + line);
+    return make_plan(of.problem, target, of.wishes).state().kernels.front().name;
+  };
+  for (const char* line :
+       {"sq=4096 hq=16 d=128 dtype=bf16", "b=4 sq=8192 hq=32 hkv=8 d=128 dtype=fp16 causal",
+        "b=8 sq=1024 hq=16 d=128 dtype=bf16 causal", "sq=8192 hq=16 d=128 dtype=bf16 softcap=20",
+        "sq=8192 hq=16 d=128 dtype=bf16 band=999:0",
+        // tests/cases/dense.txt
+        "sq=130 sk=4100 d=128 dtype=fp16 tile_q=128 splits=1 lse seed=86",
+        "b=2 sq=200 sk=4200 hq=4 hkv=2 d=128 dtype=bf16 causal tile_q=128 tile_kv=64 splits=1 lse seed=87",
+        "b=3 sq=300 sk=4300 hq=2 d=104 dtype=bf16 layout=varlen tq=700 causal sink tile_q=128 splits=1 lse seed=88",
+        "sq=129 sk=4100 hq=6 hkv=2 d=128 dv=64 dtype=bf16 tile_q=128 splits=1 seed=89",
+        "sq=140 sk=4100 hq=2 d=128 dtype=bf16 band=900:5 softcap=9 tile_q=128 splits=1 lse seed=90"}) {
+    EXPECT_NE(name(line).find("at will"), std::string::npos) << line << ": " << name(line);
+  }
+  for (const char* line :
+       {"b=16 sq=512 hq=16 d=128 dtype=bf16", "sq=1024 hq=16 hkv=8 d=128 dtype=bf16 causal",
+        "sq=8192 hq=16 d=64 dtype=bf16", "sq=8192 hq=16 d=256 dtype=bf16",
+        "sq=8192 hq=16 d=128 dtype=bf16 list=indices block=128x128", "sq=8192 hq=16 d=128 dtype=bf16 kv=table page=64",
+        "sq=8192 hq=16 d=128 dtype=bf16 tile_q=64"}) {
+    EXPECT_EQ(name(line).find("at will"), std::string::npos) << line;
   }
 }
 

@@ -19,13 +19,19 @@ struct Uses {
   int first, end;
 };
 
+/// Of groups of 64 rows, in the tiles that they see: often enough to be worth the asking (2% of S=512).
+template <FwdConfig C>
+inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_m > C.tile_n) &&
+                                      (C.tiles == Tiles::range) && C.segments == 1;
+
 /// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
 /// the others. With drawing_use the next row tile is drawn.
 template <FwdConfig C>
 struct WorkOfRings : SharedWork<C> {
   int item;
   int first_use, drawing_use, end_use;
-  Uses own[C.warps / 4];
+  Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];
+  const char* outputs;  // of the block's first head: O of query 0
 };
 
 /// In front of the tiles: the row tile in work and the next, and the barriers of rings.
@@ -36,14 +42,13 @@ struct SharedWorks {
   u64 items[4], keys[2 * C.stages], values[2 * C.stages];
   u64 checks[2 * C.stages];  // of values: see careful.cuh; who computes waits only for some, and releases none
   u64 nearly_copied;         // a phase for each row tile
+  u64 queries[C.warps / 4];  // of each group, likewise
 };
 
 template <FwdConfig C>
 struct FwdFeed {
   static constexpr int groups = C.warps / 4;  // that compute
-  // In the tiles that they see, often enough to be worth the asking (2% of S=512).
-  static constexpr bool groups_differ = groups > 1 && (C.tile_m > C.tile_n) &&
-                                        (C.tiles == Tiles::range) && C.segments == 1;
+  static constexpr bool groups_differ = kGroupsDiffer<C>;
   // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
   // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
   static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_m* C.tile_n*(C.d + C.dv));
@@ -56,7 +61,7 @@ struct FwdFeed {
   static_assert(sizeof(Works) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
-  const KvMaps* maps;
+  const TensorMaps* maps;
   char* memory;
   Works& shared;
   const u32 q_base;
@@ -81,6 +86,8 @@ struct FwdFeed {
     values().init(1, C.warps + kCheckers);
     checks().init(kCheckers, 1);
     ptx::mbarrier_init(nearly_copied(), 1);
+#pragma unroll
+    for (u64& barrier : shared.queries) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
     ptx::fence_mbarrier_init();
   }
 
@@ -148,6 +155,7 @@ struct FwdFeed {
     }
     const int end = use + work.tiles.count();
     if (lane == 0) {
+      work.outputs = Epilogue<C>{p, work.block, work.sequence, q_base, thread}.outputs().first;
       work.item = item;
       work.first_use = use;
       work.drawing_use = max(use, end - kDrawnAhead);
@@ -239,6 +247,8 @@ struct FwdFeed {
         }
         __syncwarp();
         if (lane == 0) {
+          // Ended before these values came; but nobody may have waited for it, and tools that check want that.
+          if (use >= C.stages) checks().wait(use - C.stages);
           checks().publish(use);
           values().release(use);
         }

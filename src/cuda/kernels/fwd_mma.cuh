@@ -32,7 +32,7 @@ struct FwdMma {
   static_assert(sizeof(BlockMemory<C>) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
-  const KvMaps* maps;  // of the loader tma
+  const TensorMaps* maps;  // of the loader tma
   BlockMemory<C>& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
@@ -45,7 +45,7 @@ struct FwdMma {
   __device__ __forceinline__ u32 v_base(int stage) const { return k_base(stage) + C.k_bytes(); }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
-  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
+  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps) {
     ptx::take_over();
     BlockWork<C> work;
     if (!work.find(params, static_cast<int>(blockIdx.x / C.dv_parts))) return;
@@ -92,7 +92,7 @@ struct FwdMma {
     }
     __syncthreads();  // the epilogue reuses the memory of the tiles
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
-    epilogue.store(o, softmax);
+    epilogue.store(o, softmax, epilogue.outputs());
     if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
   }
 

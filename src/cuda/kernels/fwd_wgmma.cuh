@@ -21,10 +21,10 @@ namespace tessera::cuda {
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
 struct FwdWgmma : FwdFeed<C> {
   using Feed = FwdFeed<C>;
-  using Feed::checks, Feed::groups, Feed::groups_differ, Feed::items, Feed::k_at, Feed::keys, Feed::lane, Feed::p,
-      Feed::q_base, Feed::shared, Feed::thread, Feed::v_at, Feed::values;
+  using Feed::checks, Feed::groups, Feed::groups_differ, Feed::items, Feed::k_at, Feed::keys, Feed::lane, Feed::maps,
+      Feed::p, Feed::q_base, Feed::shared, Feed::thread, Feed::v_at, Feed::values;
   using typename Feed::KTile, typename Feed::QTile, typename Feed::VTile, typename Feed::Work, typename Feed::Works;
-  static constexpr bool takes_turns = groups >= 2;
+  static constexpr bool takes_turns = groups >= 2 && C.turns;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine;
@@ -40,14 +40,20 @@ struct FwdWgmma : FwdFeed<C> {
 
   static_assert(C.rows_a_warp() == 16);
 
-  // Asked for again rather than kept: registers are short.
+  static constexpr bool registers_are_short = groups == 3;
+
+  // Asked for again rather than kept.
   __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
-  static __device__ __forceinline__ int thread_again() { return ptx::afresh(static_cast<int>(threadIdx.x)); }
+  static __device__ __forceinline__ int thread_again() {
+    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(registers_are_short || thread >= 0);  // divisions are shifts; 1% slower with three groups
+    return thread;
+  }
 
   __device__ __forceinline__ u32 q_at() const { return q_base + group() * QTile::bytes; }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
-  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const KvMaps* maps) {
+  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps) {
     const FwdWgmma kernel{
         {params, maps, memory, *reinterpret_cast<Works*>(memory), ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
     if (threadIdx.x == 0) kernel.init();
@@ -76,37 +82,38 @@ struct FwdWgmma : FwdFeed<C> {
     bool more = begin_queries(0);
 #pragma unroll 1
     for (int item = 0; more; ++item) {
-      Work& work = shared.works[item % 2];  // what stays in memory takes no registers, which are short
+      Work& work = shared.works[item & 1];  // what stays in memory takes no registers, which are short
       int use = work.first_use;
-      await_queries();
+      await_queries(work.item);
       if constexpr (groups_differ) {
 #pragma unroll 1
         for (; use < own(work).first; ++use) skip(use);
       }
       keys().wait(use);
+      const int end = own(work).end;  // from here on by end_of()
       const u32 first = ptx::uniform(k_at(use));
       begin_turn();
       begin_scores<C.type, QTile, KTile>(s, q, first);
       end_turn();
       o.clear();
       softmax.clear();
-      find_weights<true>(work, use, s, weights, o, softmax);
+      bool looked_through = find_weights<true>(work, use, s, weights, o, softmax);
 #pragma unroll 1
-      while (++use < own(work).end) {
+      while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
         const u32 k = ptx::uniform(k_at(use));
         const u32 v = ptx::uniform(v_at(use - 1));
         keys().wait(use);
         begin_turn();
         begin_scores<C.type, QTile, KTile>(s, q, k);
-        values().wait(use - 1);
+        await_values(use - 1, looked_through);
         begin_outputs<C.type, VTile>(o, weights, v);
         end_turn();
-        find_weights<false>(work, use, s, weights, o, softmax);
+        looked_through = find_weights<false>(work, use, s, weights, o, softmax);
       }
-      use = own(work).end;
+      use = end_of(work, end);
       const u32 v = ptx::uniform(v_at(use - 1));
-      values().wait(use - 1);
+      await_values(use - 1, looked_through);
       begin_turn();
       begin_outputs<C.type, VTile>(o, weights, v);
       end_turn();
@@ -120,8 +127,9 @@ struct FwdWgmma : FwdFeed<C> {
       group_barrier();  // all warps of the group have the scores of their rows
       more = begin_queries(work.item + 1);
       await_outputs(o);
-      if (!skips_more) release(values(), own(work).end - 1);
-      Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax);
+      if (!skips_more) release(values(), end_of(work, end) - 1);
+      const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
+      Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
       if (work.spoiled != 0) {
         const int thread = thread_again();
         const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
@@ -137,6 +145,9 @@ struct FwdWgmma : FwdFeed<C> {
     if constexpr (!groups_differ) return {work.first_use, work.end_use};
     return work.own[thread_again() / 128];
   }
+  __device__ __forceinline__ int end_of(const Work& work, int kept) const {
+    return registers_are_short ? own(work).end : kept;
+  }
   /// Keys that none of the group's rows sees.
   __device__ __forceinline__ void skip(int use) const {
     keys().wait(use);
@@ -147,30 +158,56 @@ struct FwdWgmma : FwdFeed<C> {
     release(values(), use);
   }
 
-  /// Of the group's rows of a row tile, if there is one.
+  /// Of the group's rows of a row tile, if there is one: by the copy engine where they are a box.
   __device__ __forceinline__ bool begin_queries(int item) const {
     items().wait(item);
     if (item == shared.end) return false;
-    const Work& work = shared.works[item % 2];
-    const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
-    const int first = group() * 64;
+    const Work& work = shared.works[item & 1];
+    const int first = work.block.first_row + group() * 64;
     const int in_group = thread_again() % 128;
-    const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - work.block.first_row - first;
-    load_tile<QTile, 128>(q_at(), valid, p.d, in_group, [&](int row) { return rows.at(first + row); });
+    if (maps->has_queries != 0) {
+      if (in_group == 0) copy_queries(work, first);
+      return true;
+    }
+    const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
+    const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - first;
+    load_tile<QTile, 128>(q_at(), valid, p.d, in_group,
+                          [&](int row) { return rows.at(first - work.block.first_row + row); });
     ptx::cp_async_commit();
     return true;
   }
-  // The copies and the zeros beside them are wgmma's to read after the barrier.
-  __device__ __forceinline__ void await_queries() const {
+  // By one thread. Rows beyond the sequence's are others', or zeros behind the tensor's; nothing comes of them.
+  __device__ __forceinline__ void copy_queries(const Work& work, int first) const {
+    const int head = p.q_strides.head == 0 ? 0 : work.block.head;
+    const int row = work.sequence.q.first + PackedRow(first, p.group).query;
+    const int batch = p.q_strides.batch == 0 ? 0 : work.block.batch;
+    const u32 to = ptx::afresh(static_cast<int>(q_base)) + thread_again() / 128 * QTile::bytes;
+    ptx::mbarrier_arrive_expecting(queries(), QTile::bytes);
+#pragma unroll
+    for (int panel = 0; panel < QTile::panels; ++panel) {
+      ptx::tma_load(to + panel * QTile::panel_bytes, &maps->queries, queries(), panel * QTile::panel_columns, head, row,
+                    batch);
+    }
+  }
+  __device__ __forceinline__ u32 queries() const {
+    const int group = thread_again() / 128;
+    return ptx::afresh(static_cast<int>(ptx::shared_address(shared.queries))) + group * 8;
+  }
+  // Copies by threads and the zeros beside them are wgmma's to read after the barrier.
+  __device__ __forceinline__ void await_queries(int item) const {
+    if (maps->has_queries != 0) {
+      ptx::mbarrier_wait(queries(), static_cast<u32>(item) & 1);
+      return;
+    }
     ptx::cp_async_wait<0>();
     ptx::fence_async_proxy();
     group_barrier();
   }
 
   /// From the scores that were begun to weights; and outputs, unless these are the row tile's first keys, from those of
-  /// the keys before to those that the new weights' are added to.
+  /// the keys before to those that the new weights' are added to. Whether the values are looked through.
   template <bool first>
-  __device__ __forceinline__ void find_weights(Work& work, int use, Scores& s, Probabilities& weights, Output& o,
+  __device__ __forceinline__ bool find_weights(Work& work, int use, Scores& s, Probabilities& weights, Output& o,
                                                Softmax<1>& softmax) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
     KeptBits<C> kept;
@@ -180,10 +217,7 @@ struct FwdWgmma : FwdFeed<C> {
       const int thread = thread_again();
       FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
     }
-    if (work.may_hide(tile)) {  // here, where what it needs is at hand
-      values().wait(use);       // without it the check's phase might be that of the buffer's use before
-      checks().wait(use);
-    }
+    const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     const auto rescale = exponentiate<first>(work, s, tile, use, softmax);
     release(keys(), use);
     if constexpr (!first) {
@@ -192,6 +226,11 @@ struct FwdWgmma : FwdFeed<C> {
       softmax.apply(rescale, o);
     }
     pack_weights(weights, s, kept);
+    return looked_through;
+  }
+  __device__ __forceinline__ void await_values(int use, bool looked_through) const {
+    values().wait(use);
+    if (looked_through) checks().wait(use);
   }
 
   // Scores to weights. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even looked
@@ -270,20 +309,23 @@ struct FwdWgmma : FwdFeed<C> {
     }
   }
 
-  // Groups begin their products in turn, so that one's softmax runs beside the others' products.
+  // Groups begin their products in turn unless C says at will, so that one's softmax runs beside the others' products.
+  __device__ __forceinline__ int group_number() const {
+    return registers_are_short ? group() : static_cast<int>(threadIdx.x) / 128;
+  }
   static constexpr int kTurn = 1;   // barriers, one for each group
   static constexpr int kGroup = 4;  // likewise
   __device__ __forceinline__ void begin_turn() const {
-    if constexpr (takes_turns) ptx::barrier_sync(kTurn + group(), 256);
+    if constexpr (takes_turns) ptx::barrier_sync(kTurn + group_number(), 256);
   }
   __device__ __forceinline__ void end_turn() const {
     if constexpr (takes_turns) {
-      const int number = group();
+      const int number = group_number();
       ptx::barrier_arrive(number == groups - 1 ? kTurn : kTurn + 1 + number, 256);
     }
   }
 
-  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group(), 128); }
+  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group_number(), 128); }
 
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 };

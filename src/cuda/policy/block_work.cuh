@@ -98,7 +98,7 @@ __device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const KvPara
 #pragma unroll
     for (int panel = 0; panel < Tile::panels; ++panel) {
       ptx::tma_load(to + Tile::rows_below(row) + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns,
-                    place.row, head, batch);
+                    head, place.row, batch);
     }
     row += kCopiers<C> * box_rows;
     if (kCopiers<C> == 1 || row >= C.tile_n) break;

@@ -92,7 +92,7 @@ struct ReplacedValues {
   }
   __device__ __forceinline__ void add(const KvTile& tile, int column, int key) const {
     constexpr int output_bytes = bytes_of(C.output);
-    const PackedRows out = epilogue.rows_of(p.o, output_bytes, p.o_strides, p.o_split);
+    const PackedRows out = epilogue.outputs();
     const char* values = work.values[C.segments == 2 ? tile.segment : 0].at(0, key);
     const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
 #pragma unroll 1

@@ -53,44 +53,28 @@ struct Epilogue {
     return PackedRows(part, element_bytes, strides, block, sequence.q.first, p.group);
   }
 
-  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles>& softmax) const {
-    const PackedRows lse = rows_of(p.lse, 4, p.lse_strides, p.lse_split);
+  __device__ __forceinline__ PackedRows outputs() const {
+    return rows_of(p.o, bytes_of(C.output), p.o_strides, p.o_split);
+  }
+
+  /// `out`: outputs(), which who has time has found out.
+  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles>& softmax, const PackedRows& out) const {
+    float sums[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float sum = quad_sum(softmax.sum[m][half]);
-        const float origin = softmax.origin[m][half];
-        const int row = row_of(m, half);
-        const bool empty = sum == 0.0F || row >= used_rows();
-        float share = sum;
-        if (p.sinks != nullptr && !empty) {
-          const float sink = p.sinks[(block.head + PackedRow(block.first_row + row, p.group).head) * p.sinks_stride];
-          share += ptx::exp2(sink * kLog2E - origin);
-        }
-        float inverse = empty ? 0.0F : ptx::reciprocal(share);
-        if constexpr (C.dropout) inverse *= p.dropout.scale;
-#pragma unroll
-        for (int n = 0; n < C.dv / 8; ++n) {
-          o.tile[m][n][half * 2] *= inverse;
-          o.tile[m][n][half * 2 + 1] *= inverse;
-        }
-        if (p.lse != nullptr && row < rows() && thread % 4 == 0) {
-          *reinterpret_cast<float*>(lse.writable(row)) =
-              empty ? -kInfinity : __fmaf_rn(origin, kLn2, ptx::log2(sum) * kLn2);
-        }
-        if (p.row_sums != nullptr && row < rows() && thread % 4 == 0) {
-          const PackedRows sums = rows_of(p.row_sums, sizeof(RowSum), p.row_sum_strides, 0);
-          *reinterpret_cast<RowSum*>(sums.writable(row)) = {origin, sum};
-        }
-      }
+      for (int half = 0; half < 2; ++half) sums[m][half] = quad_sum(softmax.sum[m][half]);
     }
+    if ((thread / 32 + 1) * C.rows_a_warp() > used_rows()) clear_unused(o, sums);
+    divide(o, sums, softmax.origin);
+    if (p.lse != nullptr) store_lse(sums, softmax.origin);
+    if (p.row_sums != nullptr) store_sums(sums, softmax.origin);
     if constexpr (C.output == Element::fp32) {
-      store_fp32(o);
+      store_fp32(o, out);
     } else if constexpr (C.products == Products::wgmma) {
-      store_from_registers(o);
+      store_from_registers(o, out);
     } else {
-      store_16_bit(o);
+      store_16_bit(o, out);
     }
   }
 
@@ -98,7 +82,7 @@ struct Epilogue {
   __device__ __forceinline__ void store_empty() const {
     constexpr int output_bytes = bytes_of(C.output);
     const int lane = thread % 32;
-    const PackedRows out = rows_of(p.o, output_bytes, p.o_strides, p.o_split);
+    const PackedRows out = outputs();
 #pragma unroll 1
     for (int row = 0; row < min(rows(), C.tile_m); ++row) {
 #pragma unroll 1
@@ -112,44 +96,119 @@ struct Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store_fp32(const Output& o) const {
-    const PackedRows out = rows_of(p.o, 4, p.o_strides, p.o_split);
+ private:
+  using OfRows = float[row_tiles][2];
+
+  // What they hold may be NaN.
+  __device__ __forceinline__ void clear_unused(Output& o, OfRows& sums) const {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (row_of(m, half) < used_rows()) continue;
+        sums[m][half] = 0.0F;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) o.tile[m][n][half * 2] = o.tile[m][n][half * 2 + 1] = 0.0F;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void divide(Output& o, const OfRows& sums, const OfRows& origins) const {
+    float shares[row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) shares[m][half] = sums[m][half];
+    }
+    if (p.sinks != nullptr) add_sinks(shares, origins);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float inverse = sums[m][half] == 0.0F ? 0.0F : ptx::reciprocal(shares[m][half]);
+        if constexpr (C.dropout) inverse *= p.dropout.scale;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) {
+          o.tile[m][n][half * 2] *= inverse;
+          o.tile[m][n][half * 2 + 1] *= inverse;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_sinks(OfRows& shares, const OfRows& origins) const {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const PackedRow at(block.first_row + row_of(m, half), p.group);
+        if (shares[m][half] == 0.0F) continue;
+        const float sink = p.sinks[(block.head + at.head) * p.sinks_stride];
+        shares[m][half] += ptx::exp2(sink * kLog2E - origins[m][half]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_lse(const OfRows& sums, const OfRows& origins) const {
+    const PackedRows lse = rows_of(p.lse, 4, p.lse_strides, p.lse_split);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        const float sum = sums[m][half];
+        if (row >= rows() || thread % 4 != 0) continue;
+        *reinterpret_cast<float*>(lse.writable(row)) =
+            sum == 0.0F ? -kInfinity : __fmaf_rn(origins[m][half], kLn2, ptx::log2(sum) * kLn2);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_sums(const OfRows& sums, const OfRows& origins) const {
+    const PackedRows kept = rows_of(p.row_sums, sizeof(RowSum), p.row_sum_strides, 0);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        if (row >= rows() || thread % 4 != 0) continue;
+        *reinterpret_cast<RowSum*>(kept.writable(row)) = {origins[m][half], sums[m][half]};
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_fp32(const Output& o, const PackedRows& out) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = row_of(m, half);
         if (row >= rows()) continue;
-        const bool used = row < used_rows();  // what others hold may be NaN · 0
         char* to = out.writable(row) + thread % 4 * 8;
 #pragma unroll
         for (int n = 0; n < C.dv / 8; ++n) {
           if (n * 8 >= p.dv) break;
-          const float left = o.tile[m][n][half * 2];
-          const float right = o.tile[m][n][half * 2 + 1];
-          *reinterpret_cast<float2*>(to + n * 32) = used ? make_float2(left, right) : make_float2(0.0F, 0.0F);
+          *reinterpret_cast<float2*>(to + n * 32) = make_float2(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]);
         }
       }
     }
   }
 
   // Shared memory holds the next rows already. Four lanes that share a row exchange words, so that each has 8 columns.
-  __device__ __forceinline__ void store_from_registers(const Output& o) const {
-    const PackedRows out = rows_of(p.o, 2, p.o_strides, p.o_split);
+  __device__ __forceinline__ void store_from_registers(const Output& o, const PackedRows& out) const {
     const int part = thread % 4;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = row_of(m, half);
-        const u32 used = row < used_rows() ? ~0U : 0U;  // what others hold may be NaN · 0
         char* to = row < rows() ? out.writable(row) + part * 16 : nullptr;
 #pragma unroll
         for (int n = 0; n < C.dv / 8; n += 4) {
           u32 words[4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            words[i] = used & ptx::pack<C.output>(o.tile[m][n + i][half * 2], o.tile[m][n + i][half * 2 + 1]);
+            words[i] = ptx::pack<C.output>(o.tile[m][n + i][half * 2], o.tile[m][n + i][half * 2 + 1]);
           }
           transpose_quad(words, part);
           if (to != nullptr && (n + part) * 8 < p.dv) ptx::store_16(to + n * 16, words);
@@ -159,7 +218,7 @@ struct Epilogue {
   }
 
   // Through shared memory, so that whole rows leave 16 bytes a thread.
-  __device__ __forceinline__ void store_16_bit(const Output& o) const {
+  __device__ __forceinline__ void store_16_bit(const Output& o, const PackedRows& out) const {
     using Tile = SharedTile<C.tile_m, C.dv>;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
@@ -173,14 +232,12 @@ struct Epilogue {
       }
     }
     __syncwarp();  // a warp reads back its own rows only
-    const PackedRows out = rows_of(p.o, 2, p.o_strides, p.o_split);
     const int lane = thread % 32;
     constexpr int lanes_a_row = Tile::row_chunks;
 #pragma unroll
     for (int step = 0; step < C.rows_a_warp() * lanes_a_row / 32; ++step) {
       const int row = thread / 32 * C.rows_a_warp() + step * (32 / lanes_a_row) + lane / lanes_a_row;
       if (row >= rows()) continue;
-      const u32 used = row < used_rows() ? ~0U : 0U;  // what others hold may be NaN · 0
       char* to = out.writable(row);
 #pragma unroll
       for (int panel = 0; panel < Tile::panels; ++panel) {
@@ -188,8 +245,6 @@ struct Epilogue {
         if (chunk * 8 >= p.dv) continue;
         u32 value[4];
         ptx::load_shared_16(value, memory + Tile::at(row, chunk));
-#pragma unroll
-        for (u32& pair : value) pair &= used;
         ptx::store_16(to + chunk * 16, value);
       }
     }

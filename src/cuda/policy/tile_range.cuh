@@ -70,8 +70,13 @@ struct PackedRows {
 
   __device__ __forceinline__ PackedRows(const void* tensor, int element_bytes, const Strides& strides,
                                         const Block& block, int first_token, const Divisor& heads)
-      : first(static_cast<const char*>(tensor) +
-              element_bytes * (block.batch * strides.batch + first_token * strides.row + block.head * strides.head)),
+      : PackedRows(
+            static_cast<const char*>(tensor) +
+                element_bytes * (block.batch * strides.batch + first_token * strides.row + block.head * strides.head),
+            element_bytes, strides, block, heads) {}
+  __device__ __forceinline__ PackedRows(const char* first_query, int element_bytes, const Strides& strides,
+                                        const Block& block, const Divisor& heads)
+      : first(first_query),
         row_stride(static_cast<int>(element_bytes * strides.row)),
         head_stride(element_bytes * strides.head),
         first_row(block.first_row),

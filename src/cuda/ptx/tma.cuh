@@ -7,18 +7,14 @@
 
 namespace tessera::cuda::ptx {
 
-/// One box of a 4-dimensional tensor at (column, row, head, batch); its bytes count at `barrier`. One thread.
-__device__ __forceinline__ void tma_load(u32 to, const void* tensor_map, u32 barrier, int column, int row, int head,
+/// One box of a 4-dimensional tensor at (column, head, row, batch); its bytes count at `barrier`. One thread.
+__device__ __forceinline__ void tma_load(u32 to, const void* tensor_map, u32 barrier, int column, int head, int row,
                                          int batch) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];\n" ::"r"(to),
-      "l"(tensor_map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+      "l"(tensor_map), "r"(barrier), "r"(column), "r"(head), "r"(row), "r"(batch)
       : "memory");
-}
-
-__device__ __forceinline__ void tma_prefetch(const void* tensor_map) {
-  asm volatile("prefetch.tensormap [%0];\n" ::"l"(tensor_map) : "memory");
 }
 
 }  // namespace tessera::cuda::ptx
