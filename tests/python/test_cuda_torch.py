@@ -177,6 +177,29 @@ def test_dropout_drops_what_it_drops_on_the_cpu():
     assert torch.equal(first, tessera.attention(*there, dropout=0.3))
 
 
+def test_each_replay_draws_a_seed_of_its_own():
+    q, k, v = (on_gpu(half(2, 1, 4, 64, seed=seed, dtype=torch.bfloat16)) for seed in range(3))
+    state = torch.zeros(2, 4, 64, 64, dtype=torch.bfloat16, device=CUDA)
+    slopes = torch.zeros(4, device=CUDA)
+
+    def step():
+        tessera.linear_decode(q, k, v, state, slopes, rounding="stochastic")
+
+    step()  # kernels are loaded outside of graphs
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    states = []
+    for _ in range(2):
+        state.zero_()
+        graph.replay()
+        states.append(state.float())
+    assert not torch.equal(*states)
+    exact = torch.einsum("bthk,bthv->bhvk", k.float(), v.float())
+    for each in states:
+        assert torch.all((each - exact).abs() <= exact.abs() / 128)
+
+
 def test_autocast():
     q, k, v = (x.float() for x in qkv())
     with torch.autocast("cuda", torch.bfloat16):
