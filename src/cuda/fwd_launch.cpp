@@ -97,7 +97,8 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
               "less than " + std::to_string(kMostRowStride) + " on cuda");
 }
 
-// Whether 64 packed rows are a box: whole queries, in a tensor that the copy engine can walk.
+// Whether 64 packed rows are a box: whole queries, in a tensor that the copy engine can walk. A stride of 0 between
+// sequences, or heads that are not packed, is one of them for all.
 bool has_query_boxes(const Problem& problem, const Strides& strides, std::int64_t rows, int packed_heads) {
   constexpr i64 kMostStride = i64{1} << 39;
   const auto walks = [](i64 stride, std::int64_t size, i64 least) {
@@ -218,7 +219,8 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
     check_row_stride(slot, bindings[slot]);
   }
-  if (problem.seqlen_q == 0 || problem.batch == 0) return;
+  const bool no_rows = problem.q_layout == Layout::varlen && problem.total_q == 0 && !gathers_mass(problem);
+  if (problem.seqlen_q == 0 || problem.batch == 0 || no_rows) return;
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
   const FwdConfig& config = launch.config;
   FwdParams params = fwd_params(problem, bindings, launch.packed_heads);

@@ -147,6 +147,7 @@ TEST_P(Identity, QueriesMayShareMemory) {
       SCOPED_TRACE(dimension);
       ASSERT_NO_FATAL_FAILURE(expect_copies(heads, [&](Tensor& q) { q.strides[dimension] = 0; }));
     }
+    if (placement() == cases::Placement::apart) continue;  // which places what lies behind a tensor's first element
     ASSERT_NO_FATAL_FAILURE(expect_copies(heads, [](Tensor& q) {
       q.byte_offset += (q.shape[1] - 1) * q.strides[1] * static_cast<std::int64_t>(size_of(q.dtype));
       q.strides[1] = -q.strides[1];

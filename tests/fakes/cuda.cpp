@@ -100,10 +100,15 @@ int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* address, co
   if (reinterpret_cast<std::uintptr_t>(map) % 64 != 0) return kInvalidValue;
   for (std::uint32_t i = 0; i < rank; ++i) {
     if (sizes[i] == 0 || box[i] == 0 || box[i] > 256) return kInvalidValue;
-    if (i > 0 && (strides[i - 1] == 0 || strides[i - 1] % 16 != 0)) return kInvalidValue;
+    constexpr std::uint64_t kMostStride = std::uint64_t{1} << 40;
+    const std::uint64_t stride = i > 0 ? strides[i - 1] : 16;
+    if (stride == 0 || stride % 16 != 0 || stride >= kMostStride) return kInvalidValue;
   }
   if (box[0] * 2 > (swizzle == 3 ? 128U : 64U)) return kInvalidValue;
-  ++state.tensor_maps;
+  if (state.map_count < state.maps.size()) {
+    state.maps[state.map_count] = {{sizes[0], sizes[1], sizes[2], sizes[3]}, {box[0], box[1], box[2], box[3]}};
+  }
+  ++state.map_count;
   return std::memset(map, 1, 128), 0;
 }
 

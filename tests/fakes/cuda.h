@@ -17,6 +17,11 @@ struct FakeLaunch {
   std::array<char, 4096> parameters{};  // bytes of the first kernel parameter, as far as the test reads them
 };
 
+struct FakeMap {
+  std::array<std::uint64_t, 4> sizes{};
+  std::array<std::uint32_t, 4> box{};
+};
+
 struct FakeCuda {
   int launches = 0;
   FakeLaunch last;
@@ -28,7 +33,8 @@ struct FakeCuda {
   int module_result = 0;              // what cuModuleLoadData answers
   unsigned long long context_id = 1;  // of the primary context
   int synchronisations = 0;           // of streams
-  int tensor_maps = 0;                // encoded so far
+  std::size_t map_count = 0;          // tensor maps encoded so far
+  std::array<FakeMap, 8> maps{};      // the first of them
 };
 
 extern "C" FakeCuda* fake_cuda();

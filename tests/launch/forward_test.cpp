@@ -26,9 +26,10 @@ TEST_F(Launch, BlocksShareWideOutputs) {
 }
 
 TEST_F(Launch, BatchInvariantPlansTakeTheSameKernelForEveryBatch) {
-  for (const char* rest : {" sq=300 hq=16 d=128 dtype=bf16 causal", " sq=128 hq=16 hkv=8 d=64 dtype=bf16 causal",
-                           " sq=2048 hq=2 d=256 dtype=bf16", " sq=300 hq=16 d=128 dtype=bf16 causal affine=2:2",
-                           " sq=90 sk=3000 hq=4 d=128 dtype=bf16 kv=table page=16"}) {
+  for (const char* rest :
+       {" sq=300 hq=16 d=128 dtype=bf16 causal", " sq=128 hq=16 hkv=8 d=64 dtype=bf16 causal",
+        " sq=2048 hq=2 d=256 dtype=bf16", " sq=2048 hq=2 d=128 dtype=bf16",
+        " sq=300 hq=16 d=128 dtype=bf16 causal affine=2:2", " sq=90 sk=3000 hq=4 d=128 dtype=bf16 kv=table page=16"}) {
     const auto kernels = [&](int batch) {
       const std::string line = "attention b=" + std::to_string(batch) + rest + " batch_invariant";
       const Plan plan = make_plan(Problem::parse(line), Target::cuda_device(0));
@@ -59,19 +60,26 @@ TEST_F(Launch, TheCopyEngineTakesQueriesWhere64PackedRowsAreABox) {
     Executor executor(make_plan(problem, Target::cuda_device(0), Wishes::parse("implementation=cuda.fwd_wgmma")));
     Bindings bindings = dense(problem);
     change(bindings[Slot::q]);
-    gpu_.tensor_maps = 0;
+    gpu_.map_count = 0;
     executor.run(bindings);
-    return gpu_.tensor_maps;
+    return gpu_.map_count;
   };
-  constexpr int kBesides = 2;  // of keys and values
+  constexpr std::size_t kBesides = 2;  // of keys and values
   const char* pairs = "attention b=2 sq=300 hq=4 hkv=2 d=64 dtype=bf16";
   const char* single = "attention b=2 sq=300 hq=4 d=64 dtype=bf16";
   const char* threes = "attention b=2 sq=300 hq=6 hkv=2 d=64 dtype=bf16";
   EXPECT_EQ(maps(pairs, [](Tensor&) {}), kBesides + 1);
+  using Sizes = std::array<std::uint64_t, 4>;
+  using Box = std::array<std::uint32_t, 4>;
+  EXPECT_EQ(gpu_.maps.front().sizes, (Sizes{64, 4, 300, 2}));  // column, head, row, sequence
+  EXPECT_EQ(gpu_.maps.front().box, (Box{64, 2, 32, 1}));
   EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[0] = 0; }), kBesides + 1);
   EXPECT_EQ(maps(single, [](Tensor& q) { q.strides[2] = 0; }), kBesides + 1);
+  EXPECT_EQ(gpu_.maps.front().sizes, (Sizes{64, 1, 300, 2}));
+  EXPECT_EQ(gpu_.maps.front().box, (Box{64, 1, 64, 1}));
   EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[2] = 0; }), kBesides);
   EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[1] = 0; }), kBesides);
+  EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[0] = std::int64_t{1} << 39; }), kBesides);  // elements
   EXPECT_EQ(maps(threes, [](Tensor&) {}), kBesides);
 }
 
@@ -84,6 +92,19 @@ TEST_F(Launch, EmptySourcesNeedNoMemory) {
   }
   Executor(make_plan(problem, Target::cuda_device(0))).run(bindings);
   EXPECT_EQ(gpu_.launches, 1);
+}
+
+TEST_F(Launch, NoTokensNeedNoMemory) {
+  const Problem problem = Problem::parse("attention b=2 sq=100 sk=50 d=64 hq=2 dtype=bf16 layout=varlen tq=0");
+  Bindings bindings;
+  for (const Slot slot : {Slot::q, Slot::o}) {
+    bindings[slot] = tensor(DType::bf16, {0, 2, 64});
+    bindings[slot].data = nullptr;
+  }
+  for (const Slot slot : {Slot::k, Slot::v}) bindings[slot] = tensor(DType::bf16, {problem.kv.total, 2, 64});
+  for (const Slot slot : {Slot::cu_seqlens_q, Slot::cu_seqlens_k}) bindings[slot] = tensor(DType::int32, {3});
+  Executor(make_plan(problem, Target::cuda_device(0))).run(bindings);
+  EXPECT_EQ(gpu_.launches, 0);
 }
 
 TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {

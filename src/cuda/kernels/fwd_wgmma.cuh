@@ -124,7 +124,7 @@ struct FwdWgmma : FwdFeed<C> {
 #pragma unroll 1
         for (; use < work.end_use; ++use) skip(use);
       }
-      group_barrier();  // all warps of the group have the scores of their rows
+      group_barrier();  // all warps of the group have the scores of their rows, and have read Q
       more = begin_queries(work.item + 1);
       await_outputs(o);
       if (!skips_more) release(values(), end_of(work, end) - 1);
@@ -229,7 +229,7 @@ struct FwdWgmma : FwdFeed<C> {
     return looked_through;
   }
   __device__ __forceinline__ void await_values(int use, bool looked_through) const {
-    values().wait(use);
+    values().wait(use);  // without it the check's phase might be that of the buffer's use before
     if (looked_through) checks().wait(use);
   }
 
