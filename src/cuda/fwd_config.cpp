@@ -108,7 +108,8 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
   config.stages = two_stages && config.source == Source::strided ? 2 : 1;
 }
 
-// But for what is done to scores.
+// One source of rows at strides, a range of tiles, outputs of the inputs' type, no callables; scores may be capped or
+// biased.
 bool walks_plainly(const FwdConfig& config) {
   return config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
          config.output == config.type && !config.affine && !config.dropout && !config.user_score && !config.user_mask;

@@ -114,7 +114,7 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
   if (config.products == Products::wgmma && has_query_boxes(problem, params.q_strides, queries, packed_heads)) {
     maps.queries =
         tensor_map(params.q, params.q_strides, {params.d, problem.heads_q, queries, problem.batch},
-                   {.columns = config.d % 64 == 0 ? 64 : 32, .heads = packed_heads, .rows = 64 / packed_heads});
+                   {.columns = columns_of_panel(config.d), .heads = packed_heads, .rows = 64 / packed_heads});
     maps.has_queries = 1;
   }
   for (int i = 0; i < config.segments; ++i) {
@@ -127,7 +127,7 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
     // The driver wants an address for what is empty too.
     const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
       return tensor_map(tensor != nullptr ? tensor : params.q, strides, {dim, problem.heads_kv, rows, batch},
-                        {.columns = padded % 64 == 0 ? 64 : 32, .heads = 1, .rows = kv.box_rows});
+                        {.columns = columns_of_panel(padded), .heads = 1, .rows = kv.box_rows});
     };
     maps.keys[i] = map(kv.k, kv.k_strides, params.d, config.d);
     maps.values[i] = map(kv.v, kv.v_strides, params.dv, config.dv);

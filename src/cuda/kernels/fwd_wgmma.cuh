@@ -82,7 +82,8 @@ struct FwdWgmma : FwdFeed<C> {
     bool more = begin_queries(0);
 #pragma unroll 1
     for (int item = 0; more; ++item) {
-      Work& work = shared.works[item & 1];  // what stays in memory takes no registers, which are short
+      // What stays in memory takes no registers, which are short; item % 2 would keep one more.
+      Work& work = shared.works[item & 1];
       int use = work.first_use;
       await_queries(work.item);
       if constexpr (groups_differ) {
@@ -176,18 +177,15 @@ struct FwdWgmma : FwdFeed<C> {
     ptx::cp_async_commit();
     return true;
   }
-  // By one thread. Rows beyond the sequence's are others', or zeros behind the tensor's; nothing comes of them.
+  // By one thread, with addresses formed here rather than kept. Rows beyond the sequence's are others', or zeros behind
+  // the tensor's; nothing comes of them.
   __device__ __forceinline__ void copy_queries(const Work& work, int first) const {
     const int head = p.q_strides.head == 0 ? 0 : work.block.head;
     const int row = work.sequence.q.first + PackedRow(first, p.group).query;
     const int batch = p.q_strides.batch == 0 ? 0 : work.block.batch;
     const u32 to = ptx::afresh(static_cast<int>(q_base)) + thread_again() / 128 * QTile::bytes;
     ptx::mbarrier_arrive_expecting(queries(), QTile::bytes);
-#pragma unroll
-    for (int panel = 0; panel < QTile::panels; ++panel) {
-      ptx::tma_load(to + panel * QTile::panel_bytes, &maps->queries, queries(), panel * QTile::panel_columns, head, row,
-                    batch);
-    }
+    copy_box<QTile>(&maps->queries, to, queries(), head, row, batch);
   }
   __device__ __forceinline__ u32 queries() const {
     const int group = thread_again() / 128;

@@ -82,6 +82,15 @@ __device__ __forceinline__ TileBoxes find_boxes(const BlockWork<C>& work, const 
   return {tile, place_of(work, kv, tile.segment, work.tiles.key(tile, row))};
 }
 
+/// Rows of a tile that are one box for each panel, from coordinates of the tensor on. By one thread.
+template <class Tile>
+__device__ __forceinline__ void copy_box(const TensorMap* map, u32 to, u32 barrier, int head, int row, int batch) {
+#pragma unroll
+  for (int panel = 0; panel < Tile::panels; ++panel) {
+    ptx::tma_load(to + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns, head, row, batch);
+  }
+}
+
 /// A tile of keys or of values by the copy engine, whose bytes count at `barrier`. By the first kCopiers lanes of a
 /// warp, each of its boxes.
 template <class Tile, FwdConfig C>
@@ -95,11 +104,7 @@ __device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const KvPara
 #pragma unroll 1
   while (row < C.tile_n) {
     const int batch = strides.batch == 0 ? 0 : place.batch;
-#pragma unroll
-    for (int panel = 0; panel < Tile::panels; ++panel) {
-      ptx::tma_load(to + Tile::rows_below(row) + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns,
-                    head, place.row, batch);
-    }
+    copy_box<Tile>(map, to + Tile::rows_below(row), barrier, head, place.row, batch);
     row += kCopiers<C> * box_rows;
     if (kCopiers<C> == 1 || row >= C.tile_n) break;
     place = place_of(work, kv, boxes.tile.segment, work.tiles.key(boxes.tile, row));

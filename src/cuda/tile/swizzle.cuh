@@ -19,7 +19,7 @@ template <int rows_, int columns_>
 struct SharedTile {
   static constexpr int rows = rows_;
   static constexpr int columns = columns_;
-  static constexpr int panel_columns = columns % 64 == 0 ? 64 : 32;
+  static constexpr int panel_columns = columns_of_panel(columns);
   static constexpr int panels = columns / panel_columns;
   static constexpr int row_chunks = panel_columns / 8;  // 16 bytes each
   static constexpr int panel_bytes = rows * panel_columns * 2;
