@@ -12,6 +12,8 @@
 #include "cases/case.h"
 #include "core/expect_error.h"
 #include "core/implementations.h"
+#include "cuda/fwd_config.h"
+#include "cuda/fwd_source.h"
 #include "launch/launch.h"
 
 namespace tessera {
@@ -227,6 +229,27 @@ TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {
   // 4 MB a plane, 16 MB a section of at most 4 planes, of which there are to be whole ones.
   EXPECT_EQ(last_of(order_of("attention b=1 sq=16384 hq=6 d=64 dtype=bf16 causal")), 3U);
   EXPECT_EQ(last_of(order_of("attention b=5 sq=1000 hq=6 d=64 dtype=bf16")), 1U);
+}
+
+// A sequence's row tiles are counted apart from the others': a section lies within one.
+TEST(Wgmma, PackedSequencesHaveTheRowTilesOfTheirOwnLength) {
+  Target target = Target::cuda(90);
+  target.multiprocessors = 132;
+  const auto planes = [&](const std::string& line, std::int64_t splits, cuda::Products products) {
+    const Problem problem = Problem::parse("attention dtype=bf16 d=64 hq=6 causal " + line);
+    const cuda::FwdConfig config = cuda::fwd_config(problem, target, splits, {}, products);
+    const bool packed = problem.q_layout == Layout::varlen && products == cuda::Products::wgmma;
+    EXPECT_EQ(config.packed, packed) << line;
+    const std::string name = cuda::fwd_source(config, {}).name;
+    EXPECT_EQ(name.find(" packed") != std::string::npos, packed) << name;
+    return cuda::block_order(config, problem, splits).planes.value;
+  };
+  const auto wgmma = cuda::Products::wgmma;
+  EXPECT_EQ(planes("b=5 sq=1000", 1, wgmma), 30U);
+  EXPECT_EQ(planes("b=5 sq=1000 layout=varlen tq=3000", 1, wgmma), 6U);
+  EXPECT_EQ(planes("b=5 sq=1000 layout=varlen tq=3000", 2, wgmma), 12U) << "heads and splits";
+  EXPECT_EQ(planes("b=5 sq=16384 layout=varlen tq=30000", 1, wgmma), 3U) << "of 4 MB each in 16 MB";
+  EXPECT_EQ(planes("b=5 sq=1000 layout=varlen tq=3000", 1, cuda::Products::mma_sync), 30U);
 }
 
 TEST_F(Launch, MassesAreRelativeToTheForwardsSums) {

@@ -6,6 +6,7 @@
 #include "cuda/policy/block_work.cuh"
 #include "cuda/policy/careful.cuh"
 #include "cuda/policy/epilogue.cuh"
+#include "cuda/policy/row_tiles.cuh"
 #include "cuda/policy/tickets.cuh"
 #include "cuda/policy/tile_list.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -106,20 +107,21 @@ struct FwdFeed {
   // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
   // while other blocks have nothing left.
   __device__ __forceinline__ void find_work() const {
-    auto tile = static_cast<int>(blockIdx.x);  // of rows, in the order of p.order
+    RowTiles<C> row_tiles(p);
+    auto tile = static_cast<int>(blockIdx.x);
     int item = 0;
     int use = 0;
 #pragma unroll 1
-    while (tile < p.order.count) {
+    while (tile < row_tiles.count()) {
       items().wait_empty(item);
-      if (find(tile, item, use)) {
+      if (find(row_tiles, tile, item, use)) {
         publish(item);
         ++item;
       }
       if (p.tickets.counter == nullptr) break;
       if (lane == 0) {
         if (item > 0) ptx::mbarrier_wait(nearly_copied(), static_cast<u32>(item & 1) ^ 1);
-        tile = static_cast<int>(gridDim.x) + draw(p.tickets, p.order.count);
+        tile = static_cast<int>(gridDim.x) + draw(p.tickets, row_tiles.count());
       }
       tile = ptx::uniform(tile);
     }
@@ -133,11 +135,13 @@ struct FwdFeed {
   }
   /// Whether the row tile has any row that sees a key; others are stored here. `use`: the first of the rings, then that
   /// behind it.
-  __device__ __forceinline__ bool find(int tile, int item, int& use) const {
+  __device__ __forceinline__ bool find(RowTiles<C>& row_tiles, int tile, int item, int& use) const {
     Work& work = shared.works[item % 2];
     bool found = false;
+    Block packed{};
+    if constexpr (C.packed) packed = row_tiles.packed(tile);  // by the whole warp
     if (lane == 0) {
-      found = work.find(p, tile);
+      found = work.find(p, C.packed ? packed : Block::of<C>(p, tile));
       work.spoiled = 0;
       if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
     }

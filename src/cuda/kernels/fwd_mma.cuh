@@ -48,7 +48,7 @@ struct FwdMma {
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps) {
     ptx::take_over();
     BlockWork<C> work;
-    if (!work.find(params, static_cast<int>(blockIdx.x / C.dv_parts))) return;
+    if (!work.find(params, Block::of<C>(params, static_cast<int>(blockIdx.x / C.dv_parts)))) return;
     BlockMemory<C>& kept = *reinterpret_cast<BlockMemory<C>*>(memory);
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = work;

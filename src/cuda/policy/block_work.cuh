@@ -19,8 +19,8 @@ struct BlockWork {
   KvRows<C.source> keys[C.segments], values[C.segments];
 
   /// By every thread, so that the first copies wait for nobody; `tiles` of ranges only. Whether there is a row.
-  __device__ __forceinline__ bool find(const FwdParams& p, int index) {
-    block = Block::of<C>(p, index);
+  __device__ __forceinline__ bool find(const FwdParams& p, const Block& which) {
+    block = which;
     sequence = Sequence(p, block.batch, C.segments);
     if (block.first_row >= static_cast<int>(sequence.q.capacity * p.group.value)) return false;
     if constexpr (C.tiles == Tiles::range) tiles = KvTiles<C>(p, sequence, block);
