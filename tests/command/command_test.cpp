@@ -194,6 +194,17 @@ TEST_F(Command, BenchWritesRowsAndFindsRegressions) {
   EXPECT_NE(regression.out.find("REGRESSION"), std::string::npos);
 }
 
+TEST_F(Command, BenchCountsPackedSequencesAsLongAsTheyAre) {
+  const auto gflop = [&](const std::string& words) {
+    const std::string line = "'attention b=2 sq=32 layout=varlen tq=32 tk=32 hq=2 d=16 " + words + "'";
+    const Outcome outcome = here.run("bench " + line + " --repetitions 1 --threads 1 --json a.json");
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(here.text("a.json"))["rows"][0]["gflop"].get<double>();
+  };
+  EXPECT_NEAR(gflop("") / (2 * 16 * 16 * 2 * 64e-9), 1, 1e-5) << "32 tokens shared";
+  EXPECT_NEAR(gflop("lens=24,8") / ((24 * 24 + 8 * 8) * 2 * 64e-9), 1, 1e-5);
+}
+
 TEST_F(Command, BenchDrawsTileListsAndExpandsWishes) {
   const std::string line = "'attention sq=256 hq=2 d=16 block=32x32 list={indices,bitmask,transposed} density=0.25'";
   const Outcome outcome =

@@ -90,6 +90,20 @@ std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::
   return {first, std::max(first, last)};
 }
 
+namespace {
+
+// Packed sequences share their tokens equally (bench_inputs.cpp).
+Problem of_equal_lengths(Problem problem) {
+  const auto cut = [&](std::int64_t& longest, std::int64_t total) {
+    if (problem.batch > 0) longest = std::min(longest, total / problem.batch);
+  };
+  if (problem.q_layout == Layout::varlen) cut(problem.seqlen_q, problem.total_q);
+  if (problem.kv.layout == KvLayout::varlen) cut(problem.kv.seqlen, problem.kv.total);
+  return problem;
+}
+
+}  // namespace
+
 Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const std::vector<std::int64_t>& lengths) {
   Work work;
   if (problem.is_linear()) return linear_work(problem);
@@ -114,7 +128,7 @@ Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const s
       pairs += visible_pairs(one, {}) * static_cast<double>(problem.heads_q);
     }
   } else if (kept.empty()) {
-    pairs = visible_pairs(problem, {}) * static_cast<double>(problem.batch * problem.heads_q);
+    pairs = visible_pairs(of_equal_lengths(problem), {}) * static_cast<double>(problem.batch * problem.heads_q);
   } else {
     // Every row of the list stands for the same number of (batch, head) pairs.
     for (const KeptTiles& each : kept) pairs += visible_pairs(problem, each);

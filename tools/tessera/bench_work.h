@@ -21,7 +21,8 @@ struct Work {
   double bytes = 0;
 };
 
-/// Sequences are taken at their full length unless `lengths` has each one's, mask callables as showing everything.
+/// Sequences are taken at their full length, packed ones as sharing their tokens equally, unless `lengths` has each
+/// one's; mask callables as showing everything.
 /// `kept` holds one entry for each row of the list in (batch, head) order, repeated as the list is shared; empty
 /// without one.
 Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const std::vector<std::int64_t>& lengths = {});
