@@ -294,7 +294,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   wish(config.stages, wishes.stages);
   wish(config.warps, wishes.warps);
   config.turns = !gains_without_turns(config, problem, target);
-  config.packed = products == Products::wgmma && problem.q_layout == Layout::varlen;
+  config.varlen = products == Products::wgmma && problem.q_layout == Layout::varlen;
   if (!problem.list) config.run = config.tile_n;
   if (!wishes.loader.empty()) config.loader = wishes.loader == "tma" ? Loader::tma : Loader::cp_async;
   return config;
@@ -323,7 +323,7 @@ BlockOrder block_order(const FwdConfig& config, const Problem& problem, std::int
   if ((problem.band.right && !problem.band.left) || problem.affine) {
     const std::int64_t bytes = keys_of(problem) * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
     // Of packed sequences, whose row tiles are not equally many, a section is within one (row_tiles.cuh).
-    const std::int64_t whole = config.packed ? count_heads(problem) * splits : planes;
+    const std::int64_t whole = config.varlen ? count_heads(problem) * splits : planes;
     section = std::clamp<std::int64_t>(kSectionBytes / std::max<std::int64_t>(bytes, 1), 1, whole);
     while (whole % section != 0) --section;
   }

@@ -70,7 +70,7 @@ Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   if (c.tiles == Tiles::list) fields.number("run", c.run);
   fields.flag("list_elements", c.list_elements);
   fields.flag("list_waives", c.list_waives);
-  fields.flag("packed", c.packed);
+  fields.flag("varlen", c.varlen);
   fields.flag("scale_first", c.scale_first);
   fields.flag("affine", c.affine);
   fields.flag("softcap", c.softcap);

@@ -53,7 +53,7 @@ struct FwdConfig {
   int run = 64;
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other: tested key by key
   bool list_waives = false;    // of lists with full tiles, where the user's mask is waived
-  bool packed = false;         // by wgmma: sequences lie packed (varlen); each has the row tiles of its own length
+  bool varlen = false;         // by wgmma: sequences lie packed; each has the row tiles of its own length
   // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
   bool scale_first = false;
   bool affine = false;  // an affine causal mask

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a kernel is given at run time. Strides in elements, pointers to device memory. Lengths, windows, layouts, sinks
-// and splits are here, never in the configuration.
+// and splits are here; of them the configuration knows at most that sequences are packed.
 #pragma once
 
 #include "shared/types.h"
@@ -90,7 +90,8 @@ struct TensorMaps {
 
 /// The rows that the blocks of a grid of one dimension take: section after section of planes (heads of one sequence and
 /// split); in a section the last rows of every plane, then those before them. dv_parts blocks for each lie side by
-/// side.
+/// side. With FwdConfig::varlen `count`, `tiles` and `section` are of sequences as long as the longest may be, and each
+/// has its own instead (policy/row_tiles.cuh).
 struct BlockOrder {
   int count;        // of all
   int tiles;        // of rows, of a plane

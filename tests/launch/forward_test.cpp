@@ -238,10 +238,10 @@ TEST(Wgmma, PackedSequencesHaveTheRowTilesOfTheirOwnLength) {
   const auto planes = [&](const std::string& line, std::int64_t splits, cuda::Products products) {
     const Problem problem = Problem::parse("attention dtype=bf16 d=64 hq=6 causal " + line);
     const cuda::FwdConfig config = cuda::fwd_config(problem, target, splits, {}, products);
-    const bool packed = problem.q_layout == Layout::varlen && products == cuda::Products::wgmma;
-    EXPECT_EQ(config.packed, packed) << line;
+    const bool varlen = problem.q_layout == Layout::varlen && products == cuda::Products::wgmma;
+    EXPECT_EQ(config.varlen, varlen) << line;
     const std::string name = cuda::fwd_source(config, {}).name;
-    EXPECT_EQ(name.find(" packed") != std::string::npos, packed) << name;
+    EXPECT_EQ(name.find(" varlen") != std::string::npos, varlen) << name;
     return cuda::block_order(config, problem, splits).planes.value;
   };
   const auto wgmma = cuda::Products::wgmma;

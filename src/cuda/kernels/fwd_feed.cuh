@@ -139,9 +139,9 @@ struct FwdFeed {
     Work& work = shared.works[item % 2];
     bool found = false;
     Block packed{};
-    if constexpr (C.packed) packed = row_tiles.packed(tile);  // by the whole warp
+    if constexpr (C.varlen) packed = row_tiles.at(tile);  // by the whole warp
     if (lane == 0) {
-      found = work.find(p, C.packed ? packed : Block::of<C>(p, tile));
+      found = work.find(p, C.varlen ? packed : Block::of<C>(p, tile));
       work.spoiled = 0;
       if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
     }

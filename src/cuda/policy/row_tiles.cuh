@@ -14,17 +14,20 @@ template <FwdConfig C>
 class RowTiles {
  public:
   __device__ __forceinline__ explicit RowTiles(const FwdParams& params) : p(params) {
-    if constexpr (C.packed) {
+    if constexpr (C.varlen) {
+      int own = 0;
 #pragma unroll 4
-      for (int first = 0; first < p.batch; first += 32) count_ += __reduce_add_sync(0xffffffffU, of_sequence(first));
+      for (int first = 0; first < p.batch; first += 32) own += of_sequence(first);
+      count_ = __reduce_add_sync(0xffffffffU, own);
     }
   }
 
-  __device__ __forceinline__ int count() const { return C.packed ? count_ : p.order.count; }
+  __device__ __forceinline__ int count() const { return C.varlen ? count_ : p.order.count; }
 
   /// Of packed sequences, which come one after the other, each in the order of p.order. `number`: below count(); later
-  /// ones are larger.
-  __device__ __forceinline__ Block packed(int number) {
+  /// ones are larger. Behind all rows if there is none any more: lengths may be written while they are read, which then
+  /// costs results, but neither addresses nor the end.
+  __device__ __forceinline__ Block at(int number) {
     int own;
     int end;  // of this lane's sequence
     while (true) {
@@ -37,11 +40,12 @@ class RowTiles {
       }
       end += before_;
       const int last = __shfl_sync(0xffffffffU, end, 31);
-      if (number < last) break;
+      if (number < last || first_ + 32 >= p.batch) break;
       before_ = last;
       first_ += 32;
     }
     const int found = __popc(__ballot_sync(0xffffffffU, end <= number));
+    if (found == 32) return {1 << 30, 0, 0, 0, 0};
     own = __shfl_sync(0xffffffffU, own, found);
     return block_of(first_ + found, own, number - (__shfl_sync(0xffffffffU, end, found) - own));
   }
@@ -54,10 +58,10 @@ class RowTiles {
 
   /// Row tiles of sequence first + lane.
   __device__ __forceinline__ int of_sequence(int first) const {
-    const int batch = first + lane();
-    if (batch >= p.batch) return 0;
+    const int batch = min(first + lane(), p.batch - 1);  // loads in no branch may be under way together
     const Extent extent = find_extent(p.cu_seqlens_q, nullptr, batch, p.seqlen_q, p.total_q);
-    return divide_up(extent.capacity * static_cast<int>(p.group.value), C.tile_m) * planes();
+    const int tiles = divide_up(extent.capacity * static_cast<int>(p.group.value), C.tile_m);
+    return first + lane() < p.batch ? tiles * planes() : 0;
   }
 
   /// Row tile `number` of the `all` of a sequence, whose planes are whole sections.

@@ -10,8 +10,8 @@
 
 namespace tessera::cuda {
 
-/// The next number from 0 on; every block draws until it gets one that is too large, `count` draws of all together. By
-/// one thread of a block.
+/// The next number from 0 on; every block that has a row tile of its own draws until it gets one that is too large:
+/// `count`, the number of row tiles, draws of all together. By one thread of a block.
 __device__ __forceinline__ int draw(const TicketParams& tickets, int count) {
   constexpr int kCountBits = 24;
   u64 seen = *static_cast<volatile u64*>(tickets.counter);
