@@ -41,8 +41,14 @@ TEST(KernelSource, LengthsHeadsAndMasksOfPositionsAreNotInIt) {
     for (const char* other :
          {"attention sq=4000 hq=16 d=128 dtype=bf16", "attention b=7 sq=4096 hq=16 hkv=4 d=128 dtype=bf16",
           "attention sq=4096 hq=16 d=120 dtype=bf16 band=100:50 sink lse",
-          "attention b=3 sq=4096 hq=16 d=128 dtype=bf16 layout=varlen seqused_q"}) {
+          "attention b=3 sq=4096 hq=16 d=128 dtype=bf16 seqused_q kv=varlen"}) {
       EXPECT_EQ(source_of(other, sm).text, one) << other;
+    }
+    const std::string varlen = source_of("attention b=3 sq=4096 hq=16 d=128 dtype=bf16 layout=varlen", sm).text;
+    EXPECT_EQ(varlen == one, sm == 80) << "by wgmma packed sequences have row tiles of their own";
+    for (const char* other : {"attention b=99 sq=4000 hq=16 hkv=4 d=128 dtype=bf16 layout=varlen tq=50000 causal",
+                              "attention b=3 sq=4096 hq=16 d=128 dtype=bf16 layout=varlen seqused_q lse"}) {
+      EXPECT_EQ(source_of(other, sm).text, varlen) << other;
     }
   }
 }
