@@ -40,9 +40,8 @@ Array lengths(std::int64_t batch, std::int64_t length) {
   return int32_array({batch}, std::vector<std::int64_t>(static_cast<std::size_t>(batch), length));
 }
 
-// Ends of `batch` sequences of equal length, as long as the capacity of tokens allows.
 Array equal_ends(std::int64_t batch, std::int64_t longest, std::int64_t total) {
-  const std::int64_t each = batch == 0 ? 0 : std::min(longest, total / batch);
+  const std::int64_t each = equal_length(batch, longest, total);
   std::vector<std::int64_t> ends;
   for (std::int64_t at = 0; at <= batch; ++at) ends.push_back(at * each);
   return int32_array({batch + 1}, ends);

@@ -29,6 +29,16 @@ double visible_pairs(const Problem& problem, const KeptTiles& kept) {
   return pairs;
 }
 
+// Packed sequences as make_inputs has them.
+Problem of_equal_lengths(Problem problem) {
+  const auto cut = [&](std::int64_t& longest, std::int64_t total) {
+    longest = equal_length(problem.batch, longest, total);
+  };
+  if (problem.q_layout == Layout::varlen) cut(problem.seqlen_q, problem.total_q);
+  if (problem.kv.layout == KvLayout::varlen) cut(problem.kv.seqlen, problem.kv.total);
+  return problem;
+}
+
 double count(const std::vector<std::int64_t>& shape) {
   double product = 1;
   for (const std::int64_t size : shape) product *= static_cast<double>(size);
@@ -76,6 +86,10 @@ Work linear_work(const Problem& problem) {
 
 }  // namespace
 
+std::int64_t equal_length(std::int64_t batch, std::int64_t longest, std::int64_t total) {
+  return batch == 0 ? 0 : std::min(longest, total / batch);
+}
+
 std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::int64_t row) {
   const std::int64_t keys = key_count(problem);
   const std::int64_t position = row + (problem.affine ? 0 : keys - problem.seqlen_q);
@@ -89,20 +103,6 @@ std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::
   first = std::min(first, keys);
   return {first, std::max(first, last)};
 }
-
-namespace {
-
-// Packed sequences share their tokens equally (bench_inputs.cpp).
-Problem of_equal_lengths(Problem problem) {
-  const auto cut = [&](std::int64_t& longest, std::int64_t total) {
-    if (problem.batch > 0) longest = std::min(longest, total / problem.batch);
-  };
-  if (problem.q_layout == Layout::varlen) cut(problem.seqlen_q, problem.total_q);
-  if (problem.kv.layout == KvLayout::varlen) cut(problem.kv.seqlen, problem.kv.total);
-  return problem;
-}
-
-}  // namespace
 
 Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const std::vector<std::int64_t>& lengths) {
   Work work;

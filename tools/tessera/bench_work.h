@@ -16,6 +16,9 @@ using KeptTiles = std::vector<bool>;
 /// Keys [first, second) that row `row` of a sequence may see by band and affine causal, with default offsets.
 std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::int64_t row);
 
+/// Of packed sequences that share `total` tokens, each at most `longest`.
+std::int64_t equal_length(std::int64_t batch, std::int64_t longest, std::int64_t total);
+
 struct Work {
   double flops = 0;
   double bytes = 0;

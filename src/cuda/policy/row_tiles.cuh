@@ -25,8 +25,8 @@ class RowTiles {
   __device__ __forceinline__ int count() const { return C.varlen ? count_ : p.order.count; }
 
   /// Of packed sequences, which come one after the other, each in the order of p.order. `number`: below count(); later
-  /// ones are larger. Behind all rows if there is none any more: lengths may be written while they are read, which then
-  /// costs results, but neither addresses nor the end.
+  /// ones are larger. Behind all rows where there is none any more: who writes lengths while they are read loses
+  /// results, the next run's too if blocks have counted differently, but no address follows from it, and the walk ends.
   __device__ __forceinline__ Block at(int number) {
     int own;
     int end;  // of this lane's sequence
@@ -71,10 +71,8 @@ class RowTiles {
     const int section = number / (tiles * together);
     const int in_section = number - section * tiles * together;
     const int from_last = ptx::divide(in_section, p.order.planes);
-    const int plane = section * together + in_section - from_last * together;
-    const int split = ptx::divide(plane, p.order.heads);
-    const int head = (plane - split * static_cast<int>(p.order.heads.value)) * static_cast<int>(p.group.value);
-    return {(tiles - 1 - from_last) * C.tile_m, head, ptx::divide(head, p.heads_a_kv), batch, split};
+    const int plane = (section - from_last) * together + in_section;  // of the sequence
+    return Block::of_plane<C>(p, batch * planes() + plane, tiles - 1 - from_last);
   }
 
   const FwdParams& p;

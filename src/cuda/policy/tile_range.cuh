@@ -23,9 +23,14 @@ struct Block {
     const auto in_section = static_cast<int>(index - section * p.order.section.value);
     const int from_last = ptx::divide(in_section, p.order.planes);
     const auto plane = static_cast<int>((section - from_last) * p.order.planes.value + in_section);
+    return of_plane<C>(p, plane, p.order.tiles - 1 - from_last);
+  }
+  /// `plane`: of all sequences and splits; `row_tile`: of it.
+  template <FwdConfig C>
+  static __device__ __forceinline__ Block of_plane(const FwdParams& p, int plane, int row_tile) {
     const int sequence = ptx::divide(plane, p.order.heads);  // and split
     Block block;
-    block.first_row = (p.order.tiles - 1 - from_last) * C.tile_m;
+    block.first_row = row_tile * C.tile_m;
     block.head = static_cast<int>((plane - sequence * p.order.heads.value) * p.group.value);
     block.kv_head = ptx::divide(block.head, p.heads_a_kv);
     block.batch = ptx::divide(sequence, p.splits);
