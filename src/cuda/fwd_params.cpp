@@ -52,6 +52,14 @@ ExtraParams extra_params(const Tensor& tensor) {
   return p;
 }
 
+bool finds_early(const Problem& problem, const FwdParams& p) {
+  const auto in_memory = [](const KvParams& kv) {
+    return kv.cu_seqlens != nullptr || kv.seqused != nullptr || kv.page_indptr != nullptr || kv.offset != nullptr;
+  };
+  return !problem.list && p.cu_seqlens_q == nullptr && p.seqused_q == nullptr && p.q_offset == nullptr &&
+         !in_memory(p.kv[0]) && !in_memory(p.kv[1]) && p.dropout.seed_at == nullptr && p.dropout.offset_at == nullptr;
+}
+
 }  // namespace
 
 Strides row_strides(const Tensor& tensor) {
@@ -139,6 +147,7 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   for (int i = 0; i < kMaxExtras; ++i) {
     if (const Tensor& extra = bindings[detail::extra_slot(i)]) p.extras[i] = extra_params(extra);
   }
+  p.finds_early = finds_early(problem, p);
   return p;
 }
 

@@ -114,6 +114,7 @@ struct RowSum {
 };
 
 struct FwdParams {
+  bool finds_early;  // row tiles follow from these parameters alone: no lengths, positions, lists or seeds in memory
   BlockOrder order;
   TicketParams tickets;
   const void* q;

@@ -85,5 +85,28 @@ TEST_P(Chain, SplitsAreMergedBeforeTheNextCallReads) {
   }
 }
 
+/// Q, K, V and O take turns, so that every copy, of a row tile that was found before the call in front has ended and of
+/// one that could not be, is of what that call has written.
+TEST_P(Chain, RowTilesFoundEarlyAreCopiedInTime) {
+  for (const char* form :
+       {" b=2", " b=2 d=128 causal", " d=128 causal", " d=256", " b=2 d=128 lens_k=300,299 seqused_k causal",
+        " b=2 layout=varlen tq=500 tk=500 lens_q=300,200 lens_k=300,200 causal",
+        " d=128 list=indices block=64x64 density=1"}) {
+    const std::string line = std::string("attention sq=300 sk=300 hq=4 dtype=bf16 scale=2 seed=88") + form;
+    for (int time = 0; time < 4; ++time) {
+      expect_same(line, 6, [](PlacedRun& run, int index, Stream stream) {
+        const Bindings bound = run.bindings();
+        Bindings bindings = bound;
+        constexpr Slot slots[4] = {Slot::q, Slot::k, Slot::v, Slot::o};
+        for (int i = 0; i < 4; ++i) {
+          bindings[slots[i]].data = bound[slots[(i + index) % 4]].data;
+          bindings[slots[i]].byte_offset = bound[slots[(i + index) % 4]].byte_offset;
+        }
+        run.executor().run(bindings, stream);
+      });
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -13,6 +13,7 @@
 #include "core/expect_error.h"
 #include "core/implementations.h"
 #include "cuda/fwd_config.h"
+#include "cuda/fwd_params.h"
 #include "cuda/fwd_source.h"
 #include "launch/launch.h"
 
@@ -203,6 +204,38 @@ std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int
     all.emplace_back(index / tiles * planes + index % tiles % planes, order.tiles - 1 - from_last);
   }
   return all;
+}
+
+// Before the kernels in front have ended, so of nothing that they may still write.
+TEST_F(Launch, RowTilesAreFoundEarlyWhereNoMemorySaysWhatTheyAre) {
+  const auto early = [&](const std::string& words, std::initializer_list<std::pair<Slot, Tensor>> bound) {
+    const Problem problem = Problem::parse("attention b=2 sq=300 hq=4 hkv=2 d=64 dtype=bf16 " + words);
+    Bindings bindings = dense(problem);
+    for (const auto& [slot, tensor] : bound) bindings[slot] = tensor;
+    return cuda::fwd_params(problem, bindings, 1).finds_early;
+  };
+  EXPECT_TRUE(early("causal", {}));
+  EXPECT_TRUE(early("band=9:0 affine=2:1 sink", {{Slot::sink, tensor(DType::fp32, {4})}}))
+      << "rows read it, not row tiles";
+  EXPECT_TRUE(early("dropout=0.1", {})) << "a seed in the bindings";
+  EXPECT_TRUE(early("kv=table page=16", {{Slot::page_table, tensor(DType::int32, {2, 20})}})) << "whole pages";
+  const Tensor lengths = tensor(DType::int32, {3});
+  const Tensor positions = tensor(DType::int64, {2});
+  for (const Slot slot : {Slot::cu_seqlens_q, Slot::seqused_q, Slot::cu_seqlens_k, Slot::seqused_k}) {
+    EXPECT_FALSE(early("causal", {{slot, lengths}})) << to_string(slot);
+  }
+  for (const Slot slot : {Slot::q_offset, Slot::k_offset}) {
+    EXPECT_FALSE(early("causal", {{slot, positions}})) << to_string(slot);
+  }
+  for (const Slot slot : {Slot::cu_seqlens_k2, Slot::seqused_k2}) {
+    EXPECT_FALSE(early("kv2=dense sk2=30", {{slot, lengths}})) << to_string(slot);
+  }
+  EXPECT_FALSE(early("kv2=dense sk2=30", {{Slot::k_offset2, positions}}));
+  EXPECT_FALSE(early("kv=csr page=16", {{Slot::page_indptr, lengths}, {Slot::page_indices, lengths}}));
+  for (const Slot slot : {Slot::dropout_seed, Slot::dropout_offset}) {
+    EXPECT_FALSE(early("dropout=0.1", {{slot, positions}})) << to_string(slot);
+  }
+  EXPECT_FALSE(early("list=indices block=64x64", {}));
 }
 
 TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {

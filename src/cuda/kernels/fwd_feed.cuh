@@ -9,6 +9,7 @@
 #include "cuda/policy/row_tiles.cuh"
 #include "cuda/policy/tickets.cuh"
 #include "cuda/policy/tile_list.cuh"
+#include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
 #include "cuda/tile/ring.cuh"
@@ -96,17 +97,21 @@ struct FwdFeed {
   __device__ __forceinline__ void feed(int warp) const {
     if (warp == 0) {
       find_work();
-    } else if (warp == 1 && lane < kCopiers<C>) {
-      copy();
-    } else if (warp >= 2) {
+      return;
+    }
+    ptx::take_over();
+    if (warp >= 2) {
       check();
+    } else if (lane < kCopiers<C>) {
+      copy();
     }
   }
 
  private:
   // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
-  // while other blocks have nothing left.
+  // while other blocks have nothing left. The first is found before the kernels in front have ended, if it can be.
   __device__ __forceinline__ void find_work() const {
+    if (!p.finds_early) ptx::take_over();
     RowTiles<C> row_tiles(p);
     auto tile = static_cast<int>(blockIdx.x);
     int item = 0;
@@ -119,6 +124,7 @@ struct FwdFeed {
         ++item;
       }
       if (p.tickets.counter == nullptr) break;
+      if (item <= 1) ptx::take_over();
       if (lane == 0) {
         if (item > 0) ptx::mbarrier_wait(nearly_copied(), static_cast<u32>(item & 1) ^ 1);
         tile = static_cast<int>(gridDim.x) + draw(p.tickets, row_tiles.count());
@@ -153,6 +159,7 @@ struct FwdFeed {
     }
     __syncwarp();
     if (work.tiles.count() == 0) {
+      ptx::take_over();
       Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store_empty();
       __syncwarp();
       return false;

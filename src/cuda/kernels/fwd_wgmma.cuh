@@ -57,10 +57,10 @@ struct FwdWgmma : FwdFeed<C> {
     const FwdWgmma kernel{
         {params, maps, memory, *reinterpret_cast<Works*>(memory), ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
     if (threadIdx.x == 0) kernel.init();
-    ptx::take_over();
     __syncthreads();
     if (kernel.group() < groups) {
       ptx::take_registers<computing_registers>();
+      ptx::take_over();
       kernel.compute();
     } else {
       ptx::give_registers<copying_registers>();

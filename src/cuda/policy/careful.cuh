@@ -93,7 +93,8 @@ struct ReplacedValues {
   __device__ __forceinline__ void add(const KvTile& tile, int column, int key) const {
     constexpr int output_bytes = bytes_of(C.output);
     const PackedRows out = epilogue.outputs();
-    const char* values = work.values[C.segments == 2 ? tile.segment : 0].at(0, key);
+    const int segment = C.segments == 2 ? tile.segment : 0;
+    const char* values = rows_of_values<C>(p, work.sequence, work.block, segment).at(0, key);
     const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
 #pragma unroll 1
     for (int dim = lane * 2; dim < round_up(p.dv, 64); dim += 64) {

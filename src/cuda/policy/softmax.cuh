@@ -20,7 +20,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 template <int row_tiles>
 struct Softmax {
-  static constexpr float kSlack = 8.0F;
+  static constexpr float kSlack = 15.0F;
   static constexpr float kLowest = -3.4028234e38F;
 
   // What probabilities are relative to, in units of log2: near the largest score so far. Before the first key the
@@ -46,8 +46,8 @@ struct Softmax {
   };
 
   /// Raises the origins to the maxima of new scores and rescales sums, but only for rows whose maximum rose by more
-  /// than their slack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
-  /// score's factor to log2.
+  /// than their slack: probabilities up to 2^kSlack lose no precision and are numbers of fp16 too, and rescaling O is
+  /// most of this step. `scale`: a score's factor to log2.
   template <int key_tiles>
   __device__ __forceinline__ Rescale raise(const Accumulator<row_tiles, key_tiles>& s, float scale,
                                            const float (&slack)[2] = {kSlack, kSlack}) {
@@ -94,7 +94,7 @@ struct Softmax {
     const float most = fmaxf(sum[0][0] - before[0], sum[0][1] - before[1]);
     return __any_sync(0xffffffffU, most > kMostSum) != 0;
   }
-  static constexpr float kMostSum = 256.0F;  // 2^kSlack
+  static constexpr float kMostSum = 32768.0F;  // 2^kSlack
 
   /// Takes back what came since `before`. `slack`: with which rows' origins are to be raised then, those that were too
   /// low to their maxima; no other row may change.
