@@ -63,7 +63,7 @@ struct Softmax {
           highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
         }
         highest = quad_maximum(highest) * scale;
-        const bool rises = highest > origin[m][half] + slack[half];
+        const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);  // which never stands for a larger sum
         rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;
         origin[m][half] = rises ? highest : origin[m][half];
         sum[m][half] *= rescale.factor[m][half];
