@@ -14,6 +14,11 @@
 namespace tessera::test {
 namespace {
 
+void exchange(Tensor& a, Tensor& b) {
+  std::swap(a.data, b.data);
+  std::swap(a.byte_offset, b.byte_offset);
+}
+
 class Chain : public OnPlace {
  protected:
   using Call = std::function<void(PlacedRun&, int index, Stream)>;
@@ -75,19 +80,11 @@ TEST_P(Chain, SplitsAreMergedBeforeTheNextCallReads) {
     for (int time = 0; time < 4; ++time) {
       expect_same(line, 3, [](PlacedRun& run, int index, Stream stream) {
         Bindings bindings = run.bindings();
-        if (index % 2 == 1) {
-          std::swap(bindings[Slot::q].data, bindings[Slot::o].data);
-          std::swap(bindings[Slot::q].byte_offset, bindings[Slot::o].byte_offset);
-        }
+        if (index % 2 == 1) exchange(bindings[Slot::q], bindings[Slot::o]);
         run.executor().run(bindings, stream);
       });
     }
   }
-}
-
-void exchange(Tensor& a, Tensor& b) {
-  std::swap(a.data, b.data);
-  std::swap(a.byte_offset, b.byte_offset);
 }
 
 /// A call's O is the next one's Q, then K, then V, whose memory that one writes: by row tiles that are found before the

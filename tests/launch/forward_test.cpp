@@ -194,18 +194,6 @@ TEST(Wgmma, GroupsBeginAtWillWhereThatIsFaster) {
   }
 }
 
-// The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
-std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int blocks) {
-  std::vector<std::pair<int, int>> all;
-  const auto tiles = static_cast<int>(order.section.value);
-  const auto planes = static_cast<int>(order.planes.value);
-  for (int index = 0; index < blocks; ++index) {
-    const int from_last = index % tiles / planes;
-    all.emplace_back(index / tiles * planes + index % tiles % planes, order.tiles - 1 - from_last);
-  }
-  return all;
-}
-
 // Before the kernels in front have ended, so of nothing that they may still write.
 TEST_F(Launch, RowTilesAreFoundEarlyWhereNoMemorySaysWhatTheyAre) {
   const auto early = [&](const std::string& words, std::initializer_list<std::pair<Slot, Tensor>> bound) {
@@ -236,6 +224,18 @@ TEST_F(Launch, RowTilesAreFoundEarlyWhereNoMemorySaysWhatTheyAre) {
     EXPECT_FALSE(early("dropout=0.1", {{slot, positions}})) << to_string(slot);
   }
   EXPECT_FALSE(early("list=indices block=64x64", {}));
+}
+
+// The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
+std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int blocks) {
+  std::vector<std::pair<int, int>> all;
+  const auto tiles = static_cast<int>(order.section.value);
+  const auto planes = static_cast<int>(order.planes.value);
+  for (int index = 0; index < blocks; ++index) {
+    const int from_last = index % tiles / planes;
+    all.emplace_back(index / tiles * planes + index % tiles % planes, order.tiles - 1 - from_last);
+  }
+  return all;
 }
 
 TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {

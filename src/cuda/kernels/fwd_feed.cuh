@@ -124,7 +124,7 @@ struct FwdFeed {
         ++item;
       }
       if (p.tickets.counter == nullptr) break;
-      if (item <= 1) ptx::take_over();
+      if (item <= 1) ptx::take_over();  // before the first draw
       if (lane == 0) {
         if (item > 0) ptx::mbarrier_wait(nearly_copied(), static_cast<u32>(item & 1) ^ 1);
         tile = static_cast<int>(gridDim.x) + draw(p.tickets, row_tiles.count());

@@ -10,38 +10,13 @@
 
 namespace tessera::cuda {
 
-/// Of a segment of a block's keys.
-template <FwdConfig C>
-__device__ __forceinline__ KvRows<C.source> rows_of_keys(const FwdParams& p, const Sequence& sequence,
-                                                         const Block& block, int segment) {
-  const KvParams& kv = p.kv[segment];
-  return {kv, kv.k, kv.k_strides, sequence.segment(segment).extent, block.batch, block.kv_head};
-}
-template <FwdConfig C>
-__device__ __forceinline__ KvRows<C.source> rows_of_values(const FwdParams& p, const Sequence& sequence,
-                                                           const Block& block, int segment) {
-  const KvParams& kv = p.kv[segment];
-  return {kv, kv.v, kv.v_strides, sequence.segment(segment).extent, block.batch, block.kv_head};
-}
-
 /// Where keys and values lie, for threads that copy them; the copy engine is told no addresses.
 template <FwdConfig C, bool by_threads = C.loader != Loader::tma>
 struct KvAddresses {
   KvRows<C.source> keys[C.segments], values[C.segments];
-
-  __device__ __forceinline__ void find_addresses(const FwdParams& p, const Sequence& sequence, const Block& block) {
-#pragma unroll
-    for (int i = 0; i < C.segments; ++i) {
-      keys[i] = rows_of_keys<C>(p, sequence, block, i);
-      values[i] = rows_of_values<C>(p, sequence, block, i);
-    }
-  }
 };
 template <FwdConfig C>
-struct KvAddresses<C, false> {
-  __device__ __forceinline__ void find_addresses(const FwdParams& /*p*/, const Sequence& /*sequence*/,
-                                                 const Block& /*block*/) {}
-};
+struct KvAddresses<C, false> {};
 
 /// What every thread finds out for itself.
 template <FwdConfig C>
@@ -56,7 +31,15 @@ struct BlockWork : KvAddresses<C> {
     sequence = Sequence(p, block.batch, C.segments);
     if (block.first_row >= static_cast<int>(sequence.q.capacity * p.group.value)) return false;
     if constexpr (C.tiles == Tiles::range) tiles = KvTiles<C>(p, sequence, block);
-    this->find_addresses(p, sequence, block);
+    if constexpr (C.loader != Loader::tma) {
+#pragma unroll
+      for (int i = 0; i < C.segments; ++i) {
+        const KvParams& kv = p.kv[i];
+        const Extent extent = sequence.segment(i).extent;
+        this->keys[i] = KvRows<C.source>(kv, kv.k, kv.k_strides, extent, block.batch, block.kv_head);
+        this->values[i] = KvRows<C.source>(kv, kv.v, kv.v_strides, extent, block.batch, block.kv_head);
+      }
+    }
     return true;
   }
 

@@ -94,7 +94,10 @@ struct ReplacedValues {
     constexpr int output_bytes = bytes_of(C.output);
     const PackedRows out = epilogue.outputs();
     const int segment = C.segments == 2 ? tile.segment : 0;
-    const char* values = rows_of_values<C>(p, work.sequence, work.block, segment).at(0, key);
+    const KvParams& kv = p.kv[segment];
+    const Extent extent = work.sequence.segment(segment).extent;
+    const KvRows<C.source> value_rows(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
+    const char* values = value_rows.at(0, key);
     const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
 #pragma unroll 1
     for (int dim = lane * 2; dim < round_up(p.dv, 64); dim += 64) {

@@ -63,7 +63,8 @@ struct Softmax {
           highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
         }
         highest = quad_maximum(highest) * scale;
-        const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);  // which never stands for a larger sum
+        // Rounded down: of large scores the sum nearest to it might let a probability of 2^16 pass.
+        const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);
         rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;
         origin[m][half] = rises ? highest : origin[m][half];
         sum[m][half] *= rescale.factor[m][half];
@@ -94,7 +95,7 @@ struct Softmax {
     const float most = fmaxf(sum[0][0] - before[0], sum[0][1] - before[1]);
     return __any_sync(0xffffffffU, most > kMostSum) != 0;
   }
-  static constexpr float kMostSum = 32768.0F;  // 2^kSlack
+  static constexpr auto kMostSum = static_cast<float>(1 << static_cast<int>(kSlack));
 
   /// Takes back what came since `before`. `slack`: with which rows' origins are to be raised then, those that were too
   /// low to their maxima; no other row may change.
