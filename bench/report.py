@@ -43,7 +43,7 @@ def mean(ratios):
 
 
 def peers_of(rows):
-    return sorted({peer for row in rows for peer in row["ratios"]})
+    return sorted({peer for row in rows for peer in row.get("ratios", ())})
 
 
 def ratio_summary(rows):
@@ -68,7 +68,7 @@ def ratio_summary(rows):
 
 def peer_cells(row, peer, digits):
     """A peer's time, its ratio and the ratio's spread, or nothing where it was not measured."""
-    if peer not in row["ratios"]:
+    if peer not in row.get("ratios", ()):
         return ["", "", ""]
     spread = row["ratio_spread"][peer]
     ratio, p10, p90 = (f"{x:.{digits}f}" for x in (row["ratios"][peer], spread["p10"], spread["p90"]))
@@ -109,23 +109,27 @@ def list_rows(rows):
         return row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"], mask
 
     dense = {key_of(row): row["us"] for row in rows if "density=" not in row["problem"]}
+    peers = peers_of(rows)
+    head = ["pass", "dtype", "dim", "length", "mask", "tile", "tiles kept", "dense", "listed", "of the dense time"]
+    for peer in peers:
+        head += [f"{PEERS.get(peer, peer)}, listed", "ratio", "p10–p90"]
     body = []
     for row in rows:
         t = tokens(row["problem"])
         key = key_of(row)
         if "density" not in t or key not in dense:
             continue
-        body.append(
-            [
-                *key,
-                t.get("block", "64x64").replace("x", " × "),
-                f"{float(t['density']) * 100:g} %",
-                time_of(dense[key]),
-                time_of(row["us"]),
-                f"{row['us'] / dense[key] * 100:.1f} %",
-            ]
-        )
-    head = ["pass", "dtype", "dim", "length", "mask", "tile", "tiles kept", "dense", "listed", "of the dense time"]
+        cells = [
+            *key,
+            t.get("block", "64x64").replace("x", " × "),
+            f"{float(t['density']) * 100:g} %",
+            time_of(dense[key]),
+            time_of(row["us"]),
+            f"{row['us'] / dense[key] * 100:.1f} %",
+        ]
+        for peer in peers:
+            cells += peer_cells(row, peer, 3)
+        body.append(cells)
     return table(head, body)
 
 
