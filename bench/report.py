@@ -68,7 +68,7 @@ def ratio_summary(rows):
 
 def peer_cells(row, peer, digits):
     """A peer's time, its ratio and the ratio's spread, or nothing where it was not measured."""
-    if peer not in row.get("ratios", ()):
+    if peer not in row["ratios"]:
         return ["", "", ""]
     spread = row["ratio_spread"][peer]
     ratio, p10, p90 = (f"{x:.{digits}f}" for x in (row["ratios"][peer], spread["p10"], spread["p90"]))
