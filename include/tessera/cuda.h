@@ -41,7 +41,8 @@ Compiler compiler();
 /// File of libnvrtc, or a folder that holds it; "" to search.
 void set_nvrtc(std::string path);
 
-/// Where compiled kernels are kept: $XDG_CACHE_HOME/tessera or ~/.cache/tessera unless set; "" when none are kept.
+/// Where compiled kernels are kept: $XDG_CACHE_HOME/tessera or ~/.cache/tessera unless set; "" when none are kept. The
+/// folder is used only if it belongs to this user or root and no other user can write it.
 std::string cache_folder();
 void set_cache_folder(std::string folder);
 

@@ -3,6 +3,7 @@
 #include "cuda/jit/disk_cache.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -188,6 +189,82 @@ TEST_F(DiskCacheTest, ProcessesShareAFolder) {
   for (const fs::directory_entry& at : fs::recursive_directory_iterator(folder_.path())) {
     EXPECT_NE(at.path().extension(), ".part") << at.path();
   }
+}
+
+/// What a process leaves that was killed before it could rename, under every name that a counter and the process id
+/// (which comes again) could have given.
+TEST_F(DiskCacheTest, FilesThatAKilledProcessLeftAreInNobodysWay) {
+  const DiskCache disk(folder_.path());
+  const std::string path = disk.path_of(kernel_key(source_, "sm_90a"), "sm_90a", "12.9");
+  fs::create_directories(fs::path(path).parent_path());
+  for (int i = 0; i < 1000; ++i) {
+    std::ofstream(path + "." + std::to_string(::getpid()) + "." + std::to_string(i) + ".part") << "half";
+  }
+  EXPECT_EQ(look_up(source_).origin, Origin::compiler);
+  EXPECT_EQ(look_up(source_).origin, Origin::disk);
+}
+
+TEST_F(DiskCacheTest, WhatIsNoFileOrTooLargeIsBuiltAgain) {
+  look_up(source_);
+  const fs::path path = only_file();
+  fs::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(look_up(source_).origin, Origin::compiler);
+  EXPECT_EQ(look_up(source_).origin, Origin::disk);
+  fs::resize_file(path, std::uintmax_t{1} << 42);
+  EXPECT_EQ(look_up(source_).origin, Origin::compiler);
+  EXPECT_EQ(look_up(source_).origin, Origin::disk);
+  const fs::path compilers = fs::path(folder_.path()) / "compilers";
+  const DiskCache disk(folder_.path());
+  for (const bool fifo : {true, false}) {
+    fs::remove(compilers);
+    if (fifo) {
+      ASSERT_EQ(::mkfifo(compilers.c_str(), 0600), 0);
+    } else {
+      std::ofstream(compilers).close();
+      fs::resize_file(compilers, std::uintmax_t{1} << 42);
+    }
+    EXPECT_EQ(disk.compiler_of(testing::fake_nvrtc_path()), "");
+    disk.remember_compiler(testing::fake_nvrtc_path(), "12.9");
+    EXPECT_EQ(disk.compiler_of(testing::fake_nvrtc_path()), "12.9");
+  }
+}
+
+TEST_F(DiskCacheTest, WhatAnotherUserCouldHaveWrittenIsNotTaken) {
+  const DiskCache disk(folder_.path());
+  look_up(source_);
+  const fs::path file = only_file();
+  const fs::path architecture = file.parent_path();
+  const fs::path compiler = architecture.parent_path();
+  EXPECT_EQ(look_up(source_).origin, Origin::disk);
+  for (const fs::path& folder : {fs::path(folder_.path()), compiler, architecture}) {
+    for (const fs::perms others : {fs::perms::group_write, fs::perms::others_write}) {
+      fs::permissions(folder, others, fs::perm_options::add);
+      log_.clear();
+      EXPECT_EQ(look_up(source_).origin, Origin::compiler) << folder;
+      EXPECT_NE(log_.find("cannot keep a compiled kernel: " + folder.string()), std::string::npos) << log_;
+      fs::permissions(folder, others, fs::perm_options::remove);
+      EXPECT_EQ(look_up(source_).origin, Origin::disk) << folder;
+    }
+  }
+  fs::permissions(file, fs::perms::others_write, fs::perm_options::add);
+  EXPECT_EQ(look_up(source_).origin, Origin::compiler);  // and replaces it
+  EXPECT_EQ(look_up(source_).origin, Origin::disk);
+  if (::geteuid() != 0) return;  // only root can give files away
+  for (const fs::path& path : {fs::path(folder_.path()), compiler, architecture, file}) {
+    ASSERT_EQ(::chown(path.c_str(), 12345, static_cast<gid_t>(-1)), 0);
+    EXPECT_EQ(look_up(source_).origin, Origin::compiler) << path;
+    ASSERT_EQ(::chown(path.c_str(), 0, static_cast<gid_t>(-1)), 0);
+    EXPECT_EQ(look_up(source_).origin, Origin::disk) << path;
+  }
+}
+
+TEST_F(DiskCacheTest, FoldersAreMadeThatNoOtherUserCanWrite) {
+  const mode_t before = ::umask(0);
+  set_cache_folder(folder_.path() + "/cache");
+  look_up(source_);
+  EXPECT_EQ(look_up(source_).origin, Origin::disk);
+  ::umask(before);
 }
 
 TEST_F(DiskCacheTest, RemembersACompilersVersionUntilItsFileChanges) {

@@ -6,12 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <utility>
 
 #include "cuda/jit/settings.h"
@@ -23,6 +23,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "nvrtc-";
+constexpr const char* kCompilers = "compilers";
+// Kernels take some hundred kilobytes. A larger file is not ours, whatever size it claims (a sparse file costs
+// nothing).
+constexpr std::size_t kLargestFile = std::size_t{64} << 20;
 
 [[noreturn]] void refuse(const std::string& path, const char* what) {
   throw Error(ErrorCode::io, path, std::string(what) + ": " + std::strerror(errno), "a file that can be written");
@@ -30,18 +34,92 @@ constexpr std::string_view kPrefix = "nvrtc-";
 
 class File {
  public:
-  File(const std::string& path, int flags) : descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+  File() = default;
+  File(int folder, const char* name, int flags) : descriptor_(::openat(folder, name, flags | O_CLOEXEC, 0644)) {}
+  File(const std::string& path, int flags) : File(AT_FDCWD, path.c_str(), flags) {}
   ~File() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
+  File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  File& operator=(File&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
   explicit operator bool() const noexcept { return descriptor_ >= 0; }
   [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
 
  private:
-  int descriptor_;
+  int descriptor_ = -1;
 };
+
+/// Kernels run with the rights of the process, so what another user could have written is neither read nor built upon.
+bool is_trusted(const struct stat& facts) {
+  return (facts.st_uid == ::geteuid() || facts.st_uid == 0) && (facts.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+}
+
+/// A folder below others; not open when it or one above it is missing or not trusted. Each is opened below the one
+/// that was checked before, so that none can be exchanged in between.
+File open_folder(const std::vector<std::string>& way) {
+  File folder(way.front(), O_RDONLY | O_DIRECTORY);
+  for (std::size_t i = 0; folder; ++i) {
+    struct stat facts {};
+    if (::fstat(folder.descriptor(), &facts) != 0 || !is_trusted(facts)) return {};
+    if (i + 1 == way.size()) break;
+    folder = File(folder.descriptor(), way[i + 1].c_str(), O_RDONLY | O_DIRECTORY);
+  }
+  return folder;
+}
+
+/// Opens for reading, a FIFO too without waiting for its writer.
+File open_file(const File& folder, const std::string& name) {
+  return {folder.descriptor(), name.c_str(), O_RDONLY | O_NONBLOCK};
+}
+
+/// nullopt when it is no regular file, larger than any of ours, not trusted, or cannot be read.
+std::optional<std::vector<char>> read(const File& file) {
+  struct stat facts {};
+  if (!file || ::fstat(file.descriptor(), &facts) != 0 || !S_ISREG(facts.st_mode) || !is_trusted(facts) ||
+      static_cast<std::size_t>(facts.st_size) > kLargestFile) {
+    return std::nullopt;
+  }
+  std::vector<char> bytes(static_cast<std::size_t>(facts.st_size));
+  std::size_t filled = 0;
+  while (filled < bytes.size()) {
+    const ssize_t got = ::read(file.descriptor(), bytes.data() + filled, bytes.size() - filled);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    filled += static_cast<std::size_t>(got);
+  }
+  bytes.resize(filled);
+  return bytes;
+}
+
+/// Makes a folder that others may read, or throws Error{io} if there is one that is not trusted.
+void own_folder(const std::string& path) {
+  std::error_code ignored;  // what cannot be made cannot be written either, which is said there
+  fs::create_directories(fs::path(path).parent_path(), ignored);
+  ::mkdir(path.c_str(), 0755);
+  struct stat facts {};
+  if (::stat(path.c_str(), &facts) != 0 || is_trusted(facts)) return;
+  char mode[8];
+  std::snprintf(mode, sizeof(mode), "%04o", static_cast<unsigned>(facts.st_mode & 07777));
+  throw Error(ErrorCode::io, path, "a folder of user " + std::to_string(facts.st_uid) + " with mode " + mode,
+              "one of this user or root that no other can write");
+}
+
+/// A new file beside `path`. The name is drawn, as a process id comes again: in another container, on another machine,
+/// or after a process that was killed before it could rename.
+File open_aside(const std::string& path, std::string& aside) {
+  std::random_device draw;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    char number[24];
+    std::snprintf(number, sizeof(number), ".%08x%08x", draw(), draw());
+    aside = path + number + ".part";
+    File file(aside, O_WRONLY | O_CREAT | O_EXCL);
+    if (file || errno != EEXIST) return file;
+  }
+  return {};
+}
 
 bool write_all(int descriptor, std::span<const char> bytes) {
   while (!bytes.empty()) {
@@ -61,6 +139,8 @@ std::string identity(const std::string& library) {
          std::to_string(facts.st_mtim.tv_nsec);
 }
 
+std::string file_name(const Digest& key) { return to_hex(key) + ".kernel"; }
+
 /// (13, 5) from "nvrtc-13.5".
 std::pair<int, int> version_in(const std::string& folder) {
   std::pair<int, int> version{};
@@ -73,13 +153,12 @@ std::pair<int, int> version_in(const std::string& folder) {
 }  // namespace
 
 void replace_file(const std::string& path, std::span<const char> bytes) {
-  static std::atomic<unsigned> counter{0};
-  std::error_code error;
+  std::error_code ignored;
   const fs::path folder = fs::path(path).parent_path();
-  fs::create_directories(folder, error);
-  const std::string aside = path + "." + std::to_string(::getpid()) + "." + std::to_string(counter++) + ".part";
+  fs::create_directories(folder, ignored);
+  std::string aside;
   {
-    const File file(aside, O_WRONLY | O_CREAT | O_EXCL);
+    const File file = open_aside(path, aside);
     if (!file) refuse(aside, "cannot be made");
     if (!write_all(file.descriptor(), bytes)) {
       const int why = errno;
@@ -98,24 +177,8 @@ void replace_file(const std::string& path, std::span<const char> bytes) {
   if (const File named(folder.string(), O_RDONLY | O_DIRECTORY); named) ::fsync(named.descriptor());
 }
 
-std::optional<std::vector<char>> read_file(const std::string& path) {
-  const File file(path, O_RDONLY);
-  struct stat facts {};
-  if (!file || ::fstat(file.descriptor(), &facts) != 0 || !S_ISREG(facts.st_mode)) return std::nullopt;
-  std::vector<char> bytes(static_cast<std::size_t>(facts.st_size));
-  std::size_t filled = 0;
-  while (filled < bytes.size()) {
-    const ssize_t got = ::read(file.descriptor(), bytes.data() + filled, bytes.size() - filled);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    filled += static_cast<std::size_t>(got);
-  }
-  bytes.resize(filled);
-  return bytes;
-}
-
 std::string DiskCache::path_of(const Digest& key, const std::string& architecture, const std::string& compiler) const {
-  return folder_ + "/" + std::string(kPrefix) + compiler + "/" + architecture + "/" + to_hex(key) + ".kernel";
+  return folder_ + "/" + std::string(kPrefix) + compiler + "/" + architecture + "/" + file_name(key);
 }
 
 std::optional<Compiled> DiskCache::find(const Digest& key, const std::string& architecture,
@@ -134,24 +197,36 @@ std::optional<Compiled> DiskCache::find(const Digest& key, const std::string& ar
     }
     return std::nullopt;
   }
-  const std::string path = path_of(key, architecture, compiler);
-  const auto bytes = read_file(path);
-  if (!bytes) return std::nullopt;
-  auto entry = read_entry(*bytes);
+  const File folder = open_folder({folder_, std::string(kPrefix) + compiler, architecture});
+  if (!folder) return std::nullopt;
+  const File file = open_file(folder, file_name(key));
+  if (!file) return std::nullopt;
+  const auto bytes = read(file);
+  auto entry = bytes ? read_entry(*bytes) : std::nullopt;
   if (entry && entry->key == key && entry->compiled.compiler == compiler) return std::move(entry->compiled);
-  log("removing a corrupt entry of the kernel cache: " + path);
-  ::unlink(path.c_str());
+  log(std::string("removing an entry of the kernel cache that is corrupt or could be another user's: ") +
+      path_of(key, architecture, compiler));
+  ::unlinkat(folder.descriptor(), file_name(key).c_str(), 0);
   return std::nullopt;
 }
 
 void DiskCache::store(const Digest& key, const std::string& architecture, const std::string& name,
                       const Compiled& compiled) const {
-  replace_file(path_of(key, architecture, compiled.compiler), write_entry(key, name, compiled));
+  const fs::path path = path_of(key, architecture, compiled.compiler);
+  own_folder(folder_);
+  own_folder(path.parent_path().parent_path());
+  own_folder(path.parent_path());
+  replace_file(path, write_entry(key, name, compiled));
+}
+
+std::optional<std::vector<char>> DiskCache::read_compilers() const {
+  const File folder = open_folder({folder_});
+  return folder ? read(open_file(folder, kCompilers)) : std::nullopt;
 }
 
 std::string DiskCache::compiler_of(const std::string& library) const {
   const std::string identity = cuda::identity(library);
-  const auto bytes = read_file(folder_ + "/compilers");
+  const auto bytes = read_compilers();
   if (identity.empty() || !bytes) return "";
   const std::string_view text(bytes->data(), bytes->size());
   const std::string line = "\n" + identity + " ";
@@ -167,7 +242,7 @@ void DiskCache::remember_compiler(const std::string& library, const std::string&
   if (identity.empty() || identity.find('\n') != std::string::npos) return;
   // One line a library path: "\npath size time version"; an older one of the same path goes.
   std::string text;
-  const auto bytes = read_file(folder_ + "/compilers");
+  const auto bytes = read_compilers();
   const std::string_view old = bytes ? std::string_view(bytes->data(), bytes->size()) : std::string_view();
   for (std::size_t at = 0; at < old.size();) {
     const std::size_t end = std::min(old.find('\n', at), old.size());
@@ -177,7 +252,8 @@ void DiskCache::remember_compiler(const std::string& library, const std::string&
   }
   text += "\n" + identity + " " + version + "\n";
   try {
-    replace_file(folder_ + "/compilers", text);
+    own_folder(folder_);
+    replace_file(folder_ + "/" + kCompilers, text);
   } catch (const Error&) {
     // Only a later look-up's time depends on it.
   }
