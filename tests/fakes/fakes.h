@@ -27,6 +27,11 @@ inline int fake_compilations() {
   return count();
 }
 
+/// Which 12.x the stand-in of NVRTC says it is, from the next set_nvrtc on.
+inline void set_fake_nvrtc_minor_version(int minor) {
+  fake_symbol<void(int)>(fake_nvrtc_path(), "fake_nvrtc_set_minor_version")(minor);
+}
+
 /// To be called before anything opens the driver: a library of that name is then loaded already.
 inline FakeCuda& use_fake_cuda() {
   static auto* const state = fake_symbol<FakeCuda*()>(std::string(TESSERA_FAKES) + "/libcuda.so.1", "fake_cuda");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A stand-in for NVRTC's entry points: "compiles" a source to bytes that name it, so that what surrounds the compiler
 // is tested where there is none. A source with #error fails; one with #pragma spill uses local memory,
-// one with #pragma serialize has products that wait for each other.
+// one with #pragma serialize has products that wait for each other. Like the real one, 12.8 knows no family (sm_120f).
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -13,6 +13,7 @@ struct Program {
 };
 
 std::atomic<int> compilations{0};
+std::atomic<int> minor_version{9};
 
 std::size_t with_end(const std::string& text) { return text.size() + 1; }
 
@@ -22,13 +23,18 @@ extern "C" {
 
 int fake_nvrtc_compilations() { return compilations; }
 
+void fake_nvrtc_set_minor_version(int minor) { minor_version = minor; }
+
 int nvrtcVersion(int* major, int* minor) {
   *major = 12;
-  *minor = 9;
+  *minor = minor_version;
   return 0;
 }
 const char* nvrtcGetErrorString(int result) {
-  return result == 0 ? "NVRTC_SUCCESS" : result == 6 ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR";
+  return result == 0   ? "NVRTC_SUCCESS"
+         : result == 5 ? "NVRTC_ERROR_INVALID_OPTION"
+         : result == 6 ? "NVRTC_ERROR_COMPILATION"
+                       : "NVRTC_ERROR";
 }
 int nvrtcCreateProgram(Program** out, const char* source, const char* /*name*/, int /*headers*/,
                        const char* const* /*texts*/, const char* const* /*names*/) {
@@ -45,6 +51,13 @@ int nvrtcCompileProgram(Program* program, int count, const char* const* options)
   if (program->source.find("#error") != std::string::npos) {
     program->log = "kernel(1): error: #error directive";
     return 6;
+  }
+  for (int i = 0; i < count; ++i) {
+    const std::string option = options[i];
+    if (minor_version < 9 && option.starts_with("--gpu-architecture=") && option.ends_with('f')) {
+      program->log = "nvrtc: error: invalid value for --gpu-architecture (-arch)";
+      return 5;
+    }
   }
   const bool spills = program->source.find("#pragma spill") != std::string::npos;
   program->log =

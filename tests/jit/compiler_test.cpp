@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "core/expect_error.h"
 #include "cuda/jit/compile.h"
@@ -90,11 +91,25 @@ TEST(Compile, PassesArchitectureAndOptionsOn) {
   set_nvrtc("");
   const std::string cubin(compiled.cubin.begin(), compiled.cubin.end());
   EXPECT_TRUE(contains(cubin, "the text")) << cubin;
-  EXPECT_TRUE(contains(cubin, "--gpu-architecture=sm_100f")) << cubin;
+  EXPECT_TRUE(contains(cubin, "--gpu-architecture=sm_100f\n")) << cubin;
   for (const char* option : compile_options()) EXPECT_TRUE(contains(cubin, option)) << option;
   EXPECT_EQ(compiled.compiler, "12.9");
   EXPECT_EQ(compiled.registers, 42);
   EXPECT_EQ(compiled.spill_bytes, 0);
+}
+
+TEST(Compile, ACompilerWithoutFamiliesIsAskedForThePlainArchitecture) {
+  testing::set_fake_nvrtc_minor_version(8);
+  set_nvrtc(testing::fake_nvrtc_path());
+  for (const auto& [asked, target] : {std::pair{"sm_80", "sm_80\n"}, std::pair{"sm_90a", "sm_90a\n"},
+                                      std::pair{"sm_100f", "sm_100\n"}, std::pair{"sm_120f", "sm_120\n"}}) {
+    const Compiled compiled = compile({"name", "the text"}, asked);
+    const std::string cubin(compiled.cubin.begin(), compiled.cubin.end());
+    EXPECT_TRUE(contains(cubin, std::string("--gpu-architecture=") + target)) << asked << "\n" << cubin;
+    EXPECT_EQ(compiled.compiler, "12.8");
+  }
+  testing::set_fake_nvrtc_minor_version(9);
+  set_nvrtc("");
 }
 
 TEST(Compile, CountsSpills) {

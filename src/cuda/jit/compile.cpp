@@ -79,6 +79,16 @@ void for_each_line(std::string_view text, Visit visit) {
   throw Error(ErrorCode::internal, "kernel " + source.name + " for " + architecture, words, "source that it compiles");
 }
 
+/// The form of an architecture that this compiler knows. Family forms (sm_120f) came with 12.9; before it the plain
+/// form takes their place. Code of either runs on every chip of the same major version from that minor version on, 12.1
+/// too, and none of our kernels has an instruction that only the family form allows. Cache keys name what was asked
+/// for: which compiler made an entry is a part of its path, and its code runs on the same chips.
+std::string known_form(const std::string& architecture, const Compiler& compiler) {
+  const bool knows_families = compiler.major > 12 || (compiler.major == 12 && compiler.minor >= 9);
+  if (knows_families || !architecture.ends_with('f')) return architecture;
+  return architecture.substr(0, architecture.size() - 1);
+}
+
 bool is_ptxas_account(std::string_view line) {
   if (loses_speed(line)) return false;
   return line.starts_with("ptxas info") || (line.starts_with("ptxas ") && line.find(" stack frame") != line.npos);
@@ -153,7 +163,7 @@ Compiled compile(const KernelSource& source, const std::string& architecture, st
                                texts.data(), names.data()),
           "nvrtcCreateProgram");
   const std::unique_ptr<NvrtcProgram, DestroyProgram> program(raw, {&nvrtc});
-  const std::string target = "--gpu-architecture=" + architecture;
+  const std::string target = "--gpu-architecture=" + known_form(architecture, nvrtc.compiler);
   std::vector<const char*> options(std::begin(kOptions), std::end(kOptions));
   options.push_back(target.c_str());
   const Nvrtc::Result result = nvrtc.compile_program(raw, static_cast<int>(options.size()), options.data());

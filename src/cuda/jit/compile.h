@@ -38,7 +38,8 @@ struct Compiled {
 };
 
 /// Architecture that code for compute capability `sm` is compiled for: 80 → "sm_80", 90 → "sm_90a", 103 → "sm_100f",
-/// 121 → "sm_120f". The f (family) and a forms are what their instructions need.
+/// 121 → "sm_120f". The f (family) and a forms are what their instructions need; a compiler that does not know the f
+/// forms yet (before 12.9) is asked for the plain ones.
 std::string architecture(int sm);
 /// The opposite, and checks the spelling. Throws Error{invalid_argument}.
 int compute_capability(std::string_view architecture);
