@@ -78,11 +78,12 @@ typedef struct tessera_target {
   int32_t device_type;
   int32_t threads; /* cpu: 0 = what OpenMP would use */
   const char* isa; /* cpu: NULL or "" for the best */
-  int32_t sm;      /* cuda: 90 for SM90; the members below 0 for the chip's own */
+  int32_t sm;      /* cuda: 90 for SM90, which need not be present; 0 for that of device_index */
+  /* cuda: 0 for those of device_index if the plan can run there; else they are not known, and nothing is split. */
   int32_t multiprocessors;
-  int64_t shared_memory;
-  int32_t emulated;
-  int32_t reserved; /* 0 */
+  int64_t shared_memory; /* cuda: opt-in bytes a block; 0 for the chip's own */
+  int32_t emulated;      /* cuda: another chip's plan, to be run on device_index */
+  int32_t device_index;  /* cuda: which of the driver's devices; -1 for the one whose context is current, or 0 */
 } tessera_target;
 
 typedef struct tessera_score_point { /* positions: index + offset */

@@ -5,7 +5,9 @@
 #include <new>
 #include <vector>
 
+#include "cuda/jit/driver.h"
 #include "tessera/callable.h"
+#include "tessera/cuda.h"
 #include "tessera/error.h"
 #include "tessera/executor.h"
 #include "tessera/plan.h"
@@ -136,17 +138,39 @@ tessera::Tensor tensor_of(const tessera_tensor* given, const char* argument) {
   return tensor;
 }
 
+/// A chip's plan may be asked for where there is no GPU, so the driver is asked for what only it knows.
+tessera::Target cuda_target_of(const tessera_target& from) {
+  const auto check = [](std::int64_t value, const char* member, std::int64_t least) {
+    if (value >= least) return;
+    throw Error(ErrorCode::invalid_argument, std::string("target.") + member, std::to_string(value),
+                std::to_string(least) + " or more");
+  };
+  check(from.sm, "sm", 0);
+  check(from.multiprocessors, "multiprocessors", 0);
+  check(from.shared_memory, "shared_memory", 0);
+  check(from.device_index, "device_index", -1);
+  const bool has_gpu = tessera::cuda::driver_version_or_zero() > 0 && !tessera::cuda::devices().empty();
+  const auto present = [&from] { return tessera::Target::cuda_device(from.device_index); };
+  tessera::Target target = from.sm == 0 ? present() : tessera::Target::cuda(from.sm);
+  if (has_gpu) {
+    const tessera::Target gpu = present();
+    target.index = gpu.index;
+    if (from.emulated != 0 || target.sm == gpu.sm) target.multiprocessors = gpu.multiprocessors;
+    if (target.sm == gpu.sm) target.shared_memory = gpu.shared_memory;
+  } else {
+    target.index = std::max(from.device_index, 0);
+  }
+  if (from.shared_memory > 0) target.shared_memory = from.shared_memory;
+  if (from.multiprocessors > 0) target.multiprocessors = from.multiprocessors;
+  target.emulated = from.emulated != 0;
+  return target;
+}
+
 tessera::Target target_of(const tessera_target* given) {
   if (given == nullptr) return tessera::Target::cpu();
   const tessera_target from = sized(given, "target");
-  if (device_type(from.device_type, "target") == tessera::DeviceType::cpu) {
-    return tessera::Target::cpu(from.threads, from.isa != nullptr ? from.isa : "");
-  }
-  tessera::Target target = tessera::Target::cuda(from.sm);
-  if (from.shared_memory > 0) target.shared_memory = from.shared_memory;
-  target.multiprocessors = from.multiprocessors;
-  target.emulated = from.emulated != 0;
-  return target;
+  if (device_type(from.device_type, "target") == tessera::DeviceType::cuda) return cuda_target_of(from);
+  return tessera::Target::cpu(from.threads, from.isa != nullptr ? from.isa : "");
 }
 
 tessera::Wishes wishes_of(const char* text) { return tessera::Wishes::parse(text != nullptr ? text : ""); }

@@ -102,6 +102,19 @@ TEST_F(CApi, TargetsAndWishes) {
   tessera_plan* plan = plan_;
   expect_error(tessera_plan_make(problem_, &target, nullptr, &plan), TESSERA_UNSUPPORTED, "problem");
   EXPECT_EQ(plan, nullptr);
+  tessera_problem* half = nullptr;
+  ASSERT_EQ(tessera_problem_parse("attention sq=64 d=64 dtype=bf16", &half), TESSERA_OK);
+  target.device_index = 3;
+  if (tessera_plan_make(half, &target, nullptr, &plan) == TESSERA_OK) {
+    ASSERT_EQ(tessera_plan_explain(plan, reason, sizeof reason, nullptr), TESSERA_OK);
+    EXPECT_NE(std::strstr(reason, " device=3"), nullptr) << reason;
+  } else {  // a plan needs no GPU, but where there are some the device is one of them
+    EXPECT_STREQ(tessera_last_error_argument(), "device");
+  }
+  tessera_plan_destroy(plan);
+  tessera_problem_destroy(half);
+  target.sm = -1;
+  expect_error(tessera_plan_make(problem_, &target, nullptr, &plan), TESSERA_INVALID_ARGUMENT, "target.sm");
   target.device_type = 9;
   expect_error(tessera_plan_make(problem_, &target, nullptr, &plan), TESSERA_INVALID_ARGUMENT, "target");
   expect_error(tessera_plan_make(problem_, nullptr, "tile_q=x", &plan), TESSERA_PARSE, "tile_q");
