@@ -76,6 +76,29 @@ TEST_F(Command, BadUsageIsTwo) {
   expect_error("bench 'attention sq=8' --graph", 2, "--device cuda");
 }
 
+TEST_F(Command, NumbersOutOfTheirRangeAreRefusedByName) {
+  for (const char* count : {"-1", "0", "1e3", "010x", "0x10", "18446744073709551616", "''"}) {
+    expect_error(std::string("random --count ") + count, 2, "--count: got '");
+  }
+  for (const char* verb :
+       {"random --seed ", "run --in q=q.npy --out o.npy --seed ", "run --in q=q.npy --out o.npy --offset "}) {
+    expect_error(std::string(verb) + "18446744073709551616", 2, "want an integer from 0 to 18446744073709551615");
+    expect_error(std::string(verb) + "-1", 2, "want an integer from 0");
+  }
+  for (const char* seconds : {"nan", "0", "-1", "inf"}) {
+    expect_error(std::string("random --seconds ") + seconds, 2, "--seconds: got '");
+  }
+  expect_error("random --jobs 0", 2, "--jobs: got '0'; want an integer from 1 to 1024");
+  expect_error("compile --arch sm_80 --jobs 2.5 'attention sq=8'", 2, "--jobs: got '2.5'");
+  expect_error("explain attention sq=4 --threads -2", 2, "--threads: got '-2'");
+  for (const char* option : {"--warm-up", "--repetitions", "-r", "--multiprocessors", "--threads"}) {
+    expect_error(std::string("bench 'attention sq=8' ") + option + " -1", 2, "got '-1'; want an integer from ");
+  }
+  // 2^64 - 1 is a seed, and 010 is ten.
+  EXPECT_EQ(here.run("random --print-only --count 2 --seed 18446744073709551615").code, 0);
+  EXPECT_EQ(here.run("random --print-only --count 010").out, here.run("random --print-only --count 10").out);
+}
+
 TEST_F(Command, UnsupportedIsThreeAndFilesAreFour) {
   expect_error("explain attention sq=4 --wish implementation=cpu.none", 3, "cpu.tiled");
   expect_error("run --in missing.safetensors --out o.npy", 4, "missing.safetensors");

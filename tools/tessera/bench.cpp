@@ -23,6 +23,7 @@
 #include "green_context.h"
 #include "machine.h"
 #include "machine_json.h"
+#include "number_option.h"
 #include "progress.h"
 #include "tessera/error.h"
 #include "tessera/version.h"
@@ -361,10 +362,11 @@ void add_bench(CLI::App& app, int& exit_code) {
                    "Measure this peer interleaved with Tessera; repeatable: torch_cpu, torch_flash, torch_cudnn, "
                    "flash_attn_4, fla_chunk, fla_decode, cula_decode");
   verb->add_option("--peer-folder", options->peer_folder, "Where the peers' scripts lie")->capture_default_str();
-  verb->add_option("--warm-up", options->warm_up, "Untimed calls")->check(CLI::Range(1, 1000))->capture_default_str();
-  verb->add_option("-r,--repetitions", options->repetitions, "Timed repetitions, each of calls for at least 20 ms")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
+  add_number(*verb, "--warm-up", options->warm_up, 1, 1000, "Untimed calls")
+      ->default_str(fmt::to_string(options->warm_up));
+  add_number(*verb, "-r,--repetitions", options->repetitions, 1, 100000,
+             "Timed repetitions, each of calls for at least 20 ms")
+      ->default_str(fmt::to_string(options->repetitions));
   verb->add_option("--json", options->json, "Write the results as JSON");
   verb->add_option("--csv", options->csv, "Write the results as CSV");
   verb->add_flag("--save", options->save,
@@ -380,8 +382,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   verb->add_flag(
       "--graph", options->graph,
       "On a GPU: calls in a row as one CUDA graph, caches as they are, instead of single calls on cold caches");
-  verb->add_option("--multiprocessors", options->multiprocessors,
-                   "On a GPU: at least so many of its multiprocessors, without the others");
+  add_number(*verb, "--multiprocessors", options->multiprocessors, 1, 100000,
+             "On a GPU: at least so many of its multiprocessors, without the others");
   verb->footer(R"(Examples:
   tessera bench bench/suites/cpu_dense.txt --pass both --peer torch_cpu --save
   tessera bench "attention sq={512,2048} hq=8 d=64 dtype={fp32,bf16} {causal,}" --wish tile_q=64,128

@@ -19,6 +19,7 @@
 #include "cuda/jit/compile.h"
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/pack.h"
+#include "number_option.h"
 #include "tessera/cuda.h"
 #include "text_options.h"
 
@@ -248,7 +249,7 @@ void add_compile(CLI::App& app, int& exit_code) {
   verb->add_option("--pack", options->pack,
                    "Write all kernels, if all compile, into this file, to be embedded"
                    " (TESSERA_CUDA_PACK)");
-  verb->add_option("--jobs", options->jobs, "Compilations at once")->check(CLI::Range(1, 256))->capture_default_str();
+  add_number(*verb, "--jobs", options->jobs, 1, 256, "Compilations at once")->default_str("1");
   verb->add_option("--headers", options->headers, "A src folder to read device headers from, not the embedded ones");
   verb->add_option("--nvrtc", options->nvrtc, "libnvrtc, or a folder that holds it");
   add_text_options(*verb, options->texts);

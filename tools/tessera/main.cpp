@@ -2,10 +2,12 @@
 // The `tessera` command: one sub-command a verb, errors in one line on stderr, documented exit codes.
 #include <cstdio>
 #include <exception>
+#include <limits>
 #include <new>
 #include <string>
 
 #include "commands.h"
+#include "number_option.h"
 #include "tessera/version.h"
 
 namespace tessera::cli {
@@ -28,9 +30,9 @@ int exit_code_of(ErrorCode code) noexcept {
 }
 
 void add_target_options(CLI::App& verb, TargetOptions& options) {
-  verb.add_option("--threads", options.threads, "Worker threads; 0 is what OpenMP would use")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  add_number(verb, "--threads", options.threads, 0, std::numeric_limits<int>::max(),
+             "Worker threads; 0 is what OpenMP would use")
+      ->default_str("0");
   verb.add_option("--isa", options.isa, "Instruction set to force, one of those that `tessera info` lists");
 }
 

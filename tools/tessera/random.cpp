@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -18,6 +19,7 @@
 #include "cases/trial.h"
 #include "commands.h"
 #include "device_options.h"
+#include "number_option.h"
 #include "progress.h"
 
 namespace tessera::cli {
@@ -183,13 +185,13 @@ class RandomRun {
 void add_random(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RandomOptions>();
   CLI::App* verb = app.add_subcommand("random", "Check random problems against the oracle");
-  verb->add_option("--count", options->count, "How many problems; those that a GPU has nothing for do not count")
-      ->capture_default_str();
-  verb->add_option("--seconds", options->seconds, "For how long instead")->check(CLI::PositiveNumber);
-  verb->add_option("--seed", options->seed, "Which sequence of problems")->capture_default_str();
-  verb->add_option("--jobs", options->jobs, "Problems under way at once")
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
+  add_number(*verb, "--count", options->count, 1, std::numeric_limits<std::int64_t>::max(),
+             "How many problems; those that a GPU has nothing for do not count")
+      ->default_str(fmt::to_string(options->count));
+  add_number(*verb, "--seconds", options->seconds, 1e-3, 1e9, "For how long instead");
+  add_number(*verb, "--seed", options->seed, 0, std::numeric_limits<std::uint64_t>::max(), "Which sequence of problems")
+      ->default_str(fmt::to_string(options->seed));
+  add_number(*verb, "--jobs", options->jobs, 1, 1024, "Problems under way at once")->default_str("1");
   verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: each problem on every one");
   verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");
   verb->add_option("--histogram", options->histogram, "File for the counts of all pairs of features");

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "commands.h"
 #include "files/npy.h"
 #include "files/safetensors.h"
+#include "number_option.h"
 #include "run_problem.h"
 #include "slot_shapes.h"
 #include "tessera/error.h"
@@ -74,12 +76,14 @@ Arrays load(const RunOptions& options, const std::string& text) {
   return arrays;
 }
 
-// What a run wrote: its outputs, for kv_append the cache and the rotated queries, for linear_decode the states and
-// rings.
+// What a run wrote: its outputs, for kv_append the cache and the rotated queries, for the linear operations the states
+// and rings, or the states' gradients.
 std::vector<Slot> result_slots(const Problem& problem, const Arrays& arrays) {
   std::vector<Slot> slots;
   for (const SlotShape& each : outputs(problem)) slots.push_back(each.slot);
-  if (problem.operation == Operation::linear_decode) slots.push_back(Slot::state);
+  if (problem.is_linear() && problem.slots > 0) {
+    slots.push_back(problem.pass == Pass::forward ? Slot::state : Slot::dstate_initial);
+  }
   if (problem.ring > 0) slots.insert(slots.end(), {Slot::ring_k, Slot::ring_v});
   if (problem.operation == Operation::kv_append) {
     for (const Slot slot : {Slot::k, Slot::v, Slot::q_rotated}) {
@@ -138,7 +142,8 @@ void save(const RunOptions& options, const RunProblem& run, const Arrays& arrays
 
 // A backward needs o and lse; where the files hold none, the forward makes them.
 void complete_backward(const RunOptions& options, const Problem& backward, const Wishes& wishes, Arrays& arrays) {
-  if (backward.pass != Pass::backward || (arrays.count(Slot::o) != 0 && arrays.count(Slot::lse) != 0)) return;
+  if (backward.pass != Pass::backward || backward.operation != Operation::attention) return;
+  if (arrays.count(Slot::o) != 0 && arrays.count(Slot::lse) != 0) return;
   Problem forward = backward;
   forward.pass = Pass::forward;
   forward.lse = true;
@@ -177,6 +182,11 @@ void run(const RunOptions& options) {
   if (run.problem.operation == Operation::kv_append && arrays.count(Slot::q) != 0) {
     arrays[Slot::q_rotated] = files::Array(arrays[Slot::q].dtype(), arrays[Slot::q].shape(), "q_rotated");
   }
+  if (run.problem.operation == Operation::linear_chunk && run.problem.pass == Pass::backward && run.problem.slots > 0) {
+    std::vector<std::int64_t> shape = arrays[Slot::state].shape();
+    shape[0] = run.problem.batch;  // gradients are by sequence, not by slot
+    arrays[Slot::dstate_initial] = files::Array(DType::fp32, shape, "dstate_initial");
+  }
   Bindings bindings = bindings_of(arrays);
   bindings.seed = options.seed;
   bindings.offset = options.offset;
@@ -208,8 +218,8 @@ void add_run(CLI::App& app, int& exit_code) {
   verb->add_option("-w,--wish", options->wishes,
                    "Wishes for the plan: implementation=, tile_q=, tile_kv=, splits=, stages=, warps=, loader=")
       ->allow_extra_args(false);
-  verb->add_option("--seed", options->seed, "Seed of dropout");
-  verb->add_option("--offset", options->offset, "Offset of dropout");
+  add_number(*verb, "--seed", options->seed, 0, std::numeric_limits<std::uint64_t>::max(), "Seed of dropout");
+  add_number(*verb, "--offset", options->offset, 0, std::numeric_limits<std::uint64_t>::max(), "Offset of dropout");
   verb->add_flag("-q,--quiet", options->quiet, "Print nothing when all is well");
   add_target_options(*verb, options->target);
   verb->footer(R"(Examples:

@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "core/grammar.h"
 #include "tessera/error.h"
 
 namespace tessera::cli {
@@ -28,7 +29,8 @@ class Line {
     std::istringstream words(text);
     bool first = true;
     for (std::string word; words >> word; first = false) {
-      if (first && (word == "attention" || word == "combine" || word == "kv_append" || word == "linear_decode")) {
+      const auto is_word = [&word](const auto& known) { return known.text == word; };
+      if (first && std::ranges::any_of(detail::kOperations, is_word)) {
         operation_ = word;
         continue;
       }
@@ -106,11 +108,13 @@ void add_batch(Arrays& arrays, Slot slot) {
 
 // Batch, rows and the layout of `slot` (q, or k_new), whose sizes a (tokens | batch, rows), heads, dim tensor gives.
 bool add_query_sizes(Arrays& arrays, Line& line, Slot slot, std::initializer_list<Slot> alike) {
+  const bool linear = line.operation() == "linear_chunk";
+  const std::string length = linear ? "t" : "sq";
   if (has(arrays, Slot::cu_seqlens_q)) {
     const std::vector<std::int64_t> ends = integers(arrays, Slot::cu_seqlens_q);
-    line.add("layout", "varlen");
+    linear ? line.add("varlen") : line.add("layout", "varlen");
     line.add("b", std::max<std::int64_t>(0, static_cast<std::int64_t>(ends.size()) - 1));
-    line.add("sq", longest_step(ends));
+    line.add(length, longest_step(ends));
     line.add("tq", dimension(arrays, slot, 3, 0));
     return false;
   }
@@ -119,7 +123,7 @@ bool add_query_sizes(Arrays& arrays, Line& line, Slot slot, std::initializer_lis
     for (const Slot each : alike) add_batch(arrays, each);
   }
   line.add("b", dimension(arrays, slot, 4, 0));
-  line.add("sq", dimension(arrays, slot, 4, 1));
+  line.add(length, dimension(arrays, slot, 4, 1));
   return without_batch;
 }
 
@@ -269,14 +273,35 @@ RunProblem linear_decode_of(const Arrays& arrays, Line& line) {
   return result;
 }
 
+// As linear_decode, for sequences of any length, packed ones too, and without a pool of states if none is given.
+RunProblem linear_chunk_of(Arrays& arrays, Line& line) {
+  RunProblem result;
+  result.q_without_batch = result.kv_without_batch =
+      add_query_sizes(arrays, line, Slot::q, {Slot::q, Slot::k, Slot::v, Slot::dout});
+  const std::vector<std::int64_t>& shape = need(arrays, Slot::q).shape();
+  line.add("h", shape[shape.size() - 2]);
+  line.add("d", shape.back());
+  line.add("dv", dimension(arrays, Slot::v, shape.size(), shape.size() - 1));
+  if (has(arrays, Slot::state)) {
+    line.add("slots", dimension(arrays, Slot::state, 4, 0));
+    line.add("state", type_of(arrays, Slot::state));
+  }
+  const Slot o = line.backward() ? Slot::dout : Slot::q;
+  line.add("dtype", fmt::format("{}:{}:{}:{}", type_of(arrays, Slot::q), type_of(arrays, Slot::k),
+                                type_of(arrays, Slot::v), type_of(arrays, o)));
+  result.problem = Problem::parse(line.text());
+  return result;
+}
+
 }  // namespace
 
 bool is_input(Slot slot, const std::string& text) {
   const Line line(text);
   if (contains({Slot::dq, Slot::dk, Slot::dv, Slot::dk2, Slot::dv2, Slot::dsink}, slot)) return line.has("accumulate");
-  if (contains({Slot::o, Slot::lse, Slot::dout, Slot::dlse}, slot)) return line.backward();
-  if (contains({Slot::next_counts, Slot::next_indices, Slot::next_bits, Slot::tile_mass, Slot::q_rotated, Slot::status,
-                Slot::count_},
+  if (contains({Slot::o, Slot::lse, Slot::dlse}, slot)) return line.backward() && line.operation() == "attention";
+  if (slot == Slot::dout) return line.backward();
+  if (contains({Slot::next_counts, Slot::next_indices, Slot::next_bits, Slot::tile_mass, Slot::q_rotated,
+                Slot::dstate_initial, Slot::status, Slot::count_},
                slot)) {
     return false;
   }
@@ -287,6 +312,7 @@ RunProblem problem_of(Arrays& arrays, const std::string& text) {
   Line line(text);
   if (line.operation() == "combine") return combine_of(arrays, line);
   if (line.operation() == "linear_decode") return linear_decode_of(arrays, line);
+  if (line.operation() == "linear_chunk") return linear_chunk_of(arrays, line);
   const bool append = line.operation() == "kv_append";
   const Slot q = append ? Slot::k_new : Slot::q;
   RunProblem result;
