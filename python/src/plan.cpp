@@ -10,6 +10,7 @@
 
 #include "array.h"
 #include "callables.h"
+#include "cuda/jit/compile.h"
 #include "cuda/jit/device.h"
 #include "parts.h"
 #include "tessera/error.h"
@@ -98,6 +99,19 @@ class Arrays {
   std::array<std::optional<ArrayView>, kSlots> views_;
   std::deque<PartViews> parts_;
 };
+
+Target chip_of(const std::string& architecture, int multiprocessors) {
+  if (multiprocessors < 0) {
+    throw Error(ErrorCode::invalid_argument, "multiprocessors", std::to_string(multiprocessors), "0 or more");
+  }
+  try {
+    Target target = Target::cuda(cuda::compute_capability(architecture));
+    target.multiprocessors = multiprocessors;
+    return target;
+  } catch (const Error& error) {
+    throw Error(error.code(), "target", error.got(), error.want());
+  }
+}
 
 }  // namespace
 
@@ -213,6 +227,14 @@ void define_plan(nb::module_& m) {
       .def("__repr__", [](const PythonPlan& self) {
         return "<tessera plan: " + self.plan().problem().to_string() + " by " + self.plan().implementation() + ">";
       });
+  m.def(
+      "explain_for",
+      [](const std::string& problem, const std::string& architecture, int multiprocessors, const std::string& wishes) {
+        return make_plan(Problem::parse(problem), chip_of(architecture, multiprocessors), Wishes::parse(wishes))
+            .explain();
+      },
+      nb::arg("problem"), nb::arg("target"), nb::arg("multiprocessors") = 0, nb::arg("wishes") = "",
+      "Plan.explain for a GPU that need not be there: target is \"sm_120f\", multiprocessors 0 for an unknown number.");
   m.def(
       "free_workspaces", [] { WorkspacePool::shared().clear(); },
       "Frees the workspaces kept for later runs (at most 256 MiB).");

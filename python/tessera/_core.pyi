@@ -117,6 +117,9 @@ def is_registered(kind: str, name: str) -> bool:
 def default_threads() -> int:
     """Threads that OpenMP would use for the calling thread's work."""
 
+def explain_for(problem: str, target: str, multiprocessors: int = 0, wishes: str = "") -> str:
+    """Plan.explain for a GPU that need not be there: target is "sm_120f", multiprocessors 0 for an unknown number."""
+
 def free_workspaces() -> None:
     """Frees the workspaces kept for later runs (at most 256 MiB)."""
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._arguments import parse
-from ._arrays import CPU, common_library, device_of, is_torch, refuse_gradient, run_on_gpu
+from ._arrays import CPU, common_library, device_of, dtype_name, is_torch, refuse_gradient, run_on_gpu
 from ._execute import forward_route, get_threads
+from ._problem_line import FORWARD, attention_line, features_of, forward_outputs
 from .attention import answer
 
 if TYPE_CHECKING:
@@ -136,19 +137,48 @@ def plan(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> A
     return AttentionPlan(q, k, v, dict(options))
 
 
-def explain(q: Array | str, k: Array | None = None, v: Array | None = None, **options: Unpack[AttentionOptions]) -> str:
+def explain(
+    q: Array | str,
+    k: Array | None = None,
+    v: Array | None = None,
+    *,
+    target: str | None = None,
+    multiprocessors: int = 0,
+    **options: Unpack[AttentionOptions],
+) -> str:
     """What Tessera does with a call, or with a problem given as its line: `explain("attention sq=4096 hq=32 causal")`.
 
     Several lines: the problem, the target, the implementation with its tiles, splits, threads and workspace, and for
     every implementation refused, why. Of a line's options only `wishes` and `threads` are read.
+
+    target: a GPU that need not be there, as "sm_80", "sm_89", "sm_90a" or "sm_120f", with so many multiprocessors; 0:
+    they are not known, and nothing is split among them. None: where the arrays are, or the CPU. Raises ValueError for
+    another name, NotImplementedError if nothing computes the problem there.
     """
+    if target is None and multiprocessors != 0:
+        raise TypeError(f"multiprocessors: got {multiprocessors} without target; want a target beside it")
     if isinstance(q, str):
         other = set(options) - {"wishes", "threads"}
         if other or k is not None or v is not None:
             raise TypeError(
                 f"explain: got a line and {', '.join(sorted(other)) or 'arrays'}; want wishes and threads only"
             )
-        return _core.Plan(
-            q, wishes=options.get("wishes", ""), threads=options.get("threads", 0) or get_threads()
-        ).explain()
-    return AttentionPlan(q, k, v, dict(options)).explain()
+        line, wishes = q, options.get("wishes", "")
+        if target is None:
+            return _core.Plan(line, wishes=wishes, threads=options.get("threads", 0) or get_threads()).explain()
+    elif target is None:
+        return AttentionPlan(q, k, v, dict(options)).explain()
+    else:
+        line, wishes = _line_of(q, k, v, dict(options))
+    return _core.explain_for(line, target, multiprocessors, wishes)
+
+
+def _line_of(q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[str, str]:
+    """The problem's line and the wishes of a forward, without a plan: the arrays' own device need not have one."""
+    call = parse(q, k, v, **options)
+    features = features_of(call.features)
+    shapes = tuple(tensor.shape for tensor in call.tensors)
+    sizes = (call.slots, call.sizes, q.shape, k.shape, v.shape, shapes)
+    dtypes = (dtype_name(q.dtype, "q"), dtype_name(k.dtype, "k"), dtype_name(v.dtype, "v"))
+    out = forward_outputs(call.features, *sizes, dtypes[0])[0]
+    return attention_line(FORWARD, features, *sizes, (*dtypes, out[2])), features.wishes

@@ -139,6 +139,18 @@ TEST_F(Command, InfoAndExplain) {
   const auto object = nlohmann::json::parse(info.out);
   EXPECT_FALSE(object["isas"].empty());
   EXPECT_GT(object["cores"].get<int>(), 0);
+  const std::string decode = "explain 'attention sq=1 sk=65536 hq=8 hkv=1 d=128 dtype=bf16' ";
+  const Outcome absent = here.run(decode + "--arch sm_120 --multiprocessors 170");  // needs no GPU
+  EXPECT_EQ(absent.code, 0) << absent.err;
+  EXPECT_NE(absent.out.find("sm=120"), std::string::npos) << absent.out;
+  EXPECT_NE(absent.out.find("multiprocessors=170"), std::string::npos) << absent.out;
+  EXPECT_NE(absent.out.find("cuda.fwd_mma"), std::string::npos) << absent.out;
+  EXPECT_EQ(absent.out.find("splits:         1\n"), std::string::npos) << absent.out;
+  EXPECT_NE(here.run(decode + "--arch sm_120").out.find("splits:         1\n"), std::string::npos);
+  expect_error(decode + "--arch 120", 2, "arch");
+  expect_error(decode + "--arch sm_120 --device cuda", 2, "--device");
+  expect_error(decode + "--multiprocessors 3", 2, "--arch");
+  expect_error(decode + "--emulate sm80", 2, "--device cuda");
   const Outcome explain = here.run("explain attention sq=64 causal --wish tile_kv=64 --threads 1");
   EXPECT_EQ(explain.code, 0) << explain.err;
   EXPECT_NE(explain.out.find("cpu.reference"), std::string::npos);

@@ -84,6 +84,27 @@ class TestPlans:
         with pytest.raises(NotImplementedError, match=r"cpu\.tiled: "):
             tessera.explain("attention sq=4 dtype=e4m3:e4m3:e4m3:bf16")
 
+    def test_explains_gpus_that_are_not_there(self):
+        q = np.zeros((1, 1, 8, 128), np.float16)
+        k = v = np.zeros((1, 4096, 1, 128), np.float16)
+        line = "attention sq=1 sk=4096 hq=8 hkv=1 d=128 dtype=fp16 lse"
+        text = tessera.explain(q, k, v, return_lse=True, target="sm_120f", multiprocessors=170)
+        assert f"problem:        {line}\n" in text and "sm=120" in text and "multiprocessors=170" in text
+        assert "implementation: cuda.fwd_mma" in text and "splits:         1\n" not in text
+        assert text == tessera.explain(line, target="sm_120f", multiprocessors=170)
+        assert "splits:         1\n" in tessera.explain(line, target="sm_120f")
+        wishes = "splits=3 stages=1"  # a CPU has no stages
+        assert "splits:         3\n" in tessera.explain(q, k, v, target="sm_80", wishes=wishes)
+        assert "implementation: cuda.fwd_wgmma" in tessera.explain("attention sq=512 d=64 dtype=bf16", target="sm_90a")
+        with pytest.raises(ValueError, match="target: got rtx5090; want sm_80 or newer"):
+            tessera.explain(line, target="rtx5090")
+        with pytest.raises(ValueError, match="multiprocessors: got -1; want 0 or more"):
+            tessera.explain(line, target="sm_80", multiprocessors=-1)
+        with pytest.raises(TypeError, match="multiprocessors: got 8 without target"):
+            tessera.explain(line, multiprocessors=8)
+        with pytest.raises(NotImplementedError, match="sm=80"):
+            tessera.explain("attention sq=4 dtype=fp32", target="sm_80")
+
     def test_extension_plans(self):
         plan = _core.Plan("attention sq=4 d=8", wishes="tile_q=16", threads=1, isa=tessera.cpu_isas()[-1])
         assert plan.threads == 1 and plan.isa == tessera.cpu_isas()[-1]

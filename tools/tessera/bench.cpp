@@ -47,19 +47,15 @@ struct BenchOptions {
   bool save = false, merge = false, sweep = false, graph = false;
   std::string max_regression;
   TargetOptions target;
-  std::string device = "cpu";
-  std::string emulate;
+  PlaceOptions place;
   TextOptions texts;
 
-  [[nodiscard]] bool on_gpu() const { return device != "cpu"; }
+  [[nodiscard]] bool on_gpu() const { return place.device != "cpu"; }
 };
 
 Target target_of(const BenchOptions& options) {
-  DeviceOptions device;
-  device.device = options.device;
-  device.emulate = options.emulate;
-  const auto gpu = device.gpu();
-  return gpu ? gpu->target : options.target.target();
+  const auto gpu = options.place.target();
+  return gpu ? *gpu : options.target.target();
 }
 
 // With --multiprocessors, of which `target` is told.
@@ -299,7 +295,7 @@ int bench(const BenchOptions& options) {
   const std::vector<BenchCase> cases = read_cases(options);
   const std::vector<Wishes> wishes = wishes_of(options);
   if (options.graph && !options.on_gpu()) {
-    throw Error(ErrorCode::invalid_argument, "--graph", "--device " + options.device, "--device cuda beside it");
+    throw Error(ErrorCode::invalid_argument, "--graph", "--device " + options.place.device, "--device cuda beside it");
   }
   MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}, options.graph};
   const auto part = part_of_gpu(options, how.target);
@@ -377,8 +373,7 @@ void add_bench(CLI::App& app, int& exit_code) {
                    "With --compare: exit 1 when a row is slower by more, as 5%");
   add_target_options(*verb, options->target);
   add_text_options(*verb, options->texts);
-  verb->add_option("--device", options->device, "Where to run: cpu, cuda or cuda:N")->capture_default_str();
-  verb->add_option("--emulate", options->emulate, "On a GPU: the plans of another chip (sm80, sm89, sm120)");
+  add_place_options(*verb, options->place);
   verb->add_flag(
       "--graph", options->graph,
       "On a GPU: calls in a row as one CUDA graph, caches as they are, instead of single calls on cold caches");

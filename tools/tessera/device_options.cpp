@@ -29,14 +29,23 @@ int parse_capability(const std::string& text) {
   return cuda::compute_capability("sm_" + number);
 }
 
-std::optional<cases::Gpu> DeviceOptions::gpu() const {
+std::optional<Target> PlaceOptions::target() const {
   const auto index = parse_device(device);
-  if (!index) {
-    if (!emulate.empty()) throw Error(ErrorCode::invalid_argument, "--emulate", emulate, "--device cuda with it");
-    return std::nullopt;
-  }
+  if (index) return emulate.empty() ? Target::cuda_device(*index) : Target::emulate(parse_capability(emulate), *index);
+  if (!emulate.empty()) throw Error(ErrorCode::invalid_argument, "--emulate", emulate, "--device cuda with it");
+  return std::nullopt;
+}
+
+void add_place_options(CLI::App& verb, PlaceOptions& options) {
+  verb.add_option("--device", options.device, "Which device: cpu, cuda or cuda:N")->capture_default_str();
+  verb.add_option("--emulate", options.emulate, "On a GPU: the plans of another chip (sm80, sm89, sm120)");
+}
+
+std::optional<cases::Gpu> DeviceOptions::gpu() const {
+  const std::optional<Target> place = target();
+  if (!place) return std::nullopt;
   cases::Gpu gpu;
-  gpu.target = emulate.empty() ? Target::cuda_device(*index) : Target::emulate(parse_capability(emulate), *index);
+  gpu.target = *place;
   gpu.placement = apart ? cases::Placement::apart : cases::Placement::together;
   gpu.wishes = fmt::format("{}", fmt::join(wishes, " "));
   Wishes::parse(gpu.wishes);  // checks
@@ -44,8 +53,7 @@ std::optional<cases::Gpu> DeviceOptions::gpu() const {
 }
 
 void add_device_options(CLI::App& verb, DeviceOptions& options) {
-  verb.add_option("--device", options.device, "Where to run: cpu, cuda or cuda:N")->capture_default_str();
-  verb.add_option("--emulate", options.emulate, "On a GPU: the plans of another chip (sm80, sm89, sm120)");
+  add_place_options(verb, options);
   verb.add_option("-w,--wish", options.wishes, "On a GPU: wishes for every plan")->allow_extra_args(false);
   verb.add_flag("--apart", options.apart, "On a GPU: an allocation for each tensor, for compute-sanitizer");
 }

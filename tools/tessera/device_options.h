@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// --device and what goes with it, shared by the verbs that check.
+// --device and --emulate of the verbs that use a GPU, and what else goes with them where cases are checked.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,14 +11,21 @@
 
 namespace tessera::cli {
 
-struct DeviceOptions {
+struct PlaceOptions {
   std::string device = "cpu";
   std::string emulate;  // "80", "sm80" or "sm_80"
+
+  /// nullopt for the CPU. Throws Error{invalid_argument} for another device than cpu, cuda or cuda:N, and what
+  /// Target::cuda_device and Target::emulate throw.
+  [[nodiscard]] std::optional<Target> target() const;
+};
+void add_place_options(CLI::App& verb, PlaceOptions& options);
+
+struct DeviceOptions : PlaceOptions {
   std::vector<std::string> wishes;
   bool apart = false;
 
-  /// nullopt for the CPU. Throws Error{invalid_argument} for another device than cpu, cuda or cuda:N, and what
-  /// Target::cuda_device and Target::emulate throw. Kernels that are compiled are said on stderr.
+  /// nullopt for the CPU. Throws as target() does, and Error{parse} for a wish.
   [[nodiscard]] std::optional<cases::Gpu> gpu() const;
 };
 void add_device_options(CLI::App& verb, DeviceOptions& options);
