@@ -6,6 +6,7 @@
 #include <any>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,6 +63,9 @@ struct Resources {
 
 struct Implementation {
   const char* name;
+  DeviceType device;
+  std::optional<Operation> operation;  // the only one; nullopt: each
+  // For a target and a problem of these.
   Support (*supports)(const Problem& problem, const Target& target, const Wishes& wishes);
   void (*plan)(PlanState& state);  // fills the choices, workspace_bytes and kernels
   void (*run)(const PlanState& state, const Bindings& bindings, const Resources& resources);

@@ -92,15 +92,18 @@ Support row_supports(const Implementation& row, const Problem& problem, const Ta
   if (on_request && wishes.implementation.empty()) {
     return Support::no("only on request, with implementation=" + std::string(name));
   }
-  const bool on_cuda = name.starts_with("cuda.");
+  const bool on_cuda = row.device == DeviceType::cuda;
   if (!on_cuda && (wishes.stages || wishes.warps || !wishes.loader.empty())) {
     return Support::no("stages, warps and loader are wishes for cuda");
   }
-  if (on_cuda != (target.device == DeviceType::cuda)) {
+  if (row.device != target.device) {
     return Support::no(std::string("runs on ") + (on_cuda ? "CUDA" : "the CPU") + ", the target is " +
                        target.to_string());
   }
   if (const Support defined = is_defined(problem); !defined) return defined;
+  if (row.operation && *row.operation != problem.operation) {
+    return Support::no("does " + std::string(detail::word_of(detail::kOperations, *row.operation)) + " only");
+  }
   return row.supports(problem, target, wishes);
 }
 
@@ -122,14 +125,44 @@ const Implementation* choose(const Problem& problem, const Target& target, const
   return chosen;
 }
 
-std::string reasons(const std::vector<Candidate>& candidates) {
-  std::string text;
-  for (const Candidate& candidate : candidates) {
-    if (candidate.support) continue;
-    if (!text.empty()) text += "; ";
-    text += candidate.name + ": " + candidate.support.reason;
+/// Whether a row's refusal tells what to change: not that it is of another device or operation.
+bool is_concerned(std::string_view name, const Problem& problem, const Target& target, const Wishes& wishes) {
+  if (!wishes.implementation.empty()) return name == wishes.implementation;
+  for (const Implementation& row : detail::implementations()) {
+    if (row.name == name) return row.device == target.device && row.operation == problem.operation;
   }
+  return true;
+}
+
+/// Why nothing takes the problem: "cuda.fwd_wgmma, cuda.fwd_mma: does the forward only". Rows of one reason together.
+std::string reasons(const std::vector<Candidate>& candidates, const Problem& problem, const Target& target,
+                    const Wishes& wishes) {
+  std::vector<std::pair<std::string, std::string>> by_reason;  // reason, names
+  for (const Candidate& candidate : candidates) {
+    if (!is_concerned(candidate.name, problem, target, wishes)) continue;
+    const auto same = [&](const auto& each) { return each.first == candidate.support.reason; };
+    const auto at = std::find_if(by_reason.begin(), by_reason.end(), same);
+    if (at == by_reason.end()) {
+      by_reason.emplace_back(candidate.support.reason, candidate.name);
+    } else {
+      at->second += ", " + candidate.name;
+    }
+  }
+  std::string text;
+  for (const auto& [reason, names] : by_reason) text.append(text.empty() ? "" : "; ").append(names + ": " + reason);
   return text;
+}
+
+/// What takes a refused problem after all, as the end of the error: without the wishes, or on the CPU. "" for nothing.
+std::string what_would_do(const Problem& problem, const Target& target, const Wishes& wishes) {
+  std::vector<Candidate> ignored;
+  if (wishes != Wishes{}) {
+    const Implementation* row = choose(problem, target, {}, ignored);
+    return row == nullptr ? "" : "; without the wishes " + std::string(row->name) + " takes it";
+  }
+  if (target.device == DeviceType::cpu) return "";
+  const Implementation* row = choose(problem, resolve(Target::cpu()), {}, ignored);
+  return row == nullptr ? "" : "; " + std::string(row->name) + " takes it on the CPU";
 }
 
 std::string indented(std::string_view text, std::string_view indent) {
@@ -156,7 +189,8 @@ Plan make_plan(const Problem& problem, const Target& target, const Wishes& wishe
   state->implementation = choose(problem, state->target, wishes, state->candidates);
   if (state->implementation == nullptr) {
     throw Error(ErrorCode::unsupported, "problem", problem.to_string() + " on " + state->target.to_string(),
-                "what an implementation supports (" + reasons(state->candidates) + ")");
+                "what an implementation there supports (" + reasons(state->candidates, problem, state->target, wishes) +
+                    ")" + what_would_do(problem, state->target, wishes));
   }
   state->implementation_name = state->implementation->name;
   state->implementation->plan(*state);
@@ -169,7 +203,9 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   try {
     check_wishes(wishes);
     std::vector<Candidate> candidates;
-    if (choose(problem, resolve(target), wishes, candidates) == nullptr) return Support::no(reasons(candidates));
+    if (choose(problem, resolve(target), wishes, candidates) == nullptr) {
+      return Support::no(reasons(candidates, problem, target, wishes));
+    }
   } catch (const Error& error) {
     return Support::no(error.what());
   }

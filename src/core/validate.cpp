@@ -48,7 +48,7 @@ BoundSlots check_slots(const SlotRules& rules, const Bindings& bindings, Device 
   return bound;
 }
 
-/// Why the CPU has nothing to call, for errors.
+/// Why there is nothing to call on the CPU, for errors.
 std::string without_function(const std::string& name, bool registered) {
   if (registered) return "no callable bound, and the text registered as \"" + name + "\" has no host function";
   return "no callable bound, and \"" + name + "\" is neither a built-in nor registered";

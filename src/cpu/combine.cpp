@@ -18,9 +18,7 @@ constexpr std::int64_t kLongestRow = 512;  // Problem::check's limit of the head
 
 bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
 
-Support supports(const Problem& problem, const Target& target, const Wishes& /*wishes*/) {
-  if (problem.operation != Operation::combine) return Support::no("does combine only");
-  if (target.device != DeviceType::cpu) return Support::no("runs on the CPU; the target is " + target.to_string());
+Support supports(const Problem& problem, const Target& /*target*/, const Wishes& /*wishes*/) {
   for (const DType dtype : {problem.q_type, problem.o_type}) {
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
   }
@@ -101,6 +99,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 
 namespace tessera::detail {
 
-const Implementation kCpuCombine = {"cpu.combine", cpu::supports, cpu::plan, cpu::run};
+const Implementation kCpuCombine = {"cpu.combine", DeviceType::cpu, Operation::combine,
+                                    cpu::supports, cpu::plan,       cpu::run};
 
 }  // namespace tessera::detail

@@ -17,9 +17,7 @@ namespace {
 
 bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
 
-Support supports(const Problem& problem, const Target& target, const Wishes& /*wishes*/) {
-  if (problem.operation != Operation::linear_decode) return Support::no("does linear_decode only");
-  if (target.device != DeviceType::cpu) return Support::no("runs on the CPU; the target is " + target.to_string());
+Support supports(const Problem& problem, const Target& /*target*/, const Wishes& /*wishes*/) {
   for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type}) {
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
   }
@@ -137,6 +135,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 
 namespace tessera::detail {
 
-const Implementation kCpuLinearDecode = {"cpu.linear_decode", cpu::supports, cpu::plan, cpu::run};
+const Implementation kCpuLinearDecode = {"cpu.linear_decode", DeviceType::cpu, Operation::linear_decode,
+                                         cpu::supports,       cpu::plan,       cpu::run};
 
 }  // namespace tessera::detail

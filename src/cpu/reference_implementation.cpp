@@ -6,8 +6,7 @@
 namespace tessera::detail {
 namespace {
 
-Support supports_reference(const Problem& problem, const Target& target, const Wishes& wishes) {
-  if (target.device != DeviceType::cpu) return Support::no("runs on the CPU only");
+Support supports_reference(const Problem& problem, const Target& /*target*/, const Wishes& wishes) {
   if (wishes.implementation != kCpuReference.name) return Support::no("must be wished for by name");
   if (wishes.tile_q || wishes.tile_kv || wishes.splits.value_or(1) != 1) {
     return Support::no("has no tiles and no splits");
@@ -40,6 +39,7 @@ void run_reference(const PlanState& state, const Bindings& bindings, const Resou
 
 }  // namespace
 
-const Implementation kCpuReference{"cpu.reference", supports_reference, plan_reference, run_reference};
+const Implementation kCpuReference{"cpu.reference",    DeviceType::cpu, std::nullopt,
+                                   supports_reference, plan_reference,  run_reference};
 
 }  // namespace tessera::detail

@@ -59,9 +59,7 @@ Support supports_wishes(const Problem& problem, const Wishes& wishes) {
   return Support::yes();
 }
 
-Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
-  if (problem.operation != Operation::attention) return Support::no("does attention only");
-  if (target.device != DeviceType::cpu) return Support::no("runs on the CPU; the target is " + target.to_string());
+Support supports(const Problem& problem, const Target& /*target*/, const Wishes& wishes) {
   for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type, problem.o_type}) {
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
   }
@@ -223,6 +221,7 @@ std::int64_t total_rows(const Problem& problem) {
 
 namespace tessera::detail {
 
-const Implementation kCpuTiled = {"cpu.tiled", cpu::supports, cpu::plan, cpu::run};
+const Implementation kCpuTiled = {"cpu.tiled",   DeviceType::cpu, Operation::attention,
+                                  cpu::supports, cpu::plan,       cpu::run};
 
 }  // namespace tessera::detail

@@ -20,8 +20,6 @@ std::int64_t sequences(const Problem& p) { return p.q_layout == Layout::varlen ?
 std::int64_t rows(const Problem& p) { return p.q_layout == Layout::varlen ? p.total_q : p.seqlen_q; }
 
 Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*/) {
-  if (p.operation != Operation::combine) return Support::no("does combine only");
-  if (target.device != DeviceType::cuda) return Support::no("runs on CUDA; the target is " + target.to_string());
   if (target.sm < 80) return Support::no("wants SM80 or newer");
   for (const DType dtype : {p.q_type, p.o_type}) {
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
@@ -105,6 +103,7 @@ void launch_combine(const Kernel& kernel, const CombineParams& params, std::int6
 
 namespace tessera::detail {
 
-const Implementation kCudaCombine = {"cuda.combine", cuda::supports, cuda::plan, cuda::run};
+const Implementation kCudaCombine = {"cuda.combine", DeviceType::cuda, Operation::combine,
+                                     cuda::supports, cuda::plan,       cuda::run};
 
 }  // namespace tessera::detail

@@ -25,7 +25,7 @@ constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y a
 constexpr std::int64_t kMostSplits = 256;
 
 Support supports_features(const Problem& p) {
-  if (p.operation != Operation::attention || p.pass != Pass::forward) return Support::no("does the forward only");
+  if (p.pass != Pass::forward) return Support::no("does the forward only");
   if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
     return Support::no("wants q, k and v of one type, bf16 or fp16");
   }
@@ -139,7 +139,6 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
 
 Support supports_forward(const Problem& problem, const Target& target, const Wishes& wishes, Products products,
                          ConfigSupport exists) {
-  if (target.device != DeviceType::cuda) return Support::no("runs on CUDA; the target is " + target.to_string());
   if (target.sm < 80) return Support::no("wants SM80 or newer");
   if (const Support s = supports_features(problem); !s) return s;
   constexpr std::int64_t most = std::numeric_limits<int>::max() / 2;

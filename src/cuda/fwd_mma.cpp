@@ -50,6 +50,7 @@ void plan(detail::PlanState& state) { plan_forward(state, Products::mma_sync); }
 
 namespace tessera::detail {
 
-const Implementation kCudaFwdMma = {"cuda.fwd_mma", cuda::supports, cuda::plan, cuda::run_forward};
+const Implementation kCudaFwdMma = {"cuda.fwd_mma", DeviceType::cuda, Operation::attention,
+                                    cuda::supports, cuda::plan,       cuda::run_forward};
 
 }  // namespace tessera::detail

@@ -20,7 +20,6 @@ const char* name_of(Rotation rotation) {
 }
 
 Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*/) {
-  if (p.operation != Operation::kv_append) return Support::no("does kv_append only");
   if (target.sm < 80) return Support::no("wants SM80 or newer");
   for (const DType dtype : {p.q_type, p.k_type, p.v_type}) {
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
@@ -122,6 +121,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 
 namespace tessera::detail {
 
-const Implementation kCudaKvAppend = {"cuda.kv_append", cuda::supports, cuda::plan, cuda::run};
+const Implementation kCudaKvAppend = {"cuda.kv_append", DeviceType::cuda, Operation::kv_append,
+                                      cuda::supports,   cuda::plan,       cuda::run};
 
 }  // namespace tessera::detail

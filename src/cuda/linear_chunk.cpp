@@ -76,7 +76,6 @@ Support supports_wishes(const Wishes& wishes) {
 }
 
 Support supports_walks(const Problem& p, const Target& target, const Wishes& wishes, Products products) {
-  if (p.operation != Operation::linear_chunk) return Support::no("does linear_chunk only");
   if (target.sm < 80) return Support::no("wants SM80 or newer");
   const bool half = p.q_type == DType::bf16 || p.q_type == DType::fp16;
   if (!half || p.k_type != p.q_type || p.v_type != p.q_type || p.o_type != p.q_type) {
@@ -222,9 +221,14 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 
 namespace tessera::detail {
 
-const Implementation kCudaLinearChunk = {"cuda.linear_chunk", cuda::supports, cuda::plan<cuda::Products::mma_sync>,
+const Implementation kCudaLinearChunk = {"cuda.linear_chunk",
+                                         DeviceType::cuda,
+                                         Operation::linear_chunk,
+                                         cuda::supports,
+                                         cuda::plan<cuda::Products::mma_sync>,
                                          cuda::run};
-const Implementation kCudaLinearChunkWgmma = {"cuda.linear_chunk_wgmma", cuda::supports_wgmma,
+const Implementation kCudaLinearChunkWgmma = {"cuda.linear_chunk_wgmma",         DeviceType::cuda,
+                                              Operation::linear_chunk,           cuda::supports_wgmma,
                                               cuda::plan<cuda::Products::wgmma>, cuda::run};
 
 }  // namespace tessera::detail

@@ -78,7 +78,6 @@ Support supports_sizes(const Problem& p) {
 }
 
 Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
-  if (p.operation != Operation::linear_decode) return Support::no("does linear_decode only");
   if (target.sm < 80) return Support::no("wants SM80 or newer");
   for (const DType dtype : {p.q_type, p.k_type, p.v_type}) {
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
@@ -215,6 +214,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 
 namespace tessera::detail {
 
-const Implementation kCudaLinearDecode = {"cuda.linear_decode", cuda::supports, cuda::plan, cuda::run};
+const Implementation kCudaLinearDecode = {"cuda.linear_decode", DeviceType::cuda, Operation::linear_decode,
+                                          cuda::supports,       cuda::plan,       cuda::run};
 
 }  // namespace tessera::detail

@@ -172,6 +172,39 @@ TEST(MakePlan, RefusalsGiveTheReason) {
   expect_unsupported("attention sq=8", Target::cpu(1, "sse9"), "", "sse9");
 }
 
+/// What make_plan says to a problem that it refuses.
+std::string refusal(const char* line, const Target& target, const char* wishes = "") {
+  try {
+    make_plan(Problem::parse(line), target, Wishes::parse(wishes));
+  } catch (const Error& error) {
+    return error.want();
+  }
+  ADD_FAILURE() << line << " is planned";
+  return "";
+}
+
+TEST(MakePlan, RefusalsNameTheRowsOfThatDeviceAndOperationAndWhatWouldDo) {
+  EXPECT_EQ(
+      refusal("attention sq=8", Target::cuda(90)),
+      "what an implementation there supports (cuda.fwd_wgmma, cuda.fwd_mma: wants q, k and v of one type, bf16 or "
+      "fp16); cpu.tiled takes it on the CPU");
+  EXPECT_EQ(refusal("attention pass=backward sq=8 dtype=bf16", Target::cuda(80)),
+            "what an implementation there supports (cuda.fwd_wgmma, cuda.fwd_mma: does the forward only); cpu.tiled "
+            "takes it on the CPU");
+  EXPECT_EQ(refusal("combine sq=8 dv=64 dtype=e4m3:e4m3:e4m3:bf16", Target::cpu()),
+            "what an implementation there supports (cpu.combine: has no e4m3; want fp32, fp16 or bf16)");
+  EXPECT_EQ(refusal("attention sq=8", Target::cpu(), "splits=2000"),
+            "what an implementation there supports (cpu.tiled: splits is 2000; want 1 to 1024); without the wishes "
+            "cpu.tiled takes it");
+  EXPECT_EQ(
+      refusal("attention sq=8", Target::cpu(), "implementation=cpu.combine"),
+      "what an implementation there supports (cpu.combine: does combine only); without the wishes cpu.tiled takes "
+      "it");
+  EXPECT_EQ(refusal("attention sq=8", Target::cpu(), "implementation=cpu.fast"),
+            "what an implementation there supports (cpu.fast: there is no implementation of this name); without the "
+            "wishes cpu.tiled takes it");
+}
+
 TEST(MakePlan, BadArgumentsAreErrorsOfTheirOwn) {
   const Problem problem = Problem::parse("attention sq=8");
   expect_error([&] { make_plan(problem, Target::cpu(-1)); }, ErrorCode::invalid_argument, "threads");

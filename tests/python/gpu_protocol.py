@@ -120,7 +120,8 @@ def unsupported() -> None:
     q, k, v = three()
     wide, lse = [Array(SHAPE, "float32") for _ in range(3)], Array((1, 2, 64), "float32")
     held = gpu.allocations
-    refused(NotImplementedError, lambda: tessera.attention(*wide), "cuda.fwd_mma: wants q, k and v of one type")
+    what = "cuda.fwd_mma: wants q, k and v of one type, bf16 or fp16); cpu.tiled takes it on the CPU"
+    refused(NotImplementedError, lambda: tessera.attention(*wide), "on cuda sm=90", what)
     refused(
         NotImplementedError, lambda: tessera.attention(q, k, v, wishes="implementation=cpu.tiled"), "runs on the CPU"
     )

@@ -17,7 +17,7 @@ Rules common to the three:
 - torch's and cupy's arrays may be on a GPU, all of a call's on the same one. Lengths, page tables and lists are then
   read by the GPU alone, so that nothing waits and graphs can be captured; there is no backward on GPUs yet.
 - An argument that cannot be honoured raises ``NotImplementedError`` or ``ValueError`` naming it. Arguments that only
-  tune a GPU (``pack_gqa``, ``sm_margin``, ``scheduler_metadata``) change nothing on the CPU and are accepted.
+  tune flash-attention's kernels (``pack_gqa``, ``sm_margin``, ``scheduler_metadata``) are accepted and change nothing.
 - fp32 is accepted besides fp16 and bf16 (on a GPU it is not), and so is every head dim up to 512 and every page size
   from 1.
 - The LSE of a row that sees no key is −inf, in ``flash_attn_2`` too, where flash-attn 2 writes +inf: −inf is the

@@ -10,7 +10,7 @@ of 8. `window_size` (left, right) is inclusive, −1 is unbounded, `causal` sets
 bottom right corner.
 
 - `num_splits`: 0 leaves the number of parts of the keys to the plan, N fixes it; 1 hence means no split.
-- `pack_gqa`, `sm_margin`, `scheduler_metadata` tune a GPU: accepted, without effect on the CPU.
+- `pack_gqa`, `sm_margin`, `scheduler_metadata` tune flash-attention's kernels: accepted, without effect.
 - `qv`, `q_descale`, `k_descale`, `v_descale`, `attention_chunk` raise NotImplementedError.
 """
 
@@ -39,11 +39,11 @@ def _refuse_unsupported(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any,
         refuse(
             "qv",
             qv,
-            "None: the CPU has no second query for the values; concatenate q, qv and k, v along the head dim instead",
+            "None: nothing takes a second query for the values; concatenate q, qv and k, v along the head dim instead",
         )
     for name, value in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
         if value is not None:
-            refuse(name, value, "None: the CPU takes fp32, fp16 and bf16, which need no descale")
+            refuse(name, value, "None: fp32, fp16 and bf16 need no descale, and fp8 is not there yet")
     if attention_chunk:
         refuse(
             "attention_chunk",
@@ -307,7 +307,7 @@ def get_scheduler_metadata(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
 ) -> Array:
-    """Metadata for `scheduler_metadata`: int32 of shape (0,), because the CPU schedules nothing ahead.
+    """Metadata for `scheduler_metadata`: int32 of shape (0,), because nothing is scheduled ahead.
 
     `qkv_dtype` has no default of its own here (bf16 in flash-attn): torch need not be there.
     """

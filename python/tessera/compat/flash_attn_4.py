@@ -53,7 +53,7 @@ class BlockSparseTensorsTorch(NamedTuple):
     spt: bool | None = None
 
 
-_CALLABLES = "None: a CuTe callable cannot run on the CPU; tessera.attention takes a Python function for cpu.reference"
+_CALLABLES = "None: a CuTe callable cannot be called here; tessera.attention(score=, mask=) takes other forms of them"
 _MLA = "None: the kernels for absorbed multi-head latent attention are not there yet"
 
 
