@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/default_nan.h"
 #include "cpu/tiling.h"
 
 namespace tessera::cpu {
@@ -43,7 +44,7 @@ double find_head(const detail::PlanState& state, const Bindings& bindings, const
     };
     for (std::int64_t i = 0; i < count; ++i) {
       const float value = lse.at(first + i, head);
-      out.shift[index + i] = value == kNothing ? -kNothing : value;
+      out.shift[index + i] = value == kNothing ? -kNothing : with_default_nan(value);
       out.weight[index + i] = sink == kNothing || value == kNothing ? 1.0F : 1.0F / (1.0F + std::exp(sink - value));
     }
     if (sink != kNothing) {
@@ -56,7 +57,8 @@ double find_head(const detail::PlanState& state, const Bindings& bindings, const
     dot_rows(true);
     for (std::int64_t i = 0; i < count; ++i) {
       const bool empty = lse.at(first + i, head) == kNothing;
-      out.delta[index + i] = empty ? 0.0F : product[i] - (dlse.base ? dlse.at(first + i, head) : 0.0F);
+      const float gradient = dlse.base ? with_default_nan(dlse.at(first + i, head)) : 0.0F;
+      out.delta[index + i] = empty ? 0.0F : product[i] - gradient;
     }
   }
   return dsink;

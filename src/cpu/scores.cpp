@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/default_nan.h"
 #include "cpu/philox.h"
 
 namespace tessera::cpu {
@@ -34,15 +35,18 @@ ScoreStage::ScoreStage(const Problem& problem, const Bindings& bindings)
 void ScoreStage::apply(const ScoreTile& tile, float* derivative) const {
   for (std::int64_t i = 0; i < tile.queries; ++i) {
     const std::int64_t query = tile.query_position[i];
-    const float slope = slopes_ ? slopes_[tile.batch * slope_batch_ + tile.head[i] * slope_head_] : 0.0F;
+    const float slope =
+        slopes_ ? with_default_nan(slopes_[tile.batch * slope_batch_ + tile.head[i] * slope_head_]) : 0.0F;
     ScorePoint point{tile.batch + batch_offset_, tile.head[i] + head_offset_, query, 0};
     for (std::int64_t j = 0; j < tile.keys; ++j) {
       const std::ptrdiff_t at = tile.at(i, j);
       if (score_.value) {
         point.key = tile.key_position[j];
         const double before = static_cast<double>(tile.s[at]);
-        if (derivative) derivative[at] *= static_cast<float>(score_.derivative(before, point, score_.user));
-        tile.s[at] = static_cast<float>(score_.value(before, point, score_.user));
+        if (derivative) {
+          derivative[at] *= with_default_nan(static_cast<float>(score_.derivative(before, point, score_.user)));
+        }
+        tile.s[at] = with_default_nan(static_cast<float>(score_.value(before, point, score_.user)));
       }
       if (slopes_) tile.s[at] -= slope * static_cast<float>(std::abs(query - tile.key_position[j]));
     }

@@ -5,7 +5,6 @@
 
 #include <cstring>
 #include <limits>
-#include <new>
 #include <utility>
 
 #include "cpu/reference_number.h"
@@ -14,7 +13,6 @@
 namespace tessera::cases {
 namespace {
 
-constexpr std::size_t kAlignment = 64;
 constexpr std::int64_t kGuardBytes = 128;  // before and after each tensor
 
 std::int64_t product(const std::vector<std::int64_t>& shape) {
@@ -41,15 +39,6 @@ std::int64_t lay_out(Tensor& tensor, Strides strides, bool token_major) {
 
 }  // namespace
 
-PoisonedMemory::PoisonedMemory(std::size_t bytes)
-    : bytes_(bytes), data_(static_cast<std::byte*>(::operator new[](bytes, std::align_val_t{kAlignment}))) {
-  std::memset(data_.get(), 0xFF, bytes);
-}
-
-void PoisonedMemory::Free::operator()(std::byte* memory) const noexcept {
-  ::operator delete[](memory, std::align_val_t{kAlignment});
-}
-
 bool Inputs::is_output(Slot slot) const noexcept {
   for (const Buffer& buffer : buffers_) {
     if (buffer.slot == slot) return buffer.output;
@@ -75,7 +64,9 @@ Tensor& Inputs::allocate(Slot slot, DType dtype, std::vector<std::int64_t> shape
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const std::int64_t span = product(shape) == 0 ? 0 : lay_out(tensor, strides, token_major) * element;
   const std::int64_t start = kGuardBytes + (strides == Strides::gaps ? element : 0);
-  buffers_.push_back({slot, output, PoisonedMemory(static_cast<std::size_t>(start + span + kGuardBytes)), {}});
+  const std::uint64_t kind = values_.seed + static_cast<std::uint64_t>(slot);
+  buffers_.push_back(
+      {slot, output, PoisonedMemory(static_cast<std::size_t>(start + span + kGuardBytes), dtype, kind), {}});
   tensor.data = buffers_.back().memory.data();
   tensor.byte_offset = start;
   return tensor;
@@ -140,10 +131,14 @@ void Inputs::fill_keys(std::size_t segment) {
   }
 }
 
-/// V of a spoiled key holds NaN, ∞, −∞ and a number by turns; K of an odd one is NaN.
+/// V of a spoiled key holds NaN of several kinds, ∞, −∞ and a number by turns; K of an odd one is NaN of one kind.
 void Inputs::spoil_keys() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  constexpr double kKinds[] = {std::numeric_limits<double>::quiet_NaN(), kInfinity, -kInfinity};
+  const auto put_nan = [](const Tensor& tensor, std::int64_t at, std::int64_t kind) {
+    const std::uint32_t bits = nan_bits(tensor.dtype, static_cast<std::uint64_t>(kind));
+    const std::size_t element = size_of(tensor.dtype);
+    std::memcpy(tensor.bytes() + at * static_cast<std::int64_t>(element), &bits, element);
+  };
   const Tensor& k = bindings_[Slot::k];
   const Tensor& v = bindings_[Slot::v];
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
@@ -154,12 +149,11 @@ void Inputs::spoil_keys() {
       for (std::int64_t h = 0; h < problem_.heads_kv; ++h) {
         const std::int64_t v_at = reference::token_offset(v, token, h);
         for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
-          if (c % 4 < 3) reference::write(v, v_at + c, kKinds[c % 4]);
+          if (c % 4 == 0) put_nan(v, v_at + c, j + c / 4);
+          if (c % 4 == 1 || c % 4 == 2) reference::write(v, v_at + c, c % 4 == 1 ? kInfinity : -kInfinity);
         }
         const std::int64_t k_at = reference::token_offset(k, token, h);
-        for (std::int64_t c = 0; j % 2 == 1 && c < problem_.head_dim_qk; ++c) {
-          reference::write(k, k_at + c, kKinds[0]);
-        }
+        for (std::int64_t c = 0; j % 2 == 1 && c < problem_.head_dim_qk; ++c) put_nan(k, k_at + c, j / 2 + b + h);
       }
     }
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of a case: N(0, 1) data where a run may read, NaN everywhere else (padding rows, page tails, unused
-// pages, slack tokens, outputs, the bytes around each tensor), and the proof afterwards that nothing else was touched.
+// The tensors of a case: N(0, 1) data where a run may read, NaN everywhere else, of a kind that the seed chooses
+// (padding rows, page tails, unused pages, slack tokens, outputs, the bytes around each tensor), and the proof
+// afterwards that nothing else was touched.
 #pragma once
 
 #include <cstddef>
@@ -12,27 +13,13 @@
 #include <vector>
 
 #include "cases/case.h"
+#include "cases/poison.h"
 #include "cases/random_numbers.h"
 #include "cpu/reference.h"
 #include "cpu/reference_sequences.h"
 #include "tessera/executor.h"
 
 namespace tessera::cases {
-
-/// Memory aligned to 64 bytes, filled with 0xFF: NaN in every floating type, −1 in every signed one.
-class PoisonedMemory {
- public:
-  explicit PoisonedMemory(std::size_t bytes);
-  [[nodiscard]] std::byte* data() const noexcept { return data_.get(); }
-  [[nodiscard]] std::size_t size() const noexcept { return bytes_; }
-
- private:
-  struct Free {
-    void operator()(std::byte* memory) const noexcept;
-  };
-  std::size_t bytes_;
-  std::unique_ptr<std::byte[], Free> data_;
-};
 
 class Inputs {
  public:

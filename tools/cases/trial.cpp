@@ -73,17 +73,18 @@ class Trial::Runner {
 
 class Trial::CpuRunner : public Runner {
  public:
-  CpuRunner(const Plan& plan, Inputs& inputs)
+  CpuRunner(const Plan& plan, Inputs& inputs, std::uint64_t kind)
       : inputs_(inputs),
         bytes_(plan.workspace_bytes()),
         workspace_(bytes_ + kGuardBytes),
+        kind_(kind),
         executor_(plan, workspace_.data(), bytes_) {}
 
   std::string run() override {
-    std::memset(workspace_.data(), 0xFF, workspace_.size());
+    poison({workspace_.data(), workspace_.size()}, DType::fp32, kind_);
     executor_.run(inputs_.bindings());
     for (std::size_t i = bytes_; i < workspace_.size(); ++i) {
-      if (workspace_.data()[i] != std::byte{0xFF}) {
+      if (workspace_.data()[i] != static_cast<std::byte>(nan_bits(DType::fp32, kind_) >> (i % 4 * 8))) {
         return fmt::format("workspace: byte {} behind its {} was written", i - bytes_, bytes_);
       }
     }
@@ -94,6 +95,7 @@ class Trial::CpuRunner : public Runner {
   Inputs& inputs_;
   std::size_t bytes_;
   PoisonedMemory workspace_;
+  std::uint64_t kind_;  // of the NaN in it
   Executor executor_;
 };
 
@@ -123,7 +125,8 @@ Outcome Trial::run(const std::string& isa) {
   if (!isa.empty()) rerun.isa = isa;
   outcome.rerun = fmt::format("\"{}\"", rerun.to_string());
   try {
-    CpuRunner runner(make_plan(case_.problem, Target::cpu(case_.threads, rerun.isa), case_.wishes), inputs_);
+    CpuRunner runner(make_plan(case_.problem, Target::cpu(case_.threads, rerun.isa), case_.wishes), inputs_,
+                     case_.values.seed);
     judge(runner, outcome);
   } catch (const std::exception& error) {
     outcome.failure = error.what();

@@ -7,7 +7,7 @@ namespace HWY_NAMESPACE {
 
 // 2^x for a result that is rounded to bf16: 2^f as 1 + f·P(f), P of degree 2 (relative error 1.0e-4, a twentieth of
 // bf16's half unit; 2^0 is 1). At −127 and below, −inf included, the exponent's field is 0 and f too: 0. x ≥ 129 is not
-// for it; NaN stays NaN.
+// for it; NaN stays NaN if its low 9 bits are 0 (default_nan.h).
 HWY_INLINE Vector exp2_short(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
@@ -34,8 +34,7 @@ HWY_INLINE Bits join_upper(Bits low, Bits high) {
 }
 
 // Two bf16 in a lane. Halves are rounded away from 0, one tie in 2^16 otherwise: enough for what is not negative and
-// has no ties by design. A NaN of arithmetic stays one; only one of 2^15 payloads, which bf16 inputs cannot have, would
-// overflow.
+// has no ties by design. A NaN whose low 16 bits are 0 stays one (default_nan.h).
 HWY_INLINE Bits join_probabilities(Vector low, Vector high) {
   const BitsTag d;
   const Bits half = hn::Set(d, 0x8000);

@@ -5,18 +5,20 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-// e^x = 2^n · 2^f with n the nearest integer to x·log2(e), |f| ≤ ½. n comes from adding 1.5·2^23, which leaves it in
-// the low bits of the sum. 2^f is 1 + f·P(f), P of degree 5 minimising the relative error (Lawson's iteration; 1.7e-8
-// after rounding the coefficients to fp32).
+// e^x = 2^n · 2^f with n the nearest integer to x·log2(e), |f| ≤ ½. n comes from adding 1.5·2^23 + 127, which leaves
+// n + 127, the exponent field of 2^n, in the low bits of the sum. 2^f is 1 + f·P(f), P of degree 5 minimising the
+// relative error (Lawson's iteration; 1.7e-8 after rounding the coefficients to fp32).
+constexpr std::int32_t kRoundBits = 0x4B40007F;
+constexpr float kRound = 12583039.0F;
 struct Exponential {
-  hn::Vec<hn::RebindToSigned<FloatTag>> n;  // in the low bits, above them the constant's
+  hn::Vec<hn::RebindToSigned<FloatTag>> biased;  // kRoundBits + n
   Vector fraction;
 };
 HWY_INLINE Exponential split_exponential(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const Vector log2e = hn::Set(d, 1.44269504F);
-  const Vector round = hn::Set(d, 12582912.0F);
+  const Vector round = hn::Set(d, kRound);
   const Vector shifted = hn::MulAdd(x, log2e, round);
   const Vector f = hn::MulSub(x, log2e, hn::Sub(shifted, round));
   Vector p = hn::Set(d, 0.000153532586F);
@@ -34,7 +36,7 @@ HWY_INLINE Vector exp(Vector x) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const Exponential e = split_exponential(hn::Min(hn::Max(x, hn::Set(d, -88.0F)), hn::Set(d, 89.0F)));
-  const auto exponent = hn::Sub(e.n, hn::Set(di, 0x4B400000));
+  const auto exponent = hn::Sub(e.biased, hn::Set(di, kRoundBits));
   const auto half = hn::ShiftRight<1>(exponent);
   const auto bias = hn::Set(di, 127);
   Vector p = hn::Mul(e.fraction, hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(half, bias))));
@@ -43,13 +45,13 @@ HWY_INLINE Vector exp(Vector x) {
   return hn::IfThenElse(hn::Eq(x, x), p, x);
 }
 
-// The same for x ≤ 0, the softmax's only case: one addition to the exponent suffices, and what comes out of it for −inf
-// is not looked at. NaN: the fraction is NaN, and stays so.
+// The same for x ≤ 0, the softmax's only case: one factor 2^n suffices, and what comes out for −inf is not looked at.
+// For NaN of any payload the fraction is NaN, and a product keeps it, whereas adding n to the fraction's bits might
+// not.
 HWY_INLINE Vector exp_nonpositive(Vector x) {
   const FloatTag d;
-  const hn::RebindToSigned<FloatTag> di;
   const Exponential e = split_exponential(x);
-  const Vector p = hn::BitCast(d, hn::Add(hn::BitCast(di, e.fraction), hn::ShiftLeft<23>(e.n)));
+  const Vector p = hn::Mul(e.fraction, hn::BitCast(d, hn::ShiftLeft<23>(e.biased)));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), p);
 }
 

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bf16 kernels find exponents and round by integer arithmetic on the bits of fp32 numbers. It keeps a NaN whose low
+// 16 bits are 0, as those of bf16 inputs and of arithmetic itself are, and may make a number of others. So NaN that
+// comes from outside in fp32 (an LSE, a slope, what a callable returns) loses its payload where it is read.
+#pragma once
+
+#include <limits>
+
+namespace tessera::cpu {
+
+inline float with_default_nan(float value) noexcept {
+  return value == value ? value : std::numeric_limits<float>::quiet_NaN();
+}
+
+}  // namespace tessera::cpu
