@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 namespace tessera::cpu {
 
@@ -12,15 +13,18 @@ class Arena {
  public:
   explicit Arena(std::byte* base = nullptr) : base_(base) {}
 
-  template <class T>
-  T* take(std::int64_t count) {
-    T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
-    used_ += (static_cast<std::size_t>(count) * sizeof(T) + 63) / 64 * 64;
-    return piece;
+  /// An array of these sizes. Throws Error{overflow} when its bytes, or those of the arena with it, do not fit 64 bits.
+  template <class T, class... Sizes>
+  T* take(Sizes... sizes) {
+    const std::size_t at = used_;
+    reserve({static_cast<std::int64_t>(sizes)...}, sizeof(T));
+    return base_ ? reinterpret_cast<T*>(base_ + at) : nullptr;
   }
   [[nodiscard]] std::size_t used() const { return used_; }
 
  private:
+  void reserve(std::initializer_list<std::int64_t> sizes, std::size_t element);
+
   std::byte* base_;
   std::size_t used_ = 0;
 };

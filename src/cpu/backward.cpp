@@ -104,7 +104,8 @@ std::size_t backward_workspace(const detail::PlanState& state) {
   Arena arena;
   GradientRows::place(arena, state.problem);
   place_parts(arena, state.problem, tiling.parts);
-  return arena.used() + thread_bytes(state.problem, tiling, uses_dots) * static_cast<std::size_t>(state.target.threads);
+  arena.take<std::byte>(state.target.threads, thread_bytes(state.problem, tiling, uses_dots));
+  return arena.used();
 }
 
 void run_backward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {
@@ -127,7 +128,9 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, std:
     queue.drain([&](std::int64_t index) {
       const std::int64_t head = index / parts;
       const Sequence sequence = find_sequence(problem, bindings, head / problem.heads_kv);
-      float* dq = parts == 1 ? place.buffers.dq : partial_dq + index * dq_floats(problem);
+      float* dq = parts == 1
+                      ? place.buffers.dq
+                      : partial_dq + part_offset(problem, sequence, head % problem.heads_kv, index % parts, parts);
       unit.compute(sequence, head % problem.heads_kv, index % parts, dq);
       if (parts == 1) store_queries(run, sequence, head % problem.heads_kv, dq, 0);
     });
@@ -135,8 +138,9 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, std:
   if (parts == 1) return;
   detail::parallel_for(state.target.threads, problem.batch * problem.heads_kv, [&](std::int64_t head) {
     const Sequence sequence = find_sequence(problem, bindings, head / problem.heads_kv);
-    store_queries(run, sequence, head % problem.heads_kv, partial_dq + head * parts * dq_floats(problem),
-                  dq_floats(problem));
+    const std::int64_t kv_head = head % problem.heads_kv;
+    store_queries(run, sequence, kv_head, partial_dq + part_offset(problem, sequence, kv_head, 0, parts),
+                  dq_floats(problem, sequence.q_capacity));
   });
 }
 

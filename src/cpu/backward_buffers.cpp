@@ -13,7 +13,7 @@ BackwardTiling BackwardTiling::of(const detail::PlanState& state) {
   const bool listed = problem.list || problem.bwd_list;
   BackwardTiling tiling{};
   tiling.rows = state.tile_q;
-  tiling.block_rows = listed ? problem.block_q : std::max<std::int64_t>(problem.seqlen_q, 1);
+  tiling.block_rows = listed ? problem.block_q : std::max<std::int64_t>(most_queries(problem), 1);
   tiling.tile_kv = state.tile_kv;
   tiling.stride = (state.tile_kv + kPanel - 1) / kPanel * kPanel;
   tiling.parts = state.splits;
@@ -44,17 +44,27 @@ BackwardBuffers BackwardBuffers::place(Arena& arena, const Problem& problem, con
   b.key_position = arena.take<std::int64_t>(columns);
   b.head = arena.take<std::int32_t>(tiling.rows);
   b.spans = arena.take<Span>(tiling.tile_kv + 1);
-  if (tiling.parts == 1) b.dq = arena.take<float>(dq_floats(problem));
+  if (tiling.parts == 1) {
+    b.dq = arena.take<float>(problem.group() * most_queries(problem) + kDotTile, padded(problem.head_dim_qk));
+  }
   return b;
 }
 
-std::int64_t dq_floats(const Problem& problem) {
-  // The last tile of a dot product may touch rows behind the last query.
-  return (problem.group() * problem.seqlen_q + kDotTile) * padded(problem.head_dim_qk);
+std::int64_t dq_floats(const Problem& problem, std::int64_t rows) {
+  return (problem.group() * rows + kDotTile) * padded(problem.head_dim_qk);
 }
 
 float* place_parts(Arena& arena, const Problem& problem, std::int64_t parts) {
-  return parts == 1 ? nullptr : arena.take<float>(problem.batch * problem.heads_kv * parts * dq_floats(problem));
+  if (parts == 1) return nullptr;
+  const std::int64_t rows = problem.group() * total_rows(problem) + problem.batch * kDotTile;
+  return arena.take<float>(problem.heads_kv, parts, rows, padded(problem.head_dim_qk));
+}
+
+std::int64_t part_offset(const Problem& problem, const Sequence& sequence, std::int64_t kv_head, std::int64_t part,
+                         std::int64_t parts) {
+  const std::int64_t before = problem.group() * sequence.q_first + sequence.batch * kDotTile;  // rows
+  return problem.heads_kv * parts * before * padded(problem.head_dim_qk) +
+         (kv_head * parts + part) * dq_floats(problem, sequence.q_capacity);
 }
 
 }  // namespace tessera::cpu

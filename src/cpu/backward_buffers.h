@@ -8,6 +8,7 @@
 #include "core/implementations.h"
 #include "cpu/arena.h"
 #include "cpu/key_tile.h"
+#include "cpu/sequence.h"
 
 namespace tessera::cpu {
 
@@ -39,15 +40,20 @@ struct BackwardBuffers {
   std::int64_t* key_position;    // (tile_kv)
   std::int32_t* head;            // (rows)
   Span* spans;                   // (tile_kv + 1)
-  float* dq;                     // (group, seqlen_q, padded d), if units have no buffers of their own
+  float* dq;                     // (group, most queries, padded d), if units have no buffers of their own
 
   static BackwardBuffers place(Arena& arena, const Problem& problem, const BackwardTiling& tiling, bool dots);
 };
 
-/// fp32 numbers in the dQ of a (batch, kv head).
-std::int64_t dq_floats(const Problem& problem);
+/// fp32 numbers in the dQ of a (sequence, kv head) of `rows` queries. The last tile of a dot product may touch rows
+/// behind the last query.
+std::int64_t dq_floats(const Problem& problem, std::int64_t rows);
 
-/// (batch, heads_kv, parts) of dQ: with several parts every part keeps its dQ until all are added. Null for one part.
+/// dQ of every (sequence, kv head, part), one after another: with several parts every part keeps its dQ until all are
+/// added. Null for one part.
 float* place_parts(Arena& arena, const Problem& problem, std::int64_t parts);
+/// Where one of them begins, in fp32 numbers.
+std::int64_t part_offset(const Problem& problem, const Sequence& sequence, std::int64_t kv_head, std::int64_t part,
+                         std::int64_t parts);
 
 }  // namespace tessera::cpu

@@ -143,7 +143,8 @@ std::size_t forward_workspace(const detail::PlanState& state) {
   Arena arena;
   PartialResults::place(arena, state.problem, tiling.splits);
   const bool dots = uses_dots(state.problem, kernels_for(state.target.isa));
-  return arena.used() + unit_bytes(state, tiling, dots) * static_cast<std::size_t>(state.target.threads);
+  arena.take<std::byte>(state.target.threads, unit_bytes(state, tiling, dots));
+  return arena.used();
 }
 
 void run_forward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {

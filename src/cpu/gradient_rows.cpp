@@ -69,10 +69,10 @@ double find_head(const detail::PlanState& state, const Bindings& bindings, const
 GradientRows GradientRows::place(Arena& arena, const Problem& problem) {
   GradientRows rows;
   rows.rows = total_rows(problem);
-  rows.shift = arena.take<float>(problem.heads_q * rows.rows);
-  rows.weight = arena.take<float>(problem.heads_q * rows.rows);
-  rows.delta = arena.take<float>(problem.heads_q * rows.rows);
-  rows.dsink = arena.take<double>(problem.heads_q * problem.batch);
+  rows.shift = arena.take<float>(problem.heads_q, rows.rows);
+  rows.weight = arena.take<float>(problem.heads_q, rows.rows);
+  rows.delta = arena.take<float>(problem.heads_q, rows.rows);
+  rows.dsink = arena.take<double>(problem.heads_q, problem.batch);
   return rows;
 }
 

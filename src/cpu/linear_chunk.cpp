@@ -51,7 +51,9 @@ std::size_t thread_bytes(const Problem& problem) {
 }
 
 void plan(detail::PlanState& state) {
-  state.workspace_bytes = static_cast<std::size_t>(state.target.threads) * thread_bytes(state.problem);
+  Arena arena;
+  arena.take<std::byte>(state.target.threads, thread_bytes(state.problem));
+  state.workspace_bytes = arena.used();
   state.choice = "chunks of " + std::to_string(kChunk) + " tokens, a head of a sequence at a time\n";
 }
 

@@ -17,8 +17,8 @@ MassGatherer MassGatherer::place(Arena& arena, const Problem& problem, std::int6
   gatherer.blocks_ = problem.key_blocks();
   gatherer.columns_ = columns;
   gatherer.square_ = problem.mass != MassKind::mean;
-  gatherer.sum_ = arena.take<float>(gatherer.blocks_ * columns);
-  gatherer.maximum_ = arena.take<float>(gatherer.blocks_ * columns);
+  gatherer.sum_ = arena.take<float>(gatherer.blocks_, columns);
+  gatherer.maximum_ = arena.take<float>(gatherer.blocks_, columns);
   gatherer.mass_ = arena.take<float>(gatherer.blocks_);
   return gatherer;
 }

@@ -21,9 +21,8 @@ PartialResults PartialResults::place(Arena& arena, const Problem& problem, std::
   partials.heads = problem.heads_q;
   partials.rows = total_rows(problem);
   partials.dim = padded(problem.head_dim_v);
-  const std::int64_t count = splits * partials.heads * partials.rows;
-  partials.o = arena.take<float>(count * partials.dim);
-  partials.lse = arena.take<float>(count);
+  partials.o = arena.take<float>(splits, partials.heads, partials.rows, partials.dim);
+  partials.lse = arena.take<float>(splits, partials.heads, partials.rows);
   return partials;
 }
 

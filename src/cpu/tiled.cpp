@@ -121,7 +121,7 @@ std::int64_t backward_parts(const detail::PlanState& state) {
   if (state.wishes.splits) return *state.wishes.splits;
   const std::int64_t units = problem.batch * problem.heads_kv;
   if (problem.batch_invariant || units == 0 || units >= state.target.threads) return 1;
-  const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
+  const std::int64_t keys = most_keys(problem);
   return std::clamp<std::int64_t>(divide_up(state.target.threads, units), 1,
                                   std::max<std::int64_t>(divide_up(keys, state.tile_kv), 1));
 }
@@ -184,19 +184,19 @@ Tiling tiling_of(const detail::PlanState& state) {
   t.heads_a_tile = state.shared_group ? problem.group() : 1;
   t.head_tiles = problem.heads_q / t.heads_a_tile;
   const bool mass = gathers_mass(problem);
+  const std::int64_t queries = most_queries(problem);
   const std::int64_t fitting = std::max<std::int64_t>(state.tile_q / t.heads_a_tile, 1);
-  t.rows = std::min(fitting, std::max<std::int64_t>(problem.seqlen_q, 1));
+  t.rows = std::min(fitting, std::max<std::int64_t>(queries, 1));
   t.block_rows = problem.list || mass ? problem.block_q : t.rows;
   t.rows = std::min(t.rows, t.block_rows);
   t.block_strips = divide_up(t.block_rows, t.rows);
   t.strip_columns = divide_up(t.rows * t.heads_a_tile, kPanel) * kPanel;
   t.strips = problem.list && !mass ? std::max<std::int64_t>(state.tile_q / t.strip_columns, 1) : 1;
   t.unit_strips = mass ? t.block_strips : t.strips;
-  t.row_units = divide_up(divide_up(problem.seqlen_q, t.block_rows) * t.block_strips, t.unit_strips);
+  t.row_units = divide_up(divide_up(queries, t.block_rows) * t.block_strips, t.unit_strips);
   t.splits = state.splits;
   t.tile_kv = state.tile_kv;
-  const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
-  t.cells = divide_up(keys, t.tile_kv);
+  t.cells = divide_up(most_keys(problem), t.tile_kv);
   t.cells_a_split = std::max<std::int64_t>(divide_up(t.cells, t.splits), 1);
   t.all_few = reads_in_place(state) && t.rows * t.heads_a_tile <= kFewQueries;
   // As many heads together as leave each thread a unit.
@@ -215,6 +215,17 @@ bool reads_in_place(const detail::PlanState& state) {
 
 std::int64_t total_rows(const Problem& problem) {
   return problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
+}
+
+std::int64_t most_queries(const Problem& problem) {
+  return problem.q_layout == Layout::varlen ? std::min(problem.seqlen_q, problem.total_q) : problem.seqlen_q;
+}
+
+std::int64_t most_keys(const Problem& problem) {
+  const auto most = [](const KvSource& source) {
+    return source.layout == KvLayout::varlen ? std::min(source.seqlen, source.total) : source.seqlen;
+  };
+  return most(problem.kv) + (problem.kv2 ? most(*problem.kv2) : 0);
 }
 
 }  // namespace tessera::cpu

@@ -41,6 +41,10 @@ inline bool gathers_mass(const Problem& problem) {
 
 /// Query rows of all sequences by capacity: rows of LSE-shaped workspace a head.
 std::int64_t total_rows(const Problem& problem);
+/// Queries, or keys of all sources, that a sequence can have: no more than a packed tensor has tokens, however generous
+/// the longest length.
+std::int64_t most_queries(const Problem& problem);
+std::int64_t most_keys(const Problem& problem);
 
 std::size_t forward_workspace(const detail::PlanState& state);
 void run_forward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace);

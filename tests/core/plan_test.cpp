@@ -222,6 +222,37 @@ TEST(MakePlan, BadArgumentsAreErrorsOfTheirOwn) {
 
 const char* const kLine = "attention sq=300 sk=300 hq=2 dtype=bf16 causal";
 
+// A packed sequence cannot be longer than its tensor, however generous the longest length is.
+TEST(Workspace, OfPackedSequencesIsBoundedByTokens) {
+  const auto bytes = [](const std::string& line, const char* wishes) {
+    return make_plan(Problem::parse(line), Target::cpu(8), Wishes::parse(wishes)).workspace_bytes();
+  };
+  for (const char* wishes : {"", "splits=3"}) {
+    for (const char* pass : {"", " pass=backward"}) {
+      const std::string rest = std::string(" layout=varlen tq=5 tk=7 hq=16 hkv=1 d=512") + pass;
+      EXPECT_EQ(bytes("attention sq=70368744177664 sk=70368744177664" + rest, wishes),
+                bytes("attention sq=5 sk=7" + rest, wishes))
+          << rest << wishes;
+    }
+  }
+  const std::string packed = "attention pass=backward b=64 layout=varlen tq=64 tk=64 hq=16 hkv=1 d=512 sq=";
+  EXPECT_LT(bytes(packed + "1048576 sk=1048576", "splits=3"), 200U << 20U);
+}
+
+TEST(Workspace, ThatDoesNotFitIsRefused) {
+  const auto refuse = [](const char* line, int threads, const char* wishes = "") {
+    const Problem problem = Problem::parse(line);
+    expect_error([&] { make_plan(problem, Target::cpu(threads), Wishes::parse(wishes)); }, ErrorCode::overflow,
+                 "workspace");
+  };
+  // The dQ of one thread fits, those of all do not; likewise parts, and masses of a row's blocks.
+  refuse("attention pass=backward sq=70368744177664 hq=16 hkv=1 d=512", 8);
+  refuse("attention pass=backward sq=281474976710656 sk=1 hq=256 hkv=1 d=8", 1024);
+  refuse("attention pass=backward sq=70368744177664 hq=16 hkv=1 d=512", 1, "splits=64");
+  refuse("attention sq=70368744177664 hq=16 hkv=1 d=512", 1, "splits=1024");
+  refuse("attention sq=1 sk=140737488355328 block=1x1 mass=mean", 4096);
+}
+
 TEST(Executors, TakeTheCallersWorkspace) {
   const Plan plan = make_plan(Problem::parse(kLine), Target::cpu(2));
   const std::size_t bytes = plan.workspace_bytes();
