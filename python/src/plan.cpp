@@ -10,6 +10,7 @@
 
 #include "array.h"
 #include "callables.h"
+#include "core/implementations.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/device.h"
 #include "parts.h"
@@ -23,34 +24,6 @@ namespace {
 
 constexpr std::size_t kSlots = static_cast<std::size_t>(Slot::count_);
 constexpr std::size_t kMostKnown = 8;
-
-/// Slots that a run writes; everything else may be read-only.
-bool is_output(const Problem& problem, Slot slot) noexcept {
-  switch (slot) {
-    case Slot::o:
-    case Slot::lse:
-      return problem.pass == Pass::forward;
-    case Slot::k:
-    case Slot::v:
-      return problem.operation == Operation::kv_append;
-    case Slot::dq:
-    case Slot::dk:
-    case Slot::dv:
-    case Slot::dk2:
-    case Slot::dv2:
-    case Slot::dsink:
-    case Slot::next_counts:
-    case Slot::next_indices:
-    case Slot::next_bits:
-    case Slot::tile_mass:
-    case Slot::q_rotated:
-    case Slot::state:
-    case Slot::status:
-      return true;
-    default:
-      return false;
-  }
-}
 
 Slot slot_named(nb::handle name) {
   if (!PyUnicode_Check(name.ptr())) {
@@ -74,7 +47,7 @@ void check_workspace(const Tensor& workspace, Device device) {
 /// The arrays of one run; they and their memory are kept until it ends.
 class Arrays {
  public:
-  Arrays(const Problem& problem, const std::vector<Slot>& slots, nb::handle arrays, const Place& place,
+  Arrays(const detail::SlotRules& rules, const std::vector<Slot>& slots, nb::handle arrays, const Place& place,
          Bindings& bindings) {
     const auto items = nb::steal<nb::tuple>(PySequence_Tuple(arrays.ptr()));
     if (!items.is_valid()) nb::raise_python_error();
@@ -89,7 +62,7 @@ class Arrays {
         bindings[slots[i]] = parts_.emplace_back(item, to_string(slots[i]), place).tensor(to_string(slots[i]));
         continue;
       }
-      const auto use = is_output(problem, slots[i]) ? ArrayView::Use::write : ArrayView::Use::read;
+      const auto use = rules[slots[i]].written ? ArrayView::Use::write : ArrayView::Use::read;
       views_[i].emplace(item, to_string(slots[i]), use, place);
       bindings[slots[i]] = views_[i]->tensor();
     }
@@ -169,7 +142,7 @@ void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars,
   const Target& target = plan_.target();
   const bool on_gpu = target.device == DeviceType::cuda;
   const Place place = on_gpu ? Place{{DeviceType::cuda, target.index}, queue.stream} : Place{};
-  const Arrays views(plan_.problem(), named, arrays, place, bindings);
+  const Arrays views(plan_.state().rules, named, arrays, place, bindings);
   std::optional<ArrayView> workspace;
   if (on_gpu && !queue.workspace.is_none()) {
     workspace.emplace(queue.workspace.ptr(), "workspace", ArrayView::Use::write, place);
