@@ -7,6 +7,8 @@ namespace tessera::python {
 
 /// Small things on the host: the longest sequence, names of built-in callables, the bits of dropout.
 void define_host_operations(nanobind::module_& m);
+/// What the driver says of a library's stream.
+void define_streams(nanobind::module_& m);
 /// Scores and masks as C++ text.
 void define_registered(nanobind::module_& m);
 /// Buffer: memory of our own that other libraries take over through DLPack.

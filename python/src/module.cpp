@@ -18,6 +18,7 @@ NB_MODULE(_core, m) {
   tessera::python::define_plan(m);
   tessera::python::define_buffer(m);
   tessera::python::define_host_operations(m);
+  tessera::python::define_streams(m);
   tessera::python::define_registered(m);
   m.def("version", &tessera::version, "The library's version, \"0.1.0\".");
   m.def("build_info", &tessera::build_info,

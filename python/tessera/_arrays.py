@@ -7,9 +7,14 @@ Imports no library by itself.
 from __future__ import annotations
 
 import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, Protocol
+
+from . import _core
 
 Array = Any
 Shape = tuple[int, ...]
@@ -48,8 +53,8 @@ class Library(Protocol):
         """Handle of the CUDA stream that is current on GPU `device`; None where the library does not tell."""
         ...
 
-    def is_capturing(self, device: int) -> bool:
-        """Whether that stream is being captured into a graph."""
+    def on(self, array: Array) -> AbstractContextManager[Any]:
+        """Where the library itself makes arrays meanwhile: on the device of `array`."""
         ...
 
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
@@ -101,8 +106,8 @@ class _Host:
     def stream(self, device: int) -> int | None:
         return None
 
-    def is_capturing(self, device: int) -> bool:
-        return False
+    def on(self, array: Array) -> AbstractContextManager[Any]:
+        return nullcontext()
 
 
 class _Numpy(_Host):
@@ -128,18 +133,17 @@ class _Torch:
         import torch
 
         self._empty = torch.empty
-        self._cuda = torch.cuda
+        self._current_stream = torch.cuda.current_stream
         self._dtypes = {name: getattr(torch, its) for name, its in _LIBRARY_NAMES.items() if hasattr(torch, its)}
 
     def device(self, array: Array) -> int:
         return array.get_device() if array.is_cuda else CPU
 
     def stream(self, device: int) -> int | None:
-        return self._cuda.current_stream(device).cuda_stream
+        return self._current_stream(device).cuda_stream
 
-    def is_capturing(self, device: int) -> bool:
-        with self._cuda.device(device):
-            return self._cuda.is_current_stream_capturing()
+    def on(self, array: Array) -> AbstractContextManager[Any]:
+        return nullcontext()  # what torch makes of tensors lies where they do
 
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
         return self._empty(shape, dtype=self._dtypes[dtype], device=like.device)
@@ -163,11 +167,11 @@ class _Cupy:
     def stream(self, device: int) -> int | None:
         return self._cupy.cuda.get_current_stream(device).ptr
 
-    def is_capturing(self, device: int) -> bool:
-        return self._cupy.cuda.get_current_stream(device).is_capturing()
+    def on(self, array: Array) -> AbstractContextManager[Any]:
+        return array.device
 
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
-        with like.device:
+        with self.on(like):
             return self._cupy.empty(shape, self._dtype(dtype))
 
     def finish(self, array: Array, like: Array) -> Array:
@@ -189,9 +193,7 @@ class _ArrayApi(_Host):
         return int(index) if kind == _DLPACK_CUDA else CPU
 
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
-        from ._core import Buffer
-
-        return Buffer(shape, dtype, device=self.device(like))
+        return _core.Buffer(shape, dtype, device=self.device(like))
 
     def finish(self, array: Array, like: Array) -> Array:
         return like.__array_namespace__().from_dlpack(array)
@@ -230,6 +232,34 @@ def device_of(array: Any) -> int:
     return CPU if library is None else library.device(array)
 
 
+class KeptWorkspaces:
+    """Workspaces that a plan keeps between runs, for each stream; of the streams used last, MOST_STREAMS at most.
+
+    A run behind another one on the same stream may use its workspace, one on another stream may not. Streams are told
+    apart by the driver's ids: a handle may come back with another stream, and is one for the default streams of all
+    threads.
+    """
+
+    MOST_STREAMS = 16
+
+    def __init__(self) -> None:
+        self._free: OrderedDict[int, list[Array]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, device: int, stream: int) -> list[Array]:
+        """Those that no run holds; a run takes one from there and appends it when it is queued. Not kept for a stream
+        that is being captured, whose graph needs a workspace of its own, or that cannot be told from others."""
+        stream_id = None if _core.is_capturing(device, stream) else _core.stream_id(device, stream)
+        if stream_id is None:
+            return []
+        with self._lock:
+            free = self._free.setdefault(stream_id, [])
+            self._free.move_to_end(stream_id)
+            if len(self._free) > self.MOST_STREAMS:
+                self._free.popitem(last=False)
+            return free
+
+
 def run_on_gpu(
     library: Library,
     plan: Any,
@@ -238,13 +268,12 @@ def run_on_gpu(
     like: Array,
     scalars: Iterable[int] = (),
     callables: Iterable[Any] = (),
-    kept: dict[int, list[Array]] | None = None,
+    kept: KeptWorkspaces | None = None,
 ) -> None:
     """Runs a `_core.Plan` of the GPU of `like` on the current stream of its library, with a workspace made there.
 
     A workspace by the library's own allocator is reused in the order of the stream, and belongs to the graph if one is
-    captured. `kept`: the workspaces that a plan keeps, by stream. One is taken from there until the run is queued: what
-    follows on the same stream comes behind it, another stream would not.
+    captured. `kept`: the workspaces that a plan keeps.
     """
     device = library.device(like)
     stream = library.stream(device)
@@ -252,13 +281,13 @@ def run_on_gpu(
         plan.run(slots, arrays, *scalars, *callables, wait=True)
         return
     size = plan.workspace_bytes
-    free = [] if kept is None or library.is_capturing(device) else kept.setdefault(stream, [])
+    free = [] if kept is None or size == 0 else kept.of(device, stream)
     try:
         workspace = free.pop()
     except IndexError:  # none, or another thread has it
         workspace = library.empty((size,), "uint8", like) if size > 0 else None
     plan.run(slots, arrays, *scalars, *callables, stream=stream, workspace=workspace)
-    free.append(workspace)
+    free.append(workspace)  # what follows on the stream comes behind the run
 
 
 def common_library(named: Iterable[tuple[str, Array]]) -> Any:

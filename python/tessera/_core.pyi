@@ -123,6 +123,15 @@ def explain_for(problem: str, target: str, multiprocessors: int = 0, wishes: str
 def free_workspaces() -> None:
     """Frees the workspaces kept for later runs (at most 256 MiB)."""
 
+def is_capturing(device: int, stream: int) -> bool:
+    """Whether a CUstream (0: the legacy default) of a GPU is being captured into a graph.
+
+    Also if it does not tell, because another one is captured that waits for it.
+    """
+
+def stream_id(device: int, stream: int) -> int | None:
+    """What no other stream of the process ever has, unlike its handle; None where the driver does not tell."""
+
 def longest_step(boundaries: Any, name: str = "boundaries") -> int:
     """The largest difference of neighbours in int32 (n), 0 for fewer than two entries; `name` is for errors."""
 

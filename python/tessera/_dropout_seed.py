@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from . import _core
 from ._arrays import CPU, device_of
 
 Array = Any
@@ -29,6 +30,11 @@ def add_dropout(q: Array, seed: Any, offset: Any, drops: bool, slots: list[str],
     return values[0], values[1]
 
 
+def _is_capturing(torch: Any, device: int) -> bool:
+    """Of the stream that a call with tensors on `device` will use, whichever device is current."""
+    return _core.is_capturing(device, torch.cuda.current_stream(device).cuda_stream)
+
+
 def drawn_seed(q: Array) -> Any:
     """A seed from torch's default generator for torch tensors (manual_seed repeats it), else from `random`.
 
@@ -37,7 +43,7 @@ def drawn_seed(q: Array) -> Any:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(q, torch.Tensor):
-        stays = torch.compiler.is_compiling() or (q.is_cuda and torch.cuda.is_current_stream_capturing())
+        stays = torch.compiler.is_compiling() or (q.is_cuda and _is_capturing(torch, q.get_device()))
         device = q.device if stays and q.is_cuda else "cpu"
         drawn = torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=device)
         return drawn if stays else int(drawn)

@@ -168,12 +168,13 @@ def linear_attention(
     elif library.name in ("numpy", "cupy"):
         numpy = sys.modules[library.name]
         final = None
-        if initial_state is not None:
-            final = numpy.array(initial_state, dtype="float32")
-        elif output_final_state:
-            batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-            final = numpy.zeros(state_shape(batch, q.shape, v.shape, layout), "float32")
-        starts = None if cu_seqlens is None else cu_seqlens.astype("int32")
+        with library.on(q):
+            if initial_state is not None:
+                final = numpy.array(initial_state, dtype="float32")
+            elif output_final_state:
+                batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+                final = numpy.zeros(state_shape(batch, q.shape, v.shape, layout), "float32")
+            starts = None if cu_seqlens is None else cu_seqlens.astype("int32")
         pool = None if final is None or final.shape[0] == 0 else final
         out = linear_chunk(
             q, k, v, pool, decay_slopes, cu_seqlens=starts, max_seqlen=max_seqlen, scale=scale, layout=layout

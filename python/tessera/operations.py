@@ -62,7 +62,8 @@ def _stacked(parts: tuple[Array, ...], name: str) -> Any:
     import numpy
 
     namespace = getattr(parts[0], "__array_namespace__", None)
-    return (numpy if namespace is None else namespace()).stack(parts)
+    with library.on(parts[0]):
+        return (numpy if namespace is None else namespace()).stack(parts)
 
 
 def combine(

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._arguments import parse
-from ._arrays import CPU, common_library, device_of, dtype_name, is_torch, refuse_gradient, run_on_gpu
+from ._arrays import (
+    CPU,
+    KeptWorkspaces,
+    common_library,
+    device_of,
+    dtype_name,
+    is_torch,
+    refuse_gradient,
+    run_on_gpu,
+)
 from ._execute import forward_route, get_threads
 from ._problem_line import FORWARD, attention_line, features_of, forward_outputs
 from .attention import answer
@@ -40,7 +49,7 @@ class AttentionPlan:
         named = (("q", q), ("k", k), ("v", v), *zip(self._call.slots, self._call.tensors, strict=True))
         self._library = common_library(named)
         self._device = self._library.device(q)
-        self._workspaces: dict[int, list[Array]] = {}  # on the GPU, by stream
+        self._workspaces = KeptWorkspaces()  # on the GPU
         self._route = forward_route(
             self._call.features,
             self._call.slots,

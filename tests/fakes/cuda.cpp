@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "fakes/cuda.h"
 
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
 namespace {
 
 FakeCuda state;
-int primary = 0;                       // its address is the context
+std::array<int, 2> primary{};          // the address of each is a device's context
 thread_local void* current = nullptr;  // contexts are the calling thread's
 constexpr int kInvalidContext = 201;
 constexpr int kInvalidValue = 1;
@@ -20,6 +22,8 @@ struct LaunchConfig {
   void* attributes;
   std::uint32_t attribute_count;
 };
+
+int device_of(const void* context) { return context == &primary[1] ? 1 : 0; }
 
 int attribute_of(int which) {
   switch (which) {
@@ -53,19 +57,23 @@ int cuGetErrorName(int result, const char** text) {
 }
 int cuGetErrorString(int, const char** text) { return *text = "as the test wants it", 0; }
 
-int cuDeviceGetCount(int* count) { return *count = 1, 0; }
-int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal == 0 ? 0 : kInvalidValue; }
+int cuDeviceGetCount(int* count) { return *count = state.devices, 0; }
+int cuDeviceGet(int* device, int ordinal) { return *device = ordinal, ordinal < state.devices ? 0 : kInvalidValue; }
 int cuDeviceGetName(char* name, int length, int) {
   return std::strncpy(name, "Fake GPU", static_cast<std::size_t>(length)), 0;
 }
 int cuDeviceTotalMem_v2(std::size_t* bytes, int) { return *bytes = std::size_t{80} << 30U, 0; }
 int cuDeviceGetAttribute(int* value, int which, int) { return *value = attribute_of(which), 0; }
-int cuDevicePrimaryCtxRetain(void** context, int) { return *context = &primary, 0; }
+int cuDevicePrimaryCtxRetain(void** context, int device) {
+  return *context = &primary[static_cast<std::size_t>(device)], 0;
+}
 int cuCtxGetCurrent(void** context) { return *context = current, 0; }
 int cuCtxPushCurrent_v2(void* context) { return current = context, 0; }
 int cuCtxPopCurrent_v2(void** context) { return *context = current, current = nullptr, 0; }
-int cuCtxGetDevice(int* device) { return *device = 0, current != nullptr ? 0 : kInvalidContext; }
-int cuCtxGetId(void*, unsigned long long* id) { return *id = state.context_id, 0; }
+int cuCtxGetDevice(int* device) { return *device = device_of(current), current != nullptr ? 0 : kInvalidContext; }
+int cuCtxGetId(void* context, unsigned long long* id) {
+  return *id = state.context_id + 1000000U * static_cast<unsigned>(device_of(context)), 0;
+}
 int cuCtxSynchronize() { return 0; }
 
 int cuModuleLoadData(void** module, const void*) {
@@ -135,7 +143,14 @@ int cuMemsetD8Async(std::uint64_t to, unsigned char value, std::size_t bytes, vo
 int cuStreamCreate(void** stream, unsigned) { return *stream = &state, 0; }
 int cuStreamDestroy_v2(void*) { return 0; }
 int cuStreamSynchronize(void*) { return ++state.synchronisations, 0; }
-int cuStreamIsCapturing(void*, int* status) { return *status = state.capture, 0; }
+int cuStreamIsCapturing(void*, int* status) { return *status = state.capture, state.capture_result; }
+int cuStreamGetId(void* stream, unsigned long long* id) {
+  static std::atomic<unsigned long long> threads{0};
+  thread_local const unsigned long long thread = ++threads;
+  const auto handle = reinterpret_cast<std::uintptr_t>(stream);
+  *id = (state.streams * 1000 + handle) * 1000 + (handle == 2 ? thread : 0);  // 2: the thread's default stream
+  return state.stream_id_result;
+}
 int cuStreamBeginCapture_v2(void*, int) { return state.capture = 1, 0; }
 int cuStreamEndCapture(void*, void** graph) { return state.capture = 0, *graph = &state, 0; }
 int cuGraphInstantiateWithFlags(void** exec, void*, unsigned long long) { return *exec = &state, 0; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests see and set of the stand-in driver (cuda.cpp): one GPU of compute capability 9.0 whose memory is the
-// host's and whose launches are written down instead of run.
+// What tests see and set of the stand-in driver (cuda.cpp): one GPU of compute capability 9.0, or two, whose memory is
+// the host's and whose launches are written down instead of run.
 #pragma once
 
 #include <array>
@@ -23,12 +23,16 @@ struct FakeMap {
 };
 
 struct FakeCuda {
+  int devices = 1;  // 1 or 2
   int launches = 0;
   FakeLaunch last;
   std::size_t parameter_bytes = 0;    // to be kept of the first parameter; set by the test
   int modules = 0;                    // loaded so far
   int allocations = 0;                // of device memory, not freed yet
   int capture = 0;                    // what cuStreamIsCapturing answers
+  int capture_result = 0;             // what it returns
+  unsigned long long streams = 0;     // destroyed so far: their handles are other streams now
+  int stream_id_result = 0;           // what cuStreamGetId returns
   int launch_result = 0;              // what cuLaunchKernelEx answers
   int module_result = 0;              // what cuModuleLoadData answers
   unsigned long long context_id = 1;  // of the primary context

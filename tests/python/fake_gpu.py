@@ -35,12 +35,16 @@ class _State(ctypes.Structure):
     """FakeCuda of tests/fakes/cuda.h."""
 
     _fields_ = (
+        ("devices", ctypes.c_int),
         ("launches", ctypes.c_int),
         ("last", _Launch),
         ("parameter_bytes", ctypes.c_size_t),
         ("modules", ctypes.c_int),
         ("allocations", ctypes.c_int),
         ("capture", ctypes.c_int),
+        ("capture_result", ctypes.c_int),
+        ("streams", ctypes.c_ulonglong),
+        ("stream_id_result", ctypes.c_int),
         ("launch_result", ctypes.c_int),
         ("module_result", ctypes.c_int),
         ("context_id", ctypes.c_ulonglong),
@@ -61,7 +65,8 @@ class Array:
 
     def __init__(self, shape: tuple[int, ...], dtype: str = "float16", device: int = 0) -> None:
         names = {"float16": "fp16", "float32": "fp32"}
-        self._take(_core.Buffer(shape, names.get(dtype, dtype), device=0), dtype)
+        there = device if device < gpu.devices else 0
+        self._take(_core.Buffer(shape, names.get(dtype, dtype), device=there), dtype)
         self.number = device
 
     def _take(self, buffer: Any, dtype: str) -> None:
@@ -97,16 +102,13 @@ class OldArray(Array):
 
 class _Stream:
     def __init__(self, handle: int) -> None:
-        self.ptr, self.capturing = handle, False
-
-    def is_capturing(self) -> bool:
-        return self.capturing
+        self.ptr = handle
 
 
 class _Device:
     """cupy's: an object with an id that makes itself current in a with statement."""
 
-    entered: typing.ClassVar[list[int]] = []
+    entered: typing.ClassVar[list[int]] = [0]
 
     def __init__(self, index: int) -> None:
         self.id = index
@@ -133,12 +135,18 @@ def install_cupy() -> types.ModuleType:
         def __array_namespace__(self) -> Any:
             return cupy
 
+        def astype(self, dtype: Any) -> Ndarray:
+            return empty(self.shape, dtype)
+
     def empty(shape: tuple[int, ...], dtype: Any) -> Ndarray:
-        cupy.made.append((shape, numpy.dtype(dtype).name, _Device.entered[-1]))
-        return Ndarray(shape, numpy.dtype(dtype).name)
+        name, device = numpy.dtype(dtype).name, _Device.entered[-1]
+        cupy.made.append((shape, name, device))
+        return Ndarray(shape, name, device)
 
     Ndarray.__module__ = "cupy"
-    cupy.ndarray, cupy.empty, cupy.made, cupy.stream = Ndarray, empty, [], _Stream(0)
+    cupy.ndarray, cupy.empty, cupy.zeros, cupy.made, cupy.stream = Ndarray, empty, empty, [], _Stream(0)
+    cupy.array = lambda array, dtype: empty(array.shape, dtype)
+    cupy.stack = lambda arrays: empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
     cupy.cuda = types.SimpleNamespace(get_current_stream=lambda device: cupy.stream)
     sys.modules["cupy"] = cupy
     return cupy

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import types
 from collections.abc import Callable
 
 import fake_gpu
@@ -11,6 +13,7 @@ import numpy as np
 import tessera
 from fake_gpu import Array, OldArray, _Stream, gpu
 from tessera import _core
+from tessera._arrays import KeptWorkspaces
 
 SHAPE = (1, 64, 2, 64)
 
@@ -72,27 +75,72 @@ def cupy_stream() -> None:
     assert q.streams[-1] == 2 and gpu.last.stream == 2
 
 
+def workspaces(call: Callable[..., object], runs: int) -> list[int]:
+    """How many workspaces each run of a call with splits lets cupy make."""
+    import cupy  # what install_cupy made
+
+    q, k, v = three(cupy.ndarray, (1, 1024, 2, 64))
+    made = []
+    for _ in range(runs):
+        cupy.made.clear()
+        call(q, k, v)
+        made.append(sum(dtype == "uint8" for _, dtype, _ in cupy.made))
+    return made
+
+
+def plan_with_splits(cupy: types.ModuleType) -> tessera.AttentionPlan:
+    return tessera.plan(*three(cupy.ndarray, (1, 1024, 2, 64)), wishes="splits=2")
+
+
 def cupy_workspace() -> None:
     """Of cupy's allocator: a call's own; a plan's kept for each stream, but a graph's own while it is captured."""
     cupy = fake_gpu.install_cupy()
-    q, k, v = three(cupy.ndarray, (1, 1024, 2, 64))
-
-    def workspaces(call: Callable[..., object]) -> int:
-        cupy.made.clear()
-        call(q, k, v)
-        return sum(dtype == "uint8" for _, dtype, _ in cupy.made)
-
     held = gpu.allocations
-    assert workspaces(lambda *x: tessera.attention(*x, wishes="splits=2")) == 1
+    assert workspaces(lambda *x: tessera.attention(*x, wishes="splits=2"), 1) == [1]
     assert gpu.launches == 2
     assert gpu.allocations == held  # what cupy made is gone: nothing is kept
-    plan = tessera.plan(q, k, v, wishes="splits=2")
-    assert [workspaces(plan) for _ in range(3)] == [1, 0, 0]
+    plan = plan_with_splits(cupy)
+    assert workspaces(plan, 3) == [1, 0, 0]
     cupy.stream = _Stream(5)
-    assert [workspaces(plan) for _ in range(2)] == [1, 0]
-    cupy.stream.capturing = True
-    assert [workspaces(plan) for _ in range(2)] == [1, 1]
+    assert workspaces(plan, 2) == [1, 0]
+    gpu.capture = 1
+    assert workspaces(plan, 2) == [1, 1]
+    gpu.capture, gpu.capture_result = 0, 906  # of the legacy stream while another thread captures one that waits for it
+    cupy.stream = _Stream(0)
+    assert workspaces(plan, 2) == [1, 1]
+    gpu.capture_result = 0
+    assert workspaces(plan, 1) == [0]
     assert plan.implementation.startswith("cuda.fwd_")
+
+
+def workspaces_of_streams_with_one_handle() -> None:
+    """The default streams of threads, and one whose handle was another's before; no id, no workspace is kept."""
+    cupy = fake_gpu.install_cupy()
+    plan = plan_with_splits(cupy)
+    cupy.stream = _Stream(2)
+    seen = [workspaces(plan, 2)]
+    thread = threading.Thread(target=lambda: seen.append(workspaces(plan, 2)))
+    thread.start()
+    thread.join()
+    assert seen == [[1, 0], [1, 0]]
+    cupy.stream = _Stream(7)
+    assert workspaces(plan, 2) == [1, 0]
+    gpu.streams += 1
+    assert workspaces(plan, 2) == [1, 0]
+    gpu.stream_id_result = 1
+    assert workspaces(plan, 2) == [1, 1]
+
+
+def workspaces_of_many_streams() -> None:
+    cupy = fake_gpu.install_cupy()
+    plan = plan_with_splits(cupy)
+    held, most = gpu.allocations, KeptWorkspaces.MOST_STREAMS
+    for stream in range(10, 10 + 3 * most):
+        cupy.stream = _Stream(stream)
+        assert workspaces(plan, 2) == [1, 0]
+        cupy.stream = _Stream(10)
+        assert workspaces(plan, 1) == [0]  # in use all the time
+    assert gpu.allocations == held + most
 
 
 def one_device() -> None:
@@ -113,6 +161,28 @@ def one_device() -> None:
     host = [np.zeros(SHAPE, np.float16) for _ in range(3)]
     refused(TypeError, lambda: tessera.attention(host[0], k, host[2]), "k: got an array of fake_gpu")
     assert gpu.launches == 0
+
+
+def cupy_on_a_second_gpu() -> None:
+    """Whatever is made for a call is made where its arrays are, not on the device that is current."""
+    gpu.devices = 2
+    cupy = fake_gpu.install_cupy()
+
+    def there(*shape: int, dtype: str = "float16") -> Array:
+        return cupy.ndarray(shape, dtype, 1)
+
+    rows, slopes = [there(2, 3, 2, 64) for _ in range(3)], there(2, dtype="float32")
+    tessera.linear_decode(*rows, there(2, 2, 64, 64, dtype="float32"), slopes)
+    tessera.linear_attention(*rows, slopes, initial_state=there(2, 2, 64, 64, dtype="float32"))
+    packed, starts = [there(6, 2, 64) for _ in range(3)], there(3, dtype="int64")
+    out, final = tessera.linear_attention(*packed, slopes, cu_seqlens=starts, output_final_state=True)
+    assert out.number == final.number == 1
+    tessera.combine([there(*SHAPE) for _ in range(5)], there(5, 1, 2, 64, dtype="float32"))
+    tessera.plan(*(there(1, 1024, 2, 64) for _ in range(3)), wishes="splits=2")(
+        *(there(1, 1024, 2, 64) for _ in range(3))
+    )
+    assert gpu.launches == 6 and len(cupy.made) > 6
+    assert {device for _, _, device in cupy.made} == {1}
 
 
 def unsupported() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ import tessera  # noqa: E402
 import torch_problems as problems  # noqa: E402
 import torch_textbook as textbook  # noqa: E402
 from cuda_torch import CUDA, close, half, nobody_waits, on_gpu  # noqa: E402
+from tessera import _core  # noqa: E402
 from tessera.torch import operators  # noqa: E402
 
 
@@ -145,6 +147,19 @@ def test_a_plan_keeps_its_workspace():
     assert torch.cuda.max_memory_allocated() == held  # nothing was asked of the allocator
     assert torch.equal(again, want)
     assert "implementation: cuda.fwd_" in tessera.explain(q, k, v)
+
+
+def test_streams_are_told_apart():
+    """Of two threads, whose default streams have one handle (2), and of streams that come and go; 0 and 1 are one."""
+    seen = []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: seen.append(_core.stream_id(0, 2)))
+        thread.start()
+        thread.join()
+    assert None not in seen and len(set(seen)) == 2
+    assert _core.stream_id(0, 0) == _core.stream_id(0, 1) not in seen
+    ids = [_core.stream_id(0, torch.cuda.Stream().cuda_stream) for _ in range(4)]
+    assert len(set(ids)) == 4
 
 
 def test_combine_and_append():

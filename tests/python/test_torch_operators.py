@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import tessera  # noqa: E402
 import torch_problems as problems  # noqa: E402
+from tessera import _core  # noqa: E402
 from tessera._arguments import parse  # noqa: E402
+from tessera._dropout_seed import drawn_seed  # noqa: E402
 from tessera.torch import operators  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -204,6 +208,17 @@ def test_transforms_that_are_refused():
     _, k, v = packed()
     with pytest.raises(NotImplementedError, match="vmap"):
         torch.vmap(lambda q: tessera.attention(q, k, v, **SEQUENCES))(q)
+
+
+def test_a_seed_is_drawn_for_the_stream_of_q(monkeypatch):
+    """Whichever device is current: a graph on that of q draws its seed anew with each replay."""
+    asked = []
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, device="cuda:1")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=40 + device))
+    monkeypatch.setattr(_core, "is_capturing", lambda *stream: asked.append(stream) or False)
+    assert isinstance(drawn_seed(q), int)
+    assert asked == [(1, 41)]
 
 
 def test_seeds_come_from_the_default_generator():

@@ -104,6 +104,19 @@ CurrentContext::~CurrentContext() {
   if (pushed_) driver().context_pop(&popped);
 }
 
+bool is_capturing(void* stream) {
+  CaptureStatus status = CaptureStatus::none;
+  const Result result = driver().stream_capture_status(static_cast<StreamHandle>(stream), &status);
+  return result != kSuccess || status != CaptureStatus::none;
+}
+
+std::optional<std::uint64_t> stream_id(void* stream) {
+  unsigned long long id = 0;
+  const auto ask = driver().stream_id;
+  if (ask == nullptr || ask(static_cast<StreamHandle>(stream), &id) != kSuccess) return std::nullopt;
+  return id;
+}
+
 void* allocate(int index, std::size_t bytes) {
   if (bytes == 0) return nullptr;
   const CurrentContext context(index);

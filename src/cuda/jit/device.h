@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 
 #include "cuda/jit/driver.h"
 #include "tessera/cuda.h"
@@ -27,6 +29,13 @@ class CurrentContext {
  private:
   bool pushed_ = false;
 };
+
+/// Whether a stream of the current context is being captured into a graph. Also if the driver does not tell: the legacy
+/// default stream answers with an error while a stream that waits for it is captured.
+bool is_capturing(void* stream);
+/// What no other stream of the process ever has. A handle may come back with another stream once it is destroyed, and
+/// the default streams of all threads share one. nullopt where the driver does not tell.
+std::optional<std::uint64_t> stream_id(void* stream);
 
 /// Device memory of a device's context, at least 256-byte aligned. nullptr for 0 bytes. Throws std::bad_alloc when
 /// there is no more.

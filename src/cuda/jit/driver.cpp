@@ -63,6 +63,7 @@ std::string bind(const Library& library, Driver& d) {
   find("cuEventRecord", d.event_record);
   find("cuEventSynchronize", d.event_synchronize);
   find("cuEventElapsedTime", d.event_elapsed);
+  library.find("cuStreamGetId", d.stream_id);
   library.find("cuTensorMapEncodeTiled", d.tensor_map_encode_tiled);
   return missing;
 }

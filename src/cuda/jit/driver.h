@@ -95,6 +95,7 @@ struct Driver {
   Result (*stream_destroy)(StreamHandle);
   Result (*stream_synchronize)(StreamHandle);
   Result (*stream_capture_status)(StreamHandle, CaptureStatus*);
+  Result (*stream_id)(StreamHandle, unsigned long long*);  // nullptr where the driver has none
   Result (*capture_begin)(StreamHandle, int mode);
   Result (*capture_end)(StreamHandle, GraphHandle*);
   Result (*graph_instantiate)(GraphExecHandle*, GraphHandle, unsigned long long flags);

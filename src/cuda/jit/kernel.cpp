@@ -68,13 +68,6 @@ unsigned long long current_context(const Driver& d) {
   return id;
 }
 
-bool is_capturing(const Driver& d, void* stream) {
-  CaptureStatus status = CaptureStatus::none;
-  const Result result = d.stream_capture_status(static_cast<StreamHandle>(stream), &status);
-  // The default stream answers with an error while any other captures.
-  return result != kSuccess || status != CaptureStatus::none;
-}
-
 }  // namespace
 
 Kernel::Kernel(std::string name, const Compiled& compiled) : name_(std::move(name)) {
@@ -134,7 +127,7 @@ const Kernel& kernel(const KernelSource& source, const Target& target, Stream st
     const std::shared_lock lock(held.mutex);
     if (const auto at = held.kernels.find(name); at != held.kernels.end()) return *at->second;
   }
-  if (is_capturing(d, stream.handle)) refuse_capture(source.name);
+  if (is_capturing(stream.handle)) refuse_capture(source.name);
   const int sm = target.emulated || target.sm == 0 ? device(current_device()).sm : target.sm;
   const Found found = find_or_compile(source, architecture(sm));
   auto fresh = std::make_unique<const Kernel>(source.name, *found.compiled);
