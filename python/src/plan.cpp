@@ -15,6 +15,7 @@
 #include "cuda/jit/device.h"
 #include "parts.h"
 #include "tessera/error.h"
+#include "torch_versions.h"
 #include "workspace_pool.h"
 
 namespace nb = nanobind;
@@ -65,12 +66,16 @@ class Arrays {
       const auto use = rules[slots[i]].written ? ArrayView::Use::write : ArrayView::Use::read;
       views_[i].emplace(item, to_string(slots[i]), use, place);
       bindings[slots[i]] = views_[i]->tensor();
+      if (use == ArrayView::Use::write) written_.push_back(item);
     }
   }
+  /// The objects that a run writes, valid as long as this.
+  [[nodiscard]] const std::vector<PyObject*>& written() const noexcept { return written_; }
 
  private:
   std::array<std::optional<ArrayView>, kSlots> views_;
   std::deque<PartViews> parts_;
+  std::vector<PyObject*> written_;
 };
 
 Target chip_of(const std::string& architecture, int multiprocessors) {
@@ -156,6 +161,7 @@ void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars,
     const nb::gil_scoped_release released;
     compute(bindings, memory, queue);
   }
+  count_writes(views.written());
 }
 
 void define_plan(nb::module_& m) {
