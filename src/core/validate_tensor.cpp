@@ -38,14 +38,16 @@ bool is_empty(const Tensor& tensor) noexcept {
   return false;
 }
 
-/// Every index · stride · element size fits easily, beside sizes of 0 and 1 too: backends form them before they look.
+/// Every index · stride · element size fits easily, in empty tensors too: backends form them before they look. The
+/// stride of a dimension of one element means nothing.
 bool strides_fit(const Tensor& tensor) noexcept {
   const std::int64_t limit = kMaxPosition / static_cast<std::int64_t>(size_of(tensor.dtype));
   std::int64_t reach = 0;
   for (std::size_t i = 0; i < static_cast<std::size_t>(tensor.rank); ++i) {
+    if (tensor.shape[i] <= 1) continue;
     const std::int64_t stride = tensor.strides[i];
     if (stride > limit || stride < -limit) return false;
-    const auto dimension = checked_multiply(std::max<std::int64_t>(tensor.shape[i], 1), stride < 0 ? -stride : stride);
+    const auto dimension = checked_multiply(tensor.shape[i], stride < 0 ? -stride : stride);
     if (!dimension || *dimension > limit - reach) return false;
     reach += *dimension;
   }

@@ -12,8 +12,10 @@ std::int64_t int_at(const Tensor& tensor, std::int64_t index) {
   return tensor.dtype == DType::int64 ? tensor.as<std::int64_t>()[at] : tensor.as<std::int32_t>()[at];
 }
 
+// 0 for a dimension of one element, which may have any stride, one that does not fit in bytes too.
 std::ptrdiff_t bytes(const Tensor& tensor, int dimension) {
-  return tensor.strides[static_cast<std::size_t>(dimension)] * static_cast<std::ptrdiff_t>(size_of(tensor.dtype));
+  const auto at = static_cast<std::size_t>(dimension);
+  return tensor.shape[at] > 1 ? tensor.strides[at] * static_cast<std::ptrdiff_t>(size_of(tensor.dtype)) : 0;
 }
 
 const KvSource& source_of(const Problem& problem, int segment) { return segment == 0 ? problem.kv : *problem.kv2; }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <limits>
 #include <random>
 
@@ -20,7 +21,7 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr std::int64_t kMostRowStride = std::int64_t{1} << 24;  // elements; offsets within a tile are 32-bit
+constexpr std::int64_t kMostRowStride = std::int64_t{1} << 29;  // elements, up to 4 bytes each: 32 bits hold the bytes
 constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y and z of other kernels
 constexpr std::int64_t kMostSplits = 256;
 
@@ -89,12 +90,11 @@ void check_map_strides(Slot slot, const Strides& strides, std::int64_t rows, std
 }
 
 void check_row_stride(Slot slot, const Tensor& tensor) {
-  if (!tensor) return;
-  const std::int64_t stride = tensor.strides[static_cast<std::size_t>(tensor.rank - 3)];
-  if (stride < kMostRowStride) return;
+  const i64 stride = row_strides(tensor).row;
+  if (std::abs(stride) < kMostRowStride) return;
   throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
               "a stride of " + std::to_string(stride) + " elements between rows",
-              "less than " + std::to_string(kMostRowStride) + " on cuda");
+              "less than " + std::to_string(kMostRowStride) + " either way on cuda");
 }
 
 // Whether 64 packed rows are a box: whole queries, in a tensor that the copy engine can walk. A stride of 0 between

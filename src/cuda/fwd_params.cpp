@@ -24,6 +24,11 @@ constexpr KvSlots kSlots[2] = {
      Slot::page_indices2, Slot::last_page_len2, Slot::k_offset2},
 };
 
+// A dimension of one element may have any.
+i64 stride_of(const Tensor& tensor, std::size_t dimension) {
+  return tensor.shape[dimension] > 1 ? tensor.strides[dimension] : 0;
+}
+
 i64 bounded(const std::optional<std::int64_t>& side) {
   return side ? std::clamp<i64>(*side, -kUnbounded, kUnbounded) : kUnbounded;
 }
@@ -64,14 +69,14 @@ bool finds_early(const Problem& problem, const FwdParams& p) {
 
 Strides row_strides(const Tensor& tensor) {
   if (!tensor) return {};
-  if (tensor.rank == 3) return {0, tensor.strides[0], tensor.strides[1]};
-  return {tensor.strides[0], tensor.strides[1], tensor.strides[2]};
+  if (tensor.rank == 3) return {0, stride_of(tensor, 0), stride_of(tensor, 1)};
+  return {stride_of(tensor, 0), stride_of(tensor, 1), stride_of(tensor, 2)};
 }
 
 Strides lse_strides(const Tensor& tensor) {
   if (!tensor) return {};
-  if (tensor.rank == 2) return {0, tensor.strides[1], tensor.strides[0]};
-  return {tensor.strides[0], tensor.strides[2], tensor.strides[1]};
+  if (tensor.rank == 2) return {0, stride_of(tensor, 1), stride_of(tensor, 0)};
+  return {stride_of(tensor, 0), stride_of(tensor, 2), stride_of(tensor, 1)};
 }
 
 KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment) {

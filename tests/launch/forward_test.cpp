@@ -56,6 +56,54 @@ TEST_F(Launch, TheCopyEngineWantsPositiveStrides) {
   }
 }
 
+TEST_F(Launch, StridesOfOneElementMeanNothing) {
+  for (const char* line :
+       {"attention b=3 sq=1 sk=300 hq=4 d=64 dtype=bf16 lse",
+        "attention b=3 sq=300 sk=1 hq=4 hkv=1 d=64 dtype=bf16 lse", "attention sq=1 hq=1 sk=1 d=64 dtype=bf16 lse"}) {
+    const Problem problem = Problem::parse(line);
+    const auto params = [&](std::int64_t stride, const char* wishes) {
+      Bindings bindings = dense(problem);
+      for (Tensor& tensor : bindings.tensors) {
+        for (std::size_t i = 0; tensor && i + 1 < static_cast<std::size_t>(tensor.rank); ++i) {
+          if (tensor.shape[i] == 1) tensor.strides[i] = stride;
+        }
+      }
+      Executor(make_plan(problem, Target::cuda_device(0), Wishes::parse(wishes))).run(bindings);
+      cuda::FwdParams p{};
+      std::memcpy(static_cast<void*>(&p), gpu_.last.parameters.data(), sizeof(p));
+      const auto& [k, v] = std::pair{p.kv[0].k_strides, p.kv[0].v_strides};
+      return std::vector{
+          p.q_strides.batch, p.q_strides.row, p.q_strides.head, p.o_strides.batch, p.o_strides.row, p.o_strides.head,
+          k.batch,           k.row,           k.head,           v.batch,           v.row,           v.head,
+          p.lse_strides.row};
+    };
+    for (const char* wishes : {"splits=1", "splits=1 loader=cp_async implementation=cuda.fwd_mma"}) {
+      const auto want = params(0, wishes);
+      for (const std::int64_t stride : {std::int64_t{1} << 30, -(std::int64_t{1} << 40) - 3}) {
+        EXPECT_EQ(params(stride, wishes), want) << line << ", " << wishes;
+      }
+    }
+  }
+}
+
+TEST_F(Launch, BytesBetweenRowsFit32Bits) {
+  const Problem problem = Problem::parse("attention sq=2 sk=2 d=64 dtype=bf16");
+  Executor executor(make_plan(problem, Target::cuda_device(0), Wishes::parse("loader=cp_async")));
+  constexpr std::int64_t kMost = std::int64_t{1} << 29;
+  const auto run = [&](Slot slot, std::int64_t stride) {
+    Bindings bindings = dense(problem);
+    bindings[slot].data = reinterpret_cast<void*>(std::uintptr_t{1} << 50);  // far from the others
+    bindings[slot].strides[1] = stride;
+    executor.run(bindings);
+  };
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) {
+    for (const std::int64_t sign : {1, -1}) {
+      expect_error([&] { run(slot, sign * kMost); }, ErrorCode::unsupported, to_string(slot));
+      run(slot, sign * (kMost - 8));
+    }
+  }
+}
+
 // Else threads copy its rows.
 TEST_F(Launch, TheCopyEngineTakesQueriesWhere64PackedRowsAreABox) {
   const auto maps = [&](const char* line, const std::function<void(Tensor&)>& change) {

@@ -157,6 +157,12 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"k: got a stride of .* bytes; want a multiple of the element's 4 bytes"):
             tessera.attention(q, record["x"], v)
 
+    @pytest.mark.parametrize("stride", [2**62, -(2**62), 3])
+    def test_strides_of_one_element_mean_nothing(self, rng, stride):
+        q, k, v = (rng.standard_normal((1, 1, 2, 16)).astype(np.float32) for _ in range(3))
+        odd = [np.lib.stride_tricks.as_strided(x, strides=(stride, -stride, *x.strides[2:])) for x in (q, k, v)]
+        np.testing.assert_array_equal(tessera.attention(*odd), tessera.attention(q, k, v))
+
     def test_read_only_inputs_are_fine_and_outputs_are_not(self, qkv):
         want = tessera.attention(*qkv)
         for x in qkv:

@@ -134,6 +134,15 @@ def test_views_are_used_in_place():
     close("out", tessera.attention(q, k, v), tessera.attention(*packed.unbind(2)))
 
 
+def test_one_token_of_many_sequences_in_seqlen_first_layout():
+    """The stride between its rows, 2^24 elements, is that of no row."""
+    q = on_gpu(half(1, 1 << 14, 16, 64, seed=1)).transpose(0, 1)
+    k, v = (on_gpu(half(1 << 14, 2, 1, 64, seed=seed)) for seed in (2, 3))
+    packed = torch.empty(1 << 14, 1, 16, 64, dtype=q.dtype, device=CUDA).copy_(q)
+    assert q.stride(1) == 1 << 24 and packed.stride(1) == 1 << 10
+    assert torch.equal(tessera.attention(q, k, v), tessera.attention(packed, k, v))
+
+
 def test_a_plan_keeps_its_workspace():
     q, k, v = map(on_gpu, qkv(b=1, sq=16, sk=4096))
     plan = tessera.plan(q, k, v, wishes="splits=8")

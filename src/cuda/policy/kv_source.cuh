@@ -28,7 +28,7 @@ struct KvPages {
 };
 
 /// The rows of K or of V of one (sequence, kv head, segment), of 16-bit elements. Strides in bytes; that of a row fits
-/// 32 bits: the plan refuses row strides of 2^24 elements and more.
+/// 32 bits: the launch refuses row strides of 2^29 elements and more.
 template <Source source>
 struct KvRows {
   const char* base;

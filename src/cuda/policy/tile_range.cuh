@@ -64,8 +64,8 @@ struct PackedRow {
       : query(ptx::divide(row, group)), head(static_cast<int>(row - query * group.value)) {}
 };
 
-/// Addresses of a block's packed rows in a tensor (batch, row, head). The plan refuses row strides of 2^24 elements and
-/// more, so that a row's stride in bytes fits 32 bits.
+/// Addresses of a block's packed rows in a tensor (batch, row, head). The launch refuses row strides of 2^29 elements
+/// and more, so that a row's stride in bytes fits 32 bits.
 struct PackedRows {
   const char* first;  // query 0 of the sequence, first head of the block
   int row_stride;
