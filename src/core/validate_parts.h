@@ -25,7 +25,7 @@ std::optional<Span> span_of(const Tensor& tensor) noexcept;
 Span check_tensor(std::string_view name, const SlotRule& rule, const Tensor& tensor, Device device);
 
 /// What kernels load and store 16 bytes at a time: the start and every stride between rows of q, k, v, o and their
-/// like.
+/// like, unless a row's elements are no multiple of 8 (kv_append), which are moved one by one.
 void check_rows(Slot slot, const Tensor& tensor);
 
 /// A slot with a tensor, which has passed check_tensor.

@@ -96,6 +96,7 @@ Span check_memory(std::string_view name, const Tensor& tensor) {
 }
 
 constexpr std::int64_t kRowAlignment = 16;  // bytes of the widest load
+constexpr std::int64_t kWidestLoad = 8;     // elements of it, in a half type; kernels move no row of another number so
 
 bool has_rows(Slot slot) noexcept {
   switch (slot) {
@@ -145,6 +146,7 @@ Span check_tensor(std::string_view name, const SlotRule& rule, const Tensor& ten
 
 void check_rows(Slot slot, const Tensor& tensor) {
   if (!has_rows(slot) || is_empty(tensor)) return;
+  if (tensor.shape[static_cast<std::size_t>(tensor.rank - 1)] % kWidestLoad != 0) return;  // element by element
   const std::string_view name = to_string(slot);
   if (reinterpret_cast<std::uintptr_t>(tensor.bytes()) % kRowAlignment != 0) {
     refuse(name, "an address that is no multiple of 16 bytes", "rows aligned to 16 bytes on cuda");

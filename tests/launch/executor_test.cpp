@@ -261,6 +261,30 @@ TEST_F(Launch, KvAppendTakesABlockForEachToken) {
   EXPECT_EQ(gpu_.last.grid, (std::array<std::uint32_t, 3>{5, 3, 1}));
 }
 
+// 708 bytes between tokens, 118 between heads.
+TEST_F(Launch, KvAppendTakesRowsThatAreNoMultipleOf16Bytes) {
+  const Problem problem = Problem::parse("kv_append b=2 sq=1 sk=64 hq=6 d=59 dtype=fp16 rotary=interleaved:16");
+  Executor executor(make_plan(problem, Target::cuda_device(0)));
+  Bindings bindings;
+  for (const Slot slot : {Slot::k, Slot::v}) bindings[slot] = tensor(DType::fp16, {2, 64, 6, 59});
+  for (const Slot slot : {Slot::k_new, Slot::v_new, Slot::q, Slot::q_rotated}) {
+    bindings[slot] = tensor(DType::fp16, {2, 1, 6, 59});
+  }
+  bindings[Slot::seqused_k] = tensor(DType::int32, {2});
+  for (const Slot slot : {Slot::rotary_cos, Slot::rotary_sin}) bindings[slot] = tensor(DType::fp16, {64, 8});
+  gpu_.parameter_bytes = 0;
+  executor.run(bindings);
+  EXPECT_EQ(gpu_.launches, 1);
+  const Problem whole = Problem::parse("kv_append b=2 sq=1 sk=64 hq=6 d=64 dtype=fp16");
+  Bindings gaps;
+  for (const Slot slot : {Slot::k, Slot::v}) gaps[slot] = tensor(DType::fp16, {2, 64, 6, 64});
+  for (const Slot slot : {Slot::k_new, Slot::v_new}) gaps[slot] = tensor(DType::fp16, {2, 1, 6, 64});
+  gaps[Slot::seqused_k] = bindings[Slot::seqused_k];
+  gaps[Slot::k_new].strides[2] = 65;
+  expect_error([&] { Executor(make_plan(whole, Target::cuda_device(0))).run(gaps); }, ErrorCode::invalid_argument,
+               "k_new");
+}
+
 TEST_F(Launch, BindingsOnTheHostAreRefused) {
   Executor executor(make_plan(problem_, Target::cuda_device(0)));
   Bindings bindings = dense(problem_);

@@ -109,6 +109,17 @@ def test_cache_is_appended_in_place(paged, turns):
     same_on_both(flash_attn_2.flash_attn_with_kvcache, *arguments, block_table=table, **options)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("new", [1, 3])
+def test_cache_whose_head_dim_is_no_multiple_of_8(new, interleaved):
+    """flash-attn's own test has one of 59: rows begin anywhere."""
+    keys, values = (half(BATCH, CAPACITY, KV, 59, seed=seed) for seed in (8, 9))
+    q, k, v = half(BATCH, new, HEADS, 59, seed=1), half(BATCH, new, KV, 59, seed=2), half(BATCH, new, KV, 59, seed=3)
+    options = {"cache_seqlens": ints(0, 50, CAPACITY - new), "causal": True, "rotary_interleaved": interleaved}
+    same_on_both(flash_attn_2.flash_attn_with_kvcache, q, keys, values, k, v, *rotary(16), **options)
+    same_on_both(flash_attn_2.flash_attn_with_kvcache, q, keys, values, k, v, **options)
+
+
 @pytest.mark.parametrize("paged", [False, True], ids=["rows", "pages"])
 @pytest.mark.parametrize("padded", [False, True], ids=["from the start", "after padding"])
 def test_cache_rows_by_index(paged, padded):
