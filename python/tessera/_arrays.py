@@ -336,5 +336,6 @@ def refuse_gradient(operation: str, instead: str, **arrays: Array) -> None:
             continue
         if array.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: got a tensor that requires grad; want one that does not: {operation} {instead}")
-        if array.is_neg():
+        # A compiler cannot trace this, and needs not: before an operator's kernel torch resolves the sign.
+        if not torch.compiler.is_compiling() and array.is_neg():
             raise ValueError(f"{name}: got a tensor with a lazy negative sign; want tensor.resolve_neg()")

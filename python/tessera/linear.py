@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from ._arguments import longest
-from ._arrays import common_library, dtype_name, is_torch, refuse_gradient
+from ._arrays import common_library, dtype_name, is_torch, library_of, refuse_gradient
 from ._dropout_seed import add_dropout
 from .operations import _run
 
@@ -206,15 +206,17 @@ def rounding_of(rounding: str, seed: Any, offset: Any, like: Array) -> tuple[str
     slots: list[str] = []
     arrays: list[Array] = []
     seeds = add_dropout(like, seed, offset, rounding == "stochastic", slots, arrays)
-    arrays = [_as_bits(x) for x in arrays]
     return "" if rounding == "nearest" else " rounding=stochastic", dict(zip(slots, arrays, strict=True)), seeds
 
 
-def _as_bits(x: Array) -> Array:
-    """torch draws int64, seeds are uint64."""
+def bits_of_seeds(bound: dict[str, Array]) -> dict[str, Array]:
+    """`bound` with seeds as uint64; torch draws int64."""
     torch = sys.modules.get("torch")
-    drawn = torch is not None and isinstance(x, torch.Tensor) and x.dtype == torch.int64
-    return x.view(torch.uint64) if drawn else x
+    for name in ("dropout_seed", "dropout_offset"):
+        x = bound.get(name)
+        if torch is not None and isinstance(x, torch.Tensor) and x.dtype == torch.int64:
+            bound = {**bound, name: x.view(torch.uint64)}
+    return bound
 
 
 def bound_arrays(**arrays: Array | None) -> dict[str, Array]:
@@ -239,11 +241,34 @@ def _forward(
     optional = bound_arrays(out=out, status=status)
     library = common_library([("q", q), ("k", k), ("v", v), *bound.items(), *optional.items()])
     result = library.empty((*q.shape[:-1], v.shape[-1]), dtype_name(q.dtype), q) if out is None else out
-    line = line_of(operation, (q, k, v, result), bound, max_seqlen, scale, layout) + words
     if status is not None:
-        line, bound = f"{line} metadata=report", {**bound, "status": status}
-    _run(library, line, threads, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), result), q, seeds)
+        words, bound = f"{words} metadata=report", {**bound, "status": status}
+    call = (rows, {**bound, "o": result}, max_seqlen, scale, layout, words, seeds, threads)
+    if is_torch(q):
+        from .torch import in_place
+
+        in_place.linear(operation, *call)
+    else:
+        compute(operation, *call)
     return library.finish(result, q) if out is None else out
+
+
+def compute(
+    operation: str,
+    rows: tuple[Array, Array, Array],
+    bound: dict[str, Array],
+    max_seqlen: int | None,
+    scale: float | None,
+    layout: str,
+    words: str,
+    seeds: tuple[int, int],
+    threads: int,
+) -> None:
+    """A forward into `bound["o"]`, with arrays by slot besides `rows`; `words`: more of the line."""
+    q, k, v = rows
+    line = line_of(operation, (q, k, v, bound["o"]), bound, max_seqlen, scale, layout) + words
+    bound = bits_of_seeds(bound)
+    _run(library_of(q, "q"), line, threads, ("q", "k", "v", *bound), (*rows, *bound.values()), q, seeds)
 
 
 def line_of(

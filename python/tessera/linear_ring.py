@@ -6,8 +6,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ._arrays import common_library, dtype_name, refuse_gradient
-from .linear import Array, Layout, Rounding, Shape, bound_arrays, ring_tokens, rounding_of
+from ._arrays import common_library, dtype_name, is_torch, library_of, refuse_gradient
+from .linear import Array, Layout, Rounding, Shape, bits_of_seeds, bound_arrays, ring_tokens, rounding_of
 from .operations import _run
 
 
@@ -49,11 +49,23 @@ def linear_flush(
     bound = {"state": state, "decay_slopes": decay_slopes, "ring_k": ring_k, "ring_v": ring_v}
     words, arrays, seeds = rounding_of(rounding, seed, offset, state)
     bound |= {"ring_cursor": ring_cursor, **bound_arrays(state_slots=state_slots, status=status), **arrays}
-    library = common_library([*bound.items()])
+    common_library([*bound.items()])
+    words += "" if status is None else " metadata=report"
+    if is_torch(state):
+        from .torch import in_place
+
+        in_place.flush(bound, layout, words, seeds, threads)
+    else:
+        compute_flush(bound, layout, words, seeds, threads)
+
+
+def compute_flush(bound: dict[str, Array], layout: str, words: str, seeds: tuple[int, int], threads: int) -> None:
+    """`bound`: arrays by slot; `words`: more of the line."""
+    bound = bits_of_seeds(bound)
     shapes = tuple(tuple(bound[name].shape) for name in ("ring_cursor", "ring_k", "ring_v", "state"))
-    dtypes = tuple(dtype_name(x.dtype) for x in (ring_k, ring_v, state))
-    line = _line(shapes, dtypes, layout) + words + ("" if status is None else " metadata=report")
-    _run(library, line, threads, tuple(bound), tuple(bound.values()), state, seeds)
+    dtypes = tuple(dtype_name(bound[name].dtype) for name in ("ring_k", "ring_v", "state"))
+    line, state = _line(shapes, dtypes, layout) + words, bound["state"]
+    _run(library_of(state, "state"), line, threads, tuple(bound), tuple(bound.values()), state, seeds)
 
 
 @lru_cache(maxsize=512)

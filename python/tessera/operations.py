@@ -211,6 +211,30 @@ def kv_append(
     }
     bound = {name: array for name, array in optional.items() if array is not None}
     library = common_library([*named.items(), *bound.items(), *([] if q is None else [("q", q)])])
+    turned = None if q is None else library.empty(tuple(q.shape), dtype_name(q.dtype), q)
+    call = (tuple(named.values()), bound, q, turned, max_seqlen_q, rotary_interleaved, threads)
+    if is_torch(k_cache):
+        from .torch import in_place
+
+        in_place.append(*call)
+    else:
+        compute_append(*call)
+    return None if turned is None else library.finish(turned, q)
+
+
+def compute_append(
+    arrays: tuple[Array, Array, Array, Array],
+    bound: dict[str, Array],
+    q: Array | None,
+    turned: Array | None,
+    max_seqlen_q: int | None,
+    rotary_interleaved: bool,
+    threads: int,
+) -> None:
+    """`arrays`: k_cache, v_cache, k_new, v_new; `bound`: more of them by slot; `turned`: where the turned q goes."""
+    k_cache, v_cache, k_new, _ = arrays
+    cu_seqlens_q, rotary_cos, page_table = (bound.get(x) for x in ("cu_seqlens_q", "rotary_cos", "page_table"))
+    page_indptr, page_indices = bound.get("page_indptr"), bound.get("page_indices")
     sizes = (0, 0)
     if cu_seqlens_q is not None:  # a length that cannot be read is at most that of all tokens, or of all pages
         new_tokens = max_seqlen_q if max_seqlen_q is not None or device_of(cu_seqlens_q) == CPU else k_new.shape[0]
@@ -231,14 +255,10 @@ def kv_append(
         tuple(map(dtype_name, (k_cache.dtype if q is None else q.dtype, k_cache.dtype, v_cache.dtype))),
         rotary_interleaved,
     )
-    slots: tuple[str, ...] = ("k", "v", "k_new", "v_new", *bound)
-    arrays: tuple[Array, ...] = (k_cache, v_cache, k_new, v_new, *bound.values())
-    if q is None:
-        _run(library, line, threads, slots, arrays, k_cache)
-        return None
-    turned = library.empty(tuple(q.shape), dtype_name(q.dtype), q)
-    _run(library, line, threads, (*slots, "q", "q_rotated"), (*arrays, q, turned), k_cache)
-    return library.finish(turned, q)
+    if q is not None:
+        bound = {**bound, "q": q, "q_rotated": turned}
+    slots = ("k", "v", "k_new", "v_new", *bound)
+    _run(library_of(k_cache, "k_cache"), line, threads, slots, (*arrays, *bound.values()), k_cache)
 
 
 @lru_cache(maxsize=512)

@@ -14,6 +14,8 @@
 - CUDA tensors, all of a call's on one device, are computed on its current stream in memory of torch's allocator, and
   nothing waits: calls can be captured in a ``torch.cuda.graph`` after one run of the same shapes. There is no backward
   yet: it raises NotImplementedError, as do fp32 tensors.
+- ``linear_decode``, ``linear_chunk``, ``linear_flush`` and ``kv_append`` are operators too, which say what they write:
+  ``torch.compile(fullgraph=True)`` traces them.
 - Every call, of whatever function of the package, counts what it writes (``out``, caches, states) as modified in place:
   a backward that needs what was there before raises.
 - ``torch.use_deterministic_algorithms`` makes the backward deterministic.

@@ -10,13 +10,6 @@ from .._arguments import Call
 from . import autograd, operators
 from .oracle import OracleFunction
 
-_SIGN_64 = 1 << 63
-
-
-def _signed(word: int) -> int:
-    """64 bits as the int64 that an operator's schema can carry."""
-    return word - 2 * _SIGN_64 if word >= _SIGN_64 else word
-
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
     """Outputs of a call (from ``tessera._arguments.parse``) in the order of ``forward_outputs``.
@@ -59,7 +52,7 @@ def _dispatch(
         " ".join(call.slots),
         call.features,
         call.sizes,
-        (_signed(seed), _signed(offset), batch_offset, head_offset),
+        (operators.signed(seed), operators.signed(offset), batch_offset, head_offset),
     )
     if out is None:
         return operators.attention(q, k, v, *arguments)

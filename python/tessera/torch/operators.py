@@ -50,7 +50,7 @@ _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.
 _INTEGRAL = (torch.int8, torch.int32, torch.int64, torch.uint8, torch.uint32)
 DTYPES = {dtype_name(dtype): dtype for dtype in (*_FLOATING, *_INTEGRAL)}
 _SEEDS = frozenset(("dropout_seed", "dropout_offset"))
-_BITS_64 = (1 << 64) - 1
+BITS_64 = (1 << 64) - 1
 
 
 class _Route(NamedTuple):
@@ -62,6 +62,11 @@ class _Route(NamedTuple):
     made: Allocations  # outputs to allocate
     place: torch.device  # of everything
     seeds: tuple[int, ...]  # which of the call's tensors are dropout's uint64 scalars
+
+
+def signed(word: int) -> int:
+    """64 bits as the int64 that an operator's schema can carry."""
+    return word - (1 << 64) if word >= 1 << 63 else word
 
 
 @lru_cache(maxsize=1024)
@@ -136,7 +141,7 @@ def _bound_tensors(route: _Route, tensors: list[Tensor]) -> list[Tensor]:
 
 def _run(route: _Route, device: int, q: Tensor, arrays: tuple[Tensor, ...], scalars: list[int]) -> None:
     """On a GPU on its current stream: reads no tensor's data on the host and waits for nothing."""
-    unsigned = (scalars[0] & _BITS_64, scalars[1] & _BITS_64, scalars[2], scalars[3])
+    unsigned = (scalars[0] & BITS_64, scalars[1] & BITS_64, scalars[2], scalars[3])
     if device == CPU:
         route.plan.run(route.bound, arrays, *unsigned)
     else:
