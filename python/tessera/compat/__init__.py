@@ -10,7 +10,9 @@ that changing one import is enough to try Tessera:
 ``flash_attn_4``      the CuTe interface: always ``(out, lse)``, learnable sinks, block-sparse tensors
 ====================  =================================================================================
 
-Rules common to the three:
+``lightning`` has the calls of serving engines (vLLM, SGLang, cuLA) for lightning attention; its own page says more.
+
+Rules common to the three of flash-attn:
 
 - Arguments are torch tensors (with autograd), numpy arrays, or anything with DLPack; results come back in the library
   of q.
@@ -31,7 +33,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["flash_attn_2", "flash_attn_3", "flash_attn_4"]
+__all__ = ["flash_attn_2", "flash_attn_3", "flash_attn_4", "lightning"]
 
 
 def __getattr__(name: str) -> Any:
