@@ -6,17 +6,20 @@
 #include <atomic>
 #include <cstdint>
 
+#include "core/thread_team.h"
+
 #ifdef _OPENMP
 #include <omp.h>
 #endif
 
 namespace tessera::detail {
 
-/// Runs body(thread) once on each of `threads` threads (fewer if OpenMP has fewer) and waits for all.
+/// Runs body(thread) once on each of `threads` threads (fewer if OpenMP has fewer, one if thread_team_lost()) and waits
+/// for all.
 template <class Body>
 void parallel(int threads, const Body& body) {
 #ifdef _OPENMP
-  if (threads > 1) {
+  if (threads > 1 && !thread_team_lost()) {
 #pragma omp parallel num_threads(threads)
     body(omp_get_thread_num());
     return;
