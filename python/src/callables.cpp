@@ -17,6 +17,19 @@ nb::object callable_or_nothing(nb::handle object, const char* name) {
   return nb::borrow(object);
 }
 
+/// `answer` of the function called `name`. Raises TypeError for what is no number.
+double number_of(const nb::object& answer, const char* name) {
+  const double number = PyFloat_AsDouble(answer.ptr());
+  if (number == -1.0 && PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_TypeError) != 0) {
+      PyErr_Clear();
+      PyErr_Format(PyExc_TypeError, "%s: got %R from the function; want a number", name, answer.ptr());
+    }
+    nb::raise_python_error();
+  }
+  return number;
+}
+
 }  // namespace
 
 Callables::Callables(nb::handle score, nb::handle mask)
@@ -37,11 +50,12 @@ void Callables::bind(Bindings& bindings) {
 }
 
 double Callables::value(double score, const ScorePoint& at, void* self) {
-  return nb::cast<double>(static_cast<Callables*>(self)->score_(score, at.batch, at.head, at.query, at.key));
+  return number_of(static_cast<Callables*>(self)->score_(score, at.batch, at.head, at.query, at.key), "score");
 }
 
 double Callables::derivative(double score, const ScorePoint& at, void* self) {
-  return nb::cast<double>(static_cast<Callables*>(self)->derivative_(score, at.batch, at.head, at.query, at.key));
+  return number_of(static_cast<Callables*>(self)->derivative_(score, at.batch, at.head, at.query, at.key),
+                   "score.derivative");
 }
 
 bool Callables::visible(const ScorePoint& at, void* self) {

@@ -2,6 +2,7 @@
 #include "plan.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <deque>
@@ -43,6 +44,12 @@ void check_workspace(const Tensor& workspace, Device device) {
   if (workspace.device == device && workspace.is_contiguous()) return;
   throw Error(ErrorCode::invalid_argument, "workspace", workspace.describe(),
               "a contiguous array on " + to_string(device));
+}
+
+Plan made_of(const PlanArguments& arguments) {
+  const auto& [problem, wishes, threads, isa, device] = arguments;
+  return make_plan(Problem::parse(problem), device < 0 ? Target::cpu(threads, isa) : Target::cuda_device(device),
+                   Wishes::parse(wishes));
 }
 
 /// The arrays of one run; they and their memory are kept until it ends.
@@ -93,10 +100,7 @@ Target chip_of(const std::string& architecture, int multiprocessors) {
 
 }  // namespace
 
-PythonPlan::PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa,
-                       int device)
-    : plan_(make_plan(Problem::parse(problem), device < 0 ? Target::cpu(threads, isa) : Target::cuda_device(device),
-                      Wishes::parse(wishes))) {}
+PythonPlan::PythonPlan(PlanArguments arguments) : arguments_(std::move(arguments)), plan_(made_of(arguments_)) {}
 
 const PythonPlan::Slots& PythonPlan::slots_of(const nb::tuple& names) {
   for (const auto& [known, slots] : known_) {
@@ -167,8 +171,12 @@ void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars,
 void define_plan(nb::module_& m) {
   nb::class_<PythonPlan>(m, "Plan",
                          "How a problem is computed: made once from its line (docs/grammar.md), run many times.")
-      .def(nb::init<const std::string&, const std::string&, int, const std::string&, int>(), nb::arg("problem"),
-           nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "", nb::arg("device") = -1,
+      .def(
+          "__init__",
+          [](PythonPlan* self, std::string problem, std::string wishes, int threads, std::string isa, int device) {
+            new (self) PythonPlan({std::move(problem), std::move(wishes), threads, std::move(isa), device});
+          },
+          nb::arg("problem"), nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "", nb::arg("device") = -1,
            "threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), \"\" for the best.\n"
            "device: index of a GPU, −1 for the CPU.\n"
            "Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.")
@@ -203,6 +211,8 @@ void define_plan(nb::module_& m) {
           "The interpreter lock is released, unless score or mask is a Python function (cpu.reference only).\n"
           "On a GPU: queued on `stream`, a CUstream (0: the legacy default), in `workspace`, an array of at least\n"
           "workspace_bytes there (None: memory allocated for this run); wait: returns when it is done.")
+      .def("__getstate__", [](const PythonPlan& self) { return self.arguments(); })
+      .def("__setstate__", [](PythonPlan* self, PlanArguments state) { new (self) PythonPlan(std::move(state)); })
       .def("__repr__", [](const PythonPlan& self) {
         return "<tessera plan: " + self.plan().problem().to_string() + " by " + self.plan().implementation() + ">";
       });

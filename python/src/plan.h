@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -30,14 +31,19 @@ struct Queue {
   bool wait = false;           // for the run's end
 };
 
+/// Problem, wishes, threads, instruction set, and the index of a GPU or −1 for the CPU: a plan is made anew of them where
+/// it is copied or unpickled.
+using PlanArguments = std::tuple<std::string, std::string, int, std::string, int>;
+
 /// A plan as Python sees it: made from a problem's line, run on arrays by the names of their slots. Many threads may
 /// run one plan at once; each run leases its workspace.
 class PythonPlan {
  public:
-  /// `device`: index of a GPU, −1 for the CPU.
-  PythonPlan(const std::string& problem, const std::string& wishes, int threads, const std::string& isa, int device);
+  explicit PythonPlan(PlanArguments arguments);
 
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  /// What the constructor was given.
+  [[nodiscard]] const PlanArguments& arguments() const noexcept { return arguments_; }
   /// Binds arrays[i] to slots[i] (None: nothing) and runs with the interpreter lock released, unless a Python function
   /// takes part. Throws Error before anything is written.
   void run(nanobind::tuple slots, nanobind::handle arrays, const Scalars& scalars, nanobind::handle score,
@@ -48,6 +54,7 @@ class PythonPlan {
   using Slots = std::vector<Slot>;
   const Slots& slots_of(const nanobind::tuple& names);
 
+  PlanArguments arguments_;
   Plan plan_;
   // Parsed tuples of names, by identity: callers pass the same few tuples again and again.
   std::vector<std::pair<nanobind::tuple, Slots>> known_;

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
 from ._arrays import CPU, device_of
+from ._checks import pair, real, shown, whole
 from ._dropout_seed import add_dropout
 
 if TYPE_CHECKING:
@@ -45,24 +46,19 @@ def _interned(slots: tuple[str, ...]) -> tuple[str, ...]:
     return slots
 
 
-def _number(value: Any) -> str:
+def _number(number: float) -> str:
     """Shortest decimal that reads back as the same double; the line's reader rounds it to fp32 once."""
-    number = float(value)
     return repr(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 
-def _pair(name: str, pair: Any, want: str) -> tuple[Any, Any]:
-    try:
-        first, second = pair
-    except (TypeError, ValueError):
-        raise ValueError(f"{name}: got {pair!r}; want {want}") from None
-    return first, second
+_BAND = "(left, right), each an integer or None"
+_BLOCK = "(query rows, keys), each an integer of 1 or more"
 
 
 def _band_word(causal: bool, band: Band | None) -> str:
-    left, right = (None, None) if band is None else _pair("band", band, "(left, right), each an integer or None")
+    left, right = (None, None) if band is None else band
     if causal:
-        right = 0 if right is None else min(int(right), 0)
+        right = 0 if right is None else min(right, 0)
     if left is None and right is None:
         return ""
     ends = ["*" if end is None else str(int(end)) for end in (left, right)]
@@ -70,17 +66,17 @@ def _band_word(causal: bool, band: Band | None) -> str:
 
 
 def _block_word(block: tuple[int, int]) -> str:
-    rows, keys = _pair("block", block, "(query rows, keys)")
+    rows, keys = (whole("block", size, _BLOCK) for size in block)
     if rows < 1 or keys < 1:
-        raise ValueError(f"block: got ({rows}, {keys}); want 1 or more of each, (query rows, keys)")
-    return f"block={int(rows)}x{int(keys)}"
+        raise ValueError(f"block: got ({rows}, {keys}); want {_BLOCK}")
+    return f"block={rows}x{keys}"
 
 
-def _choice(name: str, value: str | None, known: tuple[str, ...]) -> str:
+def _choice(name: str, value: str | None, known: tuple[str, ...], argument: str = "") -> str:
     if value is None:
         return ""
     if value not in known:
-        raise ValueError(f"{name}: got {value!r}; want None, {', '.join(map(repr, known))}")
+        raise ValueError(f"{argument or name}: got {value!r}; want None, {', '.join(map(repr, known))}")
     return f"{name}={value}"
 
 
@@ -109,11 +105,14 @@ def features_text(
     threads: int,
     metadata: str | None,
 ) -> str:
-    """The features of a `Call` from options that need no tensor. Raises ValueError for what no line could say."""
+    """The features of a `Call` from options that need no tensor. Raises ValueError for what no line could say.
+
+    The cache takes 1, 1.0 and True for one key, so each of them must give the same text.
+    """
     words = [_band_word(causal, band)]
     if affine is not None:
-        length, stride = _pair("affine", affine, "(length, stride)")
-        words.append(f"affine={int(length)}:{int(stride)}")
+        length, stride = (whole("affine", each) for each in pair("affine", affine, "(length, stride)"))
+        words.append(f"affine={length}:{stride}")
     if scale is not None:
         words.append(f"scale={_number(scale)}")
     if softcap:
@@ -130,7 +129,7 @@ def features_text(
         words.append(f"list={list_form}")
     if bwd_list_form is not None:
         words.append(f"bwd_list={bwd_list_form}")
-    words.append(_choice("next", next_tiles, ("indices", "bitmask")))
+    words.append(_choice("next", next_tiles, ("indices", "bitmask"), "next_tiles"))
     if threshold:
         words.append(f"threshold={_number(threshold)}")
     words.append(_choice("mass", mass, ("mean", "rms")))
@@ -141,8 +140,10 @@ def features_text(
         "deterministic": deterministic,
         "batch_invariant": batch_invariant,
         f"out={out_dtype}": out_dtype is not None,
-        f"threads={threads}": threads != 0,
+        f"threads={whole('threads', threads)}": threads != 0,
     }
+    if not isinstance(wishes, str):
+        raise TypeError(f"wishes: got {shown(wishes)}; want a text such as 'tile_q=64 splits=2'")
     words += [word for word, wanted in flags.items() if wanted]
     words += [f"wish:{wish}" for wish in wishes.split()]
     return " ".join(filter(None, words))
@@ -161,7 +162,7 @@ def longest(name: str, boundaries: Array, given: int | None, unit: int = 1) -> i
     for; sizes then come from shapes (the token count).
     """
     if given is not None:
-        return int(given)
+        return whole(name.replace("cu_seqlens", "max_seqlen").replace("page_indptr", "max_seqlen_k"), given)
     if _is_compiling() or device_of(boundaries) != CPU:
         return 0
     return _core.longest_step(boundaries, name) * unit
@@ -179,12 +180,14 @@ def _callable_name(name: str, given: Any) -> tuple[str | None, Any]:
             )
         return given, None
     if not callable(given):
-        raise TypeError(f"{name}: got {given!r}; want None, a built-in's name or a function")
+        raise TypeError(f"{name}: got {shown(given)}; want None, a built-in's name or a function")
     return "python", given
 
 
 def _add_tiles(tiles: TileList, prefix: str, slots: list[str], tensors: list[Any]) -> str:
     """Binds a list's arrays; returns its form."""
+    if not hasattr(tiles, "arrays"):
+        raise TypeError(f"{prefix}tiles: got {shown(tiles)}; want a TileList")
     for name, array in tiles.arrays():
         slots.append(prefix + name)
         tensors.append(array)
@@ -193,9 +196,9 @@ def _add_tiles(tiles: TileList, prefix: str, slots: list[str], tensors: list[Any
 
 def _common_block(block: Any, *lists: TileList | None) -> tuple[int, int] | None:
     """The block of the call: given, or that of its lists, which must agree."""
-    chosen = None if block is None else tuple(block)
+    chosen = None if block is None else pair("block", block, _BLOCK)
     for tiles in lists:
-        if tiles is None or tiles.block is None:
+        if getattr(tiles, "block", None) is None:
             continue
         if chosen is not None and tuple(tiles.block) != chosen:
             raise ValueError(f"block: got {chosen} and a tile list of {tuple(tiles.block)}; want the same for both")
@@ -317,6 +320,8 @@ def parse(
     if score is not None or mask is not None:
         score, score_function = _callable_name("score", score)
         mask, mask_function = _callable_name("mask", mask)
+    if not isinstance(extras, (tuple, list)):
+        raise TypeError(f"extras: got {shown(extras)}; want a tuple or list of arrays")
     for i, extra in enumerate(extras):
         slots.append(f"extra{i}")
         tensors.append(extra)
@@ -326,43 +331,92 @@ def parse(
 
         out_dtype = dtype_name.__wrapped__(out_dtype) if compiling else dtype_name(out_dtype)
     if block is not None:
-        block = tuple(block)
+        block = pair("block", block, _BLOCK)
     if band is not None:
-        band = tuple(band)
+        left, right = pair("band", band, _BAND)
+        band = (
+            left if left is None else whole("band", left, _BAND),
+            right if right is None else whole("band", right, _BAND),
+        )
+    if scale is not None and type(scale) is not float:
+        scale = real("scale", scale)
+    if type(softcap) is not float:
+        softcap = 0.0 if softcap is None else real("softcap", softcap)
+    if type(dropout) is not float:
+        dropout = 0.0 if dropout is None else real("dropout", dropout)
+    if type(threshold) is not float:
+        threshold = real("threshold", threshold)
     text = features_text.__wrapped__ if compiling else features_text
-    features = text(
-        bool(causal),
-        band,
-        affine,
-        scale,
-        softcap,
-        dropout,
-        score,
-        mask,
-        list_form,
-        bwd_list_form,
-        block,
-        mass,
-        prior_lse is not None,
-        next_tiles,
-        threshold,
-        return_lse,
-        deterministic,
-        batch_invariant,
-        out_dtype,
-        wishes,
-        threads,
-        metadata,
-    )
+    try:
+        features = text(
+            bool(causal),
+            band,
+            affine,
+            scale,
+            softcap,
+            dropout,
+            score,
+            mask,
+            list_form,
+            bwd_list_form,
+            block,
+            mass,
+            prior_lse is not None,
+            next_tiles,
+            threshold,
+            return_lse,
+            deterministic,
+            batch_invariant,
+            out_dtype,
+            wishes,
+            threads,
+            metadata,
+        )
+    except (TypeError, ValueError, RuntimeError):  # of the key of the cache, and of the truth of an array
+        _refuse_arrays(
+            causal=causal,
+            affine=affine,
+            block=block,
+            mass=mass,
+            next_tiles=next_tiles,
+            return_lse=return_lse,
+            deterministic=deterministic,
+            batch_invariant=batch_invariant,
+            wishes=wishes,
+            threads=threads,
+            metadata=metadata,
+        )
+        raise
     return Call(
         features,
         tuple(slots) if compiling else _interned(tuple(slots)),
         tuple(tensors),
         (size_q, size_k, size_k2),
-        (seed_value, offset_value, batch_offset, head_offset),
+        (seed_value, offset_value, whole("batch_offset", batch_offset), whole("head_offset", head_offset)),
         (score_function, mask_function),
     )
 
+
+def _refuse_arrays(**options: Any) -> None:
+    """TypeError for the first option that is an array or holds one, or is no key of a cache."""
+    for name, value in options.items():
+        try:
+            hash(value)
+        except TypeError:
+            raise TypeError(f"{name}: got {shown(value)}; want {_PLAIN.get(name, 'True or False')}") from None
+        if getattr(value, "shape", None) is not None:
+            raise TypeError(f"{name}: got {shown(value)}; want {_PLAIN.get(name, 'True or False')}")
+
+
+_PLAIN = {
+    "affine": "(length, stride), two integers",
+    "block": _BLOCK,
+    "mass": "None or a name",
+    "next_tiles": "None or a name",
+    "metadata": "None or a name",
+    "wishes": "a text",
+    "threads": "an integer",
+}
 
 _SOURCE = ("cu_seqlens_k", "seqused_k", "page_table", "page_indptr", "page_indices", "last_page_len")
 
@@ -384,4 +438,4 @@ def _add_source(
         return longest(f"page_indptr{suffix}", page_indptr, most, k.shape[1])
     if cu_seqlens is not None and page_table is None:
         return longest(f"cu_seqlens_k{suffix}", cu_seqlens, most)
-    return int(most) if most is not None and page_table is not None else 0
+    return whole(f"max_seqlen_k{suffix}", most) if most is not None and page_table is not None else 0

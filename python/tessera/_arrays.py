@@ -201,7 +201,7 @@ class _ArrayApi(_Host):
 
 @lru_cache(maxsize=64)
 def _library_of_type(kind: type) -> Library | None:
-    if not hasattr(kind, "__dlpack__"):
+    if not (hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")):
         return None
     roots = {base.__module__.partition(".")[0] for base in kind.__mro__}
     if "torch" in roots:
@@ -220,9 +220,10 @@ def library_of(array: Array, argument: str) -> Library:
     library = _library_of_type(type(array))
     if library is None:
         kind = type(array)
-        raise TypeError(
-            f"{argument}: got {kind.__module__}.{kind.__qualname__}; want an array with shape, dtype and __dlpack__"
-        )
+        want = "an array with shape, dtype and __dlpack__"
+        if any(base.__module__.startswith("jax.") and base.__name__ == "Tracer" for base in kind.__mro__):
+            want = "an array with memory, outside of jax.jit, grad and vmap, or inside of jax.pure_callback"
+        raise TypeError(f"{argument}: got {kind.__module__}.{kind.__qualname__}; want {want}")
     return library
 
 

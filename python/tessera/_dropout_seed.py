@@ -8,6 +8,7 @@ from typing import Any
 
 from . import _core
 from ._arrays import CPU, device_of
+from ._checks import whole
 
 Array = Any
 
@@ -24,7 +25,7 @@ def add_dropout(q: Array, seed: Any, offset: Any, drops: bool, slots: list[str],
             tensors.append(given)
             values.append(0)
         else:
-            values.append(int(given))
+            values.append(whole(name[8:], given))
             if not 0 <= values[-1] < 1 << 64:
                 raise ValueError(f"{name[8:]}: got {values[-1]}; want 0 to below 2^64")
     return values[0], values[1]

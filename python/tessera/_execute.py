@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from . import _core
 from ._arrays import CPU, device_of, dtype_name, library_of, run_on_gpu
+from ._checks import whole
 from ._problem_line import (
     BACKWARD,
     FORWARD,
@@ -48,9 +49,10 @@ def set_threads(threads: int) -> None:
     Raises ValueError for a negative number.
     """
     global _threads
-    if threads < 0:
-        raise ValueError(f"threads: got {threads}; want 0 or more")
-    _threads = int(threads)
+    number = whole("threads", threads)
+    if number < 0:
+        raise ValueError(f"threads: got {number}; want 0 or more")
+    _threads = number
 
 
 def get_threads() -> int:

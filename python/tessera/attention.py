@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._arguments import Call, parse
-from ._arrays import CPU, common_library, dtype_name, is_torch, refuse_gradient, run_on_gpu
+from ._arrays import CPU, common_library, dtype_name, is_torch, library_of, refuse_gradient, run_on_gpu
 from ._execute import backward_outputs, forward_route, get_threads, run_backward
 from .tiles import TileList
 
@@ -137,6 +137,8 @@ def attention(
     Source: Vaswani et al. 2017 (arXiv:1706.03762); blocked online softmax: Milakov and Gimelshein 2018
     (arXiv:1805.02867), Dao et al. 2022 (arXiv:2205.14135).
     """
+    if out is not None:
+        library_of(out, "out")
     # By position: matching fifty keywords takes as long as the rest of the preparation.
     call = parse(
         q,

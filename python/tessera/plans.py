@@ -10,6 +10,7 @@ from ._arguments import parse
 from ._arrays import (
     CPU,
     KeptWorkspaces,
+    _library_of_type,
     common_library,
     device_of,
     dtype_name,
@@ -17,7 +18,7 @@ from ._arrays import (
     refuse_gradient,
     run_on_gpu,
 )
-from ._execute import forward_route, get_threads
+from ._execute import Route, forward_route, get_threads
 from ._problem_line import FORWARD, attention_line, features_of, forward_outputs
 from .attention import answer
 
@@ -41,28 +42,47 @@ class AttentionPlan:
     """A forward that was planned for the shapes, dtypes and device of some arrays, to be run on others like them.
 
     Several threads may run one plan at once. On a GPU it keeps its workspace between runs. Made by `tessera.plan`.
+    `copy` and `pickle` take the arguments, the arrays among them, and plan anew.
     """
 
     def __init__(self, q: Array, k: Array, v: Array, options: dict[str, Any]) -> None:
         self._options = options
         self._call = parse(q, k, v, **options)
         named = (("q", q), ("k", k), ("v", v), *zip(self._call.slots, self._call.tensors, strict=True))
+        self._array = type(q)
         self._library = common_library(named)
         self._device = self._library.device(q)
         self._workspaces = KeptWorkspaces()  # on the GPU
-        self._route = forward_route(
-            self._call.features,
-            self._call.slots,
-            self._call.sizes,
-            q.shape,
-            k.shape,
-            v.shape,
-            tuple(tensor.shape for tensor in self._call.tensors),
+        self._planned_for = (
+            tuple(q.shape),
+            tuple(k.shape),
+            tuple(v.shape),
+            tuple(tuple(tensor.shape) for tensor in self._call.tensors),
             (q.dtype, k.dtype, v.dtype),
             None,
             get_threads() if self._device == CPU else 0,
             self._device,
         )
+        self._route = self._found_route()
+
+    def _found_route(self) -> Route:
+        return forward_route(self._call.features, self._call.slots, self._call.sizes, *self._planned_for)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "options": self._options,
+            "call": self._call,
+            "planned_for": self._planned_for,
+            "array": self._array,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._options, self._call = state["options"], state["call"]
+        self._planned_for, self._array = state["planned_for"], state["array"]
+        self._library = _library_of_type(self._array)
+        self._device = self._planned_for[-1]
+        self._workspaces = KeptWorkspaces()
+        self._route = self._found_route()
 
     @property
     def problem(self) -> str:

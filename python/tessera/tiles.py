@@ -127,13 +127,16 @@ class TileList:
         """For every query block the fewest tiles that hold `share` of its mass, heaviest first.
 
         `mass` is fp32 (batch, heads_q, query blocks, key blocks), as `attention(..., mass="mean")` returns it. Tiles
-        without mass are never kept. Needs numpy. Raises ValueError for a share outside 0 to 1.
+        without mass are never kept. Tiles whose mass is not finite are always kept, and the share is that of the
+        others. Needs numpy. Raises ValueError for a share outside 0 to 1.
         """
         import numpy
 
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"share: got {share}; want 0 to 1")
         weight = _as_numpy(mass).astype(numpy.float64)
+        unknown = ~numpy.isfinite(weight)
+        weight[unknown] = 0
         order = numpy.argsort(-weight, axis=-1, kind="stable")
         heaviest = numpy.take_along_axis(weight, order, axis=-1)
         before = numpy.cumsum(heaviest, axis=-1) - heaviest  # mass of all heavier tiles
@@ -142,7 +145,7 @@ class TileList:
             wanted &= before < share * weight.sum(axis=-1, keepdims=True)
         kept = numpy.zeros(weight.shape, bool)
         numpy.put_along_axis(kept, order, wanted, axis=-1)
-        made = cls.from_mask(kept, form=form, block=block)
+        made = cls.from_mask(kept | unknown, form=form, block=block)
         arrays = {name.removeprefix("tile_"): _in_library_of(mass, array) for name, array in made.arrays()}
         return cls(form=form, block=block, **arrays)
 

@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import tessera
-from tessera import _core
+from tessera import _arguments, _core, _execute
 
 SLOTS = ("q", "k", "v", "o")
 
@@ -227,9 +227,12 @@ class TestRefusals:
             ({"softcap": -1.0}, "softcap: got -1.000000; want"),
             ({"dropout": 1.0}, "dropout: got 1.000000; want"),
             ({"band": (1,)}, "band: got (1,); want (left, right)"),
-            ({"block": (0, 4), "mass": "mean"}, "block: got (0, 4); want 1 or more of each"),
+            ({"band": (1.5, 0)}, "band: got 1.5; want (left, right), each an integer or None"),
+            ({"block": (0, 4), "mass": "mean"}, "block: got (0, 4); want (query rows, keys), each an integer of 1"),
+            ({"block": 4}, "block: got 4; want (query rows, keys)"),
+            ({"batch_offset": 0.5}, "batch_offset: got 0.5; want an integer"),
             ({"mass": "median"}, "mass: got 'median'; want None, 'mean', 'rms'"),
-            ({"next_tiles": "list"}, "next: got 'list'; want None, 'indices', 'bitmask'"),
+            ({"next_tiles": "list"}, "next_tiles: got 'list'; want None, 'indices', 'bitmask'"),
             (
                 {"score": "swish"},
                 "score: got 'swish'; want a function, a name of register_score, or a built-in: relative, soft_clip",
@@ -248,6 +251,52 @@ class TestRefusals:
         with pytest.raises(ValueError) as raised:
             tessera.attention(*qkv, **options)
         assert text in str(raised.value)
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            ({"scale": "1"}, "scale: got '1'; want a number"),
+            ({"scale": np.ones(2)}, "scale: got an array of shape (2,); want a number"),
+            ({"softcap": "x"}, "softcap: got 'x'; want a number"),
+            ({"mask": np.ones((5, 7), bool)}, "mask: got an array of shape (5, 7); want None, a built-in's name or a"),
+            ({"causal": np.ones((5, 7), bool)}, "causal: got an array of shape (5, 7); want True or False"),
+            ({"return_lse": np.ones(2)}, "return_lse: got an array of shape (2,); want True or False"),
+            ({"tiles": np.ones((1, 1))}, "tiles: got an array of shape (1, 1); want a TileList"),
+            ({"bwd_tiles": 3}, "bwd_tiles: got 3; want a TileList"),
+            ({"band": ("a", 0)}, "band: got 'a'; want (left, right), each an integer or None"),
+            ({"threads": "2"}, "threads: got '2'; want an integer"),
+            ({"wishes": 3}, "wishes: got 3; want a text"),
+            ({"seed": "a", "dropout": 0.5}, "seed: got 'a'; want an integer"),
+            ({"extras": 3}, "extras: got 3; want a tuple or list of arrays"),
+            ({"out": 3}, "out: got builtins.int; want an array"),
+        ],
+    )
+    def test_options_of_another_type(self, qkv, options, text):
+        with pytest.raises(TypeError) as raised:
+            tessera.attention(*qkv, **options)
+        assert text in str(raised.value)
+
+    def test_equal_numbers_are_one_option_whichever_comes_first(self, qkv):
+        """1, 1.0 and True are one key of a cache."""
+        for first in (1.0, True, 1):
+            for cache in (_arguments.features_text, _execute.forward_route):
+                cache.cache_clear()
+            calls = [{"threads": first}, {"threads": 1}, {"threads": True}, {"threads": 1.0}]
+            calls += [{"band": (first, 0)}, {"band": (1, False)}, {"block": (first, 4), "mass": "mean"}]
+            calls += [{"softcap": first}, {"softcap": 1}, {"scale": first}, {"affine": (first, 1)}]
+            for options in calls:
+                tessera.attention(*qkv, **options)
+        with pytest.raises(ValueError, match=r"threads: got 1\.5; want an integer"):
+            tessera.attention(*qkv, threads=1.5)
+        tessera.attention(*qkv, threads=1)
+
+    def test_traced_values_of_jax(self, qkv):
+        jax = pytest.importorskip("jax")
+        q, k, v = (jax.numpy.asarray(x) for x in qkv)
+        with pytest.raises(TypeError, match=r"q: got jax.*Tracer; want an array with memory, outside of jax\.jit"):
+            jax.jit(lambda q: tessera.attention(q, k, v))(q)
+        with pytest.raises(TypeError, match=r"v: got jax.*Tracer; want an array with memory, outside of jax\.jit"):
+            jax.grad(lambda v: tessera.flash_attn_func(q, k, v).sum())(v)
 
     def test_slots_of_the_extension(self, qkv):
         plan = _core.Plan("attention sq=5 sk=7 hq=2 d=16")

@@ -166,6 +166,15 @@ class TestScoresAndMasks:
         ):
             tessera.attention(*qkv, score=lambda score, *at: score)
 
+    def test_a_score_that_is_no_number(self, qkv):
+        for answer, got in ((None, "None"), ("1", "'1'")):
+            with pytest.raises(TypeError, match=f"score: got {got} from the function; want a number"):
+                tessera.attention(*qkv, score=lambda *at, answer=answer: answer, wishes=ORACLE)
+        same(
+            tessera.attention(*qkv, score=lambda *at: np.int32(3), wishes=ORACLE),
+            tessera.attention(*qkv, score=lambda *at: 3.0, wishes=ORACLE),
+        )
+
     def test_an_exception_of_a_function_passes(self, qkv):
         with pytest.raises(ZeroDivisionError):
             tessera.attention(*qkv, mask=lambda *at: 1 // 0, wishes=ORACLE)

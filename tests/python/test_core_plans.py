@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -75,6 +77,25 @@ class TestPlans:
         assert plan.explain() == tessera.explain(*qkv, causal=True, threads=1)
         assert plan.explain() == tessera.explain(plan.problem, threads=1)
         assert "implementation: cpu.reference" in tessera.explain(plan.problem, wishes="implementation=cpu.reference")
+
+    @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))])
+    @pytest.mark.parametrize("library", ["numpy", "torch", "jax.numpy"])
+    def test_copies_and_pickles(self, qkv, again, library):
+        module = pytest.importorskip(library)
+        qkv = [module.asarray(x) for x in qkv]
+        used = module.asarray(np.array([20, 11], np.int32))
+        plan = tessera.plan(*qkv, causal=True, seqused_k=used, return_lse=True)
+        other = again(plan)
+        assert other is not plan and other.explain() == plan.explain()
+        for got, want in zip(other(*qkv), plan(*qkv), strict=True):
+            assert type(got) is type(want) and np.array_equal(got, want)
+        with pytest.raises(ValueError, match=r"q: got fp32 \(2, 29, 2, 16\)"):
+            other(qkv[0][:, :29], *qkv[1:])
+
+    def test_copies_of_extension_plans(self):
+        plan = _core.Plan("attention sq=40 d=8 causal", wishes="tile_q=16", threads=2, isa=tessera.cpu_isas()[-1])
+        for other in (copy.copy(plan), copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+            assert other.explain() == plan.explain()
 
     def test_explain_refuses_a_mixture(self, qkv):
         with pytest.raises(TypeError, match="explain: got a line and causal; want wishes and threads only"):

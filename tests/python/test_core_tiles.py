@@ -69,6 +69,13 @@ def test_mass_keeps_the_fewest_tiles():
         np.testing.assert_array_equal(TileList.from_mass(mass, share).to_mask(key_blocks=4)[0, 0], want)
 
 
+@pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
+def test_mass_that_is_not_finite_is_kept_and_the_rest_go_on(spoiled):
+    mass = np.array([[[[0.5, spoiled, 0.25, 0.125], [0.5, 0.25, 0.125, 0.125]]]], np.float32)
+    kept = TileList.from_mass(mass, 0.8).to_mask(key_blocks=4)[0, 0]
+    np.testing.assert_array_equal(kept, [[1, 1, 1, 0], [1, 1, 1, 0]])
+
+
 def test_mass_of_any_share_is_reached_and_minimal():
     mass = np.random.default_rng(8).dirichlet(np.ones(40), (2, 3, 7)).astype(np.float32)
     kept = TileList.from_mass(mass, 0.9).to_mask(key_blocks=40)

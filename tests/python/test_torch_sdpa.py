@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -139,23 +140,37 @@ def alibi():
         ("a last dimension that is not contiguous", lambda o: o | {"transposed": True}),
         ("attn_mask together with is_causal", lambda o: o | {"attn_mask": below(3), "is_causal": True}),
         ("batch sizes that broadcast", lambda o: o | {"one_batch": True}),
+        ("no heads", lambda o: o | {"heads": 0}),
+        ("dropout_p 1.0", lambda o: o | {"dropout_p": 1.0}),
+        ("scale inf", lambda o: o | {"scale": math.inf}),
+        ("scale 1e\\+300", lambda o: o | {"scale": 1e300}),
     ],
 )
 def test_what_is_not_replaced_goes_to_torch(reason, change):
     options = change({})
     q, k, v = tensors(options.pop("dtype", torch.float32))
-    d = options.pop("d", D)
-    q, k = q[..., :d], k[..., :d]
+    d, heads = options.pop("d", D), options.pop("heads", H)
+    q, k, v = q[:, :heads, :, :d], k[:, :heads, :, :d], v[:, :heads]
     if options.pop("transposed", False):
         q = q.mT.contiguous().mT
     if options.pop("one_batch", False):
         k, v = k[:1], v[:1]
     with sdpa_replacement() as report:
         out = imported_before(q, k, v, **options)
-    assert (report.calls, report.replaced, report.fallbacks) == (1, 0, {reason: 1})
-    assert torch.equal(out, imported_before(q, k, v, **options))
+    assert (report.calls, report.replaced, report.fallbacks) == (1, 0, {reason.replace("\\", ""): 1})
+    torch.testing.assert_close(out, imported_before(q, k, v, **options), rtol=0, atol=0, equal_nan=True)
     with sdpa_replacement(strict=True) as report, pytest.raises(NotImplementedError, match=reason):
         imported_before(q, k, v, **options)
+
+
+@pytest.mark.parametrize("options", [{"dropout_p": 1.0}, {"scale": math.inf}, {"heads": 0}])
+def test_compiled_calls_that_are_torchs(options):
+    heads = options.pop("heads", H)
+    q, k, v = (x[:, :heads] for x in tensors())
+    with sdpa_replacement() as report:
+        out = torch.compile(lambda *x: imported_before(*x, **options), fullgraph=True, backend="eager")(q, k, v)
+    assert report.replaced == 0 and sum(report.fallbacks.values()) == 1
+    torch.testing.assert_close(out, imported_before(q, k, v, **options), equal_nan=True)
 
 
 def test_errors_of_torch_stay_those_of_torch():

@@ -109,7 +109,7 @@ class _SdpaMode(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor | str:
         """Tessera's result, or the reason why the call is torch's."""
-        reason = _unsupported_tensors(query, key, value, enable_gqa)
+        reason = _unsupported_tensors(query, key, value, enable_gqa) or _unsupported_numbers(dropout_p, scale)
         if reason is not None:
             return reason
         if attn_mask is not None and is_causal:
@@ -155,6 +155,15 @@ class _SdpaMode(TorchFunctionMode):
         return pattern
 
 
+def _unsupported_numbers(dropout_p: float, scale: float | None) -> str | None:
+    """Why these numbers are for torch, which computes with them or raises its own error; None if they are not."""
+    if not 0.0 <= dropout_p < 1.0:
+        return f"dropout_p {dropout_p}"
+    if scale is not None and not abs(scale) <= torch.finfo(torch.float32).max:
+        return f"scale {scale}"
+    return None
+
+
 def _unsupported_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
     """Why these tensors are not for Tessera; None if they are."""
     tensors = (query, key, value)
@@ -174,6 +183,8 @@ def _unsupported_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: 
         return "q, k, v of different dtypes"
     if key.shape[0] != query.shape[0] or value.shape[0] != query.shape[0]:
         return "batch sizes that broadcast"
+    if query.dim() == 4 and query.shape[1] == 0:
+        return "no heads"
     if key.shape[:-1] != value.shape[:-1] or key.shape[-1] != query.shape[-1]:
         return "shapes of k and v that do not fit"
     if query.dim() == 4 and query.shape[1] != key.shape[1]:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of plain arguments, and how errors show what they got."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+
+def shown(value: Any) -> str:
+    """`value` in an error: the shape of an array, else its `repr`, cut off after 80 characters."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"an array of shape {tuple(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def whole(name: str, value: Any, want: str = "an integer") -> int:
+    """`value` as an int. Equal numbers are one key of a dict or cache, so 2.0 and True count as 2 and 1.
+
+    Raises ValueError for a fraction or infinity, TypeError for what is no number.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError(f"{name}: got {value!r}; want {want}")
+        return int(value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: got {shown(value)}; want {want}") from None
+
+
+def real(name: str, value: Any, want: str = "a number") -> float:
+    """`value` as a float. Raises TypeError for what is no number, strings among them."""
+    if not isinstance(value, (str, bytes, bytearray)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, of a tensor of several elements
+            pass
+    raise TypeError(f"{name}: got {shown(value)}; want {want}")
+
+
+def pair(name: str, value: Any, want: str) -> tuple[Any, Any]:
+    """The two members of `value`. Raises ValueError if there are not two."""
+    if not isinstance(value, (str, bytes)) and getattr(value, "shape", None) is None:
+        try:
+            first, second = value
+            return first, second
+        except (TypeError, ValueError):
+            pass
+    raise ValueError(f"{name}: got {shown(value)}; want {want}")
