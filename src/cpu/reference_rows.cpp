@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rows of the oracle's attention: softmax and its backward.
 #include <algorithm>
+#include <cmath>
 
 #include "cpu/reference_attention.h"
 
@@ -40,6 +41,8 @@ void Attention<Real>::forward_row(const Row& row) {
       }
       add_scaled(o_.data(), p, &v_[static_cast<std::size_t>(j * dv_)], o_.size());
     }
+    // Every P is NaN: so is the output, even if dropout drops all keys.
+    if (std::isnan(lse)) std::fill(o_.begin(), o_.end(), lse);
   }
   for (std::int64_t c = 0; c < dv_; ++c) {
     put(Slot::o, o_at + c, round_as(problem_.o_type, o_[static_cast<std::size_t>(c)]));

@@ -36,7 +36,7 @@ i64 bounded(const std::optional<std::int64_t>& side) {
 DropoutParams dropout_params(const Problem& problem, const Bindings& bindings) {
   DropoutParams p{};
   p.threshold = static_cast<u32>(std::lround((1.0 - static_cast<double>(problem.dropout)) * 65536.0));
-  p.scale = 65536.0F / static_cast<float>(p.threshold);
+  p.scale = p.threshold == 0 ? 0.0F : 65536.0F / static_cast<float>(p.threshold);
   p.seed = bindings.seed;
   p.offset = bindings.offset;
   p.seed_at = pointer<u64>(bindings[Slot::dropout_seed]);
@@ -132,8 +132,7 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   p.batch_offset = bindings.batch_offset;
   p.head_offset = bindings.head_offset;
   p.scale = problem.softmax_scale();
-  p.softcap = problem.softcap;
-  p.inverse_softcap = p.softcap > 0.0F ? 1.0F / p.softcap : 0.0F;
+  if (problem.softcap > 0.0F) p.softcap = Softcap(problem.softcap);
   p.slopes = pointer<float>(bindings[Slot::alibi_slopes]);
   if (const Tensor& slopes = bindings[Slot::alibi_slopes]) {
     p.slopes_batch = slopes.rank == 2 ? slopes.strides[0] : 0;

@@ -113,6 +113,18 @@ struct RowSum {
   float sum;  // 0: no keys
 };
 
+/// cap · tanh(score / cap) as policy/score.cuh computes it. Finite for every cap: 0 · ∞ would be NaN.
+struct Softcap {
+  float factor;     // of scores: a constant of the polynomials / cap
+  float saturated;  // 8 · cap; the tanh of scores as large is 1
+
+  Softcap() = default;
+  constexpr explicit Softcap(float cap) : factor(finite(0.146691397F / cap)), saturated(finite(8.0F * cap)) {}
+
+ private:
+  static constexpr float finite(float x) { return x < 3.40282347e38F ? x : 3.40282347e38F; }
+};
+
 struct FwdParams {
   bool finds_early;  // row tiles follow from these parameters alone: no lengths, positions, lists or seeds in memory
   BlockOrder order;
@@ -138,7 +150,7 @@ struct FwdParams {
 
   i64 batch_offset, head_offset;  // where callables read batch and head
   float scale;
-  float softcap, inverse_softcap;
+  Softcap softcap;      // of configurations with `softcap`
   const float* slopes;  // ALiBi: (heads) or (batch, heads)
   i64 slopes_batch, slopes_head;
   const float* sinks;  // (heads)
@@ -160,6 +172,7 @@ struct FwdParams {
   ExtraParams extras[4];  // of the score's text, then of the mask's
 };
 
-inline constexpr i64 kUnbounded = i64{1} << 40;
+/// Beyond what two positions, of 2^60 at most, and a side of a band, of as much, come to; sums with it still fit.
+inline constexpr i64 kUnbounded = i64{1} << 62;
 
 }  // namespace tessera::cuda

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <set>
@@ -331,6 +332,24 @@ TEST(Wgmma, PackedSequencesHaveTheRowTilesOfTheirOwnLength) {
   EXPECT_EQ(planes("b=5 sq=1000 layout=varlen tq=3000", 2, wgmma), 12U) << "heads and splits";
   EXPECT_EQ(planes("b=5 sq=16384 layout=varlen tq=30000", 1, wgmma), 3U) << "of 4 MB each in 16 MB";
   EXPECT_EQ(planes("b=5 sq=1000 layout=varlen tq=3000", 1, cuda::Products::mma_sync), 30U);
+}
+
+// Infinity times an output or score of 0 would be NaN.
+TEST_F(Launch, FactorsAreFiniteForEveryDropoutAndCap) {
+  const auto params = [&](const std::string& words) {
+    const Problem problem = Problem::parse("attention sq=30 hq=2 d=64 dtype=bf16 " + words);
+    return cuda::fwd_params(problem, dense(problem), 1);
+  };
+  EXPECT_EQ(params("dropout=0.999999").dropout.threshold, 0U) << "keeps nothing";
+  EXPECT_EQ(params("dropout=0.999999").dropout.scale, 0.0F);
+  EXPECT_EQ(params("dropout=0.75").dropout.scale, 4.0F);
+  for (const char* cap : {"1e-45", "3e-39", "1e-30", "0.5", "50", "1e30", "3.4028234e38"}) {
+    const cuda::Softcap softcap = params(std::string("softcap=") + cap).softcap;
+    EXPECT_TRUE(std::isfinite(softcap.factor)) << cap;
+    EXPECT_TRUE(std::isfinite(softcap.saturated)) << cap;
+    EXPECT_GT(softcap.factor, 0.0F) << cap;
+    EXPECT_GT(softcap.saturated, 0.0F) << cap;
+  }
 }
 
 TEST_F(Launch, MassesAreRelativeToTheForwardsSums) {

@@ -151,7 +151,7 @@ struct TileMass {
       __syncthreads();
       Scores s;
       find_scores(s);
-      add_weights(weight, s, bounds, keys.position, first, end, listed != ListClass::full, relative);
+      add_weights(weight, s, bounds, keys, first, end, listed != ListClass::full, relative);
     }
     return sum_of_rows(weight, relative);
   }
@@ -170,13 +170,13 @@ struct TileMass {
 
   // Of keys [first, end); `masked`: by the user's mask, if there is one.
   __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
-                                              const RowBounds<C.affine>& bounds, i64 key_position, int first, int end,
-                                              bool masked, const Rows& relative) const {
+                                              const RowBounds<C.affine>& bounds, const Segment& keys, int first,
+                                              int end, bool masked, const Rows& relative) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
       const auto point_of = [&](int half, int key) {
         return ScorePoint{p.batch_offset + work.block.batch, p.head_offset + work.block.head,
-                          work.sequence.q_position + work.block.first_row + row_of(m, half), key_position + key};
+                          work.sequence.q_position + work.block.first_row + row_of(m, half), keys.position + key};
       };
       HiddenBits<C> hidden;
       if constexpr (C.user_mask) {
@@ -188,6 +188,8 @@ struct TileMass {
       for (int half = 0; half < 2; ++half) {
         const int query = work.block.first_row + row_of(m, half);
         const Interval visible = bounds.of(query);
+        const Distances distances(work.sequence, keys, work.block.first_row, first + lane % 4 * 2);
+        const float near = distances.near_of(query);
         float slope = 0.0F;
         if constexpr (C.alibi) slope = p.slopes[work.block.batch * p.slopes_batch + work.block.head * p.slopes_head];
 #pragma unroll
@@ -199,7 +201,7 @@ struct TileMass {
             float difference;
             if constexpr (C.scale_first) {
               const float score = natural_score_of<C, typename User::Score>(
-                  product, p, slope, bounds.distance(query, key), [&] { return point_of(half, key); });
+                  product, p, slope, distances.of(near, n * 8 + i), [&] { return point_of(half, key); });
               difference = __fmul_rn(score, relative.scale) - relative.origin[m][half];  // rounded as the forward's is
             } else {
               difference = __fmaf_rn(product, relative.scale, -relative.origin[m][half]);

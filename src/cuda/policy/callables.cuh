@@ -36,7 +36,7 @@ struct RelativeScore {
 /// 4·tanh(x / 4)
 struct SoftClipScore {
   static __device__ __forceinline__ float value(float score, const ScorePoint& /*at*/, const ExtraParams* /*extras*/) {
-    return 4.0F * tanh_of(score * 0.25F);
+    return capped(score, Softcap(4.0F));
   }
 };
 

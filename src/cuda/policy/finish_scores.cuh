@@ -58,14 +58,16 @@ struct FinishScores {
 #pragma unroll
         for (int n = 0; n < C.tile_n / 8; ++n) {
           const int moved = work.tiles.moved(tile, n * 8);
+          const Distances distances(work.sequence, work.sequence.segment(tile.segment), first_query, first_key + moved);
+          const float near = distances.near_of(at.query);  // computed once for all n unless a list's tile gathers runs
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = s.tile[m][n][half * 2 + i];
             const int key = n * 8 + i + moved;
             if constexpr (C.scale_first) {
-              score = score_of<C, typename User::Score>(
-                  score, p, slope, bounds.distance(at.query, first_key + key),
-                  [&] { return work.point_of(p, at, tile.segment, first_key + key); });
+              score = score_of<C, typename User::Score>(score, p, slope, distances.of(near, n * 8 + i), [&] {
+                return work.point_of(p, at, tile.segment, first_key + key);
+              });
             }
             if ((cut_end && key >= end) || (cut_begin && key < begin)) score = -kInfinity;
             if constexpr (C.tests_elements()) {

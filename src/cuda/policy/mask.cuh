@@ -27,7 +27,6 @@ __device__ __forceinline__ int to_int(i64 x) {
 template <bool has_affine>
 struct RowBounds {
   int first_query;
-  int ahead;  // position of the first query less that of key 0
   int begin;  // of the first query's band, not clamped to the segment
   int end;
   int length;  // keys of the segment
@@ -38,7 +37,6 @@ struct RowBounds {
                                        int query) {
     const i64 distance = sequence.q_position + query - segment.position;
     first_query = query;
-    ahead = to_int(distance);
     begin = to_int(distance - p.band_left);
     end = to_int(distance + p.band_right + 1);
     length = segment.extent.length;
@@ -58,10 +56,29 @@ struct RowBounds {
     last = max(last, 0);
     return {min(max(begin + below, 0), last), last};
   }
+};
 
-  /// |position of the query − position of the key|
-  __device__ __forceinline__ float distance(int query, int key) const {
-    return fabsf(static_cast<float>(ahead + (query - first_query) - key));
+/// |position of a query − position of a key| for a block's queries and a tile's keys, whatever the positions. Of the
+/// distance between the first query and the first key, `near` is the low 22 bits; adding those of the other queries and
+/// keys to it is exact in fp32. `far` is the rest, exact up to 2^46. So only their sum is rounded, and a pair's
+/// distance does not depend on the tile.
+struct Distances {
+  int first_query;
+  int near;
+  float far;
+
+  __device__ __forceinline__ Distances(const Sequence& sequence, const Segment& segment, int query, int key)
+      : first_query(query) {
+    constexpr int low = (1 << 22) - 1;
+    const i64 ahead = sequence.q_position + query - segment.position - key;
+    near = static_cast<int>(ahead) & low;
+    far = static_cast<float>(ahead - near);
+  }
+
+  __device__ __forceinline__ float near_of(int query) const { return static_cast<float>(near + query - first_query); }
+  /// `near_query`: near_of() the query; `column`: of the key, counted from the first one.
+  __device__ __forceinline__ float of(float near_query, int column) const {
+    return fabsf(__fadd_rn(far, near_query - static_cast<float>(column)));
   }
 };
 
