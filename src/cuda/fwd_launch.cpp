@@ -44,7 +44,7 @@ struct FwdLaunch {
   Dim3 block;
   std::size_t shared_bytes;  // of a block
   TicketParams tickets;      // a tag of 0: blocks draw no further row tiles
-  std::size_t counter_at;    // in the workspace, if they do
+  std::size_t counters_at;   // in the workspace, if they do
 };
 
 constexpr std::int64_t kMostTickets = (std::int64_t{1} << 24) - 1;  // policy/tickets.cuh
@@ -207,8 +207,8 @@ void plan_forward(detail::PlanState& state, Products products) {
   }
   if (launch.grid.x < static_cast<std::uint32_t>(launch.order.count)) {
     launch.tickets.tag = next_tag();
-    launch.counter_at = round_up<std::size_t>(state.workspace_bytes, alignof(std::uint64_t));
-    state.workspace_bytes = launch.counter_at + sizeof(std::uint64_t);
+    launch.counters_at = round_up<std::size_t>(state.workspace_bytes, alignof(u64));
+    state.workspace_bytes = launch.counters_at + 2 * sizeof(u64);
   }
   state.prepared = launch;
 }
@@ -233,7 +233,8 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   }
   params.order = launch.order;
   if (launch.tickets.tag != 0) {
-    params.tickets = {reinterpret_cast<u64*>(resources.workspace + launch.counter_at), launch.tickets.tag};
+    u64* counters = reinterpret_cast<u64*>(resources.workspace + launch.counters_at);
+    params.tickets = {counters, counters + 1, launch.tickets.tag};
   }
   TensorMaps maps{};
   if (config.loader == Loader::tma) {

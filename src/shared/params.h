@@ -102,8 +102,9 @@ struct BlockOrder {
 
 /// Where blocks that stay on their multiprocessor draw the numbers of further row tiles: see policy/tickets.cuh.
 struct TicketParams {
-  u64* counter;  // in the workspace; null: no block takes more than the tile of its own number
-  u64 tag;       // of the plan, 1 to 2^40 - 1
+  u64* drawn;  // numbers; in the workspace; null: no block takes more than the tile of its own number
+  u64* left;   // blocks that draw no more; likewise
+  u64 tag;     // of the plan, 1 to 2^40 - 1
 };
 
 /// What a forward keeps of a row for the masses of its tiles: a key's probability is exp2(S'·log2(e) − origin) / sum.

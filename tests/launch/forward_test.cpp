@@ -21,6 +21,8 @@
 namespace tessera {
 namespace {
 
+using cuda::u64;
+
 TEST_F(Launch, BlocksShareWideOutputs) {
   const Problem wide = Problem::parse("attention b=3 sq=300 hq=4 hkv=2 d=128 dv=512 dtype=bf16 causal");
   const Plan plan = make_plan(wide, Target::cuda_device(0));
@@ -350,6 +352,32 @@ TEST_F(Launch, FactorsAreFiniteForEveryDropoutAndCap) {
     EXPECT_GT(softcap.factor, 0.0F) << cap;
     EXPECT_GT(softcap.saturated, 0.0F) << cap;
   }
+}
+
+// Blocks that stay draw from one, and the last to leave clears both.
+TEST_F(Launch, BlocksThatStayHaveTwoCountersInTheWorkspace) {
+  const auto run = [&](const char* line, cuda::FwdParams& params) {
+    const Problem problem = Problem::parse(line);
+    const Plan plan = make_plan(problem, Target::cuda_device(0), Wishes::parse("splits=1"));
+    EXPECT_EQ(plan.implementation(), "cuda.fwd_wgmma");
+    alignas(64) std::array<u64, 8> workspace{};
+    EXPECT_LE(plan.workspace_bytes(), sizeof(workspace));
+    Executor(plan, workspace.data(), plan.workspace_bytes()).run(dense(problem));
+    std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
+    const std::int64_t at = params.tickets.drawn == nullptr ? -1 : params.tickets.drawn - workspace.data();
+    return std::pair{plan.workspace_bytes(), at};
+  };
+  cuda::FwdParams params{};
+  EXPECT_EQ(run("attention sq=100 hq=2 d=64 dtype=bf16", params), std::pair(std::size_t{0}, std::int64_t{-1}));
+  EXPECT_EQ(params.tickets.left, nullptr);
+  const char* many = "attention b=30 sq=4096 hq=40 d=64 dtype=bf16";
+  EXPECT_EQ(run(many, params), std::pair(2 * sizeof(u64), std::int64_t{0}));
+  EXPECT_EQ(params.tickets.left, params.tickets.drawn + 1);
+  const u64 tag = params.tickets.tag;
+  EXPECT_NE(tag, 0U);
+  EXPECT_LT(gpu_.last.grid[0], static_cast<std::uint32_t>(params.order.count));
+  run(many, params);
+  EXPECT_NE(params.tickets.tag, tag) << "another plan's";
 }
 
 TEST_F(Launch, MassesAreRelativeToTheForwardsSums) {

@@ -123,17 +123,20 @@ struct FwdFeed {
         publish(item);
         ++item;
       }
-      if (p.tickets.counter == nullptr) break;
+      if (p.tickets.drawn == nullptr) break;
       if (item <= 1) ptx::take_over();  // before the first draw
       if (lane == 0) {
         if (item > 0) ptx::mbarrier_wait(nearly_copied(), static_cast<u32>(item & 1) ^ 1);
-        tile = static_cast<int>(gridDim.x) + draw(p.tickets, row_tiles.count());
+        tile = static_cast<int>(gridDim.x) + draw(p.tickets);
       }
       tile = ptx::uniform(tile);
     }
     items().wait_empty(item);
     if (lane == 0) shared.end = item;
     publish(item);
+    // The kernels in front have ended: this block has waited for that before its first draw, or, if it has no row tile,
+    // above, because only the lengths of packed sequences leave it none.
+    if (lane == 0 && p.tickets.left != nullptr) leave(p.tickets);
   }
   __device__ __forceinline__ void publish(int item) const {
     __syncwarp();

@@ -26,7 +26,7 @@ class RowTiles {
 
   /// Of packed sequences, which come one after the other, each in the order of p.order. `number`: below count(); later
   /// ones are larger. Behind all rows where there is none any more: who writes lengths while they are read loses
-  /// results, the next run's too if blocks have counted differently, but no address follows from it, and the walk ends.
+  /// results, but no address follows from it, and the walk ends.
   __device__ __forceinline__ Block at(int number) {
     int own;
     int end;  // of this lane's sequence

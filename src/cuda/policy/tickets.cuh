@@ -1,32 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 // Row tiles for blocks that take one after another: the first is that of the block's number, the others are drawn, so
-// that who has finished a short one takes the next. The counter lies in the plan's workspace, whose content is anything
-// at first; to clear it would be a launch of its own. So its upper 40 bits tell whether it counts already: they are the
-// plan's tag then. Who draws the last number clears it for the next run. (The bits of a workspace that was never used
-// are taken for a count with a probability of 2^-40.)
+// that who has finished a short one takes the next. The counters lie in the plan's workspace, whose content is anything
+// at first; to clear them would be a launch of its own. So the upper 40 bits of each tell whether it counts already:
+// they are the plan's tag then. (The bits of a workspace that was never used are taken for a count with a probability
+// of 2^-40.) A second counter tells which block is the last to draw: that one clears both for the next run. It counts
+// blocks and not row tiles, because blocks may differ about how many of these there are, if someone writes the lengths
+// of sequences meanwhile.
 #pragma once
 
 #include "shared/params.h"
 
 namespace tessera::cuda {
 
-/// The next number from 0 on; every block that has a row tile of its own draws until it gets one that is too large:
-/// `count`, the number of row tiles, draws of all together. By one thread of a block.
-__device__ __forceinline__ int draw(const TicketParams& tickets, int count) {
-  constexpr int kCountBits = 24;
-  u64 seen = *static_cast<volatile u64*>(tickets.counter);
-  int number = 0;
+inline constexpr int kTicketBits = 24;
+
+/// Counts one more: 0 for the first of a run, then 1, and so on.
+__device__ __forceinline__ int count_on(u64* counter, u64 tag) {
+  constexpr u64 numbers = (u64{1} << kTicketBits) - 1;
+  u64 before = atomicAdd(counter, u64{1});
+  if (before >> kTicketBits == tag) return static_cast<int>(before & numbers);
+  before += 1;
   while (true) {
-    if (seen >> kCountBits == tickets.tag) {
-      number = static_cast<int>(atomicAdd(tickets.counter, u64{1}) & ((u64{1} << kCountBits) - 1));
-      break;
-    }
-    const u64 found = atomicCAS(tickets.counter, seen, tickets.tag << kCountBits | 1);
-    if (found == seen) break;
-    seen = found;
+    const u64 found = atomicCAS(counter, before, tag << kTicketBits | 1);
+    if (found == before) return 0;
+    if (found >> kTicketBits == tag) return static_cast<int>(atomicAdd(counter, u64{1}) & numbers);
+    before = found;
   }
-  if (number == count - 1) atomicExch(tickets.counter, u64{0});
-  return number;
+}
+
+/// The next number from 0 on. By one thread of a block.
+__device__ __forceinline__ int draw(const TicketParams& tickets) { return count_on(tickets.drawn, tickets.tag); }
+
+/// By one thread of every block of the grid, when it draws no more.
+__device__ __forceinline__ void leave(const TicketParams& tickets) {
+  if (count_on(tickets.left, tickets.tag) != static_cast<int>(gridDim.x) - 1) return;
+  atomicExch(tickets.drawn, tickets.tag << kTicketBits);
+  atomicExch(tickets.left, tickets.tag << kTicketBits);
 }
 
 }  // namespace tessera::cuda
