@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/registered_callables.h"
 
@@ -93,16 +94,17 @@ KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment
   kv.cu_seqlens = pointer<int>(bindings[slots.cu_seqlens]);
   kv.seqused = pointer<int>(bindings[slots.seqused]);
   kv.offset = pointer<i64>(bindings[slots.offset]);
-  kv.page_size = Divisor(static_cast<int>(std::max<std::int64_t>(source.page_size, 1)));
+  constexpr std::int64_t longest = std::numeric_limits<int>::max() / 2;  // of all sequences
+  kv.page_size = Divisor(static_cast<int>(std::clamp<std::int64_t>(source.page_size, 1, longest)));
   kv.pages = static_cast<int>(source.pages);
   if (source.layout == KvLayout::paged_table) {
     const Tensor& table = bindings[slots.page_table];
     kv.page_table = table.as<int>();
     kv.page_table_stride = table.strides[0];
-    kv.page_indices = static_cast<int>(table.shape[1]);
+    kv.page_indices = reachable(table.shape[1]);
   } else if (source.layout == KvLayout::paged_csr) {
     kv.page_table = bindings[slots.page_indices].as<int>();
-    kv.page_indices = static_cast<int>(bindings[slots.page_indices].shape[0]);
+    kv.page_indices = reachable(bindings[slots.page_indices].shape[0]);
     kv.page_indptr = bindings[slots.page_indptr].as<int>();
     kv.last_page_len = pointer<int>(bindings[slots.last_page_len]);
   }

@@ -25,7 +25,7 @@ TileTable table_of(const TileList& list, const Tensor& counts, const Tensor& ind
   const Tensor& entries = list.form == TileList::Form::bitmask ? bits : indices;
   table.entries = entries.bytes();
   copy_strides(table.entry_strides, entries, list);
-  table.capacity = static_cast<int>(entries.shape[3]);
+  table.capacity = reachable(entries.shape[3]);
   if (list.form == TileList::Form::bitmask) return table;
   table.counts = counts.as<int>();
   copy_strides(table.count_strides, counts, list);

@@ -39,7 +39,7 @@ MetadataList list_of(const Problem& problem, const Bindings& bindings, Slot coun
   list.batch = static_cast<int>(counts.shape[0]);
   list.heads = static_cast<int>(counts.shape[1]);
   list.lines = static_cast<int>(counts.shape[2]);
-  list.capacity = static_cast<int>(indices.shape[3]);
+  list.capacity = reachable(indices.shape[3]);
   const bool by_key = problem.list.form == TileList::Form::transposed;
   list.limit = static_cast<int>(by_key ? problem.query_blocks() : problem.key_blocks());
   list.counts_slot = static_cast<int>(counts_slot);

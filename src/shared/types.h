@@ -22,6 +22,12 @@ constexpr Int round_up(Int a, Int b) {
   return divide_up(a, b) * b;
 }
 
+/// A count that numbers of 32 bits in memory reach at most: of more, as many as they can.
+constexpr int reachable(i64 count) {
+  constexpr int most = 0x7fffffff;
+  return count < most ? static_cast<int>(count) : most;
+}
+
 /// Of a panel, in which rows of so many 16-bit columns lie in shared memory: see SharedTile.
 constexpr int columns_of_panel(int columns) { return columns % 64 == 0 ? 64 : 32; }
 

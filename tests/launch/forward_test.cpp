@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <set>
 #include <utility>
 #include <vector>
@@ -352,6 +353,25 @@ TEST_F(Launch, FactorsAreFiniteForEveryDropoutAndCap) {
     EXPECT_GT(softcap.factor, 0.0F) << cap;
     EXPECT_GT(softcap.saturated, 0.0F) << cap;
   }
+}
+
+// Of tables and pages whose sizes 32 bits do not hold, as much as numbers of 32 bits reach.
+TEST_F(Launch, HugeTablesAndPagesAreCutToWhatIsReachable) {
+  constexpr int most = std::numeric_limits<int>::max();
+  const std::int64_t huge = (std::int64_t{1} << 32) + 5;
+  const auto params = [&](const std::string& layout, Slot slot, std::initializer_list<std::int64_t> shape) {
+    const Problem problem = Problem::parse("attention b=2 sq=30 sk=90 hq=2 d=64 dtype=bf16 " + layout);
+    Bindings bindings = dense(problem);
+    for (const Slot one : {Slot::page_table, Slot::page_indptr, Slot::page_indices, Slot::last_page_len}) {
+      bindings[one] = tensor(DType::int32, {2, 6});
+    }
+    bindings[slot] = Tensor::contiguous(bindings[slot].data, DType::int32, shape, {DeviceType::cuda, 0});
+    return cuda::kv_params(problem.kv, bindings, 0);
+  };
+  EXPECT_EQ(params("kv=csr page=16 pages=20", Slot::page_indices, {huge}).page_indices, most);
+  EXPECT_EQ(params("kv=csr page=16 pages=20", Slot::page_indices, {12}).page_indices, 12);
+  EXPECT_EQ(params("kv=table page=16 pages=20", Slot::page_table, {2, huge}).page_indices, most);
+  EXPECT_EQ(params("kv=table page=4294967296 pages=2", Slot::page_table, {2, 1}).page_size.value, most / 2U);
 }
 
 // Blocks that stay draw from one, and the last to leave clears both.
