@@ -114,7 +114,7 @@ struct Problem {
   bool grad_fp32 = false;   // dq, dk, dv are fp32 whatever q, k, v are
   bool accumulate = false;  // dq, dk, dv, dsink are added to; needs fp32 gradients
   // Promises.
-  bool deterministic = false;
+  bool deterministic = false;  // the backward gives the same bits in every run of a plan; the forward always does
   bool batch_invariant = false;
   Metadata metadata = Metadata::clamp;
   // combine: how many partials; kv_append: rotary.

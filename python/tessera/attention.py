@@ -122,10 +122,11 @@ def attention(
         tiles: those to compute, bwd_tiles: those of the backward (torch). block: (query rows, keys) of a tile.
         mass: "mean" or "rms", probability mass per tile, fp32 (b, hq, query blocks, key blocks), normalised by this
             run's LSE or by prior_lse. next_tiles: "indices" or "bitmask", the list of tiles with mass > threshold.
-    Promises: deterministic (backward), batch_invariant. wishes: "tile_q=64 tile_kv=128 splits=2", refused if they
-        cannot be met. threads: 0 for `set_threads`' number. out: memory for the result; out_dtype: its dtype.
-        metadata: what a GPU does about bad lengths, pages and lists, "trust", "clamp" (default) or "report": clamp, and
-        note the first in `status`, int32 (1) that holds 0, for `violation_of`.
+    Promises: deterministic (the backward's bits too are the same in every run), batch_invariant. wishes: "tile_q=64
+        tile_kv=128 splits=2", refused if they cannot be met. threads: 0 for `set_threads`' number. out: memory for the
+        result; out_dtype: its dtype. metadata: what a GPU does about bad lengths, pages and lists, "clamp" (default),
+        "report": clamp, and note the first in `status`, int32 (1) that holds 0, for `violation_of`, or "trust": page
+        ids and lists are used as they are, and wrong ones read or write memory that is not the call's.
 
     Returns out (as q with dv), alone or, where more is asked for, a tuple (out, lse, mass, next TileList) of what was
     asked, in the library of q. LSE: natural log, fp32 (b, hq, sq) or (hq, tokens), scale included, sink excluded, −inf

@@ -136,6 +136,8 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.source = source_of(problem);
   config.segments = problem.kv2 ? 2 : 1;
   config.tiles = problem.list ? Tiles::list : Tiles::range;
+  config.trusts =
+      problem.metadata == Metadata::trust && (config.source != Source::strided || config.tiles == Tiles::list);
   config.affine = problem.affine.has_value();
   config.softcap = problem.softcap > 0.0F;
   config.alibi = problem.alibi;

@@ -71,6 +71,7 @@ Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   fields.flag("list_elements", c.list_elements);
   fields.flag("list_waives", c.list_waives);
   fields.flag("varlen", c.varlen);
+  fields.flag("trusts", c.trusts);
   fields.flag("scale_first", c.scale_first);
   fields.flag("affine", c.affine);
   fields.flag("softcap", c.softcap);

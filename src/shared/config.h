@@ -54,6 +54,7 @@ struct FwdConfig {
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other: tested key by key
   bool list_waives = false;    // of lists with full tiles, where the user's mask is waived
   bool varlen = false;         // by wgmma: sequences lie packed; each has the row tiles of its own length
+  bool trusts = false;         // page ids and key blocks of lists are not tested; wrong ones address what is not theirs
   // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
   bool scale_first = false;
   bool affine = false;  // an affine causal mask

@@ -139,6 +139,9 @@ TEST(MakePlan, ExplainSaysWhatAndWhyNot) {
                            "cpu.linear_chunk: ", "cpu.reference: only on request"}) {
     EXPECT_TRUE(contains(text, part)) << part << "\n" << text;
   }
+  EXPECT_TRUE(contains(text, "promises:       the same bits in every run\n")) << text;
+  const Plan invariant = make_plan(Problem::parse("attention sq=200 hq=2 batch_invariant"), Target::cpu(2));
+  EXPECT_TRUE(contains(invariant.explain(), "in every run, and whatever shares the batch\n")) << invariant.explain();
   const Plan wished =
       make_plan(Problem::parse("attention sq=200"), Target::cpu(1), Wishes::parse("implementation=cpu.reference"));
   EXPECT_TRUE(contains(wished.explain(), "wishes:         implementation=cpu.reference"));

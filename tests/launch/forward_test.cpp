@@ -374,6 +374,28 @@ TEST_F(Launch, HugeTablesAndPagesAreCutToWhatIsReachable) {
   EXPECT_EQ(params("kv=table page=4294967296 pages=2", Slot::page_table, {2, 1}).page_size.value, most / 2U);
 }
 
+// A kernel of its own, where it has anything to leave out.
+TEST(Metadata, TrustLeavesOutTestsOfPagesAndLists) {
+  const auto trusting = [](const std::string& line) {
+    std::vector<std::string> names;
+    const Problem problem = Problem::parse("attention b=2 sq=200 sk=300 hq=2 d=64 dtype=bf16 " + line);
+    const Plan plan = make_plan(problem, Target::cuda(90));
+    for (const auto& kernel : plan.state().kernels) {
+      if (kernel.name.find(" trusts") != std::string::npos) names.push_back(kernel.name.substr(0, 3));
+    }
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  for (const std::string line : {"kv=table page=16", "kv=csr page=7", "kv2=csr sk2=90 page2=16",
+                                 "block=64x64 list=indices", "block=64x64 list=transposed"}) {
+    EXPECT_EQ(trusting(line + " metadata=trust"), Names{"fwd"}) << line;
+    for (const char* other : {"", " metadata=report"}) EXPECT_EQ(trusting(line + other), Names{}) << line << other;
+  }
+  EXPECT_EQ(trusting("metadata=trust seqused_k"), Names{}) << "lengths only";
+  EXPECT_EQ(trusting("metadata=trust mass=mean kv=table page=16"), (Names{"fwd", "til"})) << "both read pages";
+  EXPECT_EQ(trusting("metadata=trust mass=mean block=64x64 list=indices"), Names{"fwd"}) << "masses test no list";
+}
+
 // Blocks that stay draw from one, and the last to leave clears both.
 TEST_F(Launch, BlocksThatStayHaveTwoCountersInTheWorkspace) {
   const auto run = [&](const char* line, cuda::FwdParams& params) {

@@ -110,9 +110,10 @@ struct FwdMma {
     load_kv<VTile>(w, w.values, tile, to, p.dv);
   }
   template <class Tile>
-  __device__ __forceinline__ void load_kv(const BlockWork<C>& w, const KvRows<C.source> (&segments)[C.segments],
-                                          const KvTile& tile, u32 to, int columns) const {
-    KvRows<C.source> rows = segments[0];
+  __device__ __forceinline__ void load_kv(const BlockWork<C>& w,
+                                          const KvRows<C.source, C.trusts> (&segments)[C.segments], const KvTile& tile,
+                                          u32 to, int columns) const {
+    KvRows<C.source, C.trusts> rows = segments[0];
     if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
     if constexpr (C.gathers()) {
       const int length = w.sequence.segment(tile.segment).extent.length;

@@ -142,7 +142,7 @@ struct TileMass {
     const KvParams& kv = p.kv[segment];
     for (int first = begin + (seen - begin) / C.tile_n * C.tile_n; first < end; first += C.tile_n) {
       __syncthreads();  // nobody reads the keys before these any more
-      KvRows<C.source> tile(kv, kv.k, kv.k_strides, keys.extent, work.block.batch, work.block.kv_head);
+      KvRows<C.source, C.trusts> tile(kv, kv.k, kv.k_strides, keys.extent, work.block.batch, work.block.kv_head);
       tile.advance(first);
       load_tile<KTile, C.threads()>(q_base + C.q_bytes(), keys.extent.length - first, p.d, thread,
                                     [&](int row) { return tile.at(first, row); });

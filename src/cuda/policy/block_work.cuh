@@ -13,7 +13,7 @@ namespace tessera::cuda {
 /// Where keys and values lie, for threads that copy them; the copy engine is told no addresses.
 template <FwdConfig C, bool by_threads = C.loader != Loader::tma>
 struct KvAddresses {
-  KvRows<C.source> keys[C.segments], values[C.segments];
+  KvRows<C.source, C.trusts> keys[C.segments], values[C.segments];
 };
 template <FwdConfig C>
 struct KvAddresses<C, false> {};
@@ -36,8 +36,8 @@ struct BlockWork : KvAddresses<C> {
       for (int i = 0; i < C.segments; ++i) {
         const KvParams& kv = p.kv[i];
         const Extent extent = sequence.segment(i).extent;
-        this->keys[i] = KvRows<C.source>(kv, kv.k, kv.k_strides, extent, block.batch, block.kv_head);
-        this->values[i] = KvRows<C.source>(kv, kv.v, kv.v_strides, extent, block.batch, block.kv_head);
+        this->keys[i] = KvRows<C.source, C.trusts>(kv, kv.k, kv.k_strides, extent, block.batch, block.kv_head);
+        this->values[i] = KvRows<C.source, C.trusts>(kv, kv.v, kv.v_strides, extent, block.batch, block.kv_head);
       }
     }
     return true;
@@ -70,10 +70,11 @@ struct BoxPlace {
 template <FwdConfig C>
 __device__ __forceinline__ BoxPlace place_of(const BlockWork<C>& work, const KvParams& kv, int segment, int key) {
   const int first = work.sequence.segment(segment).extent.first;
-  if (!KvRows<C.source>::is_paged(kv)) return {first + key, work.block.batch};
+  if (!KvRows<C.source, C.trusts>::is_paged(kv)) return {first + key, work.block.batch};
   const KvPages pages(kv, first, work.block.batch);
   const int entry = ptx::divide(key, kv.page_size);
-  return {key - entry * static_cast<int>(kv.page_size.value), pages.at(entry)};
+  const int readable = C.trusts ? min(entry, pages.entries - 1) : entry;  // the engine finds no page outside the pool
+  return {key - entry * static_cast<int>(kv.page_size.value), pages.at<C.trusts>(readable)};
 }
 
 /// A tile for the copy engine, and where the first of a lane's boxes lies: looked up before there is memory for it,

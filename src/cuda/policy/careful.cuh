@@ -96,7 +96,7 @@ struct ReplacedValues {
     const int segment = C.segments == 2 ? tile.segment : 0;
     const KvParams& kv = p.kv[segment];
     const Extent extent = work.sequence.segment(segment).extent;
-    const KvRows<C.source> value_rows(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
+    const KvRows<C.source, C.trusts> value_rows(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
     const char* values = value_rows.at(0, key);
     const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
 #pragma unroll 1

@@ -23,13 +23,17 @@ struct KvPages {
         entries(p.page_indptr != nullptr ? p.page_indices - first : p.page_indices),
         count(p.pages) {}
 
-  /// A page of the pool, whatever the table says.
-  __device__ __forceinline__ int at(int entry) const { return entry < entries ? clamp(pages[entry], 0, count - 1) : 0; }
+  /// A page of the pool, whatever the table says; with `trusts` what it says, of an entry that it has.
+  template <bool trusts>
+  __device__ __forceinline__ int at(int entry) const {
+    if constexpr (trusts) return pages[entry];
+    return entry < entries ? clamp(pages[entry], 0, count - 1) : 0;
+  }
 };
 
 /// The rows of K or of V of one (sequence, kv head, segment), of 16-bit elements. Strides in bytes; that of a row fits
 /// 32 bits: the launch refuses row strides of 2^29 elements and more.
-template <Source source>
+template <Source source, bool trusts>
 struct KvRows {
   const char* base;
   int row_stride;
@@ -87,7 +91,7 @@ struct KvRows {
     } else {
       const int entry = ptx::divide(first + row, page_size);
       const int within = first + row - entry * static_cast<int>(page_size.value);
-      return ptx::advance(base + pages.at(entry) * page_stride, within, row_stride);
+      return ptx::advance(base + pages.template at<trusts>(entry) * page_stride, within, row_stride);
     }
   }
 };

@@ -142,7 +142,7 @@ class TileList {
 
   // Cells that a key block has in common with what the rows see; none for a number that is no key block's.
   __device__ __forceinline__ Interval cells_of(const ListParams& p, int block) const {
-    if (block < 0 || block >= p.key_blocks) return {0, 0};
+    if (!C.trusts && (block < 0 || block >= p.key_blocks)) return {0, 0};
     const bool second = block >= p.second_block;
     const int local = block - (second ? p.second_block : 0);
     const int size = static_cast<int>(p.block_kv.value);
