@@ -17,7 +17,7 @@ namespace {
 constexpr int kBlocks = 4;
 constexpr struct {
   unsigned x = kBlocks;
-} gridDim;  // NOLINT(readability-identifier-naming): CUDA's
+} gridDim;
 
 u64 atomicAdd(u64* at, u64 value) { return std::atomic_ref(*at).fetch_add(value); }
 u64 atomicExch(u64* at, u64 value) { return std::atomic_ref(*at).exchange(value); }
@@ -29,10 +29,8 @@ u64 atomicCAS(u64* at, u64 expected, u64 value) {
 }  // namespace
 }  // namespace tessera::cuda
 
-// NOLINTBEGIN(bugprone-reserved-identifier)
 #define __device__
 #define __forceinline__ inline
-// NOLINTEND(bugprone-reserved-identifier)
 #include "cuda/policy/tickets.cuh"
 
 namespace tessera::cuda {
