@@ -156,6 +156,23 @@ def plain_rows(rows):
     return table(head, body)
 
 
+def loader_rows(rows):
+    """A problem's times by each loader wished for, relative to that by cp.async."""
+    times = {}
+    for row in rows:
+        times.setdefault(row["problem"], {})[tokens(f"- {row['wishes']}").get("loader", "the plan's own")] = row["us"]
+    loaders = list(dict.fromkeys(loader for by_loader in times.values() for loader in by_loader))
+    others = [loader for loader in loaders if loader != "cp_async"]
+    head = ["problem", *(f"`{x}`" for x in loaders), *(f"`cp_async` / `{x}`" for x in others)]
+    body = []
+    for problem, by_loader in times.items():
+        base = by_loader.get("cp_async")
+        cells = [time_of(by_loader[x]) if x in by_loader else "" for x in loaders]
+        cells += [f"{base / by_loader[x]:.3f}" if base and x in by_loader else "" for x in others]
+        body.append([f"`{problem}`", *cells])
+    return table(head, body)
+
+
 def peer_means(rows):
     lines = []
     for peer in peers_of(rows):
@@ -338,6 +355,7 @@ LAYOUTS = {
     "gpu_dense_sm120": ("The same under the plans of SM120: 99 KB of shared memory", gpu_rows),
     "gpu_gqa_prefill": ("Short prefills with grouped heads", gpu_rows),
     "gpu_gqa_prefill_mma": ("The same by `cuda.fwd_mma`", gpu_rows),
+    "gpu_gqa_prefill_sm120": ("The same under the plans of SM120", gpu_rows),
     "gpu_lists": ("Lists of tiles beside dense attention", list_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
@@ -348,6 +366,8 @@ LAYOUTS = {
     "gpu_long": ("Long sequences, a window, packed sequences", plain_rows),
     "gpu_types": ("bf16 and fp16", plain_rows),
     "gpu_loaders": ("cp.async and TMA", plain_rows),
+    "gpu_mma_loader": ("cp.async, TMA and a warp that asks for it", loader_rows),
+    "gpu_mma_loader_sm120": ("The same under the plans of SM120", loader_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
 }

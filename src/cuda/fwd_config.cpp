@@ -298,7 +298,11 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   config.turns = !gains_without_turns(config, problem, target);
   config.varlen = products == Products::wgmma && problem.q_layout == Layout::varlen;
   if (!problem.list) config.run = config.tile_n;
-  if (!wishes.loader.empty()) config.loader = wishes.loader == "tma" ? Loader::tma : Loader::cp_async;
+  if (!wishes.loader.empty()) {
+    config.loader = wishes.loader == "tma"        ? Loader::tma
+                    : wishes.loader == "tma_warp" ? Loader::tma_warp
+                                                  : Loader::cp_async;
+  }
   return config;
 }
 

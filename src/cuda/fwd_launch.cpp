@@ -237,7 +237,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     params.tickets = {counters, counters + 1, launch.tickets.tag};
   }
   TensorMaps maps{};
-  if (config.loader == Loader::tma) {
+  if (config.by_copy_engine()) {
     params.kv[0].box_rows = box_rows(config, problem.kv);
     if (problem.kv2) params.kv[1].box_rows = box_rows(config, *problem.kv2);
     maps = tensor_maps(config, problem, params, launch.packed_heads);

@@ -28,13 +28,17 @@ Support exists(const FwdConfig& c, const Problem& /*problem*/, const Target& tar
     return Support::no("needs " + std::to_string(c.accumulators()) +
                        " registers a thread for scores and output; want at most " + std::to_string(most));
   }
-  if (!wishes.loader.empty() && wishes.loader != "tma" && wishes.loader != "cp_async") {
-    return Support::no("loader is " + wishes.loader + "; want cp_async or tma");
+  const std::string& loader = wishes.loader;
+  if (!loader.empty() && loader != "cp_async" && loader != "tma" && loader != "tma_warp") {
+    return Support::no("loader is " + loader + "; want cp_async, tma or tma_warp");
   }
-  if (c.loader == Loader::tma && !has_tma(c, target)) {
-    return Support::no(
-        "loader is tma; that wants SM90 or newer, dense or varlen keys, one segment, no list, at most 256 columns of "
-        "v");
+  if (c.by_copy_engine() && !has_tma(c, target)) {
+    return Support::no("loader is " + loader +
+                       "; that wants SM90 or newer, dense or varlen keys, one segment, no list, at most 256 columns of "
+                       "v");
+  }
+  if (c.loader == Loader::tma_warp && c.warps != 4 && c.warps != 8) {  // warpgroups, whose registers leave room
+    return Support::no("loader is tma_warp with warps=" + std::to_string(c.warps) + "; want 4 or 8 warps");
   }
   return Support::yes();
 }

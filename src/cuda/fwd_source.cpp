@@ -64,6 +64,7 @@ Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   if (c.source == Source::paged) fields.option("source", "Source::paged", " paged");
   if (c.source == Source::mixed) fields.option("source", "Source::mixed", " mixed");
   if (c.loader == Loader::tma) fields.option("loader", "Loader::tma", " tma");
+  if (c.loader == Loader::tma_warp) fields.option("loader", "Loader::tma_warp", " tma_warp");
   if (c.products == Products::wgmma) fields.set("products", "Products::wgmma");
   if (c.tiles == Tiles::list) fields.option("tiles", "Tiles::list", " list");
   if (c.segments == 2) fields.number("segments", c.segments);
@@ -93,7 +94,7 @@ std::string configuration_words(const FwdConfig& config, const CallableSources& 
 }
 
 KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
-  const bool maps = c.loader == Loader::tma;
+  const bool maps = c.by_copy_engine();
   const bool wgmma = c.products == Products::wgmma;
   const std::string file = wgmma ? "fwd_wgmma" : "fwd_mma";
   KernelSource source;

@@ -22,7 +22,10 @@ enum class Tiles : unsigned char {
 /// How tiles come into shared memory.
 enum class Loader : unsigned char {
   cp_async,  // 16 bytes a thread, by all threads
-  tma,       // boxes by the copy engine, asked for by one warp: SM90 and newer; of mma.sync strided sources only
+  // Boxes by the copy engine: SM90 and newer; of mma.sync strided sources only. By wgmma a warp beside those that
+  // compute asks for them, by mma.sync one of those that compute.
+  tma,
+  tma_warp,  // of mma.sync: a warp beside those that compute asks for the boxes
 };
 
 /// By which instructions products are computed.
@@ -90,9 +93,12 @@ struct FwdConfig {
     if (products == Products::wgmma && threads() == 128 && plainest && narrow) return 3;
     return threads() < 256 ? 256 / threads() : 1;
   }
+  constexpr bool by_copy_engine() const { return loader != Loader::cp_async; }
+  /// Whether a warpgroup beside those that compute feeds them.
+  constexpr bool is_fed() const { return products == Products::wgmma || loader == Loader::tma_warp; }
   /// Those that compute.
   constexpr int threads() const { return warps * 32; }
-  constexpr int block_threads() const { return threads() + (products == Products::wgmma ? 128 : 0); }
+  constexpr int block_threads() const { return threads() + (is_fed() ? 128 : 0); }
   constexpr int rows_a_warp() const { return tile_m / warps; }
   constexpr int q_bytes() const { return tile_m * d * bytes_of(type); }
   constexpr int k_bytes() const { return tile_n * d * bytes_of(type); }

@@ -33,7 +33,7 @@ TEST(Targets, TextNamesWhatAPlanNeeds) {
 
 TEST(WishesText, RoundTrips) {
   for (const char* text : {"", "tile_q=64", "implementation=cpu.tiled tile_q=64 tile_kv=128 splits=2", "splits=7",
-                           "tile_q=128 stages=2 warps=4 loader=tma"}) {
+                           "tile_q=128 stages=2 warps=4 loader=tma_warp"}) {
     const Wishes wishes = Wishes::parse(text);
     EXPECT_EQ(wishes.to_string(), text);
     EXPECT_TRUE(Wishes::parse(wishes.to_string()) == wishes);
@@ -54,6 +54,10 @@ TEST(WishesText, OfTheGpuForward) {
   EXPECT_NE(plan("tile_q=64 tile_kv=32 stages=3", 90).explain().find("tile=64x32 stages=3"), std::string::npos);
   EXPECT_NE(plan("tile_q=256 warps=8", 90).explain().find("tile=256x64 warps=8"), std::string::npos);
   EXPECT_NE(plan("loader=tma", 90).explain().find(" tma"), std::string::npos);
+  for (const int sm : {90, 100, 120}) {
+    const std::string text = plan("loader=tma_warp", sm).explain();
+    EXPECT_TRUE(contains(text, " tma_warp") && contains(text, "a block of 256 threads")) << text;
+  }
   const auto refusal = [&](const char* wishes, int sm) {
     try {
       plan(wishes, sm);
@@ -63,7 +67,10 @@ TEST(WishesText, OfTheGpuForward) {
     return std::string("not refused");
   };
   EXPECT_NE(refusal("loader=tma", 80).find("loader is tma; that wants SM90"), std::string::npos);
-  EXPECT_NE(refusal("loader=fast", 90).find("loader is fast; want cp_async or tma"), std::string::npos);
+  EXPECT_NE(refusal("loader=tma_warp", 89).find("loader is tma_warp; that wants SM90"), std::string::npos);
+  EXPECT_NE(refusal("loader=tma_warp tile_q=64 warps=2", 90).find("tma_warp with warps=2; want 4 or 8"),
+            std::string::npos);
+  EXPECT_NE(refusal("loader=fast", 90).find("loader is fast; want cp_async, tma or tma_warp"), std::string::npos);
   EXPECT_NE(refusal("stages=4", 89).find("needs 164864 bytes of shared memory; the target has 101376"),
             std::string::npos);
   EXPECT_NE(refusal("tile_kv=128", 90).find("needs 256 registers a thread"), std::string::npos);

@@ -282,7 +282,8 @@ TEST_P(GpuIdentity, LoadersStagesAndRowsChangeNoBit) {
     ASSERT_NO_FATAL_FAILURE(run_on(target_, first, common + "loader=cp_async"));
     int compared = 0;
     for (const char* wish : {"stages=1", "stages=2", "stages=3", "tile_q=64 warps=4", "tile_q=64 warps=2",
-                             "tile_q=128 warps=4", "tile_q=32 warps=2", "loader=tma", "loader=tma stages=2"}) {
+                             "tile_q=128 warps=4", "tile_q=32 warps=2", "loader=tma", "loader=tma stages=2",
+                             "loader=tma_warp", "loader=tma_warp stages=3", "loader=tma_warp tile_q=128 warps=8"}) {
       SCOPED_TRACE(std::string(line) + ", " + wish);
       const std::string wishes = common + wish;
       if (!supports(first.problem(), target_, Wishes::parse(wishes))) continue;

@@ -174,6 +174,23 @@ TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {
             (problem_.seqlen_q * problem_.group() + tile_q - 1) / tile_q * problem_.heads_kv * problem_.batch);
 }
 
+TEST_F(Launch, AWarpBesideThoseThatMultiplyCopies) {
+  const auto launch = [&](const char* wishes) {
+    const Plan plan = make_plan(problem_, Target::cuda_device(0),
+                                Wishes::parse(std::string("implementation=cuda.fwd_mma tile_q=128 ") + wishes));
+    gpu_.map_count = 0;
+    Executor(plan).run(dense(problem_));
+    return gpu_.last.block[0];
+  };
+  EXPECT_EQ(launch("loader=cp_async"), 128U);
+  EXPECT_EQ(gpu_.map_count, 0U);
+  EXPECT_EQ(launch("loader=tma"), 128U);
+  EXPECT_EQ(gpu_.map_count, 2U);  // of keys and of values
+  EXPECT_EQ(launch("loader=tma_warp"), 256U);
+  EXPECT_EQ(gpu_.map_count, 2U);
+  EXPECT_EQ(launch("loader=tma_warp warps=8"), 384U);
+}
+
 // Taken unasked where it is faster, on request where it is possible.
 TEST(Wgmma, IsTakenWhereItIsFaster) {
   const auto implementation = [](const std::string& line, int sm, const char* wishes = "") {

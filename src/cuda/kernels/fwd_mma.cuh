@@ -14,6 +14,7 @@
 #include "cuda/policy/softmax.cuh"
 #include "cuda/policy/tile_list.cuh"
 #include "cuda/ptx/grid.cuh"
+#include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/ring.cuh"
 
 namespace tessera::cuda {
@@ -28,11 +29,15 @@ struct FwdMma {
   using Scores = Accumulator<row_tiles, C.tile_n / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
   using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
+  static constexpr bool has_copier = C.loader == Loader::tma_warp;
+  // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
+  static constexpr int copying_registers = 24;
+  static constexpr int computing_registers = C.warps == 4 ? 232 : 240;
 
   static_assert(sizeof(BlockMemory<C>) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
-  const TensorMaps* maps;  // of the loader tma
+  const TensorMaps* maps;  // of keys that come by the copy engine
   BlockMemory<C>& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
@@ -50,12 +55,15 @@ struct FwdMma {
     BlockWork<C> work;
     if (!work.find(params, Block::of<C>(params, static_cast<int>(blockIdx.x / C.dv_parts)))) return;
     BlockMemory<C>& kept = *reinterpret_cast<BlockMemory<C>*>(memory);
+    const FwdMma kernel{params, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
+    if constexpr (has_copier) {
+      if (kernel.thread >= C.threads()) return kernel.copy(work);
+    }
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = work;
       kept.spoiled = 0;
       if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
     }
-    const FwdMma kernel{params, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     if constexpr (C.tiles == Tiles::range) {
       kernel.compute(work);
     } else {
@@ -75,13 +83,15 @@ struct FwdMma {
 
   /// `first`: the same as `work`, before a barrier makes that readable.
   __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
+    const bool any = first.tiles.count() > 0;
+    if (any) load_queries(first);
+    if constexpr (has_copier) ptx::take_registers<computing_registers>();
     Output o;
     Softmax<row_tiles> softmax;
     o.clear();
     softmax.clear();
-    if (first.tiles.count() > 0) {
-      load_queries(first);
-      if constexpr (C.loader == Loader::tma) {
+    if (any) {
+      if constexpr (C.by_copy_engine()) {
         walk_rings(first.tiles.count(), o, softmax);
       } else if constexpr (C.stages == 1) {
         walk_one_stage(first, o, softmax);
@@ -90,11 +100,29 @@ struct FwdMma {
       }
       ptx::cp_async_wait<0>();
     }
-    __syncthreads();  // the epilogue reuses the memory of the tiles
-    const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
+    sync();  // the epilogue reuses the memory of the tiles
+    const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
     if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
   }
+
+  // Asked for again rather than kept.
+  __device__ __forceinline__ int thread_again() const {
+    if constexpr (!has_copier) return thread;
+    const int again = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(again >= 0);  // divisions are shifts
+    return again;
+  }
+
+  /// Those that compute.
+  __device__ __forceinline__ void sync() const {
+    if constexpr (has_copier) {
+      ptx::barrier_sync(kComputing, C.threads());
+    } else {
+      __syncthreads();
+    }
+  }
+  static constexpr int kComputing = 1, kStart = 2;  // barriers
 
   __device__ __forceinline__ void load_queries(const BlockWork<C>& w) const {
     const PackedRows rows(p.q, 2, p.q_strides, w.block, w.sequence.q.first, p.group);
@@ -179,59 +207,93 @@ struct FwdMma {
     }
   }
 
-  // The copy engine fills a ring of keys and one of values, asked by one thread, which waits for the slowest warp of
-  // the tile before; the others wait only for data. Copies are asked for half a tile after their buffer's last use.
-  __device__ __forceinline__ void walk_rings(int count, Output& o, Softmax<row_tiles>& softmax) const {
-    const u32 barriers = ptx::shared_address(work.barriers);
-    const Ring<C.stages> keys{barriers};
-    const Ring<C.stages> values{barriers + Ring<C.stages>::bytes};
-    const auto fill_keys = [&](int i) {
-      if (threadIdx.x == 0 && i < count) {
-        keys.acquire(i, C.k_bytes());
-        const TileBoxes boxes = find_boxes<C>(work, p.kv[0], work.tiles.at(i), 0);
-        copy_tile<KTile>(work, p.kv[0], maps->keys, p.kv[0].k_strides, boxes, k_base(i % C.stages), keys.full(i), 0);
+  // The copy engine fills a ring of keys and one of values. A warp that does nothing else asks it, or the first of
+  // those that compute: then its first thread waits for the slowest warp of the tile before, half a tile after a
+  // buffer's last use. The others wait only for data.
+  __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(work.barriers)}; }
+  __device__ __forceinline__ Ring<C.stages> values() const { return {keys().barriers + Ring<C.stages>::bytes}; }
+  __device__ __forceinline__ void init_rings() const {
+    keys().init(1, C.warps);
+    values().init(1, C.warps);
+    ptx::fence_mbarrier_init();
+  }
+  /// By one thread; `w`: the block's work, from where it is at hand.
+  __device__ __forceinline__ void copy_keys(const BlockWork<C>& w, int i) const {
+    keys().acquire(i, C.k_bytes());
+    const TileBoxes boxes = find_boxes<C>(w, p.kv[0], w.tiles.at(i), 0);
+    copy_tile<KTile>(w, p.kv[0], maps->keys, p.kv[0].k_strides, boxes, k_base(i % C.stages), keys().full(i), 0);
+  }
+  __device__ __forceinline__ void copy_values(const BlockWork<C>& w, int i) const {
+    values().acquire(i, C.v_bytes());
+    const TileBoxes boxes = find_boxes<C>(w, p.kv[0], w.tiles.at(i), 0);
+    copy_tile<VTile>(w, p.kv[0], maps->values, p.kv[0].v_strides, boxes, v_base(i % C.stages), values().full(i), 0);
+  }
+
+  // By a warpgroup, because registers change hands by warpgroups; one of its warps copies. The first copies wait for
+  // nobody; others wait for them behind the barrier.
+  __device__ __forceinline__ void copy(const BlockWork<C>& first) const {
+    const bool copies = thread / 32 == C.warps && first.tiles.count() > 0;
+    if (copies && lane == 0) {
+      init_rings();
+#pragma unroll 1
+      for (int i = 0; i < C.stages && i < first.tiles.count(); ++i) {
+        copy_keys(first, i);
+        copy_values(first, i);
       }
+    }
+    __syncwarp();
+    ptx::give_registers<copying_registers>();
+    if (!copies) return;
+    ptx::barrier_sync(kStart, C.threads() + 32);
+#pragma unroll 1
+    for (int i = C.stages; lane == 0 && i < work.tiles.count(); ++i) {
+      copy_keys(work, i);
+      copy_values(work, i);
+    }
+  }
+
+  __device__ __forceinline__ void walk_rings(int tiles, Output& o, Softmax<row_tiles>& softmax) const {
+    // Registers are short: the number of tiles stays in memory where that keeps the compiler from spilling others.
+    const auto count = [&] { return has_copier || C.stages == 1 ? work.tiles.count() : tiles; };
+    const auto fill_keys = [&](int i) {
+      if (!has_copier && threadIdx.x == 0 && i < count()) copy_keys(work, i);
     };
     const auto fill_values = [&](int i) {
-      if (threadIdx.x == 0 && i < count) {
-        values.acquire(i, C.v_bytes());
-        const TileBoxes boxes = find_boxes<C>(work, p.kv[0], work.tiles.at(i), 0);
-        copy_tile<VTile>(work, p.kv[0], maps->values, p.kv[0].v_strides, boxes, v_base(i % C.stages), values.full(i),
-                         0);
-      }
+      if (!has_copier && threadIdx.x == 0 && i < count()) copy_values(work, i);
     };
-    if (threadIdx.x == 0) {
-      keys.init(1, C.warps);
-      values.init(1, C.warps);
-      ptx::fence_mbarrier_init();
-    }
+    if (!has_copier && threadIdx.x == 0) init_rings();
     for (int i = 0; i < C.stages; ++i) {
       fill_keys(i);
       fill_values(i);
     }
     ptx::cp_async_wait<0>();  // Q
-    __syncthreads();
+    if constexpr (has_copier) {
+      ptx::barrier_sync(kStart, C.threads() + 32);
+    } else {
+      __syncthreads();
+    }
     const Queries q(q_base, warp_row, lane);
-    for (int i = 0; i < count; ++i) {
-      keys.wait(i);
+    int i = 0;
+    do {
+      keys().wait(i);
       Scores s;
       find_scores(s, q, k_base(i % C.stages));
       __syncwarp();
-      if (lane == 0) keys.release(i);
+      if (thread_again() % 32 == 0) keys().release(i);
       if (i > 0) fill_values(i - 1 + C.stages);
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] {
-        values.wait(i);
+        values().wait(i);
         replace_values(v_base(i % C.stages));
         ptx::fence_async_proxy();
       });
       softmax.apply(softmax.raise(s, softmax_scale()), o);
       fill_keys(i + C.stages);
-      values.wait(i);
+      values().wait(i);
       add_values(o, s, softmax, tile, v_base(i % C.stages));
       __syncwarp();
-      if (lane == 0) values.release(i);
-    }
+      if (thread_again() % 32 == 0) values().release(i);
+    } while (++i < count());
   }
 
   /// `later`: groups of copies that were begun after that of Q.
@@ -259,15 +321,16 @@ struct FwdMma {
   // Products to scores; `replace` is called where keys may be hidden.
   template <class Replace>
   __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile, Replace replace) const {
-    FinishScores<C, User>{p, work, warp_row, lane}.finish(s, tile);
+    const int again = thread_again();
+    FinishScores<C, User>{p, work, again / 32 * C.rows_a_warp(), again % 32}.finish(s, tile);
     if (work.may_hide(tile)) replace();
   }
 
   // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
   // the copy engine brings others', or what nobody wrote. After a barrier; ends with one.
   __device__ __forceinline__ void replace_values(u32 v_at) const {
-    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread)) work.spoiled = 1;
-    __syncthreads();
+    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again())) work.spoiled = 1;
+    sync();
   }
 
   // O += P·V. The exponentials of 16 keys run beside the products of the 16 before; P's fragments are rounded from the

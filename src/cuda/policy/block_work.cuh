@@ -11,7 +11,7 @@
 namespace tessera::cuda {
 
 /// Where keys and values lie, for threads that copy them; the copy engine is told no addresses.
-template <FwdConfig C, bool by_threads = C.loader != Loader::tma>
+template <FwdConfig C, bool by_threads = !C.by_copy_engine()>
 struct KvAddresses {
   KvRows<C.source, C.trusts> keys[C.segments], values[C.segments];
 };
@@ -31,7 +31,7 @@ struct BlockWork : KvAddresses<C> {
     sequence = Sequence(p, block.batch, C.segments);
     if (block.first_row >= static_cast<int>(sequence.q.capacity * p.group.value)) return false;
     if constexpr (C.tiles == Tiles::range) tiles = KvTiles<C>(p, sequence, block);
-    if constexpr (C.loader != Loader::tma) {
+    if constexpr (!C.by_copy_engine()) {
 #pragma unroll
       for (int i = 0; i < C.segments; ++i) {
         const KvParams& kv = p.kv[i];
@@ -131,7 +131,7 @@ struct SharedWork : BlockWork<C> {
 /// With the barriers of the rings of keys and of values, of products by mma.sync.
 template <FwdConfig C>
 struct BlockMemory : SharedWork<C> {
-  u64 barriers[C.loader == Loader::tma ? 4 * C.stages : 1];
+  u64 barriers[C.by_copy_engine() ? 4 * C.stages : 1];
 };
 
 }  // namespace tessera::cuda
