@@ -34,6 +34,7 @@ struct Target {
   /// Error{unsupported} without a driver, Error{invalid_argument} for an index that there is not.
   static Target cuda_device(int index = -1);
   /// The plan of a chip of capability `sm` on the GPU that is there: its shared memory, the present multiprocessors.
+  /// A forward then runs as many blocks on each of these as that shared memory has room for.
   /// Throws as cuda_device does, and Error{unsupported} when the present chip is older or has less shared memory.
   static Target emulate(int sm, int index = -1);
   bool operator==(const Target&) const = default;

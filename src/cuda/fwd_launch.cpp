@@ -12,6 +12,7 @@
 #include "cuda/fwd_config.h"
 #include "cuda/fwd_params.h"
 #include "cuda/fwd_source.h"
+#include "cuda/jit/device.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/list_params.h"
 #include "cuda/partials.h"
@@ -73,6 +74,17 @@ FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_
           static_cast<std::size_t>(shared_bytes(config, problem)),
           {},
           0};
+}
+
+// An emulated chip's multiprocessor may have room for fewer blocks than the present one's: then a block asks for more
+// than it needs, so that no more of them share a multiprocessor here.
+std::size_t bytes_to_ask_for(std::size_t bytes, const Target& target) {
+  if (!target.emulated) return bytes;
+  constexpr std::int64_t kKept = 1024;  // of each block, by the driver: blocks_that_fit
+  const std::int64_t room = device(target.index).shared_memory + kKept;
+  const std::int64_t one_more = blocks_that_fit(static_cast<int>(bytes), target) + 1;
+  const std::int64_t too_many = round_up(room / one_more + 1, std::int64_t{16});
+  return std::max(bytes, static_cast<std::size_t>(too_many - kKept));
 }
 
 // What the copy engine cannot do, in dimensions of more than one element; a stride of 0 between heads, sequences or
@@ -243,8 +255,8 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     maps = tensor_maps(config, problem, params, launch.packed_heads);
   }
   void* parameters[] = {&params, &maps};
-  resources.kernels.front()->launch(launch.grid, launch.block, launch.shared_bytes, resources.stream.handle, parameters,
-                                    Begins::early);
+  resources.kernels.front()->launch(launch.grid, launch.block, bytes_to_ask_for(launch.shared_bytes, state.target),
+                                    resources.stream.handle, parameters, Begins::early);
   if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
   if (gathers_mass(problem)) {
     launch_mass(config, whole, problem, bindings, state.splits, masses, resources.kernels.last(2), resources.stream);

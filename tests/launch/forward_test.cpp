@@ -191,6 +191,23 @@ TEST_F(Launch, AWarpBesideThoseThatMultiplyCopies) {
   EXPECT_EQ(launch("loader=tma_warp warps=8"), 384U);
 }
 
+// On a multiprocessor of the chip that is there as many blocks run as on one of the emulated chip.
+TEST_F(Launch, EmulatedBlocksHaveNoMoreRoomThanTheirs) {
+  for (const char* line : {"attention sq=4096 hq=2 d=64 dtype=bf16", "attention sq=4096 hq=2 d=128 dtype=bf16 causal",
+                           "attention sq=4096 hq=2 d=256 dtype=bf16", "attention sq=64 hq=2 d=32 dtype=bf16"}) {
+    for (const int sm : {80, 89, 120}) {
+      const Problem problem = Problem::parse(line);
+      const Plan plan = make_plan(problem, Target::emulate(sm, 0));
+      Executor(plan).run(dense(problem));
+      const auto needed = static_cast<int>(plan.state().kernels.front().shared_bytes);
+      EXPECT_GE(static_cast<int>(gpu_.last.shared_bytes), needed) << line;
+      EXPECT_EQ(cuda::blocks_that_fit(static_cast<int>(gpu_.last.shared_bytes), Target::cuda(90)),
+                cuda::blocks_that_fit(needed, Target::cuda(sm)))
+          << line << " on sm_" << sm;
+    }
+  }
+}
+
 // Taken unasked where it is faster, on request where it is possible.
 TEST(Wgmma, IsTakenWhereItIsFaster) {
   const auto implementation = [](const std::string& line, int sm, const char* wishes = "") {
