@@ -95,7 +95,8 @@ struct Problem {
   // Masks.
   Band band;
   std::optional<AffineCausal> affine;
-  std::string mask;  // name of a mask callable, "" for none
+  std::int64_t chunk = 0;  // a query sees keys of its own chunk only, floor(position / chunk); 0: no chunks
+  std::string mask;        // name of a mask callable, "" for none
   // Softmax.
   bool sink = false;
   float dropout = 0.0F;  // probability of dropping

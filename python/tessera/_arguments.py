@@ -85,6 +85,7 @@ def features_text(
     causal: bool,
     band: Band | None,
     affine: tuple[int, int] | None,
+    attention_chunk: int,
     scale: float | None,
     softcap: float,
     dropout: float,
@@ -113,6 +114,11 @@ def features_text(
     if affine is not None:
         length, stride = (whole("affine", each) for each in pair("affine", affine, "(length, stride)"))
         words.append(f"affine={length}:{stride}")
+    if attention_chunk:
+        chunk = whole("attention_chunk", attention_chunk)
+        if chunk < 0:
+            raise ValueError(f"attention_chunk: got {attention_chunk!r}; want 0 (none) or the keys of a chunk")
+        words.append(f"chunk={chunk}")
     if scale is not None:
         words.append(f"scale={_number(scale)}")
     if softcap:
@@ -213,6 +219,7 @@ def parse(
     causal: bool = False,
     band: Band | None = None,
     affine: tuple[int, int] | None = None,
+    attention_chunk: int = 0,
     scale: float | None = None,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
@@ -352,6 +359,7 @@ def parse(
             bool(causal),
             band,
             affine,
+            attention_chunk,
             scale,
             softcap,
             dropout,
@@ -376,6 +384,7 @@ def parse(
         _refuse_arrays(
             causal=causal,
             affine=affine,
+            attention_chunk=attention_chunk,
             block=block,
             mass=mass,
             next_tiles=next_tiles,

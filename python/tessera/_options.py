@@ -19,6 +19,7 @@ class AttentionOptions(TypedDict, total=False):
     causal: bool
     band: tuple[int | None, int | None] | None
     affine: tuple[int, int] | None
+    attention_chunk: int
     scale: float | None
     softcap: float
     alibi_slopes: Array | None

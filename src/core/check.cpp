@@ -116,6 +116,9 @@ void check_scores_and_masks(const Problem& p) {
   check_callable_name("score", p.score);
   check_callable_name("mask", p.mask);
   check_band(p.band);
+  if (p.chunk < 0 || p.chunk > kMaxPosition) {
+    refuse("chunk", std::to_string(p.chunk), "0 (none) or keys of a chunk, at most 2^60");
+  }
   if (!p.affine) return;
   check_size("affine.length", p.affine->length, 1);
   check_size("affine.stride", p.affine->stride, 1);
@@ -242,6 +245,7 @@ void check_no_attention_fields(const Problem& p) {
                 {"score", !p.score.empty()},
                 {"band", p.band != Band{}},
                 {"affine", p.affine.has_value()},
+                {"chunk", p.chunk != 0},
                 {"mask", !p.mask.empty()},
                 {"dropout", p.dropout != 0.0F},
                 {"list", p.list != TileList{}},

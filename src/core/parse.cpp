@@ -90,6 +90,7 @@ void read_scores_and_masks(const LineReader& line, Problem& p) {
     if (fields.size() != 2) line.reject("affine", *text, "length:stride");
     p.affine = AffineCausal{line.to_integer("affine", fields[0]), line.to_integer("affine", fields[1])};
   }
+  p.chunk = line.integer("chunk").value_or(0);
   p.scale = line.number("scale");
   p.softcap = line.number("softcap").value_or(0.0F);
   p.alibi = line.flag("alibi");

@@ -88,6 +88,7 @@ void write_scores_and_masks(LineWriter& line, const Problem& p) {
     line.word("band", bound_text(p.band.left) + ":" + bound_text(p.band.right));
   }
   if (p.affine) line.word("affine", std::to_string(p.affine->length) + ":" + std::to_string(p.affine->stride));
+  line.integer("chunk", p.chunk, 0);
   if (p.scale) line.number("scale", *p.scale);
   line.number("softcap", p.softcap, 0.0F);
   line.flag("alibi", p.alibi);

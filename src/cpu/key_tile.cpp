@@ -86,7 +86,8 @@ bool KeyTiles::collect(const Sequence& sequence, const QueryTile& queries, KeyTi
 std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                             std::int64_t end) const {
   const Segment& first = sequence.segments[0];
-  if (!problem_.kv2 && problem_.band.left) {  // with one segment, cells before the window need no look
+  // With one segment, cells before the window or the chunk need no look.
+  if (!problem_.kv2 && (problem_.band.left || problem_.chunk > 0)) {
     const std::int64_t low = visible_keys(problem_, queries.first_position).low - first.position;
     if (low > 0) from = std::max(from, std::min(end, low / tile_kv_));
   }

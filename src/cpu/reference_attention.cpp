@@ -178,6 +178,12 @@ std::vector<std::int64_t> Attention<Real>::shuffled(std::int64_t count) {
 }
 
 template <class Real>
+std::int64_t Attention<Real>::chunk_of(std::int64_t position) const {
+  const std::int64_t chunk = position / problem_.chunk;
+  return position % problem_.chunk < 0 ? chunk - 1 : chunk;
+}
+
+template <class Real>
 void Attention<Real>::find_visible(const Row& row) {
   visible_.clear();
   const std::int64_t query_block = row.index / problem_.block_q;
@@ -189,6 +195,7 @@ void Attention<Real>::find_visible(const Row& row) {
     if (problem_.affine && key.position * problem_.affine->stride + problem_.affine->length > row.position + 1) {
       continue;
     }
+    if (problem_.chunk > 0 && chunk_of(key.position) != chunk_of(row.position)) continue;
     const TileState tile = tiles_.at(row.batch, row.head, query_block, key.block);
     if (tile == TileState::skipped) continue;
     if (mask_.visible != nullptr && tile == TileState::partial &&

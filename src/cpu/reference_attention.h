@@ -36,6 +36,8 @@ class Attention {
   void load_row(const Tensor& tensor, const Row& row, std::vector<Real>& to) const;
   void shuffle(std::vector<std::int64_t>& order);
   [[nodiscard]] std::vector<std::int64_t> shuffled(std::int64_t count);
+  /// The problem has chunks.
+  [[nodiscard]] std::int64_t chunk_of(std::int64_t position) const;
   void find_visible(const Row& row);
   void score_row(const Row& row);
   [[nodiscard]] Real score(const Row& row, std::int64_t key, Real dot, Real& slope) const;

@@ -7,6 +7,9 @@
 namespace tessera::cpu {
 namespace {
 
+/// Floor of a / b for b > 0.
+std::int64_t divide_down(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
 std::int64_t int_at(const Tensor& tensor, std::int64_t index) {
   const std::int64_t at = index * tensor.strides[0];
   return tensor.dtype == DType::int64 ? tensor.as<std::int64_t>()[at] : tensor.as<std::int32_t>()[at];
@@ -162,9 +165,12 @@ Visible visible_keys(const Problem& problem, std::int64_t position) {
   if (problem.band.right) range.high = position + *problem.band.right;
   if (problem.affine) {
     const std::int64_t room = position + 1 - problem.affine->length;  // j·stride ≤ room
-    const std::int64_t stride = problem.affine->stride;
-    const std::int64_t last = room >= 0 ? room / stride : -((-room + stride - 1) / stride);
-    range.high = std::min(range.high, last);
+    range.high = std::min(range.high, divide_down(room, problem.affine->stride));
+  }
+  if (problem.chunk > 0) {
+    const std::int64_t first = divide_down(position, problem.chunk) * problem.chunk;
+    range.low = std::max(range.low, first);
+    range.high = std::min(range.high, first + problem.chunk - 1);
   }
   return range;
 }

@@ -85,12 +85,15 @@ KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& 
 void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
                std::int64_t count, std::int64_t head, float* target);
 
-/// Inclusive range of key positions that a query at `position` may see under band and affine causal; empty: low > high.
+/// Inclusive range of key positions that a query at `position` may see under band, affine causal and chunks; empty:
+/// low > high. Both ends grow with the position.
 struct Visible {
   std::int64_t low;
   std::int64_t high;
 };
 Visible visible_keys(const Problem& problem, std::int64_t position);
-inline bool has_band(const Problem& problem) { return problem.band.left || problem.band.right || problem.affine; }
+inline bool has_band(const Problem& problem) {
+  return problem.band.left || problem.band.right || problem.affine || problem.chunk > 0;
+}
 
 }  // namespace tessera::cpu

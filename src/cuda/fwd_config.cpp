@@ -112,7 +112,8 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
 // biased.
 bool walks_plainly(const FwdConfig& config) {
   return config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
-         config.output == config.type && !config.affine && !config.dropout && !config.user_score && !config.user_mask;
+         config.output == config.type && !config.affine && !config.chunked && !config.dropout && !config.user_score &&
+         !config.user_mask;
 }
 
 bool is_plain(const FwdConfig& config) { return walks_plainly(config) && !config.scale_first; }
@@ -139,6 +140,7 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.trusts =
       problem.metadata == Metadata::trust && (config.source != Source::strided || config.tiles == Tiles::list);
   config.affine = problem.affine.has_value();
+  config.chunked = problem.chunk > 0;
   config.softcap = problem.softcap > 0.0F;
   config.alibi = problem.alibi;
   config.dropout = problem.dropout > 0.0F;
@@ -190,7 +192,7 @@ std::int64_t usual_rows(const Problem& problem) {
 void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& target) {
   const int widest = std::max(config.d, config.dv);
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
-  const bool much_to_find = config.affine || config.segments == 2;
+  const bool much_to_find = config.affine || config.chunked || config.segments == 2;
   if (problem.list || config.dropout) {  // a list's runs make whole tiles if their length is a power of two
     const bool more_than_softmax = (config.dropout && widest > 64) || config.scale_first || config.user_mask;
     set_tile(config, 128, widest > 128 || more_than_softmax ? 64 : 128, 2, 8);
@@ -285,6 +287,12 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   }
   // There the compiler needs a few registers more.
   if (target.sm >= 100 && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
+  // Chunks are found from 64-bit positions, which takes a few more yet.
+  if (config.chunked && products == Products::mma_sync && config.tile_m == 128 && target.sm >= 90 && target.sm < 120) {
+    const int widest = std::max(config.d, config.dv);
+    if (widest <= 64) config.tile_n = std::min(config.tile_n, 96);
+    if (widest == 128 && config.d == config.dv) config.tile_n = std::min(config.tile_n, 48);
+  }
   // On an H200 1 to 8% faster (docs/performance.md); on SM120 it takes the registers that 128 columns need.
   if (target.sm == 90 && (products == Products::wgmma || has_tma(config, target))) config.loader = Loader::tma;
   const auto wish = [](int& field, const std::optional<std::int64_t>& value) {

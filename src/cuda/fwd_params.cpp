@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/checked.h"
 #include "core/registered_callables.h"
 
 namespace tessera::cuda {
@@ -148,6 +149,10 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   if (problem.affine) {
     p.affine_length = problem.affine->length;
     p.affine_stride = problem.affine->stride;
+  }
+  if (problem.chunk > 0) {
+    p.chunk.size = WideDivisor(static_cast<u64>(problem.chunk));
+    p.chunk.above = round_up(2 * detail::kMaxPosition, problem.chunk);
   }
   p.splits = Divisor(1);
   for (int i = 0; i < kMaxExtras; ++i) {

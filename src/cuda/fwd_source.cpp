@@ -75,6 +75,7 @@ Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   fields.flag("trusts", c.trusts);
   fields.flag("scale_first", c.scale_first);
   fields.flag("affine", c.affine);
+  fields.flag("chunked", c.chunked);
   fields.flag("softcap", c.softcap);
   fields.flag("alibi", c.alibi);
   fields.flag("dropout", c.dropout);

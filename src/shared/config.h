@@ -60,7 +60,8 @@ struct FwdConfig {
   bool trusts = false;         // page ids and key blocks of lists are not tested; wrong ones address what is not theirs
   // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
   bool scale_first = false;
-  bool affine = false;  // an affine causal mask
+  bool affine = false;   // an affine causal mask
+  bool chunked = false;  // queries see their own chunk of the keys
   bool softcap = false;
   bool alibi = false;
   bool dropout = false;
@@ -88,7 +89,8 @@ struct FwdConfig {
   /// shared memory has blocks for, and is up to 18% slower. By wgmma a third where the plainest softmax of narrow tiles
   /// needs half as many.
   constexpr int blocks() const {
-    const bool plainest = tiles == Tiles::range && segments == 1 && !affine && !scale_first && !dropout && !user_mask;
+    const bool plainest =
+        tiles == Tiles::range && segments == 1 && !affine && !chunked && !scale_first && !dropout && !user_mask;
     const bool narrow = tile_n <= 64 && d <= 64 && dv <= 64;
     if (products == Products::wgmma && threads() == 128 && plainest && narrow) return 3;
     return threads() < 256 ? 256 / threads() : 1;

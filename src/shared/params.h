@@ -72,6 +72,12 @@ struct DropoutParams {
   i64 heads;             // query heads of a sequence
 };
 
+/// Of configurations with `chunked`.
+struct KeyChunks {
+  WideDivisor size;
+  i64 above;  // a multiple of the size that is added to positions, so that none is negative
+};
+
 /// A tensor that the text of a score or mask reads. The last dimension is contiguous.
 struct ExtraParams {
   const void* data;
@@ -163,6 +169,7 @@ struct FwdParams {
   // Inclusive and signed; left = most negative end when unbounded: see kUnbounded.
   i64 band_left, band_right;
   i64 affine_length, affine_stride;  // of configurations with `affine`
+  KeyChunks chunk;
 
   // Parts of the keys that blocks of their own walk. With more than one, o and lse are partial results, split by split,
   // each normalised by its own sum and without the sink; `combine` merges them.

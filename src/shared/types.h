@@ -54,4 +54,13 @@ struct Divisor {
   }
 };
 
+/// Of 64-bit numbers by ptx::remainder.
+struct WideDivisor {
+  u64 value = 1;
+  u64 inverse = ~u64{0};
+
+  WideDivisor() = default;
+  constexpr explicit WideDivisor(u64 divisor) : value(divisor), inverse(~u64{0} / divisor) {}
+};
+
 }  // namespace tessera::cuda

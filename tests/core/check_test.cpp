@@ -86,6 +86,8 @@ const Broken kBroken[] = {
        p.affine = AffineCausal{1, kHuge};
      },
      ErrorCode::overflow, "affine.stride"},
+    {kForward, [](Problem& p) { p.chunk = -1; }, kInvalid, "chunk"},
+    {kForward, [](Problem& p) { p.chunk = std::int64_t{1} << 61; }, kInvalid, "chunk"},
     {kForward, [](Problem& p) { p.list.full = true; }, kInvalid, "list"},
     {kForward, [](Problem& p) { p.bwd_list.form = TileList::Form::bitmask; }, kInvalid, "bwd_list"},
     {kForward, [](Problem& p) { p.next = TileList::Form::transposed; }, kInvalid, "next"},

@@ -41,7 +41,8 @@ TEST(Grammar, DefaultsFollowTheGivenKeys) {
 TEST(Grammar, EveryKeySetsItsField) {
   const Problem p = Problem::parse(
       "attention pass=backward b=2 sq=5 sk=6 hq=4 hkv=2 d=16 dv=24 dtype=fp16:bf16:fp32:fp16 layout=varlen tq=11 "
-      "kv=dense kv2=varlen sk2=8 tk2=12 seqused_q seqused_k seqused_k2 band=-3:4 affine=32:16 scale=0.3 softcap=20 "
+      "kv=dense kv2=varlen sk2=8 tk2=12 seqused_q seqused_k seqused_k2 band=-3:4 affine=32:16 chunk=128 scale=0.3 "
+      "softcap=20 "
       "alibi score=relative mask=document sink dropout=0.25 block=16x32 list=indices:kv:1:full bwd_list=bitmask:1 lse "
       "dlse grad=fp32 accumulate deterministic batch_invariant metadata=trust");
   EXPECT_EQ(p.pass, Pass::backward);
@@ -58,6 +59,7 @@ TEST(Grammar, EveryKeySetsItsField) {
   EXPECT_TRUE(p.seqused_q && p.kv.seqused && p.kv2->seqused);
   EXPECT_EQ(p.band, (Band{-3, 4}));
   EXPECT_EQ(p.affine, (AffineCausal{32, 16}));
+  EXPECT_EQ(p.chunk, 128);
   EXPECT_EQ(p.scale, 0.3F);
   EXPECT_EQ(p.softcap, 20.0F);
   EXPECT_TRUE(p.alibi && p.sink);
@@ -356,6 +358,7 @@ class RandomProblem {
     if (coin()) p.band.right = below(200) - 100;
     if (rarely()) p.band = {std::nullopt, 0};
     if (rarely()) p.affine = AffineCausal{1 + below(64), 1 + below(64)};
+    if (rarely()) p.chunk = 1 + below(64);
     if (coin()) p.dropout = static_cast<float>(below(1000)) / 1000.0F;
     if (coin()) p.block_q = 1 + below(200);
     if (coin()) p.block_kv = 1 + below(200);

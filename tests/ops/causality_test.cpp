@@ -78,7 +78,7 @@ TEST_P(Future, ChangesNoBitOfPastGradients) {
 TEST(Hidden, KeysOutsideBandListAndMaskLeakNothing) {
   for (const char* mask : {"band=5:5", "mask=document", "mask=checkerboard", "mask=prefix", "affine=2:2",
                            "block=16x16 list=indices density=0.4", "block=8x24 list=bitmask density=0.4",
-                           "block=17x5 list=transposed density=0.3", "band=-20:*", "band=*:-30"}) {
+                           "block=17x5 list=transposed density=0.3", "band=-20:*", "band=*:-30", "chunk=30"}) {
     for (const char* pass : {"attention lse ", "attention pass=backward deterministic "}) {
       const std::string line = pass + std::string("sq=80 hq=2 d=16 seed=5 tile_q=16 tile_kv=16 ") + mask;
       SequenceRun clean(line);

@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(Scores, Gradients,
                                            "dlse", "sink dlse softcap=2 causal",
                                            "sink dropout=0.3 dlse score=soft_clip alibi band=4:2",
                                            "block=3x2 list=bitmask:q:b:full mask=prefix",
-                                           "kv2=dense sk2=4 causal sink dlse", "affine=2:1 dlse",
+                                           "kv2=dense sk2=4 causal sink dlse", "affine=2:1 dlse", "chunk=4 dlse",
                                            "scale=0.9 softcap=1 dropout=0.2 sink"));
 
 TEST_P(Gradients, AreFiniteDifferencesOfTheForward) {

@@ -209,3 +209,8 @@ def noise(case: Case, *shape: int, scale: float = 1.0) -> torch.Tensor:
 def window(local: bool, keys: int) -> tuple[int, int]:
     """(left, right) below the number of keys, from torch's generator, or no window."""
     return tuple(torch.randint(0, keys, (2,)).tolist()) if local else (-1, -1)
+
+
+def chunk(chunked: bool, keys: int) -> int:
+    """Keys of a chunk, below twice as many as there are, from torch's generator; 0 for no chunks."""
+    return int(torch.randint(1, 2 * keys, (1,))) if chunked else 0

@@ -32,7 +32,10 @@ class Lengths(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What happens to a score besides the scale. `window` (left, right), −1 unbounded; `slopes` fp32 (batch, heads)."""
+    """What happens to a score besides the scale. `window` (left, right), −1 unbounded; `slopes` fp32 (batch, heads).
+
+    `chunk`: queries see keys of their own chunk of so many positions only; 0: no chunks.
+    """
 
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
@@ -40,6 +43,7 @@ class Score(NamedTuple):
     slopes: Tensor | None = None
     scale: float | None = None
     sink: Tensor | None = None
+    chunk: int = 0
 
     def to(self, device: torch.device) -> Score:
         moved = {name: x.to(device) for name, x in self._asdict().items() if isinstance(x, Tensor)}
@@ -69,6 +73,10 @@ def visibility(queries: int, keys: int, lengths: Lengths, score: Score) -> tuple
         visible = visible & (distance >= -left)
     if right >= 0:
         visible = visible & (distance <= right)
+    if score.chunk > 0:
+        # Positions count from the first key; queries before it are in chunks of their own.
+        position = i + (used_keys - used_queries) - first_key
+        visible = visible & ((j - first_key) // score.chunk == position // score.chunk)
     return visible, distance
 
 

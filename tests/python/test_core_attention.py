@@ -114,6 +114,12 @@ class TestScoresAndMasks:
         want = textbook.attention(q, k, v, visible=key * 2 + 3 <= row + 1)
         close(tessera.attention(q, k, v, affine=(3, 2)), want.out)
 
+    def test_chunks(self, qkv):
+        q, k, v = qkv
+        row, key = np.arange(13)[:, None], np.arange(21)
+        want = textbook.attention(q, k, v, visible=key // 6 == (row + 21 - 13) // 6)
+        close(tessera.attention(q, k, v, attention_chunk=6), want.out)
+
     def test_offsets(self, qkv):
         q, k, v = qkv
         shift = np.array([4, 30], np.int64)

@@ -86,6 +86,7 @@ OPTIONS = {
     "causal": ({"causal": True}, "causal"),
     "band": ({"band": (9, 3)}, "band=9:3"),
     "affine": ({"affine": (4, 2)}, "affine=4:2"),
+    "chunks": ({"causal": True, "attention_chunk": 20}, "causal chunk=20"),
     "scores": ({"scale": 0.2, "softcap": 3.5}, "scale=0.2 softcap=3.5"),
     "built-ins": ({"score": "relative", "mask": "prefix"}, "score=relative mask=prefix"),
     "dropout": ({"dropout": 0.3, "seed": 8}, "dropout=0.3"),

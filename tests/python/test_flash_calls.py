@@ -274,17 +274,22 @@ class TestBlockSparsity:
 
 
 QUERIES, KEYS, VALUES = arrays((2, 5, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
-REFUSED_3 = ["qv", "q_descale", "k_descale", "v_descale", "attention_chunk"]
+REFUSED_3 = ["qv", "q_descale", "k_descale", "v_descale"]
 REFUSED_4 = ["qv", "gather_kv_indices", "score_mod", "score_mod_bwd", "mask_mod", "aux_tensors", "aux_scalars"]
 
 
 class TestRefusals:
     @pytest.mark.parametrize("name", REFUSED_3)
     def test_3(self, name: str) -> None:
-        value = 4 if name == "attention_chunk" else QUERIES
         for function in (flash_attn_3.flash_attn_func, flash_attn_3.flash_attn_with_kvcache):
             with pytest.raises(NotImplementedError, match=rf"^{name}: got .*; want "):
-                function(QUERIES, KEYS, VALUES, **{name: value})
+                function(QUERIES, KEYS, VALUES, **{name: QUERIES})
+
+    @pytest.mark.parametrize("chunk", [-1, 2.5])
+    def test_chunks(self, chunk: float) -> None:
+        for function in (flash_attn_3.flash_attn_func, flash_attn_3.flash_attn_with_kvcache):
+            with pytest.raises(ValueError, match="^attention_chunk: got .*; want "):
+                function(QUERIES, KEYS, VALUES, attention_chunk=chunk)
 
     @pytest.mark.parametrize("name", REFUSED_4)
     def test_4(self, name: str) -> None:

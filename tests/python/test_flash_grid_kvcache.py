@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
-from flash_grid import BOOL, HEAD_COUNTS, HEADS, Case, Grid, noise, over, window  # noqa: E402
+from flash_grid import BOOL, HEAD_COUNTS, HEADS, Case, Grid, chunk, noise, over, window  # noqa: E402
 from flash_reference import Problem, shared  # noqa: E402
 from flash_textbook import Lengths, Score, packed, padded, random_lengths, rotated, starts  # noqa: E402
 from tessera.compat import flash_attn_2, flash_attn_3  # noqa: E402
@@ -60,11 +60,10 @@ class Cache(NamedTuple):
         return pool if self.where is None else pool[self.where].reshape(batch, -1, *pool.shape[2:])[:, :capacity]
 
 
-def lengths_before(case: Case, batch: int, queries: int, new: int, capacity: int, turning: bool) -> torch.Tensor:
-    """Tokens in the cache: at least one without new ones, and room for the new ones and the rotation of q."""
+def lengths_before(case: Case, batch: int, behind: int, capacity: int) -> torch.Tensor:
+    """Tokens in the cache: at least one without new ones, and room for those `behind`, new or of rotated queries."""
     if not case.new_kv:
         return torch.randint(1, capacity + 1, (batch,), dtype=torch.int32)
-    behind = queries if (case.causal or case.local) and turning else new
     return torch.randint(0, capacity - behind + 1, (batch,), dtype=torch.int32)
 
 
@@ -90,19 +89,21 @@ class Step(NamedTuple):
     problem: Problem
 
 
-def draw(case: Case, batch: int, alibi: bool, varlen: bool) -> Step:
+def draw(case: Case, batch: int, alibi: bool = False, varlen: bool = False, chunked: bool = False) -> Step:
     """The cache that the textbook sees is updated row by row."""
     queries, capacity = case.lengths
     heads, kv = HEAD_COUNTS[case.heads]
     rotary = int(case.rotary * case.d) // 16 * 16
-    score = Score(case.causal, window(case.local, capacity), 0.0, torch.rand(batch, heads) * 0.3 if alibi else None)
+    slopes = torch.rand(batch, heads) * 0.3 if alibi else None
+    score = Score(case.causal, window(case.local, capacity), 0.0, slopes, chunk=chunk(chunked, capacity))
     q = noise(case, batch, queries, heads, case.d)
     used_q = random_lengths(queries, batch) if varlen else torch.full((batch,), queries)
     new = queries if case.new_eq_q else int(torch.randint(1, queries + 1, (1,)))
     k, v = (noise(case, batch, new, kv, case.d) for _ in range(2))
     used_new = random_lengths(new, batch) if varlen else torch.full((batch,), new)
     keys, values = (noise(case, batch, capacity, kv, case.d) for _ in range(2))
-    before = lengths_before(case, batch, queries, new, capacity, rotary > 1)
+    moving = case.causal or case.local or chunked
+    before = lengths_before(case, batch, queries if moving and rotary > 1 else new, capacity)
     leftpad = padding_before(case, before)
 
     expected_k, expected_v = (keys.clone(), values.clone()) if case.new_kv else (keys, values)
@@ -112,7 +113,6 @@ def draw(case: Case, batch: int, alibi: bool, varlen: bool) -> Step:
         positions = -(-capacity // 256) * 256  # as many as pages of up to 256 have places
         angle = torch.rand(positions, rotary // 2) * 2 * math.pi
         cos, sin = torch.cos(angle).to(case.dtype), torch.sin(angle).to(case.dtype)
-        moving = case.causal or case.local
         at = before.long()[:, None]
         turned_q = rotated(q, cos, sin, at + torch.arange(queries) * int(moving), case.interleaved)
         turned_k = rotated(k, cos, sin, at + torch.arange(new), case.interleaved)
@@ -207,7 +207,7 @@ CACHE_2 = Grid(
 @over(CACHE_2)
 def test_kvcache_2(case: Case) -> None:
     batch = 2 if case.lengths not in LONG else 1
-    step = shared(case, lambda: draw(case, batch, case.alibi, False))
+    step = shared(case, lambda: draw(case, batch, alibi=case.alibi))
     cache = Cache.of(case, step.keys, step.values)
     out = call(case, flash_attn_2, step, cache, False, alibi_slopes=step.problem.score.slopes)
     check(case, step, cache, out, 5 if case.alibi else 3)
@@ -222,7 +222,7 @@ def valid_3(case: Case) -> bool:
 CACHE_3 = Grid(
     48, 1.5e7, price, valid_3, ignored, 5, num_splits=[1, 3, 0], page=[None, 1, 4, 128], batch_idx=BOOL,
     interleaved=BOOL, new_eq_q=BOOL, dtype=[torch.bfloat16], heads=HEADS, new_kv=BOOL,
-    mask=[(False, False), (True, False), (False, True)], rotary=[0.0, 0.5, 1.0], leftpad=BOOL, varlen_q=BOOL, d=[128],
+    chunked=BOOL, mask=[(False, False), (True, False), (False, True)], rotary=[0.0, 0.5, 1.0], leftpad=BOOL, varlen_q=BOOL, d=[128],
     lengths=[*PAIRS, (256, 512), (2048, 3577)],
 )  # fmt: skip
 
@@ -231,7 +231,7 @@ CACHE_3 = Grid(
 def test_kvcache_3(case: Case) -> None:
     case.causal, case.local = case.mask
     batch = 3 if case.varlen_q else 2
-    step = shared(case, lambda: draw(case, batch, False, case.varlen_q))
+    step = shared(case, lambda: draw(case, batch, varlen=case.varlen_q, chunked=case.chunked))
     cache = Cache.of(case, step.keys, step.values)
-    out = call(case, flash_attn_3, step, cache, case.varlen_q)
+    out = call(case, flash_attn_3, step, cache, case.varlen_q, attention_chunk=step.problem.score.chunk)
     check(case, step, cache, out, 2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash-attn 3's and 4's functions over their own grids, less what is refused: qv, fp8, attention_chunk."""
+"""flash-attn 3's and 4's functions over their own grids, less what is refused: qv, fp8."""
 
 from __future__ import annotations
 
@@ -12,7 +12,20 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flash_grid  # noqa: E402
-from flash_grid import BOOL, HALF, HEADS, Case, Grid, batch_of, cheap, heads_of, noise, over, window  # noqa: E402
+from flash_grid import (  # noqa: E402
+    BOOL,
+    HALF,
+    HEADS,
+    Case,
+    Grid,
+    batch_of,
+    cheap,
+    chunk,
+    heads_of,
+    noise,
+    over,
+    window,
+)
 from flash_reference import Known, Problem, check_error, shared  # noqa: E402
 from flash_textbook import Lengths, Score, packed, random_lengths, starts, worst  # noqa: E402
 from tessera.compat import flash_attn_3, flash_attn_4  # noqa: E402
@@ -59,13 +72,18 @@ def check(
         at.check(name, mine, times, at_least)
 
 
+def score_3(case: Case) -> Score:
+    keys = case.lengths[1]
+    return Score(case.causal, window(case.local, keys), case.softcap, chunk=chunk(case.chunked, keys))
+
+
 def valid_3(case: Case) -> bool:
     return case.dim_v in dims_v(case.d)
 
 
 DENSE = Grid(
     28, 2e7, price, valid_3, ignored=lambda _: ("pack_gqa", "num_splits"), inner=2, pack_gqa=BOOL, num_splits=[1, 3],
-    dtype=HALF, heads=HEADS, softcap=[0.0, 15.0], local=BOOL, causal=BOOL, d=[64, 96, 128, 192, 256],
+    dtype=HALF, heads=HEADS, softcap=[0.0, 15.0], chunked=BOOL, local=BOOL, causal=BOOL, d=[64, 96, 128, 192, 256],
     dim_v=[64, 96, 128, 192, 256, 512], lengths=DENSE_PAIRS,
 )  # fmt: skip
 
@@ -74,7 +92,7 @@ DENSE = Grid(
 def test_dense_3(case: Case) -> None:
     def draw() -> Problem:
         *inputs, grad = inputs_of(case, batch_of(case, 9))
-        return Problem(*inputs, Score(case.causal, window(case.local, case.lengths[1]), case.softcap), grad)
+        return Problem(*inputs, score_3(case), grad)
 
     problem = shared(case, draw)
     leaves = problem.leaves()
@@ -82,6 +100,7 @@ def test_dense_3(case: Case) -> None:
         *leaves,
         causal=case.causal,
         window_size=problem.score.window,
+        attention_chunk=problem.score.chunk,
         softcap=case.softcap,
         pack_gqa=case.pack_gqa,
         num_splits=case.num_splits,
@@ -94,7 +113,7 @@ def test_dense_3(case: Case) -> None:
 
 VARLEN = Grid(
     24, 2e7, price, valid_3, ignored=lambda _: ("num_splits",), inner=1, num_splits=[1, 3, 0], dtype=HALF,
-    heads=HEADS, softcap=[0.0, 15.0], local=BOOL, causal=BOOL, unused=BOOL, d=[64, 96, 128, 192, 256],
+    heads=HEADS, softcap=[0.0, 15.0], chunked=BOOL, local=BOOL, causal=BOOL, unused=BOOL, d=[64, 96, 128, 192, 256],
     dim_v=[64, 96, 128, 192, 256, 512], lengths=VARLEN_PAIRS,
 )  # fmt: skip
 
@@ -109,7 +128,7 @@ def test_varlen_3(case: Case) -> None:
 
     def draw() -> tuple[torch.Tensor, torch.Tensor, Problem]:
         *inputs, grad = inputs_of(case, batch)
-        score = Score(case.causal, window(case.local, keys), case.softcap)
+        score = score_3(case)
         room_q, room_k = random_lengths(queries, batch), random_lengths(keys, batch, zero=True)
         used_q, used_k = (
             torch.minimum(room, torch.randint_like(room, fewest, max(int(room.max()), fewest) + 1))
@@ -135,6 +154,7 @@ def test_varlen_3(case: Case) -> None:
         seqused_k=used_k.to(torch.int32) if case.unused else None,
         causal=case.causal,
         window_size=problem.score.window,
+        attention_chunk=problem.score.chunk,
         softcap=case.softcap,
         num_splits=case.num_splits,
         return_attn_probs=True,
@@ -145,7 +165,7 @@ def test_varlen_3(case: Case) -> None:
 
 
 # One in 128 of the draws of 9 sequences of up to one key has no key at all.
-NO_KEY = VARLEN.at(0).values | {"heads": "mqa", "softcap": 15.0, "local": True, "unused": True, "lengths": (511, 1)}
+NO_KEY = VARLEN.at(0).values | {"heads": "mqa", "chunked": True, "local": True, "unused": True, "lengths": (511, 1)}
 
 
 @pytest.mark.parametrize("case", [Case(VARLEN, NO_KEY)], ids=str)

@@ -114,6 +114,7 @@ constexpr Feature kFeatures[] = {
      [](const Case& c) { return c.problem.band != Band{} && !causal(c.problem.band) && !negative(c.problem.band); }},
     {"negative_band", "band", kAttention, [](const Case& c) { return negative(c.problem.band); }},
     {"affine_causal", "", kAttention, [](const Case& c) { return c.problem.affine.has_value(); }},
+    {"chunk", "", kAttention, [](const Case& c) { return c.problem.chunk > 0; }},
     {"scale", "", kAttention | kLinear, [](const Case& c) { return c.problem.scale.has_value(); }},
     {"softcap", "", kAttention, [](const Case& c) { return c.problem.softcap > 0; }},
     {"alibi", "", kAttention, [](const Case& c) { return c.problem.alibi; }},

@@ -342,6 +342,7 @@ class Generator {
       }
     }
     if (random_.chance(0.1)) p_.affine = AffineCausal{random_.between(1, 32), random_.between(1, 8)};
+    if (random_.chance(0.1)) p_.chunk = random_.between(1, 120);
   }
 
   void scores() {

@@ -100,6 +100,11 @@ std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::
     const std::int64_t room = position + 1 - problem.affine->length;
     last = std::min(last, room < 0 ? 0 : room / problem.affine->stride + 1);
   }
+  if (problem.chunk > 0) {
+    const std::int64_t ahead = (position % problem.chunk + problem.chunk) % problem.chunk;
+    first = std::max(first, position - ahead);
+    last = std::min(last, position - ahead + problem.chunk);
+  }
   first = std::min(first, keys);
   return {first, std::max(first, last)};
 }

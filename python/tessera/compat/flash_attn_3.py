@@ -11,7 +11,9 @@ bottom right corner.
 
 - `num_splits`: 0 leaves the number of parts of the keys to the plan, N fixes it; 1 hence means no split.
 - `pack_gqa`, `sm_margin`, `scheduler_metadata` tune flash-attention's kernels: accepted, without effect.
-- `qv`, `q_descale`, `k_descale`, `v_descale`, `attention_chunk` raise NotImplementedError.
+- `attention_chunk`: a query at position p sees keys of its own chunk only, floor(p / attention_chunk), besides the
+  other masks; 0: no chunks. Here it has gradients, too.
+- `qv`, `q_descale`, `k_descale`, `v_descale` raise NotImplementedError.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ __all__ = [
 ]
 
 
-def _refuse_unsupported(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any, attention_chunk: int) -> None:
+def _refuse_unsupported(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> None:
     if qv is not None:
         refuse(
             "qv",
@@ -44,12 +46,6 @@ def _refuse_unsupported(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any,
     for name, value in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
         if value is not None:
             refuse(name, value, "None: fp32, fp16 and bf16 need no descale, and fp8 is not there yet")
-    if attention_chunk:
-        refuse(
-            "attention_chunk",
-            attention_chunk,
-            "0: chunked masks are not there yet; use window_size, or one call a chunk",
-        )
 
 
 def _attend(
@@ -59,6 +55,7 @@ def _attend(
     softmax_scale: float | None,
     causal: bool,
     window_size: tuple[int, int],
+    attention_chunk: int,
     softcap: float,
     num_splits: int,
     deterministic: bool,
@@ -72,6 +69,7 @@ def _attend(
         v,
         causal=causal,
         band=band,
+        attention_chunk=attention_chunk,
         scale=softmax_scale,
         softcap=softcap if softcap > 0 else 0.0,
         deterministic=deterministic,
@@ -104,9 +102,21 @@ def flash_attn_func(
 
     With `return_attn_probs` returns (out, softmax_lse), the latter fp32 (b, h, sq).
     """
-    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None or attention_chunk:
-        _refuse_unsupported(qv, q_descale, k_descale, v_descale, attention_chunk)
-    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, num_splits, deterministic, return_attn_probs)
+    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
+        _refuse_unsupported(qv, q_descale, k_descale, v_descale)
+    return _attend(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        window_size,
+        attention_chunk,
+        softcap,
+        num_splits,
+        deterministic,
+        return_attn_probs,
+    )
 
 
 def flash_attn_qkvpacked_func(
@@ -128,9 +138,11 @@ def flash_attn_qkvpacked_func(
 
     q, k and v are views; the gradient comes back as one tensor shaped as qkv.
     """
-    _refuse_unsupported(None, q_descale, k_descale, v_descale, attention_chunk)
+    _refuse_unsupported(None, q_descale, k_descale, v_descale)
     q, k, v = unpack(qkv, 2) if qkv.ndim == 5 else _split_heads(qkv, num_heads_q)
-    return _attend(q, k, v, softmax_scale, causal, window_size, softcap, 1, deterministic, return_attn_probs)
+    return _attend(
+        q, k, v, softmax_scale, causal, window_size, attention_chunk, softcap, 1, deterministic, return_attn_probs
+    )
 
 
 def _split_heads(qkv: Array, num_heads_q: int | None) -> tuple[Array, Array, Array]:
@@ -177,8 +189,8 @@ def flash_attn_varlen_func(
     `seqused_q`, `seqused_k` int32 (batch,): tokens used of every sequence; rows behind them are 0 with an LSE of
     −inf. With `return_attn_probs` returns (out, softmax_lse), the latter fp32 (h, total_q).
     """
-    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None or attention_chunk:
-        _refuse_unsupported(qv, q_descale, k_descale, v_descale, attention_chunk)
+    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
+        _refuse_unsupported(qv, q_descale, k_descale, v_descale)
     return _attend(
         q,
         k,
@@ -186,6 +198,7 @@ def flash_attn_varlen_func(
         softmax_scale,
         causal,
         window_size,
+        attention_chunk,
         softcap,
         num_splits,
         deterministic,
@@ -250,13 +263,13 @@ def flash_attn_with_kvcache(
     with `page_table` int32 (rows, columns). `cache_seqlens` int32 (b,) or an int: tokens before the append, padding
     included. `cache_batch_idx` int32 (b,): rows of the cache or of the page table. `cache_leftpad` int32 (b,): first
     token that counts. `rotary_cos`, `rotary_sin` (positions, rotary_dim / 2), only with k: k and q turn by the
-    position in the cache, or from `rotary_seqlens` on; q without causal and window by the first alone.
+    position in the cache, or from `rotary_seqlens` on; q without causal, window and chunk by the first alone.
 
     Returns out as q; with `return_softmax_lse` the four results of flash-attn 3: (out, softmax_lse, out_accum,
     lse_accum), the last two of shape (0,), because partial results do not leave the call. There is no gradient: a
     backward raises NotImplementedError.
     """
-    _refuse_unsupported(qv, q_descale, k_descale, v_descale, attention_chunk)
+    _refuse_unsupported(qv, q_descale, k_descale, v_descale)
     result = attend_cache(
         q,
         k_cache,
@@ -265,6 +278,7 @@ def flash_attn_with_kvcache(
         v,
         causal=causal,
         window_size=window_size,
+        attention_chunk=attention_chunk,
         scale=softmax_scale,
         softcap=softcap,
         num_splits=num_splits,

@@ -55,6 +55,7 @@ def _attend(
     cache_batch_idx: Array | None,
     cache_leftpad: Array | None,
     page_table: Array | None,
+    attention_chunk: int = 0,
     alibi_slopes: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k_new: Array | None = None,
@@ -77,7 +78,7 @@ def _attend(
                 q,
                 k,
                 lengths,
-                causal or window_size[0] >= 0 or window_size[1] >= 0,
+                causal or window_size[0] >= 0 or window_size[1] >= 0 or attention_chunk > 0,
                 (rotary_cos, rotary_sin, rotary_interleaved),
                 (cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens),
             )
@@ -104,6 +105,7 @@ def _attend(
         v_cache,
         causal=causal,
         band=band,
+        attention_chunk=attention_chunk,
         scale=scale,
         softcap=softcap if softcap > 0 else 0.0,
         alibi_slopes=alibi_slopes,
@@ -151,7 +153,7 @@ def _rotate(
     """(q, k, what is left for kv_append to rotate).
 
     kv_append turns row i of k, and of q if it has as many rows, by the angle of position lengths + i. The rest is
-    turned here: q of another length, q that stands still (neither causal nor windowed), positions given by
+    turned here: q of another length, q that stands still (no causal mask, window or chunks), positions given by
     rotary_seqlens.
     """
     cos, sin, interleaved = tables

@@ -188,7 +188,7 @@ struct FwdFeed {
     const int rows = static_cast<int>(work.sequence.q.length * p.group.value);
     const int first_query = PackedRow(first_row, p.group).query;
     const int last_query = PackedRow(min(first_row + 64, rows) - 1, p.group).query;
-    const RowBounds<C.affine> bounds(p, work.sequence, work.sequence.first, first_query);
+    const RowBounds<C> bounds(p, work.sequence, work.sequence.first, first_query);
     const int begin = bounds.of(first_query).begin;
     const int end = first_row < rows ? bounds.of(last_query).end : 0;
     Uses uses{work.first_use, work.end_use};

@@ -27,7 +27,7 @@ struct FwdWgmma : FwdFeed<C> {
   static constexpr bool takes_turns = groups >= 2 && C.turns;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
-  static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine;
+  static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine || C.chunked;
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
   static constexpr int copying_registers = most_to_find                     ? 72
                                            : much_to_find                   ? 56

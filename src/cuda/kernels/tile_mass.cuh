@@ -126,7 +126,7 @@ struct TileMass {
   template <int segment>
   __device__ __forceinline__ float weigh(int block, const Rows& relative) const {
     const Segment& keys = segment == 0 ? work.sequence.first : work.sequence.second;
-    const RowBounds<C.affine> bounds(p, work.sequence, keys, work.block.first_row);
+    const RowBounds<C> bounds(p, work.sequence, keys, work.block.first_row);
     const Interval first_row = bounds.of(work.block.first_row);
     const Interval last_row = bounds.of(work.block.first_row + work.rows - 1);
     const int begin = (block - (segment == 0 ? 0 : mass.second_block)) * mass.block_kv;
@@ -170,7 +170,7 @@ struct TileMass {
 
   // Of keys [first, end); `masked`: by the user's mask, if there is one.
   __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
-                                              const RowBounds<C.affine>& bounds, const Segment& keys, int first,
+                                              const RowBounds<C>& bounds, const Segment& keys, int first,
                                               int end, bool masked, const Rows& relative) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {

@@ -116,7 +116,7 @@ struct ReplacedValues {
   __device__ __forceinline__ bool sees(int row, const KvTile& tile, int column, int key) const {
     const PackedRow at(work.block.first_row + row, p.group);
     const Segment& segment = work.sequence.segment(tile.segment);
-    const RowBounds<C.affine> bounds(p, work.sequence, segment, at.query);
+    const RowBounds<C> bounds(p, work.sequence, segment, at.query);
     const Interval visible = bounds.of(at.query);
     if (key < visible.begin || key >= visible.end) return false;
     if constexpr (C.tests_elements()) {

@@ -36,7 +36,7 @@ struct FinishScores {
   template <bool cut_begin, bool cut_end>
   __device__ __forceinline__ void finish_rows(Scores& s, const KvTile& tile) const {
     const int first_query = PackedRow(work.block.first_row, p.group).query;
-    const RowBounds<C.affine> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
+    const RowBounds<C> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
     const int first_key = tile.first + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query sees. Sequence end, band and affine mask all come down to one interval of keys for each query, so
-// an element test is two comparisons, and a tile needs none when it lies within the intervals of its first and last
-// query.
+// Which keys a query sees. Sequence end, band, affine mask and chunks all come down to one interval of keys for each
+// query, so an element test is two comparisons, and a tile needs none when it lies within the intervals of its first
+// and last query.
 #pragma once
 
 #include "cuda/policy/sequence.cuh"
+#include "cuda/ptx/math.cuh"
+#include "shared/config.h"
 
 namespace tessera::cuda {
 
@@ -24,7 +26,7 @@ __device__ __forceinline__ int to_int(i64 x) {
 }
 
 /// The intervals of a block's queries in one segment, in 32 bits from the block's first query on.
-template <bool has_affine>
+template <FwdConfig C>
 struct RowBounds {
   int first_query;
   int begin;  // of the first query's band, not clamped to the segment
@@ -32,6 +34,10 @@ struct RowBounds {
   int length;  // keys of the segment
   // Affine mask: the last visible key of the segment is floor((affine + query) / affine_stride) − affine_origin.
   i64 affine = 0, affine_stride = 0, affine_origin = 0;
+  // Chunks: positions of the first query and of key 0, raised so that a query's is not negative.
+  WideDivisor chunk;
+  u64 chunk_query = 0;
+  i64 chunk_key = 0;
 
   __device__ __forceinline__ RowBounds(const FwdParams& p, const Sequence& sequence, const Segment& segment,
                                        int query) {
@@ -40,21 +46,33 @@ struct RowBounds {
     begin = to_int(distance - p.band_left);
     end = to_int(distance + p.band_right + 1);
     length = segment.extent.length;
-    if constexpr (has_affine) {
+    if constexpr (C.affine) {
       affine = sequence.q_position + query + 1 - p.affine_length;
       affine_stride = p.affine_stride;
       affine_origin = segment.position;
+    }
+    if constexpr (C.chunked) {
+      chunk = p.chunk.size;
+      chunk_query = static_cast<u64>(sequence.q_position + query + p.chunk.above);
+      chunk_key = segment.position + p.chunk.above;
     }
   }
 
   __device__ __forceinline__ Interval of(int query) const {
     const int below = query - first_query;
     int last = min(end + below, length);
-    if constexpr (has_affine) {
+    if constexpr (C.affine) {
       last = min(last, to_int(divide_down(affine + below, affine_stride) - affine_origin + 1));
     }
+    int first = begin + below;
+    if constexpr (C.chunked) {
+      const u64 position = chunk_query + below;
+      const i64 start = static_cast<i64>(position - ptx::remainder(position, chunk)) - chunk_key;
+      first = max(first, to_int(start));
+      last = min(last, to_int(start + static_cast<i64>(chunk.value)));
+    }
     last = max(last, 0);
-    return {min(max(begin + below, 0), last), last};
+    return {min(max(first, 0), last), last};
   }
 };
 

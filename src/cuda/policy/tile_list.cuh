@@ -90,7 +90,7 @@ class TileList {
     Part() = default;
     __device__ __forceinline__ Part(const FwdParams& p, const Sequence& sequence, const Segment& segment,
                                     int first_query, int last_query, int first_cell) {
-      const RowBounds<C.affine> bounds(p, sequence, segment, first_query);
+      const RowBounds<C> bounds(p, sequence, segment, first_query);
       const Interval first = bounds.of(first_query);
       const Interval last = bounds.of(last_query);
       full = {last.begin, first.end};

@@ -107,4 +107,10 @@ __device__ __forceinline__ int divide(int x, const Divisor& divisor) {
   return divisor.value == 1 ? x : static_cast<int>(quotient);
 }
 
+/// x mod divisor for any x: the quotient from the rounded inverse is exact or one too small.
+__device__ __forceinline__ u64 remainder(u64 x, const WideDivisor& divisor) {
+  const u64 rest = x - __umul64hi(x, divisor.inverse) * divisor.value;
+  return rest >= divisor.value ? rest - divisor.value : rest;
+}
+
 }  // namespace tessera::cuda::ptx
