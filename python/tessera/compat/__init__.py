@@ -8,6 +8,7 @@ that changing one import is enough to try Tessera:
 ``flash_attn_2``      flash-attn 2.8: ``flash_attn_func`` returns the tensor alone unless asked for more
 ``flash_attn_3``      the Hopper interface: ``return_attn_probs`` adds the LSE, ``qv`` and descales exist
 ``flash_attn_4``      the CuTe interface: always ``(out, lse)``, learnable sinks, block-sparse tensors
+``bert_padding``      ``flash_attn.bert_padding``: padded batches to packed tokens and back; torch only
 ====================  =================================================================================
 
 ``lightning`` has the calls of serving engines (vLLM, SGLang, cuLA) for lightning attention; its own page says more.
@@ -33,7 +34,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-__all__ = ["flash_attn_2", "flash_attn_3", "flash_attn_4", "lightning"]
+__all__ = ["bert_padding", "flash_attn_2", "flash_attn_3", "flash_attn_4", "lightning"]
 
 
 def __getattr__(name: str) -> Any:
