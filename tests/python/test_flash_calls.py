@@ -223,16 +223,87 @@ class TestPagesOf4:
         assert lse.shape == (3, 4, 4)
         whole, _ = flash_attn_4.flash_attn_varlen_func(q, pages_k, pages_v, page_table=table)
         close(whole, textbook(q, k, v))
-        with pytest.raises(ValueError, match="cu_seqlens_k"):
-            flash_attn_4.flash_attn_varlen_func(q, pages_k, pages_v, page_table=table, cu_seqlens_k=used)
+        dense, _ = flash_attn_4.flash_attn_func(
+            q, pages_k, pages_v, page_table=table, seqused_k=used, max_seqlen_k=24, causal=True
+        )
+        assert np.array_equal(dense, out)
 
-    def test_fixed_length_of_a_split_is_batch_invariant(self) -> None:
-        q, k, v = arrays((3, 2, 4, 16), (3, 300, 2, 16), (3, 300, 2, 16))
-        whole, _ = flash_attn_4.flash_attn_varlen_func(q, k, v, seqlen_k_per_split=128)
-        for b in range(3):
-            one = slice(b, b + 1)
-            alone, _ = flash_attn_4.flash_attn_varlen_func(q[one], k[one], v[one], seqlen_k_per_split=128)
-            assert np.array_equal(alone[0], whole[b])
+    def test_lengths_as_boundaries(self) -> None:
+        q, pages_k, pages_v = arrays((7, 4, 16), (20, 8, 2, 16), (20, 8, 2, 16))
+        table = random.permutation(20)[:9].reshape(3, 3).astype(np.int32)
+        starts_q, starts_k = np.array([0, 2, 3, 7], np.int32), np.array([0, 24, 29, 46], np.int32)
+        places = {"cu_seqlens_q": starts_q, "max_seqlen_q": 4, "page_table": table, "causal": True}
+        call = flash_attn_4.flash_attn_varlen_func
+        out, _ = call(q, pages_k, pages_v, cu_seqlens_k=starts_k, max_seqlen_k=24, **places)
+        used = np.diff(starts_k)
+        assert np.array_equal(out, call(q, pages_k, pages_v, seqused_k=used, **places)[0])
+        for b, rows in enumerate((slice(0, 2), slice(2, 3), slice(3, 7))):
+            k, v = (pool[table[b]].reshape(1, 24, 2, 16)[:, : used[b]] for pool in (pages_k, pages_v))
+            close(out[rows], textbook(q[None, rows], k, v, True)[0])
+
+
+class TestSm120Calls:
+    """What builds of flash-attn 4 for SM120 take beside upstream: their examples, on small arrays."""
+
+    def test_dropout(self) -> None:
+        q, k, v = arrays((2, 40, 4, 16), (2, 50, 2, 16), (2, 50, 2, 16))
+        out, _ = flash_attn_4.flash_attn_func(q, k, v, causal=True, dropout_p=0.3, dropout_seed=42)
+        assert np.array_equal(out, tessera.attention(q, k, v, causal=True, dropout=0.3, seed=42))
+        other, _ = flash_attn_4.flash_attn_func(q, k, v, causal=True, dropout_p=0.3, dropout_seed=43)
+        assert not np.array_equal(out, other)
+        drawn = [flash_attn_4.flash_attn_func(q, k, v, dropout_p=0.3)[0] for _ in range(2)]
+        assert not np.array_equal(*drawn), "a seed of its own for each call"
+        starts_q, starts_k = np.array([0, 40, 80], np.int32), np.array([0, 50, 100], np.int32)
+        rows, keys, values = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+        packed, _ = flash_attn_4.flash_attn_varlen_func(
+            rows,
+            keys,
+            values,
+            cu_seqlens_q=starts_q,
+            cu_seqlens_k=starts_k,
+            causal=True,
+            dropout_p=0.3,
+            dropout_seed=42,
+        )
+        close(packed, out.reshape(packed.shape))
+
+    def test_splits(self) -> None:
+        q, k, v = arrays((2, 1, 4, 16), (2, 300, 2, 16), (2, 300, 2, 16))
+        out, _ = flash_attn_4.flash_attn_func(q, k, v, causal=True, num_splits=4)
+        close(out, textbook(q, k, v, True))
+
+    def test_lengths_without_pages(self) -> None:
+        q, k, v = arrays((2, 3, 4, 16), (2, 30, 2, 16), (2, 30, 2, 16))
+        used = np.array([30, 11], np.int32)
+        out, _ = flash_attn_4.flash_attn_func(q, k, v, causal=True, seqused_k=used)
+        close(out, textbook(q, k, v, True, keys=used))
+
+    def test_parts_of_a_fixed_length_are_refused(self) -> None:
+        with pytest.raises(NotImplementedError, match=r"^seqlen_k_per_split: got 128; want "):
+            flash_attn_4.flash_attn_varlen_func(QUERIES, KEYS, VALUES, seqlen_k_per_split=128)
+
+    @pytest.mark.parametrize("error", [AssertionError, ValueError])
+    @pytest.mark.parametrize("dim", [4, 148, 520])
+    def test_head_dims(self, dim: int, error: type[Exception]) -> None:
+        q, k, v = arrays((1, 5, 4, dim), (1, 5, 2, dim), (1, 5, 2, dim))
+        want = rf"^head_dim: got {dim}: \(head_dim, head_dim_v\)=\({dim}, {dim}\) is not supported on SM.*; want "
+        with pytest.raises(error, match=want):
+            flash_attn_4.flash_attn_func(q, k, v)
+
+    def test_scheduler_metadata(self) -> None:
+        q, k, v = arrays((9, 4, 16), (9, 2, 16), (9, 2, 16))
+        starts = np.array([0, 4, 9], np.int32)
+        places = {"cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": 5, "max_seqlen_k": 5}
+        plain, _ = flash_attn_4.flash_attn_varlen_func(q, k, v, **places)
+        sizes = {"nheads": 4, "nheads_kv": 2, "headdim": 16}
+        for splits, causal in ((1, False), (1, True), (3, False)):
+            metadata = flash_attn_4.get_scheduler_metadata(num_splits=splits, causal=causal, **places, **sizes)
+            assert (metadata.tile_count_semaphore is None) == (metadata.num_m_blocks_ptr is None)
+            assert (metadata.cu_total_m_blocks is None) == (causal or splits > 1)
+            out, _ = flash_attn_4.flash_attn_varlen_func(q, k, v, **places, scheduler_metadata=metadata)
+            assert np.array_equal(out, plain)
+        with pytest.raises(ValueError, match=r"^cu_seqlens_q: got None; want "):
+            flash_attn_4.get_scheduler_metadata(5, 5, 4, 2, 16, 1)
 
 
 class TestBlockSparsity:
@@ -288,7 +359,7 @@ class TestRefusals:
     @pytest.mark.parametrize("chunk", [-1, 2.5])
     def test_chunks(self, chunk: float) -> None:
         for function in (flash_attn_3.flash_attn_func, flash_attn_3.flash_attn_with_kvcache):
-            with pytest.raises(ValueError, match="^attention_chunk: got .*; want "):
+            with pytest.raises(ValueError, match=r"^attention_chunk: got .*; want "):
                 function(QUERIES, KEYS, VALUES, attention_chunk=chunk)
 
     @pytest.mark.parametrize("name", REFUSED_4)

@@ -222,8 +222,8 @@ def valid_3(case: Case) -> bool:
 CACHE_3 = Grid(
     48, 1.5e7, price, valid_3, ignored, 5, num_splits=[1, 3, 0], page=[None, 1, 4, 128], batch_idx=BOOL,
     interleaved=BOOL, new_eq_q=BOOL, dtype=[torch.bfloat16], heads=HEADS, new_kv=BOOL,
-    chunked=BOOL, mask=[(False, False), (True, False), (False, True)], rotary=[0.0, 0.5, 1.0], leftpad=BOOL, varlen_q=BOOL, d=[128],
-    lengths=[*PAIRS, (256, 512), (2048, 3577)],
+    chunked=BOOL, mask=[(False, False), (True, False), (False, True)], rotary=[0.0, 0.5, 1.0], leftpad=BOOL,
+    varlen_q=BOOL, d=[128], lengths=[*PAIRS, (256, 512), (2048, 3577)],
 )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ TAIL_4 = (
     "num_splits=1, pack_gqa=None, "
     "deterministic=False, score_mod=None, score_mod_bwd=None, mask_mod=None"
 )
+# What SM120 builds of flash-attn 4 take besides, behind upstream's arguments.
+DROPOUT_4 = "dropout_p=0.0, dropout_seed=None"
 
 SIGNATURES = {
     (flash_attn_2, "flash_attn_func"): f"q, k, v, {TAIL_2}",
@@ -62,7 +64,8 @@ SIGNATURES = {
     ),
     (flash_attn_4, "flash_attn_func"): (
         f"q, k, v, qv=None, gather_kv_indices=None, {TAIL_4}, aux_tensors=None, aux_scalars=None, "
-        "block_sparse_tensors=None, block_sparse_tensors_bwd=None, return_lse=False"
+        "block_sparse_tensors=None, block_sparse_tensors_bwd=None, return_lse=False, "
+        f"page_table=None, seqused_k=None, max_seqlen_k=None, {DROPOUT_4}"
     ),
     (flash_attn_4, "flash_attn_varlen_func"): (
         "q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, "
@@ -70,7 +73,13 @@ SIGNATURES = {
         f"seqused_q=None, seqused_k=None, gather_kv_indices=None, page_table=None, {TAIL_4}, "
         "block_sparse_tensors=None, "
         "aux_tensors=None, aux_scalars=None, return_lse=False, scheduler_metadata=None, seqlen_k_per_split=None, "
-        "disable_scheduler_metadata=False"
+        f"disable_scheduler_metadata=False, {DROPOUT_4}"
+    ),
+    (flash_attn_4, "get_scheduler_metadata"): (
+        "max_seqlen_q, max_seqlen_k, nheads, nheads_kv, headdim, num_splits, headdim_v=None, pack_gqa=None, "
+        "causal=False, window_size_left=None, window_size_right=None, seqlen_k_new=0, cu_seqlens_q=None, "
+        "cu_seqlens_k=None, cu_seqlens_k_new=None, seqused_q=None, seqused_k=None, leftpad_k=None, "
+        "seqlen_k_per_split=None, _arch=None"
     ),
     (flash_attn_4, "flash_attn_combine"): (
         "out_partial, lse_partial, out=None, out_dtype=None, cu_seqlens=None, seqused=None, virtual_batch_idx=None, "
@@ -93,7 +102,11 @@ def test_signature(module, name: str) -> None:
 def test_no_other_function(module) -> None:
     """What a module offers is what is compared above, and two that have no part in the computation."""
     names = {name for owner, name in SIGNATURES if owner is module}
-    assert set(module.__all__) - names <= {"BlockSparseTensorsTorch", "get_scheduler_metadata"}
+    assert set(module.__all__) - names <= {
+        "BlockSparseTensorsTorch",
+        "SchedulerMetadataTensorsTorch",
+        "get_scheduler_metadata",
+    }
 
 
 def test_block_sparse_tensors_has_flash_attns_fields() -> None:
@@ -108,6 +121,19 @@ def test_block_sparse_tensors_has_flash_attns_fields() -> None:
         "dq_write_order",
         "dq_write_order_full",
         "spt",
+    )
+
+
+def test_scheduler_metadata_has_flash_attns_fields() -> None:
+    assert flash_attn_4.SchedulerMetadataTensorsTorch._fields == (
+        "num_m_blocks_ptr",
+        "num_splits_dynamic_ptr",
+        "virtual_batch_idx_ptr",
+        "num_nheads_in_l2_ptr",
+        "tile_count_semaphore",
+        "cu_total_m_blocks",
+        "cu_total_splits_m_blocks",
+        "blocks_to_batch_idx",
     )
 
 

@@ -13,8 +13,17 @@ learnable sink.
 - `block_sparse_tensors`: the tiles to compute, a :class:`BlockSparseTensorsTorch` or anything with its fields.
   Without a `mask_mod` partial and full blocks differ in nothing. The backward uses the forward's list unless
   `block_sparse_tensors_bwd`, key-major, says otherwise.
-- `num_splits` above 0 fixes the number of parts of the keys; `seqlen_k_per_split`, a promise of the same bits for
-  every batch, becomes ``batch_invariant``.
+- `page_table` int32 (b, columns): k and v are pages (pages, page_size, heads, dim), which have no gradient: a backward
+  raises NotImplementedError. The lengths in them are `seqused_k` int32 (b,), else the differences of `cu_seqlens_k`,
+  else all that the table addresses.
+- `dropout_p` with `dropout_seed`, an int or an array of one; without a seed one is drawn from torch's generator, for
+  other libraries from ``random``. The pattern of a seed is Tessera's (docs/semantics.md, section 7). These two, and
+  `page_table`, `seqused_k` and `max_seqlen_k` of :func:`flash_attn_func`, are those of the SM120 builds that carry pull
+  requests 2348 and 2439; here they come behind upstream's arguments, by keyword.
+- `num_splits` above 0 fixes the number of parts of the keys; parts of a fixed length, `seqlen_k_per_split`, raise
+  NotImplementedError.
+- Head dims that are no multiples of 8 up to 512 raise an error that is a ValueError and, as in flash-attn 4, an
+  AssertionError.
 - `pack_gqa`, `min_seqlen_k`, `scheduler_metadata`, `disable_scheduler_metadata` tune a GPU: accepted, without effect.
 - `qv`, `gather_kv_indices`, `score_mod`, `score_mod_bwd`, `mask_mod`, `aux_tensors`, `aux_scalars` raise
   NotImplementedError: the callables are CuTe programs. :func:`tessera.attention` takes a Python function for the
@@ -29,8 +38,20 @@ from tessera import TileList, attention
 
 from .arguments import Array, Band, forward_only, is_torch, refuse, split_wish
 from .combining import combine_parts
+from .scheduler_metadata import SchedulerMetadataTensorsTorch, get_scheduler_metadata
 
-__all__ = ["BlockSparseTensorsTorch", "flash_attn_combine", "flash_attn_func", "flash_attn_varlen_func"]
+__all__ = [
+    "BlockSparseTensorsTorch",
+    "SchedulerMetadataTensorsTorch",
+    "flash_attn_combine",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "get_scheduler_metadata",
+]
+
+
+class UnsupportedHeadDimError(AssertionError, ValueError):
+    """Tessera's error for a wrong value that is an assertion, too, as flash-attn 4's callers expect."""
 
 
 class BlockSparseTensorsTorch(NamedTuple):
@@ -94,6 +115,12 @@ def _tiles(argument: str, tensors: Any, form: str) -> TileList | None:
     )
 
 
+def _check_head_dims(head_dim: int, head_dim_v: int) -> None:
+    if any(dim % 8 or not 8 <= dim <= 512 for dim in (head_dim, head_dim_v)):
+        got = f"(head_dim, head_dim_v)=({head_dim}, {head_dim_v}) is not supported on SM80 and newer, nor on the CPU"
+        raise UnsupportedHeadDimError(f"head_dim: got {head_dim}: {got}; want multiples of 8 from 8 to 512")
+
+
 def _attend(
     q: Array,
     k: Array,
@@ -106,10 +133,13 @@ def _attend(
     num_splits: int,
     deterministic: bool,
     return_lse: bool,
+    dropout_p: float,
+    dropout_seed: Any,
     **options: Any,
 ) -> tuple[Array, Array | None]:
     if q is None or k is None:
         refuse("q" if q is None else "k", None, "an array: absorbed multi-head latent attention is not there yet")
+    _check_head_dims(q.shape[-1], v.shape[-1])
     causal, band = _signed_band(causal, window_size)
     sink = _fp32(learnable_sink)
     wants_lse = return_lse or (is_torch(q) and _requires_grad(q, k, v, learnable_sink))
@@ -122,6 +152,8 @@ def _attend(
         scale=softmax_scale,
         softcap=softcap if softcap is not None and softcap > 0 else 0.0,
         sinks=sink,
+        dropout=dropout_p,
+        seed=dropout_seed,
         deterministic=deterministic,
         return_lse=wants_lse,
         wishes=split_wish(num_splits),
@@ -131,6 +163,29 @@ def _attend(
         return result, None
     out, lse = result
     return out, lse if sink is None else _with_sink(lse, sink)
+
+
+def _attend_source(
+    q: Array,
+    k: Array,
+    v: Array,
+    learnable_sink: Array | None,
+    page_table: Array | None,
+    cu_seqlens_k: Array | None,
+    seqused_k: Array | None,
+    **options: Any,
+) -> tuple[Array, Array | None]:
+    """:func:`_attend` to keys that lie padded, packed or in pages."""
+    options["learnable_sink"] = learnable_sink
+    if page_table is None:
+        return _attend(q, k, v, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, **options)
+    if seqused_k is None:
+        if cu_seqlens_k is not None:
+            seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        else:
+            seqused_k = page_table[:, 0] * 0 + page_table.shape[1] * k.shape[1]
+    options |= {"page_table": page_table, "seqused_k": seqused_k}
+    return forward_only("page_table", (q, k, v, learnable_sink), lambda: _attend(q, k, v, **options))
 
 
 def _requires_grad(*tensors: Any) -> bool:
@@ -179,8 +234,16 @@ def flash_attn_func(
     block_sparse_tensors: Any = None,
     block_sparse_tensors_bwd: Any = None,
     return_lse: bool = False,
+    page_table: Array | None = None,
+    seqused_k: Array | None = None,
+    max_seqlen_k: int | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Any = None,
 ) -> tuple[Array, Array | None]:
-    """(out, lse) of q (b, sq, h, d) over k (b, sk, h_k, d), v (b, sk, h_k, dv); the module's docstring says more."""
+    """(out, lse) of q (b, sq, h, d) over k (b, sk, h_k, d), v (b, sk, h_k, dv), or pages with `page_table`.
+
+    `seqused_k` int32 (b,): keys in use, of which there are at most `max_seqlen_k`. The module's docstring says more.
+    """
     _refuse_unsupported(
         qv=qv,
         gather_kv_indices=gather_kv_indices,
@@ -194,18 +257,24 @@ def flash_attn_func(
     bwd_tiles = _tiles("block_sparse_tensors_bwd", block_sparse_tensors_bwd, "transposed")
     if tiles is not None and bwd_tiles is not None and tiles.block != bwd_tiles.block:
         refuse("block_sparse_tensors_bwd", f"blocks of {bwd_tiles.block}", f"the forward's, {tiles.block}", ValueError)
-    return _attend(
+    return _attend_source(
         q,
         k,
         v,
-        softmax_scale,
-        causal,
-        window_size,
         learnable_sink,
-        softcap,
-        num_splits,
-        deterministic,
-        return_lse,
+        page_table,
+        None,
+        seqused_k,
+        max_seqlen_k=max_seqlen_k,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        num_splits=num_splits,
+        deterministic=deterministic,
+        return_lse=return_lse,
+        dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
         tiles=tiles,
         bwd_tiles=bwd_tiles,
     )
@@ -243,12 +312,11 @@ def flash_attn_varlen_func(
     scheduler_metadata: Any = None,
     seqlen_k_per_split: int | None = None,
     disable_scheduler_metadata: bool = False,
+    dropout_p: float = 0.0,
+    dropout_seed: Any = None,
 ) -> tuple[Array, Array | None]:
     """(out, lse) where lengths vary: by `cu_seqlens` (tokens packed), `seqused` (padded), or `page_table` (k and v
-    are pages).
-
-    `page_table` int32 (b, columns) over k, v (pages, page_size, heads, dim); `seqused_k` int32 (b,) then holds the
-    lengths, default: all that the table addresses. Pages have no gradient: a backward raises NotImplementedError.
+    are pages). The module's docstring says more.
     """
     _refuse_unsupported(
         qv=qv,
@@ -259,27 +327,36 @@ def flash_attn_varlen_func(
         aux_tensors=aux_tensors,
         aux_scalars=aux_scalars,
     )
-    if page_table is not None:
-        if cu_seqlens_k is not None:
-            refuse("cu_seqlens_k", cu_seqlens_k, "None with page_table: seqused_k holds the lengths", ValueError)
-        if seqused_k is None:
-            seqused_k = page_table[:, 0] * 0 + page_table.shape[1] * k.shape[1]
-    options = {
-        "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q,
-        "max_seqlen_k": max_seqlen_k,
-        "seqused_q": seqused_q,
-        "seqused_k": seqused_k,
-        "page_table": page_table,
-        "tiles": _tiles("block_sparse_tensors", block_sparse_tensors, "indices"),
-        "batch_invariant": seqlen_k_per_split is not None,
-    }
-    splits = num_splits if seqlen_k_per_split is None else 0
-    shared = (softmax_scale, causal, window_size, learnable_sink, softcap, splits, deterministic, return_lse)
-    if page_table is None:
-        return _attend(q, k, v, *shared, **options)
-    return forward_only("page_table", (q, k, v, learnable_sink), lambda: _attend(q, k, v, *shared, **options))
+    if seqlen_k_per_split is not None:
+        refuse(
+            "seqlen_k_per_split",
+            seqlen_k_per_split,
+            "None: parts are not of a given length; num_splits says how many, and batch_invariant=True of "
+            "tessera.attention gives a sequence the same bits in every batch",
+        )
+    return _attend_source(
+        q,
+        k,
+        v,
+        learnable_sink,
+        page_table,
+        cu_seqlens_k,
+        seqused_k,
+        cu_seqlens_q=cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        seqused_q=seqused_q,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        num_splits=num_splits,
+        deterministic=deterministic,
+        return_lse=return_lse,
+        dropout_p=dropout_p,
+        dropout_seed=dropout_seed,
+        tiles=_tiles("block_sparse_tensors", block_sparse_tensors, "indices"),
+    )
 
 
 def flash_attn_combine(
