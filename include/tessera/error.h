@@ -17,6 +17,7 @@ enum class ErrorCode {
   parse = 5,             // text or file that does not follow its grammar
   io = 6,                // a file that cannot be opened, read or written
   internal = 7,          // a defect in Tessera
+  cancelled = 9,         // an InterruptCheck ended the run; 8 is the C ABI's "out of memory"
 };
 
 /// Name of a code as printed in messages and returned by the C ABI ("invalid argument", …).

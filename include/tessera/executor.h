@@ -162,6 +162,14 @@ struct MaskFunction {
 std::optional<ScoreFunction> builtin_score(std::string_view name) noexcept;
 std::optional<MaskFunction> builtin_mask(std::string_view name) noexcept;
 
+/// `interrupted` is asked some twenty times a second during a run on the CPU, by the thread that called run(); true
+/// ends the run within the time of a tile: run() throws Error{cancelled}, and what it writes (outputs, caches, states)
+/// then holds anything. It must not throw.
+struct InterruptCheck {
+  bool (*interrupted)(void* user) = nullptr;
+  void* user = nullptr;
+};
+
 struct Bindings {
   std::array<Tensor, static_cast<std::size_t>(Slot::count_)> tensors{};
   std::int64_t batch_offset = 0;  // position of batch 0 and head 0 for dropout and callables
@@ -170,6 +178,7 @@ struct Bindings {
   std::uint64_t offset = 0;  // likewise
   ScoreFunction score;       // empty: the built-in that the problem names, or what is registered (callable.h)
   MaskFunction mask;
+  InterruptCheck interrupt;
 
   Tensor& operator[](Slot slot) noexcept { return tensors[static_cast<std::size_t>(slot)]; }
   const Tensor& operator[](Slot slot) const noexcept { return tensors[static_cast<std::size_t>(slot)]; }
@@ -196,7 +205,7 @@ class Executor {
 
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
   /// Validates the bindings, then computes. Neither allocates nor synchronises on the success path. Throws Error before
-  /// anything is written.
+  /// anything is written, but for what InterruptCheck says.
   /// A CUDA plan's kernels that are not loaded yet are compiled and loaded; under graph capture that is an error.
   void run(const Bindings& bindings, Stream stream = {});
   /// Compiles and loads what run() will launch, so that it may be captured or timed. Nothing to do on the CPU.

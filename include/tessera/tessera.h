@@ -33,7 +33,8 @@ enum {
   TESSERA_PARSE = 5,            /* text that does not follow its grammar */
   TESSERA_IO = 6,
   TESSERA_INTERNAL = 7, /* a defect in Tessera */
-  TESSERA_OUT_OF_MEMORY = 8
+  TESSERA_OUT_OF_MEMORY = 8,
+  TESSERA_CANCELLED = 9 /* what tessera_bindings_set_interrupt got ended the run */
 };
 
 enum {
@@ -163,6 +164,9 @@ TESSERA_API int tessera_bindings_set_dropout(tessera_bindings* bindings, uint64_
 /* NULL: the built-in that the problem names, or what is registered. */
 TESSERA_API int tessera_bindings_set_score(tessera_bindings* bindings, const tessera_score_function* score);
 TESSERA_API int tessera_bindings_set_mask(tessera_bindings* bindings, const tessera_mask_function* mask);
+/* Asked some twenty times a second during a run on the CPU, by the thread that runs; other than 0 ends the run with
+ * TESSERA_CANCELLED, and what it writes then holds anything. NULL: not asked. */
+TESSERA_API int tessera_bindings_set_interrupt(tessera_bindings* bindings, int (*interrupted)(void* user), void* user);
 TESSERA_API void tessera_bindings_destroy(tessera_bindings* bindings);
 
 /* The executor keeps what it needs of the plan; the plan may be destroyed before it. */

@@ -15,6 +15,7 @@ PyObject* exception_of(ErrorCode code) noexcept {
     case ErrorCode::io:
       return PyExc_OSError;
     case ErrorCode::internal:
+    case ErrorCode::cancelled:
       return PyExc_RuntimeError;
     case ErrorCode::invalid_argument:
     case ErrorCode::out_of_range:

@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
@@ -50,6 +51,14 @@ Plan made_of(const PlanArguments& arguments) {
   const auto& [problem, wishes, threads, isa, device] = arguments;
   return make_plan(Problem::parse(problem), device < 0 ? Target::cpu(threads, isa) : Target::cuda_device(device),
                    Wishes::parse(wishes));
+}
+
+/// Runs the handlers of signals that have come, on the thread that Python runs them on, the process's first. Whether
+/// one raised: KeyboardInterrupt by default. Its exception then waits in this thread.
+bool signal_raised(void* /*user*/) {
+  if (gettid() != getpid()) return false;
+  const nb::gil_scoped_acquire acquired;
+  return PyErr_Occurred() != nullptr || PyErr_CheckSignals() != 0;
 }
 
 /// The arrays of one run; they and their memory are kept until it ends.
@@ -158,12 +167,18 @@ void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars,
     check_workspace(workspace->tensor(), place.device);
   }
   callables.bind(bindings);
+  bindings.interrupt.interrupted = &signal_raised;
   const ArrayView* memory = workspace ? &*workspace : nullptr;
-  if (callables.any()) {
-    compute(bindings, memory, queue);
-  } else {
-    const nb::gil_scoped_release released;
-    compute(bindings, memory, queue);
+  try {
+    if (callables.any()) {
+      compute(bindings, memory, queue);
+    } else {
+      const nb::gil_scoped_release released;
+      compute(bindings, memory, queue);
+    }
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::cancelled) nb::raise_python_error();
+    throw;
   }
   count_writes(views.written());
 }
@@ -176,10 +191,11 @@ void define_plan(nb::module_& m) {
           [](PythonPlan* self, std::string problem, std::string wishes, int threads, std::string isa, int device) {
             new (self) PythonPlan({std::move(problem), std::move(wishes), threads, std::move(isa), device});
           },
-          nb::arg("problem"), nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "", nb::arg("device") = -1,
-           "threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), \"\" for the best.\n"
-           "device: index of a GPU, −1 for the CPU.\n"
-           "Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.")
+          nb::arg("problem"), nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "",
+          nb::arg("device") = -1,
+          "threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), \"\" for the best.\n"
+          "device: index of a GPU, −1 for the CPU.\n"
+          "Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.")
       .def_prop_ro(
           "problem", [](const PythonPlan& self) { return self.plan().problem().to_string(); },
           "The problem's line in its shortest form.")
@@ -209,6 +225,8 @@ void define_plan(nb::module_& m) {
           nb::arg("stream") = 0, nb::arg("workspace").none() = nb::none(), nb::arg("wait") = false,
           "Binds arrays[i] to the slot named slots[i] and computes; outputs are written in place, nothing is copied.\n"
           "The interpreter lock is released, unless score or mask is a Python function (cpu.reference only).\n"
+          "On the CPU a signal whose handler raises, Ctrl-C for one, ends the run: what it writes then holds "
+          "anything.\n"
           "On a GPU: queued on `stream`, a CUstream (0: the legacy default), in `workspace`, an array of at least\n"
           "workspace_bytes there (None: memory allocated for this run); wait: returns when it is done.")
       .def("__getstate__", [](const PythonPlan& self) { return self.arguments(); })

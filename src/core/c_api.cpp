@@ -27,6 +27,8 @@ struct tessera_bindings {
   // What the trampolines below call; they get a pointer to these as their user data.
   tessera_score_function score{};
   tessera_mask_function mask{};
+  int (*interrupted)(void* user) = nullptr;
+  void* interrupt_user = nullptr;
 };
 
 struct tessera_executor {
@@ -38,6 +40,7 @@ namespace {
 using tessera::Error;
 using tessera::ErrorCode;
 
+static_assert(TESSERA_CANCELLED == static_cast<int>(ErrorCode::cancelled));
 static_assert(TESSERA_INTERNAL == static_cast<int>(ErrorCode::internal));
 static_assert(TESSERA_UINT64 == static_cast<int>(tessera::DType::uint64));
 static_assert(TESSERA_BF16 == static_cast<int>(tessera::DType::bf16));
@@ -214,6 +217,11 @@ bool call_mask_visible(const tessera::ScorePoint& at, void* user) {
   return function.visible(&point, function.user) != 0;
 }
 
+bool call_interrupted(void* user) {
+  const auto& bindings = *static_cast<const tessera_bindings*>(user);
+  return bindings.interrupted(bindings.interrupt_user) != 0;
+}
+
 tessera::TileClass call_mask_classify(const tessera::TileBounds& tile, void* user) {
   const auto& function = *static_cast<const tessera_mask_function*>(user);
   const tessera_tile_bounds bounds{tile.batch,     tile.head,      tile.query_begin,
@@ -377,6 +385,15 @@ int tessera_bindings_set_mask(tessera_bindings* bindings, const tessera_mask_fun
     to.mask = mask != nullptr ? sized(mask, "mask") : tessera_mask_function{};
     to.bindings.mask = {to.mask.visible != nullptr ? call_mask_visible : nullptr,
                         to.mask.classify != nullptr ? call_mask_classify : nullptr, &to.mask};
+  });
+}
+
+int tessera_bindings_set_interrupt(tessera_bindings* bindings, int (*interrupted)(void* user), void* user) {
+  return guarded([&] {
+    tessera_bindings& to = required(bindings, "bindings");
+    to.interrupted = interrupted;
+    to.interrupt_user = user;
+    to.bindings.interrupt = {interrupted != nullptr ? call_interrupted : nullptr, &to};
   });
 }
 

@@ -19,6 +19,8 @@ std::string_view to_string(ErrorCode code) {
       return "input/output error";
     case ErrorCode::internal:
       return "internal error";
+    case ErrorCode::cancelled:
+      return "cancelled";
   }
   return "unknown error";
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/implementations.h"
+#include "core/parallel.h"
 #include "core/validate.h"
 #include "cuda/jit/device.h"
 #include "cuda/jit/kernel.h"
@@ -82,11 +83,14 @@ void Executor::run(const Bindings& bindings, Stream stream) {
     throw Error(ErrorCode::invalid_argument, "executor", "one that was moved from", "an executor with its workspace");
   }
   const Target& target = state.target;
-  detail::Resources resources{static_cast<std::byte*>(workspace_), stream, {}};
+  detail::Resources resources{static_cast<std::byte*>(workspace_), stream, {}, nullptr};
   if (target.device == DeviceType::cpu) {
     const detail::HostCallables host(state.callables, bindings);
     detail::validate(state.problem, state.rules, host.bindings(), {target.device, target.index});
-    return state.implementation->run(state, host.bindings(), resources);
+    detail::Workers workers(target.threads, bindings.interrupt);
+    resources.workers = &workers;
+    state.implementation->run(state, host.bindings(), resources);
+    return workers.throw_if_stopped();
   }
   detail::validate(state.problem, state.rules, bindings, {target.device, target.index});
   const cuda::CurrentContext context(target.index);

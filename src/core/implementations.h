@@ -24,6 +24,7 @@ class Kernel;
 namespace tessera::detail {
 
 struct Implementation;
+class Workers;
 
 /// Everything a plan decided. Filled by make_plan and by the implementation's plan(); read-only afterwards.
 struct PlanState {
@@ -59,6 +60,7 @@ struct Resources {
   // PlanState::kernels of the implementation, loaded into the calling thread's current context, which is one of the
   // target's device.
   std::span<const cuda::Kernel* const> kernels;
+  Workers* workers = nullptr;  // cpu
 };
 
 struct Implementation {

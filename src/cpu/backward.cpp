@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/parallel.h"
 #include "cpu/backward_unit.h"
 #include "cpu/tiling.h"
 
@@ -22,6 +21,7 @@ void BackwardUnit::compute(const Sequence& sequence, std::int64_t kv_head, std::
       for (std::int64_t row = 0; row < sequence.q_length;) {
         const std::int64_t block = row / t.block_rows;
         const std::int64_t end = std::min({row + t.rows, (block + 1) * t.block_rows, sequence.q_length});
+        if (run_.workers.stopped()) return;
         query_tile(h, block, row, end);
         row = end;
       }
@@ -108,19 +108,20 @@ std::size_t backward_workspace(const detail::PlanState& state) {
   return arena.used();
 }
 
-void run_backward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {
-  BackwardRun run(state, bindings);
+void run_backward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+  BackwardRun run(state, bindings, *resources.workers);
+  std::byte* workspace = resources.workspace;
   const Problem& problem = state.problem;
   const std::int64_t parts = run.tiling.parts;
   Arena shared(workspace);
   run.rows = GradientRows::place(shared, problem);
   float* partial_dq = place_parts(shared, problem, parts);
-  find_gradient_rows(state, bindings, run.kernels, run.rows);
+  find_gradient_rows(state, bindings, run.workers, run.kernels, run.rows);
   const bool uses_dots = cpu::uses_dots(problem, run.kernels);
   const std::size_t bytes = thread_bytes(problem, run.tiling, uses_dots);
   const std::int64_t units = problem.batch * problem.heads_kv * parts;
-  detail::WorkQueue queue(units);
-  detail::parallel(state.target.threads, [&](int thread) {
+  detail::WorkQueue queue(run.workers, units);
+  run.workers.parallel([&](int thread) {
     Arena arena(workspace + shared.used() + bytes * static_cast<std::size_t>(thread));
     BackwardPlace place(arena, problem, run.tiling, uses_dots);
     BackwardUnit unit(run, place.buffers, place.dots);
@@ -136,7 +137,7 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, std:
     });
   });
   if (parts == 1) return;
-  detail::parallel_for(state.target.threads, problem.batch * problem.heads_kv, [&](std::int64_t head) {
+  run.workers.parallel_for(problem.batch * problem.heads_kv, [&](std::int64_t head) {
     const Sequence sequence = find_sequence(problem, bindings, head / problem.heads_kv);
     const std::int64_t kv_head = head % problem.heads_kv;
     store_queries(run, sequence, kv_head, partial_dq + part_offset(problem, sequence, kv_head, 0, parts),

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "core/parallel.h"
 #include "cpu/backward_buffers.h"
 #include "cpu/backward_dots.h"
 #include "cpu/gradient_rows.h"
@@ -18,15 +19,17 @@ struct BackwardRun {
   const Problem& problem;
   const Bindings& bindings;
   const Kernels& kernels;
+  detail::Workers& workers;
   BackwardTiling tiling;
   ScoreStage scores;
   TileListReader list;
   GradientRows rows;
 
-  BackwardRun(const detail::PlanState& state, const Bindings& bound)
+  BackwardRun(const detail::PlanState& state, const Bindings& bound, detail::Workers& run_workers)
       : problem(state.problem),
         bindings(bound),
         kernels(kernels_for(state.target.isa)),
+        workers(run_workers),
         tiling(BackwardTiling::of(state)),
         scores(state.problem, bound),
         list(state.problem, bound, bool{state.problem.bwd_list}) {}

@@ -137,7 +137,7 @@ void DecodeUnit::walk_keys() {
   KeyTile& keys = b_.keys;
   const std::int64_t cells = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
   const std::int64_t last = std::min(cells, (split_ + 1) * t.cells_a_split);
-  for (keys.cell = split_ * t.cells_a_split; keys.cell < last; ++keys.cell) {
+  for (keys.cell = split_ * t.cells_a_split; keys.cell < last && !run_.workers.stopped(); ++keys.cell) {
     keys.cell = run_.key_tiles.skip(sequence_, tile_, keys.cell, last);
     if (keys.cell == last) break;
     if (!run_.key_tiles.collect(sequence_, tile_, keys)) continue;

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "core/parallel.h"
 #include "cpu/decode_unit.h"
 #include "cpu/forward_unit.h"
 
@@ -68,7 +67,7 @@ void ForwardUnit::walk_keys() {
   };
   std::int64_t next = last;
   for (std::int64_t i = 0; i < strip_count_; ++i) next = std::min(next, skip(b_.strips[i], split_ * t.cells_a_split));
-  while (next < last) {
+  while (next < last && !run_.workers.stopped()) {
     const std::int64_t cell = next;
     next = last;
     run_.key_tiles.begin(cell, b_.keys);
@@ -147,15 +146,16 @@ std::size_t forward_workspace(const detail::PlanState& state) {
   return arena.used();
 }
 
-void run_forward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace) {
-  ForwardRun run(state, bindings);
+void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+  ForwardRun run(state, bindings, *resources.workers);
+  std::byte* workspace = resources.workspace;
   const Tiling& t = run.tiling;
   Arena shared(workspace);
   run.partials = PartialResults::place(shared, state.problem, t.splits);
   const std::size_t bytes = unit_bytes(state, t, run.dots);
   const std::int64_t units = t.row_units * state.problem.batch * t.head_units * t.splits;
-  detail::WorkQueue queue(units);
-  detail::parallel(state.target.threads, [&](int thread) {
+  detail::WorkQueue queue(run.workers, units);
+  run.workers.parallel([&](int thread) {
     std::byte* own = workspace + shared.used() + bytes * static_cast<std::size_t>(thread);
     Arena many(own), few(own);
     ForwardBuffers buffers{};
@@ -184,7 +184,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, std::
       }
     });
   });
-  if (t.splits > 1) merge_partials(run.partials, state, bindings, run.kernels);
+  if (t.splits > 1) merge_partials(run.partials, state, bindings, run.workers, run.kernels);
 }
 
 }  // namespace tessera::cpu

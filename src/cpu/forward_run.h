@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "core/parallel.h"
 #include "cpu/key_tile.h"
 #include "cpu/merge.h"
 #include "cpu/tiling.h"
@@ -18,6 +19,7 @@ struct ForwardRun {
   const Problem& problem;
   const Bindings& bindings;
   const Kernels& kernels;
+  detail::Workers& workers;
   const bool dots;
   const bool reads_in_place;
   Tiling tiling;
@@ -26,10 +28,11 @@ struct ForwardRun {
   KeyTiles key_tiles;
   PartialResults partials;  // splits > 1
 
-  ForwardRun(const detail::PlanState& state, const Bindings& bound)
+  ForwardRun(const detail::PlanState& state, const Bindings& bound, detail::Workers& run_workers)
       : problem(state.problem),
         bindings(bound),
         kernels(kernels_for(state.target.isa)),
+        workers(run_workers),
         dots(uses_dots(state.problem, kernels)),
         reads_in_place(cpu::reads_in_place(state)),
         tiling(tiling_of(state)),

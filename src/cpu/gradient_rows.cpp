@@ -76,10 +76,10 @@ GradientRows GradientRows::place(Arena& arena, const Problem& problem) {
   return rows;
 }
 
-void find_gradient_rows(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
-                        const GradientRows& rows) {
+void find_gradient_rows(const detail::PlanState& state, const Bindings& bindings, detail::Workers& workers,
+                        const Kernels& kernels, const GradientRows& rows) {
   const Problem& problem = state.problem;
-  detail::parallel_for(state.target.threads, problem.batch * problem.heads_q, [&](std::int64_t index) {
+  workers.parallel_for(problem.batch * problem.heads_q, [&](std::int64_t index) {
     const std::int64_t batch = index / problem.heads_q;
     const std::int64_t head = index % problem.heads_q;
     const Sequence sequence = find_sequence(problem, bindings, batch);

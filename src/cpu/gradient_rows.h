@@ -26,8 +26,8 @@ struct GradientRows {
 };
 
 /// Fills all three from O, LSE, dO, dLSE and the sinks, and writes the bound dsink.
-void find_gradient_rows(const detail::PlanState& state, const Bindings& bindings, const Kernels& kernels,
-                        const GradientRows& rows);
+void find_gradient_rows(const detail::PlanState& state, const Bindings& bindings, detail::Workers& workers,
+                        const Kernels& kernels, const GradientRows& rows);
 
 /// Writes a gradient row: target = source · factor, or target += where the problem accumulates (fp32 then).
 void store_gradient(const Problem& problem, const Kernels& kernels, DType dtype, float* source, std::int64_t count,

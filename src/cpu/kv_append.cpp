@@ -85,13 +85,13 @@ void append_token(const Problem& problem, const Bindings& bindings, const Kernel
   }
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& /*resources*/) {
+void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
   const Tensor& lengths = bindings[Slot::seqused_k];
   constexpr std::int64_t kRows = 64;
   const std::int64_t tasks = detail::ceil_div(problem.seqlen_q, kRows);
-  detail::parallel_for(state.target.threads, problem.batch * tasks, [&](std::int64_t index) {
+  resources.workers->parallel_for(problem.batch * tasks, [&](std::int64_t index) {
     const std::int64_t batch = index / tasks;
     const std::int64_t begin = index % tasks * kRows;
     for (std::int64_t row = begin; row < std::min(begin + kRows, problem.seqlen_q); ++row) {

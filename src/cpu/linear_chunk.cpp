@@ -74,9 +74,9 @@ class Walk {
     for (std::int64_t n = 1; n <= kChunk; ++n) power_[n] = std::exp(-slope * static_cast<float>(n));
   }
 
-  void run() const {
+  void run(detail::Workers& workers) const {
     begin();
-    for (std::int64_t first = 0; first < rows_.q_length; first += kChunk) {
+    for (std::int64_t first = 0; first < rows_.q_length && !workers.stopped(); first += kChunk) {
       const std::int64_t count = std::min(kChunk, rows_.q_length - first);
       load(walk_.x, first, count, dim_x_, b_.x);
       load(walk_.y, first, count, dim_x_, b_.y);
@@ -190,18 +190,19 @@ class Walk {
 void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
+  detail::Workers& workers = *resources.workers;
   const std::span<const LinearWalk> walks = detail::linear_walks(problem);
   const std::int64_t heads = problem.batch * problem.heads_q;
-  detail::WorkQueue queue(heads * static_cast<std::int64_t>(walks.size()));
+  detail::WorkQueue queue(workers, heads * static_cast<std::int64_t>(walks.size()));
   const std::size_t bytes = thread_bytes(problem);
-  detail::parallel(state.target.threads, [&](int thread) {
+  workers.parallel([&](int thread) {
     Arena arena(resources.workspace + static_cast<std::size_t>(thread) * bytes);
     const Buffers buffers(arena, longest_row(problem));
     queue.drain([&](std::int64_t index) {
       const LinearWalk& walk = walks[static_cast<std::size_t>(index / heads)];
       const std::int64_t head = index % heads;
       const Sequence rows = find_query_rows(problem, bindings, head / problem.heads_q);
-      Walk(problem, bindings, kernels, walk, rows, head % problem.heads_q, buffers).run();
+      Walk(problem, bindings, kernels, walk, rows, head % problem.heads_q, buffers).run(workers);
     });
   });
 }

@@ -117,10 +117,10 @@ class Head {
   std::int64_t target_ = 0;
 };
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& /*resources*/) {
+void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
-  detail::parallel_for(state.target.threads, problem.batch * problem.heads_q, [&](std::int64_t index) {
+  resources.workers->parallel_for(problem.batch * problem.heads_q, [&](std::int64_t index) {
     const std::int64_t batch = index / problem.heads_q, head = index % problem.heads_q;
     if (problem.ring > 0) {
       step_with_ring(problem, bindings, kernels, batch, head);

@@ -40,12 +40,12 @@ float softmax_inverse(float maximum, float sum, float sink) {
 }
 
 void merge_partials(const PartialResults& partials, const detail::PlanState& state, const Bindings& bindings,
-                    const Kernels& kernels) {
+                    detail::Workers& workers, const Kernels& kernels) {
   const Problem& problem = state.problem;
   const std::int64_t splits = state.splits;
   const Tensor& sinks = bindings[Slot::sink];
   const std::int64_t dv = problem.head_dim_v;
-  detail::parallel_for(state.target.threads, problem.batch * problem.heads_q, [&](std::int64_t index) {
+  workers.parallel_for(problem.batch * problem.heads_q, [&](std::int64_t index) {
     const std::int64_t batch = index / problem.heads_q;
     const std::int64_t head = index % problem.heads_q;
     const Sequence sequence = find_sequence(problem, bindings, batch);

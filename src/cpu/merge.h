@@ -30,7 +30,7 @@ float softmax_inverse(float maximum, float sum, float sink);
 
 /// Merges the splits of every row into O and LSE.
 void merge_partials(const PartialResults& partials, const detail::PlanState& state, const Bindings& bindings,
-                    const Kernels& kernels);
+                    detail::Workers& workers, const Kernels& kernels);
 
 /// O = 0 and LSE = −inf for rows [begin, end) of a head. `zeros` is scratch for a row.
 void write_empty_rows(const Problem& problem, const Bindings& bindings, const Kernels& kernels,

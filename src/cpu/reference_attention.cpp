@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "core/parallel.h"
+
 namespace tessera::reference {
 namespace {
 
@@ -86,6 +88,7 @@ void Attention<Real>::size_outputs() {
 template <class Real>
 void Attention<Real>::run() {
   const bool forward = problem_.pass == Pass::forward;
+  detail::Workers workers(1, in_.interrupt);
   for (std::int64_t h = 0; !forward && problem_.sink && h < problem_.heads_q; ++h) {
     add_gradient(Slot::dsink, h, h * in_[Slot::dsink].strides[0], 0);
   }
@@ -95,6 +98,7 @@ void Attention<Real>::run() {
       load_keys(b, head_kv);
       for (std::int64_t h = head_kv * problem_.group(); h < (head_kv + 1) * problem_.group(); ++h) {
         for (const std::int64_t i : shuffled(rows.length)) {
+          workers.throw_if_stopped();
           const Row row{b, h, i, rows.position + i, rows.first_token + i};
           if (forward) {
             forward_row(row);

@@ -170,9 +170,9 @@ void plan(detail::PlanState& state) {
 
 void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
   if (state.problem.pass == Pass::forward) {
-    run_forward(state, bindings, resources.workspace);
+    run_forward(state, bindings, resources);
   } else {
-    run_backward(state, bindings, resources.workspace);
+    run_backward(state, bindings, resources);
   }
 }
 

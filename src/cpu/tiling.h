@@ -47,9 +47,9 @@ std::int64_t most_queries(const Problem& problem);
 std::int64_t most_keys(const Problem& problem);
 
 std::size_t forward_workspace(const detail::PlanState& state);
-void run_forward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace);
+void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources);
 
 std::size_t backward_workspace(const detail::PlanState& state);
-void run_backward(const detail::PlanState& state, const Bindings& bindings, std::byte* workspace);
+void run_backward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources);
 
 }  // namespace tessera::cpu

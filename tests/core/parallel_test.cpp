@@ -15,7 +15,7 @@ TEST(Parallel, EveryIndexOnce) {
   for (const int threads : {1, 2, 5}) {
     for (const std::int64_t count : {0, 1, 7, 1000}) {
       std::vector<std::atomic<int>> seen(static_cast<std::size_t>(count));
-      parallel_for(threads, count, [&](std::int64_t i) { ++seen[static_cast<std::size_t>(i)]; });
+      Workers(threads).parallel_for(count, [&](std::int64_t i) { ++seen[static_cast<std::size_t>(i)]; });
       for (const auto& times : seen) EXPECT_EQ(times, 1);
     }
   }
@@ -24,7 +24,7 @@ TEST(Parallel, EveryIndexOnce) {
 TEST(Parallel, ThreadsAreNumberedFromZero) {
   for (const int threads : {1, 3}) {
     std::vector<std::atomic<int>> seen(static_cast<std::size_t>(threads));
-    parallel(threads, [&](int thread) { ++seen.at(static_cast<std::size_t>(thread)); });
+    Workers(threads).parallel([&](int thread) { ++seen.at(static_cast<std::size_t>(thread)); });
     EXPECT_EQ(seen[0], 1);
   }
 }
@@ -32,7 +32,7 @@ TEST(Parallel, ThreadsAreNumberedFromZero) {
 /// Sum of 0 … 999 by up to three threads.
 int sum_in_parallel() {
   std::atomic<int> sum = 0;
-  parallel_for(3, 1000, [&](std::int64_t i) { sum += static_cast<int>(i); });
+  Workers(3).parallel_for(1000, [&](std::int64_t i) { sum += static_cast<int>(i); });
   return sum;
 }
 
@@ -70,7 +70,7 @@ TEST(Parallel, AThreadOfAForkedChildHasWorkers) {
   EXPECT_EQ(sum_in_parallel(), 499500);
   EXPECT_EQ(status_of_child([] {
               std::atomic<int> threads = 0;
-              std::thread([&] { parallel(2, [&](int) { ++threads; }); }).join();
+              std::thread([&] { Workers(2).parallel([&](int) { ++threads; }); }).join();
               return threads.load();
             }),
             2);

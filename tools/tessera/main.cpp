@@ -24,6 +24,7 @@ int exit_code_of(ErrorCode code) noexcept {
     case ErrorCode::io:
       return kFileError;
     case ErrorCode::internal:
+    case ErrorCode::cancelled:
       return kInternal;
   }
   return kInternal;
