@@ -105,7 +105,7 @@ def attention(
         causal, band: keys from `left` before to `right` after the query's position, inclusive, signed, None unbounded;
             causal closes the right end at 0. The last query stands at the last key unless offsets say otherwise.
         affine: (length, stride) of compressed keys, visible when complete.
-        attention_chunk: keys of a chunk; a query sees those of its own only, floor(position / attention_chunk). 0: none.
+        attention_chunk: keys of a chunk; a query sees its own only, that of number floor(position / attention_chunk).
         scale (default d ** −0.5), softcap (0: none), alibi_slopes fp32 (hq) or (b, hq), sinks fp32 (hq): one logit a
             head in the denominator.
         dropout: probability of dropping; seed and offset int, or uint64 arrays of 1. Without a seed one is drawn from
