@@ -312,9 +312,10 @@ def gpu_machine(machine, rows):
     gpu = machine["gpus"][0]
     roofline = machine.get("roofline", {})
     driver = machine.get("driver", 0)
+    products = roofline.get("products", "mma.sync")  # older results do not say it
     return (
         f"{gpu['name']}{part_of(machine)}, plans of {rows[0]['isa'] if rows else '?'}; measured roofline "
-        f"{roofline.get('gflops', 0) / 1e3:.0f} TFLOP/s (mma.sync, bf16) and {roofline.get('gbytes_s', '?')} GB/s "
+        f"{roofline.get('gflops', 0) / 1e3:.0f} TFLOP/s ({products}, bf16) and {roofline.get('gbytes_s', '?')} GB/s "
         f"(copy); driver for CUDA {driver // 1000}.{driver % 1000 // 10}, NVRTC {machine.get('nvrtc', '?')}"
     )
 

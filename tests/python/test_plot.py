@@ -166,6 +166,49 @@ def test_length_has_a_line_for_each_setting_and_peer(metric, value):
         assert np.isclose(lines[0].get_ydata()[0], rows[0]["tflops"], rtol=1e-3)
 
 
+@pytest.mark.parametrize(("metric", "value"), [("ms", lambda row, us: us / 1e3), ("tflops", None)])
+def test_bars_have_a_panel_for_each_dim_and_mask_and_a_bar_for_each_side(metric, value):
+    value = value or (lambda row, us: row["gflop"] / us * 1e3)
+    source = RESULTS.parent / "nvidia-h200" / "gpu_dense.json"
+    panels = {f"d={dim}, {mask}": [] for dim in (64, 128, 256) for mask in ("full", "causal")}
+    for row in json.loads(source.read_text())["rows"]:
+        words = row["problem"].split()
+        dim = next((word for word in words if word.startswith("d=")), "d=64")
+        panels[f"{dim}, {'causal' if 'causal' in words else 'full'}"].append(row)
+    lengths = ["512", "2048", "4096", "8192", "16384", "32768"]
+    figure = plot.bench(source, kind="bars", metric=metric)
+    assert [axes.get_title() for axes in figure.axes] == list(panels)
+    for axes, rows in zip(figure.axes, panels.values(), strict=True):
+        assert len(rows) == 6
+        want = [value(row, us) for row in rows for us in (row["us"], *row["peers"].values())]
+        assert np.allclose(sorted(bar.get_height() for bar in axes.patches), sorted(want))
+        assert [label.get_text() for label in axes.get_xticklabels()] == lengths
+    assert "Tessera beside FlashAttention-4, cuDNN" in figure.get_suptitle()
+    one = plot.bench(source, kind="bars", peer="torch_cudnn")
+    assert {len(axes.patches) for axes in one.axes} == {12}
+
+
+def test_bars_of_one_problem_twice_or_one_length_are_refused():
+    row = {"problem": "attention sq=8", "us": 1.0, "gflop": 1.0}
+    other = row | {"problem": "attention sq=16"}
+    with pytest.raises(ValueError, match=r"^source: got several rows of one problem"):
+        plot.bench({"rows": [row, row, other]}, kind="bars")
+    with pytest.raises(ValueError, match=r"^source: got rows of one length"):
+        plot.bench({"rows": [row]}, kind="bars")
+    # Batches make panels only where two bars would have one place.
+    batches = [row, row | {"problem": "attention b=2 sq=8"}, other]
+    assert len(plot.bench({"rows": batches}, kind="bars").axes) == 2
+    assert len(plot.bench({"rows": batches[1:]}, kind="bars").axes) == 1
+
+
+def test_roofline_names_the_instruction_of_its_limit():
+    data = json.loads((RESULTS.parent / "nvidia-h200" / "gpu_dense.json").read_text())
+    for products in ("wgmma", "mma.sync"):
+        data["machine"]["roofline"]["products"] = products
+        (axes,) = plot.bench(data, kind="roofline").axes
+        assert f"limits measured beside, {products}" in [line.get_label() for line in axes.lines]
+
+
 def test_roofline_has_every_row_and_peer_under_the_measured_limits():
     data = dense()
     (axes,) = plot.bench(data, kind="roofline").axes

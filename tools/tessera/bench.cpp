@@ -146,8 +146,8 @@ std::string human_time(double us) {
 
 void print_head(const Roofline& roofline, const BenchOptions& options) {
   if (options.on_gpu()) {
-    fmt::print("# roofline: {:.1f} TFLOP/s by mma.sync of bf16, {:.1f} GB/s copying memory, {:.1f} in place\n",
-               roofline.gflops * 1e-3, roofline.gbytes_s, roofline.in_place_gbytes_s);
+    fmt::print("# roofline: {:.1f} TFLOP/s by {} of bf16, {:.1f} GB/s copying memory, {:.1f} in place\n",
+               roofline.gflops * 1e-3, roofline.products, roofline.gbytes_s, roofline.in_place_gbytes_s);
   } else {
     fmt::print("# roofline, {} threads: {:.1f} GFLOP/s fp32 FMA, {}{:.1f} GB/s reading memory\n", roofline.threads,
                roofline.gflops,
@@ -231,6 +231,7 @@ nlohmann::json machine_json(const Roofline& roofline, const Target& target,
   if (roofline.in_place_gbytes_s > 0) {
     machine["roofline"]["in_place_gbytes_s"] = std::round(roofline.in_place_gbytes_s * 10) / 10;
   }
+  if (!roofline.products.empty()) machine["roofline"]["products"] = roofline.products;
   if (roofline.dot_gflops > 0) machine["roofline"]["dot_gflops"] = std::round(roofline.dot_gflops * 10) / 10;
   for (const auto& peer : peers) machine["peers"][peer->name()] = peer->version();
   return machine;

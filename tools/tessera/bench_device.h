@@ -61,8 +61,8 @@ class DeviceRun {
   std::vector<Recorded> recorded_passes_;
 };
 
-/// Multiply-adds of 16-bit operands by mma.sync, and copying memory that no cache holds (bytes read and written).
-/// Measures for a few milliseconds.
+/// Multiply-adds of bf16 operands, by wgmma where the target has it, else by mma.sync, and copying memory that no cache
+/// holds (bytes read and written). Measures for about a second, so that the clock is what power allows.
 Roofline measure_device_roofline(const Target& target);
 
 }  // namespace tessera::cli

@@ -2,6 +2,7 @@
 // What a GPU can do at most, by kernels of a few lines.
 #include <algorithm>
 #include <array>
+#include <string>
 
 #include "bench_device.h"
 #include "bench_in_place.h"
@@ -12,29 +13,77 @@
 namespace tessera::cli {
 namespace {
 
-constexpr int kWarps = 4;             // a block
-constexpr int kBlocksAProcessor = 4;  // 16 warps keep the tensor cores of a multiprocessor busy
-constexpr int kSums = 8;              // independent products a warp
-constexpr int kRounds = 20000;
 constexpr int kAttempts = 5;
+constexpr double kLaunchSeconds = 0.02;  // as long as a repetition of a measurement
+constexpr double kProductSeconds = 1;    // until the power that products draw has lowered the clock
 
-// Operands are around 1 and differ from lane to lane: zeros would draw less power and so run at a higher clock.
-constexpr const char* kProducts = R"(#include "cuda/ptx/mma_sync.cuh"
+/// A kernel of products of bf16 in a loop; its parameters are (float* sink, int rounds).
+struct Products {
+  const char* name;
+  const char* text;
+  int blocks_a_multiprocessor;
+  std::uint32_t threads;
+  std::size_t shared_bytes;
+  double flops_a_round;  // of a block
+};
+
+// Two of N(0, 1) by Box and Muller, drawn by a number.
+constexpr const char* kNormalPair = R"(#include "cuda/ptx/math.cuh"
 using namespace tessera::cuda;
+__device__ __forceinline__ u32 normal_pair(u32 number) {
+  u32 bits = (number + 1) * 0x9E3779B9U;
+  bits = (bits ^ bits >> 16) * 0x85EBCA6BU;
+  bits = (bits ^ bits >> 13) * 0xC2B2AE35U;
+  bits ^= bits >> 16;
+  const float radius = sqrtf(-2.0F * __logf(((bits & 0xFFFF) + 1) / 65536.0F));
+  const float angle = (bits >> 16) * (6.2831853F / 65536.0F);
+  return ptx::pack<Element::bf16>(radius * __cosf(angle), radius * __sinf(angle));
+}
+)";
+
+// Operands are N(0, 1), as those of the measurements: how many bits change decides the power, and power the clock.
+constexpr const char* kMmaSync = R"(#include "cuda/ptx/mma_sync.cuh"
 extern "C" __global__ void __launch_bounds__(128) tessera_kernel(float* sink, int rounds) {
   float sums[8][4] = {};
-  const u32 a[4] = {0x3f813f80u + threadIdx.x % 29, 0x3f853f83u + threadIdx.x % 23, 0xbf84bf81u, 0x3f823f87u};
-  const u32 b = 0xbf803f80u + threadIdx.x % 31;
+  u32 a[4], b[8][2];
+  for (u32 i = 0; i < 4; ++i) a[i] = normal_pair(threadIdx.x * 20 + i);
+  for (u32 i = 0; i < 16; ++i) b[i / 2][i % 2] = normal_pair(threadIdx.x * 20 + 4 + i);
   for (int round = 0; round < rounds; ++round) {
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) ptx::mma_m16n8k16<Element::bf16>(sums[i], a, b + i, b ^ i);
+    for (u32 i = 0; i < 8; ++i) ptx::mma_m16n8k16<Element::bf16>(sums[i], a, b[i][0], b[i][1]);
   }
   float sum = 0.0F;
   for (const auto& tile : sums) sum += tile[0] + tile[1] + tile[2] + tile[3];
   if (sum == 0.123F) *sink = sum;
 }
 )";
-constexpr double kFlopsOfAProduct = 2.0 * 16 * 8 * 16;
+
+// Two warpgroups of 64 rows, 256 columns and 128 deep: the largest product there is, and as deep as two panels.
+constexpr const char* kWgmma = R"(#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/tile/gemm_wgmma.cuh"
+using A = SharedTile<64, 128>;
+using B = SharedTile<256, 128>;
+extern "C" __global__ void __launch_bounds__(256) tessera_kernel(float* sink, int rounds) {
+  extern __shared__ __align__(1024) char memory[];
+  const u32 b = ptx::shared_address(memory);
+  for (u32 i = threadIdx.x; i < (B::bytes + 2 * A::bytes) / 4; i += 256) {
+    ptx::store_shared_4(b + i * 4, normal_pair(i));
+  }
+  ptx::fence_async_proxy();
+  __syncthreads();
+  const u32 a = b + B::bytes + threadIdx.x / 128 * A::bytes;
+  Accumulator<1, B::rows / 8> sums;
+  for (int round = 0; round < rounds; ++round) {
+    begin_scores<Element::bf16, A, B>(sums, a, b);
+    ptx::wgmma_wait<0>();
+    settle(sums);
+  }
+  float sum = 0.0F;
+  for (const auto& tile : sums.tile[0]) sum += tile[0] + tile[1] + tile[2] + tile[3];
+  if (sum == 0.123F) *sink = sum;
+}
+)";
 
 constexpr std::size_t kCopyBytes = std::size_t{512} << 20U;
 constexpr const char* kCopy =
@@ -59,12 +108,12 @@ struct Events {
 
 /// Seconds of the fastest of some launches.
 template <class Launch>
-double best_seconds(Stream stream, const Launch& launch) {
+double best_seconds(Stream stream, const Launch& launch, int attempts = kAttempts) {
   const cuda::Driver& d = cuda::driver();
   const auto handle = static_cast<cuda::StreamHandle>(stream.handle);
   const Events events;
   float best = 1e9F;
-  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+  for (int attempt = 0; attempt < attempts; ++attempt) {
     cuda::check(d.event_record(events.both[0], handle), "cuEventRecord");
     launch();
     cuda::check(d.event_record(events.both[1], handle), "cuEventRecord");
@@ -74,6 +123,33 @@ double best_seconds(Stream stream, const Launch& launch) {
     best = std::min(best, milliseconds);
   }
   return best * 1e-3;
+}
+
+/// By wgmma where the target's plans may use it: 16 warps of mma.sync, or two warpgroups, keep a multiprocessor busy.
+Products products_of(const Target& target) {
+  if (target.sm == 90 && !target.emulated) {
+    constexpr std::size_t kShared = (256 + 2 * 64) * 128 * 2;
+    return {"wgmma", kWgmma, 1, 256, kShared, 2.0 * 128 * 256 * 128};
+  }
+  return {"mma.sync", kMmaSync, 4, 128, 0, 4 * 8 * 2.0 * 16 * 8 * 16};
+}
+
+/// GFLOP/s of the fastest launch in the second half of a while of launches: by then the clock is what power allows.
+double measure_products(const Products& products, const Target& target, Stream stream, void* sink) {
+  const std::string name = std::string("roofline: ") + products.name;
+  const cuda::Kernel& kernel =
+      cuda::kernel({name, std::string(kNormalPair) + products.text, products.shared_bytes}, target, stream);
+  const int blocks = target.multiprocessors * products.blocks_a_multiprocessor;
+  int rounds = 1000;
+  void* parameters[] = {&sink, &rounds};
+  const auto launch = [&] {
+    kernel.launch({static_cast<std::uint32_t>(blocks)}, {products.threads}, products.shared_bytes, stream.handle,
+                  parameters);
+  };
+  rounds = std::max(1, static_cast<int>(rounds * kLaunchSeconds / best_seconds(stream, launch, kAttempts)));
+  const int launches = static_cast<int>(kProductSeconds / kLaunchSeconds / 2);
+  best_seconds(stream, launch, launches);
+  return products.flops_a_round * rounds * blocks / best_seconds(stream, launch, launches) * 1e-9;
 }
 
 struct Memory {
@@ -103,15 +179,9 @@ Roofline measure_device_roofline(const Target& target) {
   const Stream stream = cases::device_stream(target.index);
   const Memory from(target.index, kCopyBytes);
   const Memory to(target.index, kCopyBytes);
-  const int blocks = target.multiprocessors * kBlocksAProcessor;
-  const cuda::Dim3 grid{static_cast<std::uint32_t>(blocks)};
-
+  const cuda::Dim3 grid{static_cast<std::uint32_t>(target.multiprocessors * 4)};
   void* sink = to.data;
-  int rounds = kRounds;
-  void* product_parameters[] = {&sink, &rounds};
-  const cuda::Kernel& products = cuda::kernel({"roofline: products", kProducts}, target, stream);
-  const double product_seconds =
-      best_seconds(stream, [&] { products.launch(grid, {kWarps * 32}, 0, stream.handle, product_parameters); });
+  const Products products = products_of(target);
 
   const void* source = from.data;
   long long count = kCopyBytes / 16;
@@ -121,7 +191,8 @@ Roofline measure_device_roofline(const Target& target) {
       best_seconds(stream, [&] { copy.launch(grid, {512}, 0, stream.handle, copy_parameters); });
 
   Roofline roofline;
-  roofline.gflops = kFlopsOfAProduct * kSums * kRounds * kWarps * blocks / product_seconds * 1e-9;
+  roofline.products = products.name;
+  roofline.gflops = measure_products(products, target, stream, sink);
   roofline.gbytes_s = 2.0 * static_cast<double>(kCopyBytes) / copy_seconds * 1e-9;
   roofline.in_place_gbytes_s = measure_in_place(target, stream);
   return roofline;

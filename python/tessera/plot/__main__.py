@@ -19,7 +19,7 @@ def main(words: Sequence[str] | None = None) -> int:
     speed = verbs.add_parser("bench", help="results of `tessera bench`")
     speed.add_argument("file", help="JSON that `tessera bench --json` or `--save` wrote")
     speed.add_argument("--kind", default="auto", choices=KINDS)
-    speed.add_argument("--metric", default="tflops", choices=sorted(METRICS), help="of --kind length")
+    speed.add_argument("--metric", default="tflops", choices=sorted(METRICS), help="of --kind bars and length")
     speed.add_argument("--peer", help="which peer, where there are several")
     maps = verbs.add_parser("tiles", help="mass per tile, or tiles that are computed")
     maps.add_argument(

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PEERS = {"torch_cpu": "PyTorch", "torch_flash": "FlashAttention-2", "torch_cudnn": "cuDNN"}
+PEERS |= {"flash_attn_4": "FlashAttention-4", "fla_chunk": "Flash Linear Attention"}
+PEERS |= {"fla_decode": "Flash Linear Attention", "cula_decode": "cuLA"}
+MASKS = ("causal", "band", "affine", "mask", "list")
 PEER_STYLES = ("--", ":", "-.")
-KINDS = ("auto", "speedup", "length", "time", "roofline")
+KINDS = ("auto", "speedup", "bars", "length", "time", "roofline")
 METRICS = {
     "ms": ("milliseconds", lambda row, us: us / 1e3),
     "tflops": ("TFLOP/s", lambda row, us: row["gflop"] / us * 1e3),
@@ -183,10 +186,67 @@ def _draw_length(rows: list[Mapping[str, Any]], peer: str | None, metric: str) -
     return figure, "; ".join(["Tessera", *told])
 
 
+def _panels(rows: list[Mapping[str, Any]], key: str) -> tuple[list[str], list[str]]:
+    """Of each row the row of panels (head dim and whatever else differs) and the column (the mask) that it is in.
+
+    Batch and heads usually change with the length, so that the work stays the same; they make panels only where there
+    would be two bars of one length.
+    """
+    masks = [" ".join(word for name, word in _words(row).items() if name in MASKS) or "full" for row in rows]
+    for without in (("b", "hq", "hkv"), ()):
+        settings = _labels(rows, without=(key, *MASKS, *without))
+        if len({(s, m, _words(row)[key]) for s, m, row in zip(settings, masks, rows, strict=True)}) == len(rows):
+            return settings, masks
+    raise refusal("source", "several rows of one problem", "one of each; or kind='time'")
+
+
+def _draw_panel(axes: Axes, rows: list[Mapping[str, Any]], key: str, sides: list[str], metric: str) -> None:
+    """A group of bars for each length, one bar for each of the sides that has a time; the first side is Tessera."""
+    value = METRICS[metric][1]
+    rows = sorted(rows, key=lambda row: int(_words(row)[key][len(key) + 1 :]))
+    width = 0.84 / len(sides)
+    for place, side in enumerate(sides):
+        times = [row["us"] if place == 0 else row.get("peers", {}).get(side) for row in rows]
+        known = [(x, value(row, us)) for x, (row, us) in enumerate(zip(rows, times, strict=True)) if us is not None]
+        at = [x + (place - (len(sides) - 1) / 2) * width for x, _ in known]
+        colour = COLOURS[place % len(COLOURS)]
+        axes.bar(at, [height for _, height in known], width, color=colour, label=PEERS.get(side, side))
+    axes.set_xticks(range(len(rows)), [_words(row)[key][len(key) + 1 :] for row in rows], fontsize=7)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+
+
+def _draw_bars(rows: list[Mapping[str, Any]], peer: str | None, metric: str) -> tuple[Figure, str]:
+    key = _length_key(rows)
+    if key is None:
+        raise refusal("source", "rows of one length", "rows that differ in sq or sk; or kind='time'")
+    rows = [row for row in rows if key in _words(row)]
+    settings, masks = _panels(rows, key)
+    lines, columns = list(dict.fromkeys(settings)), list(dict.fromkeys(masks))
+    peers = _peers(rows, peer)
+    figure = new_figure(1.2 + 3.6 * len(columns), 1.0 + 1.9 * len(lines))
+    panels = figure.subplots(len(lines), len(columns), squeeze=False, sharey="row")
+    for line, setting in enumerate(lines):
+        for column, mask in enumerate(columns):
+            axes = panels[line][column]
+            here = [row for row, s, m in zip(rows, settings, masks, strict=True) if (s, m) == (setting, mask)]
+            _draw_panel(axes, here, key, ["Tessera", *peers], metric)
+            axes.set_title(mask if setting == "all" else f"{setting}, {mask}", fontsize=8)
+    for axes in panels[-1]:
+        axes.set_xlabel(f"{key}, tokens", fontsize=8)
+    for axes in panels[:, 0]:
+        axes.set_ylabel(METRICS[metric][0], fontsize=8)
+    panels[0][-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    beside = ", ".join(PEERS.get(name, name) for name in peers)
+    return figure, f"Tessera beside {beside}" if beside else "Tessera"
+
+
 def _draw_roofline(machine: Mapping[str, Any], rows: list[Mapping[str, Any]], peer: str | None) -> tuple[Figure, str]:
     """Operations a second over operations a byte (Williams, Waterman and Patterson 2009, doi 10.1145/1498765.1498785).
 
-    The limits are those measured in the same run; a product unit that they do not measure may pass them.
+    The limits are those measured in the same run, on a GPU by the instruction that they name; another product unit may
+    pass them.
     """
     limits = machine.get("roofline", {})
     if not all(isinstance(limits.get(key), (int, float)) and limits[key] > 0 for key in ("gflops", "gbytes_s")):
@@ -210,7 +270,9 @@ def _draw_roofline(machine: Mapping[str, Any], rows: list[Mapping[str, Any]], pe
     reach = [row["gflop"] / row["gbyte"] for row in rows]
     slope, flat = limits["gbytes_s"] / 1e3, limits["gflops"] / 1e3
     edge = sorted({min(reach) / 1.5, flat / slope, max(reach) * 1.5})
-    axes.plot(edge, [min(flat, slope * x) for x in edge], color="#404040", lw=1, label="limits measured beside")
+    # Results that do not say it are older than the measurement by other instructions.
+    by = f", {limits.get('products', 'mma.sync')}" if str(machine.get("target", "")).startswith("cuda") else ""
+    axes.plot(edge, [min(flat, slope * x) for x in edge], color="#404040", lw=1, label=f"limits measured beside{by}")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
@@ -237,12 +299,13 @@ def bench(
     Args:
         source: path of a JSON file that `tessera bench --json` or `--save` wrote, or its contents as a dict.
         kind: "speedup": a bar a row, time of a peer over time of Tessera, with the 10th to 90th percentile of
-            neighbouring runs. "length": lines over the sequence length (sq or sk, whichever varies), one for each
+            neighbouring runs. "bars": by length (sq or sk, whichever varies), Tessera beside each peer, one panel a
+            head dim and mask. "length": lines over the sequence length (sq or sk, whichever varies), one for each
             setting, peers dashed. "time": a bar a row, milliseconds. "roofline": operations a second over operations a
             byte, beside the limits measured in the same run. "auto": "speedup" if there are peers, else "length" if
             lengths vary, else "time".
         peer: which peer, where rows were measured beside several.
-        metric: of "length": "ms", "tflops" or "gbytes_s".
+        metric: of "bars" and "length": "ms", "tflops" or "gbytes_s".
         title: instead of one that says what the picture shows.
 
     Returns:
@@ -261,6 +324,8 @@ def bench(
         kind = "speedup" if _peers(rows, peer) else "length" if _length_key(rows) else "time"
     if kind == "speedup":
         figure, told = _draw_speedup(rows, peer)
+    elif kind == "bars":
+        figure, told = _draw_bars(rows, peer, metric)
     elif kind == "length":
         figure, told = _draw_length(rows, peer, metric)
     elif kind == "roofline":
