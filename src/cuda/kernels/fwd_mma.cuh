@@ -83,14 +83,16 @@ struct FwdMma {
 
   /// `first`: the same as `work`, before a barrier makes that readable.
   __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
-    const bool any = first.tiles.count() > 0;
-    if (any) load_queries(first);
-    if constexpr (has_copier) ptx::take_registers<computing_registers>();
+    if constexpr (has_copier) {
+      if (first.tiles.count() > 0) load_queries(first);
+      ptx::take_registers<computing_registers>();
+    }
     Output o;
     Softmax<row_tiles> softmax;
     o.clear();
     softmax.clear();
-    if (any) {
+    if (first.tiles.count() > 0) {
+      if constexpr (!has_copier) load_queries(first);
       if constexpr (C.by_copy_engine()) {
         walk_rings(first.tiles.count(), o, softmax);
       } else if constexpr (C.stages == 1) {
