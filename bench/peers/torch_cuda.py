@@ -5,8 +5,9 @@ torch_cudnn.py share.
 Requests and answers are those of torch_cpu.py, with "graph" besides. Timing is that of `tessera bench --device cuda`:
 256 MiB are written before each call, so that no input is in the L2 cache and the host's work is done while the device
 still writes; events around the call; the median of the calls. With "graph", as with `--graph`: calls in a row as one
-CUDA graph. Of the layouts that torch takes ((batch, heads, seqlen, dim) contiguous, or a view of (batch, seqlen, heads,
-dim)) and the ways to do grouped heads, the fastest that the backend accepts is taken.
+CUDA graph. With fewer "multiprocessors" than the device has, on a part of it (torch 2.10 and newer). Of the layouts
+that torch takes ((batch, heads, seqlen, dim) contiguous, or a view of (batch, seqlen, heads, dim)) and the ways to do
+grouped heads, the fastest that the backend accepts is taken.
 """
 
 import json
@@ -95,6 +96,19 @@ def timed_as_graph(call, calls):
     return begin.elapsed_time(end) * 1e3 / calls
 
 
+def take_part(request):
+    """A green context of the multiprocessors asked for, made this process's current one; None for all of them. Before
+    any stream is made: a stream belongs to the context that is current then."""
+    device = request["device"]
+    if request["multiprocessors"] >= torch.cuda.get_device_properties(device).multi_processor_count:
+        return None
+    from torch.cuda.green_contexts import GreenContext
+
+    part = GreenContext.create(num_sms=request["multiprocessors"], device_id=device)
+    part.set_context()
+    return part
+
+
 def refusal(request):
     if request["operation"] != "attention":
         return "it has no such operation"
@@ -131,7 +145,7 @@ def set_up(request, backend, flush):
 
 def serve(backend, set_up=set_up, package=""):
     """Answers requests until their end; `package`: what the peer uses beside torch, with its version."""
-    call, as_graph = None, False
+    call, as_graph, part = None, False, None
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     torch_version = torch.__version__.split("+")[0]
     version = f"torch {torch_version}, CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
@@ -141,6 +155,7 @@ def serve(backend, set_up=set_up, package=""):
         request = json.loads(line)
         try:
             if request["do"] == "setup":
+                part = part or take_part(request)  # the same for all problems
                 call = None  # frees the tensors of the last problem first
                 torch.cuda.empty_cache()
                 call, reason = set_up(request, backend, flush)

@@ -65,7 +65,6 @@ std::unique_ptr<GreenContext> part_of_gpu(const BenchOptions& options, Target& t
     throw Error(ErrorCode::invalid_argument, "--multiprocessors", got, want);
   };
   if (!options.on_gpu()) refuse("--device cpu", "--device cuda beside it");
-  if (!options.peers.empty()) refuse("--peer beside it", "no peers: they have the whole GPU");
   auto part = std::make_unique<GreenContext>(target.index, options.multiprocessors);
   target.multiprocessors = part->multiprocessors();
   return part;
@@ -379,7 +378,7 @@ void add_bench(CLI::App& app, int& exit_code) {
       "--graph", options->graph,
       "On a GPU: calls in a row as one CUDA graph, caches as they are, instead of single calls on cold caches");
   add_number(*verb, "--multiprocessors", options->multiprocessors, 1, 100000,
-             "On a GPU: at least so many of its multiprocessors, without the others");
+             "On a GPU: at least so many of its multiprocessors, without the others; peers have as many");
   verb->footer(R"(Examples:
   tessera bench bench/suites/cpu_dense.txt --pass both --peer torch_cpu --save
   tessera bench "attention sq={512,2048} hq=8 d=64 dtype={fp32,bf16} {causal,}" --wish tile_q=64,128

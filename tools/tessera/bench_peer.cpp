@@ -109,6 +109,7 @@ std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Targe
                            {"scale", problem.softmax_scale()},
                            {"threads", target.threads},
                            {"device", target.index},
+                           {"multiprocessors", target.multiprocessors},
                            {"graph", as_graph}});
   version_ = answer.value("version", "");
   if (!answer.value("ok", false)) return answer.value("reason", "it did not say why");
