@@ -15,7 +15,8 @@ struct LinearConfig {
   Element o = Element::bf16;
   Element state = Element::fp32;
   StateRows rows = StateRows::v;
-  int d = 128;    // of k
+  int d = 128;    // of k, that a block takes
+  int parts = 1;  // of k, each for blocks of its own, whose fp32 outputs another kernel adds
   int tile = 32;  // of v: rows or columns of the state that a block takes
   int warps = 4;
   bool stochastic = false;  // rounding of bf16 states
@@ -44,7 +45,8 @@ struct LinearConfig {
   }
   /// Whether 32 registers are enough, so that a multiprocessor holds all the threads it can.
   constexpr bool is_small() const {
-    return one_token && loads() <= 2 && state == Element::fp32 && q == Element::bf16 && k == Element::bf16;
+    return one_token && parts == 1 && loads() <= 2 && state == Element::fp32 && q == Element::bf16 &&
+           k == Element::bf16;
   }
   /// Blocks of that many threads; `arch` is 900 for SM90.
   constexpr int resident(int arch) const {
@@ -66,7 +68,7 @@ struct LinearConfig {
   constexpr int ring_value_row() const { return tile * bytes_of(v) + 16; }
 };
 
-/// gridDim is (tiles of v, heads, batch).
+/// gridDim is (tiles of v · parts of k, heads, batch).
 struct LinearParams {
   const void* q;
   const void* k;
@@ -76,6 +78,7 @@ struct LinearParams {
   Strides k_strides;
   Strides v_strides;
   Strides o_strides;
+  i64 o_part;  // from one part's o to the next's
   void* state;
   i64 slot_stride, head_stride, row_stride;
   i64 slots;                               // states in the pool; a slot outside is none
@@ -87,6 +90,24 @@ struct LinearParams {
   int tokens;
   u64 seed, offset;                // of stochastic rounding, unless they lie in memory:
   const u64 *seed_at, *offset_at;  // (1)
+};
+
+/// The second pass of a step in parts.
+struct LinearSumConfig {
+  Element output = Element::bf16;
+  int parts = 2;
+
+  constexpr bool operator==(const LinearSumConfig&) const = default;
+  static constexpr int threads() { return 256; }
+};
+
+/// A thread for each element of o.
+struct LinearSumParams {
+  const float* parts;  // (parts, batch, tokens, heads, columns)
+  void* o;
+  Strides o_strides;
+  int count;  // of a part
+  Divisor columns, heads, tokens;
 };
 
 /// A step whose tokens wait beside the state; 0 tokens: a flush.

@@ -47,6 +47,37 @@ TEST_F(LinearLaunch, TakesABlockForEachPartOfAHead) {
   EXPECT_FLOAT_EQ(params.scale, 0.0883883476F);
 }
 
+// The dims of k in two halves, whose outputs a second kernel adds.
+TEST_F(LinearLaunch, TakesHalvesOfKeysWhenWishedFor) {
+  const Problem problem = Problem::parse("linear_decode b=3 t=2 h=4 d=128 dtype=bf16 slots=9");
+  Executor executor(make_plan(problem, Target::cuda_device(0), Wishes::parse("tile_kv=32 splits=2")));
+  EXPECT_EQ(executor.plan().workspace_bytes(), 2U * 3 * 2 * 4 * 128 * 4);
+  executor.prepare();
+  Bindings bindings;
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) bindings[slot] = tensor(DType::bf16, {3, 2, 4, 128});
+  bindings[Slot::o].strides[2] = 136;
+  bindings[Slot::o].strides[1] = 4 * 136;
+  bindings[Slot::o].strides[0] = 2 * 4 * 136;
+  bindings[Slot::o].data = tensor(DType::bf16, {3, 2, 4, 136}).data;
+  bindings[Slot::state] = tensor(DType::fp32, {9, 4, 128, 128});
+  bindings[Slot::decay_slopes] = tensor(DType::fp32, {4});
+  bindings[Slot::state_slots] = tensor(DType::int32, {3});
+  gpu_.parameter_bytes = sizeof(cuda::LinearSumParams);
+  executor.run(bindings);
+  EXPECT_EQ(gpu_.launches, 2);
+  EXPECT_EQ(gpu_.last.grid[0], 3U * 2 * 4 * 128 / 256);
+  EXPECT_EQ(gpu_.last.block[0], 256U);
+  cuda::LinearSumParams sum{};
+  std::memcpy(static_cast<void*>(&sum), gpu_.last.parameters.data(), sizeof(sum));
+  EXPECT_EQ(sum.o, bindings[Slot::o].data);
+  EXPECT_NE(static_cast<const void*>(sum.parts), sum.o);
+  EXPECT_EQ(sum.o_strides.head, 136);
+  EXPECT_EQ(sum.count, 3 * 2 * 4 * 128);
+  EXPECT_EQ(sum.columns.value, 128U);
+  EXPECT_EQ(sum.heads.value, 4U);
+  EXPECT_EQ(sum.tokens.value, 2U);
+}
+
 TEST_F(LinearLaunch, TakesTokensFromARing) {
   const Problem problem = Problem::parse("linear_decode b=3 t=2 h=4 d=128 dtype=bf16 slots=9 ring=6");
   Executor executor(make_plan(problem, Target::cuda_device(0), Wishes::parse("tile_kv=32")));
@@ -83,6 +114,11 @@ TEST(LinearPlan, SaysWhatItHasNoKernelFor) {
   EXPECT_NE(reason("linear_decode d=64", "tile_kv=12").find("multiple of 8"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=64", "warps=3").find("warps are 1, 2, 4 or 8"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=64", "stages=2").find("tile_kv"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64", "splits=3").find("splits is 3; want 1 or 2"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64 ring=4", "splits=2").find("want 1 beside a ring"), std::string::npos);
+  EXPECT_NE(reason("linear_decode d=64 state=bf16 rounding=stochastic", "splits=2").find("rounded by chance"),
+            std::string::npos);
+  EXPECT_EQ(reason("linear_decode d=64 dv=32", "splits=2"), "");
   EXPECT_NE(reason("linear_decode d=256", "tile_kv=128 warps=1").find("evenly"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=64 state=bf16", "tile_kv=64 warps=1").find("evenly"), std::string::npos);
   EXPECT_NE(reason("linear_decode d=64 dv=256 layout=kv", "tile_kv=256 warps=8").find("evenly"), std::string::npos);

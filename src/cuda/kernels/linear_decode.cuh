@@ -15,6 +15,7 @@
 // A block takes `tile` of v of one head of one sequence, so that blocks are independent:
 //   rows of v (K contiguous): lanes lie along K, and sums over them are shuffles, of all rows of a warp together;
 //   rows of k (V contiguous): lanes lie along V, and sums go over a thread's rows, then lanes, then warps.
+// If wished for, it takes a part of k's dims besides, and linear_sum.cuh adds what the parts give.
 #pragma once
 
 #include "cuda/ptx/global.cuh"
@@ -78,6 +79,18 @@ struct LinearDecode {
     }
   }
 
+  /// The problem of one of the blocks that share the dims of k: its own.
+  static __device__ __forceinline__ LinearParams key_part(const LinearParams& whole) {
+    const int part = static_cast<int>(blockIdx.x % C.parts);
+    const int first = part * C.d;
+    LinearParams p = whole;
+    p.q = static_cast<const char*>(p.q) + first * bytes_of(C.q);
+    p.k = static_cast<const char*>(p.k) + first * bytes_of(C.k);
+    p.state = static_cast<char*>(p.state) + first * (C.rows == StateRows::v ? 1 : p.row_stride) * bytes_of(C.state);
+    p.o = static_cast<char*>(p.o) + part * p.o_part * bytes_of(C.o);
+    return p;
+  }
+
   /// Of sequence `batch`: the slot that its state comes from, and where it goes.
   __device__ __forceinline__ i64 source() const { return ptx::load_index(p.state_slots, p.long_state_slots, batch); }
   __device__ __forceinline__ i64 target(i64 source) const {
@@ -85,7 +98,7 @@ struct LinearDecode {
   }
   __device__ __forceinline__ bool has(i64 slot) const { return slot >= 0 && slot < p.slots; }
 
-  static __device__ __forceinline__ int first_column() { return static_cast<int>(blockIdx.x) * C.tile; }
+  static __device__ __forceinline__ int first_column() { return static_cast<int>(blockIdx.x / C.parts) * C.tile; }
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
   /// Of a thread: its first row in the block's part of the state, and its first column.
   static __device__ __forceinline__ int row() {
