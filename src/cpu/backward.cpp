@@ -64,7 +64,7 @@ void BackwardUnit::query_tile(std::int64_t h, std::int64_t block, std::int64_t b
   scores(rows, keys);
   float* dq = dq_ + (h * sequence_.q_length + begin) * d_;
   if (dots_.used() && scores_are_plain()) {
-    const bool masked = hide(head, block, rows, keys);
+    const bool masked = hide(head, block, begin, rows, keys);
     dots_.softmax_gradient(run_.kernels, rows, keys, b_.p, b_.ds, problem_.softmax_scale());
     dots_.products(run_.kernels, rows, keys, masked, dq, d_);
     return;
@@ -75,7 +75,7 @@ void BackwardUnit::query_tile(std::int64_t h, std::int64_t block, std::int64_t b
     dots_.round(run_.kernels, rows, keys, b_.p, b_.ds);
     dots_.products(run_.kernels, rows, keys, true, dq, d_);
   } else {
-    products(masked, rows, keys, dq);
+    products(masked || run_.scores.has_dropout(), rows, keys, dq);
   }
 }
 

@@ -43,15 +43,29 @@ bool BackwardUnit::scores_to_probabilities(std::int64_t head, std::int64_t block
   if (problem_.softcap > 0.0F) run_.kernels.softcap(rows * ld, problem_.softcap, b_.p, b_.slope);
   tile_ = {b_.p, ld, 1, rows, keys, b_.query_position, b_.key_position, b_.head, sequence_.batch};
   if (run_.scores.per_element()) run_.scores.apply(tile_, b_.slope);
-  const bool masked = hide(head, block, rows, keys);
+  const bool masked = hide(head, block, begin, rows, keys);
   run_.kernels.exp_rows(rows, padded(keys), b_.p, ld, run_.rows.shift + run_.rows.at(head, sequence_.q_first + begin));
   return masked;
 }
 
-bool BackwardUnit::hide(std::int64_t head, std::int64_t block, std::int64_t rows, std::int64_t keys) {
+bool BackwardUnit::hide(std::int64_t head, std::int64_t block, std::int64_t begin, std::int64_t rows,
+                        std::int64_t keys) {
   tile_ = {b_.p, run_.tiling.stride, 1, rows, keys, b_.query_position, b_.key_position, b_.head, sequence_.batch};
-  bool masked = hide_spans(head, block, rows);
+  bool masked = hide_empty_rows(head, begin, rows, keys);
+  masked |= hide_spans(head, block, rows);
   if (has_band(problem_)) masked |= hide_band(rows, keys);
+  return masked;
+}
+
+/// A row whose LSE is −∞ has no gradients, whatever the keys hold that a backward's own list shows to it.
+bool BackwardUnit::hide_empty_rows(std::int64_t head, std::int64_t begin, std::int64_t rows, std::int64_t keys) {
+  const float* shift = run_.rows.shift + run_.rows.at(head, sequence_.q_first + begin);
+  bool masked = false;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    if (shift[i] != -kHidden) continue;
+    masked = true;
+    std::fill_n(b_.p + i * run_.tiling.stride, keys, kHidden);
+  }
   return masked;
 }
 
@@ -110,7 +124,7 @@ void BackwardUnit::gradient_of_scores(std::int64_t head, std::int64_t begin, std
   const bool drops = run_.scores.has_dropout();
   if (drops) {
     run_.scores.dropout_factors(tile_, b_.keep);
-    multiply(rows, keys, b_.ds, b_.keep);
+    drop_gradients(rows, keys);
   }
   const std::int64_t index = run_.rows.at(head, sequence_.q_first + begin);
   const float* weight = problem_.sink && dots_.used() ? run_.rows.weight + index : nullptr;  // else dO has them
@@ -125,6 +139,15 @@ void BackwardUnit::gradient_of_scores(std::int64_t head, std::int64_t begin, std
 void BackwardUnit::weigh_rows(float* a, std::int64_t rows, std::int64_t columns, const float* weight) const {
   const std::int64_t ld = run_.tiling.stride;
   for (std::int64_t i = 0; i < rows; ++i) run_.kernels.scale_rows(1, columns, a + i * ld, ld, weight[i]);
+}
+
+/// A dropped key's V is not looked at, whatever it holds.
+void BackwardUnit::drop_gradients(std::int64_t rows, std::int64_t columns) const {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    float* to = b_.ds + i * run_.tiling.stride;
+    const float* keep = b_.keep + i * run_.tiling.stride;
+    for (std::int64_t j = 0; j < columns; ++j) to[j] = keep[j] == 0.0F ? 0.0F : to[j] * keep[j];
+  }
 }
 
 void BackwardUnit::multiply(std::int64_t rows, std::int64_t columns, float* a, const float* b) const {

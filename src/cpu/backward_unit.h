@@ -77,13 +77,15 @@ class BackwardUnit {
   // p: scores to probabilities; slope: the derivative of everything between. True when any score was masked.
   bool scores_to_probabilities(std::int64_t head, std::int64_t block, std::int64_t begin, std::int64_t rows,
                                std::int64_t keys);
-  bool hide(std::int64_t head, std::int64_t block, std::int64_t rows, std::int64_t keys);
+  bool hide(std::int64_t head, std::int64_t block, std::int64_t begin, std::int64_t rows, std::int64_t keys);
+  bool hide_empty_rows(std::int64_t head, std::int64_t begin, std::int64_t rows, std::int64_t keys);
   // Blocks that the list leaves out and elements that the mask callable hides.
   bool hide_spans(std::int64_t head, std::int64_t block, std::int64_t rows);
   bool hide_band(std::int64_t rows, std::int64_t keys);
   // ds = P∘(dP − delta) times the slopes; then P takes the dropout factors, for dV.
   void gradient_of_scores(std::int64_t head, std::int64_t begin, std::int64_t rows, std::int64_t keys);
   void weigh_rows(float* a, std::int64_t rows, std::int64_t columns, const float* weight) const;
+  void drop_gradients(std::int64_t rows, std::int64_t columns) const;
   // a ∘= b where a is not 0: a factor of a masked element may be anything.
   void multiply(std::int64_t rows, std::int64_t columns, float* a, const float* b) const;
   // dV += Pᵀ·dO, dK += dSᵀ·Q, dQ += dS·K.

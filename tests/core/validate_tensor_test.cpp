@@ -166,6 +166,11 @@ const BadCall kBadCalls[] = {
        c.bind(Slot::page_table, {2, 1}, {0, 1});
      },
      kInvalid, "page_table"},
+    {"table_of_more_rows", kPaged,
+     [](Call& c) {
+       c.bind(Slot::page_table, {3, 2}, {0, 1, 2, 3, 0, 1});
+     },
+     kInvalid, "page_table"},
     {"device", kDense,
      [](Call& c) {
        c[Slot::k].device = {DeviceType::cuda, 0};
@@ -359,6 +364,30 @@ TEST(Validate, SelfOverlapIsExact) {
   Call meets("combine b=6 sq=8 hq=1 d=1 dv=1 parts=1");
   meets[Slot::o].strides = {7, 5, 1, 1, 0, 0};
   expect_error([&] { meets.run(); }, kInvalid, "o");
+  // Two equal strides meet at once, but the longest one is tried first, by more steps than the search makes.
+  Call many("combine b=60 sq=60 hq=60 d=2 dv=2 parts=1");
+  many[Slot::o].strides = {118, 101, 101, 1, 0, 0};
+  expect_error([&] { many.run(); }, kInvalid, "o");
+}
+
+// dq of 4 heads and dk of 2 inside rows of 10 heads.
+TEST(Validate, InterleavedViewsOfUnequalLength) {
+  for (const bool dk_first : {false, true}) {
+    for (std::int64_t between = 0; between < 10; ++between) {
+      Call call("attention pass=backward b=2 sq=8 hq=4 hkv=2 d=16");
+      float* data = call.bind(Slot::dq, DType::fp32, {2, 8, 10, 16}).as<float>();
+      float* other = data + between * 16;
+      call[Slot::dq] = Tensor::strided(dk_first ? other : data, DType::fp32, {2, 8, 4, 16}, {1280, 160, 16, 1});
+      call[Slot::dk] = Tensor::strided(dk_first ? data : other, DType::fp32, {2, 8, 2, 16}, {1280, 160, 16, 1});
+      // The second begins behind the first and ends before the first one's next row.
+      const bool apart = dk_first ? between >= 2 && between <= 6 : between >= 4 && between <= 8;
+      if (apart) {
+        EXPECT_NO_THROW(call.run()) << dk_first << between;
+      } else {
+        expect_error([&] { call.run(); }, kInvalid, "dk");
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -132,6 +132,22 @@ TEST_P(EveryType, AloneIsAsInABatch) {
   }
 }
 
+TEST_P(EveryType, AloneIsAsInABatchBackward) {
+  const std::string common = types() + " hq=4 hkv=2 d=32 causal batch_invariant threads=8 tile_kv=32";
+  SequenceRun batch("attention pass=backward b=4 sq=40 sk=300 kv=varlen lens_k=300,7,120,64 seed=10" + common);
+  batch.run();
+  for (std::int64_t b = 0; b < 4; ++b) {
+    SequenceRun alone("attention pass=backward b=1 sq=40 sk=300 kv=varlen seed=11 lens_k=" +
+                      std::to_string(batch.key_length(b)) + common);
+    const auto from = [b](std::int64_t, std::int64_t h) { return Source{b, h}; };
+    alone.copy_inputs(batch, from, from);
+    alone.run();
+    EXPECT_TRUE(same_bits(alone.query_rows(Slot::dq, 0), batch.query_rows(Slot::dq, b))) << b;
+    EXPECT_TRUE(same_bits(alone.key_rows(Slot::dk, 0), batch.key_rows(Slot::dk, b))) << b;
+    EXPECT_TRUE(same_bits(alone.key_rows(Slot::dv, 0), batch.key_rows(Slot::dv, b))) << b;
+  }
+}
+
 // The last rows of a problem of many, alone: few queries read keys where they lie, and the threads decide how many
 // heads walk them together.
 TEST_P(EveryType, FewQueriesAreManyQueries) {

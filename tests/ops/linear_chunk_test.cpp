@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "cases/case.h"
@@ -161,6 +162,24 @@ TEST_P(ChunkLayout, DecodingGoesOnWhereAPrefillEnds) {
   steps.run("linear_decode", kTokens - 8, 8, GetParam());
   expect_close(steps.o, whole.o);
   expect_close(steps.state, whole.state);
+}
+
+// A value that is not finite shows from its token on, be it the last of a chunk or of the sequence.
+TEST_P(ChunkLayout, NothingOfLaterTokens) {
+  Sequence clean;
+  clean.run("linear_chunk", 0, kTokens, GetParam());
+  for (const std::int64_t token : {0, 62, 63, 64, 127, 148, 149}) {
+    Sequence spoiled;
+    const auto at = static_cast<std::size_t>((token * kHeads + 1) * kDimV - 1);  // last value of the first head
+    spoiled.v[at] = std::numeric_limits<float>::quiet_NaN();
+    spoiled.run("linear_chunk", 0, kTokens, GetParam());
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      const auto value = static_cast<std::size_t>((t * kHeads + 1) * kDimV - 1);
+      EXPECT_EQ(std::isnan(spoiled.o[value]), t >= token) << token << " " << t;
+      EXPECT_FALSE(t < token && std::abs(spoiled.o[value] - clean.o[value]) > 1e-5F) << token << " " << t;
+      EXPECT_NEAR(spoiled.o[value - 1], clean.o[value - 1], 1e-5F) << token << " " << t;
+    }
+  }
 }
 
 TEST_P(ChunkLayout, ZeroTokensLeaveTheState) {

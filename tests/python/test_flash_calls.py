@@ -466,6 +466,36 @@ def test_top_level_call_is_that_of_2() -> None:
     )
 
 
+def test_rotary_moves_with_the_queries_under_any_window() -> None:
+    def step(window):
+        q, k_cache, v_cache, k, v = (x.copy() for x in inputs)
+        return flash_attn_2.flash_attn_with_kvcache(
+            q, k_cache, v_cache, k, v, *tables, cache_seqlens=6, window_size=window, causal=False
+        )
+
+    inputs = arrays((1, 4, 2, 16), (1, 12, 2, 16), (1, 12, 2, 16), (1, 4, 2, 16), (1, 4, 2, 16))
+    angle = np.arange(12)[:, None] * 0.1 * (1 + np.arange(8))
+    tables = (np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32))
+    # Windows wider than the cache hide nothing; without one all queries are turned as the first is.
+    right, left, both = step((-1, 100)), step((100, -1)), step((100, 100))
+    assert np.array_equal(right, both) and np.array_equal(left, both)
+    still = step((-1, -1))
+    close(still[:, 0], both[:, 0])
+    assert np.abs(still[:, 1:] - both[:, 1:]).max() > 0.01
+
+
+def test_negative_softcap_is_none() -> None:
+    starts = np.array([0, 5, 10], np.int32)
+    q, k = QUERIES.reshape(-1, *QUERIES.shape[2:])[:10], KEYS.reshape(-1, *KEYS.shape[2:])[:10]
+    for more in ({}, {"return_attn_probs": True}):
+        for function, inputs in (
+            (flash_attn_2.flash_attn_func, (QUERIES, KEYS, VALUES)),
+            (flash_attn_2.flash_attn_varlen_func, (q, k, k, starts, starts, 5, 5)),
+        ):
+            plain, negative = function(*inputs, **more), function(*inputs, softcap=-2.0, **more)
+            assert np.array_equal(plain[0] if more else plain, negative[0] if more else negative)
+
+
 @pytest.mark.parametrize("moving", [False, True])
 @pytest.mark.parametrize("packed", [False, True], ids=["dense", "packed"])
 def test_rotary_positions_of_a_gpu_are_those_of_the_cpu(packed, moving):

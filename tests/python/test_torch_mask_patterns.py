@@ -95,6 +95,15 @@ def test_refused_with_a_reason(mask, reason):
     assert isinstance(found, Unrecognised) and reason in found.reason
 
 
+@pytest.mark.parametrize("seqlen_q", [2, 3, 5])
+def test_leading_keys_hidden_from_every_row(seqlen_q):
+    mask = torch.ones(seqlen_q, 5, dtype=torch.bool)
+    mask[:, 0] = False
+    assert isinstance(recognise(mask, 2, seqlen_q, 5), Unrecognised)
+    found = recognise(mask[:1], 2, seqlen_q, 5)
+    assert isinstance(found, Unrecognised) and "leading keys" in found.reason
+
+
 @pytest.mark.parametrize("shape", [(0, 5, 5), (2, 0, 5), (2, 5, 0)])
 def test_no_elements(shape):
     b, sq, sk = shape

@@ -208,6 +208,8 @@ def test_bits():
         ("output_attentions", True),
         ("head_mask", torch.ones(HEADS)),
         ("attention_mask", torch.full((2, 1, 9, 9), 0.5)),
+        ("attention_mask", torch.tensor([0, -1.0, -torch.inf] * 54).reshape(2, 1, 9, 9)),
+        ("attention_mask", torch.tensor([0, 0, 1e-3] * 54).reshape(2, 1, 9, 9)),
     ],
 )
 def test_what_has_no_form_is_refused(argument, value):

@@ -64,6 +64,8 @@ struct FlagKey {
 constexpr FlagKey kFlags[] = {{"drop_scalars", &Values::drop_scalars},
                               {"pages=shuffled", &Values::shuffled_pages},
                               {"slopes=batch", &Values::slopes_per_batch},
+                              {"alibi_slopes=extreme", &Values::extreme_slopes},
+                              {"sinks=extreme", &Values::extreme_sinks},
                               {"rotate_q", &Values::rotate_q},
                               {"state_slots=unbound", &Values::unbound_slots},
                               {"slot_ids=int64", &Values::long_slots},
@@ -71,7 +73,7 @@ constexpr FlagKey kFlags[] = {{"drop_scalars", &Values::drop_scalars},
                               {"dstates=unbound", &Values::unbound_gradients}};
 
 constexpr std::string_view kWishKeys[] = {"tile_q", "tile_kv", "splits", "stages", "warps", "loader", "implementation"};
-constexpr std::string_view kStrides[] = {"packed", "bhsd", "gaps"};
+constexpr std::string_view kStrides[] = {"packed", "bhsd", "gaps", "zero", "negative", "odd"};
 
 std::vector<std::int64_t> parse_list(std::string_view key, std::string_view text) {
   std::vector<std::int64_t> list;
@@ -109,7 +111,7 @@ bool read_value(Case& result, std::string_view token) {
     for (std::size_t i = 0; i < std::size(kStrides); ++i) {
       if (kStrides[i] == text) return values.strides = static_cast<Strides>(i), true;
     }
-    reject(key, text, "packed, bhsd or gaps");
+    reject(key, text, "packed, bhsd, gaps, zero, negative or odd");
   }
   return false;
 }

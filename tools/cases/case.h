@@ -18,6 +18,9 @@ enum class Strides : std::uint8_t {
   packed,       // row-major
   heads_first,  // "bhsd": (batch, heads, seqlen, dim) or (heads, tokens, dim) underneath
   gaps,         // unused elements between rows, and a start aligned to one element only
+  zero,         // q, k, v and what comes with them: the heads share one row
+  negative,     // tokens backwards
+  odd,          // rows an odd number of elements apart; not for a GPU, whose rows begin at multiples of 16 bytes
 };
 
 /// Lists hold one value for each sequence, or one value for all; empty takes the default.
@@ -37,6 +40,8 @@ struct Values {
   float density = 0.5F;           // share of the tiles that a list holds
   bool shuffled_pages = false;    // pages=shuffled
   bool slopes_per_batch = false;  // alibi_slopes is (b, hq)
+  bool extreme_slopes = false;    // alibi_slopes=extreme: 0, negative, tiny and huge ones
+  bool extreme_sinks = false;     // sinks=extreme: −∞, and far below and above all scores
   bool rotate_q = false;          // kv_append also rotates q
   // linear_decode: slots of states (default: distinct ones in random order); where the new states go (default: the
   // same)
@@ -59,7 +64,8 @@ struct Case {
 
   /// Problem keys (docs/grammar.md) and value keys in any order: seed= lens_q= lens_k= lens_k2= used_q= used_k=
   /// used_k2= q_offset= k_offset= k_offset2= spoiled= (lists with commas) batch_offset= head_offset= drop_seed=
-  /// drop_offset= drop_scalars density= pages=shuffled slopes=batch rotate_q strides=packed|bhsd|gaps tile_q= tile_kv=
+  /// drop_offset= drop_scalars density= pages=shuffled slopes=batch rotate_q alibi_slopes=extreme
+  /// sinks=extreme strides=packed|bhsd|gaps|zero|negative|odd tile_q= tile_kv=
   /// splits= implementation= isa= threads= state_slots= dest_slots= ring_cursors= state_slots=unbound slot_ids=int64
   /// slopes=zero dstates=unbound. Throws Error{parse}.
   static Case parse(std::string_view line);

@@ -26,8 +26,7 @@ DeviceCopy::DeviceCopy(Inputs& inputs, std::size_t workspace_bytes, int device, 
     : placement_(placement), device_(device), bindings_(inputs.bindings()) {
   const cuda::CurrentContext context(device);
   for (const Inputs::BufferView& buffer : inputs.buffers()) {
-    const Tensor& tensor = bindings_[buffer.slot];
-    const auto start = static_cast<std::size_t>(tensor.byte_offset);
+    const std::size_t start = buffer.begin;
     if (placement == Placement::together) {
       place(buffer.bytes.data(), buffer.bytes.size(), (kRowStart - start % kRowStart) % kRowStart, device);
     } else {
@@ -44,7 +43,7 @@ DeviceCopy::DeviceCopy(Inputs& inputs, std::size_t workspace_bytes, int device, 
   for (const Inputs::BufferView& buffer : inputs.buffers()) {
     Tensor& tensor = bindings_[buffer.slot];
     tensor.data = regions_[index++].device;
-    if (placement == Placement::apart) tensor.byte_offset = 0;
+    if (placement == Placement::apart) tensor.byte_offset -= static_cast<std::int64_t>(buffer.begin);
     tensor.device = {DeviceType::cuda, device};
   }
   workspace_ = regions_.back().device;

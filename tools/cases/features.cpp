@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <tuple>
 
 namespace tessera::cases {
@@ -105,6 +107,12 @@ constexpr Feature kFeatures[] = {
     {"dim_over_64", "", kAll, [](const Case& c) { return std::max(c.problem.head_dim_qk, c.problem.head_dim_v) > 64; }},
     {"empty_sequence", "", kOfSequences | kChunks, has_empty_sequence},
     {"q_offset", "", kAttention, [](const Case& c) { return !c.values.q_offset.empty(); }},
+    {"far_offset", "", kAttention,
+     [](const Case& c) {
+       const std::vector<std::int64_t>& q = c.values.q_offset;
+       const std::vector<std::int64_t>& k = c.values.k_offset;
+       return !q.empty() && std::abs(q.front() - (k.empty() ? 0 : k.front())) > 1 << 20;
+     }},
     {"k_offset", "", kAttention, [](const Case& c) { return !c.values.k_offset.empty(); }},
     {"k_offset2", "", kAttention, [](const Case& c) { return !c.values.k_offset2.empty(); }},
     {"batch_offset", "", kAttention, [](const Case& c) { return c.values.batch_offset != 0; }},
@@ -116,15 +124,22 @@ constexpr Feature kFeatures[] = {
     {"affine_causal", "", kAttention, [](const Case& c) { return c.problem.affine.has_value(); }},
     {"chunk", "", kAttention, [](const Case& c) { return c.problem.chunk > 0; }},
     {"scale", "", kAttention | kLinear, [](const Case& c) { return c.problem.scale.has_value(); }},
+    {"scale_not_positive", "", kAttention, [](const Case& c) { return c.problem.scale.value_or(1.0F) <= 0.0F; }},
     {"softcap", "", kAttention, [](const Case& c) { return c.problem.softcap > 0; }},
+    {"softcap_extreme", "", kAttention,
+     [](const Case& c) { return c.problem.softcap > 0 && std::abs(std::log10(c.problem.softcap)) > 2; }},
     {"alibi", "", kAttention, [](const Case& c) { return c.problem.alibi; }},
     {"score_relative", "score", kAttention, [](const Case& c) { return c.problem.score == "relative"; }},
     {"score_soft_clip", "score", kAttention, [](const Case& c) { return c.problem.score == "soft_clip"; }},
     {"mask_document", "mask", kAttention, [](const Case& c) { return c.problem.mask == "document"; }},
     {"mask_checkerboard", "mask", kAttention, [](const Case& c) { return c.problem.mask == "checkerboard"; }},
     {"mask_prefix", "mask", kAttention, [](const Case& c) { return c.problem.mask == "prefix"; }},
+    {"alibi_extreme", "", kForward, [](const Case& c) { return c.values.extreme_slopes; }},
     {"sink", "", kAttention | kCombine, [](const Case& c) { return c.problem.sink; }},
+    {"sink_extreme", "", kAttention, [](const Case& c) { return c.values.extreme_sinks; }},
     {"dropout", "", kAttention, [](const Case& c) { return c.problem.dropout > 0; }},
+    {"dropout_near_one", "", kAttention, [](const Case& c) { return c.problem.dropout >= 0.99F; }},
+    {"spoiled", "", kAttention, [](const Case& c) { return !c.values.spoiled.empty(); }},
     {"list_indices", "list", kAttention, [](const Case& c) { return c.problem.list.form == TileList::Form::indices; }},
     {"list_bitmask", "list", kAttention, [](const Case& c) { return c.problem.list.form == TileList::Form::bitmask; }},
     {"list_transposed", "list", kAttention,
@@ -162,10 +177,13 @@ constexpr Feature kFeatures[] = {
     {"accumulate", "", kBackward, [](const Case& c) { return c.problem.accumulate; }},
     {"deterministic", "", kAttention | kLinear, [](const Case& c) { return c.problem.deterministic; }},
     {"batch_invariant", "", kAttention | kLinear, [](const Case& c) { return c.problem.batch_invariant; }},
-    {"splits", "", kForward, [](const Case& c) { return c.wishes.splits.value_or(1) > 1; }},
+    {"splits", "", kAttention, [](const Case& c) { return c.wishes.splits.value_or(1) > 1; }},
     {"two_threads", "", kAll, [](const Case& c) { return c.threads > 1; }},
     {"heads_first", "strides", kAll, [](const Case& c) { return c.values.strides == Strides::heads_first; }},
     {"row_gaps", "strides", kAll, [](const Case& c) { return c.values.strides == Strides::gaps; }},
+    {"zero_strides", "strides", kAll, [](const Case& c) { return c.values.strides == Strides::zero; }},
+    {"negative_strides", "strides", kAll, [](const Case& c) { return c.values.strides == Strides::negative; }},
+    {"odd_strides", "strides", kAll, [](const Case& c) { return c.values.strides == Strides::odd; }},
     {"many_parts", "", kCombine, [](const Case& c) { return c.problem.parts > 2; }},
     {"rotary_half", "rotary", kAppend, [](const Case& c) { return c.problem.rotary == Rotary::half; }},
     {"rotary_interleaved", "rotary", kAppend, [](const Case& c) { return c.problem.rotary == Rotary::interleaved; }},
@@ -203,6 +221,12 @@ constexpr Exclusion kExclusions[] = {
     {"no_pool", "dest_slots", "without states there are no slots"},
     {"no_pool", "int64_slots", "without states there are no slots"},
     {"no_pool", "no_state_gradients", "without states they have no gradients"},
+    {"far_offset", "mass_prior_lse", "an LSE far from 0 says nothing of a tile's mass"},
+    {"alibi_extreme", "mass_prior_lse", "an LSE far from 0 says nothing of a tile's mass"},
+    {"spoiled", "mass_prior_lse", "the masses of a row that is NaN are not promised"},
+    {"spoiled", "sink_extreme", "what a weight of 0 makes of infinity is not promised"},
+    {"spoiled", "alibi_extreme", "what a weight of 0 makes of infinity is not promised"},
+    {"spoiled", "scale_not_positive", "drawn apart, for scales may be steep too"},
     {"splits", "batch_invariant", "batch-invariant plans fix the split themselves"},
     {"splits", "next_indices", "a tile's mass needs whole rows"},
     {"splits", "next_bitmask", "a tile's mass needs whole rows"},

@@ -1,11 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each operation binds.
 #include <cmath>
+#include <limits>
 
 #include "cases/inputs.h"
 #include "cpu/reference_number.h"
 
 namespace tessera::cases {
+namespace {
+
+constexpr double kExtremeSlopes[] = {0, -0.5, 30, 1e4, 1e-30, -2};
+constexpr double kExtremeSinks[] = {-1e30, 60, 1e30, -std::numeric_limits<double>::infinity(), 12, -40};
+
+template <std::size_t N>
+double in_turn(const double (&list)[N], std::uint64_t seed, std::int64_t index) {
+  return list[(seed + static_cast<std::uint64_t>(index)) % N];
+}
+
+}  // namespace
 
 Inputs::Inputs(const Case& of) : case_(of), problem_(case_.problem), values_(case_.values) {
   bindings_.batch_offset = values_.batch_offset;
@@ -71,14 +83,20 @@ void Inputs::bind_score_parameters() {
     reference::for_each_element(slopes, [&](std::int64_t index, std::int64_t offset) {
       const std::int64_t batch = index / problem_.heads_q;
       const auto step = static_cast<double>(index % problem_.heads_q + batch + 1);
-      reference::write(slopes, offset, std::exp2(-8.0 * step / static_cast<double>(problem_.heads_q + batches)));
+      const double usual = std::exp2(-8.0 * step / static_cast<double>(problem_.heads_q + batches));
+      reference::write(slopes, offset, values_.extreme_slopes ? in_turn(kExtremeSlopes, values_.seed, index) : usual);
     });
   }
-  if (problem_.sink) {
-    allocate(Slot::sink, DType::fp32, {problem_.heads_q});
-    fill(Slot::sink);
-  }
+  if (problem_.sink) bind_sinks();
   if (problem_.dropout > 0) bind_seeds();
+}
+
+void Inputs::bind_sinks() {
+  allocate(Slot::sink, DType::fp32, {problem_.heads_q});
+  fill(Slot::sink);
+  for (std::int64_t h = 0; values_.extreme_sinks && h < problem_.heads_q; ++h) {
+    reference::write(bindings_[Slot::sink], h, in_turn(kExtremeSinks, values_.seed, h));
+  }
 }
 
 void Inputs::bind_seeds() {
@@ -182,10 +200,7 @@ void Inputs::bind_combine() {
       }
     }
   }
-  if (problem_.sink) {
-    allocate(Slot::sink, DType::fp32, {problem_.heads_q});
-    fill(Slot::sink);
-  }
+  if (problem_.sink) bind_sinks();
   allocate(Slot::o, problem_.o_type, o_shape, true);
   if (problem_.lse) allocate(Slot::lse, DType::fp32, lse_shape(), true);
 }

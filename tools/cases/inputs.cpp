@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -21,20 +23,36 @@ std::int64_t product(const std::vector<std::int64_t>& shape) {
   return count;
 }
 
-/// Strides in elements, and the elements that the tensor spans.
-std::int64_t lay_out(Tensor& tensor, Strides strides, bool token_major) {
+/// In elements.
+struct Extent {
+  std::int64_t span;   // from the lowest to behind the highest
+  std::int64_t first;  // element, from the lowest
+};
+
+/// Chooses the tensor's strides. Of (…, tokens, heads, dim) heads may be outside tokens or share rows, and tokens may
+/// lie backwards.
+Extent lay_out(Tensor& tensor, Strides strides, bool token_major, bool may_share) {
   const auto rank = static_cast<std::size_t>(tensor.rank);
   std::vector<std::size_t> order(rank);  // axes from innermost to outermost
   for (std::size_t i = 0; i < rank; ++i) order[i] = rank - 1 - i;
-  // (…, tokens, heads, dim) with heads outside tokens.
   if (strides == Strides::heads_first && token_major) std::swap(order[1], order[2]);
-  std::int64_t stride = 1;
+  Extent extent{1, 0};
   for (std::size_t i = 0; i < rank; ++i) {
-    tensor.strides[order[i]] = stride;
-    stride *= tensor.shape[order[i]];
-    if (i == 0 && strides == Strides::gaps && rank > 1) stride += 8;
+    const std::size_t axis = order[i];
+    const bool shared = strides == Strides::zero && may_share && axis == rank - 2;
+    const bool backwards = strides == Strides::negative && token_major && axis == rank - 3;
+    tensor.strides[axis] = shared ? 0 : backwards ? -extent.span : extent.span;
+    if (backwards) extent.first = (tensor.shape[axis] - 1) * extent.span;
+    if (!shared) extent.span *= tensor.shape[axis];
+    if (i == 0 && rank > 1) extent.span += strides == Strides::gaps ? 8 : strides == Strides::odd ? 1 : 0;
   }
-  return stride;
+  return extent;
+}
+
+/// Inputs whose heads may be one row: nothing that a run writes, nor what a forward wrote.
+bool may_share_heads(Slot slot) {
+  constexpr Slot kSlots[] = {Slot::q, Slot::k, Slot::v, Slot::k2, Slot::v2, Slot::dout, Slot::k_new, Slot::v_new};
+  return std::find(std::begin(kSlots), std::end(kSlots), slot) != std::end(kSlots);
 }
 
 }  // namespace
@@ -49,7 +67,10 @@ bool Inputs::is_output(Slot slot) const noexcept {
 std::vector<Inputs::BufferView> Inputs::buffers() {
   std::vector<BufferView> views;
   for (Buffer& buffer : buffers_) {
-    views.push_back({buffer.slot, {buffer.memory.data(), buffer.memory.size()}, kGuardBytes});
+    views.push_back({buffer.slot,
+                     {buffer.memory.data(), buffer.memory.size()},
+                     static_cast<std::size_t>(buffer.begin),
+                     kGuardBytes});
   }
   return views;
 }
@@ -62,13 +83,14 @@ Tensor& Inputs::allocate(Slot slot, DType dtype, std::vector<std::int64_t> shape
                            slot != Slot::prior_lse && slot != Slot::lse_parts && slot != Slot::tile_mass;
   const Strides strides = floating && shape.size() >= 2 ? values_.strides : Strides::packed;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
-  const std::int64_t span = product(shape) == 0 ? 0 : lay_out(tensor, strides, token_major) * element;
-  const std::int64_t start = kGuardBytes + (strides == Strides::gaps ? element : 0);
+  const bool may_share = token_major && !output && may_share_heads(slot);
+  const Extent extent = product(shape) == 0 ? Extent{} : lay_out(tensor, strides, token_major, may_share);
+  const std::int64_t begin = kGuardBytes + (strides == Strides::gaps ? element : 0);
+  const auto bytes = static_cast<std::size_t>(begin + extent.span * element + kGuardBytes);
   const std::uint64_t kind = values_.seed + static_cast<std::uint64_t>(slot);
-  buffers_.push_back(
-      {slot, output, PoisonedMemory(static_cast<std::size_t>(start + span + kGuardBytes), dtype, kind), {}});
+  buffers_.push_back({slot, output, begin, PoisonedMemory(bytes, dtype, kind), {}});
   tensor.data = buffers_.back().memory.data();
-  tensor.byte_offset = start;
+  tensor.byte_offset = begin + extent.first * element;
   return tensor;
 }
 

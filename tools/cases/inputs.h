@@ -37,6 +37,7 @@ class Inputs {
   struct BufferView {
     Slot slot;
     std::span<std::byte> bytes;
+    std::size_t begin;  // of the bytes that the tensor spans
     std::size_t guard;  // bytes behind the tensor
   };
   [[nodiscard]] std::vector<BufferView> buffers();
@@ -51,6 +52,7 @@ class Inputs {
   struct Buffer {
     Slot slot;
     bool output;
+    std::int64_t begin;  // of what the tensor spans
     PoisonedMemory memory;
     std::vector<std::byte> remembered;
   };
@@ -71,6 +73,7 @@ class Inputs {
   void bind_offsets();
   void bind_keys(std::size_t segment);
   void bind_score_parameters();
+  void bind_sinks();
   void bind_list(const TileList& list, bool backward);
   void bind_tile_outputs();
   void bind_forward_result();

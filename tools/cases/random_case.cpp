@@ -5,6 +5,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "cases/random_extremes.h"
 #include "cases/random_numbers.h"
 
 namespace tessera::cases {
@@ -18,11 +19,6 @@ constexpr std::int64_t kGpuFactor = 12;
 /// Consecutive problems for a GPU that share what is compiled into a kernel.
 constexpr std::uint64_t kSameKernel = 64;
 
-template <class T, std::size_t N>
-T pick(RandomNumbers& random, const T (&from)[N]) {
-  return from[random.below(static_cast<std::int64_t>(N))];
-}
-
 class Generator {
  public:
   Generator(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas)
@@ -32,7 +28,7 @@ class Generator {
       case_.isa = isas[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(isas.size())))];
     }
     if (random_.chance(0.08)) case_.threads = 2;
-    if (random_.chance(0.4)) v_.strides = random_.chance(0.5) ? Strides::heads_first : Strides::gaps;
+    v_.strides = random_strides(random_, false);
   }
 
   /// For a GPU: what a kernel is compiled for comes from a sequence of its own that moves on every kSameKernel
@@ -45,7 +41,7 @@ class Generator {
         p_(case_.problem),
         v_(case_.values) {
     v_.seed = random_.bits() >> 40;
-    if (random_.chance(0.4)) v_.strides = random_.chance(0.5) ? Strides::heads_first : Strides::gaps;
+    v_.strides = random_strides(random_, true);
   }
 
   Case generate() {
@@ -73,9 +69,9 @@ class Generator {
       return;
     }
     static constexpr DType kTypes[] = {DType::fp32, DType::fp16, DType::bf16};
-    p_.q_type = p_.k_type = p_.v_type = p_.o_type = pick(random_, kTypes);
+    p_.q_type = p_.k_type = p_.v_type = p_.o_type = random_.pick(kTypes);
     if (random_.chance(0.25)) {
-      for (DType* type : {&p_.q_type, &p_.k_type, &p_.v_type, &p_.o_type}) *type = pick(random_, kTypes);
+      for (DType* type : {&p_.q_type, &p_.k_type, &p_.v_type, &p_.o_type}) *type = random_.pick(kTypes);
     }
   }
 
@@ -83,7 +79,7 @@ class Generator {
     if (gpu_) {
       // Kernels are compiled for these; what lies between runs padded.
       static constexpr std::int64_t kDims[] = {32, 64, 64, 96, 128, 128, 192, 256, 512};
-      const std::int64_t dim = pick(chooser_, kDims);
+      const std::int64_t dim = chooser_.pick(kDims);
       return random_.chance(0.6) ? dim : dim - 8 * random_.between(1, 3);
     }
     if (random_.chance(0.06)) return 8 * random_.between(9, 64);
@@ -119,7 +115,7 @@ class Generator {
     query_sizes(random_.between(0, 20));
     p_.kv.seqlen = p_.seqlen_q + random_.between(0, 60);
     static constexpr KvLayout kLayouts[] = {KvLayout::dense, KvLayout::paged_table, KvLayout::paged_csr};
-    p_.kv.layout = pick(random_, kLayouts);
+    p_.kv.layout = random_.pick(kLayouts);
     p_.kv.seqused = true;
     for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_k.push_back(random_.between(0, p_.kv.seqlen - p_.seqlen_q));
     if (p_.kv.layout != KvLayout::dense) {
@@ -140,8 +136,8 @@ class Generator {
     p_.seqlen_q = random_.chance(0.4) ? 1 : random_.between(2, 8);
     p_.heads_q = p_.heads_kv = random_.between(1, 3);
     static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
-    p_.head_dim_qk = gpu_ ? pick(chooser_, kGpuDims) : head_dim();
-    p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? pick(chooser_, kGpuDims) : head_dim();
+    p_.head_dim_qk = gpu_ ? chooser_.pick(kGpuDims) : head_dim();
+    p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? chooser_.pick(kGpuDims) : head_dim();
     if (chooser_.chance(0.4)) p_.state_type = DType::bf16;
     if (chooser_.chance(0.5)) p_.state_layout = StateLayout::kv;
     if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
@@ -165,8 +161,8 @@ class Generator {
     p_.batch = random_.between(1, 3);
     p_.heads_q = p_.heads_kv = random_.between(1, 3);
     static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
-    p_.head_dim_qk = gpu_ ? pick(chooser_, kGpuDims) : head_dim();
-    p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? pick(chooser_, kGpuDims) : head_dim();
+    p_.head_dim_qk = gpu_ ? chooser_.pick(kGpuDims) : head_dim();
+    p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? chooser_.pick(kGpuDims) : head_dim();
     p_.seqlen_q = random_.chance(0.2) ? random_.between(0, 3) : random_.between(4, gpu_ ? 300 : 200);
     if (random_.chance(0.4)) {
       p_.q_layout = Layout::varlen;
@@ -205,7 +201,7 @@ class Generator {
 
   std::int64_t page_size() {
     static constexpr std::int64_t kSizes[] = {1, 2, 7, 8, 16, 16, 24, 32, 64};
-    return pick(random_, kSizes);
+    return random_.pick(kSizes);
   }
 
   std::int64_t length(std::int64_t longest, bool full) {
@@ -269,8 +265,8 @@ class Generator {
     if (!gpu_ && random_.chance(0.8)) {
       static constexpr std::int64_t kTileQ[] = {8, 8, 16, 16, 24, 32};
       static constexpr std::int64_t kTileKv[] = {16, 16, 16, 32, 32, 48, 64};
-      case_.wishes.tile_q = pick(random_, kTileQ);
-      case_.wishes.tile_kv = pick(random_, kTileKv);
+      case_.wishes.tile_q = random_.pick(kTileQ);
+      case_.wishes.tile_kv = random_.pick(kTileKv);
       rows = 2 * *case_.wishes.tile_q + random_.between(1, 20);
       keys = 2 * *case_.wishes.tile_kv + random_.between(1, 30);
     }
@@ -288,6 +284,7 @@ class Generator {
     scores();
     tiles();
     outputs();
+    make_extreme(case_, random_);
   }
 
   /// Fewer sequences, then heads, then dims, until the work fits the budget.
@@ -356,7 +353,7 @@ class Generator {
     }
     if (chooser_.chance(0.18)) p_.score = chooser_.chance(0.5) ? "relative" : "soft_clip";
     static constexpr const char* kMasks[] = {"document", "checkerboard", "prefix"};
-    if (chooser_.chance(0.2)) p_.mask = pick(chooser_, kMasks);
+    if (chooser_.chance(0.2)) p_.mask = chooser_.pick(kMasks);
     p_.sink = random_.chance(0.2);
     if (chooser_.chance(0.16)) {
       p_.dropout = static_cast<float>(random_.between(5, 70)) / 100.0F;
@@ -374,7 +371,7 @@ class Generator {
     static constexpr TileList::Form kForms[] = {TileList::Form::indices, TileList::Form::bitmask,
                                                 TileList::Form::transposed};
     static constexpr TileList::Heads kHeads[] = {TileList::Heads::one, TileList::Heads::kv, TileList::Heads::q};
-    return {pick(random_, kForms), pick(random_, kHeads), random_.chance(0.65), random_.chance(0.4)};
+    return {random_.pick(kForms), random_.pick(kHeads), random_.chance(0.65), random_.chance(0.4)};
   }
 
   void tiles() {
@@ -394,8 +391,8 @@ class Generator {
       static constexpr std::int64_t kGpuBlockQ[] = {16, 64, 64, 128, 128, 256};
       static constexpr std::int64_t kGpuBlockKv[] = {16, 32, 64, 64, 128, 128};
       const bool usual = gpu_ && random_.chance(0.8);
-      p_.block_q = usual ? pick(random_, kGpuBlockQ) : pick(random_, kBlockQ);
-      p_.block_kv = usual ? pick(random_, kGpuBlockKv) : pick(random_, kBlockKv);
+      p_.block_q = usual ? random_.pick(kGpuBlockQ) : random_.pick(kBlockQ);
+      p_.block_kv = usual ? random_.pick(kGpuBlockKv) : random_.pick(kBlockKv);
       v_.density = static_cast<float>(random_.between(2, 10)) / 10.0F;
     }
   }
@@ -411,9 +408,9 @@ class Generator {
     }
     p_.deterministic = random_.chance(0.2);
     p_.batch_invariant = random_.chance(0.2);
-    // Those need a row's keys in one part.
+    // Those need a row's keys in one part. A backward's dQ is added over as many.
     const bool whole = p_.batch_invariant || p_.next != TileList::Form::none || p_.mass != MassKind::none;
-    if (forward && !whole && random_.chance(0.4)) case_.wishes.splits = random_.between(2, 4);
+    if (!whole && random_.chance(forward ? 0.4 : 0.3)) case_.wishes.splits = random_.between(2, 4);
   }
 
   RandomNumbers random_;

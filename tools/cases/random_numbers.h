@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace tessera::cases {
@@ -19,6 +20,10 @@ class RandomNumbers {
   /// Uniform in [least, most].
   std::int64_t between(std::int64_t least, std::int64_t most) noexcept { return least + below(most - least + 1); }
   bool chance(double probability) noexcept;
+  template <class T, std::size_t N>
+  T pick(const T (&from)[N]) noexcept {
+    return from[below(static_cast<std::int64_t>(N))];
+  }
   /// N(0, 1) by one of 65536 equally likely quantiles: the largest magnitude is 4.3.
   float normal() noexcept;
 

@@ -209,7 +209,9 @@ Outcome run_case(const Case& of) { return run_case_on(of, std::vector<std::strin
 Outcome run_case_on(const Case& of, const Gpu& gpu) {
   Outcome outcome;
   try {
-    const Support support = supports(of.problem, gpu.target, wishes_on(of, gpu));
+    const Support support = of.values.strides == Strides::odd
+                                ? Support::no("rows an odd number of elements apart begin at no multiple of 16 bytes")
+                                : supports(of.problem, gpu.target, wishes_on(of, gpu));
     if (support) return Trial(of).run(gpu);
     outcome.skipped = true;
     outcome.failure = support.reason;

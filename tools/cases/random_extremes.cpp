@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cases/random_extremes.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera::cases {
+namespace {
+
+/// Nothing is kept, one draw of 65536 is, most are dropped, all are kept.
+constexpr float kDropouts[] = {0.999999F, 0.99999F, 0.99F, 1e-6F};
+/// Between a step function and no cap at all, with reciprocals that fp32 has and has not.
+constexpr float kCaps[] = {1e-38F, 1e-30F, 1e-3F, 1e4F, 1e6F, 1e9F, 1e30F};
+/// Times 1/√d. 0 weighs all keys alike, a negative one turns their order around.
+constexpr float kScales[] = {0.0F, -1e-3F, -1.0F, -2.0F, 8.0F};
+/// Between queries and keys: distances that fp32 rounds, and that 32 bits do not hold.
+constexpr std::int64_t kFar[] = {std::int64_t{1} << 24, std::int64_t{1} << 30, std::int64_t{1} << 33,
+                                 std::int64_t{1} << 59};
+
+}  // namespace
+
+Strides random_strides(RandomNumbers& random, bool gpu) {
+  static constexpr Strides kGpu[] = {Strides::heads_first, Strides::heads_first, Strides::gaps,
+                                     Strides::gaps,        Strides::zero,        Strides::negative};
+  static constexpr Strides kCpu[] = {Strides::heads_first, Strides::heads_first, Strides::gaps, Strides::gaps,
+                                     Strides::zero,        Strides::negative,    Strides::odd};
+  if (!random.chance(0.5)) return Strides::packed;
+  return gpu ? random.pick(kGpu) : random.pick(kCpu);
+}
+
+void make_extreme(Case& one, RandomNumbers& random) {
+  Problem& p = one.problem;
+  Values& v = one.values;
+  if (p.dropout > 0.0F && random.chance(0.25)) p.dropout = random.pick(kDropouts);
+  if (p.softcap > 0.0F && random.chance(0.3)) p.softcap = random.pick(kCaps);
+  bool steep = random.chance(0.05);  // weights may be too small for their type
+  if (steep) p.scale = random.pick(kScales) / std::sqrt(static_cast<float>(p.head_dim_qk));
+  // A backward takes exp(score − LSE), and an LSE in fp32 that is large loses what matters: gradients of scores far
+  // from 0 are noise, in any implementation, as is a mass by another run's LSE.
+  const bool forward = p.pass == Pass::forward;
+  const bool by_distance = p.alibi || p.score == "relative";
+  if (random.chance(p.alibi ? 0.2 : 0.03) && (forward ? !p.mass_prior_lse : !by_distance)) {
+    const std::int64_t far = random.pick(kFar) * (random.chance(0.3) ? -1 : 1);
+    v.q_offset.clear();
+    for (std::int64_t b = 0; b < p.batch; ++b) v.q_offset.push_back(far + random.between(-20, 60));
+    steep = steep || by_distance;
+  }
+  if (p.sink) v.extreme_sinks = random.chance(0.25);
+  if (p.alibi && forward && !p.mass_prior_lse) v.extreme_slopes = random.chance(0.25);
+  // What a value that is not finite leaves under a weight of 0 is not promised, nor are the gradient of a sink of −∞
+  // and masses by another run's LSE where a row is NaN.
+  steep = steep || v.extreme_sinks || v.extreme_slopes;
+  if (p.kv.seqlen == 0 || steep || p.mass_prior_lse || !random.chance(0.06)) return;
+  for (std::int64_t keys = random.between(1, 3); keys > 0; --keys) v.spoiled.push_back(random.below(p.kv.seqlen));
+  std::sort(v.spoiled.begin(), v.spoiled.end());
+  v.spoiled.erase(std::unique(v.spoiled.begin(), v.spoiled.end()), v.spoiled.end());
+}
+
+}  // namespace tessera::cases
