@@ -5,8 +5,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "cases/random_draw.h"
 #include "cases/random_extremes.h"
-#include "cases/random_numbers.h"
 
 namespace tessera::cases {
 namespace {
@@ -16,33 +16,10 @@ constexpr std::int64_t kForwardBudget = 1'200'000;
 constexpr std::int64_t kBackwardBudget = 600'000;
 /// A GPU's tiles are larger: that several of them come up takes more keys.
 constexpr std::int64_t kGpuFactor = 12;
-/// Consecutive problems for a GPU that share what is compiled into a kernel.
-constexpr std::uint64_t kSameKernel = 64;
 
-class Generator {
+class Generator : public RandomDraw {
  public:
-  Generator(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas)
-      : random_(seed, index), chooser_(random_), p_(case_.problem), v_(case_.values) {
-    v_.seed = random_.bits() >> 40;
-    if (!isas.empty() && random_.chance(0.7)) {
-      case_.isa = isas[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(isas.size())))];
-    }
-    if (random_.chance(0.08)) case_.threads = 2;
-    v_.strides = random_strides(random_, false);
-  }
-
-  /// For a GPU: what a kernel is compiled for comes from a sequence of its own that moves on every kSameKernel
-  /// problems.
-  Generator(std::uint64_t seed, std::uint64_t index)
-      : random_(seed, index),
-        kernel_(~seed, index / kSameKernel),
-        chooser_(kernel_),
-        gpu_(true),
-        p_(case_.problem),
-        v_(case_.values) {
-    v_.seed = random_.bits() >> 40;
-    v_.strides = random_strides(random_, true);
-  }
+  using RandomDraw::RandomDraw;
 
   Case generate() {
     types();
@@ -62,171 +39,6 @@ class Generator {
   }
 
  private:
-  void types() {
-    if (gpu_) {
-      p_.q_type = p_.k_type = p_.v_type = p_.o_type = chooser_.chance(0.5) ? DType::bf16 : DType::fp16;
-      if (chooser_.chance(0.2)) p_.o_type = DType::fp32;
-      return;
-    }
-    static constexpr DType kTypes[] = {DType::fp32, DType::fp16, DType::bf16};
-    p_.q_type = p_.k_type = p_.v_type = p_.o_type = random_.pick(kTypes);
-    if (random_.chance(0.25)) {
-      for (DType* type : {&p_.q_type, &p_.k_type, &p_.v_type, &p_.o_type}) *type = random_.pick(kTypes);
-    }
-  }
-
-  std::int64_t head_dim() {
-    if (gpu_) {
-      // Kernels are compiled for these; what lies between runs padded.
-      static constexpr std::int64_t kDims[] = {32, 64, 64, 96, 128, 128, 192, 256, 512};
-      const std::int64_t dim = chooser_.pick(kDims);
-      return random_.chance(0.6) ? dim : dim - 8 * random_.between(1, 3);
-    }
-    if (random_.chance(0.06)) return 8 * random_.between(9, 64);
-    return random_.chance(0.7) ? 8 * random_.between(1, 4) : 8 * random_.between(5, 8);
-  }
-
-  void heads_and_dims() {
-    p_.batch = random_.chance(0.5) ? 1 : random_.between(2, 3);
-    p_.heads_kv = random_.chance(0.6) ? 1 : random_.between(2, 3);
-    p_.heads_q = p_.heads_kv * (random_.chance(0.55) ? 1 : random_.between(2, 4));
-    p_.head_dim_qk = head_dim();
-    p_.head_dim_v = chooser_.chance(0.7) ? p_.head_dim_qk : head_dim();
-  }
-
-  void combine() {
-    p_.operation = Operation::combine;
-    heads_and_dims();
-    p_.heads_kv = p_.heads_q;
-    p_.seqlen_q = random_.chance(0.1) ? 0 : random_.between(1, 40);
-    p_.kv.seqlen = p_.seqlen_q;
-    if (random_.chance(0.4)) {
-      p_.q_layout = Layout::varlen;
-      p_.total_q = p_.batch * p_.seqlen_q;
-    }
-    p_.parts = random_.chance(0.3) ? 2 : random_.between(1, 7);
-    p_.sink = random_.chance(0.5);
-    p_.lse = random_.chance(0.6);
-  }
-
-  void kv_append() {
-    p_.operation = Operation::kv_append;
-    heads_and_dims();
-    query_sizes(random_.between(0, 20));
-    p_.kv.seqlen = p_.seqlen_q + random_.between(0, 60);
-    static constexpr KvLayout kLayouts[] = {KvLayout::dense, KvLayout::paged_table, KvLayout::paged_csr};
-    p_.kv.layout = random_.pick(kLayouts);
-    p_.kv.seqused = true;
-    for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_k.push_back(random_.between(0, p_.kv.seqlen - p_.seqlen_q));
-    if (p_.kv.layout != KvLayout::dense) {
-      p_.kv.page_size = page_size();
-      p_.kv.pages = p_.batch * ((p_.kv.seqlen + p_.kv.page_size - 1) / p_.kv.page_size) + random_.between(0, 3);
-      v_.shuffled_pages = random_.chance(0.5);
-    }
-    if (random_.chance(0.7)) {
-      p_.rotary = random_.chance(0.5) ? Rotary::half : Rotary::interleaved;
-      p_.rotary_dim = random_.chance(0.5) ? p_.head_dim_qk : 2 * random_.between(1, p_.head_dim_qk / 2);
-    }
-    v_.rotate_q = random_.chance(0.5);
-  }
-
-  void linear_decode() {
-    p_.operation = Operation::linear_decode;
-    p_.batch = random_.between(1, 4);
-    p_.seqlen_q = random_.chance(0.4) ? 1 : random_.between(2, 8);
-    p_.heads_q = p_.heads_kv = random_.between(1, 3);
-    static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
-    p_.head_dim_qk = gpu_ ? chooser_.pick(kGpuDims) : head_dim();
-    p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? chooser_.pick(kGpuDims) : head_dim();
-    if (chooser_.chance(0.4)) p_.state_type = DType::bf16;
-    if (chooser_.chance(0.5)) p_.state_layout = StateLayout::kv;
-    if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
-    p_.deterministic = random_.chance(0.2);
-    p_.batch_invariant = random_.chance(0.2);
-    if (p_.state_type == DType::bf16 && chooser_.chance(0.5)) {
-      p_.rounding = Rounding::stochastic;
-      seeds();
-    }
-    const bool ring = chooser_.chance(0.4);
-    state_slots(!ring && random_.chance(0.4));
-    v_.no_decay = random_.chance(0.4);
-    if (!ring) return;
-    p_.ring = random_.between(p_.seqlen_q, gpu_ ? 64 : 20);
-    if (random_.chance(0.4)) p_.seqlen_q = 0;
-  }
-
-  void linear_chunk() {
-    p_.operation = Operation::linear_chunk;
-    p_.pass = random_.chance(0.5) ? Pass::backward : Pass::forward;
-    p_.batch = random_.between(1, 3);
-    p_.heads_q = p_.heads_kv = random_.between(1, 3);
-    static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
-    p_.head_dim_qk = gpu_ ? chooser_.pick(kGpuDims) : head_dim();
-    p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? chooser_.pick(kGpuDims) : head_dim();
-    p_.seqlen_q = random_.chance(0.2) ? random_.between(0, 3) : random_.between(4, gpu_ ? 300 : 200);
-    if (random_.chance(0.4)) {
-      p_.q_layout = Layout::varlen;
-      for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_q.push_back(length(p_.seqlen_q, b == 0));
-      p_.total_q = std::accumulate(v_.lens_q.begin(), v_.lens_q.end(), random_.between(0, 5));
-    }
-    if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
-    p_.deterministic = random_.chance(0.4);
-    p_.batch_invariant = random_.chance(0.2);
-    v_.no_decay = random_.chance(0.3);
-    const bool pool = chooser_.chance(0.7);
-    if (chooser_.chance(0.4) && pool) p_.state_type = DType::bf16;
-    if (random_.chance(0.5)) p_.state_layout = StateLayout::kv;
-    if (!pool) return;
-    state_slots(p_.pass == Pass::forward && random_.chance(0.5));
-    v_.unbound_gradients = p_.pass == Pass::backward && random_.chance(0.3);
-  }
-
-  /// A pool, and slots of the sequences in it.
-  void state_slots(bool elsewhere) {
-    p_.slots = 2 * p_.batch + random_.between(0, 3);
-    std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.slots));
-    std::iota(slots.begin(), slots.end(), 0);
-    for (std::size_t i = slots.size() - 1; i > 0; --i) {
-      std::swap(slots[i], slots[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(i) + 1))]);
-    }
-    const auto next = [&] {
-      const std::int64_t slot = slots.back();
-      slots.pop_back();
-      return random_.chance(0.2) ? -random_.between(1, 3) : slot;
-    };
-    for (std::int64_t b = 0; b < p_.batch; ++b) v_.state_slots.push_back(next());
-    for (std::int64_t b = 0; elsewhere && b < p_.batch; ++b) v_.dest_slots.push_back(next());
-    v_.long_slots = random_.chance(0.4);
-  }
-
-  std::int64_t page_size() {
-    static constexpr std::int64_t kSizes[] = {1, 2, 7, 8, 16, 16, 24, 32, 64};
-    return random_.pick(kSizes);
-  }
-
-  std::int64_t length(std::int64_t longest, bool full) {
-    if (full) return longest;
-    return random_.chance(0.12) ? 0 : random_.between(0, longest);
-  }
-
-  /// Layout and lengths of the queries; the first sequence is full where the case is to span tiles.
-  void query_sizes(std::int64_t longest) {
-    p_.seqlen_q = longest;
-    const bool varlen = random_.chance(0.33);
-    p_.seqused_q = random_.chance(0.2);
-    if (varlen) {
-      p_.q_layout = Layout::varlen;
-      for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_q.push_back(length(longest, b == 0));
-      p_.total_q = std::accumulate(v_.lens_q.begin(), v_.lens_q.end(), random_.between(0, 5));
-    }
-    if (!p_.seqused_q) return;
-    std::vector<std::int64_t>& used = varlen ? v_.used_q : v_.lens_q;
-    for (std::int64_t b = 0; b < p_.batch; ++b) {
-      const std::int64_t most = varlen ? v_.lens_q[static_cast<std::size_t>(b)] : longest;
-      used.push_back(b == 0 && p_.batch > 1 ? most : length(most, random_.chance(0.3)));
-    }
-  }
-
   void key_sizes(KvSource& source, std::int64_t longest, std::vector<std::int64_t>& lens,
                  std::vector<std::int64_t>& used) {
     source.seqlen = longest;
@@ -361,12 +173,6 @@ class Generator {
     }
   }
 
-  void seeds() {
-    v_.drop_seed = random_.bits();
-    v_.drop_offset = random_.chance(0.5) ? random_.bits() : random_.bits() >> 48;
-    v_.drop_scalars = random_.chance(0.4);
-  }
-
   TileList list() {
     static constexpr TileList::Form kForms[] = {TileList::Form::indices, TileList::Form::bitmask,
                                                 TileList::Form::transposed};
@@ -412,14 +218,6 @@ class Generator {
     const bool whole = p_.batch_invariant || p_.next != TileList::Form::none || p_.mass != MassKind::none;
     if (!whole && random_.chance(forward ? 0.4 : 0.3)) case_.wishes.splits = random_.between(2, 4);
   }
-
-  RandomNumbers random_;
-  RandomNumbers kernel_{0, 0};
-  RandomNumbers& chooser_;  // of what is compiled into kernels; on the CPU nothing is, and it is random_
-  bool gpu_ = false;
-  Case case_;
-  Problem& p_;
-  Values& v_;
 };
 
 }  // namespace
