@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kAttempts = 5;
 constexpr double kLaunchSeconds = 0.02;  // as long as a repetition of a measurement
-constexpr double kProductSeconds = 1;    // until the power that products draw has lowered the clock
+constexpr double kProductSeconds = 1;    // half of it passes before anything counts, until power limits the clock
 
 /// A kernel of products of bf16 in a loop; its parameters are (float* sink, int rounds).
 struct Products {
@@ -27,7 +27,7 @@ struct Products {
   double flops_a_round;  // of a block
 };
 
-// Two of N(0, 1) by Box and Muller, drawn by a number.
+// Draws two numbers of N(0, 1) for `number`, by the method of Box and Muller.
 constexpr const char* kNormalPair = R"(#include "cuda/ptx/math.cuh"
 using namespace tessera::cuda;
 __device__ __forceinline__ u32 normal_pair(u32 number) {
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(128) tessera_kernel(float* sink, in
 }
 )";
 
-// Two warpgroups of 64 rows, 256 columns and 128 deep: the largest product there is, and as deep as two panels.
+// Two warpgroups multiply 64 rows each by 256 columns, the widest product that there is, over a depth of 128.
 constexpr const char* kWgmma = R"(#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
@@ -125,7 +125,7 @@ double best_seconds(Stream stream, const Launch& launch, int attempts = kAttempt
   return best * 1e-3;
 }
 
-/// By wgmma where the target's plans may use it: 16 warps of mma.sync, or two warpgroups, keep a multiprocessor busy.
+/// Takes wgmma where the target's plans may. Two warpgroups of it, or 16 warps of mma.sync, keep a multiprocessor busy.
 Products products_of(const Target& target) {
   if (target.sm == 90 && !target.emulated) {
     constexpr std::size_t kShared = (256 + 2 * 64) * 128 * 2;
@@ -134,7 +134,7 @@ Products products_of(const Target& target) {
   return {"mma.sync", kMmaSync, 4, 128, 0, 4 * 8 * 2.0 * 16 * 8 * 16};
 }
 
-/// GFLOP/s of the fastest launch in the second half of a while of launches: by then the clock is what power allows.
+/// GFLOP/s of the fastest launch after half a second of launches: by then the clock is what power allows.
 double measure_products(const Products& products, const Target& target, Stream stream, void* sink) {
   const std::string name = std::string("roofline: ") + products.name;
   const cuda::Kernel& kernel =
