@@ -287,8 +287,9 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   }
   // There the compiler needs a few registers more.
   if (target.sm >= 100 && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
-  // Chunks are found from 64-bit positions, which takes a few more yet.
-  if (config.chunked && products == Products::mma_sync && config.tile_m == 128 && target.sm >= 90 && target.sm < 120) {
+  // Chunks are found from 64-bit positions, which takes a few more yet; a list's tiles are whole runs of its keys.
+  const bool tight = products == Products::mma_sync && config.tile_m == 128 && target.sm >= 90 && target.sm < 120;
+  if (config.chunked && tight && !problem.list) {
     const int widest = std::max(config.d, config.dv);
     if (widest <= 64) config.tile_n = std::min(config.tile_n, 96);
     if (widest == 128 && config.d == config.dv) config.tile_n = std::min(config.tile_n, 48);
