@@ -81,8 +81,9 @@ void for_each_line(std::string_view text, Visit visit) {
 
 /// The form of an architecture that this compiler knows. Family forms (sm_120f) came with 12.9; before it the plain
 /// form takes their place. Code of either runs on every chip of the same major version from that minor version on, 12.1
-/// too, and none of our kernels has an instruction that only the family form allows. Cache keys name what was asked
-/// for: which compiler made an entry is a part of its path, and its code runs on the same chips.
+/// too. Of our kernels' instructions only setmaxnreg wants the family form; kernels do without it (ptx/warpgroup.cuh),
+/// right and slow, and no plan chooses them there unless it is wished for (loader=tma_warp). Cache keys name what was
+/// asked for: which compiler made an entry is a part of its path, and its code runs on the same chips.
 std::string known_form(const std::string& architecture, const Compiler& compiler) {
   const bool knows_families = compiler.major > 12 || (compiler.major == 12 && compiler.minor >= 9);
   if (knows_families || !architecture.ends_with('f')) return architecture;

@@ -4,6 +4,12 @@
 
 #include "shared/types.h"
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__) || defined(__CUDA_ARCH_SPECIFIC__)
+#define TESSERA_HAS_SETMAXNREG 1
+#else
+#define TESSERA_HAS_SETMAXNREG 0
+#endif
+
 namespace tessera::cuda::ptx {
 
 /// Barrier `id` from 1 on (0 is __syncthreads) of `threads` threads, whole warps.
@@ -16,14 +22,20 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Registers a thread from here on, a multiple of 8; all warps of a warpgroup.
+/// Registers a thread from here on, a multiple of 8; all warps of a warpgroup. Plain forms of an architecture (sm_120,
+/// for compilers that know no sm_120f) lack the instruction: there all keep what they began with, and the compiler
+/// spills.
 template <int registers>
 __device__ __forceinline__ void give_registers() {
+#if TESSERA_HAS_SETMAXNREG
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(registers));
+#endif
 }
 template <int registers>
 __device__ __forceinline__ void take_registers() {
+#if TESSERA_HAS_SETMAXNREG
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(registers));
+#endif
 }
 
 /// A value that is the same in all lanes, said so that it may lie in a uniform register, as what descriptors of
