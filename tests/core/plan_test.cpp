@@ -274,7 +274,9 @@ TEST(Executors, TakeTheCallersWorkspace) {
   EXPECT_NO_THROW(executor.run(call.bindings));
   expect_error([&] { Executor(plan, base, bytes - 1); }, ErrorCode::invalid_argument, "workspace");
   expect_error([&] { Executor(plan, nullptr, bytes); }, ErrorCode::invalid_argument, "workspace");
-  expect_error([&] { Executor(plan, base + 8, bytes); }, ErrorCode::invalid_argument, "workspace");
+  for (const int shift : {8, 32}) {
+    expect_error([&] { Executor(plan, base + shift, bytes); }, ErrorCode::invalid_argument, "workspace");
+  }
 }
 
 TEST(Executors, Move) {

@@ -202,6 +202,13 @@ const BadCall kBadCalls[] = {
      [](Call& c) { c[Slot::o].data = c[Slot::o_parts].as<float>() + c[Slot::o_parts].strides[0]; }, kInvalid, "o"},
     {"combine_o_shifted_in_part_0", kCombine, [](Call& c) { c[Slot::o].data = c[Slot::o_parts].as<float>() + 16; },
      kInvalid, "o"},
+    {"combine_o_of_other_strides_in_part_0", kCombine,
+     [](Call& c) {
+       c[Slot::o].data = c[Slot::o_parts].data;
+       std::swap(c[Slot::o].strides[1], c[Slot::o].strides[2]);
+       c[Slot::o].strides[2] *= 4;
+     },
+     kInvalid, "o"},
     {"combine_lse_in_o_parts", kCombine, [](Call& c) { c[Slot::lse].data = c[Slot::o_parts].data; }, kInvalid, "lse"},
     {"append_k_is_k_new", "kv_append b=1 sq=2 sk=8 d=16", [](Call& c) { c[Slot::k_new].data = c[Slot::k].data; },
      kInvalid, "k"},
