@@ -24,6 +24,10 @@ from .plans import AttentionPlan, explain, plan
 from .tiles import TileList
 
 if TYPE_CHECKING:
+    from . import compat as compat
+    from . import plot as plot
+    from . import torch as torch
+    from . import transformers as transformers
     from .compat.flash_attn_2 import (
         flash_attn_func,
         flash_attn_kvpacked_func,
@@ -85,14 +89,22 @@ if sys.modules.get("torch") is not None:  # otherwise by the first call with tor
     load_torch()
 
 
-def __getattr__(name: str) -> Any:
-    if name in _FLASH_ATTN:
-        found = getattr(import_module(".compat.flash_attn_2", __name__), name)
-        globals()[name] = found
-        return found
-    if name in _MODULES:
-        return import_module(f".{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # to a type checker every name is an attribute of a module that has a __getattr__
+
+    def __getattr__(name: str) -> Any:
+        if name in _FLASH_ATTN:
+            found = getattr(import_module(".compat.flash_attn_2", __name__), name)
+            globals()[name] = found
+            return found
+        if name in _MODULES:
+            try:
+                return import_module(f".{name}", __name__)
+            except ModuleNotFoundError as error:
+                if error.name is not None and error.name.partition(".")[0] == __name__:
+                    raise
+                # hasattr, help and pydoc ask for every name, and want to hear that there is none.
+                raise AttributeError(f"module {__name__!r} has no attribute {name!r} here: {error}") from error
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

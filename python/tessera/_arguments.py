@@ -327,11 +327,13 @@ def parse(
     if score is not None or mask is not None:
         score, score_function = _callable_name("score", score)
         mask, mask_function = _callable_name("mask", mask)
-    if not isinstance(extras, (tuple, list)):
+    if type(extras) is not tuple and not isinstance(extras, (tuple, list)):
         raise TypeError(f"extras: got {shown(extras)}; want a tuple or list of arrays")
     for i, extra in enumerate(extras):
         slots.append(f"extra{i}")
         tensors.append(extra)
+    if type(batch_offset) is not int or type(head_offset) is not int:
+        batch_offset, head_offset = whole("batch_offset", batch_offset), whole("head_offset", head_offset)
     compiling = _is_compiling()
     if out_dtype is not None:
         from ._arrays import dtype_name
@@ -401,7 +403,7 @@ def parse(
         tuple(slots) if compiling else _interned(tuple(slots)),
         tuple(tensors),
         (size_q, size_k, size_k2),
-        (seed_value, offset_value, whole("batch_offset", batch_offset), whole("head_offset", head_offset)),
+        (seed_value, offset_value, batch_offset, head_offset),
         (score_function, mask_function),
     )
 

@@ -8,10 +8,11 @@ from typing import Any
 
 
 def shown(value: Any) -> str:
-    """`value` in an error: the shape of an array, else its `repr`, cut off after 80 characters."""
+    """`value` in an error: shape and dtype of an array, else its `repr`, cut off after 80 characters."""
     shape = getattr(value, "shape", None)
     if shape is not None:
-        return f"an array of shape {tuple(shape)}"
+        dtype = str(getattr(value, "dtype", "unknown")).removeprefix("torch.")
+        return f"an array of shape {tuple(shape)} and dtype {dtype}"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -41,6 +42,14 @@ def real(name: str, value: Any, want: str = "a number") -> float:
         except (TypeError, ValueError, RuntimeError):  # RuntimeError: torch, of a tensor of several elements
             pass
     raise TypeError(f"{name}: got {shown(value)}; want {want}")
+
+
+def flag(name: str, value: Any) -> bool:
+    """Whether `value` is true. Raises TypeError for an array of several elements."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name}: got {shown(value)}; want True or False") from None
 
 
 def pair(name: str, value: Any, want: str) -> tuple[Any, Any]:

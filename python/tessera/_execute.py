@@ -6,6 +6,8 @@ The only state between calls is the cache of plans, and the number given to `set
 
 from __future__ import annotations
 
+import sys
+import warnings
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from ._problem_line import (
     backward_outputs,
     features_of,
     forward_outputs,
+    layout_hint,
 )
 
 __all__ = [
@@ -107,6 +110,14 @@ def _threads_on(device: int) -> int:
     return get_threads() if device == CPU else 0
 
 
+def _frames_of_the_package() -> int:
+    """How many frames lie between the function that asks and the code that called Tessera, as `stacklevel` counts."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tessera":
+        level, frame = level + 1, frame.f_back
+    return level
+
+
 @lru_cache(maxsize=1024)
 def _plan_for(
     kind: str,
@@ -124,7 +135,16 @@ def _plan_for(
 ) -> Planned:
     f = features_of(features)
     names = tuple(map(dtype_name, dtypes, ("q", "k", "v", "out")))
-    line = attention_line(kind, f, slots, sizes, q, k, v, shapes, names, extra)
+    hint = layout_hint(q, k, slots)
+    try:
+        line = attention_line(kind, f, slots, sizes, q, k, v, shapes, names, extra)
+        plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or threads, device=device)
+    except (NotImplementedError, ValueError) as error:
+        if hint is not None:
+            error.args = (f"{error} ({hint})",)
+        raise
+    if hint is not None:
+        warnings.warn(hint, stacklevel=_frames_of_the_package())
     taken = tuple(i for i, slot in enumerate(slots) if _takes(kind, slot))
     bound = ("q", "k", "v", *(slots[i] for i in taken))
     if kind == FORWARD:
@@ -132,7 +152,6 @@ def _plan_for(
     else:
         bound += ("o", "lse", "dout", *(("dlse",) if "dlse" in extra else ()))
         bound += tuple(slot for slot, _, _ in backward_outputs(slots, q, k, v, shapes, names[:3]))
-    plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or threads, device=device)
     return Planned(plan, bound, None if len(taken) == len(slots) else taken)
 
 

@@ -109,6 +109,23 @@ def sizes_of(q: Shape, k: Shape, shapes: dict[str, Shape], sizes: tuple[int, int
     return Sizes(batch, seqlen_q, seqlen_k, seqlen_k2, q[-2], k[-2])
 
 
+_MOST_HEADS = 128  # of any model so far
+
+
+def layout_hint(q: Shape, k: Shape, slots: tuple[str, ...]) -> str | None:
+    """What to say of dense q and k that look like (batch, heads, seqlen, dim); None for what does not.
+
+    They do when k would have more heads than any model, and its other dimension could be a number of heads.
+    """
+    dense = not any(slot.startswith(("cu_seqlens_k", "page_")) for slot in slots)
+    if not dense or len(q) != 4 or len(k) != 4 or not k[1] <= _MOST_HEADS < k[2]:
+        return None
+    return (
+        f"k of shape {tuple(k)} has {k[1]} keys of {k[2]} heads as (batch, seqlen, heads, dim), which is wanted; "
+        "if it is (batch, heads, seqlen, dim), pass q, k and v with dimensions 1 and 2 exchanged"
+    )
+
+
 def tile_grid(sizes: Sizes, block: tuple[int, int]) -> tuple[Any, Any]:
     """(query blocks, key blocks) of the problem; the second source's key blocks follow the first's."""
     key_blocks = -(-sizes.seqlen_k // block[1])

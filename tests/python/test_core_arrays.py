@@ -256,12 +256,21 @@ class TestRefusals:
         ("options", "text"),
         [
             ({"scale": "1"}, "scale: got '1'; want a number"),
-            ({"scale": np.ones(2)}, "scale: got an array of shape (2,); want a number"),
+            ({"scale": np.ones(2)}, "scale: got an array of shape (2,) and dtype float64; want a number"),
             ({"softcap": "x"}, "softcap: got 'x'; want a number"),
-            ({"mask": np.ones((5, 7), bool)}, "mask: got an array of shape (5, 7); want None, a built-in's name or a"),
-            ({"causal": np.ones((5, 7), bool)}, "causal: got an array of shape (5, 7); want True or False"),
-            ({"return_lse": np.ones(2)}, "return_lse: got an array of shape (2,); want True or False"),
-            ({"tiles": np.ones((1, 1))}, "tiles: got an array of shape (1, 1); want a TileList"),
+            (
+                {"mask": np.ones((5, 7), bool)},
+                "mask: got an array of shape (5, 7) and dtype bool; want None, a built-in's name or a",
+            ),
+            (
+                {"causal": np.ones((5, 7), bool)},
+                "causal: got an array of shape (5, 7) and dtype bool; want True or False",
+            ),
+            (
+                {"return_lse": np.ones(2)},
+                "return_lse: got an array of shape (2,) and dtype float64; want True or False",
+            ),
+            ({"tiles": np.ones((1, 1))}, "tiles: got an array of shape (1, 1) and dtype float64; want a TileList"),
             ({"bwd_tiles": 3}, "bwd_tiles: got 3; want a TileList"),
             ({"band": ("a", 0)}, "band: got 'a'; want (left, right), each an integer or None"),
             ({"threads": "2"}, "threads: got '2'; want an integer"),

@@ -39,6 +39,34 @@ def test_a_missing_library_is_named_when_it_is_needed():
     assert "torch" in failed.value.stderr and "ModuleNotFoundError" in failed.value.stderr
 
 
+def test_help_is_there_without_any_library():
+    """help, pydoc, dir and hasattr ask for every name, those of modules that need a missing library too."""
+    missing = ("numpy", "torch", "transformers", "matplotlib", "jax")
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({missing})); "
+    text = fresh(blocked + "import pydoc, tessera; print(pydoc.plain(pydoc.render_doc(tessera)))")
+    assert "Attention that computes the tiles it must" in text and "flash_attn_func(" in text
+    names = ("torch", "transformers", "nonsense")
+    assert fresh(blocked + f"import tessera; print([hasattr(tessera, name) for name in {names}])") == (
+        "[False, False, False]\n"
+    )
+
+
+def test_the_command_is_in_the_wheel():
+    """Installed packages have it, as a script too; what was built in place says what is missing."""
+    module = [sys.executable, "-m", "tessera"]
+    script = pathlib.Path(sys.executable).with_name("tessera")
+    if PACKAGE.parent.name != "site-packages":
+        done = subprocess.run([*module, "info"], capture_output=True, text=True)
+        assert done.returncode == 4 and "CMake finds fmt, nlohmann_json and CLI11" in done.stderr
+        return
+    for command in (module, [str(script)]):
+        shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True).stdout
+        assert shown == f"tessera {tessera.__version__}\n"
+        done = subprocess.run([*command, "verify", "attention sq=70 hq=2 d=16 causal"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert subprocess.run([*command, "explain", "attention sq"], capture_output=True).returncode == 2
+
+
 def test_public_names():
     for name in tessera.__all__:
         assert getattr(tessera, name) is not None

@@ -32,12 +32,16 @@ Rules common to the three of flash-attn:
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = ["bert_padding", "flash_attn_2", "flash_attn_3", "flash_attn_4", "lightning"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if TYPE_CHECKING:
+    from . import bert_padding, flash_attn_2, flash_attn_3, flash_attn_4, lightning
+else:  # to a type checker every name is an attribute of a module that has a __getattr__
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return import_module(f"{__name__}.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

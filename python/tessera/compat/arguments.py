@@ -7,19 +7,27 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tessera._arrays import CPU, device_of, is_torch
+from tessera._arrays import CPU, device_of, dtype_name, is_torch, library_of
+from tessera._checks import flag, pair, real, shown, whole
 
 __all__ = [
+    "CACHE_NAMES",
     "CPU",
+    "NAMES",
     "Array",
     "Band",
     "array_module",
+    "cap",
+    "check_inputs",
+    "check_int32",
+    "check_shapes",
     "device_of",
     "empty",
     "forward_only",
     "is_torch",
     "pad_head_dim",
     "refuse",
+    "rename",
     "split_wish",
     "unpack",
     "visible_band",
@@ -47,9 +55,78 @@ def array_module(like: Array) -> tuple[Any, dict[str, Any]]:
 
 def refuse(argument: str, got: Any, want: str, error: type[Exception] = NotImplementedError) -> NoReturn:
     """Raises `error` with the text that every refusal of Tessera has."""
-    shape = getattr(got, "shape", None)
-    text = repr(got) if shape is None else f"an array of shape {tuple(shape)}"
-    raise error(f"{argument}: got {text}; want {want}")
+    raise error(f"{argument}: got {shown(got)}; want {want}")
+
+
+# What the names of tessera.attention's arguments, and of its problems, are in every version of flash-attn.
+NAMES = {
+    "band": "window_size",
+    "scale": "softmax_scale",
+    "q_type": "q",
+    "k_type": "k",
+    "v_type": "v",
+    "heads_q": "heads of q",
+    "heads_kv": "heads of k",
+    "head_dim_qk": "head_dim of q",
+    "head_dim_v": "head_dim of v",
+}
+# Likewise for flash_attn_with_kvcache, which calls tessera.kv_append too.
+CACHE_NAMES = {
+    **NAMES,
+    "k": "k_cache",
+    "v": "v_cache",
+    "k_type": "k_cache",
+    "v_type": "v_cache",
+    "k_new": "k",
+    "v_new": "v",
+    "seqused_k": "cache_seqlens",
+}
+
+
+def rename(error: Exception, names: dict[str, str]) -> None:
+    """Gives an error of Tessera, which begins with an argument's name, the name that the caller of flash-attn knows."""
+    argument, separator, rest = str(error).partition(": ")
+    if separator and argument in names:
+        error.args = (f"{names[argument]}: {rest}",)
+
+
+def check_inputs(q: Array, k: Array, v: Array, names: tuple[str, str, str] = ("q", "k", "v")) -> None:
+    """Refuses what is no array, and dtypes that differ."""
+    dtype = getattr(q, "dtype", None)
+    if dtype is not None and dtype is getattr(k, "dtype", None) and dtype is getattr(v, "dtype", None):
+        return
+    check_shapes(q, k, v, names)
+
+
+def check_shapes(q: Array, k: Array, v: Array, names: tuple[str, str, str] = ("q", "k", "v")) -> None:
+    """As check_inputs, and refuses what has no head dim, and one of k that is not q's, which padding would hide."""
+    dtypes = []
+    for name, array in zip(names, (q, k, v), strict=True):
+        library_of(array, name)
+        if len(array.shape) not in (3, 4):
+            refuse(name, array, "(batch, seqlen, heads, dim) or (tokens, heads, dim)", ValueError)
+        dtypes.append(dtype_name(array.dtype, name))
+        if dtypes[-1] != dtypes[0]:
+            refuse(name, array, f"the dtype of {names[0]}, {dtypes[0]}", ValueError)
+    if q.shape[-1] != k.shape[-1]:
+        refuse(names[1], k, f"the head dim of {names[0]}, {q.shape[-1]}", ValueError)
+
+
+def check_int32(name: str, array: Array, dims: str, rank: int) -> None:
+    """Refuses all but an int32 array of `rank` dimensions, which `dims` names."""
+    library_of(array, name)
+    if len(array.shape) != rank or dtype_name(array.dtype, name) != "int32":
+        refuse(name, array, f"int32 {dims}", ValueError)
+
+
+_WINDOW = "(left, right), each an integer, -1 for unbounded"
+
+
+def cap(softcap: float) -> float:
+    """`softcap` as Tessera has it: 0 for none, which flash-attn also writes as a negative number."""
+    if type(softcap) is not float:
+        softcap = real("softcap", softcap)
+    return softcap if softcap > 0.0 else 0.0
 
 
 def visible_band(causal: bool, window_size: Any) -> tuple[bool, Band | None]:
@@ -57,12 +134,19 @@ def visible_band(causal: bool, window_size: Any) -> tuple[bool, Band | None]:
 
     `causal` closes the right end at the query's own position and keeps the left one.
     """
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        left, right = pair("window_size", window_size, _WINDOW)
+    if type(left) is not int or type(right) is not int:
+        left, right = (whole("window_size", end, _WINDOW) for end in (left, right))
+    if type(causal) is not bool:
+        causal = flag("causal", causal)
     if causal:
-        return (True, None) if left < 0 else (False, (int(left), 0))
+        return (True, None) if left < 0 else (False, (left, 0))
     if left < 0 and right < 0:
         return False, None
-    return False, (None if left < 0 else int(left), None if right < 0 else int(right))
+    return False, (None if left < 0 else left, None if right < 0 else right)
 
 
 def pad_head_dim(array: Array) -> Array:
@@ -82,8 +166,14 @@ def pad_head_dim(array: Array) -> Array:
     return padded
 
 
-def unpack(packed: Array, axis: int) -> tuple[Array, ...]:
-    """Views along `axis` of a packed tensor. For torch their gradients come back as one tensor, stacked once."""
+def unpack(name: str, packed: Array, axis: int, count: int) -> tuple[Array, ...]:
+    """`count` views along `axis` of a packed tensor, (…, count, heads, dim). For torch their gradients come back as one
+    tensor, stacked once."""
+    library_of(packed, name)
+    shape = tuple(packed.shape)
+    if len(shape) != axis + 3 or shape[axis] != count:
+        before = "tokens" if axis == 1 else "batch, seqlen"
+        refuse(name, packed, f"({before}, {count}, heads, dim)", ValueError)
     if is_torch(packed):
         return packed.unbind(axis)
     before = (slice(None),) * axis
@@ -110,7 +200,10 @@ def forward_only(name: str, inputs: tuple[Array | None, ...], call: Callable[[],
 
 def split_wish(num_splits: int) -> str:
     """`num_splits` as a wish: 0 leaves the choice to the plan."""
-    return f"splits={num_splits}" if num_splits > 0 else ""
+    splits = whole("num_splits", num_splits)
+    if splits < 0:
+        refuse("num_splits", splits, "0, for the plan's choice, or more", ValueError)
+    return f"splits={splits}" if splits > 0 else ""
 
 
 def empty(like: Array) -> Array:

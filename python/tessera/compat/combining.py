@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import combine
+from tessera._arrays import library_of
 
 from .arguments import Array, array_module, is_torch, refuse
 
@@ -17,6 +18,8 @@ def combine_parts(
 
     `out_partial` (parts, b, s, h, d) or (parts, tokens, h, d), `lse_partial` fp32 without the last dimension.
     """
+    library_of(out_partial, "out_partial")
+    library_of(lse_partial, "lse_partial")
     rank = out_partial.ndim
     if rank not in (4, 5):
         refuse(

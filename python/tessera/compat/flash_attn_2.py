@@ -31,7 +31,22 @@ from typing import Any
 from tessera import attention
 from tessera._dropout_seed import drawn_seed
 
-from .arguments import Array, empty, forward_only, pad_head_dim, unpack, visible_band
+from .arguments import (
+    CACHE_NAMES,
+    NAMES,
+    Array,
+    cap,
+    check_inputs,
+    check_int32,
+    check_shapes,
+    empty,
+    forward_only,
+    pad_head_dim,
+    refuse,
+    rename,
+    unpack,
+    visible_band,
+)
 from .kv_cache import attend_cache
 
 __all__ = [
@@ -43,6 +58,18 @@ __all__ = [
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 ]
+
+
+_NAMES = {**NAMES, "dropout": "dropout_p"}
+_PAGED = {**_NAMES, "page_table": "block_table", "seqused_k": "cu_seqlens_k"}
+_KVPACKED = {**_NAMES, "k": "kv", "v": "kv", "k_type": "kv", "v_type": "kv"}
+_QKVPACKED = {
+    **_KVPACKED,
+    **dict.fromkeys(("q", "k", "v", "q_type", "k_type", "v_type"), "qkv"),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "cu_seqlens"),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "max_seqlen"),
+}
+_CACHED = {**CACHE_NAMES, "page_table": "block_table"}
 
 
 def _attend(
@@ -57,50 +84,62 @@ def _attend(
     alibi_slopes: Array | None,
     deterministic: bool,
     return_attn_probs: bool,
+    names: dict[str, str] = _NAMES,
     **lengths: Any,
 ) -> Any:
-    head_dim = q.shape[-1]
-    if head_dim % 8:
-        if softmax_scale is None:
-            softmax_scale = head_dim**-0.5
-        q, k, v = pad_head_dim(q), pad_head_dim(k), pad_head_dim(v)
-    causal, band = visible_band(causal, window_size)
-    softcap = max(softcap, 0.0)
-    if not return_attn_probs:
-        out = attention(
-            q,
-            k,
-            v,
-            causal=causal,
-            band=band,
-            scale=softmax_scale,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            dropout=dropout_p,
-            deterministic=deterministic,
+    try:
+        check_inputs(q, k, v)
+        head_dim = q.shape[-1]
+        if head_dim % 8:
+            check_shapes(q, k, v)
+            if v.shape[-1] != head_dim:
+                refuse("v", v, f"the head dim of q, {head_dim}, which is no multiple of 8", ValueError)
+            if softmax_scale is None:
+                softmax_scale = head_dim**-0.5
+            q, k, v = pad_head_dim(q), pad_head_dim(k), pad_head_dim(v)
+        causal, band = visible_band(causal, window_size)
+        softcap = cap(softcap)
+        if not return_attn_probs:
+            out = attention(
+                q,
+                k,
+                v,
+                causal=causal,
+                band=band,
+                scale=softmax_scale,
+                softcap=softcap,
+                alibi_slopes=alibi_slopes,
+                dropout=dropout_p,
+                deterministic=deterministic,
+                **lengths,
+            )
+            return out[..., :head_dim] if head_dim % 8 else out
+        options = {
+            "causal": causal,
+            "band": band,
+            "scale": softmax_scale,
+            "softcap": softcap,
+            "alibi_slopes": alibi_slopes,
+            "dropout": dropout_p,
+            "deterministic": deterministic,
             **lengths,
-        )
-        return out[..., :head_dim] if head_dim % 8 else out
-    options = {
-        "causal": causal,
-        "band": band,
-        "scale": softmax_scale,
-        "softcap": softcap,
-        "alibi_slopes": alibi_slopes,
-        "dropout": dropout_p,
-        "deterministic": deterministic,
-        **lengths,
-    }
-    if dropout_p > 0:
-        from .probabilities import signed_probabilities
+        }
+        if dropout_p > 0:
+            from .probabilities import signed_probabilities
 
-        seed = drawn_seed(q)
-        out, lse = attention(q, k, v, seed=seed, return_lse=True, **options)
-        probabilities = signed_probabilities(q, k, lse, seed=seed, **options)
-    else:
-        out, lse = attention(q, k, v, return_lse=True, **options)
-        probabilities = empty(q)
-    return (out[..., :head_dim] if head_dim % 8 else out), lse, probabilities
+            seed = drawn_seed(q)
+            out, lse = attention(q, k, v, seed=seed, return_lse=True, **options)
+            probabilities = signed_probabilities(q, k, lse, seed=seed, **options)
+        else:
+            out, lse = attention(q, k, v, return_lse=True, **options)
+            probabilities = empty(q)
+        return (out[..., :head_dim] if head_dim % 8 else out), lse, probabilities
+    except IndexError:
+        check_shapes(q, k, v)
+        raise
+    except (NotImplementedError, TypeError, ValueError) as error:
+        rename(error, names)
+        raise
 
 
 def flash_attn_func(
@@ -145,7 +184,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As :func:`flash_attn_func` with kv (b, sk, 2, h_k, d)."""
-    k, v = unpack(kv, 2)
+    k, v = unpack("kv", kv, 2, 2)
     return _attend(
         q,
         k,
@@ -158,6 +197,7 @@ def flash_attn_kvpacked_func(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        names=_KVPACKED,
     )
 
 
@@ -173,7 +213,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As :func:`flash_attn_func` with qkv (b, s, 3, h, d); out is (b, s, h, d)."""
-    q, k, v = unpack(qkv, 2)
+    q, k, v = unpack("qkv", qkv, 2, 3)
     return _attend(
         q,
         k,
@@ -186,6 +226,7 @@ def flash_attn_qkvpacked_func(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        names=_QKVPACKED,
     )
 
 
@@ -212,13 +253,17 @@ def flash_attn_varlen_func(
     With `block_table`, int32 (batch, columns), k and v are pages (pages, page_size, h_k, d), and the differences of
     `cu_seqlens_k` are the lengths in them. Pages have no gradient: a backward raises NotImplementedError.
     """
+    check_int32("cu_seqlens_q", cu_seqlens_q, "(batch + 1)", 1)
+    check_int32("cu_seqlens_k", cu_seqlens_k, "(batch + 1)", 1)
     shared = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     places = {"cu_seqlens_q": cu_seqlens_q, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
     if block_table is None:
         return _attend(q, k, v, *shared, cu_seqlens_k=cu_seqlens_k, **places)
     used = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
     return forward_only(
-        "block_table", (q, k, v), lambda: _attend(q, k, v, *shared, page_table=block_table, seqused_k=used, **places)
+        "block_table",
+        (q, k, v),
+        lambda: _attend(q, k, v, *shared, _PAGED, page_table=block_table, seqused_k=used, **places),
     )
 
 
@@ -239,7 +284,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As :func:`flash_attn_varlen_func` with kv (total_k, 2, h_k, d)."""
-    k, v = unpack(kv, 1)
+    k, v = unpack("kv", kv, 1, 2)
     return _attend(
         q,
         k,
@@ -252,6 +297,7 @@ def flash_attn_varlen_kvpacked_func(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        names=_KVPACKED,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q,
@@ -273,7 +319,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """As :func:`flash_attn_varlen_func` with qkv (total, 3, h, d) and one set of lengths."""
-    q, k, v = unpack(qkv, 1)
+    q, k, v = unpack("qkv", qkv, 1, 3)
     return _attend(
         q,
         k,
@@ -286,6 +332,7 @@ def flash_attn_varlen_qkvpacked_func(
         alibi_slopes,
         deterministic,
         return_attn_probs,
+        names=_QKVPACKED,
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_k=cu_seqlens,
         max_seqlen_q=max_seqlen,
@@ -348,4 +395,5 @@ def flash_attn_with_kvcache(
         cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad,
         page_table=block_table,
+        names=_CACHED,
     )

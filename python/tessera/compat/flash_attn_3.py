@@ -21,8 +21,22 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import attention
+from tessera._arrays import library_of
 
-from .arguments import Array, empty, refuse, split_wish, unpack, visible_band
+from .arguments import (
+    CACHE_NAMES,
+    NAMES,
+    Array,
+    cap,
+    check_inputs,
+    check_int32,
+    empty,
+    refuse,
+    rename,
+    split_wish,
+    unpack,
+    visible_band,
+)
 from .combining import combine_parts
 from .kv_cache import attend_cache
 
@@ -48,6 +62,9 @@ def _refuse_unsupported(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any)
             refuse(name, value, "None: fp32, fp16 and bf16 need no descale, and fp8 is not there yet")
 
 
+_QKVPACKED = {**NAMES, **dict.fromkeys(("q", "k", "v", "q_type", "k_type", "v_type"), "qkv")}
+
+
 def _attend(
     q: Array,
     k: Array,
@@ -60,23 +77,29 @@ def _attend(
     num_splits: int,
     deterministic: bool,
     return_attn_probs: bool,
+    names: dict[str, str] = NAMES,
     **lengths: Any,
 ) -> Any:
-    causal, band = visible_band(causal, window_size)
-    return attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        band=band,
-        attention_chunk=attention_chunk,
-        scale=softmax_scale,
-        softcap=softcap if softcap > 0 else 0.0,
-        deterministic=deterministic,
-        return_lse=return_attn_probs,
-        wishes=split_wish(num_splits),
-        **lengths,
-    )
+    try:
+        check_inputs(q, k, v)
+        causal, band = visible_band(causal, window_size)
+        return attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            band=band,
+            attention_chunk=attention_chunk,
+            scale=softmax_scale,
+            softcap=cap(softcap),
+            deterministic=deterministic,
+            return_lse=return_attn_probs,
+            wishes=split_wish(num_splits),
+            **lengths,
+        )
+    except (NotImplementedError, TypeError, ValueError) as error:
+        rename(error, names)
+        raise
 
 
 def flash_attn_func(
@@ -139,14 +162,14 @@ def flash_attn_qkvpacked_func(
     q, k and v are views; the gradient comes back as one tensor shaped as qkv.
     """
     _refuse_unsupported(None, q_descale, k_descale, v_descale)
-    q, k, v = unpack(qkv, 2) if qkv.ndim == 5 else _split_heads(qkv, num_heads_q)
-    return _attend(
-        q, k, v, softmax_scale, causal, window_size, attention_chunk, softcap, 1, deterministic, return_attn_probs
-    )
+    library_of(qkv, "qkv")
+    q, k, v = unpack("qkv", qkv, 2, 3) if len(qkv.shape) == 5 else _split_heads(qkv, num_heads_q)
+    shared = (softmax_scale, causal, window_size, attention_chunk, softcap, 1, deterministic, return_attn_probs)
+    return _attend(q, k, v, *shared, _QKVPACKED)
 
 
 def _split_heads(qkv: Array, num_heads_q: int | None) -> tuple[Array, Array, Array]:
-    if qkv.ndim != 4:
+    if len(qkv.shape) != 4:
         refuse("qkv", qkv, "(batch, seqlen, 3, heads, dim) or (batch, seqlen, heads_q + 2 * heads_kv, dim)", ValueError)
     heads = qkv.shape[2]
     if num_heads_q is None or not 0 < num_heads_q < heads or (heads - num_heads_q) % 2:
@@ -191,6 +214,8 @@ def flash_attn_varlen_func(
     """
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
         _refuse_unsupported(qv, q_descale, k_descale, v_descale)
+    check_int32("cu_seqlens_q", cu_seqlens_q, "(batch + 1)", 1)
+    check_int32("cu_seqlens_k", cu_seqlens_k, "(batch + 1)", 1)
     return _attend(
         q,
         k,
@@ -294,6 +319,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new=cu_seqlens_k_new,
         max_seqlen_q=max_seqlen_q,
         rotary_seqlens=rotary_seqlens,
+        names=CACHE_NAMES,
     )
     return (*result, empty(result[1]), empty(result[1])) if return_softmax_lse else result
 
@@ -325,4 +351,5 @@ def get_scheduler_metadata(
 
     `qkv_dtype` has no default of its own here (bf16 in flash-attn): torch need not be there.
     """
+    check_int32("cache_seqlens", cache_seqlens, "(batch)", 1)
     return empty(cache_seqlens)

@@ -35,8 +35,23 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from tessera import TileList, attention
+from tessera._arrays import library_of
+from tessera._checks import flag, pair, whole
 
-from .arguments import Array, Band, forward_only, is_torch, refuse, split_wish
+from .arguments import (
+    NAMES,
+    Array,
+    Band,
+    cap,
+    check_inputs,
+    check_int32,
+    check_shapes,
+    forward_only,
+    is_torch,
+    refuse,
+    rename,
+    split_wish,
+)
 from .combining import combine_parts
 from .scheduler_metadata import SchedulerMetadataTensorsTorch, get_scheduler_metadata
 
@@ -80,25 +95,32 @@ _MLA = "None: the kernels for absorbed multi-head latent attention are not there
 
 def _refuse_unsupported(**arguments: Any) -> None:
     for name, value in arguments.items():
-        if value is not None and not (name.startswith("aux") and len(value) == 0):
+        if value is not None and not (name.startswith("aux") and isinstance(value, (list, tuple)) and not value):
             refuse(name, value, _MLA if name in ("qv", "gather_kv_indices") else _CALLABLES)
 
 
+_WINDOW = "(left, right), each an integer or None"
+
+
 def _signed_band(causal: bool, window_size: tuple[int | None, int | None]) -> tuple[bool, Band | None]:
-    left, right = window_size
+    ends = pair("window_size", window_size, _WINDOW)
+    left, right = (end if end is None else whole("window_size", end, _WINDOW) for end in ends)
+    causal = flag("causal", causal)
     if causal:
         right = 0
     if left is not None and right is not None and left + right < 0:
         left = right = None
     if left is None:
-        return (causal or right == 0, None) if right is None or right == 0 else (False, (None, int(right)))
-    return False, (int(left), None if right is None else int(right))
+        return (causal or right == 0, None) if right is None or right == 0 else (False, (None, right))
+    return False, (left, right)
 
 
 def _tiles(argument: str, tensors: Any, form: str) -> TileList | None:
     """A tile list over the tensors of `tensors`; none is copied."""
     if tensors is None:
         return None
+    if not hasattr(tensors, "mask_block_cnt"):
+        refuse(argument, tensors, "a BlockSparseTensorsTorch", TypeError)
     if getattr(tensors, "cu_total_m_blocks", None) is not None:
         refuse(
             argument,
@@ -121,6 +143,17 @@ def _check_head_dims(head_dim: int, head_dim_v: int) -> None:
         raise UnsupportedHeadDimError(f"head_dim: got {head_dim}: {got}; want multiples of 8 from 8 to 512")
 
 
+_LIST = ("tiles", "tile_counts", "tile_indices", "full_counts", "full_indices")
+_NAMES = {
+    **NAMES,
+    "sink": "learnable_sink",
+    "dropout": "dropout_p",
+    "seed": "dropout_seed",
+    **dict.fromkeys(_LIST, "block_sparse_tensors"),
+    **dict.fromkeys([f"bwd_{name}" for name in _LIST], "block_sparse_tensors_bwd"),
+}
+
+
 def _attend(
     q: Array,
     k: Array,
@@ -139,26 +172,34 @@ def _attend(
 ) -> tuple[Array, Array | None]:
     if q is None or k is None:
         refuse("q" if q is None else "k", None, "an array: absorbed multi-head latent attention is not there yet")
-    _check_head_dims(q.shape[-1], v.shape[-1])
-    causal, band = _signed_band(causal, window_size)
-    sink = _fp32(learnable_sink)
-    wants_lse = return_lse or (is_torch(q) and _requires_grad(q, k, v, learnable_sink))
-    result = attention(
-        q,
-        k,
-        v,
-        causal=causal,
-        band=band,
-        scale=softmax_scale,
-        softcap=softcap if softcap is not None and softcap > 0 else 0.0,
-        sinks=sink,
-        dropout=dropout_p,
-        seed=dropout_seed,
-        deterministic=deterministic,
-        return_lse=wants_lse,
-        wishes=split_wish(num_splits),
-        **options,
-    )
+    try:
+        check_inputs(q, k, v)
+        _check_head_dims(q.shape[-1], v.shape[-1])
+        causal, band = _signed_band(causal, window_size)
+        sink = _fp32(learnable_sink)
+        wants_lse = return_lse or (is_torch(q) and _requires_grad(q, k, v, learnable_sink))
+        result = attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            band=band,
+            scale=softmax_scale,
+            softcap=0.0 if softcap is None else cap(softcap),
+            sinks=sink,
+            dropout=dropout_p,
+            seed=dropout_seed,
+            deterministic=deterministic,
+            return_lse=wants_lse,
+            wishes=split_wish(num_splits),
+            **options,
+        )
+    except IndexError:
+        check_shapes(q, k, v)
+        raise
+    except (NotImplementedError, TypeError, ValueError) as error:
+        rename(error, _NAMES)
+        raise
     if not wants_lse:
         return result, None
     out, lse = result
@@ -179,8 +220,10 @@ def _attend_source(
     options["learnable_sink"] = learnable_sink
     if page_table is None:
         return _attend(q, k, v, cu_seqlens_k=cu_seqlens_k, seqused_k=seqused_k, **options)
+    check_int32("page_table", page_table, "(batch, columns)", 2)
     if seqused_k is None:
         if cu_seqlens_k is not None:
+            check_int32("cu_seqlens_k", cu_seqlens_k, "(batch + 1)", 1)
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         else:
             seqused_k = page_table[:, 0] * 0 + page_table.shape[1] * k.shape[1]
@@ -196,6 +239,7 @@ def _fp32(sink: Array | None) -> Array | None:
     """The sink in fp32, as the problem wants it: itself, or a copy of (heads,) elements."""
     if sink is None:
         return None
+    library_of(sink, "learnable_sink")
     if is_torch(sink):
         return sink.float()
     return sink if sink.dtype == "float32" else sink.astype("float32")

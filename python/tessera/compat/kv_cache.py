@@ -16,8 +16,22 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import attention, kv_append
+from tessera._checks import whole
 
-from .arguments import Array, array_module, forward_only, is_torch, pad_head_dim, refuse, split_wish, visible_band
+from .arguments import (
+    Array,
+    array_module,
+    cap,
+    check_int32,
+    check_shapes,
+    forward_only,
+    is_torch,
+    pad_head_dim,
+    refuse,
+    rename,
+    split_wish,
+    visible_band,
+)
 
 Lengths = Any  # int32 (batch,) in the library of q
 
@@ -28,11 +42,27 @@ def attend_cache(
     v_cache: Array,
     k: Array | None,
     v: Array | None,
+    *,
+    names: dict[str, str],
     **options: Any,
 ) -> Any:
-    """out as q, or (out, lse) with ``return_lse``. The options are those of :func:`_attend`."""
+    """out as q, or (out, lse) with ``return_lse``. The options are those of :func:`_attend`.
+
+    names: what the caller calls the arguments of :func:`tessera.attention` and :func:`tessera.kv_append`, for errors.
+    """
     inputs = (q, k_cache, v_cache, k, v)
-    return forward_only("flash_attn_with_kvcache", inputs, lambda: _attend(*inputs, **options))
+    check_shapes(q, k_cache, v_cache, ("q", "k_cache", "v_cache"))
+    _check(k, v, options["cache_seqlens"], options["rotary_cos"], options["rotary_sin"])
+    _check_integers(names, options["cache_seqlens"], **{name: options.get(name) for name in _INTEGERS})
+    if options["cache_leftpad"] is not None:  # the table and the lengths are made of it
+        names = {**names, "page_table": "cache_leftpad", "seqused_k": "cache_seqlens - cache_leftpad"}
+    elif options["page_table"] is None:
+        names = {**names, "page_table": "cache_batch_idx"}
+    try:
+        return forward_only("flash_attn_with_kvcache", inputs, lambda: _attend(*inputs, **options))
+    except (NotImplementedError, TypeError, ValueError) as error:
+        rename(error, names)
+        raise
 
 
 def _attend(
@@ -62,12 +92,20 @@ def _attend(
     max_seqlen_q: int | None = None,
     rotary_seqlens: Array | None = None,
 ) -> Any:
+    causal, band = visible_band(causal, window_size)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     lengths = _lengths(cache_seqlens, batch, q)
-    _check(k, v, lengths, rotary_cos, rotary_sin)
     if page_table is not None:
         if cache_batch_idx is not None:
-            page_table = page_table[cache_batch_idx.long() if is_torch(cache_batch_idx) else cache_batch_idx]
+            try:
+                page_table = page_table[cache_batch_idx.long() if is_torch(cache_batch_idx) else cache_batch_idx]
+            except IndexError:
+                refuse(
+                    "cache_batch_idx",
+                    cache_batch_idx,
+                    f"rows below {page_table.shape[0]}, those of the table",
+                    ValueError,
+                )
     elif cache_batch_idx is not None:
         page_table = cache_batch_idx.reshape(-1, 1)
     elif k_cache.shape[0] > batch:
@@ -78,7 +116,7 @@ def _attend(
                 q,
                 k,
                 lengths,
-                causal or window_size[0] >= 0 or window_size[1] >= 0 or attention_chunk > 0,
+                causal or band is not None or whole("attention_chunk", attention_chunk) > 0,
                 (rotary_cos, rotary_sin, rotary_interleaved),
                 (cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens),
             )
@@ -98,7 +136,6 @@ def _attend(
     if head_dim % 8 or head_dim_v % 8:
         scale = head_dim**-0.5 if scale is None else scale
         q, k_cache, v_cache = pad_head_dim(q), pad_head_dim(k_cache), pad_head_dim(v_cache)
-    causal, band = visible_band(causal, window_size)
     result = attention(
         q,
         k_cache,
@@ -107,7 +144,7 @@ def _attend(
         band=band,
         attention_chunk=attention_chunk,
         scale=scale,
-        softcap=softcap if softcap > 0 else 0.0,
+        softcap=cap(softcap),
         alibi_slopes=alibi_slopes,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
@@ -121,8 +158,33 @@ def _attend(
     return result
 
 
+_INTEGERS = {
+    "page_table": ("(rows, columns)", 2),
+    "cache_batch_idx": ("(batch)", 1),
+    "cache_leftpad": ("(batch)", 1),
+    "cu_seqlens_q": ("(batch + 1)", 1),
+    "cu_seqlens_k_new": ("(batch + 1)", 1),
+    "rotary_seqlens": ("(batch)", 1),
+}
+
+
+def _check_integers(names: dict[str, str], cache_seqlens: Any, **arrays: Any) -> None:
+    """Refuses lengths, places and tables of another dtype or rank, before anything is made of them."""
+    for name, array in arrays.items():
+        if array is not None:
+            check_int32(names.get(name, name), array, *_INTEGERS[name])
+    if cache_seqlens is not None and not _is_integer(cache_seqlens):
+        check_int32("cache_seqlens", cache_seqlens, "(batch), or an integer", 1)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) or (
+        hasattr(value, "__index__") and getattr(value, "shape", None) == () and not is_torch(value)
+    )
+
+
 def _lengths(value: int | Array | None, batch: int, like: Array) -> Lengths | None:
-    if not isinstance(value, int):
+    if value is None or not _is_integer(value):
         return value
     module, where = array_module(like)
     return module.full((batch,), value, dtype=module.int32, **where)
@@ -136,6 +198,9 @@ def _check(k: Array | None, v: Array | None, lengths: Any, rotary_cos: Array | N
     if (rotary_cos is None) != (rotary_sin is None):
         missing = "rotary_cos" if rotary_cos is None else "rotary_sin"
         refuse(missing, None, "rotary_cos and rotary_sin together", ValueError)
+    for name, table in (("rotary_cos", rotary_cos), ("rotary_sin", rotary_sin)):
+        if table is not None and len(getattr(table, "shape", ())) != 2:
+            refuse(name, table, "an array (positions, rotary_dim / 2)", ValueError)
     if rotary_cos is not None and k is None:
         refuse("rotary_cos", rotary_cos, "None when there are no new keys to rotate", ValueError)
     if k is not None and lengths is None:
