@@ -117,7 +117,9 @@ class TestVersion2:
         call = flash_attn_2.flash_attn_func
         refused(ValueError, f"window_size: got None; {WINDOW}", call, X, X, X, window_size=None)
         refused(ValueError, "dropout_p: got 2.000000; want a probability", call, X, X, X, dropout_p=2.0)
-        refused(TypeError, "dropout_p: got 'a'; want a number", call, X, X, X, dropout_p="a")
+        for probabilities in (False, True):
+            options = {"dropout_p": "a", "return_attn_probs": probabilities}
+            refused(TypeError, "dropout_p: got 'a'; want a number", call, X, X, X, **options)
         refused(ValueError, "alibi_slopes: got fp32 (3) on cpu", call, X, X, X, alibi_slopes=np.ones(3, np.float32))
         refused(TypeError, "alibi_slopes: got builtins.list", call, X, X, X, alibi_slopes=[1.0, 2.0])
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import attention
+from tessera._checks import real
 from tessera._dropout_seed import drawn_seed
 
 from .arguments import (
@@ -124,7 +125,7 @@ def _attend(
             "deterministic": deterministic,
             **lengths,
         }
-        if dropout_p > 0:
+        if real("dropout_p", dropout_p) > 0:
             from .probabilities import signed_probabilities
 
             seed = drawn_seed(q)
