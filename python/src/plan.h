@@ -31,8 +31,8 @@ struct Queue {
   bool wait = false;           // for the run's end
 };
 
-/// Problem, wishes, threads, instruction set, and the index of a GPU or −1 for the CPU: a plan is made anew of them where
-/// it is copied or unpickled.
+/// Problem, wishes, threads, instruction set, and the index of a GPU or −1 for the CPU: a plan is made anew of them
+/// where it is copied or unpickled.
 using PlanArguments = std::tuple<std::string, std::string, int, std::string, int>;
 
 /// A plan as Python sees it: made from a problem's line, run on arrays by the names of their slots. Many threads may

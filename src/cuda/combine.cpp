@@ -37,9 +37,12 @@ void plan(detail::PlanState& state) {
   state.choice = "kernel: " + state.kernels.front().name + "\n";
 }
 
-// Strides of one part; the tensor's leading dimension counts them.
+// One part; the tensor's leading dimension counts them.
 Tensor first_part(Tensor parts) {
-  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(parts.rank); ++i) parts.strides[i] = parts.strides[i + 1];
+  for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(parts.rank); ++i) {
+    parts.shape[i] = parts.shape[i + 1];
+    parts.strides[i] = parts.strides[i + 1];
+  }
   --parts.rank;
   return parts;
 }

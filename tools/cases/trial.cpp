@@ -38,6 +38,9 @@ std::vector<std::byte> output_bits(const Bindings& bindings, const reference::Re
 Wishes wishes_on(const Case& of, const Gpu& gpu) {
   Wishes wishes = Wishes::parse(gpu.wishes);
   if (!wishes.splits) wishes.splits = of.wishes.splits;
+  // A TMA box has no rows backwards.
+  const bool backwards = of.problem.operation == Operation::attention && of.values.strides == Strides::negative;
+  if (backwards && wishes.loader.empty()) wishes.loader = "cp_async";
   return wishes;
 }
 

@@ -170,8 +170,8 @@ struct TileMass {
 
   // Of keys [first, end); `masked`: by the user's mask, if there is one.
   __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
-                                              const RowBounds<C>& bounds, const Segment& keys, int first,
-                                              int end, bool masked, const Rows& relative) const {
+                                              const RowBounds<C>& bounds, const Segment& keys, int first, int end,
+                                              bool masked, const Rows& relative) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
       const auto point_of = [&](int half, int key) {
