@@ -261,6 +261,8 @@ TEST(Workspace, ThatDoesNotFitIsRefused) {
   refuse("attention pass=backward sq=70368744177664 hq=16 hkv=1 d=512", 1, "splits=64");
   refuse("attention sq=70368744177664 hq=16 hkv=1 d=512", 1, "splits=1024");
   refuse("attention sq=1 sk=140737488355328 block=1x1 mass=mean", 4096);
+  // A thread's dQ fits, and with the three values of each row it does not.
+  refuse("attention pass=backward sq=253327479039590 sk=1 hq=512 hkv=1 d=8", 1);
 }
 
 TEST(Executors, TakeTheCallersWorkspace) {

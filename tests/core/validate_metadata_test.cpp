@@ -77,8 +77,12 @@ const BadCall kBadCalls[] = {
     {"csr_page", kCsr, set<Slot::page_indices, 3, 6>, kRange, "page_indices"},
     {"csr_page_negative", kCsr, set<Slot::page_indices, 0, -3>, kRange, "page_indices"},
     {"last_page_empty", kCsr, set<Slot::last_page_len, 0, 0>, kRange, "last_page_len"},
-    {"last_page_over_with_room", "attention b=2 sq=2 sk=40 d=16 kv=csr page=4", set<Slot::last_page_len, 1, 5>, kRange,
-     "last_page_len"},
+    {"last_page_over_with_room", kCsr,
+     [](Call& c) {
+       c.int32(Slot::page_indptr, 2) -= 1;
+       c.int32(Slot::last_page_len, 1) = 5;
+     },
+     kRange, "last_page_len"},
     {"last_page_over", kCsr, set<Slot::last_page_len, 1, 5>, kRange, "last_page_len"},
     {"last_page_too_long", kCsr, set<Slot::last_page_len, 1, 3>, kRange, "last_page_len"},
     {"last_page_of_no_pages", kCsr, set<Slot::page_indptr, 1, 0>, kRange, "last_page_len"},
