@@ -35,7 +35,10 @@ TEST(Convert, RoundsToNearestEven) {
   EXPECT_EQ(from_fp16(to_fp16(1.0F + 3 * 0x1p-11F)), 1.0F + 0x1p-9F);  // half way, to even
   EXPECT_EQ(from_fp16(to_fp16(2047.9F)), 2048.0F);                     // carries into the exponent
   EXPECT_EQ(from_fp16(to_fp16(65519.0F)), 65504.0F);
-  EXPECT_TRUE(std::isinf(from_fp16(to_fp16(65520.0F))));
+  for (const float large : {65520.0F, 65536.0F, 7e4F, 1e5F, 3e38F}) {
+    EXPECT_EQ(to_fp16(large), 0x7C00) << large;
+    EXPECT_EQ(to_fp16(-large), 0xFC00) << large;
+  }
   EXPECT_EQ(from_fp16(to_fp16(0x1p-25F)), 0.0F);
   EXPECT_EQ(from_fp16(to_fp16(-0x1.8p-25F)), -0x1p-24F);
   EXPECT_EQ(from_bf16(to_bf16(1.0F + 0x1p-8F)), 1.0F);

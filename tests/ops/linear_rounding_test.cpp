@@ -3,10 +3,12 @@
 // too small for rounding to nearest are not lost.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
+#include "cases/poison.h"
 #include "cpu/reference.h"
 #include "cpu/reference_number.h"
 #include "ops/random_floats.h"
@@ -92,6 +94,21 @@ TEST_P(StochasticRounding, IsThePublishedGeneratorOnTheDocumentedCounter) {
           EXPECT_EQ(states[index(head, row, column, slot)], (std::bit_cast<std::uint32_t>(exact) + draw) >> 16);
         }
       }
+    }
+  }
+}
+
+TEST_P(StochasticRounding, NaNOfAnyPayloadStaysNaN) {
+  for (std::uint64_t kind = 0; kind < cases::kNanKinds; ++kind) {
+    const Floats k(kHeads * kDim, 1.0F);
+    Floats v(kHeads * kDim, 1.0F);
+    v[3] = std::bit_cast<float>(cases::nan_bits(DType::fp32, kind));
+    States states = zeros();
+    Steps(k, v, words()).run(states, 7, 9);
+    const bool vk = std::string(GetParam()) == "vk";
+    for (std::int64_t i = 0; i < kDim; ++i) {
+      EXPECT_TRUE(std::isnan(value_of(states[index(0, vk ? 3 : i, vk ? i : 3)]))) << kind << " " << i;
+      EXPECT_EQ(value_of(states[index(1, i, i)]), 1.0F);
     }
   }
 }
