@@ -2,6 +2,9 @@
 // The same attention written in two ways: bit for bit where that is promised.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "cases/trial.h"
 #include "ops/sequence_run.h"
 
 namespace tessera::test {
@@ -43,6 +46,26 @@ TEST_P(EveryType, VarlenBackwardIsDense) {
     EXPECT_TRUE(same_bits(varlen.query_rows(Slot::dq, b), dense.query_rows(Slot::dq, b)));
     EXPECT_TRUE(same_bits(varlen.key_rows(Slot::dk, b), dense.key_rows(Slot::dk, b)));
     EXPECT_TRUE(same_bits(varlen.key_rows(Slot::dv, b), dense.key_rows(Slot::dv, b)));
+  }
+}
+
+// The output of a query with one key is its value, rounded to the nearest, ties to even, on every instruction set.
+TEST(Outputs, AreRoundedToEven) {
+  for (const std::string& isa : cases::tested_isas()) {
+    for (const char* type : {"bf16", "fp16"}) {
+      SequenceRun run(std::string("attention sq=1 sk=1 d=32 dtype=fp32:fp32:fp32:") + type + " isa=" + isa);
+      const int bits = type[0] == 'b' ? 8 : 11;  // of a number's significand
+      std::vector<double> values, rounded;
+      for (int i = 0; i < 32; ++i) {  // 1 + i/4 of a unit in the last place, of either sign
+        const double unit = std::ldexp(1.0, 1 - bits);
+        values.push_back((i % 2 == 0 ? 1 : -1) * (1 + i / 4.0 * unit));
+        rounded.push_back((i % 2 == 0 ? 1 : -1) * (1 + std::nearbyint(i / 4.0) * unit));
+      }
+      run.set_key_row(Slot::v, 0, 0, 0, values);
+      run.remember();
+      run.run();
+      EXPECT_TRUE(same_bits(run.query_row(Slot::o, 0, 0, 0), rounded)) << isa << " " << type;
+    }
   }
 }
 

@@ -484,6 +484,14 @@ def test_rotary_moves_with_the_queries_under_any_window() -> None:
     assert np.abs(still[:, 1:] - both[:, 1:]).max() > 0.01
 
 
+@pytest.mark.parametrize("head_dim", [4, 12, 30, 59])
+def test_head_dims_between_multiples_of_8(head_dim: int) -> None:
+    q, k, v = arrays((1, 5, 4, head_dim), (1, 9, 2, head_dim), (1, 9, 2, head_dim))
+    out = flash_attn_2.flash_attn_func(q, k, v, causal=True)
+    assert out.shape == q.shape
+    close(out, textbook(q, k, v, causal=True))
+
+
 def test_negative_softcap_is_none() -> None:
     starts = np.array([0, 5, 10], np.int32)
     q, k = QUERIES.reshape(-1, *QUERIES.shape[2:])[:10], KEYS.reshape(-1, *KEYS.shape[2:])[:10]
