@@ -49,7 +49,7 @@ void make_extreme(Case& one, RandomNumbers& random) {
   if (p.alibi && forward && !p.mass_prior_lse) v.extreme_slopes = random.chance(0.25);
   // What a value that is not finite leaves under a weight of 0 is not promised, nor are the gradient of a sink of −∞
   // and masses by another run's LSE where a row is NaN.
-  steep = steep || v.extreme_sinks || v.extreme_slopes;
+  steep = steep || v.extreme_sinks || p.alibi;
   if (p.kv.seqlen == 0 || steep || p.mass_prior_lse || !random.chance(0.06)) return;
   for (std::int64_t keys = random.between(1, 3); keys > 0; --keys) v.spoiled.push_back(random.below(p.kv.seqlen));
   std::sort(v.spoiled.begin(), v.spoiled.end());

@@ -155,7 +155,10 @@ double Roofline::seconds(double flops, double bytes, bool bf16) const noexcept {
 }
 
 Roofline measure_roofline(int threads, const std::string& isa) {
-  Roofline roofline{threads, measure_gflops(threads, best_kernel()), measure_gbytes_s(threads), 0, 0};
+  Roofline roofline;
+  roofline.threads = threads;
+  roofline.gflops = measure_gflops(threads, best_kernel());
+  roofline.gbytes_s = measure_gbytes_s(threads);
   if (const cpu::DotKernels* dots = cpu::kernels_for(isa).dots) {
     roofline.dot_gflops = measure_gflops(threads, [&](std::int64_t rounds, float*) {
       dots->begin();
