@@ -149,7 +149,9 @@ std::string reasons(const std::vector<Candidate>& candidates, const Problem& pro
     }
   }
   std::string text;
-  for (const auto& [reason, names] : by_reason) text.append(text.empty() ? "" : "; ").append(names + ": " + reason);
+  for (const auto& [reason, names] : by_reason) {
+    text.append(text.empty() ? "" : "; ").append(names).append(": ").append(reason);
+  }
   return text;
 }
 

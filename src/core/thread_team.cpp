@@ -20,7 +20,7 @@ void lose_team() {
 
 bool thread_team_lost() noexcept {
   if (team == Team::none) {
-    [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, &lose_team);
+    [[maybe_unused]] static const int kRegistered = pthread_atfork(nullptr, nullptr, &lose_team);
     team = Team::present;
   }
   return team == Team::lost;
