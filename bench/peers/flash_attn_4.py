@@ -39,13 +39,16 @@ def set_up(request, _, __):
     device = torch.device("cuda", request["device"])
     generator = torch.Generator(device).manual_seed(1)
 
-    def normal(length, heads, dim):
+    def tensor(name, length, heads, dim):
+        x = torch_cuda.given(request, name, length, heads, dim, device)
+        if x is not None:
+            return x
         shape = request["b"], length, heads, dim
         return torch.randn(shape, generator=generator, device=device, dtype=torch_cuda.DTYPES[request["dtype"]])
 
-    q = normal(request["sq"], request["hq"], request["d"])
-    k = normal(request["sk"], request["hkv"], request["d"])
-    v = normal(request["sk"], request["hkv"], request["dv"])
+    q = tensor("q", request["sq"], request["hq"], request["d"])
+    k = tensor("k", request["sk"], request["hkv"], request["d"])
+    v = tensor("v", request["sk"], request["hkv"], request["dv"])
     options = {"softmax_scale": request["scale"], "causal": request["causal"] and request["sq"] > 1}
     if request["density"] < 1:
         options["block_sparse_tensors"] = random_list(request, device, generator)

@@ -35,10 +35,16 @@ def make_call(r, repeat_heads):
     backward = r["pass"] == "backward"
     generator = torch.Generator().manual_seed(1)
 
-    def normal(heads, length, dim):
+    def tensor(name, heads, length, dim):
+        path = r.get("tensors", {}).get(name)
+        if path is not None:
+            given = torch.from_file(path, size=r["b"] * length * heads * dim, dtype=dtype)
+            return given.view(r["b"], length, heads, dim).transpose(1, 2).contiguous().requires_grad_(backward)
         return torch.randn(r["b"], heads, length, dim, generator=generator).to(dtype).requires_grad_(backward)
 
-    q, k, v = normal(r["hq"], r["sq"], r["d"]), normal(r["hkv"], r["sk"], r["d"]), normal(r["hkv"], r["sk"], r["dv"])
+    q = tensor("q", r["hq"], r["sq"], r["d"])
+    k = tensor("k", r["hkv"], r["sk"], r["d"])
+    v = tensor("v", r["hkv"], r["sk"], r["dv"])
     options = {"scale": r["scale"], **mask_arguments(r)}
     group = r["hq"] // r["hkv"]
     if group > 1 and repeat_heads:

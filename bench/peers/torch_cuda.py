@@ -23,6 +23,16 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FLUSH_BYTES = 256 << 20
 
 
+def given(request, name, length, heads, dim, device):
+    """(batch, length, heads, dim): the tensor that the request names a file of, else None."""
+    path = request.get("tensors", {}).get(name)
+    if path is None:
+        return None
+    count = request["b"] * length * heads * dim
+    host = torch.from_file(path, size=count, dtype=DTYPES[request["dtype"]])
+    return host.to(device).view(request["b"], length, heads, dim)
+
+
 class Problem:
     """One problem on the device, with every way to call it."""
 
@@ -32,8 +42,12 @@ class Problem:
         self.device = torch.device("cuda", request["device"])
         self.generator = torch.Generator(self.device).manual_seed(1)
 
-    def normal(self, heads, length, dim, heads_first):
+    def tensor(self, name, heads, length, dim, heads_first):
         batch = self.request["b"]
+        x = given(self.request, name, length, heads, dim, self.device)
+        if x is not None:
+            x = x.transpose(1, 2)
+            return x.contiguous() if heads_first else x
         shape = (batch, heads, length, dim) if heads_first else (batch, length, heads, dim)
         x = torch.randn(shape, generator=self.generator, device=self.device, dtype=DTYPES[self.request["dtype"]])
         return x if heads_first else x.transpose(1, 2)
@@ -41,9 +55,9 @@ class Problem:
     def call(self, heads_first, repeat_heads):
         """A callable that does the problem once, its result thrown away."""
         r = self.request
-        q = self.normal(r["hq"], r["sq"], r["d"], heads_first)
-        k = self.normal(r["hkv"], r["sk"], r["d"], heads_first)
-        v = self.normal(r["hkv"], r["sk"], r["dv"], heads_first)
+        q = self.tensor("q", r["hq"], r["sq"], r["d"], heads_first)
+        k = self.tensor("k", r["hkv"], r["sk"], r["d"], heads_first)
+        v = self.tensor("v", r["hkv"], r["sk"], r["dv"], heads_first)
         options = {"scale": r["scale"], "is_causal": r["causal"] and r["sq"] > 1}
         group = r["hq"] // r["hkv"]
         if group > 1 and repeat_heads:

@@ -240,6 +240,18 @@ TEST_F(Command, BenchCountsPackedSequencesAsLongAsTheyAre) {
   EXPECT_NEAR(gflop("lens=24,8") / ((24 * 24 + 8 * 8) * 2 * 64e-9), 1, 1e-5);
 }
 
+TEST_F(Command, BenchDrawsInputsAsALineSays) {
+  const Outcome outcome = here.run(
+      "bench 'attention sq=32 hq=2 d=16 inputs={normal,scale:8,rising}' --repetitions 1 --threads 1 --json a.json");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto rows = nlohmann::json::parse(here.text("a.json"))["rows"];
+  ASSERT_EQ(rows.size(), 3U);
+  EXPECT_EQ(rows[0]["problem"].get<std::string>().find("inputs="), std::string::npos);
+  EXPECT_NE(rows[1]["problem"].get<std::string>().find(" inputs=scale:8"), std::string::npos);
+  EXPECT_EQ(here.run("bench 'attention sq=32 inputs=large' --repetitions 1").code, 2);
+  EXPECT_EQ(here.run("bench 'linear_decode b=2 h=2 d=64 inputs=rising' --repetitions 1").code, 2);
+}
+
 TEST_F(Command, BenchDrawsTileListsAndExpandsWishes) {
   const std::string line = "'attention sq=256 hq=2 d=16 block=32x32 list={indices,bitmask,transposed} density=0.25'";
   const Outcome outcome =

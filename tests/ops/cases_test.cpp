@@ -99,8 +99,30 @@ TEST(CaseText, RejectsWhatItDoesNotKnow) {
   EXPECT_THROW(Case::parse("attention sq=4 seed=1 seed=2"), Error);
   EXPECT_THROW(Case::parse("attention sq=4 strides=diagonal"), Error);
   EXPECT_THROW(Case::parse("attention b=2 sq=4 tile_q=0x10"), Error);
+  for (const char* kind : {"large", "scale", "scale:", "scale:x", "scale:inf", "rising:2", "sink:"}) {
+    EXPECT_THROW(Case::parse(std::string("attention sq=4 inputs=") + kind), Error) << kind;
+  }
   EXPECT_THROW(Inputs(Case::parse("attention b=2 sq=4 layout=varlen lens_q=1,2,3")), Error);
   EXPECT_THROW(read_case_file("/nowhere/cases.txt"), Error);
+}
+
+TEST(CaseText, SaysHowQueriesAndKeysAreDrawn) {
+  for (const char* kind : {"scale:8", "scale:-0.5", "rising", "sink", "outliers"}) {
+    const std::string line = std::string("attention sq=4 inputs=") + kind;
+    EXPECT_EQ(Case::parse(line).to_string(), line);
+  }
+  EXPECT_EQ(Case::parse("attention sq=4 inputs=normal").to_string(), "attention sq=4");
+  const InputKind rising = InputKind::parse("rising"), sink = InputKind::parse("sink");
+  const auto score = [](const InputKind& kind, std::int64_t key) {  // of what every query shares, D = 64, 1000 keys
+    float sum = 0;
+    for (std::int64_t dim = 0; dim < 64; ++dim) sum += kind.query(0, dim, 64) * kind.key(0, key, 1000, dim) / 8;
+    return sum;
+  };
+  EXPECT_FLOAT_EQ(score(rising, 999), 0);
+  EXPECT_FLOAT_EQ(score(rising, 0), 999 / 8.0F);
+  EXPECT_FLOAT_EQ(score(sink, 0), 24);
+  EXPECT_FLOAT_EQ(score(sink, 1), 0);
+  EXPECT_FLOAT_EQ(InputKind::parse("outliers").key(1, 97, 1000, 5), 8);
 }
 
 /// Runs a case and returns what the comparison and the search for damage say after `tamper`.

@@ -105,6 +105,7 @@ bool read_value(Case& result, std::string_view token) {
     if (number.key == key) return values.*number.field = parse_number<std::int64_t>(key, text), true;
   }
   if (key == "density") return values.density = parse_number<float>(key, text), true;
+  if (key == "inputs") return values.inputs = InputKind::parse(text), true;
   if (key == "isa") return result.isa = text, true;
   if (key == "threads") return result.threads = parse_number<int>(key, text), true;
   if (key == "strides") {
@@ -169,6 +170,7 @@ std::string Case::to_string() const {
   if (values.strides != plain.strides) {
     line += fmt::format(" strides={}", kStrides[static_cast<std::size_t>(values.strides)]);
   }
+  if (values.inputs != plain.inputs) line += " inputs=" + values.inputs.to_string();
   const std::string wished = wishes.to_string();
   if (!wished.empty()) line += " " + wished;
   if (!isa.empty()) line += " isa=" + isa;

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cases/input_kind.h"
 #include "tessera/plan.h"
 #include "tessera/problem.h"
 
@@ -52,6 +53,7 @@ struct Values {
   bool no_decay = false;                   // slopes=zero
   bool unbound_gradients = false;          // dstates=unbound: neither dstate_final nor dstate_initial
   Strides strides = Strides::packed;
+  InputKind inputs;  // of q, k and k2
   bool operator==(const Values&) const = default;
 };
 
@@ -65,7 +67,7 @@ struct Case {
   /// Problem keys (docs/grammar.md) and value keys in any order: seed= lens_q= lens_k= lens_k2= used_q= used_k=
   /// used_k2= q_offset= k_offset= k_offset2= spoiled= (lists with commas) batch_offset= head_offset= drop_seed=
   /// drop_offset= drop_scalars density= pages=shuffled slopes=batch rotate_q alibi_slopes=extreme
-  /// sinks=extreme strides=packed|bhsd|gaps|zero|negative|odd tile_q= tile_kv=
+  /// sinks=extreme strides=packed|bhsd|gaps|zero|negative|odd inputs= tile_q= tile_kv=
   /// splits= implementation= isa= threads= state_slots= dest_slots= ring_cursors= state_slots=unbound slot_ids=int64
   /// slopes=zero dstates=unbound. Throws Error{parse}.
   static Case parse(std::string_view line);

@@ -29,6 +29,20 @@ void fill_normal(const Tensor& tensor, std::mt19937_64& random) {
   }
 }
 
+// Tokens lie in dimension rank − 3, each sequence's as many as `keys`; those of pages are numbered within the page.
+void draw_as_said(const Tensor& tensor, const cases::InputKind& kind, bool is_key, std::int64_t keys) {
+  if (kind == cases::InputKind{} || tensor.numel() == 0) return;
+  const std::int64_t dim = tensor.shape[tensor.rank - 1], heads = tensor.shape[tensor.rank - 2];
+  const std::vector<float> drawn = files::to_floats(tensor);
+  for (std::int64_t at = 0; at < tensor.numel(); ++at) {
+    const float value = drawn[static_cast<std::size_t>(at)];
+    const std::int64_t token = at / dim / heads % tensor.shape[tensor.rank - 3];
+    files::store_float(tensor, at,
+                       is_key ? kind.key(value, token % std::max<std::int64_t>(keys, 1), keys, at % dim)
+                              : kind.query(value, at % dim, dim));
+  }
+}
+
 Array int32_array(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& values) {
   Array array(DType::int32, shape);
   auto* target = array.tensor().as<std::int32_t>();
@@ -156,10 +170,15 @@ void add_list(const Problem& problem, const TileList& list, const ListSlots& slo
   if (!bits) arrays[slots.counts] = std::move(counts);
 }
 
-void add_values(const Problem& problem, std::mt19937_64& random, Arrays& arrays) {
+void add_values(const BenchCase& bench_case, std::mt19937_64& random, Arrays& arrays) {
+  const Problem& problem = bench_case.problem;
   for (const SlotShape& slot : value_inputs(problem)) {
     Array array(slot.dtype, slot.shape, to_string(slot.slot));
     fill_normal(array.tensor(), random);
+    if (slot.slot == Slot::q || slot.slot == Slot::k || slot.slot == Slot::k2) {
+      const std::int64_t keys = slot.slot == Slot::k2 ? problem.kv2->seqlen : problem.kv.seqlen;
+      draw_as_said(array.tensor(), bench_case.inputs, slot.slot != Slot::q, keys);
+    }
     if (slot.slot == Slot::alibi_slopes || slot.slot == Slot::decay_slopes) {  // positive, as ALiBi's are
       for (std::int64_t head = 0; head < problem.heads_q; ++head) {
         array.tensor().as<float>()[head] =
@@ -207,7 +226,7 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   const Problem& problem = bench_case.problem;
   std::mt19937_64 random(seed);
   BenchInputs inputs;
-  add_values(problem, random, inputs.arrays);
+  add_values(bench_case, random, inputs.arrays);
   if (problem.q_layout == Layout::varlen) {
     inputs.arrays[Slot::cu_seqlens_q] = equal_ends(problem.batch, problem.seqlen_q, problem.total_q);
   }

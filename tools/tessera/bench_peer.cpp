@@ -7,6 +7,8 @@
 
 #include <array>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tessera/error.h"
@@ -14,6 +16,40 @@
 namespace tessera::cli {
 
 using nlohmann::json;
+namespace fs = std::filesystem;
+
+namespace {
+
+// Inputs that a peer cannot draw by itself, in files that live as long as this.
+class SharedTensors {
+ public:
+  SharedTensors(const Arrays& arrays, bool wanted) : folder_(fs::temp_directory_path() / name()) {
+    if (!wanted) return;
+    fs::create_directory(folder_);
+    for (const Slot slot : {Slot::q, Slot::k, Slot::v}) {
+      const files::Array& array = arrays.at(slot);
+      const fs::path path = folder_ / to_string(slot);
+      std::ofstream(path, std::ios::binary)
+          .write(reinterpret_cast<const char*>(array.data()), static_cast<std::streamsize>(array.size_bytes()));
+      paths_[std::string(to_string(slot))] = path.string();
+    }
+  }
+  ~SharedTensors() {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  SharedTensors(const SharedTensors&) = delete;
+  SharedTensors& operator=(const SharedTensors&) = delete;
+
+  [[nodiscard]] const json& paths() const noexcept { return paths_; }
+
+ private:
+  static std::string name() { return "tessera-bench-" + std::to_string(::getpid()); }
+  fs::path folder_;
+  json paths_ = json::object();
+};
+
+}  // namespace
 
 Peer::Peer(std::string name, const std::string& script) : name_(std::move(name)) {
   std::array<int, 2> down{}, up{};
@@ -62,7 +98,8 @@ json Peer::ask(const json& request) {
   return object;
 }
 
-std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Target& target, bool as_graph) {
+std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Arrays& arrays, const Target& target,
+                                        bool as_graph) {
   const Problem& problem = bench_case.problem;
   const bool causal = problem.band == Band{std::nullopt, 0};
   const bool one_type = problem.q_type == problem.k_type && problem.q_type == problem.v_type;
@@ -91,7 +128,9 @@ std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Targe
     return "it has no such feature";
   const std::string line = problem.to_string();
   const std::string_view operation = std::string_view(line).substr(0, line.find(' '));
+  const SharedTensors tensors(arrays, bench_case.inputs != cases::InputKind{});
   const json answer = ask({{"do", "setup"},
+                           {"tensors", tensors.paths()},
                            {"operation", std::string(operation)},
                            {"pass", problem.pass == Pass::forward ? "forward" : "backward"},
                            {"b", problem.batch},

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "bench_suite.h"
+#include "slot_shapes.h"
 #include "tessera/plan.h"
 
 namespace tessera::cli {
@@ -16,7 +17,8 @@ namespace tessera::cli {
 /// Speaks one JSON object a line with `python3 <script>` (bench/peers/): {"do": "setup", …problem, "threads": 2,
 /// "device": 0, "graph": false} is answered by {"ok": true, "version": …} or {"ok": false, "reason": …}; {"do": "run",
 /// "calls": 3} by {"us": of one call}. With "density" below 1 a list keeps that part of the tiles of "block" rows and
-/// keys.
+/// keys. With "tensors" the peer takes q, k and v, (batch, seqlen, heads, dim) row-major in the problem's type, from
+/// those files; without it draws its own from N(0, 1).
 class Peer {
  public:
   /// Starts the process. Throws Error{io} when it cannot be started.
@@ -29,7 +31,8 @@ class Peer {
   /// What the peer says of itself ("torch 2.13.0"), known after a set-up.
   [[nodiscard]] const std::string& version() const noexcept { return version_; }
   /// nullopt when ready, else why the peer does not do this problem.
-  std::optional<std::string> set_up(const BenchCase& bench_case, const Target& target, bool as_graph);
+  std::optional<std::string> set_up(const BenchCase& bench_case, const Arrays& arrays, const Target& target,
+                                    bool as_graph);
   /// Microseconds of one call, the mean of `calls` in a row after `warm_up` untimed ones.
   double run(int calls, int warm_up);
 

@@ -70,6 +70,10 @@ BenchCase parse_case(const std::string& line) {
       result.lengths = parse_lengths(word.substr(5));
       continue;
     }
+    if (word.compare(0, 7, "inputs=") == 0) {
+      result.inputs = cases::InputKind::parse(word.substr(7));
+      continue;
+    }
     if (word == "state_slots=in_order") {
       result.slots_in_order = true;
       continue;
@@ -91,6 +95,10 @@ BenchCase parse_case(const std::string& line) {
   if (result.slots_in_order && result.problem.operation != Operation::linear_decode) {
     throw Error(ErrorCode::invalid_argument, "state_slots", "a problem without states", "linear_decode");
   }
+  if (result.inputs != cases::InputKind{} && result.problem.operation != Operation::attention) {
+    throw Error(ErrorCode::invalid_argument, "inputs", result.inputs.to_string(),
+                "attention, for other than normal ones");
+  }
   check_lengths(result);
   return result;
 }
@@ -101,6 +109,7 @@ std::string BenchCase::text() const {
   std::string text = problem.to_string();
   if (density < 1.0) text += fmt::format(" density={}", density);
   if (slots_in_order) text += " state_slots=in_order";
+  if (inputs != cases::InputKind{}) text += " inputs=" + inputs.to_string();
   if (!lengths.empty()) text += fmt::format(" lens={}", fmt::join(lengths, ","));
   return text;
 }

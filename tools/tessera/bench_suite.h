@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cases/input_kind.h"
 #include "tessera/problem.h"
 
 namespace tessera::cli {
@@ -17,6 +18,7 @@ struct BenchCase {
   std::vector<std::int64_t> lengths;
   /// linear_decode: sequences have consecutive states of the pool, not ones in random order; state_slots=in_order.
   bool slots_in_order = false;
+  cases::InputKind inputs;  // how q and k of attention are drawn; the token inputs=scale:8 of a line
   /// The problem's text with the density, the lengths and the order of slots that the line gave: what a row of results
   /// is known by.
   [[nodiscard]] std::string text() const;

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// How queries and keys are drawn: N(0, 1) has scores of 1 everywhere, those of trained models are larger, rise, or have
+// a few keys that outweigh the others.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera::cases {
+
+/// Of the drawn numbers, all N(0, 1). Scores are as said under the default scale, 1 / sqrt(head_dim).
+struct InputKind {
+  enum class Kind : std::uint8_t {
+    normal,    // as drawn
+    scale,     // scale:F: queries times F
+    rising,    // scores rise by 1/8 a key from the last key to the first, on top of N(0, 1)
+    sink,      // the scores of key 0 are 24 higher
+    outliers,  // one key of 256 is 8 times as long
+  };
+  Kind kind = Kind::normal;
+  float factor = 1.0F;  // of scale
+
+  /// "normal", "scale:8", "rising", "sink" or "outliers". Throws Error{parse} about `inputs`.
+  static InputKind parse(std::string_view text);
+  [[nodiscard]] std::string to_string() const;
+  bool operator==(const InputKind&) const = default;
+
+  /// Element `dim` of a query of `head_dim`.
+  [[nodiscard]] float query(float drawn, std::int64_t dim, std::int64_t head_dim) const noexcept;
+  /// Element `dim` of key `key` of a sequence of `keys`.
+  [[nodiscard]] float key(float drawn, std::int64_t key, std::int64_t keys, std::int64_t dim) const noexcept;
+};
+
+}  // namespace tessera::cases
