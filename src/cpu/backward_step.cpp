@@ -2,6 +2,7 @@
 // A tile of queries against a tile of keys in the backward: scores, masks, probabilities, their gradient, products.
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cpu/backward_unit.h"
@@ -138,7 +139,16 @@ void BackwardUnit::gradient_of_scores(std::int64_t head, std::int64_t begin, std
 
 void BackwardUnit::weigh_rows(float* a, std::int64_t rows, std::int64_t columns, const float* weight) const {
   const std::int64_t ld = run_.tiling.stride;
-  for (std::int64_t i = 0; i < rows; ++i) run_.kernels.scale_rows(1, columns, a + i * ld, ld, weight[i]);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    float* row = a + i * ld;
+    if (!std::isnan(weight[i])) {
+      run_.kernels.scale_rows(1, columns, row, ld, weight[i]);
+      continue;
+    }
+    // A hidden key's 0 stays 0 in a row that is NaN.
+    std::replace_if(
+        row, row + columns, [](float x) { return x != 0.0F; }, weight[i]);
+  }
 }
 
 /// A dropped key's V is not looked at, whatever it holds.

@@ -219,9 +219,9 @@ Real Attention<Real>::score(const Row& row, std::int64_t key, Real dot, Real& sl
   slope = scale;
   if (problem_.softcap > 0) {
     const auto cap = static_cast<Real>(problem_.softcap);
-    const Real t = std::tanh(x / cap);
-    x = round(cap * t);
-    slope *= 1 - t * t;
+    const Real u = x / cap;
+    x = round(cap * std::tanh(u));
+    slope /= std::cosh(u) * std::cosh(u);  // 1 − tanh² without its cancellation
   }
   const std::int64_t position = keys_[static_cast<std::size_t>(key)].position;
   if (score_.value != nullptr) {

@@ -33,20 +33,24 @@ void make_extreme(Case& one, RandomNumbers& random) {
   Values& v = one.values;
   if (p.dropout > 0.0F && random.chance(0.25)) p.dropout = random.pick(kDropouts);
   if (p.softcap > 0.0F && random.chance(0.3)) p.softcap = random.pick(kCaps);
+  // Beside a tiny cap a gradient follows the rounding of its score, in any implementation.
+  if (p.pass == Pass::backward && p.softcap > 0.0F) p.softcap = std::max(p.softcap, 0.5F);
   bool steep = random.chance(0.05);  // weights may be too small for their type
   if (steep) p.scale = random.pick(kScales) / std::sqrt(static_cast<float>(p.head_dim_qk));
   // A backward takes exp(score − LSE), and an LSE in fp32 that is large loses what matters: gradients of scores far
   // from 0 are noise, in any implementation, as is a mass by another run's LSE.
   const bool forward = p.pass == Pass::forward;
   const bool by_distance = p.alibi || p.score == "relative";
-  if (random.chance(p.alibi ? 0.2 : 0.03) && (forward ? !p.mass_prior_lse : !by_distance)) {
+  const bool is_far = random.chance(p.alibi ? 0.2 : 0.03) && (forward ? !p.mass_prior_lse : !by_distance);
+  if (is_far) {
     const std::int64_t far = random.pick(kFar) * (random.chance(0.3) ? -1 : 1);
     v.q_offset.clear();
     for (std::int64_t b = 0; b < p.batch; ++b) v.q_offset.push_back(far + random.between(-20, 60));
     steep = steep || by_distance;
   }
   if (p.sink) v.extreme_sinks = random.chance(0.25);
-  if (p.alibi && forward && !p.mass_prior_lse) v.extreme_slopes = random.chance(0.25);
+  // Steep slopes make differences of far distances, which fp32 does not hold, decide which key a row takes.
+  if (p.alibi && forward && !p.mass_prior_lse && !is_far) v.extreme_slopes = random.chance(0.25);
   // What a value that is not finite leaves under a weight of 0 is not promised, nor are the gradient of a sink of −∞
   // and masses by another run's LSE where a row is NaN.
   steep = steep || v.extreme_sinks || p.alibi;
