@@ -39,6 +39,6 @@ foreach(folder IN LISTS TESSERA_TEST_FOLDERS)
     tessera_warnings(test_${folder})
     tessera_outer(test_${folder})
     gtest_discover_tests(test_${folder} TEST_PREFIX ${folder}. DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-                         PROPERTIES TIMEOUT 600 COST ${cost})
+                         PROPERTIES TIMEOUT 1800 COST ${cost})
   endif()
 endforeach()
