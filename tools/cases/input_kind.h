@@ -9,7 +9,7 @@
 
 namespace tessera::cases {
 
-/// Of the drawn numbers, all N(0, 1). Scores are as said under the default scale, 1 / sqrt(head_dim).
+/// What becomes of numbers drawn from N(0, 1). Scores are meant under the default scale, 1 / sqrt(head_dim).
 struct InputKind {
   enum class Kind : std::uint8_t {
     normal,    // as drawn

@@ -29,7 +29,8 @@ void fill_normal(const Tensor& tensor, std::mt19937_64& random) {
   }
 }
 
-// Tokens lie in dimension rank − 3, each sequence's as many as `keys`; those of pages are numbered within the page.
+// Makes N(0, 1) what the line asks for. A sequence has `keys` tokens, in dimension rank − 3; those of pages are
+// numbered within the page.
 void draw_as_said(const Tensor& tensor, const cases::InputKind& kind, bool is_key, std::int64_t keys) {
   if (kind == cases::InputKind{} || tensor.numel() == 0) return;
   const std::int64_t dim = tensor.shape[tensor.rank - 1], heads = tensor.shape[tensor.rank - 2];
