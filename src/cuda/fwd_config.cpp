@@ -129,6 +129,17 @@ std::int64_t count_heads(const Problem& problem) { return problem.heads_q / pack
 // of two have room for. Large scales are not fused; large q and k with a small one remain (docs/semantics.md).
 constexpr float kLargestFusedScale = 1024.0F;
 
+// A rounding of a cap as small as these is less than what probabilities are rounded by; not so if a callable multiplies
+// it.
+constexpr float kLeastExponentialCap = 1.0F / 1024;
+constexpr float kLargestExponentialCap = 64.0F;
+
+Softcap softcap_of(const Problem& problem) {
+  if (!(problem.softcap > 0.0F)) return Softcap::none;
+  const bool moderate = problem.softcap >= kLeastExponentialCap && problem.softcap <= kLargestExponentialCap;
+  return moderate && problem.score.empty() ? Softcap::exponential : Softcap::rational;
+}
+
 FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   FwdConfig config;
   config.type = element_of(problem.q_type);
@@ -141,14 +152,14 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
       problem.metadata == Metadata::trust && (config.source != Source::strided || config.tiles == Tiles::list);
   config.affine = problem.affine.has_value();
   config.chunked = problem.chunk > 0;
-  config.softcap = problem.softcap > 0.0F;
+  config.softcap = softcap_of(problem);
   config.alibi = problem.alibi;
   config.dropout = problem.dropout > 0.0F;
   config.user_score = !problem.score.empty();
   config.user_mask = !problem.mask.empty();
   const float scale = problem.softmax_scale();
-  config.scale_first =
-      config.softcap || config.alibi || config.user_score || !(scale > 0.0F) || scale > kLargestFusedScale;
+  config.scale_first = config.softcap != Softcap::none || config.alibi || config.user_score || !(scale > 0.0F) ||
+                       scale > kLargestFusedScale;
   return config;
 }
 

@@ -135,7 +135,7 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   p.batch_offset = bindings.batch_offset;
   p.head_offset = bindings.head_offset;
   p.scale = problem.softmax_scale();
-  if (problem.softcap > 0.0F) p.softcap = Softcap(problem.softcap);
+  if (problem.softcap > 0.0F) p.softcap = SoftcapParams(problem.softcap);
   p.slopes = pointer<float>(bindings[Slot::alibi_slopes]);
   if (const Tensor& slopes = bindings[Slot::alibi_slopes]) {
     p.slopes_batch = slopes.rank == 2 ? slopes.strides[0] : 0;

@@ -76,7 +76,8 @@ Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   fields.flag("scale_first", c.scale_first);
   fields.flag("affine", c.affine);
   fields.flag("chunked", c.chunked);
-  fields.flag("softcap", c.softcap);
+  if (c.softcap == Softcap::exponential) fields.option("softcap", "Softcap::exponential", " softcap");
+  if (c.softcap == Softcap::rational) fields.option("softcap", "Softcap::rational", " softcap=rational");
   fields.flag("alibi", c.alibi);
   fields.flag("dropout", c.dropout);
   if (c.user_score) fields.option("user_score", "true", callables.score.word);

@@ -34,6 +34,13 @@ enum class Products : unsigned char {
   wgmma,     // by a warpgroup of four, asynchronously, beside a warpgroup that asks for copies: SM90
 };
 
+/// How scores are capped (policy/score.cuh).
+enum class Softcap : unsigned char {
+  none,
+  exponential,  // by e^2u: faster, off by a rounding of the cap
+  rational,     // off by roundings of the score
+};
+
 struct FwdConfig {
   Element type = Element::bf16;    // of q, k, v
   Element output = Element::bf16;  // of o; fp32 too for the partials of splits
@@ -62,7 +69,7 @@ struct FwdConfig {
   bool scale_first = false;
   bool affine = false;   // an affine causal mask
   bool chunked = false;  // queries see their own chunk of the keys
-  bool softcap = false;
+  Softcap softcap = Softcap::none;
   bool alibi = false;
   bool dropout = false;
   bool user_score = false;

@@ -121,12 +121,18 @@ struct RowSum {
 };
 
 /// cap · tanh(score / cap) as policy/score.cuh computes it. Finite for every cap: 0 · ∞ would be NaN.
-struct Softcap {
+struct SoftcapParams {
+  float cap;
+  float exponent;   // 2 · log2(e) / cap
   float factor;     // of scores: a constant of the polynomials / cap
   float saturated;  // 8 · cap; the tanh of scores as large is 1
 
-  Softcap() = default;
-  constexpr explicit Softcap(float cap) : factor(finite(0.146691397F / cap)), saturated(finite(8.0F * cap)) {}
+  SoftcapParams() = default;
+  constexpr explicit SoftcapParams(float softcap)
+      : cap(softcap),
+        exponent(finite(2.88539008F / softcap)),
+        factor(finite(0.146691397F / softcap)),
+        saturated(finite(8.0F * softcap)) {}
 
  private:
   static constexpr float finite(float x) { return x < 3.40282347e38F ? x : 3.40282347e38F; }
@@ -157,8 +163,8 @@ struct FwdParams {
 
   i64 batch_offset, head_offset;  // where callables read batch and head
   float scale;
-  Softcap softcap;      // of configurations with `softcap`
-  const float* slopes;  // ALiBi: (heads) or (batch, heads)
+  SoftcapParams softcap;  // of configurations with `softcap`
+  const float* slopes;    // ALiBi: (heads) or (batch, heads)
   i64 slopes_batch, slopes_head;
   const float* sinks;  // (heads)
   i64 sinks_stride;

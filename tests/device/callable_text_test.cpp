@@ -25,7 +25,8 @@ bool same_document(const ScorePoint& at, const Extras& extras, void* /*user*/) {
 
 void register_texts() {
   register_score("device.relative", {"score - 0.02F * fabsf(static_cast<float>(at.query - at.key))", {}});
-  register_score("device.soft_clip", {"const Softcap four(4.0F);\nreturn capped(score, four);", {}});
+  register_score("device.soft_clip",
+                 {"const SoftcapParams four(4.0F);\nreturn capped<Softcap::rational>(score, four);", {}});
   register_mask("device.document", {"divide_down(at.query, 40) == divide_down(at.key, 40)", {}});
   register_score("device.bias", {"score * t() + bias(at.head, at.query - at.key + 48)",
                                  {{"bias", DType::fp32, 2}, {"t", DType::fp32, 0}},

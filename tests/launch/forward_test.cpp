@@ -381,7 +381,7 @@ TEST_F(Launch, FactorsAreFiniteForEveryDropoutAndCap) {
   EXPECT_EQ(params("dropout=0.999999").dropout.scale, 0.0F);
   EXPECT_EQ(params("dropout=0.75").dropout.scale, 4.0F);
   for (const char* cap : {"1e-45", "3e-39", "1e-30", "0.5", "50", "1e30", "3.4028234e38"}) {
-    const cuda::Softcap softcap = params(std::string("softcap=") + cap).softcap;
+    const cuda::SoftcapParams softcap = params(std::string("softcap=") + cap).softcap;
     EXPECT_TRUE(std::isfinite(softcap.factor)) << cap;
     EXPECT_TRUE(std::isfinite(softcap.saturated)) << cap;
     EXPECT_GT(softcap.factor, 0.0F) << cap;

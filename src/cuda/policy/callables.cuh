@@ -36,7 +36,7 @@ struct RelativeScore {
 /// 4·tanh(x / 4)
 struct SoftClipScore {
   static __device__ __forceinline__ float value(float score, const ScorePoint& /*at*/, const ExtraParams* /*extras*/) {
-    return capped(score, Softcap(4.0F));
+    return capped<Softcap::rational>(score, SoftcapParams(4.0F));
   }
 };
 

@@ -8,12 +8,17 @@
 
 namespace tessera::cuda {
 
-/// cap · tanh(score / cap). tanh(u) / u is a rational function of u² up to |u| = 8, the nearest in relative error
-/// (1.5e-7), and from there on tanh is 1 (2.3e-7). Other than 1 − 2 / (1 + e^2u) this does not cancel: that is off by
-/// a rounding of the cap, whatever the score. At most 9 ulp, 6.3e-7 of the score, with all roundings, for every cap and
-/// score (18 caps from 1e-45 to 3.4e38, a million scores each; `reciprocal` off by 1 ulp either way). It takes one
-/// reciprocal, the other form an exponential too: of those a multiprocessor does 16 a clock.
-__device__ __forceinline__ float capped(float score, const Softcap& cap) {
+/// cap · tanh(score / cap). With u = score / cap:
+/// exponential: tanh(u) = 1 − 2 / (1 + e^2u), which cancels: it is off by a rounding of the cap, whatever the score.
+/// rational: tanh(u) / u is a rational function of u² up to |u| = 8, the nearest in relative error (1.5e-7), and from
+/// there on tanh is 1 (2.3e-7). At most 9 ulp, 6.3e-7 of the score, with all roundings, for every cap and score (18
+/// caps from 1e-45 to 3.4e38, a million scores each; `reciprocal` off by 1 ulp either way).
+template <Softcap form>
+__device__ __forceinline__ float capped(float score, const SoftcapParams& cap) {
+  if constexpr (form == Softcap::exponential) {
+    const float power = ptx::exp2(__fmul_rn(score, cap.exponent));
+    return __fmaf_rn(-2.0F * cap.cap, ptx::reciprocal(__fadd_rn(power, 1.0F)), cap.cap);
+  }
   const float x = ptx::clamp_magnitude(score, cap.saturated);
   const float u = __fmul_rn(x, cap.factor);  // times a constant, so that both leading coefficients are 1
   const float square = __fmul_rn(u, u);
@@ -34,7 +39,7 @@ template <FwdConfig C, class Score, class Point>
 __device__ __forceinline__ float natural_score_of(float product, const FwdParams& p, float slope, float distance,
                                                   Point point) {
   float score = __fmul_rn(product, p.scale);
-  if constexpr (C.softcap) score = capped(score, p.softcap);
+  if constexpr (C.softcap != Softcap::none) score = capped<C.softcap>(score, p.softcap);
   if constexpr (C.user_score) score = Score::value(score, point(), p.extras);
   if constexpr (C.alibi) score = __fmaf_rn(-slope, distance, score);
   return score;
