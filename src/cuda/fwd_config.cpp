@@ -246,6 +246,21 @@ bool gains_without_turns(const FwdConfig& config, const Problem& problem, const 
          std::max(config.d, config.dv) == 128 && settles;
 }
 
+// Measured on an H200, under SM120's plans within its shared memory (docs/performance.md, gpu_mma_loader_sm120): with
+// few row tiles a warp that asks for boxes hides more than a second block on the multiprocessor would; with many it
+// costs 128 columns that block.
+Loader loader_of(const FwdConfig& config, const Problem& problem, const Target& target) {
+  if (!has_tma(config, target)) return Loader::cp_async;
+  if (target.sm == 90) return Loader::tma;
+  const int widest = std::max(config.d, config.dv);
+  const bool measured = is_plain(config) && (widest == 64 || widest == 128) && config.d == config.dv &&
+                        problem.seqlen_q * packed_heads(problem) > 64;
+  if (target.sm < 120 || !measured) return Loader::cp_async;
+  const bool few = blocks_that_count(config, problem) <= std::int64_t{2} * target.multiprocessors;
+  if (few) return Loader::tma_warp;
+  return widest == 64 ? Loader::tma : Loader::cp_async;
+}
+
 }  // namespace
 
 // Dropout's draws are cheapest where rows lie at consecutive positions, and a list of each head's own keeps heads
@@ -305,8 +320,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
     if (widest <= 64) config.tile_n = std::min(config.tile_n, 96);
     if (widest == 128 && config.d == config.dv) config.tile_n = std::min(config.tile_n, 48);
   }
-  // On an H200 1 to 8% faster (docs/performance.md); on SM120 it takes the registers that 128 columns need.
-  if (target.sm == 90 && (products == Products::wgmma || has_tma(config, target))) config.loader = Loader::tma;
+  config.loader = products == Products::wgmma ? Loader::tma : loader_of(config, problem, target);
   const auto wish = [](int& field, const std::optional<std::int64_t>& value) {
     if (value) field = static_cast<int>(std::min<std::int64_t>(*value, 1 << 20));
   };

@@ -58,7 +58,8 @@ extern "C" __global__ void __launch_bounds__(128) tessera_kernel(float* sink, in
 }
 )";
 
-// Two warpgroups multiply 64 rows each by 256 columns, the widest product that there is, over a depth of 128.
+// Two warpgroups multiply 64 rows each by 256 columns, the widest product that there is, over a depth of 128. All
+// rounds add to the same sums: the assembler leaves out products that others overwrite.
 constexpr const char* kWgmma = R"(#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
@@ -74,8 +75,15 @@ extern "C" __global__ void __launch_bounds__(256) tessera_kernel(float* sink, in
   __syncthreads();
   const u32 a = b + B::bytes + threadIdx.x / 128 * A::bytes;
   Accumulator<1, B::rows / 8> sums;
+  sums.clear();
   for (int round = 0; round < rounds; ++round) {
-    begin_scores<Element::bf16, A, B>(sums, a, b);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < B::columns / 16; ++k) {
+      ptx::Wgmma<B::rows, Element::bf16>::from_shared(&sums.tile[0][0][0], Descriptor<A>::columns(a, k),
+                                                      Descriptor<B>::columns(b, k), true);
+    }
+    ptx::wgmma_commit();
     ptx::wgmma_wait<0>();
     settle(sums);
   }
