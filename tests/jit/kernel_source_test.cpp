@@ -29,7 +29,7 @@ TEST(KernelSource, NamesOneConfigurationInTenLines) {
   EXPECT_TRUE(contains(source.text, cuda::kKernelEntry)) << source.text;
   EXPECT_TRUE(contains(source.text, "Element::fp16")) << source.text;
   EXPECT_TRUE(contains(source.text, ".d = 64")) << source.text;
-  EXPECT_TRUE(contains(source.text, ".softcap = true")) << source.text;
+  EXPECT_TRUE(contains(source.text, ".softcap = Softcap::exponential")) << source.text;
   EXPECT_TRUE(contains(source.text, "Source::paged")) << source.text;
   EXPECT_LE(std::count(source.text.begin(), source.text.end(), '\n'), 12);
   for (const char* part : {"fp16", "d=64:64", "paged", "softcap"}) EXPECT_TRUE(contains(source.name, part)) << part;
@@ -67,6 +67,7 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
                             "attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=table sk2=100 page2=16",
                             "attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100",
                             "attention sq=4096 d=128 dtype=bf16 softcap=3",
+                            "attention sq=4096 d=128 dtype=bf16 softcap=65",
                             "attention sq=4096 d=128 dtype=bf16 alibi",
                             "attention sq=4096 d=128 dtype=bf16 scale=-1"};
   for (const int sm : {80, 90}) {
