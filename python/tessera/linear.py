@@ -163,6 +163,9 @@ def linear_attention(
     if is_torch(q):
         from .torch import linear_attention as of_torch
 
+        for name, x in (("decay_slopes", decay_slopes), ("cu_seqlens", cu_seqlens)):
+            if x is not None and not is_torch(x):
+                raise TypeError(f"{name}: got an array of {library_of(x, name).name}; want one of torch, as q is")
         keeps = bool(output_final_state)
         out, final = of_torch(q, k, v, decay_slopes, initial_state, cu_seqlens, max_seqlen, scale, layout, keeps)
     elif library.name in ("numpy", "cupy"):

@@ -221,9 +221,3 @@ def test_cula_packed_prefill(pooled):
         want, states[place] = recurrence(q[0, part], k[0, part], v[0, part], states[place], 0.5)
         close(out[0, part], want)
     close(left.mT, states)
-
-
-def test_slopes_of_another_number_of_heads():
-    rows, pool = step_rows(), normal(SLOTS, HEADS, DIM, DIM)
-    with pytest.raises(ValueError, match=r"slope_rate: got an array of shape .*; want one for each of 3 heads"):
-        lightning.linear_decode_forward_triton(*(x[:, :, None] for x in rows), pool, SLOPES[:2], PLACES)

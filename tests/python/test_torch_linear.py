@@ -148,6 +148,11 @@ def test_refusals():
         tessera.linear_chunk(q, k, v, pool, SLOPES, layout="kv")
     with pytest.raises(ValueError, match="decay_slopes: got a tensor that requires grad"):
         tessera.linear_attention(q, k, v, SLOPES.clone().requires_grad_())
+    with pytest.raises(TypeError, match="decay_slopes: got an array of numpy; want one of torch, as q is"):
+        tessera.linear_attention(q, k, v, SLOPES.numpy())
+    with pytest.raises(TypeError, match="cu_seqlens: got an array of numpy; want one of torch, as q is"):
+        starts = torch.tensor([0, q.shape[1]], dtype=torch.int32).numpy()
+        tessera.linear_attention(q[0], k[0], v[0], SLOPES, cu_seqlens=starts)
     out, _ = tessera.linear_attention(q, k, v, SLOPES)
     (gradient,) = torch.autograd.grad(out.sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="double backward"):
