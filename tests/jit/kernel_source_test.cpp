@@ -81,6 +81,20 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
   }
 }
 
+TEST(KernelSource, CapsOutsideOfAMiddleRangeAndThoseBesideAScoreCallableAreRational) {
+  for (const int sm : {80, 90}) {
+    const auto has = [sm](const std::string& form, const std::string& problem) {
+      return contains(source_of("attention sq=4096 d=128 dtype=bf16 " + problem, sm).text, "Softcap::" + form);
+    };
+    for (const char* cap : {"softcap=0.0009765625", "softcap=1", "softcap=64"}) {
+      EXPECT_TRUE(has("exponential", cap)) << cap;
+      EXPECT_TRUE(has("rational", cap + std::string(" score=relative"))) << cap;
+    }
+    for (const char* cap : {"softcap=0.0009", "softcap=64.5"}) EXPECT_TRUE(has("rational", cap)) << cap;
+    EXPECT_FALSE(has("", "scale=2"));
+  }
+}
+
 TEST(KernelSource, EitherSegmentOfTwoMayBeThePagedOne) {
   EXPECT_EQ(source_of("attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100").text,
             source_of("attention sq=4096 d=128 dtype=bf16 kv=varlen kv2=csr sk2=100 page2=16").text);
