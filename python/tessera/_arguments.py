@@ -204,11 +204,12 @@ def _common_block(block: Any, *lists: TileList | None) -> tuple[int, int] | None
     """The block of the call: given, or that of its lists, which must agree."""
     chosen = None if block is None else pair("block", block, _BLOCK)
     for tiles in lists:
-        if getattr(tiles, "block", None) is None:
+        own = getattr(tiles, "block", None)
+        if own is None:
             continue
-        if chosen is not None and tuple(tiles.block) != chosen:
-            raise ValueError(f"block: got {chosen} and a tile list of {tuple(tiles.block)}; want the same for both")
-        chosen = tuple(tiles.block)
+        if chosen is not None and tuple(own) != chosen:
+            raise ValueError(f"block: got {chosen} and a tile list of {tuple(own)}; want the same for both")
+        chosen = tuple(own)
     return chosen
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any, Protocol
@@ -199,8 +199,7 @@ class _ArrayApi(_Host):
         return like.__array_namespace__().from_dlpack(array)
 
 
-@lru_cache(maxsize=64)
-def _library_of_type(kind: type) -> Library | None:
+def _find_library(kind: type) -> Library | None:
     if not (hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")):
         return None
     roots = {base.__module__.partition(".")[0] for base in kind.__mro__}
@@ -213,6 +212,9 @@ def _library_of_type(kind: type) -> Library | None:
     if hasattr(kind, "__array_namespace__"):
         return _ArrayApi(kind.__module__.partition(".")[0])
     return _Numpy()  # anything else that can be read gets numpy arrays back
+
+
+_library_of_type: Callable[[type], Library | None] = lru_cache(maxsize=64)(_find_library)
 
 
 def library_of(array: Array, argument: str) -> Library:

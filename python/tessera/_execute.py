@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from functools import lru_cache
+from types import FrameType
 from typing import Any, NamedTuple
 
 from . import _core
@@ -112,7 +113,8 @@ def _threads_on(device: int) -> int:
 
 def _frames_of_the_package() -> int:
     """How many frames lie between the function that asks and the code that called Tessera, as `stacklevel` counts."""
-    level, frame = 1, sys._getframe(1)
+    level = 1
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tessera":
         level, frame = level + 1, frame.f_back
     return level
@@ -134,7 +136,8 @@ def _plan_for(
     device: int,
 ) -> Planned:
     f = features_of(features)
-    names = tuple(map(dtype_name, dtypes, ("q", "k", "v", "out")))
+    q_type, k_type, v_type = dtype_name(dtypes[0], "q"), dtype_name(dtypes[1], "k"), dtype_name(dtypes[2], "v")
+    names = (q_type, k_type, v_type, dtype_name(dtypes[3], "out"))
     hint = layout_hint(q, k, slots)
     try:
         line = attention_line(kind, f, slots, sizes, q, k, v, shapes, names, extra)
@@ -148,10 +151,10 @@ def _plan_for(
     taken = tuple(i for i, slot in enumerate(slots) if _takes(kind, slot))
     bound = ("q", "k", "v", *(slots[i] for i in taken))
     if kind == FORWARD:
-        bound += tuple(slot for slot, _, _ in forward_outputs(features, slots, sizes, q, k, v, shapes, names[0]))
+        bound += tuple(slot for slot, _, _ in forward_outputs(features, slots, sizes, q, k, v, shapes, q_type))
     else:
         bound += ("o", "lse", "dout", *(("dlse",) if "dlse" in extra else ()))
-        bound += tuple(slot for slot, _, _ in backward_outputs(slots, q, k, v, shapes, names[:3]))
+        bound += tuple(slot for slot, _, _ in backward_outputs(slots, q, k, v, shapes, (q_type, k_type, v_type)))
     return Planned(plan, bound, None if len(taken) == len(slots) else taken)
 
 
@@ -207,7 +210,7 @@ def run_forward(
         FORWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, (), threads, CPU
     )
     if taken is not None:
-        tensors = [tensors[i] for i in taken]
+        tensors = tuple([tensors[i] for i in taken])
     plan.run(bound, (q, k, v, *tensors, *outputs), *scalars, *callables)
 
 
@@ -240,7 +243,7 @@ def run_backward(
         BACKWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, extra, device
     )
     if taken is not None:
-        tensors = [tensors[i] for i in taken]
+        tensors = tuple([tensors[i] for i in taken])
     given = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
     arrays = (q, k, v, *tensors, *given, *outputs)
     if device == CPU:

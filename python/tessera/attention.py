@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._arguments import Call, parse
 from ._arrays import CPU, common_library, dtype_name, is_torch, library_of, refuse_gradient, run_on_gpu
@@ -240,7 +240,7 @@ def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None 
     made = route.made if out is None else route.made[1:]
     outputs = [library.empty(shape, dtype, q) for shape, dtype in made]
     if route.taken is not None:
-        tensors = [tensors[i] for i in route.taken]
+        tensors = tuple([tensors[i] for i in route.taken])
     written = outputs if out is None else (out, *outputs)
     arrays = (q, k, v, *tensors, *written)
     if device == CPU:
@@ -249,6 +249,10 @@ def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None 
         run_on_gpu(library, route.plan, route.slots, arrays, q, call.scalars, call.callables)
     finished = tuple([library.finish(array, q) for array in outputs])
     return finished if out is None else (out, *finished)
+
+
+_OF_THE_FORWARD: tuple[Literal["return_lse", "mass", "next_tiles", "prior_lse"], ...]
+_OF_THE_FORWARD = ("return_lse", "mass", "next_tiles", "prior_lse")
 
 
 def attention_backward(
@@ -281,7 +285,7 @@ def attention_backward(
     refuse_gradient("attention_backward", "has no gradient itself", dout=dout, q=q, k=k, v=v)
     if options.get("dropout") and options.get("seed") is None:
         raise ValueError("seed: got None; want the forward's seed, which dropout's gradient needs")
-    for name in ("return_lse", "out", "mass", "next_tiles", "prior_lse"):
+    for name in _OF_THE_FORWARD:
         options.pop(name, None)
     call = parse(q, k, v, **options)
     named = [("q", q), ("k", k), ("v", v), ("dout", dout), ("out", out), ("lse", lse)]
@@ -293,8 +297,8 @@ def attention_backward(
     if grads is None:
         shapes = tuple([tensor.shape for tensor in call.tensors])
         dtypes = (dtype_name(q.dtype), dtype_name(k.dtype), dtype_name(v.dtype))
-        name = None if grad_dtype is None else dtype_name(grad_dtype)
-        wanted = backward_outputs(call.slots, q.shape, k.shape, v.shape, shapes, dtypes, name)
+        gradient_dtype = None if grad_dtype is None else dtype_name(grad_dtype)
+        wanted = backward_outputs(call.slots, q.shape, k.shape, v.shape, shapes, dtypes, gradient_dtype)
         outputs = tuple([library.empty(shape, dtype, q) for _, shape, dtype in wanted])
     else:
         outputs = tuple(grads)

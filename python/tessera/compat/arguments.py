@@ -172,8 +172,8 @@ def unpack(name: str, packed: Array, axis: int, count: int) -> tuple[Array, ...]
     library_of(packed, name)
     shape = tuple(packed.shape)
     if len(shape) != axis + 3 or shape[axis] != count:
-        before = "tokens" if axis == 1 else "batch, seqlen"
-        refuse(name, packed, f"({before}, {count}, heads, dim)", ValueError)
+        outer = "tokens" if axis == 1 else "batch, seqlen"
+        refuse(name, packed, f"({outer}, {count}, heads, dim)", ValueError)
     if is_torch(packed):
         return packed.unbind(axis)
     before = (slice(None),) * axis

@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 from tessera import TileList, attention
 from tessera._arrays import library_of
 from tessera._checks import flag, pair, whole
+from tessera.tiles import Form
 
 from .arguments import (
     NAMES,
@@ -115,7 +116,7 @@ def _signed_band(causal: bool, window_size: tuple[int | None, int | None]) -> tu
     return False, (left, right)
 
 
-def _tiles(argument: str, tensors: Any, form: str) -> TileList | None:
+def _tiles(argument: str, tensors: Any, form: Form) -> TileList | None:
     """A tile list over the tensors of `tensors`; none is copied."""
     if tensors is None:
         return None

@@ -50,8 +50,8 @@ def signed_probabilities(
     used = None if seqused_k is None else _as_numpy(seqused_k)
     batch = queries.shape[0] if starts_q is None else len(starts_q) - 1
     heads = queries.shape[-2]
-    longest_q = queries.shape[1] if starts_q is None else int(max_seqlen_q)
-    longest_k = keys.shape[1] if starts_q is None else int(max_seqlen_k)
+    longest_q = queries.shape[1] if max_seqlen_q is None else int(max_seqlen_q)
+    longest_k = keys.shape[1] if max_seqlen_k is None else int(max_seqlen_k)
     scale = queries.shape[-1] ** -0.5 if scale is None else scale
     slopes = None if alibi_slopes is None else numpy.broadcast_to(_fp32(alibi_slopes), (batch, heads))
     left, right = (None, 0 if causal else None) if band is None else band
@@ -60,7 +60,7 @@ def signed_probabilities(
         rows_of = slice(None) if starts_q is None else slice(int(starts_q[b]), int(starts_q[b + 1]))
         queries_b = queries[b] if starts_q is None else queries[rows_of]
         lse_b = rows[b] if starts_q is None else rows[:, rows_of]
-        if page_table is not None:
+        if table is not None and used is not None:
             tokens = keys[table[b]].reshape(-1, *keys.shape[2:])
             keys_b = tokens[: int(used[b])]
         else:

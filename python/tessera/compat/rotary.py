@@ -50,8 +50,7 @@ def _positions(x: Array, base: Array, moving: bool, cu_seqlens: Array | None) ->
 
     start = numpy.asarray(base).astype(numpy.int64)
     if cu_seqlens is None:
-        rows = numpy.arange(x.shape[1]) if moving else numpy.zeros(x.shape[1], numpy.int64)
-        return start[:, None] + rows
+        return start[:, None] + (numpy.arange(x.shape[1]) if moving else numpy.zeros(x.shape[1], numpy.int64))
     first = numpy.asarray(cu_seqlens).astype(numpy.int64)
     counts = numpy.diff(first)
     positions = numpy.zeros(x.shape[0], numpy.int64)

@@ -10,6 +10,7 @@ another round through the dispatcher. ``is_plain`` finds this out before the fir
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def _keys_without_modes() -> frozenset[tuple[int, int]]:
 _WITHOUT_MODES = _keys_without_modes()
 
 
-def is_plain(q: Tensor, k: Tensor, v: Tensor, tensors: tuple[Tensor, ...]) -> bool:
+def is_plain(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> bool:
     """Whether these are dense tensors of one CPU or GPU and no mode, subclass, transform, tracer or profiler would see
     the call."""
     place = q.get_device()  # −1: the CPU, or no device at all
@@ -86,8 +87,8 @@ class AttentionFunction(torch.autograd.Function):
         plain: bool,
         slots: str,
         features: str,
-        sizes: list[int],
-        scalars: list[int],
+        sizes: Sequence[int],
+        scalars: Sequence[int],
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -144,11 +145,11 @@ class _FirstDerivatives(torch.autograd.Function):
         )
 
 
-def needs_grad(tensors: list[Tensor] | tuple[Tensor | None, ...]) -> bool:
+def needs_grad(tensors: Sequence[Tensor | None]) -> bool:
     return any([x is not None and x.requires_grad for x in tensors])
 
 
-def refuse_missing_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], slots: str) -> None:
+def refuse_missing_gradients(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], slots: str) -> None:
     """NotImplementedError for a tensor that requires grad where there is none."""
     names = names_of(slots)
     for name, tensor in zip(names, tensors, strict=True):
@@ -184,11 +185,11 @@ def _attention_autograd(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tensors: list[Tensor],
+    tensors: Sequence[Tensor],
     slots: str,
     features: str,
-    sizes: list[int],
-    scalars: list[int],
+    sizes: Sequence[int],
+    scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     plain = keyset.raw_repr() == _PLAIN
     return attention(plain, q, k, v, tensors, slots, features, sizes, scalars)
@@ -199,11 +200,11 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tensors: list[Tensor],
+    tensors: Sequence[Tensor],
     slots: str,
     features: str,
-    sizes: list[int],
-    scalars: list[int],
+    sizes: Sequence[int],
+    scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """The operator with autograd; `plain`: tensors for which `is_plain`."""
     if forward_ad._current_level >= 0:

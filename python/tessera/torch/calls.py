@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,6 +28,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
         and autograd.is_plain(q, k, v, call.tensors)
     ):
         arguments = (list(call.tensors), " ".join(call.slots), call.features, call.sizes, call.scalars)
+        extra: Sequence[Tensor]
         out, lse, extra = autograd.attention(True, q, k, v, *arguments)
     else:
         _check_tensors(call, q, k, v, out)
@@ -44,7 +47,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
 
 def _dispatch(
     call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None
-) -> tuple[Tensor, Tensor, list[Tensor] | tuple[Tensor, ...]]:
+) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """By the operators, for whoever wants to see them."""
     seed, offset, batch_offset, head_offset = call.scalars
     arguments = (

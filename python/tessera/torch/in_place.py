@@ -49,7 +49,8 @@ def _goes_past(tensors: tuple[Any, ...]) -> bool:
     """Whether torch has no need to see a call with these; not with other libraries' lengths, which only we can take."""
     if torch.compiler.is_compiling():
         return False
-    return autograd.is_plain(*tensors[:3], tensors[3:]) or not all(isinstance(x, Tensor) for x in tensors)
+    q, k, v, *others = tensors
+    return autograd.is_plain(q, k, v, others) or not all(isinstance(x, Tensor) for x in tensors)
 
 
 def _by_use(bound: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor], str]:

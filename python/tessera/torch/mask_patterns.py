@@ -62,13 +62,13 @@ def recognise(mask: Tensor, batch: int, seqlen_q: int, seqlen_k: int) -> MaskPat
     pattern = MaskPattern(*found)
     if pattern.starts is not None and seqlen_q != 1:
         return Unrecognised("a mask that hides leading keys from every row")
-    return pattern._replace(
-        **{
-            name: lengths.expand(batch).contiguous()
-            for name, lengths in (("keys", pattern.keys), ("rows", pattern.rows), ("starts", pattern.starts))
-            if lengths is not None
-        }
-    )
+    keys, rows, starts = (_of_batch(x, batch) for x in (pattern.keys, pattern.rows, pattern.starts))
+    return pattern._replace(keys=keys, rows=rows, starts=starts)
+
+
+def _of_batch(lengths: Tensor | None, batch: int) -> Tensor | None:
+    """Lengths (1) or (batch) as (batch)."""
+    return None if lengths is None else lengths.expand(batch).contiguous()
 
 
 def _ends(visible: Tensor) -> tuple[Tensor, Tensor, Tensor]:

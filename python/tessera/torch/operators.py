@@ -16,6 +16,7 @@ else the features ask for: the tile masses, then the next list.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ def names_of(slots: str) -> tuple[str, ...]:
 def _forward_route(
     features: str,
     slots: str,
-    sizes: Shape,
+    sizes: tuple[int, int, int],
     q: Shape,
     k: Shape,
     v: Shape,
@@ -99,7 +100,7 @@ def _forward_route(
 def _backward_route(
     features: str,
     slots: str,
-    sizes: Shape,
+    sizes: tuple[int, int, int],
     q: Shape,
     k: Shape,
     v: Shape,
@@ -133,13 +134,13 @@ def _seeds(names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(i for i, name in enumerate(names) if name in _SEEDS)
 
 
-def _bound_tensors(route: _Route, tensors: list[Tensor]) -> list[Tensor]:
+def _bound_tensors(route: _Route, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if route.seeds:  # torch draws int64, the slots are uint64: the same bits
         tensors = [x.view(torch.uint64) if i in route.seeds else x for i, x in enumerate(tensors)]
     return tensors if route.taken is None else [tensors[i] for i in route.taken]
 
 
-def _run(route: _Route, device: int, q: Tensor, arrays: tuple[Tensor, ...], scalars: list[int]) -> None:
+def _run(route: _Route, device: int, q: Tensor, arrays: tuple[Tensor, ...], scalars: Sequence[int]) -> None:
     """On a GPU on its current stream: reads no tensor's data on the host and waits for nothing."""
     unsigned = (scalars[0] & BITS_64, scalars[1] & BITS_64, scalars[2], scalars[3])
     if device == CPU:
@@ -152,11 +153,11 @@ def attention_on_device(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tensors: list[Tensor],
+    tensors: Sequence[Tensor],
     slots: str,
     features: str,
-    sizes: list[int],
-    scalars: list[int],
+    sizes: Sequence[int],
+    scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Forward where q lies; see the module for the arguments. Shapes are those of ``tessera.attention``."""
     device = q.get_device()
@@ -178,11 +179,11 @@ def attention_out_on_device(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tensors: list[Tensor],
+    tensors: Sequence[Tensor],
     slots: str,
     features: str,
-    sizes: list[int],
-    scalars: list[int],
+    sizes: Sequence[int],
+    scalars: Sequence[int],
 ) -> None:
     """The same into the caller's memory."""
     device = q.get_device()
@@ -201,11 +202,11 @@ def attention_backward_on_device(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tensors: list[Tensor],
+    tensors: Sequence[Tensor],
     slots: str,
     features: str,
-    sizes: list[int],
-    scalars: list[int],
+    sizes: Sequence[int],
+    scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Gradients of q, k, v and of those tensors whose slots are DIFFERENTIABLE, in the inputs' dtypes.
 
@@ -241,7 +242,7 @@ def with_rows(gradient: Tensor) -> Tensor:
 
 
 def _empty_gradients(
-    q: Tensor, k: Tensor, v: Tensor, tensors: list[Tensor], slots: str
+    q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], slots: str
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Gradients laid out as their inputs (dense ones keep their strides), so that accumulation needs no copy."""
     others = []
@@ -254,11 +255,11 @@ def _empty_gradients(
 def empty_outputs(
     features: str,
     names: tuple[str, ...],
-    sizes: tuple[int, ...],
+    sizes: tuple[int, int, int],
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    tensors: list[Tensor] | tuple[Tensor, ...],
+    tensors: Sequence[Tensor],
 ) -> list[Tensor]:
     """Memory for out, lse and extra; sizes may be symbolic."""
     shapes = tuple([x.shape for x in tensors])

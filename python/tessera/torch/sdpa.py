@@ -122,11 +122,12 @@ class _SdpaMode(TorchFunctionMode):
             attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.dim() == 3 else attn_mask
         batch, _, seqlen_q, _ = query.shape
         seqlen_k = key.shape[2]
-        pattern: MaskPattern | Unrecognised = MaskPattern(right=0 if is_causal else None)
+        pattern = MaskPattern(right=0 if is_causal else None)
         if attn_mask is not None:
-            pattern = self._pattern(attn_mask, batch, seqlen_q, seqlen_k)
-            if isinstance(pattern, Unrecognised):
-                return pattern.reason
+            found = self._pattern(attn_mask, batch, seqlen_q, seqlen_k)
+            if isinstance(found, Unrecognised):
+                return found.reason
+            pattern = found
         try:
             q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
             arguments = _pattern_arguments(pattern, batch, seqlen_q, seqlen_k, q.device)

@@ -51,6 +51,7 @@ def visible_keys(
     if not tracing:
         q_offset = int(q_offset)
     call = _Call(batch_size, q_length, kv_length, q_offset, kv_offset, device, tracing)
+    pattern: Pattern | None
     one_document = None
     if tracing and attention_mask is None and _may_be_packed(call, context):
         pattern, one_document = _traced_pattern(call, mask_function, context)
@@ -59,7 +60,7 @@ def visible_keys(
     form = None
     if pattern is not None:
         form = _form_of(call, pattern, _runs(call, attention_mask))
-    if form is None:
+    if pattern is None or form is None:
         pattern = Pattern()
         form = _pairs(call, mask_function, attention_mask, bool(context.get("use_vmap", False)))
     return VisibleKeys((batch_size, 1, q_length, kv_length), form, pattern.left, pattern.right, one_document)
@@ -119,16 +120,18 @@ def _runs(call: _Call, attention_mask: torch.Tensor | None) -> _Runs | None:
 def _form_of(call: _Call, pattern: Pattern, runs: _Runs | None) -> Band | Pieces | Tiles | None:
     """The cheapest form that says it, or None if only pairs of query and key do."""
     if pattern.documents is not None:
-        return None if runs is not None else _documents(call, pattern)
+        return None if runs is not None else _documents(call, pattern, pattern.documents)
     if pattern.positions is not None:
         return None
-    chunked = pattern.chunk is not None and not _in_one_chunk(call, pattern, runs)
+    size = pattern.chunk  # None where one chunk holds everything, too
+    if size is not None and _in_one_chunk(call, size, pattern.chunk_start, runs):
+        size = None
     if runs is not None and not runs.whole:
-        return None if chunked else Tiles(_band(call, pattern), pack_bits(runs.real[:, None, None, :]), call.sq)
-    if call.sq == 1 and (chunked or runs is not None):
-        return _single_query(call, pattern, runs, chunked)
-    if chunked:
-        return _chunks(call, pattern, runs)
+        return Tiles(_band(call, pattern), pack_bits(runs.real[:, None, None, :]), call.sq) if size is None else None
+    if call.sq == 1 and (size is not None or runs is not None):
+        return _single_query(call, pattern, runs, size)
+    if size is not None:
+        return _chunks(call, pattern, runs, size)
     if runs is None or runs.from_start:
         return _band(call, pattern, runs)
     return _padded(call, pattern, runs)
@@ -146,8 +149,9 @@ def _band(call: _Call, pattern: Pattern, runs: _Runs | None = None) -> Band:
     )
 
 
-def _single_query(call: _Call, pattern: Pattern, runs: _Runs | None, chunked: bool) -> Band:
-    """One query sees one run of keys: it stands at the first of them and sees all from there to the used length."""
+def _single_query(call: _Call, pattern: Pattern, runs: _Runs | None, size: int | None) -> Band:
+    """One query sees one run of keys: it stands at the first of them and sees all from there to the used length.
+    `size`: tokens of a chunk, None for no chunks."""
     shift = call.per_sequence(call.shift, torch.int64)
     first = torch.zeros_like(shift) if runs is None else runs.first
     end = torch.full_like(shift, call.sk) if runs is None else runs.end
@@ -155,11 +159,11 @@ def _single_query(call: _Call, pattern: Pattern, runs: _Runs | None, chunked: bo
         first = torch.maximum(first, shift - pattern.left)
     if pattern.right is not None:
         end = torch.minimum(end, shift + pattern.right + 1)
-    if chunked:
+    if size is not None:
         start = call.per_sequence(0 if pattern.chunk_start is None else pattern.chunk_start, torch.int64)
-        begin = (shift + call.k_offset - start) // pattern.chunk * pattern.chunk + start - call.k_offset
+        begin = (shift + call.k_offset - start) // size * size + start - call.k_offset
         first = torch.maximum(first, begin)
-        end = torch.minimum(end, begin + pattern.chunk)
+        end = torch.minimum(end, begin + size)
     return Band(0, None, first.to(torch.int64), end.clamp(0, call.sk).to(torch.int32))
 
 
@@ -178,10 +182,10 @@ def _padded(call: _Call, pattern: Pattern, runs: _Runs) -> Pieces:
     )
 
 
-def _documents(call: _Call, pattern: Pattern) -> Pieces | None:
+def _documents(call: _Call, pattern: Pattern, documents: torch.Tensor) -> Pieces | None:
     """Packed sequences: a piece a document, or a chunk of one. None if documents are not runs of tokens whose positions
     follow each other."""
-    documents = pattern.documents.expand(call.b, -1)
+    documents = documents.expand(call.b, -1)
     if documents.shape[1] != call.sk or call.sq != call.sk or call.shift != 0:
         return None
     step = documents.diff(dim=1)
@@ -207,21 +211,20 @@ def _documents(call: _Call, pattern: Pattern) -> Pieces | None:
     return Pieces(pattern.left, pattern.right, first, used, first, q_offset, int(used.max()))
 
 
-def _in_one_chunk(call: _Call, pattern: Pattern, runs: _Runs | None) -> bool:
+def _in_one_chunk(call: _Call, size: int, chunk_start: torch.Tensor | None, runs: _Runs | None) -> bool:
     """Whether every query, and every key that is no padding, is in the first chunk, which begins where padding ends."""
     end = call.k_offset + call.sk
     if isinstance(call.q_offset, int):
         end = max(end, call.q_offset + call.sq)
-    if end > pattern.chunk:
+    if end > size:
         return False
-    if pattern.chunk_start is None or runs is not None:
+    if chunk_start is None or runs is not None:
         return True
-    return not call.tracing and not bool(pattern.chunk_start.any())
+    return not call.tracing and not bool(chunk_start.any())
 
 
-def _chunks(call: _Call, pattern: Pattern, runs: _Runs | None) -> Pieces | None:
-    """A piece a chunk. None if padding ends inside a chunk, or queries stand where there are no keys."""
-    size = pattern.chunk
+def _chunks(call: _Call, pattern: Pattern, runs: _Runs | None, size: int) -> Pieces | None:
+    """A piece a chunk, of `size` tokens. None if padding ends inside one, or queries stand where there are no keys."""
     if isinstance(call.shift, int) and not 0 <= call.shift <= call.sk - call.sq:
         return None
     start = call.per_sequence(0 if pattern.chunk_start is None else pattern.chunk_start, torch.int64)
