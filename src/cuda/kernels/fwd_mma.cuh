@@ -177,7 +177,7 @@ struct FwdMma {
       if (i + 1 < work.tiles.count()) load_keys(work, work.tiles.at(i + 1), k_base(0));
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
-      finish_scores(s, tile, [&] { replace_values(v_base(0)); });
+      finish_scores(s, tile, [&] { replace_values(i, v_base(0)); });
       softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(0));
     } while (++i < work.tiles.count());
@@ -203,7 +203,7 @@ struct FwdMma {
       Scores s;
       find_scores(s, q, k_base(i % C.stages));
       const KvTile tile = work.tiles.at(i);
-      finish_scores(s, tile, [&] { replace_values(v_base(i % C.stages)); });
+      finish_scores(s, tile, [&] { replace_values(i, v_base(i % C.stages)); });
       softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(i % C.stages));
     }
@@ -286,7 +286,7 @@ struct FwdMma {
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] {
         values().wait(i);
-        replace_values(v_base(i % C.stages));
+        replace_values(i, v_base(i % C.stages));
         ptx::fence_async_proxy();
       });
       softmax.apply(softmax.raise(s, softmax_scale()), o);
@@ -330,8 +330,10 @@ struct FwdMma {
 
   // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
   // the copy engine brings others', or what nobody wrote. After a barrier; ends with one.
-  __device__ __forceinline__ void replace_values(u32 v_at) const {
-    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again())) work.spoiled = 1;
+  __device__ __forceinline__ void replace_values(int i, u32 v_at) const {
+    // Copies by threads bring zeros from behind the end.
+    const auto is_key = [&](int row) { return !C.by_copy_engine() || work.is_key(work.tiles.at(i), row); };
+    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again(), is_key)) work.spoiled = 1;
     sync();
   }
 

@@ -48,6 +48,11 @@ struct BlockWork : KvAddresses<C> {
     return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
   }
 
+  /// Whether a column of a tile is a key, or lies behind the end of the segment.
+  __device__ __forceinline__ bool is_key(const KvTile& tile, int column) const {
+    return tiles.key(tile, column) < sequence.segment(tile.segment).extent.length;
+  }
+
   /// `key`: of a segment.
   __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, const PackedRow& at, int segment, int key) const {
     return {p.batch_offset + block.batch, p.head_offset + block.head + at.head, sequence.q_position + at.query,

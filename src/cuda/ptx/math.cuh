@@ -85,7 +85,12 @@ __device__ __forceinline__ void load_shared_16(u32 (&value)[4], u32 from) {
                : "memory");
 }
 
-/// 16 bytes.
+__device__ __forceinline__ void store_shared_16(u32 to, const u32 (&value)[4]) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]),
+               "r"(value[3])
+               : "memory");
+}
+
 __device__ __forceinline__ void store_shared_4(u32 to, u32 value) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to), "r"(value) : "memory");
 }

@@ -34,6 +34,9 @@ struct SharedTile {
     return static_cast<u32>(panel * panel_bytes + row * (panel_columns * 2) + turned * 16);
   }
 
+  /// Row of a byte of the tile.
+  static __device__ __forceinline__ int row_of(int offset) { return offset % panel_bytes / (panel_columns * 2); }
+
   /// at(row, chunk + 2·pair) from at(row, chunk) with chunk 0 or 1, for a tile that begins at a multiple of 128 bytes:
   /// exchanging chunks is an exclusive or with bits that neither row nor base touch, one instruction with a constant.
   static __device__ __forceinline__ u32 chunk_pair(u32 address, int pair) {
