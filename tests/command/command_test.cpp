@@ -71,6 +71,11 @@ TEST_F(Command, BadUsageIsTwo) {
   expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8'", 2, "lens");
   expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8,9'", 2, "lens");
   expect_error("bench 'attention b=2 sq=8 layout=varlen list=indices lens=8,8'", 2, "lens");
+  expect_error("bench 'attention sq=8 lens_k=8'", 2, "lens_k");
+  expect_error("bench 'attention sq=8 layout=varlen seqused_k lens_k=8'", 2, "lens_k");
+  expect_error("bench 'attention b=3 sq=8 seqused_k lens_k=8,7'", 2, "got 2 lengths; want 1, or one for each of 3");
+  expect_error("bench 'attention sq=8 seqused_k lens_k=9'", 2, "got 9; want 0 to sk, 8");
+  expect_error("bench 'attention sq=8 seqused_k inputs=nan_tail'", 2, "lens_k=");
   expect_error("bench 'attention sq={8,16'", 2, "braces");
   expect_error("bench 'attention sq=8' --max-regression lots", 2, "lots");
   expect_error("bench 'attention sq=8' --graph", 2, "--device cuda");
@@ -250,6 +255,24 @@ TEST_F(Command, BenchDrawsInputsAsALineSays) {
   EXPECT_NE(rows[1]["problem"].get<std::string>().find(" inputs=scale:8"), std::string::npos);
   EXPECT_EQ(here.run("bench 'attention sq=32 inputs=large' --repetitions 1").code, 2);
   EXPECT_EQ(here.run("bench 'linear_decode b=2 h=2 d=64 inputs=rising' --repetitions 1").code, 2);
+}
+
+TEST_F(Command, BenchCountsTheKeysThatACacheHolds) {
+  for (const char* keys : {"seqused_k", "kv=table page=16", "kv=csr page=16"}) {
+    const std::string line = "'attention b=2 sq=2 sk=64 hq=2 d=16 " + std::string(keys) +
+                             " lens_k={40,64,50,17,0} inputs={normal,nan_tail}'";
+    const Outcome outcome = here.run("bench " + line + " --repetitions 1 --threads 1 --json a.json");
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    const auto rows = nlohmann::json::parse(here.text("a.json"))["rows"];
+    ASSERT_EQ(rows.size(), 10U);
+    EXPECT_NE(rows[1]["problem"].get<std::string>().find(" inputs=nan_tail lens_k=40"), std::string::npos);
+    for (std::size_t at = 0; at < 8; ++at) {
+      const int keys_each = at < 2 ? 40 : at < 4 ? 64 : at < 6 ? 50 : 17;
+      EXPECT_NEAR(rows[at]["gflop"].get<double>() / (2 * 2 * 2 * keys_each * 64e-9), 1, 1e-5);
+      const int bytes = 2 * 2 * 2 * 16 * 4 * 2 + 2 * 2 * 2 * keys_each * 16 * 4;
+      EXPECT_NEAR(rows[at]["gbyte"].get<double>() / (bytes * 1e-9), 1, 1e-5);
+    }
+  }
 }
 
 TEST_F(Command, BenchDrawsTileListsAndExpandsWishes) {

@@ -2,11 +2,13 @@
 // The case files, some random problems, and the judge itself: it must object to what is wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
 #include "cases/compare.h"
 #include "cases/features.h"
+#include "cases/poison.h"
 #include "cases/random_case.h"
 #include "cases/trial.h"
 #include "cpu/kernels/kernels.h"
@@ -99,7 +101,7 @@ TEST(CaseText, RejectsWhatItDoesNotKnow) {
   EXPECT_THROW(Case::parse("attention sq=4 seed=1 seed=2"), Error);
   EXPECT_THROW(Case::parse("attention sq=4 strides=diagonal"), Error);
   EXPECT_THROW(Case::parse("attention b=2 sq=4 tile_q=0x10"), Error);
-  for (const char* kind : {"large", "scale", "scale:", "scale:x", "scale:inf", "rising:2", "sink:"}) {
+  for (const char* kind : {"large", "scale", "scale:", "scale:x", "scale:inf", "rising:2", "sink:", "nan_tail:1"}) {
     EXPECT_THROW(Case::parse(std::string("attention sq=4 inputs=") + kind), Error) << kind;
   }
   EXPECT_THROW(Inputs(Case::parse("attention b=2 sq=4 layout=varlen lens_q=1,2,3")), Error);
@@ -107,7 +109,7 @@ TEST(CaseText, RejectsWhatItDoesNotKnow) {
 }
 
 TEST(CaseText, SaysHowQueriesAndKeysAreDrawn) {
-  for (const char* kind : {"scale:8", "scale:-0.5", "rising", "sink", "outliers"}) {
+  for (const char* kind : {"scale:8", "scale:-0.5", "rising", "sink", "outliers", "nan_tail"}) {
     const std::string line = std::string("attention sq=4 inputs=") + kind;
     EXPECT_EQ(Case::parse(line).to_string(), line);
   }
@@ -123,6 +125,30 @@ TEST(CaseText, SaysHowQueriesAndKeysAreDrawn) {
   EXPECT_FLOAT_EQ(score(sink, 0), 24);
   EXPECT_FLOAT_EQ(score(sink, 1), 0);
   EXPECT_FLOAT_EQ(InputKind::parse("outliers").key(1, 97, 1000, 5), 8);
+}
+
+TEST(CaseInputs, UnusedKeysBecomeNaNAndNoOthers) {
+  for (const char* keys :
+       {"seqused_k lens_k=20,0,37", "kv=table page=8 lens_k=20,0,37", "kv=csr page=16 lens_k=37,1,16",
+        "kv=table page=8 pages=20 pages=shuffled lens_k=20,0,37 strides=gaps",
+        "layout=varlen tq=100 lens_q=9,20,37 lens_k=9,20,37"}) {
+    const Case one = Case::parse(std::string("attention b=3 sq=37 hkv=2 hq=2 d=16 dtype=bf16 inputs=nan_tail ") + keys);
+    Inputs inputs(one);  // which are NaN there already
+    const auto nan_of = [&](Slot slot, bool fill) {
+      std::vector<bool> nan;
+      const Tensor& tensor = inputs.bindings()[slot];
+      reference::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+        nan.push_back(std::isnan(reference::read(tensor, offset)));
+        if (fill) reference::write(tensor, offset, 0.5);
+      });
+      return nan;
+    };
+    const std::vector<bool> k = nan_of(Slot::k, true), v = nan_of(Slot::v, true);
+    EXPECT_NE(std::count(k.begin(), k.end(), true), 0) << keys;
+    poison_unused_keys(one.problem, inputs.bindings());
+    EXPECT_EQ(nan_of(Slot::k, false), k) << keys;
+    EXPECT_EQ(nan_of(Slot::v, false), v) << keys;
+  }
 }
 
 /// Runs a case and returns what the comparison and the search for damage say after `tamper`.

@@ -11,7 +11,7 @@
 namespace tessera::cases {
 namespace {
 
-constexpr std::string_view kNames[] = {"normal", "scale", "rising", "sink", "outliers"};
+constexpr std::string_view kNames[] = {"normal", "scale", "rising", "sink", "outliers", "nan_tail"};
 constexpr float kRisePerKey = 0.125F;
 constexpr float kSinkScore = 24.0F;
 constexpr std::int64_t kOutlierPeriod = 256, kFirstOutlier = 97;
@@ -35,7 +35,8 @@ InputKind InputKind::parse(std::string_view text) {
     if (error == std::errc{} && stop == end && std::isfinite(result.factor)) return result;
     break;
   }
-  throw Error(ErrorCode::parse, "inputs", fmt::format("\"{}\"", text), "normal, scale:F, rising, sink or outliers");
+  throw Error(ErrorCode::parse, "inputs", fmt::format("\"{}\"", text),
+              "normal, scale:F, rising, sink, outliers or nan_tail");
 }
 
 std::string InputKind::to_string() const {

@@ -17,11 +17,12 @@ struct InputKind {
     rising,    // scores rise by 1/8 a key from the last key to the first, on top of N(0, 1)
     sink,      // the scores of key 0 are 24 higher
     outliers,  // one key of 256 is 8 times as long
+    nan_tail,  // rows of K and V that no sequence uses are NaN: of cases always, of `bench` only so
   };
   Kind kind = Kind::normal;
   float factor = 1.0F;  // of scale
 
-  /// "normal", "scale:8", "rising", "sink" or "outliers". Throws Error{parse} about `inputs`.
+  /// "normal", "scale:8", "rising", "sink", "outliers" or "nan_tail". Throws Error{parse} about `inputs`.
   static InputKind parse(std::string_view text);
   [[nodiscard]] std::string to_string() const;
   bool operator==(const InputKind&) const = default;

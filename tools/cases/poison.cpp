@@ -3,6 +3,9 @@
 
 #include <cstring>
 #include <new>
+#include <vector>
+
+#include "cpu/reference_sequences.h"
 
 namespace tessera::cases {
 namespace {
@@ -26,6 +29,31 @@ void poison(std::span<std::byte> bytes, DType dtype, std::uint64_t kind) noexcep
   const std::uint32_t bits = nan_bits(dtype, kind);
   const std::size_t element = size_of(dtype);
   for (std::size_t at = 0; at + element <= bytes.size(); at += element) std::memcpy(&bytes[at], &bits, element);
+}
+
+void poison_unused_keys(const Problem& problem, const Bindings& bindings) {
+  const reference::Sequences sequences = reference::resolve_sequences(problem, bindings);
+  for (std::size_t segment = 0; segment < sequences.keys.size(); ++segment) {
+    std::vector<bool> used(static_cast<std::size_t>(sequences.key_tokens[segment]), false);
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      const reference::Rows& rows = sequences.keys[segment][static_cast<std::size_t>(b)];
+      for (std::int64_t j = 0; j < rows.length; ++j) {
+        used[static_cast<std::size_t>(reference::key_token(problem, bindings, segment, b, rows, j))] = true;
+      }
+    }
+    const reference::SegmentSlots& slots = reference::segment_slots(segment);
+    for (const Slot slot : {slots.k, slots.v}) {
+      const Tensor& tensor = bindings[slot];
+      const auto dim = static_cast<std::size_t>(tensor.shape[static_cast<std::size_t>(tensor.rank - 1)]);
+      const std::size_t element = size_of(tensor.dtype);
+      for (std::size_t token = 0; token < used.size(); ++token) {
+        for (std::int64_t h = 0; !used[token] && h < problem.heads_kv; ++h) {
+          const std::int64_t at = reference::token_offset(tensor, static_cast<std::int64_t>(token), h);
+          poison({tensor.bytes() + at * static_cast<std::int64_t>(element), dim * element}, tensor.dtype, token);
+        }
+      }
+    }
+  }
 }
 
 PoisonedMemory::PoisonedMemory(std::size_t bytes, DType dtype, std::uint64_t kind)

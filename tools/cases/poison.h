@@ -8,6 +8,8 @@
 #include <memory>
 #include <span>
 
+#include "tessera/executor.h"
+#include "tessera/problem.h"
 #include "tessera/tensor.h"
 
 namespace tessera::cases {
@@ -19,6 +21,9 @@ std::uint32_t nan_bits(DType dtype, std::uint64_t kind) noexcept;
 
 /// Fills whole elements: NaN of a kind in these three types, −1 in every signed one.
 void poison(std::span<std::byte> bytes, DType dtype, std::uint64_t kind) noexcept;
+
+/// Rows of K and V that no sequence uses: behind its end, in the rest of its last page, in pages that it has not.
+void poison_unused_keys(const Problem& problem, const Bindings& bindings);
 
 /// Memory aligned to 64 bytes, poisoned.
 class PoisonedMemory {

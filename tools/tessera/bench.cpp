@@ -307,7 +307,7 @@ int bench(const BenchOptions& options) {
 
   double total = 0, done = 0;  // GFLOP and GB, a guess at the time of a row
   const auto weight = [&](const BenchCase& each) {
-    const Work work = work_of(each.problem, {}, each.lengths);
+    const Work work = work_of(each, {});
     return roofline.seconds(work.flops, work.bytes, false) * each.density + 0.1;
   };
   for (const BenchCase& each : cases) total += weight(each) * static_cast<double>(wishes.size());

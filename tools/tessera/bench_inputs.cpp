@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 
+#include "cases/poison.h"
 #include "files/convert.h"
 
 namespace tessera::cli {
@@ -51,8 +52,12 @@ Array int32_array(const std::vector<std::int64_t>& shape, const std::vector<std:
   return array;
 }
 
-Array lengths(std::int64_t batch, std::int64_t length) {
-  return int32_array({batch}, std::vector<std::int64_t>(static_cast<std::size_t>(batch), length));
+Array int32_array(const std::vector<std::int64_t>& values) {
+  return int32_array({static_cast<std::int64_t>(values.size())}, values);
+}
+
+std::vector<std::int64_t> same(std::int64_t batch, std::int64_t length) {
+  return std::vector<std::int64_t>(static_cast<std::size_t>(batch), length);
 }
 
 Array equal_ends(std::int64_t batch, std::int64_t longest, std::int64_t total) {
@@ -65,7 +70,7 @@ Array equal_ends(std::int64_t batch, std::int64_t longest, std::int64_t total) {
 Array ends_of(const std::vector<std::int64_t>& lengths) {
   std::vector<std::int64_t> ends{0};
   for (const std::int64_t length : lengths) ends.push_back(ends.back() + length);
-  return int32_array({static_cast<std::int64_t>(ends.size())}, ends);
+  return int32_array(ends);
 }
 
 struct SourceSlots {
@@ -76,15 +81,15 @@ constexpr SourceSlots kFirst{Slot::cu_seqlens_k, Slot::seqused_k,    Slot::page_
 constexpr SourceSlots kSecond{Slot::cu_seqlens_k2, Slot::seqused_k2,    Slot::page_table2,
                               Slot::page_indptr2,  Slot::page_indices2, Slot::last_page_len2};
 
-void add_source(const Problem& problem, const KvSource& source, const SourceSlots& slots, std::mt19937_64& random,
-                Arrays& arrays) {
+// `lengths`: of the sequences' keys.
+void add_source(const Problem& problem, const KvSource& source, const SourceSlots& slots,
+                const std::vector<std::int64_t>& lengths, std::mt19937_64& random, Arrays& arrays) {
   const std::int64_t batch = problem.batch;
   if (source.layout == KvLayout::varlen) arrays[slots.cu_seqlens] = equal_ends(batch, source.seqlen, source.total);
+  const bool appends = problem.operation == Operation::kv_append;
   // kv_append: the cache holds all but the new tokens.
-  const std::int64_t held = problem.operation == Operation::kv_append
-                                ? std::max<std::int64_t>(0, source.seqlen - problem.seqlen_q)
-                                : source.seqlen;
-  if (source.seqused) arrays[slots.seqused] = lengths(batch, held);
+  const std::int64_t before = std::max<std::int64_t>(0, source.seqlen - problem.seqlen_q);
+  if (source.seqused) arrays[slots.seqused] = int32_array(appends ? same(batch, before) : lengths);
   if (source.page_size == 0) return;
   const std::int64_t columns = (source.seqlen + source.page_size - 1) / source.page_size;
   std::vector<std::int64_t> pages(static_cast<std::size_t>(source.pages));
@@ -97,11 +102,16 @@ void add_source(const Problem& problem, const KvSource& source, const SourceSlot
     arrays[slots.table] = int32_array({batch, columns}, ids);
     return;
   }
-  arrays[slots.indptr] = equal_ends(batch, columns, batch * columns);
-  arrays[slots.indices] = int32_array({batch * columns}, ids);
-  if (problem.operation != Operation::kv_append) {
-    arrays[slots.last] = lengths(batch, columns == 0 ? 0 : source.seqlen - (columns - 1) * source.page_size);
+  std::vector<std::int64_t> counts, indices, last;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t length = lengths[static_cast<std::size_t>(b)];
+    counts.push_back((length + source.page_size - 1) / source.page_size);
+    indices.insert(indices.end(), ids.begin() + b * columns, ids.begin() + b * columns + counts.back());
+    last.push_back(length == 0 ? 0 : (length - 1) % source.page_size + 1);
   }
+  arrays[slots.indptr] = ends_of(counts);
+  arrays[slots.indices] = int32_array(indices);
+  if (!appends) arrays[slots.last] = int32_array(last);
 }
 
 // One (batch, head): in every query block, `density` of the key blocks that any of its rows sees, drawn at random.
@@ -231,11 +241,17 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   if (problem.q_layout == Layout::varlen) {
     inputs.arrays[Slot::cu_seqlens_q] = equal_ends(problem.batch, problem.seqlen_q, problem.total_q);
   }
-  if (problem.seqused_q) inputs.arrays[Slot::seqused_q] = lengths(problem.batch, problem.seqlen_q);
-  if (problem.operation == Operation::attention || problem.operation == Operation::kv_append)
-    add_source(problem, problem.kv, kFirst, random, inputs.arrays);
+  if (problem.seqused_q) inputs.arrays[Slot::seqused_q] = int32_array(same(problem.batch, problem.seqlen_q));
+  if (problem.operation == Operation::attention || problem.operation == Operation::kv_append) {
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t b = 0; b < problem.batch; ++b) lengths.push_back(bench_case.key_length(b));
+    add_source(problem, problem.kv, kFirst, lengths, random, inputs.arrays);
+  }
   if (problem.operation == Operation::linear_decode) add_state_slots(bench_case, random, inputs);
-  if (problem.kv2) add_source(problem, *problem.kv2, kSecond, random, inputs.arrays);
+  if (problem.kv2) {
+    const std::vector<std::int64_t> full = same(problem.batch, problem.kv2->seqlen);
+    add_source(problem, *problem.kv2, kSecond, full, random, inputs.arrays);
+  }
   if (problem.rotary != Rotary::none) {
     for (const Slot slot : {Slot::rotary_cos, Slot::rotary_sin}) {
       Array table(DType::fp32, {problem.kv.seqlen, problem.rotary_dim / 2});
@@ -256,6 +272,9 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   add(problem.bwd_list, kBackwardList);
   if (!bench_case.lengths.empty()) {
     for (const Slot slot : {Slot::cu_seqlens_q, Slot::cu_seqlens_k}) inputs.arrays[slot] = ends_of(bench_case.lengths);
+  }
+  if (bench_case.inputs.kind == cases::InputKind::Kind::nan_tail) {
+    cases::poison_unused_keys(problem, bindings_of(inputs.arrays));
   }
   allocate_outputs(problem, inputs.arrays);
   // Touched before the first run, so that the memory measured there is the run's own.

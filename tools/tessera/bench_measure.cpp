@@ -195,7 +195,7 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   in_place_us.clear();
   run_interleaved(row, run_ours, ours, ready);
 
-  const Work work = work_of(bench_case.problem, inputs.kept, bench_case.lengths);
+  const Work work = work_of(bench_case, inputs.kept);
   row.gflop = work.flops * 1e-9;
   row.gbyte = work.bytes * 1e-9;
   row.tflops = work.flops / row.us.median * 1e-6;

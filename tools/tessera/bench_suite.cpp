@@ -28,12 +28,14 @@ std::vector<std::string> alternatives(const std::string& text) {
   return parts;
 }
 
-std::vector<std::int64_t> parse_lengths(const std::string& text) {
+std::vector<std::int64_t> parse_lengths(const char* key, const std::string& text) {
   std::vector<std::int64_t> lengths;
   for (const std::string& part : alternatives(text)) {
     const char* end = part.data() + part.size();
     const auto [stop, error] = std::from_chars(part.data(), end, lengths.emplace_back());
-    if (error != std::errc{} || stop != end) throw Error(ErrorCode::parse, "lens", "'" + text + "'", "lens=100,300");
+    if (error != std::errc{} || stop != end) {
+      throw Error(ErrorCode::parse, key, "'" + text + "'", fmt::format("{}=100,300", key));
+    }
   }
   return lengths;
 }
@@ -61,13 +63,45 @@ void check_lengths(const BenchCase& of) {
   if (sum > std::min(problem.total_q, problem.kv.total)) fail(std::to_string(sum) + " tokens", "at most tq and tk");
 }
 
+void check_key_lengths(const BenchCase& of) {
+  const Problem& problem = of.problem;
+  const auto fail = [](const std::string& got, const std::string& want) {
+    throw Error(ErrorCode::invalid_argument, "lens_k", got, want);
+  };
+  if (of.key_lengths.empty()) {
+    if (of.inputs.kind == cases::InputKind::Kind::nan_tail) {
+      throw Error(ErrorCode::invalid_argument, "inputs", "nan_tail with keys that fill the cache",
+                  "lens_k= below sk on the same line");
+    }
+    return;
+  }
+  const bool has_lengths = problem.kv.seqused || problem.kv.page_size > 0;
+  if (problem.operation != Operation::attention || problem.kv.layout == KvLayout::varlen || !has_lengths) {
+    fail("a problem without a cache", "attention with keys in pages, or dense ones with seqused_k");
+  }
+  if (problem.list || problem.bwd_list) fail("a problem with a list", "none");
+  const auto count = static_cast<std::int64_t>(of.key_lengths.size());
+  if (count != 1 && count != problem.batch) {
+    fail(std::to_string(count) + " lengths", "1, or one for each of " + std::to_string(problem.batch));
+  }
+  for (const std::int64_t length : of.key_lengths) {
+    if (length < 0 || length > problem.kv.seqlen) {
+      fail(std::to_string(length), fmt::format("0 to sk, {}", problem.kv.seqlen));
+    }
+  }
+}
+
 BenchCase parse_case(const std::string& line) {
   BenchCase result;
   std::istringstream words(line);
   std::string rest;
   for (std::string word; words >> word;) {
     if (word.compare(0, 5, "lens=") == 0) {
-      result.lengths = parse_lengths(word.substr(5));
+      result.lengths = parse_lengths("lens", word.substr(5));
+      continue;
+    }
+    if (word.compare(0, 7, "lens_k=") == 0) {
+      result.key_lengths = parse_lengths("lens_k", word.substr(7));
       continue;
     }
     if (word.compare(0, 7, "inputs=") == 0) {
@@ -100,6 +134,7 @@ BenchCase parse_case(const std::string& line) {
                 "attention, for other than normal ones");
   }
   check_lengths(result);
+  check_key_lengths(result);
   return result;
 }
 
@@ -111,6 +146,7 @@ std::string BenchCase::text() const {
   if (slots_in_order) text += " state_slots=in_order";
   if (inputs != cases::InputKind{}) text += " inputs=" + inputs.to_string();
   if (!lengths.empty()) text += fmt::format(" lens={}", fmt::join(lengths, ","));
+  if (!key_lengths.empty()) text += fmt::format(" lens_k={}", fmt::join(key_lengths, ","));
   return text;
 }
 

@@ -16,11 +16,16 @@ struct BenchCase {
   double density = 1.0;  // part of the visible tiles that the tile list keeps; the token density=0.25 of a line
   // Of packed sequences, queries and keys alike; the token lens=100,300 of a line. Empty: equal ones.
   std::vector<std::int64_t> lengths;
+  // Keys that the sequences of a cache have; one for all, or one each; the token lens_k=100,300. Empty: all full.
+  std::vector<std::int64_t> key_lengths;
   /// linear_decode: sequences have consecutive states of the pool, not ones in random order; state_slots=in_order.
   bool slots_in_order = false;
   cases::InputKind inputs;  // how q and k of attention are drawn; the token inputs=scale:8 of a line
-  /// The problem's text with the density, the lengths and the order of slots that the line gave: what a row of results
-  /// is known by.
+  [[nodiscard]] std::int64_t key_length(std::int64_t sequence) const {
+    if (key_lengths.empty()) return problem.kv.seqlen;
+    return key_lengths[key_lengths.size() == 1 ? 0 : static_cast<std::size_t>(sequence)];
+  }
+  /// The problem's text with what else the line gave: what a row of results is known by.
   [[nodiscard]] std::string text() const;
 };
 

@@ -84,6 +84,16 @@ Work linear_work(const Problem& problem) {
   return work;
 }
 
+// Of the cache's rows, those that hold keys.
+double used_share(const BenchCase& bench_case) {
+  const Problem& problem = bench_case.problem;
+  const std::int64_t rows = problem.batch * problem.kv.seqlen;
+  if (bench_case.key_lengths.empty() || rows == 0) return 1;
+  std::int64_t used = 0;
+  for (std::int64_t b = 0; b < problem.batch; ++b) used += bench_case.key_length(b);
+  return static_cast<double>(used) / static_cast<double>(rows);
+}
+
 }  // namespace
 
 std::int64_t equal_length(std::int64_t batch, std::int64_t longest, std::int64_t total) {
@@ -109,7 +119,8 @@ std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::
   return {first, std::max(first, last)};
 }
 
-Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const std::vector<std::int64_t>& lengths) {
+Work work_of(const BenchCase& bench_case, const std::vector<KeptTiles>& kept) {
+  const Problem& problem = bench_case.problem;
   Work work;
   if (problem.is_linear()) return linear_work(problem);
   const bool appends = problem.operation == Operation::kv_append;
@@ -119,17 +130,24 @@ Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const s
     if (appends && (slot.slot == Slot::k_new || slot.slot == Slot::v_new)) {
       work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
     }
-    work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
+    const bool of_keys = slot.slot == Slot::k || slot.slot == Slot::v;
+    work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype)) * (of_keys ? used_share(bench_case) : 1);
   }
   for (const SlotShape& slot : outputs(problem)) {
     work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
   }
   if (problem.operation != Operation::attention) return work;
   double pairs = 0;
-  if (!lengths.empty()) {
+  if (!bench_case.lengths.empty()) {
     Problem one = problem;
-    for (const std::int64_t length : lengths) {
+    for (const std::int64_t length : bench_case.lengths) {
       one.seqlen_q = one.kv.seqlen = length;
+      pairs += visible_pairs(one, {}) * static_cast<double>(problem.heads_q);
+    }
+  } else if (!bench_case.key_lengths.empty()) {
+    Problem one = of_equal_lengths(problem);
+    for (std::int64_t b = 0; b < problem.batch; ++b) {
+      one.kv.seqlen = bench_case.key_length(b);
       pairs += visible_pairs(one, {}) * static_cast<double>(problem.heads_q);
     }
   } else if (kept.empty()) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bench_suite.h"
 #include "slot_shapes.h"
 #include "tessera/problem.h"
 
@@ -24,10 +25,10 @@ struct Work {
   double bytes = 0;
 };
 
-/// Sequences are taken at their full length, packed ones as sharing their tokens equally, unless `lengths` has each
+/// Sequences are taken at their full length, packed ones as sharing their tokens equally, unless the line has each
 /// one's; mask callables as showing everything.
 /// `kept` holds one entry for each row of the list in (batch, head) order, repeated as the list is shared; empty
 /// without one.
-Work work_of(const Problem& problem, const std::vector<KeptTiles>& kept, const std::vector<std::int64_t>& lengths = {});
+Work work_of(const BenchCase& bench_case, const std::vector<KeptTiles>& kept);
 
 }  // namespace tessera::cli
