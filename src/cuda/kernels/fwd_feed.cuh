@@ -255,9 +255,9 @@ struct FwdFeed {
         values().wait(use);
         if (work.may_hide(work.tiles.at(use - work.first_use))) {
           constexpr int threads = kCheckers * 32;
-          const auto is_key = [&](int row) { return work.is_key(work.tiles.at(use - work.first_use), row); };
+          const auto keys = [&] { return work.keys_of(work.tiles.at(use - work.first_use)); };
           // Groups that skip the tile may read this meanwhile; it tells them nothing.
-          if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads, is_key)) work.spoiled = 1;
+          if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads, keys)) work.spoiled = 1;
           ptx::fence_async_proxy();
         }
         __syncwarp();

@@ -105,7 +105,11 @@ struct FwdMma {
     sync();  // the epilogue reuses the memory of the tiles
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
-    if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
+    if (work.spoiled != 0) {
+      const int again = thread_again();
+      ReplacedValues<C, typename User::Mask>{p, work, epilogue, again / 32 * C.rows_a_warp(), again % 32}
+          .add_to_outputs();
+    }
   }
 
   // Asked for again rather than kept.
@@ -332,8 +336,8 @@ struct FwdMma {
   // the copy engine brings others', or what nobody wrote. After a barrier; ends with one.
   __device__ __forceinline__ void replace_values(int i, u32 v_at) const {
     // Copies by threads bring zeros from behind the end.
-    const auto is_key = [&](int row) { return !C.by_copy_engine() || work.is_key(work.tiles.at(i), row); };
-    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again(), is_key)) work.spoiled = 1;
+    const auto keys = [&] { return C.by_copy_engine() ? work.keys_of(work.tiles.at(i)) : C.tile_n; };
+    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again(), keys)) work.spoiled = 1;
     sync();
   }
 

@@ -48,9 +48,9 @@ struct BlockWork : KvAddresses<C> {
     return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
   }
 
-  /// Whether a column of a tile is a key, or lies behind the end of the segment.
-  __device__ __forceinline__ bool is_key(const KvTile& tile, int column) const {
-    return tiles.key(tile, column) < sequence.segment(tile.segment).extent.length;
+  /// Columns of a tile that are keys; those behind them lie beyond the end of the segment.
+  __device__ __forceinline__ int keys_of(const KvTile& tile) const {
+    return tiles.keys(tile, sequence.segment(tile.segment).extent.length);
   }
 
   /// `key`: of a segment.

@@ -42,9 +42,9 @@ struct FiniteTest {
 };
 
 /// Of a tile in shared memory, by `threads` threads, while nobody else uses it. Whether this thread replaced any value
-/// of a key: `is_key(row)` tells a key's row from one behind the end of its sequence, which nobody sees.
-template <Element type, class Tile, int threads, class IsKey>
-__device__ __forceinline__ bool replace_values(u32 tile, int thread, IsKey is_key) {
+/// of a key: rows from keys() on lie behind the end of the sequence, and nobody sees them.
+template <Element type, class Tile, int threads, class Keys>
+__device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) {
   constexpr bool whole_steps = Tile::bytes % (threads * 16) == 0;
   FiniteTest<type> test;
 #pragma unroll 2  // registers are short
@@ -55,23 +55,21 @@ __device__ __forceinline__ bool replace_values(u32 tile, int thread, IsKey is_ke
     test.look_at(value);
   }
   if (test.passed()) return false;
-  bool replaced = false;
+  const int end = keys();
+  bool spoiled = false;
 #pragma unroll 1
   for (int at = thread * 16; at < Tile::bytes; at += threads * 16) {
     u32 value[4];
     ptx::load_shared_16(value, tile + at);
-    u32 changed = 0;
 #pragma unroll
     for (u32& pair : value) {
       const u32 kept = finite_of<type>(pair);
-      changed |= pair ^ kept;
+      spoiled |= pair != kept && Tile::row_of(at) < end;
       pair = kept;
     }
-    if (changed == 0) continue;
     ptx::store_shared_16(tile + at, value);
-    if (is_key(Tile::row_of(at))) replaced = true;
   }
-  return replaced;
+  return spoiled;
 }
 
 /// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops.
@@ -96,7 +94,7 @@ struct ReplacedValues {
   }
   // Those of 32 keys, each looked through by a lane.
   __device__ __forceinline__ void add(const KvTile& tile, int column) const {
-    const bool is_key = column < C.tile_n && work.is_key(tile, column);
+    const bool is_key = column < work.keys_of(tile);
     const int key = is_key ? work.tiles.key(tile, column) : 0;
     const char* values = is_key ? values_of(tile.segment, key) : nullptr;
     const bool replaced = is_key && !all_finite(values);

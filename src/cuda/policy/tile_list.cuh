@@ -74,6 +74,15 @@ class TileList {
     if constexpr (runs == 1) return tile.first + column;
     return run_key(tile.segment, tile.slot + column / C.run) + column % C.run;
   }
+  /// Columns of a tile that are keys of a segment of `length`: the first ones, since a tile's runs ascend.
+  __device__ __forceinline__ int keys(const KvTile& tile, int length) const {
+    int count = 0;
+#pragma unroll 1
+    for (int column = 0; column < C.tile_n; column += C.run) {
+      count += min(max(length - key(tile, column), 0), C.run);
+    }
+    return count;
+  }
   __device__ __forceinline__ int moved(const KvTile& tile, int column) const {
     return runs == 1 ? 0 : key(tile, column) - column - tile.first;
   }

@@ -128,6 +128,10 @@ class TileRange {
 
   /// Key of a column of a tile.
   __device__ __forceinline__ int key(const KvTile& tile, int column) const { return tile.first + column; }
+  /// Columns of a tile that are keys of a segment of `length`.
+  __device__ __forceinline__ int keys(const KvTile& tile, int length) const {
+    return min(length - tile.first, C.tile_n);
+  }
   /// How far that is from where it would be in a tile without gaps.
   __device__ __forceinline__ int moved(const KvTile& /*tile*/, int /*column*/) const { return 0; }
   __device__ __forceinline__ bool waives(const KvTile& /*tile*/, int /*column*/) const { return false; }
