@@ -105,11 +105,7 @@ struct FwdMma {
     sync();  // the epilogue reuses the memory of the tiles
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
-    if (work.spoiled != 0) {
-      const int again = thread_again();
-      ReplacedValues<C, typename User::Mask>{p, work, epilogue, again / 32 * C.rows_a_warp(), again % 32}
-          .add_to_outputs();
-    }
+    if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
   }
 
   // Asked for again rather than kept.
