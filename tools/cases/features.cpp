@@ -70,6 +70,7 @@ bool has_empty_sequence(const Case& c) {
   return c.problem.seqlen_q == 0 || (has_keys(c.problem) && c.problem.kv.seqlen == 0) || has_zero(v.lens_q) ||
          has_zero(v.used_q) || has_zero(v.lens_k) || has_zero(v.used_k) || has_zero(v.lens_k2) || has_zero(v.used_k2);
 }
+bool is_drawn(const Case& c, InputKind::Kind kind) { return c.values.inputs.kind == kind; }
 
 constexpr Feature kFeatures[] = {
     {"forward", "operation", kForward,
@@ -115,6 +116,14 @@ constexpr Feature kFeatures[] = {
      }},
     {"k_offset", "", kAttention, [](const Case& c) { return !c.values.k_offset.empty(); }},
     {"k_offset2", "", kAttention, [](const Case& c) { return !c.values.k_offset2.empty(); }},
+    {"inputs_scaled_down", "inputs", kAttention,
+     [](const Case& c) { return is_drawn(c, InputKind::Kind::scale) && c.values.inputs.factor <= 2.0F; }},
+    {"inputs_scaled_up", "inputs", kAttention,
+     [](const Case& c) { return is_drawn(c, InputKind::Kind::scale) && c.values.inputs.factor > 2.0F; }},
+    {"inputs_rising", "inputs", kAttention, [](const Case& c) { return is_drawn(c, InputKind::Kind::rising); }},
+    {"inputs_sink", "inputs", kAttention, [](const Case& c) { return is_drawn(c, InputKind::Kind::sink); }},
+    {"inputs_outliers", "inputs", kAttention, [](const Case& c) { return is_drawn(c, InputKind::Kind::outliers); }},
+    {"inputs_nan_tail", "inputs", kAttention, [](const Case& c) { return is_drawn(c, InputKind::Kind::nan_tail); }},
     {"batch_offset", "", kAttention, [](const Case& c) { return c.values.batch_offset != 0; }},
     {"head_offset", "", kAttention, [](const Case& c) { return c.values.head_offset != 0; }},
     {"causal", "band", kAttention, [](const Case& c) { return causal(c.problem.band); }},
@@ -211,6 +220,7 @@ static_assert(std::size(kFeatures) <= kMostFeatures);
 struct Exclusion {
   std::string_view a, b, reason;
 };
+constexpr std::string_view kBeyondItsLse = "keys that the forward left out may weigh more than fp32 holds";
 /// Beyond groups and operations.
 constexpr Exclusion kExclusions[] = {
     {"flush", "many_tokens", "a flush has none"},
@@ -227,6 +237,26 @@ constexpr Exclusion kExclusions[] = {
     {"spoiled", "sink_extreme", "what a weight of 0 makes of infinity is not promised"},
     {"spoiled", "alibi_extreme", "what a weight of 0 makes of infinity is not promised"},
     {"spoiled", "scale_not_positive", "drawn apart, for scales may be steep too"},
+    {"mass_prior_lse", "inputs_scaled_up", "an LSE far from 0 says nothing of a tile's mass"},
+    {"mass_prior_lse", "inputs_rising", "an LSE far from 0 says nothing of a tile's mass"},
+    {"mass_prior_lse", "inputs_sink", "an LSE far from 0 says nothing of a tile's mass"},
+    {"mass_prior_lse", "inputs_outliers", "an LSE far from 0 says nothing of a tile's mass"},
+    {"bwd_list_indices", "inputs_scaled_up", kBeyondItsLse},
+    {"bwd_list_indices", "inputs_rising", kBeyondItsLse},
+    {"bwd_list_indices", "inputs_sink", kBeyondItsLse},
+    {"bwd_list_indices", "inputs_outliers", kBeyondItsLse},
+    {"bwd_list_bitmask", "inputs_scaled_up", kBeyondItsLse},
+    {"bwd_list_bitmask", "inputs_rising", kBeyondItsLse},
+    {"bwd_list_bitmask", "inputs_sink", kBeyondItsLse},
+    {"bwd_list_bitmask", "inputs_outliers", kBeyondItsLse},
+    {"bwd_list_transposed", "inputs_scaled_up", kBeyondItsLse},
+    {"bwd_list_transposed", "inputs_rising", kBeyondItsLse},
+    {"bwd_list_transposed", "inputs_sink", kBeyondItsLse},
+    {"bwd_list_transposed", "inputs_outliers", kBeyondItsLse},
+    {"spoiled", "inputs_scaled_up", "what a weight of 0 makes of infinity is not promised"},
+    {"spoiled", "inputs_rising", "what a weight of 0 makes of infinity is not promised"},
+    {"spoiled", "inputs_sink", "what a weight of 0 makes of infinity is not promised"},
+    {"spoiled", "inputs_outliers", "what a weight of 0 makes of infinity is not promised"},
     {"splits", "batch_invariant", "batch-invariant plans fix the split themselves"},
     {"splits", "next_indices", "a tile's mass needs whole rows"},
     {"splits", "next_bitmask", "a tile's mass needs whole rows"},

@@ -96,7 +96,7 @@ class Generator : public RandomDraw {
     scores();
     tiles();
     outputs();
-    make_extreme(case_, random_);
+    make_extreme(case_, random_, gpu_);
   }
 
   /// Fewer sequences, then heads, then dims, until the work fits the budget.

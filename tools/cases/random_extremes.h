@@ -12,6 +12,6 @@ namespace tessera::cases {
 Strides random_strides(RandomNumbers& random, bool gpu);
 
 /// Changes a few of the numbers of an attention that has all its features.
-void make_extreme(Case& one, RandomNumbers& random);
+void make_extreme(Case& one, RandomNumbers& random, bool gpu);
 
 }  // namespace tessera::cases
