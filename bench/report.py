@@ -184,10 +184,33 @@ def peer_means(rows):
     return "\n".join(lines) + "\n"
 
 
+def kind_of(row):
+    """How q and k of a row are drawn."""
+    return tokens(row["problem"]).get("inputs", "normal")
+
+
+def input_rows(rows):
+    """Of a problem the time by normal inputs, and how many times that long the others take, with the peers' means."""
+    times = {}
+    for row in rows:
+        problem = " ".join(word for word in row["problem"].split() if not word.startswith("inputs="))
+        times.setdefault(problem, {})[kind_of(row)] = row["us"]
+    kinds = list(dict.fromkeys(map(kind_of, rows)))
+    others = [kind for kind in kinds if kind != "normal"]
+    body = []
+    for problem, by_kind in times.items():
+        base = by_kind.get("normal")
+        cells = [f"{by_kind[kind] / base:.3f}" if base and kind in by_kind else "" for kind in others]
+        body.append([f"`{problem}`", time_of(base) if base else "", *cells])
+    means = "".join(f"`{kind}`:\n\n{peer_means([r for r in rows if kind_of(r) == kind])}\n" for kind in kinds)
+    return (means if peers_of(rows) else "") + table(["problem", "`normal`", *(f"`{kind}`" for kind in others)], body)
+
+
 def gpu_rows(rows):
     """Rows on a GPU, with the peers' time, rate and ratio."""
     peers = peers_of(rows)
-    head = ["dim", "heads", "batch", "length", "mask", "Tessera", "TFLOP/s", "GB/s"]
+    drawn = any(kind_of(row) != "normal" for row in rows)
+    head = ["dim", "heads", "batch", "length", "mask", *["inputs"] * drawn, "Tessera", "TFLOP/s", "GB/s"]
     for peer in peers:
         head += [PEERS.get(peer, peer), "TFLOP/s", "ratio", "p10–p90"]
     body = []
@@ -195,7 +218,7 @@ def gpu_rows(rows):
         t = tokens(row["problem"])
         heads = t.get("hq", "1") + (f" / {t['hkv']}" if "hkv" in t else "")
         mask = "causal" if "causal" in t else "full"
-        cells = [t.get("d", "64"), heads, t.get("b", "1"), t["sq"], mask]
+        cells = [t.get("d", "64"), heads, t.get("b", "1"), t["sq"], mask, *[kind_of(row)] * drawn]
         cells += [time_of(row["us"]), f"{row['tflops']:.0f}", f"{row['gbytes_s']:.0f}"]
         for peer in peers:
             time, *ratio = peer_cells(row, peer, 3)
@@ -358,6 +381,7 @@ LAYOUTS = {
     "gpu_gqa_prefill_mma": ("The same by `cuda.fwd_mma`", gpu_rows),
     "gpu_gqa_prefill_sm120": ("The same under the plans of SM120", gpu_rows),
     "gpu_lists": ("Lists of tiles beside dense attention", list_rows),
+    "gpu_inputs": ("Inputs of larger and rising scores", input_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
     "gpu_linear_part": ("The same on a part of the multiprocessors", linear_rows),

@@ -33,7 +33,9 @@ void fill_normal(const Tensor& tensor, std::mt19937_64& random) {
 // Makes N(0, 1) what the line asks for. A sequence has `keys` tokens, in dimension rank − 3; those of pages are
 // numbered within the page.
 void draw_as_said(const Tensor& tensor, const cases::InputKind& kind, bool is_key, std::int64_t keys) {
-  if (kind == cases::InputKind{} || tensor.numel() == 0) return;
+  using Kind = cases::InputKind::Kind;
+  const bool as_drawn = kind.kind == Kind::normal || kind.kind == Kind::nan_tail || (is_key && kind.kind == Kind::scale);
+  if (as_drawn || tensor.numel() == 0) return;
   const std::int64_t dim = tensor.shape[tensor.rank - 1], heads = tensor.shape[tensor.rank - 2];
   const std::vector<float> drawn = files::to_floats(tensor);
   for (std::int64_t at = 0; at < tensor.numel(); ++at) {
