@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The case files, some random problems, and the judge itself: it must object to what is wrong.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,11 +9,14 @@
 
 #include "cases/compare.h"
 #include "cases/features.h"
+#include "cases/inputs.h"
 #include "cases/poison.h"
 #include "cases/random_case.h"
 #include "cases/trial.h"
 #include "cpu/kernels/kernels.h"
 #include "cpu/reference_number.h"
+#include "files/convert.h"
+#include "files/safetensors.h"
 #include "tessera/error.h"
 
 namespace tessera::cases {
@@ -101,7 +105,8 @@ TEST(CaseText, RejectsWhatItDoesNotKnow) {
   EXPECT_THROW(Case::parse("attention sq=4 seed=1 seed=2"), Error);
   EXPECT_THROW(Case::parse("attention sq=4 strides=diagonal"), Error);
   EXPECT_THROW(Case::parse("attention b=2 sq=4 tile_q=0x10"), Error);
-  for (const char* kind : {"large", "scale", "scale:", "scale:x", "scale:inf", "rising:2", "sink:", "nan_tail:1"}) {
+  for (const char* kind : {"large", "scale", "scale:", "scale:x", "scale:inf", "rising:2", "sink:", "nan_tail:1",
+                           "activations", "activations:a.npy", "activations:a.safetensorss"}) {
     EXPECT_THROW(Case::parse(std::string("attention sq=4 inputs=") + kind), Error) << kind;
   }
   EXPECT_THROW(Inputs(Case::parse("attention b=2 sq=4 layout=varlen lens_q=1,2,3")), Error);
@@ -109,7 +114,8 @@ TEST(CaseText, RejectsWhatItDoesNotKnow) {
 }
 
 TEST(CaseText, SaysHowQueriesAndKeysAreDrawn) {
-  for (const char* kind : {"scale:8", "scale:-0.5", "rising", "sink", "outliers", "nan_tail"}) {
+  for (const char* kind :
+       {"scale:8", "scale:-0.5", "rising", "sink", "outliers", "nan_tail", "activations:a.safetensors:layer0."}) {
     const std::string line = std::string("attention sq=4 inputs=") + kind;
     EXPECT_EQ(Case::parse(line).to_string(), line);
   }
@@ -149,6 +155,91 @@ TEST(CaseInputs, UnusedKeysBecomeNaNAndNoOthers) {
     EXPECT_EQ(nan_of(Slot::k, false), k) << keys;
     EXPECT_EQ(nan_of(Slot::v, false), v) << keys;
   }
+}
+
+/// Element (t, h, c) of a set of tensors is 100 t + 10 h + c / 8, and one more for each tensor that was written before.
+class ActivationFile {
+ public:
+  static constexpr std::int64_t kTokens = 5, kDims = 8;
+
+  explicit ActivationFile(const std::vector<std::pair<std::string, std::int64_t>>& names_and_heads)
+      : path_((std::filesystem::temp_directory_path() / name()).string()) {
+    std::vector<files::Array> arrays;
+    std::vector<files::NamedTensor> tensors;
+    for (const auto& [name, heads] : names_and_heads) {
+      const auto number = static_cast<std::int64_t>(arrays.size());
+      arrays.emplace_back(DType::fp32, std::vector<std::int64_t>{kTokens, heads, kDims});
+      for (std::int64_t at = 0; at < kTokens * heads * kDims; ++at) {
+        files::store_float(arrays.back().tensor(), at,
+                           element(number, at / kDims / heads, at / kDims % heads, at % kDims));
+      }
+      tensors.push_back({name, arrays.back().tensor()});
+    }
+    files::write_safetensors(path_, tensors);
+  }
+  ~ActivationFile() { std::filesystem::remove(path_); }
+  ActivationFile(const ActivationFile&) = delete;
+  ActivationFile& operator=(const ActivationFile&) = delete;
+
+  static float element(std::int64_t number, std::int64_t token, std::int64_t head, std::int64_t dim) {
+    return static_cast<float>(number + 100 * token + 10 * head) + static_cast<float>(dim) / 8;
+  }
+  [[nodiscard]] const std::string& path() const { return path_; }
+
+ private:
+  static std::string name() { return "tessera-activations-" + std::to_string(::getpid()) + ".safetensors"; }
+  std::string path_;
+};
+
+TEST(CaseInputs, ActivationsComeFromAFile) {
+  // Two query heads to a key head; of the second layer one.
+  const ActivationFile file({{"layer0.k", 2},
+                             {"layer0.q", 4},
+                             {"layer0.v", 2},
+                             {"layer1.k", 2},
+                             {"layer1.q", 2},
+                             {"layer1.v", 2},
+                             {"layer1.o", 2}});
+  const auto line = [&](const std::string& words) { return "attention d=8 inputs=activations:" + file.path() + words; };
+  Inputs inputs(Case::parse(line(" b=3 sq=2 sk=9 hq=9 hkv=3 kv=table page=4 lens_k=9,7,3 pages=shuffled")));
+  const Bindings& bindings = inputs.bindings();
+  const Case one = Case::parse(line(" b=3 sq=2 sk=9 hq=9 hkv=3 kv=table page=4 lens_k=9,7,3 pages=shuffled"));
+  const reference::Sequences sequences = reference::resolve_sequences(one.problem, bindings);
+  const std::int64_t lengths[] = {9, 7, 3};
+  for (std::int64_t b = 0; b < 3; ++b) {
+    const std::int64_t first = b == 1 ? 3 : 0, own_group = b == 1 ? 1 : 2;  // number of the set's k
+    for (std::int64_t j = 0; j < lengths[b]; ++j) {
+      const reference::Rows& rows = sequences.keys[0][static_cast<std::size_t>(b)];
+      const std::int64_t token = reference::key_token(one.problem, bindings, 0, b, rows, j);
+      for (std::int64_t h = 0; h < 3; ++h) {
+        const std::int64_t at = reference::token_offset(bindings[Slot::k], token, h) + 3;
+        EXPECT_EQ(reference::read(bindings[Slot::k], at), ActivationFile::element(first, j % 5, h % 2, 3));
+        EXPECT_EQ(reference::read(bindings[Slot::v], at), ActivationFile::element(first + 2, j % 5, h % 2, 3));
+      }
+    }
+    for (std::int64_t i = 0; i < 2; ++i) {
+      for (std::int64_t h = 0; h < 9; ++h) {
+        const std::int64_t at = reference::token_offset(bindings[Slot::q], b * 2 + i, h) + 3;
+        const std::int64_t head = h / 3 % 2 * own_group + h % 3 % own_group;
+        EXPECT_EQ(reference::read(bindings[Slot::q], at),
+                  ActivationFile::element(first + 1, (lengths[b] - 2 + i) % 5, head, 3));
+      }
+    }
+  }
+  const Inputs second(Case::parse(line(":layer1. sq=2")));
+  EXPECT_EQ(reference::read(second.bindings()[Slot::k], 0), ActivationFile::element(3, 0, 0, 0));
+}
+
+TEST(CaseInputs, ActivationsThatDoNotFitAreRefused) {
+  const ActivationFile file({{"k", 2}, {"q", 3}, {"v", 2}, {"x.k", 2}, {"x.q", 2}, {"x.v", 1}, {"y.q", 1}});
+  const auto failure = [&](const std::string& words) {
+    return run_case(Case::parse("attention sq=4 inputs=activations:" + file.path() + words)).failure;
+  };
+  EXPECT_NE(failure(" d=16").find("inputs: got q of 8 dims"), std::string::npos) << failure(" d=16");
+  EXPECT_NE(failure(" d=8").find("got q, k and v with 3, 2 and 2 heads"), std::string::npos) << failure(" d=8");
+  EXPECT_NE(failure(":x. d=8 dv=16").find("got x.v of 8 dims"), std::string::npos);
+  EXPECT_NE(failure(":x. d=8").find("2, 2 and 1 heads"), std::string::npos);
+  EXPECT_NE(failure(":y. d=8").find("got no tensors that begin with y."), std::string::npos) << failure(":y. d=8");
 }
 
 /// Runs a case and returns what the comparison and the search for damage say after `tamper`.

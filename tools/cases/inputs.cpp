@@ -129,9 +129,7 @@ void Inputs::fill_queries(Slot slot) {
       for (std::int64_t h = 0; h < tensor.shape[last - 1]; ++h) {
         const std::int64_t at = reference::token_offset(tensor, rows.first_token + i, h);
         for (std::int64_t c = 0; c < tensor.shape[last]; ++c) {
-          const float drawn = random.normal();
-          const bool drawn_as_said = slot == Slot::q && !problem_.is_linear();
-          reference::write(tensor, at + c, drawn_as_said ? values_.inputs.query(drawn, c, tensor.shape[last]) : drawn);
+          reference::write(tensor, at + c, random.normal());
         }
       }
     }
@@ -151,8 +149,7 @@ void Inputs::fill_keys(std::size_t segment) {
         for (std::int64_t h = 0; h < problem_.heads_kv; ++h) {
           const std::int64_t at = reference::token_offset(tensor, token, h);
           for (std::int64_t c = 0; c < dim; ++c) {
-            const float drawn = random.normal();
-            reference::write(tensor, at + c, slot == slots.k ? values_.inputs.key(drawn, j, rows.length, c) : drawn);
+            reference::write(tensor, at + c, random.normal());
           }
         }
       }

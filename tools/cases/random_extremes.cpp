@@ -21,8 +21,14 @@ constexpr std::int64_t kFar[] = {std::int64_t{1} << 24, std::int64_t{1} << 30, s
 InputKind random_inputs(RandomNumbers& random) {
   using Kind = InputKind::Kind;
   static constexpr Kind kOthers[] = {Kind::rising, Kind::sink, Kind::outliers, Kind::nan_tail};
-  if (random.chance(0.45)) return {Kind::scale, std::ldexp(1.0F, static_cast<int>(random.between(-8, 8)))};
-  return {random.chance(0.25) ? random.pick(kOthers) : Kind::normal};
+  InputKind inputs;
+  if (random.chance(0.45)) {
+    inputs.kind = Kind::scale;
+    inputs.factor = std::ldexp(1.0F, static_cast<int>(random.between(-8, 8)));
+  } else if (random.chance(0.25)) {
+    inputs.kind = random.pick(kOthers);
+  }
+  return inputs;
 }
 
 /// Whether keys of a row may weigh too little for the type of P.

@@ -30,23 +30,6 @@ void fill_normal(const Tensor& tensor, std::mt19937_64& random) {
   }
 }
 
-// Makes N(0, 1) what the line asks for. A sequence has `keys` tokens, in dimension rank − 3; those of pages are
-// numbered within the page.
-void draw_as_said(const Tensor& tensor, const cases::InputKind& kind, bool is_key, std::int64_t keys) {
-  using Kind = cases::InputKind::Kind;
-  const bool as_drawn = kind.kind == Kind::normal || kind.kind == Kind::nan_tail || (is_key && kind.kind == Kind::scale);
-  if (as_drawn || tensor.numel() == 0) return;
-  const std::int64_t dim = tensor.shape[tensor.rank - 1], heads = tensor.shape[tensor.rank - 2];
-  const std::vector<float> drawn = files::to_floats(tensor);
-  for (std::int64_t at = 0; at < tensor.numel(); ++at) {
-    const float value = drawn[static_cast<std::size_t>(at)];
-    const std::int64_t token = at / dim / heads % tensor.shape[tensor.rank - 3];
-    files::store_float(tensor, at,
-                       is_key ? kind.key(value, token % std::max<std::int64_t>(keys, 1), keys, at % dim)
-                              : kind.query(value, at % dim, dim));
-  }
-}
-
 Array int32_array(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& values) {
   Array array(DType::int32, shape);
   auto* target = array.tensor().as<std::int32_t>();
@@ -188,10 +171,6 @@ void add_values(const BenchCase& bench_case, std::mt19937_64& random, Arrays& ar
   for (const SlotShape& slot : value_inputs(problem)) {
     Array array(slot.dtype, slot.shape, to_string(slot.slot));
     fill_normal(array.tensor(), random);
-    if (slot.slot == Slot::q || slot.slot == Slot::k || slot.slot == Slot::k2) {
-      const std::int64_t keys = slot.slot == Slot::k2 ? problem.kv2->seqlen : problem.kv.seqlen;
-      draw_as_said(array.tensor(), bench_case.inputs, slot.slot != Slot::q, keys);
-    }
     if (slot.slot == Slot::alibi_slopes || slot.slot == Slot::decay_slopes) {  // positive, as ALiBi's are
       for (std::int64_t head = 0; head < problem.heads_q; ++head) {
         array.tensor().as<float>()[head] =
@@ -275,8 +254,10 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   if (!bench_case.lengths.empty()) {
     for (const Slot slot : {Slot::cu_seqlens_q, Slot::cu_seqlens_k}) inputs.arrays[slot] = ends_of(bench_case.lengths);
   }
-  if (bench_case.inputs.kind == cases::InputKind::Kind::nan_tail) {
-    cases::poison_unused_keys(problem, bindings_of(inputs.arrays));
+  if (problem.operation == Operation::attention) {
+    const Bindings bindings = bindings_of(inputs.arrays);
+    cases::apply(bench_case.inputs, problem, bindings);
+    if (bench_case.inputs.kind == cases::InputKind::Kind::nan_tail) cases::poison_unused_keys(problem, bindings);
   }
   allocate_outputs(problem, inputs.arrays);
   // Touched before the first run, so that the memory measured there is the run's own.
