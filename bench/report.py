@@ -206,6 +206,16 @@ def input_rows(rows):
     return (means if peers_of(rows) else "") + table(["problem", "`normal`", *(f"`{kind}`" for kind in others)], body)
 
 
+def accuracy_rows(rows):
+    """Relative L2 errors of O, beside the peers'."""
+    peers = sorted({peer for row in rows for peer in row.get("peer_errors", ())})
+    body = []
+    for row in rows:
+        errors = [row.get("error"), *(row.get("peer_errors", {}).get(peer) for peer in peers)]
+        body.append([f"`{row['problem']}`", *("" if error is None else f"{error:.2e}" for error in errors)])
+    return table(["problem", "Tessera", *(PEERS.get(peer, peer) for peer in peers)], body)
+
+
 def gpu_rows(rows):
     """Rows on a GPU, with the peers' time, rate and ratio."""
     peers = peers_of(rows)
@@ -382,6 +392,7 @@ LAYOUTS = {
     "gpu_gqa_prefill_sm120": ("The same under the plans of SM120", gpu_rows),
     "gpu_lists": ("Lists of tiles beside dense attention", list_rows),
     "gpu_inputs": ("Inputs of larger and rising scores", input_rows),
+    "gpu_accuracy": ("Relative L2 distance of outputs from double precision", accuracy_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
     "gpu_linear_part": ("The same on a part of the multiprocessors", linear_rows),

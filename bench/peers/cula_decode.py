@@ -49,4 +49,6 @@ def set_up(request, _, __):
 
 
 if __name__ == "__main__":
-    torch_cuda.serve(None, set_up, f"cuLA, nvidia-cutlass-dsl {importlib.metadata.version('nvidia-cutlass-dsl')}")
+    torch_cuda.serve(
+        None, set_up, f"cuLA, nvidia-cutlass-dsl {importlib.metadata.version('nvidia-cutlass-dsl')}", output=None
+    )

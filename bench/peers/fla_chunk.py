@@ -75,4 +75,4 @@ def set_up(request, _, flush):
 
 
 if __name__ == "__main__":
-    torch_cuda.serve(None, set_up, f"fla-core {importlib.metadata.version('fla-core')}")
+    torch_cuda.serve(None, set_up, f"fla-core {importlib.metadata.version('fla-core')}", output=None)

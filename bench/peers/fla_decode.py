@@ -37,4 +37,4 @@ def set_up(request, _, __):
 
 
 if __name__ == "__main__":
-    torch_cuda.serve(None, set_up, f"fla-core {importlib.metadata.version('fla-core')}")
+    torch_cuda.serve(None, set_up, f"fla-core {importlib.metadata.version('fla-core')}", output=None)

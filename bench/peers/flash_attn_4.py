@@ -62,4 +62,9 @@ def set_up(request, _, __):
 
 
 if __name__ == "__main__":
-    torch_cuda.serve(None, set_up, f"flash-attn-4 {importlib.metadata.version('flash-attn-4')}")
+    torch_cuda.serve(
+        None,
+        set_up,
+        f"flash-attn-4 {importlib.metadata.version('flash-attn-4')}",
+        output=lambda result: result[0] if isinstance(result, tuple) else result,
+    )

@@ -4,6 +4,7 @@
 Speaks one JSON object a line: requests on stdin, answers on stdout.
   {"do": "setup", "pass": "forward", "b": 1, "sq": 512, …, "threads": 2} -> {"ok": true, "version": "torch 2.13.0"}
   {"do": "run", "calls": 3, "warm_up": 1}                                -> {"us": microseconds of one call}
+  {"do": "output", "path": FILE}     -> {"ok": true}, and FILE holds o as (batch, seqlen, heads, dim) of the dtype
 Tensors are contiguous (batch, heads, seqlen, dim), the layout that torch is fastest on. The forward runs under no_grad;
 the backward is the time of autograd alone. Of the ways torch offers to do a problem (grouped heads by enable_gqa or
 repeated beforehand) the fastest is taken.
@@ -64,6 +65,11 @@ def make_call(r, repeat_heads):
     return lambda: torch.autograd.grad(o, (q, k, v), dout, retain_graph=True)
 
 
+def save(output, path):
+    """(batch, seqlen, heads, dim), row-major."""
+    torch.from_file(path, shared=True, size=output.numel(), dtype=output.dtype).copy_(output.flatten())
+
+
 def timed(call, calls):
     start = time.perf_counter()
     for _ in range(calls):
@@ -99,6 +105,10 @@ def main():
                     answer = {"ok": False, "reason": f"it has no dtype {request['dtype']}"}
                 else:
                     call = set_up(request)
+                    answer["output"] = request["pass"] == "forward"
+            elif request["do"] == "output":
+                save(call().transpose(1, 2), request["path"])
+                answer = {"ok": True}
             else:
                 for _ in range(request["warm_up"]):
                     call()

@@ -157,8 +157,15 @@ def set_up(request, backend, flush):
     return best, None if best else why.replace("\n", " ")[:300]
 
 
-def serve(backend, set_up=set_up, package=""):
-    """Answers requests until their end; `package`: what the peer uses beside torch, with its version."""
+def save(output, path):
+    """(batch, seqlen, heads, dim), row-major."""
+    host = torch.from_file(path, shared=True, size=output.numel(), dtype=output.dtype)
+    host.copy_(output.flatten())
+
+
+def serve(backend, set_up=set_up, package="", output=lambda result: result.transpose(1, 2)):
+    """Answers requests until their end; `package`: what the peer uses beside torch, with its version; `output`: from
+    what a call returns to o as (batch, seqlen, heads, dim), None if there is no such."""
     call, as_graph, part = None, False, None
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     torch_version = torch.__version__.split("+")[0]
@@ -177,6 +184,10 @@ def serve(backend, set_up=set_up, package=""):
                 answer = {"ok": call is not None, "version": version, "reason": reason}
                 if call is not None:
                     del answer["reason"]
+                    answer["output"] = output is not None
+            elif request["do"] == "output":
+                save(output(call()), request["path"])
+                answer = {"ok": True}
             else:
                 for _ in range(request["warm_up"]):
                     call()

@@ -275,6 +275,45 @@ TEST_F(Command, BenchCountsTheKeysThatACacheHolds) {
   }
 }
 
+TEST_F(Command, BenchTellsHowFarOutputsAreFromDoublePrecision) {
+  // Of one key the output is its value. The peer gives twice that.
+  here.write("twice.py", R"(
+import json, struct, sys
+for line in sys.stdin:
+    request = json.loads(line)
+    answer = {"us": 5.0}
+    if request["do"] == "setup":
+        data = open(request["tensors"]["v"], "rb").read()
+        values = [2 * x for x in struct.unpack(f"<{len(data) // 4}f", data)]
+        answer = {"ok": True, "version": "1", "output": request["sk"] == 1}
+    elif request["do"] == "output":
+        open(request["path"], "wb").write(struct.pack(f"<{len(values)}f", *values))
+        answer = {"ok": True}
+    print(json.dumps(answer), flush=True)
+)");
+  here.write("suite.txt",
+             "attention b=2 sq=1 sk=1 hq=2 d=16\n"
+             "attention sq=70 hq=4 hkv=2 d=32 dtype=bf16 band=20:3 softcap=5 inputs=scale:4\n"
+             "attention b=3 sq=9 sk=80 hq=2 d=32 causal kv=table page=16 lens_k=80,9,33 inputs=nan_tail\n"
+             "attention b=2 sq=60 hq=2 d=32 layout=varlen tq=100 lens=60,33 chunk=20\n"
+             "attention sq=8 d=16 alibi\n");
+  const std::string bench = "bench suite.txt --repetitions 1 --threads 1 --peer twice --peer-folder . --json a.json";
+  const Outcome outcome = here.run(bench + " --accuracy");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto rows = nlohmann::json::parse(here.text("a.json"))["rows"];
+  ASSERT_EQ(rows.size(), 5U);
+  EXPECT_EQ(rows[0]["error"], 0);
+  EXPECT_NEAR(rows[0]["peer_errors"]["twice"].get<double>(), 1, 1e-6);
+  EXPECT_NE(outcome.out.find("twice error"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("1.00e+00"), std::string::npos) << outcome.out;
+  for (std::size_t at = 1; at < 4; ++at) {
+    EXPECT_GT(rows[at]["error"].get<double>(), at == 1 ? 1e-4 : 1e-9) << rows[at];
+    EXPECT_LT(rows[at]["error"].get<double>(), at == 1 ? 1e-2 : 1e-6) << rows[at];
+  }
+  EXPECT_FALSE(rows[4].contains("error"));
+  EXPECT_FALSE(rows[4].contains("peer_errors"));
+}
+
 TEST_F(Command, BenchDrawsTileListsAndExpandsWishes) {
   const std::string line = "'attention sq=256 hq=2 d=16 block=32x32 list={indices,bitmask,transposed} density=0.25'";
   const Outcome outcome =

@@ -44,7 +44,7 @@ struct BenchOptions {
   int repetitions = 11;
   int multiprocessors = 0;  // of a GPU; 0: all
   std::string json, csv, compare_with;
-  bool save = false, merge = false, sweep = false, graph = false;
+  bool save = false, merge = false, sweep = false, graph = false, accuracy = false;
   std::string max_regression;
   TargetOptions target;
   PlaceOptions place;
@@ -156,6 +156,10 @@ void print_head(const Roofline& roofline, const BenchOptions& options) {
   fmt::print("{:>11} {:>7} {:>8} {:>8} {:>7} {:>8} {:>8}", "median", "+-", "TFLOP/s", "GB/s", "% roof", "wspace",
              "RSS+");
   for (const std::string& name : options.peers) fmt::print(" {:>20}", name + " ratio");
+  if (options.accuracy) {
+    fmt::print(" {:>9}", "error");
+    for (const std::string& name : options.peers) fmt::print(" {:>18}", name + " error");
+  }
   fmt::print("  problem\n");
 }
 
@@ -169,6 +173,14 @@ void print_row(const BenchRow& row, const BenchOptions& options) {
     fmt::print(" {:>20}", found == row.peers.end() ? std::string("-")
                                                    : fmt::format("{} {:.3f}", human_time(found->second.us.median),
                                                                  found->second.ratio.median));
+  }
+  if (options.accuracy) {
+    const auto text = [](const std::optional<double>& error) { return error ? fmt::format("{:.2e}", *error) : "-"; };
+    fmt::print(" {:>9}", text(row.error));
+    for (const std::string& name : options.peers) {
+      const auto found = row.peers.find(name);
+      fmt::print(" {:>18}", text(found == row.peers.end() ? std::nullopt : found->second.error));
+    }
   }
   fmt::print("  {}{}\n", row.problem, row.wishes.empty() ? "" : " [" + row.wishes + "]");
   for (const auto& [name, reason] : row.refusals) fmt::print("#   {}: {}\n", name, reason);
@@ -297,7 +309,8 @@ int bench(const BenchOptions& options) {
   if (options.graph && !options.on_gpu()) {
     throw Error(ErrorCode::invalid_argument, "--graph", "--device " + options.place.device, "--device cuda beside it");
   }
-  MeasureOptions how{options.warm_up, options.repetitions, 0.02, target_of(options), {}, options.graph};
+  MeasureOptions how{options.warm_up,  options.repetitions, 0.02, target_of(options), {},
+                     options.accuracy, options.graph};
   const auto part = part_of_gpu(options, how.target);
   const std::string path = json_path(options, how.target);
   // Before the peers: while they start the machine is not alone.
@@ -374,6 +387,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   add_target_options(*verb, options->target);
   add_text_options(*verb, options->texts);
   add_place_options(*verb, options->place);
+  verb->add_flag("--accuracy", options->accuracy,
+                 "Show the relative L2 error of o against double precision on sampled rows, ours and the peers'");
   verb->add_flag(
       "--graph", options->graph,
       "On a GPU: calls in a row as one CUDA graph, caches as they are, instead of single calls on cold caches");

@@ -64,6 +64,11 @@ void* DeviceRun::copy_of(const files::Array& array) {
   return memory_.back();
 }
 
+void DeviceRun::fetch(Slot slot, const files::Array& to) const {
+  cuda::check(cuda::driver().copy_from_device(to.data(), cuda::address(bindings_[slot].data), to.size_bytes()),
+              "cuMemcpyDtoH");
+}
+
 void DeviceRun::release() noexcept {
   const auto destroy = [](const Recorded& recorded) {
     if (recorded.graph != nullptr) cuda::driver().graph_exec_destroy(recorded.graph);

@@ -32,6 +32,9 @@ class DeviceRun {
   /// in the same memory and measured alike: what a call can reach. 0 for other inputs.
   double time_in_place(int calls, int warm_up);
 
+  /// What the last call wrote into a tensor.
+  void fetch(Slot slot, const files::Array& to) const;
+
   static constexpr int kMostCalls = 100;
   static constexpr double kFlushMicroseconds = 100;  // about
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "bench_accuracy.h"
 #include "bench_device.h"
 #include "bench_inputs.h"
 #include "core/implementations.h"
@@ -120,7 +121,17 @@ void run_interleaved(BenchRow& row, const TimedCalls& run_ours, Runner ours, con
   row.us = Spread::of(our_us);
   row.calls = ours.calls();
   for (std::size_t at = 0; at < peers.size(); ++at) {
-    row.peers[peers[at]->name()] = {Spread::of(peer_us[at]), Spread::of(ratios[at])};
+    row.peers[peers[at]->name()] = {Spread::of(peer_us[at]), Spread::of(ratios[at]), {}};
+  }
+}
+
+void find_errors(BenchRow& row, const BenchCase& bench_case, const Arrays& arrays, const std::vector<Peer*>& peers) {
+  const SampledOutput sampled(bench_case, arrays);
+  const files::Array& o = arrays.at(Slot::o);
+  row.error = sampled.error_of(o.tensor());
+  for (Peer* peer : peers) {
+    const files::Array theirs(o.dtype(), o.shape());
+    if (peer->fetch_output(theirs)) row.peers[peer->name()].error = sampled.error_of(theirs.tensor());
   }
 }
 
@@ -185,8 +196,8 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
 
   std::vector<Peer*> ready;
   for (const std::unique_ptr<Peer>& peer : peers) {
-    if (const auto reason =
-            peer->set_up(bench_case, inputs.arrays, plan.target(), options.as_graph || !inputs.turns.empty())) {
+    if (const auto reason = peer->set_up(bench_case, inputs.arrays, plan.target(),
+                                         options.as_graph || !inputs.turns.empty(), options.accuracy)) {
       row.refusals[peer->name()] = *reason;
     } else {
       ready.push_back(peer.get());
@@ -194,6 +205,10 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   }
   in_place_us.clear();
   run_interleaved(row, run_ours, ours, ready);
+  if (options.accuracy && SampledOutput::takes(bench_case)) {
+    if (device) device->fetch(Slot::o, inputs.arrays.at(Slot::o));
+    find_errors(row, bench_case, inputs.arrays, ready);
+  }
 
   const Work work = work_of(bench_case, inputs.kept);
   row.gflop = work.flops * 1e-9;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,8 @@ struct Spread {
 
 struct PeerResult {
   Spread us;
-  Spread ratio;  // peer / ours, of pairs measured one after the other
+  Spread ratio;                 // peer / ours, of pairs measured one after the other
+  std::optional<double> error;  // as that of BenchRow
 };
 
 struct BenchRow {
@@ -45,6 +47,7 @@ struct BenchRow {
   double in_place_us = 0;  // of a pass in place over as many bytes as the call's states have; 0 where there is none
   std::size_t workspace_bytes = 0;
   std::int64_t rss_growth_bytes = 0;  // peak during planning and the first run, over what held the tensors
+  std::optional<double> error;        // of o: relative L2 distance from double precision, over sampled rows
   std::map<std::string, PeerResult> peers;
   std::map<std::string, std::string> refusals;  // peers that do not do this problem, and why
 };
@@ -55,6 +58,7 @@ struct MeasureOptions {
   double batch_seconds = 0.02;  // a repetition repeats the call until it lasts this long
   Target target;
   Wishes wishes;
+  bool accuracy = false;  // finds the error of o too, ours and the peers'
   bool as_graph = false;  // on a GPU: calls in a row as one CUDA graph, with caches as they are
 };
 

@@ -20,32 +20,43 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// Lives as long as this.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() : path_(fs::temp_directory_path() / ("tessera-bench-" + std::to_string(::getpid()))) {
+    fs::create_directory(path_);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  [[nodiscard]] const fs::path& path() const noexcept { return path_; }
+
+ private:
+  fs::path path_;
+};
+
 // Inputs that a peer cannot draw by itself, in files that live as long as this.
 class SharedTensors {
  public:
-  SharedTensors(const Arrays& arrays, bool wanted) : folder_(fs::temp_directory_path() / name()) {
+  SharedTensors(const Arrays& arrays, bool wanted) {
     if (!wanted) return;
-    fs::create_directory(folder_);
     for (const Slot slot : {Slot::q, Slot::k, Slot::v}) {
       const files::Array& array = arrays.at(slot);
-      const fs::path path = folder_ / to_string(slot);
+      const fs::path path = folder_.path() / to_string(slot);
       std::ofstream(path, std::ios::binary)
           .write(reinterpret_cast<const char*>(array.data()), static_cast<std::streamsize>(array.size_bytes()));
       paths_[std::string(to_string(slot))] = path.string();
     }
   }
-  ~SharedTensors() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-  SharedTensors(const SharedTensors&) = delete;
-  SharedTensors& operator=(const SharedTensors&) = delete;
 
   [[nodiscard]] const json& paths() const noexcept { return paths_; }
 
  private:
-  static std::string name() { return "tessera-bench-" + std::to_string(::getpid()); }
-  fs::path folder_;
+  TemporaryFolder folder_;
   json paths_ = json::object();
 };
 
@@ -99,7 +110,7 @@ json Peer::ask(const json& request) {
 }
 
 std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Arrays& arrays, const Target& target,
-                                        bool as_graph) {
+                                        bool as_graph, bool accuracy) {
   const Problem& problem = bench_case.problem;
   const bool causal = problem.band == Band{std::nullopt, 0};
   const bool one_type = problem.q_type == problem.k_type && problem.q_type == problem.v_type;
@@ -128,7 +139,8 @@ std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Array
     return "it has no such feature";
   const std::string line = problem.to_string();
   const std::string_view operation = std::string_view(line).substr(0, line.find(' '));
-  const SharedTensors tensors(arrays, bench_case.inputs != cases::InputKind{});
+  const bool wants_output = accuracy && problem.operation == Operation::attention;
+  const SharedTensors tensors(arrays, wants_output || bench_case.inputs != cases::InputKind{});
   const json answer = ask({{"do", "setup"},
                            {"tensors", tensors.paths()},
                            {"operation", std::string(operation)},
@@ -151,8 +163,22 @@ std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Array
                            {"multiprocessors", target.multiprocessors},
                            {"graph", as_graph}});
   version_ = answer.value("version", "");
+  gives_output_ = answer.value("output", false);
   if (!answer.value("ok", false)) return answer.value("reason", "it did not say why");
   return std::nullopt;
+}
+
+bool Peer::fetch_output(const files::Array& o) {
+  if (!gives_output_) return false;
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "o";
+  ask({{"do", "output"}, {"path", path.string()}});
+  std::ifstream file(path, std::ios::binary);
+  file.read(reinterpret_cast<char*>(o.data()), static_cast<std::streamsize>(o.size_bytes()));
+  if (!file || file.peek() != std::ifstream::traits_type::eof()) {
+    fail("an output of other than " + std::to_string(o.size_bytes()) + " bytes");
+  }
+  return true;
 }
 
 double Peer::run(int calls, int warm_up) {

@@ -17,8 +17,9 @@ namespace tessera::cli {
 /// Speaks one JSON object a line with `python3 <script>` (bench/peers/): {"do": "setup", …problem, "threads": 2,
 /// "device": 0, "graph": false} is answered by {"ok": true, "version": …} or {"ok": false, "reason": …}; {"do": "run",
 /// "calls": 3} by {"us": of one call}. With "density" below 1 a list keeps that part of the tiles of "block" rows and
-/// keys. With "tensors" the peer takes q, k and v, (batch, seqlen, heads, dim) row-major in the problem's type, from
-/// those files; without it draws its own from N(0, 1).
+/// keys. {"do": "output", "path": FILE}, asked of those whose set-up says "output": true, is answered by {"ok": true}
+/// once FILE holds o, in the layout that follows. With "tensors" the peer takes q, k and v, (batch, seqlen, heads, dim)
+/// row-major in the problem's type, from those files; without it draws its own from N(0, 1).
 class Peer {
  public:
   /// Starts the process. Throws Error{io} when it cannot be started.
@@ -32,7 +33,9 @@ class Peer {
   [[nodiscard]] const std::string& version() const noexcept { return version_; }
   /// nullopt when ready, else why the peer does not do this problem.
   std::optional<std::string> set_up(const BenchCase& bench_case, const Arrays& arrays, const Target& target,
-                                    bool as_graph);
+                                    bool as_graph, bool accuracy);
+  /// Fills `o`; false if the peer gives none.
+  bool fetch_output(const files::Array& o);
   /// Microseconds of one call, the mean of `calls` in a row after `warm_up` untimed ones.
   double run(int calls, int warm_up);
 
@@ -42,6 +45,7 @@ class Peer {
 
   std::string name_;
   std::string version_;
+  bool gives_output_ = false;
   pid_t process_ = -1;
   int to_peer_ = -1;
   int from_peer_ = -1;

@@ -56,7 +56,9 @@ ordered_json to_json(const BenchRow& row) {
                          {"ratio_spread", ordered_json::object()}};
   if (row.as_graph) object["graph"] = true;
   if (row.in_place_us > 0) object["in_place_us"] = rounded(row.in_place_us);
+  if (row.error) object["error"] = rounded(*row.error);
   for (const auto& [name, peer] : row.peers) {
+    if (peer.error) object["peer_errors"][name] = rounded(*peer.error);
     object["peers"][name] = rounded(peer.us.median);
     object["ratios"][name] = rounded(peer.ratio.median);
     object["ratio_spread"][name] = spread(peer.ratio);
