@@ -55,11 +55,12 @@ HWY_INLINE Vector exp_nonpositive(Vector x) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0F)), p);
 }
 
-// A maximum of −inf (nothing visible yet) must not turn −inf − −inf into NaN.
+// A maximum of −inf (nothing visible yet) must not turn −inf − −inf into NaN, nor one that is NaN give hidden keys a
+// weight: masses add up weights of tiles that a row does not see.
 HWY_INLINE Vector finite_shift(Vector maximum) {
   const FloatTag d;
   const Vector lowest = hn::Set(d, -std::numeric_limits<float>::infinity());
-  return hn::IfThenZeroElse(hn::Eq(maximum, lowest), maximum);
+  return hn::IfThenElseZero(hn::Lt(lowest, maximum), maximum);
 }
 
 template <int kVectors>
