@@ -133,6 +133,15 @@ TEST(CaseText, SaysHowQueriesAndKeysAreDrawn) {
   EXPECT_FLOAT_EQ(InputKind::parse("outliers").key(1, 97, 1000, 5), 8);
 }
 
+TEST(CaseInputs, QueriesThatHeadsShareAreScaledOnce) {
+  const std::string line = "attention b=2 sq=3 hq=4 d=8 strides=zero seed=5";
+  const Inputs drawn(Case::parse(line)), scaled(Case::parse(line + " inputs=scale:2"));
+  const Tensor &from = drawn.bindings()[Slot::q], &to = scaled.bindings()[Slot::q];
+  reference::for_each_element(to, [&](std::int64_t, std::int64_t offset) {
+    EXPECT_EQ(reference::read(to, offset), 2 * reference::read(from, offset));
+  });
+}
+
 TEST(CaseInputs, UnusedKeysBecomeNaNAndNoOthers) {
   for (const char* keys :
        {"seqused_k lens_k=20,0,37", "kv=table page=8 lens_k=20,0,37", "kv=csr page=16 lens_k=37,1,16",

@@ -23,11 +23,12 @@ constexpr float kOutlierLength = 8.0F;
 // The part of a rising score that element 0 of a key holds: its multiples are numbers of bf16 up to 16384.
 constexpr float kCoarse = 64.0F;
 
-/// Replaces the elements of one token by element_of(drawn, head, dim).
+/// Replaces the elements of one token by element_of(drawn, head, dim), those that heads share once.
 template <class ElementOf>
 void replace(const Tensor& tensor, std::int64_t token, ElementOf element_of) {
   const auto last = static_cast<std::size_t>(tensor.rank - 1);
-  for (std::int64_t h = 0; h < tensor.shape[last - 1]; ++h) {
+  const std::int64_t heads = tensor.strides[last - 1] == 0 ? 1 : tensor.shape[last - 1];
+  for (std::int64_t h = 0; h < heads; ++h) {
     const std::int64_t at = reference::token_offset(tensor, token, h);
     for (std::int64_t c = 0; c < tensor.shape[last]; ++c) {
       const auto drawn = static_cast<float>(reference::read(tensor, at + c));
