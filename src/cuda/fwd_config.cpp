@@ -247,7 +247,7 @@ bool gains_without_turns(const FwdConfig& config, const Problem& problem, const 
 }
 
 // Measured on an H200, under SM120's plans within its shared memory (docs/performance.md, gpu_mma_loader_sm120): with
-// few row tiles a warp that asks for boxes hides more than a second block on the multiprocessor would; with many it
+// few rows a warp that asks for boxes hides more than a second block on the multiprocessor would; with many it
 // costs 128 columns that block.
 Loader loader_of(const FwdConfig& config, const Problem& problem, const Target& target) {
   if (!has_tma(config, target)) return Loader::cp_async;
@@ -256,8 +256,9 @@ Loader loader_of(const FwdConfig& config, const Problem& problem, const Target& 
   const bool measured = is_plain(config) && (widest == 64 || widest == 128) && config.d == config.dv &&
                         problem.seqlen_q * packed_heads(problem) > 64;
   if (target.sm < 120 || !measured) return Loader::cp_async;
-  const bool few = blocks_that_count(config, problem) <= std::int64_t{2} * target.multiprocessors;
-  if (few) return Loader::tma_warp;
+  FwdConfig of_128_rows = config;
+  of_128_rows.tile_m = 128;
+  if (blocks_that_count(of_128_rows, problem) <= std::int64_t{2} * target.multiprocessors) return Loader::tma_warp;
   return widest == 64 ? Loader::tma : Loader::cp_async;
 }
 

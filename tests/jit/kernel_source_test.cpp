@@ -100,6 +100,26 @@ TEST(KernelSource, EitherSegmentOfTwoMayBeThePagedOne) {
             source_of("attention sq=4096 d=128 dtype=bf16 kv=varlen kv2=csr sk2=100 page2=16").text);
 }
 
+// The table of gpu_mma_loader under SM120's plans says where which loader is fastest.
+TEST(KernelSource, OnSm120TheLoaderFollowsRowTilesAndColumns) {
+  const auto loader_of = [](const std::string& problem, int sm = 120) {
+    Target target = Target::cuda(sm);
+    target.multiprocessors = 100;
+    const std::string text =
+        make_plan(Problem::parse("attention dtype=bf16 " + problem), target).state().kernels.front().text;
+    return contains(text, "Loader::tma_warp") ? "tma_warp" : contains(text, "Loader::tma") ? "tma" : "cp_async";
+  };
+  EXPECT_STREQ(loader_of("sq=2560 hq=10 d=64"), "tma_warp");  // 20 row tiles of 128 for each of 10 heads
+  EXPECT_STREQ(loader_of("sq=2561 hq=10 d=64"), "tma");
+  EXPECT_STREQ(loader_of("sq=2560 hq=10 d=128"), "tma_warp");
+  EXPECT_STREQ(loader_of("sq=2561 hq=10 d=128"), "cp_async");
+  for (const char* other : {"sq=64 hq=10 d=64", "sq=512 hq=10 d=96", "sq=512 hq=10 d=128 dv=64", "sq=512 d=64 alibi",
+                            "sq=512 d=64 kv=table page=16", "sq=512 d=64 list=indices block=64x64"}) {
+    EXPECT_STREQ(loader_of(other), "cp_async") << other;
+  }
+  EXPECT_STREQ(loader_of("sq=2560 hq=10 d=64", 100), "cp_async");
+}
+
 TEST(KernelSource, EveryPairOfHeadDimsFitsEveryChip) {
   for (const char* rest : {"", " list=indices block=64x64", " list=bitmask block=24x8 mask=document", " dropout=0.1"}) {
     for (std::int64_t d = 8; d <= 512; d += 8) {

@@ -25,6 +25,7 @@ import os, signal, sys, threading, time
 import numpy as np
 import tessera
 {imports}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 sent = []
 
 def interrupt():
