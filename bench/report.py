@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/performance.md from the JSON files of bench/results.
+"""Writes the tables of bench/results from the JSON files there: a README.md beside those of each machine.
 
 usage: bench/report.py [--check]
-Everything between '<!-- tables -->' and '<!-- end of tables -->' is replaced, and in README.md the summary between
-'<!-- measured -->' and '<!-- end of measured -->'; the text around them is written by hand.
---check changes nothing and exits 1 when the tables are not those of the JSON files.
+In the README.md of the repository the summary between '<!-- measured -->' and '<!-- end of measured -->' is replaced;
+the text around it is written by hand.
+--check changes nothing and exits 1 when a page is not what follows from the JSON files.
 """
 
 import json
 import math
 import sys
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+COLUMNS = 120  # of a line of text; those of tables are as long as they must be
 PEERS = {"torch_cpu": "PyTorch", "torch_flash": "FlashAttention-2", "torch_cudnn": "cuDNN"}
 PEERS |= {"flash_attn_4": "FlashAttention-4", "fla_chunk": "Flash Linear Attention"}
 PEERS |= {"fla_decode": "Flash Linear Attention", "cula_decode": "cuLA"}
@@ -38,6 +40,15 @@ def table(head, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
+def wrapped(text, indent=""):
+    """`indent`: of the lines after the first."""
+    return textwrap.fill(text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def item(text):
+    return wrapped(f"- {text}", "  ")
+
+
 def mean(ratios):
     return math.exp(sum(map(math.log, ratios)) / len(ratios))
 
@@ -59,10 +70,9 @@ def ratio_summary(rows):
                 if ratios:
                     kinds.append(f"{dtype} {mean(ratios):.2f}, least {min(ratios):.2f}")
             ratios = [row["ratios"][peer] for row in part]
-            lines.append(
-                f"- {name}, time of {PEERS.get(peer, peer)} / time of Tessera: geometric mean **{mean(ratios):.2f}** "
-                f"of {len(ratios)} rows ({'; '.join(kinds)})"
-            )
+            times = f"time of {PEERS.get(peer, peer)} / time of Tessera"
+            found = f"geometric mean **{mean(ratios):.2f}** of {len(ratios)} rows ({'; '.join(kinds)})"
+            lines.append(item(f"{name}, {times}: {found}"))
     return "\n".join(lines) + "\n"
 
 
@@ -177,9 +187,9 @@ def peer_means(rows):
     lines = []
     for peer in peers_of(rows):
         ratios = [row["ratios"][peer] for row in rows if peer in row["ratios"]]
+        times = f"time of {PEERS.get(peer, peer)} / time of Tessera"
         lines.append(
-            f"- time of {PEERS.get(peer, peer)} / time of Tessera: geometric mean **{mean(ratios):.3f}** of "
-            f"{len(ratios)} rows, least {min(ratios):.3f}"
+            item(f"{times}: geometric mean **{mean(ratios):.3f}** of {len(ratios)} rows, least {min(ratios):.3f}")
         )
     return "\n".join(lines) + "\n"
 
@@ -235,7 +245,8 @@ def gpu_rows(rows):
             rate = f"{row['gflop'] / row['peers'][peer] * 1e3:.0f}" if time else ""
             cells += [time, rate, *ratio]
         body.append(cells)
-    return peer_means(rows) + "\n" + table(head, body)
+    means = f"{peer_means(rows)}\n" if peers else ""
+    return means + table(head, body)
 
 
 def linear_rows(rows):
@@ -285,7 +296,8 @@ def chunk_rows(rows):
         for peer in peers:
             cells += peer_cells(row, peer, 3)
         body.append(cells)
-    return peer_means(rows) + "\n" + table(head, body)
+    means = f"{peer_means(rows)}\n" if peers else ""
+    return means + table(head, body)
 
 
 def profile_rows(rows):
@@ -378,59 +390,65 @@ def overhead_rows(rows):
 
 LAYOUTS = {
     "cpu_dense": ("Dense attention beside PyTorch", dense_rows),
-    "cpu_dense_two": ("The same by two threads", dense_rows),
+    "cpu_dense_two": ("Dense attention beside PyTorch, two threads", dense_rows),
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
     "cpu_window": ("A sliding window beside the causal mask", plain_rows),
     "cpu_decode": ("Decode", plain_rows),
-    "cpu_decode_two": ("Decode by two threads", plain_rows),
+    "cpu_decode_two": ("Decode, two threads", plain_rows),
     "gpu_dense": ("Dense attention beside cuDNN and FlashAttention-4", gpu_rows),
     "gpu_graph": ("Length 512 as CUDA graphs, caches as they are", gpu_rows),
-    "gpu_dense_sm80": ("The same under the plans of SM80", gpu_rows),
-    "gpu_dense_sm120": ("The same under the plans of SM120: 99 KB of shared memory", gpu_rows),
+    "gpu_dense_sm80": ("Dense attention under the plans of SM80", gpu_rows),
+    "gpu_dense_sm120": ("Dense attention under the plans of SM120: 99 KB of shared memory", gpu_rows),
     "gpu_gqa_prefill": ("Short prefills with grouped heads", gpu_rows),
-    "gpu_gqa_prefill_mma": ("The same by `cuda.fwd_mma`", gpu_rows),
-    "gpu_gqa_prefill_sm120": ("The same under the plans of SM120", gpu_rows),
+    "gpu_gqa_prefill_mma": ("Short prefills with grouped heads by `cuda.fwd_mma`", gpu_rows),
+    "gpu_gqa_prefill_sm120": ("Short prefills with grouped heads under the plans of SM120", gpu_rows),
     "gpu_lists": ("Lists of tiles beside dense attention", list_rows),
     "gpu_inputs": ("Inputs of larger and rising scores", input_rows),
     "gpu_accuracy": ("Relative L2 distance of outputs from double precision", accuracy_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
-    "gpu_linear_part": ("The same on a part of the multiprocessors", linear_rows),
-    "gpu_linear_sweep": ("The choices of a decode step's blocks", linear_rows),
-    "gpu_linear_profile": ("The same under a profiler", profile_rows),
+    "gpu_linear_part": ("Linear attention: decode steps on a part of the multiprocessors", linear_rows),
+    "gpu_linear_sweep": ("Linear attention: blocks of a decode step", linear_rows),
+    "gpu_linear_profile": ("Linear attention: decode steps under a profiler", profile_rows),
     "gpu_linear_chunk": ("Linear attention: whole sequences", chunk_rows),
     "gpu_long": ("Long sequences, a window, packed sequences", plain_rows),
     "gpu_types": ("bf16 and fp16", plain_rows),
     "gpu_loaders": ("cp.async and TMA", plain_rows),
     "gpu_mma_loader": ("cp.async, TMA and a warp that asks for it", loader_rows),
-    "gpu_mma_loader_sm120": ("The same under the plans of SM120", loader_rows),
+    "gpu_mma_loader_sm120": ("cp.async, TMA and a warp that asks for it, under the plans of SM120", loader_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
 }
 
 
-def report():
-    parts = []
-    for folder in sorted((ROOT / "bench" / "results").glob("*/")):
-        files = sorted(folder.glob("*.json"), key=lambda f: [*LAYOUTS, f.stem].index(f.stem))
-        if not files:
-            continue
-        parts.append(f"## {folder.name}\n")
-        for file in files:
-            data = json.loads(file.read_text())
-            machine, rows = data["machine"], data["rows"]
-            title, layout = LAYOUTS.get(file.stem, (file.stem, plain_rows))
-            peers = ", ".join(dict.fromkeys(machine.get("peers", {}).values()))
-            profiled = file.stem == "gpu_linear_profile"
-            describe = profiled_machine if profiled else gpu_machine if "target" in machine else cpu_machine
-            parts.append(f"### {title}\n")
-            parts.append(
-                f"{describe(machine, rows)}; Tessera {machine.get('version', '?')}"
-                f"{', ' + peers if peers else ''}; {machine.get('date', '?')}. "
-                f"From `{file.relative_to(ROOT)}`.\n"
-            )
-            parts.append(layout(rows))
+def report(folder, files):
+    """The page of a machine."""
+    root = "../" * len(folder.relative_to(ROOT).parts)
+    generated = (
+        "Generated by `python3 bench/report.py` from the JSON files of this folder. "
+        f"How they are measured: [docs/performance.md]({root}docs/performance.md)."
+    )
+    parts = [f"<!-- SPDX-License-Identifier: Apache-2.0 -->\n# {folder.name}\n", wrapped(generated) + "\n"]
+    for file in sorted(files, key=lambda f: [*LAYOUTS, f.stem].index(f.stem)):
+        data = json.loads(file.read_text())
+        machine, rows = data["machine"], data["rows"]
+        title, layout = LAYOUTS.get(file.stem, (file.stem, plain_rows))
+        peers = ", ".join(dict.fromkeys(machine.get("peers", {}).values()))
+        profiled = file.stem == "gpu_linear_profile"
+        describe = profiled_machine if profiled else gpu_machine if "target" in machine else cpu_machine
+        about = (
+            f"{describe(machine, rows)}; Tessera {machine.get('version', '?')}"
+            f"{', ' + peers if peers else ''}; {machine.get('date', '?')}. From [{file.name}]({file.name})."
+        )
+        parts += [f"## {title}\n", wrapped(about) + "\n", layout(rows)]
     return "\n".join(parts)
+
+
+def reports():
+    """The page of every machine, by its path."""
+    folders = sorted((ROOT / "bench" / "results").glob("*/"))
+    files = {folder: list(folder.glob("*.json")) for folder in folders}
+    return {folder / "README.md": report(folder, found) for folder, found in files.items() if found}
 
 
 def readme_summary():
@@ -441,7 +459,7 @@ def readme_summary():
         peers = ", ".join(machine.get("peers", {}).values())
         threads = rows[0].get("threads", "?") if rows else "?"
         beside = f", beside {peers}" if peers else ""
-        lines.append(f"{machine.get('cpu', file.parent.name)}, {threads} threads{beside}:\n")
+        lines.append(wrapped(f"{machine.get('cpu', file.parent.name)}, {threads} threads{beside}:") + "\n")
         lines.append(ratio_summary(rows))
     for file in sorted((ROOT / "bench" / "results").glob("*/gpu_dense.json")):
         data = json.loads(file.read_text())
@@ -462,16 +480,13 @@ def main():
     if sys.argv[1:] not in ([], ["--check"]):
         print(__doc__)
         sys.exit(0 if {"-h", "--help"} & set(sys.argv[1:]) else 2)
-    pages = (
-        (ROOT / "docs" / "performance.md", "<!-- tables -->", "<!-- end of tables -->", report),
-        (ROOT / "README.md", "<!-- measured -->", "<!-- end of measured -->", readme_summary),
-    )
-    for page, begin, end, content in pages:
-        text = page.read_text()
-        new = renewed(text, begin, end, content(), page)
+    readme = ROOT / "README.md"
+    begin, end = "<!-- measured -->", "<!-- end of measured -->"
+    pages = reports() | {readme: renewed(readme.read_text(), begin, end, readme_summary(), readme)}
+    for page, content in pages.items():
         if "--check" not in sys.argv[1:]:
-            page.write_text(new)
-        elif new != text:
+            page.write_text(content)
+        elif not page.exists() or page.read_text() != content:
             sys.exit(f"report: {page} is not what bench/report.py writes from bench/results")
 
 
