@@ -10,7 +10,7 @@ namespace tessera::cpu {
 namespace {
 
 // Tiles measured best on a 2-core Xeon (AVX-512, 2 MiB of L2) over the rows of bench/suites/cpu_dense.txt; see
-// docs/performance.md for the ones that lost.
+// docs/experiments/cpu-forward.md for the ones that lost.
 constexpr std::int64_t kQueryBytes =
     512 * 1024;  // of Q and O panels a thread; halved twice while threads would lack work
 // With a list more rows share keys, of which each block uses a few (measured on a 2-core Zen 5).

@@ -45,7 +45,7 @@ Support supports_pages(const FwdConfig& c, const KvSource& source) {
   return Support::no("page_size is " + std::to_string(source.page_size) + "; wants even ones for these head dims");
 }
 
-// Whether it is faster than mma.sync: docs/performance.md.
+// Whether it is faster than mma.sync: docs/experiments/gpu-forward-wgmma.md.
 Support is_faster(const FwdConfig& config, const Problem& problem) {
   const bool narrow = std::max(config.d, config.dv) <= 64;
   const std::int64_t least_rows = narrow ? 33 : 65;

@@ -28,8 +28,8 @@ std::int64_t parts_of(const Wishes& wishes) { return wishes.splits.value_or(1); 
 /// Elements of o.
 std::int64_t outputs(const Problem& p) { return p.batch * p.seqlen_q * p.heads_q * p.head_dim_v; }
 
-/// What was measured best (docs/performance.md). `d`: of k, a block. Rows of k are taken 128 bytes wide at least, a
-/// line of memory. With so few blocks that multiprocessors would idle, smaller ones.
+/// What was measured best (docs/experiments/linear-decode.md). `d`: of k, a block. Rows of k are taken 128 bytes wide
+/// at least, a line of memory. With so few blocks that multiprocessors would idle, smaller ones.
 int default_tile(const Problem& p, std::int64_t d, const Target& target) {
   const auto element = static_cast<std::int64_t>(size_of(p.state_type));
   const bool rows_of_k = p.state_layout == StateLayout::kv;

@@ -37,8 +37,8 @@ inline void put_few_scores(std::int64_t queries, const float* sums, float* s, Tr
   for (std::int64_t i = 0; i < kFewKeys; ++i) s[i * kPanel] = sums[i];
 }
 
-/// Keys of a forward's tile by vectors and by AMX tiles, measured best (docs/performance.md): for every tile the sums
-/// of the outputs come from L2 and go back, which counts the more the faster the products are.
+/// Keys of a forward's tile by vectors and by AMX tiles, measured best (docs/experiments/cpu-forward.md): for every
+/// tile the sums of the outputs come from L2 and go back, which counts the more the faster the products are.
 inline constexpr std::int64_t kVectorKeys = 128, kTileKeys = 512;
 
 struct DotKernels {

@@ -7,10 +7,10 @@
 // 1 KB of everything else, 5 operations for 8 bytes. So each thread asks for all of its part, 16 bytes a load, before
 // it uses any, and keeps it in registers for all tokens of the step. A multiprocessor that is to read its share of 4.8
 // TB/s with 0.75 µs from request to answer needs 27 KB under way (46 KB where 78 of them share as much). More is worse:
-// a pass over memory in place runs at 4.2 TB/s with 32 KB under way and at 3.9 with 128 KB (docs/performance.md), so
-// the parts are small. With a single token and rows of v a block is 4 KB, and its threads take q, k and v into
-// registers, each for itself, so that nothing but the slot stands in front of the state. Several tokens are shared by
-// blocks of 16 KB.
+// a pass over memory in place runs at 4.2 TB/s with 32 KB under way and at 3.9 with 128 KB
+// (docs/experiments/linear-decode.md), so the parts are small. With a single token and rows of v a block is 4 KB, and
+// its threads take q, k and v into registers, each for itself, so that nothing but the slot stands in front of the
+// state. Several tokens are shared by blocks of 16 KB.
 //
 // A block takes `tile` of v of one head of one sequence, so that blocks are independent:
 //   rows of v (K contiguous): lanes lie along K, and sums over them are shuffles, of all rows of a warp together;

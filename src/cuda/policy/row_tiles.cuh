@@ -2,7 +2,7 @@
 // How many row tiles there are, for blocks that take one after another (tickets.cuh), and which one a number is.
 // Sequences of one length have equally many, in the order of p.order; each packed sequence has those of its own length.
 // Were there as many of each as of the longest, most would be nobody's, and blocks would wait for the warp that draws
-// and finds them (docs/performance.md).
+// and finds them (docs/experiments/gpu-lists-and-pages.md).
 #pragma once
 
 #include "cuda/policy/tile_range.cuh"
