@@ -414,8 +414,8 @@ LAYOUTS = {
     "gpu_long": ("Long sequences, a window, packed sequences", plain_rows),
     "gpu_types": ("bf16 and fp16", plain_rows),
     "gpu_loaders": ("cp.async and TMA", plain_rows),
-    "gpu_mma_loader": ("cp.async, TMA and a warp that asks for it", loader_rows),
-    "gpu_mma_loader_sm120": ("cp.async, TMA and a warp that asks for it, under the plans of SM120", loader_rows),
+    "gpu_mma_loader": ("Loaders of `cuda.fwd_mma`", loader_rows),
+    "gpu_mma_loader_sm120": ("Loaders of `cuda.fwd_mma` under the plans of SM120", loader_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
 }
