@@ -34,6 +34,7 @@ struct FwdWgmma : FwdFeed<C> {
                                            : groups == 3 || C.blocks() == 3 ? 32
                                                                             : 40;
   static constexpr int computing_registers = (all_registers - copying_registers) / groups / 8 * 8;
+  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15>;
   using Scores = Accumulator<1, C.tile_n / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Probabilities = u32[C.tile_n / 16][4];  // as an A operand
@@ -78,7 +79,7 @@ struct FwdWgmma : FwdFeed<C> {
     Scores s;
     Probabilities weights;
     Output o;
-    Softmax<1> softmax;
+    Online softmax;
     bool more = begin_queries(0);
 #pragma unroll 1
     for (int item = 0; more; ++item) {
@@ -206,7 +207,7 @@ struct FwdWgmma : FwdFeed<C> {
   /// the keys before to those that the new weights' are added to. Whether the values are looked through.
   template <bool first>
   __device__ __forceinline__ bool find_weights(Work& work, int use, Scores& s, Probabilities& weights, Output& o,
-                                               Softmax<1>& softmax) const {
+                                               Online& softmax) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
@@ -232,26 +233,32 @@ struct FwdWgmma : FwdFeed<C> {
   }
 
   // Scores to weights. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even looked
-  // for, and the sum of the weights tells when it should have been. Then this warp's products are computed again, which
-  // changes no bit of the other rows' (tests/device: Identity.RowsDoNotKnowEachOther).
+  // for, and the sum of the weights tells when it should have been. They are divided then; and only where that is too
+  // late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
+  // Identity.RowsDoNotKnowEachOther).
   template <bool first>
-  __device__ __forceinline__ typename Softmax<1>::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
-                                                                       int use, Softmax<1>& softmax) const {
-    typename Softmax<1>::Rescale rescale{};
+  __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
+                                                                   int use, Online& softmax) const {
+    typename Online::Rescale rescale{};
     const bool looks = first || C.tests_elements() || tile.cut_begin || tile.cut_end;
     if (looks) rescale = softmax.raise(s, softmax_scale());
-    const float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
+    float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, softmax);
     if (!looks && softmax.overshoots(before)) {
-      float slack[2];
-      softmax.take_back(before, slack);
-      multiply_again(s, k_at(use));
-      if constexpr (C.scale_first) {  // no key is hidden
-        const int thread = thread_again();
-        FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+      if (softmax.overflows(before)) {
+        float slack[2];
+        softmax.take_back(before, slack);
+        multiply_again(s, k_at(use));
+        if constexpr (C.scale_first) {  // no key is hidden
+          const int thread = thread_again();
+          FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+        }
+        rescale = softmax.raise(s, softmax_scale(), slack);
+        before[0] = softmax.sum[0][0];
+        before[1] = softmax.sum[0][1];
+        exponentiate(s, softmax);
       }
-      rescale = softmax.raise(s, softmax_scale(), slack);
-      exponentiate(s, softmax);
+      softmax.follow(before, s, rescale);
     }
     return rescale;
   }
@@ -285,7 +292,7 @@ struct FwdWgmma : FwdFeed<C> {
     if (thread_again() % 32 == 0) ring.release(use);
   }
 
-  __device__ __forceinline__ void exponentiate(Scores& s, Softmax<1>& softmax) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, Online& softmax) const {
 #pragma unroll
     for (int n = 0; n < C.tile_n / 8; ++n) softmax.exponentiate(0, s.tile[0][n], softmax_scale());
     settle(s);

@@ -58,7 +58,9 @@ struct Epilogue {
   }
 
   /// `out`: outputs(), which who has time has found out.
-  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles>& softmax, const PackedRows& out) const {
+  template <int slack_bits>
+  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles, slack_bits>& softmax,
+                                        const PackedRows& out) const {
     float sums[row_tiles][2];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {

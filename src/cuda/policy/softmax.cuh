@@ -18,9 +18,11 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
-template <int row_tiles>
+/// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
+/// which products with V want the rest.
+template <int row_tiles, int slack_bits = 15>
 struct Softmax {
-  static constexpr float kSlack = 15.0F;
+  static constexpr float kSlack = slack_bits;
   static constexpr float kLowest = -3.4028234e38F;
 
   // What probabilities are relative to, in units of log2: near the largest score so far. Before the first key the
@@ -46,8 +48,8 @@ struct Softmax {
   };
 
   /// Raises the origins to the maxima of new scores and rescales sums, but only for rows whose maximum rose by more
-  /// than their slack: probabilities up to 2^kSlack lose no precision and are numbers of fp16 too, and rescaling O is
-  /// most of this step. `scale`: a score's factor to log2.
+  /// than their slack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
+  /// score's factor to log2.
   template <int key_tiles>
   __device__ __forceinline__ Rescale raise(const Accumulator<row_tiles, key_tiles>& s, float scale,
                                            const float (&slack)[2] = {kSlack, kSlack}) {
@@ -95,14 +97,45 @@ struct Softmax {
     const float most = fmaxf(sum[0][0] - before[0], sum[0][1] - before[1]);
     return __any_sync(0xffffffffU, most > kMostSum) != 0;
   }
-  static constexpr auto kMostSum = static_cast<float>(1 << static_cast<int>(kSlack));
+  static constexpr auto kMostSum = static_cast<float>(1 << slack_bits);
 
-  /// Takes back what came since `before`. `slack`: with which rows' origins are to be raised then, those that were too
-  /// low to their maxima; no other row may change.
+  /// Raises the origins of rows that overshoot, by the power of two of what came since `before`, and divides sums and
+  /// `s`, the probabilities that came, by it: no bit of them is lost, and no row's follows from another's. Where there
+  /// is range for it origins are raised further, so that scores that go on to rise seldom overshoot again.
+  template <int key_tiles>
+  __device__ __forceinline__ void follow(const float (&before)[2], Accumulator<1, key_tiles>& s, Rescale& rescale) {
+    if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
+    rescale.needed = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float most = quad_maximum(sum[0][half] - before[half]);
+      const float power = ptx::log2(__int_as_float(__float_as_int(most) & 0x7f800000)) + (kSlack - 15.0F);
+      const float raised = most > kMostSum ? origin[0][half] + power : origin[0][half];
+      const float factor = ptx::exp2(origin[0][half] - raised);
+      origin[0][half] = raised;
+      sum[0][half] *= factor;
+      rescale.factor[0][half] *= factor;
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n) {
+        s.tile[0][n][half * 2] *= factor;
+        s.tile[0][n][half * 2 + 1] *= factor;
+      }
+    }
+  }
+
+  /// Whether what came since `before` is so large that follow() may not divide it.
+  __device__ __forceinline__ bool overflows(const float (&before)[2]) const {
+    static_assert(row_tiles == 1);
+    return __any_sync(0xffffffffU, fmaxf(sum[0][0] - before[0], sum[0][1] - before[1]) > kMostFollowed) != 0;
+  }
+  static constexpr float kMostFollowed = 1.0e30F;  // by it and 2^15 the reciprocal is still a normal number
+
+  /// Takes back what came since `before`. `slack`: with which rows' origins are to be raised then, those that overflow
+  /// to their maxima; no other row may change.
   __device__ __forceinline__ void take_back(const float (&before)[2], float (&slack)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      slack[half] = quad_maximum(sum[0][half] - before[half]) > kMostSum ? 0.0F : kInfinity;
+      slack[half] = quad_maximum(sum[0][half] - before[half]) > kMostFollowed ? 0.0F : kInfinity;
       sum[0][half] = before[half];
     }
   }
