@@ -100,7 +100,7 @@ struct Softmax {
   static constexpr auto kMostSum = static_cast<float>(1 << slack_bits);
 
   /// Raises the origins of rows that overshoot, by the power of two of what came since `before`, and divides sums and
-  /// `s`, the probabilities that came, by it: no bit of them is lost, and no row's follows from another's. Where there
+  /// `s`, the probabilities that came, by it, which rounds none of them; no row's follow from another's. Where there
   /// is range for it origins are raised further, so that scores that go on to rise seldom overshoot again.
   template <int key_tiles>
   __device__ __forceinline__ void follow(const float (&before)[2], Accumulator<1, key_tiles>& s, Rescale& rescale) {
