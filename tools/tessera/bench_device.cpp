@@ -65,6 +65,7 @@ void* DeviceRun::copy_of(const files::Array& array) {
 }
 
 void DeviceRun::fetch(Slot slot, const files::Array& to) const {
+  const cuda::CurrentContext context(device_);
   cuda::check(cuda::driver().copy_from_device(to.data(), cuda::address(bindings_[slot].data), to.size_bytes()),
               "cuMemcpyDtoH");
 }
