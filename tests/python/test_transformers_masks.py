@@ -114,11 +114,17 @@ def test_layouts_of_pieces(layout, gradient):
         assert k.grad[hidden].abs().max() == 0 and k.grad[~hidden].abs().min() > 0
 
 
+def within_documents(function, positions, documents):
+    """`function` by the tokens' positions, and only within a document, as transformers' models compose it."""
+    by_position = masks.remap_positions_for_packed_sequence(function, positions)
+    return masks.and_masks(by_position, masks.packed_sequence_mask_function(documents))
+
+
 @pytest.mark.parametrize("inner", ["causal", "window", "chunk"])
 def test_packed(inner):
     positions = packed_positions([[9, 11, 3], [23], [2, 2, 19]])
     documents = masks.find_packed_sequence_indices(positions)
-    function = masks.packed_sequence_compatibility_function(predicate(inner, None, 3), positions, documents)
+    function = within_documents(predicate(inner, None, 3), positions, documents)
     for layout in ("tokens outside", "heads outside"):
         assert isinstance(check(3, SIZES["prefill"], function, None, layout).form, Pieces)
 
@@ -150,9 +156,7 @@ def test_documents_that_are_no_runs(documents):
     """A document that comes back, or positions that jump within one: pairs, not pieces."""
     documents = torch.tensor([documents])
     positions = torch.tensor([[0, 1, 5, 0, 1, 2, 3, 4]])
-    function = masks.packed_sequence_compatibility_function(
-        masks.sliding_window_causal_mask_function(3), positions, documents
-    )
+    function = within_documents(masks.sliding_window_causal_mask_function(3), positions, documents)
     assert isinstance(check(1, (8, 8, 0, 0), function, None).form, Tiles)
 
 
