@@ -10,7 +10,7 @@ namespace tessera::cuda {
 
 /// cap · tanh(score / cap). With u = score / cap:
 /// exponential: tanh(u) = 1 − 2 / (1 + e^2u), which cancels: it is off by a rounding of the cap, whatever the score.
-/// rational: tanh(u) / u is a rational function of u² up to |u| = 8, the nearest in relative error (1.5e-7), and from
+/// rational: tanh(u) / u is a rational function of u² below |u| = 8, the nearest in relative error (1.5e-7), and from
 /// there on tanh is 1 (2.3e-7). At most 9 ulp, 6.3e-7 of the score, with all roundings, for every cap and score (18
 /// caps from 1e-45 to 3.4e38, a million scores each; `reciprocal` off by 1 ulp either way).
 template <Softcap form>
@@ -19,8 +19,7 @@ __device__ __forceinline__ float capped(float score, const SoftcapParams& cap) {
     const float power = ptx::exp2(__fmul_rn(score, cap.exponent));
     return __fmaf_rn(-2.0F * cap.cap, ptx::reciprocal(__fadd_rn(power, 1.0F)), cap.cap);
   }
-  const float x = ptx::clamp_magnitude(score, cap.saturated);
-  const float u = __fmul_rn(x, cap.factor);  // times a constant, so that both leading coefficients are 1
+  const float u = __fmul_rn(score, cap.factor);  // times a constant, so that both leading coefficients are 1
   const float square = __fmul_rn(u, u);
   float above = __fadd_rn(square, 5.55643034F);
   above = __fmaf_rn(above, square, 5.23703432F);
@@ -29,7 +28,8 @@ __device__ __forceinline__ float capped(float score, const SoftcapParams& cap) {
   below = __fmaf_rn(below, square, 44.8418922F);
   below = __fmaf_rn(below, square, 18.7425079F);
   below = __fmaf_rn(below, square, 0.871850371F);
-  return __fmul_rn(x, __fmul_rn(above, ptx::reciprocal(below)));
+  const float inside = __fmul_rn(score, __fmul_rn(above, ptx::reciprocal(below)));
+  return fabsf(score) >= cap.saturated ? copysignf(cap.cap, score) : inside;  // a NaN stays one
 }
 
 /// One score, in its own units; `distance` is |position of the query − position of the key|, `point` gives the

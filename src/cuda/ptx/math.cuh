@@ -35,19 +35,6 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
-/// x, or the number of x's sign and magnitude `most` where |x| is larger; NaN stays NaN. `most`: 0 or more.
-__device__ __forceinline__ float clamp_magnitude(float x, float most) {
-  float y;
-#if __CUDA_ARCH__ >= 860
-  asm("min.NaN.xorsign.abs.f32 %0, %1, %2;\n" : "=f"(y) : "f"(x), "f"(most));
-#else
-  asm("{.reg .f32 low;\n max.NaN.f32 low, %1, %3;\n min.NaN.f32 %0, low, %2;}\n"
-      : "=f"(y)
-      : "f"(x), "f"(most), "f"(-most));
-#endif
-  return y;
-}
-
 /// Two numbers rounded to the nearest, ties to even; `low` goes into the low half.
 template <Element type>
 __device__ __forceinline__ u32 pack(float low, float high) {
