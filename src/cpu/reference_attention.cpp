@@ -38,7 +38,6 @@ Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Res
       step_(order % 2 == 0 ? narrowest(problem) : DType::fp32),
       order_(order),
       other_form_(order % 2 != 0),
-      unnormalised_(order % 4 == 2),
       d_(problem.head_dim_qk),
       dv_(problem.head_dim_v),
       dims_(shuffled(d_)),
@@ -180,11 +179,6 @@ std::vector<std::int64_t> Attention<Real>::shuffled(std::int64_t count) {
   std::iota(order.begin(), order.end(), std::int64_t{0});
   shuffle(order);
   return order;
-}
-
-template <class Real>
-Real Attention<Real>::draw() {
-  return static_cast<Real>(philox({shuffles_++, 0, 0, 0}, {order_, 0})[0] >> 8) / Real{1 << 24};
 }
 
 template <class Real>

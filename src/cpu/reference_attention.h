@@ -36,8 +36,6 @@ class Attention {
   void load_row(const Tensor& tensor, const Row& row, std::vector<Real>& to) const;
   void shuffle(std::vector<std::int64_t>& order);
   [[nodiscard]] std::vector<std::int64_t> shuffled(std::int64_t count);
-  /// Uniform in [0, 1).
-  [[nodiscard]] Real draw();
   /// The problem has chunks.
   [[nodiscard]] std::int64_t chunk_of(std::int64_t position) const;
   void find_visible(const Row& row);
@@ -81,8 +79,7 @@ class Attention {
   MaskFunction mask_;
   DType step_;  // narrowest of q, k, v
   std::uint32_t order_;
-  bool other_form_;    // of the same formulas: q scaled before the products, exponentials to base 2, …
-  bool unnormalised_;  // a forward rounds P before it is divided by the row sum, relative to a number below the maximum
+  bool other_form_;  // of the same formulas: q scaled before the products, exponentials to base 2, …
   std::uint32_t shuffles_ = 0;
   std::int64_t d_, dv_;
   std::vector<std::int64_t> dims_, value_dims_;  // orders of summation over d and dv

@@ -33,21 +33,14 @@ void Attention<Real>::forward_row(const Row& row) {
       normalise_at = std::max(largest, sink);
       denominator = sum * std::exp(largest - normalise_at) + std::exp(sink - normalise_at);
     }
-    if (unnormalised_) {
-      const Real below = draw() * static_cast<Real>(0.6931471805599453);  // less than a factor of two
-      normalise_at -= below;
-      denominator *= std::exp(below);
-    }
     for (const std::int64_t j : visible_) {
-      const Real weight = exponential(scores_[static_cast<std::size_t>(j)], normalise_at);
-      Real p = round(unnormalised_ ? weight : weight / denominator);
+      Real p = round(exponential(scores_[static_cast<std::size_t>(j)], normalise_at) / denominator);
       if (problem_.dropout > 0) {
         p = kept(row, j) ? round(p * (Real{65536} / static_cast<Real>(threshold_))) : Real{0};
         if (p == 0) continue;
       }
       add_scaled(o_.data(), p, &v_[static_cast<std::size_t>(j * dv_)], o_.size());
     }
-    for (std::size_t c = 0; unnormalised_ && c < o_.size(); ++c) o_[c] /= denominator;
     // Every P is NaN: so is the output, even if dropout drops all keys.
     if (std::isnan(lse)) std::fill(o_.begin(), o_.end(), lse);
   }

@@ -29,7 +29,7 @@ __device__ __forceinline__ float capped(float score, const SoftcapParams& cap) {
   below = __fmaf_rn(below, square, 18.7425079F);
   below = __fmaf_rn(below, square, 0.871850371F);
   const float inside = __fmul_rn(score, __fmul_rn(above, ptx::reciprocal(below)));
-  return fabsf(score) >= cap.saturated ? copysignf(cap.cap, score) : inside;  // a NaN stays one
+  return fabsf(score) >= cap.saturated ? copysignf(cap.cap, score) : inside;  // a NaN stays a NaN
 }
 
 /// One score, in its own units; `distance` is |position of the query − position of the key|, `point` gives the
