@@ -4,8 +4,7 @@
 
 set(TESSERA_CUDA_PACK "" CACHE FILEPATH "Pack of compiled kernels to embed, as `tessera compile --pack` writes it")
 
-file(GLOB_RECURSE TESSERA_DEVICE_HEADERS CONFIGURE_DEPENDS src/shared/*.h src/shared/*.cuh src/cuda/ptx/*.h src/cuda/ptx/*.cuh
-     src/cuda/tile/*.h src/cuda/tile/*.cuh src/cuda/policy/*.h src/cuda/policy/*.cuh src/cuda/kernels/*.h src/cuda/kernels/*.cuh)
+file(GLOB_RECURSE TESSERA_DEVICE_HEADERS CONFIGURE_DEPENDS src/shared/*.h src/cuda/*.cuh)
 set(TESSERA_EMBEDDED_HEADERS ${PROJECT_BINARY_DIR}/generated/device_headers.cpp)
 add_custom_command(OUTPUT ${TESSERA_EMBEDDED_HEADERS}
                    COMMAND ${CMAKE_COMMAND} -D FOLDER=${PROJECT_SOURCE_DIR}/src -D OUTPUT=${TESSERA_EMBEDDED_HEADERS}

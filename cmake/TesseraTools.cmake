@@ -6,7 +6,7 @@ find_package(nlohmann_json REQUIRED)
 
 # tessera_tool_library(<name> <folder>): a static library whose headers are included from tools/ and src/.
 function(tessera_tool_library name folder)
-  file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cpp)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cpp)
   if(NOT sources)
     return()
   endif()
@@ -29,7 +29,7 @@ foreach(library IN ITEMS tessera_cases tessera_files)
   endif()
 endforeach()
 
-file(GLOB TESSERA_CLI_SOURCES CONFIGURE_DEPENDS tools/tessera/*.cpp)
+file(GLOB TESSERA_CLI_SOURCES CONFIGURE_DEPENDS tools/command/*.cpp tools/options/*.cpp tools/bench/*.cpp tools/device/*.cpp)
 if(TESSERA_BUILD_TOOLS AND TESSERA_CLI_SOURCES)
   find_package(CLI11 REQUIRED)
   add_executable(tessera_cli ${TESSERA_CLI_SOURCES})

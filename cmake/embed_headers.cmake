@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -D FOLDER=src -D OUTPUT=file.cpp -P embed_headers.cmake: the device headers as raw string literals.
 
-file(GLOB_RECURSE headers RELATIVE ${FOLDER} ${FOLDER}/shared/*.h ${FOLDER}/shared/*.cuh ${FOLDER}/cuda/ptx/*.h ${FOLDER}/cuda/ptx/*.cuh
-     ${FOLDER}/cuda/tile/*.h ${FOLDER}/cuda/tile/*.cuh ${FOLDER}/cuda/policy/*.h ${FOLDER}/cuda/policy/*.cuh
-     ${FOLDER}/cuda/kernels/*.h ${FOLDER}/cuda/kernels/*.cuh)
+file(GLOB_RECURSE headers RELATIVE ${FOLDER} ${FOLDER}/shared/*.h ${FOLDER}/cuda/*.cuh)
 list(SORT headers)
 set(entries "")
 set(digests "")

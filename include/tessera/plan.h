@@ -66,7 +66,7 @@ struct Candidate {
 };
 
 namespace detail {
-struct PlanState;  // src/core/implementations.h
+struct PlanState;  // src/plan/implementations.h
 }
 
 /// Immutable, cheap to copy, shareable between threads.

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/jit/device.h"
+#include "cuda/driver/device.h"
 #include "dlpack_exchange.h"
 #include "host_operations.h"
 #include "tessera/error.h"

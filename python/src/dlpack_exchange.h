@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "core/dlpack.h"
+#include "base/dlpack.h"
 
 namespace tessera::python {
 

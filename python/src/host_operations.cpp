@@ -19,7 +19,7 @@
 #endif
 
 #include "array.h"
-#include "cpu/philox.h"
+#include "cpu/scores/philox.h"
 #include "parts.h"
 #include "tessera/error.h"
 #include "tessera/executor.h"

@@ -12,10 +12,10 @@
 
 #include "array.h"
 #include "callables.h"
-#include "core/implementations.h"
+#include "cuda/driver/device.h"
 #include "cuda/jit/compile.h"
-#include "cuda/jit/device.h"
 #include "parts.h"
+#include "plan/implementations.h"
 #include "tessera/error.h"
 #include "torch_versions.h"
 #include "workspace_pool.h"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "cuda/jit/device.h"
+#include "cuda/driver/device.h"
 #include "host_operations.h"
 
 namespace nb = nanobind;

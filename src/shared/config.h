@@ -34,7 +34,7 @@ enum class Products : unsigned char {
   wgmma,     // by a warpgroup of four, asynchronously, beside a warpgroup that asks for copies: SM90
 };
 
-/// How scores are capped (policy/score.cuh).
+/// How scores are capped (scores/score.cuh).
 enum class Softcap : unsigned char {
   none,
   exponential,  // by e^2u: faster, off by a rounding of the cap

@@ -97,7 +97,7 @@ struct TensorMaps {
 /// The rows that the blocks of a grid of one dimension take: section after section of planes (heads of one sequence and
 /// split); in a section the last rows of every plane, then those before them. dv_parts blocks for each lie side by
 /// side. With FwdConfig::varlen `count`, `tiles` and `section` are of sequences as long as the longest may be, and each
-/// has its own instead (policy/row_tiles.cuh).
+/// has its own instead (tiles/varlen_scheduler.cuh).
 struct BlockOrder {
   int count;        // of all
   int tiles;        // of rows, of a plane
@@ -106,7 +106,7 @@ struct BlockOrder {
   Divisor heads;    // planes of a sequence and split
 };
 
-/// Where blocks that stay on their multiprocessor draw the numbers of further row tiles: see policy/tickets.cuh.
+/// Where blocks that stay on their multiprocessor draw the numbers of further row tiles: see tiles/tile_counter.cuh.
 struct TicketParams {
   u64* drawn;  // numbers; in the workspace; null: no block takes more than the tile of its own number
   u64* left;   // blocks that draw no more; likewise
@@ -120,7 +120,7 @@ struct RowSum {
   float sum;  // 0: no keys
 };
 
-/// cap · tanh(score / cap) as policy/score.cuh computes it. Finite for every cap: 0 · ∞ would be NaN.
+/// cap · tanh(score / cap) as scores/score.cuh computes it. Finite for every cap: 0 · ∞ would be NaN.
 struct SoftcapParams {
   float cap;
   float exponent;   // 2 · log2(e) / cap

@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 
-#include "core/dlpack.h"
+#include "base/dlpack.h"
 #include "tessera/callable.h"
 #include "tessera/executor.h"
 #include "tessera/tessera.h"

@@ -5,9 +5,9 @@
 #include <chrono>
 #include <thread>
 
+#include "base/dlpack.h"
+#include "base/parallel.h"
 #include "call.h"
-#include "core/dlpack.h"
-#include "core/parallel.h"
 #include "tessera/error.h"
 #include "tessera/tessera.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/parallel.h"
+#include "base/parallel.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

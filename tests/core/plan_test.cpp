@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "call.h"
-#include "core/implementations.h"
 #include "expect_error.h"
+#include "plan/implementations.h"
 
 namespace tessera {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "core/call.h"
 #include "core/expect_error.h"
-#include "core/registered_callables.h"
+#include "problem/registered_callables.h"
 #include "tessera/callable.h"
 
 namespace tessera {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/dlpack.h"
+#include "base/dlpack.h"
 #include "expect_error.h"
 #include "tessera/error.h"
 

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <random>
 
-#include "core/registered_callables.h"
-#include "cpu/reference.h"
+#include "cpu/reference/reference.h"
 #include "device/place.h"
+#include "problem/registered_callables.h"
 #include "tessera/callable.h"
 
 namespace tessera::test {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/reference_number.h"
+#include "cpu/reference/number.h"
 #include "device/place.h"
 
 namespace tessera::test {

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "cases/device_copy.h"
-#include "cuda/jit/device.h"
-#include "cuda/jit/driver.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/driver.h"
 #include "tessera/executor.h"
 
 namespace tessera::test {

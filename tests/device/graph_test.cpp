@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "cpu/reference_number.h"
+#include "cpu/reference/number.h"
 #include "device/graph.h"
 #include "device/place.h"
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "cases/inputs.h"
-#include "cuda/jit/device.h"
-#include "cuda/jit/driver.h"
+#include "cases/inputs/inputs.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/driver.h"
 
 namespace tessera::test {
 

@@ -12,8 +12,8 @@
 #include <optional>
 #include <vector>
 
-#include "cases/random_numbers.h"
-#include "cpu/reference_number.h"
+#include "cases/inputs/numbers.h"
+#include "cpu/reference/number.h"
 #include "device/guarded_copy.h"
 #include "device/place.h"
 

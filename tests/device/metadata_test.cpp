@@ -8,10 +8,10 @@
 #include <limits>
 #include <map>
 
-#include "core/implementations.h"
-#include "cuda/jit/device.h"
-#include "cuda/jit/driver.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/driver.h"
 #include "device/graph.h"
+#include "plan/implementations.h"
 #include "shared/metadata.h"
 #include "tessera/executor.h"
 

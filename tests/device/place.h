@@ -12,10 +12,10 @@
 
 #include "cases/compare.h"
 #include "cases/device_copy.h"
-#include "cases/inputs.h"
-#include "cpu/reference.h"
-#include "cuda/jit/device.h"
-#include "cuda/jit/driver.h"
+#include "cases/inputs/inputs.h"
+#include "cpu/reference/reference.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/driver.h"
 #include "tessera/executor.h"
 
 namespace tessera::test {

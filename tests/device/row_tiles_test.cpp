@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cases/device_copy.h"
-#include "cases/random_numbers.h"
-#include "cuda/jit/device.h"
+#include "cases/inputs/numbers.h"
+#include "cuda/driver/device.h"
 #include "device/place.h"
 
 namespace tessera::test {

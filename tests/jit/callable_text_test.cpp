@@ -6,8 +6,8 @@
 #include <filesystem>
 
 #include "core/expect_error.h"
-#include "core/implementations.h"
 #include "cuda/jit/compile.h"
+#include "plan/implementations.h"
 #include "tessera/callable.h"
 #include "tessera/cuda.h"
 #include "tessera/plan.h"

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "core/expect_error.h"
+#include "cuda/driver/driver.h"
 #include "cuda/jit/compile.h"
-#include "cuda/jit/driver.h"
 #include "cuda/jit/headers.h"
 #include "cuda/jit/nvrtc.h"
 #include "fakes/fakes.h"

@@ -5,9 +5,9 @@
 #include <fstream>
 #include <set>
 
-#include "cases/case.h"
-#include "core/implementations.h"
+#include "cases/line/case.h"
 #include "cuda/jit/entry.h"
+#include "plan/implementations.h"
 #include "tessera/plan.h"
 
 namespace tessera {
@@ -24,7 +24,7 @@ bool contains(const std::string& text, std::string_view part) { return text.find
 TEST(KernelSource, NamesOneConfigurationInTenLines) {
   const cuda::KernelSource source =
       source_of("attention sq=100 hq=4 hkv=2 d=64 dtype=fp16 softcap=30 kv=table page=16");
-  EXPECT_TRUE(contains(source.text, "#include \"cuda/kernels/fwd_mma.cuh\"")) << source.text;
+  EXPECT_TRUE(contains(source.text, "#include \"cuda/attention/forward/mma.cuh\"")) << source.text;
   EXPECT_TRUE(contains(source.text, "__global__")) << source.text;
   EXPECT_TRUE(contains(source.text, cuda::kKernelEntry)) << source.text;
   EXPECT_TRUE(contains(source.text, "Element::fp16")) << source.text;
@@ -74,7 +74,7 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
     for (const char* problem : problems) {
       const cuda::KernelSource source = source_of(problem, sm);
       // What wgmma does not take is the same kernel on both.
-      const bool known = sm == 90 && source.text.find("fwd_mma.cuh") != std::string::npos;
+      const bool known = sm == 90 && source.text.find("forward/mma.cuh") != std::string::npos;
       EXPECT_TRUE(texts.insert(source.text).second || known) << problem << "\n" << source.text;
       EXPECT_TRUE(names.insert(source.name).second || known) << problem << "\n" << source.name;
     }

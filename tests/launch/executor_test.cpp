@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "core/expect_error.h"
-#include "core/implementations.h"
 #include "launch/launch.h"
 #include "malloc/allocations.h"
+#include "plan/implementations.h"
 #include "tessera/callable.h"
 
 namespace tessera {

@@ -11,13 +11,13 @@
 #include <utility>
 #include <vector>
 
-#include "cases/case.h"
+#include "cases/line/case.h"
 #include "core/expect_error.h"
-#include "core/implementations.h"
-#include "cuda/fwd_config.h"
-#include "cuda/fwd_params.h"
-#include "cuda/fwd_source.h"
+#include "cuda/attention/forward/config.h"
+#include "cuda/attention/forward/kernel_source.h"
+#include "cuda/attention/params.h"
 #include "launch/launch.h"
+#include "plan/implementations.h"
 
 namespace tessera {
 namespace {
@@ -165,7 +165,7 @@ TEST_F(Launch, NoTokensNeedNoMemory) {
 TEST_F(Launch, AWarpgroupBesideThoseThatComputeCopies) {
   const Plan plan = make_plan(problem_, Target::cuda_device(0));
   EXPECT_EQ(plan.implementation(), "cuda.fwd_wgmma");
-  EXPECT_NE(plan.state().kernels.front().text.find("fwd_wgmma.cuh"), std::string::npos);
+  EXPECT_NE(plan.state().kernels.front().text.find("forward/wgmma.cuh"), std::string::npos);
   Executor(plan).run(dense(problem_));
   const std::int64_t tile_q = plan.state().tile_q;
   EXPECT_EQ(gpu_.last.block[0], tile_q / 64 * 128 + 128);

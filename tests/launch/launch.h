@@ -6,8 +6,8 @@
 
 #include <vector>
 
+#include "cuda/driver/device.h"
 #include "cuda/jit/cache.h"
-#include "cuda/jit/device.h"
 #include "cuda/jit/kernel.h"
 #include "fakes/fakes.h"
 #include "fakes/folder.h"

@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "core/implementations.h"
 #include "launch/launch.h"
+#include "plan/implementations.h"
 #include "shared/linear_chunk.h"
 
 namespace tessera {

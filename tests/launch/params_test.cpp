@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda/fwd_params.h"
-#include "cuda/list_params.h"
-#include "cuda/partials.h"
+#include "cuda/attention/params.h"
+#include "cuda/attention/splits/partials.h"
+#include "cuda/attention/tiles/list_params.h"
 
 namespace tessera {
 namespace {

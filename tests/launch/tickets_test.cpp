@@ -31,7 +31,7 @@ u64 atomicCAS(u64* at, u64 expected, u64 value) {
 
 #define __device__
 #define __forceinline__ inline
-#include "cuda/policy/tickets.cuh"
+#include "cuda/attention/tiles/tile_counter.cuh"
 
 namespace tessera::cuda {
 namespace {

@@ -6,8 +6,8 @@
 #include <bit>
 #include <vector>
 
-#include "cases/random_numbers.h"
-#include "cpu/kernels/kernels.h"
+#include "cases/inputs/numbers.h"
+#include "cpu/simd/kernels.h"
 #include "tessera/plan.h"
 
 namespace tessera::cpu {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cpu/reference.h"
+#include "cpu/reference/reference.h"
 #include "ops/sequence_run.h"
 
 namespace tessera::test {

@@ -7,10 +7,10 @@
 #include <limits>
 #include <vector>
 
-#include "cases/case.h"
-#include "cases/inputs.h"
-#include "cpu/reference.h"
-#include "cpu/reference_number.h"
+#include "cases/inputs/inputs.h"
+#include "cases/line/case.h"
+#include "cpu/reference/number.h"
+#include "cpu/reference/reference.h"
 #include "ops/random_floats.h"
 
 namespace tessera {

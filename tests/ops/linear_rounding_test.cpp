@@ -8,9 +8,9 @@
 #include <cstring>
 #include <vector>
 
-#include "cases/poison.h"
-#include "cpu/reference.h"
-#include "cpu/reference_number.h"
+#include "cases/inputs/poison.h"
+#include "cpu/reference/number.h"
+#include "cpu/reference/reference.h"
 #include "ops/random_floats.h"
 #include "tessera/executor.h"
 

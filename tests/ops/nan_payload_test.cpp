@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cases/poison.h"
+#include "cases/inputs/poison.h"
 #include "cases/trial.h"
 #include "ops/sequence_run.h"
 

@@ -4,10 +4,10 @@
 
 #include <cmath>
 
-#include "cases/case.h"
-#include "cases/inputs.h"
-#include "cpu/reference.h"
-#include "cpu/reference_number.h"
+#include "cases/inputs/inputs.h"
+#include "cases/line/case.h"
+#include "cpu/reference/number.h"
+#include "cpu/reference/reference.h"
 
 namespace tessera::test {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cases/random_numbers.h"
+#include "cases/inputs/numbers.h"
 
 namespace tessera {
 

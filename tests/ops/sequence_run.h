@@ -7,10 +7,10 @@
 #include <utility>
 #include <vector>
 
-#include "cases/case.h"
-#include "cases/inputs.h"
-#include "cpu/reference_number.h"
-#include "cpu/reference_sequences.h"
+#include "cases/inputs/inputs.h"
+#include "cases/line/case.h"
+#include "cpu/reference/number.h"
+#include "cpu/reference/sequences.h"
 #include "tessera/executor.h"
 
 namespace tessera::test {

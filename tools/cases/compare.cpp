@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cpu/reference_number.h"
+#include "cpu/reference/number.h"
 
 namespace tessera::cases {
 namespace {

@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/reference.h"
+#include "cpu/reference/reference.h"
 #include "tessera/executor.h"
 #include "tessera/problem.h"
 

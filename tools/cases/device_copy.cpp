@@ -7,8 +7,8 @@
 #include <cstring>
 #include <map>
 
-#include "cuda/jit/device.h"
-#include "cuda/jit/driver.h"
+#include "cuda/driver/device.h"
+#include "cuda/driver/driver.h"
 
 namespace tessera::cases {
 namespace {

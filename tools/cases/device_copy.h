@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cases/inputs.h"
+#include "cases/inputs/inputs.h"
 #include "tessera/executor.h"
 
 namespace tessera::cases {

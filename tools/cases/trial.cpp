@@ -8,8 +8,8 @@
 #include <exception>
 
 #include "cases/compare.h"
-#include "cpu/kernels/kernels.h"
-#include "cpu/reference_number.h"
+#include "cpu/reference/number.h"
+#include "cpu/simd/kernels.h"
 
 namespace tessera::cases {
 namespace {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "cases/case.h"
 #include "cases/device_copy.h"
-#include "cases/inputs.h"
-#include "cpu/reference.h"
+#include "cases/inputs/inputs.h"
+#include "cases/line/case.h"
+#include "cpu/reference/reference.h"
 #include "tessera/executor.h"
 
 namespace tessera::cases {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/half.h"
+#include "base/half.h"
 #include "tessera/tensor.h"
 
 namespace tessera::files {

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <optional>
 
+#include "cuda/driver/driver.h"
 #include "cuda/jit/disk_cache.h"
-#include "cuda/jit/driver.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/pack.h"
 #include "cuda/jit/settings.h"

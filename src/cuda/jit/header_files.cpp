@@ -11,7 +11,7 @@ namespace tessera::cuda {
 
 HeaderFiles::HeaderFiles(const std::string& folder) {
   namespace fs = std::filesystem;
-  for (const char* below : {"shared", "cuda/ptx", "cuda/tile", "cuda/policy", "cuda/kernels"}) {
+  for (const char* below : {"shared", "cuda"}) {
     std::error_code error;
     for (fs::recursive_directory_iterator at(fs::path(folder) / below, error), end; !error && at != end;
          at.increment(error)) {
@@ -22,7 +22,7 @@ HeaderFiles::HeaderFiles(const std::string& folder) {
     }
   }
   if (texts_.empty()) {
-    throw Error(ErrorCode::io, folder, "no headers in shared or cuda/{ptx,tile,policy,kernels}", "a src folder");
+    throw Error(ErrorCode::io, folder, "no headers in shared or cuda", "a src folder");
   }
   std::sort(texts_.begin(), texts_.end());
   for (const auto& [name, text] : texts_) headers.push_back({name.c_str(), text.c_str()});

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "cuda/driver/device.h"
 #include "cuda/jit/cache.h"
-#include "cuda/jit/device.h"
 #include "tessera/error.h"
 
 namespace tessera::cuda {

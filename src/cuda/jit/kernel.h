@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/driver/driver.h"
 #include "cuda/jit/compile.h"
-#include "cuda/jit/driver.h"
 #include "tessera/executor.h"
 #include "tessera/plan.h"
 

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <optional>
 
-#include "cuda/jit/driver.h"
-#include "cuda/jit/library.h"
+#include "cuda/driver/driver.h"
+#include "cuda/driver/library.h"
 #include "cuda/jit/settings.h"
 #include "tessera/error.h"
 

@@ -2,9 +2,9 @@
 // 16 bytes of a state of linear attention, in memory as it is kept and in registers as fp32.
 #pragma once
 
-#include "cuda/policy/philox.cuh"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/global.cuh"
+#include "cuda/tile/philox.cuh"
 #include "shared/params.h"
 
 namespace tessera::cuda {

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the forward's workspace goes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/forward/mass.h"
+#include "cpu/tiles/arena.h"
+#include "cpu/tiles/key_tile.h"
+#include "cpu/tiles/tiling.h"
+#include "plan/implementations.h"
+
+namespace tessera::cpu {
+
+/// A run of query rows that use the same keys, and where its columns are.
+struct Strip {
+  std::int64_t first_row;
+  std::int64_t rows;
+  std::int64_t first_column;
+  std::int64_t columns;  // rows · heads of the tile
+  QueryTile queries;
+  std::int64_t next = 0;  // cell of the grid that it uses next
+};
+
+/// A thread's buffers. `columns` are the queries of all strips that walk the keys together, whole panels a strip.
+struct ForwardBuffers {
+  std::int64_t columns = 0;
+  Strip* strips;
+  float* q;                // (panels, d, kPanel), scaled
+  std::uint32_t* q_pairs;  // (panels, padded_dots(d) / 2, kPanel), not scaled: instead of q, for dot products
+  float* o;                // (panels, padded dv, kPanel), not yet divided by the sum
+  float* s;                // (tile_kv, kPanel): scores, then probabilities; for dot products padded by a tile's rows
+  std::uint32_t* p;        // (padded_dots(tile_kv) / 2, kPanel): probabilities as pairs of keys, for dot products
+  float* keep;             // as s: dropout factors
+  float* staging;          // (kPanel, padded max(d, dv)): rows on their way in or out
+  float* maximum;          // (columns)
+  float* sum;              // (columns)
+  float* correction;       // (columns)
+  float* lse;              // (columns)
+  std::int64_t* position;  // (columns)
+  Visible* visible;        // (columns)
+  std::int32_t* head;      // (columns)
+  std::int32_t* low;       // (kPanel)
+  std::int32_t* high;      // (kPanel)
+  KeyTile keys;
+  MassGatherer mass;
+
+  static ForwardBuffers place(Arena& arena, const Problem& problem, const Tiling& tiling, bool dots);
+};
+
+std::size_t forward_thread_bytes(const Problem& problem, const Tiling& tiling, bool dots);
+
+}  // namespace tessera::cpu

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward's walk: which keys meet which queries, and the units of work that threads take.
+
+#include <algorithm>
+
+#include "cpu/forward/decode_unit.h"
+#include "cpu/forward/unit.h"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr std::int64_t kBandStrip = 32;  // queries; a divisor of kPanel
+
+// A thread's units are of either kind, one after another.
+std::size_t unit_bytes(const detail::PlanState& state, const Tiling& tiling, bool dots) {
+  const std::size_t decode = reads_in_place(state) ? decode_thread_bytes(state.problem, tiling, dots) : 0;
+  return std::max(tiling.all_few ? 0 : forward_thread_bytes(state.problem, tiling, dots), decode);
+}
+
+}  // namespace
+
+void ForwardUnit::compute(const Sequence& sequence, std::int64_t head_tile, std::int64_t row_unit, std::int64_t split) {
+  const Tiling& t = run_.tiling;
+  sequence_ = sequence;
+  head_ = head_tile * t.heads_a_tile;
+  split_ = split;
+  const bool mass = gathers_mass(problem_);
+  if (mass) b_.mass.begin_block();
+  const std::int64_t first = row_unit * t.unit_strips;
+  for (std::int64_t strip = first; strip < first + t.unit_strips; strip += t.strips) {
+    strip_count_ = 0;
+    for (std::int64_t i = strip; i < strip + t.strips; ++i) add_strip(i);
+    if (strip_count_ > 0) walk_keys();
+  }
+  if (mass) b_.mass.end_block(problem_, run_.bindings, sequence.batch, head_, first / t.block_strips);
+}
+
+StripRows rows_of_strip(const Tiling& t, const Sequence& sequence, std::int64_t index) {
+  const std::int64_t block = index / t.block_strips;
+  const std::int64_t begin = block * t.block_rows + index % t.block_strips * t.rows;
+  const std::int64_t end = std::min({begin + t.rows, (block + 1) * t.block_rows, sequence.q_capacity});
+  return {block, begin, std::min(end, sequence.q_length), end};
+}
+
+void ForwardUnit::add_strip(std::int64_t index) {
+  const Tiling& t = run_.tiling;
+  const auto [block, begin, used, end] = rows_of_strip(t, sequence_, index);
+  if (t.splits == 1) write_padding(std::max(begin, used), end);
+  if (begin >= used) return;
+  const std::int64_t position = sequence_.q_position + begin;
+  b_.strips[strip_count_] = {begin,
+                             used - begin,
+                             strip_count_ * t.strip_columns,
+                             (used - begin) * t.heads_a_tile,
+                             {sequence_.batch, head_, block, position, position + used - begin - 1}};
+  load_queries(b_.strips[strip_count_++]);
+}
+
+void ForwardUnit::walk_keys() {
+  const Tiling& t = run_.tiling;
+  const std::int64_t cells = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
+  const std::int64_t last = std::min(cells, (split_ + 1) * t.cells_a_split);
+  if (gathers_mass(problem_)) b_.mass.begin_tile();
+  const auto skip = [&](Strip& strip, std::int64_t from) {
+    strip.next = run_.key_tiles.skip(sequence_, strip.queries, from, last);
+    return strip.next;
+  };
+  std::int64_t next = last;
+  for (std::int64_t i = 0; i < strip_count_; ++i) next = std::min(next, skip(b_.strips[i], split_ * t.cells_a_split));
+  while (next < last && !run_.workers.stopped()) {
+    const std::int64_t cell = next;
+    next = last;
+    run_.key_tiles.begin(cell, b_.keys);
+    for (std::int64_t i = 0; i < strip_count_; ++i) {
+      Strip& strip = b_.strips[i];
+      if (strip.next == cell) {
+        if (run_.key_tiles.collect(sequence_, strip.queries, b_.keys)) key_tile(strip);
+        skip(strip, cell + 1);
+      }
+      next = std::min(next, strip.next);
+    }
+  }
+  for (std::int64_t i = 0; i < strip_count_; ++i) finish(b_.strips[i]);
+}
+
+void ForwardUnit::key_tile(const Strip& strip) {
+  const KeyTile& keys = b_.keys;
+  run_.key_tiles.load(run_.kernels, sequence_, head_ / problem_.group(), b_.keys);
+  for (std::int64_t s = 0; s < keys.span_count;) {
+    const std::int64_t first = keys.spans[s].row;
+    std::int64_t end = first;
+    while (s < keys.span_count && keys.spans[s].row == end) end += keys.spans[s++].count;
+    key_run(strip, {first, end});
+  }
+}
+
+void ForwardUnit::key_run(const Strip& strip, Rows run) {
+  const std::int64_t last = strip.first_column + strip.columns;
+  for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
+    const std::int64_t live = std::min(kPanel, last - first);
+    if (!has_band(problem_) || sees_all(first, live, run)) {
+      panel_step(first, live, run, false);
+      continue;
+    }
+    // At the border of the band a narrower strip of queries leaves less of the triangle to be masked.
+    for (std::int64_t part = first; part < first + live; part += kBandStrip) {
+      const std::int64_t columns = std::min(kBandStrip, first + live - part);
+      const Rows rows = rows_seen(part, columns, run);
+      if (rows.first < rows.end) panel_step(part, columns, rows, true);
+    }
+  }
+}
+
+bool ForwardUnit::sees_all(std::int64_t first_column, std::int64_t live, Rows run) const {
+  Visible all = b_.visible[first_column];
+  for (std::int64_t c = first_column + 1; c < first_column + live; ++c) {
+    all = {std::max(all.low, b_.visible[c].low), std::min(all.high, b_.visible[c].high)};
+  }
+  for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
+    const Span& span = b_.keys.spans[s];
+    if (span.row < run.first || span.row >= run.end) continue;
+    if (span.position < all.low || span.position + span.count - 1 > all.high) return false;
+  }
+  return true;
+}
+
+ForwardUnit::Rows ForwardUnit::rows_seen(std::int64_t first_column, std::int64_t live, Rows rows) const {
+  Visible some = b_.visible[first_column];
+  for (std::int64_t c = first_column + 1; c < first_column + live; ++c) {
+    some = {std::min(some.low, b_.visible[c].low), std::max(some.high, b_.visible[c].high)};
+  }
+  const auto hidden = [&](std::int64_t row) {
+    return b_.keys.position[row] < some.low || b_.keys.position[row] > some.high;
+  };
+  while (rows.first < rows.end && hidden(rows.first)) ++rows.first;
+  while (rows.first < rows.end && hidden(rows.end - 1)) --rows.end;
+  return rows;
+}
+
+std::size_t forward_workspace(const detail::PlanState& state) {
+  const Tiling tiling = tiling_of(state);
+  Arena arena;
+  PartialResults::place(arena, state.problem, tiling.splits);
+  const bool dots = uses_dots(state.problem, kernels_for(state.target.isa));
+  arena.take<std::byte>(state.target.threads, unit_bytes(state, tiling, dots));
+  return arena.used();
+}
+
+void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+  ForwardRun run(state, bindings, *resources.workers);
+  std::byte* workspace = resources.workspace;
+  const Tiling& t = run.tiling;
+  Arena shared(workspace);
+  run.partials = PartialResults::place(shared, state.problem, t.splits);
+  const std::size_t bytes = unit_bytes(state, t, run.dots);
+  const std::int64_t units = t.row_units * state.problem.batch * t.head_units * t.splits;
+  detail::WorkQueue queue(run.workers, units);
+  run.workers.parallel([&](int thread) {
+    std::byte* own = workspace + shared.used() + bytes * static_cast<std::size_t>(thread);
+    Arena many(own), few(own);
+    ForwardBuffers buffers{};
+    if (!t.all_few) buffers = ForwardBuffers::place(many, state.problem, t, run.dots);
+    ForwardUnit unit(run, buffers);
+    DecodeBuffers decode_buffers{};
+    if (run.reads_in_place) decode_buffers = DecodeBuffers::place(few, state.problem, t, run.dots);
+    DecodeUnit decode(run, decode_buffers);
+    const DotProducts products(run.dots ? run.kernels.dots : nullptr);
+    // Later rows see more keys under a causal mask: longest first.
+    queue.drain([&](std::int64_t index) {
+      std::int64_t rest = index;
+      const std::int64_t split = rest % t.splits;
+      rest /= t.splits;
+      const std::int64_t first_tile = rest % t.head_units * t.tiles_a_unit;
+      rest /= t.head_units;
+      const Sequence sequence = find_sequence(state.problem, bindings, rest % state.problem.batch);
+      const std::int64_t row_unit = t.row_units - 1 - rest / state.problem.batch;
+      if (!DecodeUnit::takes(run, sequence)) {
+        unit.compute(sequence, first_tile, row_unit, split);
+        return;
+      }
+      const std::int64_t tiles = std::min(t.tiles_a_unit, t.head_tiles - first_tile);
+      for (std::int64_t strip = row_unit * t.unit_strips; strip < (row_unit + 1) * t.unit_strips; ++strip) {
+        decode.compute(sequence, rows_of_strip(t, sequence, strip), first_tile, tiles, split);
+      }
+    });
+  });
+  if (t.splits > 1) merge_partials(run.partials, state, bindings, run.workers, run.kernels);
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row cpu.tiled of the table: what it supports and how it cuts a problem into tiles.
+#include <algorithm>
+
+#include "cpu/simd/kernels.h"
+#include "cpu/tiles/dot_keys.h"
+#include "cpu/tiles/tiling.h"
+
+namespace tessera::cpu {
+namespace {
+
+// Tiles measured best on a 2-core Xeon (AVX-512, 2 MiB of L2) over the rows of bench/suites/cpu_dense.txt; see
+// docs/experiments/cpu-forward.md for the ones that lost.
+constexpr std::int64_t kQueryBytes =
+    512 * 1024;  // of Q and O panels a thread; halved twice while threads would lack work
+// With a list more rows share keys, of which each block uses a few (measured on a 2-core Zen 5).
+constexpr std::int64_t kListedBytes = 2048 * 1024;
+constexpr std::int64_t kPanels = 16;  // at most, for short rows
+constexpr std::int64_t kListedPanels = 32;
+constexpr std::int64_t kForwardKeys = 128;
+constexpr std::int64_t kBackwardQueries = 64;
+constexpr std::int64_t kBackwardKeys = 128;
+// By dot products sums are cheap and what surrounds them is not: dK and dV come through L2 once for 128 queries, and a
+// tile of queries is turned once for 256 keys.
+constexpr std::int64_t kBackwardDotQueries = 128;
+constexpr std::int64_t kBackwardDotKeys = 256;
+// Rows of K that the heads of a decode unit read in turn: as many again are asked for meanwhile, and both stay in L2.
+constexpr std::int64_t kDecodeBytes = 256 * 1024;
+// Units a thread: a core that has others beside it takes fewer.
+constexpr std::int64_t kDecodeUnits = 4;
+constexpr std::int64_t kLongestTile = 4096;  // a wish beyond this would only waste memory
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
+
+bool is_paged(const KvSource& source) {
+  return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
+}
+
+Support supports_wishes(const Problem& problem, const Wishes& wishes) {
+  const auto tile = [](const char* name, std::optional<std::int64_t> wish) {
+    if (!wish || (*wish >= 1 && *wish <= kLongestTile)) return Support::yes();
+    return Support::no(std::string(name) + " is " + std::to_string(*wish) + "; want 1 to " +
+                       std::to_string(kLongestTile));
+  };
+  if (Support s = tile("tile_q", wishes.tile_q); !s) return s;
+  if (Support s = tile("tile_kv", wishes.tile_kv); !s) return s;
+  if (!wishes.splits) return Support::yes();
+  if (*wishes.splits < 1 || *wishes.splits > 1024) {
+    return Support::no("splits is " + std::to_string(*wishes.splits) + "; want 1 to 1024");
+  }
+  if (*wishes.splits > 1 && problem.batch_invariant) {
+    return Support::no("splits is " + std::to_string(*wishes.splits) + "; batch_invariant keeps one part per sequence");
+  }
+  if (*wishes.splits > 1 && problem.pass == Pass::forward && gathers_mass(problem)) {
+    return Support::no("splits is " + std::to_string(*wishes.splits) + "; mass and next lists need whole rows");
+  }
+  return Support::yes();
+}
+
+Support supports(const Problem& problem, const Target& /*target*/, const Wishes& wishes) {
+  for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type, problem.o_type}) {
+    if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
+  }
+  if (problem.pass == Pass::backward) {
+    if (is_paged(problem.kv) || (problem.kv2 && is_paged(*problem.kv2))) {
+      return Support::no("paged keys have no gradient: a page may belong to several sequences");
+    }
+    if (gathers_mass(problem)) return Support::no("mass and next lists are outputs of the forward");
+  }
+  return supports_wishes(problem, wishes);
+}
+
+// Only few queries are worth it, and a list is each head's own.
+std::int64_t most_tiles_a_unit(const detail::PlanState& state, const Tiling& tiling) {
+  const Problem& problem = state.problem;
+  if (!tiling.all_few || problem.list) return 1;
+  const std::int64_t row =
+      std::max<std::int64_t>(problem.head_dim_qk, 1) * static_cast<std::int64_t>(size_of(problem.k_type));
+  return std::clamp<std::int64_t>(kDecodeBytes / (kFewKeys * row), 1, tiling.head_tiles);
+}
+
+// Heads of a group share a tile of K and V unless something is decided per query head.
+bool shares_group(const Problem& problem) {
+  return problem.group() > 1 && !gathers_mass(problem) && problem.mask.empty() &&
+         !(problem.list && problem.list.heads == TileList::Heads::q);
+}
+
+// Long tiles spread the cost of bringing keys in over more queries; results do not depend on their length.
+std::int64_t forward_queries(detail::PlanState state) {
+  const std::int64_t row =
+      (state.problem.head_dim_qk + state.problem.head_dim_v) * static_cast<std::int64_t>(sizeof(float));
+  const bool listed(state.problem.list);
+  const std::int64_t bytes = listed ? kListedBytes : kQueryBytes;
+  const std::int64_t longest =
+      std::clamp<std::int64_t>(bytes / row / kPanel, 4, listed ? kListedPanels : kPanels) * kPanel;
+  for (state.tile_q = longest; state.tile_q > longest / 4; state.tile_q /= 2) {
+    const Tiling tiling = tiling_of(state);
+    if (tiling.row_units * tiling.head_tiles * state.problem.batch >= 4 * state.target.threads) break;
+  }
+  return state.tile_q;
+}
+
+std::int64_t forward_splits(const detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  if (state.wishes.splits) return *state.wishes.splits;
+  if (problem.batch_invariant || gathers_mass(problem)) return 1;
+  const Tiling tiling = tiling_of(state);
+  const std::int64_t threads = state.target.threads;
+  const std::int64_t together = most_tiles_a_unit(state, tiling);
+  const std::int64_t units = tiling.row_units * divide_up(tiling.head_tiles, together) * problem.batch;
+  const std::int64_t wanted = together > 1 && threads > 1 ? kDecodeUnits * threads : threads;
+  if (units == 0 || units >= wanted) return 1;
+  // A part shorter than four tiles costs more in the merge than it brings.
+  return std::clamp<std::int64_t>(divide_up(wanted, units), 1, std::max<std::int64_t>(tiling.cells / 4, 1));
+}
+
+std::int64_t backward_parts(const detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  if (state.wishes.splits) return *state.wishes.splits;
+  const std::int64_t units = problem.batch * problem.heads_kv;
+  if (problem.batch_invariant || units == 0 || units >= state.target.threads) return 1;
+  const std::int64_t keys = most_keys(problem);
+  return std::clamp<std::int64_t>(divide_up(state.target.threads, units), 1,
+                                  std::max<std::int64_t>(divide_up(keys, state.tile_kv), 1));
+}
+
+// Under a window long tiles would be hidden for the most part.
+std::int64_t forward_keys(const Problem& problem, const Kernels& kernels, bool dots) {
+  return dots && !problem.band.left ? kernels.dots->forward_keys : kForwardKeys;
+}
+
+std::int64_t backward_keys(const Problem& problem, bool dots) {
+  const bool listed = problem.list || problem.bwd_list;
+  // One listed block a tile wastes nothing; small blocks are masked inside a larger tile.
+  return listed && problem.block_kv >= 32 && problem.block_kv <= 256 ? problem.block_kv
+         : dots                                                      ? kBackwardDotKeys
+                                                                     : kBackwardKeys;
+}
+
+void plan(detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  const bool forward = problem.pass == Pass::forward;
+  const Kernels& kernels = kernels_for(state.target.isa);
+  const bool dots = uses_dots(problem, kernels);
+  state.shared_group = forward && shares_group(problem);
+  state.splits = 1;
+  state.tile_kv =
+      state.wishes.tile_kv.value_or(forward ? forward_keys(problem, kernels, dots) : backward_keys(problem, dots));
+  state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state)
+                                              : dots  ? kBackwardDotQueries
+                                                      : kBackwardQueries);
+  state.splits = forward ? forward_splits(state) : backward_parts(state);
+  state.workspace_bytes = forward ? forward_workspace(state) : backward_workspace(state);
+  const auto line = [&](const std::string& text) { state.choice += text + "\n"; };
+  const char* own = " (measured best)";
+  line("tile_q: " + std::to_string(state.tile_q) + (state.wishes.tile_q ? " (wish)" : own));
+  line("tile_kv: " + std::to_string(state.tile_kv) + (state.wishes.tile_kv ? " (wish)" : own));
+  line("splits: " + std::to_string(state.splits) +
+       (state.wishes.splits ? " (wish)"
+        : state.splits > 1  ? " (fewer units of work than wanted)"
+                            : " (enough units of work)"));
+  line(std::string("group: ") +
+       (state.shared_group ? "the heads of a group share each tile of K and V" : "one head at a time"));
+  if (const Tiling tiling = tiling_of(state); forward && tiling.all_few) {
+    line("few queries: keys are read where they lie; key heads together: " + std::to_string(tiling.tiles_a_unit));
+  }
+}
+
+void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+  if (state.problem.pass == Pass::forward) {
+    run_forward(state, bindings, resources);
+  } else {
+    run_backward(state, bindings, resources);
+  }
+}
+
+}  // namespace
+
+Tiling tiling_of(const detail::PlanState& state) {
+  const Problem& problem = state.problem;
+  Tiling t{};
+  t.heads_a_tile = state.shared_group ? problem.group() : 1;
+  t.head_tiles = problem.heads_q / t.heads_a_tile;
+  const bool mass = gathers_mass(problem);
+  const std::int64_t queries = most_queries(problem);
+  const std::int64_t fitting = std::max<std::int64_t>(state.tile_q / t.heads_a_tile, 1);
+  t.rows = std::min(fitting, std::max<std::int64_t>(queries, 1));
+  t.block_rows = problem.list || mass ? problem.block_q : t.rows;
+  t.rows = std::min(t.rows, t.block_rows);
+  t.block_strips = divide_up(t.block_rows, t.rows);
+  t.strip_columns = divide_up(t.rows * t.heads_a_tile, kPanel) * kPanel;
+  t.strips = problem.list && !mass ? std::max<std::int64_t>(state.tile_q / t.strip_columns, 1) : 1;
+  t.unit_strips = mass ? t.block_strips : t.strips;
+  t.row_units = divide_up(divide_up(queries, t.block_rows) * t.block_strips, t.unit_strips);
+  t.splits = state.splits;
+  t.tile_kv = state.tile_kv;
+  t.cells = divide_up(most_keys(problem), t.tile_kv);
+  t.cells_a_split = std::max<std::int64_t>(divide_up(t.cells, t.splits), 1);
+  t.all_few = reads_in_place(state) && t.rows * t.heads_a_tile <= kFewQueries;
+  // As many heads together as leave each thread a unit.
+  const std::int64_t tiles = t.head_tiles * problem.batch * t.splits / std::max(state.target.threads, 1);
+  t.tiles_a_unit = std::clamp<std::int64_t>(tiles, 1, most_tiles_a_unit(state, t));
+  t.head_units = divide_up(t.head_tiles, t.tiles_a_unit);
+  return t;
+}
+
+bool reads_in_place(const detail::PlanState& state) {
+  const Problem& p = state.problem;
+  const bool dots = uses_dots(p, kernels_for(state.target.isa));
+  return p.pass == Pass::forward && p.mask.empty() && p.dropout <= 0.0F && !gathers_mass(p) &&
+         p.head_dim_qk % (dots ? kDotStep : kPad) == 0 && p.head_dim_v % kPad == 0;
+}
+
+std::int64_t total_rows(const Problem& problem) {
+  return problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
+}
+
+std::int64_t most_queries(const Problem& problem) {
+  return problem.q_layout == Layout::varlen ? std::min(problem.seqlen_q, problem.total_q) : problem.seqlen_q;
+}
+
+std::int64_t most_keys(const Problem& problem) {
+  const auto most = [](const KvSource& source) {
+    return source.layout == KvLayout::varlen ? std::min(source.seqlen, source.total) : source.seqlen;
+  };
+  return most(problem.kv) + (problem.kv2 ? most(*problem.kv2) : 0);
+}
+
+}  // namespace tessera::cpu
+
+namespace tessera::detail {
+
+const Implementation kCpuTiled = {"cpu.tiled",   DeviceType::cpu, Operation::attention,
+                                  cpu::supports, cpu::plan,       cpu::run};
+
+}  // namespace tessera::detail

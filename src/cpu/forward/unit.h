@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward: blocked online softmax (Milakov and Gimelshein 2018; Dao et al. 2022). Scores are computed transposed, keys
+// down and queries across, so that maxima, sums and rescaling are vertical vector operations and neither K nor V has
+// to be packed: their elements are broadcast against panels of 64 queries.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/forward/buffers.h"
+#include "cpu/forward/run.h"
+
+namespace tessera::cpu {
+
+/// One thread's work on units: strips of queries of a (batch, head tile) against one part of the keys.
+class ForwardUnit {
+ public:
+  ForwardUnit(const ForwardRun& run, ForwardBuffers& buffers)
+      : run_(run), problem_(run.problem), b_(buffers), dv_(padded(problem_.head_dim_v)) {}
+
+  void compute(const Sequence& sequence, std::int64_t head_tile, std::int64_t row_unit, std::int64_t split);
+
+ private:
+  // A run of the tile's rows.
+  struct Rows {
+    std::int64_t first;
+    std::int64_t end;
+  };
+
+  // forward.cpp: the walk over keys.
+
+  // Strip `index` of the sequence, if it has rows; rows past the used length are written as empty.
+  void add_strip(std::int64_t index);
+  void walk_keys();
+  // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
+  void key_tile(const Strip& strip);
+  void key_run(const Strip& strip, Rows run);
+  // Whether every one of the columns sees every key of the run.
+  [[nodiscard]] bool sees_all(std::int64_t first_column, std::int64_t live, Rows run) const;
+  // The run's keys less those at either end that none of the columns sees.
+  [[nodiscard]] Rows rows_seen(std::int64_t first_column, std::int64_t live, Rows rows) const;
+
+  // forward_load_store.cpp: queries in, results out.
+
+  // Q transposed into panels; positions and limits of every column.
+  void load_queries(const Strip& strip);
+  void load_panel(const Strip& strip, std::int64_t first);
+  // Divides by the sum (and the sink), transposes back and writes O and LSE.
+  void finish(const Strip& strip);
+  void finish_mass(const Strip& strip);
+  void write_padding(std::int64_t begin, std::int64_t end) const;
+
+  // forward_step.cpp: a step of the softmax.
+
+  // Queries [first_column, first_column + live) of one panel against a run of the tile's keys.
+  void panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band);
+  // S (keys, queries) = K·Qᵀ.
+  void scores(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) const;
+  void mask_band(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end);
+  // Asks the mask callable where a span needs it; true if it was asked.
+  bool mask_callable(ScoreTile tile, std::int64_t first, std::int64_t end) const;
+  // The softmax step, and P as pairs of keys in whole chunks: keys before the first and behind the last one weigh 0.
+  void probabilities_as_pairs(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns,
+                              std::int64_t first, std::int64_t end, float scale);
+  // Mass and dropout see the probabilities in fp32.
+  void look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns, std::int64_t first,
+                             std::int64_t end);
+  void drop(const ScoreTile& tile, std::int64_t columns) const;
+  // O (dv, queries) = O·correction + Vᵀ·P.
+  void add_values(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end, bool masked);
+
+  const ForwardRun& run_;
+  const Problem& problem_;
+  ForwardBuffers& b_;
+  const std::int64_t dv_;
+  Sequence sequence_;
+  std::int64_t head_ = 0;
+  std::int64_t split_ = 0;
+  std::int64_t strip_count_ = 0;
+};
+
+}  // namespace tessera::cpu

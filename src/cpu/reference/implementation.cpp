@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The oracle as a row of the table of implementations, chosen only when wished for by name.
+#include "cpu/reference/reference.h"
+#include "plan/implementations.h"
+
+namespace tessera::detail {
+namespace {
+
+Support supports_reference(const Problem& problem, const Target& /*target*/, const Wishes& wishes) {
+  if (wishes.implementation != kCpuReference.name) return Support::no("must be wished for by name");
+  if (wishes.tile_q || wishes.tile_kv || wishes.splits.value_or(1) != 1) {
+    return Support::no("has no tiles and no splits");
+  }
+  const auto is_paged = [](const KvSource& source) {
+    return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
+  };
+  if (problem.operation == Operation::attention && problem.pass == Pass::backward &&
+      (is_paged(problem.kv) || (problem.kv2 && is_paged(*problem.kv2)))) {
+    return Support::no("a page may belong to several sequences, so paged KV has no backward");
+  }
+  for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type, problem.o_type}) {
+    if (dtype != DType::fp32 && dtype != DType::fp16 && dtype != DType::bf16) {
+      return Support::no("dtype " + std::string(to_string(dtype)) + " is not fp32, fp16 or bf16");
+    }
+  }
+  return Support::yes();
+}
+
+void plan_reference(PlanState& state) {
+  state.workspace_bytes = 0;
+  state.choice =
+      "textbook attention in double, one row after another on one thread\n"
+      "allocates while it runs: for checking results, not for use";
+}
+
+void run_reference(const PlanState& state, const Bindings& bindings, const Resources& /*resources*/) {
+  reference::store(reference::compute(state.problem, bindings, reference::Arithmetic::oracle), bindings);
+}
+
+}  // namespace
+
+const Implementation kCpuReference{"cpu.reference",    DeviceType::cpu, std::nullopt,
+                                   supports_reference, plan_reference,  run_reference};
+
+}  // namespace tessera::detail

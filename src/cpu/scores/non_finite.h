@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The product for tiles that hold masked scores and values that are not finite: 0 · NaN must not reach the sum.
+// Rare by nature, so plain loops.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/simd/kernels.h"
+
+namespace tessera::cpu {
+
+enum class SkipZerosOf { a, b };
+
+/// As kernels.matmul, to the bit, leaving out every term whose factor from A (or B) is 0.
+void careful_matmul(const Kernels& kernels, SkipZerosOf which, std::int64_t m, std::int64_t n, std::int64_t k,
+                    Broadcast a, const float* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
+                    const float* column_scale);
+
+/// As DotKernels::matmul, for any m, n and k, up to rounding.
+void careful_dots(SkipZerosOf which, std::int64_t m, std::int64_t n, std::int64_t k, const std::uint16_t* a,
+                  std::ptrdiff_t lda, const std::uint32_t* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc,
+                  const float* column_scale);
+
+}  // namespace tessera::cpu

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/scores/scores.h"
+
+#include <cmath>
+#include <limits>
+
+#include "cpu/scores/default_nan.h"
+#include "cpu/scores/philox.h"
+
+namespace tessera::cpu {
+
+ScoreStage::ScoreStage(const Problem& problem, const Bindings& bindings)
+    : batch_offset_(bindings.batch_offset), head_offset_(bindings.head_offset), heads_(problem.heads_q) {
+  if (!problem.score.empty()) {
+    score_ = bindings.score.value != nullptr ? bindings.score : builtin_score(problem.score).value_or(ScoreFunction{});
+  }
+  if (!problem.mask.empty()) {
+    mask_ = bindings.mask.visible != nullptr ? bindings.mask : builtin_mask(problem.mask).value_or(MaskFunction{});
+  }
+  if (problem.alibi) {
+    const Tensor& slopes = bindings[Slot::alibi_slopes];
+    slopes_ = slopes.as<float>();
+    slope_batch_ = slopes.rank == 2 ? slopes.strides[0] : 0;
+    slope_head_ = slopes.strides[static_cast<std::size_t>(slopes.rank - 1)];
+  }
+  if (problem.dropout > 0.0F) {
+    threshold_ = static_cast<std::uint32_t>(std::lround((1.0 - static_cast<double>(problem.dropout)) * 65536.0));
+    const Tensor& seed = bindings[Slot::dropout_seed];
+    const Tensor& offset = bindings[Slot::dropout_offset];
+    seed_ = seed ? *seed.as<std::uint64_t>() : bindings.seed;
+    offset_ = offset ? *offset.as<std::uint64_t>() : bindings.offset;
+  }
+}
+
+void ScoreStage::apply(const ScoreTile& tile, float* derivative) const {
+  for (std::int64_t i = 0; i < tile.queries; ++i) {
+    const std::int64_t query = tile.query_position[i];
+    const float slope =
+        slopes_ ? with_default_nan(slopes_[tile.batch * slope_batch_ + tile.head[i] * slope_head_]) : 0.0F;
+    ScorePoint point{tile.batch + batch_offset_, tile.head[i] + head_offset_, query, 0};
+    for (std::int64_t j = 0; j < tile.keys; ++j) {
+      const std::ptrdiff_t at = tile.at(i, j);
+      if (score_.value) {
+        point.key = tile.key_position[j];
+        const double before = static_cast<double>(tile.s[at]);
+        if (derivative) {
+          derivative[at] *= with_default_nan(static_cast<float>(score_.derivative(before, point, score_.user)));
+        }
+        tile.s[at] = with_default_nan(static_cast<float>(score_.value(before, point, score_.user)));
+      }
+      if (slopes_) tile.s[at] -= slope * static_cast<float>(std::abs(query - tile.key_position[j]));
+    }
+  }
+}
+
+TileClass ScoreStage::classify(std::int64_t batch, std::int64_t head, std::int64_t query_begin, std::int64_t query_end,
+                               std::int64_t key_begin, std::int64_t key_end) const {
+  if (mask_.classify == nullptr) return TileClass::partial;
+  return mask_.classify({batch + batch_offset_, head + head_offset_, query_begin, query_end, key_begin, key_end},
+                        mask_.user);
+}
+
+void ScoreStage::mask(const ScoreTile& tile) const {
+  for (std::int64_t i = 0; i < tile.queries; ++i) {
+    ScorePoint point{tile.batch + batch_offset_, tile.head[i] + head_offset_, tile.query_position[i], 0};
+    for (std::int64_t j = 0; j < tile.keys; ++j) {
+      point.key = tile.key_position[j];
+      if (!mask_.visible(point, mask_.user)) tile.s[tile.at(i, j)] = -std::numeric_limits<float>::infinity();
+    }
+  }
+}
+
+void ScoreStage::dropout_factors(const ScoreTile& tile, float* factor) const {
+  const float keep = 65536.0F / static_cast<float>(threshold_);
+  const std::uint64_t key64 = seed_ ^ (offset_ >> 32 << 32);
+  const std::array<std::uint32_t, 2> key = {static_cast<std::uint32_t>(key64), static_cast<std::uint32_t>(key64 >> 32)};
+  for (std::int64_t i = 0; i < tile.queries; ++i) {
+    const auto row = static_cast<std::uint32_t>(tile.query_position[i]);
+    const auto plane = static_cast<std::uint32_t>((tile.batch + batch_offset_) * heads_ + tile.head[i] + head_offset_);
+    std::array<PhiloxCounter, 4> draws{};  // the four calls that cover this row's 16 keys of a fragment
+    std::array<bool, 4> drawn{};
+    std::uint32_t fragment = 0;
+    for (std::int64_t j = 0; j < tile.keys; ++j) {
+      const auto column = static_cast<std::uint32_t>(tile.key_position[j]);
+      if (column / 16 != fragment || j == 0) {
+        fragment = column / 16;
+        drawn = {};
+      }
+      const std::uint32_t pair = column % 8 / 2;
+      if (!drawn[pair]) {
+        drawn[pair] = true;
+        draws[pair] =
+            philox4x32({fragment * 4 + pair, row / 16 * 8 + row % 8, plane, static_cast<std::uint32_t>(offset_)}, key);
+      }
+      const std::uint32_t number = column % 16 / 8 * 4 + row % 16 / 8 * 2 + column % 2;
+      const std::uint32_t draw = draws[pair][number / 2] >> (number % 2 * 16) & 0xFFFFU;
+      factor[tile.at(i, j)] = draw < threshold_ ? keep : 0.0F;
+    }
+  }
+}
+
+}  // namespace tessera::cpu

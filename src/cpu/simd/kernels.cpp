@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiles the inner loops once per instruction set and keeps the table of tables.
+#include "cpu/simd/kernels.h"
+
+#include <cstring>
+#include <limits>
+
+#include "tessera/error.h"
+#include "tessera/plan.h"
+
+// Vectors of SVE have no size that a compiler knows, so they cannot be elements of arrays, and register tiles are such.
+#ifndef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+#endif
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd/kernels.cpp"
+#include <hwy/foreach_target.h>
+//
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+}
+}  // namespace tessera::cpu
+HWY_AFTER_NAMESPACE();
+
+#include "cpu/simd/matmul-inl.h"
+//
+#include "cpu/simd/half-inl.h"
+//
+#include "cpu/simd/softmax-inl.h"
+//
+#include "cpu/simd/rows-inl.h"
+//
+#include "cpu/simd/state-inl.h"
+//
+#include "cpu/simd/pairs-inl.h"
+//
+#include "cpu/simd/decode-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu {
+namespace HWY_NAMESPACE {
+
+const Kernels* table() {
+  static constexpr Kernels kTable = {
+      "",         HWY_NATIVE_FMA != 0, matmul,      softmax_step,   exp_rows,   score_gradient, mask_band,
+      softcap,    load_rows,           store_row,   transpose,      dot_rows,   state_row_dot,  state_row_add,
+      all_finite, softmax_pairs,       round_pairs, gradient_pairs, interleave, bf16_finite,    scale_rows,
+      few_scores, few_values};
+  return &kTable;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tessera::cpu {
+
+HWY_EXPORT(table);
+
+namespace {
+
+struct NamedTarget {
+  std::string name;  // lower case: "avx3", "avx2", "sse4"
+  Kernels kernels;
+};
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return out;
+}
+
+struct Targets {
+  std::vector<NamedTarget> all;  // best first
+  std::size_t usable;            // those behind are emulated
+};
+
+Targets find_targets() {
+  std::vector<NamedTarget> found;
+  for (const auto target : hwy::SupportedAndGeneratedTargets()) {
+    hwy::ChosenTarget chosen;
+    chosen.Update(target);
+    found.push_back({lower(hwy::TargetName(target)), *HWY_DISPATCH_TABLE(table)[chosen.GetIndex()]()});
+  }
+  const Kernels best = found.front().kernels;
+  const auto with_dots = [&](const char* isa, const DotKernels* dots) {
+    NamedTarget named{isa, best};
+    named.kernels.dots = dots;
+    return named;
+  };
+  if (const DotKernels* dots = avx512_bf16_kernels()) {
+    found.insert(found.begin() + (avx512_bf16_is_fast() ? 0 : 1), with_dots("avx512_bf16", dots));
+  }
+  if (const DotKernels* dots = amx_bf16_kernels()) found.insert(found.begin(), with_dots("amx_bf16", dots));
+  const std::size_t usable = found.size();
+  for (const NamedDotKernels& dots : emulated_dot_kernels()) found.push_back(with_dots(dots.isa, dots.kernels));
+  for (NamedTarget& named : found) named.kernels.isa = named.name.c_str();  // addresses are final now
+  return {std::move(found), usable};
+}
+
+const Targets& targets() {
+  static const Targets kTargets = find_targets();
+  return kTargets;
+}
+
+std::vector<std::string> names(std::size_t begin, std::size_t end) {
+  std::vector<std::string> found;
+  for (std::size_t i = begin; i < end; ++i) found.push_back(targets().all[i].name);
+  return found;
+}
+
+}  // namespace
+
+const Kernels& kernels_for(std::string_view isa) {
+  for (const NamedTarget& target : targets().all) {
+    if (target.name == isa) return target.kernels;
+  }
+  std::string want;
+  for (const std::string& name : names(0, targets().usable)) want += (want.empty() ? "" : ", ") + name;
+  throw Error(ErrorCode::unsupported, "isa", std::string(isa), "one of " + want);
+}
+
+std::vector<std::string> emulated_isas() { return names(targets().usable, targets().all.size()); }
+
+}  // namespace tessera::cpu
+
+namespace tessera {
+
+std::vector<std::string> cpu_isas() { return cpu::names(0, cpu::targets().usable); }
+
+}  // namespace tessera
+#endif  // HWY_ONCE

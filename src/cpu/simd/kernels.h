@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inner loops of the CPU backend, compiled once per instruction set and reached through one table of pointers.
+// Everything is fp32 here, types are converted where rows are loaded and stored; but bf16 operands stay as they are
+// where an instruction set multiplies them (dot_kernels.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cpu/simd/dot_kernels.h"
+#include "tessera/tensor.h"
+
+namespace tessera::cpu {
+
+/// Internal rows are padded to this many floats, the longest vector, so that no loop has a ragged end.
+inline constexpr std::int64_t kPad = 16;
+
+inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+
+/// A matrix operand of which single elements are broadcast: element (i, k) at data[i·row + k·column].
+struct Broadcast {
+  const float* data;
+  std::ptrdiff_t row;
+  std::ptrdiff_t column;  // 1, or row is 1
+};
+
+struct Kernels {
+  const char* isa;
+  bool fused;  // multiply-adds round once
+
+  /// C (m × n) = A (m × k) · B (k × n), or C·column_scale + A·B when accumulate. n is padded to kPad by the caller's
+  /// buffers; rows of B and C have strides ldb and ldc. column_scale (n) may be nullptr (1).
+  void (*matmul)(std::int64_t m, std::int64_t n, std::int64_t k, Broadcast a, const float* b, std::ptrdiff_t ldb,
+                 float* c, std::ptrdiff_t ldc, bool accumulate, const float* column_scale);
+
+  /// One step of the online softmax (Milakov and Gimelshein 2018) on a panel whose rows are keys and whose columns are
+  /// queries: s (rows × kPanel) becomes exp(s − new maximum); maximum, sum (columns) are updated and correction
+  /// (columns) gets exp(old maximum − new maximum).
+  void (*softmax_step)(std::int64_t rows, std::int64_t columns, float* s, float* maximum, float* sum,
+                       float* correction);
+
+  /// s[i·ld + j] = exp(s[i·ld + j] − shift[i]) for i < rows, j < columns (padded); shift +inf gives 0.
+  void (*exp_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, const float* shift);
+
+  /// ds = p · (dp − delta[row]) · factor; ds may be dp.
+  void (*score_gradient)(std::int64_t rows, std::int64_t columns, const float* p, const float* dp, std::ptrdiff_t ld,
+                         const float* delta, float factor, float* ds);
+
+  /// Rows are keys: s[row][column] = −inf where row < low[column] or row > high[column].
+  void (*mask_band)(std::int64_t rows, std::int64_t columns, float* s, const std::int32_t* low,
+                    const std::int32_t* high);
+
+  /// s = c·tanh(s / c) over n floats; derivative (n), if not nullptr, gets 1 − tanh².
+  void (*softcap)(std::int64_t n, float cap, float* s, float* derivative);
+
+  /// Rows of `count` elements, `stride` bytes apart, to fp32 times scale, each padded with zeros to `width`; and one
+  /// back.
+  void (*load_rows)(DType dtype, const std::byte* source, std::ptrdiff_t stride, std::int64_t rows, std::int64_t count,
+                    float scale, float* target, std::int64_t width);
+  void load_row(DType dtype, const std::byte* source, std::int64_t count, float scale, float* target,
+                std::int64_t width) const {
+    load_rows(dtype, source, 0, 1, count, scale, target, width);
+  }
+  void (*store_row)(DType dtype, const float* source, std::int64_t count, std::byte* target);
+
+  /// target[c·ld + r] = source[r·source_ld + c] for r < rows, c < columns; both multiples of 4.
+  void (*transpose)(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld,
+                    float* target, std::ptrdiff_t ld);
+
+  /// out[i] = Σ a[i·ld + k]·b[i·ld + k] over k < n, in matmul's order of summation.
+  void (*dot_rows)(std::int64_t rows, std::int64_t n, const float* a, const float* b, std::ptrdiff_t ld, float* out);
+  /// A row of a linear-attention state: s = decay·s + factor·x over n floats (padded). The first gives Σ s·y, the
+  /// second adds weight·s to sum.
+  float (*state_row_dot)(std::int64_t n, float decay, float factor, const float* x, const float* y, float* s);
+  void (*state_row_add)(std::int64_t n, float decay, float factor, const float* x, float weight, float* s, float* sum);
+  /// Whether all of n floats (padded) are finite.
+  bool (*all_finite)(std::int64_t n, const float* a);
+
+  /// softmax_step on scores that are yet to be scaled (scale > 0), with the probabilities rounded to bf16: rows 2t and
+  /// 2t + 1 of s become row t of pairs, of kPanel too. `rows` is even; s may be written over.
+  void (*softmax_pairs)(std::int64_t rows, std::int64_t columns, float* s, float scale, float* maximum, float* sum,
+                        float* correction, std::uint32_t* pairs);
+  /// s (rows × columns, ld; rows even) rounded to bf16 as pairs of rows, with the same ld.
+  void (*round_pairs)(std::int64_t rows, std::int64_t columns, const float* s, std::ptrdiff_t ld, std::uint32_t* pairs);
+  /// A backward's P = exp(scale·s − shift[row]) and dS = P∘(dp − delta[row]), rounded to bf16, as pairs of rows and dS
+  /// as rows too; all have ld. rows is even; shift +inf gives 0.
+  void (*gradient_pairs)(std::int64_t rows, std::int64_t columns, const float* s, const float* dp, std::ptrdiff_t ld,
+                         float scale, const float* shift, const float* delta, std::uint32_t* p, std::uint32_t* ds,
+                         std::uint16_t* ds_rows);
+  /// Rows of bf16 (rows even, columns a multiple of kPad) to pairs of rows.
+  void (*interleave)(std::int64_t rows, std::int64_t columns, const std::uint16_t* source, std::ptrdiff_t source_ld,
+                     std::uint32_t* pairs, std::ptrdiff_t ld);
+
+  /// Whether all of n bf16 (a multiple of kPad) are finite.
+  bool (*bf16_finite)(std::int64_t n, const std::uint16_t* values);
+
+  /// s *= factor, rows × columns (padded).
+  void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
+
+  /// The two products for `queries` (1, or a multiple of 4 up to kFewQueries) and dims that are multiples of kPad, to
+  /// the bit as matmul's, on up to kFewKeys rows of K and V where they lie. Scores: s (kFewKeys × queries, of kPanel) =
+  /// rows · q (queries × dim); past `keys` they mean nothing.
+  void (*few_scores)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* q, float* s, const RowsAhead& ahead);
+  /// o (queries × dim) += Σ rows[i]·s[i].
+  void (*few_values)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                     std::int64_t queries, const float* s, float* o, const RowsAhead& ahead);
+
+  const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
+};
+
+/// The table for an instruction set of cpu_isas() or emulated_isas(). Throws Error{unsupported} for another name.
+const Kernels& kernels_for(std::string_view isa);
+
+/// For tests: the best instruction set with the dot products of another one spelled out in C++.
+std::vector<std::string> emulated_isas();
+
+}  // namespace tessera::cpu

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cpu/tiles/sequence.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tessera::cpu {
+namespace {
+
+/// Floor of a / b for b > 0.
+std::int64_t divide_down(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
+std::int64_t int_at(const Tensor& tensor, std::int64_t index) {
+  const std::int64_t at = index * tensor.strides[0];
+  return tensor.dtype == DType::int64 ? tensor.as<std::int64_t>()[at] : tensor.as<std::int32_t>()[at];
+}
+
+// 0 for a dimension of one element, which may have any stride, one that does not fit in bytes too.
+std::ptrdiff_t bytes(const Tensor& tensor, int dimension) {
+  const auto at = static_cast<std::size_t>(dimension);
+  return tensor.shape[at] > 1 ? tensor.strides[at] * static_cast<std::ptrdiff_t>(size_of(tensor.dtype)) : 0;
+}
+
+const KvSource& source_of(const Problem& problem, int segment) { return segment == 0 ? problem.kv : *problem.kv2; }
+
+// Keys of the tensor that belong to the sequence, and how many of them are used.
+void key_lengths(const Problem& problem, const Bindings& bindings, int segment, std::int64_t batch, Segment& out) {
+  const KvSource& source = source_of(problem, segment);
+  const KvSlots& slots = kv_slots(segment);
+  switch (source.layout) {
+    case KvLayout::dense:
+    case KvLayout::paged_table:
+      out.capacity = source.seqlen;
+      break;
+    case KvLayout::varlen:
+      out.capacity = int_at(bindings[slots.cu_seqlens], batch + 1) - int_at(bindings[slots.cu_seqlens], batch);
+      break;
+    case KvLayout::paged_csr: {
+      const std::int64_t pages =
+          int_at(bindings[slots.page_indptr], batch + 1) - int_at(bindings[slots.page_indptr], batch);
+      out.capacity = pages == 0 ? 0 : (pages - 1) * source.page_size + int_at(bindings[slots.last_page_len], batch);
+      break;
+    }
+  }
+  out.length = bindings[slots.seqused] ? int_at(bindings[slots.seqused], batch) : out.capacity;
+}
+
+}  // namespace
+
+const KvSlots& kv_slots(int segment) {
+  static constexpr std::array<KvSlots, 2> kSlots = {
+      KvSlots{Slot::k, Slot::v, Slot::dk, Slot::dv, Slot::cu_seqlens_k, Slot::seqused_k, Slot::page_table,
+              Slot::page_indptr, Slot::page_indices, Slot::last_page_len, Slot::k_offset},
+      KvSlots{Slot::k2, Slot::v2, Slot::dk2, Slot::dv2, Slot::cu_seqlens_k2, Slot::seqused_k2, Slot::page_table2,
+              Slot::page_indptr2, Slot::page_indices2, Slot::last_page_len2, Slot::k_offset2}};
+  return kSlots[static_cast<std::size_t>(segment)];
+}
+
+KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& tensor, int segment,
+                std::int64_t batch) {
+  KeyView view;
+  if (!tensor) return view;
+  const KvSource& source = source_of(problem, segment);
+  const KvSlots& slots = kv_slots(segment);
+  view.base = tensor.bytes();
+  if (source.layout == KvLayout::varlen) {
+    view.row = bytes(tensor, 0);
+    view.head = bytes(tensor, 1);
+    view.base += int_at(bindings[slots.cu_seqlens], batch) * view.row;
+    return view;
+  }
+  view.row = bytes(tensor, 1);
+  view.head = bytes(tensor, 2);
+  if (source.layout == KvLayout::dense) {
+    view.base += batch * bytes(tensor, 0);
+    return view;
+  }
+  view.page = bytes(tensor, 0);
+  view.page_size = source.page_size;
+  if (source.layout == KvLayout::paged_table) {
+    const Tensor& table = bindings[slots.page_table];
+    view.pages = table.as<std::int32_t>() + batch * table.strides[0];
+  } else {
+    view.pages = bindings[slots.page_indices].as<std::int32_t>() + int_at(bindings[slots.page_indptr], batch);
+  }
+  return view;
+}
+
+Sequence find_query_rows(const Problem& problem, const Bindings& bindings, std::int64_t batch) {
+  Sequence sequence;
+  sequence.batch = batch;
+  if (problem.q_layout == Layout::varlen) {
+    const Tensor& cu = bindings[Slot::cu_seqlens_q];
+    sequence.q_first = int_at(cu, batch);
+    sequence.q_capacity = int_at(cu, batch + 1) - sequence.q_first;
+  } else {
+    sequence.q_first = batch * problem.seqlen_q;
+    sequence.q_capacity = problem.seqlen_q;
+  }
+  const Tensor& used = bindings[Slot::seqused_q];
+  sequence.q_length = used ? int_at(used, batch) : sequence.q_capacity;
+  return sequence;
+}
+
+Sequence find_sequence(const Problem& problem, const Bindings& bindings, std::int64_t batch) {
+  Sequence sequence = find_query_rows(problem, bindings, batch);
+  for (int segment = 0; segment < (problem.kv2 ? 2 : 1); ++segment) {
+    Segment& out = sequence.segments[static_cast<std::size_t>(segment)];
+    const KvSlots& slots = kv_slots(segment);
+    key_lengths(problem, bindings, segment, batch, out);
+    const Tensor& offset = bindings[slots.offset];
+    const Segment& first = sequence.segments[0];
+    const std::int64_t follows = segment == 0 ? 0 : first.position + first.length;
+    out.position = offset ? int_at(offset, batch) : follows;
+    out.k = keys_of(problem, bindings, bindings[slots.k], segment, batch);
+    out.v = keys_of(problem, bindings, bindings[slots.v], segment, batch);
+  }
+  const Tensor& offset = bindings[Slot::q_offset];
+  const std::int64_t aligned = problem.affine ? 0 : sequence.keys() - sequence.q_length;
+  sequence.q_position = offset ? int_at(offset, batch) : aligned;
+  return sequence;
+}
+
+RowView rows_of(const Problem& problem, const Tensor& tensor, const Sequence& sequence) {
+  RowView view;
+  if (!tensor) return view;
+  const int row = problem.q_layout == Layout::varlen ? 0 : 1;
+  view.row = bytes(tensor, row);
+  view.head = bytes(tensor, row + 1);
+  view.base = tensor.bytes() + (row == 0 ? sequence.q_first * view.row : sequence.batch * bytes(tensor, 0));
+  return view;
+}
+
+ScalarView scalars_of(const Problem& problem, const Tensor& tensor, const Sequence& sequence) {
+  ScalarView view;
+  if (!tensor) return view;
+  view.base = tensor.as<float>();
+  if (problem.q_layout == Layout::varlen) {
+    view.head = tensor.strides[0];
+    view.row = tensor.strides[1];
+    view.base += sequence.q_first * view.row;
+  } else {
+    view.head = tensor.strides[1];
+    view.row = tensor.strides[2];
+    view.base += sequence.batch * tensor.strides[0];
+  }
+  return view;
+}
+
+void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
+               std::int64_t count, std::int64_t head, float* target) {
+  while (count > 0) {
+    const std::int64_t rows = view.run(first, count);
+    kernels.load_rows(dtype, view.at(first, head), view.row, rows, dim, 1.0F, target, padded(dim));
+    first += rows;
+    count -= rows;
+    target += rows * padded(dim);
+  }
+}
+
+Visible visible_keys(const Problem& problem, std::int64_t position) {
+  Visible range{std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()};
+  // Offsets and positions are bounded by Problem::check and validate, so that the sums cannot overflow.
+  if (problem.band.left) range.low = position - *problem.band.left;
+  if (problem.band.right) range.high = position + *problem.band.right;
+  if (problem.affine) {
+    const std::int64_t room = position + 1 - problem.affine->length;  // j·stride ≤ room
+    range.high = std::min(range.high, divide_down(room, problem.affine->stride));
+  }
+  if (problem.chunk > 0) {
+    const std::int64_t first = divide_down(position, problem.chunk) * problem.chunk;
+    range.low = std::max(range.low, first);
+    range.high = std::min(range.high, first + problem.chunk - 1);
+  }
+  return range;
+}
+
+}  // namespace tessera::cpu

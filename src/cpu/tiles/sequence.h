@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the rows of one sequence are: lengths, positions and addresses, whatever the layout (dense, varlen, paged).
+// Bindings are validated before they get here.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/simd/kernels.h"
+#include "tessera/executor.h"
+
+namespace tessera::cpu {
+
+/// Rows of q, o, dout, dq of one sequence.
+struct RowView {
+  std::byte* base = nullptr;
+  std::ptrdiff_t row = 0;  // bytes
+  std::ptrdiff_t head = 0;
+  [[nodiscard]] std::byte* at(std::int64_t index, std::int64_t h) const { return base + index * row + h * head; }
+};
+
+/// LSE-shaped fp32 values of one sequence.
+struct ScalarView {
+  float* base = nullptr;
+  std::ptrdiff_t row = 0;  // elements
+  std::ptrdiff_t head = 0;
+  [[nodiscard]] float& at(std::int64_t index, std::int64_t h) const { return base[index * row + h * head]; }
+};
+
+/// Rows of k, v, dk or dv of one segment of one sequence, paged or not.
+struct KeyView {
+  std::byte* base = nullptr;
+  std::ptrdiff_t row = 0;  // bytes between tokens (of a page)
+  std::ptrdiff_t head = 0;
+  const std::int32_t* pages = nullptr;  // nullptr: contiguous
+  std::int64_t page_size = 1;
+  std::ptrdiff_t page = 0;  // bytes between pages
+  [[nodiscard]] std::byte* at(std::int64_t index, std::int64_t h) const {
+    if (pages == nullptr) return base + index * row + h * head;
+    return base + pages[index / page_size] * page + index % page_size * row + h * head;
+  }
+  /// How many of `count` keys from `index` on lie `row` bytes apart.
+  [[nodiscard]] std::int64_t run(std::int64_t index, std::int64_t count) const {
+    return pages == nullptr ? count : std::min(count, page_size - index % page_size);
+  }
+};
+
+struct Segment {
+  std::int64_t length = 0;    // keys used
+  std::int64_t capacity = 0;  // keys in the tensor for this sequence; those past length get zero gradients
+  std::int64_t position = 0;  // of key 0
+  KeyView k, v;
+};
+
+struct Sequence {
+  std::int64_t batch = 0;
+  std::int64_t q_length = 0;    // rows used
+  std::int64_t q_capacity = 0;  // rows in the tensor; those past q_length are padding
+  std::int64_t q_first = 0;     // varlen: token of row 0; dense: batch · seqlen_q
+  std::int64_t q_position = 0;  // of row 0
+  std::array<Segment, 2> segments;
+  [[nodiscard]] std::int64_t keys() const { return segments[0].length + segments[1].length; }
+};
+
+/// The slots of one of the two KV sources.
+struct KvSlots {
+  Slot k, v, dk, dv, cu_seqlens, seqused, page_table, page_indptr, page_indices, last_page_len, offset;
+};
+const KvSlots& kv_slots(int segment);
+
+/// Only the query side: rows, lengths, first token.
+Sequence find_query_rows(const Problem& problem, const Bindings& bindings, std::int64_t batch);
+Sequence find_sequence(const Problem& problem, const Bindings& bindings, std::int64_t batch);
+
+/// A q-shaped tensor's rows of a sequence; unbound tensors give a null view.
+RowView rows_of(const Problem& problem, const Tensor& tensor, const Sequence& sequence);
+ScalarView scalars_of(const Problem& problem, const Tensor& tensor, const Sequence& sequence);
+/// A k-shaped tensor (k, v, dk, dv) of a segment.
+KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& tensor, int segment,
+                std::int64_t batch);
+
+/// Keys [first, first + count) of a head in fp32, rows padded to the internal width.
+void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
+               std::int64_t count, std::int64_t head, float* target);
+
+/// Inclusive range of key positions that a query at `position` may see under band, affine causal and chunks; empty:
+/// low > high. Both ends grow with the position.
+struct Visible {
+  std::int64_t low;
+  std::int64_t high;
+};
+Visible visible_keys(const Problem& problem, std::int64_t position);
+inline bool has_band(const Problem& problem) {
+  return problem.band.left || problem.band.right || problem.affine || problem.chunk > 0;
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row cuda.fwd_mma of the table.
+#include <algorithm>
+
+#include "cuda/attention/forward/config.h"
+#include "cuda/attention/forward/launch.h"
+
+namespace tessera::cuda {
+namespace {
+
+Support exists(const FwdConfig& c, const Problem& /*problem*/, const Target& target, const Wishes& wishes) {
+  const auto refuse = [](const char* what, std::int64_t got, const std::string& want) {
+    return Support::no(std::string(what) + " is " + std::to_string(got) + "; want " + want);
+  };
+  if (c.warps > 16 || (c.warps & (c.warps - 1)) != 0) return refuse("warps", c.warps, "1, 2, 4, 8 or 16");
+  if (c.tile_m != c.warps * 16 && c.tile_m != c.warps * 32) return refuse("tile_q", c.tile_m, "16 or 32 rows a warp");
+  if (c.stages > 4) return refuse("stages", c.stages, "1 to 4");
+  // Copies go by as many rows as the block's threads have 16-byte chunks for.
+  const int a_step = c.threads() / (c.d % 64 != 0 || c.dv % 64 != 0 ? 4 : 8);
+  if (a_step % 8 != 0 || c.tile_m % a_step != 0)
+    return refuse("warps", c.warps, "as many as copy tile_q in whole steps");
+  if (c.tile_n % a_step != 0 || c.tile_n % 16 != 0 || c.tile_n > 256) {
+    return refuse("tile_kv", c.tile_n, "a multiple of " + std::to_string(std::max(a_step, 16)) + " up to 256");
+  }
+  if (c.tests_elements() && c.tile_n > 128) return refuse("tile_kv", c.tile_n, "at most 128 beside a mask callable");
+  constexpr int most = 208;
+  if (c.accumulators() > most) {
+    return Support::no("needs " + std::to_string(c.accumulators()) +
+                       " registers a thread for scores and output; want at most " + std::to_string(most));
+  }
+  const std::string& loader = wishes.loader;
+  if (!loader.empty() && loader != "cp_async" && loader != "tma" && loader != "tma_warp") {
+    return Support::no("loader is " + loader + "; want cp_async, tma or tma_warp");
+  }
+  if (c.by_copy_engine() && !has_tma(c, target)) {
+    return Support::no("loader is " + loader +
+                       "; that wants SM90 or newer, dense or varlen keys, one segment, no list, at most 256 columns of "
+                       "v");
+  }
+  if (c.loader == Loader::tma_warp && c.warps != 4 && c.warps != 8) {  // warpgroups, whose registers leave room
+    return Support::no("loader is tma_warp with warps=" + std::to_string(c.warps) + "; want 4 or 8 warps");
+  }
+  return Support::yes();
+}
+
+Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
+  return supports_forward(problem, target, wishes, Products::mma_sync, exists);
+}
+
+void plan(detail::PlanState& state) { plan_forward(state, Products::mma_sync); }
+
+}  // namespace
+}  // namespace tessera::cuda
+
+namespace tessera::detail {
+
+const Implementation kCudaFwdMma = {"cuda.fwd_mma", DeviceType::cuda, Operation::attention,
+                                    cuda::supports, cuda::plan,       cuda::run_forward};
+
+}  // namespace tessera::detail

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward for every chip from SM80 on, by mma.sync. One block computes tile_m packed rows (query, head of the
+// group) of one (sequence, kv head, split); each warp keeps its own rows from the products to the output, so that only
+// the tiles of K and V are shared. docs/kernels.md draws it.
+#pragma once
+
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/kv/kv_source.cuh"
+#include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/scores/dropout.cuh"
+#include "cuda/attention/scores/finish_scores.cuh"
+#include "cuda/attention/softmax/epilogue.cuh"
+#include "cuda/attention/softmax/non_finite.cuh"
+#include "cuda/attention/softmax/softmax.cuh"
+#include "cuda/attention/tiles/tile_list.cuh"
+#include "cuda/ptx/grid.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/ring.cuh"
+
+namespace tessera::cuda {
+
+/// `User`: the Callables of configurations that have any.
+template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
+struct FwdMma {
+  static constexpr int row_tiles = C.rows_a_warp() / 16;
+  using QTile = SharedTile<C.tile_m, C.d>;
+  using KTile = SharedTile<C.tile_n, C.d>;
+  using VTile = SharedTile<C.tile_n, C.dv>;
+  using Scores = Accumulator<row_tiles, C.tile_n / 8>;
+  using Output = Accumulator<row_tiles, C.dv / 8>;
+  using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
+  static constexpr bool has_copier = C.loader == Loader::tma_warp;
+  // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
+  static constexpr int copying_registers = 24;
+  static constexpr int computing_registers = C.warps == 4 ? 232 : 240;
+
+  static_assert(sizeof(BlockMemory<C>) <= FwdConfig::kWorkBytes);
+
+  const FwdParams& p;
+  const TensorMaps* maps;  // of keys that come by the copy engine
+  BlockMemory<C>& work;
+  const u32 q_base;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp_row = thread / 32 * C.rows_a_warp();
+
+  __device__ __forceinline__ u32 k_base(int stage) const {
+    return q_base + C.q_bytes() + stage * (C.k_bytes() + C.v_bytes());
+  }
+  __device__ __forceinline__ u32 v_base(int stage) const { return k_base(stage) + C.k_bytes(); }
+
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
+  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps) {
+    ptx::take_over();
+    BlockWork<C> work;
+    if (!work.find(params, Block::of<C>(params, static_cast<int>(blockIdx.x / C.dv_parts)))) return;
+    BlockMemory<C>& kept = *reinterpret_cast<BlockMemory<C>*>(memory);
+    const FwdMma kernel{params, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
+    if constexpr (has_copier) {
+      if (kernel.thread >= C.threads()) return kernel.copy(work);
+    }
+    if (threadIdx.x == 0) {
+      static_cast<BlockWork<C>&>(kept) = work;
+      kept.spoiled = 0;
+      if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
+    }
+    if constexpr (C.tiles == Tiles::range) {
+      kernel.compute(work);
+    } else {
+      const KvTiles<C> tiles(params, work.sequence, work.block, list_memory(params, memory));
+      if (threadIdx.x == 0) kept.tiles = tiles;
+      __syncthreads();
+      kernel.compute(kept);
+    }
+  }
+
+  // The bits lie where keys will.
+  static __device__ __forceinline__ ListMemory list_memory(const FwdParams& params, char* memory) {
+    u32* bits = reinterpret_cast<u32*>(memory + FwdConfig::kWorkBytes + C.q_bytes());
+    return {bits, bits + params.list.cells / 32, reinterpret_cast<unsigned short*>(memory + C.smem_bytes())};
+  }
+  static_assert(C.tiles == Tiles::range || 2 * FwdConfig::kMostCells / 8 <= C.k_bytes() + C.v_bytes());
+
+  /// `first`: the same as `work`, before a barrier makes that readable.
+  __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
+    if constexpr (has_copier) {
+      if (first.tiles.count() > 0) load_queries(first);
+      ptx::take_registers<computing_registers>();
+    }
+    Output o;
+    Softmax<row_tiles> softmax;
+    o.clear();
+    softmax.clear();
+    if (first.tiles.count() > 0) {
+      if constexpr (!has_copier) load_queries(first);
+      if constexpr (C.by_copy_engine()) {
+        walk_rings(first.tiles.count(), o, softmax);
+      } else if constexpr (C.stages == 1) {
+        walk_one_stage(first, o, softmax);
+      } else {
+        walk_ring(first, o, softmax);
+      }
+      ptx::cp_async_wait<0>();
+    }
+    sync();  // the epilogue reuses the memory of the tiles
+    const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
+    epilogue.store(o, softmax, epilogue.outputs());
+    if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
+  }
+
+  // Asked for again rather than kept.
+  __device__ __forceinline__ int thread_again() const {
+    if constexpr (!has_copier) return thread;
+    const int again = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(again >= 0);  // divisions are shifts
+    return again;
+  }
+
+  /// Those that compute.
+  __device__ __forceinline__ void sync() const {
+    if constexpr (has_copier) {
+      ptx::barrier_sync(kComputing, C.threads());
+    } else {
+      __syncthreads();
+    }
+  }
+  static constexpr int kComputing = 1, kStart = 2;  // barriers
+
+  __device__ __forceinline__ void load_queries(const BlockWork<C>& w) const {
+    const PackedRows rows(p.q, 2, p.q_strides, w.block, w.sequence.q.first, p.group);
+    load_tile<QTile, C.threads()>(q_base, static_cast<int>(w.sequence.q.length * p.group.value) - w.block.first_row,
+                                  p.d, thread, [&](int row) { return rows.at(row); });
+    ptx::cp_async_commit();
+  }
+
+  __device__ __forceinline__ void load_keys(const BlockWork<C>& w, const KvTile& tile, u32 to) const {
+    load_kv<KTile>(w, w.keys, tile, to, p.d);
+  }
+  __device__ __forceinline__ void load_values(const BlockWork<C>& w, const KvTile& tile, u32 to) const {
+    load_kv<VTile>(w, w.values, tile, to, p.dv);
+  }
+  template <class Tile>
+  __device__ __forceinline__ void load_kv(const BlockWork<C>& w,
+                                          const KvRows<C.source, C.trusts> (&segments)[C.segments], const KvTile& tile,
+                                          u32 to, int columns) const {
+    KvRows<C.source, C.trusts> rows = segments[0];
+    if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
+    if constexpr (C.gathers()) {
+      const int length = w.sequence.segment(tile.segment).extent.length;
+      load_rows<Tile, C.threads()>(to, columns, thread, [&](int row) {
+        const int key = w.tiles.key(tile, row);
+        return RowAddress{rows.at(0, key < length ? key : 0), key < length};
+      });
+      return;
+    }
+    rows.advance(tile.first);
+    load_tile<Tile, C.threads()>(to, w.sequence.segment(tile.segment).extent.length - tile.first, columns, thread,
+                                 [&](int row) { return rows.at(tile.first, row); });
+  }
+
+  // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
+  __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o,
+                                                 Softmax<row_tiles>& softmax) const {
+    load_keys(first, first.tiles.at(0), k_base(0));
+    ptx::cp_async_commit();
+    const Queries q = queries<1>();
+    int i = 0;
+    do {  // the number of tiles stays in memory: registers are short
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      load_values(work, work.tiles.at(i), v_base(0));
+      ptx::cp_async_commit();
+      Scores s;
+      find_scores(s, q, k_base(0));
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      if (i + 1 < work.tiles.count()) load_keys(work, work.tiles.at(i + 1), k_base(0));
+      ptx::cp_async_commit();
+      const KvTile tile = work.tiles.at(i);
+      finish_scores(s, tile, [&] { replace_values(i, v_base(0)); });
+      softmax.apply(softmax.raise(s, softmax_scale()), o);
+      add_values(o, s, softmax, tile, v_base(0));
+    } while (++i < work.tiles.count());
+  }
+
+  // A ring of tiles, K and V together: one barrier a tile.
+  __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Softmax<row_tiles>& softmax) const {
+    const int count = first.tiles.count();
+    const auto fill = [&](const BlockWork<C>& w, int i) {
+      if (i < count) {
+        const KvTile tile = w.tiles.at(i);
+        load_keys(w, tile, k_base(i % C.stages));
+        load_values(w, tile, v_base(i % C.stages));
+      }
+      ptx::cp_async_commit();
+    };
+    for (int i = 0; i < C.stages - 1; ++i) fill(first, i);
+    const Queries q = queries<C.stages - 1>();
+    for (int i = 0; i < count; ++i) {
+      ptx::cp_async_wait<C.stages - 2>();
+      __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
+      fill(work, i + C.stages - 1);
+      Scores s;
+      find_scores(s, q, k_base(i % C.stages));
+      const KvTile tile = work.tiles.at(i);
+      finish_scores(s, tile, [&] { replace_values(i, v_base(i % C.stages)); });
+      softmax.apply(softmax.raise(s, softmax_scale()), o);
+      add_values(o, s, softmax, tile, v_base(i % C.stages));
+    }
+  }
+
+  // The copy engine fills a ring of keys and one of values. A warp that does nothing else asks it, or the first of
+  // those that compute: then its first thread waits for the slowest warp of the tile before, half a tile after a
+  // buffer's last use. The others wait only for data.
+  __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(work.barriers)}; }
+  __device__ __forceinline__ Ring<C.stages> values() const { return {keys().barriers + Ring<C.stages>::bytes}; }
+  __device__ __forceinline__ void init_rings() const {
+    keys().init(1, C.warps);
+    values().init(1, C.warps);
+    ptx::fence_mbarrier_init();
+  }
+  /// By one thread; `w`: the block's work, from where it is at hand.
+  __device__ __forceinline__ void copy_keys(const BlockWork<C>& w, int i) const {
+    keys().acquire(i, C.k_bytes());
+    const TileBoxes boxes = find_boxes<C>(w, p.kv[0], w.tiles.at(i), 0);
+    copy_tile<KTile>(w, p.kv[0], maps->keys, p.kv[0].k_strides, boxes, k_base(i % C.stages), keys().full(i), 0);
+  }
+  __device__ __forceinline__ void copy_values(const BlockWork<C>& w, int i) const {
+    values().acquire(i, C.v_bytes());
+    const TileBoxes boxes = find_boxes<C>(w, p.kv[0], w.tiles.at(i), 0);
+    copy_tile<VTile>(w, p.kv[0], maps->values, p.kv[0].v_strides, boxes, v_base(i % C.stages), values().full(i), 0);
+  }
+
+  // By a warpgroup, because registers change hands by warpgroups; one of its warps copies. The first copies wait for
+  // nobody; others wait for them behind the barrier.
+  __device__ __forceinline__ void copy(const BlockWork<C>& first) const {
+    const bool copies = thread / 32 == C.warps && first.tiles.count() > 0;
+    if (copies && lane == 0) {
+      init_rings();
+#pragma unroll 1
+      for (int i = 0; i < C.stages && i < first.tiles.count(); ++i) {
+        copy_keys(first, i);
+        copy_values(first, i);
+      }
+    }
+    __syncwarp();
+    ptx::give_registers<copying_registers>();
+    if (!copies) return;
+    ptx::barrier_sync(kStart, C.threads() + 32);
+#pragma unroll 1
+    for (int i = C.stages; lane == 0 && i < work.tiles.count(); ++i) {
+      copy_keys(work, i);
+      copy_values(work, i);
+    }
+  }
+
+  __device__ __forceinline__ void walk_rings(int tiles, Output& o, Softmax<row_tiles>& softmax) const {
+    // Registers are short: the number of tiles stays in memory where that keeps the compiler from spilling others.
+    const auto count = [&] { return has_copier || C.stages == 1 ? work.tiles.count() : tiles; };
+    const auto fill_keys = [&](int i) {
+      if (!has_copier && threadIdx.x == 0 && i < count()) copy_keys(work, i);
+    };
+    const auto fill_values = [&](int i) {
+      if (!has_copier && threadIdx.x == 0 && i < count()) copy_values(work, i);
+    };
+    if (!has_copier && threadIdx.x == 0) init_rings();
+    for (int i = 0; i < C.stages; ++i) {
+      fill_keys(i);
+      fill_values(i);
+    }
+    ptx::cp_async_wait<0>();  // Q
+    if constexpr (has_copier) {
+      ptx::barrier_sync(kStart, C.threads() + 32);
+    } else {
+      __syncthreads();
+    }
+    const Queries q(q_base, warp_row, lane);
+    int i = 0;
+    do {
+      keys().wait(i);
+      Scores s;
+      find_scores(s, q, k_base(i % C.stages));
+      __syncwarp();
+      if (thread_again() % 32 == 0) keys().release(i);
+      if (i > 0) fill_values(i - 1 + C.stages);
+      const KvTile tile = work.tiles.at(i);
+      finish_scores(s, tile, [&] {
+        values().wait(i);
+        replace_values(i, v_base(i % C.stages));
+        ptx::fence_async_proxy();
+      });
+      softmax.apply(softmax.raise(s, softmax_scale()), o);
+      fill_keys(i + C.stages);
+      values().wait(i);
+      add_values(o, s, softmax, tile, v_base(i % C.stages));
+      __syncwarp();
+      if (thread_again() % 32 == 0) values().release(i);
+    } while (++i < count());
+  }
+
+  /// `later`: groups of copies that were begun after that of Q.
+  template <int later>
+  __device__ __forceinline__ Queries queries() const {
+    if constexpr (C.q_kept > 0) {
+      ptx::cp_async_wait<later>();
+      __syncthreads();
+    }
+    return Queries(q_base, warp_row, lane);
+  }
+
+  // S = Q·Kᵀ of the warp's rows.
+  __device__ __forceinline__ void find_scores(Scores& s, const Queries& q, u32 k_at) const {
+    s.clear();
+    const u32 keys = keys_address<KTile>(k_at, lane);
+#pragma unroll
+    for (int k = 0; k < C.d / 16; ++k) {
+      u32 a[row_tiles][4];
+      q.read(a, k);
+      multiply_keys<C.type, KTile>(s, a, keys, k);
+    }
+  }
+
+  // Products to scores; `replace` is called where keys may be hidden.
+  template <class Replace>
+  __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile, Replace replace) const {
+    const int again = thread_again();
+    FinishScores<C, User>{p, work, again / 32 * C.rows_a_warp(), again % 32}.finish(s, tile);
+    if (work.may_hide(tile)) replace();
+  }
+
+  // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
+  // the copy engine brings others', or what nobody wrote. After a barrier; ends with one.
+  __device__ __forceinline__ void replace_values(int i, u32 v_at) const {
+    // Copies by threads bring zeros from behind the end.
+    const auto keys = [&] { return C.by_copy_engine() ? work.keys_of(work.tiles.at(i)) : C.tile_n; };
+    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again(), keys)) work.spoiled = 1;
+    sync();
+  }
+
+  // O += P·V. The exponentials of 16 keys run beside the products of the 16 before; P's fragments are rounded from the
+  // scores' in place.
+  __device__ __forceinline__ void add_values(Output& o, Scores& s, Softmax<row_tiles>& softmax, const KvTile& tile,
+                                             u32 v_at) const {
+    KeptBits<C> kept[row_tiles];
+    if constexpr (C.dropout) {
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) kept[m].draw(p, work, warp_row + m * 16, tile, lane);
+    }
+    const u32 values = values_address<VTile>(v_at, lane);
+#pragma unroll
+    for (int k = 0; k < C.tile_n / 16; ++k) {
+      u32 a[row_tiles][4];
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+        auto& left = s.tile[m][2 * k];
+        auto& right = s.tile[m][2 * k + 1];
+        softmax.exponentiate(m, left, softmax_scale());
+        softmax.exponentiate(m, right, softmax_scale());
+        if constexpr (C.dropout) {
+          kept[m].apply(left, k, 0);
+          kept[m].apply(right, k, 1);
+        }
+        a[m][0] = ptx::pack<C.type>(left[0], left[1]);
+        a[m][1] = ptx::pack<C.type>(left[2], left[3]);
+        a[m][2] = ptx::pack<C.type>(right[0], right[1]);
+        a[m][3] = ptx::pack<C.type>(right[2], right[3]);
+      }
+      multiply_values<C.type, VTile>(o, a, values, k);
+    }
+  }
+
+  __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a warpgroup of the forward by wgmma does for those that compute: one warp finds the next row tile, one asks the
+// copy engine for its tiles of K and V, and two look through the values that masks may hide.
+#pragma once
+
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/softmax/epilogue.cuh"
+#include "cuda/attention/softmax/non_finite.cuh"
+#include "cuda/attention/tiles/tile_counter.cuh"
+#include "cuda/attention/tiles/tile_list.cuh"
+#include "cuda/attention/tiles/varlen_scheduler.cuh"
+#include "cuda/ptx/grid.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/gemm_wgmma.cuh"
+#include "cuda/tile/ring.cuh"
+
+namespace tessera::cuda {
+
+/// Uses of the rings of keys and values, [first, end).
+struct Uses {
+  int first, end;
+};
+
+/// Of groups of 64 rows, in the tiles that they see: often enough to be worth the asking (2% of S=512).
+template <FwdConfig C>
+inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_m > C.tile_n) &&
+                                      (C.tiles == Tiles::range) && C.segments == 1;
+
+/// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
+/// the others. With drawing_use the next row tile is drawn.
+template <FwdConfig C>
+struct WorkOfRings : SharedWork<C> {
+  int item;
+  int first_use, drawing_use, end_use;
+  Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];
+  const char* outputs;  // of the block's first head: O of query 0
+};
+
+/// In front of the tiles: the row tile in work and the next, and the barriers of rings.
+template <FwdConfig C>
+struct SharedWorks {
+  WorkOfRings<C> works[2];
+  int end;  // the number behind that of the last row tile, once it is known; until then -1
+  u64 items[4], keys[2 * C.stages], values[2 * C.stages];
+  u64 checks[2 * C.stages];  // of values: see careful.cuh; who computes waits only for some, and releases none
+  u64 nearly_copied;         // a phase for each row tile
+  u64 queries[C.warps / 4];  // of each group, likewise
+};
+
+template <FwdConfig C>
+struct FwdFeed {
+  static constexpr int groups = C.warps / 4;  // that compute
+  static constexpr bool groups_differ = kGroupsDiffer<C>;
+  // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
+  // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
+  static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_m* C.tile_n*(C.d + C.dv));
+  using QTile = SharedTile<64, C.d>;  // of a group
+  using KTile = SharedTile<C.tile_n, C.d>;
+  using VTile = SharedTile<C.tile_n, C.dv>;
+  using Works = SharedWorks<C>;
+  using Work = WorkOfRings<C>;
+
+  static_assert(sizeof(Works) <= FwdConfig::kWorkBytes);
+
+  const FwdParams& p;
+  const TensorMaps* maps;
+  char* memory;
+  Works& shared;
+  const u32 q_base;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+
+  __device__ __forceinline__ u32 k_at(int use) const {
+    return q_base + C.q_bytes() + static_cast<u32>(use) % C.stages * (C.k_bytes() + C.v_bytes());
+  }
+  __device__ __forceinline__ u32 v_at(int use) const { return k_at(use) + C.k_bytes(); }
+  __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(shared.keys)}; }
+  __device__ __forceinline__ Ring<C.stages> values() const { return {ptx::shared_address(shared.values)}; }
+  __device__ __forceinline__ Ring<C.stages> checks() const { return {ptx::shared_address(shared.checks)}; }
+  __device__ __forceinline__ u32 nearly_copied() const { return ptx::shared_address(&shared.nearly_copied); }
+  __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
+
+  /// By one thread, before a barrier of the block.
+  __device__ __forceinline__ void init() const {
+    shared.end = -1;
+    items().init(1, C.warps + 1 + kCheckers);
+    keys().init(1, C.warps);
+    values().init(1, C.warps + kCheckers);
+    checks().init(kCheckers, 1);
+    ptx::mbarrier_init(nearly_copied(), 1);
+#pragma unroll
+    for (u64& barrier : shared.queries) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
+    ptx::fence_mbarrier_init();
+  }
+
+  /// `warp`: of the warpgroup.
+  __device__ __forceinline__ void feed(int warp) const {
+    if (warp == 0) {
+      find_work();
+      return;
+    }
+    ptx::take_over();
+    if (warp >= 2) {
+      check();
+    } else if (lane < kCopiers<C>) {
+      copy();
+    }
+  }
+
+ private:
+  // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
+  // while other blocks have nothing left. The first is found before the kernels in front have ended, if it can be.
+  __device__ __forceinline__ void find_work() const {
+    if (!p.finds_early) ptx::take_over();
+    RowTiles<C> row_tiles(p);
+    auto tile = static_cast<int>(blockIdx.x);
+    int item = 0;
+    int use = 0;
+#pragma unroll 1
+    while (tile < row_tiles.count()) {
+      items().wait_empty(item);
+      if (find(row_tiles, tile, item, use)) {
+        publish(item);
+        ++item;
+      }
+      if (p.tickets.drawn == nullptr) break;
+      if (item <= 1) ptx::take_over();  // before the first draw
+      if (lane == 0) {
+        if (item > 0) ptx::mbarrier_wait(nearly_copied(), static_cast<u32>(item & 1) ^ 1);
+        tile = static_cast<int>(gridDim.x) + draw(p.tickets);
+      }
+      tile = ptx::uniform(tile);
+    }
+    items().wait_empty(item);
+    if (lane == 0) shared.end = item;
+    publish(item);
+    // The kernels in front have ended: this block has waited for that before its first draw, or, if it has no row tile,
+    // above, because only the lengths of packed sequences leave it none.
+    if (lane == 0 && p.tickets.left != nullptr) leave(p.tickets);
+  }
+  __device__ __forceinline__ void publish(int item) const {
+    __syncwarp();
+    if (lane == 0) items().publish(item);
+  }
+  /// Whether the row tile has any row that sees a key; others are stored here. `use`: the first of the rings, then that
+  /// behind it.
+  __device__ __forceinline__ bool find(RowTiles<C>& row_tiles, int tile, int item, int& use) const {
+    Work& work = shared.works[item % 2];
+    bool found = false;
+    Block packed{};
+    if constexpr (C.varlen) packed = row_tiles.at(tile);  // by the whole warp
+    if (lane == 0) {
+      found = work.find(p, C.varlen ? packed : Block::of<C>(p, tile));
+      work.spoiled = 0;
+      if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
+    }
+    if (!ptx::uniform(found)) return false;
+    if constexpr (C.tiles == Tiles::list) {
+      __syncwarp();
+      const TileList<C> tiles(p, work.sequence, work.block, list_memory(item));
+      if (lane == 0) work.tiles = tiles;
+    }
+    __syncwarp();
+    if (work.tiles.count() == 0) {
+      ptx::take_over();
+      Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store_empty();
+      __syncwarp();
+      return false;
+    }
+    const int end = use + work.tiles.count();
+    if (lane == 0) {
+      work.outputs = Epilogue<C>{p, work.block, work.sequence, q_base, thread}.outputs().first;
+      work.item = item;
+      work.first_use = use;
+      work.drawing_use = max(use, end - kDrawnAhead);
+      work.end_use = end;
+    }
+    if constexpr (groups_differ) {
+      __syncwarp();
+      if (lane < groups) work.own[lane] = uses_of_group(work, lane);
+    }
+    use = end;
+    return true;
+  }
+  /// At least one, whatever the group's rows see.
+  __device__ __forceinline__ Uses uses_of_group(const Work& work, int group) const {
+    const int first_row = work.block.first_row + group * 64;
+    const int rows = static_cast<int>(work.sequence.q.length * p.group.value);
+    const int first_query = PackedRow(first_row, p.group).query;
+    const int last_query = PackedRow(min(first_row + 64, rows) - 1, p.group).query;
+    const RowBounds<C> bounds(p, work.sequence, work.sequence.first, first_query);
+    const int begin = bounds.of(first_query).begin;
+    const int end = first_row < rows ? bounds.of(last_query).end : 0;
+    Uses uses{work.first_use, work.end_use};
+    const auto key = [&](int use) { return work.tiles.at(use - work.first_use).first; };
+    while (uses.first + 1 < uses.end && key(uses.first) >= end) ++uses.first;
+    while (uses.first + 1 < uses.end && key(uses.end - 1) + C.tile_n <= begin) --uses.end;
+    return uses;
+  }
+  __device__ __forceinline__ ListMemory list_memory(int item) const {
+    char* cells = memory + C.smem_bytes() + item % 2 * C.cells_bytes(p.list.cells);
+    u32* bits = reinterpret_cast<u32*>(memory + C.smem_bytes() + 2 * C.cells_bytes(p.list.cells));
+    return {bits, bits + p.list.cells / 32, reinterpret_cast<unsigned short*>(cells)};
+  }
+
+  __device__ __forceinline__ void copy() const {
+#pragma unroll 1
+    for (int item = 0;; ++item) {
+      items().wait(item);
+      if (item == shared.end) return;
+      copy_tiles(shared.works[item % 2]);
+      sync_copiers();
+      if (lane == 0) items().release(item);
+    }
+  }
+  // While there is no memory yet for a tile's values, the next one's boxes are looked up.
+  __device__ __forceinline__ void copy_tiles(const Work& work) const {
+    TileBoxes boxes = boxes_of(work, work.first_use);
+#pragma unroll 1
+    for (int use = work.first_use; use < work.end_use; ++use) {
+      if (lane == 0 && use == work.drawing_use) ptx::mbarrier_arrive(nearly_copied());
+      const int segment = C.segments == 2 ? boxes.tile.segment : 0;
+      const KvParams& kv = p.kv[segment];
+      acquire(keys(), use, C.k_bytes());
+      copy_tile<KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), keys().full(use), lane);
+      const TileBoxes next = use + 1 < work.end_use ? boxes_of(work, use + 1) : boxes;
+      acquire(values(), use, C.v_bytes());
+      copy_tile<VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane);
+      boxes = next;
+    }
+  }
+  __device__ __forceinline__ TileBoxes boxes_of(const Work& work, int use) const {
+    const KvTile tile = work.tiles.at(use - work.first_use);
+    return find_boxes<C>(work, p.kv[C.segments == 2 ? tile.segment : 0], tile, lane);
+  }
+  // The copies of the other lanes count only after the bytes are said.
+  __device__ __forceinline__ void acquire(const Ring<C.stages>& ring, int use, u32 bytes) const {
+    if (lane == 0) ring.acquire(use, bytes);
+    sync_copiers();
+  }
+  static __device__ __forceinline__ void sync_copiers() {
+    if constexpr (kCopiers<C> > 1) __syncwarp();
+  }
+
+  /// The values of tiles that may hide keys, which the warps that compute wait for: see careful.cuh. Ahead of them.
+  static constexpr int kCheckers = 2;  // warps
+  __device__ __forceinline__ void check() const {
+#pragma unroll 1
+    for (int item = 0;; ++item) {
+      items().wait(item);
+      if (item == shared.end) return;
+      Work& work = shared.works[item % 2];
+#pragma unroll 1
+      for (int use = work.first_use; use < work.end_use; ++use) {
+        values().wait(use);
+        if (work.may_hide(work.tiles.at(use - work.first_use))) {
+          constexpr int threads = kCheckers * 32;
+          const auto keys = [&] { return work.keys_of(work.tiles.at(use - work.first_use)); };
+          // Groups that skip the tile may read this meanwhile; it tells them nothing.
+          if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads, keys)) work.spoiled = 1;
+          ptx::fence_async_proxy();
+        }
+        __syncwarp();
+        if (lane == 0) {
+          // Ended before these values came; but nobody may have waited for it, and tools that check want that.
+          if (use >= C.stages) checks().wait(use - C.stages);
+          checks().publish(use);
+          values().release(use);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) items().release(item);
+    }
+  }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward for SM90, by wgmma. A block stays on its multiprocessor and computes row tiles one after another, each of
+// its warpgroups 64 packed rows of every tile; a further warpgroup feeds them (forward/producer.cuh). The products of a
+// tile's scores, and those of the tile before it with V, run while the softmax of the others is computed; so do the end
+// of one row tile and the first copies of the next.
+#pragma once
+
+#include "cuda/attention/forward/producer.cuh"
+#include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/scores/dropout.cuh"
+#include "cuda/attention/scores/finish_scores.cuh"
+#include "cuda/attention/softmax/epilogue.cuh"
+#include "cuda/attention/softmax/non_finite.cuh"
+#include "cuda/attention/softmax/softmax.cuh"
+#include "cuda/ptx/grid.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/gemm_wgmma.cuh"
+
+namespace tessera::cuda {
+
+template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
+struct FwdWgmma : FwdFeed<C> {
+  using Feed = FwdFeed<C>;
+  using Feed::checks, Feed::groups, Feed::groups_differ, Feed::items, Feed::k_at, Feed::keys, Feed::lane, Feed::maps,
+      Feed::p, Feed::q_base, Feed::shared, Feed::thread, Feed::v_at, Feed::values;
+  using typename Feed::KTile, typename Feed::QTile, typename Feed::VTile, typename Feed::Work, typename Feed::Works;
+  static constexpr bool takes_turns = groups >= 2 && C.turns;
+  // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
+  static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
+  static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine || C.chunked;
+  static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
+  static constexpr int copying_registers = most_to_find                     ? 72
+                                           : much_to_find                   ? 56
+                                           : groups == 3 || C.blocks() == 3 ? 32
+                                                                            : 40;
+  static constexpr int computing_registers = (all_registers - copying_registers) / groups / 8 * 8;
+  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15>;
+  using Scores = Accumulator<1, C.tile_n / 8>;
+  using Output = Accumulator<1, C.dv / 8>;
+  using Probabilities = u32[C.tile_n / 16][4];  // as an A operand
+
+  static_assert(C.rows_a_warp() == 16);
+
+  static constexpr bool registers_are_short = groups == 3;
+
+  // Asked for again rather than kept.
+  __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
+  static __device__ __forceinline__ int thread_again() {
+    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(registers_are_short || thread >= 0);  // divisions are shifts; 1% slower with three groups
+    return thread;
+  }
+
+  __device__ __forceinline__ u32 q_at() const { return q_base + group() * QTile::bytes; }
+
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
+  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps) {
+    const FwdWgmma kernel{
+        {params, maps, memory, *reinterpret_cast<Works*>(memory), ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
+    if (threadIdx.x == 0) kernel.init();
+    __syncthreads();
+    if (kernel.group() < groups) {
+      ptx::take_registers<computing_registers>();
+      ptx::take_over();
+      kernel.compute();
+    } else {
+      ptx::give_registers<copying_registers>();
+      kernel.feed(ptx::uniform(kernel.thread / 32) - C.warps);
+    }
+  }
+
+  // Of every row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those before;
+  // then the last O += P·V. All groups take as many turns and release all buffers, also of keys that they skip.
+  __device__ __forceinline__ void compute() const {
+    if constexpr (takes_turns) {
+      if (group() == groups - 1) end_turn();
+    }
+    const u32 q = ptx::uniform(q_at());
+    Scores s;
+    Probabilities weights;
+    Output o;
+    Online softmax;
+    bool more = begin_queries(0);
+#pragma unroll 1
+    for (int item = 0; more; ++item) {
+      // What stays in memory takes no registers, which are short; item % 2 would keep one more.
+      Work& work = shared.works[item & 1];
+      int use = work.first_use;
+      await_queries(work.item);
+      if constexpr (groups_differ) {
+#pragma unroll 1
+        for (; use < own(work).first; ++use) skip(use);
+      }
+      keys().wait(use);
+      const int end = own(work).end;  // from here on by end_of()
+      const u32 first = ptx::uniform(k_at(use));
+      begin_turn();
+      begin_scores<C.type, QTile, KTile>(s, q, first);
+      end_turn();
+      o.clear();
+      softmax.clear();
+      bool looked_through = find_weights<true>(work, use, s, weights, o, softmax);
+#pragma unroll 1
+      while (++use < end_of(work, end)) {
+        use = ptx::afresh(use);  // not kept beside the one before
+        const u32 k = ptx::uniform(k_at(use));
+        const u32 v = ptx::uniform(v_at(use - 1));
+        keys().wait(use);
+        begin_turn();
+        begin_scores<C.type, QTile, KTile>(s, q, k);
+        await_values(use - 1, looked_through);
+        begin_outputs<C.type, VTile>(o, weights, v);
+        end_turn();
+        looked_through = find_weights<false>(work, use, s, weights, o, softmax);
+      }
+      use = end_of(work, end);
+      const u32 v = ptx::uniform(v_at(use - 1));
+      await_values(use - 1, looked_through);
+      begin_turn();
+      begin_outputs<C.type, VTile>(o, weights, v);
+      end_turn();
+      const bool skips_more = groups_differ && use < work.end_use;
+      if (skips_more) {
+        await_outputs(o);  // the copies of what is skipped may want the room of these values
+        release(values(), use - 1);
+#pragma unroll 1
+        for (; use < work.end_use; ++use) skip(use);
+      }
+      group_barrier();  // all warps of the group have the scores of their rows, and have read Q
+      more = begin_queries(work.item + 1);
+      await_outputs(o);
+      if (!skips_more) release(values(), end_of(work, end) - 1);
+      const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
+      Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
+      if (work.spoiled != 0) {
+        const int thread = thread_again();
+        const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
+        ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, thread % 32}.add_to_outputs();
+      }
+      item = work.item;
+      __syncwarp();
+      if (lane == 0) items().release(item);
+    }
+  }
+
+  __device__ __forceinline__ Uses own(const Work& work) const {
+    if constexpr (!groups_differ) return {work.first_use, work.end_use};
+    return work.own[thread_again() / 128];
+  }
+  __device__ __forceinline__ int end_of(const Work& work, int kept) const {
+    return registers_are_short ? own(work).end : kept;
+  }
+  /// Keys that none of the group's rows sees.
+  __device__ __forceinline__ void skip(int use) const {
+    keys().wait(use);
+    begin_turn();
+    end_turn();
+    release(keys(), use);
+    values().wait(use);
+    release(values(), use);
+  }
+
+  /// Of the group's rows of a row tile, if there is one: by the copy engine where they are a box.
+  __device__ __forceinline__ bool begin_queries(int item) const {
+    items().wait(item);
+    if (item == shared.end) return false;
+    const Work& work = shared.works[item & 1];
+    const int first = work.block.first_row + group() * 64;
+    const int in_group = thread_again() % 128;
+    if (maps->has_queries != 0) {
+      if (in_group == 0) copy_queries(work, first);
+      return true;
+    }
+    const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
+    const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - first;
+    load_tile<QTile, 128>(q_at(), valid, p.d, in_group,
+                          [&](int row) { return rows.at(first - work.block.first_row + row); });
+    ptx::cp_async_commit();
+    return true;
+  }
+  // By one thread, with addresses formed here rather than kept. Rows beyond the sequence's are others', or zeros behind
+  // the tensor's; nothing comes of them.
+  __device__ __forceinline__ void copy_queries(const Work& work, int first) const {
+    const int head = p.q_strides.head == 0 ? 0 : work.block.head;
+    const int row = work.sequence.q.first + PackedRow(first, p.group).query;
+    const int batch = p.q_strides.batch == 0 ? 0 : work.block.batch;
+    const u32 to = ptx::afresh(static_cast<int>(q_base)) + thread_again() / 128 * QTile::bytes;
+    ptx::mbarrier_arrive_expecting(queries(), QTile::bytes);
+    copy_box<QTile>(&maps->queries, to, queries(), head, row, batch);
+  }
+  __device__ __forceinline__ u32 queries() const {
+    const int group = thread_again() / 128;
+    return ptx::afresh(static_cast<int>(ptx::shared_address(shared.queries))) + group * 8;
+  }
+  // Copies by threads and the zeros beside them are wgmma's to read after the barrier.
+  __device__ __forceinline__ void await_queries(int item) const {
+    if (maps->has_queries != 0) {
+      ptx::mbarrier_wait(queries(), static_cast<u32>(item) & 1);
+      return;
+    }
+    ptx::cp_async_wait<0>();
+    ptx::fence_async_proxy();
+    group_barrier();
+  }
+
+  /// From the scores that were begun to weights; and outputs, unless these are the row tile's first keys, from those of
+  /// the keys before to those that the new weights' are added to. Whether the values are looked through.
+  template <bool first>
+  __device__ __forceinline__ bool find_weights(Work& work, int use, Scores& s, Probabilities& weights, Output& o,
+                                               Online& softmax) const {
+    const KvTile tile = work.tiles.at(use - work.first_use);
+    KeptBits<C> kept;
+    if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
+    await_scores<first ? 0 : 1>(s);
+    if (C.scale_first || work.may_hide(tile)) {
+      const int thread = thread_again();
+      FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+    }
+    const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
+    const auto rescale = exponentiate<first>(work, s, tile, use, softmax);
+    release(keys(), use);
+    if constexpr (!first) {
+      await_outputs(o);
+      release(values(), use - 1);
+      softmax.apply(rescale, o);
+    }
+    pack_weights(weights, s, kept);
+    return looked_through;
+  }
+  __device__ __forceinline__ void await_values(int use, bool looked_through) const {
+    values().wait(use);  // without it the check's phase might be that of the buffer's use before
+    if (looked_through) checks().wait(use);
+  }
+
+  // Scores to weights. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even looked
+  // for, and the sum of the weights tells when it should have been. They are divided then; and only where that is too
+  // late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
+  // Identity.RowsDoNotKnowEachOther).
+  template <bool first>
+  __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
+                                                                   int use, Online& softmax) const {
+    typename Online::Rescale rescale{};
+    const bool looks = first || C.tests_elements() || tile.cut_begin || tile.cut_end;
+    if (looks) rescale = softmax.raise(s, softmax_scale());
+    float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
+    exponentiate(s, softmax);
+    if (!looks && softmax.overshoots(before)) {
+      if (softmax.overflows(before)) {
+        float slack[2];
+        softmax.take_back(before, slack);
+        multiply_again(s, k_at(use));
+        if constexpr (C.scale_first) {  // no key is hidden
+          const int thread = thread_again();
+          FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+        }
+        rescale = softmax.raise(s, softmax_scale(), slack);
+        before[0] = softmax.sum[0][0];
+        before[1] = softmax.sum[0][1];
+        exponentiate(s, softmax);
+      }
+      softmax.follow(before, s, rescale);
+    }
+    return rescale;
+  }
+
+  __device__ __forceinline__ void multiply_again(Scores& s, u32 k_tile) const {
+    s.clear();
+    const int thread = thread_again();
+    const int lane = thread % 32;
+    const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
+    const u32 keys = keys_address<KTile>(k_tile, lane);
+#pragma unroll 1
+    for (int k = 0; k < C.d / 16; ++k) {
+      u32 a[1][4];
+      load_rows<QTile>(a, rows, k);
+      multiply_keys<C.type, KTile>(s, a, keys, k);
+    }
+  }
+
+  /// `later`: products that were begun after those of the scores.
+  template <int later>
+  __device__ __forceinline__ void await_scores(Scores& s) const {
+    ptx::wgmma_wait<later>();
+    settle(s);
+  }
+  __device__ __forceinline__ void await_outputs(Output& o) const {
+    ptx::wgmma_wait<0>();
+    settle(o);
+  }
+  __device__ __forceinline__ void release(const Ring<C.stages>& ring, int use) const {
+    __syncwarp();
+    if (thread_again() % 32 == 0) ring.release(use);
+  }
+
+  __device__ __forceinline__ void exponentiate(Scores& s, Online& softmax) const {
+#pragma unroll
+    for (int n = 0; n < C.tile_n / 8; ++n) softmax.exponentiate(0, s.tile[0][n], softmax_scale());
+    settle(s);
+    ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
+  }
+
+  static __device__ __forceinline__ void pack_weights(Probabilities& weights, Scores& s, const KeptBits<C>& kept) {
+#pragma unroll
+    for (int k = 0; k < C.tile_n / 16; ++k) {
+      if constexpr (C.dropout) {
+        kept.apply(s.tile[0][2 * k], k, 0);
+        kept.apply(s.tile[0][2 * k + 1], k, 1);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto& tile = s.tile[0][2 * k + i / 2];
+        weights[k][i] = ptx::pack<C.type>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  // Groups begin their products in turn unless C says at will, so that one's softmax runs beside the others' products.
+  __device__ __forceinline__ int group_number() const {
+    return registers_are_short ? group() : static_cast<int>(threadIdx.x) / 128;
+  }
+  static constexpr int kTurn = 1;   // barriers, one for each group
+  static constexpr int kGroup = 4;  // likewise
+  __device__ __forceinline__ void begin_turn() const {
+    if constexpr (takes_turns) ptx::barrier_sync(kTurn + group_number(), 256);
+  }
+  __device__ __forceinline__ void end_turn() const {
+    if constexpr (takes_turns) {
+      const int number = group_number();
+      ptx::barrier_arrive(number == groups - 1 ? kTurn : kTurn + 1 + number, 256);
+    }
+  }
+
+  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group_number(), 128); }
+
+  __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the rows of a tile of keys live, and how they come into shared memory.
+#pragma once
+
+#include "cuda/attention/kv/sequence.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/swizzle.cuh"
+#include "shared/config.h"
+
+namespace tessera::cuda {
+
+/// The pages of one sequence and segment.
+struct KvPages {
+  const int* pages;  // entries of the table; of mixed sources null where there is none
+  int entries;       // readable
+  int count;         // pages of the pool
+
+  KvPages() = default;
+  /// `first`: of the sequence's entries in a CSR table.
+  __device__ __forceinline__ KvPages(const KvParams& p, int first, int batch)
+      : pages(p.page_indptr != nullptr ? p.page_table + first : p.page_table + batch * p.page_table_stride),
+        entries(p.page_indptr != nullptr ? p.page_indices - first : p.page_indices),
+        count(p.pages) {}
+
+  /// A page of the pool, whatever the table says; with `trusts` what it says, of an entry that it has.
+  template <bool trusts>
+  __device__ __forceinline__ int at(int entry) const {
+    if constexpr (trusts) return pages[entry];
+    return entry < entries ? clamp(pages[entry], 0, count - 1) : 0;
+  }
+};
+
+/// The rows of K or of V of one (sequence, kv head, segment), of 16-bit elements. Strides in bytes; that of a row fits
+/// 32 bits: the launch refuses row strides of 2^29 elements and more.
+template <Source source, bool trusts>
+struct KvRows {
+  const char* base;
+  int row_stride;
+  i64 page_stride;
+  KvPages pages;
+  Divisor page_size;
+
+  static __device__ __forceinline__ bool is_paged(const KvParams& p) {
+    return source == Source::mixed ? p.page_table != nullptr : source == Source::paged;
+  }
+
+  KvRows() = default;
+  __device__ __forceinline__ KvRows(const KvParams& p, const void* tensor, const Strides& strides, const Extent& extent,
+                                    int batch, int head)
+      : base(static_cast<const char*>(tensor) + 2 * head * strides.head),
+        row_stride(static_cast<int>(2 * strides.row)) {
+    if (!is_paged(p)) {
+      base += 2 * (batch * strides.batch + extent.first * strides.row);
+      if constexpr (source == Source::mixed) pages.pages = nullptr;
+    } else {
+      page_stride = 2 * strides.batch;
+      pages = KvPages(p, extent.first, batch);
+      page_size = p.page_size;
+    }
+  }
+
+  // Field by field: an address that the compiler does not know would move both to local memory.
+  static __device__ __forceinline__ KvRows either(bool is_first, const KvRows& a, const KvRows& b) {
+    KvRows rows;
+    rows.base = is_first ? a.base : b.base;
+    rows.row_stride = is_first ? a.row_stride : b.row_stride;
+    if constexpr (source != Source::strided) {
+      rows.page_stride = is_first ? a.page_stride : b.page_stride;
+      rows.pages.pages = is_first ? a.pages.pages : b.pages.pages;
+      rows.pages.entries = is_first ? a.pages.entries : b.pages.entries;
+      rows.pages.count = is_first ? a.pages.count : b.pages.count;
+      rows.page_size.value = is_first ? a.page_size.value : b.page_size.value;
+      rows.page_size.multiplier = is_first ? a.page_size.multiplier : b.page_size.multiplier;
+      rows.page_size.shift = is_first ? a.page_size.shift : b.page_size.shift;
+    }
+    return rows;
+  }
+
+  /// Makes `first` the row that at() counts from.
+  __device__ __forceinline__ void advance(int first) {
+    if constexpr (source == Source::strided) base = ptx::advance(base, first, row_stride);
+  }
+
+  /// Address of row `first + row`.
+  __device__ __forceinline__ const char* at(int first, int row) const {
+    if constexpr (source == Source::strided) {
+      return ptx::advance(base, row, row_stride);
+    } else if (source == Source::mixed && pages.pages == nullptr) {
+      return ptx::advance(base, first + row, row_stride);
+    } else {
+      const int entry = ptx::divide(first + row, page_size);
+      const int within = first + row - entry * static_cast<int>(page_size.value);
+      return ptx::advance(base + pages.template at<trusts>(entry) * page_stride, within, row_stride);
+    }
+  }
+};
+
+/// A tile of rows by cp.async, `columns` elements of each; `address`: of a row. Rows from `valid_rows` on and columns
+/// past `columns` become zeros, so that no stale NaN meets a weight of 0.
+template <class Tile, int threads, class Address>
+__device__ __forceinline__ void load_tile(u32 to, int valid_rows, int columns, int thread, Address address) {
+  constexpr int rows_a_step = threads / Tile::row_chunks;
+  static_assert(threads % Tile::row_chunks == 0 && Tile::rows % rows_a_step == 0 && rows_a_step % 8 == 0);
+  const int first_row = thread / Tile::row_chunks;
+  const int chunk = thread % Tile::row_chunks;
+  const u32 first = to + Tile::at(first_row, chunk);
+  const auto for_each = [&](auto copy) {
+#pragma unroll
+    for (int step = 0; step < Tile::rows / rows_a_step; ++step) {
+      copy(step * rows_a_step + first_row, first + Tile::rows_below(step * rows_a_step));
+    }
+  };
+  if (valid_rows >= Tile::rows && columns == Tile::columns) {  // nearly always: no test for each copy
+    for_each([&](int row, u32 at) {
+      const char* from = address(row) + chunk * 16;
+#pragma unroll
+      for (int panel = 0; panel < Tile::panels; ++panel) {
+        ptx::cp_async_16(at + panel * Tile::panel_bytes, from + panel * Tile::panel_columns * 2);
+      }
+    });
+    return;
+  }
+  for_each([&](int row, u32 at) {
+    const bool row_valid = row < valid_rows;
+    const char* from = address(row_valid ? row : 0);
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      const int column = panel * Tile::panel_columns + chunk * 8;
+      const bool valid = row_valid && column < columns;
+      ptx::cp_async_16_or_zeros(at + panel * Tile::panel_bytes, valid ? from + column * 2 : from, valid);
+    }
+  });
+}
+
+/// Where a row is; one that is not there still has an address that is somebody's.
+struct RowAddress {
+  const char* at;
+  bool valid;
+};
+
+/// A tile of rows that do not follow each other; `address` gives the RowAddress of each.
+template <class Tile, int threads, class Address>
+__device__ __forceinline__ void load_rows(u32 to, int columns, int thread, Address address) {
+  constexpr int rows_a_step = threads / Tile::row_chunks;
+  static_assert(threads % Tile::row_chunks == 0 && Tile::rows % rows_a_step == 0 && rows_a_step % 8 == 0);
+  const int first_row = thread / Tile::row_chunks;
+  const int chunk = thread % Tile::row_chunks;
+  const u32 first = to + Tile::at(first_row, chunk);
+#pragma unroll
+  for (int step = 0; step < Tile::rows / rows_a_step; ++step) {
+    const RowAddress from = address(step * rows_a_step + first_row);
+#pragma unroll
+    for (int panel = 0; panel < Tile::panels; ++panel) {
+      const int column = panel * Tile::panel_columns + chunk * 8;
+      const bool valid = from.valid && column < columns;
+      ptx::cp_async_16_or_zeros(first + Tile::rows_below(step * rows_a_step) + panel * Tile::panel_bytes,
+                                valid ? from.at + column * 2 : from.at, valid);
+    }
+  }
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/scores/callable_source.h"
+
+#include <string_view>
+
+#include "problem/registered_callables.h"
+
+namespace tessera::cuda {
+namespace {
+
+/// The device's type of a built-in, in src/cuda/attention/scores/callables.cuh; nullptr for a name that none has.
+const char* builtin_score_type(std::string_view name) noexcept {
+  if (name == "relative") return "RelativeScore";
+  if (name == "soft_clip") return "SoftClipScore";
+  return nullptr;
+}
+const char* builtin_mask_type(std::string_view name) noexcept {
+  if (name == "document") return "DocumentMask";
+  if (name == "checkerboard") return "CheckerboardMask";
+  if (name == "prefix") return "PrefixMask";
+  return nullptr;
+}
+
+bool continues_word(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+/// What lies behind the comment or the quoted text at `at`; `at` itself where there is none.
+std::size_t skip_unread(std::string_view text, std::size_t at) {
+  const auto behind = [&](std::string_view end, std::size_t from) {
+    const std::size_t found = text.find(end, from);
+    return found == std::string_view::npos ? text.size() : found + end.size();
+  };
+  if (text.substr(at, 2) == "//") return behind("\n", at);
+  if (text.substr(at, 2) == "/*") return behind("*/", at + 2);
+  if (text[at] != '\'' && text[at] != '"') return at;
+  for (std::size_t i = at + 1; i < text.size(); ++i) {
+    if (text[i] == '\\') {
+      ++i;
+    } else if (text[i] == text[at]) {
+      return i + 1;
+    }
+  }
+  return text.size();
+}
+
+/// Whether the text is a function's body: it has the word `return`, outside comments and quotes.
+bool is_body(std::string_view text) {
+  constexpr std::string_view kReturn = "return";
+  for (std::size_t i = 0; i < text.size();) {
+    if (const std::size_t next = skip_unread(text, i); next != i) {
+      i = next;
+      continue;
+    }
+    if (!continues_word(text[i])) {
+      ++i;
+      continue;
+    }
+    std::size_t end = i;
+    while (end < text.size() && continues_word(text[end])) ++end;
+    if (text.substr(i, end - i) == kReturn) return true;
+    i = end;
+  }
+  return false;
+}
+
+/// How the kernel reads each extra tensor of a text; `first`: the index of its first among the problem's.
+std::string readers(const std::vector<ExtraTensor>& extras, int first) {
+  std::string text;
+  for (const ExtraTensor& extra : extras) {
+    text += "    [[maybe_unused]] const ExtraTensor<ExtraType::" + std::string(to_string(extra.dtype)) + ", " +
+            std::to_string(extra.rank) + "> " + extra.name + "{extras[" + std::to_string(first++) + "]};\n";
+  }
+  return text;
+}
+
+/// Lines of the text count from 1 in `file`. Those behind it are left to follow: what the compiler misses there, such
+/// as a bracket, the text has left open.
+std::string function(const std::string& head, const std::string& readers, const std::string& text,
+                     const std::string& file) {
+  const bool body = is_body(text);
+  return "  static __device__ __forceinline__ " + head + " {\n" + readers + (body ? "" : "    return (\n") +
+         "#line 1 \"" + file + "\"\n" + text + (body ? "\n" : "\n    );\n") + "  }\n";
+}
+
+CallableSource builtin(const char* type) { return {type, std::string(" ") + type, "", ""}; }
+
+/// `kind`: "score" or "mask"; `type`: of the struct around the function.
+CallableSource written(const std::string& kind, const std::string& name, const std::string& type,
+                       const std::string& head, const std::string& readers, const std::string& text) {
+  CallableSource source{type, " " + kind + "=" + name, "", kind + " " + name};
+  source.definition = "struct " + type + " {\n" + function(head, readers, text, source.file) + "};\n";
+  return source;
+}
+
+}  // namespace
+
+std::vector<std::string> CallableSources::files() const {
+  std::vector<std::string> files;
+  for (const CallableSource* source : {&score, &mask}) {
+    if (!source->file.empty()) files.push_back(source->file);
+  }
+  return files;
+}
+
+Support has_callables(const Problem& problem) {
+  const detail::RegisteredCallables registered(problem);
+  const auto missing = [](const char* kind, const std::string& name) {
+    return Support::no(std::string("has no ") + kind + " callable " + name +
+                       ": it is neither built in nor registered (" + "register_" + kind + " takes C++ text)");
+  };
+  if (!problem.score.empty() && registered.score == nullptr && builtin_score_type(problem.score) == nullptr) {
+    return missing("score", problem.score);
+  }
+  if (!problem.mask.empty() && registered.mask == nullptr && builtin_mask_type(problem.mask) == nullptr) {
+    return missing("mask", problem.mask);
+  }
+  return Support::yes();
+}
+
+CallableSources callable_sources(const Problem& problem) {
+  const detail::RegisteredCallables registered(problem);
+  CallableSources sources;
+  if (registered.score != nullptr) {
+    sources.score = written("score", problem.score, "TextScore",
+                            "float value(float score, const ScorePoint& at, const ExtraParams* extras)",
+                            readers(registered.score->extras, 0), registered.score->text);
+  } else if (!problem.score.empty()) {
+    sources.score = builtin(builtin_score_type(problem.score));
+  }
+  if (registered.mask != nullptr) {
+    sources.mask =
+        written("mask", problem.mask, "TextMask", "bool visible(const ScorePoint& at, const ExtraParams* extras)",
+                readers(registered.mask->extras, registered.score_extras()), registered.mask->text);
+  } else if (!problem.mask.empty()) {
+    sources.mask = builtin(builtin_mask_type(problem.mask));
+  }
+  return sources;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// What cannot be told by one interval of keys for each row: tests key by key, as bits that the scores are then masked
+// with.
+#pragma once
+
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/tiles/tile_list.cuh"
+
+namespace tessera::cuda {
+
+/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit half · tile_n / 4 + 2n + i is value i
+/// of row `half` in the n-th tile of 8 columns.
+template <FwdConfig C>
+struct HiddenBits {
+  static constexpr int row_bits = C.tile_n / 4;
+  static_assert(!C.tests_elements() || 2 * row_bits <= 64);
+  u64 bits;
+
+  /// `hides(half, column)` tells of a row and a column of the tile.
+  template <class Hides>
+  __device__ __forceinline__ void find(int lane, Hides hides) {
+    bits = 0;
+    // Rolled, because a test is long.
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll 1
+      for (int e = 0; e < row_bits; ++e) {
+        const bool hidden = hides(half, e / 2 * 8 + lane % 4 * 2 + e % 2);
+        bits |= static_cast<u64>(hidden) << (half * row_bits + e);
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool at(int half, int n, int i) const {
+    return (bits >> (half * row_bits + n * 2 + i) & 1) != 0;
+  }
+};
+
+/// A row's view of the list, where a tile holds keys or rows of several of its tiles. Neighbours mostly share a tile:
+/// the last answer is kept.
+struct ListedKeys {
+  const ListReader& reader;
+  int query_block = -1;
+  int key_block = -1;
+  ListClass listed = ListClass::none;
+
+  /// `key` of a segment, below its length; `query` below the sequence's.
+  __device__ __forceinline__ ListClass find(int query, int segment, int key) {
+    const int q = ptx::divide(query, reader.p.block_q);
+    const int k = ptx::divide(key, reader.p.block_kv) + (segment == 0 ? 0 : reader.p.second_block);
+    if (q != query_block || k != key_block) {
+      query_block = q;
+      key_block = k;
+      listed = reader.find(q, k);
+    }
+    return listed;
+  }
+};
+
+/// What the list or the user's mask hides of a block's tiles.
+template <FwdConfig C, class Mask>
+struct ElementMask {
+  const FwdParams& p;
+  const BlockWork<C>& work;
+
+  /// `row`: packed, the upper of the thread's two.
+  __device__ __forceinline__ void find(HiddenBits<C>& hidden, int row, const KvTile& tile, int lane) const {
+    const int keys = work.sequence.segment(tile.segment).extent.length;
+    const ListReader reader = list();
+    ListedKeys listed{reader};
+    hidden.find(lane, [&](int half, int column) {
+      const PackedRow at(row + half * 8, p.group);
+      const int key = work.tiles.key(tile, column);
+      return at.query >= work.sequence.q.length || key >= keys || hides(at, tile, column, key, listed);
+    });
+  }
+
+  /// Of a key below its segment's length and a query below the sequence's; `listed` of list().
+  __device__ __forceinline__ bool hides(const PackedRow& at, const KvTile& tile, int column, int key,
+                                        ListedKeys& listed) const {
+    if constexpr (C.list_elements) {
+      const ListClass found = listed.find(at.query, tile.segment, key);
+      if (found == ListClass::none) return true;
+      if (found == ListClass::full) return false;
+    }
+    if constexpr (C.user_mask) {
+      return !work.tiles.waives(tile, column) && !Mask::visible(work.point_of(p, at, tile.segment, key), p.extras);
+    }
+    return false;
+  }
+
+  __device__ __forceinline__ ListReader list() const {
+    return ListReader(p.list, work.block.batch, work.block.head, work.block.kv_head);
+  }
+};
+
+}  // namespace tessera::cuda

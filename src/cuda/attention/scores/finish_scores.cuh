@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the products Q·Kᵀ of a tile to its scores: scaled and changed where the maxima need that first, hidden ones −∞.
+#pragma once
+
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/scores/element_mask.cuh"
+#include "cuda/attention/scores/score.cuh"
+#include "cuda/attention/tiles/mask.cuh"
+#include "cuda/tile/gemm_mma.cuh"
+
+namespace tessera::cuda {
+
+/// Of a warp's rows and one tile of keys.
+template <FwdConfig C, class User>
+struct FinishScores {
+  static constexpr int row_tiles = C.rows_a_warp() / 16;
+  using Scores = Accumulator<row_tiles, C.tile_n / 8>;
+
+  const FwdParams& p;
+  const BlockWork<C>& work;
+  int warp_row;  // first row of the warp within the block
+  int lane;
+
+  /// Most tiles are seen whole; of the others most are cut by the end of the sequence or the causal mask, so that one
+  /// comparison does.
+  __device__ __forceinline__ void finish(Scores& s, const KvTile& tile) const {
+    if constexpr (C.scale_first || C.tests_elements()) {
+      finish_rows<true, true>(s, tile);
+    } else {
+      if (tile.cut_begin) finish_rows<true, false>(s, tile);
+      if (tile.cut_end) finish_rows<false, true>(s, tile);
+    }
+  }
+
+  template <bool cut_begin, bool cut_end>
+  __device__ __forceinline__ void finish_rows(Scores& s, const KvTile& tile) const {
+    const int first_query = PackedRow(work.block.first_row, p.group).query;
+    const RowBounds<C> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
+    const int first_key = tile.first + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      HiddenBits<C> hidden;
+      if constexpr (C.tests_elements()) {
+        const int row = work.block.first_row + warp_row + m * 16 + lane / 4;
+        ElementMask<C, typename User::Mask>{p, work}.find(hidden, row, tile, lane);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const PackedRow at(work.block.first_row + warp_row + m * 16 + half * 8 + lane / 4, p.group);
+        const Interval visible = bounds.of(at.query);
+        const int begin = visible.begin - first_key;
+        const int end = visible.end - first_key;
+        float slope = 0.0F;
+        if constexpr (C.alibi) {
+          slope = p.slopes[work.block.batch * p.slopes_batch + (work.block.head + at.head) * p.slopes_head];
+        }
+#pragma unroll
+        for (int n = 0; n < C.tile_n / 8; ++n) {
+          const int moved = work.tiles.moved(tile, n * 8);
+          const Distances distances(work.sequence, work.sequence.segment(tile.segment), first_query, first_key + moved);
+          const float near = distances.near_of(at.query);  // computed once for all n unless a list's tile gathers runs
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& score = s.tile[m][n][half * 2 + i];
+            const int key = n * 8 + i + moved;
+            if constexpr (C.scale_first) {
+              score = score_of<C, typename User::Score>(score, p, slope, distances.of(near, n * 8 + i), [&] {
+                return work.point_of(p, at, tile.segment, first_key + key);
+              });
+            }
+            if ((cut_end && key >= end) || (cut_begin && key < begin)) score = -kInfinity;
+            if constexpr (C.tests_elements()) {
+              if (hidden.at(half, n, i)) score = -kInfinity;
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// From sums to outputs: O divided by its row sums (and the sink), the LSE; rows past the used length become 0 and −∞.
+// For masses of tiles the sums themselves.
+#pragma once
+
+#include "cuda/attention/scores/score.cuh"
+#include "cuda/attention/softmax/softmax.cuh"
+#include "cuda/attention/tiles/tile_range.cuh"
+
+namespace tessera::cuda {
+
+/// Word i of lane j of four goes to word j of lane i; `lane`: 0 to 3.
+__device__ __forceinline__ void transpose_quad(u32 (&words)[4], int lane) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const bool upper = (lane & step) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & step) != 0) continue;
+      u32& kept = words[i];
+      u32& other = words[i + step];
+      const u32 got = __shfl_xor_sync(0xffffffffU, upper ? kept : other, step);
+      (upper ? kept : other) = got;
+    }
+  }
+}
+
+template <FwdConfig C>
+struct Epilogue {
+  static constexpr int row_tiles = C.rows_a_warp() / 16;
+  using Output = Accumulator<row_tiles, C.dv / 8>;
+
+  const FwdParams& p;
+  const Block& block;
+  const Sequence& sequence;
+  u32 memory;  // shared, for o of the whole block
+  int thread;
+
+  /// Rows from the block's first to the end of the tensor's, and to the end of the sequence's; beyond are no keys.
+  __device__ __forceinline__ int rows() const {
+    return static_cast<int>(sequence.q.capacity * p.group.value) - block.first_row;
+  }
+  __device__ __forceinline__ int used_rows() const {
+    return static_cast<int>(sequence.q.length * p.group.value) - block.first_row;
+  }
+  /// Row of the tile that this thread holds.
+  __device__ __forceinline__ int row_of(int m, int half) const {
+    return thread / 32 * C.rows_a_warp() + m * 16 + half * 8 + thread % 32 / 4;
+  }
+  __device__ __forceinline__ PackedRows rows_of(const void* tensor, int element_bytes, const Strides& strides,
+                                                i64 split) const {
+    const char* part = static_cast<const char*>(tensor) + element_bytes * block.split * split;
+    return PackedRows(part, element_bytes, strides, block, sequence.q.first, p.group);
+  }
+
+  __device__ __forceinline__ PackedRows outputs() const {
+    return rows_of(p.o, bytes_of(C.output), p.o_strides, p.o_split);
+  }
+
+  /// `out`: outputs(), which who has time has found out.
+  template <int slack_bits>
+  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles, slack_bits>& softmax,
+                                        const PackedRows& out) const {
+    float sums[row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) sums[m][half] = quad_sum(softmax.sum[m][half]);
+    }
+    if ((thread / 32 + 1) * C.rows_a_warp() > used_rows()) clear_unused(o, sums);
+    divide(o, sums, softmax.origin);
+    if (p.lse != nullptr) store_lse(sums, softmax.origin);
+    if (p.row_sums != nullptr) store_sums(sums, softmax.origin);
+    if constexpr (C.output == Element::fp32) {
+      store_fp32(o, out);
+    } else if constexpr (C.products == Products::wgmma) {
+      store_from_registers(o, out);
+    } else {
+      store_16_bit(o, out);
+    }
+  }
+
+  /// Of a tile of rows that see no key, where no masses are wanted. By a warp.
+  __device__ __forceinline__ void store_empty() const {
+    constexpr int output_bytes = bytes_of(C.output);
+    const int lane = thread % 32;
+    const PackedRows out = outputs();
+#pragma unroll 1
+    for (int row = 0; row < min(rows(), C.tile_m); ++row) {
+#pragma unroll 1
+      for (int at = lane * 8; at < p.dv * output_bytes; at += 32 * 8) {
+        *reinterpret_cast<float2*>(out.writable(row) + at) = make_float2(0.0F, 0.0F);
+      }
+    }
+#pragma unroll 1
+    for (int row = lane; p.lse != nullptr && row < min(rows(), C.tile_m); row += 32) {
+      *reinterpret_cast<float*>(rows_of(p.lse, 4, p.lse_strides, p.lse_split).writable(row)) = -kInfinity;
+    }
+  }
+
+ private:
+  using OfRows = float[row_tiles][2];
+
+  // What they hold may be NaN.
+  __device__ __forceinline__ void clear_unused(Output& o, OfRows& sums) const {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (row_of(m, half) < used_rows()) continue;
+        sums[m][half] = 0.0F;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) o.tile[m][n][half * 2] = o.tile[m][n][half * 2 + 1] = 0.0F;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void divide(Output& o, const OfRows& sums, const OfRows& origins) const {
+    float shares[row_tiles][2];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) shares[m][half] = sums[m][half];
+    }
+    if (p.sinks != nullptr) add_sinks(shares, origins);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float inverse = sums[m][half] == 0.0F ? 0.0F : ptx::reciprocal(shares[m][half]);
+        if constexpr (C.dropout) inverse *= p.dropout.scale;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) {
+          o.tile[m][n][half * 2] *= inverse;
+          o.tile[m][n][half * 2 + 1] *= inverse;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_sinks(OfRows& shares, const OfRows& origins) const {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const PackedRow at(block.first_row + row_of(m, half), p.group);
+        if (shares[m][half] == 0.0F) continue;
+        const float sink = p.sinks[(block.head + at.head) * p.sinks_stride];
+        shares[m][half] += ptx::exp2(sink * kLog2E - origins[m][half]);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_lse(const OfRows& sums, const OfRows& origins) const {
+    const PackedRows lse = rows_of(p.lse, 4, p.lse_strides, p.lse_split);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        const float sum = sums[m][half];
+        if (row >= rows() || thread % 4 != 0) continue;
+        *reinterpret_cast<float*>(lse.writable(row)) =
+            sum == 0.0F ? -kInfinity : __fmaf_rn(origins[m][half], kLn2, ptx::log2(sum) * kLn2);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_sums(const OfRows& sums, const OfRows& origins) const {
+    const PackedRows kept = rows_of(p.row_sums, sizeof(RowSum), p.row_sum_strides, 0);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        if (row >= rows() || thread % 4 != 0) continue;
+        *reinterpret_cast<RowSum*>(kept.writable(row)) = {origins[m][half], sums[m][half]};
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_fp32(const Output& o, const PackedRows& out) const {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        if (row >= rows()) continue;
+        char* to = out.writable(row) + thread % 4 * 8;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) {
+          if (n * 8 >= p.dv) break;
+          *reinterpret_cast<float2*>(to + n * 32) = make_float2(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  // Shared memory holds the next rows already. Four lanes that share a row exchange words, so that each has 8 columns.
+  __device__ __forceinline__ void store_from_registers(const Output& o, const PackedRows& out) const {
+    const int part = thread % 4;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        char* to = row < rows() ? out.writable(row) + part * 16 : nullptr;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; n += 4) {
+          u32 words[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            words[i] = ptx::pack<C.output>(o.tile[m][n + i][half * 2], o.tile[m][n + i][half * 2 + 1]);
+          }
+          transpose_quad(words, part);
+          if (to != nullptr && (n + part) * 8 < p.dv) ptx::store_16(to + n * 16, words);
+        }
+      }
+    }
+  }
+
+  // Through shared memory, so that whole rows leave 16 bytes a thread.
+  __device__ __forceinline__ void store_16_bit(const Output& o, const PackedRows& out) const {
+    using Tile = SharedTile<C.tile_m, C.dv>;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; ++n) {
+          ptx::store_shared_4(memory + Tile::at(row_of(m, half), n) + thread % 4 * 4,
+                              ptx::pack<C.output>(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]));
+        }
+      }
+    }
+    __syncwarp();  // a warp reads back its own rows only
+    const int lane = thread % 32;
+    constexpr int lanes_a_row = Tile::row_chunks;
+#pragma unroll
+    for (int step = 0; step < C.rows_a_warp() * lanes_a_row / 32; ++step) {
+      const int row = thread / 32 * C.rows_a_warp() + step * (32 / lanes_a_row) + lane / lanes_a_row;
+      if (row >= rows()) continue;
+      char* to = out.writable(row);
+#pragma unroll
+      for (int panel = 0; panel < Tile::panels; ++panel) {
+        const int chunk = panel * Tile::row_chunks + lane % lanes_a_row;
+        if (chunk * 8 >= p.dv) continue;
+        u32 value[4];
+        ptx::load_shared_16(value, memory + Tile::at(row, chunk));
+        ptx::store_16(to + chunk * 16, value);
+      }
+    }
+  }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values that are not finite. The products with V add 0 · v for every hidden key, which is NaN where v is NaN or
+// infinite. So in the tiles that may hide keys zeros stand for such values; a block that met any adds them in the end,
+// to the outputs of the rows that see them. Rows of a tile behind the end of a sequence become zeros too, and no row
+// sees them.
+#pragma once
+
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/scores/element_mask.cuh"
+#include "cuda/attention/softmax/epilogue.cuh"
+#include "cuda/attention/tiles/mask.cuh"
+#include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/math.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr u32 kAllLanes = 0xFFFFFFFF;
+
+/// Of the low 16 bits.
+template <Element type>
+__device__ __forceinline__ bool is_finite(u32 bits) {
+  constexpr u32 infinity = type == Element::bf16 ? 0x7F80 : 0x7C00;
+  return (bits & infinity) != infinity;
+}
+
+/// Two values, with zeros for what is not finite.
+template <Element type>
+__device__ __forceinline__ u32 finite_of(u32 pair) {
+  return (is_finite<type>(pair) ? pair & 0xFFFF : 0) | (is_finite<type>(pair >> 16) ? pair & 0xFFFF0000 : 0);
+}
+
+/// Looks at many values and tells whether one of them was not finite.
+template <Element type>
+struct FiniteTest {
+  u32 sums[4] = {};  // of 0 · v: NaN where a v is not finite
+
+  __device__ __forceinline__ void look_at(const u32 (&value)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = ptx::fma_pair<type>(value[i], 0, sums[i]);
+  }
+  __device__ __forceinline__ bool passed() const { return ((sums[0] | sums[1] | sums[2] | sums[3]) & 0x7FFF7FFF) == 0; }
+};
+
+/// Of a tile in shared memory, by `threads` threads, while nobody else uses it. Whether this thread replaced any value
+/// of a key: rows from keys() on lie behind the end of the sequence, and nobody sees them.
+template <Element type, class Tile, int threads, class Keys>
+__device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) {
+  constexpr bool whole_steps = Tile::bytes % (threads * 16) == 0;
+  FiniteTest<type> test;
+#pragma unroll 2  // registers are short
+  for (int step = 0; step < divide_up(Tile::bytes, threads * 16); ++step) {
+    if (!whole_steps && (step * threads + thread) * 16 >= Tile::bytes) break;
+    u32 value[4];
+    ptx::load_shared_16(value, tile + (step * threads + thread) * 16);
+    test.look_at(value);
+  }
+  if (test.passed()) return false;
+  const int end = keys();
+  bool spoiled = false;
+#pragma unroll 1
+  for (int at = thread * 16; at < Tile::bytes; at += threads * 16) {
+    u32 value[4];
+    ptx::load_shared_16(value, tile + at);
+#pragma unroll
+    for (u32& pair : value) {
+      const u32 kept = finite_of<type>(pair);
+      spoiled |= pair != kept && Tile::row_of(at) < end;
+      pair = kept;
+    }
+    ptx::store_shared_16(tile + at, value);
+  }
+  return spoiled;
+}
+
+/// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops.
+template <FwdConfig C, class Mask>
+struct ReplacedValues {
+  const FwdParams& p;
+  const SharedWork<C>& work;
+  const Epilogue<C>& epilogue;
+  int warp_row;  // first row of the warp within the block
+  int lane;
+
+  /// After the outputs are stored; a warp has its own rows.
+  __device__ __forceinline__ void add_to_outputs() const {
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < work.tiles.count(); ++i) {
+      const KvTile tile = work.tiles.at(i);
+      if (!work.may_hide(tile)) continue;
+#pragma unroll 1
+      for (int column = lane; column < round_up(C.tile_n, 32); column += 32) add(tile, column);
+    }
+  }
+  // Those of 32 keys, each looked through by a lane.
+  __device__ __forceinline__ void add(const KvTile& tile, int column) const {
+    const bool is_key = column < work.keys_of(tile);
+    const int key = is_key ? work.tiles.key(tile, column) : 0;
+    const char* values = is_key ? values_of(tile.segment, key) : nullptr;
+    const bool replaced = is_key && !all_finite(values);
+    if (!__any_sync(kAllLanes, replaced)) return;
+    const int rows = min(epilogue.used_rows(), warp_row + C.rows_a_warp());
+#pragma unroll 1
+    for (int row = warp_row; row < rows; ++row) {
+      const u32 keys = __ballot_sync(kAllLanes, replaced && sees(row, tile, column, key));
+      if (keys != 0) spoil(row, keys, values);
+    }
+  }
+  __device__ __forceinline__ const char* values_of(int tile_segment, int key) const {
+    const int segment = C.segments == 2 ? tile_segment : 0;
+    const KvParams& kv = p.kv[segment];
+    const Extent extent = work.sequence.segment(segment).extent;
+    const KvRows<C.source, C.trusts> rows(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
+    return rows.at(0, key);
+  }
+  __device__ __forceinline__ bool all_finite(const char* values) const {
+    FiniteTest<C.type> test;
+#pragma unroll 4
+    for (int dim = 0; dim < p.dv; dim += 8) {
+      const uint4 loaded = *reinterpret_cast<const uint4*>(values + dim * 2);
+      test.look_at({loaded.x, loaded.y, loaded.z, loaded.w});
+    }
+    return test.passed();
+  }
+
+  // Adds what is not finite of the keys of `keys`, a lane's each, to the outputs of a row; `values`: of this lane's.
+  __device__ __forceinline__ void spoil(int row, u32 keys, const char* values) const {
+    char* out = epilogue.outputs().writable(row);
+#pragma unroll 1
+    for (int dim = lane * 2; dim < round_up(p.dv, 64); dim += 64) {
+      float sums[2] = {};
+#pragma unroll 1
+      for (u32 left = keys; left != 0; left &= left - 1) {
+        const auto from = __shfl_sync(kAllLanes, reinterpret_cast<u64>(values), __ffs(static_cast<int>(left)) - 1);
+        if (dim >= p.dv) continue;
+        const u32 pair = reinterpret_cast<const u32*>(from)[dim / 2];
+        float value[2];
+        ptx::unpack<C.type>(pair ^ finite_of<C.type>(pair), value[0], value[1]);
+        sums[0] += value[0];
+        sums[1] += value[1];
+      }
+      if (sums[0] != 0.0F || sums[1] != 0.0F) add_pair(out + dim * bytes_of(C.output), sums);
+    }
+  }
+  static __device__ __forceinline__ void add_pair(char* outputs, const float (&sums)[2]) {
+    if constexpr (C.output == Element::fp32) {
+      float2& at = *reinterpret_cast<float2*>(outputs);
+      at = make_float2(at.x + sums[0], at.y + sums[1]);
+    } else {
+      u32& at = *reinterpret_cast<u32*>(outputs);
+      float old[2];
+      ptx::unpack<C.output>(at, old[0], old[1]);
+      at = ptx::pack<C.output>(old[0] + sums[0], old[1] + sums[1]);
+    }
+  }
+
+  // Whether a row of the block gives a key any weight.
+  __device__ __forceinline__ bool sees(int row, const KvTile& tile, int column, int key) const {
+    const PackedRow at(work.block.first_row + row, p.group);
+    const Segment& segment = work.sequence.segment(tile.segment);
+    const RowBounds<C> bounds(p, work.sequence, segment, at.query);
+    const Interval visible = bounds.of(at.query);
+    if (key < visible.begin || key >= visible.end) return false;
+    if constexpr (C.tests_elements()) {
+      const ElementMask<C, Mask> mask{p, work};
+      const ListReader reader = mask.list();
+      ListedKeys listed{reader};
+      if (mask.hides(at, tile, column, key, listed)) return false;
+    }
+    if constexpr (C.dropout) {
+      return work.dropout.keeps(static_cast<u32>(segment.position) + key,
+                                static_cast<u32>(work.sequence.q_position) + at.query, at.head);
+    }
+    return true;
+  }
+};
+
+}  // namespace tessera::cuda

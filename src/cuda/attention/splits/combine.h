@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching the kernel that merges partial results: for the operation combine, and behind a forward in splits.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/implementations.h"
+#include "shared/combine.h"
+
+namespace tessera::cuda {
+
+KernelSource source_of(const CombineConfig& config);
+
+/// `batch`: sequences, `rows`: of the longest.
+void launch_combine(const Kernel& kernel, const CombineParams& params, std::int64_t batch, std::int64_t rows,
+                    Stream stream);
+
+}  // namespace tessera::cuda

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/tiles/list_params.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace tessera::cuda {
+namespace {
+
+constexpr std::int64_t kShortestRun = 16;  // keys: what one mma of P and V takes
+constexpr std::int64_t kLongestBlock = std::numeric_limits<int>::max() / 2;
+
+std::int64_t largest_power_of_two_in(std::int64_t x) { return x & -x; }
+
+Divisor block_size(std::int64_t block) { return Divisor(static_cast<int>(std::min(block, kLongestBlock))); }
+
+void copy_strides(i64 (&to)[3], const Tensor& tensor, const TileList& list) {
+  to[0] = list.per_batch ? tensor.strides[0] : 0;
+  to[1] = list.heads == TileList::Heads::one ? 0 : tensor.strides[1];
+  to[2] = tensor.strides[2];
+}
+
+TileTable table_of(const TileList& list, const Tensor& counts, const Tensor& indices, const Tensor& bits) {
+  TileTable table{};
+  const Tensor& entries = list.form == TileList::Form::bitmask ? bits : indices;
+  table.entries = entries.bytes();
+  copy_strides(table.entry_strides, entries, list);
+  table.capacity = reachable(entries.shape[3]);
+  if (list.form == TileList::Form::bitmask) return table;
+  table.counts = counts.as<int>();
+  copy_strides(table.count_strides, counts, list);
+  return table;
+}
+
+std::int64_t segment_cells(const FwdConfig& config, std::int64_t keys) {
+  return round_up<std::int64_t>(divide_up<std::int64_t>(keys, config.run), 32);
+}
+
+}  // namespace
+
+void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads, int most_keys) {
+  const bool wgmma = config.products == Products::wgmma;
+  const int widest = std::max(config.d, config.dv);
+  config.tiles = Tiles::list;
+  // 16 rows a warp where registers leave none beside 32.
+  if (!wgmma && (config.tile_n < 64 || widest > 64)) config.tile_m = std::min(config.tile_m, 64);
+  // Rows of one list block, or of all queries if one block has them all, make whole tiles.
+  const std::int64_t rows = problem.block_q >= problem.seqlen_q ? config.tile_m : problem.block_q * packed_heads;
+  const int fewest = !wgmma ? 32 : widest <= 128 ? 64 : 128;
+  while (config.tile_m > fewest && rows % config.tile_m != 0) config.tile_m /= 2;
+  if (rows % config.tile_m != 0) config.tile_m = std::max(64, fewest);
+  config.warps = wgmma ? config.tile_m / 16 : config.tile_m == 32 ? 2 : 4;
+  config.list_elements = rows % config.tile_m != 0 || problem.block_kv % kShortestRun != 0;
+  const bool pairs = widest <= 64 && config.tile_m <= 64 && problem.block_kv % 64 == 0;
+  if (!wgmma) config.tile_n = pairs ? 128 : 64;
+  if (wgmma && (config.list_elements || (config.tile_m == 64 && widest > 64))) {
+    config.tile_n = std::min(config.tile_n, 64);
+  }
+  config.tile_n = std::min(config.tile_n, most_keys);
+  const std::int64_t run = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_n);
+  config.run = config.list_elements ? config.tile_n : static_cast<int>(run);
+  config.list_waives = config.user_mask && problem.list.full && !config.list_elements;
+}
+
+std::int64_t list_cells(const FwdConfig& config, const Problem& problem) {
+  return segment_cells(config, problem.kv.seqlen) + (problem.kv2 ? segment_cells(config, problem.kv2->seqlen) : 0);
+}
+
+ListParams list_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings) {
+  const TileList& list = problem.list;
+  ListParams p{};
+  p.form = list.form == TileList::Form::indices   ? ListForm::indices
+           : list.form == TileList::Form::bitmask ? ListForm::bitmask
+                                                  : ListForm::transposed;
+  p.heads = list.heads == TileList::Heads::q ? ListHeads::q : ListHeads::kv;
+  p.has_full = list.full;
+  p.partial = table_of(list, bindings[Slot::tile_counts], bindings[Slot::tile_indices], bindings[Slot::tile_bits]);
+  if (list.full) {
+    p.full = table_of(list, bindings[Slot::full_counts], bindings[Slot::full_indices], bindings[Slot::full_bits]);
+  }
+  p.block_q = block_size(problem.block_q);
+  p.block_kv = block_size(problem.block_kv);
+  p.key_blocks = static_cast<int>(problem.key_blocks());
+  p.second_block = static_cast<int>(problem.key_blocks_first());
+  p.second_cell = static_cast<int>(segment_cells(config, problem.kv.seqlen));
+  p.cells = static_cast<int>(list_cells(config, problem));
+  return p;
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Walks the table of implementations and keeps every refusal with its reason.
+#include "tessera/plan.h"
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "cpu/simd/kernels.h"
+#include "cuda/metadata/metadata_check.h"
+#include "plan/implementations.h"
+#include "problem/grammar.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+using detail::Implementation;
+using detail::PlanState;
+
+constexpr int kMostThreads = 4096;
+
+Target resolve(const Target& target) {
+  Target out = target;
+  if (target.device != DeviceType::cpu) return out;
+  if (target.threads < 0 || target.threads > kMostThreads) {
+    throw Error(ErrorCode::invalid_argument, "threads", std::to_string(target.threads),
+                "0 (as many as OpenMP would use) to " + std::to_string(kMostThreads));
+  }
+  if (target.threads == 0) {
+#ifdef _OPENMP
+    out.threads = std::clamp(omp_get_max_threads(), 1, kMostThreads);
+#else
+    out.threads = 1;
+#endif
+  }
+  const std::vector<std::string> isas = cpu_isas();
+  const std::vector<std::string> emulated = cpu::emulated_isas();  // never chosen, but taken when named
+  const auto has = [&](const auto& list) { return std::find(list.begin(), list.end(), target.isa) != list.end(); };
+  if (target.isa.empty()) {
+    out.isa = isas.empty() ? "scalar" : isas.front();
+  } else if (!has(isas) && !has(emulated)) {
+    std::string want = "one that this build has and this machine can run:";
+    for (const std::string& isa : isas) want += " " + isa;
+    throw Error(ErrorCode::unsupported, "isa", target.isa, want);
+  }
+  return out;
+}
+
+void check_wishes(const Wishes& wishes) {
+  const struct {
+    const char* name;
+    const std::optional<std::int64_t>& value;
+  } counts[] = {{"tile_q", wishes.tile_q},
+                {"tile_kv", wishes.tile_kv},
+                {"splits", wishes.splits},
+                {"stages", wishes.stages},
+                {"warps", wishes.warps}};
+  for (const auto& count : counts) {
+    if (count.value && (*count.value < 1 || *count.value > detail::kMaxSize)) {
+      throw Error(ErrorCode::invalid_argument, count.name, std::to_string(*count.value), "1 or more");
+    }
+  }
+}
+
+/// What is well formed and yet has no defined result, whoever would compute it.
+Support is_defined(const Problem& p) {
+  const detail::RegisteredCallables callables(p);
+  if (const int extras = callables.score_extras() + callables.mask_extras(); extras > kMaxExtras) {
+    return Support::no("score and mask have " + std::to_string(extras) + " extra tensors together; want at most " +
+                       std::to_string(kMaxExtras));
+  }
+  if (p.operation != Operation::attention || p.pass == Pass::forward) return Support::yes();
+  if (p.mass != MassKind::none || p.next != TileList::Form::none) {
+    return Support::no("a backward writes neither tile mass nor a next list; ask the forward for them");
+  }
+  if (detail::is_paged(p.kv.layout) || (p.kv2 && detail::is_paged(p.kv2->layout))) {
+    return Support::no("a backward through paged keys: a page may belong to several sequences");
+  }
+  return Support::yes();
+}
+
+Support row_supports(const Implementation& row, const Problem& problem, const Target& target, const Wishes& wishes) {
+  const std::string_view name = row.name;
+  const bool on_request = &row == &detail::implementations().back();
+  if (!wishes.implementation.empty() && wishes.implementation != name) {
+    return Support::no("the wish is implementation=" + wishes.implementation);
+  }
+  if (on_request && wishes.implementation.empty()) {
+    return Support::no("only on request, with implementation=" + std::string(name));
+  }
+  const bool on_cuda = row.device == DeviceType::cuda;
+  if (!on_cuda && (wishes.stages || wishes.warps || !wishes.loader.empty())) {
+    return Support::no("stages, warps and loader are wishes for cuda");
+  }
+  if (row.device != target.device) {
+    return Support::no(std::string("runs on ") + (on_cuda ? "CUDA" : "the CPU") + ", the target is " +
+                       target.to_string());
+  }
+  if (const Support defined = is_defined(problem); !defined) return defined;
+  if (row.operation && *row.operation != problem.operation) {
+    return Support::no("does " + std::string(detail::word_of(detail::kOperations, *row.operation)) + " only");
+  }
+  return row.supports(problem, target, wishes);
+}
+
+/// First row that takes the problem, or nullptr; a Candidate for every row before it and, so that explain() is
+/// complete, for every row after it.
+const Implementation* choose(const Problem& problem, const Target& target, const Wishes& wishes,
+                             std::vector<Candidate>& candidates) {
+  const Implementation* chosen = nullptr;
+  bool known = wishes.implementation.empty();
+  for (const Implementation& row : detail::implementations()) {
+    known = known || wishes.implementation == row.name;
+    Support support = row_supports(row, problem, target, wishes);
+    if (support && chosen == nullptr) chosen = &row;
+    candidates.push_back({row.name, std::move(support)});
+  }
+  if (!known) {
+    candidates.push_back({wishes.implementation, Support::no("there is no implementation of this name")});
+  }
+  return chosen;
+}
+
+/// Whether a row's refusal tells what to change: not that it is of another device or operation.
+bool is_concerned(std::string_view name, const Problem& problem, const Target& target, const Wishes& wishes) {
+  if (!wishes.implementation.empty()) return name == wishes.implementation;
+  for (const Implementation& row : detail::implementations()) {
+    if (row.name == name) return row.device == target.device && row.operation == problem.operation;
+  }
+  return true;
+}
+
+/// Why nothing takes the problem: "cuda.fwd_wgmma, cuda.fwd_mma: does the forward only". Rows of one reason together.
+std::string reasons(const std::vector<Candidate>& candidates, const Problem& problem, const Target& target,
+                    const Wishes& wishes) {
+  std::vector<std::pair<std::string, std::string>> by_reason;  // reason, names
+  for (const Candidate& candidate : candidates) {
+    if (!is_concerned(candidate.name, problem, target, wishes)) continue;
+    const auto same = [&](const auto& each) { return each.first == candidate.support.reason; };
+    const auto at = std::find_if(by_reason.begin(), by_reason.end(), same);
+    if (at == by_reason.end()) {
+      by_reason.emplace_back(candidate.support.reason, candidate.name);
+    } else {
+      at->second += ", " + candidate.name;
+    }
+  }
+  std::string text;
+  for (const auto& [reason, names] : by_reason) {
+    text.append(text.empty() ? "" : "; ").append(names).append(": ").append(reason);
+  }
+  return text;
+}
+
+/// What takes a refused problem after all, as the end of the error: without the wishes, or on the CPU. "" for nothing.
+std::string what_would_do(const Problem& problem, const Target& target, const Wishes& wishes) {
+  std::vector<Candidate> ignored;
+  if (wishes != Wishes{}) {
+    const Implementation* row = choose(problem, target, {}, ignored);
+    return row == nullptr ? "" : "; without the wishes " + std::string(row->name) + " takes it";
+  }
+  if (target.device == DeviceType::cpu) return "";
+  const Implementation* row = choose(problem, resolve(Target::cpu()), {}, ignored);
+  return row == nullptr ? "" : "; " + std::string(row->name) + " takes it on the CPU";
+}
+
+std::string indented(std::string_view text, std::string_view indent) {
+  std::string out;
+  while (!text.empty()) {
+    const std::string_view line = text.substr(0, text.find('\n'));
+    text.remove_prefix(std::min(text.size(), line.size() + 1));
+    if (!line.empty()) out.append(indent).append(line).append("\n");
+  }
+  return out;
+}
+
+}  // namespace
+
+Plan make_plan(const Problem& problem, const Target& target, const Wishes& wishes) {
+  problem.check();
+  check_wishes(wishes);
+  auto state = std::make_shared<PlanState>();
+  state->problem = problem;
+  state->callables = detail::RegisteredCallables(problem);
+  state->rules = detail::slot_rules(problem);
+  state->target = resolve(target);
+  state->wishes = wishes;
+  state->implementation = choose(problem, state->target, wishes, state->candidates);
+  if (state->implementation == nullptr) {
+    throw Error(ErrorCode::unsupported, "problem", problem.to_string() + " on " + state->target.to_string(),
+                "what an implementation there supports (" + reasons(state->candidates, problem, state->target, wishes) +
+                    ")" + what_would_do(problem, state->target, wishes));
+  }
+  state->implementation_name = state->implementation->name;
+  state->implementation->plan(*state);
+  if (detail::reports_metadata(*state)) state->kernels.push_back(cuda::metadata_check_source());
+  return Plan(std::move(state));
+}
+
+Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
+  problem.check();
+  try {
+    check_wishes(wishes);
+    std::vector<Candidate> candidates;
+    if (choose(problem, resolve(target), wishes, candidates) == nullptr) {
+      return Support::no(reasons(candidates, problem, target, wishes));
+    }
+  } catch (const Error& error) {
+    return Support::no(error.what());
+  }
+  return Support::yes();
+}
+
+const Problem& Plan::problem() const noexcept { return state_->problem; }
+const Target& Plan::target() const noexcept { return state_->target; }
+const std::string& Plan::implementation() const noexcept { return state_->implementation_name; }
+std::size_t Plan::workspace_bytes() const noexcept { return state_->workspace_bytes; }
+const std::vector<Candidate>& Plan::candidates() const noexcept { return state_->candidates; }
+
+std::string Plan::explain() const {
+  const PlanState& s = *state_;
+  std::string text = "problem:        " + s.problem.to_string() + "\ntarget:         " + s.target.to_string();
+  const std::string wishes = s.wishes.to_string();
+  if (!wishes.empty()) text += "\nwishes:         " + wishes;
+  text += "\nimplementation: " + s.implementation_name + "\n";
+  if (s.tile_q > 0 || s.tile_kv > 0) {
+    text += "tiles:          " + std::to_string(s.tile_q) + " query rows x " + std::to_string(s.tile_kv) + " keys\n";
+    text += "splits:         " + std::to_string(s.splits) + "\n";
+  }
+  text += "workspace:      " + std::to_string(s.workspace_bytes) + " bytes\n";
+  // Every implementation keeps this, asked or not, because its sums have a fixed order. One that adds in any order must
+  // refuse `deterministic`, and not be named here.
+  text += "promises:       the same bits in every run";
+  text += s.problem.batch_invariant ? ", and whatever shares the batch\n" : "\n";
+  if (!s.choice.empty()) text += "choices:\n" + indented(s.choice, "  ");
+  std::string refused;
+  for (const Candidate& candidate : s.candidates) {
+    if (!candidate.support) refused += "  " + candidate.name + ": " + candidate.support.reason + "\n";
+  }
+  if (!refused.empty()) text += "refused:\n" + refused;
+  return text;
+}
+
+}  // namespace tessera

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads "word key=value flag …" lines: the problem line and the wishes. Every error names the key.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "problem/grammar.h"
+#include "tessera/error.h"
+
+namespace tessera::detail {
+
+/// Fields between separators; "a::b" has three, "" has one.
+std::vector<std::string_view> split(std::string_view text, char separator);
+
+class LineReader {
+ public:
+  /// Tokens are separated by spaces and tabs. The first is the operation unless `has_operation` is false. The text must
+  /// outlive the reader. Throws Error{parse} on a key that comes twice.
+  explicit LineReader(std::string_view text, bool has_operation = true);
+
+  [[nodiscard]] std::string_view operation() const noexcept { return operation_; }
+  /// Value of "key=value"; nullopt when the key is absent.
+  [[nodiscard]] std::optional<std::string_view> value(std::string_view key) const;
+  /// Whether the bare word is there.
+  [[nodiscard]] bool flag(std::string_view key) const;
+  [[nodiscard]] std::optional<std::int64_t> integer(std::string_view key) const;
+  [[nodiscard]] std::optional<float> number(std::string_view key) const;
+  template <class Value, std::size_t N>
+  [[nodiscard]] std::optional<Value> word(std::string_view key, const Word<Value> (&table)[N]) const {
+    const auto text = value(key);
+    if (!text) return std::nullopt;
+    return to_word(key, *text, table);
+  }
+
+  [[nodiscard]] std::int64_t to_integer(std::string_view key, std::string_view text) const;
+  template <class Value, std::size_t N>
+  [[nodiscard]] Value to_word(std::string_view key, std::string_view text, const Word<Value> (&table)[N]) const {
+    std::string want;
+    for (const Word<Value>& word : table) {
+      if (word.text == text) return word.value;
+      want.append(want.empty() ? "" : ", ").append(word.text);
+    }
+    reject(key, text, "one of " + want);
+  }
+  /// Throws Error{parse}: `got` is a phrase of ours.
+  [[noreturn]] void fail(std::string_view key, std::string_view got, std::string_view want) const;
+  /// Throws Error{parse}: `text` is the caller's, and is quoted.
+  [[noreturn]] void reject(std::string_view key, std::string_view text, std::string_view want) const;
+  /// Throws on the first token that nobody asked for.
+  void check_all_used() const;
+
+ private:
+  struct Token {
+    std::string_view key;
+    std::optional<std::string_view> value;
+    mutable bool used = false;
+  };
+  [[nodiscard]] const Token* find(std::string_view key) const;
+
+  std::string_view operation_;
+  std::vector<Token> tokens_;
+};
+
+}  // namespace tessera::detail

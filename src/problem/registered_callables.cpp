@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "problem/registered_callables.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+#include <utility>
+
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+[[noreturn]] void refuse(std::string_view argument, std::string got, std::string want) {
+  throw Error(ErrorCode::invalid_argument, std::string(argument), std::move(got), std::move(want));
+}
+
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+/// C++20's, and the two names that a text has anyway.
+constexpr std::string_view kReserved[] = {"score",
+                                          "at",
+                                          "alignas",
+                                          "alignof",
+                                          "and",
+                                          "and_eq",
+                                          "asm",
+                                          "auto",
+                                          "bitand",
+                                          "bitor",
+                                          "bool",
+                                          "break",
+                                          "case",
+                                          "catch",
+                                          "char",
+                                          "char8_t",
+                                          "char16_t",
+                                          "char32_t",
+                                          "class",
+                                          "compl",
+                                          "concept",
+                                          "const",
+                                          "consteval",
+                                          "constexpr",
+                                          "constinit",
+                                          "const_cast",
+                                          "continue",
+                                          "co_await",
+                                          "co_return",
+                                          "co_yield",
+                                          "decltype",
+                                          "default",
+                                          "delete",
+                                          "do",
+                                          "double",
+                                          "dynamic_cast",
+                                          "else",
+                                          "enum",
+                                          "explicit",
+                                          "export",
+                                          "extern",
+                                          "false",
+                                          "float",
+                                          "for",
+                                          "friend",
+                                          "goto",
+                                          "if",
+                                          "inline",
+                                          "int",
+                                          "long",
+                                          "mutable",
+                                          "namespace",
+                                          "new",
+                                          "noexcept",
+                                          "not",
+                                          "not_eq",
+                                          "nullptr",
+                                          "operator",
+                                          "or",
+                                          "or_eq",
+                                          "private",
+                                          "protected",
+                                          "public",
+                                          "register",
+                                          "reinterpret_cast",
+                                          "requires",
+                                          "return",
+                                          "short",
+                                          "signed",
+                                          "sizeof",
+                                          "static",
+                                          "static_assert",
+                                          "static_cast",
+                                          "struct",
+                                          "switch",
+                                          "template",
+                                          "this",
+                                          "thread_local",
+                                          "throw",
+                                          "true",
+                                          "try",
+                                          "typedef",
+                                          "typeid",
+                                          "typename",
+                                          "union",
+                                          "unsigned",
+                                          "using",
+                                          "virtual",
+                                          "void",
+                                          "volatile",
+                                          "wchar_t",
+                                          "while",
+                                          "xor",
+                                          "xor_eq"};
+
+bool is_identifier(std::string_view name) {
+  constexpr std::size_t kLongest = 64;
+  if (name.empty() || name.size() > kLongest || is_digit(name[0])) return false;
+  if (name.starts_with("__") || name == "extras") return false;
+  if (std::find(std::begin(kReserved), std::end(kReserved), name) != std::end(kReserved)) return false;
+  return std::all_of(name.begin(), name.end(), [](char c) { return is_letter(c) || is_digit(c); });
+}
+
+void check_extras(const std::vector<ExtraTensor>& extras) {
+  if (extras.size() > static_cast<std::size_t>(kMaxExtras)) {
+    refuse("extras", std::to_string(extras.size()) + " tensors", "at most " + std::to_string(kMaxExtras));
+  }
+  for (std::size_t i = 0; i < extras.size(); ++i) {
+    const ExtraTensor& extra = extras[i];
+    if (!is_identifier(extra.name)) {
+      refuse("extras", "the name \"" + extra.name + "\"",
+             "a C++ identifier, neither a keyword nor score, at or extras");
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      if (extras[j].name == extra.name) refuse("extras", "\"" + extra.name + "\" twice", "each name once");
+    }
+    switch (extra.dtype) {
+      case DType::fp32:
+      case DType::fp16:
+      case DType::bf16:
+      case DType::int32:
+      case DType::int64:
+      case DType::uint8:
+        break;
+      default:
+        refuse("extras", extra.name + " in " + std::string(to_string(extra.dtype)),
+               "fp32, fp16, bf16, int32, int64 or uint8");
+    }
+    if (extra.rank < 0 || extra.rank > 4) {
+      refuse("extras", extra.name + " with " + std::to_string(extra.rank) + " dimensions", "0 to 4");
+    }
+  }
+}
+
+/// The texts of one kind. Entries are never changed and never removed, so that pointers to them last.
+template <class Text>
+class Registry {
+ public:
+  void add(std::string_view name, Text text, bool builtin) {
+    if (name.empty()) refuse("name", "nothing", "a name");
+    detail::check_callable_name("name", name);
+    if (builtin) refuse("name", "\"" + std::string(name) + "\", which is built in", "another name");
+    if (text.text.find_first_not_of(" \t\r\n") == std::string::npos) refuse("text", "nothing", "C++ text");
+    if (text.text.find('\0') != std::string::npos) refuse("text", "a zero byte in it", "C++ text");
+    check_extras(text.extras);
+    const std::unique_lock lock(mutex_);
+    const auto [at, added] = texts_.try_emplace(std::string(name), text);
+    if (!added && at->second != text) {
+      refuse("name", "\"" + std::string(name) + "\", under which another text is registered", "a name of its own");
+    }
+  }
+  const Text* find(std::string_view name) noexcept {
+    if (name.empty()) return nullptr;
+    const std::shared_lock lock(mutex_);
+    const auto at = texts_.find(name);
+    return at != texts_.end() ? &at->second : nullptr;
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::map<std::string, Text, std::less<>> texts_;
+};
+
+Registry<ScoreText>& scores() {
+  static Registry<ScoreText> held;
+  return held;
+}
+Registry<MaskText>& masks() {
+  static Registry<MaskText> held;
+  return held;
+}
+
+}  // namespace
+
+void register_score(std::string_view name, ScoreText text) {
+  scores().add(name, std::move(text), builtin_score(name).has_value());
+}
+void register_mask(std::string_view name, MaskText text) {
+  masks().add(name, std::move(text), builtin_mask(name).has_value());
+}
+const ScoreText* registered_score(std::string_view name) noexcept { return scores().find(name); }
+const MaskText* registered_mask(std::string_view name) noexcept { return masks().find(name); }
+
+namespace detail {
+
+void check_callable_name(std::string_view argument, std::string_view name) {
+  constexpr std::size_t kLongest = 64;
+  const bool good = name.size() <= kLongest && std::all_of(name.begin(), name.end(), [](char c) {
+                      return is_letter(c) || is_digit(c) || c == '-' || c == '.' || c == ':' || c == '/';
+                    });
+  if (!good) refuse(argument, "a name of other characters", "up to 64 of letters, digits and _ - . : /");
+}
+
+HostCallables::HostCallables(const RegisteredCallables& registered, const Bindings& given)
+    : given_(given),
+      registered_(registered),
+      score_extras_(&given[extra_slot(0)], registered.score_extras()),
+      mask_extras_(&given[extra_slot(registered.score_extras())], registered.mask_extras()) {
+  const bool score = registered.score != nullptr && registered.score->value != nullptr && given.score.value == nullptr;
+  const bool mask = registered.mask != nullptr && registered.mask->visible != nullptr && given.mask.visible == nullptr;
+  if (!score && !mask) return;
+  filled_ = given;
+  if (score) filled_->score = {value, registered.score->derivative != nullptr ? derivative : nullptr, this};
+  if (mask) filled_->mask = {visible, nullptr, this};
+}
+
+double HostCallables::value(double score, const ScorePoint& at, void* self) {
+  const auto& me = *static_cast<const HostCallables*>(self);
+  return me.registered_.score->value(score, at, me.score_extras_, me.registered_.score->user);
+}
+
+double HostCallables::derivative(double score, const ScorePoint& at, void* self) {
+  const auto& me = *static_cast<const HostCallables*>(self);
+  return me.registered_.score->derivative(score, at, me.score_extras_, me.registered_.score->user);
+}
+
+bool HostCallables::visible(const ScorePoint& at, void* self) {
+  const auto& me = *static_cast<const HostCallables*>(self);
+  return me.registered_.mask->visible(at, me.mask_extras_, me.registered_.mask->user);
+}
+
+}  // namespace detail
+}  // namespace tessera

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random cases of the operations beside attention.
+#include <numeric>
+#include <utility>
+
+#include "cases/random/draw.h"
+
+namespace tessera::cases {
+
+void RandomDraw::combine() {
+  p_.operation = Operation::combine;
+  heads_and_dims();
+  p_.heads_kv = p_.heads_q;
+  p_.seqlen_q = random_.chance(0.1) ? 0 : random_.between(1, 40);
+  p_.kv.seqlen = p_.seqlen_q;
+  if (random_.chance(0.4)) {
+    p_.q_layout = Layout::varlen;
+    p_.total_q = p_.batch * p_.seqlen_q;
+  }
+  p_.parts = random_.chance(0.3) ? 2 : random_.between(1, 7);
+  p_.sink = random_.chance(0.5);
+  p_.lse = random_.chance(0.6);
+}
+
+void RandomDraw::kv_append() {
+  p_.operation = Operation::kv_append;
+  heads_and_dims();
+  query_sizes(random_.between(0, 20));
+  p_.kv.seqlen = p_.seqlen_q + random_.between(0, 60);
+  static constexpr KvLayout kLayouts[] = {KvLayout::dense, KvLayout::paged_table, KvLayout::paged_csr};
+  p_.kv.layout = random_.pick(kLayouts);
+  p_.kv.seqused = true;
+  for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_k.push_back(random_.between(0, p_.kv.seqlen - p_.seqlen_q));
+  if (p_.kv.layout != KvLayout::dense) {
+    p_.kv.page_size = page_size();
+    p_.kv.pages = p_.batch * ((p_.kv.seqlen + p_.kv.page_size - 1) / p_.kv.page_size) + random_.between(0, 3);
+    v_.shuffled_pages = random_.chance(0.5);
+  }
+  if (random_.chance(0.7)) {
+    p_.rotary = random_.chance(0.5) ? Rotary::half : Rotary::interleaved;
+    p_.rotary_dim = random_.chance(0.5) ? p_.head_dim_qk : 2 * random_.between(1, p_.head_dim_qk / 2);
+  }
+  v_.rotate_q = random_.chance(0.5);
+}
+
+void RandomDraw::linear_decode() {
+  p_.operation = Operation::linear_decode;
+  p_.batch = random_.between(1, 4);
+  p_.seqlen_q = random_.chance(0.4) ? 1 : random_.between(2, 8);
+  p_.heads_q = p_.heads_kv = random_.between(1, 3);
+  static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
+  p_.head_dim_qk = gpu_ ? chooser_.pick(kGpuDims) : head_dim();
+  p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? chooser_.pick(kGpuDims) : head_dim();
+  if (chooser_.chance(0.4)) p_.state_type = DType::bf16;
+  if (chooser_.chance(0.5)) p_.state_layout = StateLayout::kv;
+  if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
+  p_.deterministic = random_.chance(0.2);
+  p_.batch_invariant = random_.chance(0.2);
+  if (p_.state_type == DType::bf16 && chooser_.chance(0.5)) {
+    p_.rounding = Rounding::stochastic;
+    seeds();
+  }
+  const bool ring = chooser_.chance(0.4);
+  state_slots(!ring && random_.chance(0.4));
+  v_.no_decay = random_.chance(0.4);
+  if (!ring) return;
+  p_.ring = random_.between(p_.seqlen_q, gpu_ ? 64 : 20);
+  if (random_.chance(0.4)) p_.seqlen_q = 0;
+}
+
+void RandomDraw::linear_chunk() {
+  p_.operation = Operation::linear_chunk;
+  p_.pass = random_.chance(0.5) ? Pass::backward : Pass::forward;
+  p_.batch = random_.between(1, 3);
+  p_.heads_q = p_.heads_kv = random_.between(1, 3);
+  static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
+  p_.head_dim_qk = gpu_ ? chooser_.pick(kGpuDims) : head_dim();
+  p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? chooser_.pick(kGpuDims) : head_dim();
+  p_.seqlen_q = random_.chance(0.2) ? random_.between(0, 3) : random_.between(4, gpu_ ? 300 : 200);
+  if (random_.chance(0.4)) {
+    p_.q_layout = Layout::varlen;
+    for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_q.push_back(length(p_.seqlen_q, b == 0));
+    p_.total_q = std::accumulate(v_.lens_q.begin(), v_.lens_q.end(), random_.between(0, 5));
+  }
+  if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
+  p_.deterministic = random_.chance(0.4);
+  p_.batch_invariant = random_.chance(0.2);
+  v_.no_decay = random_.chance(0.3);
+  const bool pool = chooser_.chance(0.7);
+  if (chooser_.chance(0.4) && pool) p_.state_type = DType::bf16;
+  if (random_.chance(0.5)) p_.state_layout = StateLayout::kv;
+  if (!pool) return;
+  state_slots(p_.pass == Pass::forward && random_.chance(0.5));
+  v_.unbound_gradients = p_.pass == Pass::backward && random_.chance(0.3);
+}
+
+void RandomDraw::state_slots(bool elsewhere) {
+  p_.slots = 2 * p_.batch + random_.between(0, 3);
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.slots));
+  std::iota(slots.begin(), slots.end(), 0);
+  for (std::size_t i = slots.size() - 1; i > 0; --i) {
+    std::swap(slots[i], slots[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(i) + 1))]);
+  }
+  const auto next = [&] {
+    const std::int64_t slot = slots.back();
+    slots.pop_back();
+    return random_.chance(0.2) ? -random_.between(1, 3) : slot;
+  };
+  for (std::int64_t b = 0; b < p_.batch; ++b) v_.state_slots.push_back(next());
+  for (std::int64_t b = 0; elsewhere && b < p_.batch; ++b) v_.dest_slots.push_back(next());
+  v_.long_slots = random_.chance(0.4);
+}
+
+}  // namespace tessera::cases

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random cases over every feature, small enough that thousands run in a minute.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cases/line/case.h"
+
+namespace tessera::cases {
+
+/// Case `index` of the sequence that `seed` begins; `isas` are those to choose from.
+Case random_case(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas);
+/// The same for a GPU: half types, forwards, lengths of several of its tiles, and runs of 64 problems whose kernels are
+/// alike, so that compiling them takes little of the time.
+Case random_gpu_case(std::uint64_t seed, std::uint64_t index);
+
+}  // namespace tessera::cases
