@@ -52,7 +52,7 @@ enum class Slot : std::uint8_t {
   page_indptr2,
   page_indices2,
   last_page_len2,
-  q_offset,   // int64 (b): position of query row 0; default seqlen_k − seqlen_q (affine causal: 0)
+  q_offset,   // int64 (b): position of query row 0; default seqlen_k − seqlen_q (compressed causal: 0)
   k_offset,   // int64 (b): position of key 0; default 0
   k_offset2,  // int64 (b): position of key 0 of the second segment; default k_offset + its length of the first
   tile_counts,

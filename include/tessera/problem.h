@@ -51,18 +51,18 @@ struct TileList {
   bool operator==(const TileList&) const = default;
 };
 
-/// A one-sided or two-sided band around the query's position; nullopt is unbounded. Offsets are inclusive and signed.
-struct Band {
+/// A one-sided or two-sided window around the query's position; nullopt is unbounded. Offsets are inclusive and signed.
+struct Window {
   std::optional<std::int64_t> left;
   std::optional<std::int64_t> right;
-  bool operator==(const Band&) const = default;
+  bool operator==(const Window&) const = default;
 };
 
 /// Compressed key block j stands for tokens j·stride … j·stride + length − 1; visible when complete.
-struct AffineCausal {
+struct CompressedCausal {
   std::int64_t length = 0;
   std::int64_t stride = 0;
-  bool operator==(const AffineCausal&) const = default;
+  bool operator==(const CompressedCausal&) const = default;
 };
 
 struct Problem {
@@ -93,8 +93,8 @@ struct Problem {
   bool alibi = false;
   std::string score;  // name of a score callable, "" for none
   // Masks.
-  Band band;
-  std::optional<AffineCausal> affine;
+  Window window;
+  std::optional<CompressedCausal> compressed_causal;
   std::int64_t chunk = 0;  // a query sees keys of its own chunk only, floor(position / chunk); 0: no chunks
   std::string mask;        // name of a mask callable, "" for none
   // Softmax.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .tiles import TileList
 
 Array = Any
-Band = tuple["int | None", "int | None"]
+Window = tuple["int | None", "int | None"]
 
 
 class Call(NamedTuple):
@@ -51,18 +51,18 @@ def _number(number: float) -> str:
     return repr(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
 
 
-_BAND = "(left, right), each an integer or None"
+_WINDOW = "(left, right), each an integer or None"
 _BLOCK = "(query rows, keys), each an integer of 1 or more"
 
 
-def _band_word(causal: bool, band: Band | None) -> str:
-    left, right = (None, None) if band is None else band
+def _window_word(causal: bool, window: Window | None) -> str:
+    left, right = (None, None) if window is None else window
     if causal:
         right = 0 if right is None else min(right, 0)
     if left is None and right is None:
         return ""
     ends = ["*" if end is None else str(int(end)) for end in (left, right)]
-    return "causal" if ends == ["*", "0"] else f"band={ends[0]}:{ends[1]}"
+    return "causal" if ends == ["*", "0"] else f"window={ends[0]}:{ends[1]}"
 
 
 def _block_word(block: tuple[int, int]) -> str:
@@ -83,8 +83,8 @@ def _choice(name: str, value: str | None, known: tuple[str, ...], argument: str 
 @lru_cache(maxsize=4096)
 def features_text(
     causal: bool,
-    band: Band | None,
-    affine: tuple[int, int] | None,
+    window: Window | None,
+    compressed_causal: tuple[int, int] | None,
     attention_chunk: int,
     scale: float | None,
     softcap: float,
@@ -110,10 +110,10 @@ def features_text(
 
     The cache takes 1, 1.0 and True for one key, so each of them must give the same text.
     """
-    words = [_band_word(causal, band)]
-    if affine is not None:
-        length, stride = (whole("affine", each) for each in pair("affine", affine, "(length, stride)"))
-        words.append(f"affine={length}:{stride}")
+    words = [_window_word(causal, window)]
+    if compressed_causal is not None:
+        length, stride = (whole("compressed_causal", each) for each in pair("compressed_causal", compressed_causal, "(length, stride)"))
+        words.append(f"compressed_causal={length}:{stride}")
     if attention_chunk:
         chunk = whole("attention_chunk", attention_chunk)
         if chunk < 0:
@@ -218,8 +218,8 @@ def parse(
     k: Array,
     v: Array,
     causal: bool = False,
-    band: Band | None = None,
-    affine: tuple[int, int] | None = None,
+    window: Window | None = None,
+    compressed_causal: tuple[int, int] | None = None,
     attention_chunk: int = 0,
     scale: float | None = None,
     softcap: float = 0.0,
@@ -342,11 +342,11 @@ def parse(
         out_dtype = dtype_name.__wrapped__(out_dtype) if compiling else dtype_name(out_dtype)
     if block is not None:
         block = pair("block", block, _BLOCK)
-    if band is not None:
-        left, right = pair("band", band, _BAND)
-        band = (
-            left if left is None else whole("band", left, _BAND),
-            right if right is None else whole("band", right, _BAND),
+    if window is not None:
+        left, right = pair("window", window, _WINDOW)
+        window = (
+            left if left is None else whole("window", left, _WINDOW),
+            right if right is None else whole("window", right, _WINDOW),
         )
     if scale is not None and type(scale) is not float:
         scale = real("scale", scale)
@@ -360,8 +360,8 @@ def parse(
     try:
         features = text(
             bool(causal),
-            band,
-            affine,
+            window,
+            compressed_causal,
             attention_chunk,
             scale,
             softcap,
@@ -386,7 +386,7 @@ def parse(
     except (TypeError, ValueError, RuntimeError):  # of the key of the cache, and of the truth of an array
         _refuse_arrays(
             causal=causal,
-            affine=affine,
+            compressed_causal=compressed_causal,
             attention_chunk=attention_chunk,
             block=block,
             mass=mass,
@@ -421,7 +421,7 @@ def _refuse_arrays(**options: Any) -> None:
 
 
 _PLAIN = {
-    "affine": "(length, stride), two integers",
+    "compressed_causal": "(length, stride), two integers",
     "block": _BLOCK,
     "mass": "None or a name",
     "next_tiles": "None or a name",

@@ -17,8 +17,8 @@ class AttentionOptions(TypedDict, total=False):
     """`tessera.attention` explains them."""
 
     causal: bool
-    band: tuple[int | None, int | None] | None
-    affine: tuple[int, int] | None
+    window: tuple[int | None, int | None] | None
+    compressed_causal: tuple[int, int] | None
     attention_chunk: int
     scale: float | None
     softcap: float

@@ -37,8 +37,8 @@ def attention(
     v: Array,
     *,
     causal: bool = False,
-    band: tuple[int | None, int | None] | None = None,
-    affine: tuple[int, int] | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    compressed_causal: tuple[int, int] | None = None,
     attention_chunk: int = 0,
     scale: float | None = None,
     softcap: float = 0.0,
@@ -102,9 +102,9 @@ def attention(
     read here: bad lengths and entries are clamped instead of refused.
 
     Masks and scores
-        causal, band: keys from `left` before to `right` after the query's position, inclusive, signed, None unbounded;
+        causal, window: keys from `left` before to `right` after the query's position, inclusive, signed, None unbounded;
             causal closes the right end at 0. The last query stands at the last key unless offsets say otherwise.
-        affine: (length, stride) of compressed keys, visible when complete.
+        compressed_causal: (length, stride) of compressed keys, visible when complete.
         attention_chunk: keys of a chunk; a query sees its own only, that of number floor(position / attention_chunk).
         scale (default d ** −0.5), softcap (0: none), alibi_slopes fp32 (hq) or (b, hq), sinks fp32 (hq): one logit a
             head in the denominator.
@@ -148,8 +148,8 @@ def attention(
         k,
         v,
         causal,
-        band,
-        affine,
+        window,
+        compressed_causal,
         attention_chunk,
         scale,
         softcap,

@@ -29,8 +29,8 @@ Problem dense_problem(const Tensor& q, const Tensor& k, const Tensor& v, const T
   p.k_type = k.dtype;
   p.v_type = v.dtype;
   p.o_type = require_rank_4(o, "o").dtype;
-  p.band.left = options.window_left;
-  p.band.right = options.causal ? 0 : options.window_right;
+  p.window.left = options.window_left;
+  p.window.right = options.causal ? 0 : options.window_right;
   p.scale = options.scale;
   p.softcap = options.softcap;
   return p;

@@ -10,7 +10,7 @@ namespace tessera::detail {
 
 /// Largest single size, block or length accepted anywhere (2^48): sums of a few of them cannot overflow.
 inline constexpr std::int64_t kMaxSize = std::int64_t{1} << 48;
-/// Largest magnitude of a position, a band offset or an offset binding (2^60): differences of two cannot overflow.
+/// Largest magnitude of a position, a window offset or an offset binding (2^60): differences of two cannot overflow.
 inline constexpr std::int64_t kMaxPosition = std::int64_t{1} << 60;
 
 inline std::optional<std::int64_t> checked_multiply(std::int64_t a, std::int64_t b) noexcept {

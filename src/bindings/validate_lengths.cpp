@@ -124,9 +124,9 @@ void check_append(const Problem& p, const Bindings& bindings) {
   }
 }
 
-/// Positions stay within ±2^60, and under an affine mask so does position · stride.
+/// Positions stay within ±2^60, and under an compressed causal mask so does position · stride.
 void check_offset(const Problem& p, Slot slot, const Tensor& offsets, bool of_keys) {
-  const std::int64_t most = of_keys && p.affine ? kMaxPosition / p.affine->stride : kMaxPosition;
+  const std::int64_t most = of_keys && p.compressed_causal ? kMaxPosition / p.compressed_causal->stride : kMaxPosition;
   for (std::int64_t b = 0; b < p.batch; ++b) {
     const std::int64_t offset = offsets.as<const std::int64_t>()[b];
     if (offset > most || offset < -most) refuse(slot, b, offset, "at most " + std::to_string(most) + " either way");

@@ -101,10 +101,10 @@ void check_head_dim(std::string_view name, std::int64_t dim) {
   if (dim % 8 != 0) refuse(name, std::to_string(dim), "a multiple of 8 from 8 to 512");
 }
 
-void check_band(const Band& band) {
-  for (const auto& bound : {band.left, band.right}) {
+void check_window(const Window& window) {
+  for (const auto& bound : {window.left, window.right}) {
     if (bound && (*bound > kMaxPosition || *bound < -kMaxPosition)) {
-      refuse("band", std::to_string(*bound), "an offset of at most 2^60 either way, or unbounded");
+      refuse("window", std::to_string(*bound), "an offset of at most 2^60 either way, or unbounded");
     }
   }
 }
@@ -115,17 +115,17 @@ void check_scores_and_masks(const Problem& p) {
   check_number("dropout", p.dropout, p.dropout >= 0.0F && p.dropout < 1.0F, "a probability from 0 to below 1");
   check_callable_name("score", p.score);
   check_callable_name("mask", p.mask);
-  check_band(p.band);
+  check_window(p.window);
   if (p.chunk < 0 || p.chunk > kMaxPosition) {
     refuse("chunk", std::to_string(p.chunk), "0 (none) or keys of a chunk, at most 2^60");
   }
-  if (!p.affine) return;
-  check_size("affine.length", p.affine->length, 1);
-  check_size("affine.stride", p.affine->stride, 1);
+  if (!p.compressed_causal) return;
+  check_size("compressed_causal.length", p.compressed_causal->length, 1);
+  check_size("compressed_causal.stride", p.compressed_causal->stride, 1);
   const std::int64_t keys = p.kv.seqlen + (p.kv2 ? p.kv2->seqlen : 0);
-  const auto last = checked_multiply(keys, p.affine->stride);
+  const auto last = checked_multiply(keys, p.compressed_causal->stride);
   if (!last || *last > kMaxPosition) {
-    throw Error(ErrorCode::overflow, "affine.stride", std::to_string(p.affine->stride),
+    throw Error(ErrorCode::overflow, "compressed_causal.stride", std::to_string(p.compressed_causal->stride),
                 "stride times keys of at most 2^60");
   }
 }
@@ -243,8 +243,8 @@ void check_no_attention_fields(const Problem& p) {
                 {"softcap", p.softcap != 0.0F},
                 {"alibi", p.alibi},
                 {"score", !p.score.empty()},
-                {"band", p.band != Band{}},
-                {"affine", p.affine.has_value()},
+                {"window", p.window != Window{}},
+                {"compressed_causal", p.compressed_causal.has_value()},
                 {"chunk", p.chunk != 0},
                 {"mask", !p.mask.empty()},
                 {"dropout", p.dropout != 0.0F},

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "problem/line_reader.h"
 
+#include <atomic>
+#include <cstdio>
+#include <iterator>
+
 namespace tessera::detail {
 namespace {
 
@@ -12,6 +16,21 @@ std::string printable(std::string_view text) {
   std::string out;
   for (const char c : text.substr(0, kLongest)) out += c >= ' ' && c <= '~' ? c : '?';
   return out + (text.size() > kLongest ? "…" : "");
+}
+
+/// The key's name today. Says once a process that an old one is still in use.
+std::string_view current_name(std::string_view key) {
+  static std::atomic<bool> told[std::size(kRenamedKeys)];
+  for (std::size_t i = 0; i < std::size(kRenamedKeys); ++i) {
+    const RenamedKey& renamed = kRenamedKeys[i];
+    if (key != renamed.old_name) continue;
+    if (!told[i].exchange(true)) {
+      std::fprintf(stderr, "tessera: '%s' in a problem line is '%s' now; the old word goes with the next version\n",
+                   std::string(key).c_str(), std::string(renamed.name).c_str());
+    }
+    return renamed.name;
+  }
+  return key;
 }
 
 }  // namespace
@@ -40,7 +59,7 @@ LineReader::LineReader(std::string_view text, bool has_operation) {
       continue;
     }
     const std::size_t equals = token.find('=');
-    Token parsed{token.substr(0, equals), std::nullopt};
+    Token parsed{current_name(token.substr(0, equals)), std::nullopt};
     if (equals != std::string_view::npos) parsed.value = token.substr(equals + 1);
     for (const Token& other : tokens_) {
       if (other.key == parsed.key) fail(parsed.key, "the key twice", "each key at most once");

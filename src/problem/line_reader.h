@@ -14,13 +14,22 @@
 
 namespace tessera::detail {
 
+/// A key of the problem line that has another name now; both are read until the next version.
+struct RenamedKey {
+  std::string_view old_name;
+  std::string_view name;
+};
+inline constexpr RenamedKey kRenamedKeys[] = {
+    {"band", "window"}, {"affine", "compressed_causal"}, {"spoiled", "non_finite"}};
+
 /// Fields between separators; "a::b" has three, "" has one.
 std::vector<std::string_view> split(std::string_view text, char separator);
 
 class LineReader {
  public:
   /// Tokens are separated by spaces and tabs. The first is the operation unless `has_operation` is false. The text must
-  /// outlive the reader. Throws Error{parse} on a key that comes twice.
+  /// outlive the reader. A renamed key is read as the new one; the first of each is told on stderr. Throws Error{parse}
+  /// on a key that comes twice.
   explicit LineReader(std::string_view text, bool has_operation = true);
 
   [[nodiscard]] std::string_view operation() const noexcept { return operation_; }

@@ -69,26 +69,27 @@ void read_sources(const LineReader& line, Problem& p) {
   read_source(line, p, kv2, "2");
 }
 
-Band read_band(const LineReader& line) {
-  const auto text = line.value("band");
+Window read_window(const LineReader& line) {
+  const auto text = line.value("window");
   const bool causal = line.flag("causal");
-  if (causal && text) line.fail("band", "both causal and band", "one of them; causal is band=*:0");
+  if (causal && text) line.fail("window", "both causal and window", "one of them; causal is window=*:0");
   if (causal) return {std::nullopt, 0};
   if (!text) return {};
   const auto fields = split(*text, ':');
-  if (fields.size() != 2) line.reject("band", *text, "L:R, each a signed integer or *");
-  Band band;
-  if (fields[0] != "*") band.left = line.to_integer("band", fields[0]);
-  if (fields[1] != "*") band.right = line.to_integer("band", fields[1]);
-  return band;
+  if (fields.size() != 2) line.reject("window", *text, "L:R, each a signed integer or *");
+  Window window;
+  if (fields[0] != "*") window.left = line.to_integer("window", fields[0]);
+  if (fields[1] != "*") window.right = line.to_integer("window", fields[1]);
+  return window;
 }
 
 void read_scores_and_masks(const LineReader& line, Problem& p) {
-  p.band = read_band(line);
-  if (const auto text = line.value("affine")) {
+  p.window = read_window(line);
+  if (const auto text = line.value("compressed_causal")) {
     const auto fields = split(*text, ':');
-    if (fields.size() != 2) line.reject("affine", *text, "length:stride");
-    p.affine = AffineCausal{line.to_integer("affine", fields[0]), line.to_integer("affine", fields[1])};
+    if (fields.size() != 2) line.reject("compressed_causal", *text, "length:stride");
+    p.compressed_causal = CompressedCausal{line.to_integer("compressed_causal", fields[0]),
+                                           line.to_integer("compressed_causal", fields[1])};
   }
   p.chunk = line.integer("chunk").value_or(0);
   p.scale = line.number("scale");

@@ -82,12 +82,14 @@ void write_source(LineWriter& line, const Problem& p, const KvSource& kv, bool s
 }
 
 void write_scores_and_masks(LineWriter& line, const Problem& p) {
-  if (p.band == Band{std::nullopt, 0}) {
+  if (p.window == Window{std::nullopt, 0}) {
     line.flag("causal", true);
-  } else if (p.band != Band{}) {
-    line.word("band", bound_text(p.band.left) + ":" + bound_text(p.band.right));
+  } else if (p.window != Window{}) {
+    line.word("window", bound_text(p.window.left) + ":" + bound_text(p.window.right));
   }
-  if (p.affine) line.word("affine", std::to_string(p.affine->length) + ":" + std::to_string(p.affine->stride));
+  if (p.compressed_causal)
+    line.word("compressed_causal",
+              std::to_string(p.compressed_causal->length) + ":" + std::to_string(p.compressed_causal->stride));
   line.integer("chunk", p.chunk, 0);
   if (p.scale) line.number("scale", *p.scale);
   line.number("softcap", p.softcap, 0.0F);

@@ -22,7 +22,7 @@ enum class Tiles : unsigned char {
 /// How tiles come into shared memory.
 enum class Loader : unsigned char {
   cp_async,  // 16 bytes a thread, by all threads
-  // Boxes by the copy engine: SM90 and newer; of mma.sync strided sources only. By wgmma a warp beside those that
+  // Boxes by TMA: SM90 and newer; of mma.sync strided sources only. By wgmma a warp beside those that
   // compute asks for them, by mma.sync one of those that compute.
   tma,
   tma_warp,  // of mma.sync: a warp beside those that compute asks for the boxes
@@ -47,19 +47,19 @@ struct FwdConfig {
   int d = 128;                     // of q and k, padded: a multiple of 32
   int dv = 128;                    // of the columns of v and o that a block takes, padded: a multiple of 32
   int dv_parts = 1;                // blocks that share the columns of v and o; each computes all scores
-  int tile_m = 128;                // rows of queries, heads of a group packed
-  int tile_n = 64;                 // keys
-  int warps = 4;                   // each takes tile_m / warps rows, a multiple of 16
+  int tile_q = 128;                // rows of queries, heads of a group packed
+  int tile_kv = 64;                // keys
+  int warps = 4;                   // each takes tile_q / warps rows, a multiple of 16
   int stages = 1;                  // tiles of K and V in flight
-  bool turns = true;               // by wgmma: groups of 64 rows begin their products one after the other
+  bool ping_pong = true;           // by wgmma: groups of 64 rows begin their products one after the other
   int q_kept = 0;  // columns of Q, a multiple of 16, that stay in registers; others are read for every tile of keys
   Source source = Source::strided;
   Loader loader = Loader::cp_async;
   Products products = Products::mma_sync;
   Tiles tiles = Tiles::range;
   int segments = 1;  // sources of keys
-  // Of lists: consecutive keys that a tile takes together, tile_n or a divisor of it from 16 on. The tiles of a list
-  // gather tile_n / run of them.
+  // Of lists: consecutive keys that a tile takes together, tile_kv or a divisor of it from 16 on. The tiles of a list
+  // gather tile_kv / run of them.
   int run = 64;
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other: tested key by key
   bool list_waives = false;    // of lists with full tiles, where the user's mask is waived
@@ -67,8 +67,8 @@ struct FwdConfig {
   bool trusts = false;         // page ids and key blocks of lists are not tested; wrong ones address what is not theirs
   // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
   bool scale_first = false;
-  bool affine = false;   // an affine causal mask
-  bool chunked = false;  // queries see their own chunk of the keys
+  bool compressed_causal = false;  // an compressed causal mask
+  bool chunked = false;            // queries see their own chunk of the keys
   Softcap softcap = Softcap::none;
   bool alibi = false;
   bool dropout = false;
@@ -79,11 +79,11 @@ struct FwdConfig {
 
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
-  constexpr bool gathers() const { return tiles == Tiles::list && run < tile_n; }
+  constexpr bool gathers() const { return tiles == Tiles::list && run < tile_kv; }
   /// Threads that find out which tiles a list leaves.
   constexpr int collectors() const { return products == Products::wgmma ? 32 : threads(); }
   /// Shared memory of a list of `cells` once they are collected: 16 bits each; each segment fills up its last tile.
-  constexpr int cells_bytes(int cells) const { return 2 * round_up(cells + 2 * (tile_n / run), 8); }
+  constexpr int cells_bytes(int cells) const { return 2 * round_up(cells + 2 * (tile_kv / run), 8); }
   /// What a list needs behind the tiles. By wgmma that of the row tile in work, of the next, and the bits collected,
   /// for which others use the memory of keys.
   constexpr int list_bytes(int cells) const {
@@ -91,29 +91,29 @@ struct FwdConfig {
   }
   static constexpr int kMostCells = 32736;
   /// Registers a thread for S and O, of 255.
-  constexpr int accumulators() const { return rows_a_warp() / 16 * (tile_n + dv) / 2; }
+  constexpr int accumulators() const { return rows_a_warp() / 16 * (tile_kv + dv) / 2; }
   /// That the compiler is to leave registers for on a multiprocessor: 255 a thread. Left to itself it takes fewer than
   /// shared memory has blocks for, and is up to 18% slower. By wgmma a third where the plainest softmax of narrow tiles
   /// needs half as many.
   constexpr int blocks() const {
-    const bool plainest =
-        tiles == Tiles::range && segments == 1 && !affine && !chunked && !scale_first && !dropout && !user_mask;
-    const bool narrow = tile_n <= 64 && d <= 64 && dv <= 64;
+    const bool plainest = tiles == Tiles::range && segments == 1 && !compressed_causal && !chunked && !scale_first &&
+                          !dropout && !user_mask;
+    const bool narrow = tile_kv <= 64 && d <= 64 && dv <= 64;
     if (products == Products::wgmma && threads() == 128 && plainest && narrow) return 3;
     return threads() < 256 ? 256 / threads() : 1;
   }
-  constexpr bool by_copy_engine() const { return loader != Loader::cp_async; }
+  constexpr bool uses_tma() const { return loader != Loader::cp_async; }
   /// Whether a warpgroup beside those that compute feeds them.
-  constexpr bool is_fed() const { return products == Products::wgmma || loader == Loader::tma_warp; }
+  constexpr bool has_producer() const { return products == Products::wgmma || loader == Loader::tma_warp; }
   /// Those that compute.
   constexpr int threads() const { return warps * 32; }
-  constexpr int block_threads() const { return threads() + (is_fed() ? 128 : 0); }
-  constexpr int rows_a_warp() const { return tile_m / warps; }
-  constexpr int q_bytes() const { return tile_m * d * bytes_of(type); }
-  constexpr int k_bytes() const { return tile_n * d * bytes_of(type); }
-  constexpr int v_bytes() const { return tile_n * dv * bytes_of(type); }
+  constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
+  constexpr int rows_a_warp() const { return tile_q / warps; }
+  constexpr int q_bytes() const { return tile_q * d * bytes_of(type); }
+  constexpr int k_bytes() const { return tile_kv * d * bytes_of(type); }
+  constexpr int v_bytes() const { return tile_kv * dv * bytes_of(type); }
   /// O leaves through the shared memory of Q and of the ring.
-  constexpr int o_bytes() const { return tile_m * dv * bytes_of(output); }
+  constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }
   constexpr int smem_bytes() const {
     const int tiles_bytes = q_bytes() + stages * (k_bytes() + v_bytes());
     return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());

@@ -68,7 +68,7 @@ struct DropoutParams {
   u64 seed, offset;      // unless bound as tensors:
   const u64* seed_at;    // (1)
   const u64* offset_at;  // (1)
-  i64 first_plane;       // batch offset · heads + head offset
+  i64 first_head_batch;  // batch offset · heads + head offset
   i64 heads;             // query heads of a sequence
 };
 
@@ -94,20 +94,21 @@ struct TensorMaps {
   int has_queries;
 };
 
-/// The rows that the blocks of a grid of one dimension take: section after section of planes (heads of one sequence and
-/// split); in a section the last rows of every plane, then those before them. dv_parts blocks for each lie side by
-/// side. With FwdConfig::varlen `count`, `tiles` and `section` are of sequences as long as the longest may be, and each
-/// has its own instead (tiles/varlen_scheduler.cuh).
-struct BlockOrder {
-  int count;        // of all
-  int tiles;        // of rows, of a plane
-  Divisor section;  // row tiles of a section
-  Divisor planes;   // of a section
-  Divisor heads;    // planes of a sequence and split
+/// The rows that the blocks of a grid of one dimension take: L2 group after L2 group, whose keys and values fit
+/// L2 together, of head_batches (a head of a sequence and split); in a group the last rows of every head_batch come
+/// first, then those before them. dv_parts blocks for each lie side by
+/// side. With FwdConfig::varlen `count`, `tiles` and `l2_group` are of sequences as long as the longest may be, and
+/// each has its own instead (tiles/tile_scheduler.cuh).
+struct TileSchedule {
+  int count;             // of all
+  int tiles;             // of rows, of a head_batch
+  Divisor l2_group;      // row tiles of an L2 group
+  Divisor head_batches;  // of an L2 group
+  Divisor heads;         // head_batches of a sequence and split
 };
 
 /// Where blocks that stay on their multiprocessor draw the numbers of further row tiles: see tiles/tile_counter.cuh.
-struct TicketParams {
+struct TileCounterParams {
   u64* drawn;  // numbers; in the workspace; null: no block takes more than the tile of its own number
   u64* left;   // blocks that draw no more; likewise
   u64 tag;     // of the plan, 1 to 2^40 - 1
@@ -140,8 +141,8 @@ struct SoftcapParams {
 
 struct FwdParams {
   bool finds_early;  // row tiles follow from these parameters alone: no lengths, positions, lists or seeds in memory
-  BlockOrder order;
-  TicketParams tickets;
+  TileSchedule schedule;
+  TileCounterParams tile_counter;
   const void* q;
   void* o;
   float* lse;  // null: not wanted
@@ -173,8 +174,8 @@ struct FwdParams {
   ListParams list;
 
   // Inclusive and signed; left = most negative end when unbounded: see kUnbounded.
-  i64 band_left, band_right;
-  i64 affine_length, affine_stride;  // of configurations with `affine`
+  i64 window_left, window_right;
+  i64 compressed_length, compressed_stride;  // of configurations with `compressed_causal`
   KeyChunks chunk;
 
   // Parts of the keys that blocks of their own walk. With more than one, o and lse are partial results, split by split,
@@ -186,7 +187,7 @@ struct FwdParams {
   ExtraParams extras[4];  // of the score's text, then of the mask's
 };
 
-/// Beyond what two positions, of 2^60 at most, and a side of a band, of as much, come to; sums with it still fit.
+/// Beyond what two positions, of 2^60 at most, and a side of a window, of as much, come to; sums with it still fit.
 inline constexpr i64 kUnbounded = i64{1} << 62;
 
 }  // namespace tessera::cuda

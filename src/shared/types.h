@@ -31,7 +31,7 @@ constexpr int reachable(i64 count) {
 /// Of a panel, in which rows of so many 16-bit columns lie in shared memory: see SharedTile.
 constexpr int columns_of_panel(int columns) { return columns % 64 == 0 ? 64 : 32; }
 
-/// What the copy engine knows of a tensor (the driver's CUtensorMap): opaque, passed to kernels by value as a
+/// What TMA knows of a tensor (the driver's CUtensorMap): opaque, passed to kernels by value as a
 /// __grid_constant__ parameter.
 struct alignas(64) TensorMap {
   u64 words[16];

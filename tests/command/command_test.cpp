@@ -293,7 +293,7 @@ for line in sys.stdin:
 )");
   here.write("suite.txt",
              "attention b=2 sq=1 sk=1 hq=2 d=16\n"
-             "attention sq=70 hq=4 hkv=2 d=32 dtype=bf16 band=20:3 softcap=5 inputs=scale:4\n"
+             "attention sq=70 hq=4 hkv=2 d=32 dtype=bf16 window=20:3 softcap=5 inputs=scale:4\n"
              "attention b=3 sq=9 sk=80 hq=2 d=32 causal kv=table page=16 lens_k=80,9,33 inputs=nan_tail\n"
              "attention b=2 sq=60 hq=2 d=32 layout=varlen tq=100 lens=60,33 chunk=20\n"
              "attention sq=8 d=16 alibi\n");

@@ -69,23 +69,23 @@ const Broken kBroken[] = {
     {kForward, [](Problem& p) { p.score = "two words"; }, kInvalid, "score"},
     {kForward, [](Problem& p) { p.mask = "a=b"; }, kInvalid, "mask"},
     {kForward, [](Problem& p) { p.mask = std::string(65, 'a'); }, kInvalid, "mask"},
-    {kForward, [](Problem& p) { p.band.left = std::numeric_limits<std::int64_t>::max(); }, kInvalid, "band"},
-    {kForward, [](Problem& p) { p.band.right = std::numeric_limits<std::int64_t>::min(); }, kInvalid, "band"},
+    {kForward, [](Problem& p) { p.window.left = std::numeric_limits<std::int64_t>::max(); }, kInvalid, "window"},
+    {kForward, [](Problem& p) { p.window.right = std::numeric_limits<std::int64_t>::min(); }, kInvalid, "window"},
     {kForward,
      [](Problem& p) {
-       p.affine = AffineCausal{0, 1};
+       p.compressed_causal = CompressedCausal{0, 1};
      },
-     kInvalid, "affine.length"},
+     kInvalid, "compressed_causal.length"},
     {kForward,
      [](Problem& p) {
-       p.affine = AffineCausal{1, 0};
+       p.compressed_causal = CompressedCausal{1, 0};
      },
-     kInvalid, "affine.stride"},
+     kInvalid, "compressed_causal.stride"},
     {"attention sq=65536",
      [](Problem& p) {
-       p.affine = AffineCausal{1, kHuge};
+       p.compressed_causal = CompressedCausal{1, kHuge};
      },
-     ErrorCode::overflow, "affine.stride"},
+     ErrorCode::overflow, "compressed_causal.stride"},
     {kForward, [](Problem& p) { p.chunk = -1; }, kInvalid, "chunk"},
     {kForward, [](Problem& p) { p.chunk = std::int64_t{1} << 61; }, kInvalid, "chunk"},
     {kForward, [](Problem& p) { p.list.full = true; }, kInvalid, "list"},
@@ -148,7 +148,7 @@ const Broken kBroken[] = {
     {kCombine, [](Problem& p) { p.kv.seqlen = -1; }, kInvalid, "kv.seqlen"},
     {kCombine, [](Problem& p) { p.seqused_q = true; }, kInvalid, "seqused_q"},
     {kCombine, [](Problem& p) { p.rotary_dim = 8; }, kInvalid, "rotary"},
-    {kCombine, [](Problem& p) { p.band.right = 0; }, kInvalid, "band"},
+    {kCombine, [](Problem& p) { p.window.right = 0; }, kInvalid, "window"},
     {kCombine, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
     {kCombine, [](Problem& p) { p.kv2.emplace(); }, kInvalid, "kv2"},
     {kCombine, [](Problem& p) { p.dropout = 0.5F; }, kInvalid, "dropout"},

@@ -41,7 +41,8 @@ TEST(Grammar, DefaultsFollowTheGivenKeys) {
 TEST(Grammar, EveryKeySetsItsField) {
   const Problem p = Problem::parse(
       "attention pass=backward b=2 sq=5 sk=6 hq=4 hkv=2 d=16 dv=24 dtype=fp16:bf16:fp32:fp16 layout=varlen tq=11 "
-      "kv=dense kv2=varlen sk2=8 tk2=12 seqused_q seqused_k seqused_k2 band=-3:4 affine=32:16 chunk=128 scale=0.3 "
+      "kv=dense kv2=varlen sk2=8 tk2=12 seqused_q seqused_k seqused_k2 window=-3:4 compressed_causal=32:16 chunk=128 "
+      "scale=0.3 "
       "softcap=20 "
       "alibi score=relative mask=document sink dropout=0.25 block=16x32 list=indices:kv:1:full bwd_list=bitmask:1 lse "
       "dlse grad=fp32 accumulate deterministic batch_invariant metadata=trust");
@@ -57,8 +58,8 @@ TEST(Grammar, EveryKeySetsItsField) {
   ASSERT_TRUE(p.kv2);
   EXPECT_EQ(p.kv2->total, 12);
   EXPECT_TRUE(p.seqused_q && p.kv.seqused && p.kv2->seqused);
-  EXPECT_EQ(p.band, (Band{-3, 4}));
-  EXPECT_EQ(p.affine, (AffineCausal{32, 16}));
+  EXPECT_EQ(p.window, (Window{-3, 4}));
+  EXPECT_EQ(p.compressed_causal, (CompressedCausal{32, 16}));
   EXPECT_EQ(p.chunk, 128);
   EXPECT_EQ(p.scale, 0.3F);
   EXPECT_EQ(p.softcap, 20.0F);
@@ -128,9 +129,9 @@ TEST(Grammar, LinesAreShortestAndInOrder) {
       {"attention sq=5 dtype=fp32:fp32:fp32:fp32", "attention sq=5"},
       {"attention sq=5 dtype=bf16:bf16:bf16:fp32", "attention sq=5 dtype=bf16:bf16:bf16:fp32"},
       {"attention causal sq=5", "attention sq=5 causal"},
-      {"attention band=*:0 sq=5", "attention sq=5 causal"},
-      {"attention band=*:* sq=5", "attention sq=5"},
-      {"attention band=-2:* sq=5", "attention sq=5 band=-2:*"},
+      {"attention window=*:0 sq=5", "attention sq=5 causal"},
+      {"attention window=*:* sq=5", "attention sq=5"},
+      {"attention window=-2:* sq=5", "attention sq=5 window=-2:*"},
       {"attention sq=5 scale=0.1", "attention sq=5 scale=0.1"},
       {"attention sq=5 scale=0.10000000149", "attention sq=5 scale=0.1"},
       {"attention sq=5 layout=varlen kv=varlen tq=5 tk=5", "attention sq=5 layout=varlen"},
@@ -174,7 +175,7 @@ TEST(Grammar, EveryParseErrorNamesItsKey) {
       {"attention sq=1 sq=1", "sq"},
       {"attention sq=1 causal causal", "causal"},
       {"attention sq=1 causal=1", "causal"},
-      {"attention sq=1 causal band=*:0", "band"},
+      {"attention sq=1 causal window=*:0", "window"},
       {"attention sq=1 width=3", "width"},
       {"attention sq=1 Causal", "Causal"},
       {"attention sq=1 =3", ""},
@@ -188,11 +189,11 @@ TEST(Grammar, EveryParseErrorNamesItsKey) {
       {"attention sq=1 dtype=fp31", "dtype"},
       {"attention sq=1 dtype=fp32:fp32", "dtype"},
       {"attention sq=1 dtype=", "dtype"},
-      {"attention sq=1 band=3", "band"},
-      {"attention sq=1 band=1:2:3", "band"},
-      {"attention sq=1 band=a:2", "band"},
-      {"attention sq=1 affine=3", "affine"},
-      {"attention sq=1 affine=3:", "affine"},
+      {"attention sq=1 window=3", "window"},
+      {"attention sq=1 window=1:2:3", "window"},
+      {"attention sq=1 window=a:2", "window"},
+      {"attention sq=1 compressed_causal=3", "compressed_causal"},
+      {"attention sq=1 compressed_causal=3:", "compressed_causal"},
       {"attention sq=1 scale=fast", "scale"},
       {"attention sq=1 scale=1e99", "scale"},
       {"attention sq=1 scale=1e", "scale"},
@@ -354,10 +355,10 @@ class RandomProblem {
     p.alibi = coin();
     p.score = pick({"", "", "relative", "my.score-2"});
     p.mask = pick({"", "", "document", "user/mask:7"});
-    if (coin()) p.band.left = below(200) - 100;
-    if (coin()) p.band.right = below(200) - 100;
-    if (rarely()) p.band = {std::nullopt, 0};
-    if (rarely()) p.affine = AffineCausal{1 + below(64), 1 + below(64)};
+    if (coin()) p.window.left = below(200) - 100;
+    if (coin()) p.window.right = below(200) - 100;
+    if (rarely()) p.window = {std::nullopt, 0};
+    if (rarely()) p.compressed_causal = CompressedCausal{1 + below(64), 1 + below(64)};
     if (rarely()) p.chunk = 1 + below(64);
     if (coin()) p.dropout = static_cast<float>(below(1000)) / 1000.0F;
     if (coin()) p.block_q = 1 + below(200);
@@ -420,4 +421,11 @@ TEST(Grammar, MutatedLinesParseOrThrow) {
 }
 
 }  // namespace
+TEST(Grammar, WordsOfTheVersionBeforeAreRead) {
+  EXPECT_EQ(Problem::parse("attention sq=4 band=1:0"), Problem::parse("attention sq=4 window=1:0"));
+  EXPECT_EQ(Problem::parse("attention sq=4 affine=4:2"), Problem::parse("attention sq=4 compressed_causal=4:2"));
+  EXPECT_EQ(Problem::parse("attention sq=4 band=1:0").to_string(), "attention sq=4 window=1:0");
+  EXPECT_THROW(Problem::parse("attention sq=4 band=1:0 window=1:0"), Error);
+}
+
 }  // namespace tessera

@@ -92,7 +92,7 @@ const BadCall kBadCalls[] = {
      kRange, "q_offset"},
     {"k_offset", kVarlen, [](Call& c) { bind_offset(c, Slot::k_offset, std::numeric_limits<std::int64_t>::min()); },
      kRange, "k_offset"},
-    {"k_offset_affine", "attention b=2 sq=4 affine=4:1024",
+    {"k_offset_compressed_causal", "attention b=2 sq=4 compressed_causal=4:1024",
      [](Call& c) { bind_offset(c, Slot::k_offset, std::int64_t{1} << 51); }, kRange, "k_offset"},
     {"k_offset2", kTwo, [](Call& c) { bind_offset(c, Slot::k_offset2, -(std::int64_t{1} << 61)); }, kRange,
      "k_offset2"},

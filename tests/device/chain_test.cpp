@@ -91,7 +91,7 @@ TEST_P(Chain, SplitsAreMergedBeforeTheNextCallReads) {
 /// call in front has ended, and such as cannot be; more than there are multiprocessors, and some without keys.
 TEST_P(Chain, RowTilesFoundEarlyReadAndWriteInTime) {
   for (const char* form : {" hq=4 b=2", " hq=4 b=2 d=128 causal", " hq=4 d=128", " hq=4 d=256", " hq=60 d=128 causal",
-                           " hq=4 d=128 band=-250:*", " hq=4 b=2 d=128 lens_k=300,299 seqused_k causal",
+                           " hq=4 d=128 window=-250:*", " hq=4 b=2 d=128 lens_k=300,299 seqused_k causal",
                            " hq=4 b=2 layout=varlen tq=500 tk=500 lens_q=300,200 lens_k=300,200 causal",
                            " hq=4 d=128 list=indices block=64x64 density=1"}) {
     const std::string line = std::string("attention sq=300 sk=300 dtype=bf16 scale=2 seed=88") + form;

@@ -21,8 +21,8 @@ TEST_P(CombineNotFinite, EmptyPartsAloneAreLeftOut) {
   constexpr double kFar = 200;  // above the other part: its weight is below fp32's smallest number
   struct Row {
     std::array<double, 2> lse;
-    std::array<bool, 2> spoiled;  // o of the part is NaN
-    bool is_nan;                  // the result
+    std::array<bool, 2> non_finite;  // o of the part is NaN
+    bool is_nan;                     // the result
   };
   constexpr std::array<Row, 8> kRows = {{
       {{kEmpty, kEmpty}, {true, true}, false},
@@ -45,7 +45,7 @@ TEST_P(CombineNotFinite, EmptyPartsAloneAreLeftOut) {
       const auto at = static_cast<std::size_t>(part);
       reference::write(bindings[Slot::lse_parts], part * count + row, of.lse[at]);
       for (std::int64_t c = 0; c < kDim; ++c) {
-        reference::write(bindings[Slot::o_parts], (part * count + row) * kDim + c, of.spoiled[at] ? kNaN : 0.5);
+        reference::write(bindings[Slot::o_parts], (part * count + row) * kDim + c, of.non_finite[at] ? kNaN : 0.5);
       }
     }
   }

@@ -117,7 +117,7 @@ TEST_P(GraphReplay, PackedSequences) {
 }
 
 TEST_P(GraphReplay, PositionsAndDropoutsSeed) {
-  expect_replays("attention b=2 sq=70 sk=150 hq=2 d=64 dtype=bf16 seqused_k band=40:3 alibi dropout=0.25 lse",
+  expect_replays("attention b=2 sq=70 sk=150 hq=2 d=64 dtype=bf16 seqused_k window=40:3 alibi dropout=0.25 lse",
                  {"lens_k=150,90 q_offset=80,20 k_offset=0,0 drop_scalars drop_seed=3 drop_offset=4 seed=55",
                   "lens_k=0,150 q_offset=-5,100 k_offset=10,-7 drop_scalars drop_seed=18446744073709551615 "
                   "drop_offset=12884901893 "
@@ -244,8 +244,8 @@ INSTANTIATE_TEST_SUITE_P(Places, GraphCapture, ::testing::Values("gpu"), name_of
 
 TEST_P(GraphCapture, RefusesWhatIsNotCompiledAndGoesOn) {
   // A configuration of no other test here, so that nothing has loaded its kernel.
-  const cases::Case strange =
-      cases::Case::parse("attention sq=40 sk=90 hq=2 d=152 dv=40 dtype=fp16:fp16:fp16:fp32 affine=5:3 softcap=7 alibi");
+  const cases::Case strange = cases::Case::parse(
+      "attention sq=40 sk=90 hq=2 d=152 dv=40 dtype=fp16:fp16:fp16:fp32 compressed_causal=5:3 softcap=7 alibi");
   const cases::Case plain = cases::Case::parse("attention sq=40 sk=90 hq=2 d=64 dtype=bf16 lse seed=2");
   cases::Inputs strange_inputs(strange);
   cases::Inputs inputs(plain);

@@ -103,8 +103,8 @@ class HostileCase {
   [[nodiscard]] cases::Inputs& inputs() { return inputs_; }
   [[nodiscard]] const std::vector<Slot>& metadata() const { return metadata_; }
 
-  /// Outputs as at the start, metadata as they should be but for those of `spoiled`.
-  void spoil(const std::vector<Slot>& spoiled, int pattern, std::uint64_t seed) {
+  /// Outputs as at the start, metadata as they should be but for those of `non_finite`.
+  void spoil(const std::vector<Slot>& non_finite, int pattern, std::uint64_t seed) {
     inputs_.restore();
     std::size_t index = 0;
     for (const auto& buffer : inputs_.buffers()) {
@@ -112,7 +112,7 @@ class HostileCase {
       std::copy(good_[index].begin(), good_[index].end(), buffer.bytes.begin());
       ++index;
     }
-    for (const Slot slot : spoiled) {
+    for (const Slot slot : non_finite) {
       const Tensor& tensor = inputs_.bindings()[slot];
       HostileValues values(case_.problem, tensor.dtype, pattern, seed + static_cast<std::uint64_t>(slot));
       reference::for_each_element(tensor,
@@ -199,13 +199,13 @@ class HostileMetadata : public OnPlace {
     int refused = 0;
     std::vector<std::vector<Slot>> choices{hostile.metadata()};
     for (const Slot slot : hostile.metadata()) choices.push_back({slot});
-    for (const std::vector<Slot>& spoiled : choices) {
+    for (const std::vector<Slot>& non_finite : choices) {
       for (int pattern = 0; pattern < HostileValues::kPatterns; ++pattern) {
         const std::uint64_t seeds = pattern < 3 ? 1 : 4;  // of those with random values
         for (std::uint64_t seed = 0; seed < seeds; ++seed) {
           SCOPED_TRACE(line + ", pattern " + std::to_string(pattern) + ", seed " + std::to_string(seed) + ", " +
-                       (spoiled.size() > 1 ? "all" : std::string(to_string(spoiled.front()))));
-          hostile.spoil(spoiled, pattern, seed);
+                       (non_finite.size() > 1 ? "all" : std::string(to_string(non_finite.front()))));
+          hostile.spoil(non_finite, pattern, seed);
           const bool is_refused = !runs(run);
           refused += is_refused ? 1 : 0;
           ASSERT_EQ(hostile.damage(is_refused), "");
@@ -266,12 +266,13 @@ TEST_P(HostileMetadata, PackedSequences) {
 
 TEST_P(HostileMetadata, UsedLengthsAndPositions) {
   expect_contained(
-      "attention b=2 sq=60 sk=150 seqused_q seqused_k hq=2 d=64 dtype=bf16 band=30:5 alibi lse "
+      "attention b=2 sq=60 sk=150 seqused_q seqused_k hq=2 d=64 dtype=bf16 window=30:5 alibi lse "
       "q_offset=90,3 k_offset=0,4");
   expect_contained(
       "attention b=2 sq=60 sk=150 seqused_k hq=2 d=64 dtype=bf16 dropout=0.2 score=relative mask=document "
       "lse q_offset=90,3 k_offset=0,4");
-  expect_contained("attention b=2 sq=60 sk=150 seqused_k hq=2 d=64 dtype=bf16 affine=4:2 lse q_offset=200,3");
+  expect_contained(
+      "attention b=2 sq=60 sk=150 seqused_k hq=2 d=64 dtype=bf16 compressed_causal=4:2 lse q_offset=200,3");
 }
 
 TEST_P(HostileMetadata, TwoSegments) {

@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(Places, Identity, every_place(), name_of_place);
 
 TEST_P(Identity, PagedIsVarlenIsDense) {
   for (const char* common : {" hq=4 hkv=2 d=64 dtype=bf16 causal lse seed=3", " hq=4 hkv=4 d=128 dtype=fp16 lse seed=4",
-                             " hq=2 hkv=1 d=96 dtype=bf16 band=90:20 softcap=9 sink lse seed=5"}) {
+                             " hq=2 hkv=1 d=96 dtype=bf16 window=90:20 softcap=9 sink lse seed=5"}) {
     for (const char* wishes : {"tile_kv=64 splits=1", "tile_kv=64 splits=3"}) {
       SequenceRun varlen("attention b=3 sq=70 sk=330 layout=varlen lens_q=70,7,43 lens_k=330,11,200" +
                          std::string(common));
@@ -157,12 +157,12 @@ TEST_P(Identity, QueriesMayShareMemory) {
 
 // Keys that some rows of a block see and others do not, far larger than all before.
 TEST_P(Identity, WhatIsMaskedChangesNoBit) {
-  for (const char* shape : {"sq=400 sk=400 hq=2 d=64 dtype=bf16", "sq=300 sk=300 hq=2 d=128 dtype=fp16 band=90:0",
+  for (const char* shape : {"sq=400 sk=400 hq=2 d=64 dtype=bf16", "sq=300 sk=300 hq=2 d=128 dtype=fp16 window=90:0",
                             "sq=300 sk=300 hq=2 d=256 dtype=bf16 softcap=20",
                             "sq=300 sk=300 hq=2 d=128 dtype=bf16 list=indices block=64x64 density=1"}) {
     SCOPED_TRACE(shape);
-    const bool banded = std::string(shape).find("band=") != std::string::npos;
-    const std::string line = std::string("attention lse seed=12 ") + (banded ? "" : "causal ") + shape;
+    const bool windowed = std::string(shape).find("window=") != std::string::npos;
+    const std::string line = std::string("attention lse seed=12 ") + (windowed ? "" : "causal ") + shape;
     SequenceRun before(line);
     ASSERT_NO_FATAL_FAILURE(run_on(target_, before, ""));
     SequenceRun after(line);
@@ -276,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(Places, GpuIdentity, every_gpu(), name_of_place);
 TEST_P(GpuIdentity, LoadersStagesAndRowsChangeNoBit) {
   for (const char* line : {"attention b=2 sq=200 sk=333 hq=4 hkv=2 d=64 dtype=bf16 causal lse seed=20",
                            "attention b=2 sq=90 sk=333 layout=varlen lens_q=90,33 lens_k=333,80 hq=2 d=128 dtype=fp16 "
-                           "band=60:10 lse seed=21"}) {
+                           "window=60:10 lse seed=21"}) {
     SequenceRun first(line);
     const std::string common = of_one_kernel(target_, "tile_kv=64 splits=1 ");
     ASSERT_NO_FATAL_FAILURE(run_on(target_, first, common + "loader=cp_async"));
@@ -296,12 +296,12 @@ TEST_P(GpuIdentity, LoadersStagesAndRowsChangeNoBit) {
   }
 }
 
-// By boxes of the copy engine, of as many keys as lie together.
+// By boxes of TMA, of as many keys as lie together.
 TEST_P(GpuIdentity, PagedIsVarlenIsDenseByWarpgroups) {
   const std::string wishes = "implementation=cuda.fwd_wgmma tile_kv=64";
   int compared = 0;
   for (const char* common : {" hq=4 hkv=2 d=64 dtype=bf16 causal lse seed=3", " hq=4 hkv=4 d=128 dtype=fp16 lse seed=4",
-                             " hq=2 hkv=1 d=96 dtype=bf16 band=90:20 softcap=9 sink lse seed=5"}) {
+                             " hq=2 hkv=1 d=96 dtype=bf16 window=90:20 softcap=9 sink lse seed=5"}) {
     for (const char* splits : {" splits=1", " splits=3"}) {
       SequenceRun varlen("attention b=3 sq=70 sk=330 layout=varlen lens_q=70,7,43 lens_k=330,11,200" +
                          std::string(common));

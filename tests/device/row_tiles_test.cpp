@@ -106,7 +106,7 @@ class PackedBatch {
   Bindings bindings_;
 };
 
-class RowTiles : public OnPlace {
+class TileScheduler : public OnPlace {
  protected:
   void SetUp() override {
     OnPlace::SetUp();
@@ -124,9 +124,9 @@ class RowTiles : public OnPlace {
   std::optional<PackedBatch> batch_;
   std::vector<std::byte> right_;
 };
-INSTANTIATE_TEST_SUITE_P(Places, RowTiles, ::testing::Values("gpu"), name_of_place);
+INSTANTIATE_TEST_SUITE_P(Places, TileScheduler, ::testing::Values("gpu"), name_of_place);
 
-TEST_P(RowTiles, AnyWorkspaceWillDo) {
+TEST_P(TileScheduler, AnyWorkspaceWillDo) {
   for (const unsigned char value : {0x00, 0x01, 0x7F, 0x80, 0xFF}) {
     batch_->workspace().fill(value, batch_->stream());
     EXPECT_TRUE(batch_->output() == right_) << int{value};
@@ -135,7 +135,7 @@ TEST_P(RowTiles, AnyWorkspaceWillDo) {
 }
 
 /// While lengths change some blocks find row tiles and others none: what such a run writes is lost, and no more.
-TEST_P(RowTiles, ARunAfterLengthsThatChangedIsRight) {
+TEST_P(TileScheduler, ARunAfterLengthsThatChangedIsRight) {
   for (int time = 0; time < 40; ++time) {
     std::atomic<bool> done = false;
     std::thread writer([&] {

@@ -40,7 +40,7 @@ TEST(KernelSource, LengthsHeadsAndMasksOfPositionsAreNotInIt) {
     const std::string one = source_of("attention sq=4096 hq=16 d=128 dtype=bf16 causal", sm).text;
     for (const char* other :
          {"attention sq=4000 hq=16 d=128 dtype=bf16", "attention b=7 sq=4096 hq=16 hkv=4 d=128 dtype=bf16",
-          "attention sq=4096 hq=16 d=120 dtype=bf16 band=100:50 sink lse",
+          "attention sq=4096 hq=16 d=120 dtype=bf16 window=100:50 sink lse",
           "attention b=3 sq=4096 hq=16 d=128 dtype=bf16 seqused_q kv=varlen"}) {
       EXPECT_EQ(source_of(other, sm).text, one) << other;
     }

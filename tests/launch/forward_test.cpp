@@ -33,10 +33,10 @@ TEST_F(Launch, BlocksShareWideOutputs) {
 }
 
 TEST_F(Launch, BatchInvariantPlansTakeTheSameKernelForEveryBatch) {
-  for (const char* rest :
-       {" sq=300 hq=16 d=128 dtype=bf16 causal", " sq=128 hq=16 hkv=8 d=64 dtype=bf16 causal",
-        " sq=2048 hq=2 d=256 dtype=bf16", " sq=2048 hq=2 d=128 dtype=bf16",
-        " sq=300 hq=16 d=128 dtype=bf16 causal affine=2:2", " sq=90 sk=3000 hq=4 d=128 dtype=bf16 kv=table page=16"}) {
+  for (const char* rest : {" sq=300 hq=16 d=128 dtype=bf16 causal", " sq=128 hq=16 hkv=8 d=64 dtype=bf16 causal",
+                           " sq=2048 hq=2 d=256 dtype=bf16", " sq=2048 hq=2 d=128 dtype=bf16",
+                           " sq=300 hq=16 d=128 dtype=bf16 causal compressed_causal=2:2",
+                           " sq=90 sk=3000 hq=4 d=128 dtype=bf16 kv=table page=16"}) {
     const auto kernels = [&](int batch) {
       const std::string line = "attention b=" + std::to_string(batch) + rest + " batch_invariant";
       const Plan plan = make_plan(Problem::parse(line), Target::cuda_device(0));
@@ -262,13 +262,13 @@ TEST(Wgmma, GroupsBeginAtWillWhereThatIsFaster) {
   for (const char* line :
        {"sq=4096 hq=16 d=128 dtype=bf16", "b=4 sq=8192 hq=32 hkv=8 d=128 dtype=fp16 causal",
         "b=8 sq=1024 hq=16 d=128 dtype=bf16 causal", "sq=8192 hq=16 d=128 dtype=bf16 softcap=20",
-        "sq=8192 hq=16 d=128 dtype=bf16 band=999:0",
+        "sq=8192 hq=16 d=128 dtype=bf16 window=999:0",
         // tests/cases/dense.txt
         "sq=130 sk=4100 d=128 dtype=fp16 tile_q=128 splits=1 lse seed=86",
         "b=2 sq=200 sk=4200 hq=4 hkv=2 d=128 dtype=bf16 causal tile_q=128 tile_kv=64 splits=1 lse seed=87",
         "b=3 sq=300 sk=4300 hq=2 d=104 dtype=bf16 layout=varlen tq=700 causal sink tile_q=128 splits=1 lse seed=88",
         "sq=129 sk=4100 hq=6 hkv=2 d=128 dv=64 dtype=bf16 tile_q=128 splits=1 seed=89",
-        "sq=140 sk=4100 hq=2 d=128 dtype=bf16 band=900:5 softcap=9 tile_q=128 splits=1 lse seed=90"}) {
+        "sq=140 sk=4100 hq=2 d=128 dtype=bf16 window=900:5 softcap=9 tile_q=128 splits=1 lse seed=90"}) {
     EXPECT_NE(name(line).find("at will"), std::string::npos) << line << ": " << name(line);
   }
   for (const char* line :
@@ -289,7 +289,7 @@ TEST_F(Launch, RowTilesAreFoundEarlyWhereNoMemorySaysWhatTheyAre) {
     return cuda::fwd_params(problem, bindings, 1).finds_early;
   };
   EXPECT_TRUE(early("causal", {}));
-  EXPECT_TRUE(early("band=9:0 affine=2:1 sink", {{Slot::sink, tensor(DType::fp32, {4})}}))
+  EXPECT_TRUE(early("window=9:0 compressed_causal=2:1 sink", {{Slot::sink, tensor(DType::fp32, {4})}}))
       << "rows read it, not row tiles";
   EXPECT_TRUE(early("dropout=0.1", {})) << "a seed in the bindings";
   EXPECT_TRUE(early("kv=table page=16", {{Slot::page_table, tensor(DType::int32, {2, 20})}})) << "whole pages";
@@ -312,14 +312,14 @@ TEST_F(Launch, RowTilesAreFoundEarlyWhereNoMemorySaysWhatTheyAre) {
   EXPECT_FALSE(early("list=indices block=64x64", {}));
 }
 
-// The blocks of one launch, in order: (plane, row tile), as Block::of decodes them.
-std::vector<std::pair<int, int>> row_tiles_of(const cuda::BlockOrder& order, int blocks) {
+// The blocks of one launch, in order: (head_batch, row tile), as Block::of decodes them.
+std::vector<std::pair<int, int>> row_tiles_of(const cuda::TileSchedule& order, int blocks) {
   std::vector<std::pair<int, int>> all;
-  const auto tiles = static_cast<int>(order.section.value);
-  const auto planes = static_cast<int>(order.planes.value);
+  const auto tiles = static_cast<int>(order.l2_group.value);
+  const auto head_batches = static_cast<int>(order.head_batches.value);
   for (int index = 0; index < blocks; ++index) {
-    const int from_last = index % tiles / planes;
-    all.emplace_back(index / tiles * planes + index % tiles % planes, order.tiles - 1 - from_last);
+    const int from_last = index % tiles / head_batches;
+    all.emplace_back(index / tiles * head_batches + index % tiles % head_batches, order.tiles - 1 - from_last);
   }
   return all;
 }
@@ -331,12 +331,12 @@ TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {
         .run(dense(problem));
     cuda::FwdParams params{};
     std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
-    auto all = row_tiles_of(params.order, static_cast<int>(gpu_.last.grid[0]));
-    EXPECT_EQ(params.order.heads.value, 6U);
-    const auto planes = static_cast<std::size_t>(6 * problem.batch);
-    EXPECT_EQ(all.size(), planes * static_cast<std::size_t>(params.order.tiles));
+    auto all = row_tiles_of(params.schedule, static_cast<int>(gpu_.last.grid[0]));
+    EXPECT_EQ(params.schedule.heads.value, 6U);
+    const auto head_batches = static_cast<std::size_t>(6 * problem.batch);
+    EXPECT_EQ(all.size(), head_batches * static_cast<std::size_t>(params.schedule.tiles));
     EXPECT_EQ(std::set(all.begin(), all.end()).size(), all.size()) << "each row tile once";
-    EXPECT_LT(std::max_element(all.begin(), all.end())->first, static_cast<int>(planes));
+    EXPECT_LT(std::max_element(all.begin(), all.end())->first, static_cast<int>(head_batches));
     return all;
   };
   const auto last_of = [](const std::vector<std::pair<int, int>>& all) {
@@ -344,8 +344,8 @@ TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {
     while (same < all.size() && all[same].second == all.front().second) ++same;
     return same;
   };
-  EXPECT_EQ(last_of(order_of("attention b=5 sq=1000 hq=6 d=64 dtype=bf16 causal")), 30U);  // of all planes
-  // 4 MB a plane, 16 MB a section of at most 4 planes, of which there are to be whole ones.
+  EXPECT_EQ(last_of(order_of("attention b=5 sq=1000 hq=6 d=64 dtype=bf16 causal")), 30U);  // of all head_batches
+  // 4 MB a head_batch, 16 MB a section of at most 4 head_batches, of which there are to be whole ones.
   EXPECT_EQ(last_of(order_of("attention b=1 sq=16384 hq=6 d=64 dtype=bf16 causal")), 3U);
   EXPECT_EQ(last_of(order_of("attention b=5 sq=1000 hq=6 d=64 dtype=bf16")), 1U);
 }
@@ -354,21 +354,21 @@ TEST_F(Launch, UnderACausalMaskTheLastRowsOfEveryHeadComeFirst) {
 TEST(Wgmma, PackedSequencesHaveTheRowTilesOfTheirOwnLength) {
   Target target = Target::cuda(90);
   target.multiprocessors = 132;
-  const auto planes = [&](const std::string& line, std::int64_t splits, cuda::Products products) {
+  const auto head_batches = [&](const std::string& line, std::int64_t splits, cuda::Products products) {
     const Problem problem = Problem::parse("attention dtype=bf16 d=64 hq=6 causal " + line);
     const cuda::FwdConfig config = cuda::fwd_config(problem, target, splits, {}, products);
     const bool varlen = problem.q_layout == Layout::varlen && products == cuda::Products::wgmma;
     EXPECT_EQ(config.varlen, varlen) << line;
     const std::string name = cuda::fwd_source(config, {}).name;
     EXPECT_EQ(name.find(" varlen") != std::string::npos, varlen) << name;
-    return cuda::block_order(config, problem, splits).planes.value;
+    return cuda::tile_schedule(config, problem, splits).head_batches.value;
   };
   const auto wgmma = cuda::Products::wgmma;
-  EXPECT_EQ(planes("b=5 sq=1000", 1, wgmma), 30U);
-  EXPECT_EQ(planes("b=5 sq=1000 layout=varlen tq=3000", 1, wgmma), 6U);
-  EXPECT_EQ(planes("b=5 sq=1000 layout=varlen tq=3000", 2, wgmma), 12U) << "heads and splits";
-  EXPECT_EQ(planes("b=5 sq=16384 layout=varlen tq=30000", 1, wgmma), 3U) << "of 4 MB each in 16 MB";
-  EXPECT_EQ(planes("b=5 sq=1000 layout=varlen tq=3000", 1, cuda::Products::mma_sync), 30U);
+  EXPECT_EQ(head_batches("b=5 sq=1000", 1, wgmma), 30U);
+  EXPECT_EQ(head_batches("b=5 sq=1000 layout=varlen tq=3000", 1, wgmma), 6U);
+  EXPECT_EQ(head_batches("b=5 sq=1000 layout=varlen tq=3000", 2, wgmma), 12U) << "heads and splits";
+  EXPECT_EQ(head_batches("b=5 sq=16384 layout=varlen tq=30000", 1, wgmma), 3U) << "of 4 MB each in 16 MB";
+  EXPECT_EQ(head_batches("b=5 sq=1000 layout=varlen tq=3000", 1, cuda::Products::mma_sync), 30U);
 }
 
 // Infinity times an output or score of 0 would be NaN.
@@ -440,20 +440,20 @@ TEST_F(Launch, BlocksThatStayHaveTwoCountersInTheWorkspace) {
     EXPECT_LE(plan.workspace_bytes(), sizeof(workspace));
     Executor(plan, workspace.data(), plan.workspace_bytes()).run(dense(problem));
     std::memcpy(static_cast<void*>(&params), gpu_.last.parameters.data(), sizeof(params));
-    const std::int64_t at = params.tickets.drawn == nullptr ? -1 : params.tickets.drawn - workspace.data();
+    const std::int64_t at = params.tile_counter.drawn == nullptr ? -1 : params.tile_counter.drawn - workspace.data();
     return std::pair{plan.workspace_bytes(), at};
   };
   cuda::FwdParams params{};
   EXPECT_EQ(run("attention sq=100 hq=2 d=64 dtype=bf16", params), std::pair(std::size_t{0}, std::int64_t{-1}));
-  EXPECT_EQ(params.tickets.left, nullptr);
+  EXPECT_EQ(params.tile_counter.left, nullptr);
   const char* many = "attention b=30 sq=4096 hq=40 d=64 dtype=bf16";
   EXPECT_EQ(run(many, params), std::pair(2 * sizeof(u64), std::int64_t{0}));
-  EXPECT_EQ(params.tickets.left, params.tickets.drawn + 1);
-  const u64 tag = params.tickets.tag;
+  EXPECT_EQ(params.tile_counter.left, params.tile_counter.drawn + 1);
+  const u64 tag = params.tile_counter.tag;
   EXPECT_NE(tag, 0U);
-  EXPECT_LT(gpu_.last.grid[0], static_cast<std::uint32_t>(params.order.count));
+  EXPECT_LT(gpu_.last.grid[0], static_cast<std::uint32_t>(params.schedule.count));
   run(many, params);
-  EXPECT_NE(params.tickets.tag, tag) << "another plan's";
+  EXPECT_NE(params.tile_counter.tag, tag) << "another plan's";
 }
 
 TEST_F(Launch, MassesAreRelativeToTheForwardsSums) {

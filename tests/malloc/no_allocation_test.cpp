@@ -30,26 +30,25 @@ TEST_P(NoAllocation, InRun) {
 
 INSTANTIATE_TEST_SUITE_P(
     Problems, NoAllocation,
-    testing::Values("attention b=2 sq=150 hq=4 hkv=2 causal lse", "attention sq=1 sk=3000 hq=4 hkv=1 dtype=bf16",
-                    "attention b=3 sq=70 hq=2 layout=varlen dtype=fp16 seqused_q seqused_k",
-                    "attention b=2 sq=3 sk=130 kv=table page=16 dtype=bf16", "attention b=2 sq=70 sk=130 kv=csr page=8",
-                    "attention sq=70 kv2=dense sk2=100 alibi softcap=30 sink dropout=0.1",
-                    "attention sq=100 score=relative mask=document", "attention sq=100 d=16 dv=40 affine=32:16",
-                    "attention sq=200 hq=2 list=indices:q:b:full mass=mean next=indices",
-                    "attention sq=200 list=transposed",
-                    "attention sq=200 list=bitmask:1:1 mass=rms next=bitmask mass_lse=prior lse",
-                    "attention pass=backward b=2 sq=150 hq=4 hkv=2 causal dtype=bf16",
-                    "attention pass=backward b=2 sq=90 layout=varlen sink dlse grad=fp32 accumulate deterministic",
-                    "attention pass=backward sq=90 kv2=dense sk2=50 dropout=0.2 score=soft_clip mask=prefix alibi",
-                    "attention pass=backward sq=200 list=transposed bwd_list=indices:q:b:full",
-                    "combine b=2 sq=40 hq=3 parts=4 lse sink",
-                    "kv_append b=2 sq=4 sk=64 kv=table page=16 rotary=half:32 dtype=bf16",
-                    "kv_append b=2 sq=4 sk=64 hq=2 rotary=interleaved:64",
-                    "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 state=bf16 slots=5", "linear_decode b=2 h=2 layout=kv",
-                    "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 slots=5 ring=7",
-                    "linear_decode b=2 t=0 layout=kv ring=9", "linear_decode b=2 state=bf16 rounding=stochastic",
-                    "linear_chunk b=2 t=150 h=2 dtype=bf16 slots=3",
-                    "linear_chunk pass=backward b=2 t=150 h=2 dtype=fp16 slots=3 layout=kv"));
+    testing::Values(
+        "attention b=2 sq=150 hq=4 hkv=2 causal lse", "attention sq=1 sk=3000 hq=4 hkv=1 dtype=bf16",
+        "attention b=3 sq=70 hq=2 layout=varlen dtype=fp16 seqused_q seqused_k",
+        "attention b=2 sq=3 sk=130 kv=table page=16 dtype=bf16", "attention b=2 sq=70 sk=130 kv=csr page=8",
+        "attention sq=70 kv2=dense sk2=100 alibi softcap=30 sink dropout=0.1",
+        "attention sq=100 score=relative mask=document", "attention sq=100 d=16 dv=40 compressed_causal=32:16",
+        "attention sq=200 hq=2 list=indices:q:b:full mass=mean next=indices", "attention sq=200 list=transposed",
+        "attention sq=200 list=bitmask:1:1 mass=rms next=bitmask mass_lse=prior lse",
+        "attention pass=backward b=2 sq=150 hq=4 hkv=2 causal dtype=bf16",
+        "attention pass=backward b=2 sq=90 layout=varlen sink dlse grad=fp32 accumulate deterministic",
+        "attention pass=backward sq=90 kv2=dense sk2=50 dropout=0.2 score=soft_clip mask=prefix alibi",
+        "attention pass=backward sq=200 list=transposed bwd_list=indices:q:b:full",
+        "combine b=2 sq=40 hq=3 parts=4 lse sink",
+        "kv_append b=2 sq=4 sk=64 kv=table page=16 rotary=half:32 dtype=bf16",
+        "kv_append b=2 sq=4 sk=64 hq=2 rotary=interleaved:64",
+        "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 state=bf16 slots=5", "linear_decode b=2 h=2 layout=kv",
+        "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 slots=5 ring=7", "linear_decode b=2 t=0 layout=kv ring=9",
+        "linear_decode b=2 state=bf16 rounding=stochastic", "linear_chunk b=2 t=150 h=2 dtype=bf16 slots=3",
+        "linear_chunk pass=backward b=2 t=150 h=2 dtype=fp16 slots=3 layout=kv"));
 
 TEST(NoAllocationThroughC, InRun) {
   if (!TESSERA_OWN_ALLOCATOR) GTEST_SKIP() << "a sanitizer owns the allocator";

@@ -12,7 +12,7 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 /// Sets k and v of keys [first, end) of all heads.
-void spoil_keys(SequenceRun& run, std::int64_t first, std::int64_t end, double k, double v) {
+void set_non_finite_keys(SequenceRun& run, std::int64_t first, std::int64_t end, double k, double v) {
   const auto d = static_cast<std::size_t>(run.problem().head_dim_qk);
   const auto dv = static_cast<std::size_t>(run.problem().head_dim_v);
   for (std::int64_t j = first; j < end; ++j) {
@@ -35,7 +35,7 @@ TEST_P(Future, ChangesNoBitOfThePast) {
     clean.run();
     for (const std::int64_t first : {1, 50, 64, 129}) {
       SequenceRun run(line);
-      spoil_keys(run, first, 130, 30.0, -30.0);
+      set_non_finite_keys(run, first, 130, 30.0, -30.0);
       run.run();
       EXPECT_TRUE(same_bits(clean.query_rows(Slot::o, 0, first), run.query_rows(Slot::o, 0, first))) << first << wishes;
       EXPECT_TRUE(same_bits(clean.lse_rows(0, first), run.lse_rows(0, first))) << first << wishes;
@@ -49,13 +49,13 @@ TEST_P(Future, LeaksNoNaNAndNoInfinity) {
   SequenceRun clean(line);
   clean.run();
   for (const std::int64_t first : {1, 50, 64, 129}) {
-    for (const double spoiled : {kNaN, std::numeric_limits<double>::infinity()}) {
+    for (const double non_finite : {kNaN, std::numeric_limits<double>::infinity()}) {
       SequenceRun run(line);
-      spoil_keys(run, first, 130, spoiled, spoiled);
+      set_non_finite_keys(run, first, 130, non_finite, non_finite);
       run.run();
       EXPECT_TRUE(same_bits(clean.query_rows(Slot::o, 0, first), run.query_rows(Slot::o, 0, first)))
-          << first << " " << spoiled;
-      EXPECT_TRUE(same_bits(clean.lse_rows(0, first), run.lse_rows(0, first))) << first << " " << spoiled;
+          << first << " " << non_finite;
+      EXPECT_TRUE(same_bits(clean.lse_rows(0, first), run.lse_rows(0, first))) << first << " " << non_finite;
       for (const double x : run.query_row(Slot::o, 0, 129, 0)) EXPECT_TRUE(std::isnan(x));
     }
   }
@@ -68,7 +68,7 @@ TEST_P(Future, ChangesNoBitOfPastGradients) {
   SequenceRun clean(line);
   clean.run();
   SequenceRun run(line);
-  spoil_keys(run, kFirst, 90, 3.0, -3.0);
+  set_non_finite_keys(run, kFirst, 90, 3.0, -3.0);
   run.run();
   EXPECT_TRUE(same_bits(clean.query_rows(Slot::dq, 0, kFirst), run.query_rows(Slot::dq, 0, kFirst)));
   // Keys of the past are seen by rows of the future, whose gradients are others now.
@@ -76,19 +76,19 @@ TEST_P(Future, ChangesNoBitOfPastGradients) {
 }
 
 TEST(Hidden, KeysOutsideBandListAndMaskLeakNothing) {
-  for (const char* mask : {"band=5:5", "mask=document", "mask=checkerboard", "mask=prefix", "affine=2:2",
+  for (const char* mask : {"window=5:5", "mask=document", "mask=checkerboard", "mask=prefix", "compressed_causal=2:2",
                            "block=16x16 list=indices density=0.4", "block=8x24 list=bitmask density=0.4",
-                           "block=17x5 list=transposed density=0.3", "band=-20:*", "band=*:-30", "chunk=30"}) {
+                           "block=17x5 list=transposed density=0.3", "window=-20:*", "window=*:-30", "chunk=30"}) {
     for (const char* pass : {"attention lse ", "attention pass=backward deterministic "}) {
       const std::string line = pass + std::string("sq=80 hq=2 d=16 seed=5 tile_q=16 tile_kv=16 ") + mask;
       SequenceRun clean(line);
       clean.run();
       SequenceRun finite(line);
-      spoil_keys(finite, 37, 38, 30.0, 30.0);
+      set_non_finite_keys(finite, 37, 38, 30.0, 30.0);
       finite.run();
-      SequenceRun spoiled(line);
-      spoil_keys(spoiled, 37, 38, kNaN, kNaN);
-      spoiled.run();
+      SequenceRun non_finite(line);
+      set_non_finite_keys(non_finite, 37, 38, kNaN, kNaN);
+      non_finite.run();
       const Slot output = clean.problem().pass == Pass::forward ? Slot::o : Slot::dq;
       std::int64_t blind = 0;
       for (std::int64_t i = 0; i < 80; ++i) {
@@ -96,12 +96,12 @@ TEST(Hidden, KeysOutsideBandListAndMaskLeakNothing) {
           const std::vector<double> row = clean.query_row(output, 0, i, h);
           if (!same_bits(row, finite.query_row(output, 0, i, h))) {
             // It sees the key, so the NaN must reach it.
-            for (const double x : spoiled.query_row(output, 0, i, h))
+            for (const double x : non_finite.query_row(output, 0, i, h))
               EXPECT_TRUE(std::isnan(x)) << line << " row " << i;
             continue;
           }
           ++blind;
-          EXPECT_LT(largest_difference(row, spoiled.query_row(output, 0, i, h)), 1e-5) << line << " row " << i;
+          EXPECT_LT(largest_difference(row, non_finite.query_row(output, 0, i, h)), 1e-5) << line << " row " << i;
         }
       }
       EXPECT_GT(blind, 0) << line;

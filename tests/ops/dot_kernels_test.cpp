@@ -62,23 +62,23 @@ void for_all(std::uint64_t seed, const Task& task) {
 TEST(DotKernels, FewScoresAreThePanels) {
   for_all(1, [](const Kernels& kernels, cases::RandomNumbers& random, std::int64_t lowest, std::int64_t highest) {
     for (const std::int64_t dim : {32, 96}) {
-      const Numbers k = draw(random, kFewKeys * dim, lowest, highest);
-      const Numbers q = draw(random, kFewQueries * dim, lowest, highest);
+      const Numbers k = draw(random, kDecodeKeys * dim, lowest, highest);
+      const Numbers q = draw(random, kDecodeQueries * dim, lowest, highest);
       std::vector<std::uint32_t> pairs(static_cast<std::size_t>(dim / 2 * kColumns));
       for (std::int64_t t = 0; t < dim; t += 2) {
-        for (std::int64_t c = 0; c < kFewQueries; ++c) {
+        for (std::int64_t c = 0; c < kDecodeQueries; ++c) {
           const auto at = static_cast<std::size_t>(c * dim + t);
           pairs[static_cast<std::size_t>(t / 2 * kColumns + c)] = q[at] | std::uint32_t{q[at + 1]} << 16U;
         }
       }
-      std::vector<float> panel(static_cast<std::size_t>(kFewKeys * kColumns));
-      kernels.dots->matmul(kFewKeys, kColumns, dim, k.data(), dim, pairs.data(), kColumns, panel.data(), kColumns,
+      std::vector<float> panel(static_cast<std::size_t>(kDecodeKeys * kColumns));
+      kernels.dots->matmul(kDecodeKeys, kColumns, dim, k.data(), dim, pairs.data(), kColumns, panel.data(), kColumns,
                            false, nullptr);
       const auto rows = rows_of(k, dim);
       for (const std::int64_t queries : {1, 4, 8}) {
-        for (const std::int64_t keys : {std::int64_t{5}, kFewKeys}) {
-          std::vector<float> s(static_cast<std::size_t>(kFewKeys * kPanel));
-          kernels.dots->few_scores(keys, rows.data(), dim, queries, q.data(), s.data(), {}, kernels.transpose);
+        for (const std::int64_t keys : {std::int64_t{5}, kDecodeKeys}) {
+          std::vector<float> s(static_cast<std::size_t>(kDecodeKeys * kPanel));
+          kernels.dots->decode_scores(keys, rows.data(), dim, queries, q.data(), s.data(), {}, kernels.transpose);
           for (std::int64_t i = 0; i < keys * queries; ++i) {
             const std::int64_t key = i / queries, c = i % queries;
             ASSERT_EQ(bits(s[static_cast<std::size_t>(key * kPanel + c)]),
@@ -97,7 +97,7 @@ TEST(DotKernels, FewValuesAreThePanels) {
     for (const std::int64_t dim : {16, 80}) {
       const Numbers v = draw(random, kKeys * dim, lowest, highest);
       const Numbers p = draw(random, kKeys * kPanel, lowest, highest);
-      const Numbers sums = draw(random, dim * kFewQueries, 0, 2 * highest - 127 > 1 ? 2 * highest - 127 : 1);
+      const Numbers sums = draw(random, dim * kDecodeQueries, 0, 2 * highest - 127 > 1 ? 2 * highest - 127 : 1);
       Numbers turned(v.size());
       std::vector<std::uint32_t> pairs(static_cast<std::size_t>(kKeys / 2 * kPanel));
       for (std::int64_t key = 0; key < kKeys; ++key) {
@@ -110,8 +110,8 @@ TEST(DotKernels, FewValuesAreThePanels) {
         }
       }
       std::vector<float> panel(static_cast<std::size_t>(dim * kColumns));
-      std::vector<float> few(static_cast<std::size_t>(kFewQueries * dim));
-      for (std::int64_t i = 0; i < dim * kFewQueries; ++i) {
+      std::vector<float> few(static_cast<std::size_t>(kDecodeQueries * dim));
+      for (std::int64_t i = 0; i < dim * kDecodeQueries; ++i) {
         const float sum = std::bit_cast<float>(std::uint32_t{sums[static_cast<std::size_t>(i)]} << 16U);
         few[static_cast<std::size_t>(i)] = panel[static_cast<std::size_t>(i % dim * kColumns + i / dim)] = sum;
       }
@@ -120,7 +120,7 @@ TEST(DotKernels, FewValuesAreThePanels) {
       const auto rows = rows_of(v, dim);
       for (const std::int64_t queries : {1, 4, 8}) {
         std::vector<float> o = few;
-        kernels.dots->few_values(kKeys / 2, rows.data(), dim, queries, pairs.data(), o.data(), {});
+        kernels.dots->decode_values(kKeys / 2, rows.data(), dim, queries, pairs.data(), o.data(), {});
         for (std::int64_t i = 0; i < queries * dim; ++i) {
           ASSERT_EQ(bits(o[static_cast<std::size_t>(i)]),
                     bits(panel[static_cast<std::size_t>(i % dim * kColumns + i / dim)]))

@@ -176,8 +176,8 @@ TEST_P(EveryType, AloneIsAsInABatchBackward) {
 TEST_P(EveryType, FewQueriesAreManyQueries) {
   for (const char* isa : {"", " isa=emulated_avx512_bf16", " isa=emulated_amx_bf16"}) {
     for (const char* shape :
-         {" hq=4 hkv=2 d=32 band=91:0", " hq=20 d=64 dv=48 causal softcap=5", " hq=16 hkv=2 d=32 causal", " hq=1 d=32",
-          " hq=2 d=64 scale=-0.3 band=77:0", " hq=3 hkv=1 d=160 dv=16 band=60:0 tile_kv=33 alibi"}) {
+         {" hq=4 hkv=2 d=32 window=91:0", " hq=20 d=64 dv=48 causal softcap=5", " hq=16 hkv=2 d=32 causal",
+          " hq=1 d=32", " hq=2 d=64 scale=-0.3 window=77:0", " hq=3 hkv=1 d=160 dv=16 window=60:0 tile_kv=33 alibi"}) {
       const std::string common = types() + isa + shape + " sk=301 lse batch_invariant seed=15";
       SequenceRun many("attention sq=70" + common);
       many.run();

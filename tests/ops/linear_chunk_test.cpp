@@ -169,15 +169,15 @@ TEST_P(ChunkLayout, NothingOfLaterTokens) {
   Sequence clean;
   clean.run("linear_chunk", 0, kTokens, GetParam());
   for (const std::int64_t token : {0, 62, 63, 64, 127, 148, 149}) {
-    Sequence spoiled;
+    Sequence non_finite;
     const auto at = static_cast<std::size_t>((token * kHeads + 1) * kDimV - 1);  // last value of the first head
-    spoiled.v[at] = std::numeric_limits<float>::quiet_NaN();
-    spoiled.run("linear_chunk", 0, kTokens, GetParam());
+    non_finite.v[at] = std::numeric_limits<float>::quiet_NaN();
+    non_finite.run("linear_chunk", 0, kTokens, GetParam());
     for (std::int64_t t = 0; t < kTokens; ++t) {
       const auto value = static_cast<std::size_t>((t * kHeads + 1) * kDimV - 1);
-      EXPECT_EQ(std::isnan(spoiled.o[value]), t >= token) << token << " " << t;
-      EXPECT_FALSE(t < token && std::abs(spoiled.o[value] - clean.o[value]) > 1e-5F) << token << " " << t;
-      EXPECT_NEAR(spoiled.o[value - 1], clean.o[value - 1], 1e-5F) << token << " " << t;
+      EXPECT_EQ(std::isnan(non_finite.o[value]), t >= token) << token << " " << t;
+      EXPECT_FALSE(t < token && std::abs(non_finite.o[value] - clean.o[value]) > 1e-5F) << token << " " << t;
+      EXPECT_NEAR(non_finite.o[value - 1], clean.o[value - 1], 1e-5F) << token << " " << t;
     }
   }
 }

@@ -40,7 +40,7 @@ std::string common_line(const char* mask) {
 }
 
 TEST(Merging, TwoPartsOfTheKeysAreTheWhole) {
-  for (const char* mask : {"", "causal", "band=20:3", "alibi", "mask=document"}) {
+  for (const char* mask : {"", "causal", "window=20:3", "alibi", "mask=document"}) {
     SequenceRun whole("attention sk=100" + common_line(mask));
     whole.run();
     for (const std::int64_t cut : {0, 1, 50, 64, 99, 100}) {

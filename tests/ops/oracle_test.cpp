@@ -42,10 +42,10 @@ INSTANTIATE_TEST_SUITE_P(Scores, Gradients,
                          ::testing::Values("", "causal", "softcap=1.5", "alibi", "score=soft_clip",
                                            "score=relative mask=checkerboard", "sink", "dropout=0.4 drop_seed=9",
                                            "dlse", "sink dlse softcap=2 causal",
-                                           "sink dropout=0.3 dlse score=soft_clip alibi band=4:2",
+                                           "sink dropout=0.3 dlse score=soft_clip alibi window=4:2",
                                            "block=3x2 list=bitmask:q:b:full mask=prefix",
-                                           "kv2=dense sk2=4 causal sink dlse", "affine=2:1 dlse", "chunk=4 dlse",
-                                           "scale=0.9 softcap=1 dropout=0.2 sink"));
+                                           "kv2=dense sk2=4 causal sink dlse", "compressed_causal=2:1 dlse",
+                                           "chunk=4 dlse", "scale=0.9 softcap=1 dropout=0.2 sink"));
 
 TEST_P(Gradients, AreFiniteDifferencesOfTheForward) {
   // In double, but for the LSE that a backward reads (fp32): hence 1e-6.

@@ -37,7 +37,7 @@ def attention(q, k, v, *, visible=None, scale=None, softcap=0.0, slopes=None, si
     return Result(np.einsum("bhqk,bkhd->bqhd", weights, v), lse, probabilities)
 
 
-def band(sq: int, sk: int, left=None, right=None, shift: int | None = None) -> np.ndarray:
+def window(sq: int, sk: int, left=None, right=None, shift: int | None = None) -> np.ndarray:
     """bool (sq, sk): keys from `left` before to `right` after the query, whose position is row + shift (sk − sq)."""
     distance = np.arange(sk) - (np.arange(sq)[:, None] + (sk - sq if shift is None else shift))
     seen = np.ones((sq, sk), bool)

@@ -226,8 +226,8 @@ class TestRefusals:
             ({"scale": float("inf")}, "scale: got inf; want a finite number"),
             ({"softcap": -1.0}, "softcap: got -1.000000; want"),
             ({"dropout": 1.0}, "dropout: got 1.000000; want"),
-            ({"band": (1,)}, "band: got (1,); want (left, right)"),
-            ({"band": (1.5, 0)}, "band: got 1.5; want (left, right), each an integer or None"),
+            ({"window": (1,)}, "window: got (1,); want (left, right)"),
+            ({"window": (1.5, 0)}, "window: got 1.5; want (left, right), each an integer or None"),
             ({"block": (0, 4), "mass": "mean"}, "block: got (0, 4); want (query rows, keys), each an integer of 1"),
             ({"block": 4}, "block: got 4; want (query rows, keys)"),
             ({"batch_offset": 0.5}, "batch_offset: got 0.5; want an integer"),
@@ -272,7 +272,7 @@ class TestRefusals:
             ),
             ({"tiles": np.ones((1, 1))}, "tiles: got an array of shape (1, 1) and dtype float64; want a TileList"),
             ({"bwd_tiles": 3}, "bwd_tiles: got 3; want a TileList"),
-            ({"band": ("a", 0)}, "band: got 'a'; want (left, right), each an integer or None"),
+            ({"window": ("a", 0)}, "window: got 'a'; want (left, right), each an integer or None"),
             ({"threads": "2"}, "threads: got '2'; want an integer"),
             ({"wishes": 3}, "wishes: got 3; want a text"),
             ({"seed": "a", "dropout": 0.5}, "seed: got 'a'; want an integer"),
@@ -291,8 +291,8 @@ class TestRefusals:
             for cache in (_arguments.features_text, _execute.forward_route):
                 cache.cache_clear()
             calls = [{"threads": first}, {"threads": 1}, {"threads": True}, {"threads": 1.0}]
-            calls += [{"band": (first, 0)}, {"band": (1, False)}, {"block": (first, 4), "mass": "mean"}]
-            calls += [{"softcap": first}, {"softcap": 1}, {"scale": first}, {"affine": (first, 1)}]
+            calls += [{"window": (first, 0)}, {"window": (1, False)}, {"block": (first, 4), "mass": "mean"}]
+            calls += [{"softcap": first}, {"softcap": 1}, {"scale": first}, {"compressed_causal": (first, 1)}]
             for options in calls:
                 tessera.attention(*qkv, **options)
         with pytest.raises(ValueError, match=r"threads: got 1\.5; want an integer"):

@@ -80,16 +80,16 @@ class TestScoresAndMasks:
         ("options", "left", "right"),
         [
             ({"causal": True}, None, 0),
-            ({"band": (3, None)}, 3, None),
-            ({"band": (3, 2)}, 3, 2),
-            ({"band": (None, -1)}, None, -1),
-            ({"band": (5, 4), "causal": True}, 5, 0),
-            ({"band": (5, -2), "causal": True}, 5, -2),
+            ({"window": (3, None)}, 3, None),
+            ({"window": (3, 2)}, 3, 2),
+            ({"window": (None, -1)}, None, -1),
+            ({"window": (5, 4), "causal": True}, 5, 0),
+            ({"window": (5, -2), "causal": True}, 5, -2),
         ],
     )
-    def test_band(self, qkv, options, left, right):
+    def test_window(self, qkv, options, left, right):
         out, lse = tessera.attention(*qkv, return_lse=True, **options)
-        want = textbook.attention(*qkv, visible=textbook.band(13, 21, left, right))
+        want = textbook.attention(*qkv, visible=textbook.window(13, 21, left, right))
         close(out, want.out)
         close(lse, want.lse)
 
@@ -99,7 +99,7 @@ class TestScoresAndMasks:
             *qkv, scale=0.3, softcap=1.5, alibi_slopes=slopes, sinks=sinks, causal=True, return_lse=True
         )
         want = textbook.attention(
-            *qkv, scale=0.3, softcap=1.5, slopes=slopes, sinks=sinks, visible=textbook.band(13, 21, None, 0)
+            *qkv, scale=0.3, softcap=1.5, slopes=slopes, sinks=sinks, visible=textbook.window(13, 21, None, 0)
         )
         close(out, want.out)
         close(lse, want.lse)
@@ -108,11 +108,11 @@ class TestScoresAndMasks:
         slopes = rng.random((2, 4)).astype(np.float32)
         close(tessera.attention(*qkv, alibi_slopes=slopes), textbook.attention(*qkv, slopes=slopes).out)
 
-    def test_affine(self, qkv):
+    def test_compressed_causal(self, qkv):
         q, k, v = qkv
         row, key = np.arange(13)[:, None], np.arange(21)
         want = textbook.attention(q, k, v, visible=key * 2 + 3 <= row + 1)
-        close(tessera.attention(q, k, v, affine=(3, 2)), want.out)
+        close(tessera.attention(q, k, v, compressed_causal=(3, 2)), want.out)
 
     def test_chunks(self, qkv):
         q, k, v = qkv
@@ -128,7 +128,7 @@ class TestScoresAndMasks:
         want = np.concatenate(
             [
                 textbook.attention(
-                    q[i : i + 1], k[i : i + 1], v[i : i + 1], visible=textbook.band(13, 21, None, 0, shift[i] - keys[i])
+                    q[i : i + 1], k[i : i + 1], v[i : i + 1], visible=textbook.window(13, 21, None, 0, shift[i] - keys[i])
                 ).out
                 for i in range(2)
             ]
@@ -318,7 +318,7 @@ class TestBackward:
         dout = normal(rng, 2, 13, 4, 24)
         out, lse = tessera.attention(q, k, v, causal=True, sinks=sinks, return_lse=True)
         dq, dk, dv, dsinks = tessera.attention_backward(dout, q, k, v, out, lse, dlse=dlse, causal=True, sinks=sinks)
-        want = textbook.gradients(q, k, v, dout, visible=textbook.band(13, 21, None, 0), sinks=sinks, dlse=dlse)
+        want = textbook.gradients(q, k, v, dout, visible=textbook.window(13, 21, None, 0), sinks=sinks, dlse=dlse)
         for got, its in zip((dq, dk, dv, dsinks), want, strict=True):
             close(got, its, 1e-5)
 

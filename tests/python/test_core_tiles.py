@@ -69,9 +69,9 @@ def test_mass_keeps_the_fewest_tiles():
         np.testing.assert_array_equal(TileList.from_mass(mass, share).to_mask(key_blocks=4)[0, 0], want)
 
 
-@pytest.mark.parametrize("spoiled", [np.nan, np.inf, -np.inf])
-def test_mass_that_is_not_finite_is_kept_and_the_rest_go_on(spoiled):
-    mass = np.array([[[[0.5, spoiled, 0.25, 0.125], [0.5, 0.25, 0.125, 0.125]]]], np.float32)
+@pytest.mark.parametrize("non_finite", [np.nan, np.inf, -np.inf])
+def test_mass_that_is_not_finite_is_kept_and_the_rest_go_on(non_finite):
+    mass = np.array([[[[0.5, non_finite, 0.25, 0.125], [0.5, 0.25, 0.125, 0.125]]]], np.float32)
     kept = TileList.from_mass(mass, 0.8).to_mask(key_blocks=4)[0, 0]
     np.testing.assert_array_equal(kept, [[1, 1, 1, 0], [1, 1, 1, 0]])
 

@@ -295,10 +295,10 @@ def test_compile(dynamic):
     @torch.compile(fullgraph=True, dynamic=dynamic)
     def step(q, k, v, starts):
         packed = tessera.attention(q[0], k[0, :64], v[0, :64], cu_seqlens_q=starts, cu_seqlens_k=starts, causal=True)
-        return tessera.attention(q, k, v, band=(31, 0)) * 2, packed, tessera.attention(q, k, v, dropout=0.5)
+        return tessera.attention(q, k, v, window=(31, 0)) * 2, packed, tessera.attention(q, k, v, dropout=0.5)
 
     inputs = [*qkv(), starts]
-    want = tessera.attention(*inputs[:3], band=(31, 0))
+    want = tessera.attention(*inputs[:3], window=(31, 0))
     got, packed, dropped = step(*map(on_gpu, inputs))
     assert not torch.equal(dropped, step(*map(on_gpu, inputs))[2])  # every call draws anew
     close("out", got / 2, want)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks read as bands and lengths: whatever is recognised rebuilds the mask exactly."""
+"""Masks read as windows and lengths: whatever is recognised rebuilds the mask exactly."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_random_patterns_are_recognised():
             missed += 1
         else:
             assert torch.equal(rebuilt(found, b, sq, sk), mask)
-    # Bands that start below the diagonal and lengths that cut them to nothing leave too little to read them off.
+    # Windows that start below the diagonal and lengths that cut them to nothing leave too little to read them off.
     assert missed <= 15
 
 
@@ -69,7 +69,7 @@ def test_random_masks_are_recognised_only_exactly():
         (torch.ones(5, 5, dtype=torch.bool).triu(1), MaskPattern(left=-1)),
     ],
 )
-def test_bands_in_numbers(mask, pattern):
+def test_windows_in_numbers(mask, pattern):
     assert recognise(mask, 2, 5, 5) == pattern
 
 

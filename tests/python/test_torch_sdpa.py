@@ -39,8 +39,8 @@ REPLACED = {
     "scale": {"scale": 0.3},
     "causal mask": {"attn_mask": below(0)},
     "bottom right mask": {"attn_mask": below(SK - SQ)},
-    "band": {"attn_mask": BAND},
-    "band as float": {"attn_mask": torch.zeros(SQ, SK).masked_fill(~BAND, -torch.inf)},
+    "window": {"attn_mask": BAND},
+    "window as float": {"attn_mask": torch.zeros(SQ, SK).masked_fill(~BAND, -torch.inf)},
     "expanded over batch and heads": {"attn_mask": BAND.expand(B, H, SQ, SK)},
     "padding": {"attn_mask": keys_of(11, SK)},
     "padding, all": {"attn_mask": keys_of(0, 29)},
@@ -134,7 +134,7 @@ def alibi():
         ("a float mask of values other than 0 and -inf", lambda o: o | {"attn_mask": alibi()}),
         ("a mask that requires grad", lambda o: o | {"attn_mask": torch.zeros(SQ, SK).requires_grad_()}),
         ("a mask that differs between heads", lambda o: o | {"attn_mask": torch.rand(B, H, SQ, SK) < 0.5}),
-        ("a mask that is neither a band nor lengths", lambda o: o | {"attn_mask": torch.rand(SQ, SK) < 0.5}),
+        ("a mask that is neither a window nor lengths", lambda o: o | {"attn_mask": torch.rand(SQ, SK) < 0.5}),
         ("a mask that hides leading keys from every row", lambda o: o | {"attn_mask": left_padding()}),
         ("head dims 12 and 32", lambda o: o | {"d": 12}),
         ("a last dimension that is not contiguous", lambda o: o | {"transposed": True}),
@@ -202,7 +202,7 @@ def test_a_mask_that_changes_in_place_is_read_again():
         first = imported_before(q, k, v, attn_mask=mask)
         mask[0, SK - 1] = True
         second = imported_before(q, k, v, attn_mask=mask)
-    assert report.replaced == 1 and list(report.fallbacks) == ["a mask that is neither a band nor lengths"]
+    assert report.replaced == 1 and list(report.fallbacks) == ["a mask that is neither a window nor lengths"]
     torch.testing.assert_close(first, imported_before(q, k, v, attn_mask=below(0)))
     torch.testing.assert_close(second, imported_before(q, k, v, attn_mask=mask))
 

@@ -92,11 +92,11 @@ def test_static_cache_is_read_in_place(side, calls):
 
 
 def test_forms_in_generate(calls):
-    """Padding on the left: pieces in the prefill, a band in the steps. On the right: holes before new text, bits."""
+    """Padding on the left: pieces in the prefill, a window in the steps. On the right: holes before new text, bits."""
     model = make("llama")
     generate(model, prompt(2, LENGTH), padding(2, LENGTH, "left", step=3))
     assert all(("cu_seqlens_k" in options) == (q.shape[0] != 2) for q, _, _, options in calls)
-    assert "cu_seqlens_k" in calls[0][3] and all(options["band"] == (0, None) for _, _, _, options in calls[2:])
+    assert "cu_seqlens_k" in calls[0][3] and all(options["window"] == (0, None) for _, _, _, options in calls[2:])
     calls.clear()
     generate(model, prompt(2, LENGTH), padding(2, LENGTH, "right", step=3))
     assert "tiles" not in calls[0][3] and all("tiles" in options for _, _, _, options in calls[2:])

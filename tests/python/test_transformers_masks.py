@@ -10,7 +10,7 @@ pytest.importorskip("transformers", minversion="5.0")
 
 import tessera.transformers  # noqa: E402
 from tessera.transformers import VisibleKeys, attention, visible_keys  # noqa: E402
-from tessera.transformers.forms import Band, Pieces, Tiles, pack_bits  # noqa: E402
+from tessera.transformers.forms import Window, Pieces, Tiles, pack_bits  # noqa: E402
 from tessera.transformers.mask_functions import read  # noqa: E402
 from transformers import masking_utils as masks  # noqa: E402
 from transformers_models import packed_positions  # noqa: E402
@@ -93,7 +93,7 @@ def test_results(sizes, kind, padding):
     # A static cache is longer than the mask, whose end is the last token so far.
     real = padding_of(padding, b, first_query + sq if sizes.startswith("static") else first_key + sk)
     visible = check(b, SIZES[sizes], predicate(kind, real, b), real)
-    by_shape = isinstance(visible.form, Band | Pieces)
+    by_shape = isinstance(visible.form, Window | Pieces)
     assert by_shape == (padding != "holes") or (kind == "chunk" and padding == "both")
 
 
@@ -130,7 +130,7 @@ def test_packed(inner):
 
 
 def test_a_union_is_bits():
-    """Image tokens that see each other, as of Gemma 3: no band says it, a bit for a pair does."""
+    """Image tokens that see each other, as of Gemma 3: no window says it, a bit for a pair does."""
     groups = torch.tensor([[-1] * 4 + [0] * 6 + [-1] * 3 + [1] * 8 + [-1] * 2] * 2)
     function = masks.or_masks(masks.causal_mask_function, masks.blockwise_overlay(groups))
     visible = check(2, SIZES["prefill"], function, padding_of("left", 2, 23))
@@ -139,10 +139,10 @@ def test_a_union_is_bits():
 
 
 def test_a_predicate_of_ones_own():
-    """Understood if it consists of bands; evaluated if not."""
+    """Understood if it consists of windows; evaluated if not."""
     function = masks.and_masks(masks.causal_mask_function, lambda b, h, q, k: (k < q + 1) & (k >= q - 3))
     assert read(function) is not None and read(function).left == 3
-    assert isinstance(check(2, SIZES["prefill"], function, None).form, Band)
+    assert isinstance(check(2, SIZES["prefill"], function, None).form, Window)
 
     def odd(b, h, q, k):
         return (k <= q) & ((q - k) % 2 == 0)

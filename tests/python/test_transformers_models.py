@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
-from tessera.transformers.forms import Band, Pieces, VisibleKeys  # noqa: E402
+from tessera.transformers.forms import Window, Pieces, VisibleKeys  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers_models import CONFIGS, make, packed_positions, padding, prompt  # noqa: E402
 
@@ -151,7 +151,7 @@ def test_no_dense_mask(kind, side, masks):
     chunked = kind == "llama4"
     for mask in masks:
         assert isinstance(mask, VisibleKeys)
-        wants = (Band, Pieces) if chunked else Pieces if side in ("left", "packed") else Band
+        wants = (Window, Pieces) if chunked else Pieces if side in ("left", "packed") else Window
         assert isinstance(mask.form, wants)
 
 

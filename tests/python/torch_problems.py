@@ -59,17 +59,17 @@ def full(dtype: torch.dtype) -> Problem:
 
 def causal(dtype: torch.dtype) -> Problem:
     s = Sizes()
-    return _dense(s, dtype, {"causal": True}, {"visible": textbook.band(s.b, s.sq, s.sk, None, 0)})
+    return _dense(s, dtype, {"causal": True}, {"visible": textbook.window(s.b, s.sq, s.sk, None, 0)})
 
 
 def causal_empty_rows(dtype: torch.dtype) -> Problem:
     s = Sizes(sq=70, sk=33)
-    return _dense(s, dtype, {"causal": True}, {"visible": textbook.band(s.b, s.sq, s.sk, None, 0)})
+    return _dense(s, dtype, {"causal": True}, {"visible": textbook.window(s.b, s.sq, s.sk, None, 0)})
 
 
 def window_mqa(dtype: torch.dtype) -> Problem:
     s = Sizes(sq=40, sk=90, hkv=1)
-    return _dense(s, dtype, {"band": (11, 3)}, {"visible": textbook.band(s.b, s.sq, s.sk, 11, 3)})
+    return _dense(s, dtype, {"window": (11, 3)}, {"visible": textbook.window(s.b, s.sq, s.sk, 11, 3)})
 
 
 def other_dim_of_v(dtype: torch.dtype) -> Problem:
@@ -97,7 +97,7 @@ def dropout(dtype: torch.dtype) -> Problem:
 def offsets(dtype: torch.dtype) -> Problem:
     s = Sizes()
     starts = torch.tensor([10, -7])
-    shown = torch.cat([textbook.band(1, s.sq, s.sk, None, 0, int(start)) for start in starts])
+    shown = torch.cat([textbook.window(1, s.sq, s.sk, None, 0, int(start)) for start in starts])
     return _dense(s, dtype, {"causal": True, "q_offset": starts}, {"visible": shown})
 
 
@@ -113,12 +113,12 @@ def tiles(dtype: torch.dtype) -> Problem:
     kept = torch.rand(s.b, s.hq, 5, 9, generator=torch.Generator().manual_seed(4)) < 0.5
     options = {"tiles": tessera.TileList.from_mask(kept, block=(16, 8)), "causal": True}
     shown = kept.repeat_interleave(16, 2).repeat_interleave(8, 3)[:, :, : s.sq, : s.sk]
-    return _dense(s, dtype, options, {"visible": shown & textbook.band(s.b, s.sq, s.sk, None, 0)})
+    return _dense(s, dtype, options, {"visible": shown & textbook.window(s.b, s.sq, s.sk, None, 0)})
 
 
 def sinks(dtype: torch.dtype) -> Problem:
     s = Sizes(sq=90, sk=60)  # some rows are empty: their output is 0 and their sink gets nothing
-    shown = textbook.band(s.b, s.sq, s.sk, None, 0)
+    shown = textbook.window(s.b, s.sq, s.sk, None, 0)
 
     def call(q: Tensor, k: Tensor, v: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
         return tessera.attention(q, k, v, causal=True, sinks=logits.float(), return_lse=True)
@@ -132,7 +132,7 @@ def sinks(dtype: torch.dtype) -> Problem:
 def second_source(dtype: torch.dtype) -> Problem:
     s = Sizes(sq=30, sk=50)
     k2, v2 = normal(s.b, 20, s.hkv, s.d, dtype=dtype, seed=6), normal(s.b, 20, s.hkv, s.dv, dtype=dtype, seed=7)
-    shown = textbook.band(s.b, s.sq, 70, None, 0)
+    shown = textbook.window(s.b, s.sq, 70, None, 0)
 
     def call(q: Tensor, k: Tensor, v: Tensor, k2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
         return tessera.attention(q, k, v, k2=k2, v2=v2, causal=True, return_lse=True)
@@ -150,7 +150,7 @@ def varlen(dtype: torch.dtype) -> Problem:
     s = Sizes()
     ends = torch.tensor([0, 13, 13, 70], dtype=torch.int32)
     sequence = torch.bucketize(torch.arange(70), ends[1:-1].long(), right=True)
-    shown = ((sequence[:, None] == sequence) & textbook.band(1, 70, 70, None, 0)[0, 0]).expand(1, 1, 70, 70)
+    shown = ((sequence[:, None] == sequence) & textbook.window(1, 70, 70, None, 0)[0, 0]).expand(1, 1, 70, 70)
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out, lse = tessera.attention(q, k, v, causal=True, cu_seqlens_q=ends, cu_seqlens_k=ends, return_lse=True)

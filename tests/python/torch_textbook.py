@@ -55,8 +55,8 @@ def attend(
     return (probabilities @ v.transpose(1, 2)).transpose(1, 2), lse
 
 
-def band(b: int, sq: int, sk: int, left: int | None, right: int | None, shift: int | None = None) -> Tensor:
-    """Visible (b, 1, sq, sk) of a band; row i stands at i + shift, by default at the bottom right corner."""
+def window(b: int, sq: int, sk: int, left: int | None, right: int | None, shift: int | None = None) -> Tensor:
+    """Visible (b, 1, sq, sk) of a window; row i stands at i + shift, by default at the bottom right corner."""
     position = torch.arange(sq)[:, None] + (sk - sq if shift is None else shift)
     key = torch.arange(sk)
     shown = torch.ones(sq, sk, dtype=torch.bool)

@@ -112,12 +112,12 @@ json Peer::ask(const json& request) {
 std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Arrays& arrays, const Target& target,
                                         bool as_graph, bool accuracy) {
   const Problem& problem = bench_case.problem;
-  const bool causal = problem.band == Band{std::nullopt, 0};
+  const bool causal = problem.window == Window{std::nullopt, 0};
   const bool one_type = problem.q_type == problem.k_type && problem.q_type == problem.v_type;
   // The same problem without what the peer is told must be a plain one.
   Problem plain = problem;
   plain.scale.reset();
-  plain.band = {};
+  plain.window = {};
   plain.lse = plain.deterministic = plain.batch_invariant = false;
   Problem simple;
   simple.operation = plain.operation;
@@ -135,7 +135,7 @@ std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Array
   if (plain.list.form == TileList::Form::indices && !plain.list.full) simple.list = plain.list;
   simple.block_q = plain.block_q;
   simple.block_kv = plain.block_kv;
-  if (!bench_case.lengths.empty() || !one_type || plain != simple || (!causal && problem.band != Band{}))
+  if (!bench_case.lengths.empty() || !one_type || plain != simple || (!causal && problem.window != Window{}))
     return "it has no such feature";
   const std::string line = problem.to_string();
   const std::string_view operation = std::string_view(line).substr(0, line.find(' '));

@@ -102,13 +102,13 @@ std::int64_t equal_length(std::int64_t batch, std::int64_t longest, std::int64_t
 
 std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::int64_t row) {
   const std::int64_t keys = key_count(problem);
-  const std::int64_t position = row + (problem.affine ? 0 : keys - problem.seqlen_q);
+  const std::int64_t position = row + (problem.compressed_causal ? 0 : keys - problem.seqlen_q);
   std::int64_t first = 0, last = keys;
-  if (problem.band.left) first = std::max(first, position - *problem.band.left);
-  if (problem.band.right) last = std::min(last, position + *problem.band.right + 1);
-  if (problem.affine) {
-    const std::int64_t room = position + 1 - problem.affine->length;
-    last = std::min(last, room < 0 ? 0 : room / problem.affine->stride + 1);
+  if (problem.window.left) first = std::max(first, position - *problem.window.left);
+  if (problem.window.right) last = std::min(last, position + *problem.window.right + 1);
+  if (problem.compressed_causal) {
+    const std::int64_t room = position + 1 - problem.compressed_causal->length;
+    last = std::min(last, room < 0 ? 0 : room / problem.compressed_causal->stride + 1);
   }
   if (problem.chunk > 0) {
     const std::int64_t ahead = (position % problem.chunk + problem.chunk) % problem.chunk;

@@ -14,7 +14,8 @@ namespace tessera::cli {
 /// Tiles that a list keeps, for one (batch, head): query blocks × key blocks, row-major. Empty: no list.
 using KeptTiles = std::vector<bool>;
 
-/// Keys [first, second) that row `row` of a sequence may see by band, affine causal and chunks, with default offsets.
+/// Keys [first, second) that row `row` of a sequence may see by window, compressed causal and chunks, with default
+/// offsets.
 std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::int64_t row);
 
 /// Of packed sequences that share `total` tokens, each at most `longest`.

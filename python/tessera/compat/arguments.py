@@ -15,7 +15,7 @@ __all__ = [
     "CPU",
     "NAMES",
     "Array",
-    "Band",
+    "Window",
     "array_module",
     "cap",
     "check_inputs",
@@ -30,11 +30,11 @@ __all__ = [
     "rename",
     "split_wish",
     "unpack",
-    "visible_band",
+    "visible_window",
 ]
 
 Array = Any
-Band = tuple["int | None", "int | None"]
+Window = tuple["int | None", "int | None"]
 
 
 def array_module(like: Array) -> tuple[Any, dict[str, Any]]:
@@ -60,7 +60,7 @@ def refuse(argument: str, got: Any, want: str, error: type[Exception] = NotImple
 
 # What the names of tessera.attention's arguments, and of its problems, are in every version of flash-attn.
 NAMES = {
-    "band": "window_size",
+    "window": "window_size",
     "scale": "softmax_scale",
     "q_type": "q",
     "k_type": "k",
@@ -129,8 +129,8 @@ def cap(softcap: float) -> float:
     return softcap if softcap > 0.0 else 0.0
 
 
-def visible_band(causal: bool, window_size: Any) -> tuple[bool, Band | None]:
-    """(causal, band) for :func:`tessera.attention` from flash-attn 2's and 3's arguments, where −1 is unbounded.
+def visible_window(causal: bool, window_size: Any) -> tuple[bool, Window | None]:
+    """(causal, window) for :func:`tessera.attention` from flash-attn 2's and 3's arguments, where −1 is unbounded.
 
     `causal` closes the right end at the query's own position and keeps the left one.
     """

@@ -46,7 +46,7 @@ from .arguments import (
     refuse,
     rename,
     unpack,
-    visible_band,
+    visible_window,
 )
 from .kv_cache import attend_cache
 
@@ -98,7 +98,7 @@ def _attend(
             if softmax_scale is None:
                 softmax_scale = head_dim**-0.5
             q, k, v = pad_head_dim(q), pad_head_dim(k), pad_head_dim(v)
-        causal, band = visible_band(causal, window_size)
+        causal, window = visible_window(causal, window_size)
         softcap = cap(softcap)
         if not return_attn_probs:
             out = attention(
@@ -106,7 +106,7 @@ def _attend(
                 k,
                 v,
                 causal=causal,
-                band=band,
+                window=window,
                 scale=softmax_scale,
                 softcap=softcap,
                 alibi_slopes=alibi_slopes,
@@ -117,7 +117,7 @@ def _attend(
             return out[..., :head_dim] if head_dim % 8 else out
         options = {
             "causal": causal,
-            "band": band,
+            "window": window,
             "scale": softmax_scale,
             "softcap": softcap,
             "alibi_slopes": alibi_slopes,

@@ -35,7 +35,7 @@ from .arguments import (
     rename,
     split_wish,
     unpack,
-    visible_band,
+    visible_window,
 )
 from .combining import combine_parts
 from .kv_cache import attend_cache
@@ -82,13 +82,13 @@ def _attend(
 ) -> Any:
     try:
         check_inputs(q, k, v)
-        causal, band = visible_band(causal, window_size)
+        causal, window = visible_window(causal, window_size)
         return attention(
             q,
             k,
             v,
             causal=causal,
-            band=band,
+            window=window,
             attention_chunk=attention_chunk,
             scale=softmax_scale,
             softcap=cap(softcap),

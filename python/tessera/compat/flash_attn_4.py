@@ -42,7 +42,7 @@ from tessera.tiles import Form
 from .arguments import (
     NAMES,
     Array,
-    Band,
+    Window,
     cap,
     check_inputs,
     check_int32,
@@ -103,7 +103,7 @@ def _refuse_unsupported(**arguments: Any) -> None:
 _WINDOW = "(left, right), each an integer or None"
 
 
-def _signed_band(causal: bool, window_size: tuple[int | None, int | None]) -> tuple[bool, Band | None]:
+def _signed_window(causal: bool, window_size: tuple[int | None, int | None]) -> tuple[bool, Window | None]:
     ends = pair("window_size", window_size, _WINDOW)
     left, right = (end if end is None else whole("window_size", end, _WINDOW) for end in ends)
     causal = flag("causal", causal)
@@ -176,7 +176,7 @@ def _attend(
     try:
         check_inputs(q, k, v)
         _check_head_dims(q.shape[-1], v.shape[-1])
-        causal, band = _signed_band(causal, window_size)
+        causal, window = _signed_window(causal, window_size)
         sink = _fp32(learnable_sink)
         wants_lse = return_lse or (is_torch(q) and _requires_grad(q, k, v, learnable_sink))
         result = attention(
@@ -184,7 +184,7 @@ def _attend(
             k,
             v,
             causal=causal,
-            band=band,
+            window=window,
             scale=softmax_scale,
             softcap=0.0 if softcap is None else cap(softcap),
             sinks=sink,

@@ -30,7 +30,7 @@ from .arguments import (
     refuse,
     rename,
     split_wish,
-    visible_band,
+    visible_window,
 )
 
 Lengths = Any  # int32 (batch,) in the library of q
@@ -92,7 +92,7 @@ def _attend(
     max_seqlen_q: int | None = None,
     rotary_seqlens: Array | None = None,
 ) -> Any:
-    causal, band = visible_band(causal, window_size)
+    causal, window = visible_window(causal, window_size)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     lengths = _lengths(cache_seqlens, batch, q)
     if page_table is not None:
@@ -116,7 +116,7 @@ def _attend(
                 q,
                 k,
                 lengths,
-                causal or band is not None or whole("attention_chunk", attention_chunk) > 0,
+                causal or window is not None or whole("attention_chunk", attention_chunk) > 0,
                 (rotary_cos, rotary_sin, rotary_interleaved),
                 (cu_seqlens_q, cu_seqlens_k_new, rotary_seqlens),
             )
@@ -141,7 +141,7 @@ def _attend(
         k_cache,
         v_cache,
         causal=causal,
-        band=band,
+        window=window,
         attention_chunk=attention_chunk,
         scale=scale,
         softcap=cap(softcap),

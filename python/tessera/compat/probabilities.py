@@ -23,7 +23,7 @@ def signed_probabilities(
     *,
     seed: int,
     causal: bool,
-    band: tuple[int | None, int | None] | None,
+    window: tuple[int | None, int | None] | None,
     scale: float | None,
     softcap: float,
     alibi_slopes: Array | None,
@@ -54,7 +54,7 @@ def signed_probabilities(
     longest_k = keys.shape[1] if max_seqlen_k is None else int(max_seqlen_k)
     scale = queries.shape[-1] ** -0.5 if scale is None else scale
     slopes = None if alibi_slopes is None else numpy.broadcast_to(_fp32(alibi_slopes), (batch, heads))
-    left, right = (None, 0 if causal else None) if band is None else band
+    left, right = (None, 0 if causal else None) if window is None else window
     result = numpy.zeros((batch, heads, longest_q, longest_k), numpy.float32)
     for b in range(batch):
         rows_of = slice(None) if starts_q is None else slice(int(starts_q[b]), int(starts_q[b + 1]))

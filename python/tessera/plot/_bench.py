@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PEERS = {"torch_cpu": "PyTorch", "torch_flash": "FlashAttention-2", "torch_cudnn": "cuDNN"}
 PEERS |= {"flash_attn_4": "FlashAttention-4", "fla_chunk": "Flash Linear Attention"}
 PEERS |= {"fla_decode": "Flash Linear Attention", "cula_decode": "cuLA"}
-MASKS = ("causal", "band", "affine", "mask", "list")
+MASKS = ("causal", "window", "compressed_causal", "mask", "list")
 PEER_STYLES = ("--", ":", "-.")
 KINDS = ("auto", "speedup", "bars", "length", "time", "roofline")
 METRICS = {

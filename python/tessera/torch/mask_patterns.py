@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recognises what a dense attention mask says in a few numbers: a band around the diagonal, lengths, or both.
+"""Recognises what a dense attention mask says in a few numbers: a window around the diagonal, lengths, or both.
 
 A proposal is read off the mask's rows, the mask is rebuilt from it, and only an equal rebuild is accepted. Hence a
 recognised pattern is exact, whatever the heuristics of the proposal. The cost is some passes over the (batch, seqlen_q,
@@ -17,7 +17,7 @@ from torch import Tensor
 class MaskPattern(NamedTuple):
     """Key j is visible to row i of sequence b when ``i - left <= j <= i + right``, ``j < keys[b]`` and ``i < rows[b]``.
 
-    i and j are indices from the top left corner. With ``starts``, row i counts as ``i + starts[b]`` in the band.
+    i and j are indices from the top left corner. With ``starts``, row i counts as ``i + starts[b]`` in the window.
     """
 
     left: int | None = None
@@ -58,7 +58,7 @@ def recognise(mask: Tensor, batch: int, seqlen_q: int, seqlen_k: int) -> MaskPat
     if found is None:
         found = _rows(visible.expand(-1, seqlen_q, -1))
     if found is None:
-        return Unrecognised("a mask that is neither a band nor lengths")
+        return Unrecognised("a mask that is neither a window nor lengths")
     pattern = MaskPattern(*found)
     if pattern.starts is not None and seqlen_q != 1:
         return Unrecognised("a mask that hides leading keys from every row")
@@ -95,7 +95,7 @@ def _one_row(visible: Tensor, seqlen_k: int) -> MaskPattern | None:
 
 
 def _rows(visible: Tensor) -> MaskPattern | None:
-    """Masks (batch, seqlen_q, seqlen_k) of several rows: a band, the same for all sequences, cut off at lengths."""
+    """Masks (batch, seqlen_q, seqlen_k) of several rows: a window, the same for all sequences, cut off at lengths."""
     seqlen_q, seqlen_k = visible.shape[1:]
     first, last, some = _ends(visible)
     if not bool(some.any()):
@@ -106,19 +106,19 @@ def _rows(visible: Tensor) -> MaskPattern | None:
     below_diagonal = (first - i)[some & (first > 0)]
     left = int(-below_diagonal[0]) if below_diagonal.numel() else None
     used = torch.where(some, last + 1, 0).amax(-1)
-    # Rows that end before the last used key show where the band ends; if there are none, no band may be needed.
-    cut_by_band = (last - i)[some & (last + 1 < used[:, None])]
-    end_of_band = int(cut_by_band[0]) if cut_by_band.numel() else None
+    # Rows that end before the last used key show where the window ends; if there are none, no window may be needed.
+    cut_by_window = (last - i)[some & (last + 1 < used[:, None])]
+    end_of_window = int(cut_by_window[0]) if cut_by_window.numel() else None
     whole = torch.full_like(used, seqlen_k)
-    proposals = ((end_of_band, whole), (end_of_band, used), (int((last - i)[some].amax()), whole))
+    proposals = ((end_of_window, whole), (end_of_window, used), (int((last - i)[some].amax()), whole))
     full_rows = torch.full_like(rows, seqlen_q)
     for right, keys in proposals:
-        band = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=visible.device)
+        window = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=visible.device)
         if left is not None:
-            band &= j >= i[:, None] - left
+            window &= j >= i[:, None] - left
         if right is not None:
-            band &= j <= i[:, None] + right
-        rebuilt = band & (j < keys[:, None, None])
+            window &= j <= i[:, None] + right
+        rebuilt = window & (j < keys[:, None, None])
         for used_rows in (full_rows, rows):
             if torch.equal(rebuilt & (i[:, None] < used_rows[:, None, None]), visible):
                 return MaskPattern(

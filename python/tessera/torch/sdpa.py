@@ -52,7 +52,7 @@ def sdpa_replacement(*, strict: bool = False) -> Iterator[SdpaReport]:
 
     Yields a SdpaReport that counts the calls and says why each call that went to torch did. Calls keep torch's
     meaning: (batch, heads, seqlen, head_dim) without a copy, ``is_causal`` aligned at the top left corner, 0 for rows
-    without a visible key. A mask is read (on CUDA: waited for), and replaced when it is exactly a band, lengths of keys
+    without a visible key. A mask is read (on CUDA: waited for), and replaced when it is exactly a window, lengths of keys
     or rows, or both; under torch.compile and in a CUDA graph, where data cannot be read, every mask goes to torch.
     Dropout draws its seed from torch's default generator: repeatable by manual_seed, but not torch's own bits. Results
     lie in memory as (batch, seqlen, heads, head_dim), which torch does on CUDA. Enter the block outside of compiled
@@ -215,8 +215,8 @@ def _pattern_arguments(
     if arguments or pattern.starts is not None:  # default positions would follow the lengths of each sequence
         starts = pattern.starts
         arguments["q_offset"] = torch.zeros(batch, dtype=torch.int64, device=device) if starts is None else starts
-        arguments["band"] = (left, right)
-    else:  # row i stands at i + seqlen_k - seqlen_q: the band moves by as much
+        arguments["window"] = (left, right)
+    else:  # row i stands at i + seqlen_k - seqlen_q: the window moves by as much
         shift = seqlen_k - seqlen_q
-        arguments["band"] = (None if left is None else left + shift, None if right is None else right - shift)
+        arguments["window"] = (None if left is None else left + shift, None if right is None else right - shift)
     return arguments

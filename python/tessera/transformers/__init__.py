@@ -6,7 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="tessera")
 
 Causal, sliding, chunked and bidirectional masks, padding on either side, packed sequences, static, dynamic and sliding
-caches, sinks, softcap and dropout reach the kernels as bands, lengths and varlen boundaries. No (b, 1, sq, sk) mask is
+caches, sinks, softcap and dropout reach the kernels as windows, lengths and varlen boundaries. No (b, 1, sq, sk) mask is
 made for them.
 """
 

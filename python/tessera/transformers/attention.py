@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import tessera
-from tessera.transformers.forms import Band, Pieces, Tiles, VisibleKeys, pack_bits
+from tessera.transformers.forms import Window, Pieces, Tiles, VisibleKeys, pack_bits
 
 # What a model may pass on that changes the result and that this attention has no form for.
 _REFUSED = {
@@ -81,8 +81,8 @@ def attention(
     elif attention_mask is not None:
         form = _dense_mask(attention_mask, query, key)
     else:
-        left, right = _band_of(module, query, None, sliding_window, is_causal)
-        form = Band(left, right)
+        left, right = _window_of(module, query, None, sliding_window, is_causal)
+        form = Window(left, right)
     if isinstance(form, Pieces):
         return _pieces(query, key, value, form, options), None
     return _dense(query, key, value, form, options), None
@@ -94,17 +94,17 @@ def _fixed(number: float | None) -> float | None:
 
 
 def _dense(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Band | Tiles, options: dict[str, Any]
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, form: Window | Tiles, options: dict[str, Any]
 ) -> torch.Tensor:
     if isinstance(form, Tiles):
         options["tiles"] = tessera.TileList(bits=form.bits.view(torch.uint32), form="bitmask", block=(form.block_q, 1))
-    band = form.band if isinstance(form, Tiles) else form
-    if band.left is not None or band.right is not None:
-        options["band"] = (band.left, band.right)
-        if band.q_offset is not None:
-            options["q_offset"] = band.q_offset
-    if band.used is not None:
-        options["seqused_k"] = band.used
+    window = form.window if isinstance(form, Tiles) else form
+    if window.left is not None or window.right is not None:
+        options["window"] = (window.left, window.right)
+        if window.q_offset is not None:
+            options["q_offset"] = window.q_offset
+    if window.used is not None:
+        options["seqused_k"] = window.used
     return tessera.attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **options)
 
 
@@ -125,7 +125,7 @@ def _pieces(
         query.transpose(1, 2).flatten(0, 1),
         keys,
         values,
-        band=(form.left, form.right),
+        window=(form.left, form.right),
         cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k,
         seqused_k=used,
@@ -168,12 +168,12 @@ def _packed(
     options: dict[str, Any],
 ) -> torch.Tensor:
     """Sequences that the caller has laid end to end and says so."""
-    left, right = _band_of(module, query, mask, sliding_window, is_causal)
+    left, right = _window_of(module, query, mask, sliding_window, is_causal)
     out = tessera.attention(
         _flat(query)[0],
         _flat(key)[0],
         _flat(value)[0],
-        band=(left, right),
+        window=(left, right),
         cu_seqlens_q=context["cu_seq_lens_q"].to(torch.int32),
         cu_seqlens_k=context["cu_seq_lens_k"].to(torch.int32),
         max_seqlen_q=int(context["max_length_q"]),
@@ -183,7 +183,7 @@ def _packed(
     return out.unflatten(0, (query.shape[0], query.shape[2]))
 
 
-def _band_of(
+def _window_of(
     module: torch.nn.Module, query: torch.Tensor, mask: Any, sliding_window: int | None, is_causal: bool | None
 ) -> tuple[int | None, int | None]:
     if isinstance(mask, VisibleKeys) and not isinstance(mask.form, Tiles):
@@ -209,7 +209,7 @@ def _dense_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> T
                 "attention_mask: got a bias; want 0 for visible and -inf or the lowest number for hidden"
             )
         mask = visible
-    return Tiles(Band(None, None), pack_bits(mask), 1)
+    return Tiles(Window(None, None), pack_bits(mask), 1)
 
 
 def _check_shape(got: tuple[int, ...], query: torch.Tensor, key: torch.Tensor) -> None:

@@ -6,12 +6,12 @@ The forms, from the cheapest on; batch b, queries sq, keys sk of one call:
 =========  ===================================================================  =========================
 form       what                                                                  size
 =========  ===================================================================  =========================
-`Band`     one band about the query's position, and per-sequence lengths        2 · b integers
+`Window`     one window about the query's position, and per-sequence lengths        2 · b integers
 `Pieces`   runs of keys with their queries: varlen over the tensors as they lie  4 · pieces integers
 `Tiles`    a list of tiles one key wide: holes in the padding, unions of masks   b · sk, or b · sq · sk, bits
 =========  ===================================================================  =========================
 
-A band says causal, sliding and bidirectional attention with padding on the right and with the unused tail of a static
+A window says causal, sliding and bidirectional attention with padding on the right and with the unused tail of a static
 cache, and a decode step under any padding on the left: the one query is told to stand at the first key it sees, and
 sees all from there on.
 """
@@ -29,11 +29,11 @@ _Prepared: type = masking_utils.BlockMask
 
 
 @dataclass
-class Band:
+class Window:
     """Dense layout. Key j is visible to query i if ``-left <= j - (i + q_offset[b]) <= right`` and ``j < used[b]``.
 
     Attributes:
-        left, right: ends of the band, inclusive; None: unbounded.
+        left, right: ends of the window, inclusive; None: unbounded.
         q_offset: int64 (b), or None: the last query stands at the last key.
         used: int32 (b), keys of each sequence, or None: all.
     """
@@ -49,7 +49,7 @@ class Pieces:
     """Varlen layout. Piece p of row b: queries from `first_query` to the next piece's, `used` keys from `first_key` on.
 
     Attributes:
-        left, right: ends of the band within a piece; positions count from the piece's first key.
+        left, right: ends of the window within a piece; positions count from the piece's first key.
         first_key, used, first_query: int32 (b, pieces).
         q_offset: int64 (b, pieces), position of the piece's first query.
         longest_q: most queries of a piece.
@@ -92,15 +92,15 @@ class Pieces:
 
 @dataclass
 class Tiles:
-    """A list of tiles one key wide on top of a band.
+    """A list of tiles one key wide on top of a window.
 
     Attributes:
-        band: as of `Band`.
+        window: as of `Window`.
         bits: int32 (b, 1 or heads, query blocks, ceil(sk / 32)), bit j % 32 of word j / 32: key j.
         block_q: queries of a tile.
     """
 
-    band: Band
+    window: Window
     bits: torch.Tensor
     block_q: int
 
@@ -119,15 +119,15 @@ class VisibleKeys(_Prepared):  # type: ignore[misc]
 
     Attributes:
         shape: (b, 1, sq, sk), what a dense mask would have.
-        form: `Band`, `Pieces` or `Tiles`.
-        left, right: the band of the mask, whatever the form.
+        form: `Window`, `Pieces` or `Tiles`.
+        left, right: the window of the mask, whatever the form.
         one_document: bool, no dimensions; a traced graph takes for granted that it holds. None: known.
     """
 
     def __init__(
         self,
         shape: tuple[int, int, int, int],
-        form: Band | Pieces | Tiles,
+        form: Window | Pieces | Tiles,
         left: int | None,
         right: int | None,
         one_document: torch.Tensor | None = None,
@@ -162,6 +162,6 @@ class VisibleKeys(_Prepared):  # type: ignore[misc]
         raise NotImplementedError("attention_mask: got an index into it; want it used as it is, it is no dense tensor")
 
     def __repr__(self) -> str:
-        return f"VisibleKeys({type(self.form).__name__.lower()}, shape={self._shape}, band=({self.left}, {self.right}))"
+        return f"VisibleKeys({type(self.form).__name__.lower()}, shape={self._shape}, window=({self.left}, {self.right}))"
 
     __str__ = __repr__

@@ -3,7 +3,7 @@
 
 transformers describes a mask by a predicate ``f(batch, head, query, key) -> bool``. Calling it with indices that record
 what is asked of them, instead of numbers, yields the predicate as an expression: conditions on ``key - query`` make a
-band, equal table entries make documents, equal quotients make chunks. No name of a private function and no closure is
+window, equal table entries make documents, equal quotients make chunks. No name of a private function and no closure is
 looked at, so a predicate of one's own is understood as well if it consists of such conditions.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 
 class UnreadableMaskError(Exception):
-    """The predicate is no conjunction of bands, documents and chunks."""
+    """The predicate is no conjunction of windows, documents and chunks."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Pattern:
         documents: integers (batch, seqlen); key and query have equal entries. None: one document.
         chunk: keys of the query's own chunk only; chunks have this many tokens. None: no chunks.
         chunk_start: integers (batch): where chunks are counted from. None: 0.
-        positions: integers (batch, seqlen); band and chunk go by them and no longer by indices. None: by indices.
+        positions: integers (batch, seqlen); window and chunk go by them and no longer by indices. None: by indices.
     """
 
     left: int | None = None
@@ -58,7 +58,7 @@ class Pattern:
         return self.left is not None or self.right is not None or self.chunk is not None
 
     def __or__(self, other: Any) -> Pattern:
-        # An empty disjunction begins with False, everything else is a union that a band cannot say.
+        # An empty disjunction begins with False, everything else is a union that a window cannot say.
         if isinstance(other, _Nothing):
             return self
         raise UnreadableMaskError
@@ -224,7 +224,7 @@ class _Quotient:
 
 
 def read(mask_function: Callable[..., Any]) -> Pattern | None:
-    """The pattern of a predicate ``f(batch, head, query, key)``, or None if it is no conjunction of bands, documents
+    """The pattern of a predicate ``f(batch, head, query, key)``, or None if it is no conjunction of windows, documents
     and chunks."""
     try:
         pattern = mask_function(_Index("batch"), _Index("head"), _Index("query"), _Index("key"))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import masking_utils
 
-from tessera.transformers.forms import Band, Pieces, Tiles, VisibleKeys, pack_bits
+from tessera.transformers.forms import Window, Pieces, Tiles, VisibleKeys, pack_bits
 from tessera.transformers.mask_functions import Pattern, read
 
 # Elements of a boolean mask that may exist at a time while it is packed into bits.
@@ -117,7 +117,7 @@ def _runs(call: _Call, attention_mask: torch.Tensor | None) -> _Runs | None:
     return _Runs(real, first, end, bool(whole), bool((first == 0).all()))
 
 
-def _form_of(call: _Call, pattern: Pattern, runs: _Runs | None) -> Band | Pieces | Tiles | None:
+def _form_of(call: _Call, pattern: Pattern, runs: _Runs | None) -> Window | Pieces | Tiles | None:
     """The cheapest form that says it, or None if only pairs of query and key do."""
     if pattern.documents is not None:
         return None if runs is not None else _documents(call, pattern, pattern.documents)
@@ -127,21 +127,21 @@ def _form_of(call: _Call, pattern: Pattern, runs: _Runs | None) -> Band | Pieces
     if size is not None and _in_one_chunk(call, size, pattern.chunk_start, runs):
         size = None
     if runs is not None and not runs.whole:
-        return Tiles(_band(call, pattern), pack_bits(runs.real[:, None, None, :]), call.sq) if size is None else None
+        return Tiles(_window(call, pattern), pack_bits(runs.real[:, None, None, :]), call.sq) if size is None else None
     if call.sq == 1 and (size is not None or runs is not None):
         return _single_query(call, pattern, runs, size)
     if size is not None:
         return _chunks(call, pattern, runs, size)
     if runs is None or runs.from_start:
-        return _band(call, pattern, runs)
+        return _window(call, pattern, runs)
     return _padded(call, pattern, runs)
 
 
-def _band(call: _Call, pattern: Pattern, runs: _Runs | None = None) -> Band:
+def _window(call: _Call, pattern: Pattern, runs: _Runs | None = None) -> Window:
     bounded = pattern.left is not None or pattern.right is not None
     # The last query stands at the last used key, unless told otherwise.
     told = bounded and (runs is not None or isinstance(call.shift, torch.Tensor) or call.shift != call.sk - call.sq)
-    return Band(
+    return Window(
         pattern.left,
         pattern.right,
         call.per_sequence(call.shift, torch.int64) if told else None,
@@ -149,7 +149,7 @@ def _band(call: _Call, pattern: Pattern, runs: _Runs | None = None) -> Band:
     )
 
 
-def _single_query(call: _Call, pattern: Pattern, runs: _Runs | None, size: int | None) -> Band:
+def _single_query(call: _Call, pattern: Pattern, runs: _Runs | None, size: int | None) -> Window:
     """One query sees one run of keys: it stands at the first of them and sees all from there to the used length.
     `size`: tokens of a chunk, None for no chunks."""
     shift = call.per_sequence(call.shift, torch.int64)
@@ -164,7 +164,7 @@ def _single_query(call: _Call, pattern: Pattern, runs: _Runs | None, size: int |
         begin = (shift + call.k_offset - start) // size * size + start - call.k_offset
         first = torch.maximum(first, begin)
         end = torch.minimum(end, begin + size)
-    return Band(0, None, first.to(torch.int64), end.clamp(0, call.sk).to(torch.int32))
+    return Window(0, None, first.to(torch.int64), end.clamp(0, call.sk).to(torch.int32))
 
 
 def _padded(call: _Call, pattern: Pattern, runs: _Runs) -> Pieces:
@@ -273,7 +273,7 @@ def _pairs(call: _Call, mask_function: Any, attention_mask: torch.Tensor | None,
             device=call.device,
         )
         parts.append(pack_bits(visible))
-    return Tiles(Band(None, None), torch.cat(parts, dim=2), 1)
+    return Tiles(Window(None, None), torch.cat(parts, dim=2), 1)
 
 
 def _may_be_packed(call: _Call, context: dict[str, Any]) -> bool:

@@ -39,8 +39,8 @@ bool BackwardUnit::any_listed(std::int64_t head, std::int64_t block) const {
   return false;
 }
 
-bool BackwardUnit::trim_to_band(std::int64_t& begin, std::int64_t end, std::int64_t& keys) const {
-  if (!has_band(problem_)) return true;
+bool BackwardUnit::trim_to_window(std::int64_t& begin, std::int64_t end, std::int64_t& keys) const {
+  if (!has_window(problem_)) return true;
   std::int64_t lowest = std::numeric_limits<std::int64_t>::max();
   std::int64_t highest = std::numeric_limits<std::int64_t>::min();
   for (std::int64_t s = 0; s < span_count_; ++s) {
@@ -58,7 +58,7 @@ void BackwardUnit::query_tile(std::int64_t h, std::int64_t block, std::int64_t b
   const std::int64_t head = kv_head_ * problem_.group() + h;
   if (!any_listed(head, block)) return;
   std::int64_t keys = keys_;
-  if (!trim_to_band(begin, end, keys)) return;
+  if (!trim_to_window(begin, end, keys)) return;
   const std::int64_t rows = end - begin;
   load_queries(head, begin, rows);
   scores(rows, keys);

@@ -54,7 +54,7 @@ bool BackwardUnit::hide(std::int64_t head, std::int64_t block, std::int64_t begi
   tile_ = {b_.p, run_.tiling.stride, 1, rows, keys, b_.query_position, b_.key_position, b_.head, sequence_.batch};
   bool masked = hide_empty_rows(head, begin, rows, keys);
   masked |= hide_spans(head, block, rows);
-  if (has_band(problem_)) masked |= hide_band(rows, keys);
+  if (has_window(problem_)) masked |= hide_outside_window(rows, keys);
   return masked;
 }
 
@@ -99,7 +99,7 @@ bool BackwardUnit::hide_spans(std::int64_t head, std::int64_t block, std::int64_
   return masked;
 }
 
-bool BackwardUnit::hide_band(std::int64_t rows, std::int64_t keys) {
+bool BackwardUnit::hide_outside_window(std::int64_t rows, std::int64_t keys) {
   bool masked = false;
   for (std::int64_t s = 0; s < span_count_; ++s) {
     const Span& span = b_.spans[s];

@@ -54,7 +54,7 @@ class BackwardUnit {
   // Whether the list has any of the tile's blocks for this query block.
   [[nodiscard]] bool any_listed(std::int64_t head, std::int64_t block) const;
   // Leaves out rows at the front and keys at the end that see nothing of each other; false when nothing is left.
-  bool trim_to_band(std::int64_t& begin, std::int64_t end, std::int64_t& keys) const;
+  bool trim_to_window(std::int64_t& begin, std::int64_t end, std::int64_t& keys) const;
   void query_tile(std::int64_t h, std::int64_t block, std::int64_t begin, std::int64_t end);
 
   // backward_load_store.cpp: operands in, gradients out.
@@ -81,7 +81,7 @@ class BackwardUnit {
   bool hide_empty_rows(std::int64_t head, std::int64_t begin, std::int64_t rows, std::int64_t keys);
   // Blocks that the list leaves out and elements that the mask callable hides.
   bool hide_spans(std::int64_t head, std::int64_t block, std::int64_t rows);
-  bool hide_band(std::int64_t rows, std::int64_t keys);
+  bool hide_outside_window(std::int64_t rows, std::int64_t keys);
   // ds = P∘(dP − delta) times the slopes; then P takes the dropout factors, for dV.
   void gradient_of_scores(std::int64_t head, std::int64_t begin, std::int64_t rows, std::int64_t keys);
   void weigh_rows(float* a, std::int64_t rows, std::int64_t columns, const float* weight) const;

@@ -27,9 +27,9 @@ std::int64_t row_bytes(std::int64_t dim, DType type) { return dim * static_cast<
 
 DecodeBuffers DecodeBuffers::place(Arena& arena, const Problem& problem, const Tiling& tiling, bool dots) {
   DecodeBuffers b{};
-  b.columns = padded(tiling.tiles_a_unit * kFewQueries);
+  b.columns = padded(tiling.tiles_a_unit * kDecodeQueries);
   const std::int64_t panels = (b.columns + kPanel - 1) / kPanel;
-  b.rows_s = (tiling.tile_kv + kFewKeys - 1) / kFewKeys * kFewKeys;
+  b.rows_s = (tiling.tile_kv + kDecodeKeys - 1) / kDecodeKeys * kDecodeKeys;
   if (dots) {
     b.q_bf16 = arena.take<std::uint16_t>(b.columns * problem.head_dim_qk);
     b.p = arena.take<std::uint32_t>(panels * b.rows_s / 2 * kPanel);
@@ -49,9 +49,9 @@ DecodeBuffers DecodeBuffers::place(Arena& arena, const Problem& problem, const T
   b.high = arena.take<std::int32_t>(kPanel);
   b.k = arena.take<KeyRow>(b.rows_s);
   b.v = arena.take<KeyRow>(b.rows_s);
-  b.next = arena.take<KeyRow>(kFewKeys);
-  b.rows = arena.take<const std::byte*>(kFewKeys);
-  b.ahead = arena.take<const std::byte*>(tiling.tiles_a_unit * kFewKeys);
+  b.next = arena.take<KeyRow>(kDecodeKeys);
+  b.rows = arena.take<const std::byte*>(kDecodeKeys);
+  b.ahead = arena.take<const std::byte*>(tiling.tiles_a_unit * kDecodeKeys);
   b.keys.spans = arena.take<Span>(tiling.tile_kv + 1);
   b.keys.position = arena.take<std::int64_t>(b.rows_s);
   return b;
@@ -65,7 +65,7 @@ std::size_t decode_thread_bytes(const Problem& problem, const Tiling& tiling, bo
 
 bool DecodeUnit::takes(const ForwardRun& run, const Sequence& sequence) {
   const Tiling& t = run.tiling;
-  return run.reads_in_place && std::min(t.rows, sequence.q_length) * t.heads_a_tile <= kFewQueries;
+  return run.reads_in_place && std::min(t.rows, sequence.q_length) * t.heads_a_tile <= kDecodeQueries;
 }
 
 void DecodeUnit::compute(const Sequence& sequence, const StripRows& rows, std::int64_t first_tile, std::int64_t tiles,
@@ -106,7 +106,7 @@ void DecodeUnit::load_queries() {
   std::fill_n(b_.sum, width, 0.0F);
   // Columns without a score are computed too: what others left there must not reach a decision on all of them.
   const std::int64_t scored = queries_ == 1 ? -tiles_ : columns();
-  if (scored != cleared_ || !run_.tiling.all_few) {
+  if (scored != cleared_ || !run_.tiling.all_decode) {
     std::fill_n(b_.s, (width + kPanel - 1) / kPanel * b_.rows_s * kPanel, 0.0F);
   }
   cleared_ = scored;
@@ -155,7 +155,7 @@ void DecodeUnit::step(std::int64_t first, std::int64_t last) {
   const std::int64_t dv = problem_.head_dim_v;
   find_rows(first, last);
   const float scale = score();
-  const bool masked = has_band(problem_) && mask_band(first, last);
+  const bool masked = has_window(problem_) && mask_window(first, last);
   softmax(scale);
   for (std::int64_t c = 0; c < columns(); ++c) {
     if (b_.correction[c] != 1.0F) run_.kernels.scale_rows(1, dv, b_.o + c * dv, 0, b_.correction[c]);
@@ -187,7 +187,7 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
   const Span& span = b_.keys.spans[more ? last : last - 1];
   const Segment& source = sequence_.segments[static_cast<std::size_t>(span.segment)];
   const std::int64_t from = more ? span.first : span.first + span.count;
-  next_ = std::min(kFewKeys, more ? span.count : run_.list.active() ? 0 : source.length - from);
+  next_ = std::min(kDecodeKeys, more ? span.count : run_.list.active() ? 0 : source.length - from);
   list_rows(source.k, from, next_, kv_head, b_.next);
 }
 
@@ -208,11 +208,11 @@ RowsAhead DecodeUnit::find_ahead(const KeyRow* rows, std::int64_t count, std::in
 template <class Task>
 void DecodeUnit::for_rows(const KeyRow* rows, std::int64_t count, std::int64_t bytes, const KeyRow* next,
                           std::int64_t next_count, std::int64_t next_bytes, const Task& task) {
-  for (std::int64_t first = 0; first < count; first += kFewKeys) {
-    const std::int64_t keys = std::min(kFewKeys, count - first);
+  for (std::int64_t first = 0; first < count; first += kDecodeKeys) {
+    const std::int64_t keys = std::min(kDecodeKeys, count - first);
     const std::int64_t rest = count - first - keys;
-    RowsAhead ahead = rest > 0 ? find_ahead(rows + first + keys, std::min(kFewKeys, rest), bytes)
-                               : find_ahead(next, std::min(kFewKeys, next_count), next_bytes);
+    RowsAhead ahead = rest > 0 ? find_ahead(rows + first + keys, std::min(kDecodeKeys, rest), bytes)
+                               : find_ahead(next, std::min(kDecodeKeys, next_count), next_bytes);
     for (std::int64_t tile = 0; tile < tiles_; ++tile) {
       for (std::int64_t i = 0; i < keys; ++i) b_.rows[i] = rows[first + i].row + tile * rows[first + i].head;
       task(tile, first, keys, ahead);
@@ -230,9 +230,9 @@ float DecodeUnit::score() {
              const std::int64_t c = tile * stride_;
              float* s = scores_at(c, first);
              if (run_.dots) {
-               kernels.dots->few_scores(keys, b_.rows, d, queries, b_.q_bf16 + c * d, s, ahead, kernels.transpose);
+               kernels.dots->decode_scores(keys, b_.rows, d, queries, b_.q_bf16 + c * d, s, ahead, kernels.transpose);
              } else {
-               kernels.few_scores(problem_.k_type, keys, b_.rows, d, queries, b_.q + c * d, s, ahead);
+               kernels.decode_scores(problem_.k_type, keys, b_.rows, d, queries, b_.q + c * d, s, ahead);
              }
            });
   // Dot products leave the scale to the exponential, unless something looks at the scores before.
@@ -252,7 +252,7 @@ float DecodeUnit::score() {
   return plain ? scale : 1.0F;
 }
 
-bool DecodeUnit::mask_band(std::int64_t first, std::int64_t last) {
+bool DecodeUnit::mask_window(std::int64_t first, std::int64_t last) {
   bool masked = false;
   std::int64_t row = lead_;
   for (std::int64_t s = first; s < last; row += b_.keys.spans[s++].count) {
@@ -297,9 +297,9 @@ void DecodeUnit::multiply_values(std::int64_t keys, const std::byte* const* rows
   const std::int64_t dv = problem_.head_dim_v;
   float* o = b_.o + column * dv;
   if (run_.dots) {
-    kernels.dots->few_values(keys / 2, rows, dv, queries, pairs_at(column, row), o, ahead);
+    kernels.dots->decode_values(keys / 2, rows, dv, queries, pairs_at(column, row), o, ahead);
   } else {
-    kernels.few_values(problem_.v_type, keys, rows, dv, queries, scores_at(column, row), o, ahead);
+    kernels.decode_values(problem_.v_type, keys, rows, dv, queries, scores_at(column, row), o, ahead);
   }
 }
 
@@ -340,7 +340,7 @@ void DecodeUnit::add_masked_value(std::int64_t row, std::int64_t tile) {
     const auto value = [&](std::int64_t at, bool weighs) {
       return weighs ? b_.v[at].row + tile * b_.v[at].head : b_.zeros;
     };
-    const std::byte* rows[kFewKeys];
+    const std::byte* rows[kDecodeKeys];
     for (std::int64_t i = 0; run_.dots && i < together_; i += 2) {
       const std::uint32_t pair = *pairs_at(c, row + i);
       rows[i] = value(row + i, (pair & 0xFFFFU) != 0);

@@ -24,7 +24,7 @@ struct DecodeBuffers {
   float* o;                 // (columns, dv), not yet divided by the sum
   float* s;                 // (panels, rows_s, kPanel): scores, then probabilities
   std::uint32_t* p;         // (panels, rows_s / 2, kPanel): probabilities as pairs of keys, for dot products
-  std::int64_t rows_s;      // tile_kv, to a multiple of kFewKeys
+  std::int64_t rows_s;      // tile_kv, to a multiple of kDecodeKeys
   float* maximum;           // (columns)
   float* sum;               // (columns)
   float* correction;        // (columns)
@@ -36,9 +36,9 @@ struct DecodeBuffers {
   KeyRow* k;                // (rows_s)
   KeyRow* v;                // (rows_s)
   std::byte* zeros;         // a row of them
-  KeyRow* next;             // (kFewKeys): of K behind the tile
-  const std::byte** rows;   // (kFewKeys): of one head
-  const std::byte** ahead;  // (tiles · kFewKeys)
+  KeyRow* next;             // (kDecodeKeys): of K behind the tile
+  const std::byte** rows;   // (kDecodeKeys): of one head
+  const std::byte** ahead;  // (tiles · kDecodeKeys)
   KeyTile keys;             // without k and v
 
   static DecodeBuffers place(Arena& arena, const Problem& problem, const Tiling& tiling, bool dots);
@@ -69,7 +69,7 @@ class DecodeUnit {
   // S = K·Qᵀ; gives the factor that the exponential still has to apply.
   float score();
   // Masks what not all columns see; true if there was something.
-  bool mask_band(std::int64_t first, std::int64_t last);
+  bool mask_window(std::int64_t first, std::int64_t last);
   void softmax(float scale);
   // O += Vᵀ·P over rows [first, end) of the step.
   void add_values(std::int64_t first, std::int64_t end);
@@ -80,7 +80,7 @@ class DecodeUnit {
                        std::int64_t row, const RowsAhead& ahead) const;
   void finish();
 
-  // task(head tile, first, keys, rows ahead) on the `count` rows, kFewKeys at a time, all heads in turn; behind them
+  // task(head tile, first, keys, rows ahead) on the `count` rows, kDecodeKeys at a time, all heads in turn; behind them
   // `next` rows are wanted.
   template <class Task>
   void for_rows(const KeyRow* rows, std::int64_t count, std::int64_t bytes, const KeyRow* next, std::int64_t next_count,

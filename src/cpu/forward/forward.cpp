@@ -14,7 +14,7 @@ constexpr std::int64_t kBandStrip = 32;  // queries; a divisor of kPanel
 // A thread's units are of either kind, one after another.
 std::size_t unit_bytes(const detail::PlanState& state, const Tiling& tiling, bool dots) {
   const std::size_t decode = reads_in_place(state) ? decode_thread_bytes(state.problem, tiling, dots) : 0;
-  return std::max(tiling.all_few ? 0 : forward_thread_bytes(state.problem, tiling, dots), decode);
+  return std::max(tiling.all_decode ? 0 : forward_thread_bytes(state.problem, tiling, dots), decode);
 }
 
 }  // namespace
@@ -98,11 +98,11 @@ void ForwardUnit::key_run(const Strip& strip, Rows run) {
   const std::int64_t last = strip.first_column + strip.columns;
   for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
     const std::int64_t live = std::min(kPanel, last - first);
-    if (!has_band(problem_) || sees_all(first, live, run)) {
+    if (!has_window(problem_) || sees_all(first, live, run)) {
       panel_step(first, live, run, false);
       continue;
     }
-    // At the border of the band a narrower strip of queries leaves less of the triangle to be masked.
+    // At the border of the window a narrower strip of queries leaves less of the triangle to be masked.
     for (std::int64_t part = first; part < first + live; part += kBandStrip) {
       const std::int64_t columns = std::min(kBandStrip, first + live - part);
       const Rows rows = rows_seen(part, columns, run);
@@ -159,7 +159,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     std::byte* own = workspace + shared.used() + bytes * static_cast<std::size_t>(thread);
     Arena many(own), few(own);
     ForwardBuffers buffers{};
-    if (!t.all_few) buffers = ForwardBuffers::place(many, state.problem, t, run.dots);
+    if (!t.all_decode) buffers = ForwardBuffers::place(many, state.problem, t, run.dots);
     ForwardUnit unit(run, buffers);
     DecodeBuffers decode_buffers{};
     if (run.reads_in_place) decode_buffers = DecodeBuffers::place(few, state.problem, t, run.dots);

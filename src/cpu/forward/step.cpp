@@ -9,7 +9,7 @@
 
 namespace tessera::cpu {
 
-void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band) {
+void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool window) {
   const auto [first, end] = run;
   const Kernels& kernels = run_.kernels;
   const std::int64_t columns = padded(live);
@@ -30,8 +30,8 @@ void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows 
                  b_.head + first_column,
                  sequence_.batch};
   if (run_.scores.per_element()) run_.scores.apply(tile, nullptr);
-  bool masked = band || run_.scores.has_dropout();  // a dropped key weighs 0 too
-  if (band) mask_band(first_column, columns, first, end);
+  bool masked = window || run_.scores.has_dropout();  // a dropped key weighs 0 too
+  if (window) mask_window(first_column, columns, first, end);
   if (run_.scores.has_mask()) masked |= mask_callable(tile, first, end);
   if (run_.dots) {
     probabilities_as_pairs(tile, first_column, columns, first, end, plain ? scale : 1.0F);
@@ -58,7 +58,7 @@ void ForwardUnit::scores(std::int64_t first_column, std::int64_t columns, std::i
   }
 }
 
-void ForwardUnit::mask_band(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) {
+void ForwardUnit::mask_window(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) {
   const Visible* visible = b_.visible + first_column;
   for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
     const Span& span = b_.keys.spans[s];
@@ -76,7 +76,7 @@ void mask_rows(const Kernels& kernels, const Visible* visible, std::int64_t colu
     high[c] =
         static_cast<std::int32_t>(visible[c].high < first ? -1 : std::min(visible[c].high, first + count - 1) - first);
   }
-  kernels.mask_band(count, columns, s, low, high);
+  kernels.mask_window(count, columns, s, low, high);
 }
 
 bool ForwardUnit::mask_callable(ScoreTile tile, std::int64_t first, std::int64_t end) const {

@@ -75,10 +75,10 @@ Support supports(const Problem& problem, const Target& /*target*/, const Wishes&
 // Only few queries are worth it, and a list is each head's own.
 std::int64_t most_tiles_a_unit(const detail::PlanState& state, const Tiling& tiling) {
   const Problem& problem = state.problem;
-  if (!tiling.all_few || problem.list) return 1;
+  if (!tiling.all_decode || problem.list) return 1;
   const std::int64_t row =
       std::max<std::int64_t>(problem.head_dim_qk, 1) * static_cast<std::int64_t>(size_of(problem.k_type));
-  return std::clamp<std::int64_t>(kDecodeBytes / (kFewKeys * row), 1, tiling.head_tiles);
+  return std::clamp<std::int64_t>(kDecodeBytes / (kDecodeKeys * row), 1, tiling.head_tiles);
 }
 
 // Heads of a group share a tile of K and V unless something is decided per query head.
@@ -128,7 +128,7 @@ std::int64_t backward_parts(const detail::PlanState& state) {
 
 // Under a window long tiles would be hidden for the most part.
 std::int64_t forward_keys(const Problem& problem, const Kernels& kernels, bool dots) {
-  return dots && !problem.band.left ? kernels.dots->forward_keys : kForwardKeys;
+  return dots && !problem.window.left ? kernels.dots->forward_keys : kForwardKeys;
 }
 
 std::int64_t backward_keys(const Problem& problem, bool dots) {
@@ -163,7 +163,7 @@ void plan(detail::PlanState& state) {
                             : " (enough units of work)"));
   line(std::string("group: ") +
        (state.shared_group ? "the heads of a group share each tile of K and V" : "one head at a time"));
-  if (const Tiling tiling = tiling_of(state); forward && tiling.all_few) {
+  if (const Tiling tiling = tiling_of(state); forward && tiling.all_decode) {
     line("few queries: keys are read where they lie; key heads together: " + std::to_string(tiling.tiles_a_unit));
   }
 }
@@ -198,7 +198,7 @@ Tiling tiling_of(const detail::PlanState& state) {
   t.tile_kv = state.tile_kv;
   t.cells = divide_up(most_keys(problem), t.tile_kv);
   t.cells_a_split = std::max<std::int64_t>(divide_up(t.cells, t.splits), 1);
-  t.all_few = reads_in_place(state) && t.rows * t.heads_a_tile <= kFewQueries;
+  t.all_decode = reads_in_place(state) && t.rows * t.heads_a_tile <= kDecodeQueries;
   // As many heads together as leave each thread a unit.
   const std::int64_t tiles = t.head_tiles * problem.batch * t.splits / std::max(state.target.threads, 1);
   t.tiles_a_unit = std::clamp<std::int64_t>(tiles, 1, most_tiles_a_unit(state, t));

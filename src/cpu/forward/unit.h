@@ -52,10 +52,10 @@ class ForwardUnit {
   // forward_step.cpp: a step of the softmax.
 
   // Queries [first_column, first_column + live) of one panel against a run of the tile's keys.
-  void panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool band);
+  void panel_step(std::int64_t first_column, std::int64_t live, Rows run, bool window);
   // S (keys, queries) = K·Qᵀ.
   void scores(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end) const;
-  void mask_band(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end);
+  void mask_window(std::int64_t first_column, std::int64_t columns, std::int64_t first, std::int64_t end);
   // Asks the mask callable where a span needs it; true if it was asked.
   bool mask_callable(ScoreTile tile, std::int64_t first, std::int64_t end) const;
   // The softmax step, and P as pairs of keys in whole chunks: keys before the first and behind the last one weigh 0.

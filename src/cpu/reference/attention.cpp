@@ -194,9 +194,10 @@ void Attention<Real>::find_visible(const Row& row) {
   for (std::size_t j = 0; j < keys_.size(); ++j) {
     const Key& key = keys_[j];
     const std::int64_t distance = key.position - row.position;
-    if (problem_.band.left && distance < -*problem_.band.left) continue;
-    if (problem_.band.right && distance > *problem_.band.right) continue;
-    if (problem_.affine && key.position * problem_.affine->stride + problem_.affine->length > row.position + 1) {
+    if (problem_.window.left && distance < -*problem_.window.left) continue;
+    if (problem_.window.right && distance > *problem_.window.right) continue;
+    if (problem_.compressed_causal &&
+        key.position * problem_.compressed_causal->stride + problem_.compressed_causal->length > row.position + 1) {
       continue;
     }
     if (problem_.chunk > 0 && chunk_of(key.position) != chunk_of(row.position)) continue;

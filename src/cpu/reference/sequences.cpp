@@ -90,7 +90,7 @@ Sequences resolve_sequences(const Problem& problem, const Bindings& bindings) {
       total_keys += keys.length;
     }
     const Tensor& offset = bindings[Slot::q_offset];
-    query.position = offset ? integer(offset, index) : problem.affine ? 0 : total_keys - query.length;
+    query.position = offset ? integer(offset, index) : problem.compressed_causal ? 0 : total_keys - query.length;
   }
   return all;
 }

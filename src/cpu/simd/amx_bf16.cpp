@@ -114,8 +114,8 @@ constexpr DotKernels kKernels = {configure,
                                  dot_tiles_matmul<AmxTiles>,
                                  kTileKeys,
                                  kDotStep,
-                                 few_tile_scores<Avx512Chains>,
-                                 few_tile_values<Avx512Chains>,
+                                 decode_tile_scores<Avx512Chains>,
+                                 decode_tile_values<Avx512Chains>,
                                  dot_tiles_peak<AmxTiles>};
 
 }  // namespace

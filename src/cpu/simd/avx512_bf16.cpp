@@ -45,8 +45,8 @@ constexpr DotKernels kKernels = {nothing,
                                  dot_vectors_matmul<Avx512Pairs>,
                                  kVectorKeys,
                                  2,
-                                 dot_few_scores<Avx512Pairs>,
-                                 dot_few_values<Avx512Pairs>,
+                                 dot_decode_scores<Avx512Pairs>,
+                                 dot_decode_values<Avx512Pairs>,
                                  dot_vectors_peak<Avx512Pairs>};
 
 }  // namespace

@@ -6,25 +6,25 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-// Lanes are keys: sums (queries × kFewKeys) of kPad more dims, each the chain over the dims that matmul makes of it.
+// Lanes are keys: sums (queries × kDecodeKeys) of kPad more dims, each the chain over the dims that matmul makes of it.
 template <int kQueries>
-HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t ldq, float* sums, Asker& asker,
+HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t ldq, float* sums, Prefetcher& prefetcher,
                            std::int64_t lines) {
   const FloatTag d;
   constexpr int kVectors = kMaxVectors / 2;  // with 4 queries 8 or 4 accumulators
-  for (std::int64_t key = 0; key < kFewKeys; key += kVectors * kLanes) {
+  for (std::int64_t key = 0; key < kDecodeKeys; key += kVectors * kLanes) {
     Vector sum[kQueries][kVectors];
 #pragma GCC unroll 4
     for (int c = 0; c < kQueries; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::LoadU(d, sums + c * kFewKeys + key + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::LoadU(d, sums + c * kDecodeKeys + key + v * kLanes);
     }
 #pragma GCC unroll 4
     for (std::int64_t t = 0; t < kPad; ++t) {
-      asker.lines(lines);
+      prefetcher.lines(lines);
       Vector keys[kVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) keys[v] = hn::LoadU(d, turned + t * kFewKeys + key + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) keys[v] = hn::LoadU(d, turned + t * kDecodeKeys + key + v * kLanes);
 #pragma GCC unroll 4
       for (int c = 0; c < kQueries; ++c) {
         const Vector query = hn::Set(d, q[c * ldq + t]);
@@ -35,49 +35,49 @@ HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t l
 #pragma GCC unroll 4
     for (int c = 0; c < kQueries; ++c) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[c][v], d, sums + c * kFewKeys + key + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[c][v], d, sums + c * kDecodeKeys + key + v * kLanes);
     }
   }
 }
 
 HWY_INLINE std::int64_t score_passes(std::int64_t queries) {
-  return kFewKeys / (kMaxVectors / 2 * kLanes) * (queries == 1 ? 1 : queries / 4);
+  return kDecodeKeys / (kMaxVectors / 2 * kLanes) * (queries == 1 ? 1 : queries / 4);
 }
 
 template <class T>
-void few_scores_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                   const float* q, float* s, const RowsAhead& ahead) {
+void decode_scores_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                      const float* q, float* s, const RowsAhead& ahead) {
   const FloatTag d;
-  constexpr std::int64_t kDims = 8 * kPad;   // copied together
-  alignas(64) float part[kFewKeys * kDims];  // of the rows
-  alignas(64) float turned[kPad * kFewKeys];
-  alignas(64) float sums[kFewQueries * kFewKeys] = {};  // (queries, keys)
-  Asker asker(ahead);
+  constexpr std::int64_t kDims = 8 * kPad;      // copied together
+  alignas(64) float part[kDecodeKeys * kDims];  // of the rows
+  alignas(64) float turned[kPad * kDecodeKeys];
+  alignas(64) float sums[kDecodeQueries * kDecodeKeys] = {};  // (queries, keys)
+  Prefetcher prefetcher(ahead);
   const std::int64_t lines = lines_a_step(ahead, dim * score_passes(queries));
   for (std::int64_t t = 0; t < dim; t += kPad) {
     if (t % kDims == 0) {
       const std::int64_t dims = dim - t < kDims ? dim - t : kDims;
-      for (std::int64_t i = 0; i < kFewKeys; ++i) {
+      for (std::int64_t i = 0; i < kDecodeKeys; ++i) {
         const T* row = reinterpret_cast<const T*>(rows[i < keys ? i : 0]) + t;
         for (std::int64_t j = 0; j < dims; j += kLanes) hn::StoreU(load_as_float(row + j), d, part + i * kDims + j);
       }
     }
-    transpose(kFewKeys, kPad, part + t % kDims, kDims, turned, kFewKeys);
+    transpose(kDecodeKeys, kPad, part + t % kDims, kDims, turned, kDecodeKeys);
     if (queries == 1) {
-      add_scores<1>(turned, q + t, dim, sums, asker, lines);
+      add_scores<1>(turned, q + t, dim, sums, prefetcher, lines);
     } else {
       for (std::int64_t c = 0; c < queries; c += 4) {
-        add_scores<4>(turned, q + c * dim + t, dim, sums + c * kFewKeys, asker, lines);
+        add_scores<4>(turned, q + c * dim + t, dim, sums + c * kDecodeKeys, prefetcher, lines);
       }
     }
   }
-  asker.rest();
-  put_few_scores(queries, sums, s, transpose);
+  prefetcher.rest();
+  put_decode_scores(queries, sums, s, transpose);
 }
 
 template <int kQueries, int kVectors, class T>
 HWY_INLINE void sums_of_values(std::int64_t keys, const std::byte* const* rows, std::int64_t first, std::int64_t dim,
-                               const float* s, float* o, Asker& asker, std::int64_t lines) {
+                               const float* s, float* o, Prefetcher& prefetcher, std::int64_t lines) {
   const FloatTag d;
   Vector sum[kQueries][kVectors];
 #pragma GCC unroll 4
@@ -86,7 +86,7 @@ HWY_INLINE void sums_of_values(std::int64_t keys, const std::byte* const* rows, 
     for (int v = 0; v < kVectors; ++v) sum[c][v] = hn::LoadU(d, o + c * dim + first + v * kLanes);
   }
   for (std::int64_t i = 0; i < keys; ++i) {
-    asker.lines(lines);
+    prefetcher.lines(lines);
     Vector value[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -107,13 +107,13 @@ HWY_INLINE void sums_of_values(std::int64_t keys, const std::byte* const* rows, 
 }
 
 template <int kQueries, class T>
-void few_values_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, const float* s, float* o,
-                   Asker& asker, std::int64_t lines) {
+void decode_values_as(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, const float* s, float* o,
+                      Prefetcher& prefetcher, std::int64_t lines) {
   std::int64_t t = 0;
   for (; t + kMaxVectors * kLanes <= dim; t += kMaxVectors * kLanes) {
-    sums_of_values<kQueries, kMaxVectors, T>(keys, rows, t, dim, s, o, asker, lines);
+    sums_of_values<kQueries, kMaxVectors, T>(keys, rows, t, dim, s, o, prefetcher, lines);
   }
-  for (; t < dim; t += kLanes) sums_of_values<kQueries, 1, T>(keys, rows, t, dim, s, o, asker, lines);
+  for (; t < dim; t += kLanes) sums_of_values<kQueries, 1, T>(keys, rows, t, dim, s, o, prefetcher, lines);
 }
 
 template <class Task>
@@ -127,28 +127,29 @@ void with_number_of(DType dtype, const Task& task) {
   }
 }
 
-void few_scores(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                const float* q, float* s, const RowsAhead& ahead) {
-  with_number_of(dtype, [&](auto number) { few_scores_as<decltype(number)>(keys, rows, dim, queries, q, s, ahead); });
+void decode_scores(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                   const float* q, float* s, const RowsAhead& ahead) {
+  with_number_of(dtype,
+                 [&](auto number) { decode_scores_as<decltype(number)>(keys, rows, dim, queries, q, s, ahead); });
 }
 
-void few_values(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                const float* s, float* o, const RowsAhead& ahead) {
-  Asker asker(ahead);
+void decode_values(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                   const float* s, float* o, const RowsAhead& ahead) {
+  Prefetcher prefetcher(ahead);
   constexpr std::int64_t kPass = kMaxVectors * kLanes;
   const std::int64_t passes = (dim / kPass + dim % kPass / kLanes) * (queries == 1 ? 1 : queries / 4);
   const std::int64_t lines = lines_a_step(ahead, keys * passes);
   with_number_of(dtype, [&](auto number) {
     using T = decltype(number);
     if (queries == 1) {
-      few_values_as<1, T>(keys, rows, dim, s, o, asker, lines);
+      decode_values_as<1, T>(keys, rows, dim, s, o, prefetcher, lines);
     } else {
       for (std::int64_t c = 0; c < queries; c += 4) {
-        few_values_as<4, T>(keys, rows, dim, s + c, o + c * dim, asker, lines);
+        decode_values_as<4, T>(keys, rows, dim, s + c, o + c * dim, prefetcher, lines);
       }
     }
   });
-  asker.rest();
+  prefetcher.rest();
 }
 
 }  // namespace HWY_NAMESPACE

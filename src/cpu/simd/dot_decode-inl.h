@@ -5,10 +5,10 @@
 namespace tessera::cpu {
 namespace {
 
-// Lanes are 16 keys, turned in registers; sums (kQueries × kFewKeys).
+// Lanes are 16 keys, turned in registers; sums (kQueries × kDecodeKeys).
 template <class Pairs, int kQueries>
 void dot_scores_of_tile(const std::byte* const* rows, std::int64_t dim, const std::uint16_t* q, float* sums,
-                        Asker& asker, std::int64_t lines) {
+                        Prefetcher& prefetcher, std::int64_t lines) {
   typename Pairs::Vector sum[kQueries];
 #pragma GCC unroll 8
   for (int c = 0; c < kQueries; ++c) sum[c] = Pairs::zero();
@@ -19,7 +19,7 @@ void dot_scores_of_tile(const std::byte* const* rows, std::int64_t dim, const st
     Pairs::transpose(keys);
 #pragma GCC unroll 16
     for (int i = 0; i < kDotTile; ++i) {
-      asker.lines(lines);
+      prefetcher.lines(lines);
 #pragma GCC unroll 8
       for (int c = 0; c < kQueries; ++c) {
         sum[c] = Pairs::dot(sum[c], keys[i], Pairs::broadcast(q + c * dim + t + 2 * i));
@@ -27,31 +27,31 @@ void dot_scores_of_tile(const std::byte* const* rows, std::int64_t dim, const st
     }
   }
 #pragma GCC unroll 8
-  for (int c = 0; c < kQueries; ++c) Pairs::store(sum[c], sums + c * kFewKeys);
+  for (int c = 0; c < kQueries; ++c) Pairs::store(sum[c], sums + c * kDecodeKeys);
 }
 
 template <class Pairs>
-void dot_few_scores(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                    const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose) {
-  alignas(64) float sums[kFewQueries * kFewKeys];
-  Asker asker(ahead);
-  const std::int64_t lines = lines_a_step(ahead, kFewKeys * dim / kDotStep);
-  const std::byte* all[kFewKeys];
-  for (std::int64_t i = 0; i < kFewKeys; ++i) all[i] = rows[i < keys ? i : 0];
-  for (std::int64_t first = 0; first < kFewKeys; first += kDotTile) {
+void dot_decode_scores(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                       const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose) {
+  alignas(64) float sums[kDecodeQueries * kDecodeKeys];
+  Prefetcher prefetcher(ahead);
+  const std::int64_t lines = lines_a_step(ahead, kDecodeKeys * dim / kDotStep);
+  const std::byte* all[kDecodeKeys];
+  for (std::int64_t i = 0; i < kDecodeKeys; ++i) all[i] = rows[i < keys ? i : 0];
+  for (std::int64_t first = 0; first < kDecodeKeys; first += kDotTile) {
     const auto scores_of_tile = queries == 1   ? dot_scores_of_tile<Pairs, 1>
                                 : queries == 4 ? dot_scores_of_tile<Pairs, 4>
                                                : dot_scores_of_tile<Pairs, 8>;
-    scores_of_tile(all + first, dim, q, sums + first, asker, lines);
+    scores_of_tile(all + first, dim, q, sums + first, prefetcher, lines);
   }
-  asker.rest();
-  put_few_scores(queries, sums, s, transpose);
+  prefetcher.rest();
+  put_decode_scores(queries, sums, s, transpose);
 }
 
 // Lanes are dims.
 template <class Pairs, int kQueries, int kVectors>
 void dot_sums_of_values(std::int64_t pairs, const std::byte* const* rows, std::int64_t first, std::int64_t dim,
-                        const std::uint32_t* p, float* o, Asker& asker, std::int64_t lines) {
+                        const std::uint32_t* p, float* o, Prefetcher& prefetcher, std::int64_t lines) {
   typename Pairs::Vector sum[kQueries][kVectors];
 #pragma GCC unroll 4
   for (int c = 0; c < kQueries; ++c) {
@@ -59,7 +59,7 @@ void dot_sums_of_values(std::int64_t pairs, const std::byte* const* rows, std::i
     for (int v = 0; v < kVectors; ++v) sum[c][v] = Pairs::load(o + c * dim + first + v * kDotTile);
   }
   for (std::int64_t t = 0; t < pairs; ++t) {
-    asker.lines(lines);
+    prefetcher.lines(lines);
     typename Pairs::Bits value[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
@@ -82,28 +82,28 @@ void dot_sums_of_values(std::int64_t pairs, const std::byte* const* rows, std::i
 
 template <class Pairs, int kQueries>
 void dot_values_of_queries(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, const std::uint32_t* p,
-                           float* o, Asker& asker, std::int64_t lines) {
+                           float* o, Prefetcher& prefetcher, std::int64_t lines) {
   std::int64_t t = 0;
   for (; t + 4 * kDotTile <= dim; t += 4 * kDotTile) {
-    dot_sums_of_values<Pairs, kQueries, 4>(pairs, rows, t, dim, p, o, asker, lines);
+    dot_sums_of_values<Pairs, kQueries, 4>(pairs, rows, t, dim, p, o, prefetcher, lines);
   }
-  for (; t < dim; t += kDotTile) dot_sums_of_values<Pairs, kQueries, 1>(pairs, rows, t, dim, p, o, asker, lines);
+  for (; t < dim; t += kDotTile) dot_sums_of_values<Pairs, kQueries, 1>(pairs, rows, t, dim, p, o, prefetcher, lines);
 }
 
 template <class Pairs>
-void dot_few_values(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                    const std::uint32_t* p, float* o, const RowsAhead& ahead) {
-  Asker asker(ahead);
+void dot_decode_values(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                       const std::uint32_t* p, float* o, const RowsAhead& ahead) {
+  Prefetcher prefetcher(ahead);
   const std::int64_t passes = dim / (4 * kDotTile) + dim % (4 * kDotTile) / kDotTile;
   const std::int64_t lines = lines_a_step(ahead, pairs * passes * (queries == 1 ? 1 : queries / 4));
   if (queries == 1) {
-    dot_values_of_queries<Pairs, 1>(pairs, rows, dim, p, o, asker, lines);
+    dot_values_of_queries<Pairs, 1>(pairs, rows, dim, p, o, prefetcher, lines);
   } else {
     for (std::int64_t c = 0; c < queries; c += 4) {
-      dot_values_of_queries<Pairs, 4>(pairs, rows, dim, p + c, o + c * dim, asker, lines);
+      dot_values_of_queries<Pairs, 4>(pairs, rows, dim, p + c, o + c * dim, prefetcher, lines);
     }
   }
-  asker.rest();
+  prefetcher.rest();
 }
 
 }  // namespace

@@ -9,10 +9,11 @@
 namespace tessera::cpu {
 namespace {
 
-// Lanes are 16 keys, turned in registers; q (kQueries × kDotStep) is a step of the queries, sums (kQueries × kFewKeys).
+// Lanes are 16 keys, turned in registers; q (kQueries × kDotStep) is a step of the queries, sums (kQueries ×
+// kDecodeKeys).
 template <class Lanes, int kQueries>
 HWY_INLINE void add_step_of_scores(const std::byte* const* rows, std::int64_t t, const float* q, float* sums,
-                                   Asker& asker, std::int64_t lines) {
+                                   Prefetcher& prefetcher, std::int64_t lines) {
   alignas(64) std::uint32_t pairs[kDotTile * kDotTile];
   {
     typename Lanes::Bits keys[kDotTile];  // of each key 16 pairs of dims, then of each pair 16 keys
@@ -27,7 +28,7 @@ HWY_INLINE void add_step_of_scores(const std::byte* const* rows, std::int64_t t,
   for (int c = 0; c < kQueries; ++c) even[c] = odd[c] = Lanes::zero();
 #pragma GCC unroll 2
   for (int i = 0; i < kDotTile; ++i) {
-    asker.lines(lines);
+    prefetcher.lines(lines);
     const typename Lanes::Bits both = Lanes::load(pairs + i * kDotTile);
     const typename Lanes::Vector low = Lanes::low(both), high = Lanes::high(both);
 #pragma GCC unroll 8
@@ -38,15 +39,15 @@ HWY_INLINE void add_step_of_scores(const std::byte* const* rows, std::int64_t t,
   }
 #pragma GCC unroll 8
   for (int c = 0; c < kQueries; ++c) {
-    float* sum = sums + c * kFewKeys;
+    float* sum = sums + c * kDecodeKeys;
     Lanes::store(Lanes::add(Lanes::load(sum), Lanes::add(even[c], odd[c])), sum);
   }
 }
 
 // A function of its own, so that no arithmetic of it leaves the life of a Flush.
 template <class Lanes, int kQueries>
-HWY_NOINLINE void few_tile_scores_of(const std::byte* const* rows, std::int64_t dim, const std::uint16_t* q,
-                                     float* sums, Asker& asker, std::int64_t lines) {
+HWY_NOINLINE void decode_tile_scores_of(const std::byte* const* rows, std::int64_t dim, const std::uint16_t* q,
+                                        float* sums, Prefetcher& prefetcher, std::int64_t lines) {
   alignas(64) float step[kQueries * kDotStep];
   for (std::int64_t t = 0; t < dim; t += kDotStep) {
     for (int c = 0; c < kQueries; ++c) {
@@ -54,35 +55,35 @@ HWY_NOINLINE void few_tile_scores_of(const std::byte* const* rows, std::int64_t 
         Lanes::store(Lanes::widen(reinterpret_cast<const std::byte*>(q + c * dim + t + i)), step + c * kDotStep + i);
       }
     }
-    for (std::int64_t first = 0; first < kFewKeys; first += kDotTile) {
-      add_step_of_scores<Lanes, kQueries>(rows + first, t, step, sums + first, asker, lines);
+    for (std::int64_t first = 0; first < kDecodeKeys; first += kDotTile) {
+      add_step_of_scores<Lanes, kQueries>(rows + first, t, step, sums + first, prefetcher, lines);
     }
   }
 }
 
 template <class Lanes>
-void few_tile_scores(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                     const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose) {
-  alignas(64) float sums[kFewQueries * kFewKeys] = {};
-  Asker asker(ahead);
-  const std::int64_t lines = lines_a_step(ahead, kFewKeys * dim / kDotStep);
-  const std::byte* all[kFewKeys];
-  for (std::int64_t i = 0; i < kFewKeys; ++i) all[i] = rows[i < keys ? i : 0];
+void decode_tile_scores(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                        const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose) {
+  alignas(64) float sums[kDecodeQueries * kDecodeKeys] = {};
+  Prefetcher prefetcher(ahead);
+  const std::int64_t lines = lines_a_step(ahead, kDecodeKeys * dim / kDotStep);
+  const std::byte* all[kDecodeKeys];
+  for (std::int64_t i = 0; i < kDecodeKeys; ++i) all[i] = rows[i < keys ? i : 0];
   {
     [[maybe_unused]] const typename Lanes::Flush flush;
-    const auto scores_of = queries == 1   ? few_tile_scores_of<Lanes, 1>
-                           : queries == 4 ? few_tile_scores_of<Lanes, 4>
-                                          : few_tile_scores_of<Lanes, 8>;
-    scores_of(all, dim, q, sums, asker, lines);
+    const auto scores_of = queries == 1   ? decode_tile_scores_of<Lanes, 1>
+                           : queries == 4 ? decode_tile_scores_of<Lanes, 4>
+                                          : decode_tile_scores_of<Lanes, 8>;
+    scores_of(all, dim, q, sums, prefetcher, lines);
   }
-  asker.rest();
-  put_few_scores(queries, sums, s, transpose);
+  prefetcher.rest();
+  put_decode_scores(queries, sums, s, transpose);
 }
 
 // Lanes are dims; weights (kDotStep × kQueries).
 template <class Lanes, int kQueries, int kVectors>
 HWY_INLINE void add_step_of_values(const std::byte* const* rows, std::int64_t first, std::int64_t dim,
-                                   const float* weights, float* o, Asker& asker, std::int64_t lines) {
+                                   const float* weights, float* o, Prefetcher& prefetcher, std::int64_t lines) {
   typename Lanes::Vector sum[2][kQueries][kVectors];  // of even and odd keys
 #pragma GCC unroll 2
   for (int odd = 0; odd < 2; ++odd) {
@@ -93,7 +94,7 @@ HWY_INLINE void add_step_of_values(const std::byte* const* rows, std::int64_t fi
     }
   }
   for (std::int64_t key = 0; key < kDotStep; key += 2) {
-    asker.lines(lines);
+    prefetcher.lines(lines);
 #pragma GCC unroll 2
     for (int odd = 0; odd < 2; ++odd) {
       typename Lanes::Vector value[kVectors];
@@ -120,12 +121,12 @@ HWY_INLINE void add_step_of_values(const std::byte* const* rows, std::int64_t fi
 }
 
 // Vectors that a pass sums: with their chains they stay in registers.
-inline constexpr int few_tile_vectors(std::int64_t queries) { return queries == 1 ? 4 : 2; }
+inline constexpr int decode_tile_vectors(std::int64_t queries) { return queries == 1 ? 4 : 2; }
 
 template <class Lanes, int kQueries>
-HWY_NOINLINE void few_tile_values_of(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim,
-                                     const std::uint32_t* p, float* o, Asker& asker, std::int64_t lines) {
-  constexpr int kVectors = few_tile_vectors(kQueries);
+HWY_NOINLINE void decode_tile_values_of(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim,
+                                        const std::uint32_t* p, float* o, Prefetcher& prefetcher, std::int64_t lines) {
+  constexpr int kVectors = decode_tile_vectors(kQueries);
   alignas(64) std::uint32_t bits[kDotStep * kQueries];
   alignas(64) float weights[kDotStep * kQueries];
   for (std::int64_t step = 0; step < pairs; step += kDotStep / 2, rows += kDotStep, p += kDotStep / 2 * kPanel) {
@@ -138,32 +139,32 @@ HWY_NOINLINE void few_tile_values_of(std::int64_t pairs, const std::byte* const*
     __builtin_memcpy(weights, bits, sizeof weights);
     std::int64_t first = 0;
     for (; first + kVectors * kDotTile <= dim; first += kVectors * kDotTile) {
-      add_step_of_values<Lanes, kQueries, kVectors>(rows, first, dim, weights, o, asker, lines);
+      add_step_of_values<Lanes, kQueries, kVectors>(rows, first, dim, weights, o, prefetcher, lines);
     }
     for (; first < dim; first += kDotTile) {
-      add_step_of_values<Lanes, kQueries, 1>(rows, first, dim, weights, o, asker, lines);
+      add_step_of_values<Lanes, kQueries, 1>(rows, first, dim, weights, o, prefetcher, lines);
     }
   }
 }
 
 template <class Lanes>
-void few_tile_values(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                     const std::uint32_t* p, float* o, const RowsAhead& ahead) {
-  Asker asker(ahead);
-  const std::int64_t width = few_tile_vectors(queries) * kDotTile;
+void decode_tile_values(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                        const std::uint32_t* p, float* o, const RowsAhead& ahead) {
+  Prefetcher prefetcher(ahead);
+  const std::int64_t width = decode_tile_vectors(queries) * kDotTile;
   const std::int64_t passes = (dim / width + dim % width / kDotTile) * (queries == 1 ? 1 : queries / 4);
   const std::int64_t lines = lines_a_step(ahead, pairs * passes);
   {
     [[maybe_unused]] const typename Lanes::Flush flush;
     if (queries == 1) {
-      few_tile_values_of<Lanes, 1>(pairs, rows, dim, p, o, asker, lines);
+      decode_tile_values_of<Lanes, 1>(pairs, rows, dim, p, o, prefetcher, lines);
     } else {
       for (std::int64_t c = 0; c < queries; c += 4) {
-        few_tile_values_of<Lanes, 4>(pairs, rows, dim, p + c, o + c * dim, asker, lines);
+        decode_tile_values_of<Lanes, 4>(pairs, rows, dim, p + c, o + c * dim, prefetcher, lines);
       }
     }
   }
-  asker.rest();
+  prefetcher.rest();
 }
 
 }  // namespace

@@ -15,9 +15,9 @@ namespace tessera::cpu {
 /// 64 rows of it (16 KiB) stay in L1.
 inline constexpr std::int64_t kPanel = 64;
 /// So few queries are better served where keys lie in memory than by a panel that they do not fill.
-inline constexpr std::int64_t kFewQueries = 8;
+inline constexpr std::int64_t kDecodeQueries = 8;
 /// Keys that they read in one go.
-inline constexpr std::int64_t kFewKeys = 32;
+inline constexpr std::int64_t kDecodeKeys = 32;
 
 /// Rows of A are padded to this many elements, one row of an AMX tile.
 inline constexpr std::int64_t kDotStep = 32;
@@ -31,10 +31,10 @@ inline constexpr std::int64_t padded_tiles(std::int64_t n) { return (n + kDotTil
 using Transpose = void (*)(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld,
                            float* target, std::ptrdiff_t ld);
 
-/// Sums (queries, kFewKeys) of few_scores to where they belong in S (kFewKeys, kPanel).
-inline void put_few_scores(std::int64_t queries, const float* sums, float* s, Transpose transpose) {
-  if (queries > 1) return transpose(queries, kFewKeys, sums, kFewKeys, s, kPanel);
-  for (std::int64_t i = 0; i < kFewKeys; ++i) s[i * kPanel] = sums[i];
+/// Sums (queries, kDecodeKeys) of decode_scores to where they belong in S (kDecodeKeys, kPanel).
+inline void put_decode_scores(std::int64_t queries, const float* sums, float* s, Transpose transpose) {
+  if (queries > 1) return transpose(queries, kDecodeKeys, sums, kDecodeKeys, s, kPanel);
+  for (std::int64_t i = 0; i < kDecodeKeys; ++i) s[i * kPanel] = sums[i];
 }
 
 /// Keys of a forward's tile by vectors and by AMX tiles, measured best (docs/experiments/cpu-forward.md): for every
@@ -57,13 +57,13 @@ struct DotKernels {
 
   /// Keys whose values are added in one go, counted from the tile's first: pairs, or a row of an AMX tile.
   std::int64_t keys_together;
-  /// Kernels::few_scores and few_values on rows of bf16, to the bit as matmul; dims are multiples of kDotStep, of V of
-  /// kDotTile. q is rows of bf16 that are not scaled.
-  void (*few_scores)(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                     const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose);
+  /// Kernels::decode_scores and decode_values on rows of bf16, to the bit as matmul; dims are multiples of kDotStep, of
+  /// V of kDotTile. q is rows of bf16 that are not scaled.
+  void (*decode_scores)(std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                        const std::uint16_t* q, float* s, const RowsAhead& ahead, Transpose transpose);
   /// Rows 2t and 2t + 1 are those of row t of p, which are pairs of keys (of kPanel); a multiple of keys_together.
-  void (*few_values)(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
-                     const std::uint32_t* p, float* o, const RowsAhead& ahead);
+  void (*decode_values)(std::int64_t pairs, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
+                        const std::uint32_t* p, float* o, const RowsAhead& ahead);
 
   /// For rooflines: products on registers alone, as many rounds as told; gives the operations done. Needs begin().
   double (*peak)(std::int64_t rounds);

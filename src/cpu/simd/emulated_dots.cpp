@@ -163,16 +163,16 @@ constexpr DotKernels kVectors = {nothing,
                                  dot_vectors_matmul<EmulatedVectors>,
                                  kVectorKeys,
                                  2,
-                                 dot_few_scores<EmulatedVectors>,
-                                 dot_few_values<EmulatedVectors>,
+                                 dot_decode_scores<EmulatedVectors>,
+                                 dot_decode_values<EmulatedVectors>,
                                  dot_vectors_peak<EmulatedVectors>};
 constexpr DotKernels kTiles = {nothing,
                                nothing,
                                dot_tiles_matmul<EmulatedTiles>,
                                kTileKeys,
                                kDotStep,
-                               few_tile_scores<EmulatedVectors>,
-                               few_tile_values<EmulatedVectors>,
+                               decode_tile_scores<EmulatedVectors>,
+                               decode_tile_values<EmulatedVectors>,
                                dot_tiles_peak<EmulatedTiles>};
 constexpr NamedDotKernels kAll[] = {{"emulated_avx512_bf16", &kVectors}, {"emulated_amx_bf16", &kTiles}};
 

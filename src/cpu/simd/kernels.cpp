@@ -47,11 +47,29 @@ namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
 const Kernels* table() {
-  static constexpr Kernels kTable = {
-      "",         HWY_NATIVE_FMA != 0, matmul,      softmax_step,   exp_rows,   score_gradient, mask_band,
-      softcap,    load_rows,           store_row,   transpose,      dot_rows,   state_row_dot,  state_row_add,
-      all_finite, softmax_pairs,       round_pairs, gradient_pairs, interleave, bf16_finite,    scale_rows,
-      few_scores, few_values};
+  static constexpr Kernels kTable = {"",
+                                     HWY_NATIVE_FMA != 0,
+                                     matmul,
+                                     softmax_step,
+                                     exp_rows,
+                                     score_gradient,
+                                     mask_window,
+                                     softcap,
+                                     load_rows,
+                                     store_row,
+                                     transpose,
+                                     dot_rows,
+                                     state_row_dot,
+                                     state_row_add,
+                                     all_finite,
+                                     softmax_pairs,
+                                     round_pairs,
+                                     gradient_pairs,
+                                     interleave,
+                                     bf16_finite,
+                                     scale_rows,
+                                     decode_scores,
+                                     decode_values};
   return &kTable;
 }
 

@@ -50,8 +50,8 @@ struct Kernels {
                          const float* delta, float factor, float* ds);
 
   /// Rows are keys: s[row][column] = −inf where row < low[column] or row > high[column].
-  void (*mask_band)(std::int64_t rows, std::int64_t columns, float* s, const std::int32_t* low,
-                    const std::int32_t* high);
+  void (*mask_window)(std::int64_t rows, std::int64_t columns, float* s, const std::int32_t* low,
+                      const std::int32_t* high);
 
   /// s = c·tanh(s / c) over n floats; derivative (n), if not nullptr, gets 1 − tanh².
   void (*softcap)(std::int64_t n, float cap, float* s, float* derivative);
@@ -100,14 +100,14 @@ struct Kernels {
   /// s *= factor, rows × columns (padded).
   void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
 
-  /// The two products for `queries` (1, or a multiple of 4 up to kFewQueries) and dims that are multiples of kPad, to
-  /// the bit as matmul's, on up to kFewKeys rows of K and V where they lie. Scores: s (kFewKeys × queries, of kPanel) =
-  /// rows · q (queries × dim); past `keys` they mean nothing.
-  void (*few_scores)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
-                     std::int64_t queries, const float* q, float* s, const RowsAhead& ahead);
+  /// The two products for `queries` (1, or a multiple of 4 up to kDecodeQueries) and dims that are multiples of kPad,
+  /// to the bit as matmul's, on up to kDecodeKeys rows of K and V where they lie. Scores: s (kDecodeKeys × queries, of
+  /// kPanel) = rows · q (queries × dim); past `keys` they mean nothing.
+  void (*decode_scores)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                        std::int64_t queries, const float* q, float* s, const RowsAhead& ahead);
   /// o (queries × dim) += Σ rows[i]·s[i].
-  void (*few_values)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
-                     std::int64_t queries, const float* s, float* o, const RowsAhead& ahead);
+  void (*decode_values)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
+                        std::int64_t queries, const float* s, float* o, const RowsAhead& ahead);
 
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };

@@ -15,9 +15,10 @@ struct RowsAhead {
 };
 
 /// Asks for rows line by line (64 bytes), into L2: L1 has room for few lines under way.
-class Asker {
+class Prefetcher {
  public:
-  explicit Asker(const RowsAhead& ahead) : row_(ahead.rows), last_(ahead.rows + ahead.count), bytes_(ahead.bytes) {}
+  explicit Prefetcher(const RowsAhead& ahead)
+      : row_(ahead.rows), last_(ahead.rows + ahead.count), bytes_(ahead.bytes) {}
   void line() {
     if (row_ == last_) return;
     __builtin_prefetch(*row_ + byte_, 0, 2);

@@ -137,7 +137,7 @@ void score_gradient(std::int64_t rows, std::int64_t columns, const float* p, con
   }
 }
 
-void mask_band(std::int64_t rows, std::int64_t columns, float* s, const std::int32_t* low, const std::int32_t* high) {
+void mask_window(std::int64_t rows, std::int64_t columns, float* s, const std::int32_t* low, const std::int32_t* high) {
   const FloatTag d;
   const hn::RebindToSigned<FloatTag> di;
   const Vector hidden = hn::Set(d, -std::numeric_limits<float>::infinity());

@@ -87,11 +87,11 @@ std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, 
                             std::int64_t end) const {
   const Segment& first = sequence.segments[0];
   // With one segment, cells before the window or the chunk need no look.
-  if (!problem_.kv2 && (problem_.band.left || problem_.chunk > 0)) {
+  if (!problem_.kv2 && (problem_.window.left || problem_.chunk > 0)) {
     const std::int64_t low = visible_keys(problem_, queries.first_position).low - first.position;
     if (low > 0) from = std::max(from, std::min(end, low / tile_kv_));
   }
-  if (!problem_.kv2 && has_band(problem_)) {                                       // nor do cells behind it
+  if (!problem_.kv2 && has_window(problem_)) {                                     // nor do cells behind it
     const std::int64_t high = visible_keys(problem_, queries.last_position).high;  // perhaps the largest number
     if (high < first.position + from * tile_kv_) return end;
   }

@@ -116,7 +116,7 @@ Sequence find_sequence(const Problem& problem, const Bindings& bindings, std::in
     out.v = keys_of(problem, bindings, bindings[slots.v], segment, batch);
   }
   const Tensor& offset = bindings[Slot::q_offset];
-  const std::int64_t aligned = problem.affine ? 0 : sequence.keys() - sequence.q_length;
+  const std::int64_t aligned = problem.compressed_causal ? 0 : sequence.keys() - sequence.q_length;
   sequence.q_position = offset ? int_at(offset, batch) : aligned;
   return sequence;
 }
@@ -161,11 +161,11 @@ void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::in
 Visible visible_keys(const Problem& problem, std::int64_t position) {
   Visible range{std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()};
   // Offsets and positions are bounded by Problem::check and validate, so that the sums cannot overflow.
-  if (problem.band.left) range.low = position - *problem.band.left;
-  if (problem.band.right) range.high = position + *problem.band.right;
-  if (problem.affine) {
-    const std::int64_t room = position + 1 - problem.affine->length;  // j·stride ≤ room
-    range.high = std::min(range.high, divide_down(room, problem.affine->stride));
+  if (problem.window.left) range.low = position - *problem.window.left;
+  if (problem.window.right) range.high = position + *problem.window.right;
+  if (problem.compressed_causal) {
+    const std::int64_t room = position + 1 - problem.compressed_causal->length;  // j·stride ≤ room
+    range.high = std::min(range.high, divide_down(room, problem.compressed_causal->stride));
   }
   if (problem.chunk > 0) {
     const std::int64_t first = divide_down(position, problem.chunk) * problem.chunk;

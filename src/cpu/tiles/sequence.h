@@ -85,15 +85,15 @@ KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& 
 void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
                std::int64_t count, std::int64_t head, float* target);
 
-/// Inclusive range of key positions that a query at `position` may see under band, affine causal and chunks; empty:
-/// low > high. Both ends grow with the position.
+/// Inclusive range of key positions that a query at `position` may see under window, compressed causal and chunks;
+/// empty: low > high. Both ends grow with the position.
 struct Visible {
   std::int64_t low;
   std::int64_t high;
 };
 Visible visible_keys(const Problem& problem, std::int64_t position);
-inline bool has_band(const Problem& problem) {
-  return problem.band.left || problem.band.right || problem.affine || problem.chunk > 0;
+inline bool has_window(const Problem& problem) {
+  return problem.window.left || problem.window.right || problem.compressed_causal || problem.chunk > 0;
 }
 
 }  // namespace tessera::cpu

@@ -13,9 +13,9 @@ namespace tessera::cpu {
 struct Tiling {
   std::int64_t heads_a_tile;  // 1, or the whole group when its heads share one K/V tile
   std::int64_t head_tiles;
-  std::int64_t tiles_a_unit;  // head tiles that walk the keys together: more than one only where all_few
+  std::int64_t tiles_a_unit;  // head tiles that walk the keys together: more than one only where all_decode
   std::int64_t head_units;
-  bool all_few;                // every strip has few queries, which read keys where they lie (decode_unit.h)
+  bool all_decode;             // every strip has few queries, which read keys where they lie (decode_unit.h)
   std::int64_t rows;           // query rows of a strip, a head
   std::int64_t block_rows;     // rows of a list's block, or `rows` without lists
   std::int64_t block_strips;   // strips a block

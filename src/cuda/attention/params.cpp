@@ -43,7 +43,7 @@ DropoutParams dropout_params(const Problem& problem, const Bindings& bindings) {
   p.offset = bindings.offset;
   p.seed_at = pointer<u64>(bindings[Slot::dropout_seed]);
   p.offset_at = pointer<u64>(bindings[Slot::dropout_offset]);
-  p.first_plane = bindings.batch_offset * problem.heads_q + bindings.head_offset;
+  p.first_head_batch = bindings.batch_offset * problem.heads_q + bindings.head_offset;
   p.heads = problem.heads_q;
   return p;
 }
@@ -144,11 +144,11 @@ FwdParams fwd_params(const Problem& problem, const Bindings& bindings, int group
   p.sinks = pointer<float>(bindings[Slot::sink]);
   if (p.sinks != nullptr) p.sinks_stride = bindings[Slot::sink].strides[0];
   if (problem.dropout > 0.0F) p.dropout = dropout_params(problem, bindings);
-  p.band_left = bounded(problem.band.left);
-  p.band_right = bounded(problem.band.right);
-  if (problem.affine) {
-    p.affine_length = problem.affine->length;
-    p.affine_stride = problem.affine->stride;
+  p.window_left = bounded(problem.window.left);
+  p.window_right = bounded(problem.window.right);
+  if (problem.compressed_causal) {
+    p.compressed_length = problem.compressed_causal->length;
+    p.compressed_stride = problem.compressed_causal->stride;
   }
   if (problem.chunk > 0) {
     p.chunk.size = WideDivisor(static_cast<u64>(problem.chunk));

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 
 #include "cuda/jit/headers.h"
 #include "tessera/error.h"
@@ -15,7 +16,9 @@ HeaderFiles::HeaderFiles(const std::string& folder) {
     std::error_code error;
     for (fs::recursive_directory_iterator at(fs::path(folder) / below, error), end; !error && at != end;
          at.increment(error)) {
-      if (at->path().extension() != ".h" && at->path().extension() != ".cuh") continue;
+      // Below cuda the host's headers end in .h.
+      const fs::path extension = at->path().extension();
+      if (extension != ".cuh" && (extension != ".h" || below != std::string_view("shared"))) continue;
       std::ostringstream text;
       text << std::ifstream(at->path()).rdbuf();
       texts_.emplace_back(fs::relative(at->path(), folder).generic_string(), text.str());

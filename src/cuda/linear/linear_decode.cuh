@@ -66,7 +66,7 @@ struct LinearDecode {
   int head, batch;
 
   static __device__ __forceinline__ void run(const LinearParams& p) {
-    ptx::take_over();
+    ptx::griddepcontrol_wait_and_launch();
     extern __shared__ float shared[];
     float* k = shared + p.tokens * C.d;
     float* v = k + p.tokens * C.d;

@@ -41,7 +41,7 @@ struct LinearRing {
   float slope;
 
   static __device__ __forceinline__ void run(const LinearRingParams& p) {
-    ptx::take_over();
+    ptx::griddepcontrol_wait_and_launch();
     extern __shared__ uint4 ring_memory[];
     char* q = reinterpret_cast<char*>(ring_memory);
     const int tokens = p.step.tokens;
@@ -75,7 +75,7 @@ struct LinearRing {
     ptx::cp_async_wait<0>();
     __syncthreads();
     keep_tokens();
-    find_weights();
+    softmax_step();
     State s[kRows * kLoads];
 #pragma unroll
     for (int i = 0; i < kRows * kLoads; ++i) s[i].widen(bits[i]);
@@ -164,7 +164,7 @@ struct LinearRing {
   }
 
   /// scale · a^(n+t−i) · q_t·k_i: a warp forms four products at once.
-  __device__ __forceinline__ void find_weights() const {
+  __device__ __forceinline__ void softmax_step() const {
     constexpr int part = C.d / 32;
     constexpr int together = 4;
     const int lane = thread() % 32;

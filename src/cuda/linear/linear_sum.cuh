@@ -13,7 +13,7 @@ namespace tessera::cuda {
 template <LinearSumConfig C>
 struct LinearSum {
   static __device__ __forceinline__ void run(const LinearSumParams& p) {
-    ptx::take_over();
+    ptx::griddepcontrol_wait_and_launch();
     const int at = static_cast<int>(blockIdx.x * C.threads() + threadIdx.x);
     if (at >= p.count) return;
     RowVector<C.output, 1> sum;

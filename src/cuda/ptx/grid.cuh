@@ -9,7 +9,7 @@ namespace tessera::cuda::ptx {
 
 /// Until the kernels in front have ended and what they wrote is here; then the kernel behind may begin, as far as there
 /// is room for its blocks beside all of this kernel's.
-__device__ __forceinline__ void take_over() {
+__device__ __forceinline__ void griddepcontrol_wait_and_launch() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");

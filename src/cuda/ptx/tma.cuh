@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.9.27: boxes of a tensor by the copy engine; SM90 and newer. What lies outside of the tensor becomes
+// PTX ISA 9.7.9.27: boxes of a tensor by TMA; SM90 and newer. What lies outside of the tensor becomes
 // zeros.
 #pragma once
 

@@ -26,13 +26,13 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
 /// for compilers that know no sm_120f) lack the instruction: there all keep what they began with, and the compiler
 /// spills.
 template <int registers>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
 #if TESSERA_HAS_SETMAXNREG
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(registers));
 #endif
 }
 template <int registers>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
 #if TESSERA_HAS_SETMAXNREG
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(registers));
 #endif

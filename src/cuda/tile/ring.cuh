@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of buffers that the copy engine, or threads, fill and warps of a block read. Each buffer has two barriers:
+// A ring of buffers that TMA, or threads, fill and warps of a block read. Each buffer has two barriers:
 // `full`, which counts the copy's bytes or the threads that have filled it, and `empty`, at which every warp arrives
 // when it has read. Uses are numbered from 0; use i is of buffer i % stages.
 #pragma once

@@ -39,13 +39,13 @@ Inputs::Inputs(const Case& of) : case_(of), problem_(case_.problem), values_(cas
     bind_keys(0);
     if (problem_.kv2) bind_keys(1);
     if (problem_.operation == Operation::kv_append) {
-      spoil_keys();
+      set_non_finite_keys();
       bind_kv_append();
     } else {
       allocate(Slot::q, problem_.q_type, query_shape(problem_.heads_q, problem_.head_dim_qk));
       fill_queries(Slot::q);
       apply(values_.inputs, problem_, bindings_);
-      spoil_keys();
+      set_non_finite_keys();
       bind_score_parameters();
       bind_list(problem_.list, false);
       bind_list(problem_.bwd_list, true);

@@ -157,8 +157,8 @@ void Inputs::fill_keys(std::size_t segment) {
   }
 }
 
-/// V of a spoiled key holds NaN of several kinds, ∞, −∞ and a number by turns; K of an odd one is NaN of one kind.
-void Inputs::spoil_keys() {
+/// V of a non_finite key holds NaN of several kinds, ∞, −∞ and a number by turns; K of an odd one is NaN of one kind.
+void Inputs::set_non_finite_keys() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const auto put_nan = [](const Tensor& tensor, std::int64_t at, std::int64_t kind) {
     const std::uint32_t bits = nan_bits(tensor.dtype, static_cast<std::uint64_t>(kind));
@@ -169,7 +169,7 @@ void Inputs::spoil_keys() {
   const Tensor& v = bindings_[Slot::v];
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
     const reference::Rows& rows = sequences_.keys[0][static_cast<std::size_t>(b)];
-    for (const std::int64_t j : values_.spoiled) {
+    for (const std::int64_t j : values_.non_finite) {
       if (j >= rows.length) continue;
       const std::int64_t token = reference::key_token(problem_, bindings_, 0, b, rows, j);
       for (std::int64_t h = 0; h < problem_.heads_kv; ++h) {

@@ -64,7 +64,7 @@ class Inputs {
   void fill(Slot slot);  // every element N(0, 1)
   void fill_queries(Slot slot);
   void fill_keys(std::size_t segment);
-  void spoil_keys();
+  void set_non_finite_keys();
   void fill_lse(Slot slot, double mean, double deviation, double share_empty);
 
   void bind_query_lengths();

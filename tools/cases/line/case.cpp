@@ -37,7 +37,7 @@ constexpr ListKey kLists[] = {
     {"q_offset", &Values::q_offset},
     {"k_offset", &Values::k_offset},
     {"k_offset2", &Values::k_offset2},
-    {"spoiled", &Values::spoiled},
+    {"non_finite", &Values::non_finite},
     {"state_slots", &Values::state_slots},
     {"dest_slots", &Values::dest_slots},
     {"ring_cursors", &Values::ring_cursors},

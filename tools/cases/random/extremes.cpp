@@ -89,9 +89,9 @@ void make_extreme(Case& one, RandomNumbers& random, bool gpu) {
   // and masses by another run's LSE where a row is NaN.
   steep = steep || v.extreme_sinks || p.alibi;
   if (p.kv.seqlen == 0 || steep || p.mass_prior_lse || !random.chance(0.06)) return;
-  for (std::int64_t keys = random.between(1, 3); keys > 0; --keys) v.spoiled.push_back(random.below(p.kv.seqlen));
-  std::sort(v.spoiled.begin(), v.spoiled.end());
-  v.spoiled.erase(std::unique(v.spoiled.begin(), v.spoiled.end()), v.spoiled.end());
+  for (std::int64_t keys = random.between(1, 3); keys > 0; --keys) v.non_finite.push_back(random.below(p.kv.seqlen));
+  std::sort(v.non_finite.begin(), v.non_finite.end());
+  v.non_finite.erase(std::unique(v.non_finite.begin(), v.non_finite.end()), v.non_finite.end());
 }
 
 }  // namespace tessera::cases

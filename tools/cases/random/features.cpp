@@ -45,8 +45,8 @@ bool is_paged(const KvSource& source) {
 bool has_keys(const Problem& p) { return p.operation == Operation::attention || p.operation == Operation::kv_append; }
 bool is_decode(const Case& c) { return c.problem.operation == Operation::linear_decode; }
 bool is_chunk(const Case& c) { return c.problem.operation == Operation::linear_chunk; }
-bool negative(const Band& band) { return band.left.value_or(0) < 0 || band.right.value_or(0) < 0; }
-bool causal(const Band& band) { return !band.left && band.right == 0; }
+bool negative(const Window& window) { return window.left.value_or(0) < 0 || window.right.value_or(0) < 0; }
+bool causal(const Window& window) { return !window.left && window.right == 0; }
 bool any_list(const Problem& p, bool (*test)(const TileList&)) {
   return (p.list && test(p.list)) || (p.bwd_list && test(p.bwd_list));
 }
@@ -126,11 +126,11 @@ constexpr Feature kFeatures[] = {
     {"inputs_nan_tail", "inputs", kAttention, [](const Case& c) { return is_drawn(c, InputKind::Kind::nan_tail); }},
     {"batch_offset", "", kAttention, [](const Case& c) { return c.values.batch_offset != 0; }},
     {"head_offset", "", kAttention, [](const Case& c) { return c.values.head_offset != 0; }},
-    {"causal", "band", kAttention, [](const Case& c) { return causal(c.problem.band); }},
-    {"window", "band", kAttention,
-     [](const Case& c) { return c.problem.band != Band{} && !causal(c.problem.band) && !negative(c.problem.band); }},
-    {"negative_band", "band", kAttention, [](const Case& c) { return negative(c.problem.band); }},
-    {"affine_causal", "", kAttention, [](const Case& c) { return c.problem.affine.has_value(); }},
+    {"causal", "window", kAttention, [](const Case& c) { return causal(c.problem.window); }},
+    {"window", "window", kAttention,
+     [](const Case& c) { return c.problem.window != Window{} && !causal(c.problem.window) && !negative(c.problem.window); }},
+    {"negative_window", "window", kAttention, [](const Case& c) { return negative(c.problem.window); }},
+    {"compressed_causal", "", kAttention, [](const Case& c) { return c.problem.compressed_causal.has_value(); }},
     {"chunk", "", kAttention, [](const Case& c) { return c.problem.chunk > 0; }},
     {"scale", "", kAttention | kLinear, [](const Case& c) { return c.problem.scale.has_value(); }},
     {"scale_not_positive", "", kAttention, [](const Case& c) { return c.problem.scale.value_or(1.0F) <= 0.0F; }},
@@ -148,7 +148,7 @@ constexpr Feature kFeatures[] = {
     {"sink_extreme", "", kAttention, [](const Case& c) { return c.values.extreme_sinks; }},
     {"dropout", "", kAttention, [](const Case& c) { return c.problem.dropout > 0; }},
     {"dropout_near_one", "", kAttention, [](const Case& c) { return c.problem.dropout >= 0.99F; }},
-    {"spoiled", "", kAttention, [](const Case& c) { return !c.values.spoiled.empty(); }},
+    {"non_finite", "", kAttention, [](const Case& c) { return !c.values.non_finite.empty(); }},
     {"list_indices", "list", kAttention, [](const Case& c) { return c.problem.list.form == TileList::Form::indices; }},
     {"list_bitmask", "list", kAttention, [](const Case& c) { return c.problem.list.form == TileList::Form::bitmask; }},
     {"list_transposed", "list", kAttention,
@@ -233,10 +233,10 @@ constexpr Exclusion kExclusions[] = {
     {"no_pool", "no_state_gradients", "without states they have no gradients"},
     {"far_offset", "mass_prior_lse", "an LSE far from 0 says nothing of a tile's mass"},
     {"alibi_extreme", "mass_prior_lse", "an LSE far from 0 says nothing of a tile's mass"},
-    {"spoiled", "mass_prior_lse", "the masses of a row that is NaN are not promised"},
-    {"spoiled", "sink_extreme", "what a weight of 0 makes of infinity is not promised"},
-    {"spoiled", "alibi_extreme", "what a weight of 0 makes of infinity is not promised"},
-    {"spoiled", "scale_not_positive", "drawn apart, for scales may be steep too"},
+    {"non_finite", "mass_prior_lse", "the masses of a row that is NaN are not promised"},
+    {"non_finite", "sink_extreme", "what a weight of 0 makes of infinity is not promised"},
+    {"non_finite", "alibi_extreme", "what a weight of 0 makes of infinity is not promised"},
+    {"non_finite", "scale_not_positive", "drawn apart, for scales may be steep too"},
     {"mass_prior_lse", "inputs_scaled_up", "an LSE far from 0 says nothing of a tile's mass"},
     {"mass_prior_lse", "inputs_rising", "an LSE far from 0 says nothing of a tile's mass"},
     {"mass_prior_lse", "inputs_sink", "an LSE far from 0 says nothing of a tile's mass"},
@@ -253,10 +253,10 @@ constexpr Exclusion kExclusions[] = {
     {"bwd_list_transposed", "inputs_rising", kBeyondItsLse},
     {"bwd_list_transposed", "inputs_sink", kBeyondItsLse},
     {"bwd_list_transposed", "inputs_outliers", kBeyondItsLse},
-    {"spoiled", "inputs_scaled_up", "what a weight of 0 makes of infinity is not promised"},
-    {"spoiled", "inputs_rising", "what a weight of 0 makes of infinity is not promised"},
-    {"spoiled", "inputs_sink", "what a weight of 0 makes of infinity is not promised"},
-    {"spoiled", "inputs_outliers", "what a weight of 0 makes of infinity is not promised"},
+    {"non_finite", "inputs_scaled_up", "what a weight of 0 makes of infinity is not promised"},
+    {"non_finite", "inputs_rising", "what a weight of 0 makes of infinity is not promised"},
+    {"non_finite", "inputs_sink", "what a weight of 0 makes of infinity is not promised"},
+    {"non_finite", "inputs_outliers", "what a weight of 0 makes of infinity is not promised"},
     {"splits", "batch_invariant", "batch-invariant plans fix the split themselves"},
     {"splits", "next_indices", "a tile's mass needs whole rows"},
     {"splits", "next_bitmask", "a tile's mass needs whole rows"},

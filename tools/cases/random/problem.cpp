@@ -92,7 +92,7 @@ class Generator : public RandomDraw {
                 v_.used_k2);
     }
     positions();
-    band();
+    window();
     scores();
     tiles();
     outputs();
@@ -134,23 +134,23 @@ class Generator : public RandomDraw {
     if (random_.chance(0.15)) v_.head_offset = random_.between(1, 9);
   }
 
-  void band() {
+  void window() {
     const std::int64_t kind = random_.below(100);
     if (kind < 25) {
-      p_.band.right = 0;
+      p_.window.right = 0;
     } else if (kind < 43) {
-      if (random_.chance(0.75)) p_.band.left = random_.between(0, 50);
-      if (!p_.band.left || random_.chance(0.6)) p_.band.right = random_.between(0, 30);
+      if (random_.chance(0.75)) p_.window.left = random_.between(0, 50);
+      if (!p_.window.left || random_.chance(0.6)) p_.window.right = random_.between(0, 30);
     } else if (kind < 52) {
       if (random_.chance(0.5)) {
-        p_.band.right = -random_.between(1, 12);
-        if (random_.chance(0.5)) p_.band.left = random_.between(12, 50);
+        p_.window.right = -random_.between(1, 12);
+        if (random_.chance(0.5)) p_.window.left = random_.between(12, 50);
       } else {
-        p_.band.left = -random_.between(1, 12);
-        if (random_.chance(0.5)) p_.band.right = random_.between(12, 50);
+        p_.window.left = -random_.between(1, 12);
+        if (random_.chance(0.5)) p_.window.right = random_.between(12, 50);
       }
     }
-    if (random_.chance(0.1)) p_.affine = AffineCausal{random_.between(1, 32), random_.between(1, 8)};
+    if (random_.chance(0.1)) p_.compressed_causal = CompressedCausal{random_.between(1, 32), random_.between(1, 8)};
     if (random_.chance(0.1)) p_.chunk = random_.between(1, 120);
   }
 

@@ -10,8 +10,8 @@
 
 namespace tessera::cuda {
 
-/// Where keys and values lie, for threads that copy them; the copy engine is told no addresses.
-template <FwdConfig C, bool by_threads = !C.by_copy_engine()>
+/// Where keys and values lie, for threads that copy them; TMA is told no addresses.
+template <FwdConfig C, bool by_threads = !C.uses_tma()>
 struct KvAddresses {
   KvRows<C.source, C.trusts> keys[C.segments], values[C.segments];
 };
@@ -31,7 +31,7 @@ struct BlockWork : KvAddresses<C> {
     sequence = Sequence(p, block.batch, C.segments);
     if (block.first_row >= static_cast<int>(sequence.q.capacity * p.group.value)) return false;
     if constexpr (C.tiles == Tiles::range) tiles = KvTiles<C>(p, sequence, block);
-    if constexpr (!C.by_copy_engine()) {
+    if constexpr (!C.uses_tma()) {
 #pragma unroll
       for (int i = 0; i < C.segments; ++i) {
         const KvParams& kv = p.kv[i];
@@ -60,11 +60,11 @@ struct BlockWork : KvAddresses<C> {
   }
 };
 
-/// Lanes that ask the copy engine for a tile: one where a tile is one box.
+/// Lanes that ask TMA for a tile: one where a tile is one box.
 template <FwdConfig C>
 inline constexpr int kCopiers = C.source == Source::strided && !C.gathers() ? 1 : 32;
 
-/// Where the copy engine finds a row: coordinates of the tensor.
+/// Where TMA finds a row: coordinates of the tensor.
 struct BoxPlace {
   int row;
   int batch;  // or page
@@ -82,7 +82,7 @@ __device__ __forceinline__ BoxPlace place_of(const BlockWork<C>& work, const KvP
   return {key - entry * static_cast<int>(kv.page_size.value), pages.at<C.trusts>(readable)};
 }
 
-/// A tile for the copy engine, and where the first of a lane's boxes lies: looked up before there is memory for it,
+/// A tile for TMA, and where the first of a lane's boxes lies: looked up before there is memory for it,
 /// since pages take a while, and once for keys and values.
 struct TileBoxes {
   KvTile tile;
@@ -93,7 +93,7 @@ template <FwdConfig C>
 __device__ __forceinline__ TileBoxes find_boxes(const BlockWork<C>& work, const KvParams& kv, const KvTile& tile,
                                                 int lane) {
   const int row = kCopiers<C> == 1 ? 0 : lane * kv.box_rows;
-  if (row >= C.tile_n) return {tile, {}};
+  if (row >= C.tile_kv) return {tile, {}};
   return {tile, place_of(work, kv, tile.segment, work.tiles.key(tile, row))};
 }
 
@@ -106,22 +106,22 @@ __device__ __forceinline__ void copy_box(const TensorMap* map, u32 to, u32 barri
   }
 }
 
-/// A tile of keys or of values by the copy engine, whose bytes count at `barrier`. By the first kCopiers lanes of a
+/// A tile of keys or of values by TMA, whose bytes count at `barrier`. By the first kCopiers lanes of a
 /// warp, each of its boxes.
 template <class Tile, FwdConfig C>
 __device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const KvParams& kv, const TensorMap* map,
                                           const Strides& strides, const TileBoxes& boxes, u32 to, u32 barrier,
                                           int lane) {
-  const int box_rows = kCopiers<C> == 1 ? C.tile_n : kv.box_rows;
+  const int box_rows = kCopiers<C> == 1 ? C.tile_kv : kv.box_rows;
   const int head = strides.head == 0 ? 0 : work.block.kv_head;
   BoxPlace place = boxes.first;
   int row = lane * box_rows;
 #pragma unroll 1
-  while (row < C.tile_n) {
+  while (row < C.tile_kv) {
     const int batch = strides.batch == 0 ? 0 : place.batch;
     copy_box<Tile>(map, to + Tile::rows_below(row), barrier, head, place.row, batch);
     row += kCopiers<C> * box_rows;
-    if (kCopiers<C> == 1 || row >= C.tile_n) break;
+    if (kCopiers<C> == 1 || row >= C.tile_kv) break;
     place = place_of(work, kv, boxes.tile.segment, work.tiles.key(boxes.tile, row));
   }
 }
@@ -130,13 +130,13 @@ __device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const KvPara
 template <FwdConfig C>
 struct SharedWork : BlockWork<C> {
   DropoutDraws dropout;
-  int spoiled;  // whether a value that is not finite was replaced
+  int non_finite;  // whether a value that is not finite was replaced
 };
 
 /// With the barriers of the rings of keys and of values, of products by mma.sync.
 template <FwdConfig C>
 struct BlockMemory : SharedWork<C> {
-  u64 barriers[C.by_copy_engine() ? 4 * C.stages : 1];
+  u64 barriers[C.uses_tma() ? 4 * C.stages : 1];
 };
 
 }  // namespace tessera::cuda

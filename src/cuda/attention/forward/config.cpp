@@ -13,7 +13,7 @@ namespace {
 
 // Keys and values of the heads whose blocks run side by side, at most: a third of the L2 of an H200 (50 MB). 32 and 64
 // MB are up to 5% slower.
-constexpr std::int64_t kSectionBytes = std::int64_t{16} << 20;
+constexpr std::int64_t kL2GroupBytes = std::int64_t{16} << 20;
 constexpr std::int64_t kManyKeys = 2048;
 constexpr std::int64_t kManyRows = 2048;
 
@@ -49,13 +49,13 @@ void choose_dims(FwdConfig& config, const Problem& problem) {
 int most_keys(const FwdConfig& config) {
   if (config.d > 256) return 32;  // with 64 rows of 512 columns two blocks share the 228 KB of SM90
   // Addresses of mixed sources take registers.
-  const bool short_of_registers = config.tile_m > 32 && std::max(config.d, config.dv) > 64;
+  const bool short_of_registers = config.tile_q > 32 && std::max(config.d, config.dv) > 64;
   return config.source == Source::mixed && short_of_registers ? 32 : 128;
 }
 
-void set_tile(FwdConfig& config, int tile_m, int tile_n, int stages, int warps = 4) {
-  config.tile_m = tile_m;
-  config.tile_n = tile_n;
+void set_tile(FwdConfig& config, int tile_q, int tile_kv, int stages, int warps = 4) {
+  config.tile_q = tile_q;
+  config.tile_kv = tile_kv;
   config.stages = stages;
   config.warps = warps;
 }
@@ -71,8 +71,8 @@ void choose_plain_tile(FwdConfig& config, std::int64_t keys, const Target& targe
   if (widest <= 128) return set_tile(config, 128, 64, 2);
   if (keys >= kManyKeys && widest <= 192) return set_tile(config, 64, 96, 1);
   if (keys >= kManyKeys && widest <= 256 && config.dv_parts == 1 && config.d % 64 == 0 && config.dv % 64 == 0) {
-    for (const int tile_n : {128, 96}) {  // one block a multiprocessor, of 16 rows a warp
-      set_tile(config, 128, tile_n, 1, 8);
+    for (const int tile_kv : {128, 96}) {  // one block a multiprocessor, of 16 rows a warp
+      set_tile(config, 128, tile_kv, 1, 8);
       if (config.smem_bytes() <= target.shared_memory) return;
     }
   }
@@ -98,12 +98,12 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
     if (widest <= 64) return set_tile(config, 64, 96, 2);
     if (widest <= 128) return set_tile(config, 64, 128, 1);
   }
-  config.tile_m = rows <= 32 ? 32 : rows <= 64 || widest > 128 ? 64 : 128;
-  config.warps = config.tile_m == 32 ? 2 : 4;
+  config.tile_q = rows <= 32 ? 32 : rows <= 64 || widest > 128 ? 64 : 128;
+  config.warps = config.tile_q == 32 ? 2 : 4;
   if (widest <= 64) {
-    config.tile_n = plain ? 128 : by_32_rows ? 96 : 80;
+    config.tile_kv = plain ? 128 : by_32_rows ? 96 : 80;
   } else {
-    config.tile_n = plain || config.dv != 128 ? 64 : by_32_rows ? 32 : 48;
+    config.tile_kv = plain || config.dv != 128 ? 64 : by_32_rows ? 32 : 48;
   }
   const bool two_stages = widest <= 64 || (widest <= 128 && !config.scale_first);
   config.stages = two_stages && config.source == Source::strided ? 2 : 1;
@@ -113,14 +113,14 @@ void choose_other_tile(FwdConfig& config, std::int64_t rows) {
 // biased.
 bool walks_plainly(const FwdConfig& config) {
   return config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
-         config.output == config.type && !config.affine && !config.chunked && !config.dropout && !config.user_score &&
-         !config.user_mask;
+         config.output == config.type && !config.compressed_causal && !config.chunked && !config.dropout &&
+         !config.user_score && !config.user_mask;
 }
 
 bool is_plain(const FwdConfig& config) { return walks_plainly(config) && !config.scale_first; }
 
 std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
-  return (problem.seqlen_q * packed_heads(problem) + config.tile_m - 1) / config.tile_m;
+  return (problem.seqlen_q * packed_heads(problem) + config.tile_q - 1) / config.tile_q;
 }
 
 // Heads, or groups of them whose rows are packed.
@@ -151,7 +151,7 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.tiles = problem.list ? Tiles::list : Tiles::range;
   config.trusts =
       problem.metadata == Metadata::trust && (config.source != Source::strided || config.tiles == Tiles::list);
-  config.affine = problem.affine.has_value();
+  config.compressed_causal = problem.compressed_causal.has_value();
   config.chunked = problem.chunk > 0;
   config.softcap = softcap_of(problem);
   config.alibi = problem.alibi;
@@ -176,19 +176,19 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
   const std::int64_t most = 2 * target.multiprocessors;
   if (!is_plain(config) || rows <= 64) {
     choose_other_tile(config, rows);
-    const bool halves = config.tile_m == 128 && !problem.list;
-    if (halves && 2 * blocks_that_count(config, problem) <= most) config.tile_m = 64;
+    const bool halves = config.tile_q == 128 && !problem.list;
+    if (halves && 2 * blocks_that_count(config, problem) <= most) config.tile_q = 64;
   } else {
     choose_plain_tile(config, keys, target);
     const std::int64_t blocks = blocks_that_count(config, problem);
-    if (config.tile_m == 128 && config.warps == 4 && blocks <= most) {
+    if (config.tile_q == 128 && config.warps == 4 && blocks <= most) {
       choose_short_tile(config, keys, 2 * blocks <= most ? 1 : 2);
     }
   }
-  config.tile_n = std::min(config.tile_n, most_keys(config));
+  config.tile_kv = std::min(config.tile_kv, most_keys(config));
   if (config.dropout || config.user_score || config.user_mask) {  // 16 rows a warp: these need registers too
-    config.tile_m = std::min(config.tile_m, 64);
-    config.tile_n = std::min(64, most_keys(config));
+    config.tile_q = std::min(config.tile_q, 64);
+    config.tile_kv = std::min(64, most_keys(config));
   }
 }
 
@@ -204,14 +204,14 @@ std::int64_t usual_rows(const Problem& problem) {
 void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& target) {
   const int widest = std::max(config.d, config.dv);
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
-  const bool much_to_find = config.affine || config.chunked || config.segments == 2;
+  const bool much_to_find = config.compressed_causal || config.chunked || config.segments == 2;
   if (problem.list || config.dropout) {  // a list's runs make whole tiles if their length is a power of two
     const bool more_than_softmax = (config.dropout && widest > 64) || config.scale_first || config.user_mask;
     set_tile(config, 128, widest > 128 || more_than_softmax ? 64 : 128, 2, 8);
   } else if (config.scale_first || config.user_mask) {
     set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
   } else if (widest <= 64 && !much_to_find) {
-    const bool causal = problem.band.right && !problem.band.left;
+    const bool causal = problem.window.right && !problem.window.left;
     set_tile(config, 192, 128, 4, 12);
     const std::int64_t usual = usual_rows(problem);
     const bool mostly_whole = 5 * round_up(usual, std::int64_t{192}) <= 6 * round_up(usual, std::int64_t{64});
@@ -228,18 +228,18 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
     set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : beside_most, 2, 8);
   }
   const bool few = rows <= 64 || 2 * blocks_that_count(config, problem) <= target.multiprocessors;
-  if (widest <= 128 && config.tile_m == 128 && few) {
-    config.tile_m = 64;
+  if (widest <= 128 && config.tile_q == 128 && few) {
+    config.tile_q = 64;
     config.warps = 4;
   }
   // Beside 256 columns of O there are no registers left for more.
-  if (widest > 192 && (problem.list || config.dropout || much_to_find)) config.tile_n = 32;
+  if (widest > 192 && (problem.list || config.dropout || much_to_find)) config.tile_kv = 32;
 }
 
 // Groups of 64 rows find phases of their own then, 1 to 3% better ones than in turn; but they begin in step, which
 // costs a block about one tile of keys once. Those of narrower and wider heads, lists and pages do not; what else is
 // left out was not measured.
-bool gains_without_turns(const FwdConfig& config, const Problem& problem, const Target& target) {
+bool gains_without_ping_pong(const FwdConfig& config, const Problem& problem, const Target& target) {
   const bool settles =
       problem.kv.seqlen >= 4096 ||
       (problem.kv.seqlen >= 1024 && blocks_that_count(config, problem) >= std::int64_t{2} * target.multiprocessors);
@@ -258,7 +258,7 @@ Loader loader_of(const FwdConfig& config, const Problem& problem, const Target& 
                         problem.seqlen_q * packed_heads(problem) > 64;
   if (target.sm < 120 || !measured) return Loader::cp_async;
   FwdConfig of_128_rows = config;
-  of_128_rows.tile_m = 128;
+  of_128_rows.tile_q = 128;
   if (blocks_that_count(of_128_rows, problem) <= std::int64_t{2} * target.multiprocessors) return Loader::tma_warp;
   return widest == 64 ? Loader::tma : Loader::cp_async;
 }
@@ -278,7 +278,7 @@ bool has_tma(const FwdConfig& config, const Target& target) {
 }
 
 int box_rows(const FwdConfig& config, const KvSource& source) {
-  const int together = config.tiles == Tiles::list ? config.run : config.tile_n;
+  const int together = config.tiles == Tiles::list ? config.run : config.tile_kv;
   return is_paged(source) ? static_cast<int>(std::gcd<std::int64_t>(together, source.page_size)) : together;
 }
 
@@ -299,41 +299,41 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   config.products = products;
   if (products == Products::wgmma) {
     choose_wgmma_tile(config, problem, target);
-    if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), config.tile_n);
+    if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), config.tile_kv);
   } else {
     choose_tile(config, problem, target);
     if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), most_keys(config));
   }
   if (products == Products::mma_sync && config.warps <= 4 && blocks_that_fit(config.smem_bytes(), target) < 2) {
     config.stages = 1;
-    if (!problem.list) config.tile_n = std::min(config.tile_n, 96);  // a list's tiles are whole runs of its keys
+    if (!problem.list) config.tile_kv = std::min(config.tile_kv, 96);  // a list's tiles are whole runs of its keys
   }
   // 99 KB hold 64 rows and 16 keys of 512 columns.
   if (products == Products::mma_sync && config.d > 256 && shared_bytes(config, problem) > target.shared_memory) {
-    config.tile_n = 16;
+    config.tile_kv = 16;
     config.run = 16;
   }
   // There the compiler needs a few registers more.
-  if (target.sm >= 100 && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
+  if (target.sm >= 100 && config.tile_q == 128 && config.tile_kv == 48) config.tile_kv = 32;
   // Chunks are found from 64-bit positions, which takes a few more yet; a list's tiles are whole runs of its keys.
-  const bool tight = products == Products::mma_sync && config.tile_m == 128 && target.sm >= 90 && target.sm < 120;
+  const bool tight = products == Products::mma_sync && config.tile_q == 128 && target.sm >= 90 && target.sm < 120;
   if (config.chunked && tight && !problem.list) {
     const int widest = std::max(config.d, config.dv);
-    if (widest <= 64) config.tile_n = std::min(config.tile_n, 96);
-    if (widest == 128 && config.d == config.dv) config.tile_n = std::min(config.tile_n, 48);
+    if (widest <= 64) config.tile_kv = std::min(config.tile_kv, 96);
+    if (widest == 128 && config.d == config.dv) config.tile_kv = std::min(config.tile_kv, 48);
   }
   config.loader = products == Products::wgmma ? Loader::tma : loader_of(config, problem, target);
   const auto wish = [](int& field, const std::optional<std::int64_t>& value) {
     if (value) field = static_cast<int>(std::min<std::int64_t>(*value, 1 << 20));
   };
-  wish(config.tile_m, wishes.tile_q);
-  if (products == Products::wgmma && wishes.tile_q) config.warps = config.tile_m / 16;
-  wish(config.tile_n, wishes.tile_kv);
+  wish(config.tile_q, wishes.tile_q);
+  if (products == Products::wgmma && wishes.tile_q) config.warps = config.tile_q / 16;
+  wish(config.tile_kv, wishes.tile_kv);
   wish(config.stages, wishes.stages);
   wish(config.warps, wishes.warps);
-  config.turns = !gains_without_turns(config, problem, target);
+  config.ping_pong = !gains_without_ping_pong(config, problem, target);
   config.varlen = products == Products::wgmma && problem.q_layout == Layout::varlen;
-  if (!problem.list) config.run = config.tile_n;
+  if (!problem.list) config.run = config.tile_kv;
   if (!wishes.loader.empty()) {
     config.loader = wishes.loader == "tma"        ? Loader::tma
                     : wishes.loader == "tma_warp" ? Loader::tma_warp
@@ -351,27 +351,27 @@ std::int64_t choose_splits(const Problem& problem, const Target& target, const W
   if (gathers_mass(problem) && !problem.mass_prior_lse) return 1;
   const FwdConfig config = fwd_config(problem, target, 2, wishes, products);  // that of any parts
   const std::int64_t blocks = count_blocks(config, problem, 1);
-  const std::int64_t tiles = keys_of(problem) / config.tile_n;
+  const std::int64_t tiles = keys_of(problem) / config.tile_kv;
   if (blocks == 0 || blocks * 5 > std::int64_t{target.multiprocessors} * 4) return 1;
   return std::clamp<std::int64_t>(2 * target.multiprocessors / blocks, 1, std::clamp<std::int64_t>(tiles / 4, 1, 64));
 }
 
-// Under a causal mask the last rows have the most to do: those of all heads of a section first, so that the multi-
-// processors end together. The keys and values of a section stay in L2; otherwise a section is one head's, so that its
-// rows share them. All sections have equally many heads.
-BlockOrder block_order(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
-  const std::int64_t planes = std::max<std::int64_t>(count_heads(problem) * problem.batch * splits, 1);
-  std::int64_t section = 1;
-  if ((problem.band.right && !problem.band.left) || problem.affine) {
+// Under a causal mask the last rows have the most to do: those of all heads of a group first, so that the multi-
+// processors end together. The keys and values of a group stay in L2; otherwise a group is one head, so that its
+// rows share them. All groups have equally many heads.
+TileSchedule tile_schedule(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
+  const std::int64_t head_batches = std::max<std::int64_t>(count_heads(problem) * problem.batch * splits, 1);
+  std::int64_t l2_group = 1;
+  if ((problem.window.right && !problem.window.left) || problem.compressed_causal) {
     const std::int64_t bytes = keys_of(problem) * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
-    // Of packed sequences, whose row tiles are not equally many, a section is within one (tiles/varlen_scheduler.cuh).
-    const std::int64_t whole = config.varlen ? count_heads(problem) * splits : planes;
-    section = std::clamp<std::int64_t>(kSectionBytes / std::max<std::int64_t>(bytes, 1), 1, whole);
-    while (whole % section != 0) --section;
+    // Of packed sequences, whose row tiles are not equally many, a group is within one (tiles/tile_scheduler.cuh).
+    const std::int64_t whole = config.varlen ? count_heads(problem) * splits : head_batches;
+    l2_group = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, whole);
+    while (whole % l2_group != 0) --l2_group;
   }
   const std::int64_t tiles = std::max<std::int64_t>(row_tiles(config, problem), 1);
   const auto divisor = [](std::int64_t n) { return Divisor(static_cast<int>(n)); };
-  return {static_cast<int>(tiles * planes), static_cast<int>(tiles), divisor(tiles * section), divisor(section),
+  return {static_cast<int>(tiles * head_batches), static_cast<int>(tiles), divisor(tiles * l2_group), divisor(l2_group),
           divisor(count_heads(problem))};
 }
 

@@ -16,7 +16,7 @@ std::int64_t choose_splits(const Problem& problem, const Target& target, const W
 /// The target's best configuration, changed as wished; a wish may make it one that no kernel can be.
 FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes,
                      Products products);
-/// Whether keys of products by mma.sync may come by the copy engine.
+/// Whether keys of products by mma.sync may come by TMA.
 bool has_tma(const FwdConfig& config, const Target& target);
 /// Rows of a source that a tile takes together and that lie together: as far as pages and runs of a list do.
 int box_rows(const FwdConfig& config, const KvSource& source);
@@ -26,6 +26,6 @@ int blocks_that_fit(int bytes, const Target& target);
 int shared_bytes(const FwdConfig& config, const Problem& problem);
 /// Blocks of all rows, heads, sequences and splits, by capacities.
 std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits);
-BlockOrder block_order(const FwdConfig& config, const Problem& problem, std::int64_t splits);
+TileSchedule tile_schedule(const FwdConfig& config, const Problem& problem, std::int64_t splits);
 
 }  // namespace tessera::cuda

@@ -49,12 +49,12 @@ void shape_fields(Fields& fields, const FwdConfig& c) {
   if (c.dv_parts > 1) fields.set("dv_parts", std::to_string(c.dv_parts));
   fields.word("d=" + std::to_string(c.d) + ":" + (c.dv_parts > 1 ? std::to_string(c.dv_parts) + "x" : "") +
               std::to_string(c.dv));
-  fields.set("tile_m", std::to_string(c.tile_m));
-  fields.set("tile_n", std::to_string(c.tile_n));
-  fields.word("tile=" + std::to_string(c.tile_m) + "x" + std::to_string(c.tile_n));
+  fields.set("tile_q", std::to_string(c.tile_q));
+  fields.set("tile_kv", std::to_string(c.tile_kv));
+  fields.word("tile=" + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_kv));
   if (c.warps != FwdConfig{}.warps) fields.number("warps", c.warps);
   fields.number("stages", c.stages);
-  if (!c.turns) fields.option("turns", "false", " at will");
+  if (!c.ping_pong) fields.option("ping_pong", "false", " at will");
   if (c.q_kept > 0) fields.number("q_kept", c.q_kept);
 }
 
@@ -74,7 +74,7 @@ Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   fields.flag("varlen", c.varlen);
   fields.flag("trusts", c.trusts);
   fields.flag("scale_first", c.scale_first);
-  fields.flag("affine", c.affine);
+  fields.flag("compressed_causal", c.compressed_causal);
   fields.flag("chunked", c.chunked);
   if (c.softcap == Softcap::exponential) fields.option("softcap", "Softcap::exponential", " softcap");
   if (c.softcap == Softcap::rational) fields.option("softcap", "Softcap::rational", " softcap=rational");
@@ -96,7 +96,7 @@ std::string configuration_words(const FwdConfig& config, const CallableSources& 
 }
 
 KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
-  const bool maps = c.by_copy_engine();
+  const bool maps = c.uses_tma();
   const bool wgmma = c.products == Products::wgmma;
   const std::string products = wgmma ? "wgmma" : "mma";
   KernelSource source;

@@ -40,15 +40,15 @@ Support supports_features(const Problem& p) {
 struct FwdLaunch {
   FwdConfig config;
   int packed_heads;
-  BlockOrder order;
+  TileSchedule schedule;
   Dim3 grid;
   Dim3 block;
-  std::size_t shared_bytes;  // of a block
-  TicketParams tickets;      // a tag of 0: blocks draw no further row tiles
-  std::size_t counters_at;   // in the workspace, if they do
+  std::size_t shared_bytes;        // of a block
+  TileCounterParams tile_counter;  // a tag of 0: blocks draw no further row tiles
+  std::size_t counters_at;         // in the workspace, if they do
 };
 
-constexpr std::int64_t kMostTickets = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
+constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
 
 // Another for every plan of this process, and hardly ever one that another process has left behind.
 std::uint64_t next_tag() {
@@ -68,7 +68,7 @@ std::int64_t grid_blocks(const FwdConfig& config, const Problem& problem, std::i
 FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_t splits, const Target& target) {
   return {config,
           static_cast<int>(packed_heads(problem)),
-          block_order(config, problem, splits),
+          tile_schedule(config, problem, splits),
           {static_cast<std::uint32_t>(grid_blocks(config, problem, splits, target))},
           {static_cast<std::uint32_t>(config.block_threads())},
           static_cast<std::size_t>(shared_bytes(config, problem)),
@@ -87,7 +87,7 @@ std::size_t bytes_to_ask_for(std::size_t bytes, const Target& target) {
   return std::max(bytes, static_cast<std::size_t>(too_many - kKept));
 }
 
-// What the copy engine cannot do, in dimensions of more than one element; a stride of 0 between heads, sequences or
+// What TMA cannot do, in dimensions of more than one element; a stride of 0 between heads, sequences or
 // pages is one of them for all.
 void check_map_strides(Slot slot, const Strides& strides, std::int64_t rows, std::int64_t heads, std::int64_t batch) {
   const auto check = [&](i64 stride, std::int64_t size, i64 least, const char* between) {
@@ -109,7 +109,7 @@ void check_row_stride(Slot slot, const Tensor& tensor) {
               "less than " + std::to_string(kMostRowStride) + " either way on cuda");
 }
 
-// Whether 64 packed rows are a box: whole queries, in a tensor that the copy engine can walk. A stride of 0 between
+// Whether 64 packed rows are a box: whole queries, in a tensor that TMA can walk. A stride of 0 between
 // sequences, or heads that are not packed, is one of them for all.
 bool has_query_boxes(const Problem& problem, const Strides& strides, std::int64_t rows, int packed_heads) {
   constexpr i64 kMostStride = i64{1} << 39;
@@ -179,7 +179,7 @@ Support supports_forward(const Problem& problem, const Target& target, const Wis
                        std::to_string(config.run) + " keys; the list's problem has " +
                        std::to_string(list_cells(config, problem)));
   }
-  const std::int64_t most_tiles = products == Products::wgmma ? kMostTickets : std::numeric_limits<int>::max();
+  const std::int64_t most_tiles = products == Products::wgmma ? kMostCountedTiles : std::numeric_limits<int>::max();
   if (const std::int64_t tiles = count_blocks(config, problem, splits); tiles > most_tiles) {
     return Support::no("needs " + std::to_string(tiles) + " row tiles; want at most " + std::to_string(most_tiles));
   }
@@ -199,8 +199,8 @@ void plan_forward(detail::PlanState& state, Products products) {
   state.splits = choose_splits(problem, state.target, state.wishes, products);
   const FwdConfig config = fwd_config(problem, state.target, state.splits, state.wishes, products);
   FwdLaunch launch = launch_of(problem, config, state.splits, state.target);
-  state.tile_q = config.tile_m;
-  state.tile_kv = config.tile_n;
+  state.tile_q = config.tile_q;
+  state.tile_kv = config.tile_kv;
   state.kernels = {fwd_source(config, callable_sources(problem))};
   state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(launch.shared_bytes) +
                  " bytes a block of " + std::to_string(launch.block.x) + " threads\n";
@@ -217,8 +217,8 @@ void plan_forward(detail::PlanState& state, Products products) {
       state.choice += "then " + source.name + "\n";
     }
   }
-  if (launch.grid.x < static_cast<std::uint32_t>(launch.order.count)) {
-    launch.tickets.tag = next_tag();
+  if (launch.grid.x < static_cast<std::uint32_t>(launch.schedule.count)) {
+    launch.tile_counter.tag = next_tag();
     launch.counters_at = round_up<std::size_t>(state.workspace_bytes, alignof(u64));
     state.workspace_bytes = launch.counters_at + 2 * sizeof(u64);
   }
@@ -243,13 +243,13 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   if (state.splits > 1) {
     merge = redirect_to(Partials(problem, state.splits), resources.workspace, problem, params);
   }
-  params.order = launch.order;
-  if (launch.tickets.tag != 0) {
+  params.schedule = launch.schedule;
+  if (launch.tile_counter.tag != 0) {
     u64* counters = reinterpret_cast<u64*>(resources.workspace + launch.counters_at);
-    params.tickets = {counters, counters + 1, launch.tickets.tag};
+    params.tile_counter = {counters, counters + 1, launch.tile_counter.tag};
   }
   TensorMaps maps{};
-  if (config.by_copy_engine()) {
+  if (config.uses_tma()) {
     params.kv[0].box_rows = box_rows(config, problem.kv);
     if (problem.kv2) params.kv[1].box_rows = box_rows(config, *problem.kv2);
     maps = tensor_maps(config, problem, params, launch.packed_heads);

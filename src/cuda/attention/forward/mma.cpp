@@ -13,16 +13,16 @@ Support exists(const FwdConfig& c, const Problem& /*problem*/, const Target& tar
     return Support::no(std::string(what) + " is " + std::to_string(got) + "; want " + want);
   };
   if (c.warps > 16 || (c.warps & (c.warps - 1)) != 0) return refuse("warps", c.warps, "1, 2, 4, 8 or 16");
-  if (c.tile_m != c.warps * 16 && c.tile_m != c.warps * 32) return refuse("tile_q", c.tile_m, "16 or 32 rows a warp");
+  if (c.tile_q != c.warps * 16 && c.tile_q != c.warps * 32) return refuse("tile_q", c.tile_q, "16 or 32 rows a warp");
   if (c.stages > 4) return refuse("stages", c.stages, "1 to 4");
   // Copies go by as many rows as the block's threads have 16-byte chunks for.
   const int a_step = c.threads() / (c.d % 64 != 0 || c.dv % 64 != 0 ? 4 : 8);
-  if (a_step % 8 != 0 || c.tile_m % a_step != 0)
+  if (a_step % 8 != 0 || c.tile_q % a_step != 0)
     return refuse("warps", c.warps, "as many as copy tile_q in whole steps");
-  if (c.tile_n % a_step != 0 || c.tile_n % 16 != 0 || c.tile_n > 256) {
-    return refuse("tile_kv", c.tile_n, "a multiple of " + std::to_string(std::max(a_step, 16)) + " up to 256");
+  if (c.tile_kv % a_step != 0 || c.tile_kv % 16 != 0 || c.tile_kv > 256) {
+    return refuse("tile_kv", c.tile_kv, "a multiple of " + std::to_string(std::max(a_step, 16)) + " up to 256");
   }
-  if (c.tests_elements() && c.tile_n > 128) return refuse("tile_kv", c.tile_n, "at most 128 beside a mask callable");
+  if (c.tests_elements() && c.tile_kv > 128) return refuse("tile_kv", c.tile_kv, "at most 128 beside a mask callable");
   constexpr int most = 208;
   if (c.accumulators() > most) {
     return Support::no("needs " + std::to_string(c.accumulators()) +
@@ -32,7 +32,7 @@ Support exists(const FwdConfig& c, const Problem& /*problem*/, const Target& tar
   if (!loader.empty() && loader != "cp_async" && loader != "tma" && loader != "tma_warp") {
     return Support::no("loader is " + loader + "; want cp_async, tma or tma_warp");
   }
-  if (c.by_copy_engine() && !has_tma(c, target)) {
+  if (c.uses_tma() && !has_tma(c, target)) {
     return Support::no("loader is " + loader +
                        "; that wants SM90 or newer, dense or varlen keys, one segment, no list, at most 256 columns of "
                        "v");

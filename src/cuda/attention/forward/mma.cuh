@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward for every chip from SM80 on, by mma.sync. One block computes tile_m packed rows (query, head of the
+// The forward for every chip from SM80 on, by mma.sync. One block computes tile_q packed rows (query, head of the
 // group) of one (sequence, kv head, split); each warp keeps its own rows from the products to the output, so that only
 // the tiles of K and V are shared. docs/kernels.md draws it.
 #pragma once
@@ -23,21 +23,21 @@ namespace tessera::cuda {
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
 struct FwdMma {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using QTile = SharedTile<C.tile_m, C.d>;
-  using KTile = SharedTile<C.tile_n, C.d>;
-  using VTile = SharedTile<C.tile_n, C.dv>;
-  using Scores = Accumulator<row_tiles, C.tile_n / 8>;
+  using QTile = SharedTile<C.tile_q, C.d>;
+  using KTile = SharedTile<C.tile_kv, C.d>;
+  using VTile = SharedTile<C.tile_kv, C.dv>;
+  using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
   using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
   static constexpr bool has_copier = C.loader == Loader::tma_warp;
   // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
-  static constexpr int copying_registers = 24;
-  static constexpr int computing_registers = C.warps == 4 ? 232 : 240;
+  static constexpr int producer_registers = 24;
+  static constexpr int consumer_registers = C.warps == 4 ? 232 : 240;
 
   static_assert(sizeof(BlockMemory<C>) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
-  const TensorMaps* maps;  // of keys that come by the copy engine
+  const TensorMaps* maps;  // of keys that come by TMA
   BlockMemory<C>& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
@@ -51,7 +51,7 @@ struct FwdMma {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps) {
-    ptx::take_over();
+    ptx::griddepcontrol_wait_and_launch();
     BlockWork<C> work;
     if (!work.find(params, Block::of<C>(params, static_cast<int>(blockIdx.x / C.dv_parts)))) return;
     BlockMemory<C>& kept = *reinterpret_cast<BlockMemory<C>*>(memory);
@@ -61,7 +61,7 @@ struct FwdMma {
     }
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = work;
-      kept.spoiled = 0;
+      kept.non_finite = 0;
       if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
     }
     if constexpr (C.tiles == Tiles::range) {
@@ -85,7 +85,7 @@ struct FwdMma {
   __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
     if constexpr (has_copier) {
       if (first.tiles.count() > 0) load_queries(first);
-      ptx::take_registers<computing_registers>();
+      ptx::setmaxnreg_inc<consumer_registers>();
     }
     Output o;
     Softmax<row_tiles> softmax;
@@ -93,7 +93,7 @@ struct FwdMma {
     softmax.clear();
     if (first.tiles.count() > 0) {
       if constexpr (!has_copier) load_queries(first);
-      if constexpr (C.by_copy_engine()) {
+      if constexpr (C.uses_tma()) {
         walk_rings(first.tiles.count(), o, softmax);
       } else if constexpr (C.stages == 1) {
         walk_one_stage(first, o, softmax);
@@ -105,7 +105,8 @@ struct FwdMma {
     sync();  // the epilogue reuses the memory of the tiles
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
-    if (work.spoiled != 0) ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
+    if (work.non_finite != 0)
+      ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
   }
 
   // Asked for again rather than kept.
@@ -209,7 +210,7 @@ struct FwdMma {
     }
   }
 
-  // The copy engine fills a ring of keys and one of values. A warp that does nothing else asks it, or the first of
+  // TMA fills a ring of keys and one of values. A warp that does nothing else asks it, or the first of
   // those that compute: then its first thread waits for the slowest warp of the tile before, half a tile after a
   // buffer's last use. The others wait only for data.
   __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(work.barriers)}; }
@@ -244,7 +245,7 @@ struct FwdMma {
       }
     }
     __syncwarp();
-    ptx::give_registers<copying_registers>();
+    ptx::setmaxnreg_dec<producer_registers>();
     if (!copies) return;
     ptx::barrier_sync(kStart, C.threads() + 32);
 #pragma unroll 1
@@ -329,11 +330,11 @@ struct FwdMma {
   }
 
   // 0 · NaN is not 0: in tiles that may hide keys 0 stands for values that are not finite. Behind the end of a sequence
-  // the copy engine brings others', or what nobody wrote. After a barrier; ends with one.
+  // TMA brings others', or what nobody wrote. After a barrier; ends with one.
   __device__ __forceinline__ void replace_values(int i, u32 v_at) const {
     // Copies by threads bring zeros from behind the end.
-    const auto keys = [&] { return C.by_copy_engine() ? work.keys_of(work.tiles.at(i)) : C.tile_n; };
-    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again(), keys)) work.spoiled = 1;
+    const auto keys = [&] { return C.uses_tma() ? work.keys_of(work.tiles.at(i)) : C.tile_kv; };
+    if (cuda::replace_values<C.type, VTile, C.threads()>(v_at, thread_again(), keys)) work.non_finite = 1;
     sync();
   }
 
@@ -348,7 +349,7 @@ struct FwdMma {
     }
     const u32 values = values_address<VTile>(v_at, lane);
 #pragma unroll
-    for (int k = 0; k < C.tile_n / 16; ++k) {
+    for (int k = 0; k < C.tile_kv / 16; ++k) {
       u32 a[row_tiles][4];
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {

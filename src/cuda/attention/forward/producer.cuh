@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a warpgroup of the forward by wgmma does for those that compute: one warp finds the next row tile, one asks the
-// copy engine for its tiles of K and V, and two look through the values that masks may hide.
+// TMA for its tiles of K and V, and two look through the values that masks may hide.
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
@@ -8,7 +8,7 @@
 #include "cuda/attention/softmax/non_finite.cuh"
 #include "cuda/attention/tiles/tile_counter.cuh"
 #include "cuda/attention/tiles/tile_list.cuh"
-#include "cuda/attention/tiles/varlen_scheduler.cuh"
+#include "cuda/attention/tiles/tile_scheduler.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
@@ -23,7 +23,7 @@ struct Uses {
 
 /// Of groups of 64 rows, in the tiles that they see: often enough to be worth the asking (2% of S=512).
 template <FwdConfig C>
-inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_m > C.tile_n) &&
+inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_q > C.tile_kv) &&
                                       (C.tiles == Tiles::range) && C.segments == 1;
 
 /// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
@@ -48,15 +48,15 @@ struct SharedWorks {
 };
 
 template <FwdConfig C>
-struct FwdFeed {
+struct Producer {
   static constexpr int groups = C.warps / 4;  // that compute
   static constexpr bool groups_differ = kGroupsDiffer<C>;
   // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
   // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
-  static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_m* C.tile_n*(C.d + C.dv));
+  static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
   using QTile = SharedTile<64, C.d>;  // of a group
-  using KTile = SharedTile<C.tile_n, C.d>;
-  using VTile = SharedTile<C.tile_n, C.dv>;
+  using KTile = SharedTile<C.tile_kv, C.d>;
+  using VTile = SharedTile<C.tile_kv, C.dv>;
   using Works = SharedWorks<C>;
   using Work = WorkOfRings<C>;
 
@@ -94,12 +94,12 @@ struct FwdFeed {
   }
 
   /// `warp`: of the warpgroup.
-  __device__ __forceinline__ void feed(int warp) const {
+  __device__ __forceinline__ void produce(int warp) const {
     if (warp == 0) {
       find_work();
       return;
     }
-    ptx::take_over();
+    ptx::griddepcontrol_wait_and_launch();
     if (warp >= 2) {
       check();
     } else if (lane < kCopiers<C>) {
@@ -111,8 +111,8 @@ struct FwdFeed {
   // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
   // while other blocks have nothing left. The first is found before the kernels in front have ended, if it can be.
   __device__ __forceinline__ void find_work() const {
-    if (!p.finds_early) ptx::take_over();
-    RowTiles<C> row_tiles(p);
+    if (!p.finds_early) ptx::griddepcontrol_wait_and_launch();
+    TileScheduler<C> row_tiles(p);
     auto tile = static_cast<int>(blockIdx.x);
     int item = 0;
     int use = 0;
@@ -123,11 +123,11 @@ struct FwdFeed {
         publish(item);
         ++item;
       }
-      if (p.tickets.drawn == nullptr) break;
-      if (item <= 1) ptx::take_over();  // before the first draw
+      if (p.tile_counter.drawn == nullptr) break;
+      if (item <= 1) ptx::griddepcontrol_wait_and_launch();  // before the first draw
       if (lane == 0) {
         if (item > 0) ptx::mbarrier_wait(nearly_copied(), static_cast<u32>(item & 1) ^ 1);
-        tile = static_cast<int>(gridDim.x) + draw(p.tickets);
+        tile = static_cast<int>(gridDim.x) + next_tile(p.tile_counter);
       }
       tile = ptx::uniform(tile);
     }
@@ -136,7 +136,7 @@ struct FwdFeed {
     publish(item);
     // The kernels in front have ended: this block has waited for that before its first draw, or, if it has no row tile,
     // above, because only the lengths of packed sequences leave it none.
-    if (lane == 0 && p.tickets.left != nullptr) leave(p.tickets);
+    if (lane == 0 && p.tile_counter.left != nullptr) finish_counting(p.tile_counter);
   }
   __device__ __forceinline__ void publish(int item) const {
     __syncwarp();
@@ -144,14 +144,14 @@ struct FwdFeed {
   }
   /// Whether the row tile has any row that sees a key; others are stored here. `use`: the first of the rings, then that
   /// behind it.
-  __device__ __forceinline__ bool find(RowTiles<C>& row_tiles, int tile, int item, int& use) const {
+  __device__ __forceinline__ bool find(TileScheduler<C>& row_tiles, int tile, int item, int& use) const {
     Work& work = shared.works[item % 2];
     bool found = false;
     Block packed{};
     if constexpr (C.varlen) packed = row_tiles.at(tile);  // by the whole warp
     if (lane == 0) {
       found = work.find(p, C.varlen ? packed : Block::of<C>(p, tile));
-      work.spoiled = 0;
+      work.non_finite = 0;
       if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
     }
     if (!ptx::uniform(found)) return false;
@@ -162,7 +162,7 @@ struct FwdFeed {
     }
     __syncwarp();
     if (work.tiles.count() == 0) {
-      ptx::take_over();
+      ptx::griddepcontrol_wait_and_launch();
       Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store_empty();
       __syncwarp();
       return false;
@@ -194,7 +194,7 @@ struct FwdFeed {
     Uses uses{work.first_use, work.end_use};
     const auto key = [&](int use) { return work.tiles.at(use - work.first_use).first; };
     while (uses.first + 1 < uses.end && key(uses.first) >= end) ++uses.first;
-    while (uses.first + 1 < uses.end && key(uses.end - 1) + C.tile_n <= begin) --uses.end;
+    while (uses.first + 1 < uses.end && key(uses.end - 1) + C.tile_kv <= begin) --uses.end;
     return uses;
   }
   __device__ __forceinline__ ListMemory list_memory(int item) const {
@@ -257,7 +257,7 @@ struct FwdFeed {
           constexpr int threads = kCheckers * 32;
           const auto keys = [&] { return work.keys_of(work.tiles.at(use - work.first_use)); };
           // Groups that skip the tile may read this meanwhile; it tells them nothing.
-          if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads, keys)) work.spoiled = 1;
+          if (replace_values<C.type, VTile, threads>(v_at(use), thread % threads, keys)) work.non_finite = 1;
           ptx::fence_async_proxy();
         }
         __syncwarp();

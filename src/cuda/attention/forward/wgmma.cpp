@@ -15,13 +15,13 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   if (target.sm != 90 || c.loader != Loader::tma || c.dv_parts != 1 || c.d > 256) {
     return Support::no("wants SM90, keys by TMA and at most 256 columns");
   }
-  if ((c.warps != 4 && c.warps != 8 && c.warps != 12) || c.tile_m != c.warps * 16) {
+  if ((c.warps != 4 && c.warps != 8 && c.warps != 12) || c.tile_q != c.warps * 16) {
     return Support::no("wants tile_q of 64, 128 or 192 rows, 16 a warp");
   }
   const int most_keys = c.tests_elements() ? 128 : 256;
-  if (c.tile_n > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
+  if (c.tile_kv > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
   // Scores, outputs and probabilities, of what a thread has (forward/wgmma.cuh).
-  const int registers = (c.tile_n + c.dv) / 2 + c.tile_n / 4;
+  const int registers = (c.tile_kv + c.dv) / 2 + c.tile_kv / 4;
   const int most = c.warps == 12 ? 128 : 192;
   if (registers > most) {
     return Support::no("needs " + std::to_string(registers) +
@@ -32,7 +32,7 @@ Support supports_config(const FwdConfig& c, const Target& target) {
     return Support::no("wants tile_q of 128 rows or more for more than 128 columns");
   }
   constexpr int widths[] = {32, 64, 80, 96, 128, 160, 192, 256};  // ptx/wgmma.cuh
-  if (std::ranges::find(widths, c.tile_n) == std::end(widths)) {
+  if (std::ranges::find(widths, c.tile_kv) == std::end(widths)) {
     return Support::no("wants 32, 64, 80, 96, 128, 160, 192 or 256 keys a tile");
   }
   return Support::yes();

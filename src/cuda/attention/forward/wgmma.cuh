@@ -19,25 +19,25 @@
 namespace tessera::cuda {
 
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
-struct FwdWgmma : FwdFeed<C> {
-  using Feed = FwdFeed<C>;
-  using Feed::checks, Feed::groups, Feed::groups_differ, Feed::items, Feed::k_at, Feed::keys, Feed::lane, Feed::maps,
-      Feed::p, Feed::q_base, Feed::shared, Feed::thread, Feed::v_at, Feed::values;
-  using typename Feed::KTile, typename Feed::QTile, typename Feed::VTile, typename Feed::Work, typename Feed::Works;
-  static constexpr bool takes_turns = groups >= 2 && C.turns;
+struct FwdWgmma : Producer<C> {
+  using Base = Producer<C>;
+  using Base::checks, Base::groups, Base::groups_differ, Base::items, Base::k_at, Base::keys, Base::lane, Base::maps,
+      Base::p, Base::q_base, Base::shared, Base::thread, Base::v_at, Base::values;
+  using typename Base::KTile, typename Base::QTile, typename Base::VTile, typename Base::Work, typename Base::Works;
+  static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
-  static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.affine || C.chunked;
+  static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.compressed_causal || C.chunked;
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
-  static constexpr int copying_registers = most_to_find                     ? 72
-                                           : much_to_find                   ? 56
-                                           : groups == 3 || C.blocks() == 3 ? 32
-                                                                            : 40;
-  static constexpr int computing_registers = (all_registers - copying_registers) / groups / 8 * 8;
+  static constexpr int producer_registers = most_to_find                     ? 72
+                                            : much_to_find                   ? 56
+                                            : groups == 3 || C.blocks() == 3 ? 32
+                                                                             : 40;
+  static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
   using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15>;
-  using Scores = Accumulator<1, C.tile_n / 8>;
+  using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
-  using Probabilities = u32[C.tile_n / 16][4];  // as an A operand
+  using Probabilities = u32[C.tile_kv / 16][4];  // as an A operand
 
   static_assert(C.rows_a_warp() == 16);
 
@@ -60,24 +60,24 @@ struct FwdWgmma : FwdFeed<C> {
     if (threadIdx.x == 0) kernel.init();
     __syncthreads();
     if (kernel.group() < groups) {
-      ptx::take_registers<computing_registers>();
-      ptx::take_over();
+      ptx::setmaxnreg_inc<consumer_registers>();
+      ptx::griddepcontrol_wait_and_launch();
       kernel.compute();
     } else {
-      ptx::give_registers<copying_registers>();
-      kernel.feed(ptx::uniform(kernel.thread / 32) - C.warps);
+      ptx::setmaxnreg_dec<producer_registers>();
+      kernel.produce(ptx::uniform(kernel.thread / 32) - C.warps);
     }
   }
 
   // Of every row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those before;
   // then the last O += P·V. All groups take as many turns and release all buffers, also of keys that they skip.
   __device__ __forceinline__ void compute() const {
-    if constexpr (takes_turns) {
-      if (group() == groups - 1) end_turn();
+    if constexpr (ping_pongs) {
+      if (group() == groups - 1) scheduler_barrier_arrive();
     }
     const u32 q = ptx::uniform(q_at());
     Scores s;
-    Probabilities weights;
+    Probabilities probabilities;
     Output o;
     Online softmax;
     bool more = begin_queries(0);
@@ -94,31 +94,31 @@ struct FwdWgmma : FwdFeed<C> {
       keys().wait(use);
       const int end = own(work).end;  // from here on by end_of()
       const u32 first = ptx::uniform(k_at(use));
-      begin_turn();
+      scheduler_barrier_sync();
       begin_scores<C.type, QTile, KTile>(s, q, first);
-      end_turn();
+      scheduler_barrier_arrive();
       o.clear();
       softmax.clear();
-      bool looked_through = find_weights<true>(work, use, s, weights, o, softmax);
+      bool looked_through = softmax_step<true>(work, use, s, probabilities, o, softmax);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
         const u32 k = ptx::uniform(k_at(use));
         const u32 v = ptx::uniform(v_at(use - 1));
         keys().wait(use);
-        begin_turn();
+        scheduler_barrier_sync();
         begin_scores<C.type, QTile, KTile>(s, q, k);
         await_values(use - 1, looked_through);
-        begin_outputs<C.type, VTile>(o, weights, v);
-        end_turn();
-        looked_through = find_weights<false>(work, use, s, weights, o, softmax);
+        begin_outputs<C.type, VTile>(o, probabilities, v);
+        scheduler_barrier_arrive();
+        looked_through = softmax_step<false>(work, use, s, probabilities, o, softmax);
       }
       use = end_of(work, end);
       const u32 v = ptx::uniform(v_at(use - 1));
       await_values(use - 1, looked_through);
-      begin_turn();
-      begin_outputs<C.type, VTile>(o, weights, v);
-      end_turn();
+      scheduler_barrier_sync();
+      begin_outputs<C.type, VTile>(o, probabilities, v);
+      scheduler_barrier_arrive();
       const bool skips_more = groups_differ && use < work.end_use;
       if (skips_more) {
         await_outputs(o);  // the copies of what is skipped may want the room of these values
@@ -132,7 +132,7 @@ struct FwdWgmma : FwdFeed<C> {
       if (!skips_more) release(values(), end_of(work, end) - 1);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
-      if (work.spoiled != 0) {
+      if (work.non_finite != 0) {
         const int thread = thread_again();
         const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
         ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, thread % 32}.add_to_outputs();
@@ -153,14 +153,14 @@ struct FwdWgmma : FwdFeed<C> {
   /// Keys that none of the group's rows sees.
   __device__ __forceinline__ void skip(int use) const {
     keys().wait(use);
-    begin_turn();
-    end_turn();
+    scheduler_barrier_sync();
+    scheduler_barrier_arrive();
     release(keys(), use);
     values().wait(use);
     release(values(), use);
   }
 
-  /// Of the group's rows of a row tile, if there is one: by the copy engine where they are a box.
+  /// Of the group's rows of a row tile, if there is one: by TMA where they are a box.
   __device__ __forceinline__ bool begin_queries(int item) const {
     items().wait(item);
     if (item == shared.end) return false;
@@ -203,10 +203,10 @@ struct FwdWgmma : FwdFeed<C> {
     group_barrier();
   }
 
-  /// From the scores that were begun to weights; and outputs, unless these are the row tile's first keys, from those of
-  /// the keys before to those that the new weights' are added to. Whether the values are looked through.
+  /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
+  /// those of the keys before to those that the new probabilities' are added to. Whether the values are looked through.
   template <bool first>
-  __device__ __forceinline__ bool find_weights(Work& work, int use, Scores& s, Probabilities& weights, Output& o,
+  __device__ __forceinline__ bool softmax_step(Work& work, int use, Scores& s, Probabilities& probabilities, Output& o,
                                                Online& softmax) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
     KeptBits<C> kept;
@@ -224,7 +224,7 @@ struct FwdWgmma : FwdFeed<C> {
       release(values(), use - 1);
       softmax.apply(rescale, o);
     }
-    pack_weights(weights, s, kept);
+    pack_probabilities(probabilities, s, kept);
     return looked_through;
   }
   __device__ __forceinline__ void await_values(int use, bool looked_through) const {
@@ -232,9 +232,9 @@ struct FwdWgmma : FwdFeed<C> {
     if (looked_through) checks().wait(use);
   }
 
-  // Scores to weights. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even looked
-  // for, and the sum of the weights tells when it should have been. They are divided then; and only where that is too
-  // late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
+  // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
+  // looked for, and the sum of the probabilities tells when it should have been. They are divided then; and only where
+  // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
   // Identity.RowsDoNotKnowEachOther).
   template <bool first>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
@@ -294,14 +294,15 @@ struct FwdWgmma : FwdFeed<C> {
 
   __device__ __forceinline__ void exponentiate(Scores& s, Online& softmax) const {
 #pragma unroll
-    for (int n = 0; n < C.tile_n / 8; ++n) softmax.exponentiate(0, s.tile[0][n], softmax_scale());
+    for (int n = 0; n < C.tile_kv / 8; ++n) softmax.exponentiate(0, s.tile[0][n], softmax_scale());
     settle(s);
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
 
-  static __device__ __forceinline__ void pack_weights(Probabilities& weights, Scores& s, const KeptBits<C>& kept) {
+  static __device__ __forceinline__ void pack_probabilities(Probabilities& probabilities, Scores& s,
+                                                            const KeptBits<C>& kept) {
 #pragma unroll
-    for (int k = 0; k < C.tile_n / 16; ++k) {
+    for (int k = 0; k < C.tile_kv / 16; ++k) {
       if constexpr (C.dropout) {
         kept.apply(s.tile[0][2 * k], k, 0);
         kept.apply(s.tile[0][2 * k + 1], k, 1);
@@ -309,7 +310,7 @@ struct FwdWgmma : FwdFeed<C> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const auto& tile = s.tile[0][2 * k + i / 2];
-        weights[k][i] = ptx::pack<C.type>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+        probabilities[k][i] = ptx::pack<C.type>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
       }
     }
   }
@@ -318,15 +319,15 @@ struct FwdWgmma : FwdFeed<C> {
   __device__ __forceinline__ int group_number() const {
     return registers_are_short ? group() : static_cast<int>(threadIdx.x) / 128;
   }
-  static constexpr int kTurn = 1;   // barriers, one for each group
-  static constexpr int kGroup = 4;  // likewise
-  __device__ __forceinline__ void begin_turn() const {
-    if constexpr (takes_turns) ptx::barrier_sync(kTurn + group_number(), 256);
+  static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
+  static constexpr int kGroup = 4;             // likewise
+  __device__ __forceinline__ void scheduler_barrier_sync() const {
+    if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + group_number(), 256);
   }
-  __device__ __forceinline__ void end_turn() const {
-    if constexpr (takes_turns) {
+  __device__ __forceinline__ void scheduler_barrier_arrive() const {
+    if constexpr (ping_pongs) {
       const int number = group_number();
-      ptx::barrier_arrive(number == groups - 1 ? kTurn : kTurn + 1 + number, 256);
+      ptx::barrier_arrive(number == groups - 1 ? kSchedulerBarrier : kSchedulerBarrier + 1 + number, 256);
     }
   }
 

@@ -66,7 +66,7 @@ struct Sequence {
       if (p.kv[1].offset != nullptr) second.position = p.kv[1].offset[batch];
     }
     const i64 bottom_right = static_cast<i64>(first.extent.length) + second.extent.length - q.length;
-    q_position = p.q_offset != nullptr ? p.q_offset[batch] : p.affine_stride != 0 ? 0 : bottom_right;
+    q_position = p.q_offset != nullptr ? p.q_offset[batch] : p.compressed_stride != 0 ? 0 : bottom_right;
   }
 
   // Neither an array nor a reference: an address that the compiler does not know would move all of it to local memory.

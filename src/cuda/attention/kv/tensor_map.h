@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps of queries, keys and values, for the copy engine of SM90 and newer.
+// Tensor maps of queries, keys and values, for TMA of SM90 and newer.
 #pragma once
 
 #include <cstdint>

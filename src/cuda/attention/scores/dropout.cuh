@@ -14,7 +14,7 @@ namespace tessera::cuda {
 struct DropoutDraws {
   u32 key0, key1;
   u32 offset;
-  u32 plane;  // of the block's first head
+  u32 head_batch;  // of the block's first head
   u32 threshold;
 
   DropoutDraws() = default;
@@ -25,12 +25,12 @@ struct DropoutDraws {
     key0 = static_cast<u32>(seed);
     key1 = static_cast<u32>(seed >> 32) ^ static_cast<u32>(from >> 32);
     offset = static_cast<u32>(from);
-    plane = static_cast<u32>(p.first_plane + static_cast<i64>(batch) * p.heads + head);
+    head_batch = static_cast<u32>(p.first_head_batch + static_cast<i64>(batch) * p.heads + head);
     threshold = p.threshold;
   }
 
   __device__ __forceinline__ Philox philox(u32 key, u32 row, u32 head) const {
-    return {key / 16 * 4 + key % 8 / 2, row / 16 * 8 + row % 8, plane + head, offset, key0, key1};
+    return {key / 16 * 4 + key % 8 / 2, row / 16 * 8 + row % 8, head_batch + head, offset, key0, key1};
   }
   /// Which of a call's eight draws is of this value.
   static __device__ __forceinline__ u32 number(u32 key, u32 row) {
@@ -75,10 +75,10 @@ __device__ __forceinline__ u32 kept_of_fragment(const DropoutDraws& draws, const
   return kept;
 }
 
-/// The bits of 16 rows by tile_n keys: byte k % 4 of word k / 4 is fragment k.
+/// The bits of 16 rows by tile_kv keys: byte k % 4 of word k / 4 is fragment k.
 template <FwdConfig C>
 struct KeptBits {
-  static constexpr int words = divide_up(C.tile_n, 64);
+  static constexpr int words = divide_up(C.tile_kv, 64);
   u32 word[words];
 
   /// Of 16 packed rows of the block from `first` on; `work`: SharedWork, `tile`: KvTile.
@@ -93,7 +93,7 @@ struct KeptBits {
                            {static_cast<u32>(upper.head), static_cast<u32>(lower.head)}};
 #pragma unroll
     for (int w = 0; w < words; ++w) {
-      const int fragments = C.tile_n / 16 - w * 4 < 4 ? C.tile_n / 16 - w * 4 : 4;
+      const int fragments = C.tile_kv / 16 - w * 4 < 4 ? C.tile_kv / 16 - w * 4 : 4;
       word[w] = 0;
       // Rolled: the generator's code is as long as a tile's products.
 #pragma unroll 1

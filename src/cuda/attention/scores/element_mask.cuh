@@ -8,11 +8,11 @@
 
 namespace tessera::cuda {
 
-/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit half · tile_n / 4 + 2n + i is value i
+/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit half · tile_kv / 4 + 2n + i is value i
 /// of row `half` in the n-th tile of 8 columns.
 template <FwdConfig C>
 struct HiddenBits {
-  static constexpr int row_bits = C.tile_n / 4;
+  static constexpr int row_bits = C.tile_kv / 4;
   static_assert(!C.tests_elements() || 2 * row_bits <= 64);
   u64 bits;
 

@@ -15,7 +15,7 @@ namespace tessera::cuda {
 template <FwdConfig C, class User>
 struct FinishScores {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using Scores = Accumulator<row_tiles, C.tile_n / 8>;
+  using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
 
   const FwdParams& p;
   const BlockWork<C>& work;
@@ -56,7 +56,7 @@ struct FinishScores {
           slope = p.slopes[work.block.batch * p.slopes_batch + (work.block.head + at.head) * p.slopes_head];
         }
 #pragma unroll
-        for (int n = 0; n < C.tile_n / 8; ++n) {
+        for (int n = 0; n < C.tile_kv / 8; ++n) {
           const int moved = work.tiles.moved(tile, n * 8);
           const Distances distances(work.sequence, work.sequence.segment(tile.segment), first_query, first_key + moved);
           const float near = distances.near_of(at.query);  // computed once for all n unless a list's tile gathers runs

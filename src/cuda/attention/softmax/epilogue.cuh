@@ -86,14 +86,14 @@ struct Epilogue {
     const int lane = thread % 32;
     const PackedRows out = outputs();
 #pragma unroll 1
-    for (int row = 0; row < min(rows(), C.tile_m); ++row) {
+    for (int row = 0; row < min(rows(), C.tile_q); ++row) {
 #pragma unroll 1
       for (int at = lane * 8; at < p.dv * output_bytes; at += 32 * 8) {
         *reinterpret_cast<float2*>(out.writable(row) + at) = make_float2(0.0F, 0.0F);
       }
     }
 #pragma unroll 1
-    for (int row = lane; p.lse != nullptr && row < min(rows(), C.tile_m); row += 32) {
+    for (int row = lane; p.lse != nullptr && row < min(rows(), C.tile_q); row += 32) {
       *reinterpret_cast<float*>(rows_of(p.lse, 4, p.lse_strides, p.lse_split).writable(row)) = -kInfinity;
     }
   }
@@ -221,7 +221,7 @@ struct Epilogue {
 
   // Through shared memory, so that whole rows leave 16 bytes a thread.
   __device__ __forceinline__ void store_16_bit(const Output& o, const PackedRows& out) const {
-    using Tile = SharedTile<C.tile_m, C.dv>;
+    using Tile = SharedTile<C.tile_q, C.dv>;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll

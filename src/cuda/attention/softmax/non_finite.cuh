@@ -56,7 +56,7 @@ __device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) 
   }
   if (test.passed()) return false;
   const int end = keys();
-  bool spoiled = false;
+  bool non_finite = false;
 #pragma unroll 1
   for (int at = thread * 16; at < Tile::bytes; at += threads * 16) {
     u32 value[4];
@@ -64,12 +64,12 @@ __device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) 
 #pragma unroll
     for (u32& pair : value) {
       const u32 kept = finite_of<type>(pair);
-      spoiled |= pair != kept && Tile::row_of(at) < end;
+      non_finite |= pair != kept && Tile::row_of(at) < end;
       pair = kept;
     }
     ptx::store_shared_16(tile + at, value);
   }
-  return spoiled;
+  return non_finite;
 }
 
 /// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops.
@@ -89,7 +89,7 @@ struct ReplacedValues {
       const KvTile tile = work.tiles.at(i);
       if (!work.may_hide(tile)) continue;
 #pragma unroll 1
-      for (int column = lane; column < round_up(C.tile_n, 32); column += 32) add(tile, column);
+      for (int column = lane; column < round_up(C.tile_kv, 32); column += 32) add(tile, column);
     }
   }
   // Those of 32 keys, each looked through by a lane.

@@ -18,14 +18,14 @@ constexpr std::int64_t kMostBlock = std::numeric_limits<int>::max() / 2;
 // The tile of the scores that are computed again: no larger than the problem's, as far as copies allow.
 FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   FwdConfig config = forward;
-  config.tile_m = std::min(problem.block_q, problem.seqlen_q) > 32 ? 64 : 32;
-  config.warps = config.tile_m / 16;
-  config.tile_n = problem.block_kv > 32 && config.d <= 256 ? 64 : 32;  // 99 KB hold 64 queries and 32 keys of 512
+  config.tile_q = std::min(problem.block_q, problem.seqlen_q) > 32 ? 64 : 32;
+  config.warps = config.tile_q / 16;
+  config.tile_kv = problem.block_kv > 32 && config.d <= 256 ? 64 : 32;  // 99 KB hold 64 queries and 32 keys of 512
   config.stages = 1;
   config.loader = Loader::cp_async;
   config.q_kept = 0;
   config.tiles = Tiles::range;
-  config.run = config.tile_n;
+  config.run = config.tile_kv;
   config.list_elements = false;
   config.list_waives = false;
   config.trusts = config.trusts && config.source != Source::strided;  // of a list it tests nothing either way
@@ -39,7 +39,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
 std::int64_t block_q(const Problem& problem) { return std::min(problem.block_q, kMostBlock); }
 
 std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
-  return divide_up<std::int64_t>(std::min(block_q(problem), problem.seqlen_q), config.tile_m);
+  return divide_up<std::int64_t>(std::min(block_q(problem), problem.seqlen_q), config.tile_q);
 }
 
 // What the rows of the masses are relative to, where the forward has to keep it.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each tile of a problem weighs: Σ over a query block's rows of Σ over a key block's keys of exp(S' − LSE), or of
 // that sum's square. The forward has no memory for a row's sums in every key block until it knows the LSE, so that the
-// scores are computed once more. One block takes tile_m rows of one query block of one head and walks the key blocks;
+// scores are computed once more. One block takes tile_q rows of one query block of one head and walks the key blocks;
 // finish_mass.cuh adds up a query block's row tiles.
 //
 // An LSE of 5, rounded to fp32, is off by up to 2.4e-7, and so would be every mass of its row. Where this run's LSE is
@@ -21,9 +21,9 @@ namespace tessera::cuda {
 template <FwdConfig C, class User>
 struct TileMass {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using QTile = SharedTile<C.tile_m, C.d>;
-  using KTile = SharedTile<C.tile_n, C.d>;
-  using Scores = Accumulator<row_tiles, C.tile_n / 8>;
+  using QTile = SharedTile<C.tile_q, C.d>;
+  using KTile = SharedTile<C.tile_kv, C.d>;
+  using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
 
   // Of a thread's rows: a key weighs exp2((S' · scale − origin) · unit) / sum.
   struct Rows {
@@ -60,12 +60,12 @@ struct TileMass {
       const int query_block = ptx::divide(tile, mass.row_tiles);
       const int tile_of_block = tile - query_block * static_cast<int>(mass.row_tiles.value);
       const int head = static_cast<int>(blockIdx.y);
-      const int first = query_block * mass.block_q + tile_of_block * C.tile_m;
+      const int first = query_block * mass.block_q + tile_of_block * C.tile_q;
       work.block = {first, head, ptx::divide(head, p.heads_a_kv), static_cast<int>(blockIdx.z), 0};
       work.sequence = Sequence(p, work.block.batch, C.segments);
       work.query_block = query_block;
-      const int left_of_block = mass.block_q - tile_of_block * C.tile_m;
-      work.rows = min(min(left_of_block, work.sequence.q.length - first), C.tile_m);
+      const int left_of_block = mass.block_q - tile_of_block * C.tile_q;
+      work.rows = min(min(left_of_block, work.sequence.q.length - first), C.tile_q);
     }
     __syncthreads();
     TileMass{p, mass, work, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.walk();
@@ -140,7 +140,7 @@ struct TileMass {
     }
     float weight[row_tiles][2] = {};
     const KvParams& kv = p.kv[segment];
-    for (int first = begin + (seen - begin) / C.tile_n * C.tile_n; first < end; first += C.tile_n) {
+    for (int first = begin + (seen - begin) / C.tile_kv * C.tile_kv; first < end; first += C.tile_kv) {
       __syncthreads();  // nobody reads the keys before these any more
       KvRows<C.source, C.trusts> tile(kv, kv.k, kv.k_strides, keys.extent, work.block.batch, work.block.kv_head);
       tile.advance(first);
@@ -193,7 +193,7 @@ struct TileMass {
         float slope = 0.0F;
         if constexpr (C.alibi) slope = p.slopes[work.block.batch * p.slopes_batch + work.block.head * p.slopes_head];
 #pragma unroll
-        for (int n = 0; n < C.tile_n / 8; ++n) {
+        for (int n = 0; n < C.tile_kv / 8; ++n) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const int key = first + n * 8 + lane % 4 * 2 + i;

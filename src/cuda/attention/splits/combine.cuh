@@ -18,7 +18,7 @@ template <CombineConfig C>
 struct Combine {
   /// The LSE is stored last: it may lie where that of a part did.
   static __device__ __forceinline__ void run(const CombineParams& p) {
-    ptx::take_over();
+    ptx::griddepcontrol_wait_and_launch();
     float lse = 0.0F;
     float* lse_at = nullptr;
     merge(p, lse, lse_at);

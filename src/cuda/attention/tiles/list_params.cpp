@@ -43,22 +43,22 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   const int widest = std::max(config.d, config.dv);
   config.tiles = Tiles::list;
   // 16 rows a warp where registers leave none beside 32.
-  if (!wgmma && (config.tile_n < 64 || widest > 64)) config.tile_m = std::min(config.tile_m, 64);
+  if (!wgmma && (config.tile_kv < 64 || widest > 64)) config.tile_q = std::min(config.tile_q, 64);
   // Rows of one list block, or of all queries if one block has them all, make whole tiles.
-  const std::int64_t rows = problem.block_q >= problem.seqlen_q ? config.tile_m : problem.block_q * packed_heads;
+  const std::int64_t rows = problem.block_q >= problem.seqlen_q ? config.tile_q : problem.block_q * packed_heads;
   const int fewest = !wgmma ? 32 : widest <= 128 ? 64 : 128;
-  while (config.tile_m > fewest && rows % config.tile_m != 0) config.tile_m /= 2;
-  if (rows % config.tile_m != 0) config.tile_m = std::max(64, fewest);
-  config.warps = wgmma ? config.tile_m / 16 : config.tile_m == 32 ? 2 : 4;
-  config.list_elements = rows % config.tile_m != 0 || problem.block_kv % kShortestRun != 0;
-  const bool pairs = widest <= 64 && config.tile_m <= 64 && problem.block_kv % 64 == 0;
-  if (!wgmma) config.tile_n = pairs ? 128 : 64;
-  if (wgmma && (config.list_elements || (config.tile_m == 64 && widest > 64))) {
-    config.tile_n = std::min(config.tile_n, 64);
+  while (config.tile_q > fewest && rows % config.tile_q != 0) config.tile_q /= 2;
+  if (rows % config.tile_q != 0) config.tile_q = std::max(64, fewest);
+  config.warps = wgmma ? config.tile_q / 16 : config.tile_q == 32 ? 2 : 4;
+  config.list_elements = rows % config.tile_q != 0 || problem.block_kv % kShortestRun != 0;
+  const bool pairs = widest <= 64 && config.tile_q <= 64 && problem.block_kv % 64 == 0;
+  if (!wgmma) config.tile_kv = pairs ? 128 : 64;
+  if (wgmma && (config.list_elements || (config.tile_q == 64 && widest > 64))) {
+    config.tile_kv = std::min(config.tile_kv, 64);
   }
-  config.tile_n = std::min(config.tile_n, most_keys);
-  const std::int64_t run = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_n);
-  config.run = config.list_elements ? config.tile_n : static_cast<int>(run);
+  config.tile_kv = std::min(config.tile_kv, most_keys);
+  const std::int64_t run = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_kv);
+  config.run = config.list_elements ? config.tile_kv : static_cast<int>(run);
   config.list_waives = config.user_mask && problem.list.full && !config.list_elements;
 }
 

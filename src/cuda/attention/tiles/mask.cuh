@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query sees. Sequence end, band, affine mask and chunks all come down to one interval of keys for each
-// query, so an element test is two comparisons, and a tile needs none when it lies within the intervals of its first
-// and last query.
+// Which keys a query sees. Sequence end, window, compressed causal mask and chunks all come down to one interval of
+// keys for each query, so an element test is two comparisons, and a tile needs none when it lies within the intervals
+// of its first and last query.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -29,11 +29,12 @@ __device__ __forceinline__ int to_int(i64 x) {
 template <FwdConfig C>
 struct RowBounds {
   int first_query;
-  int begin;  // of the first query's band, not clamped to the segment
+  int begin;  // of the first query's window, not clamped to the segment
   int end;
   int length;  // keys of the segment
-  // Affine mask: the last visible key of the segment is floor((affine + query) / affine_stride) − affine_origin.
-  i64 affine = 0, affine_stride = 0, affine_origin = 0;
+  // Compressed causal mask: the last visible key of the segment is floor((compressed_end + query) / compressed_stride)
+  // − compressed_origin.
+  i64 compressed_end = 0, compressed_stride = 0, compressed_origin = 0;
   // Chunks: positions of the first query and of key 0, raised so that a query's is not negative.
   WideDivisor chunk;
   u64 chunk_query = 0;
@@ -43,13 +44,13 @@ struct RowBounds {
                                        int query) {
     const i64 distance = sequence.q_position + query - segment.position;
     first_query = query;
-    begin = to_int(distance - p.band_left);
-    end = to_int(distance + p.band_right + 1);
+    begin = to_int(distance - p.window_left);
+    end = to_int(distance + p.window_right + 1);
     length = segment.extent.length;
-    if constexpr (C.affine) {
-      affine = sequence.q_position + query + 1 - p.affine_length;
-      affine_stride = p.affine_stride;
-      affine_origin = segment.position;
+    if constexpr (C.compressed_causal) {
+      compressed_end = sequence.q_position + query + 1 - p.compressed_length;
+      compressed_stride = p.compressed_stride;
+      compressed_origin = segment.position;
     }
     if constexpr (C.chunked) {
       chunk = p.chunk.size;
@@ -61,8 +62,8 @@ struct RowBounds {
   __device__ __forceinline__ Interval of(int query) const {
     const int below = query - first_query;
     int last = min(end + below, length);
-    if constexpr (C.affine) {
-      last = min(last, to_int(divide_down(affine + below, affine_stride) - affine_origin + 1));
+    if constexpr (C.compressed_causal) {
+      last = min(last, to_int(divide_down(compressed_end + below, compressed_stride) - compressed_origin + 1));
     }
     int first = begin + below;
     if constexpr (C.chunked) {

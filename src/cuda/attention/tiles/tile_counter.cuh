@@ -12,30 +12,32 @@
 
 namespace tessera::cuda {
 
-inline constexpr int kTicketBits = 24;
+inline constexpr int kCounterBits = 24;
 
 /// Counts one more: 0 for the first of a run, then 1, and so on.
 __device__ __forceinline__ int count_on(u64* counter, u64 tag) {
-  constexpr u64 numbers = (u64{1} << kTicketBits) - 1;
+  constexpr u64 numbers = (u64{1} << kCounterBits) - 1;
   u64 before = atomicAdd(counter, u64{1});
-  if (before >> kTicketBits == tag) return static_cast<int>(before & numbers);
+  if (before >> kCounterBits == tag) return static_cast<int>(before & numbers);
   before += 1;
   while (true) {
-    const u64 found = atomicCAS(counter, before, tag << kTicketBits | 1);
+    const u64 found = atomicCAS(counter, before, tag << kCounterBits | 1);
     if (found == before) return 0;
-    if (found >> kTicketBits == tag) return static_cast<int>(atomicAdd(counter, u64{1}) & numbers);
+    if (found >> kCounterBits == tag) return static_cast<int>(atomicAdd(counter, u64{1}) & numbers);
     before = found;
   }
 }
 
 /// The next number from 0 on. By one thread of a block.
-__device__ __forceinline__ int draw(const TicketParams& tickets) { return count_on(tickets.drawn, tickets.tag); }
+__device__ __forceinline__ int next_tile(const TileCounterParams& tile_counter) {
+  return count_on(tile_counter.drawn, tile_counter.tag);
+}
 
 /// By one thread of every block of the grid, when it draws no more.
-__device__ __forceinline__ void leave(const TicketParams& tickets) {
-  if (count_on(tickets.left, tickets.tag) != static_cast<int>(gridDim.x) - 1) return;
-  atomicExch(tickets.drawn, tickets.tag << kTicketBits);
-  atomicExch(tickets.left, tickets.tag << kTicketBits);
+__device__ __forceinline__ void finish_counting(const TileCounterParams& tile_counter) {
+  if (count_on(tile_counter.left, tile_counter.tag) != static_cast<int>(gridDim.x) - 1) return;
+  atomicExch(tile_counter.drawn, tile_counter.tag << kCounterBits);
+  atomicExch(tile_counter.left, tile_counter.tag << kCounterBits);
 }
 
 }  // namespace tessera::cuda

@@ -23,7 +23,7 @@ struct ListMemory {
 template <FwdConfig C>
 class TileList {
  public:
-  static constexpr int runs = C.tile_n / C.run;
+  static constexpr int runs = C.tile_kv / C.run;
   static constexpr int collectors = C.collectors();
 
   TileList() = default;
@@ -35,7 +35,7 @@ class TileList {
     const int rows = static_cast<int>(sequence.q.length * p.group.value);
     if (block.first_row >= rows) return;
     const int first_query = PackedRow(block.first_row, p.group).query;
-    const int last_query = PackedRow(min(block.first_row + C.tile_m, rows) - 1, p.group).query;
+    const int last_query = PackedRow(min(block.first_row + C.tile_q, rows) - 1, p.group).query;
     first_ = Part(p, sequence, sequence.first, first_query, last_query, 0);
     if constexpr (C.segments == 2) second_ = Part(p, sequence, sequence.second, first_query, last_query, second_cell_);
     for (int word = collector(); word < p.list.cells / 32; word += collectors) {
@@ -78,7 +78,7 @@ class TileList {
   __device__ __forceinline__ int keys(const KvTile& tile, int length) const {
     int count = 0;
 #pragma unroll 1
-    for (int column = 0; column < C.tile_n; column += C.run) {
+    for (int column = 0; column < C.tile_kv; column += C.run) {
       count += min(max(length - key(tile, column), 0), C.run);
     }
     return count;

@@ -8,7 +8,7 @@
 
 namespace tessera::cuda {
 
-/// What a block computes: see BlockOrder.
+/// What a block computes: see TileSchedule.
 struct Block {
   int first_row;  // packed
   int head;       // first query head
@@ -16,22 +16,22 @@ struct Block {
   int batch;
   int split;
 
-  /// `index`: in the order of p.order.
+  /// `index`: in the order of p.schedule.
   template <FwdConfig C>
   static __device__ __forceinline__ Block of(const FwdParams& p, int index) {
-    const int section = ptx::divide(index, p.order.section);
-    const auto in_section = static_cast<int>(index - section * p.order.section.value);
-    const int from_last = ptx::divide(in_section, p.order.planes);
-    const auto plane = static_cast<int>((section - from_last) * p.order.planes.value + in_section);
-    return of_plane<C>(p, plane, p.order.tiles - 1 - from_last);
+    const int l2_group = ptx::divide(index, p.schedule.l2_group);
+    const auto in_l2_group = static_cast<int>(index - l2_group * p.schedule.l2_group.value);
+    const int from_last = ptx::divide(in_l2_group, p.schedule.head_batches);
+    const auto head_batch = static_cast<int>((l2_group - from_last) * p.schedule.head_batches.value + in_l2_group);
+    return of_head_batch<C>(p, head_batch, p.schedule.tiles - 1 - from_last);
   }
-  /// `plane`: of all sequences and splits; `row_tile`: of it.
+  /// `head_batch`: of all sequences and splits; `row_tile`: of it.
   template <FwdConfig C>
-  static __device__ __forceinline__ Block of_plane(const FwdParams& p, int plane, int row_tile) {
-    const int sequence = ptx::divide(plane, p.order.heads);  // and split
+  static __device__ __forceinline__ Block of_head_batch(const FwdParams& p, int head_batch, int row_tile) {
+    const int sequence = ptx::divide(head_batch, p.schedule.heads);  // and split
     Block block;
-    block.first_row = row_tile * C.tile_m;
-    block.head = static_cast<int>((plane - sequence * p.order.heads.value) * p.group.value);
+    block.first_row = row_tile * C.tile_q;
+    block.head = static_cast<int>((head_batch - sequence * p.schedule.heads.value) * p.group.value);
     block.kv_head = ptx::divide(block.head, p.heads_a_kv);
     block.batch = ptx::divide(sequence, p.splits);
     block.split = static_cast<int>(sequence - block.batch * p.splits.value);
@@ -96,7 +96,7 @@ struct PackedRows {
   __device__ __forceinline__ char* writable(int row) const { return const_cast<char*>(at(row)); }
 };
 
-/// tile_n keys of a segment, from `first` on unless a list's tile gathers several runs.
+/// tile_kv keys of a segment, from `first` on unless a list's tile gathers several runs.
 struct KvTile {
   int segment;
   int first;
@@ -114,7 +114,7 @@ class TileRange {
     const int rows = static_cast<int>(sequence.q.length * p.group.value);
     if (block.first_row >= rows) return;
     const int first_query = PackedRow(block.first_row, p.group).query;
-    const int last_query = PackedRow(min(block.first_row + C.tile_m, rows) - 1, p.group).query;
+    const int last_query = PackedRow(min(block.first_row + C.tile_q, rows) - 1, p.group).query;
     first_ = Part(p, sequence, sequence.first, first_query, last_query);
     if constexpr (C.segments == 2) second_ = Part(p, sequence, sequence.second, first_query, last_query);
     const int total = first_.count + second_.count;
@@ -130,7 +130,7 @@ class TileRange {
   __device__ __forceinline__ int key(const KvTile& tile, int column) const { return tile.first + column; }
   /// Columns of a tile that are keys of a segment of `length`.
   __device__ __forceinline__ int keys(const KvTile& tile, int length) const {
-    return min(length - tile.first, C.tile_n);
+    return min(length - tile.first, C.tile_kv);
   }
   /// How far that is from where it would be in a tile without gaps.
   __device__ __forceinline__ int moved(const KvTile& /*tile*/, int /*column*/) const { return 0; }
@@ -157,13 +157,13 @@ class TileRange {
       const Interval last = bounds.of(last_query);
       full = {last.begin, first.end};
       if (first.begin >= last.end) return;
-      begin = first.begin / C.tile_n;
-      count = divide_up(last.end, C.tile_n) - begin;
+      begin = first.begin / C.tile_kv;
+      count = divide_up(last.end, C.tile_kv) - begin;
     }
 
     __device__ __forceinline__ KvTile at(int index, int segment) const {
-      const int key = (begin + index) * C.tile_n;
-      return {segment, key, key<full.begin, key + C.tile_n> full.end};
+      const int key = (begin + index) * C.tile_kv;
+      return {segment, key, key<full.begin, key + C.tile_kv> full.end};
     }
   };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How many row tiles there are, for blocks that take one after another (tiles/tile_counter.cuh), and which one a number
-// is. Sequences of one length have equally many, in the order of p.order; each packed sequence has those of its own
+// is. Sequences of one length have equally many, in the order of p.schedule; each packed sequence has those of its own
 // length. Were there as many of each as of the longest, most would be nobody's, and blocks would wait for the warp that
 // draws and finds them (docs/experiments/gpu-lists-and-pages.md).
 #pragma once
@@ -11,9 +11,9 @@ namespace tessera::cuda {
 
 /// By a warp.
 template <FwdConfig C>
-class RowTiles {
+class TileScheduler {
  public:
-  __device__ __forceinline__ explicit RowTiles(const FwdParams& params) : p(params) {
+  __device__ __forceinline__ explicit TileScheduler(const FwdParams& params) : p(params) {
     if constexpr (C.varlen) {
       int own = 0;
 #pragma unroll 4
@@ -22,10 +22,10 @@ class RowTiles {
     }
   }
 
-  __device__ __forceinline__ int count() const { return C.varlen ? count_ : p.order.count; }
+  __device__ __forceinline__ int count() const { return C.varlen ? count_ : p.schedule.count; }
 
-  /// Of packed sequences, which come one after the other, each in the order of p.order. `number`: below count(); later
-  /// ones are larger. Behind all rows where there is none any more: who writes lengths while they are read loses
+  /// Of packed sequences, which come one after the other, each in the order of p.schedule. `number`: below count();
+  /// later ones are larger. Behind all rows where there is none any more: who writes lengths while they are read loses
   /// results, but no address follows from it, and the walk ends.
   __device__ __forceinline__ Block at(int number) {
     int own;
@@ -54,25 +54,27 @@ class RowTiles {
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
   // Heads and splits.
-  __device__ __forceinline__ int planes() const { return static_cast<int>(p.order.heads.value * p.splits.value); }
+  __device__ __forceinline__ int head_batches() const {
+    return static_cast<int>(p.schedule.heads.value * p.splits.value);
+  }
 
   /// Row tiles of sequence first + lane.
   __device__ __forceinline__ int of_sequence(int first) const {
     const int batch = min(first + lane(), p.batch - 1);  // loads in no branch may be under way together
     const Extent extent = find_extent(p.cu_seqlens_q, nullptr, batch, p.seqlen_q, p.total_q);
-    const int tiles = divide_up(extent.capacity * static_cast<int>(p.group.value), C.tile_m);
-    return first + lane() < p.batch ? tiles * planes() : 0;
+    const int tiles = divide_up(extent.capacity * static_cast<int>(p.group.value), C.tile_q);
+    return first + lane() < p.batch ? tiles * head_batches() : 0;
   }
 
-  /// Row tile `number` of the `all` of a sequence, whose planes are whole sections.
+  /// Row tile `number` of the `all` of a sequence, whose heads and splits are whole L2 groups.
   __device__ __forceinline__ Block block_of(int batch, int all, int number) const {
-    const int tiles = all / planes();
-    const int together = static_cast<int>(p.order.planes.value);
-    const int section = number / (tiles * together);
-    const int in_section = number - section * tiles * together;
-    const int from_last = ptx::divide(in_section, p.order.planes);
-    const int plane = (section - from_last) * together + in_section;  // of the sequence
-    return Block::of_plane<C>(p, batch * planes() + plane, tiles - 1 - from_last);
+    const int tiles = all / head_batches();
+    const int together = static_cast<int>(p.schedule.head_batches.value);
+    const int l2_group = number / (tiles * together);
+    const int in_l2_group = number - l2_group * tiles * together;
+    const int from_last = ptx::divide(in_l2_group, p.schedule.head_batches);
+    const int head_batch = (l2_group - from_last) * together + in_l2_group;  // of the sequence
+    return Block::of_head_batch<C>(p, batch * head_batches() + head_batch, tiles - 1 - from_last);
   }
 
   const FwdParams& p;

@@ -36,7 +36,7 @@ u64 atomicCAS(u64* at, u64 expected, u64 value) {
 namespace tessera::cuda {
 namespace {
 
-class Tickets : public ::testing::Test {
+class TileCounter : public ::testing::Test {
  protected:
   /// What the blocks of a run draw, in order; `count(block)`: the row tiles that there are, as this block knows it.
   std::vector<int> run(const std::function<int(int)>& count) {
@@ -46,10 +46,10 @@ class Tickets : public ::testing::Test {
     for (int block = 0; block < kBlocks; ++block) {
       blocks.emplace_back([&, block] {
         for (int tile = block; tile < count(block);) {
-          tile = kBlocks + draw(tickets_);
+          tile = kBlocks + next_tile(tile_counter_);
           if (tile < count(block)) drawn.at(static_cast<std::size_t>(block)).push_back(tile);
         }
-        leave(tickets_);
+        finish_counting(tile_counter_);
       });
     }
     for (std::thread& block : blocks) block.join();
@@ -65,17 +65,17 @@ class Tickets : public ::testing::Test {
   }
 
   std::array<u64, 2> counters_{};
-  TicketParams tickets_{&counters_[0], &counters_[1], 0x123456789A};
+  TileCounterParams tile_counter_{&counters_[0], &counters_[1], 0x123456789A};
 };
 
-TEST_F(Tickets, EveryRowTileIsDrawnOnceWhateverTheWorkspaceHolds) {
-  for (const u64 left_behind : {u64{0}, ~u64{0}, u64{5}, tickets_.tag, u64{0x123456789B} << 24 | 7}) {
+TEST_F(TileCounter, EveryRowTileIsDrawnOnceWhateverTheWorkspaceHolds) {
+  for (const u64 left_behind : {u64{0}, ~u64{0}, u64{5}, tile_counter_.tag, u64{0x123456789B} << 24 | 7}) {
     counters_ = {left_behind, left_behind};
     for (const int count : {100, 4, 1, 5, 0, 1000}) expect_right(count);
   }
 }
 
-TEST_F(Tickets, BlocksThatDisagreeSpoilNoLaterRun) {
+TEST_F(TileCounter, BlocksThatDisagreeSpoilNoLaterRun) {
   const int counts[][kBlocks] = {{100, 0, 0, 0}, {0, 0, 0, 100}, {7, 50, 3, 20}, {4, 5, 6, 7}, {0, 0, 0, 0}};
   for (const auto& known : counts) {
     run([&](int block) { return known[block]; });
