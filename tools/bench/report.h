@@ -22,7 +22,7 @@ struct Columns {
 
 void print_head(const Roofline& roofline, const Columns& columns);
 void print_row(const BenchRow& row, const Columns& columns);
-/// Of the peers' times over ours, for each pass.
+/// The geometric mean of each peer's times over ours, by pass.
 void print_geometric_means(const std::vector<BenchRow>& rows, const Columns& columns);
 /// The fastest row of each problem beside the plan's own choice.
 void print_winners(const std::vector<BenchRow>& rows);
