@@ -333,7 +333,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   wish(config.warps, wishes.warps);
   config.ping_pong = !gains_without_ping_pong(config, problem, target);
   config.varlen = products == Products::wgmma && problem.q_layout == Layout::varlen;
-  if (!problem.list) config.run = config.tile_kv;
+  if (!problem.list) config.run = FwdConfig{}.run;  // ranges have none
   if (!wishes.loader.empty()) {
     config.loader = wishes.loader == "tma"        ? Loader::tma
                     : wishes.loader == "tma_warp" ? Loader::tma_warp
