@@ -15,7 +15,9 @@
 #include "core/expect_error.h"
 #include "cuda/attention/forward/config.h"
 #include "cuda/attention/forward/kernel_source.h"
+#include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/params.h"
+#include "cuda/driver/occupancy.h"
 #include "launch/launch.h"
 #include "plan/implementations.h"
 

@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/attention/forward/config.h"
 #include "cuda/attention/params.h"
+#include "cuda/driver/occupancy.h"
 #include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 #include "plan/implementations.h"
 #include "problem/linear_walks.h"
+#include "shared/config.h"
 #include "shared/linear_chunk.h"
 
 namespace tessera::cuda {
