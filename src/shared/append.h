@@ -8,12 +8,36 @@ namespace tessera::cuda {
 
 enum class Rotation : unsigned char { none, half, interleaved };
 
+constexpr Spelling spelling(Rotation rotation) {
+  switch (rotation) {
+    case Rotation::none:
+      return {"Rotation", "none"};
+    case Rotation::half:
+      return {"Rotation", "half"};
+    case Rotation::interleaved:
+      return {"Rotation", "interleaved"};
+  }
+  return {};
+}
+
 struct AppendConfig {
   Element q = Element::bf16;
   Element k = Element::bf16;
   Element v = Element::bf16;
   Rotation rotation = Rotation::none;
   int width = 8;  // elements that a thread moves at once: 8 where all dims allow it, else 1
+
+  static constexpr const char* type_name() { return "AppendConfig"; }
+  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
+  /// which is counted there.
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("q", c.q);
+    visit("k", c.k);
+    visit("v", c.v);
+    visit("rotation", c.rotation);
+    visit("width", c.width);
+  }
 
   constexpr bool operator==(const AppendConfig&) const = default;
   static constexpr int threads() { return 128; }

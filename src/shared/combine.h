@@ -10,6 +10,15 @@ struct CombineConfig {
   Element parts = Element::fp32;  // of the partial outputs
   Element output = Element::bf16;
 
+  static constexpr const char* type_name() { return "CombineConfig"; }
+  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
+  /// which is counted there.
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("parts", c.parts);
+    visit("output", c.output);
+  }
+
   constexpr bool operator==(const CombineConfig&) const = default;
   static constexpr int threads() { return 128; }
   static constexpr int lanes_a_row() { return 16; }  // 8 elements each at a time

@@ -13,11 +13,33 @@ enum class Source : unsigned char {
   mixed,    // of two segments one is paged and one is not; each tells at run time
 };
 
+constexpr Spelling spelling(Source source) {
+  switch (source) {
+    case Source::strided:
+      return {"Source", "strided"};
+    case Source::paged:
+      return {"Source", "paged"};
+    case Source::mixed:
+      return {"Source", "mixed"};
+  }
+  return {};
+}
+
 /// Which tiles of keys a block of queries walks.
 enum class Tiles : unsigned char {
   range,  // all between two bounds
   list,   // those of a tile list
 };
+
+constexpr Spelling spelling(Tiles tiles) {
+  switch (tiles) {
+    case Tiles::range:
+      return {"Tiles", "range"};
+    case Tiles::list:
+      return {"Tiles", "list"};
+  }
+  return {};
+}
 
 /// How tiles come into shared memory.
 enum class Loader : unsigned char {
@@ -28,11 +50,33 @@ enum class Loader : unsigned char {
   tma_warp,  // of mma.sync: a warp beside those that compute asks for the boxes
 };
 
+constexpr Spelling spelling(Loader loader) {
+  switch (loader) {
+    case Loader::cp_async:
+      return {"Loader", "cp_async"};
+    case Loader::tma:
+      return {"Loader", "tma"};
+    case Loader::tma_warp:
+      return {"Loader", "tma_warp"};
+  }
+  return {};
+}
+
 /// By which instructions products are computed.
 enum class Products : unsigned char {
   mma_sync,  // by a warp: SM80 and newer
   wgmma,     // by a warpgroup of four, asynchronously, beside a warpgroup that asks for copies: SM90
 };
+
+constexpr Spelling spelling(Products products) {
+  switch (products) {
+    case Products::mma_sync:
+      return {"Products", "mma_sync"};
+    case Products::wgmma:
+      return {"Products", "wgmma"};
+  }
+  return {};
+}
 
 /// How scores are capped (scores/score.cuh).
 enum class Softcap : unsigned char {
@@ -40,6 +84,18 @@ enum class Softcap : unsigned char {
   exponential,  // by e^2u: faster, off by a rounding of the cap
   rational,     // off by roundings of the score
 };
+
+constexpr Spelling spelling(Softcap softcap) {
+  switch (softcap) {
+    case Softcap::none:
+      return {"Softcap", "none"};
+    case Softcap::exponential:
+      return {"Softcap", "exponential"};
+    case Softcap::rational:
+      return {"Softcap", "rational"};
+  }
+  return {};
+}
 
 struct FwdConfig {
   Element type = Element::bf16;    // of q, k, v
@@ -74,6 +130,42 @@ struct FwdConfig {
   bool dropout = false;
   bool user_score = false;
   bool user_mask = false;
+
+  static constexpr const char* type_name() { return "FwdConfig"; }
+  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
+  /// which is counted there.
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("type", c.type);
+    visit("output", c.output);
+    visit("d", c.d);
+    visit("dv", c.dv);
+    visit("dv_parts", c.dv_parts);
+    visit("tile_q", c.tile_q);
+    visit("tile_kv", c.tile_kv);
+    visit("warps", c.warps);
+    visit("stages", c.stages);
+    visit("ping_pong", c.ping_pong);
+    visit("q_kept", c.q_kept);
+    visit("source", c.source);
+    visit("loader", c.loader);
+    visit("products", c.products);
+    visit("tiles", c.tiles);
+    visit("segments", c.segments);
+    visit("run", c.run);
+    visit("list_elements", c.list_elements);
+    visit("list_waives", c.list_waives);
+    visit("varlen", c.varlen);
+    visit("trusts", c.trusts);
+    visit("scale_first", c.scale_first);
+    visit("compressed_causal", c.compressed_causal);
+    visit("chunked", c.chunked);
+    visit("softcap", c.softcap);
+    visit("alibi", c.alibi);
+    visit("dropout", c.dropout);
+    visit("user_score", c.user_score);
+    visit("user_mask", c.user_mask);
+  }
 
   constexpr bool operator==(const FwdConfig&) const = default;
 

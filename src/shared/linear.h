@@ -8,6 +8,16 @@ namespace tessera::cuda {
 
 enum class StateRows : unsigned char { v, k };  // the other dimension is contiguous
 
+constexpr Spelling spelling(StateRows rows) {
+  switch (rows) {
+    case StateRows::v:
+      return {"StateRows", "v"};
+    case StateRows::k:
+      return {"StateRows", "k"};
+  }
+  return {};
+}
+
 struct LinearConfig {
   Element q = Element::bf16;
   Element k = Element::bf16;
@@ -23,6 +33,25 @@ struct LinearConfig {
   // A step of one token, with rows of v: a thread reads what it needs of it, from memory to registers. Else the threads
   // of a block share its tokens.
   bool one_token = false;
+
+  static constexpr const char* type_name() { return "LinearConfig"; }
+  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
+  /// which is counted there.
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("q", c.q);
+    visit("k", c.k);
+    visit("v", c.v);
+    visit("o", c.o);
+    visit("state", c.state);
+    visit("rows", c.rows);
+    visit("d", c.d);
+    visit("parts", c.parts);
+    visit("tile", c.tile);
+    visit("warps", c.warps);
+    visit("stochastic", c.stochastic);
+    visit("one_token", c.one_token);
+  }
 
   constexpr bool operator==(const LinearConfig&) const = default;
   constexpr int threads() const { return warps * 32; }
@@ -96,6 +125,15 @@ struct LinearParams {
 struct LinearSumConfig {
   Element output = Element::bf16;
   int parts = 2;
+
+  static constexpr const char* type_name() { return "LinearSumConfig"; }
+  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
+  /// which is counted there.
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("output", c.output);
+    visit("parts", c.parts);
+  }
 
   constexpr bool operator==(const LinearSumConfig&) const = default;
   static constexpr int threads() { return 256; }

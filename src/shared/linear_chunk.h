@@ -17,15 +17,30 @@ struct ChunkConfig {
   int blocks = 1;                // that the compiler is to leave registers for
   bool wgmma = false;            // products by wgmma (SM90), else by mma.sync
 
+  static constexpr const char* type_name() { return "ChunkConfig"; }
+  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
+  /// which is counted there.
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("type", c.type);
+    visit("x", c.x);
+    visit("tile", c.tile);
+    visit("chunk", c.chunk);
+    visit("stages", c.stages);
+    visit("parts", c.parts);
+    visit("blocks", c.blocks);
+    visit("wgmma", c.wgmma);
+  }
+
   constexpr bool operator==(const ChunkConfig&) const = default;
   /// Each has 16 tokens of a chunk.
   constexpr int output_warps() const { return chunk / 16; }
   /// Each has x / 4 rows of the state in registers.
   static constexpr int kUpdateWarps = 4;
   constexpr int threads() const { return (output_warps() + kUpdateWarps) * 32; }
-  constexpr int stage_bytes() const { return chunk * (2 * x + tile) * 2; }
+  constexpr int stage_bytes() const { return chunk * (2 * x + tile) * bytes_of(type); }
   /// The state as an operand, of this chunk and of the next.
-  constexpr int state_bytes() const { return 2 * x * tile * 2; }
+  constexpr int state_bytes() const { return 2 * x * tile * bytes_of(type); }
   /// Powers of the decay.
   static constexpr int kTableBytes = 1024;
   constexpr int smem_bytes() const { return kTableBytes + stages * stage_bytes() + state_bytes(); }

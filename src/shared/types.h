@@ -8,9 +8,29 @@ using i64 = long long;
 using u32 = unsigned int;
 using u64 = unsigned long long;
 
+/// How an enumerator is written: in a kernel's source as type::word, in its name as word.
+struct Spelling {
+  const char* type;
+  const char* word;
+};
+
 enum class Element : unsigned char { bf16, fp16, fp32 };
 
+constexpr Spelling spelling(Element element) {
+  switch (element) {
+    case Element::bf16:
+      return {"Element", "bf16"};
+    case Element::fp16:
+      return {"Element", "fp16"};
+    case Element::fp32:
+      return {"Element", "fp32"};
+  }
+  return {};
+}
+
 constexpr int bytes_of(Element element) { return element == Element::fp32 ? 4 : 2; }
+/// Elements of a row and a column that one product by tensor cores takes: 32 bytes of each, by mma.sync and by wgmma.
+constexpr int product_depth(Element element) { return 32 / bytes_of(element); }
 
 template <class Int>
 constexpr Int divide_up(Int a, Int b) {
@@ -30,6 +50,8 @@ constexpr int reachable(i64 count) {
 
 /// Of a panel, in which rows of so many 16-bit columns lie in shared memory: see SharedTile.
 constexpr int columns_of_panel(int columns) { return columns % 64 == 0 ? 64 : 32; }
+/// Bytes of a panel's rows, which are as wide as the pattern of its swizzle.
+constexpr int panel_bytes(int columns, Element element) { return columns_of_panel(columns) * bytes_of(element); }
 
 /// What TMA knows of a tensor (the driver's CUtensorMap): opaque, passed to kernels by value as a
 /// __grid_constant__ parameter.

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "base/checked.h"
 #include "problem/registered_callables.h"
+#include "tessera/error.h"
 
 namespace tessera::cuda {
 namespace {
@@ -67,7 +69,23 @@ bool finds_early(const Problem& problem, const FwdParams& p) {
          !in_memory(p.kv[0]) && !in_memory(p.kv[1]) && p.dropout.seed_at == nullptr && p.dropout.offset_at == nullptr;
 }
 
+constexpr std::int64_t kMostRowStride = std::int64_t{1} << 29;  // elements, up to 4 bytes each: 32 bits hold the bytes
+
 }  // namespace
+
+bool is_paged(const KvSource& source) {
+  return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
+}
+
+void check_row_strides(const Bindings& bindings) {
+  for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
+    const i64 stride = row_strides(bindings[slot]).row;
+    if (std::abs(stride) < kMostRowStride) continue;
+    throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
+                "a stride of " + std::to_string(stride) + " elements between rows",
+                "less than " + std::to_string(kMostRowStride) + " either way on cuda");
+  }
+}
 
 Strides row_strides(const Tensor& tensor) {
   if (!tensor) return {};
@@ -89,8 +107,7 @@ KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment
   kv.v = bindings[slots.v].bytes();
   kv.k_strides = row_strides(k);
   kv.v_strides = row_strides(bindings[slots.v]);
-  const bool paged = source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
-  kv.capacity = paged && source.pages == 0 ? 0 : static_cast<int>(source.seqlen);  // whatever lengths say
+  kv.capacity = is_paged(source) && source.pages == 0 ? 0 : static_cast<int>(source.seqlen);  // whatever lengths say
   kv.total = static_cast<int>(source.total);
   kv.cu_seqlens = pointer<int>(bindings[slots.cu_seqlens]);
   kv.seqused = pointer<int>(bindings[slots.seqused]);

@@ -8,6 +8,11 @@
 
 namespace tessera::cuda {
 
+bool is_paged(const KvSource& source);
+
+/// Throws Error{unsupported} for a row stride whose bytes 32 bits do not hold.
+void check_row_strides(const Bindings& bindings);
+
 /// Elements between batches (0 for packed sequences), rows and heads of (batch, row, head, dim) or (row, head, dim).
 Strides row_strides(const Tensor& tensor);
 /// The same of (batch, head, row) or (head, row).

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cuda/attention/params.h"
+#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 #include "plan/implementations.h"
@@ -14,10 +15,6 @@ namespace {
 
 constexpr std::int64_t kMostGrid = 65535;  // blocks in y
 constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
-
-const char* name_of(Rotation rotation) {
-  return rotation == Rotation::half ? "half" : rotation == Rotation::interleaved ? "interleaved" : "none";
-}
 
 Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*/) {
   if (target.sm < 80) return Support::no("wants SM80 or newer");
@@ -47,19 +44,15 @@ AppendConfig config_of(const Problem& p) {
 
 KernelSource source_of(const AppendConfig& c) {
   KernelSource source;
-  source.name = std::string("kv_append ") + name_of(c.q) + ":" + name_of(c.k) + ":" + name_of(c.v) +
-                (c.rotation == Rotation::none ? "" : std::string(" rotary=") + name_of(c.rotation)) +
-                (c.width == 1 ? " narrow" : "");
-  source.text = std::string("#include \"cuda/cache/kv_append.cuh\"\n") +
-                "using namespace tessera::cuda;\n"
-                "constexpr AppendConfig config{.q = Element::" +
-                name_of(c.q) + ", .k = Element::" + name_of(c.k) + ", .v = Element::" + name_of(c.v) +
-                ", .rotation = Rotation::" + name_of(c.rotation) + ", .width = " + std::to_string(c.width) +
-                "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-                "tessera_kernel(const __grid_constant__ AppendParams params) {\n"
-                "  KvAppend<config>::run(params);\n"
-                "}\n";
+  source.name = "kv_append" + words_of(c, Words::all);
+  source.text =
+      "#include \"cuda/cache/kv_append.cuh\"\n"
+      "using namespace tessera::cuda;\n" +
+      configuration_line(c) +
+      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "tessera_kernel(const __grid_constant__ AppendParams params) {\n"
+      "  KvAppend<config>::run(params);\n"
+      "}\n";
   return source;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element types of tensors and of kernels.
+// Element types of tensors, of kernels and of tensor maps.
 #pragma once
 
 #include "shared/types.h"
@@ -14,9 +14,14 @@ constexpr Element element_of(DType dtype) {
   return dtype == DType::fp32 ? Element::fp32 : dtype == DType::fp16 ? Element::fp16 : Element::bf16;
 }
 
-/// As it is written in a kernel's source and name.
-constexpr const char* name_of(Element element) {
-  return element == Element::fp32 ? "fp32" : element == Element::fp16 ? "fp16" : "bf16";
+/// As it is written in a kernel's name.
+constexpr const char* name_of(Element element) { return spelling(element).word; }
+
+/// The driver's CUtensorMapDataType (cuda.h, CUDA 12.0): an unsigned integer as wide, since TMA copies bits.
+constexpr int tensor_map_type(Element element) {
+  constexpr int kUint16 = 1;
+  constexpr int kUint32 = 2;
+  return bytes_of(element) == 4 ? kUint32 : kUint16;
 }
 
 }  // namespace tessera::cuda

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "cuda/jit/includes.h"
+
 namespace tessera::cuda {
 namespace {
 
@@ -22,7 +24,8 @@ static_assert(sizeof(Head) == 88);
 
 Digest kernel_key(const KernelSource& source, const std::string& architecture) {
   Sha256 hash;
-  hash.add_text({kMagic, sizeof(kMagic)}).add_text(embedded_headers_digest()).add_text(architecture);
+  const Digest headers = embedded_includes().digest(source.text);
+  hash.add_text({kMagic, sizeof(kMagic)}).add(headers.data(), headers.size()).add_text(architecture);
   for (const char* option : compile_options()) hash.add_text(option);
   return hash.add_text(source.text).digest();
 }

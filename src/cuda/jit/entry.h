@@ -13,7 +13,8 @@
 
 namespace tessera::cuda {
 
-/// Everything that decides the code, except which compiler makes it: header texts, source text, architecture, options.
+/// Everything that decides the code, except which compiler makes it: texts of the headers that the source includes
+/// (includes.h), source text, architecture, options.
 Digest kernel_key(const KernelSource& source, const std::string& architecture);
 
 std::vector<char> write_entry(const Digest& key, const std::string& name, const Compiled& compiled);

@@ -13,10 +13,8 @@ struct Header {
   const char* text;
 };
 
-/// src/shared and src/cuda/{ptx,tile,policy,kernels}, by name.
+/// src/shared/**.h and src/cuda/**.cuh, by name.
 std::span<const Header> embedded_headers() noexcept;
-/// SHA-256 of all names and texts, in hexadecimal.
-const char* embedded_headers_digest() noexcept;
 
 /// The same set read from a source tree's src folder, to try changes without building. Throws Error{io}.
 struct HeaderFiles {

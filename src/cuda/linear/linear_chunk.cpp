@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/attention/forward/config.h"
 #include "cuda/attention/params.h"
+#include "cuda/driver/occupancy.h"
+#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 #include "plan/implementations.h"
 #include "problem/linear_walks.h"
+#include "shared/config.h"
 #include "shared/linear_chunk.h"
 
 namespace tessera::cuda {
@@ -114,19 +116,11 @@ Support supports_wgmma(const Problem& p, const Target& target, const Wishes& wis
 KernelSource source_of(const ChunkConfig& c) {
   KernelSource source;
   const std::string products = c.wgmma ? "wgmma" : "mma";
-  source.name = "linear_chunk " + products + " " + name_of(c.type) + " x=" + std::to_string(c.x) +
-                " tile=" + std::to_string(c.tile) + " chunk=" + std::to_string(c.chunk) +
-                " stages=" + std::to_string(c.stages) + " parts=" + std::to_string(c.parts) +
-                " blocks=" + std::to_string(c.blocks);
+  source.name = "linear_chunk " + products + " " + name_of(c.type) + words_of(c, Words::all, {"type", "wgmma"});
   source.text = "#include \"cuda/linear/linear_chunk_" + products +
                 ".cuh\"\n"
-                "using namespace tessera::cuda;\n"
-                "constexpr ChunkConfig config{.type = Element::" +
-                name_of(c.type) + ", .x = " + std::to_string(c.x) + ", .tile = " + std::to_string(c.tile) +
-                ", .chunk = " + std::to_string(c.chunk) + ", .stages = " + std::to_string(c.stages) +
-                ", .parts = " + std::to_string(c.parts) + ", .blocks = " + std::to_string(c.blocks) +
-                ", .wgmma = " + (c.wgmma ? "true" : "false") +
-                "};\n"
+                "using namespace tessera::cuda;\n" +
+                configuration_line(c) +
                 "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks) "
                 "tessera_kernel(const __grid_constant__ ChunkParams params) {\n"
                 "  LinearChunk<config>::run(params);\n"

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cuda/attention/params.h"
+#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 #include "plan/implementations.h"
@@ -17,8 +18,6 @@ constexpr int kMostLoads = 16;             // of a thread: 64 registers of an fp
 // Bytes of the state that a block takes. With rows of k elements count: 64 columns of 128 rows.
 constexpr std::int64_t kBlockBytes = 16 * 1024, kOneTokenBytes = 4 * 1024;
 constexpr std::int64_t kElementsOfK = 8 * 1024;
-
-const char* name_of(StateRows rows) { return rows == StateRows::v ? "v" : "k"; }
 
 bool is_one_token(const Problem& p) { return p.seqlen_q == 1 && p.ring == 0 && p.state_layout == StateLayout::vk; }
 
@@ -129,24 +128,12 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
 KernelSource source_of(const LinearConfig& c, const Problem& p) {
   const bool ring = p.ring > 0;
   const std::string kernel = ring ? "linear_ring" : "linear_decode";
-  const std::string types = std::string(name_of(c.q)) + ":" + name_of(c.k) + ":" + name_of(c.v) + ":" + name_of(c.o);
   KernelSource source;
-  source.name = kernel + " " + types + " state=" + name_of(c.state) + " rows=" + name_of(c.rows) +
-                " d=" + (c.parts > 1 ? std::to_string(c.parts) + "x" : "") + std::to_string(c.d) +
-                " tile=" + std::to_string(c.tile) + " warps=" + std::to_string(c.warps) +
-                (c.stochastic ? " stochastic" : "") + (c.one_token ? " one_token" : "");
+  source.name = kernel + words_of(c, Words::all);
   source.text = "#include \"cuda/linear/" + kernel +
                 ".cuh\"\n"
-                "using namespace tessera::cuda;\n"
-                "constexpr LinearConfig config{.q = Element::" +
-                name_of(c.q) + ", .k = Element::" + name_of(c.k) + ", .v = Element::" + name_of(c.v) +
-                ", .o = Element::" + name_of(c.o) + ", .state = Element::" + name_of(c.state) +
-                ", .rows = StateRows::" + name_of(c.rows) + ", .d = " + std::to_string(c.d) +
-                (c.parts > 1 ? ", .parts = " + std::to_string(c.parts) : "") + ", .tile = " + std::to_string(c.tile) +
-                ", .warps = " + std::to_string(c.warps) + (c.stochastic ? ", .stochastic = true" : "") +
-                (c.one_token ? ", .one_token = true" : "") +
-                "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(config.threads()" +
+                "using namespace tessera::cuda;\n" +
+                configuration_line(c) + "extern \"C\" __global__ void __launch_bounds__(config.threads()" +
                 (c.is_small() ? ", config.resident(__CUDA_ARCH__)" : "") +
                 ") "
                 "tessera_kernel(const __grid_constant__ " +
@@ -160,16 +147,15 @@ KernelSource source_of(const LinearConfig& c, const Problem& p) {
 
 KernelSource source_of(const LinearSumConfig& c) {
   KernelSource source;
-  source.name = "linear_sum " + std::to_string(c.parts) + " " + name_of(c.output);
-  source.text = std::string("#include \"cuda/linear/linear_sum.cuh\"\n") +
-                "using namespace tessera::cuda;\n"
-                "constexpr LinearSumConfig config{.output = Element::" +
-                name_of(c.output) + ", .parts = " + std::to_string(c.parts) +
-                "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-                "tessera_kernel(const __grid_constant__ LinearSumParams params) {\n"
-                "  LinearSum<config>::run(params);\n"
-                "}\n";
+  source.name = "linear_sum" + words_of(c, Words::all);
+  source.text =
+      "#include \"cuda/linear/linear_sum.cuh\"\n"
+      "using namespace tessera::cuda;\n" +
+      configuration_line(c) +
+      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "tessera_kernel(const __grid_constant__ LinearSumParams params) {\n"
+      "  LinearSum<config>::run(params);\n"
+      "}\n";
   return source;
 }
 

@@ -3,104 +3,17 @@
 
 #include <string>
 
-#include "cuda/jit/element.h"
+#include "cuda/attention/config_words.h"
+#include "cuda/jit/configuration_text.h"
 
 namespace tessera::cuda {
-namespace {
-
-/// The fields that are not as FwdConfig has them by default, as an initialiser for the compiler and as words for
-/// people. In the order of the struct.
-class Fields {
- public:
-  void number(const char* name, int value) {
-    set(name, std::to_string(value));
-    words_ += std::string(" ") + name + "=" + std::to_string(value);
-  }
-  void flag(const char* name, bool on) {
-    if (!on) return;
-    set(name, "true");
-    words_ += std::string(" ") + name;
-  }
-  /// `words`: for people; the value is `Type::value`.
-  void option(const char* name, const char* value, const std::string& words) {
-    set(name, value);
-    words_ += words;
-  }
-  /// For the compiler alone.
-  void set(const char* name, const std::string& value) {
-    initialiser_ += (initialiser_.empty() ? "." : ", .") + std::string(name) + " = " + value;
-  }
-  void word(const std::string& word) { words_ += " " + word; }
-
-  [[nodiscard]] const std::string& initialiser() const { return initialiser_; }
-  [[nodiscard]] const std::string& words() const { return words_; }
-
- private:
-  std::string initialiser_;
-  std::string words_;
-};
-
-void shape_fields(Fields& fields, const FwdConfig& c) {
-  const std::string element = "Element::";
-  fields.option("type", (element + name_of(c.type)).c_str(), std::string(" ") + name_of(c.type));
-  fields.option("output", (element + name_of(c.output)).c_str(), c.output == c.type ? "" : " out=fp32");
-  fields.set("d", std::to_string(c.d));
-  fields.set("dv", std::to_string(c.dv));
-  if (c.dv_parts > 1) fields.set("dv_parts", std::to_string(c.dv_parts));
-  fields.word("d=" + std::to_string(c.d) + ":" + (c.dv_parts > 1 ? std::to_string(c.dv_parts) + "x" : "") +
-              std::to_string(c.dv));
-  fields.set("tile_q", std::to_string(c.tile_q));
-  fields.set("tile_kv", std::to_string(c.tile_kv));
-  fields.word("tile=" + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_kv));
-  if (c.warps != FwdConfig{}.warps) fields.number("warps", c.warps);
-  fields.number("stages", c.stages);
-  if (!c.ping_pong) fields.option("ping_pong", "false", " at will");
-  if (c.q_kept > 0) fields.number("q_kept", c.q_kept);
-}
-
-Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
-  Fields fields;
-  shape_fields(fields, c);
-  if (c.source == Source::paged) fields.option("source", "Source::paged", " paged");
-  if (c.source == Source::mixed) fields.option("source", "Source::mixed", " mixed");
-  if (c.loader == Loader::tma) fields.option("loader", "Loader::tma", " tma");
-  if (c.loader == Loader::tma_warp) fields.option("loader", "Loader::tma_warp", " tma_warp");
-  if (c.products == Products::wgmma) fields.set("products", "Products::wgmma");
-  if (c.tiles == Tiles::list) fields.option("tiles", "Tiles::list", " list");
-  if (c.segments == 2) fields.number("segments", c.segments);
-  if (c.tiles == Tiles::list) fields.number("run", c.run);
-  fields.flag("list_elements", c.list_elements);
-  fields.flag("list_waives", c.list_waives);
-  fields.flag("varlen", c.varlen);
-  fields.flag("trusts", c.trusts);
-  fields.flag("scale_first", c.scale_first);
-  fields.flag("compressed_causal", c.compressed_causal);
-  fields.flag("chunked", c.chunked);
-  if (c.softcap == Softcap::exponential) fields.option("softcap", "Softcap::exponential", " softcap");
-  if (c.softcap == Softcap::rational) fields.option("softcap", "Softcap::rational", " softcap=rational");
-  fields.flag("alibi", c.alibi);
-  fields.flag("dropout", c.dropout);
-  if (c.user_score) fields.option("user_score", "true", callables.score.word);
-  if (c.user_mask) fields.option("user_mask", "true", callables.mask.word);
-  return fields;
-}
-
-}  // namespace
-
-std::string configuration_line(const FwdConfig& config) {
-  return "constexpr FwdConfig config{" + fields_of(config, {}).initialiser() + "};\n";
-}
-
-std::string configuration_words(const FwdConfig& config, const CallableSources& callables) {
-  return fields_of(config, callables).words();
-}
 
 KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
   const bool maps = c.uses_tma();
   const bool wgmma = c.products == Products::wgmma;
   const std::string products = wgmma ? "wgmma" : "mma";
   KernelSource source;
-  source.name = "fwd_" + products + configuration_words(c, callables);
+  source.name = "fwd_" + products + words_of(c) + callables.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
   source.text = "#include \"cuda/attention/forward/" + products +

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <iterator>
 
-#include "cuda/attention/forward/config.h"
+#include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/launch.h"
+#include "cuda/attention/kv/tensor_map.h"
 #include "cuda/attention/sparse/tile_mass.h"
 
 namespace tessera::cuda {

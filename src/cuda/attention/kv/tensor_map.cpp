@@ -3,51 +3,128 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
 
+#include "cuda/attention/params.h"
 #include "cuda/driver/driver.h"
+#include "cuda/jit/element.h"
 #include "tessera/error.h"
 
 namespace tessera::cuda {
 namespace {
 
 // Values of the driver's enumerations (cuda.h, CUDA 12.0).
-constexpr int kUint16 = 1;  // bits are bits
 constexpr int kNoInterleave = 0;
 constexpr int kSwizzle64 = 2;
 constexpr int kSwizzle128 = 3;
 constexpr int kPromote256 = 3;  // a miss brings 256 bytes to L2
 constexpr int kFillZeros = 0;
 
-// A dimension of one element has a stride that nobody uses, and a broadcast one has 0; the driver wants multiples of 16
-// bytes above 0, and kernels ask for element 0 of such dimensions.
-std::uint64_t stride_bytes(i64 stride, std::int64_t size) {
-  return stride > 0 && size > 1 ? static_cast<std::uint64_t>(stride) * 2 : 16;
+constexpr int kChunk = 16;  // bytes that strides are multiples of
+
+// A dimension of one element has a stride that nobody uses, and a broadcast one has 0; the driver wants more than 0,
+// and kernels ask for element 0 of such dimensions.
+std::uint64_t stride_bytes(i64 stride, std::int64_t size, Element element) {
+  return static_cast<std::uint64_t>(stride > 0 && size > 1 ? stride * bytes_of(element) : kChunk);
 }
 std::uint64_t extent(i64 stride, std::int64_t size) {
   return static_cast<std::uint64_t>(stride == 0 ? 1 : std::max<std::int64_t>(size, 1));
 }
 
-}  // namespace
+/// Elements of a tensor, and of a box of it in one sequence: 64 or 32 columns.
+struct MapSizes {
+  std::int64_t columns, heads, rows, batch;
+};
+struct MapBox {
+  int columns, heads, rows;
+};
 
-TensorMap tensor_map(const void* tensor, const Strides& strides, const MapSizes& tensor_sizes, const MapBox& box_of) {
+// As (column, head, row, batch): boxes whose rows, with heads beside each other packed into them, are laid out as
+// SharedTile has its panels.
+TensorMap tensor_map(const void* tensor, const Strides& strides, Element element, const MapSizes& tensor_sizes,
+                     const MapBox& box_of) {
   const auto encode = driver().tensor_map_encode_tiled;
   if (encode == nullptr) throw Error(ErrorCode::unsupported, "driver", "one without tensor maps", "CUDA 12 or newer");
   const auto [columns, heads, rows, batch] = tensor_sizes;
   const std::array<std::uint64_t, 4> sizes = {static_cast<std::uint64_t>(columns), extent(strides.head, heads),
                                               static_cast<std::uint64_t>(std::max<std::int64_t>(rows, 1)),
                                               extent(strides.batch, batch)};
-  const std::array<std::uint64_t, 3> steps = {stride_bytes(strides.head, heads), stride_bytes(strides.row, rows),
-                                              stride_bytes(strides.batch, batch)};
+  const std::array<std::uint64_t, 3> steps = {stride_bytes(strides.head, heads, element),
+                                              stride_bytes(strides.row, rows, element),
+                                              stride_bytes(strides.batch, batch, element)};
   const std::array<std::uint32_t, 4> box = {static_cast<std::uint32_t>(box_of.columns),
                                             static_cast<std::uint32_t>(box_of.heads),
                                             static_cast<std::uint32_t>(box_of.rows), 1};
   const std::array<std::uint32_t, 4> every = {1, 1, 1, 1};
   TensorMap map{};
-  check(encode(&map, kUint16, 4, const_cast<void*>(tensor), sizes.data(), steps.data(), box.data(), every.data(),
-               kNoInterleave, box_of.columns == 64 ? kSwizzle128 : kSwizzle64, kPromote256, kFillZeros),
+  check(encode(&map, tensor_map_type(element), 4, const_cast<void*>(tensor), sizes.data(), steps.data(), box.data(),
+               every.data(), kNoInterleave, box_of.columns * bytes_of(element) == 128 ? kSwizzle128 : kSwizzle64,
+               kPromote256, kFillZeros),
         "cuTensorMapEncodeTiled");
   return map;
+}
+
+// What TMA cannot do, in dimensions of more than one element; a stride of 0 between heads, sequences or
+// pages is one of them for all.
+void check_map_strides(Slot slot, const Strides& strides, std::int64_t rows, std::int64_t heads, std::int64_t batch) {
+  const auto require = [&](i64 stride, std::int64_t size, i64 least, const char* between) {
+    if (size <= 1 || stride >= least) return;
+    throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
+                "a stride of " + std::to_string(stride) + " elements between " + between,
+                "at least " + std::to_string(least) + ", or the wish loader=cp_async");
+  };
+  require(strides.row, rows, 1, "rows");
+  require(strides.head, heads, 0, "heads");
+  require(strides.batch, batch, 0, "sequences or pages");
+}
+
+// Whether 64 packed rows are a box: whole queries, in a tensor that TMA can walk. A stride of 0 between
+// sequences, or heads that are not packed, is one of them for all.
+bool has_query_boxes(const Problem& problem, Element element, const Strides& strides, std::int64_t rows,
+                     int packed_heads) {
+  const i64 most = (i64{1} << 40) / bytes_of(element);
+  const auto walks = [most](i64 stride, std::int64_t size, i64 least) {
+    return size <= 1 || (stride >= least && stride < most);
+  };
+  return 64 % packed_heads == 0 && walks(strides.row, rows, 1) && walks(strides.batch, problem.batch, 0) &&
+         walks(strides.head, problem.heads_q, packed_heads > 1 ? 1 : 0);
+}
+
+}  // namespace
+
+int box_rows(const FwdConfig& config, const KvSource& source) {
+  const int together = config.tiles == Tiles::list ? config.run : config.tile_kv;
+  return is_paged(source) ? static_cast<int>(std::gcd<std::int64_t>(together, source.page_size)) : together;
+}
+
+TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params, int packed_heads) {
+  TensorMaps maps{};
+  const std::int64_t queries = params.cu_seqlens_q != nullptr ? problem.total_q : problem.seqlen_q;
+  if (config.products == Products::wgmma &&
+      has_query_boxes(problem, config.type, params.q_strides, queries, packed_heads)) {
+    maps.queries =
+        tensor_map(params.q, params.q_strides, config.type, {params.d, problem.heads_q, queries, problem.batch},
+                   {.columns = columns_of_panel(config.d), .heads = packed_heads, .rows = 64 / packed_heads});
+    maps.has_queries = 1;
+  }
+  for (int i = 0; i < config.segments; ++i) {
+    const KvParams& kv = params.kv[i];
+    const bool paged = kv.page_table != nullptr;
+    const std::int64_t rows = paged ? kv.page_size.value : kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
+    const std::int64_t batch = paged ? kv.pages : problem.batch;
+    check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides, rows, problem.heads_kv, batch);
+    check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides, rows, problem.heads_kv, batch);
+    // The driver wants an address for what is empty too.
+    const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
+      return tensor_map(tensor != nullptr ? tensor : params.q, strides, config.type,
+                        {dim, problem.heads_kv, rows, batch},
+                        {.columns = columns_of_panel(padded), .heads = 1, .rows = kv.box_rows});
+    };
+    maps.keys[i] = map(kv.k, kv.k_strides, params.d, config.d);
+    maps.values[i] = map(kv.v, kv.v_strides, params.dv, config.dv);
+  }
+  return maps;
 }
 
 }  // namespace tessera::cuda

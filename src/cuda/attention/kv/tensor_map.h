@@ -2,22 +2,17 @@
 // Tensor maps of queries, keys and values, for TMA of SM90 and newer.
 #pragma once
 
-#include <cstdint>
-
+#include "shared/config.h"
 #include "shared/params.h"
+#include "tessera/problem.h"
 
 namespace tessera::cuda {
 
-/// Elements of a tensor, and of a box of it in one sequence: 64 or 32 columns.
-struct MapSizes {
-  std::int64_t columns, heads, rows, batch;
-};
-struct MapBox {
-  int columns, heads, rows;
-};
+/// Rows of a source that a tile takes together and that lie together: as far as pages and runs of a list do.
+int box_rows(const FwdConfig& config, const KvSource& source);
 
-/// Of 16-bit elements, as (column, head, row, batch): boxes whose rows, with heads beside each other packed into them,
-/// are laid out as SharedTile has its panels. Throws Error{unsupported} where the driver or the strides allow none.
-TensorMap tensor_map(const void* tensor, const Strides& strides, const MapSizes& tensor_sizes, const MapBox& box_of);
+/// Of the tensors in `params`, whose sources have their box_rows. Throws Error{unsupported} where the driver or the
+/// strides of keys and values allow none; queries whose strides allow none are copied otherwise.
+TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params, int packed_heads);
 
 }  // namespace tessera::cuda

@@ -24,6 +24,8 @@ struct CallableSources {
 
   /// "Callables<RelativeScore, NoCallable>"
   [[nodiscard]] std::string type() const { return "Callables<" + score.type + ", " + mask.type + ">"; }
+  /// Behind the words of the configuration, in a kernel's name.
+  [[nodiscard]] std::string words() const { return score.word + mask.word; }
   [[nodiscard]] std::string definitions() const { return score.definition + mask.definition; }
   /// For KernelSource::user_texts.
   [[nodiscard]] std::vector<std::string> files() const;

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/attention/forward/kernel_source.h"
+#include "cuda/attention/config_words.h"
 #include "cuda/attention/params.h"
+#include "cuda/attention/scores/callable_source.h"
 #include "cuda/attention/tiles/list_params.h"
+#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/kernel.h"
 #include "shared/mass.h"
 
@@ -25,7 +27,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   config.loader = Loader::cp_async;
   config.q_kept = 0;
   config.tiles = Tiles::range;
-  config.run = config.tile_kv;
+  config.run = FwdConfig{}.run;
   config.list_elements = false;
   config.list_waives = false;
   config.trusts = config.trusts && config.source != Source::strided;  // of a list it tests nothing either way
@@ -114,7 +116,7 @@ std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& p
   const FwdConfig c = mass_config(config, problem);
   const CallableSources callables = callable_sources(problem);
   KernelSource weigh;
-  weigh.name = "tile_mass" + configuration_words(c, callables);
+  weigh.name = "tile_mass" + words_of(c) + callables.words();
   weigh.shared_bytes = static_cast<std::size_t>(shared_bytes(c));
   weigh.user_texts = callables.files();
   weigh.text =

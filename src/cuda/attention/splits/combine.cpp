@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/attention/params.h"
+#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 
@@ -77,16 +78,15 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 
 KernelSource source_of(const CombineConfig& c) {
   KernelSource source;
-  source.name = std::string("combine ") + name_of(c.parts) + ":" + name_of(c.output);
-  source.text = std::string("#include \"cuda/attention/splits/combine.cuh\"\n") +
-                "using namespace tessera::cuda;\n"
-                "constexpr CombineConfig config{.parts = Element::" +
-                name_of(c.parts) + ", .output = Element::" + name_of(c.output) +
-                "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(config.threads(), 4) "
-                "tessera_kernel(const __grid_constant__ CombineParams params) {\n"
-                "  Combine<config>::run(params);\n"
-                "}\n";
+  source.name = "combine" + words_of(c, Words::all);
+  source.text =
+      "#include \"cuda/attention/splits/combine.cuh\"\n"
+      "using namespace tessera::cuda;\n" +
+      configuration_line(c) +
+      "extern \"C\" __global__ void __launch_bounds__(config.threads(), 4) "
+      "tessera_kernel(const __grid_constant__ CombineParams params) {\n"
+      "  Combine<config>::run(params);\n"
+      "}\n";
   return source;
 }
 

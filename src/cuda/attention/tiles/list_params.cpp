@@ -66,6 +66,10 @@ std::int64_t list_cells(const FwdConfig& config, const Problem& problem) {
   return segment_cells(config, problem.kv.seqlen) + (problem.kv2 ? segment_cells(config, problem.kv2->seqlen) : 0);
 }
 
+int shared_bytes(const FwdConfig& config, const Problem& problem) {
+  return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
+}
+
 ListParams list_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings) {
   const TileList& list = problem.list;
   ListParams p{};

@@ -13,6 +13,8 @@ namespace tessera::cuda {
 void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads, int most_keys);
 /// Cells of `run` keys in both segments, each a multiple of 32.
 std::int64_t list_cells(const FwdConfig& config, const Problem& problem);
+/// Shared memory of a block, with what a list adds, which depends on the problem's capacity and not on the code.
+int shared_bytes(const FwdConfig& config, const Problem& problem);
 ListParams list_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings);
 
 }  // namespace tessera::cuda

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/forward/features.h"
+
+#include "cuda/attention/params.h"
+#include "cuda/jit/element.h"
+
+namespace tessera::cuda {
+namespace {
+
+Source source_of(const Problem& problem) {
+  if (problem.kv2 && is_paged(problem.kv) != is_paged(*problem.kv2)) return Source::mixed;
+  return is_paged(problem.kv) ? Source::paged : Source::strided;
+}
+
+// Head dims that have configurations of their own; others run padded to the next.
+int padded_dim(std::int64_t dim) {
+  for (const int size : {32, 64, 96, 128, 192, 256, 384}) {
+    if (dim <= size) return size;
+  }
+  return 512;
+}
+
+// 16 rows of more than 256 columns of O do not fit a warp's registers: two blocks share them.
+void choose_dims(FwdConfig& config, const Problem& problem) {
+  config.d = padded_dim(problem.head_dim_qk);
+  const int dv = padded_dim(problem.head_dim_v);
+  config.dv_parts = dv > 256 ? 2 : 1;
+  config.dv = dv / config.dv_parts;
+  if (config.d > 256) config.dv = round_up(config.dv, 64);  // whole panels: copies then go by 16 rows
+}
+
+// scale · s − origin in one operation is off by what scale · max was rounded by: past 2^30 that is more than the powers
+// of two have room for. Large scales are not fused; large q and k with a small one remain (docs/semantics.md).
+constexpr float kLargestFusedScale = 1024.0F;
+
+// A rounding of a cap as small as these is less than what probabilities are rounded by; not so if a callable multiplies
+// it.
+constexpr float kLeastExponentialCap = 1.0F / 1024;
+constexpr float kLargestExponentialCap = 64.0F;
+
+Softcap softcap_of(const Problem& problem) {
+  if (!(problem.softcap > 0.0F)) return Softcap::none;
+  const bool moderate = problem.softcap >= kLeastExponentialCap && problem.softcap <= kLargestExponentialCap;
+  return moderate && problem.score.empty() ? Softcap::exponential : Softcap::rational;
+}
+
+}  // namespace
+
+// Dropout's draws are cheapest where rows lie at consecutive positions, and a list of each head's own keeps heads
+// apart.
+std::int64_t packed_heads(const Problem& problem) {
+  const bool apart = problem.dropout > 0.0F || (problem.list && problem.list.heads == TileList::Heads::q);
+  return apart ? 1 : problem.group();
+}
+
+std::int64_t count_keys(const Problem& problem) { return problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0); }
+
+FwdConfig features_of(const Problem& problem, std::int64_t splits) {
+  FwdConfig config;
+  config.type = element_of(problem.q_type);
+  config.output = splits > 1 ? Element::fp32 : element_of(problem.o_type);
+  choose_dims(config, problem);
+  config.source = source_of(problem);
+  config.segments = problem.kv2 ? 2 : 1;
+  config.tiles = problem.list ? Tiles::list : Tiles::range;
+  config.trusts =
+      problem.metadata == Metadata::trust && (config.source != Source::strided || config.tiles == Tiles::list);
+  config.compressed_causal = problem.compressed_causal.has_value();
+  config.chunked = problem.chunk > 0;
+  config.softcap = softcap_of(problem);
+  config.alibi = problem.alibi;
+  config.dropout = problem.dropout > 0.0F;
+  config.user_score = !problem.score.empty();
+  config.user_mask = !problem.mask.empty();
+  const float scale = problem.softmax_scale();
+  config.scale_first = config.softcap != Softcap::none || config.alibi || config.user_score || !(scale > 0.0F) ||
+                       scale > kLargestFusedScale;
+  return config;
+}
+
+bool walks_plainly(const FwdConfig& config) {
+  return config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
+         config.output == config.type && !config.compressed_causal && !config.chunked && !config.dropout &&
+         !config.user_score && !config.user_mask;
+}
+
+bool is_plain(const FwdConfig& config) { return walks_plainly(config) && !config.scale_first; }
+
+}  // namespace tessera::cuda

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which problems a forward takes, and why not others.
+#include <algorithm>
+#include <limits>
+
+#include "cuda/attention/forward/config.h"
+#include "cuda/attention/forward/features.h"
+#include "cuda/attention/forward/launch.h"
+#include "cuda/attention/forward/schedule.h"
+#include "cuda/attention/scores/callable_source.h"
+#include "cuda/attention/sparse/tile_mass.h"
+#include "cuda/attention/tiles/list_params.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y and z of other kernels
+constexpr std::int64_t kMostSplits = 256;
+constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
+
+Support supports_features(const Problem& p) {
+  if (p.pass != Pass::forward) return Support::no("does the forward only");
+  if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
+    return Support::no("wants q, k and v of one type, bf16 or fp16");
+  }
+  if (p.o_type != p.q_type && p.o_type != DType::fp32) return Support::no("writes o in q's type or fp32");
+  if (const Support s = has_callables(p); !s) return s;
+  return Support::yes();
+}
+
+Support supports_sizes(const Problem& problem) {
+  constexpr std::int64_t most = std::numeric_limits<int>::max() / 2;
+  if (problem.seqlen_q * (problem.heads_q / problem.heads_kv) > most || problem.kv.seqlen > most ||
+      problem.total_q > most || problem.kv.total > most ||
+      (problem.kv2 && std::max(problem.kv2->seqlen, problem.kv2->total) > most)) {
+    return Support::no("counts rows of a sequence in 32 bits");
+  }
+  if (problem.batch > kMostGrid || problem.heads_q / packed_heads(problem) > kMostGrid) {
+    return Support::no("wants at most 65535 sequences and heads");
+  }
+  return gathers_mass(problem) ? supports_mass(problem) : Support::yes();
+}
+
+Support supports_splits(const Problem& problem, std::int64_t splits) {
+  if (splits < 1 || splits > kMostSplits || splits * problem.batch > kMostGrid) {
+    return Support::no("splits is " + std::to_string(splits) + "; want 1 to 256, at most 65535 with all sequences");
+  }
+  if (splits > 1 && problem.batch_invariant) {
+    return Support::no("splits is " + std::to_string(splits) + "; batch_invariant keeps one part per sequence");
+  }
+  return Support::yes();
+}
+
+// Whether the configuration's lists, row tiles and shared memory are within bounds.
+Support supports_launch(const FwdConfig& config, const Problem& problem, const Target& target, std::int64_t splits) {
+  if (problem.list && list_cells(config, problem) > FwdConfig::kMostCells) {
+    return Support::no("collects at most " + std::to_string(FwdConfig::kMostCells) + " runs of " +
+                       std::to_string(config.run) + " keys; the list's problem has " +
+                       std::to_string(list_cells(config, problem)));
+  }
+  const bool counted = config.products == Products::wgmma;
+  const std::int64_t most_tiles = counted ? kMostCountedTiles : std::numeric_limits<int>::max();
+  if (const std::int64_t tiles = count_blocks(config, problem, splits); tiles > most_tiles) {
+    return Support::no("needs " + std::to_string(tiles) + " row tiles; want at most " + std::to_string(most_tiles));
+  }
+  const int bytes = shared_bytes(config, problem);
+  if (bytes > target.shared_memory) {
+    return Support::no("needs " + std::to_string(bytes) + " bytes of shared memory; the target has " +
+                       std::to_string(target.shared_memory));
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+Support supports_forward(const Problem& problem, const Target& target, const Wishes& wishes, Products products,
+                         ConfigSupport exists) {
+  if (target.sm < 80) return Support::no("wants SM80 or newer");
+  if (const Support s = supports_features(problem); !s) return s;
+  if (const Support s = supports_sizes(problem); !s) return s;
+  const std::int64_t splits = choose_splits(problem, target, wishes, products);
+  if (const Support s = supports_splits(problem, splits); !s) return s;
+  const FwdConfig config = fwd_config(problem, target, splits, wishes, products);
+  if (const Support s = exists(config, problem, target, wishes); !s) return s;
+  if (const Support s = supports_launch(config, problem, target, splits); !s) return s;
+  if (problem.list && (wishes.tile_q || wishes.tile_kv || wishes.warps)) {
+    return Support::no("tile_q, tile_kv and warps cannot be wished for beside a list: its blocks decide them");
+  }
+  return Support::yes();
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "cuda/attention/forward/features.h"
+#include "cuda/attention/forward/schedule.h"
+#include "cuda/attention/forward/tile_sizes.h"
+#include "cuda/attention/tiles/list_params.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr std::int64_t kManyRows = 2048;
+
+// Packed rows of a sequence: the mean, unless the batch may not decide.
+std::int64_t usual_rows(const Problem& problem) {
+  const bool varies = problem.q_layout == Layout::varlen && !problem.batch_invariant && problem.batch > 0;
+  const std::int64_t queries = varies ? problem.total_q / problem.batch : problem.seqlen_q;
+  return std::min(queries, problem.seqlen_q) * packed_heads(problem);
+}
+
+}  // namespace
+
+// Groups of 64 rows: two, or three where registers leave room; but one, and two blocks a multiprocessor or three, for
+// short causal sequences of narrow heads, where many of three groups' rows would not be used, and where there are few.
+void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target& target) {
+  const int widest = std::max(config.d, config.dv);
+  const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
+  const bool much_to_find = config.compressed_causal || config.chunked || config.segments == 2;
+  if (problem.list || config.dropout) {  // a list's runs make whole tiles if their length is a power of two
+    const bool more_than_softmax = (config.dropout && widest > 64) || config.scale_first || config.user_mask;
+    set_tile(config, 128, widest > 128 || more_than_softmax ? 64 : 128, 2, 8);
+  } else if (config.scale_first || config.user_mask) {
+    set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
+  } else if (widest <= 64 && !much_to_find) {
+    const bool causal = problem.window.right && !problem.window.left;
+    set_tile(config, 192, 128, 4, 12);
+    const std::int64_t usual = usual_rows(problem);
+    const bool mostly_whole = 5 * round_up(usual, std::int64_t{192}) <= 6 * round_up(usual, std::int64_t{64});
+    if (causal && rows <= kManyRows / 2) {
+      set_tile(config, 64, 64, 4, 4);
+    } else if (widest <= 32) {
+      set_tile(config, rows <= kManyRows ? 64 : 128, 128, 2, rows <= kManyRows ? 4 : 8);
+    } else if (!mostly_whole || count_deciding_blocks(config, problem) < target.multiprocessors) {
+      set_tile(config, 64, 128, 2, 4);
+    }
+  } else {
+    // Few keys make whole tiles of 64, and boxes of pages are to divide a tile.
+    const int beside_most = config.source == Source::strided && problem.kv.seqlen >= 1024 ? 80 : 64;
+    set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : beside_most, 2, 8);
+  }
+  const bool few = rows <= 64 || 2 * count_deciding_blocks(config, problem) <= target.multiprocessors;
+  if (widest <= 128 && config.tile_q == 128 && few) {
+    config.tile_q = 64;
+    config.warps = 4;
+  }
+  // Beside 256 columns of O there are no registers left for more.
+  if (widest > 192 && (problem.list || config.dropout || much_to_find)) config.tile_kv = 32;
+  if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), config.tile_kv);
+}
+
+}  // namespace tessera::cuda
