@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from . import _core
 from ._core import build_info, cpu_isas
 from ._execute import get_threads, set_threads
-from .attention import attention, attention_backward, load_torch
+from ._libraries import Library, register_loader
+from .attention import attention, attention_backward
 from .callables import register_mask, register_score
 from .linear import decay_slopes, linear_attention, linear_chunk, linear_decode
 from .linear_ring import linear_flush, ring_advance
@@ -85,8 +86,15 @@ __all__ = [
 ]
 
 
-if sys.modules.get("torch") is not None:  # otherwise by the first call with torch tensors
-    load_torch()
+def _load_torch() -> Library:
+    from .torch.library import LIBRARY  # a statement, because torch.compile traces it
+
+    return LIBRARY
+
+
+register_loader("torch", _load_torch)
+if sys.modules.get("torch") is not None:  # otherwise with the first torch tensor
+    _load_torch()
 
 
 if not TYPE_CHECKING:  # to a type checker every name is an attribute of a module that has a __getattr__

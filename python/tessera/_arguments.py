@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-import sys
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
-from ._arrays import CPU, device_of
 from ._checks import pair, real, shown, whole
 from ._dropout_seed import add_dropout
+from ._features import BLOCK, features_text
+from ._libraries import CPU, device_of, dtype_name, is_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Array = Any
 Window = tuple["int | None", "int | None"]
+
+_WINDOW = "(left, right), each an integer or None"
 
 
 class Call(NamedTuple):
@@ -46,130 +48,15 @@ def _interned(slots: tuple[str, ...]) -> tuple[str, ...]:
     return slots
 
 
-def _number(number: float) -> str:
-    """Shortest decimal that reads back as the same double; the line's reader rounds it to fp32 once."""
-    return repr(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
-
-
-_WINDOW = "(left, right), each an integer or None"
-_BLOCK = "(query rows, keys), each an integer of 1 or more"
-
-
-def _window_word(causal: bool, window: Window | None) -> str:
-    left, right = (None, None) if window is None else window
-    if causal:
-        right = 0 if right is None else min(right, 0)
-    if left is None and right is None:
-        return ""
-    ends = ["*" if end is None else str(int(end)) for end in (left, right)]
-    return "causal" if ends == ["*", "0"] else f"window={ends[0]}:{ends[1]}"
-
-
-def _block_word(block: tuple[int, int]) -> str:
-    rows, keys = (whole("block", size, _BLOCK) for size in block)
-    if rows < 1 or keys < 1:
-        raise ValueError(f"block: got ({rows}, {keys}); want {_BLOCK}")
-    return f"block={rows}x{keys}"
-
-
-def _choice(name: str, value: str | None, known: tuple[str, ...], argument: str = "") -> str:
-    if value is None:
-        return ""
-    if value not in known:
-        raise ValueError(f"{argument or name}: got {value!r}; want None, {', '.join(map(repr, known))}")
-    return f"{name}={value}"
-
-
-@lru_cache(maxsize=4096)
-def features_text(
-    causal: bool,
-    window: Window | None,
-    compressed_causal: tuple[int, int] | None,
-    attention_chunk: int,
-    scale: float | None,
-    softcap: float,
-    dropout: float,
-    score: str | None,
-    mask: str | None,
-    list_form: str | None,
-    bwd_list_form: str | None,
-    block: tuple[int, int] | None,
-    mass: str | None,
-    prior: bool,
-    next_tiles: str | None,
-    threshold: float,
-    return_lse: bool,
-    deterministic: bool,
-    batch_invariant: bool,
-    out_dtype: str | None,
-    wishes: str,
-    threads: int,
-    metadata: str | None,
-) -> str:
-    """The features of a `Call` from options that need no tensor. Raises ValueError for what no line could say.
-
-    The cache takes 1, 1.0 and True for one key, so each of them must give the same text.
-    """
-    words = [_window_word(causal, window)]
-    if compressed_causal is not None:
-        length, stride = (whole("compressed_causal", each) for each in pair("compressed_causal", compressed_causal, "(length, stride)"))
-        words.append(f"compressed_causal={length}:{stride}")
-    if attention_chunk:
-        chunk = whole("attention_chunk", attention_chunk)
-        if chunk < 0:
-            raise ValueError(f"attention_chunk: got {attention_chunk!r}; want 0 (none) or the keys of a chunk")
-        words.append(f"chunk={chunk}")
-    if scale is not None:
-        words.append(f"scale={_number(scale)}")
-    if softcap:
-        words.append(f"softcap={_number(softcap)}")
-    if score is not None:
-        words.append(f"score={score}")
-    if mask is not None:
-        words.append(f"mask={mask}")
-    if dropout:
-        words.append(f"dropout={_number(dropout)}")
-    if block is not None:
-        words.append(_block_word(block))
-    if list_form is not None:
-        words.append(f"list={list_form}")
-    if bwd_list_form is not None:
-        words.append(f"bwd_list={bwd_list_form}")
-    words.append(_choice("next", next_tiles, ("indices", "bitmask"), "next_tiles"))
-    if threshold:
-        words.append(f"threshold={_number(threshold)}")
-    words.append(_choice("mass", mass, ("mean", "rms")))
-    words.append(_choice("metadata", metadata, ("trust", "clamp", "report")))
-    flags = {
-        "mass_lse=prior": prior,
-        "lse": return_lse,
-        "deterministic": deterministic,
-        "batch_invariant": batch_invariant,
-        f"out={out_dtype}": out_dtype is not None,
-        f"threads={whole('threads', threads)}": threads != 0,
-    }
-    if not isinstance(wishes, str):
-        raise TypeError(f"wishes: got {shown(wishes)}; want a text such as 'tile_q=64 splits=2'")
-    words += [word for word, wanted in flags.items() if wanted]
-    words += [f"wish:{wish}" for wish in wishes.split()]
-    return " ".join(filter(None, words))
-
-
-def _is_compiling() -> bool:
-    """Whether torch.compile traces. It sees through an lru_cache, with a warning: then call what the cache wraps."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
-
-
 def longest(name: str, boundaries: Array, given: int | None, unit: int = 1) -> int:
     """The longest sequence: `given`, or the largest difference in `boundaries` times `unit`.
 
-    0 while torch.compile traces, when there is no data, and for boundaries on a GPU, which a look would have to wait
+    0 while a compiler traces, when there is no data, and for boundaries on a GPU, which a look would have to wait
     for; sizes then come from shapes (the token count).
     """
     if given is not None:
         return whole(name.replace("cu_seqlens", "max_seqlen").replace("page_indptr", "max_seqlen_k"), given)
-    if _is_compiling() or device_of(boundaries) != CPU:
+    if is_compiling() or device_of(boundaries) != CPU:
         return 0
     return _core.longest_step(boundaries, name) * unit
 
@@ -202,7 +89,7 @@ def _add_tiles(tiles: TileList, prefix: str, slots: list[str], tensors: list[Any
 
 def _common_block(block: Any, *lists: TileList | None) -> tuple[int, int] | None:
     """The block of the call: given, or that of its lists, which must agree."""
-    chosen = None if block is None else pair("block", block, _BLOCK)
+    chosen = None if block is None else pair("block", block, BLOCK)
     for tiles in lists:
         own = getattr(tiles, "block", None)
         if own is None:
@@ -335,13 +222,11 @@ def parse(
         tensors.append(extra)
     if type(batch_offset) is not int or type(head_offset) is not int:
         batch_offset, head_offset = whole("batch_offset", batch_offset), whole("head_offset", head_offset)
-    compiling = _is_compiling()
+    compiling = is_compiling()
     if out_dtype is not None:
-        from ._arrays import dtype_name
-
         out_dtype = dtype_name.__wrapped__(out_dtype) if compiling else dtype_name(out_dtype)
     if block is not None:
-        block = pair("block", block, _BLOCK)
+        block = pair("block", block, BLOCK)
     if window is not None:
         left, right = pair("window", window, _WINDOW)
         window = (
@@ -422,7 +307,7 @@ def _refuse_arrays(**options: Any) -> None:
 
 _PLAIN = {
     "compressed_causal": "(length, stride), two integers",
-    "block": _BLOCK,
+    "block": BLOCK,
     "mass": "None or a name",
     "next_tiles": "None or a name",
     "metadata": "None or a name",

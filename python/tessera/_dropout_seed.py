@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from . import _core
-from ._arrays import CPU, device_of
 from ._checks import whole
+from ._libraries import CPU, device_of, library_of
 
 Array = Any
 
@@ -31,23 +29,6 @@ def add_dropout(q: Array, seed: Any, offset: Any, drops: bool, slots: list[str],
     return values[0], values[1]
 
 
-def _is_capturing(torch: Any, device: int) -> bool:
-    """Of the stream that a call with tensors on `device` will use, whichever device is current."""
-    return _core.is_capturing(device, torch.cuda.current_stream(device).cuda_stream)
-
-
 def drawn_seed(q: Array) -> Any:
-    """A seed from torch's default generator for torch tensors (manual_seed repeats it), else from `random`.
-
-    While torch.compile traces or a CUDA graph is captured it stays a tensor where q is, to be drawn anew by each call
-    of what is compiled and each replay.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(q, torch.Tensor):
-        stays = torch.compiler.is_compiling() or (q.is_cuda and _is_capturing(torch, q.get_device()))
-        device = q.device if stays and q.is_cuda else "cpu"
-        drawn = torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=device)
-        return drawn if stays else int(drawn)
-    import random
-
-    return random.getrandbits(63)
+    """A seed from the generator of q's library, torch's default one, or else from `random`."""
+    return library_of(q, "q").draw_seed(q)

@@ -13,8 +13,9 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from . import _core
-from ._arrays import CPU, device_of, dtype_name, library_of, run_on_gpu
 from ._checks import whole
+from ._gpu import run_on_gpu
+from ._libraries import CPU, device_of, dtype_name, library_of
 from ._problem_line import (
     BACKWARD,
     FORWARD,

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._arguments import Call, parse
-from ._arrays import CPU, common_library, dtype_name, is_torch, library_of, refuse_gradient, run_on_gpu
 from ._execute import backward_outputs, forward_route, get_threads, run_backward
+from ._gpu import run_on_gpu
+from ._libraries import CPU, common_library, dtype_name, library_of, refuse_gradient
 from .tiles import TileList
 
 if TYPE_CHECKING:
@@ -18,17 +19,6 @@ if TYPE_CHECKING:
     from ._options import AttentionOptions
 
 Array = Any
-
-_forward_of_torch: Any = None
-
-
-def load_torch() -> Any:
-    """``tessera.torch.forward``, kept: an import statement in each call would take a microsecond."""
-    global _forward_of_torch
-    from .torch import forward
-
-    _forward_of_torch = forward
-    return forward
 
 
 def attention(
@@ -102,8 +92,8 @@ def attention(
     read here: bad lengths and entries are clamped instead of refused.
 
     Masks and scores
-        causal, window: keys from `left` before to `right` after the query's position, inclusive, signed, None unbounded;
-            causal closes the right end at 0. The last query stands at the last key unless offsets say otherwise.
+        causal, window: keys from `left` before to `right` after the query's position, inclusive, signed, None is
+            unbounded; causal closes the right end at 0. The last query stands at the last key unless offsets say so.
         compressed_causal: (length, stride) of compressed keys, visible when complete.
         attention_chunk: keys of a chunk; a query sees its own only, that of number floor(position / attention_chunk).
         scale (default d ** −0.5), softcap (0: none), alibi_slopes fp32 (hq) or (b, hq), sinks fp32 (hq): one logit a
@@ -140,6 +130,7 @@ def attention(
     Source: Vaswani et al. 2017 (arXiv:1706.03762); blocked online softmax: Milakov and Gimelshein 2018
     (arXiv:1805.02867), Dao et al. 2022 (arXiv:2205.14135).
     """
+    operators = library_of(q, "q").operators
     if out is not None:
         library_of(out, "out")
     # By position: matching fifty keywords takes as long as the rest of the preparation.
@@ -201,10 +192,7 @@ def attention(
         status,
         extras,
     )
-    if is_torch(q):
-        results = (_forward_of_torch or load_torch())(call, q, k, v, out)
-    else:
-        results = compute_forward(call, q, k, v, out)
+    results = (compute_forward if operators is None else operators.forward)(call, q, k, v, out)
     return results[0] if len(results) == 1 else answer(call, results, next_tiles, block, tiles)
 
 

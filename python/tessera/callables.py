@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _core
-from ._arrays import dtype_name
+from ._libraries import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from ._arguments import longest
-from ._arrays import common_library, dtype_name, is_torch, library_of, refuse_gradient
 from ._dropout_seed import add_dropout
+from ._libraries import common_library, dtype_name, library_of, refuse_gradient
 from .operations import _run
 
 Array = Any
@@ -110,7 +110,7 @@ def linear_chunk(
     Source: Qin et al. 2024, Lightning Attention-2 (arXiv:2401.04658).
     """
     plain = state is None and out is None and state_slots is None and dest_slots is None and status is None
-    if plain and not threads and is_torch(q):
+    if plain and not threads and library_of(q, "q").operators is not None:
         final = linear_attention(
             q, k, v, decay_slopes, scale=scale, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, layout=layout
         )
@@ -160,14 +160,16 @@ def linear_attention(
             raise ValueError(f"q: got {q.shape[0]} sequences beside cu_seqlens; want (1, tokens, h, d)")
         q, k, v = q[0], k[0], v[0]
     _check_first_state(q, v, initial_state, cu_seqlens, layout)
-    if is_torch(q):
-        from .torch import linear_attention as of_torch
-
+    if library.operators is not None:
         for name, x in (("decay_slopes", decay_slopes), ("cu_seqlens", cu_seqlens)):
-            if x is not None and not is_torch(x):
-                raise TypeError(f"{name}: got an array of {library_of(x, name).name}; want one of torch, as q is")
+            if x is not None and library_of(x, name).name != library.name:
+                raise TypeError(
+                    f"{name}: got an array of {library_of(x, name).name}; want one of {library.name}, as q is"
+                )
         keeps = bool(output_final_state)
-        out, final = of_torch(q, k, v, decay_slopes, initial_state, cu_seqlens, max_seqlen, scale, layout, keeps)
+        out, final = library.operators.linear_attention(
+            q, k, v, decay_slopes, initial_state, cu_seqlens, max_seqlen, scale, layout, keeps
+        )
     elif library.name in ("numpy", "cupy"):
         numpy = sys.modules[library.name]
         final = None
@@ -213,12 +215,10 @@ def rounding_of(rounding: str, seed: Any, offset: Any, like: Array) -> tuple[str
 
 
 def bits_of_seeds(bound: dict[str, Array]) -> dict[str, Array]:
-    """`bound` with seeds as uint64; torch draws int64."""
-    torch = sys.modules.get("torch")
+    """`bound` with seeds as uint64."""
     for name in ("dropout_seed", "dropout_offset"):
-        x = bound.get(name)
-        if torch is not None and isinstance(x, torch.Tensor) and x.dtype == torch.int64:
-            bound = {**bound, name: x.view(torch.uint64)}
+        if name in bound:
+            bound = {**bound, name: library_of(bound[name], name).seed_words(bound[name])}
     return bound
 
 
@@ -247,12 +247,7 @@ def _forward(
     if status is not None:
         words, bound = f"{words} metadata=report", {**bound, "status": status}
     call = (rows, {**bound, "o": result}, max_seqlen, scale, layout, words, seeds, threads)
-    if is_torch(q):
-        from .torch import in_place
-
-        in_place.linear(operation, *call)
-    else:
-        compute(operation, *call)
+    (compute if library.operators is None else library.operators.linear)(operation, *call)
     return library.finish(result, q) if out is None else out
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from ._arrays import common_library, dtype_name, is_torch, library_of, refuse_gradient
+from ._libraries import common_library, dtype_name, library_of, refuse_gradient
 from .linear import Array, Layout, Rounding, Shape, bits_of_seeds, bound_arrays, ring_tokens, rounding_of
 from .operations import _run
 
@@ -49,14 +49,9 @@ def linear_flush(
     bound = {"state": state, "decay_slopes": decay_slopes, "ring_k": ring_k, "ring_v": ring_v}
     words, arrays, seeds = rounding_of(rounding, seed, offset, state)
     bound |= {"ring_cursor": ring_cursor, **bound_arrays(state_slots=state_slots, status=status), **arrays}
-    common_library([*bound.items()])
+    operators = common_library([*bound.items()]).operators
     words += "" if status is None else " metadata=report"
-    if is_torch(state):
-        from .torch import in_place
-
-        in_place.flush(bound, layout, words, seeds, threads)
-    else:
-        compute_flush(bound, layout, words, seeds, threads)
+    (compute_flush if operators is None else operators.flush)(bound, layout, words, seeds, threads)
 
 
 def compute_flush(bound: dict[str, Array], layout: str, words: str, seeds: tuple[int, int], threads: int) -> None:

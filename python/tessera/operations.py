@@ -9,18 +9,9 @@ from typing import Any
 
 from . import _core
 from ._arguments import longest
-from ._arrays import (
-    CPU,
-    Library,
-    common_library,
-    device_of,
-    dtype_name,
-    is_torch,
-    library_of,
-    refuse_gradient,
-    run_on_gpu,
-)
 from ._execute import get_threads
+from ._gpu import run_on_gpu
+from ._libraries import CPU, Library, common_library, device_of, dtype_name, library_of, refuse_gradient
 
 Array = Any
 Shape = tuple[int, ...]
@@ -55,15 +46,7 @@ def _stacked(parts: tuple[Array, ...], name: str) -> Any:
     stream = None if device == CPU else library.stream(device)
     if _core.parts_fit(parts, name, device, stream or 0):
         return parts
-    if is_torch(parts[0]):
-        import torch
-
-        return torch.stack(parts)
-    import numpy
-
-    namespace = getattr(parts[0], "__array_namespace__", None)
-    with library.on(parts[0]):
-        return (numpy if namespace is None else namespace()).stack(parts)
+    return library.stack(parts)
 
 
 def combine(
@@ -213,12 +196,7 @@ def kv_append(
     library = common_library([*named.items(), *bound.items(), *([] if q is None else [("q", q)])])
     turned = None if q is None else library.empty(tuple(q.shape), dtype_name(q.dtype), q)
     call = (tuple(named.values()), bound, q, turned, max_seqlen_q, rotary_interleaved, threads)
-    if is_torch(k_cache):
-        from .torch import in_place
-
-        in_place.append(*call)
-    else:
-        compute_append(*call)
+    (compute_append if library.operators is None else library.operators.append)(*call)
     return None if turned is None else library.finish(turned, q)
 
 

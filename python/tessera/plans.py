@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._arguments import parse
-from ._arrays import (
-    CPU,
-    KeptWorkspaces,
-    _library_of_type,
-    common_library,
-    device_of,
-    dtype_name,
-    is_torch,
-    refuse_gradient,
-    run_on_gpu,
-)
 from ._execute import Route, forward_route, get_threads
+from ._gpu import KeptWorkspaces, run_on_gpu
+from ._libraries import CPU, common_library, device_of, dtype_name, library_of_type, refuse_gradient
 from ._problem_line import FORWARD, attention_line, features_of, forward_outputs
 from .attention import answer
 
@@ -79,7 +70,7 @@ class AttentionPlan:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._options, self._call = state["options"], state["call"]
         self._planned_for, self._array = state["planned_for"], state["array"]
-        self._library = _library_of_type(self._array)
+        self._library = library_of_type(self._array)
         self._device = self._planned_for[-1]
         self._workspaces = KeptWorkspaces()
         self._route = self._found_route()
@@ -122,7 +113,7 @@ class AttentionPlan:
 
     def run(self, q: Array, k: Array, v: Array, *, out: Array | None = None, **tensors: Any) -> tuple[Array, ...]:
         """As a call, with every output as a plain array: out, lse, mass, next counts and indices or bits."""
-        if is_torch(q):
+        if self._library.operators is not None:
             refuse_gradient("a plan", "has no gradient; use attention, detach() or no_grad()", q=q, k=k, v=v)
         device = device_of(q)
         if device != self._device:

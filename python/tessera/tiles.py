@@ -5,34 +5,28 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from ._libraries import library_of_type
+
 Array = Any
 Form = Literal["indices", "bitmask", "transposed"]
 
 _FORMS = ("indices", "bitmask", "transposed")
 
 
-def _as_numpy(array: Array) -> Any:
+def as_numpy(array: Array) -> Any:
     """The array as numpy's: a view where the library shares memory (torch and jax on the CPU do), a copy from a GPU."""
-    import numpy
+    library = library_of_type(type(array))
+    if library is None:  # a list
+        import numpy
 
-    from ._arrays import is_torch
-
-    if is_torch(array):
-        return numpy.asarray(array.detach().cpu())
-    copy = getattr(array, "get", None)  # cupy's
-    return numpy.asarray(array) if copy is None else copy()
+        return numpy.asarray(array)
+    return library.to_numpy(array)
 
 
 def _in_library_of(like: Array, array: Any) -> Array:
     """A numpy array of int32, uint32 or bool in the library of `like`."""
-    from ._arrays import is_torch
-
-    if is_torch(like):
-        import torch
-
-        return torch.from_numpy(array).to(like.device)
-    namespace = getattr(like, "__array_namespace__", None)
-    return array if namespace is None else namespace().asarray(array)
+    library = library_of_type(type(like))
+    return array if library is None else library.from_numpy(array, like)
 
 
 class TileList:
@@ -108,10 +102,10 @@ class TileList:
         """
         import numpy
 
-        kept = _as_numpy(mask).astype(bool)
+        kept = as_numpy(mask).astype(bool)
         if kept.ndim != 4:
             raise ValueError(f"mask: got {kept.ndim} dimensions; want (batch or 1, heads, query blocks, key blocks)")
-        waived = numpy.zeros_like(kept) if full is None else _as_numpy(full).astype(bool)
+        waived = numpy.zeros_like(kept) if full is None else as_numpy(full).astype(bool)
         if waived.shape != kept.shape:
             raise ValueError(f"full: got shape {waived.shape}; want that of mask, {kept.shape}")
         arrays = _packed(kept & ~waived, form, "")
@@ -134,7 +128,7 @@ class TileList:
 
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"share: got {share}; want 0 to 1")
-        weight = _as_numpy(mass).astype(numpy.float64)
+        weight = as_numpy(mass).astype(numpy.float64)
         unknown = ~numpy.isfinite(weight)
         weight[unknown] = 0
         order = numpy.argsort(-weight, axis=-1, kind="stable")
@@ -164,13 +158,13 @@ class TileList:
         import numpy
 
         if self.form == "bitmask":
-            words = numpy.ascontiguousarray(_as_numpy(bits)).astype("<u4")
+            words = numpy.ascontiguousarray(as_numpy(bits)).astype("<u4")
             every = numpy.unpackbits(words.view(numpy.uint8), axis=-1, bitorder="little").astype(bool)
             return every if key_blocks is None else every[..., :key_blocks]
         name, size = ("key_blocks", key_blocks) if self.form == "indices" else ("query_blocks", query_blocks)
         if size is None:
             raise ValueError(f"{name}: got None; want the number of blocks, which the form {self.form!r} does not hold")
-        count, entry = _as_numpy(counts), _as_numpy(indices)
+        count, entry = as_numpy(counts), as_numpy(indices)
         listed = numpy.arange(entry.shape[-1]) < count[..., None]
         if (listed & ((entry < 0) | (entry >= size))).any():
             raise ValueError(f"{name}: got {size}; want more than the list's largest entry, {entry[listed].max()}")

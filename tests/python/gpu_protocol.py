@@ -13,7 +13,7 @@ import numpy as np
 import tessera
 from fake_gpu import Array, OldArray, _Stream, gpu
 from tessera import _core
-from tessera._arrays import KeptWorkspaces
+from tessera._gpu import KeptWorkspaces
 
 SHAPE = (1, 64, 2, 64)
 

@@ -128,7 +128,10 @@ class TestScoresAndMasks:
         want = np.concatenate(
             [
                 textbook.attention(
-                    q[i : i + 1], k[i : i + 1], v[i : i + 1], visible=textbook.window(13, 21, None, 0, shift[i] - keys[i])
+                    q[i : i + 1],
+                    k[i : i + 1],
+                    v[i : i + 1],
+                    visible=textbook.window(13, 21, None, 0, shift[i] - keys[i]),
                 ).out
                 for i in range(2)
             ]

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -55,6 +58,18 @@ def test_longest_sequence_by_token_count():
     torch.testing.assert_close(
         torch.compile(call, fullgraph=True, backend="aot_eager")(q, k, v, ends), call(q, k, v, ends)
     )
+
+
+def test_the_first_call_of_a_process_compiles():
+    """Also where torch was imported after tessera, so that the trace itself brings the operators in."""
+    lines = (
+        "import tessera",
+        "import torch",
+        "q = torch.randn(1, 9, 2, 16)",
+        "call = torch.compile(lambda q: tessera.attention(q, q, q, causal=True), fullgraph=True, backend='aot_eager')",
+        "assert torch.equal(call(q), tessera.attention(q, q, q, causal=True))",
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", "\n".join(lines)], check=True)
 
 
 def test_inductor():

@@ -10,7 +10,7 @@ pytest.importorskip("transformers", minversion="5.0")
 
 import tessera.transformers  # noqa: E402
 from tessera.transformers import VisibleKeys, attention, visible_keys  # noqa: E402
-from tessera.transformers.forms import Window, Pieces, Tiles, pack_bits  # noqa: E402
+from tessera.transformers.forms import Pieces, Tiles, Window, pack_bits  # noqa: E402
 from tessera.transformers.mask_functions import read  # noqa: E402
 from transformers import masking_utils as masks  # noqa: E402
 from transformers_models import packed_positions  # noqa: E402

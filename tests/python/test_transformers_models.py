@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", minversion="5.0")
 
-from tessera.transformers.forms import Window, Pieces, VisibleKeys  # noqa: E402
+from tessera.transformers.forms import Pieces, VisibleKeys, Window  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from transformers_models import CONFIGS, make, packed_positions, padding, prompt  # noqa: E402
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tessera._arrays import CPU, device_of, dtype_name, is_torch, library_of
 from tessera._checks import flag, pair, real, shown, whole
+from tessera._libraries import CPU, device_of, dtype_name, library_of
 
 __all__ = [
     "CACHE_NAMES",
@@ -35,6 +36,11 @@ __all__ = [
 
 Array = Any
 Window = tuple["int | None", "int | None"]
+
+
+def is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def array_module(like: Array) -> tuple[Any, dict[str, Any]]:

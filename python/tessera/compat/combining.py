@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import combine
-from tessera._arrays import library_of
+from tessera._libraries import library_of
 
 from .arguments import Array, array_module, is_torch, refuse
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import attention
-from tessera._arrays import library_of
+from tessera._libraries import library_of
 
 from .arguments import (
     CACHE_NAMES,

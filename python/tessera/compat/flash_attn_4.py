@@ -32,12 +32,11 @@ learnable sink.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from tessera import TileList, attention
-from tessera._arrays import library_of
+from tessera import attention
 from tessera._checks import flag, pair, whole
-from tessera.tiles import Form
+from tessera._libraries import library_of
 
 from .arguments import (
     NAMES,
@@ -53,6 +52,7 @@ from .arguments import (
     rename,
     split_wish,
 )
+from .block_sparse import BlockSparseTensorsTorch, tile_list
 from .combining import combine_parts
 from .scheduler_metadata import SchedulerMetadataTensorsTorch, get_scheduler_metadata
 
@@ -68,26 +68,6 @@ __all__ = [
 
 class UnsupportedHeadDimError(AssertionError, ValueError):
     """Tessera's error for a wrong value that is an assertion, too, as flash-attn 4's callers expect."""
-
-
-class BlockSparseTensorsTorch(NamedTuple):
-    """Blocks to compute, for each block of queries those of the keys; B and H may be 1.
-
-    `mask_block_cnt` int32 (B, H, M) and `mask_block_idx` int32 (B, H, M, N), sorted up to the count; `full_block_*`
-    the same for blocks where the mask is waived; `block_size` (queries, keys), default (128, 128). The others order a
-    GPU's work.
-    """
-
-    mask_block_cnt: Array
-    mask_block_idx: Array
-    full_block_cnt: Array | None = None
-    full_block_idx: Array | None = None
-    cu_total_m_blocks: Array | None = None
-    cu_block_idx_offsets: Array | None = None
-    block_size: tuple[int, int] | None = None
-    dq_write_order: Array | None = None
-    dq_write_order_full: Array | None = None
-    spt: bool | None = None
 
 
 _CALLABLES = "None: a CuTe callable cannot be called here; tessera.attention(score=, mask=) takes other forms of them"
@@ -114,28 +94,6 @@ def _signed_window(causal: bool, window_size: tuple[int | None, int | None]) -> 
     if left is None:
         return (causal or right == 0, None) if right is None or right == 0 else (False, (None, right))
     return False, (left, right)
-
-
-def _tiles(argument: str, tensors: Any, form: Form) -> TileList | None:
-    """A tile list over the tensors of `tensors`; none is copied."""
-    if tensors is None:
-        return None
-    if not hasattr(tensors, "mask_block_cnt"):
-        refuse(argument, tensors, "a BlockSparseTensorsTorch", TypeError)
-    if getattr(tensors, "cu_total_m_blocks", None) is not None:
-        refuse(
-            argument,
-            "cu_total_m_blocks",
-            "blocks of sequences of one length: lists of packed sequences are not there yet",
-        )
-    return TileList(
-        counts=tensors.mask_block_cnt,
-        indices=tensors.mask_block_idx,
-        full_counts=getattr(tensors, "full_block_cnt", None),
-        full_indices=getattr(tensors, "full_block_idx", None),
-        form=form,
-        block=tuple(getattr(tensors, "block_size", None) or (128, 128)),
-    )
 
 
 def _check_head_dims(head_dim: int, head_dim_v: int) -> None:
@@ -298,8 +256,8 @@ def flash_attn_func(
         aux_tensors=aux_tensors,
         aux_scalars=aux_scalars,
     )
-    tiles = _tiles("block_sparse_tensors", block_sparse_tensors, "indices")
-    bwd_tiles = _tiles("block_sparse_tensors_bwd", block_sparse_tensors_bwd, "transposed")
+    tiles = tile_list("block_sparse_tensors", block_sparse_tensors, "indices")
+    bwd_tiles = tile_list("block_sparse_tensors_bwd", block_sparse_tensors_bwd, "transposed")
     if tiles is not None and bwd_tiles is not None and tiles.block != bwd_tiles.block:
         refuse("block_sparse_tensors_bwd", f"blocks of {bwd_tiles.block}", f"the forward's, {tiles.block}", ValueError)
     return _attend_source(
@@ -400,7 +358,7 @@ def flash_attn_varlen_func(
         return_lse=return_lse,
         dropout_p=dropout_p,
         dropout_seed=dropout_seed,
-        tiles=_tiles("block_sparse_tensors", block_sparse_tensors, "indices"),
+        tiles=tile_list("block_sparse_tensors", block_sparse_tensors, "indices"),
     )
 
 

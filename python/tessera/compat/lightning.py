@@ -30,8 +30,8 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from tessera import linear_attention, linear_chunk, linear_decode
-from tessera._arrays import library_of
 from tessera._checks import real
+from tessera._libraries import library_of
 
 from .arguments import Array, array_module, is_torch, refuse, rename
 

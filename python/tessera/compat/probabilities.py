@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tessera import dropout_keep
-from tessera.tiles import _as_numpy
+from tessera.tiles import as_numpy
 
 from .arguments import Array, array_module, is_torch
 
@@ -44,10 +44,10 @@ def signed_probabilities(
     import numpy
 
     queries, keys, rows = _fp32(q), _fp32(k), _fp32(lse)
-    starts_q = None if cu_seqlens_q is None else _as_numpy(cu_seqlens_q)
-    starts_k = None if cu_seqlens_k is None else _as_numpy(cu_seqlens_k)
-    table = None if page_table is None else _as_numpy(page_table)
-    used = None if seqused_k is None else _as_numpy(seqused_k)
+    starts_q = None if cu_seqlens_q is None else as_numpy(cu_seqlens_q)
+    starts_k = None if cu_seqlens_k is None else as_numpy(cu_seqlens_k)
+    table = None if page_table is None else as_numpy(page_table)
+    used = None if seqused_k is None else as_numpy(seqused_k)
     batch = queries.shape[0] if starts_q is None else len(starts_q) - 1
     heads = queries.shape[-2]
     longest_q = queries.shape[1] if max_seqlen_q is None else int(max_seqlen_q)
@@ -110,5 +110,5 @@ def _fp32(array: Array) -> Numpy:
     import numpy
 
     if is_torch(array):
-        return _as_numpy(array.float())
-    return _as_numpy(array).astype(numpy.float32)
+        return as_numpy(array.float())
+    return as_numpy(array).astype(numpy.float32)

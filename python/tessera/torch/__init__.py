@@ -24,6 +24,7 @@
 import warnings
 
 from .calls import forward
+from .library import LIBRARY as LIBRARY
 from .linear import linear_attention
 from .sdpa import SdpaReport, sdpa_replacement
 

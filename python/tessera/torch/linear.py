@@ -15,7 +15,7 @@ from torch import Tensor
 
 # As modules: torch keeps the kernels below to the very end, and through a function of theirs every cached plan.
 from .. import linear, operations
-from .._arrays import library_of
+from .._libraries import library_of
 from . import operators
 
 _CALL = (

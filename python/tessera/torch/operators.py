@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from .. import _execute
-from .._arrays import CPU, dtype_name, library_of, run_on_gpu
+from .._gpu import run_on_gpu
+from .._libraries import CPU, dtype_name, library_of
 
 _CALL = "Tensor q, Tensor k, Tensor v, Tensor[] tensors, str slots, str features, SymInt[] sizes, int[] scalars"
 

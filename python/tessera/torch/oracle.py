@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import _execute
 from .._arguments import Call
-from .._arrays import dtype_name
+from .._libraries import dtype_name
 from .operators import DIFFERENTIABLE, DTYPES, empty_outputs
 
 

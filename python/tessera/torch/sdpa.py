@@ -52,8 +52,8 @@ def sdpa_replacement(*, strict: bool = False) -> Iterator[SdpaReport]:
 
     Yields a SdpaReport that counts the calls and says why each call that went to torch did. Calls keep torch's
     meaning: (batch, heads, seqlen, head_dim) without a copy, ``is_causal`` aligned at the top left corner, 0 for rows
-    without a visible key. A mask is read (on CUDA: waited for), and replaced when it is exactly a window, lengths of keys
-    or rows, or both; under torch.compile and in a CUDA graph, where data cannot be read, every mask goes to torch.
+    without a visible key. A mask is read (on CUDA: waited for), and replaced when it is exactly a window, lengths of
+    keys or rows, or both; under torch.compile and in a CUDA graph, where data cannot be read, every mask goes to torch.
     Dropout draws its seed from torch's default generator: repeatable by manual_seed, but not torch's own bits. Results
     lie in memory as (batch, seqlen, heads, head_dim), which torch does on CUDA. Enter the block outside of compiled
     code. On CUDA, calls that record gradients and fp32 are torch's.

@@ -6,8 +6,8 @@
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="tessera")
 
 Causal, sliding, chunked and bidirectional masks, padding on either side, packed sequences, static, dynamic and sliding
-caches, sinks, softcap and dropout reach the kernels as windows, lengths and varlen boundaries. No (b, 1, sq, sk) mask is
-made for them.
+caches, sinks, softcap and dropout reach the kernels as windows, lengths and varlen boundaries. No (b, 1, sq, sk) mask
+is made for them.
 """
 
 from __future__ import annotations

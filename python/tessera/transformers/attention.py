@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import tessera
-from tessera.transformers.forms import Window, Pieces, Tiles, VisibleKeys, pack_bits
+from tessera.transformers.forms import Pieces, Tiles, VisibleKeys, Window, pack_bits
 
 # What a model may pass on that changes the result and that this attention has no form for.
 _REFUSED = {

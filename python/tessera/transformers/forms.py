@@ -6,7 +6,7 @@ The forms, from the cheapest on; batch b, queries sq, keys sk of one call:
 =========  ===================================================================  =========================
 form       what                                                                  size
 =========  ===================================================================  =========================
-`Window`     one window about the query's position, and per-sequence lengths        2 · b integers
+`Window`   one window about the query's position, and per-sequence lengths        2 · b integers
 `Pieces`   runs of keys with their queries: varlen over the tensors as they lie  4 · pieces integers
 `Tiles`    a list of tiles one key wide: holes in the padding, unions of masks   b · sk, or b · sq · sk, bits
 =========  ===================================================================  =========================
@@ -162,6 +162,8 @@ class VisibleKeys(_Prepared):  # type: ignore[misc]
         raise NotImplementedError("attention_mask: got an index into it; want it used as it is, it is no dense tensor")
 
     def __repr__(self) -> str:
-        return f"VisibleKeys({type(self.form).__name__.lower()}, shape={self._shape}, window=({self.left}, {self.right}))"
+        return (
+            f"VisibleKeys({type(self.form).__name__.lower()}, shape={self._shape}, window=({self.left}, {self.right}))"
+        )
 
     __str__ = __repr__

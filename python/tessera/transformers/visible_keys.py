@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import masking_utils
 
-from tessera.transformers.forms import Window, Pieces, Tiles, VisibleKeys, pack_bits
+from tessera.transformers.forms import Pieces, Tiles, VisibleKeys, Window, pack_bits
 from tessera.transformers.mask_functions import Pattern, read
 
 # Elements of a boolean mask that may exist at a time while it is packed into bits.

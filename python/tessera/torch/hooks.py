@@ -1,0 +1,10 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the package's functions call where their arrays are torch tensors (`Library.operators`)."""
+
+from __future__ import annotations
+
+from .calls import forward
+from .in_place import append, flush, linear
+from .linear import linear_attention
+
+__all__ = ["append", "flush", "forward", "linear", "linear_attention"]

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch as one of the package's array libraries, and the operators that take calls with its tensors over."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _core
+from .._libraries import CPU, LIBRARY_NAMES, Library, Shape, register_library
+from . import hooks
+
+
+class Torch(Library):
+    name = "torch"
+    operators = hooks
+
+    def __init__(self) -> None:
+        self._empty = torch.empty
+        self._current_stream = torch.cuda.current_stream
+        self._dtypes = {name: getattr(torch, its) for name, its in LIBRARY_NAMES.items() if hasattr(torch, its)}
+
+    def device(self, array: Tensor) -> int:
+        return array.get_device() if array.is_cuda else CPU
+
+    def stream(self, device: int) -> int | None:
+        return self._current_stream(device).cuda_stream
+
+    def on(self, array: Tensor) -> AbstractContextManager[Any]:
+        return nullcontext()  # what torch makes of tensors lies where they do
+
+    def empty(self, shape: Shape, dtype: str, like: Tensor) -> Tensor:
+        return self._empty(shape, dtype=self._dtypes[dtype], device=like.device)
+
+    def stack(self, parts: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack(parts)
+
+    def to_numpy(self, array: Tensor) -> Any:
+        import numpy
+
+        return numpy.asarray(array.detach().cpu())
+
+    def from_numpy(self, array: Any, like: Tensor) -> Tensor:
+        return torch.from_numpy(array).to(like.device)
+
+    def is_compiling(self) -> bool:
+        return torch.compiler.is_compiling()
+
+    def refuse_gradient(self, name: str, array: Tensor, operation: str, instead: str) -> None:
+        """Refuses a view with a lazy sign too."""
+        if array.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: got a tensor that requires grad; want one that does not: {operation} {instead}")
+        # A compiler cannot trace this, and needs not: before an operator's kernel torch resolves the sign.
+        if not torch.compiler.is_compiling() and array.is_neg():
+            raise ValueError(f"{name}: got a tensor with a lazy negative sign; want tensor.resolve_neg()")
+
+    def draw_seed(self, like: Tensor) -> Any:
+        """From torch's default generator, so that manual_seed repeats it.
+
+        While torch.compile traces or a CUDA graph is captured it stays a tensor where `like` is, to be drawn anew by
+        each call of what is compiled and each replay.
+        """
+        stays = torch.compiler.is_compiling() or (like.is_cuda and _is_capturing(like.get_device()))
+        device = like.device if stays and like.is_cuda else "cpu"
+        drawn = torch.randint(0, 1 << 62, (1,), dtype=torch.int64, device=device)
+        return drawn if stays else int(drawn)
+
+    def seed_words(self, seed: Tensor) -> Tensor:
+        """torch draws int64: the same bits."""
+        return seed.view(torch.uint64) if seed.dtype == torch.int64 else seed
+
+
+LIBRARY = Torch()
+register_library(LIBRARY)
+
+
+def _is_capturing(device: int) -> bool:
+    """Of the stream that a call with tensors on `device` will use, whichever device is current."""
+    return _core.is_capturing(device, torch.cuda.current_stream(device).cuda_stream)
