@@ -156,6 +156,7 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.softcap = softcap_of(problem);
   config.alibi = problem.alibi;
   config.dropout = problem.dropout > 0.0F;
+  config.rounded_sums = problem.o_type == DType::fp32;  // not by partial results of 16-bit outputs
   config.user_score = !problem.score.empty();
   config.user_mask = !problem.mask.empty();
   const float scale = problem.softmax_scale();
@@ -189,6 +190,7 @@ void choose_tile(FwdConfig& config, const Problem& problem, const Target& target
   if (config.dropout || config.user_score || config.user_mask) {  // 16 rows a warp: these need registers too
     config.tile_m = std::min(config.tile_m, 64);
     config.tile_n = std::min(64, most_keys(config));
+    if (config.keeps_rests() && config.dv > 128) config.tile_n = 32;
   }
 }
 
@@ -213,6 +215,7 @@ void choose_wgmma_tile(FwdConfig& config, const Problem& problem, const Target& 
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.band.right && !problem.band.left;
     set_tile(config, 192, 128, 4, 12);
+    if (config.rounded_sums) set_tile(config, 128, 128, 2, 8);  // three groups leave no registers for them
     const std::int64_t usual = usual_rows(problem);
     const bool mostly_whole = 5 * round_up(usual, std::int64_t{192}) <= 6 * round_up(usual, std::int64_t{64});
     if (causal && rows <= kManyRows / 2) {
@@ -314,7 +317,8 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
     config.run = 16;
   }
   // There the compiler needs a few registers more.
-  if (target.sm >= 100 && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
+  const bool few_left = target.sm >= 100 || config.rounded_sums;
+  if (few_left && config.tile_m == 128 && config.tile_n == 48) config.tile_n = 32;
   // Chunks are found from 64-bit positions, which takes a few more yet; a list's tiles are whole runs of its keys.
   const bool tight = products == Products::mma_sync && config.tile_m == 128 && target.sm >= 90 && target.sm < 120;
   if (config.chunked && tight && !problem.list) {

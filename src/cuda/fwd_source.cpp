@@ -80,6 +80,7 @@ Fields fields_of(const FwdConfig& c, const CallableSources& callables) {
   if (c.softcap == Softcap::rational) fields.option("softcap", "Softcap::rational", " softcap=rational");
   fields.flag("alibi", c.alibi);
   fields.flag("dropout", c.dropout);
+  fields.flag("rounded_sums", c.rounded_sums);
   if (c.user_score) fields.option("user_score", "true", callables.score.word);
   if (c.user_mask) fields.option("user_mask", "true", callables.mask.word);
   return fields;
