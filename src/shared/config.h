@@ -128,6 +128,9 @@ struct FwdConfig {
   Softcap softcap = Softcap::none;
   bool alibi = false;
   bool dropout = false;
+  // O is divided by the sum of P as it is rounded for P·V, which outputs of fp32 are precise enough to tell. P of rows
+  // with dropout, whose outputs are those of few keys, is two numbers: what rounding leaves is multiplied too.
+  bool rounded_sums = false;
   bool user_score = false;
   bool user_mask = false;
 
@@ -163,6 +166,7 @@ struct FwdConfig {
     visit("softcap", c.softcap);
     visit("alibi", c.alibi);
     visit("dropout", c.dropout);
+    visit("rounded_sums", c.rounded_sums);
     visit("user_score", c.user_score);
     visit("user_mask", c.user_mask);
   }
@@ -171,6 +175,8 @@ struct FwdConfig {
 
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
+  /// Whether P is two numbers of 16 bits.
+  constexpr bool keeps_rests() const { return rounded_sums && dropout; }
   constexpr bool gathers() const { return tiles == Tiles::list && run < tile_kv; }
   /// Threads that find out which tiles a list leaves.
   constexpr int collectors() const { return products == Products::wgmma ? 32 : threads(); }

@@ -28,6 +28,7 @@ struct FwdMma {
   using VTile = SharedTile<C.tile_kv, C.dv>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
+  using Online = Softmax<row_tiles, 15, C.rounded_sums>;
   using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
   static constexpr bool has_copier = C.loader == Loader::tma_warp;
   // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
@@ -88,7 +89,7 @@ struct FwdMma {
       ptx::setmaxnreg_inc<consumer_registers>();
     }
     Output o;
-    Softmax<row_tiles> softmax;
+    Online softmax;
     o.clear();
     softmax.clear();
     if (first.tiles.count() > 0) {
@@ -160,8 +161,7 @@ struct FwdMma {
   }
 
   // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
-  __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o,
-                                                 Softmax<row_tiles>& softmax) const {
+  __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o, Online& softmax) const {
     load_keys(first, first.tiles.at(0), k_base(0));
     ptx::cp_async_commit();
     const Queries q = queries<1>();
@@ -185,7 +185,7 @@ struct FwdMma {
   }
 
   // A ring of tiles, K and V together: one barrier a tile.
-  __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Softmax<row_tiles>& softmax) const {
+  __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Online& softmax) const {
     const int count = first.tiles.count();
     const auto fill = [&](const BlockWork<C>& w, int i) {
       if (i < count) {
@@ -255,7 +255,7 @@ struct FwdMma {
     }
   }
 
-  __device__ __forceinline__ void walk_rings(int tiles, Output& o, Softmax<row_tiles>& softmax) const {
+  __device__ __forceinline__ void walk_rings(int tiles, Output& o, Online& softmax) const {
     // Registers are short: the number of tiles stays in memory where that keeps the compiler from spilling others.
     const auto count = [&] { return has_copier || C.stages == 1 ? work.tiles.count() : tiles; };
     const auto fill_keys = [&](int i) {
@@ -340,7 +340,7 @@ struct FwdMma {
 
   // O += P·V. The exponentials of 16 keys run beside the products of the 16 before; P's fragments are rounded from the
   // scores' in place.
-  __device__ __forceinline__ void add_values(Output& o, Scores& s, Softmax<row_tiles>& softmax, const KvTile& tile,
+  __device__ __forceinline__ void add_values(Output& o, Scores& s, Online& softmax, const KvTile& tile,
                                              u32 v_at) const {
     KeptBits<C> kept[row_tiles];
     if constexpr (C.dropout) {
@@ -351,12 +351,23 @@ struct FwdMma {
 #pragma unroll
     for (int k = 0; k < C.tile_kv / 16; ++k) {
       u32 a[row_tiles][4];
+      u32 rest[row_tiles][4];
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m) {
         auto& left = s.tile[m][2 * k];
         auto& right = s.tile[m][2 * k + 1];
         softmax.exponentiate(m, left, softmax_scale());
         softmax.exponentiate(m, right, softmax_scale());
+        if constexpr (C.keeps_rests()) {
+          round(a[m], rest[m], left, right, softmax, m);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const u32 kept_halves = kept[m].mask(k, i);
+            a[m][i] &= kept_halves;
+            rest[m][i] &= kept_halves;
+          }
+          continue;
+        }
         if constexpr (C.dropout) {
           kept[m].apply(left, k, 0);
           kept[m].apply(right, k, 1);
@@ -365,9 +376,27 @@ struct FwdMma {
         a[m][1] = ptx::pack<C.type>(left[2], left[3]);
         a[m][2] = ptx::pack<C.type>(right[0], right[1]);
         a[m][3] = ptx::pack<C.type>(right[2], right[3]);
+        if constexpr (C.rounded_sums) softmax.template add_rounded<C.type>(m, a[m]);
       }
       multiply_values<C.type, VTile>(o, a, values, k);
+      if constexpr (C.keeps_rests()) multiply_values<C.type, VTile>(o, rest, values, k);
     }
+  }
+
+  // 16 keys' probabilities as an A operand, what that leaves of them as another, and the sums of both.
+  static __device__ __forceinline__ void round(u32 (&a)[4], u32 (&rest)[4], const float (&left)[4],
+                                               const float (&right)[4], Online& softmax, int m) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto& from = i < 2 ? left : right;
+      const float pair[2] = {from[i % 2 * 2], from[i % 2 * 2 + 1]};
+      float rounded[2];
+      a[i] = ptx::pack<C.type>(pair[0], pair[1]);
+      ptx::unpack<C.type>(a[i], rounded[0], rounded[1]);
+      rest[i] = ptx::pack<C.type>(pair[0] - rounded[0], pair[1] - rounded[1]);
+    }
+    softmax.template add_rounded<C.type>(m, a);
+    softmax.template add_rounded<C.type>(m, rest);
   }
 
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }

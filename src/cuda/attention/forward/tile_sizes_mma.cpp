@@ -88,6 +88,7 @@ void choose_by_rows(FwdConfig& config, const Problem& problem, const Target& tar
   if (config.dropout || config.user_score || config.user_mask) {  // 16 rows a warp: these need registers too
     config.tile_q = std::min(config.tile_q, 64);
     config.tile_kv = std::min(64, most_keys(config));
+    if (config.keeps_rests() && config.dv > 128) config.tile_kv = 32;
   }
 }
 
@@ -106,7 +107,8 @@ void fit_shared_memory(FwdConfig& config, const Problem& problem, const Target& 
 
 // Fewer keys where a chip's compiler needs more registers than others': 255 a thread are all there are.
 void fit_registers(FwdConfig& config, const Problem& problem, const Target& target) {
-  if (target.sm >= 100 && config.tile_q == 128 && config.tile_kv == 48) config.tile_kv = 32;
+  const bool few_left = target.sm >= 100 || config.rounded_sums;
+  if (few_left && config.tile_q == 128 && config.tile_kv == 48) config.tile_kv = 32;
   // Chunks are found from 64-bit positions, which takes a few more yet; a list's tiles are whole runs of its keys.
   const bool tight = config.tile_q == 128 && target.sm >= 90 && target.sm < 120;
   if (!config.chunked || !tight || problem.list) return;

@@ -21,6 +21,7 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   }
   const int most_keys = c.tests_elements() ? 128 : 256;
   if (c.tile_kv > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
+  if (c.keeps_rests()) return Support::no("wants outputs of 16 bits for dropout");
   // Scores, outputs and probabilities, of what a thread has (forward/wgmma.cuh).
   const int registers = (c.tile_kv + c.dv) / 2 + c.tile_kv / 4;
   const int most = c.warps == 12 ? 128 : 192;

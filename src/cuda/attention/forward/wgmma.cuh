@@ -34,12 +34,12 @@ struct FwdWgmma : Producer<C> {
                                             : groups == 3 || C.blocks() == 3 ? 32
                                                                              : 40;
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
-  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15>;
+  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Probabilities = u32[C.tile_kv / 16][4];  // as an A operand
 
-  static_assert(C.rows_a_warp() == 16);
+  static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
 
   static constexpr bool registers_are_short = groups == 3;
 
@@ -225,6 +225,10 @@ struct FwdWgmma : Producer<C> {
       softmax.apply(rescale, o);
     }
     pack_probabilities(probabilities, s, kept);
+    if constexpr (C.rounded_sums) {
+#pragma unroll
+      for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
+    }
     return looked_through;
   }
   __device__ __forceinline__ void await_values(int use, bool looked_through) const {

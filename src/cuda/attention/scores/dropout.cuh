@@ -104,6 +104,12 @@ struct KeptBits {
     }
   }
 
+  /// Ones where word i of fragment k, an A operand, is kept.
+  __device__ __forceinline__ u32 mask(int k, int i) const {
+    const u32 bits = word[k / 4] >> (k % 4 * 8 + i / 2 * 4 + i % 2 * 2);
+    return ((bits & 1U) != 0 ? 0x0000ffffU : 0U) | ((bits & 2U) != 0 ? 0xffff0000U : 0U);
+  }
+
   /// Zeros what is dropped of fragment k's left (0) or right (1) tile.
   __device__ __forceinline__ void apply(float (&s)[4], int k, int side) const {
 #pragma unroll

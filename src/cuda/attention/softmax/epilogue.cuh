@@ -59,16 +59,20 @@ struct Epilogue {
 
   /// `out`: outputs(), which who has time has found out.
   template <int slack_bits>
-  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles, slack_bits>& softmax,
+  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles, slack_bits, C.rounded_sums>& softmax,
                                         const PackedRows& out) const {
     float sums[row_tiles][2];
+    float shares[row_tiles][2];  // of which O's are parts
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) sums[m][half] = quad_sum(softmax.sum[m][half]);
+      for (int half = 0; half < 2; ++half) {
+        sums[m][half] = quad_sum(softmax.sum[m][half]);
+        shares[m][half] = C.rounded_sums ? quad_sum(softmax.rounded[m][half]) : sums[m][half];
+      }
     }
     if ((thread / 32 + 1) * C.rows_a_warp() > used_rows()) clear_unused(o, sums);
-    divide(o, sums, softmax.origin);
+    divide(o, sums, shares, softmax.origin);
     if (p.lse != nullptr) store_lse(sums, softmax.origin);
     if (p.row_sums != nullptr) store_sums(sums, softmax.origin);
     if constexpr (C.output == Element::fp32) {
@@ -115,19 +119,13 @@ struct Epilogue {
     }
   }
 
-  __device__ __forceinline__ void divide(Output& o, const OfRows& sums, const OfRows& origins) const {
-    float shares[row_tiles][2];
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) shares[m][half] = sums[m][half];
-    }
+  __device__ __forceinline__ void divide(Output& o, const OfRows& sums, OfRows& shares, const OfRows& origins) const {
     if (p.sinks != nullptr) add_sinks(shares, origins);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float inverse = sums[m][half] == 0.0F ? 0.0F : ptx::reciprocal(shares[m][half]);
+        float inverse = sums[m][half] == 0.0F ? 0.0F : reciprocal(shares[m][half]);
         if constexpr (C.dropout) inverse *= p.dropout.scale;
 #pragma unroll
         for (int n = 0; n < C.dv / 8; ++n) {
@@ -136,6 +134,11 @@ struct Epilogue {
         }
       }
     }
+  }
+
+  static __device__ __forceinline__ float reciprocal(float share) {
+    if constexpr (C.rounded_sums) return __frcp_rn(share);
+    return ptx::reciprocal(share);
   }
 
   __device__ __forceinline__ void add_sinks(OfRows& shares, const OfRows& origins) const {

@@ -3,6 +3,7 @@
 // 16·m + lane/4 and + 8 of its warp; four neighbouring lanes share a row.
 #pragma once
 
+#include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/gemm_mma.cuh"
 
@@ -19,8 +20,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
-/// which products with V want the rest.
-template <int row_tiles, int slack_bits = 15>
+/// which products with V want the rest. `rounded_sums`: what P's roundings leave is summed beside P.
+template <int row_tiles, int slack_bits = 15, bool rounded_sums = false>
 struct Softmax {
   static constexpr float kSlack = slack_bits;
   static constexpr float kLowest = -3.4028234e38F;
@@ -28,7 +29,8 @@ struct Softmax {
   // What probabilities are relative to, in units of log2: near the largest score so far. Before the first key the
   // lowest finite number, relative to which a hidden score, −∞, still gives 0.
   float origin[row_tiles][2];
-  float sum[row_tiles][2];  // of this thread's columns
+  float sum[row_tiles][2];      // of this thread's columns
+  float rounded[row_tiles][2];  // likewise, of P as it is multiplied by V; only with rounded_sums
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -37,6 +39,7 @@ struct Softmax {
       for (int half = 0; half < 2; ++half) {
         origin[m][half] = kLowest;
         sum[m][half] = 0.0F;
+        if constexpr (rounded_sums) rounded[m][half] = 0.0F;
       }
     }
   }
@@ -70,6 +73,7 @@ struct Softmax {
         rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;
         origin[m][half] = rises ? highest : origin[m][half];
         sum[m][half] *= rescale.factor[m][half];
+        if constexpr (rounded_sums) rounded[m][half] *= rescale.factor[m][half];
         moved |= rises;
       }
     }
@@ -114,6 +118,7 @@ struct Softmax {
       const float factor = ptx::exp2(origin[0][half] - raised);
       origin[0][half] = raised;
       sum[0][half] *= factor;
+      if constexpr (rounded_sums) rounded[0][half] *= factor;
       rescale.factor[0][half] *= factor;
 #pragma unroll
       for (int n = 0; n < key_tiles; ++n) {
@@ -147,6 +152,18 @@ struct Softmax {
     for (int i = 0; i < 4; ++i) {
       s[i] = ptx::exp2(__fmaf_rn(s[i], scale, -origin[m][i / 2]));
       sum[m][i / 2] += s[i];
+    }
+  }
+
+  /// Of 16 keys' probabilities as they are multiplied by V, an A operand.
+  template <Element type>
+  __device__ __forceinline__ void add_rounded(int m, const u32 (&p)[4]) {
+    static_assert(rounded_sums);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float pair[2];
+      ptx::unpack<type>(p[i], pair[0], pair[1]);
+      rounded[m][i % 2] += pair[0] + pair[1];
     }
   }
 };

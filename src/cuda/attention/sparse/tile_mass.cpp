@@ -32,6 +32,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   config.list_waives = false;
   config.trusts = config.trusts && config.source != Source::strided;  // of a list it tests nothing either way
   config.dropout = false;
+  config.rounded_sums = false;
   config.output = config.type;
   config.dv = 32;
   config.dv_parts = 1;
