@@ -5,9 +5,9 @@
 
 #include "base/checked.h"
 #include "base/parallel.h"
+#include "cpu/implementations.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/tiles/sequence.h"
-#include "plan/implementations.h"
 
 namespace tessera::cpu {
 namespace {
@@ -85,13 +85,13 @@ void append_token(const Problem& problem, const Bindings& bindings, const Kernel
   }
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
   const Tensor& lengths = bindings[Slot::seqused_k];
   constexpr std::int64_t kRows = 64;
   const std::int64_t tasks = detail::ceil_div(problem.seqlen_q, kRows);
-  resources.workers->parallel_for(problem.batch * tasks, [&](std::int64_t index) {
+  resources.workers.parallel_for(problem.batch * tasks, [&](std::int64_t index) {
     const std::int64_t batch = index / tasks;
     const std::int64_t begin = index % tasks * kRows;
     for (std::int64_t row = begin; row < std::min(begin + kRows, problem.seqlen_q); ++row) {
@@ -106,11 +106,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kKvAppend = {{"cpu.kv_append", DeviceType::cpu, Operation::kv_append, supports, plan}, run};
+
 }  // namespace tessera::cpu
-
-namespace tessera::detail {
-
-const Implementation kCpuKvAppend = {"cpu.kv_append", DeviceType::cpu, Operation::kv_append,
-                                     cpu::supports,   cpu::plan,       cpu::run};
-
-}  // namespace tessera::detail

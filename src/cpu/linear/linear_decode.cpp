@@ -5,11 +5,11 @@
 #include <cmath>
 
 #include "base/parallel.h"
+#include "cpu/implementations.h"
 #include "cpu/linear/linear_ring.h"
 #include "cpu/linear/linear_rows.h"
 #include "cpu/linear/state_rounding.h"
 #include "cpu/simd/kernels.h"
-#include "plan/implementations.h"
 #include "problem/linear_steps.h"
 
 namespace tessera::cpu {
@@ -117,10 +117,10 @@ class Head {
   std::int64_t target_ = 0;
 };
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
-  resources.workers->parallel_for(problem.batch * problem.heads_q, [&](std::int64_t index) {
+  resources.workers.parallel_for(problem.batch * problem.heads_q, [&](std::int64_t index) {
     const std::int64_t batch = index / problem.heads_q, head = index % problem.heads_q;
     if (problem.ring > 0) {
       step_with_ring(problem, bindings, kernels, batch, head);
@@ -131,11 +131,8 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kLinearDecode = {{"cpu.linear_decode", DeviceType::cpu, Operation::linear_decode, supports, plan},
+                                      run};
+
 }  // namespace tessera::cpu
-
-namespace tessera::detail {
-
-const Implementation kCpuLinearDecode = {"cpu.linear_decode", DeviceType::cpu, Operation::linear_decode,
-                                         cpu::supports,       cpu::plan,       cpu::run};
-
-}  // namespace tessera::detail

@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "cuda/attention/params.h"
+#include "cuda/implementations.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
-#include "plan/implementations.h"
 #include "shared/append.h"
 
 namespace tessera::cuda {
@@ -106,7 +106,7 @@ AppendParams params_of(const Problem& problem, const Bindings& bindings) {
   return p;
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   if (problem.seqlen_q == 0 || problem.batch == 0) return;
   AppendParams params = params_of(problem, bindings);
@@ -117,11 +117,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kKvAppend = {{"cuda.kv_append", DeviceType::cuda, Operation::kv_append, supports, plan}, run};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaKvAppend = {"cuda.kv_append", DeviceType::cuda, Operation::kv_append,
-                                      cuda::supports,   cuda::plan,       cuda::run};
-
-}  // namespace tessera::detail

@@ -6,9 +6,9 @@
 
 #include "cuda/attention/forward/config.h"
 #include "cuda/attention/params.h"
+#include "cuda/implementations.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
-#include "plan/implementations.h"
 #include "problem/linear_walks.h"
 #include "shared/linear_chunk.h"
 
@@ -191,7 +191,7 @@ ChunkWalk walk_of(const Problem& problem, const Bindings& bindings, const Linear
   return walk;
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   if (problem.batch == 0) return;
   const auto& launches = *std::any_cast<std::vector<Launch>>(&state.prepared);
@@ -217,18 +217,10 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kLinearChunk = {
+    {"cuda.linear_chunk", DeviceType::cuda, Operation::linear_chunk, supports, plan<Products::mma_sync>}, run};
+const Implementation kLinearChunkWgmma = {
+    {"cuda.linear_chunk_wgmma", DeviceType::cuda, Operation::linear_chunk, supports_wgmma, plan<Products::wgmma>}, run};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaLinearChunk = {"cuda.linear_chunk",
-                                         DeviceType::cuda,
-                                         Operation::linear_chunk,
-                                         cuda::supports,
-                                         cuda::plan<cuda::Products::mma_sync>,
-                                         cuda::run};
-const Implementation kCudaLinearChunkWgmma = {"cuda.linear_chunk_wgmma",         DeviceType::cuda,
-                                              Operation::linear_chunk,           cuda::supports_wgmma,
-                                              cuda::plan<cuda::Products::wgmma>, cuda::run};
-
-}  // namespace tessera::detail

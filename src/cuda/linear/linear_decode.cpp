@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "cuda/attention/params.h"
+#include "cuda/implementations.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
-#include "plan/implementations.h"
 #include "shared/linear.h"
 
 namespace tessera::cuda {
@@ -252,7 +252,7 @@ LinearSumParams redirect(LinearParams& params, const Problem& problem, std::byte
   return sum;
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   if (problem.batch == 0) return;
   const auto& config = *std::any_cast<LinearConfig>(&state.prepared);
@@ -280,11 +280,8 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kLinearDecode = {
+    {"cuda.linear_decode", DeviceType::cuda, Operation::linear_decode, supports, plan}, run};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaLinearDecode = {"cuda.linear_decode", DeviceType::cuda, Operation::linear_decode,
-                                          cuda::supports,       cuda::plan,       cuda::run};
-
-}  // namespace tessera::detail

@@ -225,7 +225,7 @@ void plan_forward(detail::PlanState& state, Products products) {
   state.prepared = launch;
 }
 
-void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run_forward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
     check_row_stride(slot, bindings[slot]);

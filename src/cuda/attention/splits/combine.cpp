@@ -47,7 +47,7 @@ Tensor first_part(Tensor parts) {
   return parts;
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Tensor& o_parts = bindings[Slot::o_parts];
   const Tensor& lse_parts = bindings[Slot::lse_parts];
@@ -102,11 +102,6 @@ void launch_combine(const Kernel& kernel, const CombineParams& params, std::int6
                 Begins::early);
 }
 
+const Implementation kCombine = {{"cuda.combine", DeviceType::cuda, Operation::combine, supports, plan}, run};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaCombine = {"cuda.combine", DeviceType::cuda, Operation::combine,
-                                     cuda::supports, cuda::plan,       cuda::run};
-
-}  // namespace tessera::detail
