@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 #include "plan/implementations.h"
-#include "problem/grammar.h"
+#include "problem/operation.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -32,23 +32,6 @@ void check_wishes(const Wishes& wishes) {
   }
 }
 
-/// What is well formed and yet has no defined result, whoever would compute it.
-Support is_defined(const Problem& p) {
-  const detail::RegisteredCallables callables(p);
-  if (const int extras = callables.score_extras() + callables.mask_extras(); extras > kMaxExtras) {
-    return Support::no("score and mask have " + std::to_string(extras) + " extra tensors together; want at most " +
-                       std::to_string(kMaxExtras));
-  }
-  if (p.operation != Operation::attention || p.pass == Pass::forward) return Support::yes();
-  if (p.mass != MassKind::none || p.next != TileList::Form::none) {
-    return Support::no("a backward writes neither tile mass nor a next list; ask the forward for them");
-  }
-  if (detail::is_paged(p.kv.layout) || (p.kv2 && detail::is_paged(p.kv2->layout))) {
-    return Support::no("a backward through paged keys: a page may belong to several sequences");
-  }
-  return Support::yes();
-}
-
 Support row_supports(const Implementation& row, const Problem& problem, const Target& target, const Wishes& wishes) {
   const std::string_view name = row.name;
   if (!wishes.implementation.empty() && wishes.implementation != name) {
@@ -61,9 +44,12 @@ Support row_supports(const Implementation& row, const Problem& problem, const Ta
   if (row.device != target.device) {
     return Support::no(std::string("runs on ") + backend(row.device).name() + ", the target is " + target.to_string());
   }
-  if (const Support defined = is_defined(problem); !defined) return defined;
+  const detail::OperationRules& operation = detail::rules_of(problem.operation);
+  if (operation.is_defined != nullptr) {
+    if (const Support defined = operation.is_defined(problem); !defined) return defined;
+  }
   if (row.operation && *row.operation != problem.operation) {
-    return Support::no("does " + std::string(detail::word_of(detail::kOperations, *row.operation)) + " only");
+    return Support::no("does " + std::string(detail::name_of(*row.operation)) + " only");
   }
   return row.supports(problem, target, wishes);
 }

@@ -30,7 +30,7 @@ void rotate(const Problem& problem, const Bindings& bindings, const Kernels& ker
             float* row) {
   const Tensor& cosines = bindings[Slot::rotary_cos];
   const Tensor& sines = bindings[Slot::rotary_sin];
-  const std::int64_t pairs = problem.rotary_dim / 2;
+  const std::int64_t pairs = problem.append.rotary_dim / 2;
   alignas(64) float cosine[kLongestRow];
   alignas(64) float sine[kLongestRow];
   const auto load = [&](const Tensor& table, float* target) {
@@ -39,7 +39,7 @@ void rotate(const Problem& problem, const Bindings& bindings, const Kernels& ker
   };
   load(cosines, cosine);
   load(sines, sine);
-  const bool half = problem.rotary == Rotary::half;
+  const bool half = problem.append.rotary == Rotary::half;
   for (std::int64_t j = 0; j < pairs; ++j) {
     float& x = row[half ? j : 2 * j];
     float& y = row[half ? j + pairs : 2 * j + 1];
@@ -56,7 +56,7 @@ struct Token {
 
 void move_row(const Problem& problem, const Bindings& bindings, const Kernels& kernels, DType dtype, std::int64_t dim,
               bool rotates, std::int64_t position, const std::byte* source, std::byte* target) {
-  if (!rotates || problem.rotary == Rotary::none) {
+  if (!rotates || problem.append.rotary == Rotary::none) {
     std::copy_n(source, static_cast<std::size_t>(dim) * size_of(dtype), target);
     return;
   }

@@ -49,11 +49,11 @@ void combine_row(const Problem& problem, const Bindings& bindings, const Kernels
     return scalars_of(problem, part_of(lse_parts, part), rows).at(row, head);
   };
   float maximum = kNothing;
-  for (std::int64_t part = 0; part < problem.parts; ++part) maximum = std::max(maximum, lse_of(part));
+  for (std::int64_t part = 0; part < problem.combine.parts; ++part) maximum = std::max(maximum, lse_of(part));
   alignas(64) float sum_row[kLongestRow] = {};
   alignas(64) float part_row[kLongestRow];
   float sum = 0.0F;
-  for (std::int64_t part = 0; part < problem.parts; ++part) {
+  for (std::int64_t part = 0; part < problem.combine.parts; ++part) {
     const float lse = lse_of(part);
     if (lse == kNothing) continue;  // an empty partial may hold anything
     const float weight = std::exp(lse - maximum);

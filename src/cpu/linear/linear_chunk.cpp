@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operation `linear_chunk`: whole sequences of linear attention with a decay for each head, and the gradient.
-// Walks of problem/linear_walks.h, a chunk of tokens at a time, by matrix products in fp32.
+// Walks of operations/linear_walks.h, a chunk of tokens at a time, by matrix products in fp32.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +10,7 @@
 #include "cpu/simd/kernels.h"
 #include "cpu/tiles/arena.h"
 #include "cpu/tiles/sequence.h"
-#include "problem/linear_walks.h"
+#include "operations/linear_walks.h"
 
 namespace tessera::cpu {
 namespace {

@@ -10,7 +10,7 @@
 #include "cpu/linear/linear_rows.h"
 #include "cpu/linear/state_rounding.h"
 #include "cpu/simd/kernels.h"
-#include "problem/linear_steps.h"
+#include "operations/linear_steps.h"
 
 namespace tessera::cpu {
 namespace {
@@ -49,7 +49,7 @@ class Head {
     for (std::int64_t t = 0; t < p_.seqlen_q; ++t) std::fill_n(tokens.o[t], padded(p_.head_dim_v), 0.0F);
     if (source_ >= 0) {
       load(tokens);
-      if (p_.state_layout == StateLayout::vk) {
+      if (p_.linear.state_layout == StateLayout::vk) {
         walk(p_.head_dim_v, p_.head_dim_qk, [&](std::int64_t row, float* s) { row_of_v(tokens, row, s); });
       } else {
         walk(p_.head_dim_qk, p_.head_dim_v, [&](std::int64_t row, float* s) { row_of_k(tokens, row, s); });
@@ -62,7 +62,7 @@ class Head {
 
  private:
   void load(Tokens& tokens) const {
-    const bool vk = p_.state_layout == StateLayout::vk;
+    const bool vk = p_.linear.state_layout == StateLayout::vk;
     const auto rows = [&](Slot slot, std::int64_t dim, float scale, float(*to)[kLongestStateRow]) {
       const Tensor& tensor = bindings_[slot];
       for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
@@ -122,7 +122,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const Resourc
   const Kernels& kernels = kernels_for(state.target.isa);
   resources.workers.parallel_for(problem.batch * problem.heads_q, [&](std::int64_t index) {
     const std::int64_t batch = index / problem.heads_q, head = index % problem.heads_q;
-    if (problem.ring > 0) {
+    if (problem.linear.ring > 0) {
       step_with_ring(problem, bindings, kernels, batch, head);
     } else {
       Head(problem, bindings, kernels, batch, head).run();

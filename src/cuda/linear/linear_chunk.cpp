@@ -9,7 +9,7 @@
 #include "cuda/implementations.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
-#include "problem/linear_walks.h"
+#include "operations/linear_walks.h"
 #include "shared/linear_chunk.h"
 
 namespace tessera::cuda {
@@ -31,8 +31,8 @@ struct Launch {
 
 /// Whether the walk leaves a state of fp32, which is to be as exact as one of fp32 sums.
 bool is_exact(const Problem& p, const LinearWalk& walk) {
-  if (walk.last == Slot::count_ || p.slots == 0) return false;
-  return walk.last == Slot::dstate_initial || p.state_type == DType::fp32;
+  if (walk.last == Slot::count_ || p.linear.states == 0) return false;
+  return walk.last == Slot::dstate_initial || p.linear.state_type == DType::fp32;
 }
 
 /// The widest tile that fits, of z 64 columns or 32, of 64 tokens or 32: 64 columns read x and y half as often. Where

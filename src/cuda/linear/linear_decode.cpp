@@ -20,7 +20,9 @@ constexpr std::int64_t kElementsOfK = 8 * 1024;
 
 const char* name_of(StateRows rows) { return rows == StateRows::v ? "v" : "k"; }
 
-bool is_one_token(const Problem& p) { return p.seqlen_q == 1 && p.ring == 0 && p.state_layout == StateLayout::vk; }
+bool is_one_token(const Problem& p) {
+  return p.seqlen_q == 1 && p.linear.ring == 0 && p.linear.state_layout == StateLayout::vk;
+}
 
 /// Of head_dim_qk, each for blocks of its own.
 std::int64_t parts_of(const Wishes& wishes) { return wishes.splits.value_or(1); }
@@ -31,12 +33,12 @@ std::int64_t outputs(const Problem& p) { return p.batch * p.seqlen_q * p.heads_q
 /// What was measured best (docs/experiments/linear-decode.md). `d`: of k, a block. Rows of k are taken 128 bytes wide
 /// at least, a line of memory. With so few blocks that multiprocessors would idle, smaller ones.
 int default_tile(const Problem& p, std::int64_t d, const Target& target) {
-  const auto element = static_cast<std::int64_t>(size_of(p.state_type));
-  const bool rows_of_k = p.state_layout == StateLayout::kv;
+  const auto element = static_cast<std::int64_t>(size_of(p.linear.state_type));
+  const bool rows_of_k = p.linear.state_layout == StateLayout::kv;
   const std::int64_t least = rows_of_k ? 128 / element : 8;
-  const std::int64_t bytes = is_one_token(p)            ? kOneTokenBytes
-                             : rows_of_k && p.ring == 0 ? kElementsOfK * element
-                                                        : kBlockBytes;
+  const std::int64_t bytes = is_one_token(p)                   ? kOneTokenBytes
+                             : rows_of_k && p.linear.ring == 0 ? kElementsOfK * element
+                                                               : kBlockBytes;
   std::int64_t tile = std::max(bytes / (d * element), least);
   while (p.head_dim_v % tile != 0 && tile > 8) tile /= 2;
   const auto blocks = [&] { return p.batch * p.heads_q * p.head_dim_v / tile; };
@@ -54,9 +56,9 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   config.k = element_of(p.k_type);
   config.v = element_of(p.v_type);
   config.o = element_of(p.o_type);
-  config.state = element_of(p.state_type);
-  config.rows = p.state_layout == StateLayout::vk ? StateRows::v : StateRows::k;
-  config.stochastic = p.rounding == Rounding::stochastic;
+  config.state = element_of(p.linear.state_type);
+  config.rows = p.linear.state_layout == StateLayout::vk ? StateRows::v : StateRows::k;
+  config.stochastic = p.linear.rounding == Rounding::stochastic;
   config.one_token = is_one_token(p);
   config.parts = static_cast<int>(parts_of(wishes));
   config.d = static_cast<int>(p.head_dim_qk) / config.parts;
@@ -64,7 +66,7 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   config.tile = wishes.tile_kv ? static_cast<int>(*wishes.tile_kv) : default_tile(p, config.d, target);
   config.warps = static_cast<int>(wishes.warps.value_or(4));
   if (!wishes.warps) {
-    const int most = p.ring == 0 && config.state == Element::bf16 ? 4 : 8;  // loads of a thread with rows of k
+    const int most = p.linear.ring == 0 && config.state == Element::bf16 ? 4 : 8;  // loads of a thread with rows of k
     while (config.warps < 8 && config.rows == StateRows::k && config.loads() > most) config.warps *= 2;
     while (config.warps > 1 && !config.is_even()) config.warps /= 2;
   }
@@ -73,7 +75,8 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
 
 std::size_t shared_bytes_of(const LinearConfig& c, const Problem& p) {
   const auto tokens = static_cast<int>(p.seqlen_q);
-  const int bytes = p.ring > 0 ? c.ring_smem_bytes(tokens, static_cast<int>(p.ring)) : c.smem_bytes(tokens);
+  const int bytes =
+      p.linear.ring > 0 ? c.ring_smem_bytes(tokens, static_cast<int>(p.linear.ring)) : c.smem_bytes(tokens);
   return static_cast<std::size_t>(bytes);
 }
 
@@ -89,8 +92,9 @@ Support supports_sizes(const Problem& p) {
 Support supports_parts(const Problem& p, std::int64_t parts) {
   if (parts != 1 && parts != 2) return Support::no("splits is " + std::to_string(parts) + "; want 1 or 2");
   if (parts == 1) return Support::yes();
-  if (p.ring > 0) return Support::no("splits is 2; want 1 beside a ring");
-  if (p.rounding == Rounding::stochastic) return Support::no("splits is 2; want 1 where states are rounded by chance");
+  if (p.linear.ring > 0) return Support::no("splits is 2; want 1 beside a ring");
+  if (p.linear.rounding == Rounding::stochastic)
+    return Support::no("splits is 2; want 1 where states are rounded by chance");
   if (outputs(p) > std::numeric_limits<int>::max()) {
     return Support::no("splits is 2; want 1 for " + std::to_string(outputs(p)) + " outputs");
   }
@@ -114,7 +118,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
   if (warps != 1 && warps != 2 && warps != 4 && warps != 8) return Support::no("warps are 1, 2, 4 or 8");
   const LinearConfig config = config_of(p, target, wishes);
   const bool fits =
-      config.tile % 8 == 0 && p.head_dim_v % config.tile == 0 && config.tile * size_of(p.state_type) >= 16;
+      config.tile % 8 == 0 && p.head_dim_v % config.tile == 0 && config.tile * size_of(p.linear.state_type) >= 16;
   if (!fits || !config.is_even() || config.loads() > kMostLoads) {
     return Support::no("tile_kv=" + std::to_string(config.tile) + " with warps=" + std::to_string(config.warps) +
                        " does not deal a head's state evenly to threads, 1 to 16 times 16 bytes each");
@@ -127,7 +131,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
 }
 
 KernelSource source_of(const LinearConfig& c, const Problem& p) {
-  const bool ring = p.ring > 0;
+  const bool ring = p.linear.ring > 0;
   const std::string kernel = ring ? "linear_ring" : "linear_decode";
   const std::string types = std::string(name_of(c.q)) + ":" + name_of(c.k) + ":" + name_of(c.v) + ":" + name_of(c.o);
   KernelSource source;
@@ -205,7 +209,7 @@ LinearParams params_of(const Problem& problem, const Bindings& bindings) {
   p.slot_stride = state.strides[0];
   p.head_stride = state.strides[1];
   p.row_stride = state.strides[2];
-  p.slots = problem.slots;
+  p.slots = problem.linear.states;
   const Tensor& sources = bindings[Slot::state_slots];
   const Tensor& targets = bindings[Slot::dest_slots];
   if (sources) p.state_slots = sources.bytes();
@@ -231,7 +235,7 @@ LinearRingParams ring_params_of(const Problem& problem, const Bindings& bindings
   p.ring_k_strides = strides(bindings[Slot::ring_k]);
   p.ring_v_strides = strides(bindings[Slot::ring_v]);
   p.cursors = bindings[Slot::ring_cursor].as<int>();
-  p.ring = static_cast<int>(problem.ring);
+  p.ring = static_cast<int>(problem.linear.ring);
   return p;
 }
 
@@ -260,7 +264,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const Resourc
   LinearRingParams ring_params{};
   LinearSumParams sum{};
   void* parameters[] = {&params};
-  if (problem.ring > 0) {
+  if (problem.linear.ring > 0) {
     ring_params = ring_params_of(problem, bindings);
     parameters[0] = &ring_params;
   } else {

@@ -25,7 +25,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
   }
   if (p.head_dim_v % 8 != 0) return Support::no("wants a head dim that is a multiple of 8");
-  if (rows(p) * p.heads_q > std::numeric_limits<int>::max() / 2 || p.parts > std::numeric_limits<int>::max()) {
+  if (rows(p) * p.heads_q > std::numeric_limits<int>::max() / 2 || p.combine.parts > std::numeric_limits<int>::max()) {
     return Support::no("counts rows of a sequence in 32 bits");
   }
   if (sequences(p) > kMostGrid) return Support::no("wants at most 65535 sequences");
@@ -66,7 +66,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const Resourc
   p.lse_parts_strides = lse_strides(first_part(lse_parts));
   p.o_strides = row_strides(bindings[Slot::o]);
   p.lse_strides = lse_strides(bindings[Slot::lse]);
-  p.parts = static_cast<int>(problem.parts);
+  p.parts = static_cast<int>(problem.combine.parts);
   p.heads = Divisor(static_cast<int>(problem.heads_q));
   p.dv = static_cast<int>(problem.head_dim_v);
   p.seqlen_q = static_cast<int>(rows(problem));
