@@ -14,9 +14,10 @@
 
 namespace tessera {
 
-namespace cuda {
-class KernelSet;  // src/cuda/jit/kernel.h
-}
+namespace detail {
+class Backend;  // src/plan/backend.h
+struct DeviceState;
+}  // namespace detail
 
 /// Every tensor a call can take. Shapes: b batch, sq seqlen_q, sk kv.seqlen, hq/hkv heads, d/dv head dims,
 /// tq/tk token capacities (varlen tensors are (tokens, heads, dim)), QB/KB query and key blocks.
@@ -213,10 +214,11 @@ class Executor {
 
  private:
   Plan plan_;
+  const detail::Backend* backend_;             // nullptr once moved from
+  std::unique_ptr<detail::DeviceState> kept_;  // what the backend keeps between runs
   void* workspace_ = nullptr;
   std::size_t bytes_ = 0;
   bool owned_ = false;
-  std::unique_ptr<cuda::KernelSet> kernels_;  // cuda: what prepare() or the first run loaded
 };
 
 }  // namespace tessera

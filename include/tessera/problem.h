@@ -65,6 +65,34 @@ struct CompressedCausal {
   bool operator==(const CompressedCausal&) const = default;
 };
 
+/// Of combine alone.
+struct Combine {
+  std::int64_t parts = 2;  // partial results
+  bool operator==(const Combine&) const = default;
+};
+
+/// Of kv_append alone.
+struct KvAppend {
+  Rotary rotary = Rotary::none;
+  std::int64_t rotary_dim = 0;  // multiple of 2, at most head_dim_qk
+  bool operator==(const KvAppend&) const = default;
+};
+
+/// Of linear_decode and linear_chunk alone. Their seqlen_q is the tokens of a step or of the longest sequence, heads_kv
+/// is heads_q, head_dim_qk and head_dim_v are the sizes of a state.
+struct LinearStates {
+  std::int64_t states = 0;         // in the pool; linear_chunk: 0 begins with zeros and keeps no state
+  DType state_type = DType::fp32;  // or bf16: read to fp32, rounded once when written
+  StateLayout state_layout = StateLayout::vk;
+  // linear_decode: tokens of a sequence that wait beside its state, 0 to write every step's; then seqlen_q may be 0,
+  // which puts them all into the state.
+  std::int64_t ring = 0;
+  Rounding rounding = Rounding::nearest;  // linear_decode, for bf16 states; stochastic: by the call's seed and offset
+  bool operator==(const LinearStates&) const = default;
+};
+
+/// What all operations share, attention's fields, and a struct for each other operation. Problem::check refuses fields
+/// of operations other than the problem's.
 struct Problem {
   Operation operation = Operation::attention;
   Pass pass = Pass::forward;
@@ -80,7 +108,7 @@ struct Problem {
   DType q_type = DType::fp32;
   DType k_type = DType::fp32;
   DType v_type = DType::fp32;
-  DType o_type = DType::fp32;  // also of dout; combine: of o_parts too unless parts_type says otherwise
+  DType o_type = DType::fp32;  // also of dout; combine: q_type is that of o_parts
 
   Layout q_layout = Layout::dense;
   bool seqused_q = false;
@@ -118,19 +146,10 @@ struct Problem {
   bool deterministic = false;  // the backward gives the same bits in every run of a plan; the forward always does
   bool batch_invariant = false;
   Metadata metadata = Metadata::clamp;
-  // combine: how many partials; kv_append: rotary.
-  std::int64_t parts = 2;
-  Rotary rotary = Rotary::none;
-  std::int64_t rotary_dim = 0;  // multiple of 2, at most head_dim_qk
-  // linear_decode, linear_chunk: seqlen_q is the tokens of a step or of the longest sequence, heads_kv = heads_q,
-  // head_dim_qk and head_dim_v the state's sizes.
-  std::int64_t slots = 0;          // states in the pool; linear_chunk: 0 begins with zeros and keeps no state
-  DType state_type = DType::fp32;  // or bf16: read to fp32, rounded once when written
-  StateLayout state_layout = StateLayout::vk;
-  // linear_decode: tokens of a sequence that wait beside its state, 0 to write every step's; then seqlen_q may be 0,
-  // which puts them all into the state.
-  std::int64_t ring = 0;
-  Rounding rounding = Rounding::nearest;  // linear_decode, of bf16 states; stochastic: by the call's seed and offset
+  // What other operations than attention have of their own.
+  Combine combine;
+  KvAppend append;
+  LinearStates linear;
 
   bool operator==(const Problem&) const = default;
 
@@ -147,7 +166,7 @@ struct Problem {
     return operation == Operation::linear_decode || operation == Operation::linear_chunk;
   }
   /// A step of no tokens: those that wait beside the states go into them.
-  [[nodiscard]] bool only_flushes() const noexcept { return ring > 0 && seqlen_q == 0; }
+  [[nodiscard]] bool only_flushes() const noexcept { return linear.ring > 0 && seqlen_q == 0; }
   [[nodiscard]] std::int64_t group() const noexcept { return heads_q / heads_kv; }
   [[nodiscard]] float softmax_scale() const noexcept;  // scale or its default
   [[nodiscard]] std::int64_t query_blocks() const noexcept;

@@ -116,7 +116,7 @@ void merge_states(const Tensor& o_a, const Tensor& lse_a, const Tensor& o_b, con
   problem.head_dim_qk = problem.head_dim_v;
   problem.q_type = problem.k_type = problem.v_type = o_a.dtype;
   problem.o_type = require_rank_4(o, "o").dtype;
-  problem.parts = 2;
+  problem.combine.parts = 2;
   problem.lse = true;
   if (lse_a.rank != 3)
     throw Error(ErrorCode::invalid_argument, "lse_a", lse_a.describe(), "fp32 (batch, heads, seqlen)");

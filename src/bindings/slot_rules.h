@@ -44,11 +44,13 @@ struct ListSlots {
 };
 const ListSlots& list_slots(bool backward) noexcept;
 
-/// Allocates nothing.
+/// What the problem's operation says of it (src/operations). Allocates nothing.
 SlotRules slot_rules(const Problem& problem) noexcept;
 /// "bf16 (2, 128, 8, 64)", for errors.
 std::string describe(const SlotRule& rule);
 /// Which words of the problem line give the slot a use, for errors.
 std::string_view slot_use(Slot slot) noexcept;
+/// Whether the slot's tensor has rows that kernels load and store 16 bytes at a time.
+bool has_rows(Slot slot) noexcept;
 
 }  // namespace tessera::detail

@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "bindings/slot_rules.h"
 #include "bindings/validate_parts.h"
+#include "problem/operation.h"
 #include "tessera/callable.h"
 #include "tessera/error.h"
 
@@ -100,15 +101,8 @@ void validate(const Problem& problem, const Bindings& bindings, Device device) {
 
 void validate(const Problem& problem, const SlotRules& rules, const Bindings& bindings, Device device) {
   const BoundSlots bound = check_slots(rules, bindings, device);
-  if (static_cast<bool>(bindings[Slot::q]) != static_cast<bool>(bindings[Slot::q_rotated]) &&
-      problem.operation == Operation::kv_append) {
-    refuse(bindings[Slot::q] ? "q_rotated" : "q", "unbound", "both q and q_rotated, or neither");
-  }
-  if (bindings[Slot::state] && !bindings[Slot::state_slots] && problem.batch > problem.slots) {
-    refuse("state_slots", "unbound",
-           "bound: " + std::to_string(problem.batch) + " sequences share a pool of " + std::to_string(problem.slots) +
-               " states");
-  }
+  const OperationRules& operation = rules_of(problem.operation);
+  if (operation.check_bound != nullptr) operation.check_bound(problem, bindings);
   if (device.type == DeviceType::cpu) {
     check_callables(problem, bindings);
   } else {
@@ -118,10 +112,7 @@ void validate(const Problem& problem, const SlotRules& rules, const Bindings& bi
   check_scalar("head_offset", bindings.head_offset);
   check_overlaps(std::span(bound.slots).first(bound.count));
   if (device.type != DeviceType::cpu) return;  // what lives on a device is clamped there, not read here
-  if (problem.is_linear()) check_states(problem, bindings);
-  check_lengths(problem, bindings);
-  check_offsets(problem, bindings);
-  check_lists(problem, bindings);
+  operation.check_values(problem, bindings);
 }
 
 }  // namespace tessera::detail

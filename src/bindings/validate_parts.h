@@ -38,15 +38,30 @@ struct BoundSlot {
 /// Outputs against themselves, inputs and each other. `bound`: in the order of the slots.
 void check_overlaps(std::span<const BoundSlot> bound);
 
-/// cu_seqlens, seqused, page tables and, for kv_append, room in the cache. Reads host memory.
-void check_lengths(const Problem& problem, const Bindings& bindings);
-/// q_offset, k_offset and k_offset2. Reads host memory.
+// What operations check of tensors in host memory.
+
+/// An element of an integer tensor that may not be what it is.
+[[noreturn]] void refuse_element(Slot slot, std::int64_t index, std::int64_t got, std::string want);
+/// An element of a one-dimensional int32 tensor.
+inline std::int64_t int32_at(const Tensor& tensor, std::int64_t index) noexcept {
+  return tensor.as<const std::int32_t>()[index];
+}
+/// Length of sequence b in rows laid out by `cu` (or `whole` rows when dense), `used` of them if bound.
+std::int64_t length_of(const Tensor& cu, const Tensor& used, std::int64_t whole, std::int64_t b) noexcept;
+
+/// cu_seqlens_q and seqused_q.
+void check_query_lengths(const Problem& problem, const Bindings& bindings);
+/// cu_seqlens, seqused and pages of a source that is read.
+void check_source_lengths(const Problem& problem, const KvSource& kv, const SourceSlots& slots,
+                          const Bindings& bindings);
+/// Those of a cache that is written behind its lengths: what pages new tokens need is left to check_table_row.
+void check_cache_lengths(const Problem& problem, const KvSource& kv, const SourceSlots& slots,
+                         const Bindings& bindings);
+/// Page ids of sequence b in a page table, as far as `length` tokens reach; what lies behind them may be anything.
+void check_table_row(Slot slot, const Tensor& table, const KvSource& kv, std::int64_t b, std::int64_t length);
+/// q_offset, k_offset and k_offset2.
 void check_offsets(const Problem& problem, const Bindings& bindings);
-
-/// linear_decode, linear_chunk: slots of states, slopes and cursors. Reads host memory.
-void check_states(const Problem& problem, const Bindings& bindings);
-
-/// Tile lists: counts, indices, bits, partial against full. Reads host memory.
+/// Tile lists: counts, indices, bits, partial against full.
 void check_lists(const Problem& problem, const Bindings& bindings);
 
 }  // namespace tessera::detail

@@ -98,35 +98,6 @@ Span check_memory(std::string_view name, const Tensor& tensor) {
 constexpr std::int64_t kRowAlignment = 16;  // bytes of the widest load
 constexpr std::int64_t kWidestLoad = 8;     // elements of it, in a half type; kernels move no row of another number so
 
-bool has_rows(Slot slot) noexcept {
-  switch (slot) {
-    case Slot::q:
-    case Slot::k:
-    case Slot::v:
-    case Slot::k2:
-    case Slot::v2:
-    case Slot::o:
-    case Slot::dout:
-    case Slot::dq:
-    case Slot::dk:
-    case Slot::dv:
-    case Slot::dk2:
-    case Slot::dv2:
-    case Slot::o_parts:
-    case Slot::k_new:
-    case Slot::v_new:
-    case Slot::q_rotated:
-    case Slot::state:
-    case Slot::dstate_final:
-    case Slot::dstate_initial:
-    case Slot::ring_k:
-    case Slot::ring_v:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
 std::optional<Span> span_of(const Tensor& tensor) noexcept {

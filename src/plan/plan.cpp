@@ -2,53 +2,19 @@
 // Walks the table of implementations and keeps every refusal with its reason.
 #include "tessera/plan.h"
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include <algorithm>
 
 #include "base/checked.h"
-#include "cpu/simd/kernels.h"
-#include "cuda/metadata/metadata_check.h"
 #include "plan/implementations.h"
-#include "problem/grammar.h"
+#include "problem/operation.h"
 #include "tessera/error.h"
 
 namespace tessera {
 namespace {
 
+using detail::backend;
 using detail::Implementation;
 using detail::PlanState;
-
-constexpr int kMostThreads = 4096;
-
-Target resolve(const Target& target) {
-  Target out = target;
-  if (target.device != DeviceType::cpu) return out;
-  if (target.threads < 0 || target.threads > kMostThreads) {
-    throw Error(ErrorCode::invalid_argument, "threads", std::to_string(target.threads),
-                "0 (as many as OpenMP would use) to " + std::to_string(kMostThreads));
-  }
-  if (target.threads == 0) {
-#ifdef _OPENMP
-    out.threads = std::clamp(omp_get_max_threads(), 1, kMostThreads);
-#else
-    out.threads = 1;
-#endif
-  }
-  const std::vector<std::string> isas = cpu_isas();
-  const std::vector<std::string> emulated = cpu::emulated_isas();  // never chosen, but taken when named
-  const auto has = [&](const auto& list) { return std::find(list.begin(), list.end(), target.isa) != list.end(); };
-  if (target.isa.empty()) {
-    out.isa = isas.empty() ? "scalar" : isas.front();
-  } else if (!has(isas) && !has(emulated)) {
-    std::string want = "one that this build has and this machine can run:";
-    for (const std::string& isa : isas) want += " " + isa;
-    throw Error(ErrorCode::unsupported, "isa", target.isa, want);
-  }
-  return out;
-}
 
 void check_wishes(const Wishes& wishes) {
   const struct {
@@ -66,43 +32,24 @@ void check_wishes(const Wishes& wishes) {
   }
 }
 
-/// What is well formed and yet has no defined result, whoever would compute it.
-Support is_defined(const Problem& p) {
-  const detail::RegisteredCallables callables(p);
-  if (const int extras = callables.score_extras() + callables.mask_extras(); extras > kMaxExtras) {
-    return Support::no("score and mask have " + std::to_string(extras) + " extra tensors together; want at most " +
-                       std::to_string(kMaxExtras));
-  }
-  if (p.operation != Operation::attention || p.pass == Pass::forward) return Support::yes();
-  if (p.mass != MassKind::none || p.next != TileList::Form::none) {
-    return Support::no("a backward writes neither tile mass nor a next list; ask the forward for them");
-  }
-  if (detail::is_paged(p.kv.layout) || (p.kv2 && detail::is_paged(p.kv2->layout))) {
-    return Support::no("a backward through paged keys: a page may belong to several sequences");
-  }
-  return Support::yes();
-}
-
 Support row_supports(const Implementation& row, const Problem& problem, const Target& target, const Wishes& wishes) {
   const std::string_view name = row.name;
-  const bool on_request = &row == &detail::implementations().back();
   if (!wishes.implementation.empty() && wishes.implementation != name) {
     return Support::no("the wish is implementation=" + wishes.implementation);
   }
-  if (on_request && wishes.implementation.empty()) {
+  if (row.by_name_only && wishes.implementation.empty()) {
     return Support::no("only on request, with implementation=" + std::string(name));
   }
-  const bool on_cuda = row.device == DeviceType::cuda;
-  if (!on_cuda && (wishes.stages || wishes.warps || !wishes.loader.empty())) {
-    return Support::no("stages, warps and loader are wishes for cuda");
-  }
+  if (const Support support = backend(row.device).supports(wishes); !support) return support;
   if (row.device != target.device) {
-    return Support::no(std::string("runs on ") + (on_cuda ? "CUDA" : "the CPU") + ", the target is " +
-                       target.to_string());
+    return Support::no(std::string("runs on ") + backend(row.device).name() + ", the target is " + target.to_string());
   }
-  if (const Support defined = is_defined(problem); !defined) return defined;
+  const detail::OperationRules& operation = detail::rules_of(problem.operation);
+  if (operation.is_defined != nullptr) {
+    if (const Support defined = operation.is_defined(problem); !defined) return defined;
+  }
   if (row.operation && *row.operation != problem.operation) {
-    return Support::no("does " + std::string(detail::word_of(detail::kOperations, *row.operation)) + " only");
+    return Support::no("does " + std::string(detail::name_of(*row.operation)) + " only");
   }
   return row.supports(problem, target, wishes);
 }
@@ -113,11 +60,11 @@ const Implementation* choose(const Problem& problem, const Target& target, const
                              std::vector<Candidate>& candidates) {
   const Implementation* chosen = nullptr;
   bool known = wishes.implementation.empty();
-  for (const Implementation& row : detail::implementations()) {
-    known = known || wishes.implementation == row.name;
-    Support support = row_supports(row, problem, target, wishes);
-    if (support && chosen == nullptr) chosen = &row;
-    candidates.push_back({row.name, std::move(support)});
+  for (const Implementation* row : detail::implementations()) {
+    known = known || wishes.implementation == row->name;
+    Support support = row_supports(*row, problem, target, wishes);
+    if (support && chosen == nullptr) chosen = row;
+    candidates.push_back({row->name, std::move(support)});
   }
   if (!known) {
     candidates.push_back({wishes.implementation, Support::no("there is no implementation of this name")});
@@ -128,8 +75,8 @@ const Implementation* choose(const Problem& problem, const Target& target, const
 /// Whether a row's refusal tells what to change: not that it is of another device or operation.
 bool is_concerned(std::string_view name, const Problem& problem, const Target& target, const Wishes& wishes) {
   if (!wishes.implementation.empty()) return name == wishes.implementation;
-  for (const Implementation& row : detail::implementations()) {
-    if (row.name == name) return row.device == target.device && row.operation == problem.operation;
+  for (const Implementation* row : detail::implementations()) {
+    if (row->name == name) return row->device == target.device && row->operation == problem.operation;
   }
   return true;
 }
@@ -163,7 +110,7 @@ std::string what_would_do(const Problem& problem, const Target& target, const Wi
     return row == nullptr ? "" : "; without the wishes " + std::string(row->name) + " takes it";
   }
   if (target.device == DeviceType::cpu) return "";
-  const Implementation* row = choose(problem, resolve(Target::cpu()), {}, ignored);
+  const Implementation* row = choose(problem, backend(DeviceType::cpu).resolve({}), {}, ignored);
   return row == nullptr ? "" : "; " + std::string(row->name) + " takes it on the CPU";
 }
 
@@ -186,7 +133,8 @@ Plan make_plan(const Problem& problem, const Target& target, const Wishes& wishe
   state->problem = problem;
   state->callables = detail::RegisteredCallables(problem);
   state->rules = detail::slot_rules(problem);
-  state->target = resolve(target);
+  state->backend = &backend(target.device);
+  state->target = state->backend->resolve(target);
   state->wishes = wishes;
   state->implementation = choose(problem, state->target, wishes, state->candidates);
   if (state->implementation == nullptr) {
@@ -195,8 +143,7 @@ Plan make_plan(const Problem& problem, const Target& target, const Wishes& wishe
                     ")" + what_would_do(problem, state->target, wishes));
   }
   state->implementation_name = state->implementation->name;
-  state->implementation->plan(*state);
-  if (detail::reports_metadata(*state)) state->kernels.push_back(cuda::metadata_check_source());
+  state->backend->plan(*state);
   return Plan(std::move(state));
 }
 
@@ -205,7 +152,7 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   try {
     check_wishes(wishes);
     std::vector<Candidate> candidates;
-    if (choose(problem, resolve(target), wishes, candidates) == nullptr) {
+    if (choose(problem, backend(target.device).resolve(target), wishes, candidates) == nullptr) {
       return Support::no(reasons(candidates, problem, target, wishes));
     }
   } catch (const Error& error) {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/checked.h"
-#include "cuda/driver/device.h"
+#include "plan/backend.h"
 #include "problem/line_reader.h"
 #include "tessera/error.h"
 #include "tessera/plan.h"
@@ -29,16 +29,7 @@ Target Target::cuda(int sm) {
   return target;
 }
 
-Target Target::cuda_device(int index) {
-  const cuda::Device& device = cuda::device(index < 0 ? cuda::current_device() : index);
-  Target target;
-  target.device = DeviceType::cuda;
-  target.sm = device.sm;
-  target.shared_memory = device.shared_memory;
-  target.multiprocessors = device.multiprocessors;
-  target.index = device.index;
-  return target;
-}
+Target Target::cuda_device(int index) { return detail::backend(DeviceType::cuda).device(index); }
 
 Target Target::emulate(int sm, int index) {
   const Target present = cuda_device(index);
@@ -54,6 +45,8 @@ Target Target::emulate(int sm, int index) {
   target.emulated = sm != present.sm;
   return target;
 }
+
+std::vector<std::string> cpu_isas() { return detail::backend(DeviceType::cpu).isas(); }
 
 std::string Target::to_string() const {
   if (device == DeviceType::cpu) {

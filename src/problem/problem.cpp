@@ -1,22 +1,122 @@
 // SPDX-License-Identifier: Apache-2.0
+// A problem's text form and rules: what all operations share, and then the operation's own.
 #include "tessera/problem.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/checked.h"
+#include "problem/line_reader.h"
+#include "problem/line_writer.h"
+#include "problem/operation.h"
+#include "problem/shared_checks.h"
 
 namespace tessera {
+namespace {
+
+using namespace detail;
+
+const OperationRules& operation_named(const LineReader& line) {
+  std::string want;
+  for (const OperationRules* row : operations()) {
+    if (row->name == line.operation()) return *row;
+    want.append(want.empty() ? "" : ", ").append(row->name);
+  }
+  line.reject("operation", line.operation(), "one of " + want);
+}
+
+bool is_output_type(DType type) { return type == DType::fp32 || type == DType::fp16 || type == DType::bf16; }
+
+bool is_input_type(DType type) {
+  return is_output_type(type) || type == DType::e4m3 || type == DType::e5m2 || type == DType::int8;
+}
+
+void check_types(const Problem& p) {
+  const struct {
+    std::string_view name;
+    DType type;
+  } inputs[] = {{"q_type", p.q_type}, {"k_type", p.k_type}, {"v_type", p.v_type}};
+  for (const auto& input : inputs) {
+    if (!is_input_type(input.type)) {
+      refuse_field(input.name, std::string(to_string(input.type)), "fp32, fp16, bf16, e4m3, e5m2 or int8");
+    }
+  }
+  if (!is_output_type(p.o_type)) refuse_field("o_type", std::string(to_string(p.o_type)), "fp32, fp16 or bf16");
+}
+
+/// Rows of any operation; some want multiples of 8 besides.
+void check_row_length(std::string_view name, std::int64_t dim) {
+  if (dim < 1 || dim > 512) refuse_field(name, std::to_string(dim), "1 to 512");
+}
+
+void check_shared(const Problem& p) {
+  check_size("batch", p.batch, 0);
+  check_size("seqlen_q", p.seqlen_q, 0);
+  check_size("heads_q", p.heads_q, 1);
+  check_size("heads_kv", p.heads_kv, 1);
+  check_row_length("head_dim_qk", p.head_dim_qk);
+  check_row_length("head_dim_v", p.head_dim_v);
+  check_size("total_q", p.total_q, 0);
+  if (p.q_layout == Layout::dense && p.total_q != 0) {
+    refuse_field("total_q", std::to_string(p.total_q), "0 for the dense layout");
+  }
+  check_types(p);
+  const std::int64_t dim = std::max(p.head_dim_qk, p.head_dim_v);
+  check_bytes("seqlen_q", {p.batch, p.seqlen_q, p.heads_q, dim});
+  check_bytes("total_q", {p.total_q, p.heads_q, dim});
+}
+
+/// No field is set that only other operations have.
+void check_no_others_fields(const Problem& p, const OperationRules& own) {
+  for (const OperationRules* other : operations()) {
+    if (other->own_field == own.own_field) continue;
+    const std::string_view field = other->own_field(p);
+    if (field.empty()) continue;
+    std::string want;
+    for (const OperationRules* row : operations()) {
+      if (row->own_field == other->own_field) want.append(want.empty() ? "" : " or ").append(row->name);
+    }
+    refuse_field(field, std::string(own.name), want + "; this field has no meaning here");
+  }
+}
+
+}  // namespace
+
+Problem Problem::parse(std::string_view text) {
+  const LineReader line(text);
+  const OperationRules& rules = operation_named(line);
+  Problem p;
+  p.operation = rules.operation;
+  rules.parse(line, p);
+  line.check_all_used();
+  p.check();
+  return p;
+}
+
+std::string Problem::to_string() const {
+  const OperationRules& rules = rules_of(operation);
+  LineWriter line(rules.name);
+  rules.print(line, *this);
+  return line.take();
+}
+
+void Problem::check() const {
+  const OperationRules& rules = rules_of(operation);
+  check_shared(*this);
+  check_no_others_fields(*this, rules);
+  rules.check(*this);
+}
 
 float Problem::softmax_scale() const noexcept {
   return scale ? *scale : static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim_qk)));
 }
 
-std::int64_t Problem::query_blocks() const noexcept { return detail::ceil_div(seqlen_q, block_q); }
+std::int64_t Problem::query_blocks() const noexcept { return ceil_div(seqlen_q, block_q); }
 
-std::int64_t Problem::key_blocks_first() const noexcept { return detail::ceil_div(kv.seqlen, block_kv); }
+std::int64_t Problem::key_blocks_first() const noexcept { return ceil_div(kv.seqlen, block_kv); }
 
 std::int64_t Problem::key_blocks() const noexcept {
-  return key_blocks_first() + (kv2 ? detail::ceil_div(kv2->seqlen, block_kv) : 0);
+  return key_blocks_first() + (kv2 ? ceil_div(kv2->seqlen, block_kv) : 0);
 }
 
 std::int64_t Problem::list_heads(const TileList& of) const noexcept {

@@ -213,11 +213,12 @@ void check_callable_name(std::string_view argument, std::string_view name) {
   if (!good) refuse(argument, "a name of other characters", "up to 64 of letters, digits and _ - . : /");
 }
 
-HostCallables::HostCallables(const RegisteredCallables& registered, const Bindings& given)
+HostCallables::HostCallables(const RegisteredCallables& registered, const Bindings& given, DeviceType device)
     : given_(given),
       registered_(registered),
       score_extras_(&given[extra_slot(0)], registered.score_extras()),
       mask_extras_(&given[extra_slot(registered.score_extras())], registered.mask_extras()) {
+  if (device != DeviceType::cpu) return;
   const bool score = registered.score != nullptr && registered.score->value != nullptr && given.score.value == nullptr;
   const bool mask = registered.mask != nullptr && registered.mask->visible != nullptr && given.mask.visible == nullptr;
   if (!score && !mask) return;

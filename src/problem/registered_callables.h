@@ -35,11 +35,12 @@ struct RegisteredCallables {
 /// The slot of the i-th extra tensor: the score's, then the mask's.
 constexpr Slot extra_slot(int i) noexcept { return static_cast<Slot>(static_cast<int>(Slot::extra0) + i); }
 
-/// Bindings in which the registered host functions stand where the caller has bound none. For one run on the CPU.
+/// Bindings in which the registered host functions stand where the caller has bound none; as given for a device other
+/// than the CPU, which cannot call them. For one run.
 class HostCallables {
  public:
   /// Both must outlive this.
-  HostCallables(const RegisteredCallables& registered, const Bindings& given);
+  HostCallables(const RegisteredCallables& registered, const Bindings& given, DeviceType device = DeviceType::cpu);
   HostCallables(const HostCallables&) = delete;
   HostCallables& operator=(const HostCallables&) = delete;
   [[nodiscard]] const Bindings& bindings() const noexcept { return filled_ ? *filled_ : given_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks over whole sequences of linear attention (problem/linear_walks.h): the configuration of their kernel, and what
+// Walks over whole sequences of linear attention (operations/linear_walks.h): the configuration of their kernel, and what
 // it is given at run time.
 #pragma once
 

@@ -212,11 +212,11 @@ class Call {
     if (p.lse) row_scalars(Slot::lse);
     if (p.sink) bind(Slot::sink, DType::fp32, {p.heads_q});
     if (varlen()) {
-      bind(Slot::o_parts, p.q_type, {p.parts, p.total_q, p.heads_q, p.head_dim_v});
-      bind(Slot::lse_parts, DType::fp32, {p.parts, p.heads_q, p.total_q});
+      bind(Slot::o_parts, p.q_type, {p.combine.parts, p.total_q, p.heads_q, p.head_dim_v});
+      bind(Slot::lse_parts, DType::fp32, {p.combine.parts, p.heads_q, p.total_q});
     } else {
-      bind(Slot::o_parts, p.q_type, {p.parts, p.batch, p.seqlen_q, p.heads_q, p.head_dim_v});
-      bind(Slot::lse_parts, DType::fp32, {p.parts, p.batch, p.heads_q, p.seqlen_q});
+      bind(Slot::o_parts, p.q_type, {p.combine.parts, p.batch, p.seqlen_q, p.heads_q, p.head_dim_v});
+      bind(Slot::lse_parts, DType::fp32, {p.combine.parts, p.batch, p.heads_q, p.seqlen_q});
     }
   }
 
@@ -229,9 +229,9 @@ class Call {
     if (varlen()) lengths(Slot::cu_seqlens_q, p.batch + 1, p.seqlen_q);
     if (p.seqused_q) constant(Slot::seqused_q, p.seqlen_q);
     source(p.kv, false, p.kv.seqlen - p.seqlen_q);
-    if (p.rotary == Rotary::none) return;
-    bind(Slot::rotary_cos, DType::fp32, {p.kv.seqlen, p.rotary_dim / 2});
-    bind(Slot::rotary_sin, DType::fp32, {p.kv.seqlen, p.rotary_dim / 2});
+    if (p.append.rotary == Rotary::none) return;
+    bind(Slot::rotary_cos, DType::fp32, {p.kv.seqlen, p.append.rotary_dim / 2});
+    bind(Slot::rotary_sin, DType::fp32, {p.kv.seqlen, p.append.rotary_dim / 2});
     rows(Slot::q, p.q_type, p.heads_q, p.head_dim_qk);
     rows(Slot::q_rotated, p.q_type, p.heads_q, p.head_dim_qk);
   }
@@ -252,15 +252,15 @@ class Call {
     }
     bind(Slot::decay_slopes, DType::fp32, {p.heads_q});
     if (varlen()) lengths(Slot::cu_seqlens_q, p.batch + 1, p.seqlen_q);
-    if (p.operation == Operation::linear_chunk && p.slots == 0) return;
-    const bool vk = p.state_layout == StateLayout::vk;
+    if (p.operation == Operation::linear_chunk && p.linear.states == 0) return;
+    const bool vk = p.linear.state_layout == StateLayout::vk;
     const std::int64_t outer = vk ? p.head_dim_v : p.head_dim_qk, inner = vk ? p.head_dim_qk : p.head_dim_v;
-    bind(Slot::state, p.state_type, {p.slots, p.heads_q, outer, inner});
+    bind(Slot::state, p.linear.state_type, {p.linear.states, p.heads_q, outer, inner});
     lengths(Slot::state_slots, p.batch, 1);
-    if (p.ring > 0) {
-      bind(Slot::ring_k, p.k_type, {p.slots, p.heads_q, 2 * p.ring, p.head_dim_qk});
-      bind(Slot::ring_v, p.v_type, {p.slots, p.heads_q, 2 * p.ring, p.head_dim_v});
-      constant(Slot::ring_cursor, p.ring);
+    if (p.linear.ring > 0) {
+      bind(Slot::ring_k, p.k_type, {p.linear.states, p.heads_q, 2 * p.linear.ring, p.head_dim_qk});
+      bind(Slot::ring_v, p.v_type, {p.linear.states, p.heads_q, 2 * p.linear.ring, p.head_dim_v});
+      constant(Slot::ring_cursor, p.linear.ring);
     }
     if (!backward) return;
     bind(Slot::dstate_final, DType::fp32, {p.batch, p.heads_q, outer, inner});

@@ -103,8 +103,8 @@ const Broken kBroken[] = {
     {kForward, [](Problem& p) { p.grad_fp32 = true; }, kInvalid, "grad_fp32"},
     {kForward, [](Problem& p) { p.accumulate = true; }, kInvalid, "accumulate"},
     {kBackward, [](Problem& p) { p.accumulate = true; }, kInvalid, "accumulate"},
-    {kForward, [](Problem& p) { p.parts = 3; }, kInvalid, "parts"},
-    {kForward, [](Problem& p) { p.rotary = Rotary::half; }, kInvalid, "rotary"},
+    {kForward, [](Problem& p) { p.combine.parts = 3; }, kInvalid, "combine.parts"},
+    {kForward, [](Problem& p) { p.append.rotary = Rotary::half; }, kInvalid, "append.rotary"},
     {kForward,
      [](Problem& p) {
        p.batch = kHuge;
@@ -137,17 +137,17 @@ const Broken kBroken[] = {
      ErrorCode::overflow, "kv"},
     {"attention b=1048576 sq=1048576 hq=64 hkv=1 d=8 block=1x1 mass=mean", [](Problem&) {}, ErrorCode::overflow,
      "block_q"},
-    {kCombine, [](Problem& p) { p.parts = 0; }, kInvalid, "parts"},
+    {kCombine, [](Problem& p) { p.combine.parts = 0; }, kInvalid, "combine.parts"},
     {kCombine,
      [](Problem& p) {
-       p.parts = kHuge;
+       p.combine.parts = kHuge;
        p.batch = 1024;
      },
-     ErrorCode::overflow, "parts"},
+     ErrorCode::overflow, "combine.parts"},
     {kCombine, [](Problem& p) { p.kv.layout = KvLayout::varlen; }, kInvalid, "kv"},
     {kCombine, [](Problem& p) { p.kv.seqlen = -1; }, kInvalid, "kv.seqlen"},
     {kCombine, [](Problem& p) { p.seqused_q = true; }, kInvalid, "seqused_q"},
-    {kCombine, [](Problem& p) { p.rotary_dim = 8; }, kInvalid, "rotary"},
+    {kCombine, [](Problem& p) { p.append.rotary_dim = 8; }, kInvalid, "append.rotary"},
     {kCombine, [](Problem& p) { p.window.right = 0; }, kInvalid, "window"},
     {kCombine, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
     {kCombine, [](Problem& p) { p.kv2.emplace(); }, kInvalid, "kv2"},
@@ -158,50 +158,50 @@ const Broken kBroken[] = {
     {kAppend, [](Problem& p) { p.kv.seqused = false; }, kInvalid, "kv.seqused"},
     {kAppend, [](Problem& p) { p.sink = true; }, kInvalid, "sink"},
     {kAppend, [](Problem& p) { p.lse = true; }, kInvalid, "lse"},
-    {kAppend, [](Problem& p) { p.parts = 1; }, kInvalid, "parts"},
+    {kAppend, [](Problem& p) { p.combine.parts = 1; }, kInvalid, "combine.parts"},
     {kAppend, [](Problem& p) { p.softcap = 1.0F; }, kInvalid, "softcap"},
-    {kAppend, [](Problem& p) { p.rotary_dim = 8; }, kInvalid, "rotary_dim"},
-    {kAppend, [](Problem& p) { p.rotary = Rotary::half; }, kInvalid, "rotary_dim"},
+    {kAppend, [](Problem& p) { p.append.rotary_dim = 8; }, kInvalid, "append.rotary_dim"},
+    {kAppend, [](Problem& p) { p.append.rotary = Rotary::half; }, kInvalid, "append.rotary_dim"},
     {kAppend,
      [](Problem& p) {
-       p.rotary = Rotary::half;
-       p.rotary_dim = 7;
+       p.append.rotary = Rotary::half;
+       p.append.rotary_dim = 7;
      },
-     kInvalid, "rotary_dim"},
+     kInvalid, "append.rotary_dim"},
     {kAppend,
      [](Problem& p) {
-       p.rotary = Rotary::half;
-       p.rotary_dim = 66;
+       p.append.rotary = Rotary::half;
+       p.append.rotary_dim = 66;
      },
-     kInvalid, "rotary_dim"},
-    {kForward, [](Problem& p) { p.slots = 2; }, kInvalid, "slots"},
-    {kAppend, [](Problem& p) { p.state_type = DType::bf16; }, kInvalid, "state_type"},
-    {kCombine, [](Problem& p) { p.state_layout = StateLayout::kv; }, kInvalid, "state_layout"},
+     kInvalid, "append.rotary_dim"},
+    {kForward, [](Problem& p) { p.linear.states = 2; }, kInvalid, "linear.states"},
+    {kAppend, [](Problem& p) { p.linear.state_type = DType::bf16; }, kInvalid, "linear.state_type"},
+    {kCombine, [](Problem& p) { p.linear.state_layout = StateLayout::kv; }, kInvalid, "linear.state_layout"},
     {kLinear, [](Problem& p) { p.seqlen_q = 0; }, kInvalid, "seqlen_q"},
     {kLinear, [](Problem& p) { p.seqlen_q = 9; }, kInvalid, "seqlen_q"},
     {"linear_decode ring=16", [](Problem& p) { p.seqlen_q = 9; }, kInvalid, "seqlen_q"},
-    {"linear_decode t=0 ring=16", [](Problem& p) { p.ring = 0; }, kInvalid, "seqlen_q"},
-    {kLinear, [](Problem& p) { p.ring = 1; }, kInvalid, "ring"},
-    {kLinear, [](Problem& p) { p.ring = 65; }, kInvalid, "ring"},
-    {kLinear, [](Problem& p) { p.ring = -4; }, kInvalid, "ring"},
+    {"linear_decode t=0 ring=16", [](Problem& p) { p.linear.ring = 0; }, kInvalid, "seqlen_q"},
+    {kLinear, [](Problem& p) { p.linear.ring = 1; }, kInvalid, "linear.ring"},
+    {kLinear, [](Problem& p) { p.linear.ring = 65; }, kInvalid, "linear.ring"},
+    {kLinear, [](Problem& p) { p.linear.ring = -4; }, kInvalid, "linear.ring"},
     {kLinear,
      [](Problem& p) {
-       p.ring = 64;
-       p.slots = kHuge / 4;
+       p.linear.ring = 64;
+       p.linear.states = kHuge / 4;
      },
-     ErrorCode::overflow, "ring"},
-    {"linear_chunk t=9 slots=2", [](Problem& p) { p.ring = 16; }, kInvalid, "ring"},
-    {kLinear, [](Problem& p) { p.rounding = Rounding::stochastic; }, kInvalid, "rounding"},
-    {"linear_chunk t=9 slots=2 state=bf16", [](Problem& p) { p.rounding = Rounding::stochastic; }, kInvalid,
-     "rounding"},
-    {kAppend, [](Problem& p) { p.rounding = Rounding::stochastic; }, kInvalid, "rounding"},
-    {kForward, [](Problem& p) { p.ring = 8; }, kInvalid, "ring"},
+     ErrorCode::overflow, "linear.ring"},
+    {"linear_chunk t=9 slots=2", [](Problem& p) { p.linear.ring = 16; }, kInvalid, "linear.ring"},
+    {kLinear, [](Problem& p) { p.linear.rounding = Rounding::stochastic; }, kInvalid, "linear.rounding"},
+    {"linear_chunk t=9 slots=2 state=bf16", [](Problem& p) { p.linear.rounding = Rounding::stochastic; }, kInvalid,
+     "linear.rounding"},
+    {kAppend, [](Problem& p) { p.linear.rounding = Rounding::stochastic; }, kInvalid, "linear.rounding"},
+    {kForward, [](Problem& p) { p.linear.ring = 8; }, kInvalid, "linear.ring"},
     {kLinear, [](Problem& p) { p.heads_kv = 2; }, kInvalid, "heads_kv"},
     {kLinear, [](Problem& p) { p.head_dim_qk = 12; }, kInvalid, "head_dim_qk"},
     {kLinear, [](Problem& p) { p.head_dim_v = 20; }, kInvalid, "head_dim_v"},
-    {kLinear, [](Problem& p) { p.slots = -1; }, kInvalid, "slots"},
-    {kLinear, [](Problem& p) { p.slots = kHuge; }, ErrorCode::overflow, "slots"},
-    {kLinear, [](Problem& p) { p.state_type = DType::fp16; }, kInvalid, "state_type"},
+    {kLinear, [](Problem& p) { p.linear.states = -1; }, kInvalid, "linear.states"},
+    {kLinear, [](Problem& p) { p.linear.states = kHuge; }, ErrorCode::overflow, "linear.states"},
+    {kLinear, [](Problem& p) { p.linear.state_type = DType::fp16; }, kInvalid, "linear.state_type"},
     {kLinear, [](Problem& p) { p.scale = std::numeric_limits<float>::infinity(); }, kInvalid, "scale"},
     {kLinear, [](Problem& p) { p.q_layout = Layout::varlen; }, kInvalid, "q_layout"},
     {kLinear, [](Problem& p) { p.seqused_q = true; }, kInvalid, "seqused_q"},
@@ -210,8 +210,8 @@ const Broken kBroken[] = {
     {kLinear, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
     {kLinear, [](Problem& p) { p.sink = true; }, kInvalid, "sink"},
     {kLinear, [](Problem& p) { p.lse = true; }, kInvalid, "lse"},
-    {kLinear, [](Problem& p) { p.parts = 3; }, kInvalid, "parts"},
-    {kLinear, [](Problem& p) { p.rotary = Rotary::half; }, kInvalid, "rotary"},
+    {kLinear, [](Problem& p) { p.combine.parts = 3; }, kInvalid, "combine.parts"},
+    {kLinear, [](Problem& p) { p.append.rotary = Rotary::half; }, kInvalid, "append.rotary"},
 };
 
 class CheckRefuses : public testing::TestWithParam<Broken> {};

@@ -88,10 +88,10 @@ TEST(Grammar, EveryKeySetsItsField) {
 
   const Problem c = Problem::parse("combine sq=4 parts=5 sink lse");
   EXPECT_EQ(c.operation, Operation::combine);
-  EXPECT_EQ(c.parts, 5);
+  EXPECT_EQ(c.combine.parts, 5);
   const Problem a = Problem::parse("kv_append sq=4 sk=64 kv=csr page=8 pages=99 rotary=interleaved:32");
-  EXPECT_EQ(a.rotary, Rotary::interleaved);
-  EXPECT_EQ(a.rotary_dim, 32);
+  EXPECT_EQ(a.append.rotary, Rotary::interleaved);
+  EXPECT_EQ(a.append.rotary_dim, 32);
   EXPECT_EQ(a.kv.pages, 99);
   EXPECT_TRUE(a.kv.seqused);
   const Problem l = Problem::parse("linear_decode b=3 t=4 h=8 d=128 dtype=bf16 state=bf16 layout=kv slots=9 scale=0.5");
@@ -99,13 +99,13 @@ TEST(Grammar, EveryKeySetsItsField) {
   EXPECT_EQ(l.seqlen_q, 4);
   EXPECT_EQ(l.heads_q, 8);
   EXPECT_EQ(l.heads_kv, 8);
-  EXPECT_EQ(l.state_type, DType::bf16);
-  EXPECT_EQ(l.state_layout, StateLayout::kv);
-  EXPECT_EQ(l.slots, 9);
+  EXPECT_EQ(l.linear.state_type, DType::bf16);
+  EXPECT_EQ(l.linear.state_layout, StateLayout::kv);
+  EXPECT_EQ(l.linear.states, 9);
   EXPECT_EQ(l.scale, 0.5F);
-  EXPECT_EQ(Problem::parse("linear_decode b=3").slots, 3);
-  EXPECT_EQ(Problem::parse("linear_decode b=3").ring, 0);
-  EXPECT_EQ(Problem::parse("linear_decode t=4 ring=16").ring, 16);
+  EXPECT_EQ(Problem::parse("linear_decode b=3").linear.states, 3);
+  EXPECT_EQ(Problem::parse("linear_decode b=3").linear.ring, 0);
+  EXPECT_EQ(Problem::parse("linear_decode t=4 ring=16").linear.ring, 16);
   EXPECT_FALSE(Problem::parse("linear_decode t=4 ring=16").only_flushes());
   EXPECT_TRUE(Problem::parse("linear_decode t=0 ring=16").only_flushes());
   const Problem w = Problem::parse("linear_chunk pass=backward b=3 t=400 h=8 varlen tq=700 slots=9 layout=kv");
@@ -114,8 +114,8 @@ TEST(Grammar, EveryKeySetsItsField) {
   EXPECT_EQ(w.q_layout, Layout::varlen);
   EXPECT_EQ(w.seqlen_q, 400);
   EXPECT_EQ(w.total_q, 700);
-  EXPECT_EQ(w.slots, 9);
-  EXPECT_EQ(Problem::parse("linear_chunk b=3 t=5").slots, 0);
+  EXPECT_EQ(w.linear.states, 9);
+  EXPECT_EQ(Problem::parse("linear_chunk b=3 t=5").linear.states, 0);
   EXPECT_EQ(Problem::parse("linear_chunk b=3 t=5 varlen").total_q, 15);
 }
 
@@ -282,10 +282,10 @@ class RandomProblem {
     p.deterministic = coin();
     p.batch_invariant = coin();
     p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
-    if (p.operation == Operation::combine) p.parts = 1 + below(9);
+    if (p.operation == Operation::combine) p.combine.parts = 1 + below(9);
     if (p.operation == Operation::kv_append && coin()) {
-      p.rotary = pick({Rotary::half, Rotary::interleaved});
-      p.rotary_dim = 2 * (1 + below(p.head_dim_qk / 2));
+      p.append.rotary = pick({Rotary::half, Rotary::interleaved});
+      p.append.rotary_dim = 2 * (1 + below(p.head_dim_qk / 2));
     }
     if (attention) attention_fields(p);
     return p;
@@ -315,12 +315,12 @@ class RandomProblem {
     p.head_dim_v = rarely() ? 8 * (1 + below(32)) : p.head_dim_qk;
     p.q_type = p.k_type = p.v_type = p.o_type = float_type();
     if (rarely()) p.v_type = float_type();
-    p.state_type = pick({DType::fp32, DType::bf16});
-    p.state_layout = pick({StateLayout::vk, StateLayout::kv});
-    p.slots = rarely() ? p.batch : below(100);
-    if (p.operation == Operation::linear_decode && coin()) p.ring = 5 + below(60);
-    if (p.state_type == DType::bf16 && p.operation == Operation::linear_decode && coin()) {
-      p.rounding = Rounding::stochastic;
+    p.linear.state_type = pick({DType::fp32, DType::bf16});
+    p.linear.state_layout = pick({StateLayout::vk, StateLayout::kv});
+    p.linear.states = rarely() ? p.batch : below(100);
+    if (p.operation == Operation::linear_decode && coin()) p.linear.ring = 5 + below(60);
+    if (p.linear.state_type == DType::bf16 && p.operation == Operation::linear_decode && coin()) {
+      p.linear.rounding = Rounding::stochastic;
     }
     if (coin()) p.scale = number();
     p.deterministic = coin();

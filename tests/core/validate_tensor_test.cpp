@@ -51,7 +51,7 @@ const BadCall kBadCalls[] = {
     {"decay_unbound", kLinear, [](Call& c) { c[Slot::decay_slopes] = {}; }, kInvalid, "decay_slopes"},
     {"too_few_states", "linear_decode b=3 slots=3",
      [](Call& c) {
-       c.problem.slots = 2;
+       c.problem.linear.states = 2;
        c.bind(Slot::state, DType::fp32, {2, 1, 64, 64});
        c[Slot::state_slots] = {};
      },
@@ -103,7 +103,7 @@ const BadCall kBadCalls[] = {
      kInvalid, "dstate_final"},
     {"chunk_too_few_states", kChunkBackward,
      [](Call& c) {
-       c.problem.slots = 1;
+       c.problem.linear.states = 1;
        c.bind(Slot::state, DType::fp32, {1, 2, 16, 16});
        c[Slot::state_slots] = {};
      },

@@ -42,9 +42,9 @@ class HostileValues {
                problem.kv.total,
                problem.kv.page_size,
                problem.kv.pages,
-               problem.slots,
-               problem.ring,
-               2 * problem.ring + 1,
+               problem.linear.states,
+               problem.linear.ring,
+               2 * problem.linear.ring + 1,
                problem.key_blocks(),
                problem.query_blocks()} {}
 

@@ -57,7 +57,7 @@ class Schedule {
   void call(const Call& call) {
     Problem problem = beside_.problem;
     problem.seqlen_q = call.tokens;
-    if (!call.ring) problem.ring = 0;
+    if (!call.ring) problem.linear.ring = 0;
     Bindings bindings = run_.bindings();
     for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o}) {
       Tensor& tensor = bindings[slot];
@@ -78,7 +78,8 @@ class Schedule {
     for (std::int32_t& cursor : cursors_) {
       if (!call.ring) continue;
       const auto tokens = static_cast<std::int32_t>(call.tokens);
-      cursor = problem.only_flushes() ? 0 : ring_advance(cursor, tokens, static_cast<std::int32_t>(problem.ring));
+      cursor =
+          problem.only_flushes() ? 0 : ring_advance(cursor, tokens, static_cast<std::int32_t>(problem.linear.ring));
       cursor -= static_cast<std::int32_t>(call.tokens - call.kept);
     }
     done_ += call.kept;

@@ -38,7 +38,7 @@ double loss(const Problem& backward, const Bindings& bindings) {
   bound[Slot::o] = bindings[Slot::dout];  // only its type is looked at
   std::vector<std::int64_t> destinations;
   for (std::int64_t b = 0; b < forward.batch; ++b) destinations.push_back(b);
-  if (forward.slots > 0)
+  if (forward.linear.states > 0)
     bound[Slot::dest_slots] = Tensor::contiguous(destinations.data(), DType::int64, {forward.batch});
   const reference::Result result = reference::compute(forward, bound, Arithmetic::oracle);
   const double outputs = dot(bindings[Slot::dout], result[Slot::o]);

@@ -117,7 +117,7 @@ double DeviceRun::time_in_place(int calls, int warm_up) {
   const Problem& problem = executor_.plan().problem();
   const Tensor& state = bindings_[Slot::state];
   const std::size_t bytes =
-      static_cast<std::size_t>(state.numel() / problem.slots * problem.batch) * size_of(state.dtype);
+      static_cast<std::size_t>(state.numel() / problem.linear.states * problem.batch) * size_of(state.dtype);
   double best = 0;
   for (std::size_t way = 0; way < passes_.size(); ++way) {
     if (!passes_[way].fits(bytes)) continue;

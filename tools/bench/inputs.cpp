@@ -184,11 +184,11 @@ void add_values(const BenchCase& bench_case, std::mt19937_64& random, Arrays& ar
 // As sequences that began at any time have them: of the steps from one flush to the next as many are at each, within a
 // call or over the calls in a row.
 Array staggered_cursors(const Problem& problem, std::int64_t turn) {
-  const std::int64_t tokens = std::max<std::int64_t>(problem.seqlen_q, 1), steps = problem.ring / tokens;
+  const std::int64_t tokens = std::max<std::int64_t>(problem.seqlen_q, 1), steps = problem.linear.ring / tokens;
   std::vector<std::int64_t> cursors;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     const std::int64_t at = b + turn;
-    cursors.push_back(at / steps % 2 * (problem.ring + 1) + tokens * (1 + at % steps));
+    cursors.push_back(at / steps % 2 * (problem.linear.ring + 1) + tokens * (1 + at % steps));
   }
   return int32_array({problem.batch}, cursors);
 }
@@ -196,20 +196,20 @@ Array staggered_cursors(const Problem& problem, std::int64_t turn) {
 // All states, as many for each call as there are sequences.
 void add_state_slots(const BenchCase& bench_case, std::mt19937_64& random, BenchInputs& inputs) {
   const Problem& problem = bench_case.problem;
-  std::vector<std::int64_t> slots(static_cast<std::size_t>(problem.slots));
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(problem.linear.states));
   std::iota(slots.begin(), slots.end(), 0);
   if (!bench_case.slots_in_order) std::shuffle(slots.begin(), slots.end(), random);
   const std::int64_t batch = problem.batch;
   const auto slots_of = [&](std::int64_t turn) {
     return int32_array({batch}, {slots.begin() + turn * batch, slots.begin() + (turn + 1) * batch});
   };
-  const std::int64_t turns = batch == 0 ? 1 : std::min<std::int64_t>(problem.slots / batch, 100);
+  const std::int64_t turns = batch == 0 ? 1 : std::min<std::int64_t>(problem.linear.states / batch, 100);
   for (std::int64_t turn = 0; turns > 1 && turn < turns; ++turn) {
     inputs.turns.push_back(slots_of(turn));
-    if (problem.ring > 0) inputs.cursors.push_back(staggered_cursors(problem, turn));
+    if (problem.linear.ring > 0) inputs.cursors.push_back(staggered_cursors(problem, turn));
   }
   if (turns > 0) inputs.arrays[Slot::state_slots] = slots_of(0);
-  if (problem.ring > 0) inputs.arrays[Slot::ring_cursor] = staggered_cursors(problem, 0);
+  if (problem.linear.ring > 0) inputs.arrays[Slot::ring_cursor] = staggered_cursors(problem, 0);
 }
 
 }  // namespace
@@ -233,9 +233,9 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
     const std::vector<std::int64_t> full = same(problem.batch, problem.kv2->seqlen);
     add_source(problem, *problem.kv2, kSecond, full, random, inputs.arrays);
   }
-  if (problem.rotary != Rotary::none) {
+  if (problem.append.rotary != Rotary::none) {
     for (const Slot slot : {Slot::rotary_cos, Slot::rotary_sin}) {
-      Array table(DType::fp32, {problem.kv.seqlen, problem.rotary_dim / 2});
+      Array table(DType::fp32, {problem.kv.seqlen, problem.append.rotary_dim / 2});
       fill_normal(table.tensor(), random);
       inputs.arrays[slot] = std::move(table);
     }

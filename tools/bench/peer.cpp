@@ -131,7 +131,7 @@ std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Array
   simple.head_dim_v = plain.head_dim_v;
   simple.q_type = simple.k_type = simple.v_type = plain.q_type;
   simple.o_type = plain.q_type;
-  simple.slots = plain.slots;
+  simple.linear.states = plain.linear.states;
   if (plain.list.form == TileList::Form::indices && !plain.list.full) simple.list = plain.list;
   simple.block_q = plain.block_q;
   simple.block_kv = plain.block_kv;
@@ -152,7 +152,7 @@ std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Array
                            {"hkv", problem.heads_kv},
                            {"d", problem.head_dim_qk},
                            {"dv", problem.head_dim_v},
-                           {"slots", problem.slots},
+                           {"slots", problem.linear.states},
                            {"dtype", std::string(to_string(problem.q_type))},
                            {"causal", causal},
                            {"density", bench_case.density},

@@ -51,7 +51,7 @@ struct Waiting {
 };
 Waiting waiting_of(const Problem& problem) {
   const std::int64_t tokens = std::max<std::int64_t>(problem.seqlen_q, 1);
-  const std::int64_t whole_steps = problem.ring / tokens;
+  const std::int64_t whole_steps = problem.linear.ring / tokens;
   const auto steps = static_cast<double>(whole_steps);
   return {static_cast<double>(tokens) * (steps + 1) / 2, problem.only_flushes() ? 1.0 : steps};
 }
@@ -63,9 +63,10 @@ Work linear_work(const Problem& problem) {
   Work work;
   const bool backward = problem.pass == Pass::backward;
   const bool decode = problem.operation == Operation::linear_decode;
-  const Waiting waiting = problem.ring > 0 ? waiting_of(problem) : Waiting{0, 1};
+  const Waiting waiting = problem.linear.ring > 0 ? waiting_of(problem) : Waiting{0, 1};
   const double passes = backward ? 1 : 1 + 1 / waiting.steps;
-  if (decode || problem.slots > 0) work.bytes = passes * elements * static_cast<double>(size_of(problem.state_type));
+  if (decode || problem.linear.states > 0)
+    work.bytes = passes * elements * static_cast<double>(size_of(problem.linear.state_type));
   for (const auto& slots : {value_inputs(problem), outputs(problem)}) {
     for (const SlotShape& slot : slots) {
       if (slot.slot == Slot::ring_k || slot.slot == Slot::ring_v) {

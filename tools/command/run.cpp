@@ -81,10 +81,10 @@ Arrays load(const RunOptions& options, const std::string& text) {
 std::vector<Slot> result_slots(const Problem& problem, const Arrays& arrays) {
   std::vector<Slot> slots;
   for (const SlotShape& each : outputs(problem)) slots.push_back(each.slot);
-  if (problem.is_linear() && problem.slots > 0) {
+  if (problem.is_linear() && problem.linear.states > 0) {
     slots.push_back(problem.pass == Pass::forward ? Slot::state : Slot::dstate_initial);
   }
-  if (problem.ring > 0) slots.insert(slots.end(), {Slot::ring_k, Slot::ring_v});
+  if (problem.linear.ring > 0) slots.insert(slots.end(), {Slot::ring_k, Slot::ring_v});
   if (problem.operation == Operation::kv_append) {
     for (const Slot slot : {Slot::k, Slot::v, Slot::q_rotated}) {
       if (arrays.count(slot) != 0) slots.push_back(slot);
@@ -182,7 +182,8 @@ void run(const RunOptions& options) {
   if (run.problem.operation == Operation::kv_append && arrays.count(Slot::q) != 0) {
     arrays[Slot::q_rotated] = files::Array(arrays[Slot::q].dtype(), arrays[Slot::q].shape(), "q_rotated");
   }
-  if (run.problem.operation == Operation::linear_chunk && run.problem.pass == Pass::backward && run.problem.slots > 0) {
+  if (run.problem.operation == Operation::linear_chunk && run.problem.pass == Pass::backward &&
+      run.problem.linear.states > 0) {
     std::vector<std::int64_t> shape = arrays[Slot::state].shape();
     shape[0] = run.problem.batch;  // gradients are by sequence, not by slot
     arrays[Slot::dstate_initial] = files::Array(DType::fp32, shape, "dstate_initial");

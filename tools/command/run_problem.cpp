@@ -10,7 +10,7 @@
 #include <sstream>
 #include <utility>
 
-#include "problem/grammar.h"
+#include "problem/operation.h"
 #include "tessera/error.h"
 
 namespace tessera::cli {
@@ -29,8 +29,8 @@ class Line {
     std::istringstream words(text);
     bool first = true;
     for (std::string word; words >> word; first = false) {
-      const auto is_word = [&word](const auto& known) { return known.text == word; };
-      if (first && std::ranges::any_of(detail::kOperations, is_word)) {
+      const auto is_word = [&word](const detail::OperationRules* known) { return known->name == word; };
+      if (first && std::ranges::any_of(detail::operations(), is_word)) {
         operation_ = word;
         continue;
       }

@@ -108,8 +108,8 @@ std::size_t backward_workspace(const detail::PlanState& state) {
   return arena.used();
 }
 
-void run_backward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
-  BackwardRun run(state, bindings, *resources.workers);
+void run_backward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
+  BackwardRun run(state, bindings, resources.workers);
   std::byte* workspace = resources.workspace;
   const Problem& problem = state.problem;
   const std::int64_t parts = run.tiling.parts;

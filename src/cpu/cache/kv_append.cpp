@@ -5,9 +5,9 @@
 
 #include "base/checked.h"
 #include "base/parallel.h"
+#include "cpu/implementations.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/tiles/sequence.h"
-#include "plan/implementations.h"
 
 namespace tessera::cpu {
 namespace {
@@ -30,7 +30,7 @@ void rotate(const Problem& problem, const Bindings& bindings, const Kernels& ker
             float* row) {
   const Tensor& cosines = bindings[Slot::rotary_cos];
   const Tensor& sines = bindings[Slot::rotary_sin];
-  const std::int64_t pairs = problem.rotary_dim / 2;
+  const std::int64_t pairs = problem.append.rotary_dim / 2;
   alignas(64) float cosine[kLongestRow];
   alignas(64) float sine[kLongestRow];
   const auto load = [&](const Tensor& table, float* target) {
@@ -39,7 +39,7 @@ void rotate(const Problem& problem, const Bindings& bindings, const Kernels& ker
   };
   load(cosines, cosine);
   load(sines, sine);
-  const bool half = problem.rotary == Rotary::half;
+  const bool half = problem.append.rotary == Rotary::half;
   for (std::int64_t j = 0; j < pairs; ++j) {
     float& x = row[half ? j : 2 * j];
     float& y = row[half ? j + pairs : 2 * j + 1];
@@ -56,7 +56,7 @@ struct Token {
 
 void move_row(const Problem& problem, const Bindings& bindings, const Kernels& kernels, DType dtype, std::int64_t dim,
               bool rotates, std::int64_t position, const std::byte* source, std::byte* target) {
-  if (!rotates || problem.rotary == Rotary::none) {
+  if (!rotates || problem.append.rotary == Rotary::none) {
     std::copy_n(source, static_cast<std::size_t>(dim) * size_of(dtype), target);
     return;
   }
@@ -85,13 +85,13 @@ void append_token(const Problem& problem, const Bindings& bindings, const Kernel
   }
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
   const Tensor& lengths = bindings[Slot::seqused_k];
   constexpr std::int64_t kRows = 64;
   const std::int64_t tasks = detail::ceil_div(problem.seqlen_q, kRows);
-  resources.workers->parallel_for(problem.batch * tasks, [&](std::int64_t index) {
+  resources.workers.parallel_for(problem.batch * tasks, [&](std::int64_t index) {
     const std::int64_t batch = index / tasks;
     const std::int64_t begin = index % tasks * kRows;
     for (std::int64_t row = begin; row < std::min(begin + kRows, problem.seqlen_q); ++row) {
@@ -106,11 +106,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kKvAppend = {{"cpu.kv_append", DeviceType::cpu, Operation::kv_append, supports, plan}, run};
+
 }  // namespace tessera::cpu
-
-namespace tessera::detail {
-
-const Implementation kCpuKvAppend = {"cpu.kv_append", DeviceType::cpu, Operation::kv_append,
-                                     cpu::supports,   cpu::plan,       cpu::run};
-
-}  // namespace tessera::detail

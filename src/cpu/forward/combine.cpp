@@ -7,8 +7,8 @@
 #include "base/checked.h"
 #include "base/parallel.h"
 #include "cpu/forward/merge.h"
+#include "cpu/implementations.h"
 #include "cpu/tiles/sequence.h"
-#include "plan/implementations.h"
 
 namespace tessera::cpu {
 namespace {
@@ -49,11 +49,11 @@ void combine_row(const Problem& problem, const Bindings& bindings, const Kernels
     return scalars_of(problem, part_of(lse_parts, part), rows).at(row, head);
   };
   float maximum = kNothing;
-  for (std::int64_t part = 0; part < problem.parts; ++part) maximum = std::max(maximum, lse_of(part));
+  for (std::int64_t part = 0; part < problem.combine.parts; ++part) maximum = std::max(maximum, lse_of(part));
   alignas(64) float sum_row[kLongestRow] = {};
   alignas(64) float part_row[kLongestRow];
   float sum = 0.0F;
-  for (std::int64_t part = 0; part < problem.parts; ++part) {
+  for (std::int64_t part = 0; part < problem.combine.parts; ++part) {
     const float lse = lse_of(part);
     if (lse == kNothing) continue;  // an empty partial may hold anything
     const float weight = std::exp(lse - maximum);
@@ -71,7 +71,7 @@ void combine_row(const Problem& problem, const Bindings& bindings, const Kernels
   }
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
   // Varlen partials are merged token by token, so that the tensor is one sequence.
@@ -81,7 +81,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   // One task a batch and 64 rows: a row alone is too little work to hand out.
   constexpr std::int64_t kRows = 64;
   const std::int64_t tasks = detail::ceil_div(length, kRows);
-  resources.workers->parallel_for(batches * tasks, [&](std::int64_t index) {
+  resources.workers.parallel_for(batches * tasks, [&](std::int64_t index) {
     const std::int64_t batch = index / tasks;
     const std::int64_t begin = index % tasks * kRows;
     for (std::int64_t row = begin; row < std::min(begin + kRows, length); ++row) {
@@ -95,11 +95,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kCombine = {{"cpu.combine", DeviceType::cpu, Operation::combine, supports, plan}, run};
+
 }  // namespace tessera::cpu
-
-namespace tessera::detail {
-
-const Implementation kCpuCombine = {"cpu.combine", DeviceType::cpu, Operation::combine,
-                                    cpu::supports, cpu::plan,       cpu::run};
-
-}  // namespace tessera::detail

@@ -146,8 +146,8 @@ std::size_t forward_workspace(const detail::PlanState& state) {
   return arena.used();
 }
 
-void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
-  ForwardRun run(state, bindings, *resources.workers);
+void run_forward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
+  ForwardRun run(state, bindings, resources.workers);
   std::byte* workspace = resources.workspace;
   const Tiling& t = run.tiling;
   Arena shared(workspace);

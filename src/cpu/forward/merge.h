@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/parallel.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/tiles/arena.h"
 #include "cpu/tiles/sequence.h"

@@ -168,7 +168,7 @@ void plan(detail::PlanState& state) {
   }
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   if (state.problem.pass == Pass::forward) {
     run_forward(state, bindings, resources);
   } else {
@@ -228,11 +228,6 @@ std::int64_t most_keys(const Problem& problem) {
   return most(problem.kv) + (problem.kv2 ? most(*problem.kv2) : 0);
 }
 
+const Implementation kTiled = {{"cpu.tiled", DeviceType::cpu, Operation::attention, supports, plan}, run};
+
 }  // namespace tessera::cpu
-
-namespace tessera::detail {
-
-const Implementation kCpuTiled = {"cpu.tiled",   DeviceType::cpu, Operation::attention,
-                                  cpu::supports, cpu::plan,       cpu::run};
-
-}  // namespace tessera::detail

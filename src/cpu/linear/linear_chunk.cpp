@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The operation `linear_chunk`: whole sequences of linear attention with a decay for each head, and the gradient.
-// Walks of problem/linear_walks.h, a chunk of tokens at a time, by matrix products in fp32.
+// Walks of operations/linear_walks.h, a chunk of tokens at a time, by matrix products in fp32.
 #include <algorithm>
 #include <cmath>
 
 #include "base/parallel.h"
+#include "cpu/implementations.h"
 #include "cpu/scores/non_finite.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/tiles/arena.h"
 #include "cpu/tiles/sequence.h"
-#include "plan/implementations.h"
-#include "problem/linear_walks.h"
+#include "operations/linear_walks.h"
 
 namespace tessera::cpu {
 namespace {
@@ -187,10 +187,10 @@ class Walk {
   float power_[kChunk + 1];  // of the decay
 };
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
-  detail::Workers& workers = *resources.workers;
+  detail::Workers& workers = resources.workers;
   const std::span<const LinearWalk> walks = detail::linear_walks(problem);
   const std::int64_t heads = problem.batch * problem.heads_q;
   detail::WorkQueue queue(workers, heads * static_cast<std::int64_t>(walks.size()));
@@ -208,11 +208,8 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kLinearChunk = {{"cpu.linear_chunk", DeviceType::cpu, Operation::linear_chunk, supports, plan},
+                                     run};
+
 }  // namespace tessera::cpu
-
-namespace tessera::detail {
-
-const Implementation kCpuLinearChunk = {"cpu.linear_chunk", DeviceType::cpu, Operation::linear_chunk,
-                                        cpu::supports,      cpu::plan,       cpu::run};
-
-}  // namespace tessera::detail

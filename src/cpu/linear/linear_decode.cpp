@@ -5,12 +5,12 @@
 #include <cmath>
 
 #include "base/parallel.h"
+#include "cpu/implementations.h"
 #include "cpu/linear/linear_ring.h"
 #include "cpu/linear/linear_rows.h"
 #include "cpu/linear/state_rounding.h"
 #include "cpu/simd/kernels.h"
-#include "plan/implementations.h"
-#include "problem/linear_steps.h"
+#include "operations/linear_steps.h"
 
 namespace tessera::cpu {
 namespace {
@@ -49,7 +49,7 @@ class Head {
     for (std::int64_t t = 0; t < p_.seqlen_q; ++t) std::fill_n(tokens.o[t], padded(p_.head_dim_v), 0.0F);
     if (source_ >= 0) {
       load(tokens);
-      if (p_.state_layout == StateLayout::vk) {
+      if (p_.linear.state_layout == StateLayout::vk) {
         walk(p_.head_dim_v, p_.head_dim_qk, [&](std::int64_t row, float* s) { row_of_v(tokens, row, s); });
       } else {
         walk(p_.head_dim_qk, p_.head_dim_v, [&](std::int64_t row, float* s) { row_of_k(tokens, row, s); });
@@ -62,7 +62,7 @@ class Head {
 
  private:
   void load(Tokens& tokens) const {
-    const bool vk = p_.state_layout == StateLayout::vk;
+    const bool vk = p_.linear.state_layout == StateLayout::vk;
     const auto rows = [&](Slot slot, std::int64_t dim, float scale, float(*to)[kLongestStateRow]) {
       const Tensor& tensor = bindings_[slot];
       for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
@@ -117,12 +117,12 @@ class Head {
   std::int64_t target_ = 0;
 };
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Kernels& kernels = kernels_for(state.target.isa);
-  resources.workers->parallel_for(problem.batch * problem.heads_q, [&](std::int64_t index) {
+  resources.workers.parallel_for(problem.batch * problem.heads_q, [&](std::int64_t index) {
     const std::int64_t batch = index / problem.heads_q, head = index % problem.heads_q;
-    if (problem.ring > 0) {
+    if (problem.linear.ring > 0) {
       step_with_ring(problem, bindings, kernels, batch, head);
     } else {
       Head(problem, bindings, kernels, batch, head).run();
@@ -131,11 +131,8 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kLinearDecode = {{"cpu.linear_decode", DeviceType::cpu, Operation::linear_decode, supports, plan},
+                                      run};
+
 }  // namespace tessera::cpu
-
-namespace tessera::detail {
-
-const Implementation kCpuLinearDecode = {"cpu.linear_decode", DeviceType::cpu, Operation::linear_decode,
-                                         cpu::supports,       cpu::plan,       cpu::run};
-
-}  // namespace tessera::detail

@@ -13,7 +13,7 @@
 
 #include "cpu/linear/linear_rows.h"
 #include "cpu/linear/state_rounding.h"
-#include "problem/linear_steps.h"
+#include "operations/linear_steps.h"
 
 namespace tessera::cpu {
 namespace {
@@ -38,9 +38,9 @@ class RingHead {
     slope_ = bindings[Slot::decay_slopes].as<float>()[head];
     slot_ = detail::slot_at(bindings[Slot::state_slots], batch, batch);
     const std::int64_t cursor = bindings[Slot::ring_cursor].as<std::int32_t>()[batch];
-    waiting_ = cursor % (p_.ring + 1);
-    first_ = cursor > p_.ring ? p_.ring : 0;
-    flush_ = p_.only_flushes() ? waiting_ > 0 : waiting_ + p_.seqlen_q > p_.ring;
+    waiting_ = cursor % (p_.linear.ring + 1);
+    first_ = cursor > p_.linear.ring ? p_.linear.ring : 0;
+    flush_ = p_.only_flushes() ? waiting_ > 0 : waiting_ + p_.seqlen_q > p_.linear.ring;
   }
 
   void run() const {
@@ -49,7 +49,7 @@ class RingHead {
     if (slot_ >= 0 && (flush_ || !p_.only_flushes())) {
       load(tokens);
       keep();
-      if (p_.state_layout == StateLayout::vk) {
+      if (p_.linear.state_layout == StateLayout::vk) {
         walk(p_.head_dim_v, p_.head_dim_qk, [&](std::int64_t row, float* s) { row_of_v(tokens, row, s); });
       } else {
         walk(p_.head_dim_qk, p_.head_dim_v, [&](std::int64_t row, float* s) { row_of_k(tokens, row, s); });
@@ -84,7 +84,7 @@ class RingHead {
 
   /// The step's tokens into the ring: behind those that wait, or into the other half.
   void keep() const {
-    const std::int64_t next = flush_ ? p_.ring - first_ : first_ + waiting_;
+    const std::int64_t next = flush_ ? p_.linear.ring - first_ : first_ + waiting_;
     const auto rows = [&](Slot from, Slot to, std::int64_t dim) {
       for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
         std::memcpy(row_at(bindings_[to], slot_, head_, next + t), row_at(bindings_[from], batch_, t, head_),

@@ -19,8 +19,8 @@ class StateRounding {
   StateRounding(const Problem& problem, const Bindings& bindings, const Kernels& kernels, std::int64_t slot,
                 std::int64_t head)
       : kernels_(kernels),
-        type_(problem.state_type),
-        stochastic_(problem.rounding == Rounding::stochastic),
+        type_(problem.linear.state_type),
+        stochastic_(problem.linear.rounding == Rounding::stochastic),
         slot_(static_cast<std::uint32_t>(slot)),
         head_(static_cast<std::uint32_t>(head)) {
     const auto scalar = [&](Slot of, std::uint64_t otherwise) {

@@ -34,11 +34,11 @@ struct Rounding {
 /// Pairs (2j, 2j + 1) or (j, j + dims / 2) turn by the angle whose cosine and sine stand in row `position`.
 void rotate(const Problem& problem, const Bindings& bindings, Rounding round, DType dtype, std::int64_t position,
             std::vector<double>& row) {
-  const std::int64_t half = problem.rotary_dim / 2;
+  const std::int64_t half = problem.append.rotary_dim / 2;
   const Tensor& cos = bindings[Slot::rotary_cos];
   const Tensor& sin = bindings[Slot::rotary_sin];
   for (std::int64_t j = 0; j < half; ++j) {
-    const bool interleaved = problem.rotary == Rotary::interleaved;
+    const bool interleaved = problem.append.rotary == Rotary::interleaved;
     double& x = row[static_cast<std::size_t>(interleaved ? 2 * j : j)];
     double& y = row[static_cast<std::size_t>(interleaved ? 2 * j + 1 : j + half)];
     const double c = read(cos, position * cos.strides[0] + j * cos.strides[1]);
@@ -79,7 +79,7 @@ void combine(const Problem& problem, const Bindings& bindings, Arithmetic arithm
     const Rows rows{0, 0, 0, 0};
     const std::int64_t i = varlen ? token : token % problem.seqlen_q;
     for (std::int64_t h = 0; h < problem.heads_q; ++h) {
-      std::vector<double> lse(static_cast<std::size_t>(problem.parts));
+      std::vector<double> lse(static_cast<std::size_t>(problem.combine.parts));
       double largest = -kInfinity;
       bool empty = true;
       for (std::size_t p = 0; p < lse.size(); ++p) {
@@ -129,7 +129,7 @@ void append(const Problem& problem, const Bindings& bindings, Arithmetic arithme
   if (rotates_q) size(result[Slot::q_rotated], sequences.query_tokens * problem.heads_q * d);
   const auto turned = [&](Slot slot, std::int64_t token, std::int64_t head, std::int64_t position) {
     std::vector<double> row = load(bindings[slot], token, head, d);
-    if (problem.rotary != Rotary::none) rotate(problem, bindings, round, bindings[slot].dtype, position, row);
+    if (problem.append.rotary != Rotary::none) rotate(problem, bindings, round, bindings[slot].dtype, position, row);
     return row;
   };
   for (std::int64_t b = 0; b < problem.batch; ++b) {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle as a row of the table of implementations, chosen only when wished for by name.
+#include "cpu/implementations.h"
 #include "cpu/reference/reference.h"
-#include "plan/implementations.h"
 
-namespace tessera::detail {
+namespace tessera::cpu {
 namespace {
 
 Support supports_reference(const Problem& problem, const Target& /*target*/, const Wishes& wishes) {
-  if (wishes.implementation != kCpuReference.name) return Support::no("must be wished for by name");
   if (wishes.tile_q || wishes.tile_kv || wishes.splits.value_or(1) != 1) {
     return Support::no("has no tiles and no splits");
   }
@@ -26,20 +25,20 @@ Support supports_reference(const Problem& problem, const Target& /*target*/, con
   return Support::yes();
 }
 
-void plan_reference(PlanState& state) {
+void plan_reference(detail::PlanState& state) {
   state.workspace_bytes = 0;
   state.choice =
       "textbook attention in double, one row after another on one thread\n"
       "allocates while it runs: for checking results, not for use";
 }
 
-void run_reference(const PlanState& state, const Bindings& bindings, const Resources& /*resources*/) {
+void run_reference(const detail::PlanState& state, const Bindings& bindings, const Resources& /*resources*/) {
   reference::store(reference::compute(state.problem, bindings, reference::Arithmetic::oracle), bindings);
 }
 
 }  // namespace
 
-const Implementation kCpuReference{"cpu.reference",    DeviceType::cpu, std::nullopt,
-                                   supports_reference, plan_reference,  run_reference};
+const Implementation kReference = {
+    {"cpu.reference", DeviceType::cpu, std::nullopt, supports_reference, plan_reference, true}, run_reference};
 
-}  // namespace tessera::detail
+}  // namespace tessera::cpu

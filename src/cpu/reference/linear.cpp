@@ -38,7 +38,7 @@ class Recurrence {
     }
     const auto decay = std::exp(static_cast<Real>(-read(bindings_[Slot::decay_slopes], h)));
     const Waiting waiting = waiting_of(b);
-    if (p_.ring > 0) put_into_ring(b, h, source, waiting);
+    if (p_.linear.ring > 0) put_into_ring(b, h, source, waiting);
     for (std::int64_t v = 0; v < p_.head_dim_v; ++v) {
       std::vector<Real> s = load_state(source, h, v);
       for (std::int64_t i = 0; i < waiting.tokens; ++i) {
@@ -46,12 +46,12 @@ class Recurrence {
         take_in(s, decay, Slot::ring_k, offset_of(bindings_[Slot::ring_k], source, h, row),
                 number(Slot::ring_v, source, h, row, v));
       }
-      if (p_.ring > 0 && waiting.flush) put_state(s, source, h, v);
+      if (p_.linear.ring > 0 && waiting.flush) put_state(s, source, h, v);
       for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
         take_in(s, decay, Slot::k, offset_of(bindings_[Slot::k], b, t, h), number(Slot::v, b, t, h, v));
         put_o(b, t, h, v, static_cast<double>(product(s, b, t, h)));
       }
-      if (p_.ring == 0 && target >= 0) put_state(s, target, h, v);
+      if (p_.linear.ring == 0 && target >= 0) put_state(s, target, h, v);
     }
   }
 
@@ -63,18 +63,18 @@ class Recurrence {
     std::int64_t next = 0;               // row of the step's first token
   };
   [[nodiscard]] Waiting waiting_of(std::int64_t b) const {
-    if (p_.ring == 0) return {};
+    if (p_.linear.ring == 0) return {};
     const auto cursor = static_cast<std::int64_t>(read(bindings_[Slot::ring_cursor], b));
     Waiting waiting;
-    waiting.first = cursor / (p_.ring + 1) * p_.ring;
-    waiting.tokens = cursor % (p_.ring + 1);
-    waiting.flush = p_.seqlen_q == 0 ? waiting.tokens > 0 : waiting.tokens + p_.seqlen_q > p_.ring;
-    waiting.next = waiting.flush ? p_.ring - waiting.first : waiting.first + waiting.tokens;
+    waiting.first = cursor / (p_.linear.ring + 1) * p_.linear.ring;
+    waiting.tokens = cursor % (p_.linear.ring + 1);
+    waiting.flush = p_.seqlen_q == 0 ? waiting.tokens > 0 : waiting.tokens + p_.seqlen_q > p_.linear.ring;
+    waiting.next = waiting.flush ? p_.linear.ring - waiting.first : waiting.first + waiting.tokens;
     return waiting;
   }
   void put_into_ring(std::int64_t b, std::int64_t h, std::int64_t slot, const Waiting& waiting) {
     const auto row = [&](Slot from, Slot to, std::int64_t t, std::int64_t dim) {
-      const std::int64_t index = ((slot * p_.heads_q + h) * 2 * p_.ring + waiting.next + t) * dim;
+      const std::int64_t index = ((slot * p_.heads_q + h) * 2 * p_.linear.ring + waiting.next + t) * dim;
       for (std::int64_t c = 0; c < dim; ++c) put(to, index + c, static_cast<double>(number(from, b, t, h, c)));
     };
     for (std::int64_t t = 0; t < p_.seqlen_q; ++t) {
@@ -116,7 +116,7 @@ class Recurrence {
   }
   [[nodiscard]] std::vector<Real> load_state(std::int64_t slot, std::int64_t h, std::int64_t v) const {
     const Tensor& state = bindings_[Slot::state];
-    const bool vk = p_.state_layout == StateLayout::vk;
+    const bool vk = p_.linear.state_layout == StateLayout::vk;
     std::vector<Real> s(static_cast<std::size_t>(p_.head_dim_qk));
     for (std::int64_t k = 0; k < p_.head_dim_qk; ++k) {
       const std::int64_t at = vk ? offset_of(state, slot, h, v) + k : offset_of(state, slot, h, k) + v;
@@ -155,9 +155,9 @@ void linear_decode(const Problem& problem, const Bindings& bindings, Arithmetic 
     result[slot].written.assign(static_cast<std::size_t>(count), 0);
   };
   if (!problem.only_flushes()) size(Slot::o, problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim_v);
-  size(Slot::state, problem.slots * problem.heads_q * problem.head_dim_qk * problem.head_dim_v);
-  if (problem.ring > 0) {
-    const std::int64_t rows = problem.slots * problem.heads_q * 2 * problem.ring;
+  size(Slot::state, problem.linear.states * problem.heads_q * problem.head_dim_qk * problem.head_dim_v);
+  if (problem.linear.ring > 0) {
+    const std::int64_t rows = problem.linear.states * problem.heads_q * 2 * problem.linear.ring;
     size(Slot::ring_k, rows * problem.head_dim_qk);
     size(Slot::ring_v, rows * problem.head_dim_v);
   }

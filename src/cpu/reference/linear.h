@@ -26,7 +26,7 @@ void put_result(Output& output, DType dtype, std::int64_t index, double value) {
 inline std::int64_t state_element(const Problem& p, std::int64_t outer, std::int64_t h, std::int64_t v,
                                   std::int64_t k) {
   const std::int64_t head = outer * p.heads_q + h;
-  if (p.state_layout == StateLayout::vk) return (head * p.head_dim_v + v) * p.head_dim_qk + k;
+  if (p.linear.state_layout == StateLayout::vk) return (head * p.head_dim_v + v) * p.head_dim_qk + k;
   return (head * p.head_dim_qk + k) * p.head_dim_v + v;
 }
 

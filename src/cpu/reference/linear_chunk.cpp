@@ -56,7 +56,7 @@ class Chunked {
         for (const std::int64_t k : summands_) sum += query(t, k) * s[static_cast<std::size_t>(k)];
         put(Slot::o, row_index(t, p_.head_dim_v) + v, static_cast<double>(unscaled(sum)));
       }
-      if (p_.slots == 0 || target < 0) continue;
+      if (p_.linear.states == 0 || target < 0) continue;
       for (std::int64_t k = 0; k < p_.head_dim_qk; ++k) {
         put(Slot::state, state_element(p_, target, head_, v, k), static_cast<double>(s[static_cast<std::size_t>(k)]));
       }
@@ -147,7 +147,7 @@ class Chunked {
 
   [[nodiscard]] Column first_state(std::int64_t v) const {
     const std::int64_t source = slot(Slot::state_slots, batch_);
-    if (p_.slots == 0 || source < 0) return Column(static_cast<std::size_t>(p_.head_dim_qk));
+    if (p_.linear.states == 0 || source < 0) return Column(static_cast<std::size_t>(p_.head_dim_qk));
     return column_of(Slot::state, source, v);
   }
   [[nodiscard]] Column gradient_of_last_state(std::int64_t v) const {
@@ -156,7 +156,7 @@ class Chunked {
   }
   [[nodiscard]] Column column_of(Slot of, std::int64_t outer, std::int64_t v) const {
     const Tensor& tensor = bindings_[of];
-    const bool vk = p_.state_layout == StateLayout::vk;
+    const bool vk = p_.linear.state_layout == StateLayout::vk;
     Column column(static_cast<std::size_t>(p_.head_dim_qk));
     for (std::int64_t k = 0; k < p_.head_dim_qk; ++k) {
       const std::int64_t at = outer * tensor.strides[0] + head_ * tensor.strides[1] + (vk ? v : k) * tensor.strides[2];
@@ -192,7 +192,7 @@ void linear_chunk(const Problem& problem, const Bindings& bindings, Arithmetic a
   };
   if (problem.pass == Pass::forward) {
     size(Slot::o, tokens * problem.heads_q * problem.head_dim_v);
-    size(Slot::state, problem.slots * state);
+    size(Slot::state, problem.linear.states * state);
   } else {
     size(Slot::dq, tokens * problem.heads_q * problem.head_dim_qk);
     size(Slot::dk, tokens * problem.heads_q * problem.head_dim_qk);

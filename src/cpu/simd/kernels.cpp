@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "tessera/error.h"
-#include "tessera/plan.h"
 
 // Vectors of SVE have no size that a compiler knows, so they cannot be elements of arrays, and register tiles are such.
 #ifndef HWY_DISABLED_TARGETS
@@ -147,13 +146,9 @@ const Kernels& kernels_for(std::string_view isa) {
   throw Error(ErrorCode::unsupported, "isa", std::string(isa), "one of " + want);
 }
 
+std::vector<std::string> usable_isas() { return names(0, targets().usable); }
+
 std::vector<std::string> emulated_isas() { return names(targets().usable, targets().all.size()); }
 
 }  // namespace tessera::cpu
-
-namespace tessera {
-
-std::vector<std::string> cpu_isas() { return cpu::names(0, cpu::targets().usable); }
-
-}  // namespace tessera
 #endif  // HWY_ONCE

@@ -112,9 +112,11 @@ struct Kernels {
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };
 
-/// The table for an instruction set of cpu_isas() or emulated_isas(). Throws Error{unsupported} for another name.
+/// The table for an instruction set of usable_isas() or emulated_isas(). Throws Error{unsupported} for another name.
 const Kernels& kernels_for(std::string_view isa);
 
+/// Instruction sets that this build has and this machine can run, best first.
+std::vector<std::string> usable_isas();
 /// For tests: the best instruction set with the dot products of another one spelled out in C++.
 std::vector<std::string> emulated_isas();
 

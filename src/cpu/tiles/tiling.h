@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plan/implementations.h"
+#include "cpu/implementations.h"
 
 namespace tessera::cpu {
 
@@ -47,9 +47,9 @@ std::int64_t most_queries(const Problem& problem);
 std::int64_t most_keys(const Problem& problem);
 
 std::size_t forward_workspace(const detail::PlanState& state);
-void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources);
+void run_forward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources);
 
 std::size_t backward_workspace(const detail::PlanState& state);
-void run_backward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources);
+void run_backward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources);
 
 }  // namespace tessera::cpu

@@ -4,10 +4,10 @@
 #include <limits>
 
 #include "cuda/attention/params.h"
+#include "cuda/implementations.h"
 #include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
-#include "plan/implementations.h"
 #include "shared/append.h"
 
 namespace tessera::cuda {
@@ -33,11 +33,11 @@ AppendConfig config_of(const Problem& p) {
   config.q = element_of(p.q_type);
   config.k = element_of(p.k_type);
   config.v = element_of(p.v_type);
-  config.rotation = p.rotary == Rotary::half          ? Rotation::half
-                    : p.rotary == Rotary::interleaved ? Rotation::interleaved
-                                                      : Rotation::none;
+  config.rotation = p.append.rotary == Rotary::half          ? Rotation::half
+                    : p.append.rotary == Rotary::interleaved ? Rotation::interleaved
+                                                             : Rotation::none;
   // Rows begin at multiples of 16 bytes; so must their parts, of 8 elements each.
-  const bool wide = p.head_dim_qk % 8 == 0 && p.head_dim_v % 8 == 0 && p.rotary_dim % 16 == 0;
+  const bool wide = p.head_dim_qk % 8 == 0 && p.head_dim_v % 8 == 0 && p.append.rotary_dim % 16 == 0;
   config.width = wide ? 8 : 1;
   return config;
 }
@@ -84,7 +84,7 @@ AppendParams params_of(const Problem& problem, const Bindings& bindings) {
   const Tensor& used = bindings[Slot::seqused_q];
   if (ends) p.cu_seqlens_q = ends.as<int>();
   if (used) p.seqused_q = used.as<int>();
-  if (problem.rotary == Rotary::none) return p;
+  if (problem.append.rotary == Rotary::none) return p;
   const Tensor& cosines = bindings[Slot::rotary_cos];
   const Tensor& sines = bindings[Slot::rotary_sin];
   p.cosines = cosines.bytes();
@@ -93,13 +93,13 @@ AppendParams params_of(const Problem& problem, const Bindings& bindings) {
   p.sine_stride = sines.strides[0];
   p.positions = static_cast<int>(std::min({cosines.shape[0], sines.shape[0], kMost}));
   if (p.positions == 0) throw Error(ErrorCode::invalid_argument, "rotary_cos", "no position", "at least one");
-  p.rotary_dim = static_cast<int>(problem.rotary_dim);
+  p.rotary_dim = static_cast<int>(problem.append.rotary_dim);
   p.cosines_fp32 = cosines.dtype == DType::fp32;
   p.sines_fp32 = sines.dtype == DType::fp32;
   return p;
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   if (problem.seqlen_q == 0 || problem.batch == 0) return;
   AppendParams params = params_of(problem, bindings);
@@ -110,11 +110,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kKvAppend = {{"cuda.kv_append", DeviceType::cuda, Operation::kv_append, supports, plan}, run};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaKvAppend = {"cuda.kv_append", DeviceType::cuda, Operation::kv_append,
-                                      cuda::supports,   cuda::plan,       cuda::run};
-
-}  // namespace tessera::detail

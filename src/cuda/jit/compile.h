@@ -10,19 +10,12 @@
 #include <vector>
 
 #include "cuda/jit/headers.h"
+#include "plan/kernel_source.h"
 
 namespace tessera::cuda {
 
-/// About ten lines of source that name one configuration of one kernel. Its entry is
-/// `extern "C" __global__ void tessera_kernel(...)`.
-struct KernelSource {
-  std::string name;  // for people: logs, tables
-  std::string text;
-  std::size_t shared_bytes = 0;  // dynamic shared memory that launches ask for, if known: for tables only
-  // Files that #line names in the text, for what users wrote: "score bias". What the compiler says of one is the
-  // user's to mend.
-  std::vector<std::string> user_texts{};
-};
+/// The entry of its text is `extern "C" __global__ void tessera_kernel(...)`.
+using detail::KernelSource;
 
 inline constexpr const char* kKernelEntry = "tessera_kernel";
 

@@ -6,11 +6,11 @@
 
 #include "cuda/attention/params.h"
 #include "cuda/driver/occupancy.h"
+#include "cuda/implementations.h"
 #include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
-#include "plan/implementations.h"
-#include "problem/linear_walks.h"
+#include "operations/linear_walks.h"
 #include "shared/config.h"
 #include "shared/linear_chunk.h"
 
@@ -33,8 +33,8 @@ struct Launch {
 
 /// Whether the walk leaves a state of fp32, which is to be as exact as one of fp32 sums.
 bool is_exact(const Problem& p, const LinearWalk& walk) {
-  if (walk.last == Slot::count_ || p.slots == 0) return false;
-  return walk.last == Slot::dstate_initial || p.state_type == DType::fp32;
+  if (walk.last == Slot::count_ || p.linear.states == 0) return false;
+  return walk.last == Slot::dstate_initial || p.linear.state_type == DType::fp32;
 }
 
 /// The widest tile that fits, of z 64 columns or 32, of 64 tokens or 32: 64 columns read x and y half as often. Where
@@ -185,7 +185,7 @@ ChunkWalk walk_of(const Problem& problem, const Bindings& bindings, const Linear
   return walk;
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   if (problem.batch == 0) return;
   const auto& launches = *std::any_cast<std::vector<Launch>>(&state.prepared);
@@ -211,18 +211,10 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kLinearChunk = {
+    {"cuda.linear_chunk", DeviceType::cuda, Operation::linear_chunk, supports, plan<Products::mma_sync>}, run};
+const Implementation kLinearChunkWgmma = {
+    {"cuda.linear_chunk_wgmma", DeviceType::cuda, Operation::linear_chunk, supports_wgmma, plan<Products::wgmma>}, run};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaLinearChunk = {"cuda.linear_chunk",
-                                         DeviceType::cuda,
-                                         Operation::linear_chunk,
-                                         cuda::supports,
-                                         cuda::plan<cuda::Products::mma_sync>,
-                                         cuda::run};
-const Implementation kCudaLinearChunkWgmma = {"cuda.linear_chunk_wgmma",         DeviceType::cuda,
-                                              Operation::linear_chunk,           cuda::supports_wgmma,
-                                              cuda::plan<cuda::Products::wgmma>, cuda::run};
-
-}  // namespace tessera::detail

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks over whole sequences of linear attention (problem/linear_walks.h), C tokens at a time, with a state S of (x,
+// Walks over whole sequences of linear attention (operations/linear_walks.h), C tokens at a time, with a state S of (x,
 // z):
 //
 //     out_i = out_scale · (a^(i+lag) · X_i S + Σ_{j≤i} a^(i−j) · y_scale · (X_i·Y_j) Z_j)

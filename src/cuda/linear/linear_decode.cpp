@@ -4,10 +4,10 @@
 #include <limits>
 
 #include "cuda/attention/params.h"
+#include "cuda/implementations.h"
 #include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
-#include "plan/implementations.h"
 #include "shared/linear.h"
 
 namespace tessera::cuda {
@@ -19,7 +19,9 @@ constexpr int kMostLoads = 16;             // of a thread: 64 registers of an fp
 constexpr std::int64_t kBlockBytes = 16 * 1024, kOneTokenBytes = 4 * 1024;
 constexpr std::int64_t kElementsOfK = 8 * 1024;
 
-bool is_one_token(const Problem& p) { return p.seqlen_q == 1 && p.ring == 0 && p.state_layout == StateLayout::vk; }
+bool is_one_token(const Problem& p) {
+  return p.seqlen_q == 1 && p.linear.ring == 0 && p.linear.state_layout == StateLayout::vk;
+}
 
 /// Parts of head_dim_qk, each computed by blocks of its own.
 std::int64_t parts_of(const Wishes& wishes) { return wishes.splits.value_or(1); }
@@ -30,12 +32,12 @@ std::int64_t outputs(const Problem& p) { return p.batch * p.seqlen_q * p.heads_q
 /// What was measured best (docs/experiments/linear-decode.md). `d`: of k, a block. Rows of k are taken 128 bytes wide
 /// at least, a line of memory. With so few blocks that multiprocessors would idle, smaller ones.
 int default_tile(const Problem& p, std::int64_t d, const Target& target) {
-  const auto element = static_cast<std::int64_t>(size_of(p.state_type));
-  const bool rows_of_k = p.state_layout == StateLayout::kv;
+  const auto element = static_cast<std::int64_t>(size_of(p.linear.state_type));
+  const bool rows_of_k = p.linear.state_layout == StateLayout::kv;
   const std::int64_t least = rows_of_k ? 128 / element : 8;
-  const std::int64_t bytes = is_one_token(p)            ? kOneTokenBytes
-                             : rows_of_k && p.ring == 0 ? kElementsOfK * element
-                                                        : kBlockBytes;
+  const std::int64_t bytes = is_one_token(p)                   ? kOneTokenBytes
+                             : rows_of_k && p.linear.ring == 0 ? kElementsOfK * element
+                                                               : kBlockBytes;
   std::int64_t tile = std::max(bytes / (d * element), least);
   while (p.head_dim_v % tile != 0 && tile > 8) tile /= 2;
   const auto blocks = [&] { return p.batch * p.heads_q * p.head_dim_v / tile; };
@@ -53,9 +55,9 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   config.k = element_of(p.k_type);
   config.v = element_of(p.v_type);
   config.o = element_of(p.o_type);
-  config.state = element_of(p.state_type);
-  config.rows = p.state_layout == StateLayout::vk ? StateRows::v : StateRows::k;
-  config.stochastic = p.rounding == Rounding::stochastic;
+  config.state = element_of(p.linear.state_type);
+  config.rows = p.linear.state_layout == StateLayout::vk ? StateRows::v : StateRows::k;
+  config.stochastic = p.linear.rounding == Rounding::stochastic;
   config.one_token = is_one_token(p);
   config.parts = static_cast<int>(parts_of(wishes));
   config.d = static_cast<int>(p.head_dim_qk) / config.parts;
@@ -63,7 +65,7 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
   config.tile = wishes.tile_kv ? static_cast<int>(*wishes.tile_kv) : default_tile(p, config.d, target);
   config.warps = static_cast<int>(wishes.warps.value_or(4));
   if (!wishes.warps) {
-    const int most = p.ring == 0 && config.state == Element::bf16 ? 4 : 8;  // loads of a thread with rows of k
+    const int most = p.linear.ring == 0 && config.state == Element::bf16 ? 4 : 8;  // loads of a thread with rows of k
     while (config.warps < 8 && config.rows == StateRows::k && config.loads() > most) config.warps *= 2;
     while (config.warps > 1 && !config.is_even()) config.warps /= 2;
   }
@@ -72,7 +74,8 @@ LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wis
 
 std::size_t shared_bytes_of(const LinearConfig& c, const Problem& p) {
   const auto tokens = static_cast<int>(p.seqlen_q);
-  const int bytes = p.ring > 0 ? c.ring_smem_bytes(tokens, static_cast<int>(p.ring)) : c.smem_bytes(tokens);
+  const int bytes =
+      p.linear.ring > 0 ? c.ring_smem_bytes(tokens, static_cast<int>(p.linear.ring)) : c.smem_bytes(tokens);
   return static_cast<std::size_t>(bytes);
 }
 
@@ -88,8 +91,9 @@ Support supports_sizes(const Problem& p) {
 Support supports_parts(const Problem& p, std::int64_t parts) {
   if (parts != 1 && parts != 2) return Support::no("splits is " + std::to_string(parts) + "; want 1 or 2");
   if (parts == 1) return Support::yes();
-  if (p.ring > 0) return Support::no("splits is 2; want 1 beside a ring");
-  if (p.rounding == Rounding::stochastic) return Support::no("splits is 2; want 1 where states are rounded by chance");
+  if (p.linear.ring > 0) return Support::no("splits is 2; want 1 beside a ring");
+  if (p.linear.rounding == Rounding::stochastic)
+    return Support::no("splits is 2; want 1 where states are rounded by chance");
   if (outputs(p) > std::numeric_limits<int>::max()) {
     return Support::no("splits is 2; want 1 for " + std::to_string(outputs(p)) + " outputs");
   }
@@ -113,7 +117,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
   if (warps != 1 && warps != 2 && warps != 4 && warps != 8) return Support::no("warps are 1, 2, 4 or 8");
   const LinearConfig config = config_of(p, target, wishes);
   const bool fits =
-      config.tile % 8 == 0 && p.head_dim_v % config.tile == 0 && config.tile * size_of(p.state_type) >= 16;
+      config.tile % 8 == 0 && p.head_dim_v % config.tile == 0 && config.tile * size_of(p.linear.state_type) >= 16;
   if (!fits || !config.is_even() || config.loads() > kMostLoads) {
     return Support::no("tile_kv=" + std::to_string(config.tile) + " with warps=" + std::to_string(config.warps) +
                        " does not deal a head's state evenly to threads, 1 to 16 times 16 bytes each");
@@ -126,7 +130,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& wishes) {
 }
 
 KernelSource source_of(const LinearConfig& c, const Problem& p) {
-  const bool ring = p.ring > 0;
+  const bool ring = p.linear.ring > 0;
   const std::string kernel = ring ? "linear_ring" : "linear_decode";
   KernelSource source;
   source.name = kernel + words_of(c, Words::all);
@@ -191,7 +195,7 @@ LinearParams params_of(const Problem& problem, const Bindings& bindings) {
   p.slot_stride = state.strides[0];
   p.head_stride = state.strides[1];
   p.row_stride = state.strides[2];
-  p.slots = problem.slots;
+  p.slots = problem.linear.states;
   const Tensor& sources = bindings[Slot::state_slots];
   const Tensor& targets = bindings[Slot::dest_slots];
   if (sources) p.state_slots = sources.bytes();
@@ -217,7 +221,7 @@ LinearRingParams ring_params_of(const Problem& problem, const Bindings& bindings
   p.ring_k_strides = strides(bindings[Slot::ring_k]);
   p.ring_v_strides = strides(bindings[Slot::ring_v]);
   p.cursors = bindings[Slot::ring_cursor].as<int>();
-  p.ring = static_cast<int>(problem.ring);
+  p.ring = static_cast<int>(problem.linear.ring);
   return p;
 }
 
@@ -238,7 +242,7 @@ LinearSumParams redirect(LinearParams& params, const Problem& problem, std::byte
   return sum;
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   if (problem.batch == 0) return;
   const auto& config = *std::any_cast<LinearConfig>(&state.prepared);
@@ -246,7 +250,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   LinearRingParams ring_params{};
   LinearSumParams sum{};
   void* parameters[] = {&params};
-  if (problem.ring > 0) {
+  if (problem.linear.ring > 0) {
     ring_params = ring_params_of(problem, bindings);
     parameters[0] = &ring_params;
   } else {
@@ -266,11 +270,8 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 }
 
 }  // namespace
+
+const Implementation kLinearDecode = {
+    {"cuda.linear_decode", DeviceType::cuda, Operation::linear_decode, supports, plan}, run};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaLinearDecode = {"cuda.linear_decode", DeviceType::cuda, Operation::linear_decode,
-                                          cuda::supports,       cuda::plan,       cuda::run};
-
-}  // namespace tessera::detail

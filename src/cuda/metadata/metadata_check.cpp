@@ -84,9 +84,9 @@ void launch_metadata_check(const Problem& problem, const Bindings& bindings, con
     MetadataSlots& states = params.states[slot == Slot::dest_slots ? 1 : 0];
     states = {slots ? slots.bytes() : nullptr, slots.dtype == DType::int64, static_cast<int>(slot)};
   }
-  params.state_count = problem.slots;
+  params.state_count = problem.linear.states;
   params.cursors = ints(bindings[Slot::ring_cursor]);
-  params.cursor_limit = static_cast<int>(2 * problem.ring + 1);
+  params.cursor_limit = static_cast<int>(2 * problem.linear.ring + 1);
   params.cursor_slot = static_cast<int>(Slot::ring_cursor);
   params.status = status.as<int>();
   void* parameters[] = {&params};

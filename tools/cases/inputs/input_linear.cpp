@@ -43,8 +43,8 @@ void Inputs::bind_linear_decode() {
       if (source(b) >= 0) fill_index(bindings_[slot], b, random);
     }
   };
-  if (problem_.rounding == Rounding::stochastic) bind_seeds();
-  if (problem_.ring > 0) bind_ring();
+  if (problem_.linear.rounding == Rounding::stochastic) bind_seeds();
+  if (problem_.linear.ring > 0) bind_ring();
   bind_pool();
   if (problem_.only_flushes()) return;
   tokens(Slot::q, problem_.q_type, problem_.head_dim_qk);
@@ -55,7 +55,7 @@ void Inputs::bind_linear_decode() {
 
 /// Cursors, and tokens that wait; all other rows of the rings stay poisoned.
 void Inputs::bind_ring() {
-  const std::int64_t ring = problem_.ring;
+  const std::int64_t ring = problem_.linear.ring;
   std::vector<std::int64_t> cursors = values_.ring_cursors;
   RandomNumbers random(values_.seed, static_cast<std::uint64_t>(Slot::ring_cursor));
   for (std::int64_t b = 0; values_.ring_cursors.empty() && b < problem_.batch; ++b) {
@@ -65,12 +65,12 @@ void Inputs::bind_ring() {
   allocate_integers(Slot::ring_cursor, cursors);
   const Tensor& slots = bindings_[Slot::state_slots];
   const auto rows = [&](Slot slot, DType dtype, std::int64_t dim) {
-    const Tensor& tensor = allocate(slot, dtype, {problem_.slots, problem_.heads_q, 2 * ring, dim}, true);
+    const Tensor& tensor = allocate(slot, dtype, {problem_.linear.states, problem_.heads_q, 2 * ring, dim}, true);
     RandomNumbers numbers(values_.seed, static_cast<std::uint64_t>(slot));
     for (std::int64_t b = 0; b < problem_.batch; ++b) {
       const std::int64_t source = slots ? static_cast<std::int64_t>(reference::read(slots, b)) : b;
       const std::int64_t cursor = cursors[static_cast<std::size_t>(b)];
-      if (source < 0 || source >= problem_.slots || cursor < 0 || cursor > 2 * ring + 1) continue;
+      if (source < 0 || source >= problem_.linear.states || cursor < 0 || cursor > 2 * ring + 1) continue;
       fill_rows(tensor, source, cursor / (ring + 1) * ring, cursor % (ring + 1), numbers);
     }
   };
@@ -97,10 +97,10 @@ void Inputs::bind_linear_chunk() {
     rows(Slot::dk, problem_.k_type, d, true);
     rows(Slot::dv, problem_.v_type, dv, true);
   }
-  if (problem_.slots > 0) bind_state_slots();
+  if (problem_.linear.states > 0) bind_state_slots();
   bind_pool();
-  if (forward || problem_.slots == 0 || values_.unbound_gradients) return;
-  const bool vk = problem_.state_layout == StateLayout::vk;
+  if (forward || problem_.linear.states == 0 || values_.unbound_gradients) return;
+  const bool vk = problem_.linear.state_layout == StateLayout::vk;
   const std::vector<std::int64_t> shape{problem_.batch, heads, vk ? dv : d, vk ? d : dv};
   allocate(Slot::dstate_final, DType::fp32, shape);
   fill(Slot::dstate_final);
@@ -111,17 +111,17 @@ void Inputs::bind_linear_chunk() {
 void Inputs::bind_pool() {
   const std::int64_t heads = problem_.heads_q;
   const Tensor& slots = bindings_[Slot::state_slots];
-  const bool vk = problem_.state_layout == StateLayout::vk;
-  const bool has_pool = problem_.operation == Operation::linear_decode || problem_.slots > 0;
+  const bool vk = problem_.linear.state_layout == StateLayout::vk;
+  const bool has_pool = problem_.operation == Operation::linear_decode || problem_.linear.states > 0;
   if (has_pool)
-    allocate(Slot::state, problem_.state_type,
-             {problem_.slots, heads, vk ? problem_.head_dim_v : problem_.head_dim_qk,
+    allocate(Slot::state, problem_.linear.state_type,
+             {problem_.linear.states, heads, vk ? problem_.head_dim_v : problem_.head_dim_qk,
               vk ? problem_.head_dim_qk : problem_.head_dim_v},
              problem_.pass == Pass::forward);
   RandomNumbers random(values_.seed, static_cast<std::uint64_t>(Slot::state));
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
     const std::int64_t source = slots ? static_cast<std::int64_t>(reference::read(slots, b)) : b;
-    if (source >= 0 && source < problem_.slots) fill_index(bindings_[Slot::state], source, random);
+    if (source >= 0 && source < problem_.linear.states) fill_index(bindings_[Slot::state], source, random);
   }
   // From the slopes of ALiBi to one that forgets nearly everything at once.
   const Tensor& slopes = allocate(Slot::decay_slopes, DType::fp32, {heads});
@@ -142,15 +142,15 @@ void Inputs::bind_state_slots() {
   if (!values_.unbound_slots) {
     std::vector<std::int64_t> slots = values_.state_slots;
     if (slots.empty()) {
-      if (problem_.slots < problem_.batch) {
-        throw Error(
-            ErrorCode::invalid_argument, "state_slots", "no values",
-            fmt::format("values: {} sequences have no states of their own in {}", problem_.batch, problem_.slots));
+      if (problem_.linear.states < problem_.batch) {
+        throw Error(ErrorCode::invalid_argument, "state_slots", "no values",
+                    fmt::format("values: {} sequences have no states of their own in {}", problem_.batch,
+                                problem_.linear.states));
       }
-      slots.resize(static_cast<std::size_t>(problem_.slots));
+      slots.resize(static_cast<std::size_t>(problem_.linear.states));
       std::iota(slots.begin(), slots.end(), 0);
       RandomNumbers random(values_.seed, static_cast<std::uint64_t>(Slot::state_slots));
-      for (std::int64_t i = problem_.slots - 1; i > 0; --i) {
+      for (std::int64_t i = problem_.linear.states - 1; i > 0; --i) {
         std::swap(slots[static_cast<std::size_t>(i)], slots[static_cast<std::size_t>(random.below(i + 1))]);
       }
       slots.resize(static_cast<std::size_t>(problem_.batch));

@@ -171,15 +171,15 @@ void Inputs::bind_gradients() {
 void Inputs::bind_combine() {
   std::vector<std::int64_t> o_shape = query_shape(problem_.heads_q, problem_.head_dim_v);
   std::vector<std::int64_t> parts_shape = o_shape;
-  parts_shape.insert(parts_shape.begin(), problem_.parts);
+  parts_shape.insert(parts_shape.begin(), problem_.combine.parts);
   std::vector<std::int64_t> lse_parts_shape = lse_shape();
-  lse_parts_shape.insert(lse_parts_shape.begin(), problem_.parts);
+  lse_parts_shape.insert(lse_parts_shape.begin(), problem_.combine.parts);
   const Tensor o_parts = allocate(Slot::o_parts, problem_.q_type, parts_shape);
   const Tensor lse_parts = allocate(Slot::lse_parts, DType::fp32, lse_parts_shape);
   RandomNumbers random(values_.seed, static_cast<std::uint64_t>(Slot::o_parts));
   const bool varlen = problem_.q_layout == Layout::varlen;
   const std::int64_t tokens = varlen ? problem_.total_q : problem_.batch * problem_.seqlen_q;
-  for (std::int64_t p = 0; p < problem_.parts; ++p) {
+  for (std::int64_t p = 0; p < problem_.combine.parts; ++p) {
     for (std::int64_t token = 0; token < tokens; ++token) {
       for (std::int64_t h = 0; h < problem_.heads_q; ++h) {
         const bool empty = random.chance(0.2);
@@ -217,14 +217,15 @@ void Inputs::bind_kv_append() {
     fill_queries(Slot::q);
     allocate(Slot::q_rotated, problem_.q_type, query_shape(problem_.heads_q, problem_.head_dim_qk), true);
   }
-  if (problem_.rotary == Rotary::none) return;
-  const std::int64_t pairs = problem_.rotary_dim / 2;
+  if (problem_.append.rotary == Rotary::none) return;
+  const std::int64_t pairs = problem_.append.rotary_dim / 2;
   const Tensor cos = allocate(Slot::rotary_cos, DType::fp32, {problem_.kv.seqlen, pairs});
   const Tensor sin = allocate(Slot::rotary_sin, DType::fp32, {problem_.kv.seqlen, pairs});
   for (std::int64_t position = 0; position < problem_.kv.seqlen; ++position) {
     for (std::int64_t j = 0; j < pairs; ++j) {
-      const double angle = static_cast<double>(position) *
-                           std::pow(10000.0, -2.0 * static_cast<double>(j) / static_cast<double>(problem_.rotary_dim));
+      const double angle =
+          static_cast<double>(position) *
+          std::pow(10000.0, -2.0 * static_cast<double>(j) / static_cast<double>(problem_.append.rotary_dim));
       reference::write(cos, position * cos.strides[0] + j * cos.strides[1], std::cos(angle));
       reference::write(sin, position * sin.strides[0] + j * sin.strides[1], std::sin(angle));
     }

@@ -91,23 +91,25 @@ std::vector<SlotShape> value_inputs(const Problem& problem) {
       slots.push_back({Slot::k, problem.k_type, query_shape(problem, problem.heads_q, d)});
       slots.push_back({Slot::v, problem.v_type, query_shape(problem, problem.heads_q, dv)});
     }
-    if (problem.ring > 0) {
-      slots.push_back({Slot::ring_k, problem.k_type, {problem.slots, problem.heads_q, 2 * problem.ring, d}});
-      slots.push_back({Slot::ring_v, problem.v_type, {problem.slots, problem.heads_q, 2 * problem.ring, dv}});
+    if (problem.linear.ring > 0) {
+      slots.push_back(
+          {Slot::ring_k, problem.k_type, {problem.linear.states, problem.heads_q, 2 * problem.linear.ring, d}});
+      slots.push_back(
+          {Slot::ring_v, problem.v_type, {problem.linear.states, problem.heads_q, 2 * problem.linear.ring, dv}});
     }
     if (problem.pass == Pass::backward) {
       slots.push_back({Slot::dout, problem.o_type, query_shape(problem, problem.heads_q, dv)});
     }
-    const bool vk = problem.state_layout == StateLayout::vk;
-    const Shape state{problem.slots, problem.heads_q, vk ? dv : d, vk ? d : dv};
-    if (problem.slots > 0 || problem.operation == Operation::linear_decode) {
-      slots.push_back({Slot::state, problem.state_type, state});
+    const bool vk = problem.linear.state_layout == StateLayout::vk;
+    const Shape state{problem.linear.states, problem.heads_q, vk ? dv : d, vk ? d : dv};
+    if (problem.linear.states > 0 || problem.operation == Operation::linear_decode) {
+      slots.push_back({Slot::state, problem.linear.state_type, state});
     }
     slots.push_back({Slot::decay_slopes, DType::fp32, {problem.heads_q}});
   } else if (problem.operation == Operation::combine) {
     const Shape o = query_shape(problem, problem.heads_q, dv);
-    slots.push_back({Slot::o_parts, problem.q_type, with_parts(problem.parts, o)});
-    slots.push_back({Slot::lse_parts, DType::fp32, with_parts(problem.parts, lse_shape(problem))});
+    slots.push_back({Slot::o_parts, problem.q_type, with_parts(problem.combine.parts, o)});
+    slots.push_back({Slot::lse_parts, DType::fp32, with_parts(problem.combine.parts, lse_shape(problem))});
   } else {
     if (problem.operation == Operation::attention) {
       slots.push_back({Slot::q, problem.q_type, query_shape(problem, problem.heads_q, d)});

@@ -17,7 +17,7 @@ void RandomDraw::combine() {
     p_.q_layout = Layout::varlen;
     p_.total_q = p_.batch * p_.seqlen_q;
   }
-  p_.parts = random_.chance(0.3) ? 2 : random_.between(1, 7);
+  p_.combine.parts = random_.chance(0.3) ? 2 : random_.between(1, 7);
   p_.sink = random_.chance(0.5);
   p_.lse = random_.chance(0.6);
 }
@@ -37,8 +37,8 @@ void RandomDraw::kv_append() {
     v_.shuffled_pages = random_.chance(0.5);
   }
   if (random_.chance(0.7)) {
-    p_.rotary = random_.chance(0.5) ? Rotary::half : Rotary::interleaved;
-    p_.rotary_dim = random_.chance(0.5) ? p_.head_dim_qk : 2 * random_.between(1, p_.head_dim_qk / 2);
+    p_.append.rotary = random_.chance(0.5) ? Rotary::half : Rotary::interleaved;
+    p_.append.rotary_dim = random_.chance(0.5) ? p_.head_dim_qk : 2 * random_.between(1, p_.head_dim_qk / 2);
   }
   v_.rotate_q = random_.chance(0.5);
 }
@@ -51,20 +51,20 @@ void RandomDraw::linear_decode() {
   static constexpr std::int64_t kGpuDims[] = {64, 128, 128, 256};
   p_.head_dim_qk = gpu_ ? chooser_.pick(kGpuDims) : head_dim();
   p_.head_dim_v = chooser_.chance(0.6) ? p_.head_dim_qk : gpu_ ? chooser_.pick(kGpuDims) : head_dim();
-  if (chooser_.chance(0.4)) p_.state_type = DType::bf16;
-  if (chooser_.chance(0.5)) p_.state_layout = StateLayout::kv;
+  if (chooser_.chance(0.4)) p_.linear.state_type = DType::bf16;
+  if (chooser_.chance(0.5)) p_.linear.state_layout = StateLayout::kv;
   if (random_.chance(0.4)) p_.scale = static_cast<float>(random_.between(1, 200)) / 100.0F;
   p_.deterministic = random_.chance(0.2);
   p_.batch_invariant = random_.chance(0.2);
-  if (p_.state_type == DType::bf16 && chooser_.chance(0.5)) {
-    p_.rounding = Rounding::stochastic;
+  if (p_.linear.state_type == DType::bf16 && chooser_.chance(0.5)) {
+    p_.linear.rounding = Rounding::stochastic;
     seeds();
   }
   const bool ring = chooser_.chance(0.4);
   state_slots(!ring && random_.chance(0.4));
   v_.no_decay = random_.chance(0.4);
   if (!ring) return;
-  p_.ring = random_.between(p_.seqlen_q, gpu_ ? 64 : 20);
+  p_.linear.ring = random_.between(p_.seqlen_q, gpu_ ? 64 : 20);
   if (random_.chance(0.4)) p_.seqlen_q = 0;
 }
 
@@ -87,16 +87,16 @@ void RandomDraw::linear_chunk() {
   p_.batch_invariant = random_.chance(0.2);
   v_.no_decay = random_.chance(0.3);
   const bool pool = chooser_.chance(0.7);
-  if (chooser_.chance(0.4) && pool) p_.state_type = DType::bf16;
-  if (random_.chance(0.5)) p_.state_layout = StateLayout::kv;
+  if (chooser_.chance(0.4) && pool) p_.linear.state_type = DType::bf16;
+  if (random_.chance(0.5)) p_.linear.state_layout = StateLayout::kv;
   if (!pool) return;
   state_slots(p_.pass == Pass::forward && random_.chance(0.5));
   v_.unbound_gradients = p_.pass == Pass::backward && random_.chance(0.3);
 }
 
 void RandomDraw::state_slots(bool elsewhere) {
-  p_.slots = 2 * p_.batch + random_.between(0, 3);
-  std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.slots));
+  p_.linear.states = 2 * p_.batch + random_.between(0, 3);
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.linear.states));
   std::iota(slots.begin(), slots.end(), 0);
   for (std::size_t i = slots.size() - 1; i > 0; --i) {
     std::swap(slots[i], slots[static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(i) + 1))]);

@@ -112,7 +112,7 @@ void plan_forward(detail::PlanState& state, Products products) {
   state.prepared = launch;
 }
 
-void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run_forward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   check_row_strides(bindings);
   if (!has_rows(problem)) return;

@@ -2,7 +2,7 @@
 // What the rows of the table that compute a forward have in common: which problems they take, plan and launch.
 #pragma once
 
-#include "plan/implementations.h"
+#include "cuda/implementations.h"
 #include "shared/config.h"
 
 namespace tessera::cuda {
@@ -14,6 +14,6 @@ using ConfigSupport = Support (*)(const FwdConfig& config, const Problem& proble
 Support supports_forward(const Problem& problem, const Target& target, const Wishes& wishes, Products products,
                          ConfigSupport exists);
 void plan_forward(detail::PlanState& state, Products products);
-void run_forward(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources);
+void run_forward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources);
 
 }  // namespace tessera::cuda

@@ -50,11 +50,7 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
 void plan(detail::PlanState& state) { plan_forward(state, Products::mma_sync); }
 
 }  // namespace
+
+const Implementation kFwdMma = {{"cuda.fwd_mma", DeviceType::cuda, Operation::attention, supports, plan}, run_forward};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaFwdMma = {"cuda.fwd_mma", DeviceType::cuda, Operation::attention,
-                                    cuda::supports, cuda::plan,       cuda::run_forward};
-
-}  // namespace tessera::detail

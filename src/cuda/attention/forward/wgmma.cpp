@@ -82,11 +82,8 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
 void plan(detail::PlanState& state) { plan_forward(state, Products::wgmma); }
 
 }  // namespace
+
+const Implementation kFwdWgmma = {{"cuda.fwd_wgmma", DeviceType::cuda, Operation::attention, supports, plan},
+                                  run_forward};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaFwdWgmma = {"cuda.fwd_wgmma", DeviceType::cuda, Operation::attention,
-                                      cuda::supports,   cuda::plan,       cuda::run_forward};
-
-}  // namespace tessera::detail

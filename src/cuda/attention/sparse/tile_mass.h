@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "plan/implementations.h"
+#include "cuda/implementations.h"
 #include "shared/config.h"
 #include "shared/params.h"
 

@@ -26,7 +26,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
     if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
   }
   if (p.head_dim_v % 8 != 0) return Support::no("wants a head dim that is a multiple of 8");
-  if (rows(p) * p.heads_q > std::numeric_limits<int>::max() / 2 || p.parts > std::numeric_limits<int>::max()) {
+  if (rows(p) * p.heads_q > std::numeric_limits<int>::max() / 2 || p.combine.parts > std::numeric_limits<int>::max()) {
     return Support::no("counts rows of a sequence in 32 bits");
   }
   if (sequences(p) > kMostGrid) return Support::no("wants at most 65535 sequences");
@@ -48,7 +48,7 @@ Tensor first_part(Tensor parts) {
   return parts;
 }
 
-void run(const detail::PlanState& state, const Bindings& bindings, const detail::Resources& resources) {
+void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
   const Tensor& o_parts = bindings[Slot::o_parts];
   const Tensor& lse_parts = bindings[Slot::lse_parts];
@@ -67,7 +67,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
   p.lse_parts_strides = lse_strides(first_part(lse_parts));
   p.o_strides = row_strides(bindings[Slot::o]);
   p.lse_strides = lse_strides(bindings[Slot::lse]);
-  p.parts = static_cast<int>(problem.parts);
+  p.parts = static_cast<int>(problem.combine.parts);
   p.heads = Divisor(static_cast<int>(problem.heads_q));
   p.dv = static_cast<int>(problem.head_dim_v);
   p.seqlen_q = static_cast<int>(rows(problem));
@@ -102,11 +102,6 @@ void launch_combine(const Kernel& kernel, const CombineParams& params, std::int6
                 Begins::early);
 }
 
+const Implementation kCombine = {{"cuda.combine", DeviceType::cuda, Operation::combine, supports, plan}, run};
+
 }  // namespace tessera::cuda
-
-namespace tessera::detail {
-
-const Implementation kCudaCombine = {"cuda.combine", DeviceType::cuda, Operation::combine,
-                                     cuda::supports, cuda::plan,       cuda::run};
-
-}  // namespace tessera::detail

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "plan/implementations.h"
+#include "cuda/implementations.h"
 #include "shared/combine.h"
 
 namespace tessera::cuda {

@@ -15,6 +15,7 @@
 
 #include <span>
 
+#include "operations/linear_steps.h"
 #include "tessera/executor.h"
 #include "tessera/problem.h"
 
@@ -39,7 +40,7 @@ inline std::span<const LinearWalk> linear_walks(const Problem& problem) noexcept
 
 /// Whether the state's rows are of z, x contiguous; else of x.
 inline bool rows_of_z(const Problem& problem, const LinearWalk& walk) noexcept {
-  return (problem.state_layout == StateLayout::vk) != walk.transposed;
+  return (problem.linear.state_layout == StateLayout::vk) != walk.transposed;
 }
 
 /// Where sequence `batch` finds or leaves a state in the tensor `slot`: an index of its first dimension, negative for
@@ -47,13 +48,8 @@ inline bool rows_of_z(const Problem& problem, const LinearWalk& walk) noexcept {
 inline std::int64_t state_index(const Bindings& bindings, Slot slot, std::int64_t batch, bool last) noexcept {
   if (slot == Slot::count_ || !bindings[slot]) return -1;
   if (slot != Slot::state) return batch;
-  const auto at = [batch](const Tensor& slots, std::int64_t otherwise) {
-    if (!slots) return otherwise;
-    return slots.dtype == DType::int64 ? slots.as<std::int64_t>()[batch]
-                                       : static_cast<std::int64_t>(slots.as<std::int32_t>()[batch]);
-  };
-  const std::int64_t source = at(bindings[Slot::state_slots], batch);
-  return last ? at(bindings[Slot::dest_slots], source) : source;
+  const std::int64_t source = slot_at(bindings[Slot::state_slots], batch, batch);
+  return last ? slot_at(bindings[Slot::dest_slots], batch, source) : source;
 }
 
 }  // namespace tessera::detail

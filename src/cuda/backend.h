@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "plan/backend.h"
+
+namespace tessera::cuda {
+
+const detail::Backend& backend() noexcept;
+
+}  // namespace tessera::cuda

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of the table of operations.
+#pragma once
+
+#include "problem/operation.h"
+
+namespace tessera::detail {
+
+extern const OperationRules kAttention;     // attention.cpp, with attention_check.cpp and attention_tensors.cpp
+extern const OperationRules kCombine;       // combine.cpp
+extern const OperationRules kKvAppend;      // kv_append.cpp
+extern const OperationRules kLinearDecode;  // linear_decode.cpp
+extern const OperationRules kLinearChunk;   // linear_chunk.cpp
+
+}  // namespace tessera::detail

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of operations: every operation has its own keys and fields, and refuses those of the others.
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <set>
+#include <string>
+
+#include "expect_error.h"
+#include "problem/operation.h"
+
+namespace tessera {
+namespace {
+
+/// The shortest line of each operation, in the order of enum Operation.
+const char* const kLines[] = {"attention sq=8", "combine sq=8", "kv_append sq=8", "linear_decode", "linear_chunk"};
+
+struct Field {
+  const char* name;
+  void (*set)(Problem& problem);
+};
+
+/// Fields of each operation alone.
+const std::initializer_list<Field> kFields[] = {
+    {{"kv2", [](Problem& p) { p.kv2.emplace(); }},
+     {"alibi", [](Problem& p) { p.alibi = true; }},
+     {"chunk", [](Problem& p) { p.chunk = 4; }},
+     {"block_q", [](Problem& p) { p.block_q = 32; }},
+     {"block_kv", [](Problem& p) { p.block_kv = 128; }},
+     {"mass", [](Problem& p) { p.mass = MassKind::mean; }},
+     {"grad_fp32", [](Problem& p) { p.grad_fp32 = true; }}},
+    {{"combine.parts", [](Problem& p) { p.combine.parts = 3; }}},
+    {{"append.rotary", [](Problem& p) { p.append.rotary = Rotary::half; }},
+     {"append.rotary_dim", [](Problem& p) { p.append.rotary_dim = 8; }}},
+    {{"linear.states", [](Problem& p) { p.linear.states = 3; }},
+     {"linear.state_type", [](Problem& p) { p.linear.state_type = DType::bf16; }},
+     {"linear.state_layout", [](Problem& p) { p.linear.state_layout = StateLayout::kv; }},
+     {"linear.ring", [](Problem& p) { p.linear.ring = 8; }},
+     {"linear.rounding", [](Problem& p) { p.linear.rounding = Rounding::stochastic; }}},
+};
+
+std::string want_of(const Problem& problem) {
+  try {
+    problem.check();
+  } catch (const Error& error) {
+    return error.want();
+  }
+  return "";
+}
+
+TEST(Operations, AreInTheOrderOfTheEnumeration) {
+  std::set<std::string_view> names;
+  ASSERT_EQ(detail::operations().size(), std::size(kLines));
+  for (std::size_t i = 0; i < std::size(kLines); ++i) {
+    const detail::OperationRules& row = *detail::operations()[i];
+    EXPECT_EQ(row.operation, static_cast<Operation>(i));
+    EXPECT_EQ(&detail::rules_of(row.operation), &row);
+    EXPECT_TRUE(names.insert(row.name).second) << row.name;
+    const Problem problem = Problem::parse(kLines[i]);
+    EXPECT_EQ(problem.operation, row.operation);
+    EXPECT_EQ(problem.to_string(), kLines[i]);
+    for (const detail::OperationRules* other : detail::operations()) {
+      if (other->own_field != row.own_field) EXPECT_EQ(other->own_field(problem), "") << kLines[i] << other->name;
+    }
+  }
+}
+
+TEST(Operations, RefuseFieldsOfOthers) {
+  for (std::size_t own = 0; own < std::size(kLines); ++own) {
+    const std::size_t own_fields = std::min(own, std::size(kFields) - 1);  // linear_chunk has those of linear_decode
+    for (std::size_t other = 0; other < std::size(kFields); ++other) {
+      if (other == own_fields) continue;
+      for (const Field& field : kFields[other]) {
+        SCOPED_TRACE(std::string(kLines[own]) + " with " + field.name);
+        Problem problem = Problem::parse(kLines[own]);
+        field.set(problem);
+        expect_error([&] { problem.check(); }, ErrorCode::invalid_argument, field.name);
+        const std::string owner(detail::operations()[other]->name);
+        EXPECT_EQ(want_of(problem).substr(0, owner.size()), owner);
+      }
+    }
+  }
+}
+
+TEST(Operations, NameEveryOwnerOfAField) {
+  Problem problem = Problem::parse("combine sq=8");
+  problem.linear.states = 3;
+  EXPECT_EQ(want_of(problem), "linear_decode or linear_chunk; this field has no meaning here");
+}
+
+TEST(Operations, KnowNoKeysOfOthers) {
+  const struct {
+    const char* line;
+    const char* key;
+  } rows[] = {
+      {"attention sq=8 parts=2", "parts"},
+      {"attention sq=8 rotary=half:8", "rotary"},
+      {"attention sq=8 ring=0", "ring"},
+      {"combine sq=8 causal", "causal"},
+      {"combine sq=8 softcap=0", "softcap"},
+      {"combine sq=8 block=64x64", "block"},
+      {"combine sq=8 kv=dense", "kv"},
+      {"combine sq=8 seqused_q", "seqused_q"},
+      {"combine sq=8 pass=forward", "pass"},
+      {"kv_append sq=8 lse", "lse"},
+      {"kv_append sq=8 sink", "sink"},
+      {"kv_append sq=8 parts=2", "parts"},
+      {"kv_append sq=8 scale=1", "scale"},
+      {"linear_decode causal", "causal"},
+      {"linear_chunk rounding=nearest", "rounding"},
+  };
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.line);
+    expect_error([&] { Problem::parse(row.line); }, ErrorCode::parse, row.key);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
