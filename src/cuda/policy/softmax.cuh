@@ -20,7 +20,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
-/// which products with V want the rest. `rounded_sums`: what P's roundings leave is summed beside P.
+/// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded.
 template <int row_tiles, int slack_bits = 15, bool rounded_sums = false>
 struct Softmax {
   static constexpr float kSlack = slack_bits;
@@ -29,7 +29,7 @@ struct Softmax {
   // What probabilities are relative to, in units of log2: near the largest score so far. Before the first key the
   // lowest finite number, relative to which a hidden score, −∞, still gives 0.
   float origin[row_tiles][2];
-  float sum[row_tiles][2];  // of this thread's columns
+  float sum[row_tiles][2];      // of this thread's columns
   float rounded[row_tiles][2];  // likewise, of P as it is multiplied by V; only with rounded_sums
 
   __device__ __forceinline__ void clear() {
