@@ -95,6 +95,20 @@ TEST(KernelSource, CapsOutsideOfAMiddleRangeAndThoseBesideAScoreCallableAreRatio
   }
 }
 
+TEST(KernelSource, OutputsOfFp32AreDividedByRoundedSumsButPartialsAreNot) {
+  for (const int sm : {80, 90, 120}) {
+    const auto rounds = [sm](const std::string& problem) {
+      return contains(source_of("attention d=128 " + problem, sm).text, ".rounded_sums = true");
+    };
+    for (const char* problem : {"sq=4096 dtype=bf16:bf16:bf16:fp32", "sq=4096 dtype=fp16:fp16:fp16:fp32 dropout=0.1",
+                                "sq=1 sk=4096 dtype=bf16:bf16:bf16:fp32"}) {
+      EXPECT_TRUE(rounds(problem)) << problem;
+    }
+    for (const char* problem : {"sq=4096 dtype=bf16", "sq=1 sk=4096 dtype=bf16"})
+      EXPECT_FALSE(rounds(problem)) << problem;
+  }
+}
+
 TEST(KernelSource, EitherSegmentOfTwoMayBeThePagedOne) {
   EXPECT_EQ(source_of("attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100").text,
             source_of("attention sq=4096 d=128 dtype=bf16 kv=varlen kv2=csr sk2=100 page2=16").text);

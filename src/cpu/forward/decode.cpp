@@ -283,8 +283,15 @@ void DecodeUnit::softmax(float scale) {
       if (end < past) std::fill_n(scores_at(c, end), columns, value);
     };
     fill_halves(kNothing);
-    run_.kernels.softmax_pairs(past - first, columns, scores_at(c, first), scale, b_.maximum + c, b_.sum + c,
-                               b_.correction + c, pairs_at(c, first));
+    float* s = scores_at(c, first);
+    if (problem_.o_type == DType::fp32) {  // likewise as the panels have it
+      if (scale != 1.0F) run_.kernels.scale_rows(past - first, columns, s, kPanel, scale);
+      run_.kernels.softmax_step(past - first, columns, s, b_.maximum + c, b_.sum + c, b_.correction + c);
+      run_.kernels.round_pairs(past - first, columns, s, kPanel, pairs_at(c, first));
+    } else {
+      run_.kernels.softmax_pairs(past - first, columns, s, scale, b_.maximum + c, b_.sum + c, b_.correction + c,
+                                 pairs_at(c, first));
+    }
     fill_halves(0.0F);  // unused columns keep it
     for (std::int64_t row = 0; row < first; row += 2) std::fill_n(pairs_at(c, row), columns, 0U);
     for (std::int64_t row = past; row < rows_; row += 2) std::fill_n(pairs_at(c, row), columns, 0U);

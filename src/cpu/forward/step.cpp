@@ -105,7 +105,8 @@ void ForwardUnit::probabilities_as_pairs(const ScoreTile& tile, std::int64_t fir
   float* s = b_.s + even * kPanel;
   std::uint32_t* p = b_.p + even / 2 * kPanel;
   float* maximum = b_.maximum + first_column;
-  if (gathers_mass(problem_) || run_.scores.has_dropout()) {
+  // The largest probability of outputs of fp32 is to be 1 exactly: it is rounded for the product, but not for the sum.
+  if (gathers_mass(problem_) || run_.scores.has_dropout() || problem_.o_type == DType::fp32) {
     if (scale != 1.0F) kernels.scale_rows(past - even, columns, s, kPanel, scale);
     kernels.softmax_step(past - even, columns, s, maximum, b_.sum + first_column, b_.correction + first_column);
     look_at_probabilities(tile, first_column, columns, first, end);

@@ -20,7 +20,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
-/// which products with V want the rest. `rounded_sums`: what P's roundings leave is summed beside P.
+/// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded.
 template <int row_tiles, int slack_bits = 15, bool rounded_sums = false>
 struct Softmax {
   static constexpr float kSlack = slack_bits;
