@@ -2,10 +2,8 @@
 // What a plan's kernels are called and how their sources read.
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <set>
 
-#include "cases/line/case.h"
 #include "cuda/jit/entry.h"
 #include "plan/implementations.h"
 #include "tessera/plan.h"
@@ -148,32 +146,6 @@ TEST(KernelSource, EveryPairOfHeadDimsFitsEveryChip) {
       }
     }
   }
-}
-
-/// Reads the list that ships; the same plan must fit every architecture's shared memory.
-TEST(KernelList, EveryLineIsAPlanWithKernelsOnItsTargets) {
-  std::ifstream list(std::string(TESSERA_SOURCE_DIR) + "/src/cuda/aot/kernels.list");
-  ASSERT_TRUE(list);
-  std::set<std::string> seen;
-  int lines = 0;
-  for (std::string line; std::getline(list, line);) {
-    if (line.empty() || line.starts_with('#')) continue;
-    EXPECT_TRUE(seen.insert(line).second) << "twice: " << line;
-    ++lines;
-    const std::size_t only = line.find(" arch=");
-    const std::string only_on = only == std::string::npos ? "" : line.substr(only);
-    const cases::Case one = cases::Case::parse(line.substr(0, only));
-    for (const int sm : {80, 89, 90, 100, 120}) {
-      if (!only_on.empty() && !contains(only_on, cuda::architecture(sm))) continue;
-      const Target target = Target::cuda(sm);
-      const Plan plan = make_plan(one.problem, target, one.wishes);
-      ASSERT_FALSE(plan.state().kernels.empty()) << line;
-      for (const cuda::KernelSource& source : plan.state().kernels) {
-        EXPECT_LE(static_cast<std::int64_t>(source.shared_bytes), target.shared_memory) << line;
-      }
-    }
-  }
-  EXPECT_GE(lines, 30);
 }
 
 }  // namespace

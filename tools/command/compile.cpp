@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "cases/line/case.h"
+#include "command/spread.h"
 #include "cuda/jit/cache.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/disk_cache.h"
@@ -38,6 +39,7 @@ struct CompileOptions {
   std::string cubin;
   TextOptions texts;
   int jobs = 1;
+  bool spread = false;
   bool verbose = false;
 };
 
@@ -102,6 +104,7 @@ class Compilation {
       for (const std::string& architecture : options.architectures) add(source, architecture);
     }
     for (const Line& line : read_lines(options)) add_line(line);
+    if (options.spread) keep_spread();
   }
 
   /// Whether every kernel compiled into registers alone, without a loss that the assembler tells of.
@@ -119,6 +122,7 @@ class Compilation {
     }
     for (std::thread& worker : workers) worker.join();
     const auto failed = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& job) { return !is_good(*job); });
+    if (options_.spread) fmt::print("a spread of {} kernels:\n", seen_.size());
     fmt::print("{} kernels, {} failed, {:.1f} s of compilation\n", jobs_.size(), failed, seconds);
     return good && failed == 0;
   }
@@ -146,6 +150,14 @@ class Compilation {
     job->source = source;
     job->architecture = architecture;
     jobs_.push_back(std::move(job));
+  }
+
+  void keep_spread() {
+    std::vector<ListedKernel> kernels;
+    for (const auto& job : jobs_) kernels.push_back({job->source.name, job->architecture});
+    std::vector<std::unique_ptr<Job>> taken;
+    for (const std::size_t i : spread_of(kernels)) taken.push_back(std::move(jobs_[i]));
+    jobs_ = std::move(taken);
   }
 
   void add_line(const Line& line) {
@@ -241,6 +253,8 @@ void add_compile(CLI::App& app, int& exit_code) {
   verb->add_option("problems", options->problems,
                    "Problem lines with wishes, or files of them; arch=… in a line limits it to those architectures");
   verb->add_option("--list", options->lists, "File of problem lines, as src/cuda/aot/kernels.list; may be repeated");
+  verb->add_flag("--spread", options->spread,
+                 "Only as many kernels as have every value of every field of a configuration on every architecture");
   verb->add_option("--source", options->sources, "A kernel's source file instead; may be repeated");
   verb->add_option("--arch", options->architectures, "Architectures: sm_80,sm_89,sm_90a,sm_100f,sm_120f")
       ->delimiter(',')
