@@ -18,9 +18,9 @@
 #include <omp.h>
 #endif
 
-#include "array.h"
+#include "arrays/array.h"
+#include "arrays/parts.h"
 #include "cpu/scores/philox.h"
-#include "parts.h"
 #include "tessera/error.h"
 #include "tessera/executor.h"
 

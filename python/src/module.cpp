@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "host_operations.h"
 #include "plan.h"
+#include "problem.h"
 #include "tessera/plan.h"
 #include "tessera/version.h"
 
@@ -15,6 +16,7 @@ namespace nb = nanobind;
 NB_MODULE(_core, m) {
   m.doc() = "The C++ library of Tessera: plans that run on arrays of any library.";
   tessera::python::register_errors();
+  tessera::python::define_problem(m);
   tessera::python::define_plan(m);
   tessera::python::define_buffer(m);
   tessera::python::define_host_operations(m);

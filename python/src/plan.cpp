@@ -10,12 +10,13 @@
 #include <memory>
 #include <optional>
 
-#include "array.h"
+#include "arrays/array.h"
+#include "arrays/parts.h"
 #include "callables.h"
 #include "cuda/driver/device.h"
 #include "cuda/jit/compile.h"
-#include "parts.h"
 #include "plan/implementations.h"
+#include "problem.h"
 #include "tessera/error.h"
 #include "torch_versions.h"
 #include "workspace_pool.h"
@@ -49,7 +50,7 @@ void check_workspace(const Tensor& workspace, Device device) {
 
 Plan made_of(const PlanArguments& arguments) {
   const auto& [problem, wishes, threads, isa, device] = arguments;
-  return make_plan(Problem::parse(problem), device < 0 ? Target::cpu(threads, isa) : Target::cuda_device(device),
+  return make_plan(problem, device < 0 ? Target::cpu(threads, isa) : Target::cuda_device(device),
                    Wishes::parse(wishes));
 }
 
@@ -184,15 +185,15 @@ void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars,
 }
 
 void define_plan(nb::module_& m) {
-  nb::class_<PythonPlan>(m, "Plan",
-                         "How a problem is computed: made once from its line (docs/grammar.md), run many times.")
+  nb::class_<PythonPlan>(m, "Plan", "How a problem is computed: made once, run many times.")
       .def(
           "__init__",
-          [](PythonPlan* self, std::string problem, std::string wishes, int threads, std::string isa, int device) {
-            new (self) PythonPlan({std::move(problem), std::move(wishes), threads, std::move(isa), device});
+          [](PythonPlan* self, nb::handle problem, std::string wishes, int threads, std::string isa, int device) {
+            new (self) PythonPlan({problem_of(problem), std::move(wishes), threads, std::move(isa), device});
           },
           nb::arg("problem"), nb::kw_only(), nb::arg("wishes") = "", nb::arg("threads") = 0, nb::arg("isa") = "",
           nb::arg("device") = -1,
+          "problem: a Problem or its line (docs/grammar.md).\n"
           "threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), \"\" for the best.\n"
           "device: index of a GPU, −1 for the CPU.\n"
           "Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.")
@@ -229,16 +230,23 @@ void define_plan(nb::module_& m) {
           "anything.\n"
           "On a GPU: queued on `stream`, a CUstream (0: the legacy default), in `workspace`, an array of at least\n"
           "workspace_bytes there (None: memory allocated for this run); wait: returns when it is done.")
-      .def("__getstate__", [](const PythonPlan& self) { return self.arguments(); })
-      .def("__setstate__", [](PythonPlan* self, PlanArguments state) { new (self) PythonPlan(std::move(state)); })
+      .def("__getstate__",
+           [](const PythonPlan& self) {
+             const auto& [problem, wishes, threads, isa, device] = self.arguments();
+             return PlanState(problem.to_string(), wishes, threads, isa, device);
+           })
+      .def("__setstate__",
+           [](PythonPlan* self, const PlanState& state) {
+             const auto& [problem, wishes, threads, isa, device] = state;
+             new (self) PythonPlan({Problem::parse(problem), wishes, threads, isa, device});
+           })
       .def("__repr__", [](const PythonPlan& self) {
         return "<tessera plan: " + self.plan().problem().to_string() + " by " + self.plan().implementation() + ">";
       });
   m.def(
       "explain_for",
-      [](const std::string& problem, const std::string& architecture, int multiprocessors, const std::string& wishes) {
-        return make_plan(Problem::parse(problem), chip_of(architecture, multiprocessors), Wishes::parse(wishes))
-            .explain();
+      [](nb::handle problem, const std::string& architecture, int multiprocessors, const std::string& wishes) {
+        return make_plan(problem_of(problem), chip_of(architecture, multiprocessors), Wishes::parse(wishes)).explain();
       },
       nb::arg("problem"), nb::arg("target"), nb::arg("multiprocessors") = 0, nb::arg("wishes") = "",
       "Plan.explain for a GPU that need not be there: target is \"sm_120f\", multiprocessors 0 for an unknown number.");

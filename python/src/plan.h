@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "array.h"
+#include "arrays/array.h"
 #include "tessera/executor.h"
 #include "tessera/plan.h"
 
@@ -31,11 +31,18 @@ struct Queue {
   bool wait = false;           // for the run's end
 };
 
-/// Problem, wishes, threads, instruction set, and the index of a GPU or −1 for the CPU: a plan is made anew of them
-/// where it is copied or unpickled.
-using PlanArguments = std::tuple<std::string, std::string, int, std::string, int>;
+/// What a plan is made of, anew where it is copied or unpickled.
+struct PlanArguments {
+  Problem problem;
+  std::string wishes;
+  int threads = 0;
+  std::string isa;
+  int device = -1;  // index of a GPU; −1: the CPU
+};
+/// The same as Python pickles it, the problem as its line.
+using PlanState = std::tuple<std::string, std::string, int, std::string, int>;
 
-/// A plan as Python sees it: made from a problem's line, run on arrays by the names of their slots. Many threads may
+/// A plan as Python sees it: made from a problem, run on arrays by the names of their slots. Many threads may
 /// run one plan at once; each run leases its workspace.
 class PythonPlan {
  public:

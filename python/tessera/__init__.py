@@ -18,7 +18,8 @@ from ._execute import get_threads, set_threads
 from ._libraries import Library, register_loader
 from .attention import attention, attention_backward
 from .callables import register_mask, register_score
-from .linear import decay_slopes, linear_attention, linear_chunk, linear_decode
+from .decay import decay_slopes
+from .linear import linear_attention, linear_chunk, linear_decode
 from .linear_ring import linear_flush, ring_advance
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the arguments of `attention` to what a call carries: the words of a problem's line, tensors by slot, scalars."""
+"""From the arguments of `attention` to what a call carries: features, tensors by slot, scalars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _core
 from ._checks import pair, real, shown, whole
 from ._dropout_seed import add_dropout
-from ._features import BLOCK, features_text
+from ._features import BLOCK, Features, features
 from ._libraries import CPU, device_of, dtype_name, is_compiling
 
 if TYPE_CHECKING:
@@ -26,15 +26,14 @@ _WINDOW = "(left, right), each an integer or None"
 class Call(NamedTuple):
     """Everything of a call but q, k and v, checked as far as no data is needed.
 
-    features: the problem's words less the operation, sizes and dtypes ("causal softcap=30 lse"), and three words that
-        are no part of a line: `out=DTYPE` (of the output), `threads=N`, `wish:KEY=VALUE`.
+    features: what is asked for besides the tensors.
     slots, tensors: names of the slots that are bound besides q, k and v, and the tensors in the same order.
     sizes: max_seqlen_q, max_seqlen_k, max_seqlen_k2; 0: the tensors' shapes say it.
     scalars: dropout's seed and offset, batch_offset, head_offset.
     callables: Python functions for score and mask, or None.
     """
 
-    features: str
+    features: Features
     slots: tuple[str, ...]
     tensors: tuple[Any, ...]
     sizes: tuple[int, int, int]
@@ -241,9 +240,9 @@ def parse(
         dropout = 0.0 if dropout is None else real("dropout", dropout)
     if type(threshold) is not float:
         threshold = real("threshold", threshold)
-    text = features_text.__wrapped__ if compiling else features_text
+    made = features.__wrapped__ if compiling else features
     try:
-        features = text(
+        asked = made(
             bool(causal),
             window,
             compressed_causal,
@@ -285,7 +284,7 @@ def parse(
         )
         raise
     return Call(
-        features,
+        asked,
         tuple(slots) if compiling else _interned(tuple(slots)),
         tuple(tensors),
         (size_q, size_k, size_k2),

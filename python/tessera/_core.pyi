@@ -4,13 +4,38 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+class Problem:
+    """What is to be computed: an operation and the fields of the C++ Problem, by keyword.
+
+    None leaves a field at its default, or at what other fields decide. Enumerations are the words of the problem's line
+    ("vk", "mean"), a window is (left, right), a list (form, heads, per_batch, full), a source of keys a dict of layout,
+    seqlen, total, page_size, pages and seqused. Fields are read as attributes. Hashable; pickled as its line.
+    """
+
+    def __init__(self, operation: str, **fields: Any) -> None:
+        """operation: "attention", "combine", "kv_append", "linear_decode" or "linear_chunk".
+
+        Raises ValueError naming the field, TypeError for a keyword that is none.
+        """
+
+    @staticmethod
+    def fields() -> tuple[str, ...]:
+        """Names of the fields."""
+
+    @staticmethod
+    def parse(line: str) -> Problem:
+        """From a line (docs/grammar.md). Raises ValueError."""
+
+    def __getattr__(self, name: str) -> Any: ...
+
 class Plan:
-    """How a problem is computed: made once from its line (docs/grammar.md), run many times, by many threads at once."""
+    """How a problem is computed: made once, run many times, by many threads at once."""
 
-    def __init__(self, problem: str, *, wishes: str = "", threads: int = 0, isa: str = "", device: int = -1) -> None:
-        """threads: worker threads, 0 for as many as OpenMP would use. isa: one of cpu_isas(), "" for the best.
-
-        device: index of a GPU, −1 for the CPU.
+    def __init__(
+        self, problem: Problem | str, *, wishes: str = "", threads: int = 0, isa: str = "", device: int = -1
+    ) -> None:
+        """problem: a Problem or its line (docs/grammar.md). threads: worker threads, 0 for as many as OpenMP would use.
+        isa: one of cpu_isas(), "" for the best. device: index of a GPU, −1 for the CPU.
 
         Raises ValueError for a line or wish that is wrong, NotImplementedError if nothing computes it.
         """
@@ -117,7 +142,7 @@ def is_registered(kind: str, name: str) -> bool:
 def default_threads() -> int:
     """Threads that OpenMP would use for the calling thread's work."""
 
-def explain_for(problem: str, target: str, multiprocessors: int = 0, wishes: str = "") -> str:
+def explain_for(problem: Problem | str, target: str, multiprocessors: int = 0, wishes: str = "") -> str:
     """Plan.explain for a GPU that need not be there: target is "sm_120f", multiprocessors 0 for an unknown number."""
 
 def free_workspaces() -> None:

@@ -14,23 +14,15 @@ from typing import Any, NamedTuple
 
 from . import _core
 from ._checks import whole
+from ._features import Features
 from ._gpu import run_on_gpu
 from ._libraries import CPU, device_of, dtype_name, library_of
-from ._problem_line import (
-    BACKWARD,
-    FORWARD,
-    attention_line,
-    backward_outputs,
-    features_of,
-    forward_outputs,
-    layout_hint,
-)
+from ._problem import BACKWARD, FORWARD, backward_outputs, forward_outputs, layout_hint, problem_for
 
 __all__ = [
     "BACKWARD",
     "FORWARD",
     "backward_outputs",
-    "features_of",
     "forward_outputs",
     "forward_route",
     "get_threads",
@@ -38,7 +30,6 @@ __all__ = [
     "run_backward",
     "run_forward",
     "set_threads",
-    "with_lse",
 ]
 
 Array = Any
@@ -76,12 +67,6 @@ class Planned(NamedTuple):
     taken: tuple[int, ...] | None
 
 
-@lru_cache(maxsize=1024)
-def with_lse(features: str) -> str:
-    """The features with the word `lse`."""
-    return features if features_of(features).lse else f"{features} lse".strip()
-
-
 def _takes(kind: str, slot: str) -> bool:
     """A backward list is bound by the backward only, a prior LSE and a status word by the forward only."""
     return not slot.startswith("bwd_") if kind == FORWARD else slot not in ("prior_lse", "status")
@@ -89,7 +74,7 @@ def _takes(kind: str, slot: str) -> bool:
 
 def plan_for(
     kind: str,
-    features: str,
+    features: Features,
     slots: tuple[str, ...],
     sizes: tuple[int, int, int],
     q: Shape,
@@ -102,8 +87,8 @@ def plan_for(
 ) -> Planned:
     """The plan of a forward or backward for tensors of these shapes and dtypes (q, k, v, o; of any library).
 
-    `extra`: a backward's words (dlse, grad=fp32, accumulate). Raises ValueError for shapes that fit no problem and
-    NotImplementedError where nothing computes it.
+    `extra`: what a backward is asked for besides (dlse, grad_fp32, accumulate). Raises ValueError for shapes that fit
+    no problem, NotImplementedError where nothing computes it.
     """
     return _plan_for(kind, features, slots, sizes, q, k, v, shapes, dtypes, extra, _threads_on(device), device)
 
@@ -124,7 +109,7 @@ def _frames_of_the_package() -> int:
 @lru_cache(maxsize=1024)
 def _plan_for(
     kind: str,
-    features: str,
+    features: Features,
     slots: tuple[str, ...],
     sizes: tuple[int, int, int],
     q: Shape,
@@ -136,13 +121,12 @@ def _plan_for(
     threads: int,
     device: int,
 ) -> Planned:
-    f = features_of(features)
     q_type, k_type, v_type = dtype_name(dtypes[0], "q"), dtype_name(dtypes[1], "k"), dtype_name(dtypes[2], "v")
     names = (q_type, k_type, v_type, dtype_name(dtypes[3], "out"))
     hint = layout_hint(q, k, slots)
     try:
-        line = attention_line(kind, f, slots, sizes, q, k, v, shapes, names, extra)
-        plan = _core.Plan(line, wishes=f.wishes, threads=f.threads or threads, device=device)
+        problem = problem_for(kind, features, slots, sizes, q, k, v, shapes, names, extra)
+        plan = _core.Plan(problem, wishes=features.wishes, threads=features.threads or threads, device=device)
     except (NotImplementedError, ValueError) as error:
         if hint is not None:
             error.args = (f"{error} ({hint})",)
@@ -171,7 +155,7 @@ class Route(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def forward_route(
-    features: str,
+    features: Features,
     slots: tuple[str, ...],
     sizes: tuple[int, int, int],
     q: Shape,
@@ -192,7 +176,7 @@ def forward_route(
 
 
 def run_forward(
-    features: str,
+    features: Features,
     slots: tuple[str, ...],
     sizes: tuple[int, int, int],
     scalars: tuple[int, int, int, int],
@@ -216,7 +200,7 @@ def run_forward(
 
 
 def run_backward(
-    features: str,
+    features: Features,
     slots: tuple[str, ...],
     sizes: tuple[int, int, int],
     scalars: tuple[int, int, int, int],
@@ -238,7 +222,7 @@ def run_backward(
     """
     shapes = tuple([tensor.shape for tensor in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
-    extra = _backward_words(dtypes[:3], tuple([each.dtype for each in outputs[:3]]), dlse is not None, accumulate)
+    extra = _backward_fields(dtypes[:3], tuple([each.dtype for each in outputs[:3]]), dlse is not None, accumulate)
     device = device_of(q)
     plan, bound, taken = plan_for(
         BACKWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, extra, device
@@ -254,13 +238,13 @@ def run_backward(
 
 
 @lru_cache(maxsize=256)
-def _backward_words(
+def _backward_fields(
     dtypes: tuple[Any, ...], grad_dtypes: tuple[Any, ...], dlse: bool, accumulate: bool
 ) -> tuple[str, ...]:
     names, grad_names = tuple(map(dtype_name, dtypes)), tuple(map(dtype_name, grad_dtypes))
-    words = ["dlse"] if dlse else []
+    fields = ["dlse"] if dlse else []
     if accumulate or (grad_names != names and set(grad_names) == {"fp32"}):
-        words.append("grad=fp32")
+        fields.append("grad_fp32")
     if accumulate:
-        words.append("accumulate")
-    return tuple(words)
+        fields.append("accumulate")
+    return tuple(fields)

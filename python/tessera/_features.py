@@ -1,48 +1,127 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options that need no tensor as words of a problem's line."""
+"""What a call asks for besides its tensors."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from ._checks import pair, shown, whole
 
-
-def _number(number: float) -> str:
-    """Shortest decimal that reads back as the same double; the line's reader rounds it to fp32 once."""
-    return repr(int(number)) if number.is_integer() and abs(number) < 1e15 else repr(number)
-
-
 BLOCK = "(query rows, keys), each an integer of 1 or more"
 
-
-def _window_word(causal: bool, window: tuple[int | None, int | None] | None) -> str:
-    left, right = (None, None) if window is None else window
-    if causal:
-        right = 0 if right is None else min(right, 0)
-    if left is None and right is None:
-        return ""
-    ends = ["*" if end is None else str(int(end)) for end in (left, right)]
-    return "causal" if ends == ["*", "0"] else f"window={ends[0]}:{ends[1]}"
+# Fields of a problem that only a forward has.
+_FORWARD_ONLY = frozenset(("lse", "mass", "mass_prior_lse", "next", "next_threshold", "metadata"))
 
 
-def _block_word(block: tuple[int, int]) -> str:
-    rows, keys = (whole("block", size, BLOCK) for size in block)
-    if rows < 1 or keys < 1:
-        raise ValueError(f"block: got ({rows}, {keys}); want {BLOCK}")
-    return f"block={rows}x{keys}"
+class Features:
+    """The problem's fields that no shape decides, and three things that are no fields.
+
+    Two are the same only if they are one object, so that caches go by identity: equal arguments of a call give one.
+
+    fields: as `_core.Problem` takes them, only those that are not at their defaults; list and bwd_list are the form.
+    out: Tessera's name of the output's dtype; None: that of q. threads: 0 for `set_threads`' number. wishes: a text.
+    """
+
+    __slots__ = ("fields", "out", "threads", "wishes")
+
+    def __init__(self, fields: dict[str, Any], out: str | None = None, threads: int = 0, wishes: str = "") -> None:
+        self.fields = fields
+        self.out = out
+        self.threads = threads
+        self.wishes = wishes
+
+    @property
+    def lse(self) -> bool:
+        return "lse" in self.fields
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return self.fields.get("block_q", 64), self.fields.get("block_kv", 64)
+
+    def of_backward(self) -> dict[str, Any]:
+        return {name: value for name, value in self.fields.items() if name not in _FORWARD_ONLY}
+
+    def text(self) -> str:
+        """As words, which a graph of torch.compile can hold: "window=*:0 scale=0.5 lse". `features_of` reads them."""
+        words = [_word(name, value) for name, value in self.fields.items()]
+        if self.out is not None:
+            words.append(f"out={self.out}")
+        if self.threads:
+            words.append(f"threads={self.threads}")
+        return " ".join([*words, *[f"wish:{wish}" for wish in self.wishes.split()]])
 
 
-def _choice(name: str, value: str | None, known: tuple[str, ...], argument: str = "") -> str:
-    if value is None:
-        return ""
-    if value not in known:
-        raise ValueError(f"{argument or name}: got {value!r}; want None, {', '.join(map(repr, known))}")
+def _word(name: str, value: Any) -> str:
+    if value is True:
+        return name
+    if isinstance(value, tuple):
+        return f"{name}=" + ":".join(["*" if each is None else str(each) for each in value])
     return f"{name}={value}"
 
 
+def _value(text: str) -> Any:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    return None if text == "*" else text
+
+
 @lru_cache(maxsize=4096)
-def features_text(
+def features_of(text: str) -> Features:
+    """The inverse of `Features.text`."""
+    fields: dict[str, Any] = {}
+    wishes = []
+    for word in text.split():
+        name, separator, value = word.partition("=")
+        if word.startswith("wish:"):
+            wishes.append(word[5:])
+        elif not separator:
+            fields[name] = True
+        elif ":" in value:
+            fields[name] = tuple(_value(each) for each in value.split(":"))
+        else:
+            fields[name] = value if name in _NAMES else _value(value)
+    return Features(fields, fields.pop("out", None), fields.pop("threads", 0), " ".join(wishes))
+
+
+_NAMES = frozenset(("score", "mask"))  # of which a user's may look like a number
+
+
+@lru_cache(maxsize=1024)
+def with_lse(features: Features) -> Features:
+    """The same, and the LSE is written."""
+    if features.lse:
+        return features
+    return Features({**features.fields, "lse": True}, features.out, features.threads, features.wishes)
+
+
+def _window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None] | None:
+    left, right = (None, None) if window is None else window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    return None if left is None and right is None else (left, right)
+
+
+def _blocks(block: tuple[int, int] | None) -> tuple[int | None, int | None]:
+    if block is None:
+        return None, None
+    rows, keys = (whole("block", size, BLOCK) for size in block)
+    if rows < 1 or keys < 1:
+        raise ValueError(f"block: got ({rows}, {keys}); want {BLOCK}")
+    return rows, keys
+
+
+def _choice(argument: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise ValueError(f"{argument}: got {value!r}; want None, {', '.join(map(repr, known))}")
+    return value
+
+
+@lru_cache(maxsize=4096)
+def features(
     causal: bool,
     window: tuple[int | None, int | None] | None,
     compressed_causal: tuple[int, int] | None,
@@ -66,54 +145,41 @@ def features_text(
     wishes: str,
     threads: int,
     metadata: str | None,
-) -> str:
-    """The features of a `Call` from options that need no tensor. Raises ValueError for what no line could say.
+) -> Features:
+    """The features of a `Call`. Raises ValueError for what no problem could be.
 
-    The cache takes 1, 1.0 and True for one key, so each of them must give the same text.
+    The cache takes 1, 1.0 and True for one key, so each of them must give the same.
     """
-    words = [_window_word(causal, window)]
     if compressed_causal is not None:
-        length, stride = (
-            whole("compressed_causal", each)
-            for each in pair("compressed_causal", compressed_causal, "(length, stride)")
-        )
-        words.append(f"compressed_causal={length}:{stride}")
-    if attention_chunk:
-        chunk = whole("attention_chunk", attention_chunk)
-        if chunk < 0:
-            raise ValueError(f"attention_chunk: got {attention_chunk!r}; want 0 (none) or the keys of a chunk")
-        words.append(f"chunk={chunk}")
-    if scale is not None:
-        words.append(f"scale={_number(scale)}")
-    if softcap:
-        words.append(f"softcap={_number(softcap)}")
-    if score is not None:
-        words.append(f"score={score}")
-    if mask is not None:
-        words.append(f"mask={mask}")
-    if dropout:
-        words.append(f"dropout={_number(dropout)}")
-    if block is not None:
-        words.append(_block_word(block))
-    if list_form is not None:
-        words.append(f"list={list_form}")
-    if bwd_list_form is not None:
-        words.append(f"bwd_list={bwd_list_form}")
-    words.append(_choice("next", next_tiles, ("indices", "bitmask"), "next_tiles"))
-    if threshold:
-        words.append(f"threshold={_number(threshold)}")
-    words.append(_choice("mass", mass, ("mean", "rms")))
-    words.append(_choice("metadata", metadata, ("trust", "clamp", "report")))
-    flags = {
-        "mass_lse=prior": prior,
-        "lse": return_lse,
-        "deterministic": deterministic,
-        "batch_invariant": batch_invariant,
-        f"out={out_dtype}": out_dtype is not None,
-        f"threads={whole('threads', threads)}": threads != 0,
-    }
+        length, stride = pair("compressed_causal", compressed_causal, "(length, stride)")
+        compressed_causal = (whole("compressed_causal", length), whole("compressed_causal", stride))
+    chunk = whole("attention_chunk", attention_chunk) if attention_chunk else 0
+    if chunk < 0:
+        raise ValueError(f"attention_chunk: got {attention_chunk!r}; want 0 (none) or the keys of a chunk")
     if not isinstance(wishes, str):
         raise TypeError(f"wishes: got {shown(wishes)}; want a text such as 'tile_q=64 splits=2'")
-    words += [word for word, wanted in flags.items() if wanted]
-    words += [f"wish:{wish}" for wish in wishes.split()]
-    return " ".join(filter(None, words))
+    block_q, block_kv = _blocks(block)
+    fields = {
+        "window": _window(causal, window),
+        "compressed_causal": compressed_causal,
+        "chunk": chunk or None,
+        "scale": scale,
+        "softcap": softcap or None,
+        "score": score,
+        "mask": mask,
+        "dropout": dropout or None,
+        "block_q": block_q,
+        "block_kv": block_kv,
+        "list": list_form,
+        "bwd_list": bwd_list_form,
+        "next": _choice("next_tiles", next_tiles, ("indices", "bitmask")),
+        "next_threshold": threshold or None,
+        "mass": _choice("mass", mass, ("mean", "rms")),
+        "metadata": _choice("metadata", metadata, ("trust", "clamp", "report")),
+        "mass_prior_lse": True if prior else None,
+        "lse": True if return_lse else None,
+        "deterministic": True if deterministic else None,
+        "batch_invariant": True if batch_invariant else None,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return Features(given, out_dtype, whole("threads", threads), " ".join(wishes.split()))

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear attention with a decay for each head: whole sequences, decode steps on a pool of states, and the slopes that
-models use."""
+"""Linear attention with a decay for each head: whole sequences, and decode steps on a pool of states."""
 
 from __future__ import annotations
 
-import math
 import sys
 from functools import lru_cache
 from typing import Any, Literal
 
+from . import _core
 from ._arguments import longest
 from ._dropout_seed import add_dropout
 from ._libraries import common_library, dtype_name, library_of, refuse_gradient
-from .operations import _run
+from .operations import run_problem
 
 Array = Any
 Shape = tuple[int, ...]
@@ -76,8 +75,9 @@ def linear_decode(
     refuse_gradient("linear_decode", "has no gradient", q=q, k=k, v=v, state=state, **rings)
     bound = bound_arrays(state=state, decay_slopes=decay_slopes, state_slots=state_slots, dest_slots=dest_slots)
     bound |= rings | bound_arrays(ring_cursor=ring_cursor)
-    words, arrays, seeds = rounding_of(rounding, seed, offset, q)
-    return _forward("linear_decode", (q, k, v), bound | arrays, None, scale, layout, out, status, threads, words, seeds)
+    arrays, seeds = seeds_of(rounding, seed, offset, q)
+    bound |= arrays
+    return _forward("linear_decode", (q, k, v), bound, None, scale, layout, out, status, threads, rounding, seeds)
 
 
 def linear_chunk(
@@ -204,14 +204,14 @@ def state_shape(batch: int, q: Shape, v: Shape, layout: str) -> Shape:
     return (batch, q[-2], q[-1], v[-1]) if layout == "kv" else (batch, q[-2], v[-1], q[-1])
 
 
-def rounding_of(rounding: str, seed: Any, offset: Any, like: Array) -> tuple[str, dict[str, Array], tuple[int, int]]:
-    """Words of the line, arrays by slot, and seed and offset where they are none."""
+def seeds_of(rounding: str, seed: Any, offset: Any, like: Array) -> tuple[dict[str, Array], tuple[int, int]]:
+    """Arrays by slot, and seed and offset where they are none. Raises ValueError for an unknown rounding."""
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f'rounding: got {rounding!r}; want "nearest" or "stochastic"')
     slots: list[str] = []
     arrays: list[Array] = []
     seeds = add_dropout(like, seed, offset, rounding == "stochastic", slots, arrays)
-    return "" if rounding == "nearest" else " rounding=stochastic", dict(zip(slots, arrays, strict=True)), seeds
+    return dict(zip(slots, arrays, strict=True)), seeds
 
 
 def bits_of_seeds(bound: dict[str, Array]) -> dict[str, Array]:
@@ -236,17 +236,17 @@ def _forward(
     out: Array | None,
     status: Array | None,
     threads: int,
-    words: str = "",
+    rounding: str = "nearest",
     seeds: tuple[int, int] = (0, 0),
 ) -> Array:
-    """`bound`: arrays by slot besides `rows`, which are q, k and v; `words`: more of the line."""
+    """`bound`: arrays by slot besides `rows`, which are q, k and v."""
     q, k, v = rows
     optional = bound_arrays(out=out, status=status)
     library = common_library([("q", q), ("k", k), ("v", v), *bound.items(), *optional.items()])
     result = library.empty((*q.shape[:-1], v.shape[-1]), dtype_name(q.dtype), q) if out is None else out
     if status is not None:
-        words, bound = f"{words} metadata=report", {**bound, "status": status}
-    call = (rows, {**bound, "o": result}, max_seqlen, scale, layout, words, seeds, threads)
+        bound = {**bound, "status": status}
+    call = (rows, {**bound, "o": result}, max_seqlen, scale, layout, rounding, seeds, threads)
     (compute if library.operators is None else library.operators.linear)(operation, *call)
     return library.finish(result, q) if out is None else out
 
@@ -258,33 +258,35 @@ def compute(
     max_seqlen: int | None,
     scale: float | None,
     layout: str,
-    words: str,
+    rounding: str,
     seeds: tuple[int, int],
     threads: int,
 ) -> None:
-    """A forward into `bound["o"]`, with arrays by slot besides `rows`; `words`: more of the line."""
+    """A forward into `bound["o"]`, with arrays by slot besides `rows`."""
     q, k, v = rows
-    line = line_of(operation, (q, k, v, bound["o"]), bound, max_seqlen, scale, layout) + words
+    problem = problem_of(operation, (q, k, v, bound["o"]), bound, max_seqlen, scale, layout, rounding)
     bound = bits_of_seeds(bound)
-    _run(library_of(q, "q"), line, threads, ("q", "k", "v", *bound), (*rows, *bound.values()), q, seeds)
+    run_problem(library_of(q, "q"), problem, threads, ("q", "k", "v", *bound), (*rows, *bound.values()), q, seeds)
 
 
-def line_of(
+def problem_of(
     operation: str,
     rows: tuple[Array, Array, Array, Array],
     bound: dict[str, Array],
     max_seqlen: int | None,
     scale: float | None,
     layout: str,
-) -> str:
-    """The problem's line; `rows`: q, k, v, and o or dout."""
+    rounding: str = "nearest",
+    backward: bool = False,
+) -> _core.Problem:
+    """`rows`: q, k, v, and o or dout."""
     q, _, v, _ = rows
     starts, state, ring = bound.get("cu_seqlens_q"), bound.get("state"), bound.get("ring_k")
     sequences = None
     if starts is not None:  # lengths that no one reads here are at most that of all tokens
         sequences = (starts.shape[0] - 1, longest("cu_seqlens", starts, max_seqlen) or q.shape[0])
     dtypes = tuple(dtype_name(x.dtype) for x in rows)
-    return _line(
+    return _problem(
         operation,
         tuple(q.shape),
         tuple(v.shape),
@@ -294,11 +296,14 @@ def line_of(
         None if ring is None else tuple(ring.shape),
         None if scale is None else float(scale),
         layout,
+        rounding,
+        "status" in bound,
+        backward,
     )
 
 
 @lru_cache(maxsize=512)
-def _line(
+def _problem(
     operation: str,
     q: Shape,
     v: Shape,
@@ -308,23 +313,46 @@ def _line(
     ring: Shape | None,
     scale: float | None,
     layout: str,
-) -> str:
+    rounding: str,
+    reports: bool,
+    backward: bool,
+) -> _core.Problem:
     """`sequences`: how many, and the longest, of packed tokens."""
     rank = 4 if sequences is None else 3
     for name, shape, want in (("q", q, rank), ("v", v, rank), ("state", state, 4), ("ring_k", ring, 4)):
         if shape is not None and len(shape) != want:
             raise ValueError(f"{name}: got {len(shape)} dimensions, shape {shape}; want {want}")
     batch, tokens = q[:2] if sequences is None else sequences
-    words = [f"{operation} b={batch} t={tokens} h={q[-2]} d={q[-1]} dv={v[-1]} dtype={':'.join(dtypes[:4])}"]
-    if sequences is not None:
-        words.append(f"varlen tq={q[0]}")
+    fields: dict[str, Any] = {} if sequences is None else {"q_layout": "varlen", "total_q": q[0]}
     if state is not None:
-        words.append(f"state={dtypes[4]} layout={layout} slots={state[0]}")
+        fields = {**fields, **state_fields(dtypes[4], layout, state[0])}
     if ring is not None:
-        words.append(f"ring={ring_tokens(ring, tokens)}")
-    if scale is not None:
-        words.append(f"scale={scale!r}")
-    return " ".join(words)
+        fields["ring"] = ring_tokens(ring, tokens)
+    q_type, k_type, v_type, o_type = dtypes[:4]
+    return _core.Problem(
+        operation,
+        batch=batch,
+        seqlen_q=tokens,
+        heads_q=q[-2],
+        head_dim_qk=q[-1],
+        head_dim_v=v[-1],
+        q_type=q_type,
+        k_type=k_type,
+        v_type=v_type,
+        o_type=o_type,
+        scale=scale,
+        rounding=rounding,
+        metadata="report" if reports else None,
+        backward=backward,
+        **fields,
+    )
+
+
+def state_fields(dtype: str, layout: str, slots: int) -> dict[str, Any]:
+    """Fields of a problem that has states."""
+    if layout not in ("vk", "kv"):
+        raise ValueError(f'layout: got {layout!r}; want "vk" or "kv"')
+    return {"state_type": dtype, "state_layout": layout, "slots": slots}
 
 
 def ring_tokens(ring_k: Shape, tokens: int) -> int:
@@ -334,45 +362,3 @@ def ring_tokens(ring_k: Shape, tokens: int) -> int:
         want = f"2 · ring, of a ring of {max(tokens, 1)} to {MOST_RING_TOKENS} tokens"
         raise ValueError(f"ring_k: got {rows} rows a head, shape {ring_k}; want {want}")
     return rows // 2
-
-
-def decay_slopes(
-    heads: int, *, layer: int | None = None, layers: int | None = None, rule: Literal["alibi", "linear"] = "alibi"
-) -> Array:
-    """Slopes of the decay of each head, numpy fp32 (heads), for `linear_decode` and its relatives.
-
-    rule="alibi": those of ALiBi, 2^(−8 (i + 1) / heads) for a power of two, else those of the next smaller one followed
-    by every other one of twice as many heads; with layer and layers multiplied by 1 − layer / (layers − 1) + 1e-5, as
-    MiniMax-Text-01 and Ling's linear models do. rule="linear": (8 / heads) · (1 − layer / layers) · i, what the
-    Flash Linear Attention library takes: head 0 never forgets, the last ones at once. A rank of tensor parallelism
-    takes its heads' part of the array.
-
-    Needs numpy. Raises ValueError for fewer than one head, a layer outside 0 to below layers, one of layer and layers
-    without the other, an unknown rule, and for rule="linear" without a layer.
-
-    Source: ALiBi: Press, Smith and Lewis 2022 (arXiv:2108.12409); by layers: MiniMax 2025 (arXiv:2501.08313).
-    """
-    import numpy
-
-    if heads < 1:
-        raise ValueError(f"heads: got {heads}; want 1 or more")
-    if (layer is None) != (layers is None):
-        raise ValueError(f"layers: got layer={layer} with layers={layers}; want both or neither")
-    if layer is not None and layers is not None and not 0 <= layer < layers:
-        raise ValueError(f"layer: got {layer}; want 0 to below {layers}")
-    if rule == "alibi":
-        factor = 1.0 if layer is None or layers is None else 1 - layer / max(layers - 1, 1) + 1e-5
-        return numpy.array([slope * factor for slope in _alibi(heads)], numpy.float32)
-    if rule != "linear":
-        raise ValueError(f'rule: got {rule!r}; want "alibi" or "linear"')
-    if layer is None or layers is None:
-        raise ValueError('layer: got none; want layer and layers for rule="linear"')
-    return numpy.array([8 / heads * (1 - layer / layers) * head for head in range(heads)], numpy.float32)
-
-
-def _alibi(heads: int) -> list[float]:
-    whole = 1 << int(math.log2(heads))  # the largest power of two
-    slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
-    if whole < heads:
-        slopes += _alibi(2 * whole)[0::2][: heads - whole]
-    return slopes

@@ -6,9 +6,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from . import _core
 from ._libraries import common_library, dtype_name, library_of, refuse_gradient
-from .linear import Array, Layout, Rounding, Shape, bits_of_seeds, bound_arrays, ring_tokens, rounding_of
-from .operations import _run
+from .linear import Array, Layout, Rounding, Shape, bits_of_seeds, bound_arrays, ring_tokens, seeds_of, state_fields
+from .operations import run_problem
 
 
 def ring_advance(cursor: Any, tokens: int, ring: int) -> Any:
@@ -47,30 +48,41 @@ def linear_flush(
     """
     refuse_gradient("linear_flush", "has no gradient", state=state, ring_k=ring_k, ring_v=ring_v)
     bound = {"state": state, "decay_slopes": decay_slopes, "ring_k": ring_k, "ring_v": ring_v}
-    words, arrays, seeds = rounding_of(rounding, seed, offset, state)
+    arrays, seeds = seeds_of(rounding, seed, offset, state)
     bound |= {"ring_cursor": ring_cursor, **bound_arrays(state_slots=state_slots, status=status), **arrays}
     operators = common_library([*bound.items()]).operators
-    words += "" if status is None else " metadata=report"
-    (compute_flush if operators is None else operators.flush)(bound, layout, words, seeds, threads)
+    (compute_flush if operators is None else operators.flush)(bound, layout, rounding, seeds, threads)
 
 
-def compute_flush(bound: dict[str, Array], layout: str, words: str, seeds: tuple[int, int], threads: int) -> None:
-    """`bound`: arrays by slot; `words`: more of the line."""
+def compute_flush(bound: dict[str, Array], layout: str, rounding: str, seeds: tuple[int, int], threads: int) -> None:
+    """`bound`: arrays by slot."""
     bound = bits_of_seeds(bound)
     shapes = tuple(tuple(bound[name].shape) for name in ("ring_cursor", "ring_k", "ring_v", "state"))
     dtypes = tuple(dtype_name(bound[name].dtype) for name in ("ring_k", "ring_v", "state"))
-    line, state = _line(shapes, dtypes, layout) + words, bound["state"]
-    _run(library_of(state, "state"), line, threads, tuple(bound), tuple(bound.values()), state, seeds)
+    problem, state = _problem(shapes, dtypes, layout, rounding, "status" in bound), bound["state"]
+    run_problem(library_of(state, "state"), problem, threads, tuple(bound), tuple(bound.values()), state, seeds)
 
 
 @lru_cache(maxsize=512)
-def _line(shapes: tuple[Shape, ...], dtypes: tuple[str, ...], layout: str) -> str:
+def _problem(
+    shapes: tuple[Shape, ...], dtypes: tuple[str, ...], layout: str, rounding: str, reports: bool
+) -> _core.Problem:
     for name, shape, want in zip(("ring_cursor", "ring_k", "ring_v", "state"), shapes, (1, 4, 4, 4), strict=True):
         if len(shape) != want:
             raise ValueError(f"{name}: got {len(shape)} dimensions, shape {shape}; want {want}")
     (batch,), (_, heads, _, d), (*_, dv), (slots, *_) = shapes
     k, v, state = dtypes
-    return (
-        f"linear_decode b={batch} t=0 h={heads} d={d} dv={dv} dtype={k}:{k}:{v}:{k} state={state} layout={layout} "
-        f"slots={slots} ring={ring_tokens(shapes[1], 0)}"
+    return _core.Problem(
+        "linear_decode",
+        batch=batch,
+        seqlen_q=0,
+        heads_q=heads,
+        head_dim_qk=d,
+        head_dim_v=dv,
+        q_type=k,
+        v_type=v,
+        ring=ring_tokens(shapes[1], 0),
+        rounding=rounding,
+        metadata="report" if reports else None,
+        **state_fields(state, layout, slots),
     )

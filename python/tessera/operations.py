@@ -18,13 +18,13 @@ Shape = tuple[int, ...]
 
 
 @lru_cache(maxsize=512)
-def _plan(line: str, threads: int, device: int) -> _core.Plan:
-    return _core.Plan(line, threads=threads, device=device)
+def _plan(problem: _core.Problem, threads: int, device: int) -> _core.Plan:
+    return _core.Plan(problem, threads=threads, device=device)
 
 
-def _run(
+def run_problem(
     library: Library,
-    line: str,
+    problem: _core.Problem,
     threads: int,
     slots: tuple[str, ...],
     arrays: tuple[Any, ...],
@@ -34,9 +34,9 @@ def _run(
     """On the device of `q`, one of the arrays. `seeds`: seed and offset, where they are no arrays."""
     device = library.device(q)
     if device == CPU:
-        _plan(line, threads or get_threads(), CPU).run(slots, arrays, *seeds)
+        _plan(problem, threads or get_threads(), CPU).run(slots, arrays, *seeds)
     else:
-        run_on_gpu(library, _plan(line, 0, device), slots, arrays, q, seeds)
+        run_on_gpu(library, _plan(problem, 0, device), slots, arrays, q, seeds)
 
 
 def _stacked(parts: tuple[Array, ...], name: str) -> Any:
@@ -91,7 +91,7 @@ def combine(
         if out is None
         else dtype_name(out.dtype)
     )
-    line = _combine_line(count, tuple(shape), dtype, made, sinks is not None, return_lse)
+    problem = _combine_problem(count, tuple(shape), dtype, made, sinks is not None, return_lse)
     result = library.empty(tuple(shape), made, first) if out is None else out
     slots: tuple[str, ...] = ("o_parts", "lse_parts", "o")
     arrays: tuple[Any, ...] = (_placed(parts, "o_parts"), _placed(lses, "lse_parts"), result)
@@ -102,7 +102,7 @@ def combine(
         slots, arrays = (*slots, "lse"), (*arrays, lse)
     if sinks is not None:
         slots, arrays = (*slots, "sink"), (*arrays, sinks)
-    _run(library, line, threads, slots, arrays, first)
+    run_problem(library, problem, threads, slots, arrays, first)
     if out is None:
         result = library.finish(result, first)
     return (result, library.finish(lse, first)) if return_lse else result
@@ -122,16 +122,17 @@ def _placed(parts: Any, name: str) -> Any:
 
 
 @lru_cache(maxsize=512)
-def _combine_line(parts: int, shape: Shape, dtype: str, out: str, sink: bool, lse: bool) -> str:
+def _combine_problem(parts: int, shape: Shape, dtype: str, out: str, sink: bool, lse: bool) -> _core.Problem:
     if len(shape) not in (3, 4):
         raise ValueError(
             f"out_parts: got {len(shape) + 1} dimensions; want (parts, batch, seqlen, heads, dim) or "
             "(parts, tokens, heads, dim)"
         )
-    rows = f"b=1 sq={shape[0]} layout=varlen tq={shape[0]}" if len(shape) == 3 else f"b={shape[0]} sq={shape[1]}"
-    words = [rows, f"parts={parts} hq={shape[-2]} dv={shape[-1]} dtype={dtype}:{dtype}:{dtype}:{out}"]
-    words += ["sink"] * sink + ["lse"] * lse
-    return "combine " + " ".join(words)
+    rows: dict[str, Any] = {"batch": shape[0], "seqlen_q": shape[1]}
+    if len(shape) == 3:
+        rows = {"batch": 1, "seqlen_q": shape[0], "q_layout": "varlen", "total_q": shape[0]}
+    sizes = {"parts": parts, "heads_q": shape[-2], "head_dim_v": shape[-1]}
+    return _core.Problem("combine", **rows, **sizes, q_type=dtype, o_type=out, sink=sink, lse=lse)
 
 
 def merge_states(out_a: Array, lse_a: Array, out_b: Array, lse_b: Array) -> tuple[Array, Array]:
@@ -220,7 +221,7 @@ def compute_append(
     if page_indptr is not None:
         most_pages = None if page_indices is None or device_of(page_indptr) == CPU else page_indices.shape[0]
         sizes = (sizes[0], longest("page_indptr", page_indptr, most_pages))
-    line = _append_line(
+    problem = _append_problem(
         tuple(bound),
         sizes,
         k_cache.shape,
@@ -236,11 +237,12 @@ def compute_append(
     if q is not None:
         bound = {**bound, "q": q, "q_rotated": turned}
     slots = ("k", "v", "k_new", "v_new", *bound)
-    _run(library_of(k_cache, "k_cache"), line, threads, slots, (*arrays, *bound.values()), k_cache)
+    library = library_of(k_cache, "k_cache")
+    run_problem(library, problem, threads, slots, (*arrays, *bound.values()), k_cache)
 
 
 @lru_cache(maxsize=512)
-def _append_line(
+def _append_problem(
     bound: tuple[str, ...],
     sizes: tuple[int, int],
     k: Shape,
@@ -252,32 +254,39 @@ def _append_line(
     varlen_batch: int,
     dtypes: tuple[str, str, str],
     interleaved: bool,
-) -> str:
-    """The problem's line; `sizes`: longest run of new tokens, most pages of a sequence (CSR)."""
+) -> _core.Problem:
+    """`sizes`: longest run of new tokens, most pages of a sequence (CSR)."""
     rank = 3 if "cu_seqlens_q" in bound else 4
     for name, shape, want in (("k_cache", k, 4), ("v_cache", v, 4), ("k_new", k_new, rank)):
         if len(shape) != want:
             raise ValueError(f"{name}: got {len(shape)} dimensions, shape {tuple(shape)}; want {want}")
     if ("rotary_cos" in bound) != ("rotary_sin" in bound):
         raise ValueError("rotary_sin: got one table of two; want both rotary_cos and rotary_sin")
+    fields: dict[str, Any] = {"batch": k_new[0], "seqlen_q": k_new[1]}
     if rank == 3:
-        words = [f"b={varlen_batch} sq={sizes[0]} layout=varlen tq={k_new[0]}"]
-    else:
-        words = [f"b={k_new[0]} sq={k_new[1]}"]
-    words += [
-        f"hkv={k[-2]} hq={k[-2] if q is None else q[-2]} d={k[-1]} dv={v[-1]} dtype={':'.join(dtypes)}:{dtypes[0]}"
-    ]
+        fields = {"batch": varlen_batch, "seqlen_q": sizes[0], "q_layout": "varlen", "total_q": k_new[0]}
+    pages = {"page_size": k[1], "pages": k[0]}
     if table is not None:
-        words += [f"kv=table sk={table[-1] * k[1]} page={k[1]} pages={k[0]}"]
+        fields["kv"] = {"layout": "table", "seqlen": table[-1] * k[1], **pages}
     elif "page_indptr" in bound:
-        words += [f"kv=csr sk={sizes[1] * k[1]} page={k[1]} pages={k[0]}"]
+        fields["kv"] = {"layout": "csr", "seqlen": sizes[1] * k[1], **pages}
     else:
-        words += [f"kv=dense sk={k[1]}"]
-    if "seqused_q" in bound:
-        words.append("seqused_q")
+        fields["kv"] = {"layout": "dense", "seqlen": k[1]}
     if rotary is not None:
-        words.append(f"rotary={'interleaved' if interleaved else 'half'}:{2 * rotary[-1]}")
-    return "kv_append " + " ".join(words)
+        fields |= {"rotary": "interleaved" if interleaved else "half", "rotary_dim": 2 * rotary[-1]}
+    q_type, k_type, v_type = dtypes
+    return _core.Problem(
+        "kv_append",
+        heads_kv=k[-2],
+        heads_q=k[-2] if q is None else q[-2],
+        head_dim_qk=k[-1],
+        head_dim_v=v[-1],
+        q_type=q_type,
+        k_type=k_type,
+        v_type=v_type,
+        seqused_q="seqused_q" in bound,
+        **fields,
+    )
 
 
 def dropout_keep(

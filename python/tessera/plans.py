@@ -10,7 +10,7 @@ from ._arguments import parse
 from ._execute import Route, forward_route, get_threads
 from ._gpu import KeptWorkspaces, run_on_gpu
 from ._libraries import CPU, common_library, device_of, dtype_name, library_of_type, refuse_gradient
-from ._problem_line import FORWARD, attention_line, features_of, forward_outputs
+from ._problem import FORWARD, forward_outputs, problem_for
 from .attention import answer
 
 if TYPE_CHECKING:
@@ -183,22 +183,21 @@ def explain(
             raise TypeError(
                 f"explain: got a line and {', '.join(sorted(other)) or 'arrays'}; want wishes and threads only"
             )
-        line, wishes = q, options.get("wishes", "")
+        problem, wishes = _core.Problem.parse(q), options.get("wishes", "")
         if target is None:
-            return _core.Plan(line, wishes=wishes, threads=options.get("threads", 0) or get_threads()).explain()
+            return _core.Plan(problem, wishes=wishes, threads=options.get("threads", 0) or get_threads()).explain()
     elif target is None:
         return AttentionPlan(q, k, v, dict(options)).explain()
     else:
-        line, wishes = _line_of(q, k, v, dict(options))
-    return _core.explain_for(line, target, multiprocessors, wishes)
+        problem, wishes = _problem_of(q, k, v, dict(options))
+    return _core.explain_for(problem, target, multiprocessors, wishes)
 
 
-def _line_of(q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[str, str]:
-    """The problem's line and the wishes of a forward, without a plan: the arrays' own device need not have one."""
+def _problem_of(q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[_core.Problem, str]:
+    """The problem and the wishes of a forward, without a plan: the arrays' own device need not have one."""
     call = parse(q, k, v, **options)
-    features = features_of(call.features)
     shapes = tuple(tensor.shape for tensor in call.tensors)
     sizes = (call.slots, call.sizes, q.shape, k.shape, v.shape, shapes)
     dtypes = (dtype_name(q.dtype, "q"), dtype_name(k.dtype, "k"), dtype_name(v.dtype, "v"))
     out = forward_outputs(call.features, *sizes, dtypes[0])[0]
-    return attention_line(FORWARD, features, *sizes, (*dtypes, out[2])), features.wishes
+    return problem_for(FORWARD, call.features, *sizes, (*dtypes, out[2])), call.features.wishes

@@ -288,7 +288,7 @@ class TestRefusals:
     def test_equal_numbers_are_one_option_whichever_comes_first(self, qkv):
         """1, 1.0 and True are one key of a cache."""
         for first in (1.0, True, 1):
-            for cache in (_arguments.features_text, _execute.forward_route):
+            for cache in (_arguments.features, _execute.forward_route):
                 cache.cache_clear()
             calls = [{"threads": first}, {"threads": 1}, {"threads": True}, {"threads": 1.0}]
             calls += [{"window": (first, 0)}, {"window": (1, False)}, {"block": (first, 4), "mass": "mean"}]

@@ -32,7 +32,7 @@ def packed(requires_grad=False):
 def arguments(q, k, v, **options):
     """What the operator gets for these options."""
     call = parse(q, k, v, **options)
-    return q, k, v, list(call.tensors), " ".join(call.slots), call.features, call.sizes, call.scalars
+    return q, k, v, list(call.tensors), " ".join(call.slots), call.features.text(), call.sizes, call.scalars
 
 
 ENDS = torch.tensor([0, 7, 20], dtype=torch.int32)

@@ -19,6 +19,7 @@ from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _E
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
+from .._features import Features
 from . import operators
 from .operators import DIFFERENTIABLE, LIBRARY, names_of
 
@@ -86,7 +87,7 @@ class AttentionFunction(torch.autograd.Function):
         ctx: Any,
         plain: bool,
         slots: str,
-        features: str,
+        features: str | Features,
         sizes: Sequence[int],
         scalars: Sequence[int],
         q: Tensor,
@@ -117,8 +118,10 @@ class AttentionFunction(torch.autograd.Function):
         # The operator, if anyone may want to see it: a mode entered since, a graph of this backward.
         plain = ctx.plain and not torch.is_grad_enabled() and type(dout) is Tensor and not _len_torch_dispatch_stack()
         backward = operators.attention_backward_on_device if plain else operators.attention_backward
-        slots = ctx.call[0]
-        dq, dk, dv, others = backward(dout, dlse, out, lse, q, k, v, tensors, *ctx.call)
+        slots, features, sizes, scalars = ctx.call
+        if not plain and not isinstance(features, str):
+            features = features.text()
+        dq, dk, dv, others = backward(dout, dlse, out, lse, q, k, v, tensors, slots, features, sizes, scalars)
         if not tensors:
             return (*_NOT_TENSORS, dq, dk, dv)
         gradients = dict(zip((name for name in DIFFERENTIABLE if name in names_of(slots)), others, strict=True))
@@ -187,7 +190,7 @@ def _attention_autograd(
     v: Tensor,
     tensors: Sequence[Tensor],
     slots: str,
-    features: str,
+    features: str | Features,
     sizes: Sequence[int],
     scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -202,7 +205,7 @@ def attention(
     v: Tensor,
     tensors: Sequence[Tensor],
     slots: str,
-    features: str,
+    features: str | Features,
     sizes: Sequence[int],
     scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -291,7 +294,7 @@ def _attention_vmap(
     v: Tensor,
     tensors: list[Tensor],
     slots: str,
-    features: str,
+    features: str | Features,
     *call: Any,
 ) -> tuple[Any, Any]:
     """The mapped dimension becomes part of the batch, which changes nothing where no tensor is per sequence."""

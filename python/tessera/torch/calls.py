@@ -42,7 +42,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
         out, lse, extra = (
             _by_oracle(call, q, k, v, out) if call.callables != (None, None) else _dispatch(call, q, k, v, out)
         )
-    return (out, lse, *extra) if "lse" in call.features.split() else (out, *extra)
+    return (out, lse, *extra) if call.features.lse else (out, *extra)
 
 
 def _dispatch(
@@ -53,7 +53,7 @@ def _dispatch(
     arguments = (
         list(call.tensors),
         " ".join(call.slots),
-        call.features,
+        call.features.text(),
         call.sizes,
         (operators.signed(seed), operators.signed(offset), batch_offset, head_offset),
     )

@@ -8,7 +8,7 @@ Tensors that no mode, subclass, transform or tracer wants to see go past them to
 Arguments are those of ``tessera.linear_decode`` and its relatives, but
 
 - tensors, written, slots: tensors by the names of their slots, separated by spaces, those of `tensors` first
-- words: more of the problem's line (docs/grammar.md)
+- rounding: of bf16 states, "nearest" or "stochastic"
 - seeds: seed and offset of stochastic rounding, 64 bits each, as int64
 """
 
@@ -26,7 +26,7 @@ from . import autograd
 from .operators import BITS_64, LIBRARY, names_of, signed
 
 _BOUND = "Tensor[] tensors, Tensor(a!)[] written, str slots"
-_CALL = "str layout, str words, int[] seeds, int threads"
+_CALL = "str layout, str rounding, int[] seeds, int threads"
 _LINEAR = f"Tensor q, Tensor k, Tensor v, {_BOUND}, SymInt? max_seqlen, float? scale, {_CALL}"
 LIBRARY.define(f"linear_decode({_LINEAR}) -> ()")
 LIBRARY.define(f"linear_chunk({_LINEAR}) -> ()")
@@ -76,24 +76,24 @@ def linear(
     max_seqlen: int | None,
     scale: float | None,
     layout: str,
-    words: str,
+    rounding: str,
     seeds: tuple[int, int],
     threads: int,
 ) -> None:
     """`linear.compute`, for torch to see where it wants to."""
     if _goes_past((*rows, *bound.values())):
-        linear_calls.compute(operation, rows, bound, max_seqlen, scale, layout, words, seeds, threads)
+        linear_calls.compute(operation, rows, bound, max_seqlen, scale, layout, rounding, seeds, threads)
         return
     bits = [signed(seeds[0]), signed(seeds[1])]
-    _linear_operators[operation](*rows, *_by_use(bound), max_seqlen, scale, layout, words, bits, threads)
+    _linear_operators[operation](*rows, *_by_use(bound), max_seqlen, scale, layout, rounding, bits, threads)
 
 
-def flush(bound: dict[str, Tensor], layout: str, words: str, seeds: tuple[int, int], threads: int) -> None:
+def flush(bound: dict[str, Tensor], layout: str, rounding: str, seeds: tuple[int, int], threads: int) -> None:
     """`linear_ring.compute_flush`, likewise."""
     if _goes_past(tuple(bound.values())):
-        linear_ring.compute_flush(bound, layout, words, seeds, threads)
+        linear_ring.compute_flush(bound, layout, rounding, seeds, threads)
         return
-    _flush_operator(*_by_use(bound), layout, words, [signed(seeds[0]), signed(seeds[1])], threads)
+    _flush_operator(*_by_use(bound), layout, rounding, [signed(seeds[0]), signed(seeds[1])], threads)
 
 
 def append(
@@ -124,13 +124,13 @@ def _linear_on_device(operation: str) -> Any:
         max_seqlen: int | None,
         scale: float | None,
         layout: str,
-        words: str,
+        rounding: str,
         seeds: list[int],
         threads: int,
     ) -> None:
         bound = _by_slot(tensors, written, slots)
         rows = (q, k, v)
-        linear_calls.compute(operation, rows, bound, max_seqlen, scale, layout, words, _unsigned(seeds), threads)
+        linear_calls.compute(operation, rows, bound, max_seqlen, scale, layout, rounding, _unsigned(seeds), threads)
 
     return on_device
 
@@ -140,11 +140,11 @@ def _flush_on_device(
     written: list[Tensor],
     slots: str,
     layout: str,
-    words: str,
+    rounding: str,
     seeds: list[int],
     threads: int,
 ) -> None:
-    linear_ring.compute_flush(_by_slot(tensors, written, slots), layout, words, _unsigned(seeds), threads)
+    linear_ring.compute_flush(_by_slot(tensors, written, slots), layout, rounding, _unsigned(seeds), threads)
 
 
 def _append_on_device(

@@ -89,8 +89,10 @@ def _on_device(
     state = _first_state(q, v, initial_state, cu_seqlens, layout, output_final_state)
     bound = _bound_of(state, decay_slopes, cu_seqlens)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    line = linear.line_of("linear_chunk", (q, k, v, out), bound, max_seqlen, scale, layout)
-    operations._run(library_of(q, "q"), line, 0, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), out), q)
+    problem = linear.problem_of("linear_chunk", (q, k, v, out), bound, max_seqlen, scale, layout)
+    operations.run_problem(
+        library_of(q, "q"), problem, 0, ("q", "k", "v", *bound, "o"), (q, k, v, *bound.values(), out), q
+    )
     if not output_final_state:
         return out, q.new_empty(0, dtype=torch.float32)
     none = q.new_empty(_final_shape(q, v, cu_seqlens, layout), dtype=torch.float32)  # of no sequences
@@ -114,14 +116,14 @@ def _backward_on_device(
     dout = operators.with_rows(dout)
     state = _first_state(q, v, initial_state, cu_seqlens, layout, dfinal_state is not None)
     bound = _bound_of(state, decay_slopes, cu_seqlens)
-    line = linear.line_of("linear_chunk pass=backward", (q, k, v, dout), bound, max_seqlen, scale, layout)
+    problem = linear.problem_of("linear_chunk", (q, k, v, dout), bound, max_seqlen, scale, layout, backward=True)
     made = {"dq": torch.empty_like(q), "dk": torch.empty_like(k), "dv": torch.empty_like(v)}
     dinitial = q.new_empty(0 if initial_state is None else initial_state.shape, dtype=torch.float32)
     if initial_state is not None and state is not None:
         made["dstate_initial"] = dinitial
     final = None if dfinal_state is None or state is None else dfinal_state.contiguous()
     bound = {**bound, **linear.bound_arrays(dstate_final=final), "dout": dout, **made}
-    operations._run(library_of(q, "q"), line, 0, ("q", "k", "v", *bound), (q, k, v, *bound.values()), q)
+    operations.run_problem(library_of(q, "q"), problem, 0, ("q", "k", "v", *bound), (q, k, v, *bound.values()), q)
     return made["dq"], made["dk"], made["dv"], dinitial if initial_state is None else dinitial.to(initial_state.dtype)
 
 

@@ -5,7 +5,7 @@ Registered with ``torch.library`` as plain functions: no schema is inspected and
 Python operator costs about 10 µs instead of 80. What an operator is told of the problem beyond its tensors is
 
 - slots: names of the bound tensors besides q, k, v, in the order of `tensors`, separated by spaces
-- features: the words of a ``tessera._arguments.Call``
+- features: ``Features.text`` of the call's
 - sizes: longest query sequence, longest key sequence of each source; 0: the tensors' shapes say it
 - scalars: dropout's seed and offset (64 bits each, as int64), batch_offset, head_offset
 
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from .. import _execute
+from .._features import Features, features_of, with_lse
 from .._gpu import run_on_gpu
 from .._libraries import CPU, dtype_name, library_of
 
@@ -71,6 +72,11 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >= 1 << 63 else word
 
 
+def as_features(features: str | Features) -> Features:
+    """An operator gets them as text, which a graph can hold; a call that goes past the dispatcher keeps the object."""
+    return features_of(features) if isinstance(features, str) else features
+
+
 @lru_cache(maxsize=1024)
 def names_of(slots: str) -> tuple[str, ...]:
     return tuple(slots.split())
@@ -78,7 +84,7 @@ def names_of(slots: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2048)
 def _forward_route(
-    features: str,
+    features: str | Features,
     slots: str,
     sizes: tuple[int, int, int],
     q: Shape,
@@ -91,15 +97,15 @@ def _forward_route(
 ) -> _Route:
     """`dtypes` of q, k, v, and of out if the caller has allocated it, else None. `threads`: 0 on a GPU."""
     names = names_of(slots)
-    features = _execute.with_lse(features)
-    route = _execute.forward_route(features, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads, device)
+    asked = with_lse(as_features(features))
+    route = _execute.forward_route(asked, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads, device)
     made = tuple((shape, _packed_strides(shape), DTYPES[dtype]) for shape, dtype in route.made)
     return _Route(route.plan, route.slots, route.taken, made, _place(device), _seeds(names))
 
 
 @lru_cache(maxsize=2048)
 def _backward_route(
-    features: str,
+    features: str | Features,
     slots: str,
     sizes: tuple[int, int, int],
     q: Shape,
@@ -113,12 +119,13 @@ def _backward_route(
     _: int,
 ) -> _Route:
     """Wishes are for the forward's tiles; the backward follows only that of the implementation."""
-    words = [word for word in features.split() if not word.startswith("wish:") or "implementation=" in word]
-    if deterministic and "deterministic" not in words:
-        words.append("deterministic")
+    asked = as_features(features)
+    fields = {**asked.fields, "deterministic": True} if deterministic else asked.fields
+    wishes = " ".join([wish for wish in asked.wishes.split() if wish.startswith("implementation=")])
+    asked = Features(fields, asked.out, asked.threads, wishes)
     extra = ("dlse",) if dlse else ()
     plan, bound, taken = _execute.plan_for(
-        _execute.BACKWARD, " ".join(words), names_of(slots), sizes, q, k, v, shapes, dtypes, extra, device
+        _execute.BACKWARD, asked, names_of(slots), sizes, q, k, v, shapes, dtypes, extra, device
     )
     return _Route(plan, bound, taken, (), _place(device), _seeds(names_of(slots)))
 
@@ -156,7 +163,7 @@ def attention_on_device(
     v: Tensor,
     tensors: Sequence[Tensor],
     slots: str,
-    features: str,
+    features: str | Features,
     sizes: Sequence[int],
     scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
@@ -182,7 +189,7 @@ def attention_out_on_device(
     v: Tensor,
     tensors: Sequence[Tensor],
     slots: str,
-    features: str,
+    features: str | Features,
     sizes: Sequence[int],
     scalars: Sequence[int],
 ) -> None:
@@ -205,7 +212,7 @@ def attention_backward_on_device(
     v: Tensor,
     tensors: Sequence[Tensor],
     slots: str,
-    features: str,
+    features: str | Features,
     sizes: Sequence[int],
     scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
@@ -254,7 +261,7 @@ def _empty_gradients(
 
 
 def empty_outputs(
-    features: str,
+    features: str | Features,
     names: tuple[str, ...],
     sizes: tuple[int, int, int],
     q: Tensor,
@@ -266,7 +273,7 @@ def empty_outputs(
     shapes = tuple([x.shape for x in tensors])
     dtype = dtype_name(q.dtype)
     outputs = _execute.forward_outputs(
-        _execute.with_lse(features), names, sizes, q.shape, k.shape, v.shape, shapes, dtype
+        with_lse(as_features(features)), names, sizes, q.shape, k.shape, v.shape, shapes, dtype
     )
     return [q.new_empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in outputs]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import _execute
 from .._arguments import Call
+from .._features import with_lse
 from .._libraries import dtype_name
 from .operators import DIFFERENTIABLE, DTYPES, empty_outputs
 
@@ -23,7 +24,7 @@ class OracleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, out: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Any:
-        features = _execute.with_lse(call.features)
+        features = with_lse(call.features)
         outputs = empty_outputs(features, call.slots, call.sizes, q, k, v, tensors)
         if out is not None:
             outputs[0] = out

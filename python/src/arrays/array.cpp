@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "array.h"
+#include "arrays/array.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "array_dtype.h"
-#include "dlpack_exchange.h"
+#include "arrays/array_dtype.h"
+#include "arrays/dlpack_exchange.h"
 #include "tessera/error.h"
 
 namespace nb = nanobind;

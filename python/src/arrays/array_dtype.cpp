@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "array_dtype.h"
+#include "arrays/array_dtype.h"
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>

@@ -1,63 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a call's features, shapes and dtypes to its problem's line (docs/grammar.md) and its outputs' shapes."""
+"""From a call's features, shapes and dtypes to its problem and its outputs' shapes."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, NamedTuple
+
+from . import _core
+from ._features import Features
 
 Shape = tuple[int, ...]
 
 FORWARD = "forward"
 BACKWARD = "backward"
-
-
-class Features(NamedTuple):
-    """A features text, taken apart."""
-
-    words: tuple[str, ...]  # of the line, less those below
-    lse: bool
-    mass: str | None
-    next: str | None
-    block: tuple[int, int]
-    list_form: str | None
-    bwd_list_form: str | None
-    out: str | None  # Tessera's name of the output's dtype; None: that of q
-    threads: int
-    wishes: str
-
-
-# Words that only a forward has, and which of them an output needs.
-_FORWARD_ONLY = ("lse", "mass", "mass_lse", "next", "threshold", "metadata")
-
-
-@lru_cache(maxsize=4096)
-def features_of(text: str) -> Features:
-    """Takes a features text apart; see `tessera._arguments.Call`."""
-    words: list[str] = []
-    wishes: list[str] = []
-    taken: dict[str, str] = {}
-    for word in text.split():
-        key, _, value = word.partition("=")
-        if word.startswith("wish:"):
-            wishes.append(word[5:])
-        elif key in ("lse", "mass", "next", "block", "list", "bwd_list", "out", "threads"):
-            taken[key] = value
-        else:
-            words.append(word)
-    rows, _, keys = taken.get("block", "64x64").partition("x")
-    return Features(
-        words=tuple(words),
-        lse="lse" in taken,
-        mass=taken.get("mass"),
-        next=taken.get("next"),
-        block=(int(rows), int(keys)),
-        list_form=taken.get("list"),
-        bwd_list_form=taken.get("bwd_list"),
-        out=taken.get("out"),
-        threads=int(taken.get("threads", "0")),
-        wishes=" ".join(wishes),
-    )
 
 
 class Sizes(NamedTuple):
@@ -135,7 +89,7 @@ def tile_grid(sizes: Sizes, block: tuple[int, int]) -> tuple[Any, Any]:
 
 
 def forward_outputs(
-    features: str,
+    features: Features,
     slots: tuple[str, ...],
     sizes: tuple[int, int, int],
     q: Shape,
@@ -148,20 +102,20 @@ def forward_outputs(
 
     `shapes` are those of the tensors in `slots`. Only arithmetic, so that sizes may be symbolic.
     """
-    f = features_of(features)
-    out: tuple[tuple[str, Shape, str], ...] = (("o", (*q[:-1], v[-1]), f.out or q_dtype),)
-    if f.lse:
+    out: tuple[tuple[str, Shape, str], ...] = (("o", (*q[:-1], v[-1]), features.out or q_dtype),)
+    if features.lse:
         out += (("lse", (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1]), "fp32"),)
-    if f.mass is None and f.next is None:
+    mass, following = features.fields.get("mass"), features.fields.get("next")
+    if mass is None and following is None:
         return out
     size = sizes_of(q, k, dict(zip(slots, shapes, strict=True)), sizes)
-    query_blocks, key_blocks = tile_grid(size, f.block)
+    query_blocks, key_blocks = tile_grid(size, features.block)
     rows = (size.batch, size.heads_q, query_blocks)
-    if f.mass is not None:
+    if mass is not None:
         out += (("tile_mass", (*rows, key_blocks), "fp32"),)
-    if f.next == "indices":
+    if following == "indices":
         out += (("next_counts", rows, "int32"), ("next_indices", (*rows, key_blocks), "int32"))
-    elif f.next == "bitmask":
+    elif following == "bitmask":
         out += (("next_bits", (*rows, -(-key_blocks // 32)), "uint32"),)
     return out
 
@@ -189,39 +143,30 @@ def backward_outputs(
     return tuple(out)
 
 
-def _list_word(key: str, form: str, shape: Shape, sizes: Sizes) -> str:
-    """`list=FORM:HEADS:BATCH[:full]` from the shape of the list's first array."""
-    slot = "bwd_tiles" if key == "bwd_list" else "tiles"
-    _want_rank(
-        slot,
-        shape,
-        4 if form == "bitmask" else 3,
-        "(batch or 1, heads, blocks" + (", words)" if form == "bitmask" else ")"),
-    )
+def _list_of(slot: str, form: str, shapes: dict[str, Shape], sizes: Sizes) -> tuple[str, str, bool, bool]:
+    """A list's form, heads, whether it is for each sequence, whether it has full tiles. `slot`: "" or "bwd_"."""
+    shape = shapes[slot + ("tile_bits" if form == "bitmask" else "tile_counts")]
+    rank, dims = (4, "blocks, words") if form == "bitmask" else (3, "blocks")
+    _want_rank(f"{slot}tiles", shape, rank, f"(batch or 1, heads, {dims})")
     heads = {1: "1", sizes.heads_kv: "kv", sizes.heads_q: "q"}.get(shape[1])
     if heads is None:
-        raise ValueError(f"{slot}: got {shape[1]} heads; want {sizes.heads_q} (q), {sizes.heads_kv} (kv) or 1")
-    batch = "b" if shape[0] == sizes.batch else "1"
-    return f"{key}={form}:{heads}:{batch}"
+        raise ValueError(f"{slot}tiles: got {shape[1]} heads; want {sizes.heads_q} (q), {sizes.heads_kv} (kv) or 1")
+    full = slot + ("full_bits" if form == "bitmask" else "full_counts") in shapes
+    return form, heads, shape[0] == sizes.batch, full
 
 
-def _source_words(suffix: str, k: Shape, shapes: dict[str, Shape], seqlen: int) -> list[str]:
-    """Words of one source of keys."""
-    words = [f"sk{suffix}={seqlen}"]
+def _source(suffix: str, k: Shape, shapes: dict[str, Shape], seqlen: int) -> dict[str, Any]:
+    """The fields of one source of keys."""
     if "page_table" + suffix in shapes or "page_indptr" + suffix in shapes:
-        kind = "table" if "page_table" + suffix in shapes else "csr"
-        words += [f"kv{suffix}={kind}", f"page{suffix}={k[1]}", f"pages{suffix}={k[0]}"]
-        return words
+        layout = "table" if "page_table" + suffix in shapes else "csr"
+        return {"layout": layout, "seqlen": seqlen, "page_size": k[1], "pages": k[0]}
+    seqused = "seqused_k" + suffix in shapes
     if "cu_seqlens_k" + suffix in shapes:
-        words += [f"kv{suffix}=varlen", f"tk{suffix}={k[0]}"]
-    else:
-        words.append(f"kv{suffix}=dense")
-    if "seqused_k" + suffix in shapes:
-        words.append("seqused_k" + suffix)
-    return words
+        return {"layout": "varlen", "seqlen": seqlen, "total": k[0], "seqused": seqused}
+    return {"layout": "dense", "seqlen": seqlen, "seqused": seqused}
 
 
-def attention_line(
+def problem_for(
     kind: str,
     features: Features,
     slots: tuple[str, ...],
@@ -232,40 +177,38 @@ def attention_line(
     shapes: tuple[Shape, ...],
     dtypes: tuple[str, str, str, str],
     extra: tuple[str, ...] = (),
-) -> str:
-    """The problem's line. `dtypes` of q, k, v, o; `extra` words of a backward (dlse, grad=fp32, accumulate)."""
+) -> _core.Problem:
+    """`dtypes` of q, k, v, o; `extra`: what else a backward is asked for (dlse, grad_fp32, accumulate)."""
     by_slot = dict(zip(slots, shapes, strict=True))
     size = sizes_of(q, k, by_slot, sizes)
-    words = ["attention", *(("pass=backward",) if kind == BACKWARD else ())]
-    words += [f"b={size.batch}", f"sq={size.seqlen_q}", f"hq={size.heads_q}", f"hkv={size.heads_kv}"]
-    words += [f"d={q[-1]}", f"dv={v[-1]}", "dtype=" + ":".join(dtypes)]
+    fields = dict(features.fields) if kind == FORWARD else features.of_backward()
+    for name, prefix in (("list", ""), ("bwd_list", "bwd_")):
+        form = fields.pop(name, None)
+        if form is not None and not (prefix and kind == FORWARD):
+            fields[name] = _list_of(prefix, form, by_slot, size)
+    fields |= dict.fromkeys(extra, True)
+    if kind == BACKWARD:
+        fields["backward"] = True
     if "cu_seqlens_q" in by_slot:
-        words += ["layout=varlen", f"tq={q[0]}"]
-    words += _source_words("", k, by_slot, size.seqlen_k)
+        fields |= {"q_layout": "varlen", "total_q": q[0]}
     if "k2" in by_slot:
-        words += _source_words("2", by_slot["k2"], by_slot, size.seqlen_k2)
-    for slot, word in (("seqused_q", "seqused_q"), ("alibi_slopes", "alibi"), ("sink", "sink")):
-        if slot in by_slot:
-            words.append(word)
-    words += [f"block={features.block[0]}x{features.block[1]}"]
-    words += _list_words(kind, features, by_slot, size)
-    if kind == FORWARD:
-        for key, value in (("mass", features.mass), ("next", features.next)):
-            if value is not None:
-                words.append(f"{key}={value}")
-        words += ["lse"] if features.lse else []
-        words += features.words
-    else:
-        words += [word for word in features.words if word.partition("=")[0] not in _FORWARD_ONLY]
-    return " ".join([*words, *extra])
-
-
-def _list_words(kind: str, features: Features, by_slot: dict[str, Shape], size: Sizes) -> list[str]:
-    words = []
-    for key, form, prefix in (("list", features.list_form, ""), ("bwd_list", features.bwd_list_form, "bwd_")):
-        if form is None or (prefix and kind == FORWARD):
-            continue
-        first = by_slot[prefix + ("tile_bits" if form == "bitmask" else "tile_counts")]
-        full = prefix + ("full_bits" if form == "bitmask" else "full_counts") in by_slot
-        words.append(_list_word(key, form, first, size) + (":full" if full else ""))
-    return words
+        fields["kv2"] = _source("2", by_slot["k2"], by_slot, size.seqlen_k2)
+    q_type, k_type, v_type, o_type = dtypes
+    return _core.Problem(
+        "attention",
+        batch=size.batch,
+        seqlen_q=size.seqlen_q,
+        heads_q=size.heads_q,
+        heads_kv=size.heads_kv,
+        head_dim_qk=q[-1],
+        head_dim_v=v[-1],
+        q_type=q_type,
+        k_type=k_type,
+        v_type=v_type,
+        o_type=o_type,
+        kv=_source("", k, by_slot, size.seqlen_k),
+        seqused_q="seqused_q" in by_slot,
+        alibi="alibi_slopes" in by_slot,
+        sink="sink" in by_slot,
+        **fields,
+    )

@@ -6,7 +6,7 @@
 #include <deque>
 #include <string_view>
 
-#include "array.h"
+#include "arrays/array.h"
 
 namespace tessera::python {
 

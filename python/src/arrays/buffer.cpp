@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "arrays/dlpack_exchange.h"
 #include "cuda/driver/device.h"
-#include "dlpack_exchange.h"
 #include "host_operations.h"
 #include "tessera/error.h"
 #include "tessera/tensor.h"

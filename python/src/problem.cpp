@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "problem.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include <functional>
+#include <initializer_list>
+#include <optional>
+#include <string>
+
+#include "problem/grammar.h"
+#include "problem_fields.h"
+#include "tessera/error.h"
+
+namespace nb = nanobind;
+
+namespace tessera::python {
+namespace {
+
+bool has(const nb::dict& fields, const char* name) {
+  PyObject* value = PyDict_GetItemString(fields.ptr(), name);
+  return value != nullptr && value != Py_None;
+}
+
+std::int64_t must_fit(std::optional<std::int64_t> value, const std::string& name) {
+  if (value) return *value;
+  throw Error(ErrorCode::overflow, name, "a default that does not fit in 64 bits", "the field given");
+}
+
+/// A source's sizes that its other fields decide, unless they are among `given`.
+void complete(const Problem& p, KvSource& kv, const nb::dict& given, const std::string& name) {
+  if (!has(given, "total")) kv.total = must_fit(detail::default_total(p, kv), name + ".total");
+  if (!has(given, "pages")) kv.pages = must_fit(detail::default_pages(p, kv), name + ".pages");
+  if (!has(given, "seqused")) kv.seqused = detail::default_seqused(p.operation, kv.layout);
+}
+
+nb::dict source_given(const nb::dict& given, const char* name) {
+  return has(given, name) ? nb::borrow<nb::dict>(given[name]) : nb::dict();
+}
+
+void complete_rows(Problem& p, const nb::dict& given) {
+  if (!has(given, "heads_kv")) p.heads_kv = p.heads_q;
+  if (!has(given, "head_dim_v")) p.head_dim_v = p.head_dim_qk;
+  if (!has(given, "k_type")) p.k_type = p.q_type;
+  if (!has(given, "v_type")) p.v_type = p.q_type;
+  if (!has(given, "o_type")) p.o_type = p.q_type;
+  if (!has(given, "total_q")) p.total_q = must_fit(detail::default_total_q(p), "total_q");
+}
+
+void complete(Problem& p, const nb::dict& given) {
+  complete_rows(p, given);
+  if (p.is_linear()) {
+    if (!has(given, "slots")) p.slots = detail::default_slots(p);
+    return;
+  }
+  const nb::dict kv = source_given(given, "kv");
+  if (!has(kv, "layout")) p.kv.layout = detail::default_kv_layout(p.operation, p.q_layout);
+  if (!has(kv, "seqlen")) p.kv.seqlen = p.seqlen_q;
+  complete(p, p.kv, kv, "kv");
+  if (p.kv2) complete(p, *p.kv2, source_given(given, "kv2"), "kv2");
+}
+
+Operation operation_named(nb::handle name) {
+  const auto text = nb::cast<std::string>(name);
+  std::string want = "one of";
+  for (const auto& word : detail::kOperations) {
+    if (word.text == text) return word.value;
+    want.append(want == "one of" ? " " : ", ").append(word.text);
+  }
+  throw Error(ErrorCode::invalid_argument, "operation", "\"" + text + "\"", want);
+}
+
+Py_hash_t hash_of(const Problem& p) {
+  std::size_t seed = static_cast<std::size_t>(p.operation);
+  for (const std::int64_t size : {p.batch, p.seqlen_q, p.kv.seqlen, p.heads_q, p.heads_kv, p.head_dim_qk}) {
+    seed = seed * 1000003 ^ std::hash<std::int64_t>{}(size);
+  }
+  return static_cast<Py_hash_t>(seed >> 1);  // never -1, which stands for an error
+}
+
+nb::object field_of(const Problem& p, const std::string& name) {
+  if (name == "operation") {
+    const std::string_view word = detail::word_of(detail::kOperations, p.operation);
+    return nb::str(word.data(), word.size());
+  }
+  const Field<Problem>* found = field_named(problem_fields(), name);
+  if (found == nullptr) throw nb::attribute_error(("Problem has no field '" + name + "'").c_str());
+  return found->get(p);
+}
+
+}  // namespace
+
+Problem problem_from(nb::str operation, const nb::kwargs& fields) {
+  Problem p;
+  p.operation = operation_named(operation);
+  for (const auto& [key, value] : fields) {
+    const auto name = nb::cast<std::string>(key);
+    const Field<Problem>* found = field_named(problem_fields(), name);
+    if (found == nullptr)
+      throw nb::type_error(("Problem: got the field '" + name + "'; want one of Problem.fields()").c_str());
+    if (!value.is_none()) found->set(p, value, name);
+  }
+  complete(p, fields);
+  p.check();
+  return p;
+}
+
+Problem problem_of(nb::handle given) {
+  if (nb::isinstance<Problem>(given)) return nb::cast<Problem>(given);
+  if (PyUnicode_Check(given.ptr())) return Problem::parse(nb::cast<std::string>(given));
+  PyErr_Format(PyExc_TypeError, "problem: got %R; want a Problem or its line", given.ptr());
+  nb::raise_python_error();
+}
+
+void define_problem(nb::module_& m) {
+  nb::class_<Problem>(m, "Problem",
+                      "What is to be computed: an operation and the fields of the C++ Problem, by keyword.\n"
+                      "None leaves a field at its default, or at what other fields decide.")
+      .def(
+          "__init__",
+          [](Problem* self, nb::str operation, const nb::kwargs& fields) {
+            new (self) Problem(problem_from(std::move(operation), fields));
+          },
+          nb::arg("operation"), nb::arg("fields"),
+          "operation: \"attention\", \"combine\", \"kv_append\", \"linear_decode\" or \"linear_chunk\".\n"
+          "Raises ValueError naming the field, TypeError for a keyword that is none.")
+      .def_static(
+          "fields",
+          [] {
+            nb::list names;
+            for (const Field<Problem>& field : problem_fields()) {
+              names.append(nb::str(field.name.data(), field.name.size()));
+            }
+            return nb::tuple(names);
+          },
+          "Names of the fields.")
+      .def_static("parse", &Problem::parse, nb::arg("line"), "From a line (docs/grammar.md). Raises ValueError.")
+      .def("__str__", &Problem::to_string, "The shortest line that parses back to an equal problem.")
+      .def("__repr__", [](const Problem& self) { return "Problem.parse(\"" + self.to_string() + "\")"; })
+      .def("__getattr__", &field_of)
+      .def("__hash__", &hash_of)
+      .def("__eq__",
+           [](const Problem& self, nb::handle other) {
+             return nb::isinstance<Problem>(other) && self == nb::cast<const Problem&>(other);
+           })
+      .def("__getstate__", &Problem::to_string)
+      .def("__setstate__", [](Problem* self, const std::string& line) { new (self) Problem(Problem::parse(line)); });
+}
+
+}  // namespace tessera::python

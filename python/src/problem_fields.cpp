@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "problem_fields.h"
+
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "problem/grammar.h"
+#include "tessera/error.h"
+
+namespace nb = nanobind;
+
+namespace tessera::python {
+namespace {
+
+[[noreturn]] void reject(std::string_view name, nb::handle value, std::string_view want) {
+  constexpr std::size_t kLongest = 80;
+  std::string got = nb::cast<std::string>(nb::repr(value));
+  if (got.size() > kLongest) got = got.substr(0, kLongest) + "…";
+  throw Error(ErrorCode::invalid_argument, std::string(name), got, std::string(want));
+}
+
+std::string string_of(nb::handle value, std::string_view name, std::string_view want) {
+  if (!PyUnicode_Check(value.ptr())) reject(name, value, want);
+  return nb::cast<std::string>(value);
+}
+
+// The words of each enumeration, those of the problem's line.
+constexpr const auto& words(Layout) { return detail::kLayouts; }
+constexpr const auto& words(KvLayout) { return detail::kKvLayouts; }
+constexpr const auto& words(Rotary) { return detail::kRotaries; }
+constexpr const auto& words(MassKind) { return detail::kMassKinds; }
+constexpr const auto& words(StateLayout) { return detail::kStateLayouts; }
+constexpr const auto& words(Rounding) { return detail::kRoundings; }
+constexpr const auto& words(Metadata) { return detail::kMetadatas; }
+constexpr const auto& words(TileList::Form) { return detail::kForms; }
+constexpr const auto& words(TileList::Heads) { return detail::kListHeads; }
+
+template <class Value>
+  requires std::is_enum_v<Value>
+void read(Value& field, nb::handle value, std::string_view name) {
+  std::string want;
+  for (const auto& word : words(Value{})) want.append(want.empty() ? "one of " : ", ").append(word.text);
+  const std::string text = string_of(value, name, want);
+  for (const auto& word : words(Value{})) {
+    if (word.text != text) continue;
+    field = word.value;
+    return;
+  }
+  reject(name, value, want);
+}
+template <class Value>
+  requires std::is_enum_v<Value>
+nb::object shown(Value field) {
+  const std::string_view word = detail::word_of(words(Value{}), field);
+  if (word.empty()) return nb::none();
+  return nb::str(word.data(), word.size());
+}
+
+void read(std::int64_t& field, nb::handle value, std::string_view name) {
+  const nb::object number = nb::steal(PyNumber_Index(value.ptr()));
+  if (!number.is_valid()) {
+    PyErr_Clear();
+    reject(name, value, "an integer");
+  }
+  int overflow = 0;
+  field = PyLong_AsLongLongAndOverflow(number.ptr(), &overflow);
+  if (overflow != 0) reject(name, value, "an integer that fits in 64 bits");
+}
+nb::object shown(std::int64_t field) { return nb::int_(field); }
+
+void read(float& field, nb::handle value, std::string_view name) {
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    reject(name, value, "a number");
+  }
+  field = static_cast<float>(number);
+  const bool lost = (std::isinf(field) && std::isfinite(number)) || (field == 0.0F && number != 0.0);
+  if (lost) reject(name, value, "a number that fits in fp32");
+}
+nb::object shown(float field) { return nb::float_(field); }
+
+void read(bool& field, nb::handle value, std::string_view name) {
+  if (!PyBool_Check(value.ptr())) reject(name, value, "True or False");
+  field = value.ptr() == Py_True;
+}
+nb::object shown(bool field) { return nb::bool_(field); }
+
+void read(std::string& field, nb::handle value, std::string_view name) { field = string_of(value, name, "a name"); }
+nb::object shown(const std::string& field) {
+  if (field.empty()) return nb::none();
+  return nb::str(field.data(), field.size());
+}
+
+void read(DType& field, nb::handle value, std::string_view name) {
+  field = parse_dtype(string_of(value, name, "the name of a dtype, as \"bf16\""), name);
+}
+nb::object shown(DType field) {
+  const std::string_view name = to_string(field);
+  return nb::str(name.data(), name.size());
+}
+
+/// Whether it is a backward.
+void read(Pass& field, nb::handle value, std::string_view name) {
+  bool backward = false;
+  read(backward, value, name);
+  field = backward ? Pass::backward : Pass::forward;
+}
+nb::object shown(Pass field) { return nb::bool_(field == Pass::backward); }
+
+void read(CompressedCausal& field, nb::handle value, std::string_view name);
+nb::object shown(const CompressedCausal& field);
+void read(KvSource& field, nb::handle value, std::string_view name);
+nb::object shown(const KvSource& field);
+
+template <class Value>
+void read(std::optional<Value>& field, nb::handle value, std::string_view name) {
+  if (value.is_none()) {
+    field.reset();
+  } else {
+    read(field.emplace(), value, name);
+  }
+}
+template <class Value>
+nb::object shown(const std::optional<Value>& field) {
+  return field ? shown(*field) : nb::none();
+}
+
+/// The members of a tuple or list of `size`.
+nb::tuple members(nb::handle value, std::string_view name, std::size_t size, std::string_view want) {
+  if (!PyTuple_Check(value.ptr()) && !PyList_Check(value.ptr())) reject(name, value, want);
+  nb::tuple all = nb::steal<nb::tuple>(PySequence_Tuple(value.ptr()));
+  if (all.size() != size) reject(name, value, want);
+  return all;
+}
+
+void read(Window& field, nb::handle value, std::string_view name) {
+  const nb::tuple ends = members(value, name, 2, "(left, right), each an integer or None");
+  read(field.left, ends[0], name);
+  read(field.right, ends[1], name);
+}
+nb::object shown(const Window& field) { return nb::make_tuple(shown(field.left), shown(field.right)); }
+
+void read(CompressedCausal& field, nb::handle value, std::string_view name) {
+  const nb::tuple both = members(value, name, 2, "(length, stride), two integers");
+  read(field.length, both[0], name);
+  read(field.stride, both[1], name);
+}
+nb::object shown(const CompressedCausal& field) { return nb::make_tuple(shown(field.length), shown(field.stride)); }
+
+void read(TileList& field, nb::handle value, std::string_view name) {
+  const nb::tuple all = members(value, name, 4, "(form, heads, whether for each sequence, whether with full tiles)");
+  read(field.form, all[0], name);
+  read(field.heads, all[1], name);
+  read(field.per_batch, all[2], name);
+  read(field.full, all[3], name);
+}
+nb::object shown(const TileList& field) {
+  if (!field) return nb::none();
+  return nb::make_tuple(shown(field.form), shown(field.heads), shown(field.per_batch), shown(field.full));
+}
+
+void read(KvSource& field, nb::handle value, std::string_view name) {
+  if (!PyDict_Check(value.ptr())) reject(name, value, "a dict of a source's fields");
+  for (const auto& [key, member] : nb::borrow<nb::dict>(value)) {
+    const auto text = string_of(key, name, "names of a source's fields");
+    const Field<KvSource>* found = field_named(source_fields(), text);
+    if (found == nullptr) reject(name, key, "layout, seqlen, total, page_size, pages or seqused");
+    if (!member.is_none()) found->set(field, member, std::string(name) + "." + text);
+  }
+}
+nb::object shown(const KvSource& field) {
+  nb::dict all;
+  for (const Field<KvSource>& member : source_fields()) {
+    all[nb::str(member.name.data(), member.name.size())] = member.get(field);
+  }
+  return all;
+}
+
+/// `Access`: from an owner to a reference of its field, wherever in the owner that lies.
+template <class Owner, class Access>
+Field<Owner> field(std::string_view name, Access /*access*/) {
+  return {name, [](Owner& owner, nb::handle value, std::string_view at) { read(Access{}(owner), value, at); },
+          [](const Owner& owner) -> nb::object { return shown(Access{}(owner)); }};
+}
+
+}  // namespace
+
+#define TESSERA_FIELD(Owner, name, path) field<Owner>(name, [](auto& owner) -> auto& { return owner.path; })
+
+const std::vector<Field<Problem>>& problem_fields() {
+  static const std::vector<Field<Problem>> fields{
+      TESSERA_FIELD(Problem, "backward", pass),
+      TESSERA_FIELD(Problem, "batch", batch),
+      TESSERA_FIELD(Problem, "seqlen_q", seqlen_q),
+      TESSERA_FIELD(Problem, "total_q", total_q),
+      TESSERA_FIELD(Problem, "heads_q", heads_q),
+      TESSERA_FIELD(Problem, "heads_kv", heads_kv),
+      TESSERA_FIELD(Problem, "head_dim_qk", head_dim_qk),
+      TESSERA_FIELD(Problem, "head_dim_v", head_dim_v),
+      TESSERA_FIELD(Problem, "q_type", q_type),
+      TESSERA_FIELD(Problem, "k_type", k_type),
+      TESSERA_FIELD(Problem, "v_type", v_type),
+      TESSERA_FIELD(Problem, "o_type", o_type),
+      TESSERA_FIELD(Problem, "q_layout", q_layout),
+      TESSERA_FIELD(Problem, "seqused_q", seqused_q),
+      TESSERA_FIELD(Problem, "kv", kv),
+      TESSERA_FIELD(Problem, "kv2", kv2),
+      TESSERA_FIELD(Problem, "scale", scale),
+      TESSERA_FIELD(Problem, "softcap", softcap),
+      TESSERA_FIELD(Problem, "alibi", alibi),
+      TESSERA_FIELD(Problem, "score", score),
+      TESSERA_FIELD(Problem, "window", window),
+      TESSERA_FIELD(Problem, "compressed_causal", compressed_causal),
+      TESSERA_FIELD(Problem, "chunk", chunk),
+      TESSERA_FIELD(Problem, "mask", mask),
+      TESSERA_FIELD(Problem, "sink", sink),
+      TESSERA_FIELD(Problem, "dropout", dropout),
+      TESSERA_FIELD(Problem, "block_q", block_q),
+      TESSERA_FIELD(Problem, "block_kv", block_kv),
+      TESSERA_FIELD(Problem, "list", list),
+      TESSERA_FIELD(Problem, "bwd_list", bwd_list),
+      TESSERA_FIELD(Problem, "next", next),
+      TESSERA_FIELD(Problem, "next_threshold", next_threshold),
+      TESSERA_FIELD(Problem, "mass", mass),
+      TESSERA_FIELD(Problem, "mass_prior_lse", mass_prior_lse),
+      TESSERA_FIELD(Problem, "lse", lse),
+      TESSERA_FIELD(Problem, "dlse", dlse),
+      TESSERA_FIELD(Problem, "grad_fp32", grad_fp32),
+      TESSERA_FIELD(Problem, "accumulate", accumulate),
+      TESSERA_FIELD(Problem, "deterministic", deterministic),
+      TESSERA_FIELD(Problem, "batch_invariant", batch_invariant),
+      TESSERA_FIELD(Problem, "metadata", metadata),
+      TESSERA_FIELD(Problem, "parts", parts),
+      TESSERA_FIELD(Problem, "rotary", rotary),
+      TESSERA_FIELD(Problem, "rotary_dim", rotary_dim),
+      TESSERA_FIELD(Problem, "slots", slots),
+      TESSERA_FIELD(Problem, "state_type", state_type),
+      TESSERA_FIELD(Problem, "state_layout", state_layout),
+      TESSERA_FIELD(Problem, "ring", ring),
+      TESSERA_FIELD(Problem, "rounding", rounding),
+  };
+  return fields;
+}
+
+const std::vector<Field<KvSource>>& source_fields() {
+  static const std::vector<Field<KvSource>> fields{
+      TESSERA_FIELD(KvSource, "layout", layout), TESSERA_FIELD(KvSource, "seqlen", seqlen),
+      TESSERA_FIELD(KvSource, "total", total),   TESSERA_FIELD(KvSource, "page_size", page_size),
+      TESSERA_FIELD(KvSource, "pages", pages),   TESSERA_FIELD(KvSource, "seqused", seqused),
+  };
+  return fields;
+}
+
+}  // namespace tessera::python
