@@ -65,21 +65,21 @@ struct CompressedCausal {
   bool operator==(const CompressedCausal&) const = default;
 };
 
-/// Of combine alone.
+/// What combine alone has.
 struct Combine {
   std::int64_t parts = 2;  // partial results
   bool operator==(const Combine&) const = default;
 };
 
-/// Of kv_append alone.
+/// What kv_append alone has.
 struct KvAppend {
   Rotary rotary = Rotary::none;
   std::int64_t rotary_dim = 0;  // multiple of 2, at most head_dim_qk
   bool operator==(const KvAppend&) const = default;
 };
 
-/// Of linear_decode and linear_chunk alone. Their seqlen_q is the tokens of a step or of the longest sequence, heads_kv
-/// is heads_q, head_dim_qk and head_dim_v are the sizes of a state.
+/// What linear_decode and linear_chunk alone have. Their seqlen_q is the tokens of a step or of the longest sequence,
+/// heads_kv is heads_q, head_dim_qk and head_dim_v are the sizes of a state.
 struct LinearStates {
   std::int64_t states = 0;         // in the pool; linear_chunk: 0 begins with zeros and keeps no state
   DType state_type = DType::fp32;  // or bf16: read to fp32, rounded once when written

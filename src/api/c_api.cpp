@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
-#include <vector>
 
-#include "cuda/driver/driver.h"
+#include "api/c_values.h"
 #include "tessera/callable.h"
-#include "tessera/cuda.h"
 #include "tessera/error.h"
 #include "tessera/executor.h"
 #include "tessera/plan.h"
@@ -39,6 +37,7 @@ namespace {
 
 using tessera::Error;
 using tessera::ErrorCode;
+using namespace tessera::c_abi;
 
 static_assert(TESSERA_CANCELLED == static_cast<int>(ErrorCode::cancelled));
 static_assert(TESSERA_INTERNAL == static_cast<int>(ErrorCode::internal));
@@ -83,118 +82,12 @@ int guarded(Call&& call) noexcept {
   }
 }
 
-template <class T>
-T& required(T* pointer, const char* argument) {
-  if (pointer == nullptr) throw Error(ErrorCode::invalid_argument, argument, "NULL", "a pointer");
-  return *pointer;
-}
-
-/// A copy of a sized struct, members that the caller does not know zero. Members that this library does not know must
-/// be zero.
-template <class T>
-T sized(const T* given, const char* argument) {
-  const std::size_t size = required(given, argument).struct_size;
-  constexpr std::size_t kFirstVersion = sizeof(T);
-  if (size < kFirstVersion || size > 4096) {
-    throw Error(ErrorCode::invalid_argument, std::string(argument) + ".struct_size", std::to_string(size),
-                std::to_string(sizeof(T)));
-  }
-  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
-  if (std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; })) {
-    throw Error(ErrorCode::unsupported, argument, "members of a newer version",
-                "those of version " + std::string(tessera::version()));
-  }
-  return *given;
-}
-
 void write_text(const std::string& text, char* buffer, std::size_t size, std::size_t* needed) noexcept {
   if (needed != nullptr) *needed = text.size();
   if (buffer == nullptr || size == 0) return;
   const std::size_t count = std::min(text.size(), size - 1);
   std::memcpy(buffer, text.data(), count);
   buffer[count] = '\0';
-}
-
-tessera::DeviceType device_type(std::int32_t value, const char* argument) {
-  if (value == TESSERA_CPU) return tessera::DeviceType::cpu;
-  if (value == TESSERA_CUDA) return tessera::DeviceType::cuda;
-  throw Error(ErrorCode::invalid_argument, argument, "device type " + std::to_string(value), "0 (cpu) or 1 (cuda)");
-}
-
-tessera::DType dtype_of(int value, const char* argument) {
-  if (value < TESSERA_FP64 || value > TESSERA_UINT64) {
-    throw Error(ErrorCode::invalid_argument, argument, "dtype " + std::to_string(value), "one of TESSERA_FP64 …");
-  }
-  return static_cast<tessera::DType>(value);
-}
-
-tessera::Tensor tensor_of(const tessera_tensor* given, const char* argument) {
-  const tessera_tensor from = sized(given, argument);
-  const tessera::Device device{device_type(from.device_type, argument), from.device_index};
-  if (from.rank < 0 || from.rank > TESSERA_MAX_RANK) {
-    throw Error(ErrorCode::invalid_argument, argument, std::to_string(from.rank) + " dimensions", "0 to 6 dimensions");
-  }
-  tessera::Tensor tensor =
-      tessera::Tensor::contiguous(from.data, dtype_of(from.dtype, argument), from.shape, from.rank, device);
-  std::copy(from.strides, from.strides + from.rank, tensor.strides.begin());
-  tensor.byte_offset = from.byte_offset;
-  return tensor;
-}
-
-/// A chip's plan may be asked for where there is no GPU, so the driver is asked for what only it knows.
-tessera::Target cuda_target_of(const tessera_target& from) {
-  const auto check = [](std::int64_t value, const char* member, std::int64_t least) {
-    if (value >= least) return;
-    throw Error(ErrorCode::invalid_argument, std::string("target.") + member, std::to_string(value),
-                std::to_string(least) + " or more");
-  };
-  check(from.sm, "sm", 0);
-  check(from.multiprocessors, "multiprocessors", 0);
-  check(from.shared_memory, "shared_memory", 0);
-  check(from.device_index, "device_index", -1);
-  const bool has_gpu = tessera::cuda::driver_version_or_zero() > 0 && !tessera::cuda::devices().empty();
-  const auto present = [&from] { return tessera::Target::cuda_device(from.device_index); };
-  tessera::Target target = from.sm == 0 ? present() : tessera::Target::cuda(from.sm);
-  if (has_gpu) {
-    const tessera::Target gpu = present();
-    target.index = gpu.index;
-    if (from.emulated != 0 || target.sm == gpu.sm) target.multiprocessors = gpu.multiprocessors;
-    if (target.sm == gpu.sm) target.shared_memory = gpu.shared_memory;
-  } else {
-    target.index = std::max(from.device_index, 0);
-  }
-  if (from.shared_memory > 0) target.shared_memory = from.shared_memory;
-  if (from.multiprocessors > 0) target.multiprocessors = from.multiprocessors;
-  target.emulated = from.emulated != 0;
-  return target;
-}
-
-tessera::Target target_of(const tessera_target* given) {
-  if (given == nullptr) return tessera::Target::cpu();
-  const tessera_target from = sized(given, "target");
-  if (device_type(from.device_type, "target") == tessera::DeviceType::cuda) return cuda_target_of(from);
-  return tessera::Target::cpu(from.threads, from.isa != nullptr ? from.isa : "");
-}
-
-tessera::Wishes wishes_of(const char* text) { return tessera::Wishes::parse(text != nullptr ? text : ""); }
-
-tessera::Slot slot_of(const char* name) {
-  const auto slot = tessera::parse_slot(&required(name, "slot"));
-  if (!slot) throw Error(ErrorCode::invalid_argument, "slot", "\"" + std::string(name) + "\"", "a slot's name");
-  return *slot;
-}
-
-std::vector<tessera::ExtraTensor> extras_of(const tessera_extra* given, std::size_t count) {
-  if (count > static_cast<std::size_t>(tessera::kMaxExtras)) {
-    throw Error(ErrorCode::invalid_argument, "extras", std::to_string(count) + " tensors",
-                "at most " + std::to_string(tessera::kMaxExtras));
-  }
-  std::vector<tessera::ExtraTensor> extras;
-  for (std::size_t i = 0; i < count; ++i) {
-    const tessera_extra from = sized(&required(given, "extras") + i, "extras");
-    extras.push_back({&required(from.name, "extras"), dtype_of(from.dtype, "extras"), from.rank});
-  }
-  return extras;
 }
 
 tessera_score_point point_of(const tessera::ScorePoint& at) noexcept { return {at.batch, at.head, at.query, at.key}; }

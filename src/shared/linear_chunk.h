@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks over whole sequences of linear attention (operations/linear_walks.h): the configuration of their kernel, and what
-// it is given at run time.
+// Walks over whole sequences of linear attention (operations/linear_walks.h): the configuration of their kernel, and
+// what it is given at run time.
 #pragma once
 
 #include "shared/params.h"

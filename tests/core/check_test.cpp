@@ -147,7 +147,7 @@ const Broken kBroken[] = {
     {kCombine, [](Problem& p) { p.kv.layout = KvLayout::varlen; }, kInvalid, "kv"},
     {kCombine, [](Problem& p) { p.kv.seqlen = -1; }, kInvalid, "kv.seqlen"},
     {kCombine, [](Problem& p) { p.seqused_q = true; }, kInvalid, "seqused_q"},
-    {kCombine, [](Problem& p) { p.append.rotary_dim = 8; }, kInvalid, "append.rotary"},
+    {kCombine, [](Problem& p) { p.append.rotary_dim = 8; }, kInvalid, "append.rotary_dim"},
     {kCombine, [](Problem& p) { p.window.right = 0; }, kInvalid, "window"},
     {kCombine, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
     {kCombine, [](Problem& p) { p.kv2.emplace(); }, kInvalid, "kv2"},

@@ -2,6 +2,7 @@
 // The table of operations: every operation has its own keys and fields, and refuses those of the others.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iterator>
 #include <set>
 #include <string>
@@ -61,7 +62,7 @@ TEST(Operations, AreInTheOrderOfTheEnumeration) {
     EXPECT_EQ(problem.to_string(), kLines[i]);
     for (const detail::OperationRules* other : detail::operations()) {
       if (other->own_field == row.own_field) continue;
-      EXPECT_EQ(other->own_field(problem), "") << kLines[i] << other->name;
+      EXPECT_EQ(other->own_field(problem), "") << kLines[i] << ", " << other->name;
     }
   }
 }
