@@ -132,8 +132,8 @@ struct FwdConfig {
   bool user_mask = false;
 
   static constexpr const char* type_name() { return "FwdConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
-  /// which is counted there.
+  /// Every field, in the order above. A kernel's source and name follow from this list
+  /// (cuda/source/configuration_text.h), which is counted there.
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);

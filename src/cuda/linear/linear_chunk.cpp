@@ -6,9 +6,9 @@
 
 #include "cuda/attention/params.h"
 #include "cuda/driver/occupancy.h"
-#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
+#include "cuda/source/configuration_text.h"
 #include "plan/implementations.h"
 #include "problem/linear_walks.h"
 #include "shared/config.h"
