@@ -28,8 +28,8 @@ struct AppendConfig {
   int width = 8;  // elements that a thread moves at once: 8 where all dims allow it, else 1
 
   static constexpr const char* type_name() { return "AppendConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
-  /// which is counted there.
+  /// Every field, in the order above. A kernel's source and name follow from this list
+  /// (cuda/source/configuration_text.h), which is counted there.
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("q", c.q);

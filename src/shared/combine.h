@@ -11,8 +11,8 @@ struct CombineConfig {
   Element output = Element::bf16;
 
   static constexpr const char* type_name() { return "CombineConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
-  /// which is counted there.
+  /// Every field, in the order above. A kernel's source and name follow from this list
+  /// (cuda/source/configuration_text.h), which is counted there.
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("parts", c.parts);

@@ -135,8 +135,8 @@ struct FwdConfig {
   bool user_mask = false;
 
   static constexpr const char* type_name() { return "FwdConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
-  /// which is counted there.
+  /// Every field, in the order above. A kernel's source and name follow from this list
+  /// (cuda/source/configuration_text.h), which is counted there.
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
@@ -210,6 +210,12 @@ struct FwdConfig {
   constexpr int q_bytes() const { return tile_q * d * bytes_of(type); }
   constexpr int k_bytes() const { return tile_kv * d * bytes_of(type); }
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(type); }
+  /// Of a row of the narrowest panel that K or V is cut into.
+  constexpr int panel_bytes() const {
+    const int of_k = columns_of_panel(type, d);
+    const int of_v = columns_of_panel(type, dv);
+    return (of_k < of_v ? of_k : of_v) * bytes_of(type);
+  }
   /// O leaves through the shared memory of Q and of the ring.
   constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }
   constexpr int smem_bytes() const {

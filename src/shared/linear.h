@@ -35,8 +35,8 @@ struct LinearConfig {
   bool one_token = false;
 
   static constexpr const char* type_name() { return "LinearConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
-  /// which is counted there.
+  /// Every field, in the order above. A kernel's source and name follow from this list
+  /// (cuda/source/configuration_text.h), which is counted there.
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("q", c.q);
@@ -127,8 +127,8 @@ struct LinearSumConfig {
   int parts = 2;
 
   static constexpr const char* type_name() { return "LinearSumConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
-  /// which is counted there.
+  /// Every field, in the order above. A kernel's source and name follow from this list
+  /// (cuda/source/configuration_text.h), which is counted there.
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("output", c.output);

@@ -18,8 +18,8 @@ struct ChunkConfig {
   bool wgmma = false;            // products by wgmma (SM90), else by mma.sync
 
   static constexpr const char* type_name() { return "ChunkConfig"; }
-  /// Every field, in the order above. A kernel's source and name follow from this list (jit/configuration_text.h),
-  /// which is counted there.
+  /// Every field, in the order above. A kernel's source and name follow from this list
+  /// (cuda/source/configuration_text.h), which is counted there.
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);

@@ -52,11 +52,13 @@ TEST(WishesText, OfTheGpuForward) {
     return make_plan(problem, Target::cuda(sm), Wishes::parse("implementation=cuda.fwd_mma " + wishes));
   };
   EXPECT_NE(plan("tile_q=64 tile_kv=32 stages=3", 90).explain().find("tile=64x32 stages=3"), std::string::npos);
-  EXPECT_NE(plan("tile_q=256 warps=8", 90).explain().find("tile=256x64 warps=8"), std::string::npos);
-  EXPECT_NE(plan("loader=tma", 90).explain().find(" tma"), std::string::npos);
+  EXPECT_NE(plan("tile_q=256 warps=8", 90).explain().find("tile=256x64 stages=2 warps=8"), std::string::npos);
+  EXPECT_NE(plan("loader=tma", 90).explain().find("stages=2 loader=tma\n"), std::string::npos);
   for (const int sm : {90, 100, 120}) {
     const std::string text = plan("loader=tma_warp", sm).explain();
-    EXPECT_TRUE(contains(text, " tma_warp") && contains(text, "a block of 256 threads")) << text;
+    EXPECT_TRUE(contains(text, " stages=") && contains(text, " loader=tma_warp\n  shared") &&
+                contains(text, "a block of 256 threads"))
+        << text;
   }
   const auto refusal = [&](const char* wishes, int sm) {
     try {

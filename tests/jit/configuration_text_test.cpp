@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every field of a configuration is in its kernel's source and name.
-#include "cuda/jit/configuration_text.h"
+#include "cuda/source/configuration_text.h"
 
 #include <gtest/gtest.h>
 

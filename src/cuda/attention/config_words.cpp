@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/config_words.h"
 
-#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
+#include "cuda/source/configuration_text.h"
 
 namespace tessera::cuda {
 

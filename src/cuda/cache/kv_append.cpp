@@ -5,9 +5,9 @@
 
 #include "cuda/attention/params.h"
 #include "cuda/implementations.h"
-#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
+#include "cuda/source/configuration_text.h"
 #include "shared/append.h"
 
 namespace tessera::cuda {

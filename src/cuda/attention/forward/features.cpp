@@ -26,7 +26,8 @@ void choose_dims(FwdConfig& config, const Problem& problem) {
   const int dv = padded_dim(problem.head_dim_v);
   config.dv_parts = dv > 256 ? 2 : 1;
   config.dv = dv / config.dv_parts;
-  if (config.d > 256) config.dv = round_up(config.dv, 64);  // whole panels: copies then go by 16 rows
+  // Panels of 128 bytes: copies then go by 16 rows.
+  if (config.d > 256) config.dv = round_up(config.dv, 128 / bytes_of(config.type));
 }
 
 // scale · s − origin in one operation is off by what scale · max was rounded by: past 2^30 that is more than the powers

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "cuda/attention/config_words.h"
-#include "cuda/jit/configuration_text.h"
+#include "cuda/source/configuration_text.h"
 
 namespace tessera::cuda {
 

@@ -16,7 +16,7 @@ Support exists(const FwdConfig& c, const Problem& /*problem*/, const Target& tar
   if (c.tile_q != c.warps * 16 && c.tile_q != c.warps * 32) return refuse("tile_q", c.tile_q, "16 or 32 rows a warp");
   if (c.stages > 4) return refuse("stages", c.stages, "1 to 4");
   // Copies go by as many rows as the block's threads have 16-byte chunks for.
-  const int a_step = c.threads() / (c.d % 64 != 0 || c.dv % 64 != 0 ? 4 : 8);
+  const int a_step = c.threads() / (c.panel_bytes() / kChunkBytes);
   if (a_step % 8 != 0 || c.tile_q % a_step != 0)
     return refuse("warps", c.warps, "as many as copy tile_q in whole steps");
   if (c.tile_kv % a_step != 0 || c.tile_kv % 16 != 0 || c.tile_kv > 256) {

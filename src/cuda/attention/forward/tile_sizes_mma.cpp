@@ -30,7 +30,7 @@ void choose_plain_tile(FwdConfig& config, std::int64_t keys, const Target& targe
   if (widest <= 96) return set_tile(config, 128, 96, 2);
   if (widest <= 128) return set_tile(config, 128, 64, 2);
   if (keys >= kManyKeys && widest <= 192) return set_tile(config, 64, 96, 1);
-  if (keys >= kManyKeys && widest <= 256 && config.dv_parts == 1 && config.d % 64 == 0 && config.dv % 64 == 0) {
+  if (keys >= kManyKeys && widest <= 256 && config.dv_parts == 1 && config.panel_bytes() == 128) {
     for (const int tile_kv : {128, 96}) {  // one block a multiprocessor, of 16 rows a warp
       set_tile(config, 128, tile_kv, 1, 8);
       if (config.smem_bytes() <= target.shared_memory) return;
@@ -51,8 +51,8 @@ void choose_short_tile(FwdConfig& config, std::int64_t keys, std::int64_t waves)
 // would be idle, as when decoding.
 void choose_other_tile(FwdConfig& config, std::int64_t rows) {
   const int widest = std::max(config.d, config.dv);
-  // Copies go by 16 rows, by 32 where a row is cut into panels of 32 columns.
-  const bool by_32_rows = config.d % 64 != 0 || config.dv % 64 != 0;
+  // Copies go by 16 rows, by 32 where a panel's are 64 bytes wide.
+  const bool by_32_rows = config.panel_bytes() == 64;
   const bool plain = !config.scale_first && config.source == Source::strided && config.output == config.type;
   if (config.scale_first && config.source == Source::strided && rows > 64) {
     if (widest <= 64) return set_tile(config, 64, 96, 2);

@@ -23,7 +23,7 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   if (c.tile_kv > most_keys) return Support::no("wants at most " + std::to_string(most_keys) + " keys a tile");
   if (c.keeps_rests()) return Support::no("wants outputs of 16 bits for dropout");
   // Scores, outputs and probabilities, of what a thread has (forward/wgmma.cuh).
-  const int registers = (c.tile_kv + c.dv) / 2 + c.tile_kv / 4;
+  const int registers = (c.tile_kv + c.dv) / 2 + c.tile_kv * bytes_of(c.type) / 8;
   const int most = c.warps == 12 ? 128 : 192;
   if (registers > most) {
     return Support::no("needs " + std::to_string(registers) +
@@ -42,7 +42,7 @@ Support supports_config(const FwdConfig& c, const Target& target) {
 
 // A box begins at a multiple of 128 bytes of shared memory.
 Support supports_pages(const FwdConfig& c, const KvSource& source) {
-  const bool short_rows = c.d % 64 != 0 || c.dv % 64 != 0;  // of 64 bytes: tile/swizzle.cuh
+  const bool short_rows = c.panel_bytes() == 64;  // tile/swizzle.cuh
   if (!short_rows || box_rows(c, source) % 2 == 0) return Support::yes();
   return Support::no("page_size is " + std::to_string(source.page_size) + "; wants even ones for these head dims");
 }

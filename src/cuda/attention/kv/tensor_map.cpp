@@ -21,12 +21,10 @@ constexpr int kSwizzle128 = 3;
 constexpr int kPromote256 = 3;  // a miss brings 256 bytes to L2
 constexpr int kFillZeros = 0;
 
-constexpr int kChunk = 16;  // bytes that strides are multiples of
-
 // A dimension of one element has a stride that nobody uses, and a broadcast one has 0; the driver wants more than 0,
 // and kernels ask for element 0 of such dimensions.
 std::uint64_t stride_bytes(i64 stride, std::int64_t size, Element element) {
-  return static_cast<std::uint64_t>(stride > 0 && size > 1 ? stride * bytes_of(element) : kChunk);
+  return static_cast<std::uint64_t>(stride > 0 && size > 1 ? stride * bytes_of(element) : kChunkBytes);
 }
 std::uint64_t extent(i64 stride, std::int64_t size) {
   return static_cast<std::uint64_t>(stride == 0 ? 1 : std::max<std::int64_t>(size, 1));
@@ -103,9 +101,9 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
   const std::int64_t queries = params.cu_seqlens_q != nullptr ? problem.total_q : problem.seqlen_q;
   if (config.products == Products::wgmma &&
       has_query_boxes(problem, config.type, params.q_strides, queries, packed_heads)) {
-    maps.queries =
-        tensor_map(params.q, params.q_strides, config.type, {params.d, problem.heads_q, queries, problem.batch},
-                   {.columns = columns_of_panel(config.d), .heads = packed_heads, .rows = 64 / packed_heads});
+    maps.queries = tensor_map(
+        params.q, params.q_strides, config.type, {params.d, problem.heads_q, queries, problem.batch},
+        {.columns = columns_of_panel(config.type, config.d), .heads = packed_heads, .rows = 64 / packed_heads});
     maps.has_queries = 1;
   }
   for (int i = 0; i < config.segments; ++i) {
@@ -119,7 +117,7 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
     const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
       return tensor_map(tensor != nullptr ? tensor : params.q, strides, config.type,
                         {dim, problem.heads_kv, rows, batch},
-                        {.columns = columns_of_panel(padded), .heads = 1, .rows = kv.box_rows});
+                        {.columns = columns_of_panel(config.type, padded), .heads = 1, .rows = kv.box_rows});
     };
     maps.keys[i] = map(kv.k, kv.k_strides, params.d, config.d);
     maps.values[i] = map(kv.v, kv.v_strides, params.dv, config.dv);

@@ -8,8 +8,8 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/scores/callable_source.h"
 #include "cuda/attention/tiles/list_params.h"
-#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/kernel.h"
+#include "cuda/source/configuration_text.h"
 #include "shared/mass.h"
 
 namespace tessera::cuda {

@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "cuda/attention/params.h"
-#include "cuda/jit/configuration_text.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
+#include "cuda/source/configuration_text.h"
 
 namespace tessera::cuda {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/jit/configuration_text.h"
+#include "cuda/source/configuration_text.h"
 
 #include <algorithm>
 
