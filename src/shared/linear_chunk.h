@@ -23,9 +23,9 @@ struct ChunkConfig {
   /// Each has x / 4 rows of the state in registers.
   static constexpr int kUpdateWarps = 4;
   constexpr int threads() const { return (output_warps() + kUpdateWarps) * 32; }
-  constexpr int stage_bytes() const { return chunk * (2 * x + tile) * 2; }
+  constexpr int stage_bytes() const { return chunk * (2 * x + tile) * bytes_of(type); }
   /// The state as an operand, of this chunk and of the next.
-  constexpr int state_bytes() const { return 2 * x * tile * 2; }
+  constexpr int state_bytes() const { return 2 * x * tile * bytes_of(type); }
   /// Powers of the decay.
   static constexpr int kTableBytes = 1024;
   constexpr int smem_bytes() const { return kTableBytes + stages * stage_bytes() + state_bytes(); }

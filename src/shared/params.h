@@ -187,6 +187,8 @@ struct FwdParams {
   ExtraParams extras[4];  // of the score's text, then of the mask's
 };
 
+/// What policies take.
+using AttentionParams = FwdParams;
 /// Beyond what two positions, of 2^60 at most, and a side of a window, of as much, come to; sums with it still fit.
 inline constexpr i64 kUnbounded = i64{1} << 62;
 

@@ -12,6 +12,14 @@ enum class Element : unsigned char { bf16, fp16, fp32 };
 
 constexpr int bytes_of(Element element) { return element == Element::fp32 ? 4 : 2; }
 
+/// What a thread copies at once and a swizzle exchanges.
+inline constexpr int kChunkBytes = 16;
+constexpr int elements_of_chunk(Element element) { return kChunkBytes / bytes_of(element); }
+
+/// Of a row of A and a column of B: what one product of tensor cores takes of them, whatever their type.
+inline constexpr int kProductBytes = 32;
+constexpr int depth_of_product(Element element) { return kProductBytes / bytes_of(element); }
+
 template <class Int>
 constexpr Int divide_up(Int a, Int b) {
   return (a + b - 1) / b;
@@ -28,8 +36,10 @@ constexpr int reachable(i64 count) {
   return count < most ? static_cast<int>(count) : most;
 }
 
-/// Of a panel, in which rows of so many 16-bit columns lie in shared memory: see SharedTile.
-constexpr int columns_of_panel(int columns) { return columns % 64 == 0 ? 64 : 32; }
+/// Of a panel, in which rows of so many columns lie in shared memory, 128 or 64 bytes: see SharedTile.
+constexpr int columns_of_panel(Element element, int columns) {
+  return (columns * bytes_of(element) % 128 == 0 ? 128 : 64) / bytes_of(element);
+}
 
 /// What TMA knows of a tensor (the driver's CUtensorMap): opaque, passed to kernels by value as a
 /// __grid_constant__ parameter.

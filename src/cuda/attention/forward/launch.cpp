@@ -124,9 +124,9 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
   TensorMaps maps{};
   const std::int64_t queries = params.cu_seqlens_q != nullptr ? problem.total_q : problem.seqlen_q;
   if (config.products == Products::wgmma && has_query_boxes(problem, params.q_strides, queries, packed_heads)) {
-    maps.queries =
-        tensor_map(params.q, params.q_strides, {params.d, problem.heads_q, queries, problem.batch},
-                   {.columns = columns_of_panel(config.d), .heads = packed_heads, .rows = 64 / packed_heads});
+    maps.queries = tensor_map(
+        params.q, params.q_strides, {params.d, problem.heads_q, queries, problem.batch},
+        {.columns = columns_of_panel(config.type, config.d), .heads = packed_heads, .rows = 64 / packed_heads});
     maps.has_queries = 1;
   }
   for (int i = 0; i < config.segments; ++i) {
@@ -139,7 +139,7 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
     // The driver wants an address for what is empty too.
     const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
       return tensor_map(tensor != nullptr ? tensor : params.q, strides, {dim, problem.heads_kv, rows, batch},
-                        {.columns = columns_of_panel(padded), .heads = 1, .rows = kv.box_rows});
+                        {.columns = columns_of_panel(config.type, padded), .heads = 1, .rows = kv.box_rows});
     };
     maps.keys[i] = map(kv.k, kv.k_strides, params.d, config.d);
     maps.values[i] = map(kv.v, kv.v_strides, params.dv, config.dv);
