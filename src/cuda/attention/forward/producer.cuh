@@ -22,7 +22,7 @@ struct Uses {
   int first, end;
 };
 
-/// Of groups of 64 rows, in the tiles that they see: often enough to be worth the asking (2% of S=512).
+/// Whether groups of 64 rows see different tiles, often enough to be worth the asking (2% of S=512).
 template <FwdConfig C>
 inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_q > C.tile_kv) &&
                                       (C.tiles == Tiles::range) && C.segments == 1;

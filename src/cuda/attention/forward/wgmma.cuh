@@ -162,7 +162,7 @@ struct FwdWgmma : Producer<C> {
     release(values(), use);
   }
 
-  /// Of the group's rows of a row tile, if there is one: by TMA where they are a box.
+  /// Asks for the group's rows of a row tile, if there is one: by TMA where they are a box.
   __device__ __forceinline__ bool begin_queries(int item) const {
     items().wait(item);
     if (item == shared.end) return false;

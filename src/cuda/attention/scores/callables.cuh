@@ -18,7 +18,7 @@ struct ScorePoint {
   i64 key;
 };
 
-/// Of a row of a block and of key `key` of a segment. `work`: TileWork.
+/// The point of a row of a block and of key `key` of a segment. `work`: TileWork.
 template <class Work>
 __device__ __forceinline__ ScorePoint point_of(const AttentionParams& p, const Work& work, const PackedRow& at,
                                                int segment, int key) {

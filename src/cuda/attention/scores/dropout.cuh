@@ -89,7 +89,7 @@ struct KeptBits {
   static constexpr int words = divide_up(C.tile_kv, 64);
   u32 word[words];
 
-  /// Of 16 packed rows of the block from `first` on.
+  /// Draws for 16 packed rows of the block from `first` on.
   template <DrawingWork Work>
   __device__ __forceinline__ void draw(const AttentionParams& p, const Work& work, int first, const KvTile& tile,
                                        int lane) {

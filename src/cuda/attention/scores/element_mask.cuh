@@ -85,7 +85,7 @@ struct ElementMask {
     });
   }
 
-  /// Of a key below its segment's length and a query below the sequence's; `listed` of list().
+  /// `key` is below its segment's length and the query below the sequence's; `listed` reads list().
   __device__ __forceinline__ bool hides(const PackedRow& at, const KvTile& tile, int column, int key,
                                         ListedKeys& listed) const {
     if constexpr (C.list_elements) {

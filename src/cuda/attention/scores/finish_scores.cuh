@@ -20,7 +20,7 @@ concept FinishConfig =
       bool{c.scale_first};
     };
 
-/// Of a warp's rows and one tile of keys.
+/// Finishes the scores of a warp's rows and one tile of keys.
 template <FinishConfig auto C, class User, TileWork Work>
 struct FinishScores {
   static constexpr int row_tiles = C.rows_a_warp() / 16;

@@ -92,7 +92,7 @@ struct Epilogue {
     }
   }
 
-  /// Of a tile of rows that see no key, where no masses are wanted. By a warp.
+  /// Stores a tile of rows that see no key, where no masses are wanted. By a warp.
   __device__ __forceinline__ void store_empty() const {
     constexpr int output_bytes = bytes_of(C.output);
     const int lane = thread % 32;

@@ -17,7 +17,7 @@ namespace tessera::cuda {
 
 inline constexpr u32 kAllLanes = 0xFFFFFFFF;
 
-/// Of the low 16 bits.
+/// Whether the low 16 bits are a finite number.
 template <Element type>
 __device__ __forceinline__ bool is_finite(u32 bits) {
   constexpr u32 infinity = type == Element::bf16 ? 0x7F80 : 0x7C00;
@@ -42,8 +42,8 @@ struct FiniteTest {
   __device__ __forceinline__ bool passed() const { return ((sums[0] | sums[1] | sums[2] | sums[3]) & 0x7FFF7FFF) == 0; }
 };
 
-/// Of a tile in shared memory, by `threads` threads, while nobody else uses it. Whether this thread replaced any value
-/// of a key: rows from keys() on lie behind the end of the sequence, and nobody sees them.
+/// Replaces values of a tile in shared memory, by `threads` threads, while nobody else uses it. Returns whether this
+/// thread replaced any value of a key: rows from keys() on lie behind the end of the sequence, and nobody sees them.
 template <Element type, class Tile, int threads, class Keys>
 __device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) {
   constexpr int step_bytes = threads * kChunkBytes;

@@ -25,7 +25,7 @@ struct TileMass {
   using KTile = SharedTile<C.type, C.tile_kv, C.d>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
 
-  // Of a thread's rows: a key weighs exp2((S' · scale − origin) · unit) / sum.
+  // What a thread knows of its rows: a key weighs exp2((S' · scale − origin) · unit) / sum.
   struct Rows {
     float origin[row_tiles][2];
     float sum[row_tiles][2];
@@ -168,7 +168,7 @@ struct TileMass {
     }
   }
 
-  // Of keys [first, end); `masked`: by the user's mask, if there is one.
+  // Adds the weights of keys [first, end). `masked`: the user's mask holds, if there is one.
   __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
                                               const KeysOfQueries<C>& bounds, const Segment& keys, int first, int end,
                                               bool masked, const Rows& relative) const {
@@ -215,7 +215,7 @@ struct TileMass {
     }
   }
 
-  // Of masses or their squares, over the block's rows in a fixed order.
+  // Sums masses or their squares over the block's rows, in a fixed order.
   __device__ __forceinline__ float sum_of_rows(const float (&weight)[row_tiles][2], const Rows& relative) const {
     float sum = 0.0F;
 #pragma unroll

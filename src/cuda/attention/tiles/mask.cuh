@@ -145,8 +145,8 @@ struct QueriesOfKeys {
   }
 };
 
-/// |position of a query − position of a key| for a block's queries and a tile's keys, whatever the positions. Of the
-/// distance between the first query and the first key, `near` is the low 22 bits; adding those of the other queries and
+/// |position of a query − position of a key| for a block's queries and a tile's keys, whatever the positions. `near` is
+/// the low 22 bits of the distance between the first query and the first key; adding those of the other queries and
 /// keys to it is exact in fp32. `far` is the rest, exact up to 2^46. So only their sum is rounded, and a pair's
 /// distance does not depend on the tile.
 struct Distances {

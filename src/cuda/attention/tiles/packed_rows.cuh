@@ -39,7 +39,7 @@ struct PackedRows {
         first_row(block.first_row),
         group(heads) {}
 
-  /// Of a row of the tile.
+  /// Where a row of the tile begins.
   __device__ __forceinline__ const char* at(int row) const {
     if (group.value == 1) return ptx::advance(first, first_row + row, row_stride);
     const PackedRow packed(first_row + row, group);

@@ -26,20 +26,20 @@ struct BoxPlace {
   int batch;  // or page
 };
 
-/// Of key `key` of a segment, which may lie beyond its end: then anywhere. What the engine finds outside of the tensor
-/// are zeros.
+/// Where key `key` of a segment is; anywhere, if it lies beyond the segment's end. Outside of the tensor TMA finds
+/// zeros.
 template <BoxConfig auto C, TileWork Work>
 __device__ __forceinline__ BoxPlace place_of(const Work& work, const KvParams& kv, int segment, int key) {
   const int first = work.sequence.segment(segment).extent.first;
   if (!KvRows<C>::is_paged(kv)) return {first + key, work.block.batch};
   const KvPages pages(kv, first, work.block.batch);
   const int entry = ptx::divide(key, kv.page_size);
-  const int readable = C.trusts ? min(entry, pages.entries - 1) : entry;  // the engine finds no page outside the pool
+  const int readable = C.trusts ? min(entry, pages.entries - 1) : entry;  // TMA finds no page outside the pool
   return {key - entry * static_cast<int>(kv.page_size.value), pages.at<C.trusts>(readable)};
 }
 
-/// A tile for TMA, and where the first of a lane's boxes lies: looked up before there is memory for it,
-/// since pages take a while, and once for keys and values.
+/// A tile for TMA, and where the first of a lane's boxes lies. It is looked up before there is memory for it, since
+/// pages take a while, and once for keys and values.
 struct TileBoxes {
   KvTile tile;
   BoxPlace first;
@@ -61,8 +61,8 @@ __device__ __forceinline__ void copy_box(const TensorMap* map, u32 to, u32 barri
   }
 }
 
-/// A tile of keys or of values by TMA, whose bytes count at `barrier`. By the first kCopiers lanes of a
-/// warp, each of its boxes.
+/// Copies a tile of keys or of values, whose bytes count at `barrier`. The first kCopiers lanes of a warp each ask for
+/// boxes of their own.
 template <BoxConfig auto C, class Tile, TileWork Work>
 __device__ __forceinline__ void copy_tile(const Work& work, const KvParams& kv, const TensorMap* map,
                                           const Strides& strides, const TileBoxes& boxes, u32 to, u32 barrier,

@@ -30,7 +30,7 @@ class TileScheduler {
 
   __device__ __forceinline__ int count() const { return C.varlen ? count_ : p.schedule.count; }
 
-  /// Of packed sequences, which come one after the other, each in the order of p.schedule. `number`: below count();
+  /// For packed sequences, which come one after the other, each in the order of p.schedule. `number`: below count();
   /// later ones are larger. Behind all rows where there is none any more: who writes lengths while they are read loses
   /// results, but no address follows from it, and the walk ends.
   __device__ __forceinline__ Block at(int number) {
