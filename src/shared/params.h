@@ -46,8 +46,8 @@ struct TileTable {
   int capacity;  // entries of a row
 };
 
-/// Of configurations with Tiles::list. Cells are the units in which a block collects what is listed: runs of
-/// FwdConfig::run keys of a segment.
+/// What configurations with Tiles::list are given. Cells are the units in which a block collects what is listed: runs
+/// of FwdConfig::run keys of a segment.
 struct ListParams {
   ListForm form;
   ListHeads heads;
@@ -61,7 +61,7 @@ struct ListParams {
   int cells;         // of both segments, a multiple of 32
 };
 
-/// Of configurations with `dropout`.
+/// What configurations with `dropout` are given.
 struct DropoutParams {
   u32 threshold;         // draws of 16 bits below it are kept
   float scale;           // of what is kept: 65536 / threshold
@@ -72,7 +72,7 @@ struct DropoutParams {
   i64 heads;             // query heads of a sequence
 };
 
-/// Of configurations with `chunked`.
+/// What configurations with `chunked` are given.
 struct KeyChunks {
   WideDivisor size;
   i64 above;  // a multiple of the size that is added to positions, so that none is negative
@@ -85,8 +85,8 @@ struct ExtraParams {
   i64 strides[3];  // elements
 };
 
-/// Of kernels whose loader is tma: for each source boxes of its box_rows and a panel's columns; by wgmma boxes of 64
-/// packed rows of Q, where these are boxes.
+/// What kernels whose loader is tma are given: for each source boxes of its box_rows and a panel's columns; by wgmma
+/// boxes of 64 packed rows of Q, where these are boxes.
 struct TensorMaps {
   TensorMap keys[2];
   TensorMap values[2];
@@ -139,18 +139,18 @@ struct SoftcapParams {
   static constexpr float finite(float x) { return x < 3.40282347e38F ? x : 3.40282347e38F; }
 };
 
-struct FwdParams {
+/// What every pass over the same scores shares: where q, k, v, o and the LSE lie, lengths, masks, what changes scores,
+/// and which block computes which rows. Policies take this and nothing else.
+struct AttentionParams {
   bool finds_early;  // row tiles follow from these parameters alone: no lengths, positions, lists or seeds in memory
   TileSchedule schedule;
   TileCounterParams tile_counter;
   const void* q;
-  void* o;
+  void* o;     // a forward writes o and the LSE, what follows it reads them
   float* lse;  // null: not wanted
   Strides q_strides;
   Strides o_strides;
   Strides lse_strides;  // of (batch, row, head)
-  RowSum* row_sums;     // null: not wanted, as with splits
-  Strides row_sum_strides;
   int batch;
   Divisor heads_a_kv;  // query heads that share a key head
   Divisor group;       // of them packed into the rows of a tile: all, or 1
@@ -178,13 +178,18 @@ struct FwdParams {
   i64 compressed_length, compressed_stride;  // of configurations with `compressed_causal`
   KeyChunks chunk;
 
-  // Parts of the keys that blocks of their own walk. With more than one, o and lse are partial results, split by split,
-  // each normalised by its own sum and without the sink; `combine` merges them.
-  Divisor splits;
-  i64 o_split;
-  i64 lse_split;
+  Divisor splits;  // parts of the keys that blocks of their own walk
 
   ExtraParams extras[4];  // of the score's text, then of the mask's
+};
+
+struct FwdParams : AttentionParams {
+  RowSum* row_sums;  // null: not wanted, as with splits
+  Strides row_sum_strides;
+  // With splits o and lse are partial results, split by split, each normalised by its own sum and without the sink;
+  // `combine` merges them.
+  i64 o_split;
+  i64 lse_split;
 };
 
 /// Beyond what two positions, of 2^60 at most, and a side of a window, of as much, come to; sums with it still fit.

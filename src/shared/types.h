@@ -34,7 +34,7 @@ constexpr int bytes_of(Element element) { return element == Element::fp32 ? 4 : 
 inline constexpr int kChunkBytes = 16;
 constexpr int elements_of_chunk(Element element) { return kChunkBytes / bytes_of(element); }
 
-/// Of a row of A and a column of B: what one product of tensor cores takes of them, whatever their type.
+/// What one product of tensor cores takes of a row of A and a column of B, whatever their type.
 inline constexpr int kProductBytes = 32;
 constexpr int depth_of_product(Element element) { return kProductBytes / bytes_of(element); }
 
@@ -54,12 +54,10 @@ constexpr int reachable(i64 count) {
   return count < most ? static_cast<int>(count) : most;
 }
 
-/// Of a panel, in which rows of so many columns lie in shared memory, 128 or 64 bytes: see SharedTile.
+/// Columns of a panel, 128 or 64 bytes, into which rows of so many columns are cut in shared memory: see SharedTile.
 constexpr int columns_of_panel(Element element, int columns) {
   return (columns * bytes_of(element) % 128 == 0 ? 128 : 64) / bytes_of(element);
 }
-/// The same of 16-bit columns.
-constexpr int columns_of_panel(int columns) { return columns_of_panel(Element::bf16, columns); }
 
 /// What TMA knows of a tensor (the driver's CUtensorMap): opaque, passed to kernels by value as a
 /// __grid_constant__ parameter.
@@ -84,7 +82,7 @@ struct Divisor {
   }
 };
 
-/// Of 64-bit numbers by ptx::remainder.
+/// Division of 64-bit numbers, by ptx::remainder.
 struct WideDivisor {
   u64 value = 1;
   u64 inverse = ~u64{0};

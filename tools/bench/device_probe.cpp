@@ -63,8 +63,8 @@ extern "C" __global__ void __launch_bounds__(128) tessera_kernel(float* sink, in
 constexpr const char* kWgmma = R"(#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
-using A = SharedTile<64, 128>;
-using B = SharedTile<256, 128>;
+using A = SharedTile<Element::bf16, 64, 128>;
+using B = SharedTile<Element::bf16, 256, 128>;
 extern "C" __global__ void __launch_bounds__(256) tessera_kernel(float* sink, int rounds) {
   extern __shared__ __align__(1024) char memory[];
   const u32 b = ptx::shared_address(memory);
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(256) tessera_kernel(float* sink, in
   for (int round = 0; round < rounds; ++round) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < B::columns / 16; ++k) {
+    for (int k = 0; k < B::columns / depth_of_product(A::type); ++k) {
       ptx::Wgmma<B::rows, Element::bf16>::from_shared(&sums.tile[0][0][0], Descriptor<A>::columns(a, k),
                                                       Descriptor<B>::columns(b, k), true);
     }

@@ -33,9 +33,9 @@ struct ChunkProducts;
 
 template <ChunkConfig C>
 struct LinearChunk {
-  using XTile = SharedTile<C.chunk, C.x>;  // of y too
-  using ZTile = SharedTile<C.chunk, C.tile>;
-  using STile = SharedTile<C.x, C.tile>;
+  using XTile = SharedTile<C.type, C.chunk, C.x>;  // of y too
+  using ZTile = SharedTile<C.type, C.chunk, C.tile>;
+  using STile = SharedTile<C.type, C.x, C.tile>;
   static constexpr int kRowTiles = C.x / (16 * C.kUpdateWarps);  // of S, of an update warp
   using State = Accumulator<kRowTiles, C.tile / 8>;
   using Out = Accumulator<1, C.tile / 8>;
@@ -122,13 +122,14 @@ struct LinearChunk {
 
   template <class Tile>
   __device__ __forceinline__ void copy_rows(u32 to, const void* from, const Strides& s, int column, int first) const {
-    constexpr int pieces = Tile::columns / 8;  // of a row, 16 bytes each
+    constexpr int pieces = Tile::columns / Tile::chunk_elements;  // of a row
     constexpr int rows = C.threads() / pieces;
     const int piece = thread() % pieces;
-    const i64 step = row_step(s) * 2;
+    const i64 step = row_step(s) * bytes_of(C.type);
     const int row = thread() / pieces;
     const int valid = min(length - first, C.chunk);
-    const char* base = static_cast<const char*>(from) + (first_row(s) + column + piece * 8) * 2;
+    const char* base =
+        static_cast<const char*>(from) + (first_row(s) + column + piece * Tile::chunk_elements) * bytes_of(C.type);
     const char* at = base + (first + row) * step;
 #pragma unroll(kUnrolled)
     for (int i = 0; i < divide_up(C.chunk, rows); ++i, at += rows * step) {
@@ -152,7 +153,7 @@ struct LinearChunk {
     }
   }
 
-  /// The decay between this lane's row of the scores and the chunk's token of column (n, i); 0 for later tokens.
+  /// The weight that this lane's row of scores gives the chunk's token of column (n, i); 0 for later tokens.
   __device__ __forceinline__ float weight(int n, int i) const {
     const int apart = thread() / 32 * 16 + lane() / 4 + i / 2 * 8 - (n * 8 + lane() % 4 * 2 + i % 2);
     return apart >= 0 ? power[apart] * (walk.y_scale * walk.out_scale) : 0.0F;
@@ -169,10 +170,11 @@ struct LinearChunk {
       ptx::store_shared_4(x + XTile::at(row + 8, n) + column, ptx::pack<C.type>(out.tile[0][n][2], out.tile[0][n][3]));
     }
     __syncwarp();
-    constexpr int pieces = C.tile / 8;
+    constexpr int pieces = C.tile / elements_of_chunk(C.type);
     const int piece = lane() % pieces;
-    const i64 step = row_step(walk.out_strides) * 2;
-    char* base = static_cast<char*>(walk.out) + (first_row(walk.out_strides) + first_column + piece * 8) * 2;
+    const i64 step = row_step(walk.out_strides) * bytes_of(C.type);
+    char* base = static_cast<char*>(walk.out) +
+                 (first_row(walk.out_strides) + first_column + piece * elements_of_chunk(C.type)) * bytes_of(C.type);
 #pragma unroll
     for (int i = 0; i < 16; i += 32 / pieces) {
       const int at = warp * 16 + i + lane() / pieces;

@@ -27,7 +27,7 @@
 namespace tessera::cuda {
 
 /// Sums over `lanes` neighbouring lanes of `count` values each, all at once: every exchange halves what is left to sum.
-/// Lane l ends with value l / (lanes / count) in x[0], if count <= lanes.
+/// Lane l has value l / (lanes / count) in x[0] afterwards, if count <= lanes.
 template <int lanes, int count>
 __device__ __forceinline__ void sum_lanes(float* x) {
   static_assert(count <= lanes);
@@ -91,7 +91,7 @@ struct LinearDecode {
     return p;
   }
 
-  /// The slot that the state of sequence `batch` comes from, and the one it goes to.
+  /// The slot that the state of sequence `batch` comes from, and where it goes.
   __device__ __forceinline__ i64 source() const { return ptx::load_index(p.state_slots, p.long_state_slots, batch); }
   __device__ __forceinline__ i64 target(i64 source) const {
     return p.dest_slots == nullptr ? source : ptx::load_index(p.dest_slots, p.long_dest_slots, batch);
@@ -116,7 +116,7 @@ struct LinearDecode {
   }
   __device__ __forceinline__ i64 bytes_between_slots() const { return p.slot_stride * bytes_of(C.state); }
 
-  /// Between the rows of one thread.
+  /// Between rows of one thread.
   __device__ __forceinline__ i64 bytes_between_rows() const { return kRowsApart * p.row_stride * bytes_of(C.state); }
   static __device__ __forceinline__ void read_state(u32 (&bits)[kRows * kLoads][4], const char* from, i64 row_step) {
 #pragma unroll
@@ -265,7 +265,7 @@ struct LinearDecode {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) load<C.v, 1>(token.v + r, at_v + r * kRowsApart * bytes_of(C.v));
   }
-  /// A token among those that the block's threads share.
+  /// Reads a token of those that the block's threads share.
   __device__ __forceinline__ Token read_token(int t) const {
     Token token;
 #pragma unroll
@@ -288,7 +288,7 @@ struct LinearDecode {
     one.store(o_at(t, at));
   }
 
-  /// The sum over the thread's part of each row is added to o.
+  /// Adds each row's sum over the thread's part of it to o.
   static __device__ __forceinline__ void rows_of_v(State (&s)[kRows * kLoads], float (&o)[kRows], float decay,
                                                    const Token& token) {
 #pragma unroll

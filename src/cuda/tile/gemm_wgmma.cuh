@@ -12,7 +12,7 @@ namespace tessera::cuda {
 /// Descriptors of a SharedTile's rows.
 template <class Tile>
 struct Descriptor {
-  static constexpr u32 row_bytes = Tile::panel_columns * 2;
+  static constexpr u32 row_bytes = Tile::row_bytes;
   static constexpr u32 low = static_cast<u32>(Tile::panel_bytes / 16) << 16;
   static constexpr u32 high = (row_bytes == 128 ? 1U : 2U) << 30 | row_bytes * 8 / 16;
 
@@ -20,13 +20,15 @@ struct Descriptor {
   static __device__ __forceinline__ u64 at(u32 tile, int offset) {
     return static_cast<u64>(high) << 32 | ((low | tile >> 4) + static_cast<u32>(offset / 16));
   }
-  /// 16 columns from column 16·k_tile on, all rows.
+  /// The k_tile-th columns that a product takes, all rows.
   static __device__ __forceinline__ u64 columns(u32 tile, int k_tile) {
-    constexpr int in_panel = Tile::panel_columns / 16;
-    return at(tile, k_tile / in_panel * Tile::panel_bytes + k_tile % in_panel * 32);
+    constexpr int in_panel = Tile::row_bytes / kProductBytes;
+    return at(tile, k_tile / in_panel * Tile::panel_bytes + k_tile % in_panel * kProductBytes);
   }
-  /// 16 rows from row 16·k_tile on, all columns.
-  static __device__ __forceinline__ u64 rows(u32 tile, int k_tile) { return at(tile, Tile::rows_below(16 * k_tile)); }
+  /// The k_tile-th rows that a product takes, all columns.
+  static __device__ __forceinline__ u64 rows(u32 tile, int k_tile) {
+    return at(tile, Tile::rows_below(depth_of_product(Tile::type) * k_tile));
+  }
 };
 
 /// After a wait: what was computed is here, and no later use moves in front of the wait.
@@ -44,7 +46,7 @@ template <Element type, class QTile, class KTile>
 __device__ __forceinline__ void begin_scores(Accumulator<1, KTile::rows / 8>& s, u32 rows, u32 keys) {
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < KTile::columns / 16; ++k) {
+  for (int k = 0; k < KTile::columns / depth_of_product(type); ++k) {
     ptx::Wgmma<KTile::rows, type>::from_shared(&s.tile[0][0][0], Descriptor<QTile>::columns(rows, k),
                                                Descriptor<KTile>::columns(keys, k), k > 0);
   }
@@ -56,7 +58,7 @@ template <Element type, class PTile, class VTile>
 __device__ __forceinline__ void begin_shared(Accumulator<1, VTile::columns / 8>& o, u32 rows, u32 values) {
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < VTile::rows / 16; ++k) {
+  for (int k = 0; k < VTile::rows / depth_of_product(type); ++k) {
     ptx::Wgmma<VTile::columns, type>::template from_shared<true>(&o.tile[0][0][0], Descriptor<PTile>::columns(rows, k),
                                                                  Descriptor<VTile>::rows(values, k), k > 0);
   }
@@ -66,10 +68,10 @@ __device__ __forceinline__ void begin_shared(Accumulator<1, VTile::columns / 8>&
 /// Begins O += P·V.
 template <Element type, class VTile>
 __device__ __forceinline__ void begin_outputs(Accumulator<1, VTile::columns / 8>& o,
-                                              const u32 (&p)[VTile::rows / 16][4], u32 values) {
+                                              const u32 (&p)[VTile::rows / depth_of_product(type)][4], u32 values) {
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < VTile::rows / 16; ++k) {
+  for (int k = 0; k < VTile::rows / depth_of_product(type); ++k) {
     ptx::Wgmma<VTile::columns, type>::from_registers(&o.tile[0][0][0], p[k], Descriptor<VTile>::rows(values, k), true);
   }
   ptx::wgmma_commit();

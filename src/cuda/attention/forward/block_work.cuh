@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block of the forward has to do: its rows, its sequence, the tiles that it walks and where they lie.
+// What a block of the forward has to do: its rows, its sequence, the tiles that it walks and where they lie. It is a
+// HidingWork (tiles/tile_work.cuh).
 #pragma once
 
 #include "cuda/attention/kv/kv_source.cuh"
-#include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
 #include "cuda/attention/tiles/tile_list.cuh"
-#include "cuda/ptx/tma.cuh"
+#include "cuda/attention/tiles/tile_work.cuh"
+#include "shared/config.h"
 
 namespace tessera::cuda {
 
 /// Where keys and values lie, for threads that copy them; TMA is told no addresses.
 template <FwdConfig C, bool by_threads = !C.uses_tma()>
 struct KvAddresses {
-  KvRows<C.source, C.trusts> keys[C.segments], values[C.segments];
+  KvRows<C> keys[C.segments], values[C.segments];
 };
 template <FwdConfig C>
 struct KvAddresses<C, false> {};
@@ -36,8 +37,8 @@ struct BlockWork : KvAddresses<C> {
       for (int i = 0; i < C.segments; ++i) {
         const KvParams& kv = p.kv[i];
         const Extent extent = sequence.segment(i).extent;
-        this->keys[i] = KvRows<C.source, C.trusts>(kv, kv.k, kv.k_strides, extent, block.batch, block.kv_head);
-        this->values[i] = KvRows<C.source, C.trusts>(kv, kv.v, kv.v_strides, extent, block.batch, block.kv_head);
+        this->keys[i] = KvRows<C>(kv, kv.k, kv.k_strides, extent, block.batch, block.kv_head);
+        this->values[i] = KvRows<C>(kv, kv.v, kv.v_strides, extent, block.batch, block.kv_head);
       }
     }
     return true;
@@ -52,79 +53,7 @@ struct BlockWork : KvAddresses<C> {
   __device__ __forceinline__ int keys_of(const KvTile& tile) const {
     return tiles.keys(tile, sequence.segment(tile.segment).extent.length);
   }
-
-  /// `key`: of a segment.
-  __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, const PackedRow& at, int segment, int key) const {
-    return {p.batch_offset + block.batch, p.head_offset + block.head + at.head, sequence.q_position + at.query,
-            sequence.segment(segment).position + key};
-  }
 };
-
-/// Lanes that ask TMA for a tile: one where a tile is one box.
-template <FwdConfig C>
-inline constexpr int kCopiers = C.source == Source::strided && !C.gathers() ? 1 : 32;
-
-/// Where TMA finds a row: coordinates of the tensor.
-struct BoxPlace {
-  int row;
-  int batch;  // or page
-};
-
-/// Of key `key` of a segment, which may lie beyond its end: then anywhere. What the engine finds outside of the tensor
-/// are zeros.
-template <FwdConfig C>
-__device__ __forceinline__ BoxPlace place_of(const BlockWork<C>& work, const KvParams& kv, int segment, int key) {
-  const int first = work.sequence.segment(segment).extent.first;
-  if (!KvRows<C.source, C.trusts>::is_paged(kv)) return {first + key, work.block.batch};
-  const KvPages pages(kv, first, work.block.batch);
-  const int entry = ptx::divide(key, kv.page_size);
-  const int readable = C.trusts ? min(entry, pages.entries - 1) : entry;  // the engine finds no page outside the pool
-  return {key - entry * static_cast<int>(kv.page_size.value), pages.at<C.trusts>(readable)};
-}
-
-/// A tile for TMA, and where the first of a lane's boxes lies: looked up before there is memory for it,
-/// since pages take a while, and once for keys and values.
-struct TileBoxes {
-  KvTile tile;
-  BoxPlace first;
-};
-
-template <FwdConfig C>
-__device__ __forceinline__ TileBoxes find_boxes(const BlockWork<C>& work, const KvParams& kv, const KvTile& tile,
-                                                int lane) {
-  const int row = kCopiers<C> == 1 ? 0 : lane * kv.box_rows;
-  if (row >= C.tile_kv) return {tile, {}};
-  return {tile, place_of(work, kv, tile.segment, work.tiles.key(tile, row))};
-}
-
-/// Rows of a tile that are one box for each panel, from coordinates of the tensor on. By one thread.
-template <class Tile>
-__device__ __forceinline__ void copy_box(const TensorMap* map, u32 to, u32 barrier, int head, int row, int batch) {
-#pragma unroll
-  for (int panel = 0; panel < Tile::panels; ++panel) {
-    ptx::tma_load(to + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns, head, row, batch);
-  }
-}
-
-/// A tile of keys or of values by TMA, whose bytes count at `barrier`. By the first kCopiers lanes of a
-/// warp, each of its boxes.
-template <class Tile, FwdConfig C>
-__device__ __forceinline__ void copy_tile(const BlockWork<C>& work, const KvParams& kv, const TensorMap* map,
-                                          const Strides& strides, const TileBoxes& boxes, u32 to, u32 barrier,
-                                          int lane) {
-  const int box_rows = kCopiers<C> == 1 ? C.tile_kv : kv.box_rows;
-  const int head = strides.head == 0 ? 0 : work.block.kv_head;
-  BoxPlace place = boxes.first;
-  int row = lane * box_rows;
-#pragma unroll 1
-  while (row < C.tile_kv) {
-    const int batch = strides.batch == 0 ? 0 : place.batch;
-    copy_box<Tile>(map, to + Tile::rows_below(row), barrier, head, place.row, batch);
-    row += kCopiers<C> * box_rows;
-    if (kCopiers<C> == 1 || row >= C.tile_kv) break;
-    place = place_of(work, kv, boxes.tile.segment, work.tiles.key(boxes.tile, row));
-  }
-}
 
 /// A BlockWork in shared memory, because the products need the registers; and what one thread computes for all.
 template <FwdConfig C>

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/forward/columns.cuh"
 #include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
@@ -12,6 +13,7 @@
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/softmax/non_finite.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
+#include "cuda/attention/tiles/tile_boxes.cuh"
 #include "cuda/attention/tiles/tile_list.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/warpgroup.cuh"
@@ -23,9 +25,9 @@ namespace tessera::cuda {
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
 struct FwdMma {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using QTile = SharedTile<C.tile_q, C.d>;
-  using KTile = SharedTile<C.tile_kv, C.d>;
-  using VTile = SharedTile<C.tile_kv, C.dv>;
+  using QTile = SharedTile<C.type, C.tile_q, C.d>;
+  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
+  using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
   using Online = Softmax<row_tiles, 15, C.rounded_sums>;
@@ -107,7 +109,7 @@ struct FwdMma {
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
     if (work.non_finite != 0)
-      ReplacedValues<C, typename User::Mask>{p, work, epilogue, warp_row, lane}.add_to_outputs();
+      ReplacedValues<C, typename User::Mask, BlockMemory<C>>{p, work, epilogue, warp_row, lane}.add_to_outputs();
   }
 
   // Asked for again rather than kept.
@@ -129,7 +131,7 @@ struct FwdMma {
   static constexpr int kComputing = 1, kStart = 2;  // barriers
 
   __device__ __forceinline__ void load_queries(const BlockWork<C>& w) const {
-    const PackedRows rows(p.q, 2, p.q_strides, w.block, w.sequence.q.first, p.group);
+    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, w.block, w.sequence.q.first, p.group);
     load_tile<QTile, C.threads()>(q_base, static_cast<int>(w.sequence.q.length * p.group.value) - w.block.first_row,
                                   p.d, thread, [&](int row) { return rows.at(row); });
     ptx::cp_async_commit();
@@ -142,10 +144,9 @@ struct FwdMma {
     load_kv<VTile>(w, w.values, tile, to, p.dv);
   }
   template <class Tile>
-  __device__ __forceinline__ void load_kv(const BlockWork<C>& w,
-                                          const KvRows<C.source, C.trusts> (&segments)[C.segments], const KvTile& tile,
-                                          u32 to, int columns) const {
-    KvRows<C.source, C.trusts> rows = segments[0];
+  __device__ __forceinline__ void load_kv(const BlockWork<C>& w, const KvRows<C> (&segments)[C.segments],
+                                          const KvTile& tile, u32 to, int columns) const {
+    KvRows<C> rows = segments[0];
     if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
     if constexpr (C.gathers()) {
       const int length = w.sequence.segment(tile.segment).extent.length;
@@ -224,12 +225,12 @@ struct FwdMma {
   __device__ __forceinline__ void copy_keys(const BlockWork<C>& w, int i) const {
     keys().acquire(i, C.k_bytes());
     const TileBoxes boxes = find_boxes<C>(w, p.kv[0], w.tiles.at(i), 0);
-    copy_tile<KTile>(w, p.kv[0], maps->keys, p.kv[0].k_strides, boxes, k_base(i % C.stages), keys().full(i), 0);
+    copy_tile<C, KTile>(w, p.kv[0], maps->keys, p.kv[0].k_strides, boxes, k_base(i % C.stages), keys().full(i), 0);
   }
   __device__ __forceinline__ void copy_values(const BlockWork<C>& w, int i) const {
     values().acquire(i, C.v_bytes());
     const TileBoxes boxes = find_boxes<C>(w, p.kv[0], w.tiles.at(i), 0);
-    copy_tile<VTile>(w, p.kv[0], maps->values, p.kv[0].v_strides, boxes, v_base(i % C.stages), values().full(i), 0);
+    copy_tile<C, VTile>(w, p.kv[0], maps->values, p.kv[0].v_strides, boxes, v_base(i % C.stages), values().full(i), 0);
   }
 
   // By a warpgroup, because registers change hands by warpgroups; one of its warps copies. The first copies wait for
@@ -314,7 +315,7 @@ struct FwdMma {
     s.clear();
     const u32 keys = keys_address<KTile>(k_at, lane);
 #pragma unroll
-    for (int k = 0; k < C.d / 16; ++k) {
+    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
       u32 a[row_tiles][4];
       q.read(a, k);
       multiply_keys<C.type, KTile>(s, a, keys, k);
@@ -325,7 +326,7 @@ struct FwdMma {
   template <class Replace>
   __device__ __forceinline__ void finish_scores(Scores& s, const KvTile& tile, Replace replace) const {
     const int again = thread_again();
-    FinishScores<C, User>{p, work, again / 32 * C.rows_a_warp(), again % 32}.finish(s, tile);
+    FinishScores<C, User, BlockMemory<C>>{p, work, again / 32 * C.rows_a_warp(), again % 32}.finish(s, tile);
     if (work.may_hide(tile)) replace();
   }
 

@@ -6,6 +6,7 @@
 #include "cuda/attention/forward/block_work.cuh"
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/softmax/non_finite.cuh"
+#include "cuda/attention/tiles/tile_boxes.cuh"
 #include "cuda/attention/tiles/tile_counter.cuh"
 #include "cuda/attention/tiles/tile_list.cuh"
 #include "cuda/attention/tiles/tile_scheduler.cuh"
@@ -21,7 +22,7 @@ struct Uses {
   int first, end;
 };
 
-/// Of groups of 64 rows, in the tiles that they see: often enough to be worth the asking (2% of S=512).
+/// Whether groups of 64 rows see different tiles, often enough to be worth the asking (2% of S=512).
 template <FwdConfig C>
 inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_q > C.tile_kv) &&
                                       (C.tiles == Tiles::range) && C.segments == 1;
@@ -42,8 +43,9 @@ struct SharedWorks {
   WorkOfRings<C> works[2];
   int end;  // the number behind that of the last row tile, once it is known; until then -1
   u64 items[4], keys[2 * C.stages], values[2 * C.stages];
-  u64 checks[2 * C.stages];  // of values: see careful.cuh; who computes waits only for some, and releases none
-  u64 nearly_copied;         // a phase for each row tile
+  u64 checks[2 *
+             C.stages];  // of values: see softmax/non_finite.cuh; who computes waits only for some, and releases none
+  u64 nearly_copied;     // a phase for each row tile
   u64 queries[C.warps / 4];  // of each group, likewise
 };
 
@@ -54,9 +56,9 @@ struct Producer {
   // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
   // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
   static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
-  using QTile = SharedTile<64, C.d>;  // of a group
-  using KTile = SharedTile<C.tile_kv, C.d>;
-  using VTile = SharedTile<C.tile_kv, C.dv>;
+  using QTile = SharedTile<C.type, 64, C.d>;  // of a group
+  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
+  using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
   using Works = SharedWorks<C>;
   using Work = WorkOfRings<C>;
 
@@ -188,7 +190,7 @@ struct Producer {
     const int rows = static_cast<int>(work.sequence.q.length * p.group.value);
     const int first_query = PackedRow(first_row, p.group).query;
     const int last_query = PackedRow(min(first_row + 64, rows) - 1, p.group).query;
-    const RowBounds<C> bounds(p, work.sequence, work.sequence.first, first_query);
+    const KeysOfQueries<C> bounds(p, work.sequence, work.sequence.first, first_query);
     const int begin = bounds.of(first_query).begin;
     const int end = first_row < rows ? bounds.of(last_query).end : 0;
     Uses uses{work.first_use, work.end_use};
@@ -222,10 +224,10 @@ struct Producer {
       const int segment = C.segments == 2 ? boxes.tile.segment : 0;
       const KvParams& kv = p.kv[segment];
       acquire(keys(), use, C.k_bytes());
-      copy_tile<KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), keys().full(use), lane);
+      copy_tile<C, KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), keys().full(use), lane);
       const TileBoxes next = use + 1 < work.end_use ? boxes_of(work, use + 1) : boxes;
       acquire(values(), use, C.v_bytes());
-      copy_tile<VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane);
+      copy_tile<C, VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane);
       boxes = next;
     }
   }
@@ -242,7 +244,8 @@ struct Producer {
     if constexpr (kCopiers<C> > 1) __syncwarp();
   }
 
-  /// The values of tiles that may hide keys, which the warps that compute wait for: see careful.cuh. Ahead of them.
+  /// The values of tiles that may hide keys, which the warps that compute wait for: see softmax/non_finite.cuh. Ahead
+  /// of them.
   static constexpr int kCheckers = 2;  // warps
   __device__ __forceinline__ void check() const {
 #pragma unroll 1

@@ -69,8 +69,8 @@ struct FwdWgmma : Producer<C> {
     }
   }
 
-  // Of every row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those before;
-  // then the last O += P·V. All groups take as many turns and release all buffers, also of keys that they skip.
+  // Row tile after row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those
+  // before; then the last O += P·V. All groups take as many turns and release all buffers, also of keys that they skip.
   __device__ __forceinline__ void compute() const {
     if constexpr (ping_pongs) {
       if (group() == groups - 1) scheduler_barrier_arrive();
@@ -132,15 +132,17 @@ struct FwdWgmma : Producer<C> {
       if (!skips_more) release(values(), end_of(work, end) - 1);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
-      if (work.non_finite != 0) {
-        const int thread = thread_again();
-        const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
-        ReplacedValues<C, typename User::Mask>{p, work, epilogue, thread / 32 * 16, thread % 32}.add_to_outputs();
-      }
+      if (work.non_finite != 0) add_replaced_values(work);
       item = work.item;
       __syncwarp();
       if (lane == 0) items().release(item);
     }
+  }
+
+  __device__ __forceinline__ void add_replaced_values(const Work& work) const {
+    const int thread = thread_again();
+    const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
+    ReplacedValues<C, typename User::Mask, Work>{p, work, epilogue, thread / 32 * 16, thread % 32}.add_to_outputs();
   }
 
   __device__ __forceinline__ Uses own(const Work& work) const {
@@ -160,7 +162,7 @@ struct FwdWgmma : Producer<C> {
     release(values(), use);
   }
 
-  /// Of the group's rows of a row tile, if there is one: by TMA where they are a box.
+  /// Asks for the group's rows of a row tile, if there is one: by TMA where they are a box.
   __device__ __forceinline__ bool begin_queries(int item) const {
     items().wait(item);
     if (item == shared.end) return false;
@@ -171,7 +173,7 @@ struct FwdWgmma : Producer<C> {
       if (in_group == 0) copy_queries(work, first);
       return true;
     }
-    const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
+    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, work.block, work.sequence.q.first, p.group);
     const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - first;
     load_tile<QTile, 128>(q_at(), valid, p.d, in_group,
                           [&](int row) { return rows.at(first - work.block.first_row + row); });
@@ -214,7 +216,7 @@ struct FwdWgmma : Producer<C> {
     await_scores<first ? 0 : 1>(s);
     if (C.scale_first || work.may_hide(tile)) {
       const int thread = thread_again();
-      FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+      FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     const auto rescale = exponentiate<first>(work, s, tile, use, softmax);
@@ -255,7 +257,7 @@ struct FwdWgmma : Producer<C> {
         multiply_again(s, k_at(use));
         if constexpr (C.scale_first) {  // no key is hidden
           const int thread = thread_again();
-          FinishScores<C, User>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+          FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
         }
         rescale = softmax.raise(s, softmax_scale(), slack);
         before[0] = softmax.sum[0][0];
@@ -274,7 +276,7 @@ struct FwdWgmma : Producer<C> {
     const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
     const u32 keys = keys_address<KTile>(k_tile, lane);
 #pragma unroll 1
-    for (int k = 0; k < C.d / 16; ++k) {
+    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
       u32 a[1][4];
       load_rows<QTile>(a, rows, k);
       multiply_keys<C.type, KTile>(s, a, keys, k);

@@ -31,10 +31,21 @@ struct KvPages {
   }
 };
 
-/// The rows of K or of V of one (sequence, kv head, segment), of 16-bit elements. Strides in bytes; that of a row fits
-/// 32 bits: the launch refuses row strides of 2^29 elements and more.
-template <Source source, bool trusts>
+/// What the rows of keys ask of a configuration.
+template <class Config>
+concept SourceConfig = requires(const Config& c) {
+  Element{c.type};
+  Source{c.source};
+  bool{c.trusts};
+};
+
+/// The rows of K or of V of one (sequence, kv head, segment). Strides in bytes; that of a row fits 32 bits: the launch
+/// refuses row strides of 2^29 elements and more.
+template <SourceConfig auto C>
 struct KvRows {
+  static constexpr Source source = C.source;
+  static constexpr int element_bytes = bytes_of(C.type);
+
   const char* base;
   int row_stride;
   i64 page_stride;
@@ -48,13 +59,13 @@ struct KvRows {
   KvRows() = default;
   __device__ __forceinline__ KvRows(const KvParams& p, const void* tensor, const Strides& strides, const Extent& extent,
                                     int batch, int head)
-      : base(static_cast<const char*>(tensor) + 2 * head * strides.head),
-        row_stride(static_cast<int>(2 * strides.row)) {
+      : base(static_cast<const char*>(tensor) + element_bytes * head * strides.head),
+        row_stride(static_cast<int>(element_bytes * strides.row)) {
     if (!is_paged(p)) {
-      base += 2 * (batch * strides.batch + extent.first * strides.row);
+      base += element_bytes * (batch * strides.batch + extent.first * strides.row);
       if constexpr (source == Source::mixed) pages.pages = nullptr;
     } else {
-      page_stride = 2 * strides.batch;
+      page_stride = element_bytes * strides.batch;
       pages = KvPages(p, extent.first, batch);
       page_size = p.page_size;
     }
@@ -91,7 +102,7 @@ struct KvRows {
     } else {
       const int entry = ptx::divide(first + row, page_size);
       const int within = first + row - entry * static_cast<int>(page_size.value);
-      return ptx::advance(base + pages.template at<trusts>(entry) * page_stride, within, row_stride);
+      return ptx::advance(base + pages.template at<C.trusts>(entry) * page_stride, within, row_stride);
     }
   }
 };
@@ -113,10 +124,10 @@ __device__ __forceinline__ void load_tile(u32 to, int valid_rows, int columns, i
   };
   if (valid_rows >= Tile::rows && columns == Tile::columns) {  // nearly always: no test for each copy
     for_each([&](int row, u32 at) {
-      const char* from = address(row) + chunk * 16;
+      const char* from = address(row) + chunk * kChunkBytes;
 #pragma unroll
       for (int panel = 0; panel < Tile::panels; ++panel) {
-        ptx::cp_async_16(at + panel * Tile::panel_bytes, from + panel * Tile::panel_columns * 2);
+        ptx::cp_async_16(at + panel * Tile::panel_bytes, from + panel * Tile::row_bytes);
       }
     });
     return;
@@ -126,9 +137,10 @@ __device__ __forceinline__ void load_tile(u32 to, int valid_rows, int columns, i
     const char* from = address(row_valid ? row : 0);
 #pragma unroll
     for (int panel = 0; panel < Tile::panels; ++panel) {
-      const int column = panel * Tile::panel_columns + chunk * 8;
+      const int column = panel * Tile::panel_columns + chunk * Tile::chunk_elements;
       const bool valid = row_valid && column < columns;
-      ptx::cp_async_16_or_zeros(at + panel * Tile::panel_bytes, valid ? from + column * 2 : from, valid);
+      ptx::cp_async_16_or_zeros(at + panel * Tile::panel_bytes, valid ? from + column * bytes_of(Tile::type) : from,
+                                valid);
     }
   });
 }
@@ -152,10 +164,10 @@ __device__ __forceinline__ void load_rows(u32 to, int columns, int thread, Addre
     const RowAddress from = address(step * rows_a_step + first_row);
 #pragma unroll
     for (int panel = 0; panel < Tile::panels; ++panel) {
-      const int column = panel * Tile::panel_columns + chunk * 8;
+      const int column = panel * Tile::panel_columns + chunk * Tile::chunk_elements;
       const bool valid = from.valid && column < columns;
       ptx::cp_async_16_or_zeros(first + Tile::rows_below(step * rows_a_step) + panel * Tile::panel_bytes,
-                                valid ? from.at + column * 2 : from.at, valid);
+                                valid ? from.at + column * bytes_of(Tile::type) : from.at, valid);
     }
   }
 }

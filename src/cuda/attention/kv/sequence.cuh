@@ -55,7 +55,7 @@ struct Sequence {
 
   Sequence() = default;
 
-  __device__ __forceinline__ Sequence(const FwdParams& p, int batch, int segments) {
+  __device__ __forceinline__ Sequence(const AttentionParams& p, int batch, int segments) {
     q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
     first.extent = find_keys(p.kv[0], batch);
     first.position = p.kv[0].offset != nullptr ? p.kv[0].offset[batch] : 0;

@@ -6,6 +6,7 @@
 #include "cuda/attention/scores/extra_tensor.cuh"
 #include "cuda/attention/scores/score.cuh"
 #include "cuda/attention/tiles/mask.cuh"
+#include "cuda/attention/tiles/packed_rows.cuh"
 
 namespace tessera::cuda {
 
@@ -16,6 +17,14 @@ struct ScorePoint {
   i64 query;
   i64 key;
 };
+
+/// The point of a row of a block and of key `key` of a segment. `work`: TileWork.
+template <class Work>
+__device__ __forceinline__ ScorePoint point_of(const AttentionParams& p, const Work& work, const PackedRow& at,
+                                               int segment, int key) {
+  return {p.batch_offset + work.block.batch, p.head_offset + work.block.head + at.head,
+          work.sequence.q_position + at.query, work.sequence.segment(segment).position + key};
+}
 
 /// What a kernel compiles in: `Score::value(score, point, extras)` and `Mask::visible(point, extras)`. Built-in ones
 /// are below; src/cuda/attention/scores/callable_source.cpp writes those of a user's text.

@@ -3,9 +3,9 @@
 // thread holds of a 16 x 16 fragment, provided that the fragment begins at multiples of 16 of both positions.
 #pragma once
 
-#include "cuda/attention/tiles/tile_range.cuh"
+#include "cuda/attention/tiles/packed_rows.cuh"
+#include "cuda/attention/tiles/tile_work.cuh"
 #include "cuda/tile/philox.cuh"
-#include "shared/config.h"
 #include "shared/params.h"
 
 namespace tessera::cuda {
@@ -41,6 +41,10 @@ struct DropoutDraws {
   }
 };
 
+/// The work of a block that holds its draws.
+template <class Work>
+concept DrawingWork = TileWork<Work> && requires(const Work& work) { DropoutDraws{work.dropout}; };
+
 /// A thread's two rows of a 16 x 16 fragment, as positions, with the heads that they belong to within the block.
 struct DropoutRows {
   u32 row[2];
@@ -75,15 +79,20 @@ __device__ __forceinline__ u32 kept_of_fragment(const DropoutDraws& draws, const
   return kept;
 }
 
+/// What dropout asks of a configuration.
+template <class Config>
+concept DropoutConfig = requires(const Config& c) { int{c.tile_kv}; };
+
 /// The bits of 16 rows by tile_kv keys: byte k % 4 of word k / 4 is fragment k.
-template <FwdConfig C>
+template <DropoutConfig auto C>
 struct KeptBits {
   static constexpr int words = divide_up(C.tile_kv, 64);
   u32 word[words];
 
-  /// Of 16 packed rows of the block from `first` on; `work`: SharedWork, `tile`: KvTile.
-  template <class Work, class Tile>
-  __device__ __forceinline__ void draw(const FwdParams& p, const Work& work, int first, const Tile& tile, int lane) {
+  /// Draws for 16 packed rows of the block from `first` on.
+  template <DrawingWork Work>
+  __device__ __forceinline__ void draw(const AttentionParams& p, const Work& work, int first, const KvTile& tile,
+                                       int lane) {
     const auto keys = static_cast<u32>(work.sequence.segment(tile.segment).position);
     const auto queries = static_cast<u32>(work.sequence.q_position);
     const int row = work.block.first_row + first + lane / 4;

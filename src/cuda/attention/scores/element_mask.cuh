@@ -3,14 +3,24 @@
 // with.
 #pragma once
 
-#include "cuda/attention/forward/block_work.cuh"
-#include "cuda/attention/tiles/tile_list.cuh"
+#include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/tiles/list_reader.cuh"
+#include "cuda/attention/tiles/tile_work.cuh"
 
 namespace tessera::cuda {
 
+/// What tests key by key ask of a configuration: tests_elements() is whether there are any.
+template <class Config>
+concept ElementMaskConfig = requires(const Config& c) {
+  int{c.tile_kv};
+  bool{c.list_elements};
+  bool{c.user_mask};
+  bool{c.tests_elements()};
+};
+
 /// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit half · tile_kv / 4 + 2n + i is value i
 /// of row `half` in the n-th tile of 8 columns.
-template <FwdConfig C>
+template <ElementMaskConfig auto C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
   static_assert(!C.tests_elements() || 2 * row_bits <= 64);
@@ -58,10 +68,10 @@ struct ListedKeys {
 };
 
 /// What the list or the user's mask hides of a block's tiles.
-template <FwdConfig C, class Mask>
+template <ElementMaskConfig auto C, class Mask, TileWork Work>
 struct ElementMask {
-  const FwdParams& p;
-  const BlockWork<C>& work;
+  const AttentionParams& p;
+  const Work& work;
 
   /// `row`: packed, the upper of the thread's two.
   __device__ __forceinline__ void find(HiddenBits<C>& hidden, int row, const KvTile& tile, int lane) const {
@@ -75,7 +85,7 @@ struct ElementMask {
     });
   }
 
-  /// Of a key below its segment's length and a query below the sequence's; `listed` of list().
+  /// `key` is below its segment's length and the query below the sequence's; `listed` reads list().
   __device__ __forceinline__ bool hides(const PackedRow& at, const KvTile& tile, int column, int key,
                                         ListedKeys& listed) const {
     if constexpr (C.list_elements) {
@@ -84,7 +94,7 @@ struct ElementMask {
       if (found == ListClass::full) return false;
     }
     if constexpr (C.user_mask) {
-      return !work.tiles.waives(tile, column) && !Mask::visible(work.point_of(p, at, tile.segment, key), p.extras);
+      return !work.tiles.waives(tile, column) && !Mask::visible(point_of(p, work, at, tile.segment, key), p.extras);
     }
     return false;
   }

@@ -2,23 +2,32 @@
 // From the products Q·Kᵀ of a tile to its scores: scaled and changed where the maxima need that first, hidden ones −∞.
 #pragma once
 
-#include "cuda/attention/forward/block_work.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/element_mask.cuh"
 #include "cuda/attention/scores/score.cuh"
 #include "cuda/attention/tiles/mask.cuh"
+#include "cuda/attention/tiles/packed_rows.cuh"
+#include "cuda/attention/tiles/tile_work.cuh"
 #include "cuda/tile/gemm_mma.cuh"
 
 namespace tessera::cuda {
 
-/// Of a warp's rows and one tile of keys.
-template <FwdConfig C, class User>
+/// What finished scores ask of a configuration.
+template <class Config>
+concept FinishConfig =
+    MaskConfig<Config> && ScoreConfig<Config> && ElementMaskConfig<Config> && requires(const Config& c) {
+      int{c.rows_a_warp()};
+      bool{c.scale_first};
+    };
+
+/// Finishes the scores of a warp's rows and one tile of keys.
+template <FinishConfig auto C, class User, TileWork Work>
 struct FinishScores {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
 
-  const FwdParams& p;
-  const BlockWork<C>& work;
+  const AttentionParams& p;
+  const Work& work;
   int warp_row;  // first row of the warp within the block
   int lane;
 
@@ -36,14 +45,14 @@ struct FinishScores {
   template <bool cut_begin, bool cut_end>
   __device__ __forceinline__ void finish_rows(Scores& s, const KvTile& tile) const {
     const int first_query = PackedRow(work.block.first_row, p.group).query;
-    const RowBounds<C> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
+    const KeysOfQueries<C> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
     const int first_key = tile.first + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
       HiddenBits<C> hidden;
       if constexpr (C.tests_elements()) {
         const int row = work.block.first_row + warp_row + m * 16 + lane / 4;
-        ElementMask<C, typename User::Mask>{p, work}.find(hidden, row, tile, lane);
+        ElementMask<C, typename User::Mask, Work>{p, work}.find(hidden, row, tile, lane);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -66,7 +75,7 @@ struct FinishScores {
             const int key = n * 8 + i + moved;
             if constexpr (C.scale_first) {
               score = score_of<C, typename User::Score>(score, p, slope, distances.of(near, n * 8 + i), [&] {
-                return work.point_of(p, at, tile.segment, first_key + key);
+                return point_of(p, work, at, tile.segment, first_key + key);
               });
             }
             if ((cut_end && key >= end) || (cut_begin && key < begin)) score = -kInfinity;

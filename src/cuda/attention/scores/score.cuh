@@ -8,6 +8,14 @@
 
 namespace tessera::cuda {
 
+/// What scores ask of a configuration.
+template <class Config>
+concept ScoreConfig = requires(const Config& c) {
+  Softcap{c.softcap};
+  bool{c.user_score};
+  bool{c.alibi};
+};
+
 /// cap · tanh(score / cap). With u = score / cap:
 /// exponential: tanh(u) = 1 − 2 / (1 + e^2u), which cancels: it is off by a rounding of the cap, whatever the score.
 /// rational: tanh(u) / u is a rational function of u² below |u| = 8, the nearest in relative error (1.5e-7), and from
@@ -35,8 +43,8 @@ __device__ __forceinline__ float capped(float score, const SoftcapParams& cap) {
 /// One score, in its own units; `distance` is |position of the query − position of the key|, `point` gives the
 /// ScorePoint. The forward and tile_mass.cuh are to find the same bits, so that no rounding but that of a callable's
 /// text is left to the compiler.
-template <FwdConfig C, class Score, class Point>
-__device__ __forceinline__ float natural_score_of(float product, const FwdParams& p, float slope, float distance,
+template <ScoreConfig auto C, class Score, class Point>
+__device__ __forceinline__ float natural_score_of(float product, const AttentionParams& p, float slope, float distance,
                                                   Point point) {
   float score = __fmul_rn(product, p.scale);
   if constexpr (C.softcap != Softcap::none) score = capped<C.softcap>(score, p.softcap);
@@ -46,8 +54,9 @@ __device__ __forceinline__ float natural_score_of(float product, const FwdParams
 }
 
 /// The same in units of log2(e). Only for configurations with scale_first.
-template <FwdConfig C, class Score, class Point>
-__device__ __forceinline__ float score_of(float product, const FwdParams& p, float slope, float distance, Point point) {
+template <ScoreConfig auto C, class Score, class Point>
+__device__ __forceinline__ float score_of(float product, const AttentionParams& p, float slope, float distance,
+                                          Point point) {
   return __fmul_rn(natural_score_of<C, Score>(product, p, slope, distance, point), kLog2E);
 }
 

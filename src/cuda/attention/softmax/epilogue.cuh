@@ -5,7 +5,9 @@
 
 #include "cuda/attention/scores/score.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
-#include "cuda/attention/tiles/tile_range.cuh"
+#include "cuda/attention/tiles/packed_rows.cuh"
+#include "cuda/attention/tiles/tile_schedule.cuh"
+#include "shared/config.h"
 
 namespace tessera::cuda {
 
@@ -25,7 +27,17 @@ __device__ __forceinline__ void transpose_quad(u32 (&words)[4], int lane) {
   }
 }
 
-template <FwdConfig C>
+/// What the epilogue asks of a configuration.
+template <class Config>
+concept EpilogueConfig = RowTileConfig<Config> && requires(const Config& c) {
+  Element{c.output};
+  Products{c.products};
+  int{c.dv};
+  int{c.rows_a_warp()};
+  bool{c.dropout};
+};
+
+template <EpilogueConfig auto C>
 struct Epilogue {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
   using Output = Accumulator<row_tiles, C.dv / 8>;
@@ -84,7 +96,7 @@ struct Epilogue {
     }
   }
 
-  /// Of a tile of rows that see no key, where no masses are wanted. By a warp.
+  /// Stores a tile of rows that see no key, where no masses are wanted. By a warp.
   __device__ __forceinline__ void store_empty() const {
     constexpr int output_bytes = bytes_of(C.output);
     const int lane = thread % 32;
@@ -224,7 +236,7 @@ struct Epilogue {
 
   // Through shared memory, so that whole rows leave 16 bytes a thread.
   __device__ __forceinline__ void store_16_bit(const Output& o, const PackedRows& out) const {
-    using Tile = SharedTile<C.tile_q, C.dv>;
+    using Tile = SharedTile<C.output, C.tile_q, C.dv>;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll

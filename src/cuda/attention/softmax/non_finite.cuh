@@ -5,10 +5,11 @@
 // sees them.
 #pragma once
 
-#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/element_mask.cuh"
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/tiles/mask.cuh"
+#include "cuda/attention/tiles/tile_work.cuh"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
 
@@ -16,7 +17,7 @@ namespace tessera::cuda {
 
 inline constexpr u32 kAllLanes = 0xFFFFFFFF;
 
-/// Of the low 16 bits.
+/// Whether the low 16 bits are a finite number.
 template <Element type>
 __device__ __forceinline__ bool is_finite(u32 bits) {
   constexpr u32 infinity = type == Element::bf16 ? 0x7F80 : 0x7C00;
@@ -41,24 +42,25 @@ struct FiniteTest {
   __device__ __forceinline__ bool passed() const { return ((sums[0] | sums[1] | sums[2] | sums[3]) & 0x7FFF7FFF) == 0; }
 };
 
-/// Of a tile in shared memory, by `threads` threads, while nobody else uses it. Whether this thread replaced any value
-/// of a key: rows from keys() on lie behind the end of the sequence, and nobody sees them.
+/// Replaces values of a tile in shared memory, by `threads` threads, while nobody else uses it. Returns whether this
+/// thread replaced any value of a key: rows from keys() on lie behind the end of the sequence, and nobody sees them.
 template <Element type, class Tile, int threads, class Keys>
 __device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) {
-  constexpr bool whole_steps = Tile::bytes % (threads * 16) == 0;
+  constexpr int step_bytes = threads * kChunkBytes;
+  constexpr bool whole_steps = Tile::bytes % step_bytes == 0;
   FiniteTest<type> test;
 #pragma unroll 2  // registers are short
-  for (int step = 0; step < divide_up(Tile::bytes, threads * 16); ++step) {
-    if (!whole_steps && (step * threads + thread) * 16 >= Tile::bytes) break;
+  for (int step = 0; step < divide_up(Tile::bytes, step_bytes); ++step) {
+    if (!whole_steps && (step * threads + thread) * kChunkBytes >= Tile::bytes) break;
     u32 value[4];
-    ptx::load_shared_16(value, tile + (step * threads + thread) * 16);
+    ptx::load_shared_16(value, tile + (step * threads + thread) * kChunkBytes);
     test.look_at(value);
   }
   if (test.passed()) return false;
   const int end = keys();
   bool non_finite = false;
 #pragma unroll 1
-  for (int at = thread * 16; at < Tile::bytes; at += threads * 16) {
+  for (int at = thread * kChunkBytes; at < Tile::bytes; at += step_bytes) {
     u32 value[4];
     ptx::load_shared_16(value, tile + at);
 #pragma unroll
@@ -72,11 +74,17 @@ __device__ __forceinline__ bool replace_values(u32 tile, int thread, Keys keys) 
   return non_finite;
 }
 
-/// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops.
-template <FwdConfig C, class Mask>
+/// What replaced values ask of a configuration.
+template <class Config>
+concept ReplacingConfig = EpilogueConfig<Config> && SourceConfig<Config> && MaskConfig<Config> &&
+                          ElementMaskConfig<Config> && requires(const Config& c) { int{c.segments}; };
+
+/// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops. `work`: with dropout
+/// DrawingWork too.
+template <ReplacingConfig auto C, class Mask, HidingWork Work>
 struct ReplacedValues {
-  const FwdParams& p;
-  const SharedWork<C>& work;
+  const AttentionParams& p;
+  const Work& work;
   const Epilogue<C>& epilogue;
   int warp_row;  // first row of the warp within the block
   int lane;
@@ -110,14 +118,14 @@ struct ReplacedValues {
     const int segment = C.segments == 2 ? tile_segment : 0;
     const KvParams& kv = p.kv[segment];
     const Extent extent = work.sequence.segment(segment).extent;
-    const KvRows<C.source, C.trusts> rows(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
+    const KvRows<C> rows(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
     return rows.at(0, key);
   }
   __device__ __forceinline__ bool all_finite(const char* values) const {
     FiniteTest<C.type> test;
 #pragma unroll 4
-    for (int dim = 0; dim < p.dv; dim += 8) {
-      const uint4 loaded = *reinterpret_cast<const uint4*>(values + dim * 2);
+    for (int dim = 0; dim < p.dv; dim += elements_of_chunk(C.type)) {
+      const uint4 loaded = *reinterpret_cast<const uint4*>(values + dim * bytes_of(C.type));
       test.look_at({loaded.x, loaded.y, loaded.z, loaded.w});
     }
     return test.passed();
@@ -158,11 +166,11 @@ struct ReplacedValues {
   __device__ __forceinline__ bool sees(int row, const KvTile& tile, int column, int key) const {
     const PackedRow at(work.block.first_row + row, p.group);
     const Segment& segment = work.sequence.segment(tile.segment);
-    const RowBounds<C> bounds(p, work.sequence, segment, at.query);
+    const KeysOfQueries<C> bounds(p, work.sequence, segment, at.query);
     const Interval visible = bounds.of(at.query);
     if (key < visible.begin || key >= visible.end) return false;
     if constexpr (C.tests_elements()) {
-      const ElementMask<C, Mask> mask{p, work};
+      const ElementMask<C, Mask, Work> mask{p, work};
       const ListReader reader = mask.list();
       ListedKeys listed{reader};
       if (mask.hides(at, tile, column, key, listed)) return false;

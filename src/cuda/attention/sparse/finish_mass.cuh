@@ -10,7 +10,7 @@
 namespace tessera::cuda {
 
 /// Grid: x query blocks, y query heads, z batch; one warp.
-__device__ __forceinline__ void finish_mass(const FwdParams& p, const MassParams& mass) {
+__device__ __forceinline__ void finish_mass(const AttentionParams& p, const MassParams& mass) {
   const int lane = static_cast<int>(threadIdx.x);
   const auto query_block = static_cast<int>(blockIdx.x);
   const auto head = static_cast<int>(blockIdx.y);

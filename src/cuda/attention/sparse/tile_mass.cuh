@@ -21,11 +21,11 @@ namespace tessera::cuda {
 template <FwdConfig C, class User>
 struct TileMass {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using QTile = SharedTile<C.tile_q, C.d>;
-  using KTile = SharedTile<C.tile_kv, C.d>;
+  using QTile = SharedTile<C.type, C.tile_q, C.d>;
+  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
 
-  // Of a thread's rows: a key weighs exp2((S' · scale − origin) · unit) / sum.
+  // What a thread knows of its rows: a key weighs exp2((S' · scale − origin) · unit) / sum.
   struct Rows {
     float origin[row_tiles][2];
     float sum[row_tiles][2];
@@ -40,7 +40,7 @@ struct TileMass {
     int rows;  // of the query block, in this tile
     float warp_sums[C.warps];
   };
-  static_assert(sizeof(Work) <= FwdConfig::kWorkBytes);
+  static_assert(sizeof(Work) <= C.kWorkBytes);
 
   const FwdParams& p;
   const MassParams& mass;
@@ -50,7 +50,7 @@ struct TileMass {
   const int lane = thread % 32;
   const int warp_row = thread / 32 * C.rows_a_warp();
 
-  static constexpr int shared_bytes() { return FwdConfig::kWorkBytes + C.q_bytes() + C.k_bytes(); }
+  static constexpr int shared_bytes() { return C.kWorkBytes + C.q_bytes() + C.k_bytes(); }
 
   /// Grid: x row tiles of all query blocks, y query heads, z batch. `memory`: shared_bytes() of it.
   static __device__ __forceinline__ void run(const FwdParams& p, const MassParams& mass, char* memory) {
@@ -68,7 +68,7 @@ struct TileMass {
       work.rows = min(min(left_of_block, work.sequence.q.length - first), C.tile_q);
     }
     __syncthreads();
-    TileMass{p, mass, work, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.walk();
+    TileMass{p, mass, work, ptx::shared_address(memory) + C.kWorkBytes}.walk();
   }
 
   __device__ __forceinline__ void walk() const {
@@ -78,7 +78,7 @@ struct TileMass {
       for (int block = thread; block < mass.key_blocks; block += C.threads()) sums[block] = 0.0F;
       return;
     }
-    const PackedRows rows(p.q, 2, p.q_strides, work.block, work.sequence.q.first, p.group);
+    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, work.block, work.sequence.q.first, p.group);
     load_tile<QTile, C.threads()>(q_base, work.rows, p.d, thread, [&](int row) { return rows.at(row); });
     ptx::cp_async_commit();
     const Rows relative = p.row_sums != nullptr ? rows_of_forward() : rows_of_lse();
@@ -126,7 +126,7 @@ struct TileMass {
   template <int segment>
   __device__ __forceinline__ float weigh(int block, const Rows& relative) const {
     const Segment& keys = segment == 0 ? work.sequence.first : work.sequence.second;
-    const RowBounds<C> bounds(p, work.sequence, keys, work.block.first_row);
+    const KeysOfQueries<C> bounds(p, work.sequence, keys, work.block.first_row);
     const Interval first_row = bounds.of(work.block.first_row);
     const Interval last_row = bounds.of(work.block.first_row + work.rows - 1);
     const int begin = (block - (segment == 0 ? 0 : mass.second_block)) * mass.block_kv;
@@ -142,7 +142,7 @@ struct TileMass {
     const KvParams& kv = p.kv[segment];
     for (int first = begin + (seen - begin) / C.tile_kv * C.tile_kv; first < end; first += C.tile_kv) {
       __syncthreads();  // nobody reads the keys before these any more
-      KvRows<C.source, C.trusts> tile(kv, kv.k, kv.k_strides, keys.extent, work.block.batch, work.block.kv_head);
+      KvRows<C> tile(kv, kv.k, kv.k_strides, keys.extent, work.block.batch, work.block.kv_head);
       tile.advance(first);
       load_tile<KTile, C.threads()>(q_base + C.q_bytes(), keys.extent.length - first, p.d, thread,
                                     [&](int row) { return tile.at(first, row); });
@@ -161,16 +161,16 @@ struct TileMass {
     const u32 queries = rows_address<QTile>(q_base, warp_row, lane);
     const u32 keys = keys_address<KTile>(q_base + C.q_bytes(), lane);
 #pragma unroll
-    for (int k = 0; k < C.d / 16; ++k) {
+    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
       u32 a[row_tiles][4];
       load_rows<QTile>(a, queries, k);
       multiply_keys<C.type, KTile>(s, a, keys, k);
     }
   }
 
-  // Of keys [first, end); `masked`: by the user's mask, if there is one.
+  // Adds the weights of keys [first, end). `masked`: the user's mask holds, if there is one.
   __device__ __forceinline__ void add_weights(float (&weight)[row_tiles][2], const Scores& s,
-                                              const RowBounds<C>& bounds, const Segment& keys, int first, int end,
+                                              const KeysOfQueries<C>& bounds, const Segment& keys, int first, int end,
                                               bool masked, const Rows& relative) const {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
@@ -215,7 +215,7 @@ struct TileMass {
     }
   }
 
-  // Of masses or their squares, over the block's rows in a fixed order.
+  // Sums masses or their squares over the block's rows, in a fixed order.
   __device__ __forceinline__ float sum_of_rows(const float (&weight)[row_tiles][2], const Rows& relative) const {
     float sum = 0.0F;
 #pragma unroll

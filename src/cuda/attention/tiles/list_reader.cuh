@@ -43,7 +43,7 @@ struct ListReader {
   __device__ __forceinline__ ListReader(const ListParams& params, int b, int query_head, int kv_head)
       : p(params), batch(b), head(params.heads == ListHeads::q ? query_head : kv_head) {}
 
-  /// Of an index list: `block` is a query block, or a key block of the transposed form.
+  /// A row of an index list: `block` is a query block, or a key block of the transposed form.
   __device__ __forceinline__ ListRow row(const TileTable& table, int block) const {
     const i64* c = table.count_strides;
     const i64* e = table.entry_strides;
@@ -51,7 +51,7 @@ struct ListReader {
     return {static_cast<const int*>(table.entries) + batch * e[0] + head * e[1] + block * e[2],
             clamp(count, 0, table.capacity)};
   }
-  /// Of a bitmask: key blocks 32·word and the 31 after it.
+  /// A word of a bitmask: key blocks 32·word and the 31 after it.
   __device__ __forceinline__ u32 bits(const TileTable& table, int query_block, int word) const {
     const i64* e = table.entry_strides;
     return static_cast<const u32*>(table.entries)[batch * e[0] + head * e[1] + query_block * e[2] + word];

@@ -1,16 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a query sees. Sequence end, window, compressed causal mask and chunks all come down to one interval of
-// keys for each query, so an element test is two comparisons, and a tile needs none when it lies within the intervals
-// of its first and last query.
+// Who sees whom. Sequence ends, window, compressed causal mask and chunks come down to one interval of keys for each
+// query, and to one interval of queries for each key. So an element test is two comparisons. Both intervals move
+// monotonically, so that a tile needs no test when it lies within those of the other side's first and last line.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
 #include "cuda/ptx/math.cuh"
-#include "shared/config.h"
 
 namespace tessera::cuda {
 
-/// Keys [begin, end) of a segment.
+/// What masks ask of a configuration: which there are besides a window, which is always tested.
+template <class Config>
+concept MaskConfig = requires(const Config& c) {
+  bool{c.compressed_causal};
+  bool{c.chunked};
+};
+
+/// Keys of a segment or queries of a sequence, [begin, end).
 struct Interval {
   int begin;
   int end;
@@ -25,9 +31,9 @@ __device__ __forceinline__ int to_int(i64 x) {
   return static_cast<int>(min(max(x, -most), most));
 }
 
-/// The intervals of a block's queries in one segment, in 32 bits from the block's first query on.
-template <FwdConfig C>
-struct RowBounds {
+/// The keys of one segment that a query sees, in 32 bits from a first query on.
+template <MaskConfig auto C>
+struct KeysOfQueries {
   int first_query;
   int begin;  // of the first query's window, not clamped to the segment
   int end;
@@ -40,8 +46,8 @@ struct RowBounds {
   u64 chunk_query = 0;
   i64 chunk_key = 0;
 
-  __device__ __forceinline__ RowBounds(const FwdParams& p, const Sequence& sequence, const Segment& segment,
-                                       int query) {
+  __device__ __forceinline__ KeysOfQueries(const AttentionParams& p, const Sequence& sequence, const Segment& segment,
+                                           int query) {
     const i64 distance = sequence.q_position + query - segment.position;
     first_query = query;
     begin = to_int(distance - p.window_left);
@@ -77,8 +83,70 @@ struct RowBounds {
   }
 };
 
-/// |position of a query − position of a key| for a block's queries and a tile's keys, whatever the positions. Of the
-/// distance between the first query and the first key, `near` is the low 22 bits; adding those of the other queries and
+/// The queries that see a key of one segment, in 32 bits from a first key on: the inverse of KeysOfQueries.
+template <MaskConfig auto C>
+struct QueriesOfKeys {
+  int first_key;
+  int begin;  // of the first key's window, not clamped to the sequence
+  int end;
+  int length;   // keys of the segment
+  int queries;  // of the sequence
+  // Compressed causal mask: all queries see keys below seen_by_all, none sees one from seen_by_none on. In between the
+  // first query that sees a key is key · compressed_stride + compressed_begin. That sum fits 64 bits, its parts may
+  // not.
+  int seen_by_all = 0, seen_by_none = 0;
+  u64 compressed_begin = 0, compressed_stride = 0;
+  // Chunks: positions of the first key and of query 0, raised so that a key's is not negative.
+  WideDivisor chunk;
+  u64 chunk_key = 0;
+  i64 chunk_query = 0;
+
+  __device__ __forceinline__ QueriesOfKeys(const AttentionParams& p, const Sequence& sequence, const Segment& segment,
+                                           int key) {
+    const i64 distance = segment.position + key - sequence.q_position;
+    first_key = key;
+    begin = to_int(distance - p.window_right);
+    end = to_int(distance + p.window_left + 1);
+    length = segment.extent.length;
+    queries = sequence.q.length;
+    if constexpr (C.compressed_causal) {
+      const i64 complete = sequence.q_position + 1 - p.compressed_length;  // at query 0
+      const auto seen = [&](i64 at) { return to_int(divide_down(at, p.compressed_stride) - segment.position + 1); };
+      compressed_stride = static_cast<u64>(p.compressed_stride);
+      compressed_begin = static_cast<u64>(segment.position) * compressed_stride - static_cast<u64>(complete);
+      seen_by_all = seen(complete);
+      seen_by_none = seen(complete + queries - 1);
+    }
+    if constexpr (C.chunked) {
+      chunk = p.chunk.size;
+      chunk_key = static_cast<u64>(segment.position + key + p.chunk.above);
+      chunk_query = sequence.q_position + p.chunk.above;
+    }
+  }
+
+  __device__ __forceinline__ Interval of(int key) const {
+    const int below = key - first_key;
+    int first = key < length ? begin + below : queries;
+    int last = min(end + below, queries);
+    if constexpr (C.compressed_causal) {
+      if (key >= seen_by_none) first = queries;
+      if (key >= seen_by_all && key < seen_by_none) {
+        first = max(first, to_int(static_cast<i64>(static_cast<u64>(key) * compressed_stride + compressed_begin)));
+      }
+    }
+    if constexpr (C.chunked) {
+      const u64 position = chunk_key + below;
+      const i64 start = static_cast<i64>(position - ptx::remainder(position, chunk)) - chunk_query;
+      first = max(first, to_int(start));
+      last = min(last, to_int(start + static_cast<i64>(chunk.value)));
+    }
+    last = max(last, 0);
+    return {min(max(first, 0), last), last};
+  }
+};
+
+/// |position of a query − position of a key| for a block's queries and a tile's keys, whatever the positions. `near` is
+/// the low 22 bits of the distance between the first query and the first key; adding those of the other queries and
 /// keys to it is exact in fp32. `far` is the rest, exact up to 2^46. So only their sum is rounded, and a pair's
 /// distance does not depend on the tile.
 struct Distances {

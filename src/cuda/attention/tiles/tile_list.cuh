@@ -6,6 +6,7 @@
 
 #include "cuda/attention/tiles/list_reader.cuh"
 #include "cuda/attention/tiles/tile_range.cuh"
+#include "shared/config.h"
 
 namespace tessera::cuda {
 
@@ -20,7 +21,16 @@ struct ListMemory {
   unsigned short* cells;
 };
 
-template <FwdConfig C>
+/// What lists ask of a configuration, as FwdConfig names it.
+template <class Config>
+concept ListConfig = WalkConfig<Config> && requires(const Config& c) {
+  int{c.run};
+  int{c.collectors()};
+  bool{c.list_waives};
+  bool{c.trusts};
+};
+
+template <ListConfig auto C>
 class TileList {
  public:
   static constexpr int runs = C.tile_kv / C.run;
@@ -29,7 +39,7 @@ class TileList {
   TileList() = default;
 
   /// By all collectors together; ends with a barrier of theirs.
-  __device__ __forceinline__ TileList(const FwdParams& p, const Sequence& sequence, const Block& block,
+  __device__ __forceinline__ TileList(const AttentionParams& p, const Sequence& sequence, const Block& block,
                                       const ListMemory& memory)
       : cells_(memory.cells), second_cell_(p.list.second_cell) {
     const int rows = static_cast<int>(sequence.q.length * p.group.value);
@@ -97,9 +107,9 @@ class TileList {
     Interval full{0, 0};   // keys that every row sees
 
     Part() = default;
-    __device__ __forceinline__ Part(const FwdParams& p, const Sequence& sequence, const Segment& segment,
+    __device__ __forceinline__ Part(const AttentionParams& p, const Sequence& sequence, const Segment& segment,
                                     int first_query, int last_query, int first_cell) {
-      const RowBounds<C> bounds(p, sequence, segment, first_query);
+      const KeysOfQueries<C> bounds(p, sequence, segment, first_query);
       const Interval first = bounds.of(first_query);
       const Interval last = bounds.of(last_query);
       full = {last.begin, first.end};
@@ -206,7 +216,7 @@ class TileList {
   }
 
   // The tiles of the block's split.
-  __device__ __forceinline__ void share(int tiles, const FwdParams& p, const Block& block) {
+  __device__ __forceinline__ void share(int tiles, const AttentionParams& p, const Block& block) {
     const int least = ptx::divide(tiles, p.splits);
     const int longer = tiles - least * static_cast<int>(p.splits.value);  // splits that have one tile more
     count_ = least + (block.split < longer ? 1 : 0);
@@ -222,16 +232,16 @@ class TileList {
   int count_ = 0;
 };
 
-template <FwdConfig C, bool listed = C.tiles == Tiles::list>
+template <WalkConfig auto C, bool listed = C.tiles == Tiles::list>
 struct KvTilesOf {
   using type = TileRange<C>;
 };
-template <FwdConfig C>
+template <WalkConfig auto C>
 struct KvTilesOf<C, true> {
   using type = TileList<C>;
 };
 /// The tiles that a configuration walks.
-template <FwdConfig C>
+template <WalkConfig auto C>
 using KvTiles = typename KvTilesOf<C>::type;
 
 }  // namespace tessera::cuda

@@ -5,15 +5,21 @@
 // draws and finds them (docs/experiments/gpu-lists-and-pages.md).
 #pragma once
 
-#include "cuda/attention/tiles/tile_range.cuh"
+#include "cuda/attention/kv/sequence.cuh"
+#include "cuda/attention/tiles/tile_schedule.cuh"
+#include "cuda/ptx/math.cuh"
 
 namespace tessera::cuda {
 
+/// What the scheduler asks of a configuration.
+template <class Config>
+concept SchedulerConfig = RowTileConfig<Config> && requires(const Config& c) { bool{c.varlen}; };
+
 /// By a warp.
-template <FwdConfig C>
+template <SchedulerConfig auto C>
 class TileScheduler {
  public:
-  __device__ __forceinline__ explicit TileScheduler(const FwdParams& params) : p(params) {
+  __device__ __forceinline__ explicit TileScheduler(const AttentionParams& params) : p(params) {
     if constexpr (C.varlen) {
       int own = 0;
 #pragma unroll 4
@@ -24,7 +30,7 @@ class TileScheduler {
 
   __device__ __forceinline__ int count() const { return C.varlen ? count_ : p.schedule.count; }
 
-  /// Of packed sequences, which come one after the other, each in the order of p.schedule. `number`: below count();
+  /// For packed sequences, which come one after the other, each in the order of p.schedule. `number`: below count();
   /// later ones are larger. Behind all rows where there is none any more: who writes lengths while they are read loses
   /// results, but no address follows from it, and the walk ends.
   __device__ __forceinline__ Block at(int number) {
@@ -77,7 +83,7 @@ class TileScheduler {
     return Block::of_head_batch<C>(p, batch * head_batches() + head_batch, tiles - 1 - from_last);
   }
 
-  const FwdParams& p;
+  const AttentionParams& p;
   int count_ = 0;
   int first_ = 0;   // of 32 sequences: where the last number was found
   int before_ = 0;  // row tiles of the sequences in front of it

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of keys and values by TMA: which boxes of the tensor a tile is, and where each goes.
+#pragma once
+
+#include "cuda/attention/kv/kv_source.cuh"
+#include "cuda/attention/tiles/tile_work.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace tessera::cuda {
+
+/// What boxes ask of a configuration; gathers(): a tile's runs lie apart.
+template <class Config>
+concept BoxConfig = SourceConfig<Config> && requires(const Config& c) {
+  int{c.tile_kv};
+  bool{c.gathers()};
+};
+
+/// Lanes that ask TMA for a tile: one where a tile is one box.
+template <BoxConfig auto C>
+inline constexpr int kCopiers = C.source == Source::strided && !C.gathers() ? 1 : 32;
+
+/// Where TMA finds a row: coordinates of the tensor.
+struct BoxPlace {
+  int row;
+  int batch;  // or page
+};
+
+/// Where key `key` of a segment is; anywhere, if it lies beyond the segment's end. Outside of the tensor TMA finds
+/// zeros.
+template <BoxConfig auto C, TileWork Work>
+__device__ __forceinline__ BoxPlace place_of(const Work& work, const KvParams& kv, int segment, int key) {
+  const int first = work.sequence.segment(segment).extent.first;
+  if (!KvRows<C>::is_paged(kv)) return {first + key, work.block.batch};
+  const KvPages pages(kv, first, work.block.batch);
+  const int entry = ptx::divide(key, kv.page_size);
+  const int readable = C.trusts ? min(entry, pages.entries - 1) : entry;  // TMA finds no page outside the pool
+  return {key - entry * static_cast<int>(kv.page_size.value), pages.at<C.trusts>(readable)};
+}
+
+/// A tile for TMA, and where the first of a lane's boxes lies. It is looked up before there is memory for it, since
+/// pages take a while, and once for keys and values.
+struct TileBoxes {
+  KvTile tile;
+  BoxPlace first;
+};
+
+template <BoxConfig auto C, TileWork Work>
+__device__ __forceinline__ TileBoxes find_boxes(const Work& work, const KvParams& kv, const KvTile& tile, int lane) {
+  const int row = kCopiers<C> == 1 ? 0 : lane * kv.box_rows;
+  if (row >= C.tile_kv) return {tile, {}};
+  return {tile, place_of<C>(work, kv, tile.segment, work.tiles.key(tile, row))};
+}
+
+/// Rows of a tile that are one box for each panel, from coordinates of the tensor on. By one thread.
+template <class Tile>
+__device__ __forceinline__ void copy_box(const TensorMap* map, u32 to, u32 barrier, int head, int row, int batch) {
+#pragma unroll
+  for (int panel = 0; panel < Tile::panels; ++panel) {
+    ptx::tma_load(to + panel * Tile::panel_bytes, map, barrier, panel * Tile::panel_columns, head, row, batch);
+  }
+}
+
+/// Copies a tile of keys or of values, whose bytes count at `barrier`. The first kCopiers lanes of a warp each ask for
+/// boxes of their own.
+template <BoxConfig auto C, class Tile, TileWork Work>
+__device__ __forceinline__ void copy_tile(const Work& work, const KvParams& kv, const TensorMap* map,
+                                          const Strides& strides, const TileBoxes& boxes, u32 to, u32 barrier,
+                                          int lane) {
+  const int box_rows = kCopiers<C> == 1 ? C.tile_kv : kv.box_rows;
+  const int head = strides.head == 0 ? 0 : work.block.kv_head;
+  BoxPlace place = boxes.first;
+  int row = lane * box_rows;
+#pragma unroll 1
+  while (row < C.tile_kv) {
+    const int batch = strides.batch == 0 ? 0 : place.batch;
+    copy_box<Tile>(map, to + Tile::rows_below(row), barrier, head, place.row, batch);
+    row += kCopiers<C> * box_rows;
+    if (kCopiers<C> == 1 || row >= C.tile_kv) break;
+    place = place_of<C>(work, kv, boxes.tile.segment, work.tiles.key(boxes.tile, row));
+  }
+}
+
+}  // namespace tessera::cuda
