@@ -24,6 +24,7 @@ from .linear_ring import linear_flush, ring_advance
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .tiles import TileList
+from .values import KeySource, Offsets, Tiles
 
 if TYPE_CHECKING:
     from . import compat as compat
@@ -55,7 +56,10 @@ _MODULES = ("compat", "plot", "torch", "transformers")
 
 __all__ = [
     "AttentionPlan",
+    "KeySource",
+    "Offsets",
     "TileList",
+    "Tiles",
     "attention",
     "attention_backward",
     "build_info",

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import _core
 from ._checks import pair, real, shown, whole
 from ._dropout_seed import add_dropout
-from ._features import BLOCK, Features, features
+from ._features import BLOCK, Asked, Features, features
 from ._libraries import CPU, device_of, dtype_name, is_compiling
+from ._options import FIELDS, refuse_arrays
+from .values import KeySource, Offsets, Tiles, unexpected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,14 +78,32 @@ def _callable_name(name: str, given: Any) -> tuple[str | None, Any]:
     return "python", given
 
 
-def _add_tiles(tiles: TileList, prefix: str, slots: list[str], tensors: list[Any]) -> str:
+def _add_list(tiles: TileList, argument: str, prefix: str, slots: list[str], tensors: list[Any]) -> str:
     """Binds a list's arrays; returns its form."""
     if not hasattr(tiles, "arrays"):
-        raise TypeError(f"{prefix}tiles: got {shown(tiles)}; want a TileList")
+        raise TypeError(f"{argument}: got {shown(tiles)}; want a TileList")
     for name, array in tiles.arrays():
         slots.append(prefix + name)
         tensors.append(array)
     return tiles.form
+
+
+def _add_tiles(given: TileList | Tiles, slots: list[str], tensors: list[Any]) -> Asked:
+    """Binds the lists of both passes and a prior LSE."""
+    if not isinstance(given, Tiles):
+        return Asked(_add_list(given, "tiles", "", slots, tensors), block=given.block)
+    forward, backward, block, mass, prior, following, threshold = given
+    form = None if forward is None else _add_list(forward, "tiles", "", slots, tensors)
+    bwd_form = None if backward is None else _add_list(backward, "tiles.backward", "bwd_", slots, tensors)
+    if prior is not None:
+        slots.append("prior_lse")
+        tensors.append(prior)
+    for name, value in (("mass", mass), ("next", following)):
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"tiles.{name}: got {shown(value)}; want None or a name")
+    if type(threshold) is not float:
+        threshold = real("tiles.threshold", threshold)
+    return Asked(form, bwd_form, _common_block(block, forward, backward), mass, prior is not None, following, threshold)
 
 
 def _common_block(block: Any, *lists: TileList | None) -> tuple[int, int] | None:
@@ -101,10 +121,11 @@ def _common_block(block: Any, *lists: TileList | None) -> tuple[int, int] | None
 
 def parse(
     q: Array,
-    k: Array,
-    v: Array,
+    k: Array | KeySource,
+    v: Array | None = None,
+    # options: begin
     causal: bool = False,
-    window: Window | None = None,
+    window: tuple[int | None, int | None] | None = None,
     compressed_causal: tuple[int, int] | None = None,
     attention_chunk: int = 0,
     scale: float | None = None,
@@ -113,40 +134,18 @@ def parse(
     sinks: Array | None = None,
     dropout: float = 0.0,
     seed: Any = None,
-    offset: Any = 0,
     score: Any = None,
     mask: Any = None,
+    extras: Sequence[Array] = (),
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Array | None = None,
     seqused_k: Array | None = None,
-    page_table: Array | None = None,
-    page_indptr: Array | None = None,
-    page_indices: Array | None = None,
-    last_page_len: Array | None = None,
-    k2: Array | None = None,
-    v2: Array | None = None,
-    cu_seqlens_k2: Array | None = None,
-    max_seqlen_k2: int | None = None,
-    seqused_k2: Array | None = None,
-    page_table2: Array | None = None,
-    page_indptr2: Array | None = None,
-    page_indices2: Array | None = None,
-    last_page_len2: Array | None = None,
-    q_offset: Array | None = None,
-    k_offset: Array | None = None,
-    k_offset2: Array | None = None,
-    batch_offset: int = 0,
-    head_offset: int = 0,
-    tiles: TileList | None = None,
-    bwd_tiles: TileList | None = None,
-    block: tuple[int, int] | None = None,
-    mass: str | None = None,
-    prior_lse: Array | None = None,
-    next_tiles: str | None = None,
-    threshold: float = 0.0,
+    k2: KeySource | None = None,
+    offsets: Offsets | None = None,
+    tiles: TileList | Tiles | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     batch_invariant: bool = False,
@@ -155,7 +154,8 @@ def parse(
     threads: int = 0,
     metadata: str | None = None,
     status: Array | None = None,
-    extras: Sequence[Array] = (),
+    # options: end
+    **moved: Any,
 ) -> Call:
     """The `Call` of `tessera.attention`'s arguments, which are explained there.
 
@@ -163,6 +163,8 @@ def parse(
     dropout has none. Raises ValueError and TypeError; what depends on shapes and dtypes is refused when the plan is
     made, what depends on data when it runs.
     """
+    if moved:
+        raise unexpected("attention", moved)
     slots: list[str] = []
     tensors: list[Any] = []
     size_q = size_k = size_k2 = 0
@@ -179,29 +181,27 @@ def parse(
     if seqused_q is not None:
         slots.append("seqused_q")
         tensors.append(seqused_q)
-    if cu_seqlens_k is not None or seqused_k is not None or page_table is not None or page_indptr is not None:
-        given = (cu_seqlens_k, seqused_k, page_table, page_indptr, page_indices, last_page_len)
-        size_k = _add_source("", given, k, max_seqlen_k, slots, tensors)
+    if isinstance(k, KeySource):
+        _refuse_twice(v=v, cu_seqlens_k=cu_seqlens_k, max_seqlen_k=max_seqlen_k, seqused_k=seqused_k)
+        size_k = _add_source("", k, slots, tensors)
+    elif cu_seqlens_k is not None or seqused_k is not None:
+        if cu_seqlens_k is not None:
+            slots.append("cu_seqlens_k")
+            tensors.append(cu_seqlens_k)
+            size_k = longest("cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+        if seqused_k is not None:
+            slots.append("seqused_k")
+            tensors.append(seqused_k)
     if k2 is not None:
+        if not isinstance(k2, KeySource):
+            raise TypeError(f"k2: got {shown(k2)}; want a KeySource(k2, v2)")
         slots += ("k2", "v2")
-        tensors += (k2, v2)
-        given = (cu_seqlens_k2, seqused_k2, page_table2, page_indptr2, page_indices2, last_page_len2)
-        size_k2 = _add_source("2", given, k2, max_seqlen_k2, slots, tensors)
-    if q_offset is not None or k_offset is not None or k_offset2 is not None:
-        for name, array in (("q_offset", q_offset), ("k_offset", k_offset), ("k_offset2", k_offset2)):
-            if array is not None:
-                slots.append(name)
-                tensors.append(array)
-    list_form = bwd_list_form = None
-    if tiles is not None or bwd_tiles is not None:
-        block = _common_block(block, tiles, bwd_tiles)
-        if tiles is not None:
-            list_form = _add_tiles(tiles, "", slots, tensors)
-        if bwd_tiles is not None:
-            bwd_list_form = _add_tiles(bwd_tiles, "bwd_", slots, tensors)
-    if prior_lse is not None:
-        slots.append("prior_lse")
-        tensors.append(prior_lse)
+        tensors += (k2.k, k2.v)
+        size_k2 = _add_source("2", k2, slots, tensors)
+    batch_offset = head_offset = 0
+    if offsets is not None:
+        batch_offset, head_offset = _add_offsets(offsets, slots, tensors)
+    asked = None if tiles is None else _add_tiles(tiles, slots, tensors)
     if status is not None:
         if metadata != "report":
             raise ValueError("status: got an array; want metadata='report' with it")
@@ -209,7 +209,7 @@ def parse(
         tensors.append(status)
     seed_value = offset_value = 0
     if dropout or seed is not None:
-        seed_value, offset_value = add_dropout(q, seed, offset, bool(dropout), slots, tensors)
+        seed_value, offset_value = add_dropout(q, *_seed_pair(seed), bool(dropout), slots, tensors)
     score_function = mask_function = None
     if score is not None or mask is not None:
         score, score_function = _callable_name("score", score)
@@ -219,13 +219,9 @@ def parse(
     for i, extra in enumerate(extras):
         slots.append(f"extra{i}")
         tensors.append(extra)
-    if type(batch_offset) is not int or type(head_offset) is not int:
-        batch_offset, head_offset = whole("batch_offset", batch_offset), whole("head_offset", head_offset)
     compiling = is_compiling()
     if out_dtype is not None:
         out_dtype = dtype_name.__wrapped__(out_dtype) if compiling else dtype_name(out_dtype)
-    if block is not None:
-        block = pair("block", block, BLOCK)
     if window is not None:
         left, right = pair("window", window, _WINDOW)
         window = (
@@ -238,53 +234,30 @@ def parse(
         softcap = 0.0 if softcap is None else real("softcap", softcap)
     if type(dropout) is not float:
         dropout = 0.0 if dropout is None else real("dropout", dropout)
-    if type(threshold) is not float:
-        threshold = real("threshold", threshold)
+    # fields: begin
+    values = (
+        compressed_causal,
+        attention_chunk,
+        scale,
+        softcap,
+        dropout,
+        score,
+        mask,
+        return_lse,
+        deterministic,
+        batch_invariant,
+        metadata,
+    )
+    # fields: end
     made = features.__wrapped__ if compiling else features
     try:
-        asked = made(
-            bool(causal),
-            window,
-            compressed_causal,
-            attention_chunk,
-            scale,
-            softcap,
-            dropout,
-            score,
-            mask,
-            list_form,
-            bwd_list_form,
-            block,
-            mass,
-            prior_lse is not None,
-            next_tiles,
-            threshold,
-            return_lse,
-            deterministic,
-            batch_invariant,
-            out_dtype,
-            wishes,
-            threads,
-            metadata,
-        )
+        found = made(bool(causal), window, asked, out_dtype, wishes, threads, values)
     except (TypeError, ValueError, RuntimeError):  # of the key of the cache, and of the truth of an array
-        _refuse_arrays(
-            causal=causal,
-            compressed_causal=compressed_causal,
-            attention_chunk=attention_chunk,
-            block=block,
-            mass=mass,
-            next_tiles=next_tiles,
-            return_lse=return_lse,
-            deterministic=deterministic,
-            batch_invariant=batch_invariant,
-            wishes=wishes,
-            threads=threads,
-            metadata=metadata,
-        )
+        names = [option.name for option in FIELDS]
+        refuse_arrays({"causal": causal, "wishes": wishes, "threads": threads, **dict(zip(names, values, strict=True))})
         raise
     return Call(
-        asked,
+        found,
         tuple(slots) if compiling else _interned(tuple(slots)),
         tuple(tensors),
         (size_q, size_k, size_k2),
@@ -293,45 +266,44 @@ def parse(
     )
 
 
-def _refuse_arrays(**options: Any) -> None:
-    """TypeError for the first option that is an array or holds one, or is no key of a cache."""
-    for name, value in options.items():
-        try:
-            hash(value)
-        except TypeError:
-            raise TypeError(f"{name}: got {shown(value)}; want {_PLAIN.get(name, 'True or False')}") from None
-        if getattr(value, "shape", None) is not None:
-            raise TypeError(f"{name}: got {shown(value)}; want {_PLAIN.get(name, 'True or False')}")
+def _refuse_twice(**given: Any) -> None:
+    """TypeError for what stands beside a KeySource that has it, or could."""
+    for name, value in given.items():
+        if value is not None:
+            raise TypeError(f"{name}: got {shown(value)} beside a KeySource; want it as a field of that")
 
 
-_PLAIN = {
-    "compressed_causal": "(length, stride), two integers",
-    "block": BLOCK,
-    "mass": "None or a name",
-    "next_tiles": "None or a name",
-    "metadata": "None or a name",
-    "wishes": "a text",
-    "threads": "an integer",
-}
-
-_SOURCE = ("cu_seqlens_k", "seqused_k", "page_table", "page_indptr", "page_indices", "last_page_len")
+def _seed_pair(seed: Any) -> tuple[Any, Any]:
+    """(seed, offset) of a seed alone, or of both."""
+    return pair("seed", seed, "a seed, or (seed, offset)") if isinstance(seed, (tuple, list)) else (seed, 0)
 
 
-def _add_source(
-    suffix: str, given: tuple[Array | None, ...], k: Array, most: int | None, slots: list[str], tensors: list[Any]
-) -> int:
+def _add_offsets(offsets: Offsets, slots: list[str], tensors: list[Any]) -> tuple[int, int]:
+    """Binds positions; returns those of the first sequence and head."""
+    if not isinstance(offsets, Offsets):
+        raise TypeError(f"offsets: got {shown(offsets)}; want Offsets(q=…, k=…)")
+    for name, array in (("q_offset", offsets.q), ("k_offset", offsets.k), ("k_offset2", offsets.k2)):
+        if array is not None:
+            slots.append(name)
+            tensors.append(array)
+    return whole("offsets.batch", offsets.batch), whole("offsets.head", offsets.head)
+
+
+def _add_source(suffix: str, source: KeySource, slots: list[str], tensors: list[Any]) -> int:
     """Binds what describes a source of keys; returns its longest sequence, 0 if shapes say it."""
-    cu_seqlens, _, page_table, page_indptr, page_indices, _ = given
-    for name, array in zip(_SOURCE, given, strict=True):
+    for name, array in source.described_by():
         if array is not None:
             slots.append(name + suffix)
             tensors.append(array)
-    if page_table is not None and page_indptr is not None:
-        raise ValueError(f"page_table{suffix}: got a table and page_indptr{suffix}; want one of them, a table or CSR")
-    if page_indptr is not None:
-        if page_indices is None:
+    most = source.max_seqlen
+    if source.page_indptr is not None:
+        if source.page_table is not None:
+            raise ValueError(
+                f"page_table{suffix}: got a table and page_indptr{suffix}; want one of them, a table or CSR"
+            )
+        if source.page_indices is None:
             raise ValueError(f"page_indices{suffix}: got None; want the pages that page_indptr{suffix} points into")
-        return longest(f"page_indptr{suffix}", page_indptr, most, k.shape[1])
-    if cu_seqlens is not None and page_table is None:
-        return longest(f"cu_seqlens_k{suffix}", cu_seqlens, most)
-    return whole(f"max_seqlen_k{suffix}", most) if most is not None and page_table is not None else 0
+        return longest(f"page_indptr{suffix}", source.page_indptr, most, source.k.shape[1])
+    if source.cu_seqlens is not None and source.page_table is None:
+        return longest(f"cu_seqlens_k{suffix}", source.cu_seqlens, most)
+    return whole(f"max_seqlen_k{suffix}", most) if most is not None and source.page_table is not None else 0

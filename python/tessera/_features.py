@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from ._checks import pair, shown, whole
+from ._checks import shown, whole
+from ._options import FIELDS, one_of
 
 BLOCK = "(query rows, keys), each an integer of 1 or more"
+MASS, NEXT = one_of("mean", "rms"), one_of("indices", "bitmask")
 
 # Fields of a problem that only a forward has.
 _FORWARD_ONLY = frozenset(("lse", "mass", "mass_prior_lse", "next", "next_threshold", "metadata"))
@@ -105,81 +107,56 @@ def _window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple
     return None if left is None and right is None else (left, right)
 
 
-def _blocks(block: tuple[int, int] | None) -> tuple[int | None, int | None]:
-    if block is None:
-        return None, None
-    rows, keys = (whole("block", size, BLOCK) for size in block)
-    if rows < 1 or keys < 1:
-        raise ValueError(f"block: got ({rows}, {keys}); want {BLOCK}")
-    return rows, keys
+class Asked(NamedTuple):
+    """What a call asks of tiles: `values.Tiles` with the lists' forms in place of the lists."""
 
+    list_form: str | None = None
+    bwd_list_form: str | None = None
+    block: tuple[int, int] | None = None
+    mass: str | None = None
+    prior: bool = False
+    next: str | None = None
+    threshold: float = 0.0
 
-def _choice(argument: str, value: str | None, known: tuple[str, ...]) -> str | None:
-    if value is not None and value not in known:
-        raise ValueError(f"{argument}: got {value!r}; want None, {', '.join(map(repr, known))}")
-    return value
+    def fields(self) -> dict[str, Any]:
+        block_q = block_kv = None
+        if self.block is not None:
+            block_q, block_kv = (whole("block", size, BLOCK) for size in self.block)
+            if block_q < 1 or block_kv < 1:
+                raise ValueError(f"block: got ({block_q}, {block_kv}); want {BLOCK}")
+        return {
+            "block_q": block_q,
+            "block_kv": block_kv,
+            "list": self.list_form,
+            "bwd_list": self.bwd_list_form,
+            "next": NEXT("tiles.next", self.next),
+            "next_threshold": self.threshold or None,
+            "mass": MASS("tiles.mass", self.mass),
+            "mass_prior_lse": self.prior or None,
+        }
 
 
 @lru_cache(maxsize=4096)
 def features(
     causal: bool,
     window: tuple[int | None, int | None] | None,
-    compressed_causal: tuple[int, int] | None,
-    attention_chunk: int,
-    scale: float | None,
-    softcap: float,
-    dropout: float,
-    score: str | None,
-    mask: str | None,
-    list_form: str | None,
-    bwd_list_form: str | None,
-    block: tuple[int, int] | None,
-    mass: str | None,
-    prior: bool,
-    next_tiles: str | None,
-    threshold: float,
-    return_lse: bool,
-    deterministic: bool,
-    batch_invariant: bool,
+    asked: Asked | None,
     out_dtype: str | None,
     wishes: str,
     threads: int,
-    metadata: str | None,
+    values: tuple[Any, ...],
 ) -> Features:
-    """The features of a `Call`. Raises ValueError for what no problem could be.
+    """The features of a `Call`; `values` of the options in `FIELDS`. Raises ValueError for what no problem could be.
 
     The cache takes 1, 1.0 and True for one key, so each of them must give the same.
     """
-    if compressed_causal is not None:
-        length, stride = pair("compressed_causal", compressed_causal, "(length, stride)")
-        compressed_causal = (whole("compressed_causal", length), whole("compressed_causal", stride))
-    chunk = whole("attention_chunk", attention_chunk) if attention_chunk else 0
-    if chunk < 0:
-        raise ValueError(f"attention_chunk: got {attention_chunk!r}; want 0 (none) or the keys of a chunk")
     if not isinstance(wishes, str):
         raise TypeError(f"wishes: got {shown(wishes)}; want a text such as 'tile_q=64 splits=2'")
-    block_q, block_kv = _blocks(block)
-    fields = {
-        "window": _window(causal, window),
-        "compressed_causal": compressed_causal,
-        "chunk": chunk or None,
-        "scale": scale,
-        "softcap": softcap or None,
-        "score": score,
-        "mask": mask,
-        "dropout": dropout or None,
-        "block_q": block_q,
-        "block_kv": block_kv,
-        "list": list_form,
-        "bwd_list": bwd_list_form,
-        "next": _choice("next_tiles", next_tiles, ("indices", "bitmask")),
-        "next_threshold": threshold or None,
-        "mass": _choice("mass", mass, ("mean", "rms")),
-        "metadata": _choice("metadata", metadata, ("trust", "clamp", "report")),
-        "mass_prior_lse": True if prior else None,
-        "lse": True if return_lse else None,
-        "deterministic": True if deterministic else None,
-        "batch_invariant": True if batch_invariant else None,
-    }
+    fields: dict[str, Any] = {"window": _window(causal, window)}
+    for option, value in zip(FIELDS, values, strict=True):
+        if option.check is not None:
+            fields[option.field] = option.check(option.name, value)
+    if asked is not None:
+        fields.update(asked.fields())
     given = {name: value for name, value in fields.items() if value is not None}
     return Features(given, out_dtype, whole("threads", threads), " ".join(wishes.split()))

@@ -1,71 +1,224 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keywords that `attention_backward`, `plan` and `explain` share with `attention`, for type checkers."""
+"""The table of `attention`'s options. What repeats it elsewhere, signatures, types and help, is written from it by
+`scripts/python-options`; the features of a call are made by it (`_features.py`).
+
+A new option is a row here, `scripts/python-options`, and where it becomes no field of the problem a line of
+`_arguments.parse`, which binds arrays and scalars.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from .tiles import TileList
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-Array = Any
+from ._checks import pair, shown, whole
 
 
-class AttentionOptions(TypedDict, total=False):
-    """`tessera.attention` explains them."""
+class Option(NamedTuple):
+    """name, type and default are as the signature writes them.
 
-    causal: bool
-    window: tuple[int | None, int | None] | None
-    compressed_causal: tuple[int, int] | None
-    attention_chunk: int
-    scale: float | None
-    softcap: float
-    alibi_slopes: Array | None
-    sinks: Array | None
-    dropout: float
-    seed: Any
-    offset: Any
-    score: Any
-    mask: Any
-    cu_seqlens_q: Array | None
-    cu_seqlens_k: Array | None
-    max_seqlen_q: int | None
-    max_seqlen_k: int | None
-    seqused_q: Array | None
-    seqused_k: Array | None
-    page_table: Array | None
-    page_indptr: Array | None
-    page_indices: Array | None
-    last_page_len: Array | None
-    k2: Array | None
-    v2: Array | None
-    cu_seqlens_k2: Array | None
-    max_seqlen_k2: int | None
-    seqused_k2: Array | None
-    page_table2: Array | None
-    page_indptr2: Array | None
-    page_indices2: Array | None
-    last_page_len2: Array | None
-    q_offset: Array | None
-    k_offset: Array | None
-    k_offset2: Array | None
-    batch_offset: int
-    head_offset: int
-    tiles: TileList | None
-    bwd_tiles: TileList | None
-    block: tuple[int, int] | None
-    mass: str | None
-    prior_lse: Array | None
-    next_tiles: str | None
-    threshold: float
-    return_lse: bool
-    deterministic: bool
-    batch_invariant: bool
-    out_dtype: Any
-    wishes: str
-    threads: int
-    metadata: str | None
-    status: Array | None
-    extras: Sequence[Array]
+    doc: a paragraph of the help; options that are told together have it in the first of them.
+    field: of the problem, set by the checked value where that is not None; "": it becomes something else.
+    check: (name, value) to the field's value, None for what leaves the field alone. Equal values must give the same: 1,
+        1.0 and True are one key of a cache.
+    """
+
+    name: str
+    type: str
+    default: Any
+    section: str
+    doc: str = ""
+    field: str = ""
+    check: Callable[[str, Any], Any] | None = None
+    plain: str = "True or False"  # what is wanted instead of an array
+
+
+def _as_given(name: str, value: Any) -> Any:
+    return value
+
+
+def _nonzero(name: str, value: Any) -> Any:
+    return value or None
+
+
+def _set(name: str, value: Any) -> bool | None:
+    return True if value else None
+
+
+def _compressed(name: str, value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    length, stride = pair(name, value, "(length, stride)")
+    return whole(name, length), whole(name, stride)
+
+
+def _chunk(name: str, value: Any) -> int | None:
+    if not value:
+        return None
+    keys = whole(name, value)
+    if keys < 0:
+        raise ValueError(f"{name}: got {value!r}; want 0 (none) or the keys of a chunk")
+    return keys
+
+
+def one_of(*known: str) -> Callable[[str, Any], Any]:
+    """The check of a name, or None."""
+
+    def check(name: str, value: Any) -> str | None:
+        if value is not None and value not in known:
+            raise ValueError(f"{name}: got {value!r}; want None, {', '.join(map(repr, known))}")
+        return value
+
+    return check
+
+
+MASKS, SEQUENCES, TILES, PROMISES = "Masks and scores", "Sequences (int32)", "Tiles", "Promises and results"
+
+OPTIONS = (
+    Option(
+        "causal",
+        "bool",
+        False,
+        MASKS,
+        "causal, window: keys from `left` before to `right` after the query's position, inclusive, signed, None is "
+        "unbounded; causal closes the right end at 0. The last query stands at the last key unless offsets say so.",
+    ),
+    Option("window", "tuple[int | None, int | None] | None", None, MASKS),
+    Option(
+        "compressed_causal",
+        "tuple[int, int] | None",
+        None,
+        MASKS,
+        "compressed_causal: (length, stride) of compressed keys, visible when complete.",
+        "compressed_causal",
+        _compressed,
+        "(length, stride), two integers",
+    ),
+    Option(
+        "attention_chunk",
+        "int",
+        0,
+        MASKS,
+        "attention_chunk: keys of a chunk; a query sees its own only, that of number floor(position / "
+        "attention_chunk).",
+        "chunk",
+        _chunk,
+    ),
+    Option(
+        "scale",
+        "float | None",
+        None,
+        MASKS,
+        "scale (default d ** −0.5), softcap (0: none), alibi_slopes fp32 (hq) or (b, hq), sinks fp32 (hq): one "
+        "logit a head in the denominator.",
+        "scale",
+        _as_given,
+    ),
+    Option("softcap", "float", 0.0, MASKS, "", "softcap", _nonzero),
+    Option("alibi_slopes", "Array | None", None, MASKS),
+    Option("sinks", "Array | None", None, MASKS),
+    Option(
+        "dropout",
+        "float",
+        0.0,
+        MASKS,
+        "dropout: probability of dropping; seed: an int or a uint64 array of 1, or two of them, (seed, offset). "
+        "Without one it is drawn from torch's default generator for torch tensors, else from `random`.",
+        "dropout",
+        _nonzero,
+    ),
+    Option("seed", "Any", None, MASKS),
+    Option(
+        "score",
+        "Any",
+        None,
+        MASKS,
+        "score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) "
+        'and mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On '
+        "a GPU a built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the "
+        "arrays that the texts read, the score's first.",
+        "score",
+        _as_given,
+    ),
+    Option("mask", "Any", None, MASKS, "", "mask", _as_given),
+    Option("extras", "Sequence[Array]", (), MASKS),
+    Option(
+        "cu_seqlens_q",
+        "Array | None",
+        None,
+        SEQUENCES,
+        "cu_seqlens_q, cu_seqlens_k (b + 1): where packed sequences begin. max_seqlen_q, max_seqlen_k: the longest, "
+        "read from cu_seqlens when not given; on a GPU the number of all tokens then stands for it. seqused_q, "
+        "seqused_k (b): lengths in use.",
+    ),
+    Option("cu_seqlens_k", "Array | None", None, SEQUENCES),
+    Option("max_seqlen_q", "int | None", None, SEQUENCES),
+    Option("max_seqlen_k", "int | None", None, SEQUENCES),
+    Option("seqused_q", "Array | None", None, SEQUENCES),
+    Option("seqused_k", "Array | None", None, SEQUENCES),
+    Option("k2", "KeySource | None", None, SEQUENCES, "k2: a second `KeySource` in the same softmax."),
+    Option("offsets", "Offsets | None", None, SEQUENCES, "offsets: positions, as `Offsets`."),
+    Option(
+        "tiles",
+        "TileList | Tiles | None",
+        None,
+        TILES,
+        "tiles: a `TileList` of those to compute, or `Tiles`: lists of both passes, masses, the list for the next "
+        "call.",
+    ),
+    Option(
+        "return_lse",
+        "bool",
+        False,
+        PROMISES,
+        "return_lse: the LSE too. deterministic: the backward's bits are the same in every run too. "
+        "batch_invariant: a sequence's bits do not depend on the others. out: memory for the result; out_dtype: its "
+        "dtype.",
+        "lse",
+        _set,
+    ),
+    Option("deterministic", "bool", False, PROMISES, "", "deterministic", _set),
+    Option("batch_invariant", "bool", False, PROMISES, "", "batch_invariant", _set),
+    Option("out_dtype", "Any", None, PROMISES),
+    Option(
+        "wishes",
+        "str",
+        "",
+        PROMISES,
+        'wishes: "tile_q=64 tile_kv=128 splits=2", refused if they cannot be met. threads: 0 for `set_threads`\' '
+        "number.",
+        plain="a text",
+    ),
+    Option("threads", "int", 0, PROMISES, plain="an integer"),
+    Option(
+        "metadata",
+        "str | None",
+        None,
+        PROMISES,
+        'metadata: what a GPU does about bad lengths, pages and lists, "clamp" (default), "report": clamp, and note '
+        'the first in `status`, int32 (1) that holds 0, for `violation_of`, or "trust": page ids and lists are used '
+        "as they are, and wrong ones read or write memory that is not the call's.",
+        "metadata",
+        one_of("trust", "clamp", "report"),
+        "None or a name",
+    ),
+    Option("status", "Array | None", None, PROMISES),
+)
+
+# In the order in which `_features.features` gets their values.
+FIELDS = tuple(option for option in OPTIONS if option.field)
+
+
+def refuse_arrays(values: dict[str, Any]) -> None:
+    """TypeError for the first option whose value is an array or holds one, or is no key of a cache."""
+    for option in OPTIONS:
+        if option.name not in values:
+            continue
+        value = values[option.name]
+        try:
+            hash(value)
+            good = getattr(value, "shape", None) is None
+        except TypeError:
+            good = False
+        if not good:
+            raise TypeError(f"{option.name}: got {shown(value)}; want {option.plain}")

@@ -3,29 +3,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ._arguments import Call, parse
 from ._execute import backward_outputs, forward_route, get_threads, run_backward
 from ._gpu import run_on_gpu
 from ._libraries import CPU, common_library, dtype_name, library_of, refuse_gradient
 from .tiles import TileList
+from .values import KeySource, Offsets, Tiles, arrays_of, unexpected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from typing_extensions import Unpack
+    from typing_extensions import Never, Unpack
 
-    from ._options import AttentionOptions
+    from ._option_types import AttentionOptions
 
 Array = Any
 
 
 def attention(
     q: Array,
-    k: Array,
-    v: Array,
+    k: Array | KeySource,
+    v: Array | None = None,
     *,
+    # options: begin
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     compressed_causal: tuple[int, int] | None = None,
@@ -36,55 +38,34 @@ def attention(
     sinks: Array | None = None,
     dropout: float = 0.0,
     seed: Any = None,
-    offset: Any = 0,
     score: Any = None,
     mask: Any = None,
+    extras: Sequence[Array] = (),
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     seqused_q: Array | None = None,
     seqused_k: Array | None = None,
-    page_table: Array | None = None,
-    page_indptr: Array | None = None,
-    page_indices: Array | None = None,
-    last_page_len: Array | None = None,
-    k2: Array | None = None,
-    v2: Array | None = None,
-    cu_seqlens_k2: Array | None = None,
-    max_seqlen_k2: int | None = None,
-    seqused_k2: Array | None = None,
-    page_table2: Array | None = None,
-    page_indptr2: Array | None = None,
-    page_indices2: Array | None = None,
-    last_page_len2: Array | None = None,
-    q_offset: Array | None = None,
-    k_offset: Array | None = None,
-    k_offset2: Array | None = None,
-    batch_offset: int = 0,
-    head_offset: int = 0,
-    tiles: TileList | None = None,
-    bwd_tiles: TileList | None = None,
-    block: tuple[int, int] | None = None,
-    mass: str | None = None,
-    prior_lse: Array | None = None,
-    next_tiles: str | None = None,
-    threshold: float = 0.0,
+    k2: KeySource | None = None,
+    offsets: Offsets | None = None,
+    tiles: TileList | Tiles | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     batch_invariant: bool = False,
-    out: Array | None = None,
     out_dtype: Any = None,
     wishes: str = "",
     threads: int = 0,
     metadata: str | None = None,
     status: Array | None = None,
-    extras: Sequence[Array] = (),
+    # options: end
+    out: Array | None = None,
+    **moved: Never,
 ) -> Any:
     """softmax(scale · q kᵀ, softcapped, biased and masked) v, head by head; docs/semantics.md is the definition.
 
     Shapes: q (b, sq, hq, d), or (tokens, hq, d) with int32 `cu_seqlens_q` (b + 1); k and v (b, sk, hkv, d | dv),
-    (tokens, hkv, d | dv) with `cu_seqlens_k`, or pages (pages, page_size, hkv, d | dv) with a table. hq is a multiple
+    (tokens, hkv, d | dv) with `cu_seqlens_k`; or k is a `KeySource`, pages for one, and v is left out. hq is a multiple
     of hkv; d and dv are multiples of 8 from 8 to 512. Dtypes: fp32, fp16 or bf16, each array its own; arrays of any
     library with the buffer protocol or `__dlpack__`, last dimension contiguous, never copied: on the CPU, or all on one
     NVIDIA GPU (fp16, bf16; forward only so far), where torch's and cupy's current stream computes and the call returns
@@ -98,27 +79,27 @@ def attention(
         attention_chunk: keys of a chunk; a query sees its own only, that of number floor(position / attention_chunk).
         scale (default d ** −0.5), softcap (0: none), alibi_slopes fp32 (hq) or (b, hq), sinks fp32 (hq): one logit a
             head in the denominator.
-        dropout: probability of dropping; seed and offset int, or uint64 arrays of 1. Without a seed one is drawn from
-            torch's default generator for torch tensors, else from `random`.
+        dropout: probability of dropping; seed: an int or a uint64 array of 1, or two of them, (seed, offset). Without
+            one it is drawn from torch's default generator for torch tensors, else from `random`.
         score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) and
             mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On a GPU
             a built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the arrays that
             the texts read, the score's first.
-    Lengths and pages (int32)
-        seqused_q, seqused_k (b): lengths in use. page_table (b, columns) with seqused_k, or CSR: page_indptr (b + 1),
-            page_indices (n), last_page_len (b). max_seqlen_q, max_seqlen_k: the longest sequences, read from
-            cu_seqlens or page_indptr when not given; on a GPU the number of all tokens then stands for them.
-        k2, v2 and arguments that end in 2: a second source of keys in the same softmax.
-    Positions: q_offset, k_offset, k_offset2 int64 (b); batch_offset, head_offset for dropout and functions.
+    Sequences (int32)
+        cu_seqlens_q, cu_seqlens_k (b + 1): where packed sequences begin. max_seqlen_q, max_seqlen_k: the longest, read
+            from cu_seqlens when not given; on a GPU the number of all tokens then stands for it. seqused_q, seqused_k
+            (b): lengths in use.
+        k2: a second `KeySource` in the same softmax.
+        offsets: positions, as `Offsets`.
     Tiles
-        tiles: those to compute, bwd_tiles: those of the backward (torch). block: (query rows, keys) of a tile.
-        mass: "mean" or "rms", probability mass per tile, fp32 (b, hq, query blocks, key blocks), normalised by this
-            run's LSE or by prior_lse. next_tiles: "indices" or "bitmask", the list of tiles with mass > threshold.
-    Promises: deterministic (the backward's bits too are the same in every run), batch_invariant. wishes: "tile_q=64
-        tile_kv=128 splits=2", refused if they cannot be met. threads: 0 for `set_threads`' number. out: memory for the
-        result; out_dtype: its dtype. metadata: what a GPU does about bad lengths, pages and lists, "clamp" (default),
-        "report": clamp, and note the first in `status`, int32 (1) that holds 0, for `violation_of`, or "trust": page
-        ids and lists are used as they are, and wrong ones read or write memory that is not the call's.
+        tiles: a `TileList` of those to compute, or `Tiles`: lists of both passes, masses, the list for the next call.
+    Promises and results
+        return_lse: the LSE too. deterministic: the backward's bits are the same in every run too. batch_invariant: a
+            sequence's bits do not depend on the others. out: memory for the result; out_dtype: its dtype.
+        wishes: "tile_q=64 tile_kv=128 splits=2", refused if they cannot be met. threads: 0 for `set_threads`' number.
+        metadata: what a GPU does about bad lengths, pages and lists, "clamp" (default), "report": clamp, and note the
+            first in `status`, int32 (1) that holds 0, for `violation_of`, or "trust": page ids and lists are used as
+            they are, and wrong ones read or write memory that is not the call's.
 
     Returns out (as q with dv), alone or, where more is asked for, a tuple (out, lse, mass, next TileList) of what was
     asked, in the library of q. LSE: natural log, fp32 (b, hq, sq) or (hq, tokens), scale included, sink excluded, −inf
@@ -130,14 +111,17 @@ def attention(
     Source: Vaswani et al. 2017 (arXiv:1706.03762); blocked online softmax: Milakov and Gimelshein 2018
     (arXiv:1805.02867), Dao et al. 2022 (arXiv:2205.14135).
     """
+    if moved:
+        raise unexpected("attention", moved)
     operators = library_of(q, "q").operators
     if out is not None:
         library_of(out, "out")
-    # By position: matching fifty keywords takes as long as the rest of the preparation.
+    # By position: matching thirty keywords takes as long as the rest of the preparation.
     call = parse(
         q,
         k,
         v,
+        # values: begin
         causal,
         window,
         compressed_causal,
@@ -148,40 +132,18 @@ def attention(
         sinks,
         dropout,
         seed,
-        offset,
         score,
         mask,
+        extras,
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_q,
         max_seqlen_k,
         seqused_q,
         seqused_k,
-        page_table,
-        page_indptr,
-        page_indices,
-        last_page_len,
         k2,
-        v2,
-        cu_seqlens_k2,
-        max_seqlen_k2,
-        seqused_k2,
-        page_table2,
-        page_indptr2,
-        page_indices2,
-        last_page_len2,
-        q_offset,
-        k_offset,
-        k_offset2,
-        batch_offset,
-        head_offset,
+        offsets,
         tiles,
-        bwd_tiles,
-        block,
-        mass,
-        prior_lse,
-        next_tiles,
-        threshold,
         return_lse,
         deterministic,
         batch_invariant,
@@ -190,18 +152,20 @@ def attention(
         threads,
         metadata,
         status,
-        extras,
+        # values: end
     )
+    if v is None:
+        k, v = arrays_of(k, v)
     results = (compute_forward if operators is None else operators.forward)(call, q, k, v, out)
-    return results[0] if len(results) == 1 else answer(call, results, next_tiles, block, tiles)
+    return results[0] if len(results) == 1 else answer(call, results)
 
 
-def answer(call: Call, results: tuple[Array, ...], next_tiles: str | None, block: Any, tiles: Any) -> tuple[Any, ...]:
+def answer(call: Call, results: tuple[Array, ...]) -> tuple[Any, ...]:
     """(out, lse, mass, next TileList) of what was asked, from the arrays in the order of `forward_outputs`."""
-    if next_tiles is None:
+    following, size = call.features.fields.get("next"), call.features.block
+    if following is None:
         return tuple(results)
-    size = tuple(block or (tiles.block if tiles is not None else (64, 64)))
-    if next_tiles == "bitmask":
+    if following == "bitmask":
         return (*results[:-1], TileList(bits=results[-1], form="bitmask", block=size))
     return (*results[:-2], TileList(counts=results[-2], indices=results[-1], form="indices", block=size))
 
@@ -239,15 +203,11 @@ def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None 
     return finished if out is None else (out, *finished)
 
 
-_OF_THE_FORWARD: tuple[Literal["return_lse", "mass", "next_tiles", "prior_lse"], ...]
-_OF_THE_FORWARD = ("return_lse", "mass", "next_tiles", "prior_lse")
-
-
 def attention_backward(
     dout: Array,
     q: Array,
-    k: Array,
-    v: Array,
+    k: Array | KeySource,
+    v: Array | None,
     out: Array,
     lse: Array,
     *,
@@ -260,7 +220,8 @@ def attention_backward(
     """Gradients of `attention` with the same keywords, for arrays without autograd.
 
     dout and out as the forward's out, lse as it returned it (`return_lse=True`), dlse like lse: the gradient of the
-    LSE. out and lse may come from elsewhere, such as `merge_states`. `bwd_tiles` restricts the gradient to its tiles.
+    LSE. out and lse may come from elsewhere, such as `merge_states`. `Tiles(backward=…)` restricts the gradient to a
+    list's tiles. v is None where k is a `KeySource`.
 
     Returns (dq, dk, dv), then dsinks fp32 (hq) if there are sinks, then dk2, dv2 if there is a second source: in the
     dtypes of q, k, v or all in `grad_dtype` "fp32". `grads` gives memory for them in that order; with `accumulate`
@@ -270,12 +231,16 @@ def attention_backward(
 
     Source: Dao et al. 2022 (arXiv:2205.14135), appendix B; docs/semantics.md, section 6.
     """
+    source, values = k, v
+    k, v = arrays_of(k, v)
     refuse_gradient("attention_backward", "has no gradient itself", dout=dout, q=q, k=k, v=v)
     if options.get("dropout") and options.get("seed") is None:
         raise ValueError("seed: got None; want the forward's seed, which dropout's gradient needs")
-    for name in _OF_THE_FORWARD:
-        options.pop(name, None)
-    call = parse(q, k, v, **options)
+    options["return_lse"] = False
+    tiles = options.get("tiles")
+    if isinstance(tiles, Tiles):
+        options["tiles"] = Tiles(tiles.forward, tiles.backward, tiles.block)
+    call = parse(q, source, values, **options)
     named = [("q", q), ("k", k), ("v", v), ("dout", dout), ("out", out), ("lse", lse)]
     if dlse is not None:
         named.append(("dlse", dlse))

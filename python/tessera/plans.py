@@ -12,11 +12,12 @@ from ._gpu import KeptWorkspaces, run_on_gpu
 from ._libraries import CPU, common_library, device_of, dtype_name, library_of_type, refuse_gradient
 from ._problem import FORWARD, forward_outputs, problem_for
 from .attention import answer
+from .values import KeySource, arrays_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._options import AttentionOptions
+    from ._option_types import AttentionOptions
 
 Array = Any
 
@@ -36,9 +37,9 @@ class AttentionPlan:
     `copy` and `pickle` take the arguments, the arrays among them, and plan anew.
     """
 
-    def __init__(self, q: Array, k: Array, v: Array, options: dict[str, Any]) -> None:
-        self._options = options
+    def __init__(self, q: Array, k: Array | KeySource, v: Array | None, options: dict[str, Any]) -> None:
         self._call = parse(q, k, v, **options)
+        k, v = arrays_of(k, v)
         named = (("q", q), ("k", k), ("v", v), *zip(self._call.slots, self._call.tensors, strict=True))
         self._array = type(q)
         self._library = common_library(named)
@@ -61,14 +62,13 @@ class AttentionPlan:
 
     def __getstate__(self) -> dict[str, Any]:
         return {
-            "options": self._options,
             "call": self._call,
             "planned_for": self._planned_for,
             "array": self._array,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._options, self._call = state["options"], state["call"]
+        self._call = state["call"]
         self._planned_for, self._array = state["planned_for"], state["array"]
         self._library = library_of_type(self._array)
         self._device = self._planned_for[-1]
@@ -100,16 +100,16 @@ class AttentionPlan:
     def __call__(self, q: Array, k: Array, v: Array, *, out: Array | None = None, **tensors: Any) -> Any:
         """As `attention` returns, for arrays of the planned shapes and dtypes.
 
-        `tensors` replaces array arguments, seed, offset, batch_offset or head_offset of the plan by keyword
-        (`seqused_k=…`); those not named are taken as they were given to `tessera.plan`. torch tensors must not
+        `tensors` replaces arrays of the plan by the names that errors have for them (`seqused_k=…`, `page_table=…`,
+        `k2=…`, `q_offset=…`), and seed, offset, batch_offset or head_offset; those not named are taken as they were
+        given to `tessera.plan`. For a `KeySource` k and v are its arrays. torch tensors must not
         require grad. Raises ValueError for another shape or dtype than planned, TypeError for a keyword that is no such
         argument.
         """
         results = self.run(q, k, v, out=out, **tensors)
         if len(results) == 1:
             return results[0]
-        options = self._options
-        return answer(self._call, results, options.get("next_tiles"), options.get("block"), options.get("tiles"))
+        return answer(self._call, results)
 
     def run(self, q: Array, k: Array, v: Array, *, out: Array | None = None, **tensors: Any) -> tuple[Array, ...]:
         """As a call, with every output as a plain array: out, lse, mass, next counts and indices or bits."""
@@ -149,7 +149,7 @@ class AttentionPlan:
         return tensors, scalars
 
 
-def plan(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> AttentionPlan:
+def plan(q: Array, k: Array | KeySource, v: Array | None = None, **options: Unpack[AttentionOptions]) -> AttentionPlan:
     """Plans `attention(q, k, v, **options)` for the shapes and dtypes of these arrays, without computing it.
 
     Raises what `attention` raises before it reads data.
@@ -159,7 +159,7 @@ def plan(q: Array, k: Array, v: Array, **options: Unpack[AttentionOptions]) -> A
 
 def explain(
     q: Array | str,
-    k: Array | None = None,
+    k: Array | KeySource | None = None,
     v: Array | None = None,
     *,
     target: str | None = None,
@@ -193,9 +193,10 @@ def explain(
     return _core.explain_for(problem, target, multiprocessors, wishes)
 
 
-def _problem_of(q: Array, k: Array, v: Array, options: dict[str, Any]) -> tuple[_core.Problem, str]:
+def _problem_of(q: Array, k: Any, v: Array | None, options: dict[str, Any]) -> tuple[_core.Problem, str]:
     """The problem and the wishes of a forward, without a plan: the arrays' own device need not have one."""
     call = parse(q, k, v, **options)
+    k, v = arrays_of(k, v)
     shapes = tuple(tensor.shape for tensor in call.tensors)
     sizes = (call.slots, call.sizes, q.shape, k.shape, v.shape, shapes)
     dtypes = (dtype_name(q.dtype, "q"), dtype_name(k.dtype, "k"), dtype_name(v.dtype, "v"))

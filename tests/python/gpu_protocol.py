@@ -222,7 +222,7 @@ def lengths_stay_on_the_gpu() -> None:
         "page_indices": cupy.ndarray((9,), "int32"),
         "last_page_len": cupy.ndarray((3,), "int32"),
     }
-    assert "sk=144" in tessera.plan(q, pages, pages, cu_seqlens_q=starts, **paged).problem
+    assert "sk=144" in tessera.plan(q, tessera.KeySource(pages, pages, **paged), cu_seqlens_q=starts).problem
 
 
 def beside_attention() -> None:

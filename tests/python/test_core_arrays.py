@@ -228,11 +228,14 @@ class TestRefusals:
             ({"dropout": 1.0}, "dropout: got 1.000000; want"),
             ({"window": (1,)}, "window: got (1,); want (left, right)"),
             ({"window": (1.5, 0)}, "window: got 1.5; want (left, right), each an integer or None"),
-            ({"block": (0, 4), "mass": "mean"}, "block: got (0, 4); want (query rows, keys), each an integer of 1"),
-            ({"block": 4}, "block: got 4; want (query rows, keys)"),
-            ({"batch_offset": 0.5}, "batch_offset: got 0.5; want an integer"),
-            ({"mass": "median"}, "mass: got 'median'; want None, 'mean', 'rms'"),
-            ({"next_tiles": "list"}, "next_tiles: got 'list'; want None, 'indices', 'bitmask'"),
+            (
+                {"tiles": tessera.Tiles(block=(0, 4), mass="mean")},
+                "block: got (0, 4); want (query rows, keys), each an integer of 1",
+            ),
+            ({"tiles": tessera.Tiles(block=4)}, "block: got 4; want (query rows, keys)"),
+            ({"offsets": tessera.Offsets(batch=0.5)}, "offsets.batch: got 0.5; want an integer"),
+            ({"tiles": tessera.Tiles(mass="median")}, "tiles.mass: got 'median'; want None, 'mean', 'rms'"),
+            ({"tiles": tessera.Tiles(next="list")}, "tiles.next: got 'list'; want None, 'indices', 'bitmask'"),
             (
                 {"score": "swish"},
                 "score: got 'swish'; want a function, a name of register_score, or a built-in: relative, soft_clip",
@@ -244,7 +247,10 @@ class TestRefusals:
             ({"alibi_slopes": np.zeros(2)}, "alibi_slopes: got fp64 (2) on cpu; want fp32"),
             ({"seqused_k": np.array([9], np.int32)}, "seqused_k: got [0] = 9; want 0 to 7"),
             ({"seqused_k": np.array([3], np.int64)}, "seqused_k: got int64 (1) on cpu; want int32 (1)"),
-            ({"batch_offset": 1 << 62}, "batch_offset: got 4611686018427387904; want at most 2^60 either way"),
+            (
+                {"offsets": tessera.Offsets(batch=1 << 62)},
+                "batch_offset: got 4611686018427387904; want at most 2^60 either way",
+            ),
         ],
     )
     def test_options(self, qkv, options, text):
@@ -271,7 +277,21 @@ class TestRefusals:
                 "return_lse: got an array of shape (2,) and dtype float64; want True or False",
             ),
             ({"tiles": np.ones((1, 1))}, "tiles: got an array of shape (1, 1) and dtype float64; want a TileList"),
-            ({"bwd_tiles": 3}, "bwd_tiles: got 3; want a TileList"),
+            ({"tiles": tessera.Tiles(backward=3)}, "tiles.backward: got 3; want a TileList"),
+            (
+                {"tiles": tessera.Tiles(mass=np.ones(2))},
+                "tiles.mass: got an array of shape (2,) and dtype float64; want",
+            ),
+            ({"offsets": 3}, "offsets: got 3; want Offsets(q=…, k=…)"),
+            ({"k2": np.ones(2)}, "k2: got an array of shape (2,) and dtype float64; want a KeySource(k2, v2)"),
+            (
+                {"page_table": np.ones(2)},
+                "page_table: got a keyword of its own; want KeySource(k, v, page_table=…) for k",
+            ),
+            ({"next_tiles": "indices"}, "next_tiles: got a keyword of its own; want tiles=Tiles(next=…)"),
+            ({"q_offset": 3}, "q_offset: got a keyword of its own; want offsets=Offsets(q=…)"),
+            ({"seed": 3, "offset": 1}, "offset: got a keyword of its own; want seed=(seed, offset)"),
+            ({"casual": True}, "attention() got an unexpected keyword argument 'casual'"),
             ({"window": ("a", 0)}, "window: got 'a'; want (left, right), each an integer or None"),
             ({"threads": "2"}, "threads: got '2'; want an integer"),
             ({"wishes": 3}, "wishes: got 3; want a text"),
@@ -291,7 +311,11 @@ class TestRefusals:
             for cache in (_arguments.features, _execute.forward_route):
                 cache.cache_clear()
             calls = [{"threads": first}, {"threads": 1}, {"threads": True}, {"threads": 1.0}]
-            calls += [{"window": (first, 0)}, {"window": (1, False)}, {"block": (first, 4), "mass": "mean"}]
+            calls += [
+                {"window": (first, 0)},
+                {"window": (1, False)},
+                {"tiles": tessera.Tiles(block=(first, 4), mass="mean")},
+            ]
             calls += [{"softcap": first}, {"softcap": 1}, {"scale": first}, {"compressed_causal": (first, 1)}]
             for options in calls:
                 tessera.attention(*qkv, **options)
@@ -330,13 +354,13 @@ class TestLifetimes:
         pages = k.reshape(7, 1, 2, 16)
 
         def result():
-            return tessera.attention(
-                q,
+            source = tessera.KeySource(
                 pages,
                 v.reshape(7, 1, 2, 16),
                 page_table=np.arange(7, dtype=np.int32)[None].copy(),
-                seqused_k=np.array([7], np.int32),
+                seqused=np.array([7], np.int32),
             )
+            return tessera.attention(q, source)
 
         want = tessera.attention(q, k, v)
         for _ in range(50):
@@ -346,9 +370,10 @@ class TestLifetimes:
         q, k, v = qkv
         table = np.arange(7, dtype=np.int32)[None].copy()
         k_pages, v_pages = k.reshape(7, 1, 2, 16), v.reshape(7, 1, 2, 16)
-        plan = tessera.plan(q, k_pages, v_pages, page_table=table, seqused_k=np.array([7], np.int32))
+        source = tessera.KeySource(k_pages, v_pages, page_table=table, seqused=np.array([7], np.int32))
+        plan = tessera.plan(q, source)
         alive = weakref.ref(table)
-        del table
+        del table, source
         gc.collect()
         assert alive() is not None
         np.testing.assert_array_equal(plan(q, k_pages, v_pages), tessera.attention(q, k, v))

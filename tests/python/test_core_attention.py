@@ -39,7 +39,9 @@ class TestResults:
         q, k, v = qkv
         out = tessera.attention(q, k, v)
         assert isinstance(out, np.ndarray) and out.shape == (2, 13, 4, 24) and out.dtype == np.float32
-        asked = tessera.attention(q, k, v, next_tiles="bitmask", mass="mean", return_lse=True, block=(4, 8))
+        asked = tessera.attention(
+            q, k, v, return_lse=True, tiles=tessera.Tiles(next="bitmask", mass="mean", block=(4, 8))
+        )
         same(asked[0], out)
         assert asked[1].shape == (2, 4, 13)
         assert asked[2].shape == (2, 4, 4, 3)
@@ -124,7 +126,7 @@ class TestScoresAndMasks:
         q, k, v = qkv
         shift = np.array([4, 30], np.int64)
         keys = np.array([0, 11], np.int64)
-        out = tessera.attention(q, k, v, causal=True, q_offset=shift, k_offset=keys)
+        out = tessera.attention(q, k, v, causal=True, offsets=tessera.Offsets(q=shift, k=keys))
         want = np.concatenate(
             [
                 textbook.attention(
@@ -163,8 +165,7 @@ class TestScoresAndMasks:
         tessera.attention(
             *(x[:1, :2] for x in qkv),
             mask=lambda *at: seen.append(at) or True,
-            batch_offset=7,
-            head_offset=10,
+            offsets=tessera.Offsets(batch=7, head=10),
             wishes=ORACLE,
         )
         assert set(seen) == {(7, 10 + h, i, j) for h in range(4) for i in range(2) for j in range(2)}
@@ -193,13 +194,13 @@ class TestDropout:
     def test_bits_are_those_of_dropout_keep(self, qkv):
         keep = tessera.dropout_keep((2, 4, 13, 21), 0.3, 99, offset=1 << 33)
         want = textbook.attention(*qkv, keep=keep, kept_scale=65536 / round(0.7 * 65536))
-        close(tessera.attention(*qkv, dropout=0.3, seed=99, offset=1 << 33), want.out, 1e-5)
+        close(tessera.attention(*qkv, dropout=0.3, seed=(99, 1 << 33)), want.out, 1e-5)
         assert 0.6 < keep.mean() < 0.8
 
     def test_seed_as_array(self, qkv):
-        want = tessera.attention(*qkv, dropout=0.5, seed=(1 << 63) + 5, offset=3)
+        want = tessera.attention(*qkv, dropout=0.5, seed=((1 << 63) + 5, 3))
         seed, offset = np.array([(1 << 63) + 5], np.uint64), np.array([3], np.uint64)
-        same(tessera.attention(*qkv, dropout=0.5, seed=seed, offset=offset), want)
+        same(tessera.attention(*qkv, dropout=0.5, seed=(seed, offset)), want)
 
     def test_a_seed_is_drawn_from_random(self, qkv):
         import random
@@ -213,7 +214,7 @@ class TestDropout:
     def test_offsets_of_batch_and_head(self, qkv):
         q, k, v = qkv
         whole = tessera.attention(q, k, v, dropout=0.4, seed=1)
-        part = tessera.attention(q[1:], k[1:], v[1:], dropout=0.4, seed=1, batch_offset=1)
+        part = tessera.attention(q[1:], k[1:], v[1:], dropout=0.4, seed=1, offsets=tessera.Offsets(batch=1))
         same(part, whole[1:])
 
 
@@ -256,46 +257,51 @@ class TestLengths:
                 k_pages[table[b, i // page], i % page] = k[b, i]
                 v_pages[table[b, i // page], i % page] = v[b, i]
         want = tessera.attention(q, k, v, seqused_k=lengths, causal=True)
-        same(tessera.attention(q, k_pages, v_pages, page_table=table, seqused_k=lengths, causal=True), want)
+        pages = tessera.KeySource(k_pages, v_pages, page_table=table, seqused=lengths)
+        same(tessera.attention(q, pages, causal=True), want)
         csr = {
             "page_indptr": np.array([0, 6, 9], np.int32),
             "page_indices": np.concatenate([table[0], table[1, :3]]),
             "last_page_len": np.array([1, 2], np.int32),
         }
-        same(tessera.attention(q, k_pages, v_pages, causal=True, **csr), want)
+        same(tessera.attention(q, tessera.KeySource(k_pages, v_pages, **csr), causal=True), want)
 
     def test_two_segments_are_one_sequence(self, qkv):
         q, k, v = qkv
         whole = tessera.attention(q, k, v, causal=True)
-        parts = tessera.attention(q, k[:, :8], v[:, :8], k2=k[:, 8:], v2=v[:, 8:], causal=True)
+        second = tessera.KeySource(k[:, 8:], v[:, 8:])
+        parts = tessera.attention(q, k[:, :8], v[:, :8], k2=second, causal=True)
         close(parts, whole, 1e-6)
 
     def test_second_segment_by_pages(self, qkv, rng):
         q, k, v = qkv
         pages = [x[:, 8:20].reshape(6, 4, 2, -1).copy() for x in (k, v)]
         table, used = np.arange(6, dtype=np.int32).reshape(2, 3), np.array([12, 12], np.int32)
-        paged = tessera.attention(
-            q, k[:, :8], v[:, :8], k2=pages[0], v2=pages[1], page_table2=table, seqused_k2=used, causal=True
-        )
-        dense = tessera.attention(q, k[:, :8], v[:, :8], k2=k[:, 8:20], v2=v[:, 8:20], causal=True)
+        second = tessera.KeySource(*pages, page_table=table, seqused=used)
+        paged = tessera.attention(q, k[:, :8], v[:, :8], k2=second, causal=True)
+        second = tessera.KeySource(k[:, 8:20], v[:, 8:20])
+        dense = tessera.attention(q, tessera.KeySource(k[:, :8], v[:, :8]), k2=second, causal=True)
         same(paged, dense)
 
 
 class TestTiles:
     def test_mass_sums_to_one_and_makes_the_next_list(self, qkv):
         _, lse, mass, tiles = tessera.attention(
-            *qkv, mass="mean", next_tiles="indices", threshold=0.2, block=(4, 6), return_lse=True
+            *qkv, tiles=tessera.Tiles(mass="mean", next="indices", threshold=0.2, block=(4, 6)), return_lse=True
         )
         np.testing.assert_allclose(mass.sum(-1), 1.0, rtol=1e-5)
         same(tiles.to_mask(key_blocks=4), mass > np.float32(0.2))
         listed = tessera.attention(*qkv, tiles=tiles)
         dense_mask = tiles.to_mask(key_blocks=4).repeat(4, 2).repeat(6, 3)[:, :, :13, :21]
         close(listed, textbook.attention(*qkv, visible=dense_mask).out)
-        prior = tessera.attention(*qkv, mass="mean", prior_lse=lse + np.float32(np.log(2)), block=(4, 6))[1]
+        asked = tessera.Tiles(mass="mean", prior_lse=lse + np.float32(np.log(2)), block=(4, 6))
+        prior = tessera.attention(*qkv, tiles=asked)[1]
         np.testing.assert_allclose(prior, mass / 2, rtol=1e-5)
 
     def test_rms(self, qkv):
-        mean, rms = (tessera.attention(*qkv, mass=kind, block=(4, 6))[1] for kind in ("mean", "rms"))
+        mean, rms = (
+            tessera.attention(*qkv, tiles=tessera.Tiles(mass=kind, block=(4, 6)))[1] for kind in ("mean", "rms")
+        )
         assert (rms >= mean * (1 - 1e-6)).all() and (rms > mean * 1.01).any()
 
     @pytest.mark.parametrize("heads", [1, 2, 4])
@@ -329,7 +335,7 @@ class TestBackward:
         q, k, v = qkv
         dout = normal(rng, 2, 13, 4, 24)
         sinks = normal(rng, 4)
-        second = {"k2": k[:, 8:], "v2": v[:, 8:]}
+        second = {"k2": tessera.KeySource(k[:, 8:], v[:, 8:])}
         out, lse = tessera.attention(q, k[:, :8], v[:, :8], sinks=sinks, return_lse=True, **second)
         dq, dk, dv, dsinks, dk2, dv2 = tessera.attention_backward(
             dout, q, k[:, :8], v[:, :8], out, lse, sinks=sinks, **second
@@ -357,11 +363,12 @@ class TestBackward:
         dout = normal(rng, 2, 13, 4, 24)
         out, lse = tessera.attention(q, k, v, return_lse=True)
         none = tessera.TileList.from_mask(np.zeros((1, 1, 4, 4), bool), block=(4, 6))
-        for each in tessera.attention_backward(dout, q, k, v, out, lse, bwd_tiles=none):
+        for each in tessera.attention_backward(dout, q, k, v, out, lse, tiles=tessera.Tiles(backward=none)):
             same(each, np.zeros_like(each))
         every = tessera.TileList.from_mask(np.ones((1, 1, 4, 4), bool), block=(4, 6))
         whole = tessera.attention_backward(dout, q, k, v, out, lse)
-        for got, want in zip(tessera.attention_backward(dout, q, k, v, out, lse, bwd_tiles=every), whole, strict=True):
+        of_all = tessera.attention_backward(dout, q, k, v, out, lse, tiles=tessera.Tiles(backward=every))
+        for got, want in zip(of_all, whole, strict=True):
             close(got, want, 1e-5)
 
     def test_dropout_needs_the_seed(self, qkv, rng):
@@ -376,9 +383,10 @@ class TestBackward:
     def test_pages_have_no_gradient(self, qkv):
         q, k, v = qkv
         table, used = np.zeros((2, 1), np.int32), np.array([21, 21], np.int32)
-        out, lse = tessera.attention(q, k, v, page_table=table, seqused_k=used, return_lse=True)
+        pages = tessera.KeySource(k, v, page_table=table, seqused=used)
+        out, lse = tessera.attention(q, pages, return_lse=True)
         with pytest.raises(NotImplementedError, match="a page may belong to several sequences"):
-            tessera.attention_backward(out, q, k, v, out, lse, page_table=table, seqused_k=used)
+            tessera.attention_backward(out, q, pages, None, out, lse)
 
 
 def test_status_needs_a_report():

@@ -124,7 +124,8 @@ class TestForward:
         q, k, v = normal(rng, 2, 20, 4, 16), normal(rng, 2, 30, 4, 16), normal(rng, 2, 30, 4, 16)
         sink, slopes = normal(rng, 4), rng.random(4).astype(np.float32)
         shift = np.array([3, -5], np.int64)
-        out = tessera.attention(q, k, v, causal=True, sinks=sink, alibi_slopes=slopes, q_offset=shift, threads=THREADS)
+        options = {"sinks": sink, "alibi_slopes": slopes, "offsets": tessera.Offsets(q=shift)}
+        out = tessera.attention(q, k, v, causal=True, threads=THREADS, **options)
         theirs = command("causal", q=q, k=k, v=v, sink=sink, alibi_slopes=slopes, q_offset=shift)
         identical(out, theirs["o"])
 
@@ -154,13 +155,14 @@ class TestForward:
                 "last_page_len": np.array([8, 1], np.int32),
             }
         # The longest sequence in use, which is what the command plans for.
-        longest = {"max_seqlen_k": 31} if form == "table" else {}
-        out = tessera.attention(q, k, v, causal=True, threads=THREADS, **pages, **longest)
+        longest = {"max_seqlen": 31} if form == "table" else {}
+        fields = {"seqused" if name == "seqused_k" else name: array for name, array in pages.items()}
+        out = tessera.attention(q, tessera.KeySource(k, v, **fields, **longest), causal=True, threads=THREADS)
         identical(out, command("causal", q=q, k=k, v=v, **pages)["o"])
 
     def test_two_segments(self, command, rng):
         q, k, v, k2, v2 = (normal(rng, 1, n, 2, 16) for n in (17, 40, 40, 17, 17))
-        out = tessera.attention(q, k, v, k2=k2, v2=v2, causal=True, threads=THREADS)
+        out = tessera.attention(q, k, v, k2=tessera.KeySource(k2, v2), causal=True, threads=THREADS)
         identical(out, command("causal", q=q, k=k, v=v, k2=k2, v2=v2)["o"])
 
     @pytest.mark.parametrize("form", ["indices", "bitmask", "transposed"])
@@ -175,7 +177,7 @@ class TestForward:
     def test_mass_and_next_list(self, command, rng):
         q, k, v = (normal(rng, 1, 40, 2, 16) for _ in "qkv")
         out, mass, tiles = tessera.attention(
-            q, k, v, mass="rms", next_tiles="indices", threshold=0.3, block=(8, 8), threads=THREADS
+            q, k, v, tiles=tessera.Tiles(mass="rms", next="indices", threshold=0.3, block=(8, 8)), threads=THREADS
         )
         theirs = command("mass=rms next=indices threshold=0.3 block=8x8", q=q, k=k, v=v)
         identical(out, theirs["o"])
@@ -232,7 +234,7 @@ class TestBackward:
 
     def test_two_segments(self, command, rng):
         q, k, v, k2, v2, dout = (normal(rng, 1, n, 2, 16) for n in (17, 40, 40, 17, 17, 17))
-        options = {"k2": k2, "v2": v2, "causal": True, "deterministic": True, "threads": THREADS}
+        options = {"k2": tessera.KeySource(k2, v2), "causal": True, "deterministic": True, "threads": THREADS}
         out, lse = tessera.attention(q, k, v, return_lse=True, **options)
         ours = tessera.attention_backward(dout, q, k, v, out, lse, **options)
         arrays = {"q": q, "k": k, "v": v, "k2": k2, "v2": v2, "dout": dout, "o": out, "lse": lse}
@@ -246,7 +248,7 @@ class TestBackward:
         kept = rng.random((1, 2, 7, 13)) < 0.5
         tiles = tessera.TileList.from_mask(kept, form=form, block=(16, 8))
         fewer = tessera.TileList.from_mask(kept & (rng.random(kept.shape) < 0.7), form=form, block=(16, 8))
-        options = {"tiles": tiles, "bwd_tiles": fewer, "deterministic": True, "threads": THREADS}
+        options = {"tiles": tessera.Tiles(tiles, fewer), "deterministic": True, "threads": THREADS}
         out, lse = tessera.attention(q, k, v, return_lse=True, **options)
         ours = tessera.attention_backward(dout, q, k, v, out, lse, **options)
         arrays = {"q": q, "k": k, "v": v, "dout": dout, "o": out, "lse": lse}
@@ -423,13 +425,14 @@ class TestRefusals:
             ("", {"alibi_slopes": "alibi_slopes"}, {"alibi_slopes": np.zeros((1, 4, 1), np.float32)}),
             ("", {"seqused_k": "seqused_k"}, {"seqused_k": np.array([3, 11], np.int32)}),
             ("", {"seqused_k": "seqused_k"}, {"seqused_k": np.array([3, 1], np.int64)}),
-            ("", {"q_offset": "q_offset"}, {"q_offset": np.array([1 << 61, 0], np.int64)}),
-            ("", {"k_offset2": "k_offset2"}, {"k_offset2": np.zeros(2, np.int64)}),
+            ("", {"offsets": lambda q: tessera.Offsets(q=q)}, {"q_offset": np.array([1 << 61, 0], np.int64)}),
+            ("", {"offsets": lambda k2: tessera.Offsets(k2=k2)}, {"k_offset2": np.zeros(2, np.int64)}),
         ],
     )
     def test_options(self, command, rng, words, options, arrays):
         q, k, v = (normal(rng, 2, 7, 2, 16) for _ in "qkv")
         options = {name: arrays[value] if isinstance(value, str) else value for name, value in options.items()}
+        options = {name: value(*arrays.values()) if callable(value) else value for name, value in options.items()}
         ours = refused(lambda: tessera.attention(q, k, v, **options))
         assert ours == command.refusal(words, q=q, k=k, v=v, **arrays)
 

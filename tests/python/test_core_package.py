@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import tessera
-from tessera import _arguments, _core, _options
+from tessera import _core
 
 PACKAGE = pathlib.Path(tessera.__file__).parent
 
@@ -92,18 +92,6 @@ def test_types_ship():
             members = {each.name for each in node.body if isinstance(each, ast.FunctionDef)}
             public = {m for m in vars(getattr(_core, name)) if not m.startswith("_") or m.startswith("__dlpack")}
             assert {m for m in members if not m.startswith("_") or m.startswith("__dlpack")} == public, name
-
-
-def test_attention_and_its_parts_take_the_same_options():
-    """`attention` hands its options on by position, and TypedDict lists them for the functions that take **options."""
-    own = list(inspect.signature(tessera.attention).parameters)
-    own.remove("out")
-    parsed = inspect.signature(_arguments.parse).parameters
-    assert own == list(parsed)
-    assert own[3:] == list(_options.AttentionOptions.__annotations__)
-    for name, parameter in inspect.signature(tessera.attention).parameters.items():
-        if name != "out":
-            assert parameter.default == parsed[name].default, name
 
 
 def test_nothing_is_read_from_the_environment():

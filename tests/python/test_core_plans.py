@@ -34,13 +34,16 @@ def restore_threads():
 
 class TestPlans:
     def test_runs_as_attention_does(self, qkv, rng):
-        plan = tessera.plan(*qkv, causal=True, return_lse=True, mass="mean", next_tiles="bitmask", block=(8, 8))
+        options = {
+            "causal": True,
+            "return_lse": True,
+            "tiles": tessera.Tiles(mass="mean", next="bitmask", block=(8, 8)),
+        }
+        plan = tessera.plan(*qkv, **options)
         for _ in range(3):
             arrays = [rng.standard_normal((2, 30, 2, 16)).astype(np.float32) for _ in "qkv"]
             got = plan(*arrays)
-            want = tessera.attention(
-                *arrays, causal=True, return_lse=True, mass="mean", next_tiles="bitmask", block=(8, 8)
-            )
+            want = tessera.attention(*arrays, **options)
             for one, other in zip(got[:3], want[:3], strict=True):
                 np.testing.assert_array_equal(one, other)
             np.testing.assert_array_equal(got[3].bits, want[3].bits)
@@ -57,7 +60,7 @@ class TestPlans:
         lengths = np.array([4, 9], np.int32)
         np.testing.assert_array_equal(
             plan(*qkv, seqused_k=lengths, seed=9, head_offset=2),
-            tessera.attention(*qkv, seqused_k=lengths, dropout=0.5, seed=9, head_offset=2),
+            tessera.attention(*qkv, seqused_k=lengths, dropout=0.5, seed=9, offsets=tessera.Offsets(head=2)),
         )
         with pytest.raises(
             TypeError, match="sinks: got an argument that the plan does not bind; want one of seqused_k"

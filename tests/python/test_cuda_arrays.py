@@ -97,20 +97,21 @@ def test_packed_sequences(library):
 def test_pages_and_splits(library):
     pool_k, pool_v = normal(40, 16, 2, 64, seed=2), normal(40, 16, 2, 64, seed=3)
     table = np.random.default_rng(1).permutation(40)[:32].reshape(2, 16).astype(np.int32)
-    options = {"page_table": table, "seqused_k": np.array([250, 3], np.int32), "wishes": "splits=3"}
+    options = {"page_table": table, "seqused": np.array([250, 3], np.int32)}
     [(got, want)] = on_both(
         library,
-        lambda q, k, v, **o: tessera.attention(q, k, v, **o),
+        lambda q, k, v, **o: tessera.attention(q, tessera.KeySource(k, v, **o)),
         qkv()[0],
         pool_k,
         pool_v,
-        **{key: x for key, x in options.items() if key != "wishes"},
+        **options,
     )
     close("out", got, want)
     q = qkv()[0]
     there = [library.to_gpu(x) for x in (q, pool_k, pool_v)]
-    moved = {key: library.to_gpu(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
-    close("out in splits", library.to_cpu(tessera.attention(*there, **moved)), want)
+    moved = {key: library.to_gpu(x) for key, x in options.items()}
+    source = tessera.KeySource(*there[1:], **moved)
+    close("out in splits", library.to_cpu(tessera.attention(there[0], source, wishes="splits=3")), want)
 
 
 def test_merge(library):

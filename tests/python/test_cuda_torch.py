@@ -49,7 +49,7 @@ def test_results_are_those_of_the_textbook(name, dtype, monkeypatch):
 
 def test_masses_and_next_list():
     q, k, v = qkv(sq=128, sk=128)
-    options = {"causal": True, "mass": "mean", "next_tiles": "bitmask", "threshold": 0.01, "return_lse": True}
+    options = {"causal": True, "tiles": tessera.Tiles(mass="mean", next="bitmask", threshold=0.01), "return_lse": True}
     cpu = tessera.attention(q, k, v, **options)
     gpu = tessera.attention(*map(on_gpu, (q, k, v)), **options)
     for name, ours, theirs in zip(("out", "lse", "mass"), gpu, cpu, strict=False):

@@ -97,7 +97,7 @@ def test_mass_of_a_run_is_drawn():
     import tessera
 
     q, k, v = np.random.default_rng(1).standard_normal((3, 1, 100, 2, 16), dtype=np.float32)
-    out, mass = tessera.attention(q, k, v, causal=True, mass="mean", block=(16, 16))
+    out, mass = tessera.attention(q, k, v, causal=True, tiles=tessera.Tiles(mass="mean", block=(16, 16)))
     assert out.shape == q.shape
     image = maps_of(plot.tiles(mass))[1]
     assert image.shape == (7, 7)

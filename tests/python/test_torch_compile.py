@@ -85,7 +85,9 @@ def test_dynamic_shapes_compile_once():
     compiled_so_far = []
 
     def call(q, k, v):
-        out, lse, mass = tessera.attention(q, k, v, causal=True, return_lse=True, mass="mean", block=(4, 4))
+        out, lse, mass = tessera.attention(
+            q, k, v, causal=True, return_lse=True, tiles=tessera.Tiles(mass="mean", block=(4, 4))
+        )
         return out * 2, lse + mass.sum()
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend=counted)
@@ -118,7 +120,7 @@ def test_one_operator_in_the_graph():
 
 def test_next_list_of_one_call_is_the_tiles_of_another():
     def call(q, k, v):
-        _, listed = tessera.attention(q, k, v, next_tiles="indices", threshold=0.05, block=(8, 8))
+        _, listed = tessera.attention(q, k, v, tiles=tessera.Tiles(next="indices", threshold=0.05, block=(8, 8)))
         return tessera.attention(q, k, v, tiles=listed)
 
     q, k, v = problems.full(torch.float32).inputs

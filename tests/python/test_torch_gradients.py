@@ -105,19 +105,18 @@ def test_an_lse_that_is_not_used_costs_nothing_in_the_gradient():
 
 
 @pytest.mark.parametrize(
-    ("slot", "option", "value"),
+    ("slot", "options", "value"),
     [
-        ("alibi_slopes", "alibi_slopes", torch.ones(4)),
-        ("prior_lse", "prior_lse", torch.zeros(2, 4, 70)),
+        ("alibi_slopes", lambda x: {"alibi_slopes": x}, torch.ones(4)),
+        ("prior_lse", lambda x: {"tiles": tessera.Tiles(mass="mean", prior_lse=x)}, torch.zeros(2, 4, 70)),
     ],
 )
-def test_what_has_no_gradient_is_refused(slot, option, value):
+def test_what_has_no_gradient_is_refused(slot, options, value):
     q, k, v = qkv(False)
-    more = {"mass": "mean"} if slot == "prior_lse" else {}
     with pytest.raises(NotImplementedError, match=f"^{slot}: got a tensor that requires grad"):
-        tessera.attention(q, k, v, **{option: value.requires_grad_()}, **more)
+        tessera.attention(q, k, v, **options(value.requires_grad_()))
     with torch.no_grad():
-        tessera.attention(q, k, v, **{option: value}, **more)
+        tessera.attention(q, k, v, **options(value))
 
 
 def test_paged_keys_have_no_gradient():
@@ -125,12 +124,12 @@ def test_paged_keys_have_no_gradient():
     pages = torch.randn(12, 16, 2, 32)
     table = torch.arange(10, dtype=torch.int32).reshape(2, 5)
     used = torch.tensor([70, 64], dtype=torch.int32)
-    options = {"page_table": table, "seqused_k": used}
-    tessera.attention(q, pages, pages, **options)
+    options = {"page_table": table, "seqused": used}
+    tessera.attention(q, tessera.KeySource(pages, pages, **options))
     with pytest.raises(NotImplementedError, match=r"^k: got a tensor that requires grad, with page_table"):
-        tessera.attention(q, pages.clone().requires_grad_(), pages, **options)
+        tessera.attention(q, tessera.KeySource(pages.clone().requires_grad_(), pages, **options))
     with pytest.raises(NotImplementedError, match=r"^q: got a tensor that requires grad, with page_table"):
-        tessera.attention(q.requires_grad_(), pages, pages, **options)
+        tessera.attention(q.requires_grad_(), tessera.KeySource(pages, pages, **options))
 
 
 def test_out_takes_no_gradient():
@@ -146,7 +145,8 @@ def test_out_takes_no_gradient():
 
 def test_mass_and_next_list_have_no_gradient_and_change_none():
     q, k, v = qkv()
-    out, mass, listed = tessera.attention(q, k, v, mass="mean", next_tiles="indices", threshold=0.1, block=(16, 16))
+    asked = tessera.Tiles(mass="mean", next="indices", threshold=0.1, block=(16, 16))
+    out, mass, listed = tessera.attention(q, k, v, tiles=asked)
     assert out.requires_grad and not mass.requires_grad and not listed.indices.requires_grad
     with_mass = torch.autograd.grad(out.sum(), (q, k, v))
     without = torch.autograd.grad(tessera.attention(q, k, v).sum(), (q, k, v))
@@ -158,12 +158,12 @@ def test_backward_list_truncates_the_gradient():
     q, k, v = qkv()
     kept = torch.rand(2, 4, 5, 5, generator=torch.Generator().manual_seed(1)) < 0.5
     listed = tessera.TileList.from_mask(kept, block=(16, 16))
-    out, lse = tessera.attention(q, k, v, bwd_tiles=listed, return_lse=True)
+    out, lse = tessera.attention(q, k, v, tiles=tessera.Tiles(backward=listed), return_lse=True)
     assert torch.equal(out, tessera.attention(q, k, v))
     dout = torch.randn_like(out)
     grads = torch.autograd.grad(out, (q, k, v), dout)
     with torch.no_grad():
-        wanted = tessera.attention_backward(dout, q, k, v, out, lse, bwd_tiles=listed)
+        wanted = tessera.attention_backward(dout, q, k, v, out, lse, tiles=tessera.Tiles(backward=listed))
     assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))
     assert not torch.equal(grads[0], torch.autograd.grad(tessera.attention(q, k, v), q, dout)[0])
 

@@ -43,13 +43,13 @@ OPTIONS = {
     "packed, sinks": lambda grad: (packed(grad), SEQUENCES | {"sinks": torch.zeros(4, requires_grad=grad)}),
     "second source": lambda grad: (
         qkv(requires_grad=grad),
-        {"k2": qkv(requires_grad=grad)[1], "v2": qkv(requires_grad=grad)[2]},
+        {"k2": tessera.KeySource(*qkv(requires_grad=grad)[1:])},
     ),
     "mass and next list": lambda grad: (
         qkv(requires_grad=grad),
-        {"mass": "rms", "next_tiles": "indices", "block": (8, 8), "return_lse": True},
+        {"tiles": tessera.Tiles(mass="rms", next="indices", block=(8, 8)), "return_lse": True},
     ),
-    "bit mask": lambda grad: (qkv(requires_grad=grad), {"next_tiles": "bitmask", "block": (4, 16)}),
+    "bit mask": lambda grad: (qkv(requires_grad=grad), {"tiles": tessera.Tiles(next="bitmask", block=(4, 16))}),
     "dropout": lambda grad: (qkv(requires_grad=grad), {"dropout": 0.3, "seed": (1 << 64) - 1}),
 }
 
@@ -93,6 +93,8 @@ def test_the_same_bits_as_on_numpy(name, dtype):
     ml_dtypes = pytest.importorskip("ml_dtypes")
 
     def as_numpy(x):
+        if isinstance(x, (tessera.KeySource, tessera.Offsets)):
+            return type(x)(*map(as_numpy, x))
         if not isinstance(x, torch.Tensor):
             return x
         x = x.detach()
@@ -155,12 +157,12 @@ def test_autocast(dtype):
     sinks, slopes = torch.randn(4, requires_grad=True), torch.rand(4)
     options = {"sinks": sinks, "alibi_slopes": slopes}
     with torch.autocast("cpu", dtype=dtype):
-        out = tessera.attention(q, k, v, k2=k, v2=v, **options)
+        out = tessera.attention(q, k, v, k2=tessera.KeySource(k, v), **options)
         assert tessera.attention(q.to(dtype), k, v.half()).dtype == dtype
         with pytest.raises(ValueError, match="fp64"):  # left as it is, as autocast does
             tessera.attention(q.double(), k, v)
     low = [x.detach().to(dtype).requires_grad_() for x in (q, k, v)]
-    by_hand = tessera.attention(*low, k2=low[1], v2=low[2], **options)
+    by_hand = tessera.attention(*low, k2=tessera.KeySource(low[1], low[2]), **options)
     assert out.dtype == dtype and torch.equal(out, by_hand)
     grads = torch.autograd.grad(out.float().square().sum(), (q, v, sinks))
     wanted = torch.autograd.grad(by_hand.float().square().sum(), (low[0], low[2], sinks))
@@ -228,11 +230,11 @@ def test_seeds_come_from_the_default_generator():
     torch.manual_seed(5)
     assert torch.equal(first, tessera.attention(q, k, v, dropout=0.5))
     assert not torch.equal(first, second)
-    by_number = tessera.attention(q, k, v, dropout=0.5, seed=(1 << 63) + 7, offset=3)
+    by_number = tessera.attention(q, k, v, dropout=0.5, seed=((1 << 63) + 7, 3))
     seed = torch.tensor([-(1 << 63) + 7])  # the same 64 bits
     offset = torch.tensor([3], dtype=torch.uint64)
-    assert torch.equal(by_number, tessera.attention(q, k, v, dropout=0.5, seed=seed, offset=offset))
-    assert torch.equal(by_number, tessera.attention(q, k, v, dropout=0.5, seed=seed.view(torch.uint64), offset=3))
+    assert torch.equal(by_number, tessera.attention(q, k, v, dropout=0.5, seed=(seed, offset)))
+    assert torch.equal(by_number, tessera.attention(q, k, v, dropout=0.5, seed=(seed.view(torch.uint64), 3)))
 
 
 @pytest.fixture
@@ -294,7 +296,10 @@ def test_inference_mode():
 def test_shapes_without_data():
     q, k, v = (x.to("meta") for x in qkv(torch.bfloat16))
     out, lse, mass, listed = tessera.attention(
-        q, k, v, return_lse=True, mass="mean", next_tiles="bitmask", block=(8, 8), out_dtype=torch.float32
+        *(q, k, v),
+        return_lse=True,
+        tiles=tessera.Tiles(mass="mean", next="bitmask", block=(8, 8)),
+        out_dtype=torch.float32,
     )
     assert (out.shape, out.dtype, out.device.type) == (q.shape, torch.float32, "meta")
     assert (lse.shape, mass.shape, listed.bits.shape) == ((2, 4, 20), (2, 4, 3, 3), (2, 4, 3, 1))
@@ -327,7 +332,7 @@ def test_fake_tensors_of_a_gpu():
     """Shapes without data: what torch.compile and meta-programs see of CUDA tensors needs no GPU."""
     with FakeTensorMode():
         q = torch.empty(2, 20, 4, 32, device="cuda:1", dtype=torch.float16)
-        options = {"return_lse": True, "mass": "mean", "next_tiles": "bitmask", "dropout": 0.1, "seed": 3}
+        options = {"return_lse": True, "tiles": tessera.Tiles(mass="mean", next="bitmask"), "dropout": 0.1, "seed": 3}
         out, lse, mass, tiles = tessera.attention(q, q, q, **options)
         assert {x.device for x in (out, lse, mass, tiles.bits)} == {q.device}
         assert (out.shape, out.dtype, lse.shape, mass.shape) == (q.shape, q.dtype, (2, 4, 20), (2, 4, 1, 1))

@@ -98,7 +98,7 @@ def offsets(dtype: torch.dtype) -> Problem:
     s = Sizes()
     starts = torch.tensor([10, -7])
     shown = torch.cat([textbook.window(1, s.sq, s.sk, None, 0, int(start)) for start in starts])
-    return _dense(s, dtype, {"causal": True, "q_offset": starts}, {"visible": shown})
+    return _dense(s, dtype, {"causal": True, "offsets": tessera.Offsets(q=starts)}, {"visible": shown})
 
 
 def used_lengths(dtype: torch.dtype) -> Problem:
@@ -135,7 +135,7 @@ def second_source(dtype: torch.dtype) -> Problem:
     shown = textbook.window(s.b, s.sq, 70, None, 0)
 
     def call(q: Tensor, k: Tensor, v: Tensor, k2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:
-        return tessera.attention(q, k, v, k2=k2, v2=v2, causal=True, return_lse=True)
+        return tessera.attention(q, k, v, k2=tessera.KeySource(k2, v2), causal=True, return_lse=True)
 
     def plain(
         q: Tensor, k: Tensor, v: Tensor, k2: Tensor, v2: Tensor, order: Tensor | None = None

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from tessera._checks import flag, pair, real, shown, whole
 from tessera._libraries import CPU, device_of, dtype_name, library_of
+from tessera.values import KeySource
 
 __all__ = [
     "CACHE_NAMES",
@@ -25,6 +26,7 @@ __all__ = [
     "device_of",
     "empty",
     "forward_only",
+    "in_pages",
     "is_torch",
     "pad_head_dim",
     "refuse",
@@ -184,6 +186,13 @@ def unpack(name: str, packed: Array, axis: int, count: int) -> tuple[Array, ...]
         return packed.unbind(axis)
     before = (slice(None),) * axis
     return tuple(packed[(*before, i)] for i in range(packed.shape[axis]))
+
+
+def in_pages(k: Array, v: Array, page_table: Array, lengths: dict[str, Any]) -> tuple[KeySource, None, dict[str, Any]]:
+    """k, v and `lengths` for :func:`tessera.attention` where k and v are pages."""
+    others = {name: value for name, value in lengths.items() if name not in ("seqused_k", "max_seqlen_k")}
+    longest = lengths.get("max_seqlen_k")
+    return KeySource(k, v, max_seqlen=longest, seqused=lengths["seqused_k"], page_table=page_table), None, others
 
 
 def forward_only(name: str, inputs: tuple[Array | None, ...], call: Callable[[], Any]) -> Any:

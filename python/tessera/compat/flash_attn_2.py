@@ -42,6 +42,7 @@ from .arguments import (
     check_shapes,
     empty,
     forward_only,
+    in_pages,
     pad_head_dim,
     refuse,
     rename,
@@ -86,6 +87,7 @@ def _attend(
     deterministic: bool,
     return_attn_probs: bool,
     names: dict[str, str] = _NAMES,
+    page_table: Array | None = None,
     **lengths: Any,
 ) -> Any:
     try:
@@ -100,6 +102,9 @@ def _attend(
             q, k, v = pad_head_dim(q), pad_head_dim(k), pad_head_dim(v)
         causal, window = visible_window(causal, window_size)
         softcap = cap(softcap)
+        pages, places = k, lengths
+        if page_table is not None:
+            k, v, places = in_pages(k, v, page_table, lengths)
         if not return_attn_probs:
             out = attention(
                 q,
@@ -112,28 +117,20 @@ def _attend(
                 alibi_slopes=alibi_slopes,
                 dropout=dropout_p,
                 deterministic=deterministic,
-                **lengths,
+                **places,
             )
             return out[..., :head_dim] if head_dim % 8 else out
-        options = {
-            "causal": causal,
-            "window": window,
-            "scale": softmax_scale,
-            "softcap": softcap,
-            "alibi_slopes": alibi_slopes,
-            "dropout": dropout_p,
-            "deterministic": deterministic,
-            **lengths,
-        }
-        if real("dropout_p", dropout_p) > 0:
+        options = {"causal": causal, "window": window, "scale": softmax_scale, "softcap": softcap}
+        options |= {"alibi_slopes": alibi_slopes, "dropout": dropout_p, "deterministic": deterministic}
+        drops = real("dropout_p", dropout_p) > 0
+        seed = drawn_seed(q) if drops else None
+        out, lse = attention(q, k, v, seed=seed, return_lse=True, **options, **places)
+        probabilities = empty(q)
+        if drops:
             from .probabilities import signed_probabilities
 
-            seed = drawn_seed(q)
-            out, lse = attention(q, k, v, seed=seed, return_lse=True, **options)
-            probabilities = signed_probabilities(q, k, lse, seed=seed, **options)
-        else:
-            out, lse = attention(q, k, v, return_lse=True, **options)
-            probabilities = empty(q)
+            lengths["page_table"] = page_table
+            probabilities = signed_probabilities(q, pages, lse, seed=seed, **options, **lengths)
         return (out[..., :head_dim] if head_dim % 8 else out), lse, probabilities
     except IndexError:
         check_shapes(q, k, v)

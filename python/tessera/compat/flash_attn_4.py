@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera import attention
+from tessera import KeySource, Tiles, attention
 from tessera._checks import flag, pair, whole
 from tessera._libraries import library_of
 
@@ -127,8 +127,10 @@ def _attend(
     return_lse: bool,
     dropout_p: float,
     dropout_seed: Any,
+    source: KeySource | None = None,
     **options: Any,
 ) -> tuple[Array, Array | None]:
+    """`source`: of k and v, where more than their arrays says what they are."""
     if q is None or k is None:
         refuse("q" if q is None else "k", None, "an array: absorbed multi-head latent attention is not there yet")
     try:
@@ -139,8 +141,8 @@ def _attend(
         wants_lse = return_lse or (is_torch(q) and _requires_grad(q, k, v, learnable_sink))
         result = attention(
             q,
-            k,
-            v,
+            k if source is None else source,
+            v if source is None else None,
             causal=causal,
             window=window,
             scale=softmax_scale,
@@ -186,8 +188,9 @@ def _attend_source(
             seqused_k = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         else:
             seqused_k = page_table[:, 0] * 0 + page_table.shape[1] * k.shape[1]
-    options |= {"page_table": page_table, "seqused_k": seqused_k}
-    return forward_only("page_table", (q, k, v, learnable_sink), lambda: _attend(q, k, v, **options))
+    longest = options.pop("max_seqlen_k", None)
+    pages = KeySource(k, v, max_seqlen=longest, seqused=seqused_k, page_table=page_table)
+    return forward_only("page_table", (q, k, v, learnable_sink), lambda: _attend(q, k, v, source=pages, **options))
 
 
 def _requires_grad(*tensors: Any) -> bool:
@@ -278,8 +281,7 @@ def flash_attn_func(
         return_lse=return_lse,
         dropout_p=dropout_p,
         dropout_seed=dropout_seed,
-        tiles=tiles,
-        bwd_tiles=bwd_tiles,
+        tiles=tiles if bwd_tiles is None else Tiles(tiles, bwd_tiles),
     )
 
 

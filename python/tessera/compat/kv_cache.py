@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera import attention, kv_append
+from tessera import KeySource, attention, kv_append
 from tessera._checks import whole
 
 from .arguments import (
@@ -136,10 +136,11 @@ def _attend(
     if head_dim % 8 or head_dim_v % 8:
         scale = head_dim**-0.5 if scale is None else scale
         q, k_cache, v_cache = pad_head_dim(q), pad_head_dim(k_cache), pad_head_dim(v_cache)
+    paged = page_table is not None
+    keys = (KeySource(k_cache, v_cache, seqused=lengths, page_table=page_table),) if paged else (k_cache, v_cache)
     result = attention(
         q,
-        k_cache,
-        v_cache,
+        *keys,
         causal=causal,
         window=window,
         attention_chunk=attention_chunk,
@@ -148,8 +149,7 @@ def _attend(
         alibi_slopes=alibi_slopes,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
-        seqused_k=lengths,
-        page_table=page_table,
+        seqused_k=None if paged else lengths,
         return_lse=return_lse,
         wishes=split_wish(num_splits),
     )

@@ -294,7 +294,7 @@ def _attention_vmap(
     v: Tensor,
     tensors: list[Tensor],
     slots: str,
-    features: str | Features,
+    features: str,
     *call: Any,
 ) -> tuple[Any, Any]:
     """The mapped dimension becomes part of the batch, which changes nothing where no tensor is per sequence."""

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .._arguments import parse
+from ..values import Offsets
 from .calls import forward
 from .mask_patterns import MaskPattern, Unrecognised, recognise
 
@@ -214,7 +215,8 @@ def _pattern_arguments(
         return arguments
     if arguments or pattern.starts is not None:  # default positions would follow the lengths of each sequence
         starts = pattern.starts
-        arguments["q_offset"] = torch.zeros(batch, dtype=torch.int64, device=device) if starts is None else starts
+        first = torch.zeros(batch, dtype=torch.int64, device=device) if starts is None else starts
+        arguments["offsets"] = Offsets(q=first)
         arguments["window"] = (left, right)
     else:  # row i stands at i + seqlen_k - seqlen_q: the window moves by as much
         shift = seqlen_k - seqlen_q

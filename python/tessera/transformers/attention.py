@@ -102,7 +102,7 @@ def _dense(
     if window.left is not None or window.right is not None:
         options["window"] = (window.left, window.right)
         if window.q_offset is not None:
-            options["q_offset"] = window.q_offset
+            options["offsets"] = tessera.Offsets(q=window.q_offset)
     if window.used is not None:
         options["seqused_k"] = window.used
     return tessera.attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **options)
@@ -129,7 +129,7 @@ def _pieces(
         cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k,
         seqused_k=used,
-        q_offset=q_offset,
+        offsets=tessera.Offsets(q=q_offset),
         **options,
     )
     return out.unflatten(0, (batch, queries))
