@@ -13,6 +13,7 @@
 
 #include "bench/device.h"
 #include "bench/measure.h"
+#include "bench/report.h"
 #include "bench/results.h"
 #include "bench/suite.h"
 #include "bench/work.h"
@@ -131,98 +132,6 @@ std::vector<std::unique_ptr<Peer>> start_peers(const BenchOptions& options) {
   return peers;
 }
 
-std::string human_bytes(double bytes) {
-  if (bytes >= 1 << 30) return fmt::format("{:.2f}G", bytes / (1 << 30));
-  if (bytes >= 1 << 20) return fmt::format("{:.1f}M", bytes / (1 << 20));
-  return fmt::format("{:.0f}K", bytes / 1024);
-}
-
-std::string human_time(double us) {
-  if (us >= 1e6) return fmt::format("{:.3f} s ", us * 1e-6);
-  if (us >= 1e3) return fmt::format("{:.2f} ms", us * 1e-3);
-  return fmt::format("{:.1f} us", us);
-}
-
-void print_head(const Roofline& roofline, const BenchOptions& options) {
-  if (options.on_gpu()) {
-    fmt::print("# roofline: {:.1f} TFLOP/s by {} of bf16, {:.1f} GB/s copying memory, {:.1f} in place\n",
-               roofline.gflops * 1e-3, roofline.products, roofline.gbytes_s, roofline.in_place_gbytes_s);
-  } else {
-    fmt::print("# roofline, {} threads: {:.1f} GFLOP/s fp32 FMA, {}{:.1f} GB/s reading memory\n", roofline.threads,
-               roofline.gflops,
-               roofline.dot_gflops > 0 ? fmt::format("{:.1f} GFLOP/s bf16 dot products, ", roofline.dot_gflops) : "",
-               roofline.gbytes_s);
-  }
-  fmt::print("{:>11} {:>7} {:>8} {:>8} {:>7} {:>8} {:>8}", "median", "+-", "TFLOP/s", "GB/s", "% roof", "wspace",
-             "RSS+");
-  for (const std::string& name : options.peers) fmt::print(" {:>20}", name + " ratio");
-  if (options.accuracy) {
-    fmt::print(" {:>9}", "error");
-    for (const std::string& name : options.peers) fmt::print(" {:>18}", name + " error");
-  }
-  fmt::print("  problem\n");
-}
-
-void print_row(const BenchRow& row, const BenchOptions& options) {
-  const double half = row.us.median > 0 ? (row.us.p90 - row.us.p10) / 2 / row.us.median * 100 : 0;
-  fmt::print("{:>11} {:>6.1f}% {:>8.4f} {:>8.2f} {:>6.1f}% {:>8} {:>8}", human_time(row.us.median), half, row.tflops,
-             row.gbytes_s, row.roofline_percent, human_bytes(static_cast<double>(row.workspace_bytes)),
-             human_bytes(static_cast<double>(row.rss_growth_bytes)));
-  for (const std::string& name : options.peers) {
-    const auto found = row.peers.find(name);
-    fmt::print(" {:>20}", found == row.peers.end() ? std::string("-")
-                                                   : fmt::format("{} {:.3f}", human_time(found->second.us.median),
-                                                                 found->second.ratio.median));
-  }
-  if (options.accuracy) {
-    const auto text = [](const std::optional<double>& error) { return error ? fmt::format("{:.2e}", *error) : "-"; };
-    fmt::print(" {:>9}", text(row.error));
-    for (const std::string& name : options.peers) {
-      const auto found = row.peers.find(name);
-      fmt::print(" {:>18}", text(found == row.peers.end() ? std::nullopt : found->second.error));
-    }
-  }
-  fmt::print("  {}{}\n", row.problem, row.wishes.empty() ? "" : " [" + row.wishes + "]");
-  for (const auto& [name, reason] : row.refusals) fmt::print("#   {}: {}\n", name, reason);
-  std::fflush(stdout);
-}
-
-void print_geometric_means(const std::vector<BenchRow>& rows, const BenchOptions& options) {
-  for (const std::string& name : options.peers) {
-    for (const char* pass : {"forward", "backward"}) {
-      double sum = 0, least = INFINITY;
-      int count = 0;
-      for (const BenchRow& row : rows) {
-        const auto found = row.peers.find(name);
-        if (row.pass != pass || found == row.peers.end()) continue;
-        sum += std::log(found->second.ratio.median);
-        least = std::min(least, found->second.ratio.median);
-        ++count;
-      }
-      if (count > 0) {
-        fmt::print("# {} {}: geometric mean of the ratios {:.3f}, least {:.3f}, {} rows\n", name, pass,
-                   std::exp(sum / count), least, count);
-      }
-    }
-  }
-}
-
-// Of each problem the fastest row beside the plan's own choice.
-void print_winners(const std::vector<BenchRow>& rows) {
-  fmt::print("# winners\n");
-  for (std::size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
-    std::size_t best = begin;
-    const BenchRow* own = nullptr;
-    for (end = begin; end < rows.size() && rows[end].problem == rows[begin].problem; ++end) {
-      if (rows[end].us.median < rows[best].us.median) best = end;
-      if (rows[end].wishes.empty()) own = &rows[end];
-    }
-    fmt::print("{:>11} {:>8}  [{}]  {}\n", human_time(rows[best].us.median),
-               own != nullptr ? fmt::format("{:.3f}", own->us.median / rows[best].us.median) : std::string("-"),
-               rows[best].wishes.empty() ? "own choice" : rows[best].wishes, rows[best].problem);
-  }
-}
-
 nlohmann::json machine_json(const Roofline& roofline, const Target& target,
                             const std::vector<std::unique_ptr<Peer>>& peers) {
   nlohmann::json machine = to_json(describe_machine());
@@ -276,23 +185,6 @@ void write_results(const BenchOptions& options, const std::string& path, const n
   if (!options.csv.empty()) files::write_atomically(options.csv, to_csv(rows));
 }
 
-// The number of rows that got slower than allowed.
-int report_comparison(const BenchOptions& options, const nlohmann::ordered_json& before,
-                      const std::vector<BenchRow>& rows) {
-  const double allowed = options.max_regression.empty() ? INFINITY : parse_regression(options.max_regression);
-  const std::vector<Comparison> both = compare(before, rows);
-  int slower = 0;
-  fmt::print("\n# against {}: {} of {} rows are in both\n", options.compare_with, both.size(), rows.size());
-  for (const Comparison& each : both) {
-    const bool regression = each.after_us > each.before_us * (1 + allowed);
-    slower += regression ? 1 : 0;
-    fmt::print("{:>11} -> {:>11} {:>+7.1f}%{}  {}\n", human_time(each.before_us), human_time(each.after_us),
-               (each.after_us / each.before_us - 1) * 100, regression ? "  REGRESSION" : "", each.problem);
-  }
-  if (slower > 0) fmt::print("# {} rows are slower by more than {}\n", slower, options.max_regression);
-  return slower;
-}
-
 // The plan of the first problem tells what 0 threads and no instruction set stand for.
 Roofline host_roofline(const std::vector<BenchCase>& cases, const Target& target) {
   const Target resolved = make_plan(cases.front().problem, target).state().target;
@@ -316,7 +208,8 @@ int bench(const BenchOptions& options) {
   // Before the peers: while they start the machine is not alone.
   const Roofline roofline = options.on_gpu() ? measure_device_roofline(how.target) : host_roofline(cases, how.target);
   const auto peers = start_peers(options);
-  print_head(roofline, options);
+  const Columns columns{options.on_gpu(), options.accuracy, options.peers};
+  print_head(roofline, columns);
 
   double total = 0, done = 0;  // GFLOP and GB, a guess at the time of a row
   const auto weight = [&](const BenchCase& each) {
@@ -341,17 +234,20 @@ int bench(const BenchOptions& options) {
         continue;
       }
       progress.clear();
-      print_row(rows.back(), options);
+      print_row(rows.back(), columns);
       // After every row, so that a run that is cut short keeps what it has.
       write_results(options, path, machine_json(roofline, how.target, peers), rows);
     }
   }
   if (rows.empty()) return kUnsupported;
-  print_geometric_means(rows, options);
+  print_geometric_means(rows, columns);
   if (options.sweep) print_winners(rows);
   if (!path.empty()) fmt::print("# written {}\n", path);
   if (options.compare_with.empty()) return kOk;
-  return report_comparison(options, before, rows) > 0 ? kCheckFailed : kOk;
+  const auto allowed =
+      options.max_regression.empty() ? std::nullopt : std::optional(parse_regression(options.max_regression));
+  const int slower = print_comparison(options.compare_with, compare(before, rows), rows.size(), allowed);
+  return slower > 0 ? kCheckFailed : kOk;
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ class DeviceRun {
   /// turn: the mean of one.
   double time(int calls, int warm_up);
 
-  /// Of inputs with turns: microseconds of the best of some passes in place over as many bytes as a call's states have,
-  /// in the same memory and measured alike: what a call can reach. 0 for other inputs.
+  /// For inputs with turns, the microseconds of the best of some passes in place over as many bytes as a call's states
+  /// have, in the same memory and measured alike: what a call can reach. 0 for other inputs.
   double time_in_place(int calls, int warm_up);
 
   /// What the last call wrote into a tensor.

@@ -17,7 +17,7 @@
 
 namespace tessera::cli {
 
-/// Of sorted or unsorted values; 0 of none. `part` in [0, 1], interpolated linearly.
+/// A quantile of sorted or unsorted values; 0 of none. `part` in [0, 1], interpolated linearly.
 double quantile(std::vector<double> values, double part);
 
 struct Spread {

@@ -84,7 +84,7 @@ Work linear_work(const Problem& problem) {
   return work;
 }
 
-// Of the cache's rows, those that hold keys.
+// The share of the cache's rows that hold keys.
 double used_share(const BenchCase& bench_case) {
   const Problem& problem = bench_case.problem;
   const std::int64_t rows = problem.batch * problem.kv.seqlen;
@@ -125,7 +125,7 @@ Work work_of(const BenchCase& bench_case, const std::vector<KeptTiles>& kept) {
   if (problem.is_linear()) return linear_work(problem);
   const bool appends = problem.operation == Operation::kv_append;
   for (const SlotShape& slot : value_inputs(problem)) {
-    // Of the cache only the new tokens' places are touched: as many bytes as they bring.
+    // A run touches only the new tokens' places of the cache: as many bytes as they bring.
     if (appends && (slot.slot == Slot::k || slot.slot == Slot::v)) continue;
     if (appends && (slot.slot == Slot::k_new || slot.slot == Slot::v_new)) {
       work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));

@@ -18,7 +18,7 @@ using KeptTiles = std::vector<bool>;
 /// offsets.
 std::pair<std::int64_t, std::int64_t> visible_keys(const Problem& problem, std::int64_t row);
 
-/// Of packed sequences that share `total` tokens, each at most `longest`.
+/// The length of packed sequences that share `total` tokens equally, each at most `longest`.
 std::int64_t equal_length(std::int64_t batch, std::int64_t longest, std::int64_t total);
 
 struct Work {

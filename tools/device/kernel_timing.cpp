@@ -90,7 +90,7 @@ struct DeviceTensor {
   Tensor tensor;
 };
 
-/// Of host time, the median of many repetitions, each on an empty queue.
+/// The median host time of many repetitions, each on an empty queue.
 double microseconds_a_call(const std::function<void()>& call) {
   std::array<double, kRepetitions> taken{};
   for (double& microseconds : taken) {

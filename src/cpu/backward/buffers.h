@@ -22,7 +22,7 @@ struct BackwardTiling {
   static BackwardTiling of(const detail::PlanState& state);
 };
 
-/// Of one thread; without operands in fp32 where BackwardDots has them in bf16.
+/// The tiles that one thread works on; operands in fp32 are absent where BackwardDots holds them in bf16.
 struct BackwardBuffers {
   float* k;                      // (tile_kv, padded d)
   float* v;                      // (tile_kv, padded dv)

@@ -13,7 +13,7 @@
 
 namespace tessera::cpu {
 
-/// Of one thread.
+/// One thread's operands in bf16 for the dot-product kernels.
 class BackwardDots {
  public:
   static BackwardDots place(Arena& arena, const Problem& problem, const BackwardTiling& tiling);

@@ -87,7 +87,7 @@ class Attention {
   std::uint64_t seed_, philox_offset_;
   bool weighs_;  // mass or a next list is wanted
 
-  // Of the present (batch, kv head): n keys of all segments, one after another.
+  // The keys of the (batch, kv head) being computed: n of all segments, one after another.
   struct Key {
     std::int64_t position, block;
     std::size_t segment;
@@ -95,7 +95,7 @@ class Attention {
   };
   std::vector<Key> keys_;                                         // (n)
   std::vector<Real> k_, k_by_dim_, v_, v_by_dim_, dk_, dv_grad_;  // (n, d), (d, n), (n, dv), (dv, n), (n, d), (n, dv)
-  // Of the present row.
+  // The query row being computed.
   std::vector<Real> q_, o_, dout_, dq_;
   std::vector<std::int64_t> visible_;       // indices into keys_, in the order of summation
   std::size_t first_ = 0, last_ = 0;        // range of them, end exclusive

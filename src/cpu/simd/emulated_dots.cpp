@@ -69,7 +69,7 @@ struct EmulatedVectors {
     return sum;
   }
 
-  // Of a tile's product, for few queries.
+  // TDPBF16PS as a decode of few queries uses it: subnormals count as 0.
   struct Flush {};
   static Vector low(const Bits& pairs) {
     Vector v;

@@ -68,8 +68,8 @@ ContextHandle primary_context(int index) {
   return contexts[at];
 }
 
-// Of the thread's current context, −1 without one. For the devices of one driver, handle and index are the same number.
-// Asking for the device of no context would be an error, which tools that watch the driver report.
+// The device of the thread's current context, −1 without one. For the devices of one driver, handle and index are the
+// same number. Asking for the device of no context would be an error, which tools that watch the driver report.
 DeviceHandle device_of_context(const Driver& d) {
   ContextHandle context = nullptr;
   if (d.context_current(&context) != kSuccess || context == nullptr) return -1;

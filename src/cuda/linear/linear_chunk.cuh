@@ -152,7 +152,7 @@ struct LinearChunk {
     }
   }
 
-  /// Of the chunk's token of column (n, i) in this lane's row of the scores; 0 for later tokens.
+  /// The decay between this lane's row of the scores and the chunk's token of column (n, i); 0 for later tokens.
   __device__ __forceinline__ float weight(int n, int i) const {
     const int apart = thread() / 32 * 16 + lane() / 4 + i / 2 * 8 - (n * 8 + lane() % 4 * 2 + i % 2);
     return apart >= 0 ? power[apart] * (walk.y_scale * walk.out_scale) : 0.0F;

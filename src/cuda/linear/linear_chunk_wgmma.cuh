@@ -18,7 +18,7 @@ struct ChunkProducts<C, true> {
   static_assert(C.chunk == 64 && C.output_warps() == 4 && C.kUpdateWarps == 4);
 
   static __device__ __forceinline__ void outputs(const Block& block, int chunks) {
-    // Of the chunk's own tokens: the same in every chunk.
+    // The decays between a chunk's own tokens are the same in every chunk.
     float weight[C.chunk / 8][4];
 #pragma unroll
     for (int n = 0; n < C.chunk / 8; ++n) {

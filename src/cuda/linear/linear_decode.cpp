@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kMostGrid = 65535;  // blocks in y and z
 constexpr int kMostLoads = 16;             // of a thread: 64 registers of an fp32 state, 128 of a bf16 one
-// Of the state that a block takes. With rows of k elements count: 64 columns of 128 rows.
+// Bytes of the state that a block takes. With rows of k elements count: 64 columns of 128 rows.
 constexpr std::int64_t kBlockBytes = 16 * 1024, kOneTokenBytes = 4 * 1024;
 constexpr std::int64_t kElementsOfK = 8 * 1024;
 
@@ -22,7 +22,7 @@ const char* name_of(StateRows rows) { return rows == StateRows::v ? "v" : "k"; }
 
 bool is_one_token(const Problem& p) { return p.seqlen_q == 1 && p.ring == 0 && p.state_layout == StateLayout::vk; }
 
-/// Of head_dim_qk, each for blocks of its own.
+/// Parts of head_dim_qk, each computed by blocks of its own.
 std::int64_t parts_of(const Wishes& wishes) { return wishes.splits.value_or(1); }
 
 /// Elements of o.
@@ -47,7 +47,7 @@ int default_tile(const Problem& p, std::int64_t d, const Target& target) {
   return static_cast<int>(tile);
 }
 
-/// Of a problem whose types and sizes have kernels; not even where wishes do not fit.
+/// The configuration of a problem whose types and sizes have kernels; wishes that do not fit are not refused here.
 LinearConfig config_of(const Problem& p, const Target& target, const Wishes& wishes) {
   LinearConfig config;
   config.q = element_of(p.q_type);

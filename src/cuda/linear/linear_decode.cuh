@@ -27,7 +27,7 @@
 namespace tessera::cuda {
 
 /// Sums over `lanes` neighbouring lanes of `count` values each, all at once: every exchange halves what is left to sum.
-/// Of lane l it leaves value l / (lanes / count) in x[0], if count <= lanes.
+/// Lane l ends with value l / (lanes / count) in x[0], if count <= lanes.
 template <int lanes, int count>
 __device__ __forceinline__ void sum_lanes(float* x) {
   static_assert(count <= lanes);
@@ -91,7 +91,7 @@ struct LinearDecode {
     return p;
   }
 
-  /// Of sequence `batch`: the slot that its state comes from, and where it goes.
+  /// The slot that the state of sequence `batch` comes from, and the one it goes to.
   __device__ __forceinline__ i64 source() const { return ptx::load_index(p.state_slots, p.long_state_slots, batch); }
   __device__ __forceinline__ i64 target(i64 source) const {
     return p.dest_slots == nullptr ? source : ptx::load_index(p.dest_slots, p.long_dest_slots, batch);
@@ -100,7 +100,7 @@ struct LinearDecode {
 
   static __device__ __forceinline__ int first_column() { return static_cast<int>(blockIdx.x / C.parts) * C.tile; }
   static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
-  /// Of a thread: its first row in the block's part of the state, and its first column.
+  /// A thread's first row in the block's part of the state, and its first column.
   static __device__ __forceinline__ int row() {
     return thread() / 32 * (kRows * kRowsApart) + thread() % 32 / C.lanes();
   }
@@ -116,7 +116,7 @@ struct LinearDecode {
   }
   __device__ __forceinline__ i64 bytes_between_slots() const { return p.slot_stride * bytes_of(C.state); }
 
-  /// Of a thread.
+  /// Between the rows of one thread.
   __device__ __forceinline__ i64 bytes_between_rows() const { return kRowsApart * p.row_stride * bytes_of(C.state); }
   static __device__ __forceinline__ void read_state(u32 (&bits)[kRows * kLoads][4], const char* from, i64 row_step) {
 #pragma unroll
@@ -144,7 +144,7 @@ struct LinearDecode {
     }
   }
 
-  /// Of the elements of load l of a thread's row r in the state of `slot`.
+  /// The draws for the elements of load l of a thread's row r in the state of `slot`.
   __device__ __forceinline__ Philox draws(i64 slot, int r, int l) const {
     constexpr bool of_v = C.rows == StateRows::v;
     const int columns = of_v ? C.d : static_cast<int>(gridDim.x) * C.tile;
@@ -265,7 +265,7 @@ struct LinearDecode {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) load<C.v, 1>(token.v + r, at_v + r * kRowsApart * bytes_of(C.v));
   }
-  /// Of those that the block's threads share.
+  /// A token among those that the block's threads share.
   __device__ __forceinline__ Token read_token(int t) const {
     Token token;
 #pragma unroll
@@ -288,7 +288,7 @@ struct LinearDecode {
     one.store(o_at(t, at));
   }
 
-  /// Of each row the sum over the thread's part of it is added to o.
+  /// The sum over the thread's part of each row is added to o.
   static __device__ __forceinline__ void rows_of_v(State (&s)[kRows * kLoads], float (&o)[kRows], float decay,
                                                    const Token& token) {
 #pragma unroll

@@ -60,7 +60,7 @@ struct MetadataCheck {
     return states.is_long ? static_cast<const i64*>(states.slots)[b] : static_cast<const int*>(states.slots)[b];
   }
 
-  // Of new tokens, as clamped.
+  // The number of new tokens, clamped.
   __device__ __forceinline__ int fresh(int b) const {
     return p.appends ? find_extent(p.cu_seqlens_q, p.seqused_q, b, p.seqlen_q, p.total_q).length : 0;
   }

@@ -12,7 +12,7 @@ struct RowVector {
   static_assert(width == 1 || width == 4 || width == 8);
   float at[width];
 
-  /// Of more than 1: `from` is aligned to all of them, or to 16 bytes.
+  /// `from` is aligned to all elements of a vector of more than one, or to 16 bytes.
   __device__ __forceinline__ void load(const void* from) {
     if constexpr (type == Element::fp32) {
       if constexpr (width > 1) {

@@ -16,7 +16,7 @@ struct ActivationRows {
   std::int64_t tokens = 0, heads = 0, dims = 0;
   std::vector<float> elements;
 
-  /// Of a token or head beyond the last one: the first ones again.
+  /// A token or head beyond the last one is one of the first again.
   [[nodiscard]] float at(std::int64_t token, std::int64_t head, std::int64_t dim) const;
 };
 

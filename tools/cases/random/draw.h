@@ -24,7 +24,7 @@ class RandomDraw {
   void types();
   void heads_and_dims();
   std::int64_t page_size();
-  /// Of a sequence: the longest if it is to be full, else any, often 0.
+  /// A sequence's length: the longest if it is to be full, else any, often 0.
   std::int64_t length(std::int64_t longest, bool full);
   /// Layout and lengths of the queries; the first sequence is full where the case is to span tiles.
   void query_sizes(std::int64_t longest);

@@ -8,7 +8,7 @@
 
 namespace tessera::cases {
 
-/// Of any operation. What a GPU cannot address is left out for one.
+/// Strides for any operation. With `gpu`, those that a GPU cannot address are left out.
 Strides random_strides(RandomNumbers& random, bool gpu);
 
 /// Changes a few of the numbers of an attention that has all its features.
