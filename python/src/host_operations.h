@@ -11,7 +11,5 @@ void define_host_operations(nanobind::module_& m);
 void define_streams(nanobind::module_& m);
 /// Scores and masks as C++ text.
 void define_registered(nanobind::module_& m);
-/// Buffer: memory of our own that other libraries take over through DLPack.
-void define_buffer(nanobind::module_& m);
 
 }  // namespace tessera::python

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arrays/buffer.h"
 #include "errors.h"
 #include "host_operations.h"
 #include "plan.h"

@@ -9,8 +9,9 @@
 #include <optional>
 #include <string>
 
-#include "problem/grammar.h"
+#include "base/checked.h"
 #include "problem_fields.h"
+#include "problem_words.h"
 #include "tessera/error.h"
 
 namespace nb = nanobind;
@@ -23,16 +24,22 @@ bool has(const nb::dict& fields, const char* name) {
   return value != nullptr && value != Py_None;
 }
 
-std::int64_t must_fit(std::optional<std::int64_t> value, const std::string& name) {
-  if (value) return *value;
+std::int64_t product(std::int64_t a, std::int64_t b, const std::string& name) {
+  if (const std::optional<std::int64_t> value = detail::checked_multiply(a, b)) return *value;
   throw Error(ErrorCode::overflow, name, "a default that does not fit in 64 bits", "the field given");
 }
 
 /// A source's sizes that its other fields decide, unless they are among `given`.
 void complete(const Problem& p, KvSource& kv, const nb::dict& given, const std::string& name) {
-  if (!has(given, "total")) kv.total = must_fit(detail::default_total(p, kv), name + ".total");
-  if (!has(given, "pages")) kv.pages = must_fit(detail::default_pages(p, kv), name + ".pages");
-  if (!has(given, "seqused")) kv.seqused = detail::default_seqused(p.operation, kv.layout);
+  const bool packed = kv.layout == KvLayout::varlen;
+  const bool paged = kv.layout == KvLayout::paged_table || kv.layout == KvLayout::paged_csr;
+  if (packed && !has(given, "total")) kv.total = product(p.batch, kv.seqlen, name + ".total");
+  if (paged && kv.page_size > 0 && kv.seqlen >= 0 && !has(given, "pages")) {
+    kv.pages = product(p.batch, detail::ceil_div(kv.seqlen, kv.page_size), name + ".pages");
+  }
+  if (!has(given, "seqused")) {  // a page table and the cache of kv_append always have lengths
+    kv.seqused = kv.layout == KvLayout::paged_table || p.operation == Operation::kv_append;
+  }
 }
 
 nb::dict source_given(const nb::dict& given, const char* name) {
@@ -45,17 +52,20 @@ void complete_rows(Problem& p, const nb::dict& given) {
   if (!has(given, "k_type")) p.k_type = p.q_type;
   if (!has(given, "v_type")) p.v_type = p.q_type;
   if (!has(given, "o_type")) p.o_type = p.q_type;
-  if (!has(given, "total_q")) p.total_q = must_fit(detail::default_total_q(p), "total_q");
+  if (p.q_layout == Layout::varlen && !has(given, "total_q")) p.total_q = product(p.batch, p.seqlen_q, "total_q");
 }
 
 void complete(Problem& p, const nb::dict& given) {
   complete_rows(p, given);
   if (p.is_linear()) {
-    if (!has(given, "slots")) p.slots = detail::default_slots(p);
+    // A decode step has a state for each sequence, a chunk none.
+    if (p.operation == Operation::linear_decode && !has(given, "slots")) p.slots = p.batch;
     return;
   }
   const nb::dict kv = source_given(given, "kv");
-  if (!has(kv, "layout")) p.kv.layout = detail::default_kv_layout(p.operation, p.q_layout);
+  if (!has(kv, "layout") && p.operation == Operation::attention && p.q_layout == Layout::varlen) {
+    p.kv.layout = KvLayout::varlen;
+  }
   if (!has(kv, "seqlen")) p.kv.seqlen = p.seqlen_q;
   complete(p, p.kv, kv, "kv");
   if (p.kv2) complete(p, *p.kv2, source_given(given, "kv2"), "kv2");
@@ -63,12 +73,8 @@ void complete(Problem& p, const nb::dict& given) {
 
 Operation operation_named(nb::handle name) {
   const auto text = nb::cast<std::string>(name);
-  std::string want = "one of";
-  for (const auto& word : detail::kOperations) {
-    if (word.text == text) return word.value;
-    want.append(want == "one of" ? " " : ", ").append(word.text);
-  }
-  throw Error(ErrorCode::invalid_argument, "operation", "\"" + text + "\"", want);
+  if (const std::optional<Operation> found = value_of<Operation>(text)) return *found;
+  throw Error(ErrorCode::invalid_argument, "operation", "\"" + text + "\"", known_words<Operation>());
 }
 
 Py_hash_t hash_of(const Problem& p) {
@@ -81,7 +87,7 @@ Py_hash_t hash_of(const Problem& p) {
 
 nb::object field_of(const Problem& p, const std::string& name) {
   if (name == "operation") {
-    const std::string_view word = detail::word_of(detail::kOperations, p.operation);
+    const std::string_view word = word_of(p.operation);
     return nb::str(word.data(), word.size());
   }
   const Field<Problem>* found = field_named(problem_fields(), name);

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "problem/grammar.h"
+#include "problem_words.h"
 #include "tessera/error.h"
 
 namespace nb = nanobind;
@@ -27,34 +27,18 @@ std::string string_of(nb::handle value, std::string_view name, std::string_view 
   return nb::cast<std::string>(value);
 }
 
-// The words of each enumeration, those of the problem's line.
-constexpr const auto& words(Layout) { return detail::kLayouts; }
-constexpr const auto& words(KvLayout) { return detail::kKvLayouts; }
-constexpr const auto& words(Rotary) { return detail::kRotaries; }
-constexpr const auto& words(MassKind) { return detail::kMassKinds; }
-constexpr const auto& words(StateLayout) { return detail::kStateLayouts; }
-constexpr const auto& words(Rounding) { return detail::kRoundings; }
-constexpr const auto& words(Metadata) { return detail::kMetadatas; }
-constexpr const auto& words(TileList::Form) { return detail::kForms; }
-constexpr const auto& words(TileList::Heads) { return detail::kListHeads; }
-
 template <class Value>
   requires std::is_enum_v<Value>
 void read(Value& field, nb::handle value, std::string_view name) {
-  std::string want;
-  for (const auto& word : words(Value{})) want.append(want.empty() ? "one of " : ", ").append(word.text);
-  const std::string text = string_of(value, name, want);
-  for (const auto& word : words(Value{})) {
-    if (word.text != text) continue;
-    field = word.value;
-    return;
-  }
-  reject(name, value, want);
+  const std::string want = known_words<Value>();
+  const std::optional<Value> found = value_of<Value>(string_of(value, name, want));
+  if (!found) reject(name, value, want);
+  field = *found;
 }
 template <class Value>
   requires std::is_enum_v<Value>
 nb::object shown(Value field) {
-  const std::string_view word = detail::word_of(words(Value{}), field);
+  const std::string_view word = word_of(field);
   if (word.empty()) return nb::none();
   return nb::str(word.data(), word.size());
 }

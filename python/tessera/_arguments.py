@@ -16,8 +16,46 @@ from .values import KeySource, Offsets, Tiles, unexpected
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypedDict
 
     from .tiles import TileList
+
+    class AttentionOptions(TypedDict, total=False):
+        """The keywords that `attention_backward`, `plan` and `explain` share with `attention`."""
+
+        # types: begin
+        causal: bool
+        window: tuple[int | None, int | None] | None
+        compressed_causal: tuple[int, int] | None
+        attention_chunk: int
+        scale: float | None
+        softcap: float
+        alibi_slopes: Array | None
+        sinks: Array | None
+        dropout: float
+        seed: Any
+        score: Any
+        mask: Any
+        extras: Sequence[Array]
+        cu_seqlens_q: Array | None
+        cu_seqlens_k: Array | None
+        max_seqlen_q: int | None
+        max_seqlen_k: int | None
+        seqused_q: Array | None
+        seqused_k: Array | None
+        k2: KeySource | None
+        offsets: Offsets | None
+        tiles: TileList | Tiles | None
+        return_lse: bool
+        deterministic: bool
+        batch_invariant: bool
+        out_dtype: Any
+        wishes: str
+        threads: int
+        metadata: str | None
+        status: Array | None
+        # types: end
+
 
 Array = Any
 Window = tuple["int | None", "int | None"]
@@ -91,7 +129,7 @@ def _add_list(tiles: TileList, argument: str, prefix: str, slots: list[str], ten
 def _add_tiles(given: TileList | Tiles, slots: list[str], tensors: list[Any]) -> Asked:
     """Binds the lists of both passes and a prior LSE."""
     if not isinstance(given, Tiles):
-        return Asked(_add_list(given, "tiles", "", slots, tensors), block=given.block)
+        return _add_list(given, "tiles", "", slots, tensors), None, given.block, None, False, None, 0.0
     forward, backward, block, mass, prior, following, threshold = given
     form = None if forward is None else _add_list(forward, "tiles", "", slots, tensors)
     bwd_form = None if backward is None else _add_list(backward, "tiles.backward", "bwd_", slots, tensors)
@@ -103,7 +141,8 @@ def _add_tiles(given: TileList | Tiles, slots: list[str], tensors: list[Any]) ->
             raise TypeError(f"tiles.{name}: got {shown(value)}; want None or a name")
     if type(threshold) is not float:
         threshold = real("tiles.threshold", threshold)
-    return Asked(form, bwd_form, _common_block(block, forward, backward), mass, prior is not None, following, threshold)
+    block = _common_block(block, forward, backward)
+    return form, bwd_form, block, mass, prior is not None, following, threshold
 
 
 def _common_block(block: Any, *lists: TileList | None) -> tuple[int, int] | None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._checks import shown, whole
 from ._options import FIELDS, one_of
@@ -107,33 +107,27 @@ def _window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple
     return None if left is None and right is None else (left, right)
 
 
-class Asked(NamedTuple):
-    """What a call asks of tiles: `values.Tiles` with the lists' forms in place of the lists."""
+# What a call asks of tiles: the members of `values.Tiles`, with forms in place of lists and a bool in place of an LSE.
+Asked = tuple[Any, ...]
 
-    list_form: str | None = None
-    bwd_list_form: str | None = None
-    block: tuple[int, int] | None = None
-    mass: str | None = None
-    prior: bool = False
-    next: str | None = None
-    threshold: float = 0.0
 
-    def fields(self) -> dict[str, Any]:
-        block_q = block_kv = None
-        if self.block is not None:
-            block_q, block_kv = (whole("block", size, BLOCK) for size in self.block)
-            if block_q < 1 or block_kv < 1:
-                raise ValueError(f"block: got ({block_q}, {block_kv}); want {BLOCK}")
-        return {
-            "block_q": block_q,
-            "block_kv": block_kv,
-            "list": self.list_form,
-            "bwd_list": self.bwd_list_form,
-            "next": NEXT("tiles.next", self.next),
-            "next_threshold": self.threshold or None,
-            "mass": MASS("tiles.mass", self.mass),
-            "mass_prior_lse": self.prior or None,
-        }
+def _tile_fields(asked: Asked) -> dict[str, Any]:
+    form, bwd_form, block, mass, prior, following, threshold = asked
+    block_q = block_kv = None
+    if block is not None:
+        block_q, block_kv = (whole("block", size, BLOCK) for size in block)
+        if block_q < 1 or block_kv < 1:
+            raise ValueError(f"block: got ({block_q}, {block_kv}); want {BLOCK}")
+    return {
+        "block_q": block_q,
+        "block_kv": block_kv,
+        "list": form,
+        "bwd_list": bwd_form,
+        "next": NEXT("tiles.next", following),
+        "next_threshold": threshold or None,
+        "mass": MASS("tiles.mass", mass),
+        "mass_prior_lse": prior or None,
+    }
 
 
 @lru_cache(maxsize=4096)
@@ -157,6 +151,6 @@ def features(
         if option.check is not None:
             fields[option.field] = option.check(option.name, value)
     if asked is not None:
-        fields.update(asked.fields())
+        fields.update(_tile_fields(asked))
     given = {name: value for name, value in fields.items() if value is not None}
     return Features(given, out_dtype, whole("threads", threads), " ".join(wishes.split()))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Never, Unpack
 
-    from ._option_types import AttentionOptions
+    from ._arguments import AttentionOptions
 
 Array = Any
 

@@ -17,7 +17,7 @@ from .values import KeySource, arrays_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._option_types import AttentionOptions
+    from ._arguments import AttentionOptions
 
 Array = Any
 

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tessera
-from tessera import _arguments, _core, _features, _option_types, _options
+from tessera import _arguments, _core, _features, _options
 
 PACKAGE = pathlib.Path(tessera.__file__).parent
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "python-options"
@@ -28,7 +28,6 @@ def test_signatures_and_types():
     own = inspect.signature(tessera.attention).parameters
     assert list(parsed) == ["q", "k", "v", *names, "moved"]
     assert [name for name in own if name not in ("q", "k", "v", "out", "moved")] == names
-    assert list(_option_types.AttentionOptions.__annotations__) == names
     for option in _options.OPTIONS:
         assert own[option.name].default == parsed[option.name].default == option.default
         assert own[option.name].annotation == parsed[option.name].annotation == option.type

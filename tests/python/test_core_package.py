@@ -94,6 +94,19 @@ def test_types_ship():
             assert {m for m in members if not m.startswith("_") or m.startswith("__dlpack")} == public, name
 
 
+CORE = sorted(file.name for file in PACKAGE.glob("_*.py") if not file.name.startswith("__"))
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_imports_no_torch(name: str):
+    tree = ast.parse((PACKAGE / name).read_text("utf-8"))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert "torch" not in names
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            assert "torch" not in ast.unparse(node)
+
+
 def test_nothing_is_read_from_the_environment():
     """Of Tessera's own; OpenMP reads OMP_NUM_THREADS when it is loaded."""
     for path in PACKAGE.rglob("*.py"):

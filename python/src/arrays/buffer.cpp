@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "arrays/buffer.h"
 #include "arrays/dlpack_exchange.h"
 #include "cuda/driver/device.h"
-#include "host_operations.h"
 #include "tessera/error.h"
 #include "tessera/tensor.h"
 
