@@ -360,7 +360,7 @@ struct FwdMma {
         softmax.exponentiate(m, left, softmax_scale());
         softmax.exponentiate(m, right, softmax_scale());
         if constexpr (C.keeps_rests()) {
-          round(a[m], rest[m], left, right, softmax, m);
+          softmax.template split<C.type>(m, left, right, a[m], rest[m]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const u32 kept_halves = kept[m].mask(k, i);
@@ -382,22 +382,6 @@ struct FwdMma {
       multiply_values<C.type, VTile>(o, a, values, k);
       if constexpr (C.keeps_rests()) multiply_values<C.type, VTile>(o, rest, values, k);
     }
-  }
-
-  // 16 keys' probabilities as an A operand, what that leaves of them as another, and the sums of both.
-  static __device__ __forceinline__ void round(u32 (&a)[4], u32 (&rest)[4], const float (&left)[4],
-                                               const float (&right)[4], Online& softmax, int m) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const auto& from = i < 2 ? left : right;
-      const float pair[2] = {from[i % 2 * 2], from[i % 2 * 2 + 1]};
-      float rounded[2];
-      a[i] = ptx::pack<C.type>(pair[0], pair[1]);
-      ptx::unpack<C.type>(a[i], rounded[0], rounded[1]);
-      rest[i] = ptx::pack<C.type>(pair[0] - rounded[0], pair[1] - rounded[1]);
-    }
-    softmax.template add_rounded<C.type>(m, a);
-    softmax.template add_rounded<C.type>(m, rest);
   }
 
   __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }

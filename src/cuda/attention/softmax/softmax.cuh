@@ -166,6 +166,23 @@ struct Softmax {
       rounded[m][i % 2] += pair[0] + pair[1];
     }
   }
+
+  /// 16 keys' probabilities as two A operands, `p` rounded and `rest` what that leaves, and adds both to the sums.
+  template <Element type>
+  __device__ __forceinline__ void split(int m, const float (&left)[4], const float (&right)[4], u32 (&p)[4],
+                                        u32 (&rest)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const auto& from = i < 2 ? left : right;
+      const float pair[2] = {from[i % 2 * 2], from[i % 2 * 2 + 1]};
+      float rounded[2];
+      p[i] = ptx::pack<type>(pair[0], pair[1]);
+      ptx::unpack<type>(p[i], rounded[0], rounded[1]);
+      rest[i] = ptx::pack<type>(pair[0] - rounded[0], pair[1] - rounded[1]);
+    }
+    add_rounded<type>(m, p);
+    add_rounded<type>(m, rest);
+  }
 };
 
 }  // namespace tessera::cuda
