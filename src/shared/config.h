@@ -123,7 +123,7 @@ struct FwdConfig {
   bool trusts = false;         // page ids and key blocks of lists are not tested; wrong ones address what is not theirs
   // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
   bool scale_first = false;
-  bool compressed_causal = false;  // an compressed causal mask
+  bool compressed_causal = false;  // a compressed causal mask
   bool chunked = false;            // queries see their own chunk of the keys
   Softcap softcap = Softcap::none;
   bool alibi = false;

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// What plans by wgmma choose.
+#include <gtest/gtest.h>
+
+#include "cases/line/case.h"
+#include "cuda/attention/forward/config.h"
+#include "cuda/attention/forward/kernel_source.h"
+#include "cuda/attention/forward/schedule.h"
+#include "plan/implementations.h"
+#include "tessera/plan.h"
+
+namespace tessera {
+namespace {
+
+// Taken unasked where it is faster, on request where it is possible.
+TEST(Wgmma, IsTakenWhereItIsFaster) {
+  const auto implementation = [](const std::string& line, int sm, const char* wishes = "") {
+    return make_plan(Problem::parse("attention dtype=bf16 " + line), Target::cuda(sm), Wishes::parse(wishes))
+        .implementation();
+  };
+  const char* wish = "implementation=cuda.fwd_wgmma";
+  for (const char* line : {"sq=100 d=64", "sq=100 d=128 kv=table page=16", "sq=100 d=256 kv2=dense sk2=30",
+                           "sq=100 d=128 dropout=0.1", "sq=100 d=64 list=indices block=64x64", "sq=20 hq=8 hkv=2 d=128",
+                           "sq=100 d=96 kv=csr page=16 kv2=dense sk2=9"}) {
+    EXPECT_EQ(implementation(line, 90), "cuda.fwd_wgmma") << line;
+    for (const int sm : {80, 89, 100, 120}) EXPECT_EQ(implementation(line, sm), "cuda.fwd_mma") << line;
+  }
+  for (const char* line : {"sq=32 d=64", "sq=64 d=128", "sq=100 d=64 dropout=0.1", "sq=100 d=64 kv=table page=8",
+                           "sq=100 d=128 kv=csr page=100"}) {
+    EXPECT_EQ(implementation(line, 90), "cuda.fwd_mma") << line;
+    EXPECT_EQ(implementation(line, 90, wish), "cuda.fwd_wgmma") << line;
+  }
+  for (const char* line : {"sq=100 d=512", "sq=100 d=64 mass=mean", "sq=100 d=96 kv=table page=15"}) {
+    EXPECT_EQ(implementation(line, 90), "cuda.fwd_mma") << line;
+    EXPECT_THROW(implementation(line, 90, wish), Error) << line;
+  }
+  EXPECT_THROW(implementation("sq=100 d=64", 80, wish), Error);
+  EXPECT_THROW(implementation("sq=100 d=64", 100, wish), Error);
+}
+
+// Three groups of 64 rows for narrow heads, but where a fifth of their rows or some multiprocessors had nothing to do.
+TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
+  const auto tile_q = [](const std::string& line) {
+    Target target = Target::cuda(90);
+    target.multiprocessors = 132;
+    return make_plan(Problem::parse("attention dtype=bf16 d=64 " + line), target).state().tile_q;
+  };
+  for (const char* line : {"b=16 sq=512 hq=32", "b=4 sq=8192 hq=32 causal", "b=16 sq=2000 hq=32 causal",
+                           "b=16 sq=600 hq=32 layout=varlen tq=8000", "b=50 sq=180 hq=8"}) {
+    EXPECT_EQ(tile_q(line), 192) << line;
+  }
+  for (const char* line : {"b=16 sq=512 hq=32 causal", "b=16 sq=256 hq=32", "b=1 sq=512 hq=32", "sq=4096 hq=4",
+                           "b=100 sq=2000 hq=32 layout=varlen tq=6000", "b=100 sq=60 hq=32"}) {
+    EXPECT_EQ(tile_q(line), 64) << line;
+  }
+}
+
+// Groups of 64 rows begin their products in turn, but of 128 columns and with many keys or row tiles.
+TEST(Wgmma, GroupsBeginAtWillWhereThatIsFaster) {
+  const auto name = [](const std::string& line) {
+    Target target = Target::cuda(90);
+    target.multiprocessors = 132;
+    const cases::Case of = cases::Case::parse("attention " + line);
+    return make_plan(of.problem, target, of.wishes).state().kernels.front().name;
+  };
+  for (const char* line :
+       {"sq=4096 hq=16 d=128 dtype=bf16", "b=4 sq=8192 hq=32 hkv=8 d=128 dtype=fp16 causal",
+        "b=8 sq=1024 hq=16 d=128 dtype=bf16 causal", "sq=8192 hq=16 d=128 dtype=bf16 softcap=20",
+        "sq=8192 hq=16 d=128 dtype=bf16 window=999:0",
+        // tests/cases/dense.txt
+        "sq=130 sk=4100 d=128 dtype=fp16 tile_q=128 splits=1 lse seed=86",
+        "b=2 sq=200 sk=4200 hq=4 hkv=2 d=128 dtype=bf16 causal tile_q=128 tile_kv=64 splits=1 lse seed=87",
+        "b=3 sq=300 sk=4300 hq=2 d=104 dtype=bf16 layout=varlen tq=700 causal sink tile_q=128 splits=1 lse seed=88",
+        "sq=129 sk=4100 hq=6 hkv=2 d=128 dv=64 dtype=bf16 tile_q=128 splits=1 seed=89",
+        "sq=140 sk=4100 hq=2 d=128 dtype=bf16 window=900:5 softcap=9 tile_q=128 splits=1 lse seed=90"}) {
+    EXPECT_NE(name(line).find(" ping_pong=no"), std::string::npos) << line << ": " << name(line);
+  }
+  for (const char* line :
+       {"b=16 sq=512 hq=16 d=128 dtype=bf16", "sq=1024 hq=16 hkv=8 d=128 dtype=bf16 causal",
+        "sq=8192 hq=16 d=64 dtype=bf16", "sq=8192 hq=16 d=256 dtype=bf16",
+        "sq=8192 hq=16 d=128 dtype=bf16 list=indices block=128x128", "sq=8192 hq=16 d=128 dtype=bf16 kv=table page=64",
+        "sq=8192 hq=16 d=128 dtype=bf16 tile_q=64"}) {
+    EXPECT_EQ(name(line).find(" ping_pong=no"), std::string::npos) << line;
+  }
+}
+
+// A sequence's row tiles are counted apart from the others': a section lies within one.
+TEST(Wgmma, PackedSequencesHaveTheRowTilesOfTheirOwnLength) {
+  Target target = Target::cuda(90);
+  target.multiprocessors = 132;
+  const auto head_batches = [&](const std::string& line, std::int64_t splits, cuda::Products products) {
+    const Problem problem = Problem::parse("attention dtype=bf16 d=64 hq=6 causal " + line);
+    const cuda::FwdConfig config = cuda::fwd_config(problem, target, splits, {}, products);
+    const bool varlen = problem.q_layout == Layout::varlen && products == cuda::Products::wgmma;
+    EXPECT_EQ(config.varlen, varlen) << line;
+    const std::string name = cuda::fwd_source(config, {}).name;
+    EXPECT_EQ(name.find(" varlen") != std::string::npos, varlen) << name;
+    return cuda::tile_schedule(config, problem, splits).head_batches.value;
+  };
+  const auto wgmma = cuda::Products::wgmma;
+  EXPECT_EQ(head_batches("b=5 sq=1000", 1, wgmma), 30U);
+  EXPECT_EQ(head_batches("b=5 sq=1000 layout=varlen tq=3000", 1, wgmma), 6U);
+  EXPECT_EQ(head_batches("b=5 sq=1000 layout=varlen tq=3000", 2, wgmma), 12U) << "heads and splits";
+  EXPECT_EQ(head_batches("b=5 sq=16384 layout=varlen tq=30000", 1, wgmma), 3U) << "of 4 MB each in 16 MB";
+  EXPECT_EQ(head_batches("b=5 sq=1000 layout=varlen tq=3000", 1, cuda::Products::mma_sync), 30U);
+}
+
+}  // namespace
+}  // namespace tessera
