@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of the table of operations.
+// The table of operations.
 #pragma once
+
+#include <array>
 
 #include "problem/operation.h"
 
@@ -11,5 +13,8 @@ extern const OperationRules kCombine;       // combine.cpp
 extern const OperationRules kKvAppend;      // kv_append.cpp
 extern const OperationRules kLinearDecode;  // linear_decode.cpp
 extern const OperationRules kLinearChunk;   // linear_chunk.cpp
+
+/// In the order of enum Operation.
+inline constexpr std::array kOperations = {&kAttention, &kCombine, &kKvAppend, &kLinearDecode, &kLinearChunk};
 
 }  // namespace tessera::detail

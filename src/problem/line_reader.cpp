@@ -128,7 +128,8 @@ void LineReader::reject(std::string_view key, std::string_view text, std::string
 
 void LineReader::check_all_used() const {
   for (const Token& token : tokens_) {
-    if (!token.used) fail(token.key, "an unknown key", "a key of the grammar");
+    if (token.used) continue;
+    fail(token.key, "an unknown key", "a key of " + (operation_.empty() ? "the grammar" : std::string(operation_)));
   }
 }
 

@@ -42,7 +42,7 @@ struct OperationRules {
   void (*check_values)(const Problem& problem, const Bindings& bindings);
 };
 
-/// In the order of enum Operation; src/operations/table.cpp.
+/// In the order of enum Operation; the table is src/operations/table.h.
 std::span<const OperationRules* const> operations() noexcept;
 const OperationRules& rules_of(Operation operation) noexcept;
 inline std::string_view name_of(Operation operation) noexcept { return rules_of(operation).name; }

@@ -115,6 +115,11 @@ TEST(Operations, KnowNoKeysOfOthers) {
     SCOPED_TRACE(row.line);
     expect_error([&] { Problem::parse(row.line); }, ErrorCode::parse, row.key);
   }
+  try {
+    Problem::parse("combine sq=8 causal");
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "causal: got an unknown key; want a key of combine");
+  }
 }
 
 }  // namespace
