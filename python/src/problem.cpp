@@ -59,7 +59,7 @@ void complete(Problem& p, const nb::dict& given) {
   complete_rows(p, given);
   if (p.is_linear()) {
     // A decode step has a state for each sequence, a chunk none.
-    if (p.operation == Operation::linear_decode && !has(given, "slots")) p.slots = p.batch;
+    if (p.operation == Operation::linear_decode && !has(given, "slots")) p.linear.states = p.batch;
     return;
   }
   const nb::dict kv = source_given(given, "kv");

@@ -218,14 +218,14 @@ const std::vector<Field<Problem>>& problem_fields() {
       TESSERA_FIELD(Problem, "deterministic", deterministic),
       TESSERA_FIELD(Problem, "batch_invariant", batch_invariant),
       TESSERA_FIELD(Problem, "metadata", metadata),
-      TESSERA_FIELD(Problem, "parts", parts),
-      TESSERA_FIELD(Problem, "rotary", rotary),
-      TESSERA_FIELD(Problem, "rotary_dim", rotary_dim),
-      TESSERA_FIELD(Problem, "slots", slots),
-      TESSERA_FIELD(Problem, "state_type", state_type),
-      TESSERA_FIELD(Problem, "state_layout", state_layout),
-      TESSERA_FIELD(Problem, "ring", ring),
-      TESSERA_FIELD(Problem, "rounding", rounding),
+      TESSERA_FIELD(Problem, "parts", combine.parts),
+      TESSERA_FIELD(Problem, "rotary", append.rotary),
+      TESSERA_FIELD(Problem, "rotary_dim", append.rotary_dim),
+      TESSERA_FIELD(Problem, "slots", linear.states),
+      TESSERA_FIELD(Problem, "state_type", linear.state_type),
+      TESSERA_FIELD(Problem, "state_layout", linear.state_layout),
+      TESSERA_FIELD(Problem, "ring", linear.ring),
+      TESSERA_FIELD(Problem, "rounding", linear.rounding),
   };
   return fields;
 }
