@@ -74,8 +74,8 @@ struct Implementation {
 };
 
 /// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cpu.linear_chunk, cuda.fwd_wgmma, cuda.fwd_mma,
-/// cuda.combine, cuda.kv_append, cuda.linear_decode, cuda.linear_chunk_wgmma, cuda.linear_chunk, cpu.reference (the
-/// last only when wished for by name).
+/// cuda.bwd_mma, cuda.combine, cuda.kv_append, cuda.linear_decode, cuda.linear_chunk_wgmma, cuda.linear_chunk,
+/// cpu.reference (the last only when wished for by name).
 std::span<const Implementation> implementations();
 
 // One row each; defined by the backends.
@@ -86,6 +86,7 @@ extern const Implementation kCpuLinearDecode;       // src/cpu/linear/linear_dec
 extern const Implementation kCpuLinearChunk;        // src/cpu/linear/linear_chunk.cpp
 extern const Implementation kCudaFwdMma;            // src/cuda/attention/forward/mma.cpp
 extern const Implementation kCudaFwdWgmma;          // src/cuda/attention/forward/wgmma.cpp
+extern const Implementation kCudaBwdMma;            // src/cuda/attention/backward/mma.cpp
 extern const Implementation kCudaCombine;           // src/cuda/attention/splits/combine.cpp
 extern const Implementation kCudaKvAppend;          // src/cuda/cache/kv_append.cpp
 extern const Implementation kCudaLinearDecode;      // src/cuda/linear/linear_decode.cpp

@@ -104,6 +104,11 @@ struct KeptBits {
     }
   }
 
+  /// Of fragment k, left (0) or right (1) tile, value i.
+  __device__ __forceinline__ bool keeps(int k, int side, int i) const {
+    return (word[k / 4] >> (k % 4 * 8 + side * 4 + i) & 1) != 0;
+  }
+
   /// Zeros what is dropped of fragment k's left (0) or right (1) tile.
   __device__ __forceinline__ void apply(float (&s)[4], int k, int side) const {
 #pragma unroll

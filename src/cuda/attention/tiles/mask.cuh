@@ -40,6 +40,7 @@ struct RowBounds {
   u64 chunk_query = 0;
   i64 chunk_key = 0;
 
+  RowBounds() = default;
   __device__ __forceinline__ RowBounds(const FwdParams& p, const Sequence& sequence, const Segment& segment,
                                        int query) {
     const i64 distance = sequence.q_position + query - segment.position;
