@@ -70,34 +70,36 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   source.name = std::string("bwd_mma ") + (queries ? "dq" : "dkv") + words.words;
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
-  source.text = std::string("#include \"cuda/attention/backward/") + (queries ? "row_pass" : "key_pass") +
-                ".cuh\"\n"
-                "using namespace tessera::cuda;\n"
-                "constexpr BwdConfig config{" +
-                words.fields + "};\n" + callables.definitions() +
-                "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks()) "
-                "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
-                "  extern __shared__ __align__(1024) char memory[];\n"
-                "  " +
-                (queries ? "RowPass<config, " + callables.type() + ">::run" :
-                           "run_key_pass<config, " + callables.type() + ">") +
-                "(params, memory);\n"
-                "}\n";
+  source.text =
+      std::string("#include \"cuda/attention/backward/") + (queries ? "row_pass" : "key_pass") +
+      ".cuh\"\n"
+      "using namespace tessera::cuda;\n"
+      "constexpr BwdConfig config{" +
+      words.fields + "};\n" + callables.definitions() +
+      "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks()) "
+      "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
+      "  extern __shared__ __align__(1024) char memory[];\n"
+      "  " +
+      (queries ? "RowPass<config, " + callables.type() + ">::run" : "run_key_pass<config, " + callables.type() + ">") +
+      "(params, memory);\n"
+      "}\n";
   return source;
 }
 
 KernelSource row_values_source(const RowValuesConfig& c) {
   KernelSource source;
-  source.name = std::string("bwd_row_values ") + name_of(c.type) + " dv=" + std::to_string(c.dv) + (c.sink ? " sink" : "");
-  source.text = "#include \"cuda/attention/backward/row_values.cuh\"\n"
-                "using namespace tessera::cuda;\n"
-                "constexpr RowValuesConfig config{.type = " + element(c.type) + ", .dv = " + std::to_string(c.dv) +
-                (c.sink ? ", .sink = true" : "") +
-                "};\n"
-                "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-                "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
-                "  FindRowValues<config>::run(params);\n"
-                "}\n";
+  source.name =
+      std::string("bwd_row_values ") + name_of(c.type) + " dv=" + std::to_string(c.dv) + (c.sink ? " sink" : "");
+  source.text =
+      "#include \"cuda/attention/backward/row_values.cuh\"\n"
+      "using namespace tessera::cuda;\n"
+      "constexpr RowValuesConfig config{.type = " +
+      element(c.type) + ", .dv = " + std::to_string(c.dv) + (c.sink ? ", .sink = true" : "") +
+      "};\n"
+      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
+      "  FindRowValues<config>::run(params);\n"
+      "}\n";
   return source;
 }
 

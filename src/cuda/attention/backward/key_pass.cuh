@@ -219,8 +219,8 @@ struct KeyPass {
     const Extent& keys = work.keys.extent;
     const int first = work.first_key + warp_row;
     constexpr int bytes = bytes_of(B.gradient);
-    const i64 at = work.batch * out.strides.batch + (keys.first + i64{first}) * out.strides.row +
-                   work.kv_head * out.strides.head;
+    const i64 at =
+        work.batch * out.strides.batch + (keys.first + i64{first}) * out.strides.row + work.kv_head * out.strides.head;
     char* to = static_cast<char*>(out.data) + bytes * at;
     store_gradient<B.gradient>(
         sums, factor, columns, params.accumulates, lane,

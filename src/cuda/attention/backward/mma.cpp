@@ -29,9 +29,7 @@ struct BwdLaunch {
 };
 
 std::int64_t tiles_of(std::int64_t length, int tile) { return (length + tile - 1) / tile; }
-std::int64_t total_rows(const Problem& p) {
-  return p.q_layout == Layout::varlen ? p.total_q : p.batch * p.seqlen_q;
-}
+std::int64_t total_rows(const Problem& p) { return p.q_layout == Layout::varlen ? p.total_q : p.batch * p.seqlen_q; }
 std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) { return tiles_of(p.seqlen_q, c.rows()); }
 std::int64_t row_blocks(const Problem& p, const BwdConfig& c) {
   return tiles_of(p.seqlen_q, c.tile_q) * p.heads_q * p.batch;

@@ -62,8 +62,7 @@ struct KeyWork {
   /// Whether some row of the tile does not see some key of the block, or is none.
   __device__ __forceinline__ bool is_cut(const QueryTile& tile) const {
     if (first_key + C.tile_kv > keys.extent.length || tile.first + C.tile_q > q.length) return true;
-    return bounds.of(tile.first).end < first_key + C.tile_kv ||
-           bounds.of(tile.first + C.tile_q - 1).begin > first_key;
+    return bounds.of(tile.first).end < first_key + C.tile_kv || bounds.of(tile.first + C.tile_q - 1).begin > first_key;
   }
 
   __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, int head, int query, int key) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward's pass by rows of queries: dQ, by mma.sync. One block has tile_q rows of one head, and the keys stream by
-// as in the forward, whose masks, scores, dropout and tiles these are:
+// The backward's pass by rows of queries: dQ, by mma.sync. One block has tile_q rows of one head, and the keys stream
+// by as in the forward, whose masks, scores, dropout and tiles these are:
 //
 //     S = Q·Kᵀ    P = exp2(S − LSE)    dP = dO·Vᵀ    dS = P ∘ (dP − δ)    dQ += dS·K
 #pragma once

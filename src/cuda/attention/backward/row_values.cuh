@@ -65,8 +65,7 @@ struct FindRowValues {
     if (lane != 0 || !is_row) return 0.0F;
     const float lse = *at(p.lse, 4, p.lse_strides, q, batch, head, row);
     const bool empty = lse == -kInfinity;
-    const float dlse =
-        params.dlse != nullptr ? *at(params.dlse, 4, params.dlse_strides, q, batch, head, row) : 0.0F;
+    const float dlse = params.dlse != nullptr ? *at(params.dlse, 4, params.dlse_strides, q, batch, head, row) : 0.0F;
     float weight = 1.0F;
     float dsink = 0.0F;
     if constexpr (C.sink) {

@@ -41,7 +41,7 @@ __device__ __forceinline__ ElementGradient gradient_of(const FwdParams& p, float
     g.ds *= 4.0F * e * inverse * inverse;
   }
   if constexpr (B.sink) g.p *= row.weight;
-  if (B.dropout && !kept) g.p = 0.0F;
+  if (B.dropout && !kept) g.p *= 0.0F;  // a NaN stays one
   constexpr float nan = __builtin_bit_cast(float, 0x7fffffffU);
   if (spoiled != 0) g.ds = nan;
   if ((spoiled & kSpoiledFirst) != 0 || (spoiled != 0 && kept)) g.p = nan;  // dO of a dropped key is not looked at
