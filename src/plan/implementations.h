@@ -71,6 +71,7 @@ struct Implementation {
   Support (*supports)(const Problem& problem, const Target& target, const Wishes& wishes);
   void (*plan)(PlanState& state);  // fills the choices, workspace_bytes and kernels
   void (*run)(const PlanState& state, const Bindings& bindings, const Resources& resources);
+  std::optional<Pass> pass{};  // of attention, the only one; nullopt: both
 };
 
 /// cpu.tiled, cpu.combine, cpu.kv_append, cpu.linear_decode, cpu.linear_chunk, cuda.fwd_wgmma, cuda.fwd_mma,

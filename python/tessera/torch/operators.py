@@ -111,8 +111,8 @@ def _backward_route(
     device: int,
     _: int,
 ) -> _Route:
-    """Wishes are for the forward's tiles; the backward follows only that of the implementation."""
-    words = [word for word in features.split() if not word.startswith("wish:") or "implementation=" in word]
+    """Wishes are for the forward's tiles; the backward follows only that of an implementation that has both."""
+    words = [word for word in features.split() if not word.startswith("wish:") or "implementation=cpu." in word]
     if deterministic and "deterministic" not in words:
         words.append("deterministic")
     extra = ("dlse",) if dlse else ()

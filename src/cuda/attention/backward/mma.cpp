@@ -42,7 +42,6 @@ std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
 }
 
 Support supports_features(const Problem& p) {
-  if (p.pass != Pass::backward) return Support::no("does the backward only");
   if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
     return Support::no("wants q, k and v of one type, bf16 or fp16");
   }
@@ -199,7 +198,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const detail:
 
 namespace tessera::detail {
 
-const Implementation kCudaBwdMma = {"cuda.bwd_mma", DeviceType::cuda, Operation::attention,
-                                    cuda::supports, cuda::plan,       cuda::run};
+const Implementation kCudaBwdMma = {"cuda.bwd_mma", DeviceType::cuda, Operation::attention, cuda::supports,
+                                    cuda::plan,     cuda::run,        Pass::backward};
 
 }  // namespace tessera::detail

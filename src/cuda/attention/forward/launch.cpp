@@ -27,7 +27,6 @@ constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y a
 constexpr std::int64_t kMostSplits = 256;
 
 Support supports_features(const Problem& p) {
-  if (p.pass != Pass::forward) return Support::no("does the forward only");
   if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
     return Support::no("wants q, k and v of one type, bf16 or fp16");
   }

@@ -54,7 +54,7 @@ void plan(detail::PlanState& state) { plan_forward(state, Products::mma_sync); }
 
 namespace tessera::detail {
 
-const Implementation kCudaFwdMma = {"cuda.fwd_mma", DeviceType::cuda, Operation::attention,
-                                    cuda::supports, cuda::plan,       cuda::run_forward};
+const Implementation kCudaFwdMma = {"cuda.fwd_mma", DeviceType::cuda,  Operation::attention, cuda::supports,
+                                    cuda::plan,     cuda::run_forward, Pass::forward};
 
 }  // namespace tessera::detail

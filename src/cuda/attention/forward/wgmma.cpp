@@ -84,7 +84,7 @@ void plan(detail::PlanState& state) { plan_forward(state, Products::wgmma); }
 
 namespace tessera::detail {
 
-const Implementation kCudaFwdWgmma = {"cuda.fwd_wgmma", DeviceType::cuda, Operation::attention,
-                                      cuda::supports,   cuda::plan,       cuda::run_forward};
+const Implementation kCudaFwdWgmma = {"cuda.fwd_wgmma", DeviceType::cuda,  Operation::attention, cuda::supports,
+                                      cuda::plan,       cuda::run_forward, Pass::forward};
 
 }  // namespace tessera::detail
