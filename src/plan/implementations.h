@@ -53,6 +53,7 @@ struct Implementation {
   // For a target and a problem of these.
   Support (*supports)(const Problem& problem, const Target& target, const Wishes& wishes);
   void (*plan)(PlanState& state);  // fills the choices, workspace_bytes and kernels
+  std::optional<Pass> pass{};      // of attention, the only one; nullopt: both
   bool by_name_only = false;       // taken only when wished for by name
 };
 

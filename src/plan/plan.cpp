@@ -51,6 +51,9 @@ Support row_supports(const Implementation& row, const Problem& problem, const Ta
   if (row.operation && *row.operation != problem.operation) {
     return Support::no("does " + std::string(detail::name_of(*row.operation)) + " only");
   }
+  if (row.pass && *row.pass != problem.pass) {
+    return Support::no(*row.pass == Pass::forward ? "does the forward only" : "does the backward only");
+  }
   return row.supports(problem, target, wishes);
 }
 
@@ -72,16 +75,18 @@ const Implementation* choose(const Problem& problem, const Target& target, const
   return chosen;
 }
 
-/// Whether a row's refusal tells what to change: not that it is of another device or operation.
+/// Whether a row's refusal tells what to change: not that it is of another device, operation or pass.
 bool is_concerned(std::string_view name, const Problem& problem, const Target& target, const Wishes& wishes) {
   if (!wishes.implementation.empty()) return name == wishes.implementation;
   for (const Implementation* row : detail::implementations()) {
-    if (row->name == name) return row->device == target.device && row->operation == problem.operation;
+    if (row->name != name) continue;
+    return row->device == target.device && row->operation == problem.operation &&
+           (!row->pass || *row->pass == problem.pass);
   }
   return true;
 }
 
-/// Why nothing takes the problem: "cuda.fwd_wgmma, cuda.fwd_mma: does the forward only". Rows of one reason together.
+/// Why nothing takes the problem: "cuda.fwd_wgmma, cuda.fwd_mma: wants SM80 or newer". Rows of one reason together.
 std::string reasons(const std::vector<Candidate>& candidates, const Problem& problem, const Target& target,
                     const Wishes& wishes) {
   std::vector<std::pair<std::string, std::string>> by_reason;  // reason, names

@@ -243,7 +243,9 @@ TEST_P(Identity, EveryRunGivesTheSameBits) {
         "attention sq=150 sk=300 hq=2 d=64 dtype=fp16 block=32x32 list=indices mass=mean next=bitmask threshold=0.05 "
         "lse",
         "attention sq=100 sk=200 hq=2 d=64 dtype=bf16 dropout=0.3 drop_seed=9 softcap=5 lse",
-        "attention sq=64 sk=300 hq=2 d=256 dtype=bf16 score=relative mask=document lse"}) {
+        "attention sq=64 sk=300 hq=2 d=256 dtype=bf16 score=relative mask=document lse",
+        "attention pass=backward b=2 sq=200 sk=200 hq=4 hkv=2 d=64 dtype=bf16 causal sink dropout=0.2 drop_seed=3",
+        "attention pass=backward sq=150 sk=130 hq=2 d=128 dtype=fp16 grad=fp32"}) {
     SCOPED_TRACE(line);
     const cases::Case one = cases::Case::parse(line);
     cases::Inputs inputs(one);

@@ -52,6 +52,17 @@ def workspace_of_ours() -> None:
     assert gpu.allocations == held
 
 
+def gradients() -> None:
+    """Row values, dQ, then dK and dV: three kernels, whose row values are the workspace."""
+    cupy = fake_gpu.install_cupy()
+    q, k, v = three(cupy.ndarray)
+    cupy.stream = _Stream(77)
+    lse = cupy.ndarray((1, 2, 64), "float32")
+    dq, dk, dv = tessera.attention_backward(q, q, k, v, q, lse, causal=True)
+    assert (gpu.launches, gpu.last.stream, gpu.synchronisations) == (3, 77, 0)
+    assert [(x.shape, str(x.dtype)) for x in (dq, dk, dv)] == [(SHAPE, "float16")] * 3
+
+
 def before_dlpack_1() -> None:
     q, k, v = three(OldArray)
     tessera.attention(q, k, v)
@@ -197,8 +208,8 @@ def unsupported() -> None:
     )
     refused(
         NotImplementedError,
-        lambda: tessera.attention_backward(q, q, k, v, q, lse),
-        "cuda.fwd_mma: does the forward only",
+        lambda: tessera.attention_backward(wide[0], *wide, wide[0], lse),
+        "cuda.bwd_mma: wants q, k and v of one type",
     )
     refused(NotImplementedError, lambda: tessera.attention(q, k, v, mask=lambda *_: True), "mask")
     assert gpu.launches == 0

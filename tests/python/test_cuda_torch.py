@@ -243,12 +243,41 @@ def test_what_is_wrong_is_reported():
     assert tessera.violation_of(int(status)) is None
 
 
-def test_no_backward_yet():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"window": (20, 0)}, {"softcap": 5.0}, {"dropout": 0.25, "seed": 7}, {"d": 128}, {"d": 256}],
+    ids=str,
+)
+def test_gradients_are_those_of_the_cpu(options, dtype):
+    options = dict(options)
+    inputs = qkv(d=options.pop("d", 64), dtype=dtype)
+    upstream = half(*inputs[0].shape, seed=4, dtype=dtype)
+
+    def gradients(move):
+        leaves = [move(x).requires_grad_() for x in inputs]
+        tessera.attention(*leaves, **options).backward(move(upstream))
+        return [x.grad for x in leaves]
+
+    for name, gpu, cpu in zip("qkv", gradients(on_gpu), gradients(torch.clone), strict=True):
+        assert gpu.device == CUDA and gpu.dtype == dtype
+        error = (gpu.cpu().float() - cpu.float()).abs().max().item()
+        # Both round P and dS, or their results, to the half type; o's rounding comes in by its product with dout.
+        assert error <= 8 * torch.finfo(dtype).eps * (1 + cpu.abs().max().item()), f"d{name}: error {error:.3g}"
+
+
+def test_gradients_are_the_same_bits_every_time():
+    inputs = [on_gpu(x).requires_grad_() for x in qkv(dtype=torch.bfloat16)]
+    runs = [torch.autograd.grad(tessera.attention(*inputs, causal=True).sum(), inputs) for _ in range(20)]
+    assert all(torch.equal(x, first) for run in runs for x, first in zip(run, runs[0], strict=True))
+
+
+def test_what_has_no_backward():
     """The forward runs under autograd; the refusal comes with the backward, in the library's words."""
-    leaves = [on_gpu(x).requires_grad_() for x in qkv()]
+    leaves = [on_gpu(x).requires_grad_() for x in qkv(d=512)]
     out = tessera.attention(*leaves, causal=True)
     assert out.requires_grad
-    with pytest.raises(NotImplementedError, match="does the forward only"):
+    with pytest.raises(NotImplementedError, match="wants head dims of at most 256"):
         out.sum().backward()
 
 

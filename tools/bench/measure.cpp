@@ -48,6 +48,13 @@ class PeakMemory {
   std::int64_t start_ = 0;
 };
 
+bool is_on_gpu(const MeasureOptions& options) { return options.target.device == DeviceType::cuda; }
+
+bool is_of_backward(Slot slot) {
+  return slot == Slot::dout || slot == Slot::dlse || (slot >= Slot::dq && slot <= Slot::dv) || slot == Slot::dsink ||
+         slot == Slot::dk2 || slot == Slot::dv2 || (slot >= Slot::bwd_tile_counts && slot <= Slot::bwd_full_bits);
+}
+
 // Makes the o and lse that a backward reads.
 void run_forward(const BenchCase& bench_case, const MeasureOptions& options, Arrays& arrays) {
   Problem forward = bench_case.problem;
@@ -55,17 +62,21 @@ void run_forward(const BenchCase& bench_case, const MeasureOptions& options, Arr
   forward.lse = true;
   forward.dlse = forward.grad_fp32 = forward.accumulate = forward.deterministic = false;
   forward.bwd_list = {};
-  Bindings bindings;
-  const Bindings all = bindings_of(arrays);
-  for (const auto& [slot, array] : arrays) {
-    const bool gradient = slot == Slot::dout || slot == Slot::dlse || (slot >= Slot::dq && slot <= Slot::dv) ||
-                          slot == Slot::dsink || slot == Slot::dk2 || slot == Slot::dv2 ||
-                          (slot >= Slot::bwd_tile_counts && slot <= Slot::bwd_full_bits);
-    if (!gradient) bindings[slot] = all[slot];
+  BenchInputs inputs;
+  for (auto& [slot, array] : arrays) {
+    if (!is_of_backward(slot)) inputs.arrays.emplace(slot, std::move(array));
   }
-  Wishes wishes;  // tiles and splits are wished for the backward; an implementation for both
-  wishes.implementation = options.wishes.implementation;
-  Executor(make_plan(forward, options.target, wishes)).run(bindings);
+  Wishes wishes;  // tiles and splits are wished for the backward; on the CPU an implementation for both
+  if (!is_on_gpu(options)) wishes.implementation = options.wishes.implementation;
+  Executor executor(make_plan(forward, options.target, wishes));
+  if (is_on_gpu(options)) {
+    DeviceRun run(executor, inputs, false);
+    run.time(1, 0);
+    for (const Slot slot : {Slot::o, Slot::lse}) run.fetch(slot, inputs.arrays.at(slot));
+  } else {
+    executor.run(bindings_of(inputs.arrays));
+  }
+  for (auto& [slot, array] : inputs.arrays) arrays.at(slot) = std::move(array);
 }
 
 // Lets the threads of whoever ran last fall asleep: idle OpenMP threads spin for some milliseconds.
@@ -78,8 +89,6 @@ bool computes_by_dots(const Plan& plan) {
   const Problem& problem = plan.problem();
   return plan.implementation() == "cpu.tiled" && cpu::uses_dots(problem, cpu::kernels_for(plan.state().target.isa));
 }
-
-bool is_on_gpu(const MeasureOptions& options) { return options.target.device == DeviceType::cuda; }
 
 struct Runner {
   const MeasureOptions& options;

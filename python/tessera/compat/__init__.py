@@ -18,7 +18,7 @@ Rules common to the three of flash-attn:
 - Arguments are torch tensors (with autograd), numpy arrays, or anything with DLPack; results come back in the library
   of q.
 - torch's and cupy's arrays may be on a GPU, all of a call's on the same one. Lengths, page tables and lists are then
-  read by the GPU alone, so that nothing waits and graphs can be captured; there is no backward on GPUs yet.
+  read by the GPU alone, so that nothing waits and graphs can be captured.
 - An argument that cannot be honoured raises ``NotImplementedError`` or ``ValueError`` naming it. Arguments that only
   tune flash-attention's kernels (``pack_gqa``, ``sm_margin``, ``scheduler_metadata``) are accepted and change nothing.
 - fp32 is accepted besides fp16 and bf16 (on a GPU it is not), and so is every head dim up to 512 and every page size

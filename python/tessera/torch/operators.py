@@ -118,10 +118,10 @@ def _backward_route(
     device: int,
     _: int,
 ) -> _Route:
-    """Wishes are for the forward's tiles; the backward follows only that of the implementation."""
+    """Wishes are for the forward's tiles; the backward follows only that of an implementation that has both."""
     asked = as_features(features)
     fields = {**asked.fields, "deterministic": True} if deterministic else asked.fields
-    wishes = " ".join([wish for wish in asked.wishes.split() if wish.startswith("implementation=")])
+    wishes = " ".join([wish for wish in asked.wishes.split() if wish.startswith("implementation=cpu.")])
     asked = Features(fields, asked.out, asked.threads, wishes)
     extra = ("dlse",) if dlse else ()
     plan, bound, taken = _execute.plan_for(

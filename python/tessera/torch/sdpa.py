@@ -175,8 +175,9 @@ def _unsupported_tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: 
         return f"layout {query.layout}"
     if query.device.type not in ("cpu", "cuda") or any(x.device != query.device for x in tensors):
         return f"device {', '.join(sorted({str(x.device) for x in tensors}))}"
-    if query.is_cuda and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return "gradients on cuda"
+    wide = max(query.shape[-1], value.shape[-1]) > 256 if query.dim() > 0 and value.dim() > 0 else False
+    if query.is_cuda and wide and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "gradients on cuda of head dims above 256"
     if query.dim() not in (3, 4) or key.dim() != query.dim() or value.dim() != query.dim():
         return f"{query.dim()}, {key.dim()} and {value.dim()} dimensions"
     if any(x.dtype not in _DTYPES for x in tensors):

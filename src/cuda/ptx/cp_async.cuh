@@ -22,6 +22,12 @@ __device__ __forceinline__ void cp_async_16_or_zeros(u32 to, const void* from, b
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
+/// 4 bytes, likewise.
+__device__ __forceinline__ void cp_async_4_or_zeros(u32 to, const void* from, bool valid) {
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 /// Waits until at most `pending` of this thread's groups are under way.

@@ -72,6 +72,12 @@ __device__ __forceinline__ void load_shared_16(u32 (&value)[4], u32 from) {
                : "memory");
 }
 
+__device__ __forceinline__ float load_shared_4(u32 from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(value) : "r"(from) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void store_shared_16(u32 to, const u32 (&value)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]),
                "r"(value[3])

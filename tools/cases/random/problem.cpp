@@ -70,7 +70,7 @@ class Generator : public RandomDraw {
   }
 
   void attention() {
-    p_.pass = !gpu_ && random_.chance(0.48) ? Pass::backward : Pass::forward;
+    p_.pass = (gpu_ ? chooser_.chance(0.3) : random_.chance(0.48)) ? Pass::backward : Pass::forward;
     heads_and_dims();
     std::int64_t rows = random_.chance(0.3) ? random_.between(0, 3) : random_.between(0, gpu_ ? 300 : 48);
     std::int64_t keys = random_.between(0, gpu_ ? 700 : 90);

@@ -119,6 +119,11 @@ struct KeptBits {
     return ((bits & 1U) != 0 ? 0x0000ffffU : 0U) | ((bits & 2U) != 0 ? 0xffff0000U : 0U);
   }
 
+  /// Whether value i of fragment k's left (0) or right (1) tile is kept.
+  __device__ __forceinline__ bool keeps(int k, int side, int i) const {
+    return (word[k / 4] >> (k % 4 * 8 + side * 4 + i) & 1) != 0;
+  }
+
   /// Zeros what is dropped of fragment k's left (0) or right (1) tile.
   __device__ __forceinline__ void apply(float (&s)[4], int k, int side) const {
 #pragma unroll

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/backward/kernel_source.h"
+
+#include <string>
+
+#include "cuda/jit/element.h"
+#include "cuda/source/configuration_text.h"
+
+namespace tessera::cuda {
+KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
+  const bool queries = c.of == Gradients::queries;
+  KernelSource source;
+  source.name = std::string("bwd_mma ") + (queries ? "dq " : "dkv ") + name_of(c.type) + " d=" + std::to_string(c.d) +
+                ":" + std::to_string(c.dv) + " tile=" + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_kv) +
+                words_of(c, Words::beyond_defaults,
+                         {"of", "type", "d", "dv", "tile_q", "tile_kv", "warps", "stages", "user_mask"}) +
+                callables.words();
+  source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
+  source.user_texts = callables.files();
+  source.text =
+      std::string("#include \"cuda/attention/backward/") + (queries ? "row_pass" : "key_pass") +
+      ".cuh\"\n"
+      "using namespace tessera::cuda;\n" +
+      configuration_line(c) + callables.definitions() +
+      "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks()) "
+      "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
+      "  extern __shared__ __align__(1024) char memory[];\n"
+      "  " +
+      (queries ? "RowPass<config, " + callables.type() + ">::run" : "run_key_pass<config, " + callables.type() + ">") +
+      "(params, memory);\n"
+      "}\n";
+  return source;
+}
+
+KernelSource row_values_source(const RowValuesConfig& c) {
+  KernelSource source;
+  source.name = "bwd_row_values" + words_of(c, Words::all);
+  source.text =
+      "#include \"cuda/attention/backward/row_values.cuh\"\n"
+      "using namespace tessera::cuda;\n" +
+      configuration_line(c) +
+      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
+      "  FindRowValues<config>::run(params);\n"
+      "}\n";
+  return source;
+}
+
+KernelSource sum_sinks_source() {
+  return {"bwd_sum_sinks",
+          "#include \"cuda/attention/backward/row_values.cuh\"\n"
+          "using namespace tessera::cuda;\n"
+          "extern \"C\" __global__ void __launch_bounds__(SumSinks::threads) "
+          "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
+          "  SumSinks::run(params);\n"
+          "}\n",
+          0};
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the configurations of a backward's kernels to the lines that name them to the compiler.
+#pragma once
+
+#include "cuda/attention/scores/callable_source.h"
+#include "cuda/jit/compile.h"
+#include "shared/backward.h"
+
+namespace tessera::cuda {
+
+KernelSource bwd_source(const BwdConfig& config, const CallableSources& callables);
+KernelSource row_values_source(const RowValuesConfig& config);
+/// Of all backwards with sinks.
+KernelSource sum_sinks_source();
+
+}  // namespace tessera::cuda

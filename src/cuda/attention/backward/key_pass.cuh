@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward's pass by keys: dK and dV, by mma.sync. One block has tile_kv keys of one source and key head; the rows
+// of all query heads that share it stream by, head after head, so that their gradients are sums in registers. Fragments
+// lie keys down, which makes those of Pᵀ and dSᵀ operands as they are:
+//
+//     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dV += Pᵀ·dO    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)    dK += dSᵀ·Q
+#pragma once
+
+#include "cuda/attention/backward/query_range.cuh"
+#include "cuda/attention/backward/row_values.cuh"
+#include "cuda/attention/backward/score_gradient.cuh"
+#include "cuda/attention/backward/transposed_scores.cuh"
+#include "cuda/attention/kv/kv_source.cuh"
+
+namespace tessera::cuda {
+
+/// `finds_dk`, `finds_dv`: of configurations whose gradients are apart one of them.
+template <BwdConfig B, class User, bool finds_dk, bool finds_dv>
+struct KeyPass {
+  static constexpr FwdConfig C = B.as_forward();
+  using QTile = SharedTile<C.type, C.tile_q, C.d>;
+  using OTile = SharedTile<C.type, C.tile_q, C.dv>;
+  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
+  using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
+  using Scores = Accumulator<1, C.tile_q / 8>;
+  using KeyGradients = Accumulator<1, finds_dk ? C.d / 8 : 1>;
+  using ValueGradients = Accumulator<1, finds_dv ? C.dv / 8 : 1>;
+  struct Memory : KeyWork<C> {
+    DropoutDraws dropout;
+    SpoiledRows<B> spoiled;
+  };
+  static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
+
+  const BwdParams& params;
+  const FwdParams& p;
+  Memory& work;
+  const u32 k_base;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp_row = thread / 32 * 16;
+
+  __device__ __forceinline__ u32 v_base() const { return k_base + KTile::bytes; }
+  __device__ __forceinline__ u32 q_base(int i) const {
+    return v_base() + VTile::bytes + i % B.stages * (QTile::bytes + OTile::bytes);
+  }
+  __device__ __forceinline__ u32 o_base(int i) const { return q_base(i) + QTile::bytes; }
+  /// LSE, δ and weights of a tile's rows, behind all tiles.
+  __device__ __forceinline__ u32 values_at(int i) const {
+    return q_base(0) + B.stages * (QTile::bytes + OTile::bytes) + i % B.stages * B.value_bytes();
+  }
+
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's keys.
+  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, int index) {
+    KeyWork<C> work;
+    if (!work.find(params, index)) return;
+    Memory& kept = *reinterpret_cast<Memory*>(memory);
+    if (threadIdx.x == 0) {
+      static_cast<KeyWork<C>&>(kept) = work;
+      if constexpr (C.dropout) kept.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
+    }
+    KeyPass{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.compute(work);
+  }
+
+  /// `first`: the same as `work`, before a barrier makes that readable.
+  __device__ __forceinline__ void compute(const KeyWork<C>& first) const {
+    KeyGradients dk;
+    ValueGradients dv;
+    dk.clear();
+    dv.clear();
+    const int count = first.count(p);
+    if (count > 0) {
+      load_keys(first);
+      for (int i = 0; i < B.stages - 1; ++i) fill(first, i, count);
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        ptx::cp_async_wait<B.stages - 2>();
+        __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
+        fill(work, i + B.stages - 1, count);
+        add_tile(dk, dv, i);
+      }
+      ptx::cp_async_wait<0>();
+    }
+    __syncthreads();
+    if constexpr (finds_dk) store(dk, params.dk[work.segment], p.d, p.scale);
+    if constexpr (finds_dv) store(dv, params.dv[work.segment], p.dv, C.dropout ? p.dropout.scale : 1.0F);
+  }
+
+  __device__ __forceinline__ void load_keys(const KeyWork<C>& w) const {
+    const KvParams& kv = p.kv[w.segment];
+    const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
+      KvRows<C.source, C.trusts> rows(kv, tensor, strides, w.keys.extent, w.batch, w.kv_head);
+      rows.advance(w.first_key);
+      load_tile<Tile, C.threads()>(to, w.keys.extent.length - w.first_key, columns, thread,
+                                   [&](int row) { return rows.at(w.first_key, row); });
+    };
+    load.template operator()<KTile>(k_base, kv.k, kv.k_strides, p.d);
+    if constexpr (finds_dk) load.template operator()<VTile>(v_base(), kv.v, kv.v_strides, p.dv);
+  }
+
+  __device__ __forceinline__ void fill(const KeyWork<C>& w, int i, int count) const {
+    if (i < count) {
+      const QueryTile tile = w.tile(i);
+      const int rows = w.q.length - tile.first;
+      const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
+        const i64 first = w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
+                          (w.first_head + tile.head) * strides.head;
+        const char* from = static_cast<const char*>(tensor) + 2 * first;
+        const int stride = static_cast<int>(2 * strides.row);
+        load_tile<Tile, C.threads()>(to, rows, columns, thread,
+                                     [&](int row) { return ptx::advance(from, row, stride); });
+      };
+      load.template operator()<QTile>(q_base(i), p.q, p.q_strides, p.d);
+      load.template operator()<OTile>(o_base(i), params.dout, params.dout_strides, p.dv);
+      load_values(w, tile, values_at(i));
+    }
+    ptx::cp_async_commit();
+  }
+
+  // Behind the end of a sequence zeros, which nobody sees.
+  __device__ __forceinline__ void load_values(const KeyWork<C>& w, const QueryTile& tile, u32 to) const {
+    constexpr int arrays = B.sink ? 3 : 2;
+    const RowValues& values = params.values;
+    const i64 first = (w.first_head + tile.head) * values.rows + first_value(p, w.q, w.batch) + tile.first;
+#pragma unroll
+    for (int at = thread; at < round_up(arrays * C.tile_q, C.threads()); at += C.threads()) {
+      const int row = at % C.tile_q;
+      const int array = at / C.tile_q;
+      if (array >= arrays) break;
+      const float* from = array == 0 ? values.lse : array == 1 ? values.delta : values.weight;
+      const bool valid = tile.first + row < w.q.length;
+      ptx::cp_async_4_or_zeros(to + at * 4, from + first + (valid ? row : 0), valid);
+    }
+  }
+
+  __device__ __forceinline__ RowValue row_value(int i, int row) const {
+    const u32 at = values_at(i) + row * 4;
+    RowValue value{ptx::load_shared_4(at), ptx::load_shared_4(at + 4 * C.tile_q), 1.0F};
+    if constexpr (B.sink) value.weight = ptx::load_shared_4(at + 8 * C.tile_q);
+    return value;
+  }
+
+  __device__ __forceinline__ void add_tile(KeyGradients& dk, ValueGradients& dv, int i) const {
+    const QueryTile tile = work.tile(i);
+    Scores s;
+    product<KTile, QTile, C.d>(s, k_base, q_base(i));
+    Scores products;
+    if constexpr (B.softcap != Softcap::none) products = s;
+    const bool cut = work.is_cut(tile);
+    TransposedScores<C, User>{p, work, warp_row, lane}.finish(s, tile, cut);
+    Scores ds;
+    if constexpr (finds_dk) product<VTile, OTile, C.dv>(ds, v_base(), o_base(i));
+    const bool spoiled = (cut || C.dropout || C.user_mask) && replace_rows(i);
+    KeptOfKeys<C> kept;
+    if constexpr (C.dropout) kept.draw(work, work.dropout, warp_row, tile, lane);
+    const u32 q_rows = values_address<QTile>(q_base(i), lane);
+    const u32 o_rows = values_address<OTile>(o_base(i), lane);
+#pragma unroll
+    for (int k = 0; k < C.tile_q / 16; ++k) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int n = 2 * k + side;
+#pragma unroll
+        for (int column = 0; column < 2; ++column) {
+          const int row = n * 8 + lane % 4 * 2 + column;
+          const RowValue value = row_value(i, row);
+          const int by = spoiled ? work.spoiled.of(row) : 0;
+#pragma unroll
+          for (int half = 0; half < 2; ++half) {
+            const int e = half * 2 + column;
+            const float raw = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
+            const float dp = finds_dk ? ds.tile[0][n][e] : 0.0F;
+            const ElementGradient g = gradient_of<B>(p, s.tile[0][n][e], raw, dp, value, score_scale(),
+                                                     !C.dropout || kept.keeps(k, side, e), by);
+            s.tile[0][n][e] = g.p;
+            ds.tile[0][n][e] = g.ds;
+          }
+        }
+      }
+      u32 a[1][4];
+      if constexpr (finds_dv) {
+        pack_fragment<B.type>(a, s.tile[0][2 * k], s.tile[0][2 * k + 1]);
+        multiply_values<B.type, OTile>(dv, a, o_rows, k);
+      }
+      if constexpr (finds_dk) {
+        pack_fragment<B.type>(a, ds.tile[0][2 * k], ds.tile[0][2 * k + 1]);
+        multiply_values<B.type, QTile>(dk, a, q_rows, k);
+      }
+    }
+  }
+
+  // S = A·Bᵀ of the warp's keys, over `columns`.
+  template <class ATile, class BTile, int columns>
+  __device__ __forceinline__ void product(Scores& s, u32 keys_at, u32 rows_at) const {
+    s.clear();
+    const u32 keys = rows_address<ATile>(keys_at, warp_row, lane);
+    const u32 rows = keys_address<BTile>(rows_at, lane);
+#pragma unroll
+    for (int k = 0; k < columns / 16; ++k) {
+      u32 a[1][4];
+      load_rows<ATile>(a, keys, k);
+      multiply_keys<B.type, BTile>(s, a, rows, k);
+    }
+  }
+
+  __device__ __forceinline__ bool replace_rows(int i) const {
+    const bool finite = SpoiledRows<B>::template are_finite<QTile>(q_base(i), thread) &&
+                        SpoiledRows<B>::template are_finite<OTile>(o_base(i), thread);
+    if (__syncthreads_or(finite ? 0 : 1) == 0) return false;
+    work.spoiled.clear(thread);
+    SpoiledRows<B>::template replace<QTile>(q_base(i), work.spoiled.first, thread);
+    SpoiledRows<B>::template replace<OTile>(o_base(i), work.spoiled.second, thread);
+    __syncthreads();
+    return true;
+  }
+
+  template <int tiles>
+  __device__ __forceinline__ void store(const Accumulator<1, tiles>& sums, const KeyGradient& out, int columns,
+                                        float factor) const {
+    const Extent& keys = work.keys.extent;
+    const int first = work.first_key + warp_row;
+    constexpr int bytes = bytes_of(B.gradient);
+    const i64 at =
+        work.batch * out.strides.batch + (keys.first + i64{first}) * out.strides.row + work.kv_head * out.strides.head;
+    char* to = static_cast<char*>(out.data) + bytes * at;
+    store_gradient<B.gradient>(
+        sums, factor, columns, params.accumulates, lane,
+        [&](int row) { return first + row < keys.capacity ? to + bytes * out.strides.row * row : nullptr; },
+        [&](int row) { return first + row < keys.length; });
+  }
+
+  __device__ __forceinline__ float score_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
+};
+
+/// A block for each tile of keys, or two, of which one finds dK and one dV.
+template <BwdConfig B, class User>
+__device__ __forceinline__ void run_key_pass(const BwdParams& params, char* memory) {
+  ptx::griddepcontrol_wait_and_launch();
+  const int block = static_cast<int>(blockIdx.x);
+  if constexpr (!B.apart) {
+    KeyPass<B, User, true, true>::run(params, memory, block);
+  } else if (block % 2 == 0) {
+    KeyPass<B, User, true, false>::run(params, memory, block / 2);
+  } else {
+    KeyPass<B, User, false, true>::run(params, memory, block / 2);
+  }
+}
+
+}  // namespace tessera::cuda

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which keys a block of the pass by keys has, and which rows of queries see any of them.
+#pragma once
+
+#include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/tiles/mask.cuh"
+#include "shared/backward.h"
+
+namespace tessera::cuda {
+
+/// tile_q rows of one query head.
+struct QueryTile {
+  int head;   // of those that share the key head
+  int first;  // row
+};
+
+template <FwdConfig C>
+struct KeyWork {
+  int batch, kv_head;
+  int first_head;  // query head
+  int segment;
+  int first_key;
+  i64 q_position;  // of query 0
+  Extent q;
+  Segment keys;
+  KeysOfQueries<C> bounds;  // from query 0 on
+  int first_tile;           // of rows that see any of the keys
+  int tiles;
+
+  /// `index`: of the block: tile after tile of keys, the first ones first, since under a causal mask they are seen by
+  /// the most rows; of each all heads. Whether there are keys.
+  __device__ __forceinline__ bool find(const BwdParams& params, int index) {
+    const FwdParams& p = params.forward;
+    const int heads = static_cast<int>(params.kv_heads.value) * p.batch;
+    int tile = index / heads;
+    const int head = index - tile * heads;
+    batch = ptx::divide(head, params.kv_heads);
+    kv_head = static_cast<int>(head - batch * params.kv_heads.value);
+    first_head = static_cast<int>(kv_head * p.heads_a_kv.value);
+    segment = C.segments == 2 && tile >= params.first_tiles ? 1 : 0;
+    if (segment == 1) tile -= params.first_tiles;
+    first_key = tile * C.tile_kv;
+    const Sequence sequence(p, batch, C.segments);
+    keys = sequence.segment(segment);
+    if (first_key >= keys.extent.capacity) return false;
+    q = sequence.q;
+    q_position = sequence.q_position;
+    bounds = KeysOfQueries<C>(p, sequence, keys, 0);
+    find_rows();
+    return true;
+  }
+
+  __device__ __forceinline__ int count(const FwdParams& p) const {
+    return tiles * static_cast<int>(p.heads_a_kv.value);
+  }
+  __device__ __forceinline__ QueryTile tile(int i) const {
+    const int head = i / tiles;
+    return {head, (first_tile + i - head * tiles) * C.tile_q};
+  }
+  __device__ __forceinline__ int end_key() const { return min(first_key + C.tile_kv, keys.extent.length); }
+
+  /// Whether some row of the tile does not see some key of the block, or is none.
+  __device__ __forceinline__ bool is_cut(const QueryTile& tile) const {
+    if (first_key + C.tile_kv > keys.extent.length || tile.first + C.tile_q > q.length) return true;
+    return bounds.of(tile.first).end < first_key + C.tile_kv || bounds.of(tile.first + C.tile_q - 1).begin > first_key;
+  }
+
+  __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, int head, int query, int key) const {
+    return {p.batch_offset + batch, p.head_offset + first_head + head, q_position + query, keys.position + key};
+  }
+
+ private:
+  // A row's interval moves monotonically with the row: the rows that see any of the keys are the inverse interval.
+  __device__ __forceinline__ void find_rows() {
+    first_tile = tiles = 0;
+    const int end = end_key();
+    if (first_key >= end) return;
+    const int first = first_row([&](const Interval& seen) { return seen.end > first_key; });
+    const int behind = first_row([&](const Interval& seen) { return seen.begin >= end; });
+    if (first >= behind) return;
+    first_tile = first / C.tile_q;
+    tiles = divide_up(behind, C.tile_q) - first_tile;
+  }
+  /// The first row that a property holds for; it holds for all behind.
+  template <class Holds>
+  __device__ __forceinline__ int first_row(Holds holds) const {
+    int low = 0;
+    int high = q.length;
+#pragma unroll 1
+    while (low < high) {
+      const int middle = low + (high - low) / 2;
+      if (holds(bounds.of(middle))) {
+        high = middle;
+      } else {
+        low = middle + 1;
+      }
+    }
+    return low;
+  }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward's pass by rows of queries: dQ, by mma.sync. One block has tile_q rows of one head, and the keys stream
+// by as in the forward, whose masks, scores, dropout and tiles these are:
+//
+//     S = Q·Kᵀ    P = exp2(S − LSE)    dP = dO·Vᵀ    dS = P ∘ (dP − δ)    dQ += dS·K
+#pragma once
+
+#include "cuda/attention/backward/row_values.cuh"
+#include "cuda/attention/backward/score_gradient.cuh"
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/scores/dropout.cuh"
+#include "cuda/attention/scores/finish_scores.cuh"
+
+namespace tessera::cuda {
+
+template <BwdConfig B, class User>
+struct RowPass {
+  static constexpr FwdConfig C = B.as_forward();
+  using QTile = SharedTile<C.type, C.tile_q, C.d>;
+  using OTile = SharedTile<C.type, C.tile_q, C.dv>;
+  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
+  using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
+  using Scores = Accumulator<1, C.tile_kv / 8>;
+  using Gradient = Accumulator<1, C.d / 8>;
+  struct Memory : SharedWork<C> {
+    SpoiledRows<B> spoiled;
+  };
+  static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
+
+  const BwdParams& params;
+  const FwdParams& p;
+  Memory& work;
+  const u32 q_base;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp_row = thread / 32 * 16;
+
+  __device__ __forceinline__ u32 o_base() const { return q_base + QTile::bytes; }
+  __device__ __forceinline__ u32 k_base(int i) const {
+    return o_base() + OTile::bytes + i % B.stages * (KTile::bytes + VTile::bytes);
+  }
+  __device__ __forceinline__ u32 v_base(int i) const { return k_base(i) + KTile::bytes; }
+
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
+  static __device__ __forceinline__ void run(const BwdParams& params, char* memory) {
+    ptx::griddepcontrol_wait_and_launch();
+    BlockWork<C> work;
+    const FwdParams& p = params.forward;
+    if (!work.find(p, Block::of<C>(p, static_cast<int>(blockIdx.x)))) return;
+    Memory& kept = *reinterpret_cast<Memory*>(memory);
+    if (threadIdx.x == 0) {
+      static_cast<BlockWork<C>&>(kept) = work;
+      if constexpr (C.dropout) kept.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
+    }
+    RowPass{params, p, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.compute(work);
+  }
+
+  /// `first`: the same as `work`, before a barrier makes that readable.
+  __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
+    Gradient dq;
+    dq.clear();
+    const int count = first.tiles.count();
+    if (count > 0) {
+      load_rows(first);
+      for (int i = 0; i < B.stages - 1; ++i) fill(first, i, count);
+      const RowValue rows[2] = {row_value(first, 0), row_value(first, 1)};
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        ptx::cp_async_wait<B.stages - 2>();
+        __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
+        fill(work, i + B.stages - 1, count);
+        add_tile(dq, rows, i);
+      }
+      ptx::cp_async_wait<0>();
+    }
+    __syncthreads();
+    store(dq);
+  }
+
+  __device__ __forceinline__ void load_rows(const BlockWork<C>& w) const {
+    const int rows = w.sequence.q.length - w.block.first_row;
+    const PackedRows q(p.q, 2, p.q_strides, w.block, w.sequence.q.first, p.group);
+    const PackedRows dout(params.dout, 2, params.dout_strides, w.block, w.sequence.q.first, p.group);
+    load_tile<QTile, C.threads()>(q_base, rows, p.d, thread, [&](int row) { return q.at(row); });
+    load_tile<OTile, C.threads()>(o_base(), rows, p.dv, thread, [&](int row) { return dout.at(row); });
+  }
+
+  __device__ __forceinline__ void fill(const BlockWork<C>& w, int i, int count) const {
+    if (i < count) {
+      const KvTile tile = w.tiles.at(i);
+      load_kv<KTile>(w, w.keys, tile, k_base(i), p.d);
+      load_kv<VTile>(w, w.values, tile, v_base(i), p.dv);
+    }
+    ptx::cp_async_commit();
+  }
+  template <class Tile>
+  __device__ __forceinline__ void load_kv(const BlockWork<C>& w,
+                                          const KvRows<C.source, C.trusts> (&segments)[C.segments], const KvTile& tile,
+                                          u32 to, int columns) const {
+    KvRows<C.source, C.trusts> rows = segments[0];
+    if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
+    rows.advance(tile.first);
+    load_tile<Tile, C.threads()>(to, w.sequence.segment(tile.segment).extent.length - tile.first, columns, thread,
+                                 [&](int row) { return rows.at(tile.first, row); });
+  }
+
+  /// Of the upper (0) or lower (1) of the thread's two rows.
+  __device__ __forceinline__ RowValue row_value(const BlockWork<C>& w, int half) const {
+    const int row = w.block.first_row + warp_row + half * 8 + lane / 4;
+    if (row >= w.sequence.q.length) return {};
+    const i64 at = w.block.head * params.values.rows + first_value(p, w.sequence.q, w.block.batch) + row;
+    RowValue value{params.values.lse[at], params.values.delta[at], 1.0F};
+    if constexpr (B.sink) value.weight = params.values.weight[at];
+    return value;
+  }
+
+  __device__ __forceinline__ void add_tile(Gradient& dq, const RowValue (&rows)[2], int i) const {
+    Scores s;
+    product<QTile, KTile, C.d>(s, q_base, k_base(i));
+    Scores products;
+    if constexpr (B.softcap != Softcap::none) products = s;
+    const KvTile tile = work.tiles.at(i);
+    FinishScores<C, User>{p, work, warp_row, lane}.finish(s, tile);
+    Scores ds;
+    product<OTile, VTile, C.dv>(ds, o_base(), v_base(i));
+    const bool spoiled = work.may_hide(tile) && replace_keys(k_base(i));
+    KeptBits<C> kept;
+    if constexpr (C.dropout) kept.draw(p, work, warp_row, tile, lane);
+    const u32 keys = values_address<KTile>(k_base(i), lane);
+#pragma unroll
+    for (int k = 0; k < C.tile_kv / 16; ++k) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const int n = 2 * k + side;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int by = spoiled ? work.spoiled.of(n * 8 + lane % 4 * 2 + e % 2) : 0;
+          const float raw = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
+          ds.tile[0][n][e] = gradient_of<B>(p, s.tile[0][n][e], raw, ds.tile[0][n][e], rows[e / 2], score_scale(),
+                                            !C.dropout || kept.keeps(k, side, e), by)
+                                 .ds;
+        }
+      }
+      u32 a[1][4];
+      pack_fragment<B.type>(a, ds.tile[0][2 * k], ds.tile[0][2 * k + 1]);
+      multiply_values<B.type, KTile>(dq, a, keys, k);
+    }
+  }
+
+  // S = A·Bᵀ of the warp's rows, over `columns`.
+  template <class ATile, class BTile, int columns>
+  __device__ __forceinline__ void product(Scores& s, u32 rows_at, u32 keys_at) const {
+    s.clear();
+    const u32 rows = rows_address<ATile>(rows_at, warp_row, lane);
+    const u32 keys = keys_address<BTile>(keys_at, lane);
+#pragma unroll
+    for (int k = 0; k < columns / 16; ++k) {
+      u32 a[1][4];
+      cuda::load_rows<ATile>(a, rows, k);
+      multiply_keys<B.type, BTile>(s, a, keys, k);
+    }
+  }
+
+  // V needs none: dP of a hidden key is not looked at.
+  __device__ __forceinline__ bool replace_keys(u32 k_at) const {
+    const bool finite = SpoiledRows<B>::template are_finite<KTile>(k_at, thread);
+    if (__syncthreads_or(finite ? 0 : 1) == 0) return false;
+    work.spoiled.clear(thread);
+    SpoiledRows<B>::template replace<KTile>(k_at, work.spoiled.first, thread);
+    __syncthreads();
+    return true;
+  }
+
+  __device__ __forceinline__ void store(const Gradient& dq) const {
+    const Extent& q = work.sequence.q;
+    const PackedRows out(params.dq, bytes_of(B.gradient), params.dq_strides, work.block, q.first, p.group);
+    const int first = work.block.first_row + warp_row;
+    store_gradient<B.gradient>(
+        dq, p.scale, p.d, params.accumulates, lane,
+        [&](int row) { return first + row < q.capacity ? out.writable(warp_row + row) : nullptr; },
+        [&](int row) { return first + row < q.length; });
+  }
+
+  __device__ __forceinline__ float score_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
+};
+
+}  // namespace tessera::cuda

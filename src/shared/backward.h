@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// The configuration and the parameters of the backward's kernels.
+#pragma once
+
+#include "shared/config.h"
+#include "shared/params.h"
+
+namespace tessera::cuda {
+
+/// Which gradients the blocks of a kernel compute.
+enum class Gradients : unsigned char {
+  queries,  // a block has rows of queries, and the keys stream: dQ
+  keys,     // a block has keys, and the rows of all query heads of their head stream: dK and dV
+};
+
+constexpr Spelling spelling(Gradients gradients) {
+  switch (gradients) {
+    case Gradients::queries:
+      return {"Gradients", "queries"};
+    case Gradients::keys:
+      return {"Gradients", "keys"};
+  }
+  return {};
+}
+
+/// Everything that changes registers or instructions of the two passes over scores.
+struct BwdConfig {
+  Gradients of = Gradients::queries;
+  Element type = Element::bf16;      // of q, k, v, o and dout
+  Element gradient = Element::bf16;  // of dq, dk, dv
+  int d = 128;                       // of q and k, padded: a multiple of 32
+  int dv = 128;                      // of v and o, likewise
+  int tile_q = 64;                   // rows of queries, of one head
+  int tile_kv = 32;                  // keys
+  int warps = 4;                     // each takes 16 rows of the block's own tile
+  int stages = 2;                    // tiles of the other side in flight
+  int segments = 1;                  // sources of keys
+  bool apart = false;                // dK and dV by blocks of their own: both would not fit the registers
+  bool scale_first = false;          // as FwdConfig's, and so the following
+  bool compressed_causal = false;
+  bool chunked = false;
+  Softcap softcap = Softcap::none;
+  bool alibi = false;
+  bool sink = false;
+  bool dropout = false;
+  bool user_mask = false;
+
+  static constexpr const char* type_name() { return "BwdConfig"; }
+  /// Calls visit(name, value) for every field, in the order of the struct.
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("of", c.of);
+    visit("type", c.type);
+    visit("gradient", c.gradient);
+    visit("d", c.d);
+    visit("dv", c.dv);
+    visit("tile_q", c.tile_q);
+    visit("tile_kv", c.tile_kv);
+    visit("warps", c.warps);
+    visit("stages", c.stages);
+    visit("segments", c.segments);
+    visit("apart", c.apart);
+    visit("scale_first", c.scale_first);
+    visit("compressed_causal", c.compressed_causal);
+    visit("chunked", c.chunked);
+    visit("softcap", c.softcap);
+    visit("alibi", c.alibi);
+    visit("sink", c.sink);
+    visit("dropout", c.dropout);
+    visit("user_mask", c.user_mask);
+  }
+
+  constexpr bool operator==(const BwdConfig&) const = default;
+
+  /// What masks, scores, dropout and sources of keys are told.
+  constexpr FwdConfig as_forward() const {
+    FwdConfig c;
+    c.type = type;
+    c.output = type;
+    c.d = d;
+    c.dv = dv;
+    c.tile_q = tile_q;
+    c.tile_kv = tile_kv;
+    c.warps = warps;
+    c.stages = stages;
+    c.segments = segments;
+    c.run = tile_kv;
+    c.scale_first = scale_first;
+    c.compressed_causal = compressed_causal;
+    c.chunked = chunked;
+    c.softcap = softcap;
+    c.alibi = alibi;
+    c.dropout = dropout;
+    c.user_mask = user_mask;
+    return c;
+  }
+
+  constexpr int threads() const { return warps * 32; }
+  constexpr int own_rows() const { return of == Gradients::queries ? tile_q : tile_kv; }
+  constexpr int stream_rows() const { return of == Gradients::queries ? tile_kv : tile_q; }
+  /// One row of both operands: Q and dO, or K and V.
+  constexpr int row_bytes() const { return (d + dv) * bytes_of(type); }
+  /// LSE, δ and weight of the rows that stream.
+  constexpr int value_bytes() const { return of == Gradients::queries ? 0 : 3 * 4 * tile_q; }
+  constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
+  constexpr int smem_bytes() const {
+    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + stages * (stage_bytes() + value_bytes());
+  }
+  /// Registers a thread for gradients, scores and their gradients, of 255.
+  constexpr int accumulators() const {
+    const int gradients = of == Gradients::queries ? d / 2 : apart ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
+    return gradients + stream_rows();
+  }
+  constexpr int blocks() const { return threads() < 256 ? 256 / threads() : 1; }
+};
+
+/// The configuration of the kernel in front of the passes.
+struct RowValuesConfig {
+  Element type = Element::bf16;  // of o and dout
+  int dv = 128;                  // padded: a multiple of 32
+  bool sink = false;
+
+  static constexpr const char* type_name() { return "RowValuesConfig"; }
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("type", c.type);
+    visit("dv", c.dv);
+    visit("sink", c.sink);
+  }
+
+  constexpr bool operator==(const RowValuesConfig&) const = default;
+
+  static constexpr int threads() { return 256; }
+  /// Lanes of a row, 8 columns each.
+  constexpr int lanes() const { return dv <= 32 ? 4 : dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
+  constexpr int rows() const { return threads() / lanes(); }
+};
+
+/// What a row of queries brings into every element of its scores' gradient: fp32, (heads, rows of all sequences) each.
+/// With P' = exp2(S'·log2(e) − lse) before the sink takes its share, dS' = P' · (weight · dP − delta).
+struct RowValues {
+  float* lse;     // LSE · log2(e); +∞ for rows without keys
+  float* delta;   // weight · Σ dO·O − dLSE
+  float* weight;  // exp(LSE − LSE with the sink); of configurations with `sink`
+  i64 rows;       // of a head
+};
+
+/// A gradient of keys or values of one source.
+struct KeyGradient {
+  void* data;
+  Strides strides;
+};
+
+struct BwdParams {
+  FwdParams forward;  // q, o, lse, keys, masks and scores; the schedule of the rows' pass, whose group is 1
+  const void* dout;
+  Strides dout_strides;
+  const float* dlse;  // null: none
+  Strides dlse_strides;
+  RowValues values;
+  void* dq;
+  Strides dq_strides;
+  KeyGradient dk[2], dv[2];
+  float* dsink;
+  i64 dsink_stride;
+  float* dsink_parts;  // (heads, parts), a block's sum each
+  int parts;
+  Divisor kv_heads;
+  int first_tiles;  // of keys of the first source, by capacity
+  bool accumulates;
+};
+
+}  // namespace tessera::cuda

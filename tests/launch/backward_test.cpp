@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of the backward on a GPU: what its plans choose and refuse, its launches, parameters and workspace.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+
+#include "core/expect_error.h"
+#include "cuda/attention/backward/config.h"
+#include "launch/launch.h"
+#include "plan/implementations.h"
+#include "shared/backward.h"
+
+namespace tessera {
+namespace {
+
+using cuda::BwdConfig;
+using cuda::BwdParams;
+using cuda::Gradients;
+
+class Backward : public Launch {
+ protected:
+  void SetUp() override {
+    Launch::SetUp();
+    gpu_.parameter_bytes = sizeof(BwdParams);
+  }
+
+  Bindings dense(const Problem& p) {
+    const DType gradient = p.grad_fp32 ? DType::fp32 : p.q_type;
+    Bindings bindings = Launch::dense(p);
+    bindings[Slot::lse] = tensor(DType::fp32, {p.batch, p.heads_q, p.seqlen_q});
+    bindings[Slot::dout] = tensor(p.o_type, {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v});
+    bindings[Slot::dq] = tensor(gradient, {p.batch, p.seqlen_q, p.heads_q, p.head_dim_qk});
+    bindings[Slot::dk] = tensor(gradient, {p.batch, p.kv.seqlen, p.heads_kv, p.head_dim_qk});
+    bindings[Slot::dv] = tensor(gradient, {p.batch, p.kv.seqlen, p.heads_kv, p.head_dim_v});
+    if (p.kv2) {
+      const std::int64_t keys = p.kv2->seqlen;
+      bindings[Slot::k2] = tensor(p.k_type, {p.batch, keys, p.heads_kv, p.head_dim_qk});
+      bindings[Slot::v2] = tensor(p.v_type, {p.batch, keys, p.heads_kv, p.head_dim_v});
+      bindings[Slot::dk2] = tensor(gradient, {p.batch, keys, p.heads_kv, p.head_dim_qk});
+      bindings[Slot::dv2] = tensor(gradient, {p.batch, keys, p.heads_kv, p.head_dim_v});
+    }
+    if (p.dlse) bindings[Slot::dlse] = tensor(DType::fp32, {p.batch, p.heads_q, p.seqlen_q});
+    if (p.sink) {
+      bindings[Slot::sink] = tensor(DType::fp32, {p.heads_q});
+      bindings[Slot::dsink] = tensor(DType::fp32, {p.heads_q});
+    }
+    return bindings;
+  }
+
+  static BwdParams params() {
+    BwdParams p{};
+    std::memcpy(static_cast<void*>(&p), gpu_.last.parameters.data(), sizeof(p));
+    return p;
+  }
+};
+
+TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
+  for (const bool sink : {false, true}) {
+    const Problem problem = Problem::parse(std::string("attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 d=64 "
+                                                       "dtype=bf16 causal") +
+                                           (sink ? " sink" : ""));
+    const Plan plan = make_plan(problem, Target::cuda_device(0));
+    EXPECT_EQ(plan.implementation(), "cuda.bwd_mma");
+    EXPECT_EQ(plan.state().kernels.size(), sink ? 4U : 3U);
+    gpu_.launches = 0;
+    Executor(plan).run(dense(problem));
+    EXPECT_EQ(gpu_.launches, sink ? 4 : 3);
+    EXPECT_EQ(gpu_.last.attributes, 1U);  // it may begin before the kernel in front has ended
+    const BwdConfig keys = cuda::bwd_config(problem, plan.target(), Gradients::keys);
+    const auto blocks = static_cast<unsigned>(cuda::divide_up(200, keys.tile_kv) * problem.heads_kv * problem.batch);
+    EXPECT_EQ(gpu_.last.grid[0], sink ? static_cast<unsigned>(problem.heads_q) : blocks);
+    const std::size_t rows = 2 * 4 * 300 * sizeof(float);
+    if (sink) {
+      EXPECT_GT(plan.workspace_bytes(), 3 * rows);
+    } else {
+      EXPECT_EQ(plan.workspace_bytes(), 2 * rows);
+    }
+  }
+}
+
+TEST_F(Backward, WhatTheKernelsAreGiven) {
+  const Problem problem = Problem::parse(
+      "attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 d=128 dv=64 dtype=bf16 kv2=dense sk2=70 dlse grad=fp32 "
+      "accumulate sink");
+  const Bindings bindings = dense(problem);
+  Executor(make_plan(problem, Target::cuda_device(0))).run(bindings);
+  const BwdParams p = params();
+  EXPECT_EQ(p.dout, bindings[Slot::dout].data);
+  EXPECT_EQ(p.dlse, bindings[Slot::dlse].data);
+  EXPECT_EQ(p.dq, bindings[Slot::dq].data);
+  EXPECT_EQ(p.dk[0].data, bindings[Slot::dk].data);
+  EXPECT_EQ(p.dv[0].data, bindings[Slot::dv].data);
+  EXPECT_EQ(p.dk[1].data, bindings[Slot::dk2].data);
+  EXPECT_EQ(p.dv[1].data, bindings[Slot::dv2].data);
+  EXPECT_EQ(p.dv[1].strides.row, 2 * 64);
+  EXPECT_EQ(p.dsink, bindings[Slot::dsink].data);
+  EXPECT_TRUE(p.accumulates);
+  EXPECT_EQ(p.forward.group.value, 1U);
+  EXPECT_EQ(p.forward.heads_a_kv.value, 2U);
+  EXPECT_EQ(p.values.rows, 600);
+  EXPECT_EQ(p.values.delta - p.values.lse, 4 * 600);
+  EXPECT_EQ(p.values.weight - p.values.delta, 4 * 600);
+  EXPECT_EQ(p.dsink_parts - p.values.weight, 4 * 600);
+}
+
+// Keys that no query sees still have gradients: zeros.
+TEST_F(Backward, NoQueriesLeaveZeros) {
+  const Problem problem = Problem::parse("attention pass=backward sq=0 sk=200 hq=2 d=64 dtype=bf16");
+  Executor(make_plan(problem, Target::cuda_device(0))).run(dense(problem));
+  EXPECT_EQ(gpu_.launches, 1);
+  const Problem no_keys = Problem::parse("attention pass=backward sq=100 sk=0 hq=2 d=64 dtype=bf16");
+  gpu_.launches = 0;
+  Executor(make_plan(no_keys, Target::cuda_device(0))).run(dense(no_keys));
+  EXPECT_EQ(gpu_.launches, 2);
+}
+
+TEST_F(Backward, WideHeadsHaveTheirGradientsOfKeysApart) {
+  for (const auto& [dims, apart] : {std::pair{"d=128", false}, {"d=192 dv=128", true}, {"d=256", true}}) {
+    for (const int sm : {80, 89, 120}) {
+      const Target target = Target::emulate(sm, 0);
+      const Problem problem = Problem::parse(std::string("attention pass=backward sq=300 hq=2 dtype=bf16 ") + dims);
+      const BwdConfig keys = cuda::bwd_config(problem, target, Gradients::keys);
+      EXPECT_EQ(keys.apart, apart) << dims;
+      for (const Gradients of : {Gradients::queries, Gradients::keys}) {
+        const BwdConfig config = cuda::bwd_config(problem, target, of);
+        EXPECT_LE(config.smem_bytes(), target.shared_memory) << dims << " on sm" << sm;
+        EXPECT_LE(config.accumulators(), 168) << dims << " on sm" << sm;
+      }
+    }
+  }
+}
+
+TEST_F(Backward, WhatItLacksItSays) {
+  const auto refusal = [](const std::string& rest, const char* wishes = "") {
+    const std::string line = "attention pass=backward sq=128 hq=2 d=64 " + rest;
+    const Support support = supports(Problem::parse(line), Target::cuda_device(0), Wishes::parse(wishes));
+    EXPECT_FALSE(support) << line;
+    return support.reason;
+  };
+  const auto says = [](const std::string& reason, const char* words) {
+    EXPECT_NE(reason.find(std::string("cuda.bwd_mma: ") + words), std::string::npos) << reason;
+  };
+  says(refusal("dtype=fp32"), "wants q, k and v of one type");
+  says(refusal("dtype=bf16:bf16:bf16:fp32"), "wants o and dout in q's type");
+  says(refusal("dtype=bf16 list=indices block=64x64"), "has no tile lists");
+  says(refusal("dtype=bf16 score=relative"), "has no derivatives");
+  says(refusal("dtype=bf16 dv=264"), "wants head dims of at most 256");
+  says(refusal("dtype=bf16", "tile_q=64"), "tile_q cannot be wished for");
+  says(refusal("dtype=bf16", "splits=2"), "splits cannot be wished for");
+}
+
+TEST_F(Backward, BytesBetweenRowsFit32Bits) {
+  const Problem problem = Problem::parse("attention pass=backward sq=2 sk=2 d=64 dtype=bf16");
+  Executor executor(make_plan(problem, Target::cuda_device(0)));
+  constexpr std::int64_t kMost = std::int64_t{1} << 29;
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::o, Slot::dout, Slot::dq}) {
+    Bindings bindings = dense(problem);
+    bindings[slot].data = reinterpret_cast<void*>(std::uintptr_t{1} << 50);  // far from the others
+    bindings[slot].strides[1] = kMost;
+    expect_error([&] { executor.run(bindings); }, ErrorCode::unsupported, to_string(slot));
+  }
+}
+
+}  // namespace
+}  // namespace tessera
