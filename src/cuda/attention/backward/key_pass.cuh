@@ -88,7 +88,7 @@ struct KeyPass {
   __device__ __forceinline__ void load_keys(const KeyWork<C>& w) const {
     const KvParams& kv = p.kv[w.segment];
     const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
-      KvRows<C.source, C.trusts> rows(kv, tensor, strides, w.keys.extent, w.batch, w.kv_head);
+      KvRows<C> rows(kv, tensor, strides, w.keys.extent, w.batch, w.kv_head);
       rows.advance(w.first_key);
       load_tile<Tile, C.threads()>(to, w.keys.extent.length - w.first_key, columns, thread,
                                    [&](int row) { return rows.at(w.first_key, row); });

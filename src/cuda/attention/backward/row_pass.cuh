@@ -95,9 +95,9 @@ struct RowPass {
   }
   template <class Tile>
   __device__ __forceinline__ void load_kv(const BlockWork<C>& w,
-                                          const KvRows<C.source, C.trusts> (&segments)[C.segments], const KvTile& tile,
+                                          const KvRows<C> (&segments)[C.segments], const KvTile& tile,
                                           u32 to, int columns) const {
-    KvRows<C.source, C.trusts> rows = segments[0];
+    KvRows<C> rows = segments[0];
     if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
     rows.advance(tile.first);
     load_tile<Tile, C.threads()>(to, w.sequence.segment(tile.segment).extent.length - tile.first, columns, thread,
@@ -120,7 +120,7 @@ struct RowPass {
     Scores products;
     if constexpr (B.softcap != Softcap::none) products = s;
     const KvTile tile = work.tiles.at(i);
-    FinishScores<C, User>{p, work, warp_row, lane}.finish(s, tile);
+    FinishScores<C, User, Memory>{p, work, warp_row, lane}.finish(s, tile);
     Scores ds;
     product<OTile, VTile, C.dv>(ds, o_base(), v_base(i));
     const bool spoiled = work.may_hide(tile) && replace_keys(k_base(i));
