@@ -39,6 +39,7 @@ void run_reference(const detail::PlanState& state, const Bindings& bindings, con
 }  // namespace
 
 const Implementation kReference = {
-    {"cpu.reference", DeviceType::cpu, std::nullopt, supports_reference, plan_reference, std::nullopt, true}, run_reference};
+    {"cpu.reference", DeviceType::cpu, std::nullopt, supports_reference, plan_reference, std::nullopt, true},
+    run_reference};
 
 }  // namespace tessera::cpu

@@ -94,9 +94,8 @@ struct RowPass {
     ptx::cp_async_commit();
   }
   template <class Tile>
-  __device__ __forceinline__ void load_kv(const BlockWork<C>& w,
-                                          const KvRows<C> (&segments)[C.segments], const KvTile& tile,
-                                          u32 to, int columns) const {
+  __device__ __forceinline__ void load_kv(const BlockWork<C>& w, const KvRows<C> (&segments)[C.segments],
+                                          const KvTile& tile, u32 to, int columns) const {
     KvRows<C> rows = segments[0];
     if constexpr (C.segments == 2) rows = rows.either(tile.segment == 0, segments[0], segments[1]);
     rows.advance(tile.first);

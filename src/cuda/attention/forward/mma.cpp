@@ -51,6 +51,7 @@ void plan(detail::PlanState& state) { plan_forward(state, Products::mma_sync); }
 
 }  // namespace
 
-const Implementation kFwdMma = {{"cuda.fwd_mma", DeviceType::cuda, Operation::attention, supports, plan, Pass::forward}, run_forward};
+const Implementation kFwdMma = {{"cuda.fwd_mma", DeviceType::cuda, Operation::attention, supports, plan, Pass::forward},
+                                run_forward};
 
 }  // namespace tessera::cuda

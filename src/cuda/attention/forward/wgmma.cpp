@@ -83,7 +83,7 @@ void plan(detail::PlanState& state) { plan_forward(state, Products::wgmma); }
 
 }  // namespace
 
-const Implementation kFwdWgmma = {{"cuda.fwd_wgmma", DeviceType::cuda, Operation::attention, supports, plan, Pass::forward},
-                                  run_forward};
+const Implementation kFwdWgmma = {
+    {"cuda.fwd_wgmma", DeviceType::cuda, Operation::attention, supports, plan, Pass::forward}, run_forward};
 
 }  // namespace tessera::cuda
