@@ -21,10 +21,11 @@ struct ListedKernel {
 inline std::vector<std::string> words_of(const ListedKernel& kernel) {
   std::istringstream text(kernel.name);
   std::vector<std::string> words;
-  std::string family;
+  std::string front;
   for (std::string word; text >> word;) {
-    if (family.empty()) family = word;
-    words.push_back(kernel.architecture + " " + family + " " + word);
+    if (front.empty()) front = kernel.architecture + " " + word + " ";
+    words.push_back(front);
+    words.back() += word;
   }
   return words;
 }
