@@ -120,8 +120,8 @@ struct Violation {
   Slot slot = Slot::count_;   // the tensor that holds it
   std::int64_t sequence = 0;  // whose it is
 };
-/// Of a status word: nullopt for 0, no violation. A run with metadata=report on a device writes the first sequence's
-/// into a word that holds 0, so that one word may gather many runs; the caller sets it to 0 before.
+/// What a status word says: nullopt for 0, no violation. A run with metadata=report on a device writes the first
+/// sequence's into a word that holds 0, so that one word may gather many runs; the caller sets it to 0 before.
 std::optional<Violation> violation_of(std::int32_t status) noexcept;
 
 /// Where an element of the score matrix is. All are positions (index + offset), not indices.

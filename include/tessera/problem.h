@@ -19,7 +19,8 @@ enum class Rotary : std::uint8_t { none, half, interleaved };
 enum class MassKind : std::uint8_t { none, mean, rms };
 /// How the state of a head of linear attention lies in memory: rows of V or rows of K, the other contiguous.
 enum class StateLayout : std::uint8_t { vk, kv };
-/// Of a bf16 state when it is written: to nearest, or up or down by chance so that the expected value is exact.
+/// How a bf16 state is rounded when it is written: to nearest, or up or down by chance so that the expected value is
+/// exact.
 enum class Rounding : std::uint8_t { nearest, stochastic };
 enum class Metadata : std::uint8_t { trust, clamp, report };
 

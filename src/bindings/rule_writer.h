@@ -32,7 +32,7 @@ class RuleWriter {
   SlotRule& key_rows(Slot slot, Access access, const KvSource& kv, DType dtype, std::int64_t dim);
   /// cu_seqlens_q and seqused_q, as the problem has them.
   void query_lengths();
-  /// Of a source: cu_seqlens, lengths and pages. `last`: whether last_page_len is there for CSR pages.
+  /// Rules of a source's cu_seqlens, lengths and pages. `last`: whether last_page_len is there for CSR pages.
   void key_lengths(const KvSource& kv, const SourceSlots& slots, Presence last);
   /// Seed and offset of random numbers as device scalars.
   void seeds();

@@ -16,7 +16,7 @@ namespace {
   throw Error(ErrorCode::invalid_argument, std::string(argument), std::move(got), std::move(want));
 }
 
-/// Of a slot with a tensor.
+/// Checks a slot that has a tensor; where its elements lie.
 Span check_slot(Slot slot, const SlotRule& rule, const Tensor& tensor, Device device) {
   if (rule.presence == Presence::unused) {
     refuse(to_string(slot), tensor.describe(),

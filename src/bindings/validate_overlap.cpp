@@ -112,7 +112,7 @@ bool are_interleaved(const Dimensions& a, const Dimensions& b) noexcept {
   return false;
 }
 
-/// Of tensors with these spans.
+/// Whether two tensors with these spans may share an element.
 bool may_overlap(const Tensor& a, const Span& x, const Tensor& b, const Span& y) noexcept {
   return x.meets(y) && !are_interleaved(Dimensions(a, x), Dimensions(b, y));
 }

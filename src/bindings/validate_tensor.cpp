@@ -54,7 +54,7 @@ bool strides_fit(const Tensor& tensor) noexcept {
   return true;
 }
 
-/// Of strides that fit; nullopt if the addresses cannot be formed.
+/// The span of a tensor whose strides fit; nullopt if the addresses cannot be formed.
 std::optional<Span> span_of_fitting(const Tensor& tensor) noexcept {
   std::int64_t low = 0;  // in elements, from the first
   std::int64_t high = 0;

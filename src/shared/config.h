@@ -114,7 +114,7 @@ struct FwdConfig {
   Products products = Products::mma_sync;
   Tiles tiles = Tiles::range;
   int segments = 1;  // sources of keys
-  // Of lists: consecutive keys that a tile takes together, tile_kv or a divisor of it from 16 on. The tiles of a list
+  // Consecutive keys that a list's tile takes together, tile_kv or a divisor of it from 16 on. The tiles of a list
   // gather tile_kv / run of them.
   int run = 64;
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other: tested key by key
@@ -210,7 +210,7 @@ struct FwdConfig {
   constexpr int q_bytes() const { return tile_q * d * bytes_of(type); }
   constexpr int k_bytes() const { return tile_kv * d * bytes_of(type); }
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(type); }
-  /// Of a row of the narrowest panel that K or V is cut into.
+  /// Bytes of a row of the narrowest panel that K or V is cut into.
   constexpr int panel_bytes() const {
     const int of_k = columns_of_panel(type, d);
     const int of_v = columns_of_panel(type, dv);

@@ -48,7 +48,7 @@ Allocations = tuple[tuple[Shape, Shape, torch.dtype], ...]  # shape and strides,
 # In the order of `others`; q, k and v have gradients besides.
 DIFFERENTIABLE = ("sink", "k2", "v2")
 
-# Of outputs, and those that a plan will refuse.
+# Types of outputs, and those that a plan will refuse.
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _INTEGRAL = (torch.int8, torch.int32, torch.int64, torch.uint8, torch.uint32)
 DTYPES = {dtype_name(dtype): dtype for dtype in (*_FLOATING, *_INTEGRAL)}

@@ -50,7 +50,7 @@ DropoutParams dropout_params(const Problem& problem, const Bindings& bindings) {
   return p;
 }
 
-// Of a slot that is bound.
+// The parameters of an extra tensor that is bound.
 ExtraParams extra_params(const Tensor& tensor) {
   ExtraParams p{};
   p.data = tensor.bytes();

@@ -15,8 +15,8 @@ class DiskCache {
  public:
   explicit DiskCache(std::string folder) : folder_(std::move(folder)) {}
 
-  /// Of that compiler; of any, the newest first, when it is "". What is in an entry's place but is none (damaged, a
-  /// FIFO, larger than any kernel, writable by others) is removed, which is logged.
+  /// The entry of that compiler; of any, the newest first, when it is "". What is in an entry's place but is none
+  /// (damaged, a FIFO, larger than any kernel, writable by others) is removed, which is logged.
   [[nodiscard]] std::optional<Compiled> find(const Digest& key, const std::string& architecture,
                                              const std::string& compiler) const;
   /// Throws Error{io} when the file cannot be written, or a folder of the cache could be written by another user.

@@ -9,7 +9,7 @@ namespace tessera::cuda {
 
 constexpr bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
 
-/// Of a type for which is_float holds.
+/// The kernels' name of a type for which is_float holds.
 constexpr Element element_of(DType dtype) {
   return dtype == DType::fp32 ? Element::fp32 : dtype == DType::fp16 ? Element::fp16 : Element::bf16;
 }

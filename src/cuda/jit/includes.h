@@ -34,7 +34,7 @@ class Includes {
 /// Names that `text` includes itself, in its order.
 std::vector<std::string_view> included_names(std::string_view text);
 
-/// Of the embedded headers; read once a process, in about 2 ms.
+/// Those of the embedded headers; read once a process, in about 2 ms.
 const Includes& embedded_includes();
 
 }  // namespace tessera::cuda

@@ -10,7 +10,7 @@ namespace tessera::cuda {
 
 KernelSource bwd_source(const BwdConfig& config, const CallableSources& callables);
 KernelSource row_values_source(const RowValuesConfig& config);
-/// Of all backwards with sinks.
+/// The kernel that adds up dsink; all backwards with sinks share it.
 KernelSource sum_sinks_source();
 
 }  // namespace tessera::cuda

@@ -103,7 +103,7 @@ struct RowPass {
                                  [&](int row) { return rows.at(tile.first, row); });
   }
 
-  /// Of the upper (0) or lower (1) of the thread's two rows.
+  /// The values of the upper (0) or lower (1) of the thread's two rows.
   __device__ __forceinline__ RowValue row_value(const BlockWork<C>& w, int half) const {
     const int row = w.block.first_row + warp_row + half * 8 + lane / 4;
     if (row >= w.sequence.q.length) return {};

@@ -80,7 +80,7 @@ struct KeptOfKeys {
     }
   }
 
-  /// Of fragment k, left or right tile, value e.
+  /// Whether value e of fragment k's left (0) or right (1) tile is kept.
   __device__ __forceinline__ bool keeps(int k, int side, int e) const {
     return (word[k / 4] >> (k % 4 * 8 + side * 4 + e) & 1) != 0;
   }

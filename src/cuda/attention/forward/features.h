@@ -11,7 +11,7 @@ namespace tessera::cuda {
 
 /// Query heads that share the rows of a tile: those of a group, or 1.
 std::int64_t packed_heads(const Problem& problem);
-/// Of all parts of the keys, if there are several.
+/// Keys of both sources, by capacity.
 std::int64_t count_keys(const Problem& problem);
 
 /// Types, head dims, sources, masks and scores; tiles, products and loader are as by default.

@@ -38,7 +38,7 @@ TileSchedule tile_schedule(const FwdConfig& config, const Problem& problem, std:
   std::int64_t l2_group = 1;
   if ((problem.window.right && !problem.window.left) || problem.compressed_causal) {
     const std::int64_t bytes = count_keys(problem) * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
-    // Of packed sequences, whose row tiles are not equally many, a group is within one (tiles/tile_scheduler.cuh).
+    // Packed sequences have unequally many row tiles, so that a group is within one (tiles/tile_scheduler.cuh).
     const std::int64_t whole = config.varlen ? count_heads(problem) * splits : head_batches;
     l2_group = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, whole);
     while (whole % l2_group != 0) --l2_group;

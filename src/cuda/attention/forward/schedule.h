@@ -12,7 +12,7 @@ namespace tessera::cuda {
 
 /// Blocks of all rows, heads, sequences and splits, by capacities.
 std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits);
-/// Of one split, as far as they may decide what is chosen: not the number of sequences where that must change no bit.
+/// Blocks of one split that may decide what is chosen: not the number of sequences where that must change no bit.
 std::int64_t count_deciding_blocks(const FwdConfig& config, const Problem& problem);
 TileSchedule tile_schedule(const FwdConfig& config, const Problem& problem, std::int64_t splits);
 

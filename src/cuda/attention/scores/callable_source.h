@@ -34,7 +34,7 @@ struct CallableSources {
 /// Whether kernels can have the callables that a problem names: built in, or registered.
 Support has_callables(const Problem& problem);
 
-/// Of a problem for which has_callables() holds.
+/// Sources of the callables of a problem for which has_callables() holds.
 CallableSources callable_sources(const Problem& problem);
 
 }  // namespace tessera::cuda

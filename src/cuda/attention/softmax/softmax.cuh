@@ -155,7 +155,7 @@ struct Softmax {
     }
   }
 
-  /// Of 16 keys' probabilities as they are multiplied by V, an A operand.
+  /// Adds 16 keys' probabilities as they are multiplied by V, an A operand.
   template <Element type>
   __device__ __forceinline__ void add_rounded(int m, const u32 (&p)[4]) {
     static_assert(rounded_sums);

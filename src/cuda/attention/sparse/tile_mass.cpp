@@ -57,7 +57,7 @@ std::int64_t kept_floats(const Problem& problem, std::int64_t splits) {
   return round_up<std::int64_t>(rows * problem.heads_q * a_row, 16);
 }
 
-// Of a tensor (batch, head, query block, …).
+// Strides of a tensor (batch, head, query block, …).
 BlockStrides block_strides(const Tensor& tensor) {
   if (!tensor) return {};
   return {tensor.strides[0], tensor.strides[1], tensor.strides[2]};

@@ -18,8 +18,8 @@ namespace tessera::cuda {
 bool gathers_mass(const Problem& problem);
 /// What keeps it from them, if anything.
 Support supports_mass(const Problem& problem);
-/// Of the workspace: what the forward keeps of its rows (its LSE in splits, where the caller wants none), and sums of
-/// row tiles.
+/// Bytes of the workspace: what the forward keeps of its rows (its LSE in splits, where the caller wants none), and
+/// sums of row tiles.
 std::size_t mass_bytes(const Problem& problem, std::int64_t splits);
 /// `config`: the forward's.
 std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& problem);
