@@ -3,6 +3,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
+#include <string_view>
+
 #include "tessera/error.h"
 
 namespace tessera::python {
@@ -26,6 +29,15 @@ PyObject* exception_of(ErrorCode code) noexcept {
   return PyExc_ValueError;
 }
 
+/// The keyword of a problem's field: those of one operation are flat in Python.
+std::string keyword_of(std::string_view field) {
+  if (field == "linear.states") return "slots";
+  for (const std::string_view operation : {"linear.", "append.", "combine."}) {
+    if (field.starts_with(operation)) return std::string(field.substr(operation.size()));
+  }
+  return std::string(field);
+}
+
 }  // namespace
 
 // std::bad_alloc becomes MemoryError by nanobind itself.
@@ -34,7 +46,8 @@ void register_errors() {
     try {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {
-      PyErr_SetString(exception_of(error.code()), error.what());
+      const Error named(error.code(), keyword_of(error.argument()), error.got(), error.want());
+      PyErr_SetString(exception_of(error.code()), named.what());
     }
   });
 }
