@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who sees whom. Sequence ends, windows (a causal mask is one whose right side is 0), compressed causal masks and
-// chunks come down to one interval of keys for each query, and to one interval of queries for each key. So an element test is two comparisons. Both intervals move
-// monotonically, so that a tile needs no test when it lies within those of the other side's first and last line.
+// chunks come down to one interval of keys for each query, and to one interval of queries for each key. So an element
+// test is two comparisons. Both intervals move monotonically, so that a tile needs no test when it lies within those of
+// the other side's first and last line.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
