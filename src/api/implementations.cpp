@@ -12,7 +12,7 @@ std::span<const Implementation* const> implementations() noexcept {
   // Best first. The reference is last and is taken only by name: it is slow by design.
   static constexpr const Implementation* kTable[] = {
       &cpu::kTiled,         &cpu::kCombine,           &cpu::kKvAppend,     &cpu::kLinearDecode, &cpu::kLinearChunk,
-      &cuda::kFwdWgmma,     &cuda::kFwdMma,           &cuda::kBwdMma,      &cuda::kCombine,     &cuda::kKvAppend,
+      &cuda::kFwdWgmma,     &cuda::kFwdMma,           &cuda::kBwdWgmma, &cuda::kBwdMma,      &cuda::kCombine,     &cuda::kKvAppend,
       &cuda::kLinearDecode, &cuda::kLinearChunkWgmma, &cuda::kLinearChunk, &cpu::kReference,
   };
   return kTable;

@@ -27,6 +27,7 @@ struct Implementation : detail::Implementation {
 
 extern const Implementation kFwdWgmma;          // attention/forward/wgmma.cpp
 extern const Implementation kFwdMma;            // attention/forward/mma.cpp
+extern const Implementation kBwdWgmma;          // attention/backward/wgmma.cpp
 extern const Implementation kBwdMma;            // attention/backward/mma.cpp
 extern const Implementation kCombine;           // attention/splits/combine.cpp
 extern const Implementation kKvAppend;          // cache/kv_append.cpp

@@ -26,6 +26,7 @@ constexpr Spelling spelling(Gradients gradients) {
 /// Everything that changes registers or instructions of the two passes over scores.
 struct BwdConfig {
   Gradients of = Gradients::queries;
+  Products products = Products::mma_sync;
   Element type = Element::bf16;      // of q, k, v, o and dout
   Element gradient = Element::bf16;  // of dq, dk, dv
   int d = 128;                       // of q and k, padded: a multiple of 32
@@ -50,6 +51,7 @@ struct BwdConfig {
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("of", c.of);
+    visit("products", c.products);
     visit("type", c.type);
     visit("gradient", c.gradient);
     visit("d", c.d);
@@ -83,6 +85,8 @@ struct BwdConfig {
     c.tile_kv = tile_kv;
     c.warps = warps;
     c.stages = stages;
+    c.loader = has_producer() ? Loader::tma : Loader::cp_async;
+    c.products = products;
     c.segments = segments;
     c.run = tile_kv;
     c.scale_first = scale_first;
@@ -95,23 +99,30 @@ struct BwdConfig {
     return c;
   }
 
+  /// Whether a warpgroup beside those that compute feeds them.
+  constexpr bool has_producer() const { return products == Products::wgmma; }
+  /// Those that compute.
   constexpr int threads() const { return warps * 32; }
+  constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
   constexpr int own_rows() const { return of == Gradients::queries ? tile_q : tile_kv; }
   constexpr int stream_rows() const { return of == Gradients::queries ? tile_kv : tile_q; }
   /// One row of both operands: Q and dO, or K and V.
   constexpr int row_bytes() const { return (d + dv) * bytes_of(type); }
   /// LSE, δ and weight of the rows that stream.
   constexpr int value_bytes() const { return of == Gradients::queries ? 0 : 3 * 4 * tile_q; }
+  /// Whether rows have weights: a sink's share, or NaN where dropout tells who looks at a row that is not finite.
+  constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
   constexpr int smem_bytes() const {
     return FwdConfig::kWorkBytes + own_rows() * row_bytes() + stages * (stage_bytes() + value_bytes());
   }
-  /// Registers a thread for gradients, scores and their gradients, of 255.
+  /// Registers a thread for gradients, scores, their gradients and, under a softcap, products, of 255.
   constexpr int accumulators() const {
     const int gradients = of == Gradients::queries ? d / 2 : apart ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
-    return gradients + stream_rows();
+    const int products_kept = has_producer() && softcap != Softcap::none ? stream_rows() / 2 : 0;
+    return gradients + stream_rows() + products_kept;
   }
-  constexpr int blocks() const { return threads() < 256 ? 256 / threads() : 1; }
+  constexpr int blocks() const { return !has_producer() && threads() < 256 ? 256 / threads() : 1; }
 };
 
 /// The configuration of the kernel in front of the passes.
@@ -149,6 +160,12 @@ struct RowValues {
 struct KeyGradient {
   void* data;
   Strides strides;
+};
+
+/// What configurations with a producer are given: boxes of their own rows, or of a tile of those that stream.
+struct BwdTensorMaps {
+  TensorMap q, dout;
+  TensorMap keys[2], values[2];  // of each source
 };
 
 struct BwdParams {

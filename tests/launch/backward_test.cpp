@@ -17,6 +17,7 @@ namespace {
 using cuda::BwdConfig;
 using cuda::BwdParams;
 using cuda::Gradients;
+using cuda::Products;
 
 class Backward : public Launch {
  protected:
@@ -56,27 +57,56 @@ class Backward : public Launch {
 };
 
 TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
-  for (const bool sink : {false, true}) {
-    const Problem problem = Problem::parse(std::string("attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 d=64 "
-                                                       "dtype=bf16 causal") +
-                                           (sink ? " sink" : ""));
-    const Plan plan = make_plan(problem, Target::cuda_device(0));
-    EXPECT_EQ(plan.implementation(), "cuda.bwd_mma");
-    EXPECT_EQ(plan.state().kernels.size(), sink ? 4U : 3U);
-    gpu_.launches = 0;
-    Executor(plan).run(dense(problem));
-    EXPECT_EQ(gpu_.launches, sink ? 4 : 3);
-    EXPECT_EQ(gpu_.last.attributes, 1U);  // it may begin before the kernel in front has ended
-    const BwdConfig keys = cuda::bwd_config(problem, plan.target(), Gradients::keys);
-    const auto blocks = static_cast<unsigned>(cuda::divide_up(200, keys.tile_kv) * problem.heads_kv * problem.batch);
-    EXPECT_EQ(gpu_.last.grid[0], sink ? static_cast<unsigned>(problem.heads_q) : blocks);
-    const std::size_t rows = 2 * 4 * 300 * sizeof(float);
-    if (sink) {
-      EXPECT_GT(plan.workspace_bytes(), 3 * rows);
-    } else {
-      EXPECT_EQ(plan.workspace_bytes(), 2 * rows);
+  const struct {
+    const char* implementation;
+    Products products;
+  } forms[] = {{"cuda.bwd_mma", Products::mma_sync}, {"cuda.bwd_wgmma", Products::wgmma}};
+  for (const auto& [implementation, products] : forms) {
+    for (const bool sink : {false, true}) {
+      const Problem problem = Problem::parse(std::string("attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 d=64 "
+                                                         "dtype=bf16 causal") +
+                                             (sink ? " sink" : ""));
+      Wishes wishes;
+      wishes.implementation = implementation;
+      const Plan plan = make_plan(problem, Target::cuda_device(0), wishes);
+      EXPECT_EQ(plan.implementation(), implementation);
+      EXPECT_EQ(plan.state().kernels.size(), sink ? 4U : 3U);
+      gpu_.launches = 0;
+      Executor(plan).run(dense(problem));
+      EXPECT_EQ(gpu_.launches, sink ? 4 : 3);
+      EXPECT_EQ(gpu_.last.attributes, 1U);  // it may begin before the kernel in front has ended
+      const BwdConfig keys = cuda::bwd_config(problem, plan.target(), products, Gradients::keys);
+      const auto blocks = static_cast<unsigned>(cuda::divide_up(200, keys.tile_kv) * problem.heads_kv * problem.batch);
+      EXPECT_EQ(gpu_.last.grid[0], sink ? static_cast<unsigned>(problem.heads_q) : blocks);
+      EXPECT_EQ(gpu_.last.block[0], sink ? 256U : static_cast<unsigned>(keys.block_threads()));
+      const std::size_t rows = 2 * 4 * 300 * sizeof(float);
+      if (sink) {
+        EXPECT_GT(plan.workspace_bytes(), 3 * rows);
+      } else {
+        EXPECT_EQ(plan.workspace_bytes(), 2 * rows);
+      }
     }
   }
+}
+
+TEST_F(Backward, ByWarpgroupsOnSm90UpTo128Columns) {
+  const auto implementation = [](int sm, const char* dims) {
+    const std::string line = std::string("attention pass=backward sq=300 hq=2 dtype=bf16 ") + dims;
+    return std::string(make_plan(Problem::parse(line), Target::emulate(sm, 0)).implementation());
+  };
+  EXPECT_EQ(implementation(90, "d=128"), "cuda.bwd_wgmma");
+  EXPECT_EQ(implementation(90, "d=136"), "cuda.bwd_mma");
+  EXPECT_EQ(implementation(90, "d=64 dv=192"), "cuda.bwd_mma");
+  for (const int sm : {80, 89, 120}) EXPECT_EQ(implementation(sm, "d=128"), "cuda.bwd_mma");
+}
+
+// A loss that is a sum has a gradient of one element for all.
+TEST_F(Backward, StridesThatTmaCannotWalkAreRefused) {
+  const Problem problem = Problem::parse("attention pass=backward sq=200 sk=200 hq=2 d=64 dtype=bf16");
+  Bindings bindings = dense(problem);
+  bindings[Slot::dout].strides[1] = 0;
+  expect_error([&] { Executor(make_plan(problem, Target::cuda_device(0))).run(bindings); }, ErrorCode::unsupported,
+               "dout");
 }
 
 TEST_F(Backward, WhatTheKernelsAreGiven) {
@@ -120,10 +150,10 @@ TEST_F(Backward, WideHeadsHaveTheirGradientsOfKeysApart) {
     for (const int sm : {80, 89, 120}) {
       const Target target = Target::emulate(sm, 0);
       const Problem problem = Problem::parse(std::string("attention pass=backward sq=300 hq=2 dtype=bf16 ") + dims);
-      const BwdConfig keys = cuda::bwd_config(problem, target, Gradients::keys);
+      const BwdConfig keys = cuda::bwd_config(problem, target, Products::mma_sync, Gradients::keys);
       EXPECT_EQ(keys.apart, apart) << dims;
       for (const Gradients of : {Gradients::queries, Gradients::keys}) {
-        const BwdConfig config = cuda::bwd_config(problem, target, of);
+        const BwdConfig config = cuda::bwd_config(problem, target, Products::mma_sync, of);
         EXPECT_LE(config.smem_bytes(), target.shared_memory) << dims << " on sm" << sm;
         EXPECT_LE(config.accumulators(), 168) << dims << " on sm" << sm;
       }

@@ -34,9 +34,13 @@ void choose_features(BwdConfig& config, const Problem& problem) {
   config.scale_first = config.softcap != Softcap::none || config.alibi || !(problem.softmax_scale() > 0.0F);
 }
 
+bool is_plain(const BwdConfig& config) {
+  return !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout && !config.user_mask;
+}
+
 // 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
 // multiprocessor allow, or one where two do not fit at all.
-void choose_tiles(BwdConfig& config, const Target& target) {
+void choose_tiles_mma(BwdConfig& config, const Target& target) {
   const bool queries = config.of == Gradients::queries;
   config.warps = 4;
   config.stages = 2;
@@ -46,21 +50,40 @@ void choose_tiles(BwdConfig& config, const Target& target) {
   config.apart = !queries && widest > 128;
   // Copies go by 16 rows, by 32 where a row is cut into panels of 32 columns.
   const int least = config.d % 64 != 0 || config.dv % 64 != 0 ? 32 : 16;
-  const bool plain = !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout;
-  const int most_accumulators = plain ? 168 : 144;
+  const int most_accumulators = is_plain(config) ? 168 : 144;
   for (stream = 64; stream > least; stream /= 2) {
     const int blocks = stream > 32 ? 2 : 1;
     if (config.accumulators() <= most_accumulators && blocks_that_fit(config.smem_bytes(), target) >= blocks) return;
   }
 }
 
+// 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers allow, and as many in
+// flight as shared memory.
+void choose_tiles_wgmma(BwdConfig& config, const Target& target) {
+  const bool queries = config.of == Gradients::queries;
+  config.warps = 8;
+  (queries ? config.tile_q : config.tile_kv) = 128;
+  int& stream = queries ? config.tile_kv : config.tile_q;
+  // Sums, scores and their gradients, beside which tests of masks and the draws of dropout need registers.
+  const bool plain = is_plain(config);
+  for (const int length : {128, 96, 64, 32}) {
+    stream = length;
+    const int most_accumulators = queries ? (plain ? 160 : 144) : plain && length <= 64 ? 192 : 160;
+    if (config.accumulators() <= most_accumulators && !(config.dropout && length > 64)) break;
+  }
+  constexpr int most_stages = 4;
+  config.stages = most_stages;
+  while (config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) == 0) --config.stages;
+}
+
 }  // namespace
 
-BwdConfig bwd_config(const Problem& problem, const Target& target, Gradients of) {
+BwdConfig bwd_config(const Problem& problem, const Target& target, Products products, Gradients of) {
   BwdConfig config;
   config.of = of;
+  config.products = products;
   choose_features(config, problem);
-  choose_tiles(config, target);
+  (products == Products::wgmma ? choose_tiles_wgmma : choose_tiles_mma)(config, target);
   return config;
 }
 

@@ -9,7 +9,7 @@
 namespace tessera::cuda {
 
 /// The target's best configuration of a pass.
-BwdConfig bwd_config(const Problem& problem, const Target& target, Gradients of);
+BwdConfig bwd_config(const Problem& problem, const Target& target, Products products, Gradients of);
 RowValuesConfig row_values_config(const Problem& problem);
 
 }  // namespace tessera::cuda

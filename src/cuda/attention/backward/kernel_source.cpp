@@ -9,26 +9,34 @@
 namespace tessera::cuda {
 KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   const bool queries = c.of == Gradients::queries;
+  const bool wgmma = c.products == Products::wgmma;
   KernelSource source;
-  source.name = std::string("bwd_mma ") + (queries ? "dq " : "dkv ") + name_of(c.type) + " d=" + std::to_string(c.d) +
-                ":" + std::to_string(c.dv) + " tile=" + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_kv) +
+  source.name = std::string("bwd_") + (wgmma ? "wgmma " : "mma ") + (queries ? "dq " : "dkv ") + name_of(c.type) +
+                " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) + " tile=" + std::to_string(c.tile_q) + "x" +
+                std::to_string(c.tile_kv) +
                 words_of(c, Words::beyond_defaults,
-                         {"of", "type", "d", "dv", "tile_q", "tile_kv", "warps", "stages", "user_mask"}) +
+                         {"of", "products", "type", "d", "dv", "tile_q", "tile_kv", "warps", "stages", "user_mask"}) +
                 callables.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
-  source.text =
-      std::string("#include \"cuda/attention/backward/") + (queries ? "row_pass" : "key_pass") +
-      ".cuh\"\n"
-      "using namespace tessera::cuda;\n" +
-      configuration_line(c) + callables.definitions() +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks()) "
-      "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
-      "  extern __shared__ __align__(1024) char memory[];\n"
-      "  " +
-      (queries ? "RowPass<config, " + callables.type() + ">::run" : "run_key_pass<config, " + callables.type() + ">") +
-      "(params, memory);\n"
-      "}\n";
+  const std::string file = wgmma ? "wgmma" : queries ? "row_pass" : "key_pass";
+  const std::string arguments = "<config, " + callables.type() + ">";
+  const std::string kernel = wgmma     ? "BwdWgmma<" + std::string(queries ? "RowSide" : "KeySide") + arguments + ">::run"
+                             : queries ? "RowPass" + arguments + "::run"
+                                       : "run_key_pass" + arguments;
+  source.text = "#include \"cuda/attention/backward/" + file +
+                ".cuh\"\n"
+                "using namespace tessera::cuda;\n" +
+                configuration_line(c) + callables.definitions() +
+                "extern \"C\" __global__ void __launch_bounds__(config.block_threads(), config.blocks()) "
+                "tessera_kernel(const __grid_constant__ BwdParams params" +
+                (wgmma ? ", const __grid_constant__ BwdTensorMaps maps" : "") +
+                ") {\n"
+                "  extern __shared__ __align__(1024) char memory[];\n"
+                "  " +
+                kernel + "(params, memory" + (wgmma ? ", &maps" : "") +
+                ");\n"
+                "}\n";
   return source;
 }
 

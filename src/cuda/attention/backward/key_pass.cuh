@@ -6,6 +6,7 @@
 //     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dV += Pᵀ·dO    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)    dK += dSᵀ·Q
 #pragma once
 
+#include "cuda/attention/backward/gradient_store.cuh"
 #include "cuda/attention/backward/query_range.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
@@ -27,7 +28,7 @@ struct KeyPass {
   using ValueGradients = Accumulator<1, finds_dv ? C.dv / 8 : 1>;
   struct Memory : KeyWork<C> {
     DropoutDraws dropout;
-    SpoiledRows<B> spoiled;
+    NonFiniteRows<B.type, B.stream_rows()> non_finite;
   };
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
@@ -149,7 +150,7 @@ struct KeyPass {
     TransposedScores<C, User>{p, work, warp_row, lane}.finish(s, tile, cut);
     Scores ds;
     if constexpr (finds_dk) product<VTile, OTile, C.dv>(ds, v_base(), o_base(i));
-    const bool spoiled = (cut || C.dropout || C.user_mask) && replace_rows(i);
+    const bool replaced = (cut || C.dropout || C.user_mask) && replace_rows(i);
     KeptOfKeys<C> kept;
     if constexpr (C.dropout) kept.draw(work, work.dropout, warp_row, tile, lane);
     const u32 q_rows = values_address<QTile>(q_base(i), lane);
@@ -163,7 +164,7 @@ struct KeyPass {
         for (int column = 0; column < 2; ++column) {
           const int row = n * 8 + lane % 4 * 2 + column;
           const RowValue value = row_value(i, row);
-          const int by = spoiled ? work.spoiled.of(row) : 0;
+          const int by = replaced ? work.non_finite.of(row) : 0;
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int e = half * 2 + column;
@@ -178,11 +179,11 @@ struct KeyPass {
       }
       u32 a[1][4];
       if constexpr (finds_dv) {
-        pack_fragment<B.type>(a, s.tile[0][2 * k], s.tile[0][2 * k + 1]);
+        pack_fragment<B.type>(a[0], s.tile[0][2 * k], s.tile[0][2 * k + 1]);
         multiply_values<B.type, OTile>(dv, a, o_rows, k);
       }
       if constexpr (finds_dk) {
-        pack_fragment<B.type>(a, ds.tile[0][2 * k], ds.tile[0][2 * k + 1]);
+        pack_fragment<B.type>(a[0], ds.tile[0][2 * k], ds.tile[0][2 * k + 1]);
         multiply_values<B.type, QTile>(dk, a, q_rows, k);
       }
     }
@@ -203,12 +204,14 @@ struct KeyPass {
   }
 
   __device__ __forceinline__ bool replace_rows(int i) const {
-    const bool finite = SpoiledRows<B>::template are_finite<QTile>(q_base(i), thread) &&
-                        SpoiledRows<B>::template are_finite<OTile>(o_base(i), thread);
+    auto& rows = work.non_finite;
+    const bool finite = rows.template are_finite<C.threads(), QTile>(q_base(i), thread) &&
+                        rows.template are_finite<C.threads(), OTile>(o_base(i), thread);
     if (__syncthreads_or(finite ? 0 : 1) == 0) return false;
-    work.spoiled.clear(thread);
-    SpoiledRows<B>::template replace<QTile>(q_base(i), work.spoiled.first, thread);
-    SpoiledRows<B>::template replace<OTile>(o_base(i), work.spoiled.second, thread);
+    rows.clear(thread);
+    __syncthreads();
+    rows.template replace<C.threads(), QTile>(q_base(i), rows.first, thread);
+    rows.template replace<C.threads(), OTile>(o_base(i), rows.second, thread);
     __syncthreads();
     return true;
   }
@@ -216,16 +219,7 @@ struct KeyPass {
   template <int tiles>
   __device__ __forceinline__ void store(const Accumulator<1, tiles>& sums, const KeyGradient& out, int columns,
                                         float factor) const {
-    const Extent& keys = work.keys.extent;
-    const int first = work.first_key + warp_row;
-    constexpr int bytes = bytes_of(B.gradient);
-    const i64 at =
-        work.batch * out.strides.batch + (keys.first + i64{first}) * out.strides.row + work.kv_head * out.strides.head;
-    char* to = static_cast<char*>(out.data) + bytes * at;
-    store_gradient<B.gradient>(
-        sums, factor, columns, params.accumulates, lane,
-        [&](int row) { return first + row < keys.capacity ? to + bytes * out.strides.row * row : nullptr; },
-        [&](int row) { return first + row < keys.length; });
+    store_key_gradient<B.gradient>(params, work, warp_row, lane, sums, out, columns, factor);
   }
 
   __device__ __forceinline__ float score_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }

@@ -5,6 +5,7 @@
 //     S = Q·Kᵀ    P = exp2(S − LSE)    dP = dO·Vᵀ    dS = P ∘ (dP − δ)    dQ += dS·K
 #pragma once
 
+#include "cuda/attention/backward/gradient_store.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/attention/forward/block_work.cuh"
@@ -23,7 +24,7 @@ struct RowPass {
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Gradient = Accumulator<1, C.d / 8>;
   struct Memory : SharedWork<C> {
-    SpoiledRows<B> spoiled;
+    NonFiniteRows<B.type, B.stream_rows()> non_finite_keys;
   };
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
@@ -63,7 +64,8 @@ struct RowPass {
     if (count > 0) {
       load_rows(first);
       for (int i = 0; i < B.stages - 1; ++i) fill(first, i, count);
-      const RowValue rows[2] = {row_value(first, 0), row_value(first, 1)};
+      const int row = first.block.first_row + warp_row + lane / 4;
+      const RowValue rows[2] = {row_value<B>(params, first, row), row_value<B>(params, first, row + 8)};
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         ptx::cp_async_wait<B.stages - 2>();
@@ -74,7 +76,7 @@ struct RowPass {
       ptx::cp_async_wait<0>();
     }
     __syncthreads();
-    store(dq);
+    store_query_gradient<B.gradient>(params, work, warp_row, lane, dq);
   }
 
   __device__ __forceinline__ void load_rows(const BlockWork<C>& w) const {
@@ -103,16 +105,6 @@ struct RowPass {
                                  [&](int row) { return rows.at(tile.first, row); });
   }
 
-  /// The values of the upper (0) or lower (1) of the thread's two rows.
-  __device__ __forceinline__ RowValue row_value(const BlockWork<C>& w, int half) const {
-    const int row = w.block.first_row + warp_row + half * 8 + lane / 4;
-    if (row >= w.sequence.q.length) return {};
-    const i64 at = w.block.head * params.values.rows + first_value(p, w.sequence.q, w.block.batch) + row;
-    RowValue value{params.values.lse[at], params.values.delta[at], 1.0F};
-    if constexpr (B.sink) value.weight = params.values.weight[at];
-    return value;
-  }
-
   __device__ __forceinline__ void add_tile(Gradient& dq, const RowValue (&rows)[2], int i) const {
     Scores s;
     product<QTile, KTile, C.d>(s, q_base, k_base(i));
@@ -122,7 +114,7 @@ struct RowPass {
     FinishScores<C, User, Memory>{p, work, warp_row, lane}.finish(s, tile);
     Scores ds;
     product<OTile, VTile, C.dv>(ds, o_base(), v_base(i));
-    const bool spoiled = work.may_hide(tile) && replace_keys(k_base(i));
+    const bool replaced = work.may_hide(tile) && replace_keys(k_base(i));
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, warp_row, tile, lane);
     const u32 keys = values_address<KTile>(k_base(i), lane);
@@ -133,7 +125,7 @@ struct RowPass {
         const int n = 2 * k + side;
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int by = spoiled ? work.spoiled.of(n * 8 + lane % 4 * 2 + e % 2) : 0;
+          const int by = replaced ? work.non_finite_keys.of(n * 8 + lane % 4 * 2 + e % 2) : 0;
           const float raw = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
           ds.tile[0][n][e] = gradient_of<B>(p, s.tile[0][n][e], raw, ds.tile[0][n][e], rows[e / 2], score_scale(),
                                             !C.dropout || kept.keeps(k, side, e), by)
@@ -141,7 +133,7 @@ struct RowPass {
         }
       }
       u32 a[1][4];
-      pack_fragment<B.type>(a, ds.tile[0][2 * k], ds.tile[0][2 * k + 1]);
+      pack_fragment<B.type>(a[0], ds.tile[0][2 * k], ds.tile[0][2 * k + 1]);
       multiply_values<B.type, KTile>(dq, a, keys, k);
     }
   }
@@ -162,22 +154,14 @@ struct RowPass {
 
   // V needs none: dP of a hidden key is not looked at.
   __device__ __forceinline__ bool replace_keys(u32 k_at) const {
-    const bool finite = SpoiledRows<B>::template are_finite<KTile>(k_at, thread);
+    auto& rows = work.non_finite_keys;
+    const bool finite = rows.template are_finite<C.threads(), KTile>(k_at, thread);
     if (__syncthreads_or(finite ? 0 : 1) == 0) return false;
-    work.spoiled.clear(thread);
-    SpoiledRows<B>::template replace<KTile>(k_at, work.spoiled.first, thread);
+    rows.clear(thread);
+    __syncthreads();
+    rows.template replace<C.threads(), KTile>(k_at, rows.first, thread);
     __syncthreads();
     return true;
-  }
-
-  __device__ __forceinline__ void store(const Gradient& dq) const {
-    const Extent& q = work.sequence.q;
-    const PackedRows out(params.dq, bytes_of(B.gradient), params.dq_strides, work.block, q.first, p.group);
-    const int first = work.block.first_row + warp_row;
-    store_gradient<B.gradient>(
-        dq, p.scale, p.d, params.accumulates, lane,
-        [&](int row) { return first + row < q.capacity ? out.writable(warp_row + row) : nullptr; },
-        [&](int row) { return first + row < q.length; });
   }
 
   __device__ __forceinline__ float score_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }

@@ -16,6 +16,24 @@ __device__ __forceinline__ i64 first_value(const FwdParams& p, const Extent& q, 
   return p.cu_seqlens_q != nullptr ? i64{q.first} : static_cast<i64>(batch) * p.seqlen_q;
 }
 
+/// RowValues of one row.
+struct RowValue {
+  float lse = kInfinity;
+  float delta = 0.0F;
+  float weight = 1.0F;
+};
+
+/// Of a row of a block of queries.
+template <BwdConfig B, class Work>
+__device__ __forceinline__ RowValue row_value(const BwdParams& params, const Work& work, int row) {
+  if (row >= work.sequence.q.length) return {};
+  const RowValues& values = params.values;
+  const i64 at = work.block.head * values.rows + first_value(params.forward, work.sequence.q, work.block.batch) + row;
+  RowValue value{values.lse[at], values.delta[at], 1.0F};
+  if constexpr (B.sink) value.weight = values.weight[at];
+  return value;
+}
+
 /// Blocks of (rows, heads, sequences); `lanes` neighbouring lanes take a row.
 template <RowValuesConfig C>
 struct FindRowValues {

@@ -30,16 +30,8 @@ std::uint64_t extent(i64 stride, std::int64_t size) {
   return static_cast<std::uint64_t>(stride == 0 ? 1 : std::max<std::int64_t>(size, 1));
 }
 
-/// Elements of a tensor, and of a box of it in one sequence: 64 or 32 columns.
-struct MapSizes {
-  std::int64_t columns, heads, rows, batch;
-};
-struct MapBox {
-  int columns, heads, rows;
-};
+}  // namespace
 
-// As (column, head, row, batch): boxes whose rows, with heads beside each other packed into them, are laid out as
-// SharedTile has its panels.
 TensorMap tensor_map(const void* tensor, const Strides& strides, Element element, const MapSizes& tensor_sizes,
                      const MapBox& box_of) {
   const auto encode = driver().tensor_map_encode_tiled;
@@ -63,19 +55,19 @@ TensorMap tensor_map(const void* tensor, const Strides& strides, Element element
   return map;
 }
 
-// What TMA cannot do, in dimensions of more than one element; a stride of 0 between heads, sequences or
-// pages is one of them for all.
-void check_map_strides(Slot slot, const Strides& strides, std::int64_t rows, std::int64_t heads, std::int64_t batch) {
+void check_map_strides(Slot slot, const Strides& strides, const MapSizes& sizes, const char* instead) {
   const auto require = [&](i64 stride, std::int64_t size, i64 least, const char* between) {
     if (size <= 1 || stride >= least) return;
     throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
                 "a stride of " + std::to_string(stride) + " elements between " + between,
-                "at least " + std::to_string(least) + ", or the wish loader=cp_async");
+                "at least " + std::to_string(least) + ", or " + instead);
   };
-  require(strides.row, rows, 1, "rows");
-  require(strides.head, heads, 0, "heads");
-  require(strides.batch, batch, 0, "sequences or pages");
+  require(strides.row, sizes.rows, 1, "rows");
+  require(strides.head, sizes.heads, 0, "heads");
+  require(strides.batch, sizes.batch, 0, "sequences or pages");
 }
+
+namespace {
 
 // Whether 64 packed rows are a box: whole queries, in a tensor that TMA can walk. A stride of 0 between
 // sequences, or heads that are not packed, is one of them for all.
@@ -111,8 +103,9 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
     const bool paged = kv.page_table != nullptr;
     const std::int64_t rows = paged ? kv.page_size.value : kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
     const std::int64_t batch = paged ? kv.pages : problem.batch;
-    check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides, rows, problem.heads_kv, batch);
-    check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides, rows, problem.heads_kv, batch);
+    const MapSizes sizes{0, problem.heads_kv, rows, batch};
+    check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides, sizes, "the wish loader=cp_async");
+    check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides, sizes, "the wish loader=cp_async");
     // The driver wants an address for what is empty too.
     const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
       return tensor_map(tensor != nullptr ? tensor : params.q, strides, config.type,

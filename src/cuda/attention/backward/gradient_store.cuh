@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// How gradients leave the registers.
+#pragma once
+
+#include "cuda/attention/backward/query_range.cuh"
+#include "cuda/attention/tiles/packed_rows.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/gemm_mma.cuh"
+#include "shared/backward.h"
+
+namespace tessera::cuda {
+
+/// A warp's 16 rows of a gradient, times `factor`, to memory. `to(row)`: address of row `row` of the 16, or null for
+/// none; `is_used(row)`: whether there is a gradient, else it is 0, whatever the sums hold.
+template <Element gradient, int tiles, class To, class IsUsed>
+__device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums, float factor, int columns,
+                                               bool accumulates, int lane, To to, IsUsed is_used) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + 8 * half;
+    char* at = to(row);
+    if (at == nullptr) continue;
+    const bool used = is_used(row);
+#pragma unroll
+    for (int n = 0; n < tiles; ++n) {
+      const int column = n * 8 + lane % 4 * 2;
+      if (column >= columns) break;
+      float2 value = make_float2(0.0F, 0.0F);
+      if (used) value = make_float2(sums.tile[0][n][half * 2] * factor, sums.tile[0][n][half * 2 + 1] * factor);
+      if constexpr (gradient == Element::fp32) {
+        float2& sum = *reinterpret_cast<float2*>(at + column * 4);
+        sum = accumulates ? make_float2(sum.x + value.x, sum.y + value.y) : value;
+      } else {
+        *reinterpret_cast<u32*>(at + column * 2) = ptx::pack<gradient>(value.x, value.y);
+      }
+    }
+  }
+}
+
+/// dQ of a warp's 16 rows; `warp_row`: the first of them within the block of `work`.
+template <Element gradient, class Work, int tiles>
+__device__ __forceinline__ void store_query_gradient(const BwdParams& params, const Work& work, int warp_row, int lane,
+                                                     const Accumulator<1, tiles>& dq) {
+  const FwdParams& p = params.forward;
+  const Extent& q = work.sequence.q;
+  const PackedRows out(params.dq, bytes_of(gradient), params.dq_strides, work.block, q.first, p.group);
+  const int first = work.block.first_row + warp_row;
+  store_gradient<gradient>(
+      dq, p.scale, p.d, params.accumulates, lane,
+      [&](int row) { return first + row < q.capacity ? out.writable(warp_row + row) : nullptr; },
+      [&](int row) { return first + row < q.length; });
+}
+
+/// dK or dV of a warp's 16 keys.
+template <Element gradient, FwdConfig C, int tiles>
+__device__ __forceinline__ void store_key_gradient(const BwdParams& params, const KeyWork<C>& work, int warp_row,
+                                                   int lane, const Accumulator<1, tiles>& sums, const KeyGradient& out,
+                                                   int columns, float factor) {
+  const Extent& keys = work.keys.extent;
+  const int first = work.first_key + warp_row;
+  constexpr int bytes = bytes_of(gradient);
+  const i64 at =
+      work.batch * out.strides.batch + (keys.first + i64{first}) * out.strides.row + work.kv_head * out.strides.head;
+  char* to = static_cast<char*>(out.data) + bytes * at;
+  store_gradient<gradient>(
+      sums, factor, columns, params.accumulates, lane,
+      [&](int row) { return first + row < keys.capacity ? to + bytes * out.strides.row * row : nullptr; },
+      [&](int row) { return first + row < keys.length; });
+}
+
+}  // namespace tessera::cuda

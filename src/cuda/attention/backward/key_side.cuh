@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pass by keys, for backward/wgmma.cuh: a block has tile_kv keys of one source and key head, and the rows of all
+// query heads that share it stream by, head after head. K and V stay, Q and dO stream; the sums over the rows are dK
+// and dV. Fragments lie keys down.
+#pragma once
+
+#include "cuda/attention/backward/gradient_store.cuh"
+#include "cuda/attention/backward/non_finite_rows.cuh"
+#include "cuda/attention/backward/query_range.cuh"
+#include "cuda/attention/backward/row_values.cuh"
+#include "cuda/attention/backward/transposed_scores.cuh"
+#include "cuda/attention/tiles/tile_boxes.cuh"
+
+namespace tessera::cuda {
+
+template <BwdConfig B_, class User>
+struct KeySide {
+  static constexpr BwdConfig B = B_;
+  static constexpr FwdConfig C = B.as_forward();
+  struct Work : KeyWork<C> {
+    DropoutDraws dropout;
+  };
+  /// A tile that streams, and whether an element of it may weigh nothing.
+  struct Tile : QueryTile {
+    bool cut;
+    bool hides;
+  };
+  using Kept = KeptOfKeys<C>;
+  using Scores = Accumulator<1, C.tile_q / 8>;
+
+  const BwdParams& params;
+  const BwdTensorMaps* maps;
+  const Work& work;
+
+  /// The work of block `index`, by every thread; whether it has keys.
+  static __device__ __forceinline__ bool find(const BwdParams& params, int index, Work& work) {
+    if (!static_cast<KeyWork<C>&>(work).find(params, index)) return false;
+    if constexpr (C.dropout) work.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
+    return true;
+  }
+  __device__ __forceinline__ int count() const { return work.count(params.forward); }
+  __device__ __forceinline__ Tile tile(int i) const {
+    const QueryTile tile = work.tile(i);
+    const bool cut = work.is_cut(tile);
+    return {tile, cut, C.dropout || C.user_mask || cut};
+  }
+
+  /// Copies K and V. By one thread.
+  template <class KTile, class VTile>
+  __device__ __forceinline__ void copy_own(u32 k_to, u32 v_to, u32 barrier) const {
+    const int segment = C.segments == 2 ? work.segment : 0;
+    const KvParams& kv = params.forward.kv[segment];
+    const int row = work.keys.extent.first + work.first_key;
+    copy_rows<KTile>(&maps->keys[segment], kv.k_strides, k_to, barrier, work.kv_head, row);
+    copy_rows<VTile>(&maps->values[segment], kv.v_strides, v_to, barrier, work.kv_head, row);
+  }
+  /// Copies Q and dO of a tile. By one thread.
+  template <class QTile, class OTile>
+  __device__ __forceinline__ void copy(const Tile& tile, u32 q_to, u32 o_to, u32 barrier) const {
+    const FwdParams& p = params.forward;
+    const int head = work.first_head + tile.head;
+    const int row = work.q.first + tile.first;
+    copy_rows<QTile>(&maps->q, p.q_strides, q_to, barrier, head, row);
+    copy_rows<OTile>(&maps->dout, params.dout_strides, o_to, barrier, head, row);
+  }
+
+  struct OwnValues {};
+  static __device__ __forceinline__ OwnValues own_values(int /*warp_row*/, int /*lane*/) { return {}; }
+  /// LSE, δ and weights of a tile's rows to shared memory, by a warp; behind the end of a sequence zeros, which nobody
+  /// sees.
+  __device__ __forceinline__ void load_values(const Tile& tile, u32 to, int lane) const {
+    const RowValues& values = params.values;
+    const i64 first = (work.first_head + tile.head) * values.rows +
+                      first_value(params.forward, work.q, work.batch) + tile.first;
+    const auto load = [&](const float* from, int array) {
+#pragma unroll
+      for (int row = lane; row < C.tile_q; row += 32) {
+        const float value = tile.first + row < work.q.length ? from[first + row] : 0.0F;
+        ptx::store_shared_4(to + (array * C.tile_q + row) * 4, __float_as_uint(value));
+      }
+    };
+    load(values.lse, 0);
+    load(values.delta, 1);
+    if constexpr (B.sink) {
+      load(values.weight, 2);
+    } else if constexpr (B.has_weights()) {
+      for (int row = lane; row < C.tile_q; row += 32) ptx::store_shared_4(to + (2 * C.tile_q + row) * 4, 0x3f800000U);
+    }
+  }
+  /// Makes NaN what visible keys take of rows that are not finite; by dO of such a row a key that dropout drops is not
+  /// looked at.
+  template <class NonFinite>
+  __device__ __forceinline__ void spoil(const NonFinite& rows, u32 values, int lane) const {
+#pragma unroll 1
+    for (int row = lane; row < C.tile_q; row += 32) {
+      const int by = rows.of(row);
+      if (by == 0) continue;
+      if (!C.dropout || (by & kNonFiniteQk) != 0) ptx::store_shared_4(values + row * 4, 0x7fffffffU);
+      if constexpr (C.dropout) {
+        ptx::store_shared_4(values + (C.tile_q + row) * 4, 0x7fffffffU);
+        ptx::store_shared_4(values + (2 * C.tile_q + row) * 4, 0x7fffffffU);
+      }
+    }
+  }
+  /// One of RowValues' arrays, from where load_values has put them; for element `e` of 8-column tile `n` the at(e)-th
+  /// of both.
+  template <int array>
+  static __device__ __forceinline__ float2 values(const OwnValues& /*own*/, u32 from, int n, int lane) {
+    float2 values;
+    ptx::load_shared_8(values.x, values.y, from + (array * C.tile_q + n * 8 + lane % 4 * 2) * 4);
+    return values;
+  }
+  static __device__ __forceinline__ float at(const float2& values, int e) { return e % 2 == 0 ? values.x : values.y; }
+
+  __device__ __forceinline__ void finish(Scores& s, const Tile& tile, int warp_row, int lane) const {
+    TransposedScores<C, User>{params.forward, work, warp_row, lane}.finish(s, tile, tile.cut);
+  }
+  __device__ __forceinline__ void draw(Kept& kept, const Tile& tile, int warp_row, int lane) const {
+    kept.draw(work, work.dropout, warp_row, tile, lane);
+  }
+
+  template <class KeySums, class ValueSums>
+  __device__ __forceinline__ void store(const KeySums& dk, const ValueSums& dv, int warp_row, int lane) const {
+    const FwdParams& p = params.forward;
+    const int segment = C.segments == 2 ? work.segment : 0;
+    store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dk, params.dk[segment], p.d, p.scale);
+    store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dv, params.dv[segment], p.dv,
+                                      C.dropout ? p.dropout.scale : 1.0F);
+  }
+
+ private:
+  template <class Tile>
+  __device__ __forceinline__ void copy_rows(const TensorMap* map, const Strides& strides, u32 to, u32 barrier, int head,
+                                            int row) const {
+    copy_box<Tile>(map, to, barrier, strides.head == 0 ? 0 : head, row, strides.batch == 0 ? 0 : work.batch);
+  }
+};
+
+}  // namespace tessera::cuda

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/backward/launch.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "bindings/slot_rules.h"
+#include "cuda/attention/backward/config.h"
+#include "cuda/attention/backward/kernel_source.h"
+#include "cuda/attention/backward/tensor_maps.h"
+#include "cuda/attention/params.h"
+#include "cuda/jit/kernel.h"
+#include "tessera/error.h"
+
+namespace tessera::cuda {
+namespace {
+
+constexpr std::int64_t kMostGrid = 65535;                       // blocks in y and z
+constexpr std::int64_t kMostRowStride = std::int64_t{1} << 29;  // elements, up to 4 bytes each: 32 bits hold the bytes
+constexpr std::int64_t kMostBlocks = std::numeric_limits<int>::max();
+// Keys and values of the heads whose blocks run side by side, at most: as the forward has it.
+constexpr std::int64_t kL2GroupBytes = std::int64_t{16} << 20;
+
+/// What every run of a plan launches.
+struct BwdLaunch {
+  BwdConfig rows, keys;
+  RowValuesConfig values;
+};
+
+std::int64_t tiles_of(std::int64_t length, int tile) { return (length + tile - 1) / tile; }
+std::int64_t total_rows(const Problem& p) { return p.q_layout == Layout::varlen ? p.total_q : p.batch * p.seqlen_q; }
+std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) { return tiles_of(p.seqlen_q, c.rows()); }
+std::int64_t row_blocks(const Problem& p, const BwdConfig& c) {
+  return tiles_of(p.seqlen_q, c.tile_q) * p.heads_q * p.batch;
+}
+std::int64_t key_tiles(const Problem& p, const BwdConfig& c) {
+  return tiles_of(p.kv.seqlen, c.tile_kv) + (p.kv2 ? tiles_of(p.kv2->seqlen, c.tile_kv) : 0);
+}
+std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
+  return key_tiles(p, c) * p.heads_kv * p.batch * (c.apart ? 2 : 1);
+}
+
+Support supports_features(const Problem& p) {
+  if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
+    return Support::no("wants q, k and v of one type, bf16 or fp16");
+  }
+  if (p.o_type != p.q_type) return Support::no("wants o and dout in q's type");
+  if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("wants head dims of at most 256");
+  if (p.list || p.bwd_list) return Support::no("has no tile lists in the backward yet");
+  if (!p.score.empty()) return Support::no("has no derivatives of score callables yet");
+  return has_callables(p);
+}
+
+Support supports_wishes(const Wishes& wishes) {
+  const struct {
+    const char* name;
+    bool wished;
+  } all[] = {{"tile_q", wishes.tile_q.has_value()}, {"tile_kv", wishes.tile_kv.has_value()},
+             {"stages", wishes.stages.has_value()}, {"warps", wishes.warps.has_value()},
+             {"loader", !wishes.loader.empty()},    {"splits", wishes.splits && *wishes.splits != 1}};
+  for (const auto& wish : all) {
+    if (wish.wished) return Support::no(std::string(wish.name) + " cannot be wished for in the backward");
+  }
+  return Support::yes();
+}
+
+}  // namespace
+
+Support supports_backward(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
+  if (const Support s = supports_features(problem); !s) return s;
+  if (const Support s = supports_wishes(wishes); !s) return s;
+  constexpr std::int64_t most = std::numeric_limits<int>::max() / 2;
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  if (problem.seqlen_q * group > most || problem.kv.seqlen > most || problem.total_q > most ||
+      problem.kv.total > most || (problem.kv2 && std::max(problem.kv2->seqlen, problem.kv2->total) > most)) {
+    return Support::no("counts rows of a sequence in 32 bits");
+  }
+  if (problem.batch > kMostGrid || problem.heads_q > kMostGrid) {
+    return Support::no("wants at most 65535 sequences and heads");
+  }
+  for (const Gradients of : {Gradients::queries, Gradients::keys}) {
+    const BwdConfig config = bwd_config(problem, target, products, of);
+    if (config.smem_bytes() > target.shared_memory) {
+      return Support::no("needs " + std::to_string(config.smem_bytes()) + " bytes of shared memory; the target has " +
+                         std::to_string(target.shared_memory));
+    }
+    const std::int64_t blocks = of == Gradients::queries ? row_blocks(problem, config) : key_blocks(problem, config);
+    if (blocks > kMostBlocks) return Support::no("needs " + std::to_string(blocks) + " blocks; want at most 2^31 - 1");
+  }
+  return Support::yes();
+}
+
+void plan_backward(detail::PlanState& state, Products products) {
+  const Problem& problem = state.problem;
+  const BwdLaunch launch{bwd_config(problem, state.target, products, Gradients::queries),
+                         bwd_config(problem, state.target, products, Gradients::keys), row_values_config(problem)};
+  const CallableSources callables = callable_sources(problem);
+  state.tile_q = launch.rows.tile_q;
+  state.tile_kv = launch.rows.tile_kv;
+  state.kernels = {row_values_source(launch.values), bwd_source(launch.rows, callables),
+                   bwd_source(launch.keys, callables)};
+  if (problem.sink) state.kernels.push_back(sum_sinks_source());
+  for (const KernelSource& source : state.kernels) {
+    state.choice += (state.choice.empty() ? "kernel: " : "then ") + source.name + "\n";
+  }
+  const std::int64_t arrays = problem.sink ? 3 : 2;
+  const std::int64_t parts = problem.sink ? problem.batch * value_blocks(problem, launch.values) : 0;
+  state.workspace_bytes = static_cast<std::size_t>(problem.heads_q * (arrays * total_rows(problem) + parts)) * 4;
+  state.prepared = launch;
+}
+
+namespace {
+
+void check_row_strides(const Problem& problem, const Bindings& bindings) {
+  for (const Slot slot : {Slot::q, Slot::o, Slot::dout, Slot::dq, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
+    if (!problem.kv2 && (slot == Slot::k2 || slot == Slot::v2)) continue;
+    const i64 stride = row_strides(bindings[slot]).row;
+    if (std::abs(stride) < kMostRowStride) continue;
+    throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
+                "a stride of " + std::to_string(stride) + " elements between rows",
+                "less than " + std::to_string(kMostRowStride) + " either way on cuda");
+  }
+}
+
+// As the forward's tile_schedule has it: under a causal mask the last rows, which see the most keys, first.
+TileSchedule row_schedule(const Problem& problem, const BwdConfig& config) {
+  const std::int64_t head_batches = std::max<std::int64_t>(problem.heads_q * problem.batch, 1);
+  std::int64_t l2_group = 1;
+  if ((problem.window.right && !problem.window.left) || problem.compressed_causal) {
+    const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
+    const std::int64_t bytes = keys * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
+    l2_group = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, head_batches);
+    while (head_batches % l2_group != 0) --l2_group;
+  }
+  const std::int64_t tiles = std::max<std::int64_t>(tiles_of(problem.seqlen_q, config.tile_q), 1);
+  const auto divisor = [](std::int64_t n) { return Divisor(static_cast<int>(n)); };
+  return {static_cast<int>(tiles * head_batches), static_cast<int>(tiles), divisor(tiles * l2_group), divisor(l2_group),
+          divisor(problem.heads_q)};
+}
+
+BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const BwdLaunch& launch, std::byte* workspace) {
+  BwdParams p{};
+  p.forward = fwd_params(problem, bindings, 1);
+  p.forward.schedule = row_schedule(problem, launch.rows);
+  p.dout = bindings[Slot::dout].bytes();
+  p.dout_strides = row_strides(bindings[Slot::dout]);
+  if (bindings[Slot::dlse]) p.dlse = bindings[Slot::dlse].as<float>();
+  p.dlse_strides = lse_strides(bindings[Slot::dlse]);
+  p.dq = bindings[Slot::dq].bytes();
+  p.dq_strides = row_strides(bindings[Slot::dq]);
+  for (const bool second : {false, true}) {
+    if (second && !problem.kv2) continue;
+    const detail::SourceSlots& slots = detail::source_slots(second);
+    p.dk[second ? 1 : 0] = {bindings[slots.dk].bytes(), row_strides(bindings[slots.dk])};
+    p.dv[second ? 1 : 0] = {bindings[slots.dv].bytes(), row_strides(bindings[slots.dv])};
+  }
+  const std::int64_t rows = total_rows(problem);
+  float* values = reinterpret_cast<float*>(workspace);
+  const std::int64_t array = problem.heads_q * rows;
+  p.values = {values, values + array, problem.sink ? values + 2 * array : nullptr, rows};
+  if (problem.sink) {
+    p.dsink = bindings[Slot::dsink].as<float>();
+    p.dsink_stride = bindings[Slot::dsink].strides[0];
+    p.dsink_parts = values + 3 * array;
+    p.parts = static_cast<int>(problem.batch * value_blocks(problem, launch.values));
+  }
+  p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
+  p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
+  p.accumulates = problem.accumulate;
+  return p;
+}
+
+}  // namespace
+
+void run_backward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
+  const Problem& problem = state.problem;
+  check_row_strides(problem, bindings);
+  const auto& launch = std::any_cast<const BwdLaunch&>(state.prepared);
+  BwdParams params = bwd_params(problem, bindings, launch, resources.workspace);
+  const bool no_rows = total_rows(problem) == 0;
+  BwdTensorMaps maps{};
+  void* parameters[] = {&params, &maps};
+  const auto start = [&](std::size_t kernel, Dim3 grid, int threads, int shared_bytes) {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    resources.kernels[kernel]->launch(grid, {static_cast<std::uint32_t>(threads)},
+                                      static_cast<std::size_t>(shared_bytes), resources.stream.handle, parameters,
+                                      Begins::early);
+  };
+  const auto start_pass = [&](std::size_t kernel, const BwdConfig& config, std::int64_t blocks) {
+    if (config.has_producer() && !no_rows) maps = tensor_maps(config, problem, params);
+    start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes());
+  };
+  const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
+  if (!no_rows) {
+    start(0, {count(value_blocks(problem, launch.values)), count(problem.heads_q), count(problem.batch)},
+          RowValuesConfig::threads(), 0);
+    start_pass(1, launch.rows, row_blocks(problem, launch.rows));
+  } else if (problem.sink) {
+    params.parts = 0;
+  }
+  start_pass(2, launch.keys, key_blocks(problem, launch.keys));
+  if (problem.sink) start(3, {count(problem.heads_q)}, 256, 0);
+}
+
+}  // namespace tessera::cuda

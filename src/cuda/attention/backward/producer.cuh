@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a warpgroup of the backward by wgmma does for those that compute: one warp asks the TMA for tiles, one says what
+// each of them is, and two look through the values that masks may hide.
+#pragma once
+
+#include "cuda/attention/backward/non_finite_rows.cuh"
+#include "cuda/ptx/grid.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/ring.cuh"
+#include "cuda/tile/swizzle.cuh"
+#include "shared/backward.h"
+
+namespace tessera::cuda {
+
+template <class Side>
+struct BwdProducer {
+  static constexpr BwdConfig B = Side::B;
+  using OwnQk = SharedTile<B.type, B.own_rows(), B.d>;
+  using OwnOv = SharedTile<B.type, B.own_rows(), B.dv>;
+  using StreamQk = SharedTile<B.type, B.stream_rows(), B.d>;
+  using StreamOv = SharedTile<B.type, B.stream_rows(), B.dv>;
+  using NonFinite = NonFiniteRows<B.type, B.stream_rows()>;
+  // Of 504 that three warpgroups have a thread of each.
+  static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
+  static constexpr int producer_registers = much_to_find ? 56 : 24;
+  static constexpr int consumer_registers = (504 - producer_registers) / 2 / 8 * 8;
+  static_assert(B.warps == 8);
+
+  /// In front of the tiles.
+  struct Memory {
+    typename Side::Work work;
+    typename Side::Tile tiles[B.stages];
+    NonFinite non_finite[B.stages];
+    bool replaced[B.stages];  // whether a row of the tile is not finite
+    u64 own;                  // a phase: the block's own rows
+    u64 stream[2 * B.stages];
+    u64 checks[2 * B.stages];
+  };
+  static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
+
+  const FwdParams& p;
+  Memory& memory;
+  const Side side;
+  const u32 tiles;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+
+  __device__ __forceinline__ int warp() const { return ptx::uniform(thread / 32); }
+  __device__ __forceinline__ u32 own_qk() const { return tiles; }
+  __device__ __forceinline__ u32 own_ov() const { return tiles + OwnQk::bytes; }
+  __device__ __forceinline__ u32 qk_at(int i) const {
+    return own_ov() + OwnOv::bytes + static_cast<u32>(i) % B.stages * (StreamQk::bytes + StreamOv::bytes);
+  }
+  __device__ __forceinline__ u32 ov_at(int i) const { return qk_at(i) + StreamQk::bytes; }
+  /// LSE, δ and weights of rows that stream, behind all tiles.
+  __device__ __forceinline__ u32 values_at(int i) const {
+    return qk_at(0) + B.stages * (StreamQk::bytes + StreamOv::bytes) +
+           static_cast<u32>(i) % B.stages * B.value_bytes();
+  }
+  __device__ __forceinline__ Ring<B.stages> stream() const { return {ptx::shared_address(memory.stream)}; }
+  __device__ __forceinline__ Ring<B.stages> checks() const { return {ptx::shared_address(memory.checks)}; }
+  __device__ __forceinline__ void await_own() const { ptx::mbarrier_wait(ptx::shared_address(&memory.own), 0); }
+
+  /// By one thread, before a barrier of the block.
+  __device__ __forceinline__ void init() const {
+    ptx::mbarrier_init(ptx::shared_address(&memory.own), 1);
+    stream().init(2, B.warps + 1);  // filled by who copies and who describes; read by who computes and who checks
+    checks().init(1, 1);
+    ptx::fence_mbarrier_init();
+  }
+
+  __device__ __forceinline__ void produce() const {
+    const int role = warp() - B.warps;
+    const int count = side.count();
+    if (role == 0) {
+      if (lane == 0) copy(count);
+    } else if (role == 1) {
+      describe(count);
+    } else {
+      check(role - 2, count);
+    }
+  }
+
+  /// After the wait for a tile's check: its rows, where one is not finite.
+  __device__ __forceinline__ const NonFinite* non_finite(int i) const {
+    return memory.replaced[i % B.stages] ? &memory.non_finite[i % B.stages] : nullptr;
+  }
+
+ private:
+  __device__ __forceinline__ void copy(int count) const {
+    if (count == 0) return;
+    const u32 own = ptx::shared_address(&memory.own);
+    ptx::mbarrier_arrive_expecting(own, OwnQk::bytes + OwnOv::bytes);
+    side.template copy_own<OwnQk, OwnOv>(own_qk(), own_ov(), own);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const auto tile = side.tile(i);
+      stream().acquire(i, StreamQk::bytes + StreamOv::bytes);
+      side.template copy<StreamQk, StreamOv>(tile, qk_at(i), ov_at(i), stream().full(i));
+    }
+  }
+
+  __device__ __forceinline__ void describe(int count) const {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const auto tile = side.tile(i);
+      stream().wait_empty(i);
+      if (lane == 0) memory.tiles[i % B.stages] = tile;
+      side.load_values(tile, values_at(i), lane);
+      __syncwarp();
+      if (lane == 0) stream().publish(i);
+    }
+  }
+
+  // Each of two warps every other tile, ahead of those that compute.
+  __device__ __forceinline__ void check(int first, int count) const {
+#pragma unroll 1
+    for (int i = first; i < count; i += 2) {
+      stream().wait(i);
+      if (memory.tiles[i % B.stages].hides) {
+        const bool replaced = replace_rows(i);
+        if (lane == 0) memory.replaced[i % B.stages] = replaced;
+        if (replaced) side.spoil(memory.non_finite[i % B.stages], values_at(i), lane);
+        ptx::fence_async_proxy();
+      }
+      __syncwarp();
+      if (lane == 0) {
+        // Ended before this tile came; but nobody may have waited for it, and tools that check want that.
+        if (i >= B.stages) checks().wait(i - B.stages);
+        checks().publish(i);
+        stream().release(i);
+      }
+    }
+  }
+  // Zeros for what is not finite; of V there is no need, since dP of a hidden key is not looked at.
+  __device__ __forceinline__ bool replace_rows(int i) const {
+    constexpr bool rows_stream = B.of == Gradients::keys;
+    const bool finite = NonFinite::template are_finite<32, StreamQk>(qk_at(i), lane) &&
+                        (!rows_stream || NonFinite::template are_finite<32, StreamOv>(ov_at(i), lane));
+    if (__all_sync(kAllLanes, finite)) return false;
+    NonFinite& rows = memory.non_finite[i % B.stages];
+    rows.clear(lane);
+    __syncwarp();
+    NonFinite::template replace<32, StreamQk>(qk_at(i), rows.first, lane);
+    if constexpr (rows_stream) NonFinite::template replace<32, StreamOv>(ov_at(i), rows.second, lane);
+    __syncwarp();
+    return true;
+  }
+};
+
+}  // namespace tessera::cuda

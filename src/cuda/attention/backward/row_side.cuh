@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pass by rows of queries, for backward/wgmma.cuh: a block has tile_q rows of one head, and the keys that they see
+// stream by. Q and dO stay, K and V stream; the sum over the keys is dQ.
+#pragma once
+
+#include "cuda/attention/backward/gradient_store.cuh"
+#include "cuda/attention/backward/row_values.cuh"
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/scores/dropout.cuh"
+#include "cuda/attention/scores/finish_scores.cuh"
+#include "cuda/attention/tiles/tile_boxes.cuh"
+
+namespace tessera::cuda {
+
+template <BwdConfig B_, class User>
+struct RowSide {
+  static constexpr BwdConfig B = B_;
+  static constexpr FwdConfig C = B.as_forward();
+  using Work = SharedWork<C>;
+  /// A tile that streams, and whether an element of it may weigh nothing.
+  struct Tile : KvTile {
+    bool hides;
+  };
+  using Kept = KeptBits<C>;
+  using Scores = Accumulator<1, C.tile_kv / 8>;
+
+  const BwdParams& params;
+  const BwdTensorMaps* maps;
+  const Work& work;
+
+  /// The work of block `index`, by every thread; whether it has rows.
+  static __device__ __forceinline__ bool find(const BwdParams& params, int index, Work& work) {
+    const FwdParams& p = params.forward;
+    if (!work.find(p, Block::of<C>(p, index))) return false;
+    if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
+    return true;
+  }
+  __device__ __forceinline__ int count() const { return work.tiles.count(); }
+  __device__ __forceinline__ Tile tile(int i) const {
+    const KvTile tile = work.tiles.at(i);
+    return {tile, work.may_hide(tile)};
+  }
+
+  /// Copies Q and dO. By one thread.
+  template <class QTile, class OTile>
+  __device__ __forceinline__ void copy_own(u32 q_to, u32 o_to, u32 barrier) const {
+    const FwdParams& p = params.forward;
+    const int row = work.sequence.q.first + work.block.first_row;
+    copy_rows<QTile>(&maps->q, p.q_strides, q_to, barrier, work.block.head, row);
+    copy_rows<OTile>(&maps->dout, params.dout_strides, o_to, barrier, work.block.head, row);
+  }
+  /// Copies K and V of a tile. By one thread.
+  template <class KTile, class VTile>
+  __device__ __forceinline__ void copy(const Tile& tile, u32 k_to, u32 v_to, u32 barrier) const {
+    const int segment = C.segments == 2 ? tile.segment : 0;
+    const KvParams& kv = params.forward.kv[segment];
+    const int row = work.sequence.segment(segment).extent.first + tile.first;
+    copy_rows<KTile>(&maps->keys[segment], kv.k_strides, k_to, barrier, work.block.kv_head, row);
+    copy_rows<VTile>(&maps->values[segment], kv.v_strides, v_to, barrier, work.block.kv_head, row);
+  }
+
+  /// LSE, δ and weight of a thread's two rows.
+  struct OwnValues {
+    float2 of[3];
+  };
+  __device__ __forceinline__ OwnValues own_values(int warp_row, int lane) const {
+    const int row = work.block.first_row + warp_row + lane / 4;
+    const RowValue upper = row_value<B>(params, work, row);
+    const RowValue lower = row_value<B>(params, work, row + 8);
+    return {{{upper.lse, lower.lse}, {upper.delta, lower.delta}, {upper.weight, lower.weight}}};
+  }
+  /// No values stream, so that those that compute look for keys that are not finite.
+  __device__ __forceinline__ void load_values(const Tile& /*tile*/, u32 /*to*/, int /*lane*/) const {}
+  template <class NonFinite>
+  __device__ __forceinline__ void spoil(const NonFinite& /*keys*/, u32 /*values*/, int /*lane*/) const {}
+  /// One of RowValues' arrays, for element `e` of a tile of 8 columns the at(e)-th of both.
+  template <int array>
+  static __device__ __forceinline__ float2 values(const OwnValues& own, u32 /*from*/, int /*n*/, int /*lane*/) {
+    return own.of[array];
+  }
+  static __device__ __forceinline__ float at(const float2& values, int e) { return e / 2 == 0 ? values.x : values.y; }
+
+  __device__ __forceinline__ void finish(Scores& s, const Tile& tile, int warp_row, int lane) const {
+    FinishScores<C, User, Work>{params.forward, work, warp_row, lane}.finish(s, tile);
+  }
+  __device__ __forceinline__ void draw(Kept& kept, const Tile& tile, int warp_row, int lane) const {
+    kept.draw(params.forward, work, warp_row, tile, lane);
+  }
+
+  template <class Sums>
+  __device__ __forceinline__ void store(const Sums& dq, const Sums& /*none*/, int warp_row, int lane) const {
+    store_query_gradient<B.gradient>(params, work, warp_row, lane, dq);
+  }
+
+ private:
+  template <class Tile>
+  __device__ __forceinline__ void copy_rows(const TensorMap* map, const Strides& strides, u32 to, u32 barrier, int head,
+                                            int row) const {
+    copy_box<Tile>(map, to, barrier, strides.head == 0 ? 0 : head, row, strides.batch == 0 ? 0 : work.block.batch);
+  }
+};
+
+}  // namespace tessera::cuda

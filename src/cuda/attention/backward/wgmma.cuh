@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward for SM90, by wgmma: one algorithm, whose side (row_side.cuh, key_side.cuh) says what a block keeps and
+// what streams by. Of the pass by rows of queries, then of that by keys, whose fragments lie keys down:
+//
+//     S = Q·Kᵀ    P = exp2(S − LSE)                 dP = dO·Vᵀ    dS = P ∘ (dP − δ)    dQ += dS·K
+//     Sᵀ = K·Qᵀ   Pᵀ = exp2(Sᵀ − LSE)  dV += Pᵀ·dO  dPᵀ = V·dOᵀ   dSᵀ = Pᵀ ∘ (dPᵀ − δ)  dK += dSᵀ·Q
+//
+// Operands of S are called qk here, those of dP ov: Q or K, dO or V. P and dS are operands from registers as they are.
+#pragma once
+
+#include "cuda/attention/backward/key_side.cuh"
+#include "cuda/attention/backward/producer.cuh"
+#include "cuda/attention/backward/row_side.cuh"
+#include "cuda/attention/backward/score_gradient.cuh"
+#include "cuda/tile/gemm_wgmma.cuh"
+
+namespace tessera::cuda {
+
+template <class Side>
+struct BwdWgmma : BwdProducer<Side> {
+  using Base = BwdProducer<Side>;
+  using Base::B, Base::checks, Base::lane, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p,
+      Base::qk_at, Base::side, Base::stream, Base::thread, Base::values_at;
+  using typename Base::OwnOv, typename Base::OwnQk, typename Base::StreamOv, typename Base::StreamQk;
+  static constexpr bool finds_values = B.of == Gradients::keys;  // dV
+  static constexpr int columns = B.stream_rows();
+  using Scores = Accumulator<1, columns / 8>;
+  using Operand = u32[columns / 16][4];
+  using Kept = typename Side::Kept;
+  using Tile = typename Side::Tile;
+  using OwnValues = typename Side::OwnValues;
+
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
+  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, const BwdTensorMaps* maps) {
+    ptx::griddepcontrol_wait_and_launch();
+    typename Side::Work work{};
+    if (!Side::find(params, static_cast<int>(blockIdx.x), work)) return;
+    auto& shared = *reinterpret_cast<typename Base::Memory*>(memory);
+    if (threadIdx.x == 0) shared.work = work;
+    const BwdWgmma kernel{{params.forward, shared, {params, maps, shared.work},
+                           ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
+    if (threadIdx.x == 0) kernel.init();
+    __syncthreads();
+    if (kernel.warp() < B.warps) {
+      ptx::setmaxnreg_inc<Base::consumer_registers>();
+      kernel.compute();
+    } else {
+      ptx::setmaxnreg_dec<Base::producer_registers>();
+      kernel.produce();
+    }
+  }
+
+  __device__ __forceinline__ void compute() const {
+    const int warp_row = this->warp() * 16;
+    const u32 rows = static_cast<u32>(this->warp() / 4 * 64);
+    const u32 qk = own_qk() + OwnQk::rows_below(rows);
+    const u32 ov = own_ov() + OwnOv::rows_below(rows);
+    Accumulator<1, B.d / 8> dqk;                        // dQ or dK
+    Accumulator<1, finds_values ? B.dv / 8 : B.d / 8> dov;  // dV
+    dqk.clear();
+    if constexpr (finds_values) dov.clear();
+    const int count = side.count();
+    if (count > 0) {
+      const OwnValues own = side.own_values(warp_row, lane);
+      this->await_own();
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        Scores s, ds;
+        stream().wait(i);
+        begin_scores<B.type, OwnQk, StreamQk>(s, qk, ptx::uniform(qk_at(i)));
+        begin_scores<B.type, OwnOv, StreamOv>(ds, ov, ptx::uniform(ov_at(i)));
+        const Tile tile = memory.tiles[i % B.stages];
+        Kept kept;
+        if constexpr (B.dropout) side.draw(kept, tile, warp_row, lane);
+        ptx::wgmma_wait<1>();  // products with the tile before this have ended too
+        settle(s);
+        if (i > 0) release(i - 1);
+        Scores products;
+        if constexpr (B.softcap != Softcap::none) products = s;
+        side.finish(s, tile, warp_row, lane);
+        if (tile.hides) {
+          checks().wait(i);
+          exponentiate<true>(s, own, values_at(i));
+        } else {
+          exponentiate<false>(s, own, values_at(i));
+        }
+        ptx::wgmma_wait<0>();
+        settle(ds);
+        // Packed once no product runs: the assembler would let one that takes registers wait for those before it.
+        Operand weights, gradients;
+        if constexpr (finds_values) pack_weights(weights, s, own, values_at(i), kept);
+        find_gradients(ds, s, products, own, values_at(i), kept);
+        if (tile.hides) hide_gradients(ds, s, i);
+        pack(gradients, ds);
+        if constexpr (finds_values) begin_outputs<B.type, StreamOv>(dov, weights, ptx::uniform(ov_at(i)));
+        begin_outputs<B.type, StreamQk>(dqk, gradients, ptx::uniform(qk_at(i)));
+        if constexpr (finds_values) ptx::wgmma_wait<0>();  // the registers of P are free
+      }
+      ptx::wgmma_wait<0>();
+      settle(dqk);
+      if constexpr (finds_values) settle(dov);
+    }
+    side.store(dqk, dov, warp_row, lane);
+  }
+
+ private:
+  static constexpr int kLse = 0, kDelta = 1, kWeight = 2;  // arrays of RowValues
+  using NonFinite = typename Base::NonFinite;
+
+  template <class Use>
+  static __device__ __forceinline__ void for_each(Use use) {
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) use(n, e);
+    }
+  }
+
+  // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
+  // what is only small; LSE of a hidden row may be NaN.
+  template <bool hides>
+  __device__ __forceinline__ void exponentiate(Scores& s, const OwnValues& own, u32 from) const {
+    const float scale = B.scale_first ? 1.0F : p.scale * kLog2E;
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+      const float2 lse = side.template values<kLse>(own, from, n, lane);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& element = s.tile[0][n][e];
+        const float probability = ptx::exp2(__fmaf_rn(element, scale, -side.at(lse, e)));
+        element = hides && element == -kInfinity ? -0.0F : probability;
+      }
+    }
+  }
+  static __device__ __forceinline__ bool is_hidden(float probability) {
+    return __float_as_uint(probability) == 0x80000000U;
+  }
+  __device__ __forceinline__ void pack_weights(Operand& weights, const Scores& s, const OwnValues& own, u32 from,
+                                               const Kept& kept) const {
+#pragma unroll
+    for (int k = 0; k < columns / 16; ++k) {
+      float tiles[2][4];
+#pragma unroll
+      for (int n = 2 * k; n < 2 * k + 2; ++n) {
+        float2 weight{};
+        if constexpr (B.has_weights()) weight = side.template values<kWeight>(own, from, n, lane);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          tiles[n % 2][e] = value_weight<B>(s.tile[0][n][e], side.at(weight, e), keeps(kept, n, e));
+        }
+      }
+      pack_fragment<B.type>(weights[k], tiles[0], tiles[1]);
+    }
+  }
+  // From dP to dS.
+  __device__ __forceinline__ void find_gradients(Scores& ds, const Scores& s, const Scores& products, const OwnValues& own,
+                                                 u32 from, const Kept& kept) const {
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+      const float2 delta = side.template values<kDelta>(own, from, n, lane);
+      float2 weight{};
+      if constexpr (B.sink) weight = side.template values<kWeight>(own, from, n, lane);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float product = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
+        ds.tile[0][n][e] = score_gradient<B>(p, s.tile[0][n][e], product, ds.tile[0][n][e], side.at(delta, e),
+                                             side.at(weight, e), keeps(kept, n, e));
+      }
+    }
+  }
+  // Selected and not multiplied: a hidden key's V, or a hidden row's dO, may be NaN.
+  __device__ __forceinline__ void hide_gradients(Scores& ds, const Scores& s, int i) const {
+    if constexpr (!finds_values) {
+      if (const NonFinite* keys = this->non_finite(i); keys != nullptr) {
+        for_each([&](int n, int e) {
+          if (keys->of(n * 8 + lane % 4 * 2 + e % 2) != 0) ds.tile[0][n][e] = kNaN;
+        });
+      }
+    }
+    for_each([&](int n, int e) {
+      if (is_hidden(s.tile[0][n][e])) ds.tile[0][n][e] = 0.0F;
+    });
+  }
+  static __device__ __forceinline__ void pack(Operand& to, const Scores& s) {
+#pragma unroll
+    for (int k = 0; k < columns / 16; ++k) pack_fragment<B.type>(to[k], s.tile[0][2 * k], s.tile[0][2 * k + 1]);
+  }
+
+  static __device__ __forceinline__ bool keeps(const Kept& kept, int n, int e) {
+    if constexpr (B.dropout) return kept.keeps(n / 2, n % 2, e);
+    return true;
+  }
+  __device__ __forceinline__ void release(int i) const {
+    __syncwarp();
+    if (lane == 0) stream().release(i);
+  }
+};
+
+}  // namespace tessera::cuda
