@@ -63,18 +63,22 @@ struct BwdWgmma : BwdProducer<Side> {
     if (count > 0) {
       const OwnValues own = side.own_values(warp_row, lane);
       this->await_own();
+      Scores s;
+      u32 tile_qk = ptx::uniform(qk_at(0));
+      stream().wait(0);
+      begin_scores<B.type, OwnQk, StreamQk>(s, qk, tile_qk);
 #pragma unroll 1
-      for (int i = 0; i < count; ++i) {
-        Scores s, ds;
-        stream().wait(i);
-        begin_scores<B.type, OwnQk, StreamQk>(s, qk, ptx::uniform(qk_at(i)));
-        begin_scores<B.type, OwnOv, StreamOv>(ds, ov, ptx::uniform(ov_at(i)));
+      for (int i = 0;; ++i) {
+        Scores ds;
+        const u32 tile_ov = tile_qk + StreamQk::bytes;
+        ptx::wgmma_wait<1>();  // products with the tile before this have ended, whose operands take registers
+        if (i > 0) release(i - 1);
+        begin_scores<B.type, OwnOv, StreamOv>(ds, ov, tile_ov);
         const Tile tile = memory.tiles[i % B.stages];
         Kept kept;
         if constexpr (B.dropout) side.draw(kept, tile, warp_row, lane);
-        ptx::wgmma_wait<1>();  // products with the tile before this have ended too
+        ptx::wgmma_wait<1>();
         settle(s);
-        if (i > 0) release(i - 1);
         Scores products;
         if constexpr (B.softcap != Softcap::none) products = s;
         side.finish(s, tile, warp_row, lane);
@@ -84,6 +88,7 @@ struct BwdWgmma : BwdProducer<Side> {
         } else {
           exponentiate<false>(s, own, values_at(i));
         }
+        keep_in_front_of_wait(s, count);
         ptx::wgmma_wait<0>();
         settle(ds);
         // Packed once no product runs: the assembler would let one that takes registers wait for those before it.
@@ -92,9 +97,13 @@ struct BwdWgmma : BwdProducer<Side> {
         find_gradients(ds, s, products, own, values_at(i), kept);
         if (tile.hides) hide_gradients(ds, s, i);
         pack(gradients, ds);
-        if constexpr (finds_values) begin_outputs<B.type, StreamOv>(dov, weights, ptx::uniform(ov_at(i)));
-        begin_outputs<B.type, StreamQk>(dqk, gradients, ptx::uniform(qk_at(i)));
-        if constexpr (finds_values) ptx::wgmma_wait<0>();  // the registers of P are free
+        if constexpr (finds_values) begin_outputs<B.type, StreamOv>(dov, weights, tile_ov);
+        begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
+        if (i + 1 == count) break;
+        tile_qk = ptx::uniform(qk_at(i + 1));
+        stream().wait(i + 1);
+        if constexpr (finds_values) ptx::wgmma_wait<1>();  // the registers of P are free
+        begin_scores<B.type, OwnQk, StreamQk>(s, qk, tile_qk);
       }
       ptx::wgmma_wait<0>();
       settle(dqk);
@@ -167,6 +176,12 @@ struct BwdWgmma : BwdProducer<Side> {
                                              side.at(weight, e), keeps(kept, n, e));
       }
     }
+  }
+  // The assembler would move a wait in front of what is to run beside the products (ptx::wgmma_wait_after).
+  __device__ __forceinline__ void keep_in_front_of_wait(const Scores& s, int count) const {
+    u32 bits = 0;
+    for_each([&](int n, int e) { bits |= __float_as_uint(s.tile[0][n][e]); });
+    ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
   // Selected and not multiplied: a hidden key's V, or a hidden row's dO, may be NaN.
   __device__ __forceinline__ void hide_gradients(Scores& ds, const Scores& s, int i) const {
