@@ -21,11 +21,11 @@ struct BwdProducer {
   using StreamQk = SharedTile<B.type, B.stream_rows(), B.d>;
   using StreamOv = SharedTile<B.type, B.stream_rows(), B.dv>;
   using NonFinite = NonFiniteRows<B.type, B.stream_rows()>;
-  // Of 504 that three warpgroups have a thread of each.
+  // What a block has at its start, 168 registers a thread (128 with three groups), shared out anew.
+  static constexpr int groups = B.warps / 4;
   static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
-  static constexpr int producer_registers = much_to_find ? 56 : 24;
-  static constexpr int consumer_registers = (504 - producer_registers) / 2 / 8 * 8;
-  static_assert(B.warps == 8);
+  static constexpr int producer_registers = groups == 3 ? 32 : much_to_find ? 56 : 24;
+  static constexpr int consumer_registers = ((groups == 3 ? 512 : 504) - producer_registers) / groups / 8 * 8;
 
   /// In front of the tiles.
   struct Memory {

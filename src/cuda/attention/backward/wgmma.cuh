@@ -14,6 +14,9 @@
 #include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
 
+#ifndef PING
+#define PING 1
+#endif
 namespace tessera::cuda {
 
 template <class Side>
@@ -63,17 +66,14 @@ struct BwdWgmma : BwdProducer<Side> {
     if (count > 0) {
       const OwnValues own = side.own_values(warp_row, lane);
       this->await_own();
-      Scores s;
+      Scores s, ds;
       u32 tile_qk = ptx::uniform(qk_at(0));
       stream().wait(0);
       begin_scores<B.type, OwnQk, StreamQk>(s, qk, tile_qk);
+      begin_scores<B.type, OwnOv, StreamOv>(ds, ov, tile_qk + StreamQk::bytes);
+      if (groups == 2 && this->warp() >= 4) scheduler_barrier_arrive();
 #pragma unroll 1
       for (int i = 0;; ++i) {
-        Scores ds;
-        const u32 tile_ov = tile_qk + StreamQk::bytes;
-        ptx::wgmma_wait<1>();  // products with the tile before this have ended, whose operands take registers
-        if (i > 0) release(i - 1);
-        begin_scores<B.type, OwnOv, StreamOv>(ds, ov, tile_ov);
         const Tile tile = memory.tiles[i % B.stages];
         Kept kept;
         if constexpr (B.dropout) side.draw(kept, tile, warp_row, lane);
@@ -97,14 +97,20 @@ struct BwdWgmma : BwdProducer<Side> {
         find_gradients(ds, s, products, own, values_at(i), kept);
         if (tile.hides) hide_gradients(ds, s, i);
         pack(gradients, ds);
-        if constexpr (finds_values) begin_outputs<B.type, StreamOv>(dov, weights, tile_ov);
+        scheduler_barrier_sync();
+        if constexpr (finds_values) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
         begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
         if (i + 1 == count) break;
         tile_qk = ptx::uniform(qk_at(i + 1));
         stream().wait(i + 1);
         if constexpr (finds_values) ptx::wgmma_wait<1>();  // the registers of P are free
         begin_scores<B.type, OwnQk, StreamQk>(s, qk, tile_qk);
+        ptx::wgmma_wait<1>();  // those of dS too
+        begin_scores<B.type, OwnOv, StreamOv>(ds, ov, tile_qk + StreamQk::bytes);
+        scheduler_barrier_arrive();
+        release(i);
       }
+      scheduler_barrier_arrive();
       ptx::wgmma_wait<0>();
       settle(dqk);
       if constexpr (finds_values) settle(dov);
@@ -182,6 +188,16 @@ struct BwdWgmma : BwdProducer<Side> {
     u32 bits = 0;
     for_each([&](int n, int e) { bits |= __float_as_uint(s.tile[0][n][e]); });
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
+  }
+  // Groups begin their products in turn, so that one's exponentials run beside the others' products.
+  static constexpr int groups = B.warps / 4;
+  static constexpr bool ping_pongs = PING && groups == 2;
+  static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
+  __device__ __forceinline__ void scheduler_barrier_sync() const {
+    if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + this->warp() / 4, 256);
+  }
+  __device__ __forceinline__ void scheduler_barrier_arrive() const {
+    if constexpr (ping_pongs) ptx::barrier_arrive(kSchedulerBarrier + (this->warp() / 4 + 1) % groups, 256);
   }
   // Selected and not multiplied: a hidden key's V, or a hidden row's dO, may be NaN.
   __device__ __forceinline__ void hide_gradients(Scores& ds, const Scores& s, int i) const {
