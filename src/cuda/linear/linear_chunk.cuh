@@ -98,7 +98,7 @@ struct LinearChunk {
   __device__ __forceinline__ void begin(int chunk) const {
     ptx::cp_async_wait<C.stages - 2>();
     if constexpr (C.wgmma) ptx::fence_async_proxy();  // in front of what reads the copies and the left state
-    ptx::barrier_sync(kChunkBarrier, C.threads());    // not __syncthreads: the two kinds of warps come from two places
+    ptx::barrier_sync_of_branches(kChunkBarrier, C.threads());
   }
   __device__ __forceinline__ void prefetch(int chunk) const { load(chunk + C.stages - 1); }
 
