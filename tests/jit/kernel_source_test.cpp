@@ -95,15 +95,22 @@ TEST(KernelSource, CapsOutsideOfAMiddleRangeAndThoseBesideAScoreCallableAreRatio
 
 TEST(KernelSource, OutputsOfFp32AreDividedByRoundedSumsButPartialsAreNot) {
   for (const int sm : {80, 90, 120}) {
-    const auto rounds = [sm](const std::string& problem) {
-      return contains(source_of("attention d=128 " + problem, sm).text, ".rounded_sums = true");
+    Target target = Target::cuda(sm);
+    target.multiprocessors = 100;
+    const auto text_of = [&](const std::string& problem) {
+      return make_plan(Problem::parse("attention d=128 " + problem), target).state().kernels.front().text;
+    };
+    const auto rounds = [&](const std::string& problem) { return contains(text_of(problem), ".rounded_sums = true"); };
+    const auto has_partials = [&](const std::string& problem) {
+      return contains(text_of(problem), ".output = Element::fp32");
     };
     for (const char* problem : {"sq=4096 dtype=bf16:bf16:bf16:fp32", "sq=4096 dtype=fp16:fp16:fp16:fp32 dropout=0.1",
                                 "sq=1 sk=4096 dtype=bf16:bf16:bf16:fp32"}) {
       EXPECT_TRUE(rounds(problem)) << problem;
     }
-    for (const char* problem : {"sq=4096 dtype=bf16", "sq=1 sk=4096 dtype=bf16"})
-      EXPECT_FALSE(rounds(problem)) << problem;
+    EXPECT_FALSE(rounds("sq=4096 dtype=bf16"));
+    EXPECT_TRUE(has_partials("sq=1 sk=4096 dtype=bf16"));
+    EXPECT_FALSE(rounds("sq=1 sk=4096 dtype=bf16"));
   }
 }
 

@@ -15,12 +15,14 @@ CUDA = torch.device("cuda", 0)
 
 
 def on_gpu(x: Any) -> Any:
-    """Tensors, and tile lists of tensors, as copies on the GPU; the rest as it is."""
+    """Tensors, and what tensors come in (tile lists, sources, offsets), as copies on the GPU; the rest as it is."""
     if isinstance(x, Tensor):
         return x.to(CUDA, copy=True)
     if isinstance(x, tessera.TileList):
         arrays = {name.removeprefix("tile_"): array.to(CUDA, copy=True) for name, array in x.arrays()}
         return tessera.TileList(form=x.form, block=x.block, **arrays)
+    if isinstance(x, (tessera.KeySource, tessera.Offsets, tessera.Tiles)):
+        return type(x)(*map(on_gpu, x))
     return x
 
 

@@ -22,6 +22,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_mma.cuh"
 #include "shared/linear_chunk.h"
 
@@ -40,6 +41,7 @@ struct LinearChunk {
   using State = Accumulator<kRowTiles, C.tile / 8>;
   using Out = Accumulator<1, C.tile / 8>;
   using Scores = Accumulator<1, C.chunk / 8>;
+  static constexpr int kChunkBarrier = 2;                  // 1 is of the output warps by wgmma
   static constexpr int kUnrolled = C.blocks > 1 ? 1 : 16;  // where registers are few, loops that cost little stay loops
   static constexpr float kMostSlope = 1000.0F;             // whose decay is 0 already; larger ones would make 0 · ∞
 
@@ -96,7 +98,7 @@ struct LinearChunk {
   __device__ __forceinline__ void begin(int chunk) const {
     ptx::cp_async_wait<C.stages - 2>();
     if constexpr (C.wgmma) ptx::fence_async_proxy();  // in front of what reads the copies and the left state
-    __syncthreads();
+    ptx::barrier_sync_of_branches(kChunkBarrier, C.threads());
   }
   __device__ __forceinline__ void prefetch(int chunk) const { load(chunk + C.stages - 1); }
 

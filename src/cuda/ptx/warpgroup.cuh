@@ -12,9 +12,14 @@
 
 namespace tessera::cuda::ptx {
 
-/// Barrier `id` from 1 on (0 is __syncthreads) of `threads` threads, whole warps.
+/// Barrier `id` from 1 on (0 is __syncthreads) of `threads` threads, whole warps, which all wait at this one place.
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+/// The same for warps of several kinds, each with a place of its own: bar.sync is barrier.sync.aligned.
+__device__ __forceinline__ void barrier_sync_of_branches(int id, int threads) {
+  asm volatile("barrier.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
 /// Counts this thread at the barrier and goes on.

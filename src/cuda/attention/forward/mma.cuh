@@ -248,7 +248,7 @@ struct FwdMma {
     __syncwarp();
     ptx::setmaxnreg_dec<producer_registers>();
     if (!copies) return;
-    ptx::barrier_sync(kStart, C.threads() + 32);
+    ptx::barrier_sync_of_branches(kStart, C.threads() + 32);
 #pragma unroll 1
     for (int i = C.stages; lane == 0 && i < work.tiles.count(); ++i) {
       copy_keys(work, i);
@@ -272,7 +272,7 @@ struct FwdMma {
     }
     ptx::cp_async_wait<0>();  // Q
     if constexpr (has_copier) {
-      ptx::barrier_sync(kStart, C.threads() + 32);
+      ptx::barrier_sync_of_branches(kStart, C.threads() + 32);
     } else {
       __syncthreads();
     }
