@@ -285,6 +285,19 @@ def test_models_of_transformers(kind, side):
     check(results, names)
 
 
+def test_a_mask_of_bits_has_no_backward():
+    """It is a list of tiles, which the forward takes and the backward does not yet."""
+    pytest.importorskip("transformers", minversion="5.0")
+    from tessera.transformers import attention
+
+    q, k, v = (leaf(1, 4, 40, 64, seed=s, dtype=torch.bfloat16) for s in (1, 2, 3))
+    seen = on_gpu(torch.rand(1, 1, 40, 40, generator=torch.Generator().manual_seed(4)) < 0.5)
+    with pytest.raises(NotImplementedError, match=r"^attention_mask: .*has no tile lists in the backward yet"):
+        attention(torch.nn.Module(), q, k, v, seen)
+    with torch.no_grad():
+        assert attention(torch.nn.Module(), q, k, v, seen)[0].shape == (1, 40, 4, 64)
+
+
 def test_example_trains_as_torch_does(tmp_path):
     pytest.importorskip("safetensors")
     out = tmp_path / "losses.json"
