@@ -231,7 +231,7 @@ def test_a_refused_list_is_the_mask_that_it_came_from(monkeypatch):
 
     q, k, v = tensors(1, 23, 23, "tokens outside")
     monkeypatch.setattr(tessera, "attention", refused)
-    with pytest.raises(NotImplementedError, match="^attention_mask: got attention pass=backward list=bitmask"):
+    with pytest.raises(NotImplementedError, match=r"^attention_mask: got attention pass=backward list=bitmask"):
         attention(LAYER, q, k, v, torch.rand(1, 1, 23, 23) < 0.5)
 
 
