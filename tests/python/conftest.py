@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--complete", action="store_true", help="every combination of the grids instead of a spread")
     parser.addoption("--complete-shard", default="0/1", help="I/N: with --complete, the I-th of N parts")
+    parser.addoption("--grid-device", default="cpu", help="where the grids' calls of Tessera run: cpu, cuda, cuda:1")
     parser.addoption("--textbook-device", default="cpu", help="where the textbooks of the grids run: cpu, cuda, cuda:1")
 
 

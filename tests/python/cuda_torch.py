@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import tessera
@@ -15,15 +16,32 @@ CUDA = torch.device("cuda", 0)
 
 
 def on_gpu(x: Any) -> Any:
-    """Tensors, and what tensors come in (tile lists, sources, offsets), as copies on the GPU; the rest as it is."""
+    """Tensors, and what holds tensors, as copies on the GPU; the rest as it is."""
     if isinstance(x, Tensor):
         return x.to(CUDA, copy=True)
     if isinstance(x, tessera.TileList):
         arrays = {name.removeprefix("tile_"): array.to(CUDA, copy=True) for name, array in x.arrays()}
         return tessera.TileList(form=x.form, block=x.block, **arrays)
-    if isinstance(x, (tessera.KeySource, tessera.Offsets, tessera.Tiles)):
+    if isinstance(x, tessera.KeySource | tessera.Offsets):
         return type(x)(*map(on_gpu, x))
     return x
+
+
+def on_gpu_and_back() -> SimpleNamespace:
+    """In place of the package for problems on the CPU: their calls are computed on the GPU, and results come back."""
+
+    def attention(*tensors: Any, **options: Any) -> tuple[Tensor, ...]:
+        out = tessera.attention(*map(on_gpu, tensors), **{key: on_gpu(x) for key, x in options.items()})
+        assert all(x.device == CUDA for x in out)
+        return tuple(x.cpu() for x in out)
+
+    return SimpleNamespace(
+        attention=attention,
+        TileList=tessera.TileList,
+        KeySource=tessera.KeySource,
+        Offsets=tessera.Offsets,
+        dropout_keep=tessera.dropout_keep,
+    )
 
 
 @contextmanager

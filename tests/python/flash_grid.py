@@ -159,13 +159,18 @@ def generate(metafunc: pytest.Metafunc) -> None:
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     """One thread for the textbooks, one or two for Tessera: two pools would spend their time waiting for each other.
 
-    Also says where the textbooks run.
+    Also says where the textbooks run, and where tensors are made, and with them Tessera's calls.
     """
     flash_reference.use_device(request.config.getoption("--textbook-device"))
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     tessera.set_threads(1 + zlib.crc32(str(request.getfixturevalue("case")).encode()) % 2)
+    device = request.config.getoption("--grid-device")
+    if device != "cpu":
+        torch.set_default_device(device)
     yield
+    if device != "cpu":
+        torch.set_default_device(None)
     tessera.set_threads(0)
     torch.set_num_threads(before)
 

@@ -2,8 +2,9 @@
 """What the textbook makes of a case's inputs: in fp32, and how far the same in the case's dtype is from that.
 
 The textbook runs on the CPU or, with ``--textbook-device cuda``, on a GPU, where its matrices of scores cost next to
-nothing. Inputs are drawn on the CPU, and results are compared there. Cases that differ only in what the textbook
-ignores, such as the size of a page, follow each other and share inputs and results.
+nothing. Inputs are drawn where Tessera's calls run (``--grid-device``), and results are compared on the CPU. Cases
+that differ only in what the textbook ignores, such as the size of a page, follow each other and share inputs and
+results.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def check_error(name: str, ours: Tensor, wide: Tensor, bound: float | Tensor) ->
     assert not ours.isnan().any(), f"{name}: NaN"
     if not ours.numel():
         return
-    error = (ours.detach().float() - wide.float()).abs().flatten()
+    error = (ours.detach().to(wide.device).float() - wide.float()).abs().flatten()
     bounds = torch.as_tensor(bound, device=error.device).expand(ours.shape).flatten()
     at = (error - bounds).argmax()
     assert error[at] <= bounds[at], f"{name}: error {error[at]:.3e}; the bound by the textbook's is {bounds[at]:.3e}"

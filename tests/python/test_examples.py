@@ -206,7 +206,7 @@ def test_training_learns_and_agrees_with_sdpa(text, tmp_path):
         words += ["--picture", picture]
     run = command(TRAIN, *words)
     assert run.returncode == 0, run.stderr
-    ours, theirs = (json.loads(out.read_text())[name] for name in ("Tessera", "torch SDPA"))
+    ours, theirs = (json.loads(out.read_text())["runs"][name][0] for name in ("Tessera", "torch SDPA"))
     assert len(ours["losses"]) == len(theirs["losses"]) == 40
     assert abs(ours["losses"][0] - math.log(256)) < 0.1
     assert ours["losses"][-1] < 4
@@ -229,11 +229,39 @@ def test_training_alone_is_the_same_training(text, tmp_path):
         sizes = ["--steps", 3, "--batch", 2, "--context", 32, "--dim", 32, "--layers", 1]
         run = command(TRAIN, *words, *sizes, "--text", text, "--json", out)
         assert run.returncode == 0, run.stderr
-        losses.append(json.loads(out.read_text()))
+        losses.append({name: runs[0]["losses"] for name, runs in json.loads(out.read_text())["runs"].items()})
     assert losses[1].keys() == {"Tessera"}
-    assert losses[0]["Tessera"]["losses"] == pytest.approx(losses[1]["Tessera"]["losses"], abs=1e-5)
+    assert losses[0]["Tessera"] == pytest.approx(losses[1]["Tessera"], abs=1e-5)
 
 
-def test_training_refuses():
-    run = command(TRAIN, "--dim", 40)
-    assert run.returncode == 2 and "--dim: got 40; want a multiple of 32" in run.stderr
+def test_training_of_several_seeds_beside_a_judge(text, tmp_path):
+    """Attentions of one seed are much closer to each other than seeds are."""
+    out, picture = tmp_path / "losses.json", tmp_path / "loss.svg"
+    words = ["--steps", 20, "--batch", 4, "--context", 64, "--dim", 32, "--head-dim", 16, "--layers", 1, "--seeds", 2]
+    if importlib.util.find_spec("matplotlib"):
+        words += ["--picture", picture]
+    run = command(TRAIN, *words, "--judge", "--text", text, "--json", out)
+    assert run.returncode == 0, run.stderr
+    told = json.loads(out.read_text())
+    assert told["arguments"]["head_dim"] == 16 and told["arguments"]["device"] == "cpu"
+    assert list(told["runs"]) == ["Tessera", "torch SDPA", "math in fp32"]
+    assert all([each["seed"] for each in runs] == [0, 1] for runs in told["runs"].values())
+    assert "further apart than seeds at 0 of 20 steps" in run.stdout
+    if importlib.util.find_spec("matplotlib"):
+        assert "<svg" in picture.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--dim", "40"], "--dim: got 40; want a multiple of 32"),
+        (["--head-dim", "12"], "--head-dim: got 12; want a multiple of 8"),
+        (["--alone", "--judge"], "--judge: got it with --alone; want one of them"),
+        (["--device", "cuda:99"], "--device: got cuda:99; want cpu, or a cuda device that torch finds"),
+        (["--device", "meta"], "--device: got meta; want cpu, or a cuda device that torch finds"),
+        (["--seeds", "0"], "--seeds: got 0; want 1 or more"),
+    ],
+)
+def test_training_refuses(words, told):
+    run = command(TRAIN, *words)
+    assert run.returncode == 2 and told in run.stderr and "Traceback" not in run.stderr

@@ -217,7 +217,7 @@ def rounded_delta(q, k, out, grad) -> dict[str, float]:
     error of the sum is at most 2^-11 Σ |dout·out| a row; it goes times the scale and k into dq, and summed over rows
     times q into dk.
     """
-    row = (grad * out).abs().sum(-1, keepdim=True).float() * 2**-11 * q.shape[-1] ** -0.5
+    row = (grad * out.to(grad.device)).abs().sum(-1, keepdim=True).float() * 2**-11 * q.shape[-1] ** -0.5
     return {"dq": (row * k.abs().amax()).max().item(), "dk": (row * q.abs()).sum(1).max().item(), "dv": 0.0}
 
 

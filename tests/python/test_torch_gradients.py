@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import tessera  # noqa: E402
 import torch_problems as problems  # noqa: E402
 import torch_textbook as textbook  # noqa: E402
+from tessera.torch.layouts import with_aligned_rows  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -198,6 +199,35 @@ def test_expanded_and_transposed_upstream_gradients(dlse):
     grads = torch.autograd.grad(heads, (q, k, v), upstream, retain_graph=True)
     same = torch.autograd.grad(heads, (q, k, v), [x.contiguous() for x in upstream])
     assert all(torch.equal(a, b) for a, b in zip(grads, same, strict=True))
+
+
+def _odd_rows(shape):
+    return torch.randn(*shape[:-1], shape[-1] + 3)[..., : shape[-1]]
+
+
+LAYOUTS = {
+    "contiguous": (torch.randn, True),
+    "heads first": (lambda shape: torch.randn(2, 4, 70, 32).transpose(1, 2), True),
+    "every second row": (lambda shape: torch.randn(2, 140, 4, 32)[:, ::2], True),
+    "one sequence, expanded": (lambda shape: torch.randn(1, *shape[1:]).expand(1, *shape[1:]), True),
+    "expanded over sequences": (lambda shape: torch.randn(1, *shape[1:]).expand(shape), False),
+    "one number": (lambda shape: torch.ones(()).expand(shape), False),
+    "dims first": (lambda shape: torch.randn(2, 32, 70, 4).permute(0, 2, 3, 1), False),
+    "odd rows": (_odd_rows, False),
+    "rows 4 bytes off": (lambda shape: torch.randn(2, 70, 4, 40)[..., 1:33], False),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_upstream_gradients_are_copied_only_where_they_must_be(name):
+    """What a kernel gets: its values, rows that begin at multiples of 16 bytes, steps above 0."""
+    make, as_it_is = LAYOUTS[name]
+    given = make((2, 70, 4, 32))
+    got = with_aligned_rows(given)
+    assert torch.equal(got, given) and (got is given) == as_it_is
+    assert got.data_ptr() % 16 == 0 and got.stride(-1) == 1
+    sizes = [step * 4 for step, length in zip(got.stride(), got.shape, strict=True) if length > 1][:-1]
+    assert all(step > 0 and step % 16 == 0 for step in sizes)
 
 
 def test_checkpointing_draws_the_same_dropout():

@@ -280,6 +280,43 @@ def test_of_the_wishes_only_the_implementation_reaches_the_backward(backward_pro
         torch.testing.assert_close(grad, x.grad)
 
 
+def test_an_lse_is_written_where_someone_may_want_it(monkeypatch):
+    """By a call that nobody records only if it is asked for."""
+    bound = []
+    own = operators._run
+    monkeypatch.setattr(operators, "_run", lambda route, *more: bound.append(route.bound) or own(route, *more))
+    q, k, v = qkv()
+    out = tessera.attention(q, k, v)
+    both = tessera.attention(q, k, v, return_lse=True)
+    recorded = tessera.attention(*qkv(requires_grad=True))
+    assert ["lse" in slots for slots in bound] == [False, True, True]
+    assert torch.equal(out, both[0]) and torch.equal(out, recorded)
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("tiles", lambda tiles: {"tiles": tiles}),
+        ("tiles.backward", lambda tiles: {"tiles": tessera.Tiles(backward=tiles)}),
+        ("out_dtype", lambda tiles: {"out_dtype": torch.float32}),
+        ("q", lambda tiles: {}),
+    ],
+)
+def test_a_missing_backward_is_told_by_the_argument(argument, options, monkeypatch):
+    """As on a GPU, whose backward takes less than the forward; test_cuda_autograd.py has the same there."""
+
+    def refused(*arguments, **more):
+        raise NotImplementedError("problem: got attention pass=backward; want what an implementation there supports")
+
+    monkeypatch.setattr(operators._execute, "plan_for", refused)
+    operators._backward_route.cache_clear()
+    q, k, v = qkv(torch.bfloat16, requires_grad=True)
+    listed = tessera.TileList.from_mask(torch.ones(1, 1, 1, 1, dtype=torch.bool))
+    out = tessera.attention(q, k, v, **options(listed))
+    with pytest.raises(NotImplementedError, match=f"^{argument}: got attention pass=backward; want what"):
+        out.sum().backward()
+
+
 def test_lazy_negation_and_parameters():
     q, k, v = qkv()
     assert torch.equal(tessera.attention(torch._neg_view(q), k, v), tessera.attention(-q, k, v))

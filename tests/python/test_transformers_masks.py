@@ -223,6 +223,18 @@ def test_what_has_no_form_is_refused(argument, value):
         attention(LAYER, q, k, v, **arguments)
 
 
+def test_a_refused_list_is_the_mask_that_it_came_from(monkeypatch):
+    """As on a GPU, whose backward has no lists."""
+
+    def refused(*arguments, **options):
+        raise NotImplementedError("tiles: got attention pass=backward list=bitmask; want what is there")
+
+    q, k, v = tensors(1, 23, 23, "tokens outside")
+    monkeypatch.setattr(tessera, "attention", refused)
+    with pytest.raises(NotImplementedError, match=r"^attention_mask: got attention pass=backward list=bitmask"):
+        attention(LAYER, q, k, v, torch.rand(1, 1, 23, 23) < 0.5)
+
+
 def test_wrong_masks_are_refused():
     q, k, v = tensors(2, 9, 9, "tokens outside")
     for mask in (visible_keys(2, 9, 12), visible_keys(3, 9, 9), torch.ones((2, 1, 8, 9), dtype=torch.bool)):

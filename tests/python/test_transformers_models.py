@@ -41,7 +41,7 @@ def check(results: dict[str, list], names: list[str]) -> None:
 def outputs_and_gradients(model, ids: torch.Tensor, real: torch.Tensor, **inputs) -> tuple[list, list[str]]:
     """Logits at real tokens, and the gradient of a fixed random functional of them for every parameter."""
     logits = model(input_ids=ids, use_cache=False, **inputs).logits[real]
-    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(7)).to(logits.dtype)
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(7)).to(logits)
     (logits * weights).sum().backward()
     parameters = dict(model.named_parameters())
     return [logits.detach(), *(p.grad for p in parameters.values())], ["logits", *parameters]

@@ -109,7 +109,7 @@ _NAMES = {
     "dropout": "dropout_p",
     "seed": "dropout_seed",
     **dict.fromkeys(_LIST, "block_sparse_tensors"),
-    **dict.fromkeys([f"bwd_{name}" for name in _LIST], "block_sparse_tensors_bwd"),
+    **dict.fromkeys(["tiles.backward", *(f"bwd_{name}" for name in _LIST)], "block_sparse_tensors_bwd"),
 }
 
 

@@ -79,6 +79,18 @@ def _is_plain_tensor(x: Tensor, place: int) -> bool:
     )
 
 
+def is_recorded(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd records a call with these."""
+    return torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (bool(tensors) and needs_grad(tensors))
+    )
+
+
+def is_watched(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd, in either direction, has to see a call with these."""
+    return forward_ad._current_level >= 0 or is_recorded(q, k, v, tensors)
+
+
 class AttentionFunction(torch.autograd.Function):
     """out (or None where the caller has it), lse and extra, with first derivatives."""
 
@@ -96,8 +108,10 @@ class AttentionFunction(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         if plain:
-            out, lse, extra = operators.attention_on_device(q, k, v, tensors, slots, features, sizes, scalars)
+            out, lse, extra = operators.attention_on_device(q, k, v, tensors, slots, features, sizes, scalars, True)
         else:
+            if q.is_cuda and type(q) in _PLAIN_TYPES:  # has data: no tracer's
+                operators.forward_route(q, k, v, tensors, slots, features, sizes, True)
             with _AutoDispatchBelowAutograd():
                 out, lse, extra = operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
@@ -212,9 +226,7 @@ def attention(
     """The operator with autograd; `plain`: tensors for which `is_plain`."""
     if forward_ad._current_level >= 0:
         _refuse_tangents((q, k, v, *tensors))
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (tensors and needs_grad(tensors))
-    ):
+    if is_recorded(q, k, v, tensors):
         if tensors:
             refuse_missing_gradients(q, k, v, tensors, slots)
         if not plain and torch._C._are_functorch_transforms_active():

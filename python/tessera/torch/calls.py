@@ -28,6 +28,8 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
         and autograd.is_plain(q, k, v, call.tensors)
     ):
         arguments = (list(call.tensors), " ".join(call.slots), call.features, call.sizes, call.scalars)
+        if not autograd.is_watched(q, k, v, call.tensors):
+            return tuple(operators.outputs_on_device(q, k, v, *arguments))
         extra: Sequence[Tensor]
         out, lse, extra = autograd.attention(True, q, k, v, *arguments)
     else:

@@ -14,25 +14,32 @@ from .._libraries import CPU, LIBRARY_NAMES, Library, Shape, register_library
 from . import hooks
 
 
+def _current_stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
 class Torch(Library):
     name = "torch"
     operators = hooks
 
     def __init__(self) -> None:
         self._empty = torch.empty
-        self._current_stream = torch.cuda.current_stream
+        # torch.cuda.current_stream makes an object first, which takes longer than all the rest of a launch.
+        self._raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
         self._dtypes = {name: getattr(torch, its) for name, its in LIBRARY_NAMES.items() if hasattr(torch, its)}
 
     def device(self, array: Tensor) -> int:
         return array.get_device() if array.is_cuda else CPU
 
     def stream(self, device: int) -> int | None:
-        return self._current_stream(device).cuda_stream
+        return self._raw_stream(device)
 
     def on(self, array: Tensor) -> AbstractContextManager[Any]:
         return nullcontext()  # what torch makes of tensors lies where they do
 
     def empty(self, shape: Shape, dtype: str, like: Tensor) -> Tensor:
+        if len(shape) == 1:  # a workspace; half a microsecond sooner than the other
+            return like.new_empty_strided(shape, (1,), dtype=self._dtypes[dtype])
         return self._empty(shape, dtype=self._dtypes[dtype], device=like.device)
 
     def stack(self, parts: tuple[Tensor, ...]) -> Tensor:
@@ -79,4 +86,4 @@ register_library(LIBRARY)
 
 def _is_capturing(device: int) -> bool:
     """Of the stream that a call with tensors on `device` will use, whichever device is current."""
-    return _core.is_capturing(device, torch.cuda.current_stream(device).cuda_stream)
+    return _core.is_capturing(device, _current_stream(device))

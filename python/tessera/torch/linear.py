@@ -17,6 +17,7 @@ from torch import Tensor
 from .. import linear, operations
 from .._libraries import library_of
 from . import operators
+from .layouts import with_rows
 
 _CALL = (
     "Tensor q, Tensor k, Tensor v, Tensor decay_slopes, Tensor? initial_state, Tensor? cu_seqlens, SymInt? max_seqlen,"
@@ -113,7 +114,7 @@ def _backward_on_device(
     layout: str,
     output_final_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dout = operators.with_rows(dout)
+    dout = with_rows(dout)
     state = _first_state(q, v, initial_state, cu_seqlens, layout, dfinal_state is not None)
     bound = _bound_of(state, decay_slopes, cu_seqlens)
     problem = linear.problem_of("linear_chunk", (q, k, v, dout), bound, max_seqlen, scale, layout, backward=True)

@@ -9,7 +9,8 @@ Python operator costs about 10 µs instead of 80. What an operator is told of th
 - sizes: longest query sequence, longest key sequence of each source; 0: the tensors' shapes say it
 - scalars: dropout's seed and offset (64 bits each, as int64), batch_offset, head_offset
 
-The forward always writes the LSE, because whether a backward follows is not the operator's to know. `extra` holds what
+The forward always writes the LSE, because whether a backward follows is not the operator's to know; only a call that
+goes past the operators may leave it out. `extra` holds what
 else the features ask for: the tile masses, then the next list.
 """
 
@@ -27,6 +28,7 @@ from .. import _execute
 from .._features import Features, features_of, with_lse
 from .._gpu import run_on_gpu
 from .._libraries import CPU, dtype_name, library_of
+from .layouts import with_aligned_rows, with_rows
 
 _CALL = "Tensor q, Tensor k, Tensor v, Tensor[] tensors, str slots, str features, SymInt[] sizes, int[] scalars"
 
@@ -63,7 +65,6 @@ class _Route(NamedTuple):
     bound: tuple[str, ...]  # slots in the order that run gets their tensors
     taken: tuple[int, ...] | None  # which of the call's tensors it binds; None: all
     made: Allocations  # outputs to allocate
-    place: torch.device  # of everything
     seeds: tuple[int, ...]  # which of the call's tensors are dropout's uint64 scalars
 
 
@@ -94,13 +95,25 @@ def _forward_route(
     dtypes: Any,
     device: int,
     threads: int,
+    recorded: bool = False,
+    lse: bool = True,
 ) -> _Route:
-    """`dtypes` of q, k, v, and of out if the caller has allocated it, else None. `threads`: 0 on a GPU."""
+    """`dtypes` of q, k, v, and of out if the caller has allocated it, else None. `threads`: 0 on a GPU.
+
+    `recorded`: a backward may follow, and is planned too, so that what has none is refused before it is computed.
+    `lse`: it is written, whether the features have it or not.
+    """
     names = names_of(slots)
-    asked = with_lse(as_features(features))
+    asked = with_lse(as_features(features)) if lse else as_features(features)
     route = _execute.forward_route(asked, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads, device)
     made = tuple((shape, _packed_strides(shape), DTYPES[dtype]) for shape, dtype in route.made)
-    return _Route(route.plan, route.slots, route.taken, made, _place(device), _seeds(names))
+    if recorded:
+        types = (*dtypes[:3], made[0][2])
+        try:
+            _backward_route(features, slots, sizes, q, k, v, shapes, types, False, False, device, threads)
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{error}; or torch.no_grad(), where no gradient is wanted") from None
+    return _Route(route.plan, route.slots, route.taken, made, _seeds(names))
 
 
 @lru_cache(maxsize=2048)
@@ -124,14 +137,48 @@ def _backward_route(
     wishes = " ".join([wish for wish in asked.wishes.split() if wish.startswith("implementation=cpu.")])
     asked = Features(fields, asked.out, asked.threads, wishes)
     extra = ("dlse",) if dlse else ()
-    plan, bound, taken = _execute.plan_for(
-        _execute.BACKWARD, asked, names_of(slots), sizes, q, k, v, shapes, dtypes, extra, device
+    names = names_of(slots)
+    try:
+        plan, bound, taken = _execute.plan_for(
+            _execute.BACKWARD, asked, names, sizes, q, k, v, shapes, dtypes, extra, device
+        )
+    except NotImplementedError as error:
+        argument, _, words = str(error).partition(": ")
+        argument = _without_backward(asked, dtypes) if argument == "problem" else argument
+        raise NotImplementedError(f"{argument}: {words}") from None
+    return _Route(plan, bound, taken, (), _seeds(names))
+
+
+def _without_backward(features: Features, dtypes: Any) -> str:
+    """The argument to look at first where no backward takes a problem that has a forward."""
+    if features.fields.get("list") is not None:
+        return "tiles"
+    if features.fields.get("bwd_list") is not None:
+        return "tiles.backward"
+    if features.fields.get("score") is not None:
+        return "score"
+    return "q" if dtypes[3] == dtypes[0] else "out_dtype"
+
+
+def forward_route(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    slots: str,
+    features: str | Features,
+    sizes: Sequence[int],
+    recorded: bool,
+    lse: bool = True,
+) -> _Route:
+    """Of a forward that allocates its outputs; `recorded` as in `attention_on_device`, `lse` as in `_forward_route`."""
+    device = q.get_device()
+    shapes = tuple([x.shape for x in tensors]) if tensors else ()
+    dtypes = (q.dtype, k.dtype, v.dtype, None)
+    threads, recorded = (_execute.get_threads(), False) if device == CPU else (0, recorded)
+    return _forward_route(
+        features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, threads, recorded, lse
     )
-    return _Route(plan, bound, taken, (), _place(device), _seeds(names_of(slots)))
-
-
-def _place(device: int) -> torch.device:
-    return torch.device("cpu") if device == CPU else torch.device("cuda", device)
 
 
 def _packed_strides(shape: Shape) -> Shape:
@@ -166,18 +213,39 @@ def attention_on_device(
     features: str | Features,
     sizes: Sequence[int],
     scalars: Sequence[int],
+    recorded: bool = False,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Forward where q lies; see the module for the arguments. Shapes are those of ``tessera.attention``."""
-    device = q.get_device()
-    shapes = tuple([x.shape for x in tensors]) if tensors else ()
-    dtypes = (q.dtype, k.dtype, v.dtype, None)
-    threads = _execute.get_threads() if device == CPU else 0
-    route = _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, threads)
-    place = route.place
-    outputs = [torch.empty_strided(shape, strides, dtype=dtype, device=place) for shape, strides, dtype in route.made]
-    bound = _bound_tensors(route, tensors) if tensors else ()
-    _run(route, device, q, (q, k, v, *bound, *outputs), scalars)
+    """Forward where q lies; see the module for the arguments. Shapes are those of ``tessera.attention``.
+
+    `recorded`: for autograd. Then NotImplementedError is raised where a GPU has no backward; the CPU has one of all.
+    """
+    route = forward_route(q, k, v, tensors, slots, features, sizes, recorded)
+    outputs = _computed(route, q, k, v, tensors, scalars)
     return outputs[0], outputs[1], outputs[2:]
+
+
+def outputs_on_device(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    slots: str,
+    features: str | Features,
+    sizes: Sequence[int],
+    scalars: Sequence[int],
+) -> list[Tensor]:
+    """The same where nothing is recorded: out and what the features ask for, so that an LSE is not always written."""
+    route = forward_route(q, k, v, tensors, slots, features, sizes, False, False)
+    return _computed(route, q, k, v, tensors, scalars)
+
+
+def _computed(
+    route: _Route, q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], scalars: Sequence[int]
+) -> list[Tensor]:
+    outputs = [q.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in route.made]
+    bound = _bound_tensors(route, tensors) if tensors else ()
+    _run(route, q.get_device(), q, (q, k, v, *bound, *outputs), scalars)
+    return outputs
 
 
 def attention_out_on_device(
@@ -218,10 +286,10 @@ def attention_backward_on_device(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Gradients of q, k, v and of those tensors whose slots are DIFFERENTIABLE, in the inputs' dtypes.
 
-    dout and dlse are copied if their last dimension is not contiguous, as after ``out.sum().backward()``. Raises
+    dout and dlse are copied where they lie as no kernel reads them, as after ``out.sum().backward()``. Raises
     NotImplementedError where no kernel computes it.
     """
-    dout = with_rows(dout)
+    dout = with_aligned_rows(dout)
     dlse = None if dlse is None else with_rows(dlse)
     device = q.get_device()
     route = _backward_route(
@@ -243,10 +311,6 @@ def attention_backward_on_device(
     bound = _bound_tensors(route, tensors) if tensors else ()
     _run(route, device, q, (q, k, v, *bound, *upstream, dq, dk, dv, *others), scalars)
     return dq, dk, dv, others
-
-
-def with_rows(gradient: Tensor) -> Tensor:
-    return gradient if gradient.is_contiguous() or gradient.stride(-1) == 1 else gradient.contiguous()
 
 
 def _empty_gradients(

@@ -57,7 +57,7 @@ def sdpa_replacement(*, strict: bool = False) -> Iterator[SdpaReport]:
     keys or rows, or both; under torch.compile and in a CUDA graph, where data cannot be read, every mask goes to torch.
     Dropout draws its seed from torch's default generator: repeatable by manual_seed, but not torch's own bits. Results
     lie in memory as (batch, seqlen, heads, head_dim), which torch does on CUDA. Enter the block outside of compiled
-    code. On CUDA, calls that record gradients and fp32 are torch's.
+    code. On CUDA, fp32 is torch's, and so are gradients of head dims above 256.
 
     strict: raise NotImplementedError with the reason instead of falling back.
     """

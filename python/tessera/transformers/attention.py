@@ -9,6 +9,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 import tessera
+from tessera.compat.arguments import rename
 from tessera.transformers.forms import Pieces, Tiles, VisibleKeys, Window, pack_bits
 
 # What a model may pass on that changes the result and that this attention has no form for.
@@ -105,7 +106,11 @@ def _dense(
             options["offsets"] = tessera.Offsets(q=window.q_offset)
     if window.used is not None:
         options["seqused_k"] = window.used
-    return tessera.attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **options)
+    try:
+        return tessera.attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), **options)
+    except NotImplementedError as error:
+        rename(error, {"tiles": "attention_mask"})  # the mask's bits are a list of tiles
+        raise
 
 
 def _pieces(
