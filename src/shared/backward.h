@@ -11,6 +11,7 @@ namespace tessera::cuda {
 enum class Gradients : unsigned char {
   queries,  // a block has rows of queries, and the keys stream: dQ
   keys,     // a block has keys, and the rows of all query heads of their head stream: dK and dV
+  all,      // likewise, and a block's share of dQ is added to sums in memory, in no fixed order
 };
 
 constexpr Spelling spelling(Gradients gradients) {
@@ -19,6 +20,8 @@ constexpr Spelling spelling(Gradients gradients) {
       return {"Gradients", "queries"};
     case Gradients::keys:
       return {"Gradients", "keys"};
+    case Gradients::all:
+      return {"Gradients", "all"};
   }
   return {};
 }
@@ -104,21 +107,25 @@ struct BwdConfig {
   /// Those that compute.
   constexpr int threads() const { return warps * 32; }
   constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
-  constexpr int own_rows() const { return of == Gradients::queries ? tile_q : tile_kv; }
-  constexpr int stream_rows() const { return of == Gradients::queries ? tile_kv : tile_q; }
+  constexpr bool keeps_queries() const { return of == Gradients::queries; }
+  constexpr bool adds_queries() const { return of == Gradients::all; }
+  constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }
+  constexpr int stream_rows() const { return keeps_queries() ? tile_kv : tile_q; }
   /// One row of both operands: Q and dO, or K and V.
   constexpr int row_bytes() const { return (d + dv) * bytes_of(type); }
   /// LSE, δ and weight of the rows that stream.
-  constexpr int value_bytes() const { return of == Gradients::queries ? 0 : 3 * 4 * tile_q; }
+  constexpr int value_bytes() const { return keeps_queries() ? 0 : 3 * 4 * tile_q; }
   /// Whether rows have weights: a sink's share, or NaN where dropout tells who looks at a row that is not finite.
   constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
+  /// Two tiles of dS, from which dQ is computed.
+  constexpr int gradient_bytes() const { return adds_queries() ? 2 * tile_q * tile_kv * bytes_of(type) : 0; }
   constexpr int smem_bytes() const {
-    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + stages * (stage_bytes() + value_bytes());
+    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + gradient_bytes() + stages * (stage_bytes() + value_bytes());
   }
   /// Registers a thread for gradients, scores, their gradients and, under a softcap, products, of 255.
   constexpr int accumulators() const {
-    const int gradients = of == Gradients::queries ? d / 2 : apart ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
+    const int gradients = keeps_queries() ? d / 2 : apart ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
     const int products_kept = has_producer() && softcap != Softcap::none ? stream_rows() / 2 : 0;
     return gradients + stream_rows() + products_kept;
   }
@@ -129,6 +136,7 @@ struct BwdConfig {
 struct RowValuesConfig {
   Element type = Element::bf16;  // of o and dout
   int dv = 128;                  // padded: a multiple of 32
+  int sums_d = 0;                // padded columns of QuerySums, which it sets to zeros; 0: there are none
   bool sink = false;
 
   static constexpr const char* type_name() { return "RowValuesConfig"; }
@@ -136,6 +144,7 @@ struct RowValuesConfig {
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
     visit("dv", c.dv);
+    visit("sums_d", c.sums_d);
     visit("sink", c.sink);
   }
 
@@ -145,6 +154,33 @@ struct RowValuesConfig {
   /// Lanes of a row, 8 columns each.
   constexpr int lanes() const { return dv <= 32 ? 4 : dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
   constexpr int rows() const { return threads() / lanes(); }
+};
+
+/// Rows of a tile of QuerySums.
+inline constexpr int kSumRows = 64;
+
+/// The configuration of the kernel behind a pass that finds all gradients.
+struct QuerySumsConfig {
+  Element gradient = Element::bf16;  // of dq
+  int d = 128;                       // padded, as the pass has it
+
+  static constexpr const char* type_name() { return "QuerySumsConfig"; }
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("gradient", c.gradient);
+    visit("d", c.d);
+  }
+
+  constexpr bool operator==(const QuerySumsConfig&) const = default;
+
+  static constexpr int threads() { return 256; }
+};
+
+/// Where a pass that finds all gradients adds up dQ: fp32, zeros before it. A tile's numbers lie as the threads have
+/// them, so that a warp adds 512 bytes in a row (backward/query_sums.cuh).
+struct QuerySums {
+  float* data;
+  i64 head_stride;
 };
 
 /// What a row of queries brings into every element of its scores' gradient: fp32, (heads, rows of all sequences) each.
@@ -185,6 +221,9 @@ struct BwdParams {
   Divisor kv_heads;
   int first_tiles;  // of keys of the first source, by capacity
   bool accumulates;
+  QuerySums query_sums;
+  Divisor key_l2_heads;   // key heads of all sequences whose blocks run side by side, so that their rows stay in L2
+  Divisor key_l2_blocks;  // of all their keys
 };
 
 }  // namespace tessera::cuda

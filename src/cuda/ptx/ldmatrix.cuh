@@ -25,4 +25,11 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(u32 (&to)[4], u32 row_add
                : "memory");
 }
 
+/// PTX ISA 9.7.14.5.16: the way back, plain; SM90 and newer.
+__device__ __forceinline__ void stmatrix_x4(u32 row_address, const u32 (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};\n" ::"r"(row_address), "r"(from[0]),
+               "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
 }  // namespace tessera::cuda::ptx

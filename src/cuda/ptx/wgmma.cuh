@@ -29,6 +29,10 @@ __device__ __forceinline__ void wgmma_wait() {
 /// Keeps the compiler from using a result in front of the wait before this.
 __device__ __forceinline__ void wgmma_settle(float& result) { asm volatile("" : "+f"(result)::"memory"); }
 
+/// Says that nobody wants the old value any more: a product takes what it overwrites as an operand, which would keep it
+/// in its register.
+__device__ __forceinline__ void wgmma_discard(float& result) { asm volatile("" : "=f"(result)); }
+
 /// Keeps a wait that follows behind the computation of `sum`, which is never negative: a wait has no operands, so that
 /// the assembler would move it in front, and what is to run beside the products would run after them. It does not move
 /// one over an arrival at a barrier; this one at `barrier` never happens.
@@ -63,14 +67,15 @@ struct Wgmma;
 #define TESSERA_WGMMA(n, element, text, numbers, i0, i1, i2, i3, i4, i5, ...)                                       \
   template <>                                                                                                       \
   struct Wgmma<n, Element::element> {                                                                               \
-    template <bool transposed = false> /* B */                                                                      \
+    template <bool transposed = false /* B */, bool a_transposed = false>                                           \
     static __device__ __forceinline__ void from_shared(float* d, u64 a, u64 b, bool add) {                          \
       asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i2                                                      \
                    ", 0;\n"                                                                                         \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." text "." text " {" numbers "}, %" i0 ", %" i1  \
-                   ", add, 1, 1, 0, %" i3 ";\n}\n"                                                                  \
+                   ", add, 1, 1, %" i4 ", %" i3 ";\n}\n"                                                            \
                    : __VA_ARGS__                                                                                    \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(transposed)));                \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(static_cast<int>(transposed)),                 \
+                     "n"(static_cast<int>(a_transposed)));                                                          \
     }                                                                                                               \
     /* B transposed. */                                                                                             \
     static __device__ __forceinline__ void from_registers(float* d, const u32 (&a)[4], u64 b, bool add) {           \

@@ -41,6 +41,16 @@ __device__ __forceinline__ void settle(Accumulator<1, column_tiles>& c) {
   }
 }
 
+/// Before a product that overwrites numbers: their registers are free until it begins.
+template <int column_tiles>
+__device__ __forceinline__ void discard(Accumulator<1, column_tiles>& c) {
+#pragma unroll
+  for (int n = 0; n < column_tiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::wgmma_discard(c.tile[0][n][i]);
+  }
+}
+
 /// Begins S = Q·Kᵀ: `rows`, the first of the warpgroup's 64 rows of Q.
 template <Element type, class QTile, class KTile>
 __device__ __forceinline__ void begin_scores(Accumulator<1, KTile::rows / 8>& s, u32 rows, u32 keys) {
@@ -61,6 +71,19 @@ __device__ __forceinline__ void begin_shared(Accumulator<1, VTile::columns / 8>&
   for (int k = 0; k < VTile::rows / depth_of_product(type); ++k) {
     ptx::Wgmma<VTile::columns, type>::template from_shared<true>(&o.tile[0][0][0], Descriptor<PTile>::columns(rows, k),
                                                                  Descriptor<VTile>::rows(values, k), k > 0);
+  }
+  ptx::wgmma_commit();
+}
+
+/// Begins O = Aᵀ·B, both in shared memory: of A 64 columns, of B `columns` that lie in one panel, the first at `b`.
+template <Element type, class ATile, class BTile, int columns>
+__device__ __forceinline__ void begin_transposed(Accumulator<1, columns / 8>& o, u32 a, u32 b) {
+  static_assert(ATile::columns == 64 && ATile::rows == BTile::rows);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < ATile::rows / depth_of_product(type); ++k) {
+    ptx::Wgmma<columns, type>::template from_shared<true, true>(&o.tile[0][0][0], Descriptor<ATile>::rows(a, k),
+                                                                Descriptor<BTile>::rows(b, k), k > 0);
   }
   ptx::wgmma_commit();
 }

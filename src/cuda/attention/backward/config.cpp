@@ -41,7 +41,7 @@ bool is_plain(const BwdConfig& config) {
 // 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
 // multiprocessor allow, or one where two do not fit at all.
 void choose_tiles_mma(BwdConfig& config, const Target& target) {
-  const bool queries = config.of == Gradients::queries;
+  const bool queries = config.keeps_queries();
   config.warps = 4;
   config.stages = 2;
   (queries ? config.tile_q : config.tile_kv) = 16 * config.warps;
@@ -60,10 +60,17 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
 // 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers allow, and as many in
 // flight as shared memory.
 void choose_tiles_wgmma(BwdConfig& config, const Target& target) {
-  const bool queries = config.of == Gradients::queries;
+  const bool queries = config.keeps_queries();
   config.warps = 8;
   (queries ? config.tile_q : config.tile_kv) = 128;
   int& stream = queries ? config.tile_kv : config.tile_q;
+  constexpr int most_stages = 4;
+  config.stages = most_stages;
+  if (config.adds_queries()) {
+    stream = kSumRows;
+    while (config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) == 0) --config.stages;
+    return;
+  }
   // Sums, scores and their gradients, beside which tests of masks and the draws of dropout need registers.
   const bool plain = is_plain(config);
   for (const int length : {128, 96, 64, 32}) {
@@ -71,8 +78,6 @@ void choose_tiles_wgmma(BwdConfig& config, const Target& target) {
     const int most_accumulators = queries ? (plain ? 160 : 144) : plain && length <= 64 ? 192 : 160;
     if (config.accumulators() <= most_accumulators && !(config.dropout && length > 64)) break;
   }
-  constexpr int most_stages = 4;
-  config.stages = most_stages;
   while (config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) == 0) --config.stages;
 }
 
@@ -87,8 +92,16 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   return config;
 }
 
-RowValuesConfig row_values_config(const Problem& problem) {
-  return {element_of(problem.q_type), padded_dim(problem.head_dim_v), problem.sink};
+bool finds_all(const Problem& problem, Products products) {
+  if (products != Products::wgmma || problem.deterministic) return false;
+  BwdConfig config;
+  choose_features(config, problem);
+  return (config.d == 64 || config.d == 128) && is_plain(config) && config.segments == 1;
+}
+
+RowValuesConfig row_values_config(const Problem& problem, bool sums) {
+  return {element_of(problem.q_type), padded_dim(problem.head_dim_v), sums ? padded_dim(problem.head_dim_qk) : 0,
+          problem.sink};
 }
 
 }  // namespace tessera::cuda

@@ -10,6 +10,9 @@ namespace tessera::cuda {
 
 /// The target's best configuration of a pass.
 BwdConfig bwd_config(const Problem& problem, const Target& target, Products products, Gradients of);
-RowValuesConfig row_values_config(const Problem& problem);
+/// Whether the pass by keys finds dQ too: faster, in sums of no fixed order.
+bool finds_all(const Problem& problem, Products products);
+/// `sums`: of dQ in memory, for a pass that finds all gradients.
+RowValuesConfig row_values_config(const Problem& problem, bool sums);
 
 }  // namespace tessera::cuda

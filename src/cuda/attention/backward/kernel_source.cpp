@@ -8,10 +8,10 @@
 
 namespace tessera::cuda {
 KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
-  const bool queries = c.of == Gradients::queries;
+  const bool queries = c.keeps_queries();
   const bool wgmma = c.products == Products::wgmma;
   KernelSource source;
-  source.name = std::string("bwd_") + (wgmma ? "wgmma " : "mma ") + (queries ? "dq " : "dkv ") + name_of(c.type) +
+  source.name = std::string("bwd_") + (wgmma ? "wgmma " : "mma ") + (queries ? "dq " : c.adds_queries() ? "dqkv " : "dkv ") + name_of(c.type) +
                 " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) + " tile=" + std::to_string(c.tile_q) + "x" +
                 std::to_string(c.tile_kv) +
                 words_of(c, Words::beyond_defaults,
@@ -50,6 +50,20 @@ KernelSource row_values_source(const RowValuesConfig& c) {
       "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
       "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
       "  FindRowValues<config>::run(params);\n"
+      "}\n";
+  return source;
+}
+
+KernelSource query_sums_source(const QuerySumsConfig& c) {
+  KernelSource source;
+  source.name = "bwd_query_sums" + words_of(c, Words::all);
+  source.text =
+      "#include \"cuda/attention/backward/query_sums.cuh\"\n"
+      "using namespace tessera::cuda;\n" +
+      configuration_line(c) +
+      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
+      "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
+      "  StoreQuerySums<config>::run(params);\n"
       "}\n";
   return source;
 }

@@ -7,6 +7,7 @@
 #include "cuda/attention/backward/gradient_store.cuh"
 #include "cuda/attention/backward/non_finite_rows.cuh"
 #include "cuda/attention/backward/query_range.cuh"
+#include "cuda/attention/backward/query_sums.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/transposed_scores.cuh"
 #include "cuda/attention/tiles/tile_boxes.cuh"
@@ -117,6 +118,15 @@ struct KeySide {
   }
   __device__ __forceinline__ void draw(Kept& kept, const Tile& tile, int warp_row, int lane) const {
     kept.draw(work, work.dropout, warp_row, tile, lane);
+  }
+
+  /// Adds the block's share of dQ of a tile, of which the thread, of 256, has four columns of every eight of its half.
+  __device__ __forceinline__ void add_queries(const Tile& tile, const Accumulator<1, B.d / 16>& dq, int thread) const {
+    static_assert(C.tile_q == kSumRows);
+    float* to = query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows,
+                                   thread);
+#pragma unroll
+    for (int n = 0; n < B.d / 16; ++n) ptx::add_16(to + n * 512, dq.tile[0][n]);
   }
 
   template <class KeySums, class ValueSums>

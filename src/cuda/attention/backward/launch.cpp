@@ -24,13 +24,24 @@ constexpr std::int64_t kL2GroupBytes = std::int64_t{16} << 20;
 
 /// What every run of a plan launches.
 struct BwdLaunch {
-  BwdConfig rows, keys;
+  BwdConfig rows;  // unless the pass by keys finds all gradients
+  BwdConfig keys;
   RowValuesConfig values;
+
+  bool finds_all() const { return keys.adds_queries(); }
 };
 
 std::int64_t tiles_of(std::int64_t length, int tile) { return (length + tile - 1) / tile; }
 std::int64_t total_rows(const Problem& p) { return p.q_layout == Layout::varlen ? p.total_q : p.batch * p.seqlen_q; }
-std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) { return tiles_of(p.seqlen_q, c.rows()); }
+// With sums whole tiles of these.
+std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) {
+  if (c.sums_d == 0) return tiles_of(p.seqlen_q, c.rows());
+  return tiles_of(p.seqlen_q, kSumRows) * (kSumRows / c.rows());
+}
+// See query_sums_of() in query_sums.cuh.
+std::int64_t sum_tiles(const Problem& p) {
+  return p.q_layout == Layout::varlen ? p.total_q / kSumRows + p.batch : p.batch * tiles_of(p.seqlen_q, kSumRows);
+}
 std::int64_t row_blocks(const Problem& p, const BwdConfig& c) {
   return tiles_of(p.seqlen_q, c.tile_q) * p.heads_q * p.batch;
 }
@@ -65,6 +76,22 @@ Support supports_wishes(const Wishes& wishes) {
   return Support::yes();
 }
 
+/// Where in the workspace what lies, in bytes from its beginning.
+struct Workspace {
+  std::int64_t array;  // of row values
+  std::size_t sums, parts, bytes;
+
+  Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)), sums(0) {
+    std::size_t at = 0;
+    if (launch.finds_all()) at = static_cast<std::size_t>(p.heads_q * sum_tiles(p) * kSumRows * launch.keys.d) * 4;
+    values = at;
+    parts = at + static_cast<std::size_t>((p.sink ? 3 : 2) * array) * 4;
+    const std::int64_t count = p.sink ? p.heads_q * p.batch * value_blocks(p, launch.values) : 0;
+    bytes = parts + static_cast<std::size_t>(count) * 4;
+  }
+  std::size_t values;
+};
+
 }  // namespace
 
 Support supports_backward(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
@@ -79,7 +106,7 @@ Support supports_backward(const Problem& problem, const Target& target, const Wi
   if (problem.batch > kMostGrid || problem.heads_q > kMostGrid) {
     return Support::no("wants at most 65535 sequences and heads");
   }
-  for (const Gradients of : {Gradients::queries, Gradients::keys}) {
+  for (const Gradients of : {Gradients::queries, finds_all(problem, products) ? Gradients::all : Gradients::keys}) {
     const BwdConfig config = bwd_config(problem, target, products, of);
     if (config.smem_bytes() > target.shared_memory) {
       return Support::no("needs " + std::to_string(config.smem_bytes()) + " bytes of shared memory; the target has " +
@@ -93,20 +120,22 @@ Support supports_backward(const Problem& problem, const Target& target, const Wi
 
 void plan_backward(detail::PlanState& state, Products products) {
   const Problem& problem = state.problem;
+  const bool all = finds_all(problem, products);
   const BwdLaunch launch{bwd_config(problem, state.target, products, Gradients::queries),
-                         bwd_config(problem, state.target, products, Gradients::keys), row_values_config(problem)};
+                         bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys),
+                         row_values_config(problem, all)};
   const CallableSources callables = callable_sources(problem);
-  state.tile_q = launch.rows.tile_q;
-  state.tile_kv = launch.rows.tile_kv;
-  state.kernels = {row_values_source(launch.values), bwd_source(launch.rows, callables),
-                   bwd_source(launch.keys, callables)};
+  state.tile_q = all ? launch.keys.tile_q : launch.rows.tile_q;
+  state.tile_kv = all ? launch.keys.tile_kv : launch.rows.tile_kv;
+  state.kernels = {row_values_source(launch.values)};
+  if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
+  state.kernels.push_back(bwd_source(launch.keys, callables));
+  if (all) state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d}));
   if (problem.sink) state.kernels.push_back(sum_sinks_source());
   for (const KernelSource& source : state.kernels) {
     state.choice += (state.choice.empty() ? "kernel: " : "then ") + source.name + "\n";
   }
-  const std::int64_t arrays = problem.sink ? 3 : 2;
-  const std::int64_t parts = problem.sink ? problem.batch * value_blocks(problem, launch.values) : 0;
-  state.workspace_bytes = static_cast<std::size_t>(problem.heads_q * (arrays * total_rows(problem) + parts)) * 4;
+  state.workspace_bytes = Workspace(problem, launch).bytes;
   state.prepared = launch;
 }
 
@@ -139,6 +168,17 @@ TileSchedule row_schedule(const Problem& problem, const BwdConfig& config) {
           divisor(problem.heads_q)};
 }
 
+// Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
+// as many in every group.
+std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch) {
+  const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
+  const std::int64_t row_bytes = launch.keys.row_bytes() + (launch.finds_all() ? launch.keys.d * 4 : 0);
+  const std::int64_t bytes = problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes;
+  std::int64_t together = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, heads);
+  while (heads % together != 0) --together;
+  return together;
+}
+
 BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const BwdLaunch& launch, std::byte* workspace) {
   BwdParams p{};
   p.forward = fwd_params(problem, bindings, 1);
@@ -156,17 +196,24 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.dv[second ? 1 : 0] = {bindings[slots.dv].bytes(), row_strides(bindings[slots.dv])};
   }
   const std::int64_t rows = total_rows(problem);
-  float* values = reinterpret_cast<float*>(workspace);
-  const std::int64_t array = problem.heads_q * rows;
+  const Workspace place(problem, launch);
+  float* values = reinterpret_cast<float*>(workspace + place.values);
+  const std::int64_t array = place.array;
   p.values = {values, values + array, problem.sink ? values + 2 * array : nullptr, rows};
   if (problem.sink) {
     p.dsink = bindings[Slot::dsink].as<float>();
     p.dsink_stride = bindings[Slot::dsink].strides[0];
-    p.dsink_parts = values + 3 * array;
+    p.dsink_parts = reinterpret_cast<float*>(workspace + place.parts);
     p.parts = static_cast<int>(problem.batch * value_blocks(problem, launch.values));
   }
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
+  if (launch.finds_all()) {
+    p.query_sums = {reinterpret_cast<float*>(workspace + place.sums), sum_tiles(problem) * kSumRows * launch.keys.d};
+  }
+  const std::int64_t l2_heads = key_l2_heads(problem, launch);
+  p.key_l2_heads = Divisor(static_cast<int>(l2_heads));
+  p.key_l2_blocks = Divisor(static_cast<int>(std::max<std::int64_t>(key_tiles(problem, launch.keys), 1) * l2_heads));
   p.accumulates = problem.accumulate;
   return p;
 }
@@ -192,15 +239,26 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
     start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes());
   };
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
+  if (no_rows) params.parts = 0;
+  std::size_t next = 0;
   if (!no_rows) {
-    start(0, {count(value_blocks(problem, launch.values)), count(problem.heads_q), count(problem.batch)},
+    start(next, {count(value_blocks(problem, launch.values)), count(problem.heads_q), count(problem.batch)},
           RowValuesConfig::threads(), 0);
-    start_pass(1, launch.rows, row_blocks(problem, launch.rows));
-  } else if (problem.sink) {
-    params.parts = 0;
   }
-  start_pass(2, launch.keys, key_blocks(problem, launch.keys));
-  if (problem.sink) start(3, {count(problem.heads_q)}, 256, 0);
+  ++next;
+  if (!launch.finds_all()) {
+    if (!no_rows) start_pass(next, launch.rows, row_blocks(problem, launch.rows));
+    ++next;
+  }
+  start_pass(next++, launch.keys, key_blocks(problem, launch.keys));
+  if (launch.finds_all()) {
+    if (!no_rows) {
+      start(next, {count(tiles_of(problem.seqlen_q, kSumRows)), count(problem.heads_q), count(problem.batch)},
+            QuerySumsConfig::threads(), 0);
+    }
+    ++next;
+  }
+  if (problem.sink) start(next, {count(problem.heads_q)}, 256, 0);
 }
 
 }  // namespace tessera::cuda

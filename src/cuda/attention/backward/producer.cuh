@@ -21,6 +21,8 @@ struct BwdProducer {
   using StreamQk = SharedTile<B.type, B.stream_rows(), B.d>;
   using StreamOv = SharedTile<B.type, B.stream_rows(), B.dv>;
   using NonFinite = NonFiniteRows<B.type, B.stream_rows()>;
+  using OwnNonFinite = NonFiniteRows<B.type, B.own_rows()>;
+  using GradientTile = SharedTile<B.type, B.own_rows(), B.stream_rows()>;  // dS, from which dQ is computed
   // What a block has at its start, 168 registers a thread (128 with three groups), shared out anew.
   static constexpr int groups = B.warps / 4;
   static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
@@ -33,7 +35,9 @@ struct BwdProducer {
     typename Side::Tile tiles[B.stages];
     NonFinite non_finite[B.stages];
     bool replaced[B.stages];  // whether a row of the tile is not finite
-    u64 own;                  // a phase: the block's own rows
+    OwnNonFinite own_non_finite;
+    u64 own;         // a phase: the block's own rows
+    u64 own_checks;  // likewise: with adds_queries() they are looked through
     u64 stream[2 * B.stages];
     u64 checks[2 * B.stages];
   };
@@ -49,8 +53,9 @@ struct BwdProducer {
   __device__ __forceinline__ int warp() const { return ptx::uniform(thread / 32); }
   __device__ __forceinline__ u32 own_qk() const { return tiles; }
   __device__ __forceinline__ u32 own_ov() const { return tiles + OwnQk::bytes; }
+  __device__ __forceinline__ u32 gradients_at(int i) const { return own_ov() + OwnOv::bytes + i % 2 * GradientTile::bytes; }
   __device__ __forceinline__ u32 qk_at(int i) const {
-    return own_ov() + OwnOv::bytes + static_cast<u32>(i) % B.stages * (StreamQk::bytes + StreamOv::bytes);
+    return own_ov() + OwnOv::bytes + B.gradient_bytes() + static_cast<u32>(i) % B.stages * (StreamQk::bytes + StreamOv::bytes);
   }
   __device__ __forceinline__ u32 ov_at(int i) const { return qk_at(i) + StreamQk::bytes; }
   /// LSE, δ and weights of rows that stream, behind all tiles.
@@ -62,9 +67,15 @@ struct BwdProducer {
   __device__ __forceinline__ Ring<B.stages> checks() const { return {ptx::shared_address(memory.checks)}; }
   __device__ __forceinline__ void await_own() const { ptx::mbarrier_wait(ptx::shared_address(&memory.own), 0); }
 
+  __device__ __forceinline__ void await_own_checks() const {
+    ptx::mbarrier_wait(ptx::shared_address(&memory.own_checks), 0);
+  }
+
   /// By one thread, before a barrier of the block.
   __device__ __forceinline__ void init() const {
     ptx::mbarrier_init(ptx::shared_address(&memory.own), 1);
+    ptx::mbarrier_init(ptx::shared_address(&memory.own_checks), kCheckers);
+    if constexpr (B.adds_queries()) memory.own_non_finite = {};
     stream().init(2, B.warps + 1);  // filled by who copies and who describes; read by who computes and who checks
     checks().init(1, 1);
     ptx::fence_mbarrier_init();
@@ -77,7 +88,8 @@ struct BwdProducer {
       if (lane == 0) copy(count);
     } else if (role == 1) {
       describe(count);
-    } else {
+    } else if (count > 0) {
+      if constexpr (B.adds_queries()) check_own(role - 2);
       check(role - 2, count);
     }
   }
@@ -88,6 +100,8 @@ struct BwdProducer {
   }
 
  private:
+  static constexpr int kCheckers = 2;  // warps
+
   __device__ __forceinline__ void copy(int count) const {
     if (count == 0) return;
     const u32 own = ptx::shared_address(&memory.own);
@@ -113,10 +127,22 @@ struct BwdProducer {
     }
   }
 
+  // Zeros for what is not finite of K: dQ of a row takes every key of the block.
+  __device__ __forceinline__ void check_own(int checker) const {
+    constexpr int threads = kCheckers * 32;
+    const int number = checker * 32 + lane;
+    await_own();
+    if (!OwnNonFinite::template are_finite<threads, OwnQk>(own_qk(), number)) {
+      OwnNonFinite::template replace<threads, OwnQk>(own_qk(), memory.own_non_finite.first, number);
+      ptx::fence_async_proxy();
+    }
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&memory.own_checks));
+  }
   // Each of two warps every other tile, ahead of those that compute.
   __device__ __forceinline__ void check(int first, int count) const {
 #pragma unroll 1
-    for (int i = first; i < count; i += 2) {
+    for (int i = first; i < count; i += kCheckers) {
       stream().wait(i);
       if (memory.tiles[i % B.stages].hides) {
         const bool replaced = replace_rows(i);
@@ -135,7 +161,7 @@ struct BwdProducer {
   }
   // Zeros for what is not finite; of V there is no need, since dP of a hidden key is not looked at.
   __device__ __forceinline__ bool replace_rows(int i) const {
-    constexpr bool rows_stream = B.of == Gradients::keys;
+    constexpr bool rows_stream = !B.keeps_queries();
     const bool finite = NonFinite::template are_finite<32, StreamQk>(qk_at(i), lane) &&
                         (!rows_stream || NonFinite::template are_finite<32, StreamOv>(ov_at(i), lane));
     if (__all_sync(kAllLanes, finite)) return false;

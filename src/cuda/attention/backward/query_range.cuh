@@ -27,13 +27,14 @@ struct KeyWork {
   int first_tile;           // of rows that see any of the keys
   int tiles;
 
-  /// `index`: of the block: tile after tile of keys, the first ones first, since under a causal mask they are seen by
-  /// the most rows; of each all heads. Whether there are keys.
+  /// `index`: of the block: L2 group after L2 group of heads; in a group tile after tile of keys, the first ones first,
+  /// since under a causal mask they are seen by the most rows; of each all heads. Whether there are keys.
   __device__ __forceinline__ bool find(const BwdParams& params, int index) {
     const FwdParams& p = params.forward;
-    const int heads = static_cast<int>(params.kv_heads.value) * p.batch;
-    int tile = index / heads;
-    const int head = index - tile * heads;
+    const int l2_group = ptx::divide(index, params.key_l2_blocks);
+    const auto in_l2_group = static_cast<int>(index - l2_group * params.key_l2_blocks.value);
+    int tile = ptx::divide(in_l2_group, params.key_l2_heads);
+    const auto head = static_cast<int>((l2_group - tile) * params.key_l2_heads.value + in_l2_group);
     batch = ptx::divide(head, params.kv_heads);
     kv_head = static_cast<int>(head - batch * params.kv_heads.value);
     first_head = static_cast<int>(kv_head * p.heads_a_kv.value);

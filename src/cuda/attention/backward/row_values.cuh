@@ -3,6 +3,7 @@
 // the rows' shares of dsink. Sums have a fixed order.
 #pragma once
 
+#include "cuda/attention/backward/query_sums.cuh"
 #include "cuda/attention/kv/sequence.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/math.cuh"
@@ -46,6 +47,7 @@ struct FindRowValues {
     const int head = static_cast<int>(blockIdx.y);
     const int row = static_cast<int>(blockIdx.x) * C.rows() + static_cast<int>(threadIdx.x) / lanes;
     const Extent q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
+    if constexpr (C.sums_d != 0) clear_query_sums<C>(params, q, batch, head);
     float dsink = 0.0F;
     // A row of nobody is computed as the last one: all lanes take part in the sums.
     if (q.length > 0) dsink = find(params, q, batch, head, min(row, q.length - 1), row < q.length);

@@ -25,10 +25,11 @@ struct BwdWgmma : BwdProducer<Side> {
   using Base::B, Base::checks, Base::lane, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p,
       Base::qk_at, Base::side, Base::stream, Base::thread, Base::values_at;
   using typename Base::OwnOv, typename Base::OwnQk, typename Base::StreamOv, typename Base::StreamQk;
-  static constexpr bool finds_values = B.of == Gradients::keys;  // dV
+  static constexpr bool finds_values = !B.keeps_queries();  // dV
   static constexpr int columns = B.stream_rows();
   using Scores = Accumulator<1, columns / 8>;
   using Operand = u32[columns / 16][4];
+  using QuerySum = Accumulator<1, B.d / 16>;
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
@@ -65,13 +66,15 @@ struct BwdWgmma : BwdProducer<Side> {
     const int count = side.count();
     if (count > 0) {
       const OwnValues own = side.own_values(warp_row, lane);
+      float scale[2] = {score_scale(), score_scale()};  // of the thread's two rows
       this->await_own();
       Scores s, ds;
       u32 tile_qk = ptx::uniform(qk_at(0));
       stream().wait(0);
       begin_scores<B.type, OwnQk, StreamQk>(s, qk, tile_qk);
       begin_scores<B.type, OwnOv, StreamOv>(ds, ov, tile_qk + StreamQk::bytes);
-      if (groups == 2 && this->warp() >= 4) scheduler_barrier_arrive();
+      if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
+      if constexpr (B.adds_queries()) spoil_own(scale, warp_row);
 #pragma unroll 1
       for (int i = 0;; ++i) {
         const Tile tile = memory.tiles[i % B.stages];
@@ -84,9 +87,9 @@ struct BwdWgmma : BwdProducer<Side> {
         side.finish(s, tile, warp_row, lane);
         if (tile.hides) {
           checks().wait(i);
-          exponentiate<true>(s, own, values_at(i));
+          exponentiate<true>(s, scale, own, values_at(i));
         } else {
-          exponentiate<false>(s, own, values_at(i));
+          exponentiate<false>(s, scale, own, values_at(i));
         }
         keep_in_front_of_wait(s, count);
         ptx::wgmma_wait<0>();
@@ -100,12 +103,23 @@ struct BwdWgmma : BwdProducer<Side> {
         scheduler_barrier_sync();
         if constexpr (finds_values) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
         begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
-        if (i + 1 == count) break;
+        QuerySum dq;
+        if constexpr (B.adds_queries()) begin_queries(dq, gradients, i);
+        if (i + 1 == count) {
+          if constexpr (B.adds_queries()) add_queries<0>(dq, i);
+          break;
+        }
+        discard(s);
+        discard(ds);
         tile_qk = ptx::uniform(qk_at(i + 1));
         stream().wait(i + 1);
-        if constexpr (finds_values) ptx::wgmma_wait<1>();  // the registers of P are free
+        if constexpr (finds_values) ptx::wgmma_wait<1>();  // the registers of P, or of P and dS, are free
         begin_scores<B.type, OwnQk, StreamQk>(s, qk, tile_qk);
-        ptx::wgmma_wait<1>();  // those of dS too
+        if constexpr (B.adds_queries()) {
+          add_queries<1>(dq, i);
+        } else {
+          ptx::wgmma_wait<1>();  // those of dS too
+        }
         begin_scores<B.type, OwnOv, StreamOv>(ds, ov, tile_qk + StreamQk::bytes);
         scheduler_barrier_arrive();
         release(i);
@@ -131,18 +145,28 @@ struct BwdWgmma : BwdProducer<Side> {
     }
   }
 
+  __device__ __forceinline__ float score_scale() const { return B.scale_first ? 1.0F : p.scale * kLog2E; }
+  // Probabilities of keys that are not finite, whose places zeros have taken, become NaN.
+  __device__ __forceinline__ void spoil_own(float (&scale)[2], int warp_row) const {
+    this->await_own_checks();
+    const int row = warp_row + lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (memory.own_non_finite.of(row + half * 8) != 0) scale[half] = kNaN;
+    }
+  }
   // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
   // what is only small; LSE of a hidden row may be NaN.
   template <bool hides>
-  __device__ __forceinline__ void exponentiate(Scores& s, const OwnValues& own, u32 from) const {
-    const float scale = B.scale_first ? 1.0F : p.scale * kLog2E;
+  __device__ __forceinline__ void exponentiate(Scores& s, const float (&scale)[2], const OwnValues& own,
+                                               u32 from) const {
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
       const float2 lse = side.template values<kLse>(own, from, n, lane);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& element = s.tile[0][n][e];
-        const float probability = ptx::exp2(__fmaf_rn(element, scale, -side.at(lse, e)));
+        const float probability = ptx::exp2(__fmaf_rn(element, scale[e / 2], -side.at(lse, e)));
         element = hides && element == -kInfinity ? -0.0F : probability;
       }
     }
@@ -189,9 +213,34 @@ struct BwdWgmma : BwdProducer<Side> {
     for_each([&](int n, int e) { bits |= __float_as_uint(s.tile[0][n][e]); });
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
+  // dQ = dS·K of a tile, half of the columns for each group. dS comes through memory, keys of both groups; the buffer
+  // is free, since all have seen the last barrier, before which its products ended.
+  __device__ __forceinline__ void begin_queries(QuerySum& dq, const Operand& gradients, int i) const {
+    using Keys = typename Base::GradientTile;
+    const u32 to = this->gradients_at(i);
+    const int key = this->warp() * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(to + Keys::at(key, 2 * k + lane / 16), gradients[k]);
+    ptx::fence_async_proxy();
+    ptx::barrier_sync(kGradientBarrier, B.threads());
+    constexpr int half = B.d / 2;
+    constexpr int in_panel = OwnQk::panel_columns / half;  // groups that share a panel
+    const int group = this->warp() / 4;
+    const u32 keys = own_qk() + group / in_panel * OwnQk::panel_bytes + group % in_panel * half * bytes_of(B.type);
+    begin_transposed<B.type, Keys, OwnQk, half>(dq, ptx::uniform(to), ptx::uniform(keys));
+  }
+  /// `later`: products begun after those of dQ.
+  template <int later>
+  __device__ __forceinline__ void add_queries(QuerySum& dq, int i) const {
+    ptx::wgmma_wait<later>();
+    settle(dq);
+    side.add_queries(memory.tiles[i % B.stages], dq, thread);
+  }
+  static constexpr int kGradientBarrier = 3;
+
   // Groups begin their products in turn, so that one's exponentials run beside the others' products.
   static constexpr int groups = B.warps / 4;
-  static constexpr bool ping_pongs = PING && groups == 2;
+  static constexpr bool ping_pongs = PING && groups == 2 && !B.adds_queries();
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
   __device__ __forceinline__ void scheduler_barrier_sync() const {
     if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + this->warp() / 4, 256);
