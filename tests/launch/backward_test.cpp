@@ -59,13 +59,17 @@ class Backward : public Launch {
 TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
   const struct {
     const char* implementation;
+    const char* words;
     Products products;
-  } forms[] = {{"cuda.bwd_mma", Products::mma_sync}, {"cuda.bwd_wgmma", Products::wgmma}};
-  for (const auto& [implementation, products] : forms) {
+    Gradients of;  // the last pass over scores
+  } forms[] = {{"cuda.bwd_mma", "", Products::mma_sync, Gradients::keys},
+               {"cuda.bwd_wgmma", " deterministic", Products::wgmma, Gradients::keys},
+               {"cuda.bwd_wgmma", "", Products::wgmma, Gradients::all}};
+  for (const auto& [implementation, words, products, of] : forms) {
     for (const bool sink : {false, true}) {
       const Problem problem = Problem::parse(std::string("attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 d=64 "
                                                          "dtype=bf16 causal") +
-                                             (sink ? " sink" : ""));
+                                             words + (sink ? " sink" : ""));
       Wishes wishes;
       wishes.implementation = implementation;
       const Plan plan = make_plan(problem, Target::cuda_device(0), wishes);
@@ -75,17 +79,36 @@ TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
       Executor(plan).run(dense(problem));
       EXPECT_EQ(gpu_.launches, sink ? 4 : 3);
       EXPECT_EQ(gpu_.last.attributes, 1U);  // it may begin before the kernel in front has ended
-      const BwdConfig keys = cuda::bwd_config(problem, plan.target(), products, Gradients::keys);
+      const BwdConfig keys = cuda::bwd_config(problem, plan.target(), products, of);
       const auto blocks = static_cast<unsigned>(cuda::divide_up(200, keys.tile_kv) * problem.heads_kv * problem.batch);
-      EXPECT_EQ(gpu_.last.grid[0], sink ? static_cast<unsigned>(problem.heads_q) : blocks);
-      EXPECT_EQ(gpu_.last.block[0], sink ? 256U : static_cast<unsigned>(keys.block_threads()));
+      const bool all = of == Gradients::all;
+      EXPECT_EQ(gpu_.last.grid[0], sink ? static_cast<unsigned>(problem.heads_q) : all ? 5U : blocks);
+      EXPECT_EQ(gpu_.last.block[0], sink || all ? 256U : static_cast<unsigned>(keys.block_threads()));
       const std::size_t rows = 2 * 4 * 300 * sizeof(float);
+      const std::size_t sums = all ? 2 * 4 * 5 * 64 * 64 * sizeof(float) : 0;
       if (sink) {
-        EXPECT_GT(plan.workspace_bytes(), 3 * rows);
+        EXPECT_GT(plan.workspace_bytes(), sums + 3 * rows);
       } else {
-        EXPECT_EQ(plan.workspace_bytes(), 2 * rows);
+        EXPECT_EQ(plan.workspace_bytes(), sums + 2 * rows);
       }
     }
+  }
+}
+
+// The pass by keys adds dQ up in no fixed order where it may, and where the registers of plain scores are enough.
+TEST_F(Backward, FindsAllGradientsInOnePass) {
+  const auto kernels = [](const char* words) {
+    const std::string line = std::string("attention pass=backward sq=300 hq=2 dtype=bf16 ") + words;
+    const Plan plan = make_plan(Problem::parse(line), Target::emulate(90, 0));
+    std::string names;
+    for (const auto& kernel : plan.state().kernels) names += kernel.name + "; ";
+    return names;
+  };
+  for (const char* words : {"d=128", "d=64 causal", "d=120 dv=64 sink window=100:0"}) {
+    EXPECT_NE(kernels(words).find("bwd_wgmma dqkv"), std::string::npos) << kernels(words);
+  }
+  for (const char* words : {"d=128 deterministic", "d=96", "d=64 softcap=30", "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
+    EXPECT_EQ(kernels(words).find("dqkv"), std::string::npos) << kernels(words);
   }
 }
 

@@ -58,27 +58,21 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
 }
 
 // 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers allow, and as many in
-// flight as shared memory.
+// flight as shared memory. Beside sums, scores and their gradients the tests of masks and the draws of dropout need
+// registers; by keys more than 64 rows are short of them.
 void choose_tiles_wgmma(BwdConfig& config, const Target& target) {
   const bool queries = config.keeps_queries();
   config.warps = 8;
   (queries ? config.tile_q : config.tile_kv) = 128;
   int& stream = queries ? config.tile_kv : config.tile_q;
-  constexpr int most_stages = 4;
-  config.stages = most_stages;
-  if (config.adds_queries()) {
-    stream = kSumRows;
-    while (config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) == 0) --config.stages;
-    return;
-  }
-  // Sums, scores and their gradients, beside which tests of masks and the draws of dropout need registers.
   const bool plain = is_plain(config);
+  const int most_accumulators = queries ? (plain ? 160 : 144) : plain ? 192 : 160;
   for (const int length : {128, 96, 64, 32}) {
     stream = length;
-    const int most_accumulators = queries ? (plain ? 160 : 144) : plain && length <= 64 ? 192 : 160;
-    if (config.accumulators() <= most_accumulators && !(config.dropout && length > 64)) break;
+    const bool is_short = length <= 64 || (queries && !config.dropout);
+    if (is_short && config.accumulators() <= most_accumulators) break;
   }
-  while (config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) == 0) --config.stages;
+  for (config.stages = 4; config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) == 0;) --config.stages;
 }
 
 }  // namespace

@@ -121,7 +121,7 @@ struct KeySide {
   }
 
   /// Adds the block's share of dQ of a tile, of which the thread, of 256, has four columns of every eight of its half.
-  __device__ __forceinline__ void add_queries(const Tile& tile, const Accumulator<1, B.d / 16>& dq, int thread) const {
+  __device__ __forceinline__ void add_queries(const Tile& tile, const Scores& dq, int thread) const {
     static_assert(C.tile_q == kSumRows);
     float* to = query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows,
                                    thread);

@@ -14,22 +14,18 @@
 #include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
 
-#ifndef PING
-#define PING 1
-#endif
 namespace tessera::cuda {
 
 template <class Side>
 struct BwdWgmma : BwdProducer<Side> {
   using Base = BwdProducer<Side>;
-  using Base::B, Base::checks, Base::lane, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p,
-      Base::qk_at, Base::side, Base::stream, Base::thread, Base::values_at;
+  using Base::B, Base::checks, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p,
+      Base::qk_at, Base::side, Base::stream, Base::values_at;
   using typename Base::OwnOv, typename Base::OwnQk, typename Base::StreamOv, typename Base::StreamQk;
   static constexpr bool finds_values = !B.keeps_queries();  // dV
   static constexpr int columns = B.stream_rows();
   using Scores = Accumulator<1, columns / 8>;
   using Operand = u32[columns / 16][4];
-  using QuerySum = Accumulator<1, B.d / 16>;
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
@@ -54,38 +50,34 @@ struct BwdWgmma : BwdProducer<Side> {
     }
   }
 
+  // Tile after tile: S and dP, of which S of the next tile begins while the sums of this one are computed.
   __device__ __forceinline__ void compute() const {
-    const int warp_row = this->warp() * 16;
-    const u32 rows = static_cast<u32>(this->warp() / 4 * 64);
-    const u32 qk = own_qk() + OwnQk::rows_below(rows);
-    const u32 ov = own_ov() + OwnOv::rows_below(rows);
-    Accumulator<1, B.d / 8> dqk;                        // dQ or dK
+    Accumulator<1, B.d / 8> dqk;                            // dQ or dK
     Accumulator<1, finds_values ? B.dv / 8 : B.d / 8> dov;  // dV
     dqk.clear();
     if constexpr (finds_values) dov.clear();
     const int count = side.count();
     if (count > 0) {
-      const OwnValues own = side.own_values(warp_row, lane);
+      const OwnValues own = side.own_values(warp_row(), lane_again());
       float scale[2] = {score_scale(), score_scale()};  // of the thread's two rows
       this->await_own();
       Scores s, ds;
       u32 tile_qk = ptx::uniform(qk_at(0));
       stream().wait(0);
-      begin_scores<B.type, OwnQk, StreamQk>(s, qk, tile_qk);
-      begin_scores<B.type, OwnOv, StreamOv>(ds, ov, tile_qk + StreamQk::bytes);
+      begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
+      begin_scores<B.type, OwnOv, StreamOv>(ds, group_rows<OwnOv>(own_ov()), tile_qk + StreamQk::bytes);
       if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
-      if constexpr (B.adds_queries()) spoil_own(scale, warp_row);
+      if constexpr (B.adds_queries()) spoil_own(scale);
 #pragma unroll 1
       for (int i = 0;; ++i) {
-        const Tile tile = memory.tiles[i % B.stages];
         Kept kept;
-        if constexpr (B.dropout) side.draw(kept, tile, warp_row, lane);
+        if constexpr (B.dropout) side.draw(kept, tile(i), warp_row(), lane_again());
         ptx::wgmma_wait<1>();
         settle(s);
         Scores products;
         if constexpr (B.softcap != Softcap::none) products = s;
-        side.finish(s, tile, warp_row, lane);
-        if (tile.hides) {
+        side.finish(s, tile(i), warp_row(), lane_again());
+        if (tile(i).hides) {
           checks().wait(i);
           exponentiate<true>(s, scale, own, values_at(i));
         } else {
@@ -98,29 +90,25 @@ struct BwdWgmma : BwdProducer<Side> {
         Operand weights, gradients;
         if constexpr (finds_values) pack_weights(weights, s, own, values_at(i), kept);
         find_gradients(ds, s, products, own, values_at(i), kept);
-        if (tile.hides) hide_gradients(ds, s, i);
+        if (tile(i).hides) hide_gradients(ds, s, i);
         pack(gradients, ds);
         scheduler_barrier_sync();
         if constexpr (finds_values) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
-        begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
-        QuerySum dq;
-        if constexpr (B.adds_queries()) begin_queries(dq, gradients, i);
-        if (i + 1 == count) {
-          if constexpr (B.adds_queries()) add_queries<0>(dq, i);
-          break;
-        }
         discard(s);
-        discard(ds);
+        if constexpr (B.adds_queries()) {
+          discard(ds);
+          begin_queries(ds, gradients, i);
+        }
+        begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
+        if constexpr (B.adds_queries()) add_queries<1>(ds, i);
+        if (i + 1 == count) break;
         tile_qk = ptx::uniform(qk_at(i + 1));
         stream().wait(i + 1);
-        if constexpr (finds_values) ptx::wgmma_wait<1>();  // the registers of P, or of P and dS, are free
-        begin_scores<B.type, OwnQk, StreamQk>(s, qk, tile_qk);
-        if constexpr (B.adds_queries()) {
-          add_queries<1>(dq, i);
-        } else {
-          ptx::wgmma_wait<1>();  // those of dS too
-        }
-        begin_scores<B.type, OwnOv, StreamOv>(ds, ov, tile_qk + StreamQk::bytes);
+        if constexpr (finds_values && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
+        begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
+        ptx::wgmma_wait<1>();  // those of dS too
+        discard(ds);
+        begin_scores<B.type, OwnOv, StreamOv>(ds, group_rows<OwnOv>(own_ov()), tile_qk + StreamQk::bytes);
         scheduler_barrier_arrive();
         release(i);
       }
@@ -129,10 +117,22 @@ struct BwdWgmma : BwdProducer<Side> {
       settle(dqk);
       if constexpr (finds_values) settle(dov);
     }
-    side.store(dqk, dov, warp_row, lane);
+    side.store(dqk, dov, warp_row(), lane_again());
   }
 
  private:
+  // Asked for again rather than kept, since registers are short.
+  static __device__ __forceinline__ int thread_again() { return ptx::afresh(static_cast<int>(threadIdx.x)); }
+  static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
+  static __device__ __forceinline__ int warp_row() { return thread_again() / 32 * 16; }
+
+  /// The first of the group's 64 rows of the block's own tile. Formed again for every product: descriptors that are
+  /// kept take registers.
+  template <class Tile>
+  static __device__ __forceinline__ u32 group_rows(u32 tile) {
+    return ptx::uniform(ptx::afresh(static_cast<int>(tile)) + thread_again() / 128 * static_cast<int>(Tile::rows_below(64)));
+  }
+
   static constexpr int kLse = 0, kDelta = 1, kWeight = 2;  // arrays of RowValues
   using NonFinite = typename Base::NonFinite;
 
@@ -147,19 +147,21 @@ struct BwdWgmma : BwdProducer<Side> {
 
   __device__ __forceinline__ float score_scale() const { return B.scale_first ? 1.0F : p.scale * kLog2E; }
   // Probabilities of keys that are not finite, whose places zeros have taken, become NaN.
-  __device__ __forceinline__ void spoil_own(float (&scale)[2], int warp_row) const {
+  __device__ __forceinline__ void spoil_own(float (&scale)[2]) const {
     this->await_own_checks();
-    const int row = warp_row + lane / 4;
+    const int row = warp_row() + lane_again() / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (memory.own_non_finite.of(row + half * 8) != 0) scale[half] = kNaN;
     }
   }
+  __device__ __forceinline__ const Tile& tile(int i) const { return memory.tiles[i % B.stages]; }
   // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
   // what is only small; LSE of a hidden row may be NaN.
   template <bool hides>
   __device__ __forceinline__ void exponentiate(Scores& s, const float (&scale)[2], const OwnValues& own,
                                                u32 from) const {
+    const int lane = lane_again();
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
       const float2 lse = side.template values<kLse>(own, from, n, lane);
@@ -176,6 +178,7 @@ struct BwdWgmma : BwdProducer<Side> {
   }
   __device__ __forceinline__ void pack_weights(Operand& weights, const Scores& s, const OwnValues& own, u32 from,
                                                const Kept& kept) const {
+    const int lane = lane_again();
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) {
       float tiles[2][4];
@@ -194,6 +197,7 @@ struct BwdWgmma : BwdProducer<Side> {
   // From dP to dS.
   __device__ __forceinline__ void find_gradients(Scores& ds, const Scores& s, const Scores& products, const OwnValues& own,
                                                  u32 from, const Kept& kept) const {
+    const int lane = lane_again();
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
       const float2 delta = side.template values<kDelta>(own, from, n, lane);
@@ -209,18 +213,20 @@ struct BwdWgmma : BwdProducer<Side> {
   }
   // The assembler would move a wait in front of what is to run beside the products (ptx::wgmma_wait_after).
   __device__ __forceinline__ void keep_in_front_of_wait(const Scores& s, int count) const {
-    u32 bits = 0;
-    for_each([&](int n, int e) { bits |= __float_as_uint(s.tile[0][n][e]); });
+    u32 bits = 0;  // of the last, before which the assembler leaves the others
+#pragma unroll
+    for (const float element : s.tile[0][columns / 8 - 1]) bits |= __float_as_uint(element);
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
   // dQ = dS·K of a tile, half of the columns for each group. dS comes through memory, keys of both groups; the buffer
   // is free, since all have seen the last barrier, before which its products ended.
-  __device__ __forceinline__ void begin_queries(QuerySum& dq, const Operand& gradients, int i) const {
+  __device__ __forceinline__ void begin_queries(Scores& dq, const Operand& gradients, int i) const {
     using Keys = typename Base::GradientTile;
     const u32 to = this->gradients_at(i);
-    const int key = this->warp() * 16 + lane % 16;
+    const int thread = thread_again();
+    const int key = thread / 32 * 16 + thread % 16;
 #pragma unroll
-    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(to + Keys::at(key, 2 * k + lane / 16), gradients[k]);
+    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(to + Keys::at(key, 2 * k + thread % 32 / 16), gradients[k]);
     ptx::fence_async_proxy();
     ptx::barrier_sync(kGradientBarrier, B.threads());
     constexpr int half = B.d / 2;
@@ -231,16 +237,16 @@ struct BwdWgmma : BwdProducer<Side> {
   }
   /// `later`: products begun after those of dQ.
   template <int later>
-  __device__ __forceinline__ void add_queries(QuerySum& dq, int i) const {
+  __device__ __forceinline__ void add_queries(Scores& dq, int i) const {
     ptx::wgmma_wait<later>();
     settle(dq);
-    side.add_queries(memory.tiles[i % B.stages], dq, thread);
+    side.add_queries(tile(i), dq, thread_again());
   }
   static constexpr int kGradientBarrier = 3;
 
   // Groups begin their products in turn, so that one's exponentials run beside the others' products.
   static constexpr int groups = B.warps / 4;
-  static constexpr bool ping_pongs = PING && groups == 2 && !B.adds_queries();
+  static constexpr bool ping_pongs = groups == 2 && !B.adds_queries();
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
   __device__ __forceinline__ void scheduler_barrier_sync() const {
     if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + this->warp() / 4, 256);
@@ -250,6 +256,7 @@ struct BwdWgmma : BwdProducer<Side> {
   }
   // Selected and not multiplied: a hidden key's V, or a hidden row's dO, may be NaN.
   __device__ __forceinline__ void hide_gradients(Scores& ds, const Scores& s, int i) const {
+    const int lane = lane_again();
     if constexpr (!finds_values) {
       if (const NonFinite* keys = this->non_finite(i); keys != nullptr) {
         for_each([&](int n, int e) {
@@ -272,7 +279,7 @@ struct BwdWgmma : BwdProducer<Side> {
   }
   __device__ __forceinline__ void release(int i) const {
     __syncwarp();
-    if (lane == 0) stream().release(i);
+    if (lane_again() == 0) stream().release(i);
   }
 };
 
