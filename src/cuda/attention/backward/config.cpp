@@ -66,7 +66,7 @@ void choose_tiles_wgmma(BwdConfig& config, const Target& target) {
   (queries ? config.tile_q : config.tile_kv) = 128;
   int& stream = queries ? config.tile_kv : config.tile_q;
   const bool plain = is_plain(config);
-  const int most_accumulators = queries ? (plain ? 160 : 144) : plain ? 192 : 160;
+  const int most_accumulators = queries ? (plain ? 160 : 144) : plain && config.segments == 1 ? 192 : 160;
   for (const int length : {128, 96, 64, 32}) {
     stream = length;
     const bool is_short = length <= 64 || (queries && !config.dropout);
