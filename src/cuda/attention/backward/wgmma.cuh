@@ -188,7 +188,9 @@ struct BwdWgmma : BwdProducer<Side> {
         if constexpr (B.has_weights()) weight = side.template values<kWeight>(own, from, n, lane);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          tiles[n % 2][e] = value_weight<B>(s.tile[0][n][e], side.at(weight, e), keeps(kept, n, e));
+          const float probability = s.tile[0][n][e];
+          const float weighted = value_weight<B>(probability, side.at(weight, e), keeps(kept, n, e));
+          tiles[n % 2][e] = B.has_weights() && is_hidden(probability) ? 0.0F : weighted;
         }
       }
       pack_fragment<B.type>(weights[k], tiles[0], tiles[1]);
