@@ -11,9 +11,9 @@ namespace tessera::detail {
 std::span<const Implementation* const> implementations() noexcept {
   // Best first. The reference is last and is taken only by name: it is slow by design.
   static constexpr const Implementation* kTable[] = {
-      &cpu::kTiled,         &cpu::kCombine,           &cpu::kKvAppend,     &cpu::kLinearDecode, &cpu::kLinearChunk,
-      &cuda::kFwdWgmma,     &cuda::kFwdMma,           &cuda::kBwdWgmma, &cuda::kBwdMma,      &cuda::kCombine,     &cuda::kKvAppend,
-      &cuda::kLinearDecode, &cuda::kLinearChunkWgmma, &cuda::kLinearChunk, &cpu::kReference,
+      &cpu::kTiled,     &cpu::kCombine,       &cpu::kKvAppend,          &cpu::kLinearDecode, &cpu::kLinearChunk,
+      &cuda::kFwdWgmma, &cuda::kFwdMma,       &cuda::kBwdWgmma,         &cuda::kBwdMma,      &cuda::kCombine,
+      &cuda::kKvAppend, &cuda::kLinearDecode, &cuda::kLinearChunkWgmma, &cuda::kLinearChunk, &cpu::kReference,
   };
   return kTable;
 }

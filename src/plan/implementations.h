@@ -37,6 +37,7 @@ struct PlanState {
   std::int64_t tile_q = 0;    // query rows a tile, all heads of a group together
   std::int64_t tile_kv = 0;   // keys a tile
   std::int64_t splits = 1;    // parts of the KV sequence
+  bool fixed_order = true;    // of all sums, so that every run gives the same bits
   bool shared_group = false;  // one packed K/V tile serves all heads of a group
   std::string choice;         // the choices and their reasons, one line each, for explain()
   // What a run launches, where the device's code is compiled from text; for `tessera compile` too.

@@ -183,9 +183,9 @@ std::string Plan::explain() const {
     text += "splits:         " + std::to_string(s.splits) + "\n";
   }
   text += "workspace:      " + std::to_string(s.workspace_bytes) + " bytes\n";
-  // Every implementation keeps this, asked or not, because its sums have a fixed order. One that adds in any order must
-  // refuse `deterministic`, and not be named here.
-  text += "promises:       the same bits in every run";
+  text += "promises:       ";
+  text += s.fixed_order ? "the same bits in every run"
+                        : "none of bits: sums are added up in any order, unless deterministic";
   text += s.problem.batch_invariant ? ", and whatever shares the batch\n" : "\n";
   if (!s.choice.empty()) text += "choices:\n" + indented(s.choice, "  ");
   std::string refused;

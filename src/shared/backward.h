@@ -121,7 +121,8 @@ struct BwdConfig {
   /// Two tiles of dS, from which dQ is computed.
   constexpr int gradient_bytes() const { return adds_queries() ? 2 * tile_q * tile_kv * bytes_of(type) : 0; }
   constexpr int smem_bytes() const {
-    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + gradient_bytes() + stages * (stage_bytes() + value_bytes());
+    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + gradient_bytes() +
+           stages * (stage_bytes() + value_bytes());
   }
   /// Registers a thread for gradients, scores, their gradients and, under a softcap, products, of 255.
   constexpr int accumulators() const {

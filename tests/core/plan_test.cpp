@@ -200,9 +200,10 @@ TEST(MakePlan, RefusalsNameTheRowsOfThatDeviceAndOperationAndWhatWouldDo) {
       refusal("attention sq=8", Target::cuda(90)),
       "what an implementation there supports (cuda.fwd_wgmma, cuda.fwd_mma: wants q, k and v of one type, bf16 or "
       "fp16); cpu.tiled takes it on the CPU");
-  EXPECT_EQ(refusal("attention pass=backward sq=8", Target::cuda(80)),
-            "what an implementation there supports (cuda.bwd_mma: wants q, k and v of one type, bf16 or fp16); "
-            "cpu.tiled takes it on the CPU");
+  EXPECT_EQ(
+      refusal("attention pass=backward sq=8", Target::cuda(80)),
+      "what an implementation there supports (cuda.bwd_wgmma, cuda.bwd_mma: wants q, k and v of one type, bf16 or "
+      "fp16); cpu.tiled takes it on the CPU");
   EXPECT_EQ(refusal("combine sq=8 dv=64 dtype=e4m3:e4m3:e4m3:bf16", Target::cpu()),
             "what an implementation there supports (cpu.combine: has no e4m3; want fp32, fp16 or bf16)");
   EXPECT_EQ(refusal("attention sq=8", Target::cpu(), "splits=2000"),

@@ -244,8 +244,9 @@ TEST_P(Identity, EveryRunGivesTheSameBits) {
         "lse",
         "attention sq=100 sk=200 hq=2 d=64 dtype=bf16 dropout=0.3 drop_seed=9 softcap=5 lse",
         "attention sq=64 sk=300 hq=2 d=256 dtype=bf16 score=relative mask=document lse",
-        "attention pass=backward b=2 sq=200 sk=200 hq=4 hkv=2 d=64 dtype=bf16 causal sink dropout=0.2 drop_seed=3",
-        "attention pass=backward sq=150 sk=130 hq=2 d=128 dtype=fp16 grad=fp32"}) {
+        "attention pass=backward b=2 sq=200 sk=200 hq=4 hkv=2 d=64 dtype=bf16 causal sink dropout=0.2 drop_seed=3 "
+        "deterministic",
+        "attention pass=backward sq=150 sk=530 hq=2 d=128 dtype=fp16 grad=fp32 deterministic"}) {
     SCOPED_TRACE(line);
     const cases::Case one = cases::Case::parse(line);
     cases::Inputs inputs(one);

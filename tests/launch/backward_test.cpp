@@ -107,9 +107,20 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
   for (const char* words : {"d=128", "d=64 causal", "d=120 dv=64 sink window=100:0"}) {
     EXPECT_NE(kernels(words).find("bwd_wgmma dqkv"), std::string::npos) << kernels(words);
   }
-  for (const char* words : {"d=128 deterministic", "d=96", "d=64 softcap=30", "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
+  for (const char* words : {"d=128 deterministic", "d=128 batch_invariant", "d=96", "d=64 softcap=30",
+                            "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
     EXPECT_EQ(kernels(words).find("dqkv"), std::string::npos) << kernels(words);
   }
+}
+
+TEST_F(Backward, PromisesTheSameBitsOnlyInSumsOfAFixedOrder) {
+  const auto explained = [](const char* words) {
+    const std::string line = std::string("attention pass=backward sq=300 hq=2 d=64 dtype=bf16 ") + words;
+    return make_plan(Problem::parse(line), Target::emulate(90, 0)).explain();
+  };
+  EXPECT_NE(explained("deterministic").find("promises:       the same bits in every run\n"), std::string::npos);
+  EXPECT_NE(explained("batch_invariant").find("the same bits in every run, and whatever shares"), std::string::npos);
+  EXPECT_NE(explained("").find("promises:       none of bits"), std::string::npos) << explained("");
 }
 
 TEST_F(Backward, ByWarpgroupsOnSm90UpTo128Columns) {

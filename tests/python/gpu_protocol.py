@@ -209,7 +209,7 @@ def unsupported() -> None:
     refused(
         NotImplementedError,
         lambda: tessera.attention_backward(wide[0], *wide, wide[0], lse),
-        "cuda.bwd_mma: wants q, k and v of one type",
+        "cuda.bwd_wgmma, cuda.bwd_mma: wants q, k and v of one type",
     )
     refused(NotImplementedError, lambda: tessera.attention(q, k, v, mask=lambda *_: True), "mask")
     assert gpu.launches == 0

@@ -174,7 +174,11 @@ def test_varlen_causal(case: Case) -> None:
     paged = flash_attn_varlen_func(
         tokens[0], *pages, *places(lengths), causal=True, window_size=score.window, block_table=table
     )
-    assert torch.equal(paged, plain)
+    if paged.is_cuda:  # other tiles of keys than without pages
+        known = problem.known(None)["out"].folded(partial(packed, lengths=lengths.queries))
+        known.check("paged", paged, 2, 1e-5)
+    else:
+        assert torch.equal(paged, plain)
     with pytest.raises(NotImplementedError, match="page"):
         paged.sum().backward()
 

@@ -87,7 +87,7 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
 }
 
 bool finds_all(const Problem& problem, Products products) {
-  if (products != Products::wgmma || problem.deterministic) return false;
+  if (products != Products::wgmma || problem.deterministic || problem.batch_invariant) return false;
   BwdConfig config;
   choose_features(config, problem);
   return (config.d == 64 || config.d == 128) && is_plain(config) && config.segments == 1;

@@ -11,9 +11,12 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   const bool queries = c.keeps_queries();
   const bool wgmma = c.products == Products::wgmma;
   KernelSource source;
-  source.name = std::string("bwd_") + (wgmma ? "wgmma " : "mma ") + (queries ? "dq " : c.adds_queries() ? "dqkv " : "dkv ") + name_of(c.type) +
-                " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) + " tile=" + std::to_string(c.tile_q) + "x" +
-                std::to_string(c.tile_kv) +
+  source.name = std::string("bwd_") + (wgmma ? "wgmma " : "mma ") +
+                (queries            ? "dq "
+                 : c.adds_queries() ? "dqkv "
+                                    : "dkv ") +
+                name_of(c.type) + " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) +
+                " tile=" + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_kv) +
                 words_of(c, Words::beyond_defaults,
                          {"of", "products", "type", "d", "dv", "tile_q", "tile_kv", "warps", "stages", "user_mask"}) +
                 callables.words();
@@ -21,7 +24,7 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   source.user_texts = callables.files();
   const std::string file = wgmma ? "wgmma" : queries ? "row_pass" : "key_pass";
   const std::string arguments = "<config, " + callables.type() + ">";
-  const std::string kernel = wgmma     ? "BwdWgmma<" + std::string(queries ? "RowSide" : "KeySide") + arguments + ">::run"
+  const std::string kernel = wgmma ? "BwdWgmma<" + std::string(queries ? "RowSide" : "KeySide") + arguments + ">::run"
                              : queries ? "RowPass" + arguments + "::run"
                                        : "run_key_pass" + arguments;
   source.text = "#include \"cuda/attention/backward/" + file +

@@ -71,8 +71,8 @@ struct KeySide {
   /// sees.
   __device__ __forceinline__ void load_values(const Tile& tile, u32 to, int lane) const {
     const RowValues& values = params.values;
-    const i64 first = (work.first_head + tile.head) * values.rows +
-                      first_value(params.forward, work.q, work.batch) + tile.first;
+    const i64 first =
+        (work.first_head + tile.head) * values.rows + first_value(params.forward, work.q, work.batch) + tile.first;
     const auto load = [&](const float* from, int array) {
 #pragma unroll
       for (int row = lane; row < C.tile_q; row += 32) {
@@ -123,8 +123,8 @@ struct KeySide {
   /// Adds the block's share of dQ of a tile, of which the thread, of 256, has four columns of every eight of its half.
   __device__ __forceinline__ void add_queries(const Tile& tile, const Scores& dq, int thread) const {
     static_assert(C.tile_q == kSumRows);
-    float* to = query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows,
-                                   thread);
+    float* to =
+        query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, thread);
 #pragma unroll
     for (int n = 0; n < B.d / 16; ++n) ptx::add_16(to + n * 512, dq.tile[0][n]);
   }

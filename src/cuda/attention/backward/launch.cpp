@@ -125,6 +125,7 @@ void plan_backward(detail::PlanState& state, Products products) {
                          bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys),
                          row_values_config(problem, all)};
   const CallableSources callables = callable_sources(problem);
+  state.fixed_order = !all;
   state.tile_q = all ? launch.keys.tile_q : launch.rows.tile_q;
   state.tile_kv = all ? launch.keys.tile_kv : launch.rows.tile_kv;
   state.kernels = {row_values_source(launch.values)};

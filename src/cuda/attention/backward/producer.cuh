@@ -53,15 +53,17 @@ struct BwdProducer {
   __device__ __forceinline__ int warp() const { return ptx::uniform(thread / 32); }
   __device__ __forceinline__ u32 own_qk() const { return tiles; }
   __device__ __forceinline__ u32 own_ov() const { return tiles + OwnQk::bytes; }
-  __device__ __forceinline__ u32 gradients_at(int i) const { return own_ov() + OwnOv::bytes + i % 2 * GradientTile::bytes; }
+  __device__ __forceinline__ u32 gradients_at(int i) const {
+    return own_ov() + OwnOv::bytes + i % 2 * GradientTile::bytes;
+  }
   __device__ __forceinline__ u32 qk_at(int i) const {
-    return own_ov() + OwnOv::bytes + B.gradient_bytes() + static_cast<u32>(i) % B.stages * (StreamQk::bytes + StreamOv::bytes);
+    return own_ov() + OwnOv::bytes + B.gradient_bytes() +
+           static_cast<u32>(i) % B.stages * (StreamQk::bytes + StreamOv::bytes);
   }
   __device__ __forceinline__ u32 ov_at(int i) const { return qk_at(i) + StreamQk::bytes; }
   /// LSE, δ and weights of rows that stream, behind all tiles.
   __device__ __forceinline__ u32 values_at(int i) const {
-    return qk_at(0) + B.stages * (StreamQk::bytes + StreamOv::bytes) +
-           static_cast<u32>(i) % B.stages * B.value_bytes();
+    return qk_at(0) + B.stages * (StreamQk::bytes + StreamOv::bytes) + static_cast<u32>(i) % B.stages * B.value_bytes();
   }
   __device__ __forceinline__ Ring<B.stages> stream() const { return {ptx::shared_address(memory.stream)}; }
   __device__ __forceinline__ Ring<B.stages> checks() const { return {ptx::shared_address(memory.checks)}; }

@@ -12,8 +12,8 @@
 
 namespace tessera::cuda {
 
-/// Where a thread, of 256, has its part of a tile of rows of a sequence; 512 floats lead from a tile of 8 columns to the
-/// next.
+/// Where a thread, of 256, has its part of a tile of rows of a sequence; 512 floats lead from a tile of 8 columns to
+/// the next.
 template <int d>
 __device__ __forceinline__ float* query_sums_of(const BwdParams& params, const Extent& q, int batch, int head, int tile,
                                                 int thread) {
@@ -64,8 +64,8 @@ struct StoreQuerySums {
     const int column = thread / 128 * (C.d / 2);
     const int first = tile * kSumRows + thread % 128 / 32 * 16;
     const Strides& strides = params.dq_strides;
-    char* to = static_cast<char*>(params.dq) + bytes * (batch * strides.batch + (i64{q.first} + first) * strides.row +
-                                                        head * strides.head + column);
+    char* to = static_cast<char*>(params.dq) +
+               bytes * (batch * strides.batch + (i64{q.first} + first) * strides.row + head * strides.head + column);
     store_gradient<C.gradient>(
         dq, p.scale, p.d - column, params.accumulates, thread % 32,
         [&](int row) { return first + row < q.capacity ? to + bytes * strides.row * row : nullptr; },

@@ -25,8 +25,8 @@ BwdTensorMaps tensor_maps(const BwdConfig& config, const Problem& problem, const
     const std::int64_t keys = kv.cu_seqlens != nullptr ? kv.total : kv.capacity;
     maps.keys[i] = map(i == 0 ? Slot::k : Slot::k2, kv.k, kv.k_strides, {p.d, problem.heads_kv, keys, problem.batch},
                        config.d, config.tile_kv);
-    maps.values[i] = map(i == 0 ? Slot::v : Slot::v2, kv.v, kv.v_strides,
-                         {p.dv, problem.heads_kv, keys, problem.batch}, config.dv, config.tile_kv);
+    maps.values[i] = map(i == 0 ? Slot::v : Slot::v2, kv.v, kv.v_strides, {p.dv, problem.heads_kv, keys, problem.batch},
+                         config.dv, config.tile_kv);
   }
   return maps;
 }

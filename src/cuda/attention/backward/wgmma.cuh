@@ -19,8 +19,8 @@ namespace tessera::cuda {
 template <class Side>
 struct BwdWgmma : BwdProducer<Side> {
   using Base = BwdProducer<Side>;
-  using Base::B, Base::checks, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p,
-      Base::qk_at, Base::side, Base::stream, Base::values_at;
+  using Base::B, Base::checks, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p, Base::qk_at, Base::side,
+      Base::stream, Base::values_at;
   using typename Base::OwnOv, typename Base::OwnQk, typename Base::StreamOv, typename Base::StreamQk;
   static constexpr bool finds_values = !B.keeps_queries();  // dV
   static constexpr int columns = B.stream_rows();
@@ -37,8 +37,8 @@ struct BwdWgmma : BwdProducer<Side> {
     if (!Side::find(params, static_cast<int>(blockIdx.x), work)) return;
     auto& shared = *reinterpret_cast<typename Base::Memory*>(memory);
     if (threadIdx.x == 0) shared.work = work;
-    const BwdWgmma kernel{{params.forward, shared, {params, maps, shared.work},
-                           ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
+    const BwdWgmma kernel{
+        {params.forward, shared, {params, maps, shared.work}, ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
     if (threadIdx.x == 0) kernel.init();
     __syncthreads();
     if (kernel.warp() < B.warps) {
@@ -130,7 +130,8 @@ struct BwdWgmma : BwdProducer<Side> {
   /// kept take registers.
   template <class Tile>
   static __device__ __forceinline__ u32 group_rows(u32 tile) {
-    return ptx::uniform(ptx::afresh(static_cast<int>(tile)) + thread_again() / 128 * static_cast<int>(Tile::rows_below(64)));
+    return ptx::uniform(ptx::afresh(static_cast<int>(tile)) +
+                        thread_again() / 128 * static_cast<int>(Tile::rows_below(64)));
   }
 
   static constexpr int kLse = 0, kDelta = 1, kWeight = 2;  // arrays of RowValues
@@ -197,8 +198,8 @@ struct BwdWgmma : BwdProducer<Side> {
     }
   }
   // From dP to dS.
-  __device__ __forceinline__ void find_gradients(Scores& ds, const Scores& s, const Scores& products, const OwnValues& own,
-                                                 u32 from, const Kept& kept) const {
+  __device__ __forceinline__ void find_gradients(Scores& ds, const Scores& s, const Scores& products,
+                                                 const OwnValues& own, u32 from, const Kept& kept) const {
     const int lane = lane_again();
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
