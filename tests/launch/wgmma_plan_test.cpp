@@ -4,6 +4,7 @@
 
 #include "cases/line/case.h"
 #include "cuda/attention/forward/config.h"
+#include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/kernel_source.h"
 #include "cuda/attention/forward/schedule.h"
 #include "plan/implementations.h"
@@ -95,7 +96,7 @@ TEST(Wgmma, PackedSequencesHaveTheRowTilesOfTheirOwnLength) {
     EXPECT_EQ(config.varlen, varlen) << line;
     const std::string name = cuda::fwd_source(config, {}).name;
     EXPECT_EQ(name.find(" varlen") != std::string::npos, varlen) << name;
-    return cuda::tile_schedule(config, problem, splits).head_batches.value;
+    return cuda::tile_schedule(config, problem, splits, cuda::packed_heads(problem)).head_batches.value;
   };
   const auto wgmma = cuda::Products::wgmma;
   EXPECT_EQ(head_batches("b=5 sq=1000", 1, wgmma), 30U);

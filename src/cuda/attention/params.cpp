@@ -77,8 +77,8 @@ bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
 }
 
-void check_row_strides(const Bindings& bindings) {
-  for (const Slot slot : {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
+void check_row_strides(const Bindings& bindings, std::span<const Slot> slots) {
+  for (const Slot slot : slots) {
     const i64 stride = row_strides(bindings[slot]).row;
     if (std::abs(stride) < kMostRowStride) continue;
     throw Error(ErrorCode::unsupported, std::string(to_string(slot)),

@@ -2,6 +2,8 @@
 // From a problem's bindings to what a forward kernel is given.
 #pragma once
 
+#include <span>
+
 #include "shared/params.h"
 #include "tessera/executor.h"
 #include "tessera/problem.h"
@@ -10,8 +12,8 @@ namespace tessera::cuda {
 
 bool is_paged(const KvSource& source);
 
-/// Throws Error{unsupported} for a row stride whose bytes 32 bits do not hold.
-void check_row_strides(const Bindings& bindings);
+/// Throws Error{unsupported} for a row stride of one of `slots` whose bytes 32 bits do not hold.
+void check_row_strides(const Bindings& bindings, std::span<const Slot> slots);
 
 /// Elements between batches (0 for packed sequences), rows and heads of (batch, row, head, dim) or (row, head, dim).
 Strides row_strides(const Tensor& tensor);

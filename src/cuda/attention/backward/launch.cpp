@@ -9,6 +9,7 @@
 #include "cuda/attention/backward/config.h"
 #include "cuda/attention/backward/kernel_source.h"
 #include "cuda/attention/backward/tensor_maps.h"
+#include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/params.h"
 #include "cuda/jit/kernel.h"
 #include "tessera/error.h"
@@ -16,11 +17,8 @@
 namespace tessera::cuda {
 namespace {
 
-constexpr std::int64_t kMostGrid = 65535;                       // blocks in y and z
-constexpr std::int64_t kMostRowStride = std::int64_t{1} << 29;  // elements, up to 4 bytes each: 32 bits hold the bytes
+constexpr std::int64_t kMostGrid = 65535;  // blocks in y and z
 constexpr std::int64_t kMostBlocks = std::numeric_limits<int>::max();
-// Keys and values of the heads whose blocks run side by side, at most: as the forward has it.
-constexpr std::int64_t kL2GroupBytes = std::int64_t{16} << 20;
 
 /// What every run of a plan launches.
 struct BwdLaunch {
@@ -142,33 +140,6 @@ void plan_backward(detail::PlanState& state, Products products) {
 
 namespace {
 
-void check_row_strides(const Problem& problem, const Bindings& bindings) {
-  for (const Slot slot : {Slot::q, Slot::o, Slot::dout, Slot::dq, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
-    if (!problem.kv2 && (slot == Slot::k2 || slot == Slot::v2)) continue;
-    const i64 stride = row_strides(bindings[slot]).row;
-    if (std::abs(stride) < kMostRowStride) continue;
-    throw Error(ErrorCode::unsupported, std::string(to_string(slot)),
-                "a stride of " + std::to_string(stride) + " elements between rows",
-                "less than " + std::to_string(kMostRowStride) + " either way on cuda");
-  }
-}
-
-// As the forward's tile_schedule has it: under a causal mask the last rows, which see the most keys, first.
-TileSchedule row_schedule(const Problem& problem, const BwdConfig& config) {
-  const std::int64_t head_batches = std::max<std::int64_t>(problem.heads_q * problem.batch, 1);
-  std::int64_t l2_group = 1;
-  if ((problem.window.right && !problem.window.left) || problem.compressed_causal) {
-    const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
-    const std::int64_t bytes = keys * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
-    l2_group = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, head_batches);
-    while (head_batches % l2_group != 0) --l2_group;
-  }
-  const std::int64_t tiles = std::max<std::int64_t>(tiles_of(problem.seqlen_q, config.tile_q), 1);
-  const auto divisor = [](std::int64_t n) { return Divisor(static_cast<int>(n)); };
-  return {static_cast<int>(tiles * head_batches), static_cast<int>(tiles), divisor(tiles * l2_group), divisor(l2_group),
-          divisor(problem.heads_q)};
-}
-
 // Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
 // as many in every group.
 std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch) {
@@ -183,7 +154,7 @@ std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch) {
 BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const BwdLaunch& launch, std::byte* workspace) {
   BwdParams p{};
   p.forward = fwd_params(problem, bindings, 1);
-  p.forward.schedule = row_schedule(problem, launch.rows);
+  p.forward.schedule = tile_schedule(launch.rows.as_forward(), problem, 1, 1);
   p.dout = bindings[Slot::dout].bytes();
   p.dout_strides = row_strides(bindings[Slot::dout]);
   if (bindings[Slot::dlse]) p.dlse = bindings[Slot::dlse].as<float>();
@@ -223,7 +194,8 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
 
 void run_backward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
-  check_row_strides(problem, bindings);
+  constexpr Slot kSlots[] = {Slot::q, Slot::o, Slot::dout, Slot::dq, Slot::k, Slot::v, Slot::k2, Slot::v2};
+  check_row_strides(bindings, kSlots);
   const auto& launch = std::any_cast<const BwdLaunch&>(state.prepared);
   BwdParams params = bwd_params(problem, bindings, launch, resources.workspace);
   const bool no_rows = total_rows(problem) == 0;

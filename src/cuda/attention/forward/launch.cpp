@@ -52,7 +52,7 @@ std::int64_t grid_blocks(const FwdConfig& config, const Problem& problem, std::i
 FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_t splits, const Target& target) {
   return {config,
           static_cast<int>(packed_heads(problem)),
-          tile_schedule(config, problem, splits),
+          tile_schedule(config, problem, splits, packed_heads(problem)),
           {static_cast<std::uint32_t>(grid_blocks(config, problem, splits, target))},
           {static_cast<std::uint32_t>(config.block_threads())},
           static_cast<std::size_t>(shared_bytes(config, problem)),
@@ -114,7 +114,8 @@ void plan_forward(detail::PlanState& state, Products products) {
 
 void run_forward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
-  check_row_strides(bindings);
+  constexpr Slot kSlots[] = {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2};
+  check_row_strides(bindings, kSlots);
   if (!has_rows(problem)) return;
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
   const FwdConfig& config = launch.config;

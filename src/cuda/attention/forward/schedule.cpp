@@ -8,21 +8,15 @@
 namespace tessera::cuda {
 namespace {
 
-// Keys and values of the heads whose blocks run side by side, at most: a third of the L2 of an H200 (50 MB). 32 and 64
-// MB are up to 5% slower.
-constexpr std::int64_t kL2GroupBytes = std::int64_t{16} << 20;
-
-std::int64_t row_tiles(const FwdConfig& config, const Problem& problem) {
-  return (problem.seqlen_q * packed_heads(problem) + config.tile_q - 1) / config.tile_q;
+std::int64_t row_tiles(const FwdConfig& config, const Problem& problem, std::int64_t packed) {
+  return (problem.seqlen_q * packed + config.tile_q - 1) / config.tile_q;
 }
-
-// Heads, or groups of them whose rows are packed.
-std::int64_t count_heads(const Problem& problem) { return problem.heads_q / packed_heads(problem); }
 
 }  // namespace
 
 std::int64_t count_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
-  return row_tiles(config, problem) * config.dv_parts * count_heads(problem) * problem.batch * splits;
+  const std::int64_t packed = packed_heads(problem);
+  return row_tiles(config, problem, packed) * config.dv_parts * (problem.heads_q / packed) * problem.batch * splits;
 }
 
 std::int64_t count_deciding_blocks(const FwdConfig& config, const Problem& problem) {
@@ -33,20 +27,21 @@ std::int64_t count_deciding_blocks(const FwdConfig& config, const Problem& probl
 // Under a causal mask the last rows have the most to do: those of all heads of a group first, so that the multi-
 // processors end together. The keys and values of a group stay in L2; otherwise a group is one head, so that its
 // rows share them. All groups have equally many heads.
-TileSchedule tile_schedule(const FwdConfig& config, const Problem& problem, std::int64_t splits) {
-  const std::int64_t head_batches = std::max<std::int64_t>(count_heads(problem) * problem.batch * splits, 1);
+TileSchedule tile_schedule(const FwdConfig& config, const Problem& problem, std::int64_t splits, std::int64_t packed) {
+  const std::int64_t heads = problem.heads_q / packed;  // or groups of them
+  const std::int64_t head_batches = std::max<std::int64_t>(heads * problem.batch * splits, 1);
   std::int64_t l2_group = 1;
   if ((problem.window.right && !problem.window.left) || problem.compressed_causal) {
     const std::int64_t bytes = count_keys(problem) * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
     // Packed sequences have unequally many row tiles, so that a group is within one (tiles/tile_scheduler.cuh).
-    const std::int64_t whole = config.varlen ? count_heads(problem) * splits : head_batches;
+    const std::int64_t whole = config.varlen ? heads * splits : head_batches;
     l2_group = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, whole);
     while (whole % l2_group != 0) --l2_group;
   }
-  const std::int64_t tiles = std::max<std::int64_t>(row_tiles(config, problem), 1);
+  const std::int64_t tiles = std::max<std::int64_t>(row_tiles(config, problem, packed), 1);
   const auto divisor = [](std::int64_t n) { return Divisor(static_cast<int>(n)); };
   return {static_cast<int>(tiles * head_batches), static_cast<int>(tiles), divisor(tiles * l2_group), divisor(l2_group),
-          divisor(count_heads(problem))};
+          divisor(heads)};
 }
 
 }  // namespace tessera::cuda
