@@ -39,8 +39,13 @@ Wishes wishes_on(const Case& of, const Gpu& gpu) {
   Wishes wishes = Wishes::parse(gpu.wishes);
   if (!wishes.splits) wishes.splits = of.wishes.splits;
   // A TMA box has no rows backwards.
-  const bool backwards = of.problem.operation == Operation::attention && of.values.strides == Strides::negative;
-  if (backwards && wishes.loader.empty()) wishes.loader = "cp_async";
+  if (of.problem.operation == Operation::attention && of.values.strides == Strides::negative) {
+    if (of.problem.pass == Pass::backward) {
+      if (wishes.implementation.empty()) wishes.implementation = "cuda.bwd_mma";
+    } else if (wishes.loader.empty()) {
+      wishes.loader = "cp_async";
+    }
+  }
   return wishes;
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that come from above, laid out as kernels read them."""
+"""Tensors of a backward, laid out as kernels read them."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def with_aligned_rows(gradient: Tensor) -> Tensor:
         ):
             return gradient
     return gradient.clone(memory_format=torch.contiguous_format)
+
+
+def with_rows_apart(x: Tensor) -> Tensor:
+    """Itself, or a copy if all its rows are one, expanded: (batch, rows, heads, dim) or (rows, heads, dim)."""
+    return x.contiguous() if x.shape[-3] > 1 and x.stride(-3) == 0 else x

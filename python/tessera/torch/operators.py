@@ -116,6 +116,9 @@ def _forward_route(
     return _Route(route.plan, route.slots, route.taken, made, _seeds(names))
 
 
+_BACKWARD_WISHES = ("implementation=cpu.", "implementation=cuda.bwd_")
+
+
 @lru_cache(maxsize=2048)
 def _backward_route(
     features: str | Features,
@@ -131,10 +134,10 @@ def _backward_route(
     device: int,
     _: int,
 ) -> _Route:
-    """Wishes are for the forward's tiles; the backward follows only that of an implementation that has both."""
+    """Wishes are for the forward's tiles; the backward follows only those of an implementation that has it."""
     asked = as_features(features)
     fields = {**asked.fields, "deterministic": True} if deterministic else asked.fields
-    wishes = " ".join([wish for wish in asked.wishes.split() if wish.startswith("implementation=cpu.")])
+    wishes = " ".join([wish for wish in asked.wishes.split() if wish.startswith(_BACKWARD_WISHES)])
     asked = Features(fields, asked.out, asked.threads, wishes)
     extra = ("dlse",) if dlse else ()
     names = names_of(slots)
@@ -286,12 +289,14 @@ def attention_backward_on_device(
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """Gradients of q, k, v and of those tensors whose slots are DIFFERENTIABLE, in the inputs' dtypes.
 
-    dout and dlse are copied where they lie as no kernel reads them, as after ``out.sum().backward()``. Raises
-    NotImplementedError where no kernel computes it.
+    dout and dlse, and on a GPU q, k and v, are copied where they lie as no kernel reads them, as dout does after
+    ``out.sum().backward()``. Raises NotImplementedError where no kernel computes it.
     """
     dout = with_aligned_rows(dout)
     dlse = None if dlse is None else with_rows(dlse)
     device = q.get_device()
+    if device != CPU:
+        q, k, v = map(with_rows_apart, (q, k, v))
     route = _backward_route(
         features,
         slots,

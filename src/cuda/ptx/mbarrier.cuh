@@ -16,7 +16,7 @@ __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
 
-/// Orders this thread's accesses to shared memory before those of TMA that follow a barrier.
+/// Orders this thread's accesses to shared memory before those of the async proxy (TMA, wgmma) that follow a barrier.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
 
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {

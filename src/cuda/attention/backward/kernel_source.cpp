@@ -61,7 +61,7 @@ KernelSource query_sums_source(const QuerySumsConfig& c) {
   KernelSource source;
   source.name = "bwd_query_sums" + words_of(c, Words::all);
   source.text =
-      "#include \"cuda/attention/backward/query_sums.cuh\"\n"
+      "#include \"cuda/attention/backward/store_query_sums.cuh\"\n"
       "using namespace tessera::cuda;\n" +
       configuration_line(c) +
       "extern \"C\" __global__ void __launch_bounds__(config.threads()) "

@@ -170,7 +170,7 @@ struct KeyPass {
             const int e = half * 2 + column;
             const float raw = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
             const float dp = finds_dk ? ds.tile[0][n][e] : 0.0F;
-            const ElementGradient g = gradient_of<B>(p, s.tile[0][n][e], raw, dp, value, score_scale(),
+            const ElementGradient g = gradient_of<B>(p, s.tile[0][n][e], raw, dp, value, score_scale<B>(p),
                                                      !C.dropout || kept.keeps(k, side, e), by);
             s.tile[0][n][e] = g.p;
             ds.tile[0][n][e] = g.ds;
@@ -221,8 +221,6 @@ struct KeyPass {
                                         float factor) const {
     store_key_gradient<B.gradient>(params, work, warp_row, lane, sums, out, columns, factor);
   }
-
-  __device__ __forceinline__ float score_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 };
 
 /// A block for each tile of keys, or two, of which one finds dK and one dV.

@@ -11,6 +11,7 @@
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/transposed_scores.cuh"
 #include "cuda/attention/tiles/tile_boxes.cuh"
+#include "cuda/ptx/global.cuh"
 
 namespace tessera::cuda {
 
@@ -52,8 +53,8 @@ struct KeySide {
     const int segment = C.segments == 2 ? work.segment : 0;
     const KvParams& kv = params.forward.kv[segment];
     const int row = work.keys.extent.first + work.first_key;
-    copy_rows<KTile>(&maps->keys[segment], kv.k_strides, k_to, barrier, work.kv_head, row);
-    copy_rows<VTile>(&maps->values[segment], kv.v_strides, v_to, barrier, work.kv_head, row);
+    copy_rows<KTile>(&maps->keys[segment], kv.k_strides, k_to, barrier, work.kv_head, row, work.batch);
+    copy_rows<VTile>(&maps->values[segment], kv.v_strides, v_to, barrier, work.kv_head, row, work.batch);
   }
   /// Copies Q and dO of a tile. By one thread.
   template <class QTile, class OTile>
@@ -61,8 +62,8 @@ struct KeySide {
     const FwdParams& p = params.forward;
     const int head = work.first_head + tile.head;
     const int row = work.q.first + tile.first;
-    copy_rows<QTile>(&maps->q, p.q_strides, q_to, barrier, head, row);
-    copy_rows<OTile>(&maps->dout, params.dout_strides, o_to, barrier, head, row);
+    copy_rows<QTile>(&maps->q, p.q_strides, q_to, barrier, head, row, work.batch);
+    copy_rows<OTile>(&maps->dout, params.dout_strides, o_to, barrier, head, row, work.batch);
   }
 
   struct OwnValues {};
@@ -103,8 +104,8 @@ struct KeySide {
       }
     }
   }
-  /// One of RowValues' arrays, from where load_values has put them; for element `e` of 8-column tile `n` the at(e)-th
-  /// of both.
+  /// One of RowValues' arrays, from where load_values has put them, of two columns of 8-column tile `n`; at() picks
+  /// that of element `e`.
   template <int array>
   static __device__ __forceinline__ float2 values(const OwnValues& /*own*/, u32 from, int n, int lane) {
     float2 values;
@@ -136,13 +137,6 @@ struct KeySide {
     store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dk, params.dk[segment], p.d, p.scale);
     store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dv, params.dv[segment], p.dv,
                                       C.dropout ? p.dropout.scale : 1.0F);
-  }
-
- private:
-  template <class Tile>
-  __device__ __forceinline__ void copy_rows(const TensorMap* map, const Strides& strides, u32 to, u32 barrier, int head,
-                                            int row) const {
-    copy_box<Tile>(map, to, barrier, strides.head == 0 ? 0 : head, row, strides.batch == 0 ? 0 : work.batch);
   }
 };
 

@@ -2,7 +2,6 @@
 #include "cuda/attention/backward/launch.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 
 #include "bindings/slot_rules.h"
@@ -31,7 +30,7 @@ struct BwdLaunch {
 
 std::int64_t tiles_of(std::int64_t length, int tile) { return (length + tile - 1) / tile; }
 std::int64_t total_rows(const Problem& p) { return p.q_layout == Layout::varlen ? p.total_q : p.batch * p.seqlen_q; }
-// With sums whole tiles of these.
+// Where dQ has sums in memory these blocks also clear them, whole tiles of kSumRows.
 std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) {
   if (c.sums_d == 0) return tiles_of(p.seqlen_q, c.rows());
   return tiles_of(p.seqlen_q, kSumRows) * (kSumRows / c.rows());
@@ -50,17 +49,6 @@ std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
   return key_tiles(p, c) * p.heads_kv * p.batch * (c.apart ? 2 : 1);
 }
 
-Support supports_features(const Problem& p) {
-  if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
-    return Support::no("wants q, k and v of one type, bf16 or fp16");
-  }
-  if (p.o_type != p.q_type) return Support::no("wants o and dout in q's type");
-  if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("wants head dims of at most 256");
-  if (p.list || p.bwd_list) return Support::no("has no tile lists in the backward yet");
-  if (!p.score.empty()) return Support::no("has no derivatives of score callables yet");
-  return has_callables(p);
-}
-
 Support supports_wishes(const Wishes& wishes) {
   const struct {
     const char* name;
@@ -74,23 +62,31 @@ Support supports_wishes(const Wishes& wishes) {
   return Support::yes();
 }
 
-/// Where in the workspace what lies, in bytes from its beginning.
+/// Where in the workspace what lies, in bytes from its beginning, where sums of dQ lie.
 struct Workspace {
-  std::int64_t array;  // of row values
-  std::size_t sums, parts, bytes;
+  std::int64_t array;  // of row values, in floats
+  std::size_t values = 0, parts, bytes;
 
-  Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)), sums(0) {
-    std::size_t at = 0;
-    if (launch.finds_all()) at = static_cast<std::size_t>(p.heads_q * sum_tiles(p) * kSumRows * launch.keys.d) * 4;
-    values = at;
-    parts = at + static_cast<std::size_t>((p.sink ? 3 : 2) * array) * 4;
+  Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)) {
+    if (launch.finds_all()) values = static_cast<std::size_t>(p.heads_q * sum_tiles(p) * kSumRows * launch.keys.d) * 4;
+    parts = values + static_cast<std::size_t>((p.sink ? 3 : 2) * array) * 4;
     const std::int64_t count = p.sink ? p.heads_q * p.batch * value_blocks(p, launch.values) : 0;
     bytes = parts + static_cast<std::size_t>(count) * 4;
   }
-  std::size_t values;
 };
 
 }  // namespace
+
+Support supports_features(const Problem& p) {
+  if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
+    return Support::no("wants q, k and v of one type, bf16 or fp16");
+  }
+  if (p.o_type != p.q_type) return Support::no("wants o and dout in q's type");
+  if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("wants head dims of at most 256");
+  if (p.list || p.bwd_list) return Support::no("has no tile lists in the backward yet");
+  if (!p.score.empty()) return Support::no("has no derivatives of score callables yet");
+  return has_callables(p);
+}
 
 Support supports_backward(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
   if (const Support s = supports_features(problem); !s) return s;
@@ -181,7 +177,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
   if (launch.finds_all()) {
-    p.query_sums = {reinterpret_cast<float*>(workspace + place.sums), sum_tiles(problem) * kSumRows * launch.keys.d};
+    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem) * kSumRows * launch.keys.d};
   }
   const std::int64_t l2_heads = key_l2_heads(problem, launch);
   p.key_l2_heads = Divisor(static_cast<int>(l2_heads));
@@ -199,17 +195,20 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
   const auto& launch = std::any_cast<const BwdLaunch&>(state.prepared);
   BwdParams params = bwd_params(problem, bindings, launch, resources.workspace);
   const bool no_rows = total_rows(problem) == 0;
-  BwdTensorMaps maps{};
-  void* parameters[] = {&params, &maps};
-  const auto start = [&](std::size_t kernel, Dim3 grid, int threads, int shared_bytes) {
+  BwdTensorMaps maps[2]{};  // before the first launch, since strides may allow none
+  if (launch.keys.has_producer() && !no_rows) {
+    if (!launch.finds_all()) maps[0] = tensor_maps(launch.rows, problem, params);
+    maps[1] = tensor_maps(launch.keys, problem, params);
+  }
+  const auto start = [&](std::size_t kernel, Dim3 grid, int threads, int shared_bytes, BwdTensorMaps* map = nullptr) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    void* parameters[] = {&params, map};
     resources.kernels[kernel]->launch(grid, {static_cast<std::uint32_t>(threads)},
                                       static_cast<std::size_t>(shared_bytes), resources.stream.handle, parameters,
                                       Begins::early);
   };
-  const auto start_pass = [&](std::size_t kernel, const BwdConfig& config, std::int64_t blocks) {
-    if (config.has_producer() && !no_rows) maps = tensor_maps(config, problem, params);
-    start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes());
+  const auto start_pass = [&](std::size_t kernel, const BwdConfig& config, std::int64_t blocks, BwdTensorMaps& map) {
+    start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes(), &map);
   };
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
   if (no_rows) params.parts = 0;
@@ -220,10 +219,10 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
   }
   ++next;
   if (!launch.finds_all()) {
-    if (!no_rows) start_pass(next, launch.rows, row_blocks(problem, launch.rows));
+    if (!no_rows) start_pass(next, launch.rows, row_blocks(problem, launch.rows), maps[0]);
     ++next;
   }
-  start_pass(next++, launch.keys, key_blocks(problem, launch.keys));
+  start_pass(next++, launch.keys, key_blocks(problem, launch.keys), maps[1]);
   if (launch.finds_all()) {
     if (!no_rows) {
       start(next, {count(tiles_of(problem.seqlen_q, kSumRows)), count(problem.heads_q), count(problem.batch)},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward in two passes over the scores, by rows of queries (dQ) and by keys (dK, dV), behind a kernel that finds
-// what rows bring into both. No pass adds to what another block computes, so that every sum has a fixed order.
+// The backward, behind a kernel that finds what rows bring into it: two passes over the scores, by rows of queries (dQ)
+// and by keys (dK, dV), whose sums have a fixed order; or one pass by keys that adds dQ to sums in memory, in no fixed
+// order, and a kernel that stores them.
 #pragma once
 
 #include "cuda/implementations.h"
@@ -8,6 +9,8 @@
 
 namespace tessera::cuda {
 
+/// Whether any backward here has what the problem asks for.
+Support supports_features(const Problem& problem);
 /// Whether there are kernels of these products for it, whatever the chip.
 Support supports_backward(const Problem& problem, const Target& target, const Wishes& wishes, Products products);
 void plan_backward(detail::PlanState& state, Products products);

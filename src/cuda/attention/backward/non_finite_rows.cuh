@@ -62,9 +62,4 @@ struct NonFiniteRows {
   }
 };
 
-/// Whether dV of a visible key becomes NaN by the row: dO of a key that dropout drops is not looked at.
-__device__ __forceinline__ bool makes_value_nan(int non_finite, bool kept) {
-  return (non_finite & kNonFiniteQk) != 0 || (non_finite != 0 && kept);
-}
-
 }  // namespace tessera::cuda

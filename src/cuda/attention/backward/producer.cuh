@@ -23,11 +23,12 @@ struct BwdProducer {
   using NonFinite = NonFiniteRows<B.type, B.stream_rows()>;
   using OwnNonFinite = NonFiniteRows<B.type, B.own_rows()>;
   using GradientTile = SharedTile<B.type, B.own_rows(), B.stream_rows()>;  // dS, from which dQ is computed
-  // What a block has at its start, 168 registers a thread (128 with three groups), shared out anew.
-  static constexpr int groups = B.warps / 4;
+  static constexpr int groups = B.warps / 4;                               // that compute
+  static_assert(groups == 2);
+  // Of 504 that three warpgroups have a thread of each at their start.
   static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
-  static constexpr int producer_registers = groups == 3 ? 32 : much_to_find ? 56 : 24;
-  static constexpr int consumer_registers = ((groups == 3 ? 512 : 504) - producer_registers) / groups / 8 * 8;
+  static constexpr int producer_registers = much_to_find ? 56 : 24;
+  static constexpr int consumer_registers = (504 - producer_registers) / groups / 8 * 8;
 
   /// In front of the tiles.
   struct Memory {
@@ -129,7 +130,8 @@ struct BwdProducer {
     }
   }
 
-  // Zeros for what is not finite of K: dQ of a row takes every key of the block.
+  // Zeros for what is not finite of K: dQ of a row takes every key of the block. Products of S may read a key before or
+  // after; spoil_own() makes NaN of what they find.
   __device__ __forceinline__ void check_own(int checker) const {
     constexpr int threads = kCheckers * 32;
     const int number = checker * 32 + lane;
@@ -161,7 +163,9 @@ struct BwdProducer {
       }
     }
   }
-  // Zeros for what is not finite; of V there is no need, since dP of a hidden key is not looked at.
+  // Zeros for what is not finite; of V there is no need, since dP of a hidden key is not looked at. Products of S and
+  // dP may read a row before or after: elements that see it become NaN whatever they find, and others do not depend on
+  // it.
   __device__ __forceinline__ bool replace_rows(int i) const {
     constexpr bool rows_stream = !B.keeps_queries();
     const bool finite = NonFinite::template are_finite<32, StreamQk>(qk_at(i), lane) &&

@@ -127,7 +127,7 @@ struct RowPass {
         for (int e = 0; e < 4; ++e) {
           const int by = replaced ? work.non_finite_keys.of(n * 8 + lane % 4 * 2 + e % 2) : 0;
           const float raw = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
-          ds.tile[0][n][e] = gradient_of<B>(p, s.tile[0][n][e], raw, ds.tile[0][n][e], rows[e / 2], score_scale(),
+          ds.tile[0][n][e] = gradient_of<B>(p, s.tile[0][n][e], raw, ds.tile[0][n][e], rows[e / 2], score_scale<B>(p),
                                             !C.dropout || kept.keeps(k, side, e), by)
                                  .ds;
         }
@@ -163,8 +163,6 @@ struct RowPass {
     __syncthreads();
     return true;
   }
-
-  __device__ __forceinline__ float score_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
 };
 
 }  // namespace tessera::cuda

@@ -47,8 +47,8 @@ struct RowSide {
   __device__ __forceinline__ void copy_own(u32 q_to, u32 o_to, u32 barrier) const {
     const FwdParams& p = params.forward;
     const int row = work.sequence.q.first + work.block.first_row;
-    copy_rows<QTile>(&maps->q, p.q_strides, q_to, barrier, work.block.head, row);
-    copy_rows<OTile>(&maps->dout, params.dout_strides, o_to, barrier, work.block.head, row);
+    copy_rows<QTile>(&maps->q, p.q_strides, q_to, barrier, work.block.head, row, work.block.batch);
+    copy_rows<OTile>(&maps->dout, params.dout_strides, o_to, barrier, work.block.head, row, work.block.batch);
   }
   /// Copies K and V of a tile. By one thread.
   template <class KTile, class VTile>
@@ -56,8 +56,8 @@ struct RowSide {
     const int segment = C.segments == 2 ? tile.segment : 0;
     const KvParams& kv = params.forward.kv[segment];
     const int row = work.sequence.segment(segment).extent.first + tile.first;
-    copy_rows<KTile>(&maps->keys[segment], kv.k_strides, k_to, barrier, work.block.kv_head, row);
-    copy_rows<VTile>(&maps->values[segment], kv.v_strides, v_to, barrier, work.block.kv_head, row);
+    copy_rows<KTile>(&maps->keys[segment], kv.k_strides, k_to, barrier, work.block.kv_head, row, work.block.batch);
+    copy_rows<VTile>(&maps->values[segment], kv.v_strides, v_to, barrier, work.block.kv_head, row, work.block.batch);
   }
 
   /// LSE, δ and weight of a thread's two rows.
@@ -70,11 +70,11 @@ struct RowSide {
     const RowValue lower = row_value<B>(params, work, row + 8);
     return {{{upper.lse, lower.lse}, {upper.delta, lower.delta}, {upper.weight, lower.weight}}};
   }
-  /// No values stream, so that those that compute look for keys that are not finite.
+  /// LSE and δ stay in registers. They cannot tell of keys that are not finite; who computes looks for these.
   __device__ __forceinline__ void load_values(const Tile& /*tile*/, u32 /*to*/, int /*lane*/) const {}
   template <class NonFinite>
   __device__ __forceinline__ void spoil(const NonFinite& /*keys*/, u32 /*values*/, int /*lane*/) const {}
-  /// One of RowValues' arrays, for element `e` of a tile of 8 columns the at(e)-th of both.
+  /// One of RowValues' arrays, of two rows; at() picks that of element `e` of a tile of 8 columns.
   template <int array>
   static __device__ __forceinline__ float2 values(const OwnValues& own, u32 /*from*/, int /*n*/, int /*lane*/) {
     return own.of[array];
@@ -91,13 +91,6 @@ struct RowSide {
   template <class Sums>
   __device__ __forceinline__ void store(const Sums& dq, const Sums& /*none*/, int warp_row, int lane) const {
     store_query_gradient<B.gradient>(params, work, warp_row, lane, dq);
-  }
-
- private:
-  template <class Tile>
-  __device__ __forceinline__ void copy_rows(const TensorMap* map, const Strides& strides, u32 to, u32 barrier, int head,
-                                            int row) const {
-    copy_box<Tile>(map, to, barrier, strides.head == 0 ? 0 : head, row, strides.batch == 0 ? 0 : work.block.batch);
   }
 };
 

@@ -34,6 +34,17 @@ __device__ __forceinline__ float value_weight(float probability, float weight, b
   return B.has_weights() ? probability * weight : probability;
 }
 
+/// Whether dV of a visible key becomes NaN by the row: dO of a key that dropout drops is not looked at.
+__device__ __forceinline__ bool makes_value_nan(int non_finite, bool kept) {
+  return (non_finite & kNonFiniteQk) != 0 || (non_finite != 0 && kept);
+}
+
+/// Of a finished score to log2.
+template <BwdConfig B>
+__device__ __forceinline__ float score_scale(const FwdParams& p) {
+  return B.scale_first ? 1.0F : p.scale * kLog2E;
+}
+
 /// A probability as dV takes it and the gradient of the score that it came from.
 struct ElementGradient {
   float p;

@@ -9,12 +9,15 @@ BwdTensorMaps tensor_maps(const BwdConfig& config, const Problem& problem, const
   BwdTensorMaps maps{};
   const FwdParams& p = params.forward;
   const char* instead = "the wish implementation=cuda.bwd_mma";
+  const auto box = [&](int padded, int rows) {
+    return MapBox{.columns = columns_of_panel(config.type, padded), .heads = 1, .rows = rows};
+  };
   const auto map = [&](Slot slot, const void* tensor, const Strides& strides, const MapSizes& sizes, int padded,
                        int rows) {
+    // The driver wants an address and strides for what is empty too.
+    if (sizes.rows == 0) return tensor_map(p.q, {}, config.type, sizes, box(padded, rows));
     check_map_strides(slot, strides, sizes, instead);
-    // The driver wants an address for what is empty too.
-    return tensor_map(tensor != nullptr ? tensor : p.q, strides, config.type, sizes,
-                      {.columns = columns_of_panel(config.type, padded), .heads = 1, .rows = rows});
+    return tensor_map(tensor, strides, config.type, sizes, box(padded, rows));
   };
   const std::int64_t queries = p.cu_seqlens_q != nullptr ? problem.total_q : problem.seqlen_q;
   maps.q = map(Slot::q, p.q, p.q_strides, {p.d, problem.heads_q, queries, problem.batch}, config.d, config.tile_q);

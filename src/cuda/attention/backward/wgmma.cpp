@@ -8,10 +8,10 @@ namespace tessera::cuda {
 namespace {
 
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
-  if (const Support s = supports_backward(problem, target, wishes, Products::wgmma); !s) return s;
+  if (const Support s = supports_features(problem); !s) return s;
   if (target.sm != 90) return Support::no("wants SM90");
   if (std::max(problem.head_dim_qk, problem.head_dim_v) > 128) return Support::no("wants head dims of at most 128");
-  return Support::yes();
+  return supports_backward(problem, target, wishes, Products::wgmma);
 }
 
 void plan(detail::PlanState& state) { plan_backward(state, Products::wgmma); }

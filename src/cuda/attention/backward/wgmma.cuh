@@ -6,6 +6,8 @@
 //     Sᵀ = K·Qᵀ   Pᵀ = exp2(Sᵀ − LSE)  dV += Pᵀ·dO  dPᵀ = V·dOᵀ   dSᵀ = Pᵀ ∘ (dPᵀ − δ)  dK += dSᵀ·Q
 //
 // Operands of S are called qk here, those of dP ov: Q or K, dO or V. P and dS are operands from registers as they are.
+// With Gradients::all the pass by keys also computes dQ = dS·K of a tile, for which dS goes through shared memory, and
+// adds it to QuerySums.
 #pragma once
 
 #include "cuda/attention/backward/key_side.cuh"
@@ -19,8 +21,8 @@ namespace tessera::cuda {
 template <class Side>
 struct BwdWgmma : BwdProducer<Side> {
   using Base = BwdProducer<Side>;
-  using Base::B, Base::checks, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p, Base::qk_at, Base::side,
-      Base::stream, Base::values_at;
+  using Base::B, Base::checks, Base::groups, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p,
+      Base::qk_at, Base::side, Base::stream, Base::values_at;
   using typename Base::OwnOv, typename Base::OwnQk, typename Base::StreamOv, typename Base::StreamQk;
   static constexpr bool finds_values = !B.keeps_queries();  // dV
   static constexpr int columns = B.stream_rows();
@@ -59,7 +61,7 @@ struct BwdWgmma : BwdProducer<Side> {
     const int count = side.count();
     if (count > 0) {
       const OwnValues own = side.own_values(warp_row(), lane_again());
-      float scale[2] = {score_scale(), score_scale()};  // of the thread's two rows
+      float scale[2] = {score_scale<B>(p), score_scale<B>(p)};  // of the thread's two rows
       this->await_own();
       Scores s, ds;
       u32 tile_qk = ptx::uniform(qk_at(0));
@@ -100,7 +102,7 @@ struct BwdWgmma : BwdProducer<Side> {
           begin_queries(ds, gradients, i);
         }
         begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
-        if constexpr (B.adds_queries()) add_queries<1>(ds, i);
+        if constexpr (B.adds_queries()) add_queries(ds, i);
         if (i + 1 == count) break;
         tile_qk = ptx::uniform(qk_at(i + 1));
         stream().wait(i + 1);
@@ -146,7 +148,6 @@ struct BwdWgmma : BwdProducer<Side> {
     }
   }
 
-  __device__ __forceinline__ float score_scale() const { return B.scale_first ? 1.0F : p.scale * kLog2E; }
   // Probabilities of keys that are not finite, whose places zeros have taken, become NaN.
   __device__ __forceinline__ void spoil_own(float (&scale)[2]) const {
     this->await_own_checks();
@@ -222,7 +223,7 @@ struct BwdWgmma : BwdProducer<Side> {
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
   // dQ = dS·K of a tile, half of the columns for each group. dS comes through memory, keys of both groups; the buffer
-  // is free, since all have seen the last barrier, before which its products ended.
+  // is free, because a group ended its products of tile i − 2 before it arrived at the barrier of tile i − 1.
   __device__ __forceinline__ void begin_queries(Scores& dq, const Operand& gradients, int i) const {
     using Keys = typename Base::GradientTile;
     const u32 to = this->gradients_at(i);
@@ -238,24 +239,21 @@ struct BwdWgmma : BwdProducer<Side> {
     const u32 keys = own_qk() + group / in_panel * OwnQk::panel_bytes + group % in_panel * half * bytes_of(B.type);
     begin_transposed<B.type, Keys, OwnQk, half>(dq, ptx::uniform(to), ptx::uniform(keys));
   }
-  /// `later`: products begun after those of dQ.
-  template <int later>
   __device__ __forceinline__ void add_queries(Scores& dq, int i) const {
-    ptx::wgmma_wait<later>();
+    ptx::wgmma_wait<1>();  // the products of dK are still under way
     settle(dq);
     side.add_queries(tile(i), dq, thread_again());
   }
   static constexpr int kGradientBarrier = 3;
 
   // Groups begin their products in turn, so that one's exponentials run beside the others' products.
-  static constexpr int groups = B.warps / 4;
-  static constexpr bool ping_pongs = groups == 2 && !B.adds_queries();
+  static constexpr bool ping_pongs = !B.adds_queries();
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
   __device__ __forceinline__ void scheduler_barrier_sync() const {
-    if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + this->warp() / 4, 256);
+    if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + this->warp() / 4, B.threads());
   }
   __device__ __forceinline__ void scheduler_barrier_arrive() const {
-    if constexpr (ping_pongs) ptx::barrier_arrive(kSchedulerBarrier + (this->warp() / 4 + 1) % groups, 256);
+    if constexpr (ping_pongs) ptx::barrier_arrive(kSchedulerBarrier + (this->warp() / 4 + 1) % groups, B.threads());
   }
   // Selected and not multiplied: a hidden key's V, or a hidden row's dO, may be NaN.
   __device__ __forceinline__ void hide_gradients(Scores& ds, const Scores& s, int i) const {

@@ -61,6 +61,13 @@ __device__ __forceinline__ void copy_box(const TensorMap* map, u32 to, u32 barri
   }
 }
 
+/// The same of a tensor that may have one element for all heads or sequences, where its stride is 0.
+template <class Tile>
+__device__ __forceinline__ void copy_rows(const TensorMap* map, const Strides& strides, u32 to, u32 barrier, int head,
+                                          int row, int batch) {
+  copy_box<Tile>(map, to, barrier, strides.head == 0 ? 0 : head, row, strides.batch == 0 ? 0 : batch);
+}
+
 /// Copies a tile of keys or of values, whose bytes count at `barrier`. The first kCopiers lanes of a warp each ask for
 /// boxes of their own.
 template <BoxConfig auto C, class Tile, TileWork Work>

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Behind a pass that finds all gradients: dQ from its sums.
+#pragma once
+
+#include "cuda/attention/backward/gradient_store.cuh"
+#include "cuda/attention/backward/query_sums.cuh"
+#include "cuda/ptx/grid.cuh"
+#include "cuda/tile/gemm_mma.cuh"
+
+namespace tessera::cuda {
+
+/// Blocks of (tiles, heads, sequences).
+template <QuerySumsConfig C>
+struct StoreQuerySums {
+  static __device__ __forceinline__ void run(const BwdParams& params) {
+    ptx::griddepcontrol_wait_and_launch();
+    const FwdParams& p = params.forward;
+    const int thread = static_cast<int>(threadIdx.x);
+    const int tile = static_cast<int>(blockIdx.x);
+    const int head = static_cast<int>(blockIdx.y);
+    const int batch = static_cast<int>(blockIdx.z);
+    const Extent q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
+    if (tile * kSumRows >= q.capacity) return;
+    const float* from = query_sums_of<C.d>(params, q, batch, head, tile, thread);
+    Accumulator<1, C.d / 16> dq;
+#pragma unroll
+    for (int n = 0; n < C.d / 16; ++n) {
+      const float4 loaded = *reinterpret_cast<const float4*>(from + n * 512);
+      dq.tile[0][n][0] = loaded.x;
+      dq.tile[0][n][1] = loaded.y;
+      dq.tile[0][n][2] = loaded.z;
+      dq.tile[0][n][3] = loaded.w;
+    }
+    constexpr int bytes = bytes_of(C.gradient);
+    const int column = thread / 128 * (C.d / 2);
+    const int first = tile * kSumRows + thread % 128 / 32 * 16;
+    const Strides& strides = params.dq_strides;
+    char* to = static_cast<char*>(params.dq) +
+               bytes * (batch * strides.batch + (i64{q.first} + first) * strides.row + head * strides.head + column);
+    store_gradient<C.gradient>(
+        dq, p.scale, p.d - column, params.accumulates, thread % 32,
+        [&](int row) { return first + row < q.capacity ? to + bytes * strides.row * row : nullptr; },
+        [&](int row) { return first + row < q.length; });
+  }
+};
+
+}  // namespace tessera::cuda
