@@ -46,6 +46,7 @@ Inputs::Inputs(const Case& of) : case_(of), problem_(case_.problem), values_(cas
       fill_queries(Slot::q);
       apply(values_.inputs, problem_, bindings_);
       set_non_finite_keys();
+      set_non_finite_rows(Slot::q, 1);
       bind_score_parameters();
       bind_list(problem_.list, false);
       bind_list(problem_.bwd_list, true);
@@ -144,6 +145,7 @@ void Inputs::bind_forward_result() {
 void Inputs::bind_gradients() {
   allocate(Slot::dout, problem_.o_type, query_shape(problem_.heads_q, problem_.head_dim_v));
   fill_queries(Slot::dout);
+  set_non_finite_rows(Slot::dout, 0);
   if (problem_.dlse) {
     allocate(Slot::dlse, DType::fp32, lse_shape());
     fill_lse(Slot::dlse, 0.0, 1.0, 0.0);

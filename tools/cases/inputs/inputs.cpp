@@ -157,14 +157,36 @@ void Inputs::fill_keys(std::size_t segment) {
   }
 }
 
+namespace {
+
+void put_nan(const Tensor& tensor, std::int64_t at, std::int64_t kind) {
+  const std::uint32_t bits = nan_bits(tensor.dtype, static_cast<std::uint64_t>(kind));
+  const std::size_t element = size_of(tensor.dtype);
+  std::memcpy(tensor.bytes() + at * static_cast<std::int64_t>(element), &bits, element);
+}
+
+}  // namespace
+
+/// Queries of non_finite_rows with this parity are NaN of several kinds in `slot`, in all columns.
+void Inputs::set_non_finite_rows(Slot slot, std::int64_t parity) {
+  const Tensor& tensor = bindings_[slot];
+  const std::int64_t dim = tensor.shape[static_cast<std::size_t>(tensor.rank - 1)];
+  for (std::int64_t b = 0; b < problem_.batch; ++b) {
+    const reference::Rows& rows = sequences_.query[static_cast<std::size_t>(b)];
+    for (const std::int64_t i : values_.non_finite_rows) {
+      if (i % 2 != parity || i >= rows.length) continue;
+      const std::int64_t token = rows.first_token + i;
+      for (std::int64_t h = 0; h < problem_.heads_q; ++h) {
+        const std::int64_t at = reference::token_offset(tensor, token, h);
+        for (std::int64_t c = 0; c < dim; ++c) put_nan(tensor, at + c, i + c);
+      }
+    }
+  }
+}
+
 /// V of a non_finite key holds NaN of several kinds, ∞, −∞ and a number by turns; K of an odd one is NaN of one kind.
 void Inputs::set_non_finite_keys() {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const auto put_nan = [](const Tensor& tensor, std::int64_t at, std::int64_t kind) {
-    const std::uint32_t bits = nan_bits(tensor.dtype, static_cast<std::uint64_t>(kind));
-    const std::size_t element = size_of(tensor.dtype);
-    std::memcpy(tensor.bytes() + at * static_cast<std::int64_t>(element), &bits, element);
-  };
   const Tensor& k = bindings_[Slot::k];
   const Tensor& v = bindings_[Slot::v];
   for (std::int64_t b = 0; b < problem_.batch; ++b) {

@@ -65,6 +65,7 @@ class Inputs {
   void fill_queries(Slot slot);
   void fill_keys(std::size_t segment);
   void set_non_finite_keys();
+  void set_non_finite_rows(Slot slot, std::int64_t parity);
   void fill_lse(Slot slot, double mean, double deviation, double share_empty);
 
   void bind_query_lengths();

@@ -38,6 +38,7 @@ constexpr ListKey kLists[] = {
     {"k_offset", &Values::k_offset},
     {"k_offset2", &Values::k_offset2},
     {"non_finite", &Values::non_finite},
+    {"non_finite_rows", &Values::non_finite_rows},
     {"state_slots", &Values::state_slots},
     {"dest_slots", &Values::dest_slots},
     {"ring_cursors", &Values::ring_cursors},

@@ -33,6 +33,7 @@ struct Values {
   std::vector<std::int64_t> used_q, used_k, used_k2;        // seqused under varlen (default random)
   std::vector<std::int64_t> q_offset, k_offset, k_offset2;  // empty: unbound
   std::vector<std::int64_t> non_finite;                     // keys of the first source with values that are not finite
+  std::vector<std::int64_t> non_finite_rows;  // queries that are NaN: of a backward dout of even ones, q of odd
   std::int64_t batch_offset = 0;
   std::int64_t head_offset = 0;
   std::uint64_t drop_seed = 0;
@@ -65,10 +66,10 @@ struct Case {
   int threads = 1;
 
   /// Problem keys (docs/grammar.md) and value keys in any order: seed= lens_q= lens_k= lens_k2= used_q= used_k=
-  /// used_k2= q_offset= k_offset= k_offset2= non_finite= (lists with commas) batch_offset= head_offset= drop_seed=
-  /// drop_offset= drop_scalars density= pages=shuffled slopes=batch rotate_q alibi_slopes=extreme
-  /// sinks=extreme strides=packed|bhsd|gaps|zero|negative|odd inputs= tile_q= tile_kv=
-  /// splits= implementation= isa= threads= state_slots= dest_slots= ring_cursors= state_slots=unbound slot_ids=int64
+  /// used_k2= q_offset= k_offset= k_offset2= non_finite= non_finite_rows= (lists with commas) batch_offset=
+  /// head_offset= drop_seed= drop_offset= drop_scalars density= pages=shuffled slopes=batch rotate_q
+  /// alibi_slopes=extreme sinks=extreme strides=packed|bhsd|gaps|zero|negative|odd inputs= tile_q= tile_kv= splits=
+  /// implementation= isa= threads= state_slots= dest_slots= ring_cursors= state_slots=unbound slot_ids=int64
   /// slopes=zero dstates=unbound. Throws Error{parse}.
   static Case parse(std::string_view line);
   [[nodiscard]] std::string to_string() const;
