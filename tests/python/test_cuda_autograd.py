@@ -67,6 +67,19 @@ def test_upstream_gradients_of_any_layout(make):
     same(grads, torch.autograd.grad(out, leaves, dout.contiguous()))
 
 
+def test_queries_expanded_over_the_rows():
+    """One query for all rows: its gradient is the sum of theirs."""
+    _, k, v = qkv()
+    one = on_gpu(half(2, 1, 4, 64, seed=5, dtype=torch.bfloat16)).requires_grad_()
+    rows = one.detach().repeat(1, 64, 1, 1).requires_grad_()
+    grads = [
+        torch.autograd.grad(tessera.attention(q, k, v, causal=True).float().square().sum(), (x, k, v))
+        for q, x in ((one.expand(2, 64, 4, 64), one), (rows, rows))
+    ]
+    same(grads[0][1:], grads[1][1:])
+    torch.testing.assert_close(grads[0][0], grads[1][0].sum(1, keepdim=True), rtol=2**-6, atol=2**-6)
+
+
 def test_an_expanded_gradient_of_the_lse():
     leaves = qkv()
     _, lse = tessera.attention(*leaves, return_lse=True)

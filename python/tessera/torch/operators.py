@@ -28,7 +28,7 @@ from .. import _execute
 from .._features import Features, features_of, with_lse
 from .._gpu import run_on_gpu
 from .._libraries import CPU, dtype_name, library_of
-from .layouts import with_aligned_rows, with_rows
+from .layouts import with_aligned_rows, with_rows, with_rows_apart
 
 _CALL = "Tensor q, Tensor k, Tensor v, Tensor[] tensors, str slots, str features, SymInt[] sizes, int[] scalars"
 
