@@ -184,8 +184,7 @@ std::string Plan::explain() const {
   }
   text += "workspace:      " + std::to_string(s.workspace_bytes) + " bytes\n";
   text += "promises:       ";
-  text += s.fixed_order ? "the same bits in every run"
-                        : "not the same bits in every run: dq is added up in no fixed order; deterministic fixes it";
+  text += s.fixed_order ? "the same bits in every run" : "not the same bits in every run, unless deterministic";
   text += s.problem.batch_invariant ? ", and whatever shares the batch\n" : "\n";
   if (!s.choice.empty()) text += "choices:\n" + indented(s.choice, "  ");
   std::string refused;

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import tessera  # noqa: E402
 import torch_problems as problems  # noqa: E402
 import torch_textbook as textbook  # noqa: E402
-from tessera.torch.layouts import with_aligned_rows  # noqa: E402
+from tessera.torch.layouts import with_aligned_rows, with_rows_apart  # noqa: E402
 from torch.autograd import gradcheck  # noqa: E402
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -228,6 +228,16 @@ def test_upstream_gradients_are_copied_only_where_they_must_be(name):
     assert got.data_ptr() % 16 == 0 and got.stride(-1) == 1
     sizes = [step * 4 for step, length in zip(got.stride(), got.shape, strict=True) if length > 1][:-1]
     assert all(step > 0 and step % 16 == 0 for step in sizes)
+
+
+def test_only_rows_that_are_one_are_copied():
+    """Heads and sequences that are one lie as kernels read them."""
+    row = torch.randn(2, 1, 4, 32)
+    apart = with_rows_apart(row.expand(2, 70, 4, 32))
+    assert apart.is_contiguous() and torch.equal(apart, row.expand(2, 70, 4, 32))
+    one = torch.randn(1, 70, 1, 32).expand(2, 70, 4, 32)
+    for x in (row, one, one[0]):
+        assert with_rows_apart(x) is x
 
 
 def test_checkpointing_draws_the_same_dropout():

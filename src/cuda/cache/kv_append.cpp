@@ -8,6 +8,7 @@
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/source/configuration_text.h"
+#include "cuda/source/kernel_text.h"
 #include "shared/append.h"
 
 namespace tessera::cuda {
@@ -43,17 +44,11 @@ AppendConfig config_of(const Problem& p) {
 }
 
 KernelSource source_of(const AppendConfig& c) {
-  KernelSource source;
-  source.name = "kv_append" + words_of(c, Words::all);
-  source.text =
-      "#include \"cuda/cache/kv_append.cuh\"\n"
-      "using namespace tessera::cuda;\n" +
-      configuration_line(c) +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-      "tessera_kernel(const __grid_constant__ AppendParams params) {\n"
-      "  KvAppend<config>::run(params);\n"
-      "}\n";
-  return source;
+  return {"kv_append" + words_of(c, Words::all), to_string({.file = "cuda/cache/kv_append.cuh",
+                                                            .definitions = configuration_line(c),
+                                                            .bounds = "config.threads()",
+                                                            .parameters = {"AppendParams params"},
+                                                            .call = "KvAppend<config>::run(params)"})};
 }
 
 void plan(detail::PlanState& state) {

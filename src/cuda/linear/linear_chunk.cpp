@@ -10,6 +10,7 @@
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/source/configuration_text.h"
+#include "cuda/source/kernel_text.h"
 #include "operations/linear_walks.h"
 #include "shared/config.h"
 #include "shared/linear_chunk.h"
@@ -117,14 +118,11 @@ KernelSource source_of(const ChunkConfig& c) {
   KernelSource source;
   const std::string products = c.wgmma ? "wgmma" : "mma";
   source.name = "linear_chunk " + products + " " + name_of(c.type) + words_of(c, Words::all, {"type", "wgmma"});
-  source.text = "#include \"cuda/linear/linear_chunk_" + products +
-                ".cuh\"\n"
-                "using namespace tessera::cuda;\n" +
-                configuration_line(c) +
-                "extern \"C\" __global__ void __launch_bounds__(config.threads(), config.blocks) "
-                "tessera_kernel(const __grid_constant__ ChunkParams params) {\n"
-                "  LinearChunk<config>::run(params);\n"
-                "}\n";
+  source.text = to_string({.file = "cuda/linear/linear_chunk_" + products + ".cuh",
+                           .definitions = configuration_line(c),
+                           .bounds = "config.threads(), config.blocks",
+                           .parameters = {"ChunkParams params"},
+                           .call = "LinearChunk<config>::run(params)"});
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   return source;
 }

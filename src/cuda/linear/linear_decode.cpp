@@ -8,6 +8,7 @@
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/source/configuration_text.h"
+#include "cuda/source/kernel_text.h"
 #include "shared/linear.h"
 
 namespace tessera::cuda {
@@ -134,33 +135,23 @@ KernelSource source_of(const LinearConfig& c, const Problem& p) {
   const std::string kernel = ring ? "linear_ring" : "linear_decode";
   KernelSource source;
   source.name = kernel + words_of(c, Words::all);
-  source.text = "#include \"cuda/linear/" + kernel +
-                ".cuh\"\n"
-                "using namespace tessera::cuda;\n" +
-                configuration_line(c) + "extern \"C\" __global__ void __launch_bounds__(config.threads()" +
-                (c.is_small() ? ", config.resident(__CUDA_ARCH__)" : "") +
-                ") "
-                "tessera_kernel(const __grid_constant__ " +
-                (ring ? "LinearRingParams params) {\n  LinearRing" : "LinearParams params) {\n  LinearDecode") +
-                "<config>::run(" + (c.parts > 1 ? "LinearDecode<config>::key_part(params)" : "params") +
-                ");\n"
-                "}\n";
+  source.text =
+      to_string({.file = "cuda/linear/" + kernel + ".cuh",
+                 .definitions = configuration_line(c),
+                 .bounds = std::string("config.threads()") + (c.is_small() ? ", config.resident(__CUDA_ARCH__)" : ""),
+                 .parameters = {ring ? "LinearRingParams params" : "LinearParams params"},
+                 .call = std::string(ring ? "LinearRing" : "LinearDecode") + "<config>::run(" +
+                         (c.parts > 1 ? "LinearDecode<config>::key_part(params))" : "params)")});
   source.shared_bytes = shared_bytes_of(c, p);
   return source;
 }
 
 KernelSource source_of(const LinearSumConfig& c) {
-  KernelSource source;
-  source.name = "linear_sum" + words_of(c, Words::all);
-  source.text =
-      "#include \"cuda/linear/linear_sum.cuh\"\n"
-      "using namespace tessera::cuda;\n" +
-      configuration_line(c) +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-      "tessera_kernel(const __grid_constant__ LinearSumParams params) {\n"
-      "  LinearSum<config>::run(params);\n"
-      "}\n";
-  return source;
+  return {"linear_sum" + words_of(c, Words::all), to_string({.file = "cuda/linear/linear_sum.cuh",
+                                                             .definitions = configuration_line(c),
+                                                             .bounds = "config.threads()",
+                                                             .parameters = {"LinearSumParams params"},
+                                                             .call = "LinearSum<config>::run(params)"})};
 }
 
 void plan(detail::PlanState& state) {

@@ -3,6 +3,7 @@
 
 #include "bindings/slot_rules.h"
 #include "cuda/attention/params.h"
+#include "cuda/source/kernel_text.h"
 #include "shared/metadata.h"
 
 namespace tessera::cuda {
@@ -50,14 +51,10 @@ MetadataList list_of(const Problem& problem, const Bindings& bindings, Slot coun
 }  // namespace
 
 KernelSource metadata_check_source() {
-  return {"metadata_check",
-          "#include \"cuda/metadata/metadata_check.cuh\"\n"
-          "using namespace tessera::cuda;\n"
-          "extern \"C\" __global__ void __launch_bounds__(MetadataCheck::kThreads) "
-          "tessera_kernel(const __grid_constant__ MetadataParams params) {\n"
-          "  MetadataCheck::run(params);\n"
-          "}\n",
-          0};
+  return {"metadata_check", to_string({.file = "cuda/metadata/metadata_check.cuh",
+                                       .bounds = "MetadataCheck::kThreads",
+                                       .parameters = {"MetadataParams params"},
+                                       .call = "MetadataCheck::run(params)"})};
 }
 
 void launch_metadata_check(const Problem& problem, const Bindings& bindings, const Kernel& kernel, Stream stream) {

@@ -5,6 +5,7 @@
 
 #include "cuda/jit/element.h"
 #include "cuda/source/configuration_text.h"
+#include "cuda/source/kernel_text.h"
 
 namespace tessera::cuda {
 KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
@@ -27,59 +28,38 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   const std::string kernel = wgmma ? "BwdWgmma<" + std::string(queries ? "RowSide" : "KeySide") + arguments + ">::run"
                              : queries ? "RowPass" + arguments + "::run"
                                        : "run_key_pass" + arguments;
-  source.text = "#include \"cuda/attention/backward/" + file +
-                ".cuh\"\n"
-                "using namespace tessera::cuda;\n" +
-                configuration_line(c) + callables.definitions() +
-                "extern \"C\" __global__ void __launch_bounds__(config.block_threads(), config.blocks()) "
-                "tessera_kernel(const __grid_constant__ BwdParams params" +
-                (wgmma ? ", const __grid_constant__ BwdTensorMaps maps" : "") +
-                ") {\n"
-                "  extern __shared__ __align__(1024) char memory[];\n"
-                "  " +
-                kernel + "(params, memory" + (wgmma ? ", &maps" : "") +
-                ");\n"
-                "}\n";
+  std::vector<std::string> parameters = {"BwdParams params"};
+  if (wgmma) parameters.emplace_back("BwdTensorMaps maps");
+  source.text = to_string({.file = "cuda/attention/backward/" + file + ".cuh",
+                           .definitions = configuration_line(c) + callables.definitions(),
+                           .bounds = "config.block_threads(), config.blocks()",
+                           .parameters = parameters,
+                           .call = kernel + "(params, memory" + (wgmma ? ", &maps)" : ")"),
+                           .has_memory = true});
   return source;
 }
 
 KernelSource row_values_source(const RowValuesConfig& c) {
-  KernelSource source;
-  source.name = "bwd_row_values" + words_of(c, Words::all);
-  source.text =
-      "#include \"cuda/attention/backward/row_values.cuh\"\n"
-      "using namespace tessera::cuda;\n" +
-      configuration_line(c) +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-      "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
-      "  FindRowValues<config>::run(params);\n"
-      "}\n";
-  return source;
+  return {"bwd_row_values" + words_of(c, Words::all), to_string({.file = "cuda/attention/backward/row_values.cuh",
+                                                                 .definitions = configuration_line(c),
+                                                                 .bounds = "config.threads()",
+                                                                 .parameters = {"BwdParams params"},
+                                                                 .call = "FindRowValues<config>::run(params)"})};
 }
 
 KernelSource query_sums_source(const QuerySumsConfig& c) {
-  KernelSource source;
-  source.name = "bwd_query_sums" + words_of(c, Words::all);
-  source.text =
-      "#include \"cuda/attention/backward/store_query_sums.cuh\"\n"
-      "using namespace tessera::cuda;\n" +
-      configuration_line(c) +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads()) "
-      "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
-      "  StoreQuerySums<config>::run(params);\n"
-      "}\n";
-  return source;
+  return {"bwd_query_sums" + words_of(c, Words::all), to_string({.file = "cuda/attention/backward/store_query_sums.cuh",
+                                                                 .definitions = configuration_line(c),
+                                                                 .bounds = "config.threads()",
+                                                                 .parameters = {"BwdParams params"},
+                                                                 .call = "StoreQuerySums<config>::run(params)"})};
 }
 
 KernelSource sum_sinks_source() {
-  return {"bwd_sum_sinks",
-          "#include \"cuda/attention/backward/row_values.cuh\"\n"
-          "using namespace tessera::cuda;\n"
-          "extern \"C\" __global__ void __launch_bounds__(SumSinks::threads) "
-          "tessera_kernel(const __grid_constant__ BwdParams params) {\n"
-          "  SumSinks::run(params);\n"
-          "}\n",
-          0};
+  return {"bwd_sum_sinks", to_string({.file = "cuda/attention/backward/row_values.cuh",
+                                      .bounds = "SumSinks::threads",
+                                      .parameters = {"BwdParams params"},
+                                      .call = "SumSinks::run(params)"})};
 }
 
 }  // namespace tessera::cuda

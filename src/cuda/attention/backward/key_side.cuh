@@ -92,7 +92,7 @@ struct KeySide {
   /// Makes NaN what visible keys take of rows that are not finite; by dO of such a row a key that dropout drops is not
   /// looked at.
   template <class NonFinite>
-  __device__ __forceinline__ void spoil(const NonFinite& rows, u32 values, int lane) const {
+  __device__ __forceinline__ void poison(const NonFinite& rows, u32 values, int lane) const {
 #pragma unroll 1
     for (int row = lane; row < C.tile_q; row += 32) {
       const int by = rows.of(row);

@@ -131,7 +131,7 @@ struct BwdProducer {
   }
 
   // Zeros for what is not finite of K: dQ of a row takes every key of the block. Products of S may read a key before or
-  // after; spoil_own() makes NaN of what they find.
+  // after; poison_own() makes NaN of what they find.
   __device__ __forceinline__ void check_own(int checker) const {
     constexpr int threads = kCheckers * 32;
     const int number = checker * 32 + lane;
@@ -151,7 +151,7 @@ struct BwdProducer {
       if (memory.tiles[i % B.stages].hides) {
         const bool replaced = replace_rows(i);
         if (lane == 0) memory.replaced[i % B.stages] = replaced;
-        if (replaced) side.spoil(memory.non_finite[i % B.stages], values_at(i), lane);
+        if (replaced) side.poison(memory.non_finite[i % B.stages], values_at(i), lane);
         ptx::fence_async_proxy();
       }
       __syncwarp();

@@ -73,7 +73,7 @@ struct RowSide {
   /// LSE and δ stay in registers. They cannot tell of keys that are not finite; who computes looks for these.
   __device__ __forceinline__ void load_values(const Tile& /*tile*/, u32 /*to*/, int /*lane*/) const {}
   template <class NonFinite>
-  __device__ __forceinline__ void spoil(const NonFinite& /*keys*/, u32 /*values*/, int /*lane*/) const {}
+  __device__ __forceinline__ void poison(const NonFinite& /*keys*/, u32 /*values*/, int /*lane*/) const {}
   /// One of RowValues' arrays, of two rows; at() picks that of element `e` of a tile of 8 columns.
   template <int array>
   static __device__ __forceinline__ float2 values(const OwnValues& own, u32 /*from*/, int /*n*/, int /*lane*/) {
@@ -89,7 +89,7 @@ struct RowSide {
   }
 
   template <class Sums>
-  __device__ __forceinline__ void store(const Sums& dq, const Sums& /*none*/, int warp_row, int lane) const {
+  __device__ __forceinline__ void store(const Sums& dq, int warp_row, int lane) const {
     store_query_gradient<B.gradient>(params, work, warp_row, lane, dq);
   }
 };

@@ -21,8 +21,8 @@ namespace tessera::cuda {
 template <class Side>
 struct BwdWgmma : BwdProducer<Side> {
   using Base = BwdProducer<Side>;
-  using Base::B, Base::checks, Base::groups, Base::memory, Base::ov_at, Base::own_ov, Base::own_qk, Base::p,
-      Base::qk_at, Base::side, Base::stream, Base::values_at;
+  using Base::B, Base::checks, Base::groups, Base::memory, Base::own_ov, Base::own_qk, Base::p, Base::qk_at, Base::side,
+      Base::stream, Base::values_at;
   using typename Base::OwnOv, typename Base::OwnQk, typename Base::StreamOv, typename Base::StreamQk;
   static constexpr bool finds_values = !B.keeps_queries();  // dV
   static constexpr int columns = B.stream_rows();
@@ -54,8 +54,8 @@ struct BwdWgmma : BwdProducer<Side> {
 
   // Tile after tile: S and dP, of which S of the next tile begins while the sums of this one are computed.
   __device__ __forceinline__ void compute() const {
-    Accumulator<1, B.d / 8> dqk;                            // dQ or dK
-    Accumulator<1, finds_values ? B.dv / 8 : B.d / 8> dov;  // dV
+    Accumulator<1, B.d / 8> dqk;                      // dQ or dK
+    Accumulator<1, finds_values ? B.dv / 8 : 1> dov;  // dV
     dqk.clear();
     if constexpr (finds_values) dov.clear();
     const int count = side.count();
@@ -69,7 +69,7 @@ struct BwdWgmma : BwdProducer<Side> {
       begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
       begin_scores<B.type, OwnOv, StreamOv>(ds, group_rows<OwnOv>(own_ov()), tile_qk + StreamQk::bytes);
       if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
-      if constexpr (B.adds_queries()) spoil_own(scale);
+      if constexpr (B.adds_queries()) poison_own(scale);
 #pragma unroll 1
       for (int i = 0;; ++i) {
         Kept kept;
@@ -119,7 +119,11 @@ struct BwdWgmma : BwdProducer<Side> {
       settle(dqk);
       if constexpr (finds_values) settle(dov);
     }
-    side.store(dqk, dov, warp_row(), lane_again());
+    if constexpr (finds_values) {
+      side.store(dqk, dov, warp_row(), lane_again());
+    } else {
+      side.store(dqk, warp_row(), lane_again());
+    }
   }
 
  private:
@@ -149,7 +153,7 @@ struct BwdWgmma : BwdProducer<Side> {
   }
 
   // Probabilities of keys that are not finite, whose places zeros have taken, become NaN.
-  __device__ __forceinline__ void spoil_own(float (&scale)[2]) const {
+  __device__ __forceinline__ void poison_own(float (&scale)[2]) const {
     this->await_own_checks();
     const int row = warp_row() + lane_again() / 4;
 #pragma unroll

@@ -5,6 +5,7 @@
 
 #include "cuda/attention/config_words.h"
 #include "cuda/source/configuration_text.h"
+#include "cuda/source/kernel_text.h"
 
 namespace tessera::cuda {
 
@@ -16,21 +17,16 @@ KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
   source.name = "fwd_" + products + words_of(c) + callables.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
-  source.text = "#include \"cuda/attention/forward/" + products +
-                ".cuh\"\n"
-                "using namespace tessera::cuda;\n" +
-                configuration_line(c) + callables.definitions() +
-                "extern \"C\" __global__ void __launch_bounds__(config.block_threads(), config.blocks()) "
-                "tessera_kernel(const __grid_constant__ FwdParams params" +
-                (maps ? ", const __grid_constant__ TensorMaps maps" : "") +
-                ") {\n"
-                "  extern __shared__ __align__(1024) char memory[];\n"
-                "  " +
-                (wgmma ? "FwdWgmma" : "FwdMma") + "<config, " + callables.type() + ">::run(" +
-                (c.dv_parts > 1 ? "column_part<config>(params)" : "params") + ", memory, " +
-                (maps ? "&maps" : "nullptr") +
-                ");\n"
-                "}\n";
+  std::vector<std::string> parameters = {"FwdParams params"};
+  if (maps) parameters.emplace_back("TensorMaps maps");
+  source.text = to_string({.file = "cuda/attention/forward/" + products + ".cuh",
+                           .definitions = configuration_line(c) + callables.definitions(),
+                           .bounds = "config.block_threads(), config.blocks()",
+                           .parameters = parameters,
+                           .call = std::string(wgmma ? "FwdWgmma" : "FwdMma") + "<config, " + callables.type() +
+                                   ">::run(" + (c.dv_parts > 1 ? "column_part<config>(params)" : "params") +
+                                   ", memory, " + (maps ? "&maps)" : "nullptr)"),
+                           .has_memory = true});
   return source;
 }
 

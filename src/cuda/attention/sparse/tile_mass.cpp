@@ -10,6 +10,7 @@
 #include "cuda/attention/tiles/list_params.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/source/configuration_text.h"
+#include "cuda/source/kernel_text.h"
 #include "shared/mass.h"
 
 namespace tessera::cuda {
@@ -120,26 +121,18 @@ std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& p
   weigh.name = "tile_mass" + words_of(c) + callables.words();
   weigh.shared_bytes = static_cast<std::size_t>(shared_bytes(c));
   weigh.user_texts = callables.files();
-  weigh.text =
-      "#include \"cuda/attention/sparse/tile_mass.cuh\"\n"
-      "using namespace tessera::cuda;\n" +
-      configuration_line(c) + callables.definitions() +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads(), 3) "
-      "tessera_kernel(const __grid_constant__ FwdParams params, const __grid_constant__ MassParams mass) {\n"
-      "  extern __shared__ __align__(1024) char memory[];\n"
-      "  TileMass<config, " +
-      callables.type() +
-      ">::run(params, mass, memory);\n"
-      "}\n";
+  weigh.text = to_string({.file = "cuda/attention/sparse/tile_mass.cuh",
+                          .definitions = configuration_line(c) + callables.definitions(),
+                          .bounds = "config.threads(), 3",
+                          .parameters = {"FwdParams params", "MassParams mass"},
+                          .call = "TileMass<config, " + callables.type() + ">::run(params, mass, memory)",
+                          .has_memory = true});
   KernelSource finish;
   finish.name = "finish_mass";
-  finish.text =
-      "#include \"cuda/attention/sparse/finish_mass.cuh\"\n"
-      "using namespace tessera::cuda;\n"
-      "extern \"C\" __global__ void __launch_bounds__(32) "
-      "tessera_kernel(const __grid_constant__ FwdParams params, const __grid_constant__ MassParams mass) {\n"
-      "  finish_mass(params, mass);\n"
-      "}\n";
+  finish.text = to_string({.file = "cuda/attention/sparse/finish_mass.cuh",
+                           .bounds = "32",
+                           .parameters = {"FwdParams params", "MassParams mass"},
+                           .call = "finish_mass(params, mass)"});
   return {weigh, finish};
 }
 

@@ -8,6 +8,7 @@
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
 #include "cuda/source/configuration_text.h"
+#include "cuda/source/kernel_text.h"
 
 namespace tessera::cuda {
 namespace {
@@ -77,17 +78,11 @@ void run(const detail::PlanState& state, const Bindings& bindings, const Resourc
 }  // namespace
 
 KernelSource source_of(const CombineConfig& c) {
-  KernelSource source;
-  source.name = "combine" + words_of(c, Words::all);
-  source.text =
-      "#include \"cuda/attention/splits/combine.cuh\"\n"
-      "using namespace tessera::cuda;\n" +
-      configuration_line(c) +
-      "extern \"C\" __global__ void __launch_bounds__(config.threads(), 4) "
-      "tessera_kernel(const __grid_constant__ CombineParams params) {\n"
-      "  Combine<config>::run(params);\n"
-      "}\n";
-  return source;
+  return {"combine" + words_of(c, Words::all), to_string({.file = "cuda/attention/splits/combine.cuh",
+                                                          .definitions = configuration_line(c),
+                                                          .bounds = "config.threads(), 4",
+                                                          .parameters = {"CombineParams params"},
+                                                          .call = "Combine<config>::run(params)"})};
 }
 
 void launch_combine(const Kernel& kernel, const CombineParams& params, std::int64_t batch, std::int64_t rows,
