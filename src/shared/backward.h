@@ -39,7 +39,7 @@ struct BwdConfig {
   int warps = 4;                     // each takes 16 rows of the block's own tile
   int stages = 2;                    // tiles of the other side in flight
   int segments = 1;                  // sources of keys
-  bool apart = false;                // dK and dV by blocks of their own: both would not fit the registers
+  bool apart = false;                // dK and dV by blocks of their own: together they would not fit the registers
   bool scale_first = false;          // as FwdConfig's, and so the following
   bool compressed_causal = false;
   bool chunked = false;
@@ -113,15 +113,17 @@ struct BwdConfig {
   constexpr int stream_rows() const { return keeps_queries() ? tile_kv : tile_q; }
   /// One row of both operands: Q and dO, or K and V.
   constexpr int row_bytes() const { return (d + dv) * bytes_of(type); }
-  /// LSE, δ and weight of the rows that stream.
-  constexpr int value_bytes() const { return keeps_queries() ? 0 : 3 * 4 * tile_q; }
+  /// LSE, δ and, where there are any, weights of the rows that stream.
+  constexpr int value_bytes() const { return keeps_queries() ? 0 : (has_weights() ? 3 : 2) * 4 * tile_q; }
   /// Whether rows have weights: a sink's share, or NaN where dropout tells who looks at a row that is not finite.
   constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
   /// Two tiles of dS, from which dQ is computed.
   constexpr int gradient_bytes() const { return adds_queries() ? 2 * tile_q * tile_kv * bytes_of(type) : 0; }
+  /// A tile's share of dQ on its way to the sums in memory.
+  constexpr int query_sum_bytes() const { return adds_queries() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {
-    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + gradient_bytes() +
+    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + gradient_bytes() + query_sum_bytes() +
            stages * (stage_bytes() + value_bytes());
   }
   /// Registers a thread for gradients, scores, their gradients and, under a softcap, products, of 255.

@@ -107,9 +107,23 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
   for (const char* words : {"d=128", "d=64 causal", "d=120 dv=64 sink window=100:0"}) {
     EXPECT_NE(kernels(words).find("bwd_wgmma dqkv"), std::string::npos) << kernels(words);
   }
-  for (const char* words : {"d=128 deterministic", "d=128 batch_invariant", "d=96", "d=64 softcap=30",
-                            "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
+  for (const char* words : {"d=128 deterministic", "d=128 batch_invariant", "d=96", "d=256", "d=64 dv=192",
+                            "d=64 softcap=30", "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
     EXPECT_EQ(kernels(words).find("dqkv"), std::string::npos) << kernels(words);
+  }
+}
+
+// Above 128 columns dK and dV are blocks of their own.
+TEST_F(Backward, TwiceAsManyBlocksOfKeysForWideHeads) {
+  for (const int dim : {128, 192, 256}) {
+    const Problem problem = Problem::parse(
+        "attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 dtype=bf16 deterministic d=" + std::to_string(dim));
+    const Plan plan = make_plan(problem, Target::cuda_device(0));
+    const BwdConfig keys = cuda::bwd_config(problem, plan.target(), Products::wgmma, Gradients::keys);
+    EXPECT_EQ(keys.apart, dim > 128);
+    EXPECT_LE(keys.smem_bytes(), plan.target().shared_memory);
+    Executor(plan).run(dense(problem));
+    EXPECT_EQ(gpu_.last.grid[0], 2U * 2 * 2 * (dim > 128 ? 2 : 1));
   }
 }
 
@@ -123,14 +137,14 @@ TEST_F(Backward, PromisesTheSameBitsOnlyInSumsOfAFixedOrder) {
   EXPECT_NE(explained("").find("promises:       not the same bits in every run"), std::string::npos) << explained("");
 }
 
-TEST_F(Backward, ByWarpgroupsOnSm90UpTo128Columns) {
+TEST_F(Backward, ByWarpgroupsOnSm90) {
   const auto implementation = [](int sm, const char* dims) {
     const std::string line = std::string("attention pass=backward sq=300 hq=2 dtype=bf16 ") + dims;
     return std::string(make_plan(Problem::parse(line), Target::emulate(sm, 0)).implementation());
   };
   EXPECT_EQ(implementation(90, "d=128"), "cuda.bwd_wgmma");
-  EXPECT_EQ(implementation(90, "d=136"), "cuda.bwd_mma");
-  EXPECT_EQ(implementation(90, "d=64 dv=192"), "cuda.bwd_mma");
+  EXPECT_EQ(implementation(90, "d=64 dv=192"), "cuda.bwd_wgmma");
+  EXPECT_EQ(implementation(90, "d=256 softcap=30 dropout=0.1"), "cuda.bwd_wgmma");
   for (const int sm : {80, 89, 120}) EXPECT_EQ(implementation(sm, "d=128"), "cuda.bwd_mma");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.9.8, 9.7.9.12 and 9.7.13.7: memory that a kernel reads once, writes once, or adds to.
+// PTX ISA 9.7.9.8 and 9.7.9.12: memory that a kernel reads once or writes once.
 #pragma once
 
 #include "shared/types.h"
@@ -46,13 +46,6 @@ __device__ __forceinline__ i64 load_index(const void* array, bool is_long, int i
 __device__ __forceinline__ void store_once_16(void* to, const u32 (&value)[4]) {
   asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]),
                "r"(value[3])
-               : "memory");
-}
-
-/// PTX ISA 9.7.13.7: adds four numbers to memory, 16-byte aligned, in no order with others; SM90 and newer.
-__device__ __forceinline__ void add_16(float* to, const float (&value)[4]) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(to), "f"(value[0]), "f"(value[1]),
-               "f"(value[2]), "f"(value[3])
                : "memory");
 }
 

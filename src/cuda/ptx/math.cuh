@@ -88,6 +88,12 @@ __device__ __forceinline__ void store_shared_16(u32 to, const u32 (&value)[4]) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_16(u32 to, const float (&value)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "f"(value[0]), "f"(value[1]), "f"(value[2]),
+               "f"(value[3])
+               : "memory");
+}
+
 __device__ __forceinline__ void store_shared_4(u32 to, u32 value) {
   asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to), "r"(value) : "memory");
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.9.27: boxes of a tensor by TMA; SM90 and newer. What lies outside of the tensor becomes
-// zeros.
+// PTX ISA 9.7.9.25 and 9.7.9.27: bulk copies by TMA; SM90 and newer. What lies outside of a tensor becomes zeros.
 #pragma once
 
 #include "shared/types.h"
@@ -25,5 +24,18 @@ __device__ __forceinline__ void tma_load(u32 to, const void* tensor_map, u32 bar
 }
 
 #undef TESSERA_TMA_TO
+
+/// Adds `bytes` of fp32 in shared memory to those in global memory, both 16-byte aligned, in no order with other adds.
+/// One thread, which commits it.
+__device__ __forceinline__ void tma_add(float* to, u32 from, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;\n" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
+/// Until the shared memory of what the thread has committed has been read.
+__device__ __forceinline__ void tma_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }
+/// Until all that the thread has committed is done.
+__device__ __forceinline__ void tma_wait() { asm volatile("cp.async.bulk.wait_group 0;\n" ::: "memory"); }
 
 }  // namespace tessera::cuda::ptx

@@ -92,6 +92,8 @@ struct Wgmma;
   TESSERA_WGMMA(n, fp16, "f16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__)
 
 TESSERA_WGMMA_OF(32, TESSERA_N0, "16", "17", "18", "19", "20", "21", TESSERA_D16(0));
+TESSERA_WGMMA_OF(48, TESSERA_N0 ", %16, %17, %18, %19, %20, %21, %22, %23", "24", "25", "26", "27", "28", "29",
+                 TESSERA_D16(0), TESSERA_D4(16), TESSERA_D4(20));
 TESSERA_WGMMA_OF(64, TESSERA_N0 ", " TESSERA_N1, "32", "33", "34", "35", "36", "37", TESSERA_D16(0), TESSERA_D16(16));
 TESSERA_WGMMA_OF(80, TESSERA_N0 ", " TESSERA_N1 ", %32, %33, %34, %35, %36, %37, %38, %39", "40", "41", "42", "43",
                  "44", "45", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D4(32), TESSERA_D4(36));

@@ -57,20 +57,25 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
   }
 }
 
-// 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers allow, and as many in
-// flight as shared memory. Beside sums, scores and their gradients the tests of masks and the draws of dropout need
-// registers; by keys more than 64 rows are short of them.
+// 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers and two stages in shared
+// memory allow, and then as many as fit. Beside sums, scores and their gradients the tests of masks and the draws of
+// dropout need registers; by keys more than 64 rows are short of them, but for 128 whose dQ is added up.
 void choose_tiles_wgmma(BwdConfig& config, const Target& target) {
   const bool queries = config.keeps_queries();
   config.warps = 8;
   (queries ? config.tile_q : config.tile_kv) = 128;
   int& stream = queries ? config.tile_kv : config.tile_q;
   const bool plain = is_plain(config);
-  const int most_accumulators = queries ? (plain ? 160 : 144) : plain && config.segments == 1 ? 192 : 160;
-  for (const int length : {128, 96, 64, 32}) {
+  const bool wide = std::max(config.d, config.dv) > 128;
+  config.apart = !queries && wide;
+  const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
+  const int most_accumulators = queries ? most_queries : plain && config.segments == 1 ? 192 : 160;
+  config.stages = 2;
+  for (const int length : {128, 96, 64, 48, 32}) {
     stream = length;
-    const bool is_short = length <= 64 || (queries && !config.dropout);
-    if (is_short && config.accumulators() <= most_accumulators) break;
+    const bool is_short = length <= 64 || (queries && !config.dropout) || (config.adds_queries() && length == 128);
+    if (is_short && config.accumulators() <= most_accumulators && blocks_that_fit(config.smem_bytes(), target) > 0)
+      break;
   }
   for (config.stages = 4; config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) == 0;) --config.stages;
 }
@@ -90,7 +95,7 @@ bool finds_all(const Problem& problem, Products products) {
   if (products != Products::wgmma || problem.deterministic || problem.batch_invariant) return false;
   BwdConfig config;
   choose_features(config, problem);
-  return (config.d == 64 || config.d == 128) && is_plain(config) && config.segments == 1;
+  return (config.d == 64 || config.d == 128) && config.dv <= 128 && is_plain(config) && config.segments == 1;
 }
 
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {

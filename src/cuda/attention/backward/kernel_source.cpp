@@ -25,7 +25,7 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   source.user_texts = callables.files();
   const std::string file = wgmma ? "wgmma" : queries ? "row_pass" : "key_pass";
   const std::string arguments = "<config, " + callables.type() + ">";
-  const std::string kernel = wgmma ? "BwdWgmma<" + std::string(queries ? "RowSide" : "KeySide") + arguments + ">::run"
+  const std::string kernel = wgmma ? "run_backward<" + std::string(queries ? "RowSide" : "KeySide") + arguments + ">"
                              : queries ? "RowPass" + arguments + "::run"
                                        : "run_key_pass" + arguments;
   std::vector<std::string> parameters = {"BwdParams params"};

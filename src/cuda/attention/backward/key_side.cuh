@@ -11,7 +11,6 @@
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/transposed_scores.cuh"
 #include "cuda/attention/tiles/tile_boxes.cuh"
-#include "cuda/ptx/global.cuh"
 
 namespace tessera::cuda {
 
@@ -121,23 +120,29 @@ struct KeySide {
     kept.draw(work, work.dropout, warp_row, tile, lane);
   }
 
-  /// Adds the block's share of dQ of a tile, of which the thread, of 256, has four columns of every eight of its half.
-  __device__ __forceinline__ void add_queries(const Tile& tile, const Scores& dq, int thread) const {
-    static_assert(C.tile_q == kSumRows);
-    float* to =
-        query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, thread);
-#pragma unroll
-    for (int n = 0; n < B.d / 16; ++n) ptx::add_16(to + n * 512, dq.tile[0][n]);
+  __device__ __forceinline__ bool has_row(const Tile& tile, int row) const {
+    return tile.first + row < work.q.capacity;
+  }
+  /// Where dQ of a tile is summed up.
+  __device__ __forceinline__ float* query_sums(const Tile& tile) const {
+    static_assert(C.tile_q % kSumRows == 0);
+    return query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, 0);
   }
 
-  template <class KeySums, class ValueSums>
-  __device__ __forceinline__ void store(const KeySums& dk, const ValueSums& dv, int warp_row, int lane) const {
+  template <class Sums>
+  __device__ __forceinline__ void store_qk(const Sums& dk, int warp_row, int lane) const {
     const FwdParams& p = params.forward;
-    const int segment = C.segments == 2 ? work.segment : 0;
-    store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dk, params.dk[segment], p.d, p.scale);
-    store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dv, params.dv[segment], p.dv,
+    store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dk, params.dk[segment()], p.d, p.scale);
+  }
+  template <class Sums>
+  __device__ __forceinline__ void store_ov(const Sums& dv, int warp_row, int lane) const {
+    const FwdParams& p = params.forward;
+    store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dv, params.dv[segment()], p.dv,
                                       C.dropout ? p.dropout.scale : 1.0F);
   }
+
+ private:
+  __device__ __forceinline__ int segment() const { return C.segments == 2 ? work.segment : 0; }
 };
 
 }  // namespace tessera::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a warpgroup of the backward by wgmma does for those that compute: one warp asks the TMA for tiles, one says what
-// each of them is, and two look through the values that masks may hide.
+// each of them is, and two look through the values that masks may hide, unless one of them asks the TMA to add dQ.
 #pragma once
 
 #include "cuda/attention/backward/non_finite_rows.cuh"
@@ -25,6 +25,8 @@ struct BwdProducer {
   using GradientTile = SharedTile<B.type, B.own_rows(), B.stream_rows()>;  // dS, from which dQ is computed
   static constexpr int groups = B.warps / 4;                               // that compute
   static_assert(groups == 2);
+  /// Each group has 64 rows of dQ of a tile, and so many of its columns.
+  static constexpr int query_columns = B.stream_rows() >= 128 ? B.d : B.d / 2;
   // Of 504 that three warpgroups have a thread of each at their start.
   static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
   static constexpr int producer_registers = much_to_find ? 56 : 24;
@@ -41,6 +43,7 @@ struct BwdProducer {
     u64 own_checks;  // likewise: with adds_queries() they are looked through
     u64 stream[2 * B.stages];
     u64 checks[2 * B.stages];
+    u64 query_sums[2 * groups];
   };
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
@@ -57,8 +60,12 @@ struct BwdProducer {
   __device__ __forceinline__ u32 gradients_at(int i) const {
     return own_ov() + OwnOv::bytes + i % 2 * GradientTile::bytes;
   }
+  /// A group's part of dQ of a tile.
+  __device__ __forceinline__ u32 query_sums_at(int group) const {
+    return own_ov() + OwnOv::bytes + B.gradient_bytes() + group * (B.query_sum_bytes() / groups);
+  }
   __device__ __forceinline__ u32 qk_at(int i) const {
-    return own_ov() + OwnOv::bytes + B.gradient_bytes() +
+    return own_ov() + OwnOv::bytes + B.gradient_bytes() + B.query_sum_bytes() +
            static_cast<u32>(i) % B.stages * (StreamQk::bytes + StreamOv::bytes);
   }
   __device__ __forceinline__ u32 ov_at(int i) const { return qk_at(i) + StreamQk::bytes; }
@@ -68,31 +75,36 @@ struct BwdProducer {
   }
   __device__ __forceinline__ Ring<B.stages> stream() const { return {ptx::shared_address(memory.stream)}; }
   __device__ __forceinline__ Ring<B.stages> checks() const { return {ptx::shared_address(memory.checks)}; }
+  /// A buffer for each group, so that use i · groups + g is tile i's of group g.
+  __device__ __forceinline__ Ring<groups> query_sums() const { return {ptx::shared_address(memory.query_sums)}; }
   __device__ __forceinline__ void await_own() const { ptx::mbarrier_wait(ptx::shared_address(&memory.own), 0); }
-
-  __device__ __forceinline__ void await_own_checks() const {
-    ptx::mbarrier_wait(ptx::shared_address(&memory.own_checks), 0);
-  }
 
   /// By one thread, before a barrier of the block.
   __device__ __forceinline__ void init() const {
     ptx::mbarrier_init(ptx::shared_address(&memory.own), 1);
-    ptx::mbarrier_init(ptx::shared_address(&memory.own_checks), kCheckers);
+    ptx::mbarrier_init(ptx::shared_address(&memory.own_checks), kOwnCheckers);
     if constexpr (B.adds_queries()) memory.own_non_finite = {};
     stream().init(2, B.warps + 1);  // filled by who copies and who describes; read by who computes and who checks
     checks().init(1, 1);
+    if constexpr (B.adds_queries()) query_sums().init(4, 1);
     ptx::fence_mbarrier_init();
   }
 
   __device__ __forceinline__ void produce() const {
     const int role = warp() - B.warps;
     const int count = side.count();
+    if constexpr (B.adds_queries()) {
+      if (role > 0 && count > 0) check_own(role - 1);
+    }
     if (role == 0) {
       if (lane == 0) copy(count);
     } else if (role == 1) {
       describe(count);
-    } else if (count > 0) {
-      if constexpr (B.adds_queries()) check_own(role - 2);
+    } else if (B.adds_queries() && role == 3) {
+      if constexpr (B.adds_queries()) {
+        if (lane == 0) add_queries(count);
+      }
+    } else {
       check(role - 2, count);
     }
   }
@@ -103,7 +115,8 @@ struct BwdProducer {
   }
 
  private:
-  static constexpr int kCheckers = 2;  // warps
+  static constexpr int kCheckers = B.adds_queries() ? 1 : 2;  // warps
+  static constexpr int kOwnCheckers = 3;
 
   __device__ __forceinline__ void copy(int count) const {
     if (count == 0) return;
@@ -119,9 +132,11 @@ struct BwdProducer {
   }
 
   __device__ __forceinline__ void describe(int count) const {
+    const bool replaced = B.adds_queries() && count > 0 && own_replaced();
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const auto tile = side.tile(i);
+      auto tile = side.tile(i);
+      tile.hides = tile.hides || replaced;
       stream().wait_empty(i);
       if (lane == 0) memory.tiles[i % B.stages] = tile;
       side.load_values(tile, values_at(i), lane);
@@ -130,10 +145,10 @@ struct BwdProducer {
     }
   }
 
-  // Zeros for what is not finite of K: dQ of a row takes every key of the block. Products of S may read a key before or
-  // after; poison_own() makes NaN of what they find.
+  // Zeros for what is not finite of K: dQ of a row takes every key of the block. Who computes then makes NaN of the
+  // probabilities.
   __device__ __forceinline__ void check_own(int checker) const {
-    constexpr int threads = kCheckers * 32;
+    constexpr int threads = kOwnCheckers * 32;
     const int number = checker * 32 + lane;
     await_own();
     if (!OwnNonFinite::template are_finite<threads, OwnQk>(own_qk(), number)) {
@@ -143,7 +158,34 @@ struct BwdProducer {
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&memory.own_checks));
   }
-  // Each of two warps every other tile, ahead of those that compute.
+  __device__ __forceinline__ bool own_replaced() const {
+    ptx::mbarrier_wait(ptx::shared_address(&memory.own_checks), 0);
+    u32 rows = 0;
+    for (const u32 word : memory.own_non_finite.first) rows |= word;
+    return rows != 0;
+  }
+  // Adds what the groups have put into shared memory to the sums.
+  __device__ __forceinline__ void add_queries(int count) const {
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const auto tile = side.tile(i);
+      float* to = side.query_sums(tile);
+#pragma unroll 1
+      for (int group = 0; group < groups; ++group) {
+        constexpr u32 bytes = B.query_sum_bytes() / groups;
+        const int use = i * groups + group;
+        query_sums().wait(use);
+        if (query_columns != B.d || side.has_row(tile, group * kSumRows)) {
+          ptx::tma_add(to + group * (bytes / 4), query_sums_at(group), bytes);
+        }
+        ptx::tma_commit();
+        ptx::tma_wait_read();
+        query_sums().release(use);
+      }
+    }
+    ptx::tma_wait();
+  }
+  // Each checker takes its share of the tiles, ahead of those that compute.
   __device__ __forceinline__ void check(int first, int count) const {
 #pragma unroll 1
     for (int i = first; i < count; i += kCheckers) {

@@ -89,7 +89,7 @@ struct RowSide {
   }
 
   template <class Sums>
-  __device__ __forceinline__ void store(const Sums& dq, int warp_row, int lane) const {
+  __device__ __forceinline__ void store_qk(const Sums& dq, int warp_row, int lane) const {
     store_query_gradient<B.gradient>(params, work, warp_row, lane, dq);
   }
 };

@@ -6,8 +6,9 @@
 //     Sᵀ = K·Qᵀ   Pᵀ = exp2(Sᵀ − LSE)  dV += Pᵀ·dO  dPᵀ = V·dOᵀ   dSᵀ = Pᵀ ∘ (dPᵀ − δ)  dK += dSᵀ·Q
 //
 // Operands of S are called qk here, those of dP ov: Q or K, dO or V. P and dS are operands from registers as they are.
+// Where dK and dV would not fit the registers together, they are blocks of their own, each with its own S.
 // With Gradients::all the pass by keys also computes dQ = dS·K of a tile, for which dS goes through shared memory, and
-// adds it to QuerySums.
+// the TMA adds it to QuerySums.
 #pragma once
 
 #include "cuda/attention/backward/key_side.cuh"
@@ -18,13 +19,13 @@
 
 namespace tessera::cuda {
 
-template <class Side>
+/// `finds_qk`: whether dQ or dK is computed; `finds_ov`: whether dV is.
+template <class Side, bool finds_qk, bool finds_ov>
 struct BwdWgmma : BwdProducer<Side> {
   using Base = BwdProducer<Side>;
   using Base::B, Base::checks, Base::groups, Base::memory, Base::own_ov, Base::own_qk, Base::p, Base::qk_at, Base::side,
       Base::stream, Base::values_at;
   using typename Base::OwnOv, typename Base::OwnQk, typename Base::StreamOv, typename Base::StreamQk;
-  static constexpr bool finds_values = !B.keeps_queries();  // dV
   static constexpr int columns = B.stream_rows();
   using Scores = Accumulator<1, columns / 8>;
   using Operand = u32[columns / 16][4];
@@ -32,11 +33,11 @@ struct BwdWgmma : BwdProducer<Side> {
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
 
-  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
-  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, const BwdTensorMaps* maps) {
-    ptx::griddepcontrol_wait_and_launch();
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's own rows.
+  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, const BwdTensorMaps* maps,
+                                             int index) {
     typename Side::Work work{};
-    if (!Side::find(params, static_cast<int>(blockIdx.x), work)) return;
+    if (!Side::find(params, index, work)) return;
     auto& shared = *reinterpret_cast<typename Base::Memory*>(memory);
     if (threadIdx.x == 0) shared.work = work;
     const BwdWgmma kernel{
@@ -54,76 +55,75 @@ struct BwdWgmma : BwdProducer<Side> {
 
   // Tile after tile: S and dP, of which S of the next tile begins while the sums of this one are computed.
   __device__ __forceinline__ void compute() const {
-    Accumulator<1, B.d / 8> dqk;                      // dQ or dK
-    Accumulator<1, finds_values ? B.dv / 8 : 1> dov;  // dV
-    dqk.clear();
-    if constexpr (finds_values) dov.clear();
+    Accumulator<1, finds_qk ? B.d / 8 : 1> dqk;   // dQ or dK
+    Accumulator<1, finds_ov ? B.dv / 8 : 1> dov;  // dV
+    if constexpr (finds_qk) dqk.clear();
+    if constexpr (finds_ov) dov.clear();
     const int count = side.count();
     if (count > 0) {
       const OwnValues own = side.own_values(warp_row(), lane_again());
-      float scale[2] = {score_scale<B>(p), score_scale<B>(p)};  // of the thread's two rows
+      const float scale = score_scale<B>(p);
       this->await_own();
       Scores s, ds;
       u32 tile_qk = ptx::uniform(qk_at(0));
       stream().wait(0);
       begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
-      begin_scores<B.type, OwnOv, StreamOv>(ds, group_rows<OwnOv>(own_ov()), tile_qk + StreamQk::bytes);
+      if constexpr (finds_qk) begin_gradients(ds, tile_qk);
       if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
-      if constexpr (B.adds_queries()) poison_own(scale);
 #pragma unroll 1
       for (int i = 0;; ++i) {
         Kept kept;
         if constexpr (B.dropout) side.draw(kept, tile(i), warp_row(), lane_again());
-        ptx::wgmma_wait<1>();
+        ptx::wgmma_wait<finds_qk ? 1 : 0>();
         settle(s);
         Scores products;
         if constexpr (B.softcap != Softcap::none) products = s;
         side.finish(s, tile(i), warp_row(), lane_again());
         if (tile(i).hides) {
           checks().wait(i);
+          if constexpr (B.adds_queries()) poison_own(s);
           exponentiate<true>(s, scale, own, values_at(i));
         } else {
           exponentiate<false>(s, scale, own, values_at(i));
         }
-        keep_in_front_of_wait(s, count);
-        ptx::wgmma_wait<0>();
-        settle(ds);
+        if constexpr (finds_qk) {
+          keep_in_front_of_wait(s, count);
+          ptx::wgmma_wait<0>();
+          settle(ds);
+        }
         // Packed once no product runs: the assembler would let one that takes registers wait for those before it.
         Operand weights, gradients;
-        if constexpr (finds_values) pack_weights(weights, s, own, values_at(i), kept);
-        find_gradients(ds, s, products, own, values_at(i), kept);
-        if (tile(i).hides) hide_gradients(ds, s, i);
-        pack(gradients, ds);
+        if (tile(i).hides) {
+          find_operands<true>(weights, gradients, s, ds, products, own, i, kept);
+        } else {
+          find_operands<false>(weights, gradients, s, ds, products, own, i, kept);
+        }
         scheduler_barrier_sync();
-        if constexpr (finds_values) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
+        if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
           discard(ds);
           begin_queries(ds, gradients, i);
         }
-        begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
-        if constexpr (B.adds_queries()) add_queries(ds, i);
+        if constexpr (finds_qk) begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
+        if constexpr (B.adds_queries()) stage_queries(ds, i);
         if (i + 1 == count) break;
         tile_qk = ptx::uniform(qk_at(i + 1));
         stream().wait(i + 1);
-        if constexpr (finds_values && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
+        if constexpr (finds_qk && finds_ov && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
         begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
         ptx::wgmma_wait<1>();  // those of dS too
-        discard(ds);
-        begin_scores<B.type, OwnOv, StreamOv>(ds, group_rows<OwnOv>(own_ov()), tile_qk + StreamQk::bytes);
+        if constexpr (finds_qk) begin_gradients(ds, tile_qk);
         scheduler_barrier_arrive();
         release(i);
       }
       scheduler_barrier_arrive();
       ptx::wgmma_wait<0>();
-      settle(dqk);
-      if constexpr (finds_values) settle(dov);
+      if constexpr (finds_qk) settle(dqk);
+      if constexpr (finds_ov) settle(dov);
     }
-    if constexpr (finds_values) {
-      side.store(dqk, dov, warp_row(), lane_again());
-    } else {
-      side.store(dqk, warp_row(), lane_again());
-    }
+    if constexpr (finds_qk) side.store_qk(dqk, warp_row(), lane_again());
+    if constexpr (finds_ov) side.store_ov(dov, warp_row(), lane_again());
   }
 
  private:
@@ -140,6 +140,12 @@ struct BwdWgmma : BwdProducer<Side> {
                         thread_again() / 128 * static_cast<int>(Tile::rows_below(64)));
   }
 
+  // dP, in the place of dS.
+  __device__ __forceinline__ void begin_gradients(Scores& dp, u32 tile_qk) const {
+    discard(dp);
+    begin_scores<B.type, OwnOv, StreamOv>(dp, group_rows<OwnOv>(own_ov()), tile_qk + StreamQk::bytes);
+  }
+
   static constexpr int kLse = 0, kDelta = 1, kWeight = 2;  // arrays of RowValues
   using NonFinite = typename Base::NonFinite;
 
@@ -152,29 +158,32 @@ struct BwdWgmma : BwdProducer<Side> {
     }
   }
 
-  // Probabilities of keys that are not finite, whose places zeros have taken, become NaN.
-  __device__ __forceinline__ void poison_own(float (&scale)[2]) const {
-    this->await_own_checks();
+  // Scores of keys that zeros have taken the place of.
+  __device__ __forceinline__ void poison_own(Scores& s) const {
     const int row = warp_row() + lane_again() / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (memory.own_non_finite.of(row + half * 8) != 0) scale[half] = kNaN;
+      if (memory.own_non_finite.of(row + half * 8) == 0) continue;
+      for_each([&](int n, int e) {
+        float& element = s.tile[0][n][e];
+        if (e / 2 == half && element != -kInfinity) element = kNaN;
+      });
     }
   }
   __device__ __forceinline__ const Tile& tile(int i) const { return memory.tiles[i % B.stages]; }
   // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
   // what is only small; LSE of a hidden row may be NaN.
   template <bool hides>
-  __device__ __forceinline__ void exponentiate(Scores& s, const float (&scale)[2], const OwnValues& own,
-                                               u32 from) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const OwnValues& own, u32 from) const {
     const int lane = lane_again();
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
+      if (hides && n % 4 == 0) __syncwarp();  // loads stay behind it: each takes registers
       const float2 lse = side.template values<kLse>(own, from, n, lane);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& element = s.tile[0][n][e];
-        const float probability = ptx::exp2(__fmaf_rn(element, scale[e / 2], -side.at(lse, e)));
+        const float probability = ptx::exp2(__fmaf_rn(element, scale, -side.at(lse, e)));
         element = hides && element == -kInfinity ? -0.0F : probability;
       }
     }
@@ -182,42 +191,47 @@ struct BwdWgmma : BwdProducer<Side> {
   static __device__ __forceinline__ bool is_hidden(float probability) {
     return __float_as_uint(probability) == 0x80000000U;
   }
-  __device__ __forceinline__ void pack_weights(Operand& weights, const Scores& s, const OwnValues& own, u32 from,
-                                               const Kept& kept) const {
+  // From P and dP to P and dS as operands of products. What is hidden is selected and not multiplied: a hidden key's V,
+  // or a hidden row's dO, may be NaN.
+  template <bool hides>
+  __device__ __forceinline__ void find_operands(Operand& weights, Operand& gradients, Scores& s, const Scores& ds,
+                                                const Scores& products, const OwnValues& own, int i,
+                                                const Kept& kept) const {
     const int lane = lane_again();
+    const u32 from = values_at(i);
+    if constexpr (hides && B.keeps_queries()) poison(s, i, lane);
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) {
-      float tiles[2][4];
+      float weighted[2][4], gradient[2][4];
 #pragma unroll
       for (int n = 2 * k; n < 2 * k + 2; ++n) {
+        const float2 delta = side.template values<kDelta>(own, from, n, lane);
         float2 weight{};
         if constexpr (B.has_weights()) weight = side.template values<kWeight>(own, from, n, lane);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float probability = s.tile[0][n][e];
-          const float weighted = value_weight<B>(probability, side.at(weight, e), keeps(kept, n, e));
-          tiles[n % 2][e] = B.has_weights() && is_hidden(probability) ? 0.0F : weighted;
+          const bool hidden = hides && is_hidden(probability);
+          const float product = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
+          const float found = score_gradient<B>(p, probability, product, ds.tile[0][n][e], side.at(delta, e),
+                                                side.at(weight, e), keeps(kept, n, e));
+          gradient[n % 2][e] = hidden ? 0.0F : found;
+          const float value = value_weight<B>(probability, side.at(weight, e), keeps(kept, n, e));
+          weighted[n % 2][e] = B.has_weights() && hidden ? 0.0F : value;
         }
       }
-      pack_fragment<B.type>(weights[k], tiles[0], tiles[1]);
+      if constexpr (finds_ov) pack_fragment<B.type>(weights[k], weighted[0], weighted[1]);
+      if constexpr (finds_qk) pack_fragment<B.type>(gradients[k], gradient[0], gradient[1]);
     }
   }
-  // From dP to dS.
-  __device__ __forceinline__ void find_gradients(Scores& ds, const Scores& s, const Scores& products,
-                                                 const OwnValues& own, u32 from, const Kept& kept) const {
-    const int lane = lane_again();
-#pragma unroll
-    for (int n = 0; n < columns / 8; ++n) {
-      const float2 delta = side.template values<kDelta>(own, from, n, lane);
-      float2 weight{};
-      if constexpr (B.sink) weight = side.template values<kWeight>(own, from, n, lane);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float product = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
-        ds.tile[0][n][e] = score_gradient<B>(p, s.tile[0][n][e], product, ds.tile[0][n][e], side.at(delta, e),
-                                             side.at(weight, e), keeps(kept, n, e));
-      }
-    }
+  // Probabilities of a tile's keys that are not finite.
+  __device__ __forceinline__ void poison(Scores& s, int i, int lane) const {
+    const NonFinite* keys = this->non_finite(i);
+    if (keys == nullptr) return;
+    for_each([&](int n, int e) {
+      float& element = s.tile[0][n][e];
+      if (!is_hidden(element) && keys->of(n * 8 + lane % 4 * 2 + e % 2) != 0) element = kNaN;
+    });
   }
   // The assembler would move a wait in front of what is to run beside the products (ptx::wgmma_wait_after).
   __device__ __forceinline__ void keep_in_front_of_wait(const Scores& s, int count) const {
@@ -226,8 +240,9 @@ struct BwdWgmma : BwdProducer<Side> {
     for (const float element : s.tile[0][columns / 8 - 1]) bits |= __float_as_uint(element);
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
-  // dQ = dS·K of a tile, half of the columns for each group. dS comes through memory, keys of both groups; the buffer
-  // is free, because a group ended its products of tile i − 2 before it arrived at the barrier of tile i − 1.
+  // dQ = dS·K of a tile, half of the rows or of the columns for each group. dS comes through memory, keys of both
+  // groups; the buffer is free, because a group ended its products of tile i − 2 before it arrived at the barrier of
+  // tile i − 1.
   __device__ __forceinline__ void begin_queries(Scores& dq, const Operand& gradients, int i) const {
     using Keys = typename Base::GradientTile;
     const u32 to = this->gradients_at(i);
@@ -237,16 +252,29 @@ struct BwdWgmma : BwdProducer<Side> {
     for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(to + Keys::at(key, 2 * k + thread % 32 / 16), gradients[k]);
     ptx::fence_async_proxy();
     ptx::barrier_sync(kGradientBarrier, B.threads());
-    constexpr int half = B.d / 2;
-    constexpr int in_panel = OwnQk::panel_columns / half;  // groups that share a panel
+    constexpr int part = Base::query_columns;
+    constexpr int in_panel = OwnQk::panel_columns / part;  // parts that share a panel
     const int group = this->warp() / 4;
-    const u32 keys = own_qk() + group / in_panel * OwnQk::panel_bytes + group % in_panel * half * bytes_of(B.type);
-    begin_transposed<B.type, Keys, OwnQk, half>(dq, ptx::uniform(to), ptx::uniform(keys));
+    const int rows = part == B.d ? group : 0;  // a panel of 64
+    const int columns = part == B.d ? 0 : group;
+    const u32 keys = own_qk() + columns / in_panel * OwnQk::panel_bytes + columns % in_panel * part * bytes_of(B.type);
+    begin_transposed<B.type, SharedTile<B.type, Keys::rows, 64>, OwnQk, part>(
+        dq, ptx::uniform(to + rows * Keys::panel_bytes), ptx::uniform(keys));
   }
-  __device__ __forceinline__ void add_queries(Scores& dq, int i) const {
+  // Stages dQ of a tile in shared memory, for the warp that has it added to the sums: four columns of every eight of
+  // the group's part a thread.
+  __device__ __forceinline__ void stage_queries(Scores& dq, int i) const {
     ptx::wgmma_wait<1>();  // the products of dK are still under way
     settle(dq);
-    side.add_queries(tile(i), dq, thread_again());
+    const int group = this->warp() / 4;
+    const int use = i * groups + group;
+    this->query_sums().wait_empty(use);
+    const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
+#pragma unroll
+    for (int n = 0; n < Base::query_columns / 8; ++n) ptx::store_shared_16(to + n * 2048, dq.tile[0][n]);
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane_again() == 0) this->query_sums().publish(use);
   }
   static constexpr int kGradientBarrier = 3;
 
@@ -259,25 +287,6 @@ struct BwdWgmma : BwdProducer<Side> {
   __device__ __forceinline__ void scheduler_barrier_arrive() const {
     if constexpr (ping_pongs) ptx::barrier_arrive(kSchedulerBarrier + (this->warp() / 4 + 1) % groups, B.threads());
   }
-  // Selected and not multiplied: a hidden key's V, or a hidden row's dO, may be NaN.
-  __device__ __forceinline__ void hide_gradients(Scores& ds, const Scores& s, int i) const {
-    const int lane = lane_again();
-    if constexpr (!finds_values) {
-      if (const NonFinite* keys = this->non_finite(i); keys != nullptr) {
-        for_each([&](int n, int e) {
-          if (keys->of(n * 8 + lane % 4 * 2 + e % 2) != 0) ds.tile[0][n][e] = kNaN;
-        });
-      }
-    }
-    for_each([&](int n, int e) {
-      if (is_hidden(s.tile[0][n][e])) ds.tile[0][n][e] = 0.0F;
-    });
-  }
-  static __device__ __forceinline__ void pack(Operand& to, const Scores& s) {
-#pragma unroll
-    for (int k = 0; k < columns / 16; ++k) pack_fragment<B.type>(to[k], s.tile[0][2 * k], s.tile[0][2 * k + 1]);
-  }
-
   static __device__ __forceinline__ bool keeps(const Kept& kept, int n, int e) {
     if constexpr (B.dropout) return kept.keeps(n / 2, n % 2, e);
     return true;
@@ -287,5 +296,20 @@ struct BwdWgmma : BwdProducer<Side> {
     if (lane_again() == 0) stream().release(i);
   }
 };
+
+/// A block for each tile of the side's own rows, or two, of which one finds dK and one dV.
+template <class Side>
+__device__ __forceinline__ void run_backward(const BwdParams& params, char* memory, const BwdTensorMaps* maps) {
+  ptx::griddepcontrol_wait_and_launch();
+  constexpr bool keys = !Side::B.keeps_queries();
+  const int block = static_cast<int>(blockIdx.x);
+  if constexpr (!Side::B.apart) {
+    BwdWgmma<Side, true, keys>::run(params, memory, maps, block);
+  } else if (block % 2 == 0) {
+    BwdWgmma<Side, true, false>::run(params, memory, maps, block / 2);
+  } else {
+    BwdWgmma<Side, false, true>::run(params, memory, maps, block / 2);
+  }
+}
 
 }  // namespace tessera::cuda
