@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention-4 (pip: flash-attn-4), its forward on dense keys and on lists of full tiles, as a peer of
-`tessera bench --device cuda`.
+"""FlashAttention-4 (pip: flash-attn-4), forward and backward on dense keys, the forward on lists of full tiles, as a
+peer of `tessera bench --device cuda`.
 
 Requests, answers and timing are those of torch_cuda.py. Its calls hold tens of microseconds of host time, which
 problems that take less show unless they are measured with --graph.
@@ -34,6 +34,8 @@ def set_up(request, _, __):
     reason = torch_cuda.refusal({**request, "density": 1})
     if reason is None and request["density"] < 1 and request["causal"]:
         reason = "a list with a mask needs one of its mask callables"
+    if reason is None and request["density"] < 1 and request["pass"] == "backward":
+        reason = "its backward is measured without lists"
     if reason:
         return None, reason
     device = torch.device("cuda", request["device"])
@@ -53,10 +55,16 @@ def set_up(request, _, __):
     if request["density"] < 1:
         options["block_sparse_tensors"] = random_list(request, device, generator)
 
-    def call():
-        with torch.no_grad():
+    def forward():
+        with torch.set_grad_enabled(backward):
             return flash_attn_func(q, k, v, **options)
 
+    backward = request["pass"] == "backward"
+    call = forward
+    if backward:
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        out = forward()
+        call = torch_cuda.gradients_of(out[0] if isinstance(out, tuple) else out, inputs, generator)
     call()  # compiles
     return call, None
 

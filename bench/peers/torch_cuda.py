@@ -10,6 +10,7 @@ that torch takes ((batch, heads, seqlen, dim) contiguous, or a view of (batch, s
 grouped heads, the fastest that the backend accepts is taken.
 """
 
+import functools
 import json
 import statistics
 import sys
@@ -60,22 +61,33 @@ class Problem:
         v = self.tensor("v", r["hkv"], r["sk"], r["dv"], heads_first)
         options = {"scale": r["scale"], "is_causal": r["causal"] and r["sq"] > 1}
         group = r["hq"] // r["hkv"]
+        backward = r["pass"] == "backward"
+        if backward:
+            q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        inputs = q, k, v
         if group > 1 and repeat_heads:
             k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
         elif group > 1:
             options["enable_gqa"] = True
 
         def forward():
-            with torch.no_grad(), sdpa_kernel(self.backend):
+            with torch.set_grad_enabled(backward), sdpa_kernel(self.backend):
                 return scaled_dot_product_attention(q, k, v, **options)
 
-        return forward
+        return gradients_of(forward(), inputs, self.generator) if backward else forward
 
     def candidates(self):
+        """Makers of callables; a backward's makes the forward too, which the backend may refuse."""
         grouped = self.request["hq"] != self.request["hkv"]
         for heads_first in (True, False):
             for repeat_heads in (False, True) if grouped else (False,):
-                yield self.call(heads_first, repeat_heads)
+                yield functools.partial(self.call, heads_first, repeat_heads)
+
+
+def gradients_of(out, inputs, generator):
+    """A callable that computes the gradients once: the time of autograd alone."""
+    dout = torch.empty_like(out).normal_(generator=generator)
+    return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
 
 def timed(call, calls, flush):
@@ -126,8 +138,6 @@ def take_part(request):
 def refusal(request):
     if request["operation"] != "attention":
         return "it has no such operation"
-    if request["pass"] != "forward":
-        return "only the forward is measured"
     if request["dtype"] not in DTYPES:
         return f"it has no dtype {request['dtype']}"
     if request["density"] < 1:
@@ -143,10 +153,11 @@ def set_up(request, backend, flush):
     if reason:
         return None, reason
     best, best_us, why = None, float("inf"), "no way to call it"
-    for call in Problem(request, backend).candidates():
+    for candidate in Problem(request, backend).candidates():
         try:
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
+                call = candidate()
                 call()
         except RuntimeError as error:
             why = "; ".join(dict.fromkeys(str(w.message).split("(Triggered")[0].strip() for w in said)) or str(error)
@@ -184,7 +195,7 @@ def serve(backend, set_up=set_up, package="", output=lambda result: result.trans
                 answer = {"ok": call is not None, "version": version, "reason": reason}
                 if call is not None:
                     del answer["reason"]
-                    answer["output"] = output is not None
+                    answer["output"] = output is not None and request["pass"] == "forward"
             elif request["do"] == "output":
                 save(output(call()), request["path"])
                 answer = {"ok": True}
