@@ -295,6 +295,16 @@ TEST_P(HostileMetadata, Lists) {
       "list=indices splits=2");
 }
 
+TEST_P(HostileMetadata, Gradients) {
+  const std::string common = "attention pass=backward dtype=bf16 ";
+  const std::string packed = common + "b=3 sq=90 sk=150 layout=varlen tq=200 tk=300 hq=4 hkv=2 causal ";
+  for (const char* words : {"d=64", "d=128", "d=128 deterministic", "d=64 sink dlse", "d=192 dv=128", "d=64 dropout=0.2"}) {
+    expect_contained(packed + words);
+  }
+  expect_contained(common + "b=2 sq=60 sk=150 seqused_q seqused_k hq=2 d=64 window=30:5 q_offset=90,3 k_offset=0,4");
+  expect_contained(common + "b=2 sq=40 sk=100 hq=4 hkv=2 d=64 seqused_k kv2=varlen sk2=70 tk2=120 causal");
+}
+
 TEST_P(HostileMetadata, MassesAndNextLists) {
   const std::string common = "attention b=2 sq=100 sk=200 hq=4 hkv=2 d=64 dtype=bf16 block=32x32 lse ";
   expect_contained(common + "kv=table page=16 list=indices mass=mean next=indices threshold=0.05");
