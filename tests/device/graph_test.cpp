@@ -116,6 +116,20 @@ TEST_P(GraphReplay, PackedSequences) {
   }
 }
 
+TEST_P(GraphReplay, Gradients) {
+  for (const char* words : {"d=64", "d=128 sink deterministic", "d=192 dv=128"}) {
+    expect_replays(
+        "attention pass=backward b=3 sq=200 sk=260 layout=varlen tq=300 tk=400 hq=4 hkv=2 dtype=bf16 causal " +
+            std::string(words),
+        {"lens_q=200,60,40 lens_k=260,100,40 seed=90", "lens_q=0,200,100 lens_k=0,260,140 seed=91",
+         "lens_q=1,1,1 lens_k=260,1,0 seed=92"});
+  }
+  expect_replays("attention pass=backward b=2 sq=70 sk=150 hq=2 d=64 dtype=bf16 seqused_k window=40:3 dropout=0.25",
+                 {"lens_k=150,90 q_offset=80,20 k_offset=0,0 drop_scalars drop_seed=3 drop_offset=4 seed=93",
+                  "lens_k=0,150 q_offset=-5,100 k_offset=10,-7 drop_scalars drop_seed=18446744073709551615 "
+                  "drop_offset=12884901893 seed=94"});
+}
+
 TEST_P(GraphReplay, PositionsAndDropoutsSeed) {
   expect_replays("attention b=2 sq=70 sk=150 hq=2 d=64 dtype=bf16 seqused_k window=40:3 alibi dropout=0.25 lse",
                  {"lens_k=150,90 q_offset=80,20 k_offset=0,0 drop_scalars drop_seed=3 drop_offset=4 seed=55",
