@@ -248,6 +248,11 @@ TEST(Workspace, OfPackedSequencesIsBoundedByTokens) {
           << rest << wishes;
     }
   }
+  for (const char* rest : {" tq=5 varlen h=2 d=64", " tq=5 varlen h=2 d=64 pass=backward"}) {
+    EXPECT_EQ(bytes("linear_chunk t=281474976710656" + std::string(rest), ""),
+              bytes("linear_chunk t=5" + std::string(rest), ""))
+        << rest;
+  }
   const std::string packed = "attention pass=backward b=64 layout=varlen tq=64 tk=64 hq=16 hkv=1 d=512 sq=";
   EXPECT_LT(bytes(packed + "1048576 sk=1048576", "splits=3"), 200U << 20U);
 }
