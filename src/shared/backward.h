@@ -48,6 +48,9 @@ struct BwdConfig {
   bool sink = false;
   bool dropout = false;
   bool user_mask = false;
+  Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
+  bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other, or that waive masks
+  bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
 
   static constexpr const char* type_name() { return "BwdConfig"; }
   /// Calls visit(name, value) for every field, in the order of the struct.
@@ -73,11 +76,14 @@ struct BwdConfig {
     visit("sink", c.sink);
     visit("dropout", c.dropout);
     visit("user_mask", c.user_mask);
+    visit("tiles", c.tiles);
+    visit("list_elements", c.list_elements);
+    visit("truncates", c.truncates);
   }
 
   constexpr bool operator==(const BwdConfig&) const = default;
 
-  /// What masks, scores, dropout and sources of keys are told.
+  /// What masks, scores, dropout and sources of keys are told: a list is this kernel's own affair.
   constexpr FwdConfig as_forward() const {
     FwdConfig c;
     c.type = type;
@@ -99,6 +105,7 @@ struct BwdConfig {
     c.alibi = alibi;
     c.dropout = dropout;
     c.user_mask = user_mask;
+    c.list_elements = list_elements;
     return c;
   }
 
@@ -108,6 +115,7 @@ struct BwdConfig {
   constexpr int threads() const { return warps * 32; }
   constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
   constexpr bool keeps_queries() const { return of == Gradients::queries; }
+  constexpr bool has_list() const { return tiles == Tiles::list; }
   constexpr bool adds_queries() const { return of == Gradients::all; }
   constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }
   constexpr int stream_rows() const { return keeps_queries() ? tile_kv : tile_q; }
@@ -132,7 +140,7 @@ struct BwdConfig {
     const int products_kept = has_producer() && softcap != Softcap::none ? stream_rows() / 2 : 0;
     return gradients + stream_rows() + products_kept;
   }
-  constexpr int blocks() const { return !has_producer() && threads() < 256 ? 256 / threads() : 1; }
+  constexpr int blocks() const { return threads() < 256 ? 256 / threads() : 1; }
 };
 
 /// The configuration of the kernel in front of the passes.
@@ -141,6 +149,7 @@ struct RowValuesConfig {
   int dv = 128;                  // padded: a multiple of 32
   int sums_d = 0;                // padded columns of QuerySums, which it sets to zeros; 0: there are none
   bool sink = false;
+  bool list = false;  // it sets TileBits to zeros
 
   static constexpr const char* type_name() { return "RowValuesConfig"; }
   template <class Config, class Visitor>
@@ -149,6 +158,7 @@ struct RowValuesConfig {
     visit("dv", c.dv);
     visit("sums_d", c.sums_d);
     visit("sink", c.sink);
+    visit("list", c.list);
   }
 
   constexpr bool operator==(const RowValuesConfig&) const = default;
@@ -158,6 +168,9 @@ struct RowValuesConfig {
   constexpr int lanes() const { return dv <= 32 ? 4 : dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
   constexpr int rows() const { return threads() / lanes(); }
 };
+
+/// Rows of a list, a warp each, that a block of MarkTiles takes.
+inline constexpr int kMarkedRows = 4;
 
 /// Rows of a tile of QuerySums.
 inline constexpr int kSumRows = 64;
@@ -207,6 +220,18 @@ struct BwdTensorMaps {
   TensorMap keys[2], values[2];  // of each source
 };
 
+/// What a list leaves to a pass, in its own tiles: for each tile that blocks own a row of bits, one for every tile that
+/// may stream by, numbered in order; those of a second source of keys follow the first's, by capacity. Made on the
+/// device from a list of any form.
+struct TileBits {
+  u32* words;
+  i64 batch_stride, head_stride;  // in words; 0 where the list does not tell them apart
+  int row_words;
+  int tile_q, tile_kv;
+  int first_tiles;  // of keys of the first source
+  bool keys_own;    // blocks own keys, and rows stream
+};
+
 struct BwdParams {
   FwdParams forward;  // q, o, lse, keys, masks and scores; the schedule of the rows' pass, whose group is 1
   const void* dout;
@@ -227,6 +252,10 @@ struct BwdParams {
   QuerySums query_sums;
   Divisor key_l2_heads;   // key heads of all sequences whose blocks run side by side, so that their rows stay in L2
   Divisor key_l2_blocks;  // of all their keys
+  TileBits tile_bits[2];  // of configurations with a list: of the pass by rows, unless words is null, and that by keys
+  u32* bit_words;         // of both, which the kernel in front sets to zeros
+  i64 bit_count;          // words
+  int list_rows;          // query blocks of the list, or key blocks of a transposed one
 };
 
 }  // namespace tessera::cuda

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/attention/backward/lists/list_bits.h"
 #include "cuda/driver/occupancy.h"
 #include "cuda/jit/element.h"
 
@@ -15,6 +16,30 @@ int padded_dim(std::int64_t dim) {
     if (dim <= size) return size;
   }
   return 256;
+}
+
+void choose_list(BwdConfig& config, const Problem& problem) {
+  const TileList& list = backward_list(problem);
+  if (!list) return;
+  config.tiles = Tiles::list;
+  config.truncates = bool{problem.bwd_list};
+}
+
+// Whether a tile of the kernel can hold rows, or keys, of two blocks of the list; one block of everything has no other
+// beside it.
+bool cuts_rows(const Problem& problem, int tile_q) {
+  return problem.block_q % tile_q != 0 && problem.block_q < problem.seqlen_q;
+}
+bool cuts_keys(const Problem& problem, int tile_kv) {
+  const std::int64_t keys = problem.kv2 ? std::max(problem.kv.seqlen, problem.kv2->seqlen) : problem.kv.seqlen;
+  return problem.block_kv % tile_kv != 0 && problem.block_kv < keys;
+}
+
+// Once tiles are chosen: whether one can hold elements that are listed and others that are not.
+void choose_list_tests(BwdConfig& config, const Problem& problem) {
+  if (!config.has_list()) return;
+  config.list_elements = (backward_list(problem).full && config.user_mask) || cuts_rows(problem, config.tile_q) ||
+                         cuts_keys(problem, config.tile_kv);
 }
 
 void choose_features(BwdConfig& config, const Problem& problem) {
@@ -31,11 +56,13 @@ void choose_features(BwdConfig& config, const Problem& problem) {
   config.sink = problem.sink;
   config.dropout = problem.dropout > 0.0F;
   config.user_mask = !problem.mask.empty();
+  choose_list(config, problem);
   config.scale_first = config.softcap != Softcap::none || config.alibi || !(problem.softmax_scale() > 0.0F);
 }
 
 bool is_plain(const BwdConfig& config) {
-  return !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout && !config.user_mask;
+  return !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout && !config.user_mask &&
+         !config.list_elements;
 }
 
 // 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
@@ -60,24 +87,33 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
 // 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers and two stages in shared
 // memory allow, and then as many as fit. Beside sums, scores and their gradients the tests of masks and the draws of
 // dropout need registers; by keys more than 64 rows are short of them, but for 128 whose dQ is added up.
-void choose_tiles_wgmma(BwdConfig& config, const Target& target) {
+void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target& target) {
   const bool queries = config.keeps_queries();
-  config.warps = 8;
-  (queries ? config.tile_q : config.tile_kv) = 128;
+  // A list with blocks of 64 wants tiles that they fill: one warpgroup, two of whose blocks share a multiprocessor. A
+  // product of 256 columns wants more registers than such blocks begin with.
+  const int widest = std::max(config.d, config.dv);
+  const bool is_short_own = config.has_list() && !config.adds_queries() && widest <= 192 &&
+                            (queries ? cuts_rows(problem, 128) : cuts_keys(problem, 128));
+  config.warps = is_short_own ? 4 : 8;
+  (queries ? config.tile_q : config.tile_kv) = 16 * config.warps;
   int& stream = queries ? config.tile_kv : config.tile_q;
   const bool plain = is_plain(config);
-  const bool wide = std::max(config.d, config.dv) > 128;
+  const bool wide = widest > 128;
   config.apart = !queries && wide;
   const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
   const int most_accumulators = queries ? most_queries : plain && config.segments == 1 ? 192 : 160;
+  const auto cuts_stream = [&](int length) {
+    return queries ? cuts_keys(problem, length) : cuts_rows(problem, length);
+  };
   config.stages = 2;
   for (const int length : {128, 96, 64, 48, 32}) {
+    if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) continue;
     stream = length;
     const bool is_short = length <= 64 || (queries && !config.dropout) || (config.adds_queries() && length == 128);
-    if (is_short && config.accumulators() <= most_accumulators && blocks_that_fit(config.smem_bytes(), target) > 0)
+    if (is_short && config.accumulators() <= most_accumulators && blocks_that_fit(config.smem_bytes(), target) >= config.blocks())
       break;
   }
-  for (config.stages = 4; config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) == 0;) --config.stages;
+  for (config.stages = 4; config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) < config.blocks();) --config.stages;
 }
 
 }  // namespace
@@ -87,7 +123,16 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   config.of = of;
   config.products = products;
   choose_features(config, problem);
-  (products == Products::wgmma ? choose_tiles_wgmma : choose_tiles_mma)(config, target);
+  const auto choose_tiles = [&] {
+    if (products == Products::wgmma) {
+      choose_tiles_wgmma(config, problem, target);
+    } else {
+      choose_tiles_mma(config, target);
+    }
+  };
+  choose_tiles();
+  choose_list_tests(config, problem);
+  if (config.list_elements) choose_tiles();  // tests need registers; they stay, whatever tiles come now
   return config;
 }
 
@@ -95,12 +140,15 @@ bool finds_all(const Problem& problem, Products products) {
   if (products != Products::wgmma || problem.deterministic || problem.batch_invariant) return false;
   BwdConfig config;
   choose_features(config, problem);
+  config.tile_q = kSumRows;
+  config.tile_kv = 128;
+  choose_list_tests(config, problem);
   return (config.d == 64 || config.d == 128) && config.dv <= 128 && is_plain(config) && config.segments == 1;
 }
 
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {
   return {element_of(problem.q_type), padded_dim(problem.head_dim_v), sums ? padded_dim(problem.head_dim_qk) : 0,
-          problem.sink};
+          problem.sink, bool{backward_list(problem)}};
 }
 
 }  // namespace tessera::cuda

@@ -47,6 +47,13 @@ KernelSource row_values_source(const RowValuesConfig& c) {
                                                                  .call = "FindRowValues<config>::run(params)"})};
 }
 
+KernelSource mark_tiles_source() {
+  return {"bwd_mark_tiles", to_string({.file = "cuda/attention/backward/lists/mark_tiles.cuh",
+                                       .bounds = "MarkTiles::threads",
+                                       .parameters = {"BwdParams params"},
+                                       .call = "MarkTiles::run(params)"})};
+}
+
 KernelSource query_sums_source(const QuerySumsConfig& c) {
   return {"bwd_query_sums" + words_of(c, Words::all), to_string({.file = "cuda/attention/backward/store_query_sums.cuh",
                                                                  .definitions = configuration_line(c),

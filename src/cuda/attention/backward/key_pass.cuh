@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
+#include "cuda/attention/backward/lists/pass_tiles.cuh"
 #include "cuda/attention/backward/query_range.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
@@ -29,7 +30,10 @@ struct KeyPass {
   struct Memory : KeyWork<C> {
     DropoutDraws dropout;
     NonFiniteRows<B.type, B.stream_rows()> non_finite;
+    QueryTile listed[B.has_list() ? kListedAhead : 1];  // of the walk's i-th tile: i % kListedAhead
   };
+  using Listed = ListedRowTiles<B, KeyWork<C>>;
+  using Walk = BwdWalk<B>;
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
   const BwdParams& params;
@@ -68,15 +72,16 @@ struct KeyPass {
     ValueGradients dv;
     dk.clear();
     dv.clear();
-    const int count = first.count(p);
+    const int count = count_tiles(first);
     if (count > 0) {
       load_keys(first);
-      for (int i = 0; i < B.stages - 1; ++i) fill(first, i, count);
+      Walk walk = begin_walk(first);
+      for (int i = 0; i < B.stages - 1; ++i) fill(first, walk, i, count);
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         ptx::cp_async_wait<B.stages - 2>();
         __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
-        fill(work, i + B.stages - 1, count);
+        fill(work, walk, i + B.stages - 1, count);
         add_tile(dk, dv, i);
       }
       ptx::cp_async_wait<0>();
@@ -98,9 +103,35 @@ struct KeyPass {
     if constexpr (finds_dk) load.template operator()<VTile>(v_base(), kv.v, kv.v_strides, p.dv);
   }
 
-  __device__ __forceinline__ void fill(const KeyWork<C>& w, int i, int count) const {
+  __device__ __forceinline__ int count_tiles(const KeyWork<C>& w) const {
+    if constexpr (B.has_list()) return Listed{params, w}.count(lane);
+    return w.count(p);
+  }
+  __device__ __forceinline__ Walk begin_walk(const KeyWork<C>& w) const {
+    if constexpr (B.has_list()) {
+      return Listed{params, w}.walk();
+    } else {
+      return {};
+    }
+  }
+  // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
+  __device__ __forceinline__ QueryTile next_tile(const KeyWork<C>& w, Walk& walk, int i) const {
+    if constexpr (B.has_list()) {
+      const int number = Listed{params, w}.next(walk, lane);
+      const QueryTile tile{walk.head, number * C.tile_q};
+      if (thread == 0) work.listed[i % kListedAhead] = tile;
+      return tile;
+    }
+    return w.tile(i);
+  }
+  __device__ __forceinline__ QueryTile tile_at(int i) const {
+    if constexpr (B.has_list()) return work.listed[i % kListedAhead];
+    return work.tile(i);
+  }
+
+  __device__ __forceinline__ void fill(const KeyWork<C>& w, Walk& walk, int i, int count) const {
     if (i < count) {
-      const QueryTile tile = w.tile(i);
+      const QueryTile tile = next_tile(w, walk, i);
       const int rows = w.q.length - tile.first;
       const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
         const i64 first = w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
@@ -141,16 +172,16 @@ struct KeyPass {
   }
 
   __device__ __forceinline__ void add_tile(KeyGradients& dk, ValueGradients& dv, int i) const {
-    const QueryTile tile = work.tile(i);
+    const QueryTile tile = tile_at(i);
     Scores s;
     product<KTile, QTile, C.d>(s, k_base, q_base(i));
     Scores products;
     if constexpr (B.softcap != Softcap::none) products = s;
-    const bool cut = work.is_cut(tile);
+    const bool cut = B.list_elements || work.is_cut(tile);
     TransposedScores<C, User>{p, work, warp_row, lane}.finish(s, tile, cut);
     Scores ds;
     if constexpr (finds_dk) product<VTile, OTile, C.dv>(ds, v_base(), o_base(i));
-    const bool replaced = (cut || C.dropout || C.user_mask) && replace_rows(i);
+    const bool replaced = (cut || C.dropout || C.user_mask || B.truncates) && replace_rows(i);
     KeptOfKeys<C> kept;
     if constexpr (C.dropout) kept.draw(work, work.dropout, warp_row, tile, lane);
     const u32 q_rows = values_address<QTile>(q_base(i), lane);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
+#include "cuda/attention/backward/lists/pass_tiles.cuh"
 #include "cuda/attention/backward/non_finite_rows.cuh"
 #include "cuda/attention/backward/query_range.cuh"
 #include "cuda/attention/backward/query_sums.cuh"
@@ -20,7 +21,11 @@ struct KeySide {
   static constexpr FwdConfig C = B.as_forward();
   struct Work : KeyWork<C> {
     DropoutDraws dropout;
+    int listed;  // tiles, with a list
   };
+  using Listed = ListedRowTiles<B, Work>;
+  using Walk = BwdWalk<B>;
+  using Place = QueryTile;
   /// A tile that streams, and whether an element of it may weigh nothing.
   struct Tile : QueryTile {
     bool cut;
@@ -37,13 +42,29 @@ struct KeySide {
   static __device__ __forceinline__ bool find(const BwdParams& params, int index, Work& work) {
     if (!static_cast<KeyWork<C>&>(work).find(params, index)) return false;
     if constexpr (C.dropout) work.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
+    if constexpr (B.has_list()) work.listed = Listed{params, work}.count(static_cast<int>(threadIdx.x) % 32);
     return true;
   }
-  __device__ __forceinline__ int count() const { return work.count(params.forward); }
-  __device__ __forceinline__ Tile tile(int i) const {
-    const QueryTile tile = work.tile(i);
-    const bool cut = work.is_cut(tile);
-    return {tile, cut, C.dropout || C.user_mask || cut};
+  __device__ __forceinline__ int count() const { return B.has_list() ? work.listed : work.count(params.forward); }
+  __device__ __forceinline__ Walk begin_walk() const {
+    if constexpr (B.has_list()) {
+      return Listed{params, work}.walk();
+    } else {
+      return {};
+    }
+  }
+  /// Tile i, which the walk has come to; of a list by a warp.
+  __device__ __forceinline__ Place next_tile(Walk& walk, int i, int lane) const {
+    if constexpr (B.has_list()) {
+      const int number = Listed{params, work}.next(walk, lane);
+      return {walk.head, number * C.tile_q};
+    }
+    return place(i);
+  }
+  __device__ __forceinline__ Place place(int i) const { return work.tile(i); }
+  __device__ __forceinline__ Tile describe(const Place& tile) const {
+    const bool cut = B.list_elements || work.is_cut(tile);
+    return {tile, cut, C.dropout || C.user_mask || B.truncates || cut};
   }
 
   /// Copies K and V. By one thread.
@@ -57,7 +78,7 @@ struct KeySide {
   }
   /// Copies Q and dO of a tile. By one thread.
   template <class QTile, class OTile>
-  __device__ __forceinline__ void copy(const Tile& tile, u32 q_to, u32 o_to, u32 barrier) const {
+  __device__ __forceinline__ void copy(const QueryTile& tile, u32 q_to, u32 o_to, u32 barrier) const {
     const FwdParams& p = params.forward;
     const int head = work.first_head + tile.head;
     const int row = work.q.first + tile.first;
@@ -95,7 +116,7 @@ struct KeySide {
 #pragma unroll 1
     for (int row = lane; row < C.tile_q; row += 32) {
       const int by = rows.of(row);
-      if (by == 0) continue;
+      if (by == 0 || (B.truncates && ptx::load_shared_4(values + row * 4) == kInfinity)) continue;
       if (!C.dropout || (by & kNonFiniteQk) != 0) ptx::store_shared_4(values + row * 4, 0x7fffffffU);
       if constexpr (C.dropout) {
         ptx::store_shared_4(values + (C.tile_q + row) * 4, 0x7fffffffU);
@@ -120,11 +141,11 @@ struct KeySide {
     kept.draw(work, work.dropout, warp_row, tile, lane);
   }
 
-  __device__ __forceinline__ bool has_row(const Tile& tile, int row) const {
+  __device__ __forceinline__ bool has_row(const Place& tile, int row) const {
     return tile.first + row < work.q.capacity;
   }
   /// Where dQ of a tile is summed up.
-  __device__ __forceinline__ float* query_sums(const Tile& tile) const {
+  __device__ __forceinline__ float* query_sums(const Place& tile) const {
     static_assert(C.tile_q % kSumRows == 0);
     return query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, 0);
   }

@@ -7,6 +7,7 @@
 #include "bindings/slot_rules.h"
 #include "cuda/attention/backward/config.h"
 #include "cuda/attention/backward/kernel_source.h"
+#include "cuda/attention/backward/lists/list_bits.h"
 #include "cuda/attention/backward/tensor_maps.h"
 #include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/params.h"
@@ -65,13 +66,17 @@ Support supports_wishes(const Wishes& wishes) {
 /// Where in the workspace what lies, in bytes from its beginning, where sums of dQ lie.
 struct Workspace {
   std::int64_t array;  // of row values, in floats
-  std::size_t values = 0, parts, bytes;
+  std::size_t values = 0, parts, bits, bytes;
+  std::int64_t row_bits, key_bits;  // words, of tile lists
 
   Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)) {
     if (launch.finds_all()) values = static_cast<std::size_t>(p.heads_q * sum_tiles(p) * kSumRows * launch.keys.d) * 4;
     parts = values + static_cast<std::size_t>((p.sink ? 3 : 2) * array) * 4;
     const std::int64_t count = p.sink ? p.heads_q * p.batch * value_blocks(p, launch.values) : 0;
-    bytes = parts + static_cast<std::size_t>(count) * 4;
+    bits = parts + static_cast<std::size_t>(count) * 4;
+    row_bits = launch.finds_all() ? 0 : bit_count(p, launch.rows);
+    key_bits = bit_count(p, launch.keys);
+    bytes = bits + static_cast<std::size_t>(row_bits + key_bits) * 4;
   }
 };
 
@@ -83,7 +88,6 @@ Support supports_features(const Problem& p) {
   }
   if (p.o_type != p.q_type) return Support::no("wants o and dout in q's type");
   if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("wants head dims of at most 256");
-  if (p.list || p.bwd_list) return Support::no("has no tile lists in the backward yet");
   if (!p.score.empty()) return Support::no("has no derivatives of score callables yet");
   return has_callables(p);
 }
@@ -123,6 +127,7 @@ void plan_backward(detail::PlanState& state, Products products) {
   state.tile_q = all ? launch.keys.tile_q : launch.rows.tile_q;
   state.tile_kv = all ? launch.keys.tile_kv : launch.rows.tile_kv;
   state.kernels = {row_values_source(launch.values)};
+  if (launch.keys.has_list()) state.kernels.push_back(mark_tiles_source());
   if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
   state.kernels.push_back(bwd_source(launch.keys, callables));
   if (all) state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d}));
@@ -174,6 +179,14 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.dsink_parts = reinterpret_cast<float*>(workspace + place.parts);
     p.parts = static_cast<int>(problem.batch * value_blocks(problem, launch.values));
   }
+  if (launch.keys.has_list()) {
+    p.forward.list = bwd_list_params(problem, bindings);
+    p.bit_words = reinterpret_cast<u32*>(workspace + place.bits);
+    p.bit_count = place.row_bits + place.key_bits;
+    if (!launch.finds_all()) p.tile_bits[0] = tile_bits(problem, launch.rows, p.bit_words);
+    p.tile_bits[1] = tile_bits(problem, launch.keys, p.bit_words + place.row_bits);
+    p.list_rows = static_cast<int>(list_rows(problem));
+  }
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
   if (launch.finds_all()) {
@@ -218,6 +231,13 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
           RowValuesConfig::threads(), 0);
   }
   ++next;
+  if (launch.keys.has_list()) {
+    if (!no_rows) {
+      start(next, {count(tiles_of(list_rows(problem), kMarkedRows)), count(list_heads(problem)), count(list_batches(problem))},
+            kMarkedRows * 32, 0);
+    }
+    ++next;
+  }
   if (!launch.finds_all()) {
     if (!no_rows) start_pass(next, launch.rows, row_blocks(problem, launch.rows), maps[0]);
     ++next;

@@ -24,13 +24,16 @@ struct BwdProducer {
   using OwnNonFinite = NonFiniteRows<B.type, B.own_rows()>;
   using GradientTile = SharedTile<B.type, B.own_rows(), B.stream_rows()>;  // dS, from which dQ is computed
   static constexpr int groups = B.warps / 4;                               // that compute
-  static_assert(groups == 2);
+  static_assert(groups == 2 || (groups == 1 && B.has_list() && !B.adds_queries()));
   /// Each group has 64 rows of dQ of a tile, and so many of its columns.
   static constexpr int query_columns = B.stream_rows() >= 128 ? B.d : B.d / 2;
-  // Of 504 that three warpgroups have a thread of each at their start.
+  // Of 504 that three warpgroups have a thread of each at their start, or 256 that two have.
   static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
-  static constexpr int producer_registers = much_to_find ? 56 : 24;
-  static constexpr int consumer_registers = (504 - producer_registers) / groups / 8 * 8;
+  static constexpr int producer_registers = much_to_find ? (groups == 1 ? 32 : 56) : B.has_list() && B.d > 192 ? 40 : 24;
+  static constexpr int consumer_registers = ((groups == 1 ? 256 : 504) - producer_registers) / groups / 8 * 8;
+
+  // Of a list: a slot is overwritten 4 rounds of stages on, when who adds dQ up, one tile behind, has long read it.
+  static constexpr int kListed = 4 * B.stages;
 
   /// In front of the tiles.
   struct Memory {
@@ -44,6 +47,8 @@ struct BwdProducer {
     u64 stream[2 * B.stages];
     u64 checks[2 * B.stages];
     u64 query_sums[2 * groups];
+    typename Side::Place listed[B.has_list() ? kListed : 1];  // tiles of a list, from who walks to the others
+    u64 walked[B.has_list() ? B.stages : 1];
   };
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
@@ -87,6 +92,9 @@ struct BwdProducer {
     stream().init(2, B.warps + 1);  // filled by who copies and who describes; read by who computes and who checks
     checks().init(1, 1);
     if constexpr (B.adds_queries()) query_sums().init(4, 1);
+    if constexpr (B.has_list()) {
+      for (int stage = 0; stage < B.stages; ++stage) ptx::mbarrier_init(walked_at(stage), 1);
+    }
     ptx::fence_mbarrier_init();
   }
 
@@ -97,7 +105,7 @@ struct BwdProducer {
       if (role > 0 && count > 0) check_own(role - 1);
     }
     if (role == 0) {
-      if (lane == 0) copy(count);
+      if (B.has_list() || lane == 0) copy(count);
     } else if (role == 1) {
       describe(count);
     } else if (B.adds_queries() && role == 3) {
@@ -120,22 +128,42 @@ struct BwdProducer {
 
   __device__ __forceinline__ void copy(int count) const {
     if (count == 0) return;
+    const bool asks = !B.has_list() || lane == 0;  // a warp walks over a list
     const u32 own = ptx::shared_address(&memory.own);
-    ptx::mbarrier_arrive_expecting(own, OwnQk::bytes + OwnOv::bytes);
-    side.template copy_own<OwnQk, OwnOv>(own_qk(), own_ov(), own);
+    if (asks) {
+      ptx::mbarrier_arrive_expecting(own, OwnQk::bytes + OwnOv::bytes);
+      side.template copy_own<OwnQk, OwnOv>(own_qk(), own_ov(), own);
+    }
+    auto walk = side.begin_walk();
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const auto tile = side.tile(i);
+      const auto tile = side.next_tile(walk, i, lane);
+      if (!asks) continue;
       stream().acquire(i, StreamQk::bytes + StreamOv::bytes);
+      if constexpr (B.has_list()) {
+        memory.listed[i % kListed] = tile;
+        ptx::mbarrier_arrive(walked_at(i));
+      }
       side.template copy<StreamQk, StreamOv>(tile, qk_at(i), ov_at(i), stream().full(i));
     }
   }
 
+  __device__ __forceinline__ u32 walked_at(int i) const {
+    return ptx::shared_address(&memory.walked[static_cast<u32>(i) % B.stages]);
+  }
+  // Only who copies walks over a list: registers are short.
+  __device__ __forceinline__ typename Side::Place tile_of(int i) const {
+    if constexpr (B.has_list()) {
+      ptx::mbarrier_wait(walked_at(i), Ring<B.stages>::parity(i));
+      return memory.listed[i % kListed];
+    }
+    return side.place(i);
+  }
   __device__ __forceinline__ void describe(int count) const {
     const bool replaced = B.adds_queries() && count > 0 && own_replaced();
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      auto tile = side.tile(i);
+      auto tile = side.describe(tile_of(i));
       tile.hides = tile.hides || replaced;
       stream().wait_empty(i);
       if (lane == 0) memory.tiles[i % B.stages] = tile;
@@ -168,7 +196,8 @@ struct BwdProducer {
   __device__ __forceinline__ void add_queries(int count) const {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const auto tile = side.tile(i);
+      if constexpr (B.has_list()) query_sums().wait(i * groups);  // then the tile is known, too
+      const auto tile = B.has_list() ? memory.listed[i % kListed] : side.place(i);
       float* to = side.query_sums(tile);
 #pragma unroll 1
       for (int group = 0; group < groups; ++group) {

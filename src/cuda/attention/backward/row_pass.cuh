@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
+#include "cuda/attention/backward/lists/pass_tiles.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/attention/forward/block_work.cuh"
@@ -25,7 +26,10 @@ struct RowPass {
   using Gradient = Accumulator<1, C.d / 8>;
   struct Memory : SharedWork<C> {
     NonFiniteRows<B.type, B.stream_rows()> non_finite_keys;
+    KvTile listed[B.has_list() ? kListedAhead : 1];  // of the walk's i-th tile: i % kListedAhead
   };
+  using Listed = ListedKeyTiles<B, BlockWork<C>>;
+  using Walk = BwdWalk<B>;
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
   const BwdParams& params;
@@ -60,17 +64,18 @@ struct RowPass {
   __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
     Gradient dq;
     dq.clear();
-    const int count = first.tiles.count();
+    const int count = count_tiles(first);
     if (count > 0) {
       load_rows(first);
-      for (int i = 0; i < B.stages - 1; ++i) fill(first, i, count);
+      Walk walk = begin_walk(first);
+      for (int i = 0; i < B.stages - 1; ++i) fill(first, walk, i, count);
       const int row = first.block.first_row + warp_row + lane / 4;
       const RowValue rows[2] = {row_value<B>(params, first, row), row_value<B>(params, first, row + 8)};
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         ptx::cp_async_wait<B.stages - 2>();
         __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
-        fill(work, i + B.stages - 1, count);
+        fill(work, walk, i + B.stages - 1, count);
         add_tile(dq, rows, i);
       }
       ptx::cp_async_wait<0>();
@@ -87,9 +92,34 @@ struct RowPass {
     load_tile<OTile, C.threads()>(o_base(), rows, p.dv, thread, [&](int row) { return dout.at(row); });
   }
 
-  __device__ __forceinline__ void fill(const BlockWork<C>& w, int i, int count) const {
+  __device__ __forceinline__ int count_tiles(const BlockWork<C>& w) const {
+    if constexpr (B.has_list()) return Listed{params, w}.count(lane);
+    return w.tiles.count();
+  }
+  __device__ __forceinline__ Walk begin_walk(const BlockWork<C>& w) const {
+    if constexpr (B.has_list()) {
+      return Listed{params, w}.walk();
+    } else {
+      return {};
+    }
+  }
+  // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
+  __device__ __forceinline__ KvTile next_tile(const BlockWork<C>& w, Walk& walk, int i) const {
+    if constexpr (B.has_list()) {
+      const KvTile tile = Listed{params, w}.next(walk, lane);
+      if (thread == 0) work.listed[i % kListedAhead] = tile;
+      return tile;
+    }
+    return w.tiles.at(i);
+  }
+  __device__ __forceinline__ KvTile tile_at(int i) const {
+    if constexpr (B.has_list()) return work.listed[i % kListedAhead];
+    return work.tiles.at(i);
+  }
+
+  __device__ __forceinline__ void fill(const BlockWork<C>& w, Walk& walk, int i, int count) const {
     if (i < count) {
-      const KvTile tile = w.tiles.at(i);
+      const KvTile tile = next_tile(w, walk, i);
       load_kv<KTile>(w, w.keys, tile, k_base(i), p.d);
       load_kv<VTile>(w, w.values, tile, v_base(i), p.dv);
     }
@@ -110,11 +140,11 @@ struct RowPass {
     product<QTile, KTile, C.d>(s, q_base, k_base(i));
     Scores products;
     if constexpr (B.softcap != Softcap::none) products = s;
-    const KvTile tile = work.tiles.at(i);
+    const KvTile tile = tile_at(i);
     FinishScores<C, User, Memory>{p, work, warp_row, lane}.finish(s, tile);
     Scores ds;
     product<OTile, VTile, C.dv>(ds, o_base(), v_base(i));
-    const bool replaced = work.may_hide(tile) && replace_keys(k_base(i));
+    const bool replaced = (work.may_hide(tile) || B.truncates) && replace_keys(k_base(i));
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, warp_row, tile, lane);
     const u32 keys = values_address<KTile>(k_base(i), lane);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
+#include "cuda/attention/backward/lists/pass_tiles.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/forward/block_work.cuh"
 #include "cuda/attention/scores/callables.cuh"
@@ -17,7 +18,12 @@ template <BwdConfig B_, class User>
 struct RowSide {
   static constexpr BwdConfig B = B_;
   static constexpr FwdConfig C = B.as_forward();
-  using Work = SharedWork<C>;
+  struct Work : SharedWork<C> {
+    int listed;  // tiles, with a list
+  };
+  using Listed = ListedKeyTiles<B, Work>;
+  using Walk = BwdWalk<B>;
+  using Place = KvTile;
   /// A tile that streams, and whether an element of it may weigh nothing.
   struct Tile : KvTile {
     bool hides;
@@ -34,12 +40,25 @@ struct RowSide {
     const FwdParams& p = params.forward;
     if (!work.find(p, Block::of<C>(p, index))) return false;
     if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
+    if constexpr (B.has_list()) work.listed = Listed{params, work}.count(static_cast<int>(threadIdx.x) % 32);
     return true;
   }
-  __device__ __forceinline__ int count() const { return work.tiles.count(); }
-  __device__ __forceinline__ Tile tile(int i) const {
-    const KvTile tile = work.tiles.at(i);
-    return {tile, work.may_hide(tile)};
+  __device__ __forceinline__ int count() const { return B.has_list() ? work.listed : work.tiles.count(); }
+  __device__ __forceinline__ Walk begin_walk() const {
+    if constexpr (B.has_list()) {
+      return Listed{params, work}.walk();
+    } else {
+      return {};
+    }
+  }
+  /// Tile i, which the walk has come to; of a list by a warp.
+  __device__ __forceinline__ Place next_tile(Walk& walk, int i, int lane) const {
+    if constexpr (B.has_list()) return Listed{params, work}.next(walk, lane);
+    return place(i);
+  }
+  __device__ __forceinline__ Place place(int i) const { return work.tiles.at(i); }
+  __device__ __forceinline__ Tile describe(const Place& tile) const {
+    return {tile, work.may_hide(tile) || B.truncates};
   }
 
   /// Copies Q and dO. By one thread.
@@ -52,7 +71,7 @@ struct RowSide {
   }
   /// Copies K and V of a tile. By one thread.
   template <class KTile, class VTile>
-  __device__ __forceinline__ void copy(const Tile& tile, u32 k_to, u32 v_to, u32 barrier) const {
+  __device__ __forceinline__ void copy(const KvTile& tile, u32 k_to, u32 v_to, u32 barrier) const {
     const int segment = C.segments == 2 ? tile.segment : 0;
     const KvParams& kv = params.forward.kv[segment];
     const int row = work.sequence.segment(segment).extent.first + tile.first;

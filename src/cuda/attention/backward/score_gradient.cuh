@@ -62,7 +62,7 @@ __device__ __forceinline__ ElementGradient gradient_of(const FwdParams& p, float
   if (non_finite != 0) g.ds = kNaN;
   if (makes_value_nan(non_finite, kept)) g.p = kNaN;
   // Selected and not multiplied: a hidden key's V, or a hidden row's dO, may be NaN.
-  if (score == -kInfinity) g.p = g.ds = 0.0F;
+  if (score == -kInfinity || (B.truncates && row.lse == kInfinity)) g.p = g.ds = 0.0F;
   return g;
 }
 

@@ -5,10 +5,49 @@
 #include "cuda/attention/backward/query_range.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
+#include "cuda/attention/scores/element_mask.cuh"
 #include "cuda/attention/scores/score.cuh"
 #include "cuda/tile/gemm_mma.cuh"
 
 namespace tessera::cuda {
+
+/// The elements of 16 keys by tile_q rows that a list hides, and the user's mask as far as the list does not waive it:
+/// bit 4n + 2·half + column of a thread's two keys and its rows of the n-th 8.
+template <FwdConfig C, class Mask>
+struct ListedElements {
+  static_assert(!C.list_elements || C.tile_q <= 128);
+  u64 hidden = 0;
+
+  __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile,
+                                       int first_key, int lane) {
+    const ListReader reader(p.list, work.batch, work.first_head + tile.head, work.kv_head);
+    ListedKeys listed{reader};
+    // Rolled, because a test is long.
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      const int key = first_key + half * 8;
+#pragma unroll 1
+      for (int i = 0; i < C.tile_q / 4; ++i) {
+        const int query = tile.first + i / 2 * 8 + lane % 4 * 2 + i % 2;
+        const bool hides = key >= work.keys.extent.length || query >= work.q.length ||
+                           hides_element(p, work, tile, query, key, listed);
+        hidden |= static_cast<u64>(hides) << (i / 2 * 4 + half * 2 + i % 2);
+      }
+    }
+  }
+  __device__ __forceinline__ bool at(int n, int half, int column) const {
+    return (hidden >> (n * 4 + half * 2 + column) & 1) != 0;
+  }
+
+ private:
+  static __device__ __forceinline__ bool hides_element(const FwdParams& p, const KeyWork<C>& work,
+                                                       const QueryTile& tile, int query, int key, ListedKeys& listed) {
+    const ListClass found = listed.find(query, C.segments == 2 ? work.segment : 0, key);
+    if (found != ListClass::partial) return found == ListClass::none;
+    if constexpr (C.user_mask) return !Mask::visible(work.point_of(p, tile.head, query, key), p.extras);
+    return false;
+  }
+};
 
 /// What FinishScores is to fragments that lie queries down.
 template <FwdConfig C, class User>
@@ -21,6 +60,10 @@ struct TransposedScores {
   __device__ __forceinline__ void finish(Accumulator<1, C.tile_q / 8>& s, const QueryTile& tile, bool cut) const {
     if (!C.scale_first && !C.user_mask && !cut) return;
     const int first_key = work.first_key + warp_row + lane / 4;
+    ListedElements<C, typename User::Mask> listed;
+    if constexpr (C.list_elements) {
+      if (cut) listed.find(p, work, tile, first_key, lane);
+    }
     float slope = 0.0F;
     if constexpr (C.alibi) {
       slope = p.slopes[work.batch * p.slopes_batch + (work.first_head + tile.head) * p.slopes_head];
@@ -40,7 +83,9 @@ struct TransposedScores {
                                                       [&] { return work.point_of(p, tile.head, query, key); });
           }
           bool hidden = key < visible.begin || key >= visible.end || query >= work.q.length;
-          if constexpr (C.user_mask) {
+          if constexpr (C.list_elements) {
+            hidden = hidden || listed.at(n, half, column);
+          } else if constexpr (C.user_mask) {
             hidden = hidden || !User::Mask::visible(work.point_of(p, tile.head, query, key), p.extras);
           }
           if (hidden) score = -kInfinity;

@@ -184,7 +184,8 @@ struct BwdWgmma : BwdProducer<Side> {
       for (int e = 0; e < 4; ++e) {
         float& element = s.tile[0][n][e];
         const float probability = ptx::exp2(__fmaf_rn(element, scale, -side.at(lse, e)));
-        element = hides && element == -kInfinity ? -0.0F : probability;
+        const bool is_hidden = element == -kInfinity || (B.truncates && side.at(lse, e) == kInfinity);
+        element = hides && is_hidden ? -0.0F : probability;
       }
     }
   }
@@ -279,7 +280,7 @@ struct BwdWgmma : BwdProducer<Side> {
   static constexpr int kGradientBarrier = 3;
 
   // Groups begin their products in turn, so that one's exponentials run beside the others' products.
-  static constexpr bool ping_pongs = !B.adds_queries();
+  static constexpr bool ping_pongs = !B.adds_queries() && groups == 2;
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
   __device__ __forceinline__ void scheduler_barrier_sync() const {
     if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + this->warp() / 4, B.threads());

@@ -70,22 +70,27 @@ int shared_bytes(const FwdConfig& config, const Problem& problem) {
   return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
 }
 
-ListParams list_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings) {
-  const TileList& list = problem.list;
+ListParams list_params(const Problem& problem, const TileList& list, const detail::ListSlots& slots,
+                       const Bindings& bindings) {
   ListParams p{};
   p.form = list.form == TileList::Form::indices   ? ListForm::indices
            : list.form == TileList::Form::bitmask ? ListForm::bitmask
                                                   : ListForm::transposed;
   p.heads = list.heads == TileList::Heads::q ? ListHeads::q : ListHeads::kv;
   p.has_full = list.full;
-  p.partial = table_of(list, bindings[Slot::tile_counts], bindings[Slot::tile_indices], bindings[Slot::tile_bits]);
+  p.partial = table_of(list, bindings[slots.counts], bindings[slots.indices], bindings[slots.bits]);
   if (list.full) {
-    p.full = table_of(list, bindings[Slot::full_counts], bindings[Slot::full_indices], bindings[Slot::full_bits]);
+    p.full = table_of(list, bindings[slots.full_counts], bindings[slots.full_indices], bindings[slots.full_bits]);
   }
   p.block_q = block_size(problem.block_q);
   p.block_kv = block_size(problem.block_kv);
   p.key_blocks = static_cast<int>(problem.key_blocks());
   p.second_block = static_cast<int>(problem.key_blocks_first());
+  return p;
+}
+
+ListParams list_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings) {
+  ListParams p = list_params(problem, problem.list, detail::list_slots(false), bindings);
   p.second_cell = static_cast<int>(segment_cells(config, problem.kv.seqlen));
   p.cells = static_cast<int>(list_cells(config, problem));
   return p;

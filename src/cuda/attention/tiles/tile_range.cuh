@@ -80,6 +80,16 @@ class TileRange {
   __device__ __forceinline__ int moved(const KvTile& /*tile*/, int /*column*/) const { return 0; }
   __device__ __forceinline__ bool waives(const KvTile& /*tile*/, int /*column*/) const { return false; }
 
+  /// Tiles of a segment, numbered from its key 0 on, and one of them: for walks that leave some out.
+  __device__ __forceinline__ Interval numbers(int segment) const {
+    const int begin = segment == 0 ? first_.begin : second_.begin;
+    return {begin, begin + (segment == 0 ? first_.count : second_.count)};
+  }
+  __device__ __forceinline__ KvTile numbered(int segment, int number) const {
+    if (C.segments == 1 || segment == 0) return tile_of(first_, number - first_.begin, 0);
+    return tile_of(second_, number - second_.begin, 1);
+  }
+
   /// In the order of the walk.
   __device__ __forceinline__ KvTile at(int i) const {
     const int index = last_ - i;

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles that a list leaves to a block of either pass. Without a list there is nothing to keep: the i-th tile of a
+// walk follows from i.
+#pragma once
+
+#include "cuda/attention/backward/lists/tile_bits.cuh"
+#include "cuda/attention/tiles/tile_range.cuh"
+
+namespace tessera::cuda {
+
+/// Of a pass by keys, whose Work is a KeyWork: tiles of rows of the query heads that share the block's key head.
+template <BwdConfig B, class Work>
+struct ListedRowTiles {
+  const BwdParams& params;
+  const Work& work;
+
+  __device__ __forceinline__ ListedTiles of_head(int head) const {
+    const bool by_query_head = params.forward.list.heads == ListHeads::q;
+    const int own = work.first_key / B.tile_kv + (B.segments == 2 && work.segment == 1 ? params.first_tiles : 0);
+    // Formed again when a walk needs it: numbers that are kept take registers.
+    const int first_tile = ptx::afresh(work.first_tile);
+    return ListedTiles(params.tile_bits[1], work.batch, by_query_head ? work.first_head + head : work.kv_head, own,
+                       {first_tile, first_tile + work.tiles});
+  }
+  /// By every thread of a warp.
+  __device__ __forceinline__ int count(int lane) const {
+    const auto heads = static_cast<int>(params.forward.heads_a_kv.value);
+    if (params.forward.list.heads != ListHeads::q) return heads * of_head(0).count(lane);
+    int count = 0;
+    for (int head = 0; head < heads; ++head) count += of_head(head).count(lane);
+    return count;
+  }
+  __device__ __forceinline__ TileWalk walk() const { return TileWalk(of_head(0)); }
+  /// Number of the next tile, of head walk.head.
+  __device__ __forceinline__ int next(TileWalk& walk, int lane) const {
+    return walk.next(lane, [&](int head) { return of_head(head); });
+  }
+};
+
+/// Of a pass by rows, whose Work is a BlockWork: tiles of keys of both sources.
+template <BwdConfig B, class Work>
+struct ListedKeyTiles {
+  const BwdParams& params;
+  const Work& work;
+
+  __device__ __forceinline__ ListedTiles tiles() const {
+    const TileBits& bits = params.tile_bits[0];
+    const Block& block = work.block;
+    const int head = params.forward.list.heads == ListHeads::q ? block.head : block.kv_head;
+    ListedTiles tiles(bits, block.batch, head, block.first_row / B.tile_q, work.tiles.numbers(0));
+    if constexpr (B.segments == 2) {
+      const Interval second = work.tiles.numbers(1);
+      tiles.second = {bits.first_tiles + second.begin, bits.first_tiles + second.end};
+    }
+    return tiles;
+  }
+  /// By every thread of a warp.
+  __device__ __forceinline__ int count(int lane) const { return tiles().count(lane); }
+  __device__ __forceinline__ TileWalk walk() const { return TileWalk(tiles()); }
+  __device__ __forceinline__ KvTile next(TileWalk& walk, int lane) const {
+    const int number = walk.next(lane, [&](int /*head*/) { return tiles(); });
+    const int first_tiles = params.tile_bits[0].first_tiles;
+    const bool second = B.segments == 2 && number >= first_tiles;
+    return work.tiles.numbered(second ? 1 : 0, second ? number - first_tiles : number);
+  }
+};
+
+/// Where a walk without a list is: nowhere.
+struct NoWalk {};
+template <bool has_list>
+struct WalkOf {
+  using type = NoWalk;
+};
+template <>
+struct WalkOf<true> {
+  using type = TileWalk;
+};
+template <BwdConfig B>
+using BwdWalk = typename WalkOf<B.has_list()>::type;
+
+/// Tiles that are known at a time where all threads of a block walk: those in flight, and one that some still compute.
+inline constexpr int kListedAhead = 4;
+
+}  // namespace tessera::cuda
