@@ -68,7 +68,7 @@ def attention(
     (tokens, hkv, d | dv) with `cu_seqlens_k`; or k is a `KeySource`, pages for one, and v is left out. hq is a multiple
     of hkv; d and dv are multiples of 8 from 8 to 512. Dtypes: fp32, fp16 or bf16, each array its own; arrays of any
     library with the buffer protocol or `__dlpack__`, last dimension contiguous, never copied: on the CPU, or all on one
-    NVIDIA GPU (fp16, bf16; no backward of tile lists, scores and head dims above 256),
+    NVIDIA GPU (fp16, bf16; no backward of scores and head dims above 256),
     where torch's and cupy's current stream computes and the call returns
     at once, while jax's arrays are waited for. What says where and how long, lists too, is there as well and is not
     read here: bad lengths and entries are clamped instead of refused.

@@ -209,6 +209,78 @@ TEST_F(Backward, WideHeadsHaveTheirGradientsOfKeysApart) {
   }
 }
 
+// A row of bits for each tile that blocks own, of the list's heads and sequences, behind all else in the workspace; a
+// kernel in front of the passes marks them, a warp for each row of the list.
+TEST_F(Backward, BitsOfAList) {
+  const struct {
+    const char* words;
+    Gradients of;  // the last pass over scores
+    std::int64_t rows, heads, batches;
+  } forms[] = {{"d=128 block=128x128 list=bitmask:q", Gradients::all, 3, 4, 2},
+               {"d=128 block=128x128 list=bitmask:kv:1 deterministic", Gradients::keys, 3, 2, 1},
+               {"d=64 block=64x64 bwd_list=bitmask:1", Gradients::keys, 5, 1, 2},
+               {"d=96 block=16x48 list=transposed:q", Gradients::keys, 5, 4, 2}};
+  for (const auto& [words, of, rows, heads, batches] : forms) {
+    const Problem problem =
+        Problem::parse(std::string("attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 dtype=bf16 ") + words);
+    const Plan plan = make_plan(problem, Target::cuda_device(0));
+    EXPECT_EQ(plan.state().kernels[1].name, "bwd_mark_tiles");
+    Bindings bindings = dense(problem);
+    if (problem.bwd_list || problem.list.form == TileList::Form::bitmask) {
+      bindings[problem.bwd_list ? Slot::bwd_tile_bits : Slot::tile_bits] =
+          tensor(DType::uint32, {batches, heads, rows, 1});
+    } else {
+      bindings[Slot::tile_counts] = tensor(DType::int32, {batches, heads, rows});
+      bindings[Slot::tile_indices] = tensor(DType::int32, {batches, heads, rows, 7});
+    }
+    gpu_.launches = 0;
+    Executor(plan).run(bindings);
+    EXPECT_EQ(gpu_.launches, 4) << words;
+    const BwdParams p = params();
+    const bool all = of == Gradients::all;
+    EXPECT_EQ(p.list_rows, rows);
+    EXPECT_EQ(p.tile_bits[0].words == nullptr, all);
+    std::int64_t count = 0;
+    for (const Gradients pass : {Gradients::queries, of}) {
+      const BwdConfig config = cuda::bwd_config(problem, plan.target(), Products::wgmma, pass);
+      EXPECT_EQ(config.truncates, bool{problem.bwd_list});
+      EXPECT_EQ(config.list_elements, problem.block_q == 16);
+      if (pass == Gradients::queries && all) continue;
+      const cuda::TileBits& bits = p.tile_bits[pass == Gradients::queries ? 0 : 1];
+      EXPECT_EQ(bits.words, p.bit_words + count);
+      EXPECT_EQ(bits.tile_q, config.tile_q);
+      EXPECT_EQ(bits.tile_kv, config.tile_kv);
+      EXPECT_EQ(bits.keys_own, pass != Gradients::queries);
+      EXPECT_EQ(bits.row_words, 1);
+      const std::int64_t own =
+          pass == Gradients::queries ? cuda::divide_up(300, config.tile_q) : cuda::divide_up(200, config.tile_kv);
+      EXPECT_EQ(bits.head_stride, heads == 1 ? 0 : own);
+      EXPECT_EQ(bits.batch_stride, batches == 1 ? 0 : heads * own);
+      count += batches * heads * own;
+    }
+    EXPECT_EQ(p.bit_count, count);
+    EXPECT_EQ(static_cast<const void*>(p.bit_words + count),
+              static_cast<const void*>(reinterpret_cast<const char*>(p.values.lse) -
+                                       (all ? 4 * 2 * 5 * 64 * problem.head_dim_qk * 4 : 0) + plan.workspace_bytes()));
+  }
+}
+
+// Blocks of 64 rows or keys have warpgroups of their own, where no sum of dQ wants two.
+TEST_F(Backward, TilesThatFitTheListsBlocks) {
+  const auto config = [](const char* words, Gradients of) {
+    const Problem problem = Problem::parse(std::string("attention pass=backward sq=4096 hq=2 dtype=bf16 ") + words);
+    return cuda::bwd_config(problem, Target::emulate(90, 0), Products::wgmma, of);
+  };
+  for (const Gradients of : {Gradients::queries, Gradients::keys}) {
+    EXPECT_EQ(config("d=128 list=indices block=128x128", of).warps, 8);
+    EXPECT_EQ(config("d=128 list=indices block=64x64", of).warps, 4);
+    EXPECT_FALSE(config("d=128 list=indices block=64x64", of).list_elements);
+    EXPECT_TRUE(config("d=128 list=indices block=48x64", of).list_elements);
+    EXPECT_TRUE(config("d=64 list=indices:q:b:full mask=document block=128x128", of).list_elements);
+    EXPECT_FALSE(config("d=64 list=indices block=5000x5000", of).list_elements);
+  }
+}
+
 TEST_F(Backward, WhatItLacksItSays) {
   const auto refusal = [](const std::string& rest, const char* wishes = "") {
     const std::string line = "attention pass=backward sq=128 hq=2 d=64 " + rest;
@@ -221,7 +293,6 @@ TEST_F(Backward, WhatItLacksItSays) {
   };
   says(refusal("dtype=fp32"), "wants q, k and v of one type");
   says(refusal("dtype=bf16:bf16:bf16:fp32"), "wants o and dout in q's type");
-  says(refusal("dtype=bf16 list=indices block=64x64"), "has no tile lists");
   says(refusal("dtype=bf16 score=relative"), "has no derivatives");
   says(refusal("dtype=bf16 dv=264"), "wants head dims of at most 256");
   says(refusal("dtype=bf16", "tile_q=64"), "tile_q cannot be wished for");

@@ -161,8 +161,20 @@ def test_double_backward_is_refused():
         torch.autograd.grad(dq.sum(), q)
 
 
-def listed():
-    return tessera.TileList.from_mask(torch.ones(2, 4, 1, 2, dtype=torch.bool, device=CUDA))
+@pytest.mark.parametrize("own", [False, True], ids=["forward's list", "backward's own list"])
+@pytest.mark.parametrize("form", ["indices", "bitmask", "transposed"])
+def test_lists_train_as_on_the_cpu(form, own):
+    mask = torch.rand(2, 4, 3, 4, generator=torch.Generator().manual_seed(5)) < 0.5
+
+    def grads(device):
+        leaves = [x.detach().to(device).requires_grad_() for x in qkv(sq=300, sk=400, d=128)]
+        tiles = tessera.TileList.from_mask(mask.to(device), form=form, block=(128, 128))
+        asked = tessera.Tiles(backward=tiles) if own else tiles
+        out = tessera.attention(*leaves, causal=True, tiles=asked)
+        return torch.autograd.grad(out, leaves, half(*out.shape, seed=9).to(device))
+
+    for got, want in zip(grads(CUDA), grads("cpu"), strict=True):
+        torch.testing.assert_close(got.cpu().float(), want.float(), rtol=2e-2, atol=2e-2)
 
 
 def scored():
@@ -171,13 +183,6 @@ def scored():
 
 # Argument, reason, how q, k and v are made, the other options. The LSE has a gradient where out has none.
 REFUSALS = {
-    "list": ("tiles", "has no tile lists in the backward yet", {}, lambda: {"tiles": listed()}),
-    "backward list": (
-        "tiles.backward",
-        "has no tile lists in the backward yet",
-        {},
-        lambda: {"tiles": tessera.Tiles(backward=listed())},
-    ),
     "score": ("score", "has no derivatives of score callables yet", {}, lambda: {"score": scored()}),
     "wide heads": ("q", "wants head dims of at most 256", {"d": 320}, dict),
     "fp32 out": ("out_dtype", "wants o and dout in q's type", {}, lambda: {"out_dtype": torch.float32}),

@@ -26,7 +26,8 @@ MetadataSource source_of(const KvSource& kv, const Bindings& bindings, bool seco
   return source;
 }
 
-MetadataList list_of(const Problem& problem, const Bindings& bindings, Slot counts_slot, Slot indices_slot) {
+MetadataList list_of(const Problem& problem, const Bindings& bindings, TileList::Form form, Slot counts_slot,
+                     Slot indices_slot) {
   MetadataList list{};
   const Tensor& counts = bindings[counts_slot];
   const Tensor& indices = bindings[indices_slot];
@@ -41,7 +42,7 @@ MetadataList list_of(const Problem& problem, const Bindings& bindings, Slot coun
   list.heads = static_cast<int>(counts.shape[1]);
   list.lines = static_cast<int>(counts.shape[2]);
   list.capacity = reachable(indices.shape[3]);
-  const bool by_key = problem.list.form == TileList::Form::transposed;
+  const bool by_key = form == TileList::Form::transposed;
   list.limit = static_cast<int>(by_key ? problem.query_blocks() : problem.key_blocks());
   list.counts_slot = static_cast<int>(counts_slot);
   list.indices_slot = static_cast<int>(indices_slot);
@@ -72,9 +73,12 @@ void launch_metadata_check(const Problem& problem, const Bindings& bindings, con
   if (problem.kv2) params.source[1] = source_of(*problem.kv2, bindings, true);
   params.sources = problem.kv2 ? 2 : 1;
   params.appends = problem.operation == Operation::kv_append;
-  if (problem.list) {
-    params.list[0] = list_of(problem, bindings, Slot::tile_counts, Slot::tile_indices);
-    params.list[1] = list_of(problem, bindings, Slot::full_counts, Slot::full_indices);
+  // A backward with a list of its own visits no other's tiles.
+  const bool own = bool{problem.bwd_list};
+  if (const TileList& list = own ? problem.bwd_list : problem.list) {
+    const detail::ListSlots& slots = detail::list_slots(own);
+    params.list[0] = list_of(problem, bindings, list.form, slots.counts, slots.indices);
+    params.list[1] = list_of(problem, bindings, list.form, slots.full_counts, slots.full_indices);
   }
   for (const Slot slot : {Slot::state_slots, Slot::dest_slots}) {
     const Tensor& slots = bindings[slot];

@@ -110,10 +110,12 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
     if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) continue;
     stream = length;
     const bool is_short = length <= 64 || (queries && !config.dropout) || (config.adds_queries() && length == 128);
-    if (is_short && config.accumulators() <= most_accumulators && blocks_that_fit(config.smem_bytes(), target) >= config.blocks())
+    if (is_short && config.accumulators() <= most_accumulators &&
+        blocks_that_fit(config.smem_bytes(), target) >= config.blocks())
       break;
   }
-  for (config.stages = 4; config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) < config.blocks();) --config.stages;
+  for (config.stages = 4; config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) < config.blocks();)
+    --config.stages;
 }
 
 }  // namespace

@@ -115,7 +115,7 @@ struct KeyPass {
     }
   }
   // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
-  __device__ __forceinline__ QueryTile next_tile(const KeyWork<C>& w, Walk& walk, int i) const {
+  __device__ __forceinline__ QueryTile next_tile(const KeyWork<C>& w, PassedWalk<B> walk, int i) const {
     if constexpr (B.has_list()) {
       const int number = Listed{params, w}.next(walk, lane);
       const QueryTile tile{walk.head, number * C.tile_q};
@@ -129,7 +129,7 @@ struct KeyPass {
     return work.tile(i);
   }
 
-  __device__ __forceinline__ void fill(const KeyWork<C>& w, Walk& walk, int i, int count) const {
+  __device__ __forceinline__ void fill(const KeyWork<C>& w, PassedWalk<B> walk, int i, int count) const {
     if (i < count) {
       const QueryTile tile = next_tile(w, walk, i);
       const int rows = w.q.length - tile.first;

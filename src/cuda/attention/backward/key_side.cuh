@@ -19,9 +19,8 @@ template <BwdConfig B_, class User>
 struct KeySide {
   static constexpr BwdConfig B = B_;
   static constexpr FwdConfig C = B.as_forward();
-  struct Work : KeyWork<C> {
+  struct Work : KeyWork<C>, ListedCount<B.has_list()> {
     DropoutDraws dropout;
-    int listed;  // tiles, with a list
   };
   using Listed = ListedRowTiles<B, Work>;
   using Walk = BwdWalk<B>;
@@ -54,7 +53,7 @@ struct KeySide {
     }
   }
   /// Tile i, which the walk has come to; of a list by a warp.
-  __device__ __forceinline__ Place next_tile(Walk& walk, int i, int lane) const {
+  __device__ __forceinline__ Place next_tile(PassedWalk<B> walk, int i, int lane) const {
     if constexpr (B.has_list()) {
       const int number = Listed{params, work}.next(walk, lane);
       return {walk.head, number * C.tile_q};

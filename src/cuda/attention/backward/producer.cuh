@@ -29,7 +29,9 @@ struct BwdProducer {
   static constexpr int query_columns = B.stream_rows() >= 128 ? B.d : B.d / 2;
   // Of 504 that three warpgroups have a thread of each at their start, or 256 that two have.
   static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
-  static constexpr int producer_registers = much_to_find ? (groups == 1 ? 32 : 56) : B.has_list() && B.d > 192 ? 40 : 24;
+  static constexpr int producer_registers = much_to_find                ? (groups == 1 ? 32 : 56)
+                                            : B.has_list() && B.d > 192 ? 40
+                                                                        : 24;
   static constexpr int consumer_registers = ((groups == 1 ? 256 : 504) - producer_registers) / groups / 8 * 8;
 
   // Of a list: a slot is overwritten 4 rounds of stages on, when who adds dQ up, one tile behind, has long read it.

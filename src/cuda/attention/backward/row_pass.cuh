@@ -104,7 +104,7 @@ struct RowPass {
     }
   }
   // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
-  __device__ __forceinline__ KvTile next_tile(const BlockWork<C>& w, Walk& walk, int i) const {
+  __device__ __forceinline__ KvTile next_tile(const BlockWork<C>& w, PassedWalk<B> walk, int i) const {
     if constexpr (B.has_list()) {
       const KvTile tile = Listed{params, w}.next(walk, lane);
       if (thread == 0) work.listed[i % kListedAhead] = tile;
@@ -117,7 +117,7 @@ struct RowPass {
     return work.tiles.at(i);
   }
 
-  __device__ __forceinline__ void fill(const BlockWork<C>& w, Walk& walk, int i, int count) const {
+  __device__ __forceinline__ void fill(const BlockWork<C>& w, PassedWalk<B> walk, int i, int count) const {
     if (i < count) {
       const KvTile tile = next_tile(w, walk, i);
       load_kv<KTile>(w, w.keys, tile, k_base(i), p.d);

@@ -18,9 +18,7 @@ template <BwdConfig B_, class User>
 struct RowSide {
   static constexpr BwdConfig B = B_;
   static constexpr FwdConfig C = B.as_forward();
-  struct Work : SharedWork<C> {
-    int listed;  // tiles, with a list
-  };
+  struct Work : SharedWork<C>, ListedCount<B.has_list()> {};
   using Listed = ListedKeyTiles<B, Work>;
   using Walk = BwdWalk<B>;
   using Place = KvTile;
@@ -52,7 +50,7 @@ struct RowSide {
     }
   }
   /// Tile i, which the walk has come to; of a list by a warp.
-  __device__ __forceinline__ Place next_tile(Walk& walk, int i, int lane) const {
+  __device__ __forceinline__ Place next_tile(PassedWalk<B> walk, int i, int lane) const {
     if constexpr (B.has_list()) return Listed{params, work}.next(walk, lane);
     return place(i);
   }

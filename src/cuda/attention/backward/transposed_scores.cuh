@@ -18,8 +18,8 @@ struct ListedElements {
   static_assert(!C.list_elements || C.tile_q <= 128);
   u64 hidden = 0;
 
-  __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile,
-                                       int first_key, int lane) {
+  __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile, int first_key,
+                                       int lane) {
     const ListReader reader(p.list, work.batch, work.first_head + tile.head, work.kv_head);
     ListedKeys listed{reader};
     // Rolled, because a test is long.

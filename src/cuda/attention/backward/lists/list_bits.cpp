@@ -14,7 +14,9 @@ struct BitRows {
 };
 
 BitRows bit_rows(const Problem& problem, const BwdConfig& config) {
-  const auto key_tiles = [&config](const KvSource& source) { return divide_up<std::int64_t>(source.seqlen, config.tile_kv); };
+  const auto key_tiles = [&config](const KvSource& source) {
+    return divide_up<std::int64_t>(source.seqlen, config.tile_kv);
+  };
   const std::int64_t rows = divide_up<std::int64_t>(problem.seqlen_q, config.tile_q);
   const std::int64_t first = key_tiles(problem.kv);
   const std::int64_t keys = first + (problem.kv2 ? key_tiles(*problem.kv2) : 0);

@@ -65,18 +65,32 @@ struct ListedKeyTiles {
   }
 };
 
+/// How many tiles a list leaves to a block, of blocks that have one.
+template <bool has_list>
+struct ListedCount {
+  static constexpr int listed = 0;
+};
+template <>
+struct ListedCount<true> {
+  int listed;
+};
+
 /// Where a walk without a list is: nowhere.
 struct NoWalk {};
 template <bool has_list>
 struct WalkOf {
   using type = NoWalk;
+  using Passed = NoWalk;  // an address would change code that has no walk
 };
 template <>
 struct WalkOf<true> {
   using type = TileWalk;
+  using Passed = TileWalk&;
 };
 template <BwdConfig B>
 using BwdWalk = typename WalkOf<B.has_list()>::type;
+template <BwdConfig B>
+using PassedWalk = typename WalkOf<B.has_list()>::Passed;
 
 /// Tiles that are known at a time where all threads of a block walk: those in flight, and one that some still compute.
 inline constexpr int kListedAhead = 4;

@@ -24,8 +24,7 @@ struct ListedTiles {
   Interval first, second{0, 0};
 
   /// `list_head`: as the list tells heads apart; `own`: tile of the block.
-  __device__ __forceinline__ ListedTiles(const TileBits& bits, int batch, int list_head, int own,
-                                         const Interval& tiles)
+  __device__ __forceinline__ ListedTiles(const TileBits& bits, int batch, int list_head, int own, const Interval& tiles)
       : words(bits.words + batch * bits.batch_stride + list_head * bits.head_stride + own * i64{bits.row_words}),
         first(tiles) {}
 
