@@ -178,16 +178,22 @@ struct FwdConfig {
   /// Whether P is two numbers of 16 bits.
   constexpr bool keeps_rests() const { return rounded_sums && dropout; }
   constexpr bool gathers() const { return tiles == Tiles::list && run < tile_kv; }
-  /// Threads that find out which tiles a list leaves.
-  constexpr int collectors() const { return products == Products::wgmma ? 32 : threads(); }
-  /// Shared memory of a list of `cells` once they are collected: 16 bits each; each segment fills up its last tile.
-  constexpr int cells_bytes(int cells) const { return 2 * round_up(cells + 2 * (tile_kv / run), 8); }
-  /// What a list needs behind the tiles. By wgmma that of the row tile in work, of the next, and the bits collected,
-  /// for which others use the memory of keys.
-  constexpr int list_bytes(int cells) const {
-    return products == Products::wgmma ? 2 * cells_bytes(cells) + round_up(cells / 4, 16) : cells_bytes(cells);
+  /// Of lists: runs in which entries are collected at a time, and runs of a row tile that lie in shared memory, 32 bits
+  /// each (tiles/list_collector.cuh). 97 of the 99 KB of SM89 and SM120 hold tiles.
+  static constexpr int kListWindow = 1024;
+  constexpr int list_runs() const { return products == Products::wgmma ? 512 : 256; }
+  /// By wgmma the row tile in work has a ring, and the next.
+  constexpr int list_rings() const { return products == Products::wgmma ? 2 : 1; }
+  constexpr int list_window_bytes() const { return kListWindow / 8 * (list_waives ? 2 : 1); }
+  /// What a warp needs to walk a list by itself, as values that are not finite make it (forward/block_work.cuh).
+  static constexpr int kReplayedRuns = 32;
+  constexpr int list_replay_bytes() const { return 4 * kReplayedRuns + list_window_bytes(); }
+  /// What a list needs behind the tiles. By mma.sync warps walk it again in the memory of tiles.
+  constexpr int list_bytes() const {
+    if (tiles != Tiles::list) return 0;
+    const int replays = products == Products::wgmma ? warps * list_replay_bytes() : 0;
+    return list_rings() * 4 * list_runs() + list_window_bytes() + replays;
   }
-  static constexpr int kMostCells = 32736;
   /// Registers a thread for S and O, of 255.
   constexpr int accumulators() const { return rows_a_warp() / 16 * (tile_kv + dv) / 2; }
   /// That the compiler is to leave registers for on a multiprocessor: 255 a thread. Left to itself it takes fewer than
@@ -218,10 +224,12 @@ struct FwdConfig {
   }
   /// O leaves through the shared memory of Q and of the ring.
   constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }
-  constexpr int smem_bytes() const {
+  /// Without what a list needs.
+  constexpr int tiles_end() const {
     const int tiles_bytes = q_bytes() + stages * (k_bytes() + v_bytes());
     return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());
   }
+  constexpr int smem_bytes() const { return tiles_end() + list_bytes(); }
   /// What a block knows of its work lies in front of the tiles; a whole swizzle pattern keeps these aligned.
   static constexpr int kWorkBytes = 1024;
 };

@@ -46,8 +46,7 @@ struct TileTable {
   int capacity;  // entries of a row
 };
 
-/// What configurations with Tiles::list are given. Cells are the units in which a block collects what is listed: runs
-/// of FwdConfig::run keys of a segment.
+/// What configurations with Tiles::list are given.
 struct ListParams {
   ListForm form;
   ListHeads heads;
@@ -56,9 +55,9 @@ struct ListParams {
   TileTable full;
   Divisor block_q, block_kv;
   int key_blocks;
-  int second_block;  // first key block of the second segment
-  int second_cell;   // first cell of the second segment, a multiple of 32
-  int cells;         // of both segments, a multiple of 32
+  int second_block;   // first key block of the second segment
+  int second_blocks;  // its key blocks
+  int words;          // of a bitmask's row
 };
 
 /// What configurations with `dropout` are given.

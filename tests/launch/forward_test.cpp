@@ -390,5 +390,19 @@ TEST_F(Launch, MassesAreRelativeToTheForwardsSums) {
   EXPECT_EQ(run("", "splits=3", unread).first, 3);
 }
 
+// The list's length and the number of keys do not count.
+TEST_F(Launch, SharedMemoryOfAListIsThatOfEveryList) {
+  for (const char* implementation : {"cuda.fwd_wgmma", "cuda.fwd_mma"}) {
+    Wishes wishes;
+    wishes.implementation = implementation;
+    const auto bytes = [&](const char* line) {
+      return make_plan(Problem::parse(line), Target::cuda(90), wishes).state().kernels.front().shared_bytes;
+    };
+    EXPECT_EQ(bytes("attention sq=4096 sk=4096 d=128 dtype=bf16 list=indices block=64x64"),
+              bytes("attention sq=4096 sk=536870912 d=128 dtype=bf16 list=indices block=64x64"))
+        << implementation;
+  }
+}
+
 }  // namespace
 }  // namespace tessera

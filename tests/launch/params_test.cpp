@@ -73,12 +73,16 @@ TEST(FwdParams, SlopesOfHeadsAndOfBatches) {
   EXPECT_EQ(batches.slopes_head, 1);
 }
 
-TEST(ListParams, CellsOfEachSourceFillWords) {
-  cuda::FwdConfig config{};
-  config.run = 64;
-  EXPECT_EQ(cuda::list_cells(config, Problem::parse("attention sq=100 sk=6401 kv2=dense sk2=64 block=64x64")),
-            128 + 32);
-  EXPECT_EQ(cuda::list_cells(config, Problem::parse("attention sq=100 sk=2048 block=64x64")), 32);
+TEST(ListParams, BlocksOfEachSource) {
+  const Problem problem =
+      Problem::parse("attention sq=100 sk=6401 kv2=dense sk2=65 d=64 dtype=bf16 list=bitmask block=64x64");
+  Bindings bindings;
+  bindings[Slot::tile_bits] = Tensor::strided(nullptr, DType::int32, {1, 1, 2, 4}, {8, 8, 4, 1});
+  const cuda::ListParams list = cuda::list_params(problem, bindings);
+  EXPECT_EQ(list.key_blocks, 103);
+  EXPECT_EQ(list.second_block, 101);
+  EXPECT_EQ(list.second_blocks, 2);
+  EXPECT_EQ(list.words, 4);
 }
 
 // As ptx::divide does it.

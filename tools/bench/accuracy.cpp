@@ -24,8 +24,8 @@ double dot(const Tensor& a, std::int64_t a_at, const Tensor& b, std::int64_t b_a
 
 bool SampledOutput::takes(const BenchCase& bench_case) {
   const Problem& problem = bench_case.problem;
-  return problem.operation == Operation::attention && problem.pass == Pass::forward && !problem.list && !problem.kv2 &&
-         !problem.alibi && problem.score.empty() && problem.mask.empty() && !problem.sink && problem.dropout == 0.0F;
+  return problem.operation == Operation::attention && problem.pass == Pass::forward && !problem.kv2 && !problem.alibi &&
+         problem.score.empty() && problem.mask.empty() && !problem.sink && problem.dropout == 0.0F;
 }
 
 SampledOutput::SampledOutput(const BenchCase& bench_case, const Arrays& arrays) {
@@ -33,6 +33,7 @@ SampledOutput::SampledOutput(const BenchCase& bench_case, const Arrays& arrays) 
   const Bindings bindings = bindings_of(arrays);
   const Tensor &q = bindings[Slot::q], &k = bindings[Slot::k], &v = bindings[Slot::v];
   const reference::Sequences sequences = reference::resolve_sequences(problem, bindings);
+  const reference::TileStates tiles(problem, problem.list, bindings, false);
   std::mt19937_64 random(1);
   const auto below = [&](std::int64_t bound) {
     return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(bound));
@@ -52,6 +53,8 @@ SampledOutput::SampledOutput(const BenchCase& bench_case, const Arrays& arrays) 
     std::vector<double> scores;
     std::vector<std::int64_t> tokens;
     for (std::int64_t key = first; key < last; ++key) {
+      const reference::TileState listed = tiles.at(b, head, query / problem.block_q, key / problem.block_kv);
+      if (listed == reference::TileState::skipped) continue;
       tokens.push_back(reference::key_token(problem, bindings, 0, b, keys, key));
       const std::int64_t k_at = reference::token_offset(k, tokens.back(), head / problem.group());
       double score = dot(q, q_at, k, k_at, problem.head_dim_qk) * static_cast<double>(problem.softmax_scale());

@@ -5,6 +5,7 @@
 
 #include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/dropout.cuh"
+#include "cuda/attention/tiles/list_collector.cuh"
 #include "cuda/attention/tiles/tile_list.cuh"
 #include "cuda/attention/tiles/tile_work.cuh"
 #include "shared/config.h"
@@ -18,6 +19,12 @@ struct KvAddresses {
 };
 template <FwdConfig C>
 struct KvAddresses<C, false> {};
+
+/// Whether any key of a tile may weigh 0 for a row.
+template <FwdConfig C>
+__device__ __forceinline__ bool hides(const KvTile& tile) {
+  return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
+}
 
 /// What every thread finds out for itself.
 template <FwdConfig C>
@@ -45,9 +52,7 @@ struct BlockWork : KvAddresses<C> {
   }
 
   /// Whether any key of the tile may weigh 0 for a row.
-  __device__ __forceinline__ bool may_hide(const KvTile& tile) const {
-    return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
-  }
+  __device__ __forceinline__ bool may_hide(const KvTile& tile) const { return hides<C>(tile); }
 
   /// Columns of a tile that are keys; those behind them lie beyond the end of the segment.
   __device__ __forceinline__ int keys_of(const KvTile& tile) const {
@@ -62,10 +67,47 @@ struct SharedWork : BlockWork<C> {
   int non_finite;  // whether a value that is not finite was replaced
 };
 
-/// With the barriers of the rings of keys and of values, of products by mma.sync.
+/// Behind the tiles, of a list: a ring, and the window in work.
+template <FwdConfig C>
+__device__ __forceinline__ u32* list_ring(char* memory, int ring) {
+  return reinterpret_cast<u32*>(memory + C.tiles_end()) + ring * C.list_runs();
+}
+template <FwdConfig C>
+__device__ __forceinline__ u32* list_window(char* memory) {
+  return list_ring<C>(memory, C.list_rings());
+}
+
+/// Of products by mma.sync: in front of the block's memory, with the barriers of the rings of keys and of values.
 template <FwdConfig C>
 struct BlockMemory : SharedWork<C> {
   u64 barriers[C.uses_tma() ? 4 * C.stages : 1];
+  ListPosition collected;  // of a list's runs
+
+  /// By all threads, behind a barrier and with one at the end.
+  __device__ __forceinline__ void find_list(const FwdParams& p) {
+    ListPosition at = collector(p).count(this->sequence, list_ring<C>(memory(), 0));
+    if (at.slot < this->tiles.slots().end) collector(p).fill(at, this->tiles.slots().begin + C.list_runs());
+    if (threadIdx.x == 0) collected = at;
+    __syncthreads();
+  }
+  /// Tiles i to i + ahead of a list are to be read, and those before them no more. By all threads, behind a barrier.
+  __device__ __forceinline__ void collect_list(const FwdParams& p, int i, int ahead) {
+    const int begin = this->tiles.slots().begin + i * this->tiles.runs;
+    ListPosition at = collected;
+    if (at.slot >= min(begin + (ahead + 1) * this->tiles.runs, this->tiles.slots().end)) return;
+    collector(p).fill(at, begin + C.list_runs());
+    if (threadIdx.x == 0) collected = at;
+  }
+  /// What a warp has to walk a list once more: memory of tiles.
+  __device__ __forceinline__ u32* list_replay(int warp) {
+    return reinterpret_cast<u32*>(memory() + FwdConfig::kWorkBytes + warp * C.list_replay_bytes());
+  }
+
+ private:
+  __device__ __forceinline__ char* memory() { return reinterpret_cast<char*>(this); }
+  __device__ __forceinline__ auto collector(const FwdParams& p) {
+    return ListCollector<C, C.threads()>{p, this->block, this->tiles, list_window<C>(memory())};
+  }
 };
 
 }  // namespace tessera::cuda

@@ -45,7 +45,7 @@ std::uint64_t next_tag() {
 std::int64_t grid_blocks(const FwdConfig& config, const Problem& problem, std::int64_t splits, const Target& target) {
   const std::int64_t blocks = count_blocks(config, problem, splits);
   if (config.products != Products::wgmma || target.multiprocessors == 0) return blocks;
-  const int together = std::min(blocks_that_fit(shared_bytes(config, problem), target), config.blocks());
+  const int together = std::min(blocks_that_fit(config.smem_bytes(), target), config.blocks());
   return std::min<std::int64_t>(blocks, together * target.multiprocessors);
 }
 
@@ -55,7 +55,7 @@ FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_
           tile_schedule(config, problem, splits, packed_heads(problem)),
           {static_cast<std::uint32_t>(grid_blocks(config, problem, splits, target))},
           {static_cast<std::uint32_t>(config.block_threads())},
-          static_cast<std::size_t>(shared_bytes(config, problem)),
+          static_cast<std::size_t>(config.smem_bytes()),
           0,
           0};
 }
@@ -120,7 +120,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
   const FwdConfig& config = launch.config;
   FwdParams params = fwd_params(problem, bindings, launch.packed_heads);
-  if (problem.list) params.list = list_params(config, problem, bindings);
+  if (problem.list) params.list = list_params(problem, bindings);
   std::byte* masses = resources.workspace + partials_bytes(problem, state.splits);
   if (gathers_mass(problem)) keep_rows(params, problem, state.splits, masses);
   const FwdParams whole = params;

@@ -6,6 +6,7 @@
 
 #include "cuda/attention/forward/block_work.cuh"
 #include "cuda/attention/forward/columns.cuh"
+#include "cuda/attention/forward/replayed_list.cuh"
 #include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
@@ -70,19 +71,11 @@ struct FwdMma {
     if constexpr (C.tiles == Tiles::range) {
       kernel.compute(work);
     } else {
-      const KvTiles<C> tiles(params, work.sequence, work.block, list_memory(params, memory));
-      if (threadIdx.x == 0) kept.tiles = tiles;
       __syncthreads();
+      kept.find_list(params);
       kernel.compute(kept);
     }
   }
-
-  // The bits lie where keys will.
-  static __device__ __forceinline__ ListMemory list_memory(const FwdParams& params, char* memory) {
-    u32* bits = reinterpret_cast<u32*>(memory + FwdConfig::kWorkBytes + C.q_bytes());
-    return {bits, bits + params.list.cells / 32, reinterpret_cast<unsigned short*>(memory + C.smem_bytes())};
-  }
-  static_assert(C.tiles == Tiles::range || 2 * FwdConfig::kMostCells / 8 <= C.k_bytes() + C.v_bytes());
 
   /// `first`: the same as `work`, before a barrier makes that readable.
   __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
@@ -108,8 +101,9 @@ struct FwdMma {
     sync();  // the epilogue reuses the memory of the tiles
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
-    if (work.non_finite != 0)
-      ReplacedValues<C, typename User::Mask, BlockMemory<C>>{p, work, epilogue, warp_row, lane}.add_to_outputs();
+    if (work.non_finite == 0) return;
+    if constexpr (C.tiles == Tiles::list) sync();  // outputs have left the memory of tiles
+    add_replaced_values<C, typename User::Mask>(p, work, epilogue, warp_row, lane, work.list_replay(thread / 32));
   }
 
   // Asked for again rather than kept.
@@ -170,6 +164,7 @@ struct FwdMma {
     do {  // the number of tiles stays in memory: registers are short
       ptx::cp_async_wait<0>();
       __syncthreads();
+      if constexpr (C.tiles == Tiles::list) work.collect_list(p, i, 1);
       load_values(work, work.tiles.at(i), v_base(0));
       ptx::cp_async_commit();
       Scores s;
@@ -201,6 +196,7 @@ struct FwdMma {
     for (int i = 0; i < count; ++i) {
       ptx::cp_async_wait<C.stages - 2>();
       __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
+      if constexpr (C.tiles == Tiles::list) work.collect_list(p, i, C.stages - 1);
       fill(work, i + C.stages - 1);
       Scores s;
       find_scores(s, q, k_base(i % C.stages));

@@ -46,7 +46,8 @@ struct SharedWorks {
   u64 checks[2 *
              C.stages];  // of values: see softmax/non_finite.cuh; who computes waits only for some, and releases none
   u64 nearly_copied;     // a phase for each row tile
-  u64 queries[C.warps / 4];  // of each group, likewise
+  u64 queries[C.warps / 4];   // of each group, likewise
+  u64 runs_there, runs_read;  // of lists longer than their ring: a phase for each half of it that is filled again
 };
 
 template <FwdConfig C>
@@ -80,6 +81,8 @@ struct Producer {
   __device__ __forceinline__ Ring<C.stages> values() const { return {ptx::shared_address(shared.values)}; }
   __device__ __forceinline__ Ring<C.stages> checks() const { return {ptx::shared_address(shared.checks)}; }
   __device__ __forceinline__ u32 nearly_copied() const { return ptx::shared_address(&shared.nearly_copied); }
+  __device__ __forceinline__ u32 runs_there() const { return ptx::shared_address(&shared.runs_there); }
+  __device__ __forceinline__ u32 runs_read() const { return ptx::shared_address(&shared.runs_read); }
   __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
 
   /// By one thread, before a barrier of the block.
@@ -90,6 +93,10 @@ struct Producer {
     values().init(1, C.warps + kCheckers);
     checks().init(kCheckers, 1);
     ptx::mbarrier_init(nearly_copied(), 1);
+    if constexpr (C.tiles == Tiles::list) {
+      ptx::mbarrier_init(runs_there(), 1);
+      ptx::mbarrier_init(runs_read(), 1);
+    }
 #pragma unroll
     for (u64& barrier : shared.queries) ptx::mbarrier_init(ptx::shared_address(&barrier), 1);
     ptx::fence_mbarrier_init();
@@ -118,11 +125,17 @@ struct Producer {
     auto tile = static_cast<int>(blockIdx.x);
     int item = 0;
     int use = 0;
+    ListPosition collected{0, 0};
+    int halves = 0;  // of lists' rings, filled again
 #pragma unroll 1
     while (tile < row_tiles.count()) {
       items().wait_empty(item);
-      if (find(row_tiles, tile, item, use)) {
-        publish(item);
+      if (find(row_tiles, tile, item, use, collected)) {
+        if constexpr (C.tiles == Tiles::list) {
+          publish_list(item, collected, halves);
+        } else {
+          publish(item);
+        }
         ++item;
       }
       if (p.tile_counter.drawn == nullptr) break;
@@ -145,8 +158,9 @@ struct Producer {
     if (lane == 0) items().publish(item);
   }
   /// Whether the row tile has any row that sees a key; others are stored here. `use`: the first of the rings, then that
-  /// behind it.
-  __device__ __forceinline__ bool find(TileScheduler<C>& row_tiles, int tile, int item, int& use) const {
+  /// behind it. `collected`: of a list's runs.
+  __device__ __forceinline__ bool find(TileScheduler<C>& row_tiles, int tile, int item, int& use,
+                                       ListPosition& collected) const {
     Work& work = shared.works[item % 2];
     bool found = false;
     Block packed{};
@@ -159,8 +173,7 @@ struct Producer {
     if (!ptx::uniform(found)) return false;
     if constexpr (C.tiles == Tiles::list) {
       __syncwarp();
-      const TileList<C> tiles(p, work.sequence, work.block, list_memory(item));
-      if (lane == 0) work.tiles = tiles;
+      collected = collector_of(item).count(work.sequence, list_ring<C>(memory, item % 2));
     }
     __syncwarp();
     if (work.tiles.count() == 0) {
@@ -199,25 +212,60 @@ struct Producer {
     while (uses.first + 1 < uses.end && key(uses.end - 1) + C.tile_kv <= begin) --uses.end;
     return uses;
   }
-  __device__ __forceinline__ ListMemory list_memory(int item) const {
-    char* cells = memory + C.smem_bytes() + item % 2 * C.cells_bytes(p.list.cells);
-    u32* bits = reinterpret_cast<u32*>(memory + C.smem_bytes() + 2 * C.cells_bytes(p.list.cells));
-    return {bits, bits + p.list.cells / 32, reinterpret_cast<unsigned short*>(cells)};
+  __device__ __forceinline__ auto collector_of(int item) const {
+    Work& work = shared.works[item % 2];
+    return ListCollector<C, 32>{p, work.block, work.tiles, list_window<C>(memory)};
+  }
+  // A list's ring is filled before others hear of the row tile. If it has not room for all, each half is filled again
+  // when its tiles are done with; the warp that copies tells, and waits for it.
+  static constexpr int kHalf = C.list_runs() / 2 / (C.tile_kv / C.run);  // tiles
+  static_assert(kHalf > C.stages);
+  __device__ __forceinline__ void publish_list(int item, ListPosition& at, int& halves) const {
+    const auto& tiles = shared.works[item % 2].tiles;
+    if (at.slot < tiles.slots().end) {
+      const auto collector = collector_of(item);
+      int end = tiles.slots().begin + C.list_runs();
+#pragma unroll 1
+      for (bool first = true; at.slot < tiles.slots().end; first = false, end += C.list_runs() / 2) {
+        if (!first) ptx::mbarrier_wait(runs_read(), static_cast<u32>(halves) & 1);
+        collector.fill(at, end);
+        if (first) {
+          publish(item);
+        } else {
+          if (lane == 0) ptx::mbarrier_arrive(runs_there());
+          ++halves;
+        }
+      }
+    } else {
+      publish(item);
+    }
+  }
+  /// Tile i of a row tile is to be copied: its runs are in the ring.
+  __device__ __forceinline__ void await_runs(int i, int& halves) const {
+    if (i < 2 * kHalf || i % kHalf != 0) return;
+    ptx::mbarrier_wait(runs_there(), static_cast<u32>(halves) & 1);
+    ++halves;
+  }
+  /// Tile i has its memory, so that tile i − stages is done with: the last of a half of which there is more to come?
+  __device__ __forceinline__ void release_runs(const Work& work, int i) const {
+    const bool ends_half = i >= kHalf && i % kHalf == C.stages - 1;
+    if (lane == 0 && ends_half && (i / kHalf + 1) * kHalf < work.tiles.count()) ptx::mbarrier_arrive(runs_read());
   }
 
   __device__ __forceinline__ void copy() const {
+    int halves = 0;
 #pragma unroll 1
     for (int item = 0;; ++item) {
       items().wait(item);
       if (item == shared.end) return;
-      copy_tiles(shared.works[item % 2]);
+      copy_tiles(shared.works[item % 2], halves);
       sync_copiers();
       if (lane == 0) items().release(item);
     }
   }
   // While there is no memory yet for a tile's values, the next one's boxes are looked up.
-  __device__ __forceinline__ void copy_tiles(const Work& work) const {
-    TileBoxes boxes = boxes_of(work, work.first_use);
+  __device__ __forceinline__ void copy_tiles(const Work& work, int& halves) const {
+    TileBoxes boxes = boxes_of(work, work.first_use, halves);
 #pragma unroll 1
     for (int use = work.first_use; use < work.end_use; ++use) {
       if (lane == 0 && use == work.drawing_use) ptx::mbarrier_arrive(nearly_copied());
@@ -225,13 +273,15 @@ struct Producer {
       const KvParams& kv = p.kv[segment];
       acquire(keys(), use, C.k_bytes());
       copy_tile<C, KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), keys().full(use), lane);
-      const TileBoxes next = use + 1 < work.end_use ? boxes_of(work, use + 1) : boxes;
+      const TileBoxes next = use + 1 < work.end_use ? boxes_of(work, use + 1, halves) : boxes;
       acquire(values(), use, C.v_bytes());
+      if constexpr (C.tiles == Tiles::list) release_runs(work, use - work.first_use);
       copy_tile<C, VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane);
       boxes = next;
     }
   }
-  __device__ __forceinline__ TileBoxes boxes_of(const Work& work, int use) const {
+  __device__ __forceinline__ TileBoxes boxes_of(const Work& work, int use, int& halves) const {
+    if constexpr (C.tiles == Tiles::list) await_runs(use - work.first_use, halves);
     const KvTile tile = work.tiles.at(use - work.first_use);
     return find_boxes<C>(work, p.kv[C.segments == 2 ? tile.segment : 0], tile, lane);
   }

@@ -9,7 +9,6 @@
 #include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/scores/callable_source.h"
 #include "cuda/attention/sparse/tile_mass.h"
-#include "cuda/attention/tiles/list_params.h"
 
 namespace tessera::cuda {
 namespace {
@@ -53,17 +52,12 @@ Support supports_splits(const Problem& problem, std::int64_t splits) {
 
 // Whether the configuration's lists, row tiles and shared memory are within bounds.
 Support supports_launch(const FwdConfig& config, const Problem& problem, const Target& target, std::int64_t splits) {
-  if (problem.list && list_cells(config, problem) > FwdConfig::kMostCells) {
-    return Support::no("collects at most " + std::to_string(FwdConfig::kMostCells) + " runs of " +
-                       std::to_string(config.run) + " keys; the list's problem has " +
-                       std::to_string(list_cells(config, problem)));
-  }
   const bool counted = config.products == Products::wgmma;
   const std::int64_t most_tiles = counted ? kMostCountedTiles : std::numeric_limits<int>::max();
   if (const std::int64_t tiles = count_blocks(config, problem, splits); tiles > most_tiles) {
     return Support::no("needs " + std::to_string(tiles) + " row tiles; want at most " + std::to_string(most_tiles));
   }
-  const int bytes = shared_bytes(config, problem);
+  const int bytes = config.smem_bytes();
   if (bytes > target.shared_memory) {
     return Support::no("needs " + std::to_string(bytes) + " bytes of shared memory; the target has " +
                        std::to_string(target.shared_memory));

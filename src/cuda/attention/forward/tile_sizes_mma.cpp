@@ -94,12 +94,12 @@ void choose_by_rows(FwdConfig& config, const Problem& problem, const Target& tar
 
 // Less where a chip's shared memory holds less: 99 KB on SM89 and SM120, 163 on SM80, 227 on SM90 and SM100.
 void fit_shared_memory(FwdConfig& config, const Problem& problem, const Target& target) {
-  if (config.warps <= 4 && blocks_that_fit(config.smem_bytes(), target) < 2) {
+  if (config.warps <= 4 && blocks_that_fit(config.tiles_end(), target) < 2) {
     config.stages = 1;
     if (!problem.list) config.tile_kv = std::min(config.tile_kv, 96);  // a list's tiles are whole runs of its keys
   }
   // 99 KB hold 64 rows and 16 keys of 512 columns.
-  if (config.d > 256 && shared_bytes(config, problem) > target.shared_memory) {
+  if (config.d > 256 && config.smem_bytes() > target.shared_memory) {
     config.tile_kv = 16;
     config.run = 16;
   }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/attention/forward/producer.cuh"
+#include "cuda/attention/forward/replayed_list.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
 #include "cuda/attention/scores/finish_scores.cuh"
@@ -132,17 +133,19 @@ struct FwdWgmma : Producer<C> {
       if (!skips_more) release(values(), end_of(work, end) - 1);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
-      if (work.non_finite != 0) add_replaced_values(work);
+      if (work.non_finite != 0) add_replaced(work);
       item = work.item;
       __syncwarp();
       if (lane == 0) items().release(item);
     }
   }
 
-  __device__ __forceinline__ void add_replaced_values(const Work& work) const {
+  __device__ __forceinline__ void add_replaced(const Work& work) const {
     const int thread = thread_again();
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread};
-    ReplacedValues<C, typename User::Mask, Work>{p, work, epilogue, thread / 32 * 16, thread % 32}.add_to_outputs();
+    char* behind = reinterpret_cast<char*>(list_window<C>(this->memory)) + C.list_window_bytes();
+    u32* memory = reinterpret_cast<u32*>(behind + thread / 32 * C.list_replay_bytes());
+    add_replaced_values<C, typename User::Mask>(p, work, epilogue, thread / 32 * 16, thread % 32, memory);
   }
 
   __device__ __forceinline__ Uses own(const Work& work) const {

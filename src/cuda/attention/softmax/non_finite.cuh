@@ -80,11 +80,11 @@ concept ReplacingConfig = EpilogueConfig<Config> && SourceConfig<Config> && Mask
                           ElementMaskConfig<Config> && requires(const Config& c) { int{c.segments}; };
 
 /// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops. `work`: with dropout
-/// DrawingWork too.
+/// DrawingWork too; of a list's tiles those that collect() leaves readable.
 template <ReplacingConfig auto C, class Mask, HidingWork Work>
 struct ReplacedValues {
   const AttentionParams& p;
-  const Work& work;
+  Work& work;
   const Epilogue<C>& epilogue;
   int warp_row;  // first row of the warp within the block
   int lane;
@@ -94,6 +94,7 @@ struct ReplacedValues {
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < work.tiles.count(); ++i) {
+      if constexpr (requires { work.collect(i); }) work.collect(i);
       const KvTile tile = work.tiles.at(i);
       if (!work.may_hide(tile)) continue;
 #pragma unroll 1

@@ -31,10 +31,6 @@ TileTable table_of(const TileList& list, const Tensor& counts, const Tensor& ind
   return table;
 }
 
-std::int64_t segment_cells(const FwdConfig& config, std::int64_t keys) {
-  return round_up<std::int64_t>(divide_up<std::int64_t>(keys, config.run), 32);
-}
-
 }  // namespace
 
 void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads, int most_keys) {
@@ -62,14 +58,6 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   config.list_waives = config.user_mask && problem.list.full && !config.list_elements;
 }
 
-std::int64_t list_cells(const FwdConfig& config, const Problem& problem) {
-  return segment_cells(config, problem.kv.seqlen) + (problem.kv2 ? segment_cells(config, problem.kv2->seqlen) : 0);
-}
-
-int shared_bytes(const FwdConfig& config, const Problem& problem) {
-  return config.smem_bytes() + (problem.list ? config.list_bytes(static_cast<int>(list_cells(config, problem))) : 0);
-}
-
 ListParams list_params(const Problem& problem, const TileList& list, const detail::ListSlots& slots,
                        const Bindings& bindings) {
   ListParams p{};
@@ -86,14 +74,13 @@ ListParams list_params(const Problem& problem, const TileList& list, const detai
   p.block_kv = block_size(problem.block_kv);
   p.key_blocks = static_cast<int>(problem.key_blocks());
   p.second_block = static_cast<int>(problem.key_blocks_first());
+  p.second_blocks = p.key_blocks - p.second_block;
+  p.words = divide_up(p.key_blocks, 32);
   return p;
 }
 
-ListParams list_params(const FwdConfig& config, const Problem& problem, const Bindings& bindings) {
-  ListParams p = list_params(problem, problem.list, detail::list_slots(false), bindings);
-  p.second_cell = static_cast<int>(segment_cells(config, problem.kv.seqlen));
-  p.cells = static_cast<int>(list_cells(config, problem));
-  return p;
+ListParams list_params(const Problem& problem, const Bindings& bindings) {
+  return list_params(problem, problem.list, detail::list_slots(false), bindings);
 }
 
 }  // namespace tessera::cuda

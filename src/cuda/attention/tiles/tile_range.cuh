@@ -21,7 +21,7 @@ struct KvTile {
   int segment;
   int first;
   bool cut_begin, cut_end;  // some row of the block does not see the first, the last key
-  int slot = 0;             // of lists: its first cell
+  int entry = 0;            // of lists: of the ring, of its first run
 };
 
 /// The tiles of `size` that cover what consecutive lines see of the other side: keys of a block's queries, or queries

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Values that are not finite, added in the end (softmax/non_finite.cuh). Of a list the ring holds the last tiles only
+// by then, so that each warp collects its runs once more.
+#pragma once
+
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/softmax/non_finite.cuh"
+
+namespace tessera::cuda {
+
+/// The work of a block whose list a warp walks once more, by itself: with a ring of its own.
+template <FwdConfig C>
+struct ReplayedWork {
+  using Collector = ListCollector<C, 32, FwdConfig::kReplayedRuns>;
+
+  const Block& block;
+  const Sequence& sequence;
+  const DropoutDraws& dropout;
+  typename Collector::List tiles;
+  const AttentionParams& p;
+  u32* window;
+  ListPosition collected;
+
+  /// `memory`: list_replay_bytes() of it.
+  __device__ __forceinline__ ReplayedWork(const AttentionParams& params, const SharedWork<C>& work, u32* memory)
+      : block(work.block),
+        sequence(work.sequence),
+        dropout(work.dropout),
+        tiles(work.tiles, memory + C.list_window_bytes() / 4),
+        p(params),
+        window(memory),
+        collected(Collector{p, block, tiles, memory}.start()) {}
+
+  /// Tile i is to be read, and those before it no more.
+  __device__ __forceinline__ void collect(int i) {
+    const int begin = tiles.slots().begin + i * tiles.runs;
+    if (collected.slot >= begin + tiles.runs) return;
+    Collector{p, block, tiles, window}.fill(collected, begin + FwdConfig::kReplayedRuns);
+  }
+  __device__ __forceinline__ bool may_hide(const KvTile& tile) const { return hides<C>(tile); }
+  __device__ __forceinline__ int keys_of(const KvTile& tile) const {
+    return tiles.keys(tile, sequence.segment(tile.segment).extent.length);
+  }
+};
+
+/// By each warp that computes, from its row `warp_row` of the block on. `memory`: of lists list_replay_bytes() of it.
+template <FwdConfig C, class Mask, class Work>
+__device__ __forceinline__ void add_replaced_values(const FwdParams& p, Work& work, const Epilogue<C>& epilogue,
+                                                    int warp_row, int lane, u32* memory) {
+  if constexpr (C.tiles == Tiles::list) {
+    ReplayedWork<C> again(p, work, memory);
+    ReplacedValues<C, Mask, ReplayedWork<C>>{p, again, epilogue, warp_row, lane}.add_to_outputs();
+  } else {
+    ReplacedValues<C, Mask, Work>{p, work, epilogue, warp_row, lane}.add_to_outputs();
+  }
+}
+
+}  // namespace tessera::cuda

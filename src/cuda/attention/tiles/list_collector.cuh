@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds the runs of keys that a tile list leaves to a row tile, and keeps them in the ring of a TileList
+// (tiles/tile_list.cuh). Entries of all query blocks that the rows touch are marked in a window of kListWindow runs at
+// a time, a bit each; then the window's runs are taken in order. A window begins at the next entry, so that the work
+// follows the entries and not the keys, and no memory grows with either.
+//
+// A row tile's runs are counted first, because splits share the tiles and walks know their end; what the ring has room
+// for is kept meanwhile, which mostly is all. Of longer lists the runs are collected a second time, piece by piece,
+// while the block walks them.
+#pragma once
+
+#include "cuda/attention/tiles/list_reader.cuh"
+#include "cuda/attention/tiles/tile_list.cuh"
+
+namespace tessera::cuda {
+
+/// Runs of a window; a lane takes those of a word.
+inline constexpr int kListWindow = FwdConfig::kListWindow;
+static_assert(kListWindow == 32 * 32);
+
+/// How far a list is collected: the next slot to be filled, and the first run that may be its, of its segment.
+struct ListPosition {
+  int slot;
+  int run;
+};
+
+/// `collectors` threads, a block or one warp of it, which call every function together. What they know of the list lies
+/// in shared memory, because the warp that finds work has few registers.
+template <ListConfig auto C, int collectors, int entries = C.list_runs()>
+struct ListCollector {
+  using List = TileList<C, entries>;
+  static constexpr int runs = List::runs;
+
+  const AttentionParams& p;
+  const Block& block;
+  List& list;
+  u32* bits;  // of the window in work, (kListWindow / 32), with C.list_waives twice
+
+  /// Finds the tiles of the block, none if it has no row in the sequence. Returns how far `ring` is filled: to the end,
+  /// or, if it has not room for all, nowhere yet. Ends with a barrier.
+  __device__ __forceinline__ ListPosition count(const Sequence& sequence, u32* ring) const {
+    const bool writes = collector() == 0;
+    const int rows = static_cast<int>(sequence.q.length * p.group.value);
+    if (writes) begin(sequence, rows, ring);
+    sync();
+    ListPosition at{0, 0};
+    if (block.first_row >= rows) return at;
+#pragma unroll 1
+    for (int segment = 0; segment < C.segments; ++segment) {
+      at.run = list.seen(segment).begin;
+#pragma unroll 1
+      while (at.run < list.seen(segment).end) take(segment, at, 1 << 30, {0, entries});
+      fill_up(at, round_up(at.slot, runs), {0, entries});
+      if (segment == 0 && writes) list.first_tiles_ = at.slot / runs;
+    }
+    if (writes) share(at.slot / runs);
+    sync();
+    return at.slot <= entries ? at : start();
+  }
+
+  /// In front of all slots.
+  __device__ __forceinline__ ListPosition start() const {
+    return {0, list.seen(C.segments == 1 || list.first_tiles_ > 0 ? 0 : 1).begin};
+  }
+
+  /// Collects on until slot `end`, or the end of the block's own slots, which are kept. Whatever a list in memory holds
+  /// the second time, each slot is written, and each segment's have keys of its own. Ends with a barrier.
+  __device__ __forceinline__ void fill(ListPosition& at, int end) const {
+    end = min(end, list.slots().end);
+#pragma unroll 1
+    while (at.slot < end) {
+      const int border = list.first_tiles_ * runs;
+      const int segment = C.segments == 1 || at.slot < border ? 0 : 1;
+      const int until = segment == 0 ? min(end, border) : end;
+      const Interval kept{list.slots().begin, end};
+      if (at.run < list.seen(segment).end) {
+        take(segment, at, until, kept);
+      } else {
+        fill_up(at, until, kept);
+      }
+      if (C.segments == 2 && segment == 0 && at.slot == border) at.run = list.seen(1).begin;
+    }
+    sync();
+  }
+
+ private:
+  static constexpr u32 kAll = 0xffffffffU;
+  static constexpr int kNone = 1 << 30;  // no block
+
+  static __device__ __forceinline__ int collector() { return static_cast<int>(threadIdx.x) % collectors; }
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  static __device__ __forceinline__ void sync() {
+    if constexpr (collectors == 32) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void begin(const Sequence& sequence, int rows, u32* ring) const {
+    list.ring_ = ring;
+    list.count_ = list.first_tile_ = 0;
+    if (block.first_row >= rows) return;
+    const int first_query = PackedRow(block.first_row, p.group).query;
+    const int last_query = PackedRow(min(block.first_row + C.tile_q, rows) - 1, p.group).query;
+    list.query_blocks_ = {ptx::divide(first_query, p.list.block_q), ptx::divide(last_query, p.list.block_q) + 1};
+    list.first_ = part_of(sequence, sequence.first, first_query, last_query);
+    if constexpr (C.segments == 2) list.second_ = part_of(sequence, sequence.second, first_query, last_query);
+  }
+  __device__ __forceinline__ ListPart part_of(const Sequence& sequence, const Segment& segment, int first_query,
+                                              int last_query) const {
+    const KeysOfQueries<C> bounds(p, sequence, segment, first_query);
+    const Interval first = bounds.of(first_query);
+    const Interval last = bounds.of(last_query);
+    if (first.begin >= last.end) return {{0, 0}, {last.begin, first.end}};
+    return {{first.begin / C.run, divide_up(last.end, C.run)}, {last.begin, first.end}};
+  }
+  // The tiles of the block's split.
+  __device__ __forceinline__ void share(int tiles) const {
+    const int least = ptx::divide(tiles, p.splits);
+    const int longer = tiles - least * static_cast<int>(p.splits.value);  // splits that have one tile more
+    list.count_ = least + (block.split < longer ? 1 : 0);
+    list.first_tile_ = block.split * least + min(block.split, longer);
+  }
+
+  __device__ __forceinline__ ListReader reader() const {
+    return ListReader(p.list, block.batch, block.head, block.kv_head);
+  }
+  __device__ __forceinline__ int block_of(int segment, int key) const {
+    return ptx::divide(key, p.list.block_kv) + (segment == 0 ? 0 : p.list.second_block);
+  }
+  // Runs of a window that a key block has; none for a number that is no key block's.
+  __device__ __forceinline__ Interval runs_of_block(int key_block, int segment, const Interval& window) const {
+    const int local = key_block - (segment == 0 ? 0 : p.list.second_block);
+    if constexpr (!C.trusts || C.segments == 2) {
+      const int blocks = segment == 0 ? p.list.second_block : p.list.second_blocks;
+      if (local < 0 || local >= blocks) return {0, 0};
+    }
+    const int size = static_cast<int>(p.list.block_kv.value);
+    return {max(local * size / C.run, window.begin), min(divide_up((local + 1) * size, C.run), window.end)};
+  }
+
+  // Takes the runs of the next window, at most until slot `end`, and keeps those whose slots are in `kept`. Ends with a
+  // barrier.
+  __device__ __forceinline__ void take(int segment, ListPosition& at, int end, const Interval& kept) const {
+    const Interval window = find_window(segment, at.run);
+    constexpr int words = kListWindow / 32;
+    u32* full_bits = C.list_waives ? bits + words : bits;
+    if (collectors == 32 || collector() < 32) full_bits[lane()] = bits[lane()] = 0;
+    sync();
+    mark(p.list.partial, segment, window, bits);
+    if (p.list.has_full) mark(p.list.full, segment, window, full_bits);
+    sync();
+    u32 waived = 0;
+    u32 listed = bits[lane()];
+    if constexpr (C.list_waives) {
+      waived = full_bits[lane()];
+      listed |= waived;
+    }
+    int last = __popc(listed);  // runs to the end of the lane's word
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(kAll, last, distance);
+      if (lane() >= distance) last += other;
+    }
+    const int first = at.slot + last - __popc(listed);
+    keep(window.begin + lane() * 32, listed, waived, first, kept);
+    const int all = __shfl_sync(kAll, last, 31);
+    if (all <= end - at.slot) {
+      at = {at.slot + all, window.end};
+    } else {  // the next piece begins at the first run that is left
+      const u32 behind = __ballot_sync(kAll, at.slot + last > end);
+      for (int i = first; i < end && listed != 0; ++i) listed &= listed - 1;
+      const int next = window.begin + lane() * 32 + __ffs(static_cast<int>(listed)) - 1;
+      at = {end, __shfl_sync(kAll, next, __ffs(static_cast<int>(behind)) - 1)};
+    }
+    sync();
+  }
+
+  // Every warp writes its share of each word's runs. `slot`: of the word's first.
+  __device__ __forceinline__ void keep(int first_run, u32 listed, u32 waived, int slot, const Interval& kept) const {
+    constexpr int bits = 32 * 32 / collectors;
+    u32 own = listed;
+    if constexpr (bits < 32) {
+      const int low = collector() / 32 * bits;
+      own = listed >> low & ((u32{1} << (bits % 32)) - 1);
+      slot += __popc(listed & ((u32{1} << low) - 1));
+      first_run += low;
+      waived >>= low;
+    }
+    for (; own != 0; own &= own - 1, ++slot) {
+      const int bit = __ffs(static_cast<int>(own)) - 1;
+      if (slot < kept.begin || slot >= kept.end) continue;
+      const u32 key = static_cast<u32>(first_run + bit) * C.run;
+      list.ring_[slot & (entries - 1)] = C.list_waives && (waived >> bit & 1) != 0 ? key | kWaived : key;
+    }
+  }
+  __device__ __forceinline__ void fill_up(ListPosition& at, int end, const Interval& kept) const {
+    for (int slot = max(at.slot, kept.begin) + collector(); slot < min(end, kept.end); slot += collectors) {
+      list.ring_[slot & (entries - 1)] = kNowhere;
+    }
+    at.slot = end;
+  }
+
+  // The next runs from `from` on that may be listed. Where more than one window is left it begins at an entry.
+  __device__ __forceinline__ Interval find_window(int segment, int from) const {
+    const Interval seen = list.seen(segment);
+    if (seen.end - from > kListWindow) {
+      const int next = next_block(block_of(segment, from * C.run)) - (segment == 0 ? 0 : p.list.second_block);
+      const int blocks = segment == 0 ? p.list.second_block : p.list.second_blocks;
+      const int size = static_cast<int>(p.list.block_kv.value);
+      from = next >= blocks ? seen.end : min(max(from, next * size / C.run), seen.end);
+    }
+    return {from, min(seen.end - from, kListWindow) + from};
+  }
+
+  // The first key block from `from` on that any query block has on its list. Transposed lists do not tell.
+  __device__ __forceinline__ int next_block(int from) const {
+    if (p.list.form == ListForm::transposed) return from;
+    if (p.list.form == ListForm::bitmask) return next_bit(from);
+    int nearest = next_entry(p.list.partial, from);
+    if (p.list.has_full) nearest = min(nearest, next_entry(p.list.full, from));
+    return max(__reduce_min_sync(kAll, nearest), from);  // entries in disorder lead nowhere else
+  }
+  __device__ __forceinline__ int next_entry(const TileTable& table, int from) const {
+    int nearest = kNone;
+#pragma unroll 1
+    for (int qb = list.query_blocks_.begin + lane(); qb < list.query_blocks_.end; qb += 32) {
+      const ListRow row = reader().row(table, qb);
+      const int at = row.lower_bound(from);
+      if (at < row.count) nearest = min(nearest, row.entries[at]);
+    }
+    return nearest;
+  }
+  __device__ __forceinline__ int next_bit(int from) const {
+#pragma unroll 1
+    for (int first = from / 32; first < p.list.words; first += 32) {
+      u32 listed = 0;
+      const int word = first + lane();
+#pragma unroll 1
+      for (int qb = list.query_blocks_.begin; qb < list.query_blocks_.end && word < p.list.words; ++qb) {
+        listed |= reader().bits(p.list.partial, qb, word);
+        if (p.list.has_full) listed |= reader().bits(p.list.full, qb, word);
+      }
+      if (word == from / 32) listed &= kAll << from % 32;
+      const u32 found = __ballot_sync(kAll, listed != 0);
+      if (found == 0) continue;
+      const int at = word * 32 + __ffs(static_cast<int>(listed)) - 1;
+      return __shfl_sync(kAll, at, __ffs(static_cast<int>(found)) - 1);
+    }
+    return kNone;
+  }
+
+  // Sets the bits of one list's runs in a window. Rows of several query blocks see all of their lists' runs; which row
+  // sees which is then tested key by key.
+  __device__ __forceinline__ void mark(const TileTable& table, int segment, const Interval& window, u32* to) const {
+    if (window.begin >= window.end) return;
+    const int first = block_of(segment, window.begin * C.run);
+    const int last = min(block_of(segment, window.end * C.run - 1), p.list.key_blocks - 1);
+    if (p.list.form == ListForm::transposed) {
+      for (int kb = first + collector(); kb <= last; kb += collectors) {
+        const ListRow row = reader().row(table, kb);
+        if (row.any(list.query_blocks_.begin, list.query_blocks_.end - 1)) mark_block(kb, segment, window, to);
+      }
+      return;
+    }
+    for (int qb = list.query_blocks_.begin; qb < list.query_blocks_.end; ++qb) {
+      if (p.list.form == ListForm::indices) {
+        const ListRow row = reader().row(table, qb);
+        int i = row.count > 64 ? row.lower_bound(first) : 0;  // few entries are read at once
+        for (i += collector(); i < row.count; i += collectors) {
+          const int listed = row.entries[i];
+          if (row.count > 64 && listed > last) break;
+          mark_block(listed, segment, window, to);
+        }
+      } else {
+        for (int word = first / 32 + collector(); word <= last / 32; word += collectors) {
+          for (u32 left = reader().bits(table, qb, word); left != 0; left &= left - 1) {
+            mark_block(word * 32 + __ffs(static_cast<int>(left)) - 1, segment, window, to);
+          }
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void mark_block(int key_block, int segment, const Interval& window, u32* to) const {
+    const Interval listed = runs_of_block(key_block, segment, window);
+    const int begin = listed.begin - window.begin;
+    const int end = listed.end - window.begin;
+    for (int word = begin / 32; word * 32 < end; ++word) {
+      const int low = max(begin - word * 32, 0);
+      const int high = min(end - word * 32, 32);
+      if (low < high) atomicOr(to + word, (high == 32 ? 0U : 1U << high) - (1U << low));
+    }
+  }
+};
+
+}  // namespace tessera::cuda
