@@ -12,15 +12,21 @@ std::int64_t key_count(const Problem& problem) { return problem.kv.seqlen + (pro
 double visible_pairs(const Problem& problem, const KeptTiles& kept) {
   const std::int64_t key_blocks = problem.key_blocks();
   double pairs = 0;
+  std::vector<std::int64_t> listed;  // by the row's query block
   for (std::int64_t row = 0; row < problem.seqlen_q; ++row) {
     const auto [first, last] = visible_keys(problem, row);
     if (kept.empty()) {
       pairs += static_cast<double>(last - first);
       continue;
     }
-    const std::int64_t line = row / problem.block_q * key_blocks;
-    for (std::int64_t block = 0; block < key_blocks; ++block) {
-      if (!kept[static_cast<std::size_t>(line + block)]) continue;
+    if (row % problem.block_q == 0) {
+      listed.clear();
+      const std::int64_t line = row / problem.block_q * key_blocks;
+      for (std::int64_t block = 0; block < key_blocks; ++block) {
+        if (kept[static_cast<std::size_t>(line + block)]) listed.push_back(block);
+      }
+    }
+    for (const std::int64_t block : listed) {
       const std::int64_t begin = std::max(first, block * problem.block_kv);
       const std::int64_t end = std::min(last, (block + 1) * problem.block_kv);
       pairs += static_cast<double>(std::max<std::int64_t>(0, end - begin));
@@ -95,6 +101,25 @@ double used_share(const BenchCase& bench_case) {
   return static_cast<double>(used) / static_cast<double>(rows);
 }
 
+// The share of key blocks that some query block of a head has on its list. `kept`: of each list.
+double listed_share(const Problem& problem, const std::vector<KeptTiles>& kept) {
+  const std::int64_t key_blocks = problem.key_blocks();
+  if (!problem.list || kept.empty() || key_blocks == 0) return 1;
+  const std::int64_t sharing = problem.list.heads == TileList::Heads::q ? problem.group() : 1;  // lists of a key head
+  std::int64_t listed = 0, all = 0;
+  for (std::size_t first = 0; first < kept.size(); first += static_cast<std::size_t>(sharing)) {
+    std::vector<bool> any(static_cast<std::size_t>(key_blocks), false);
+    for (std::size_t one = first; one < std::min(kept.size(), first + static_cast<std::size_t>(sharing)); ++one) {
+      for (std::size_t tile = 0; tile < kept[one].size(); ++tile) {
+        if (kept[one][tile]) any[tile % static_cast<std::size_t>(key_blocks)] = true;
+      }
+    }
+    listed += std::count(any.begin(), any.end(), true);
+    all += key_blocks;
+  }
+  return static_cast<double>(listed) / static_cast<double>(all);
+}
+
 }  // namespace
 
 std::int64_t equal_length(std::int64_t batch, std::int64_t longest, std::int64_t total) {
@@ -125,6 +150,7 @@ Work work_of(const BenchCase& bench_case, const std::vector<KeptTiles>& kept) {
   Work work;
   if (problem.is_linear()) return linear_work(problem);
   const bool appends = problem.operation == Operation::kv_append;
+  const double keys_listed = listed_share(problem, kept);
   for (const SlotShape& slot : value_inputs(problem)) {
     // A run touches only the new tokens' places of the cache: as many bytes as they bring.
     if (appends && (slot.slot == Slot::k || slot.slot == Slot::v)) continue;
@@ -132,7 +158,8 @@ Work work_of(const BenchCase& bench_case, const std::vector<KeptTiles>& kept) {
       work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
     }
     const bool of_keys = slot.slot == Slot::k || slot.slot == Slot::v;
-    work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype)) * (of_keys ? used_share(bench_case) : 1);
+    const double share = of_keys ? std::min(used_share(bench_case), keys_listed) : 1;
+    work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype)) * share;
   }
   for (const SlotShape& slot : outputs(problem)) {
     work.bytes += count(slot.shape) * static_cast<double>(size_of(slot.dtype));
