@@ -26,7 +26,8 @@ enum class Slot : std::uint8_t {
   k,     // (b, sk, hkv, d), (tk, hkv, d) or paged (pages, page_size, hkv, d)
   v,     // as k with dv
   o,     // (b, sq, hq, dv) or (tq, hq, dv): output of the forward, input of the backward
-  lse,   // fp32 (b, hq, sq) or (hq, tq): output of the forward, input of the backward
+  o_residual,  // int8, as o: what rounding o lost, output of the forward, input of the backward
+  lse,         // fp32 (b, hq, sq) or (hq, tq): output of the forward, input of the backward
   dout,  // as o
   dlse,  // as lse
   dq,

@@ -140,6 +140,7 @@ struct Problem {
   bool mass_prior_lse = false;                 // normalise by prior_lse in the bindings, not by this run's LSE
   // Outputs and gradients.
   bool lse = false;         // forward: write the LSE (backward always reads it)
+  bool residual = false;    // what rounding o to 16 bits lost: the forward writes o_residual, the backward reads it
   bool dlse = false;        // backward: a gradient of the LSE comes in
   bool grad_fp32 = false;   // dq, dk, dv are fp32 whatever q, k, v are
   bool accumulate = false;  // dq, dk, dv, dsink are added to; needs fp32 gradients

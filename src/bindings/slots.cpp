@@ -23,6 +23,7 @@ constexpr SlotRow kSlots[] = {
     {Slot::k, "k", "the operations attention, linear_decode and linear_chunk", true},
     {Slot::v, "v", "the operations attention, linear_decode and linear_chunk", true},
     {Slot::o, "o", "the operations attention, combine, linear_decode and a forward of linear_chunk", true},
+    {Slot::o_residual, "o_residual", "residual", true},
     {Slot::lse, "lse", "lse or pass=backward"},
     {Slot::dout, "dout", "pass=backward", true},
     {Slot::dlse, "dlse", "dlse with pass=backward"},

@@ -119,15 +119,17 @@ void check_rows(Slot slot, const Tensor& tensor) {
   if (!has_rows(slot) || is_empty(tensor)) return;
   if (tensor.shape[static_cast<std::size_t>(tensor.rank - 1)] % kWidestLoad != 0) return;  // element by element
   const std::string_view name = to_string(slot);
-  if (reinterpret_cast<std::uintptr_t>(tensor.bytes()) % kRowAlignment != 0) {
-    refuse(name, "an address that is no multiple of 16 bytes", "rows aligned to 16 bytes on cuda");
-  }
   const auto element = static_cast<std::int64_t>(size_of(tensor.dtype));
+  const std::int64_t alignment = std::min(kRowAlignment, kWidestLoad * element);  // of bytes half as much
+  const std::string bytes = std::to_string(alignment) + " bytes";
+  if (reinterpret_cast<std::uintptr_t>(tensor.bytes()) % static_cast<std::uintptr_t>(alignment) != 0) {
+    refuse(name, "an address that is no multiple of " + bytes, "rows aligned to " + bytes + " on cuda");
+  }
   for (std::size_t i = 0; i + 1 < static_cast<std::size_t>(tensor.rank); ++i) {
-    if (tensor.shape[i] > 1 && tensor.strides[i] * element % kRowAlignment != 0) {
+    if (tensor.shape[i] > 1 && tensor.strides[i] * element % alignment != 0) {
       refuse(name,
              "a stride of " + std::to_string(tensor.strides[i] * element) + " bytes in dimension " + std::to_string(i),
-             "a multiple of 16 bytes on cuda");
+             "a multiple of " + bytes + " on cuda");
     }
   }
 }

@@ -101,6 +101,7 @@ void read_tiles(const LineReader& line, Problem& p) {
 
 void read_outputs(const LineReader& line, Problem& p) {
   p.lse = line.flag("lse");
+  p.residual = line.flag("residual");
   p.dlse = line.flag("dlse");
   if (const auto text = line.value("grad")) {
     if (*text != "fp32") line.reject("grad", *text, "fp32, or the key left out for the types of q, k, v");
@@ -171,6 +172,7 @@ void print(LineWriter& line, const Problem& p) {
   write_scores_and_masks(line, p);
   write_tiles(line, p);
   line.flag("lse", p.lse);
+  line.flag("residual", p.residual);
   line.flag("dlse", p.dlse);
   if (p.grad_fp32) line.word("grad", "fp32");
   line.flag("accumulate", p.accumulate);
@@ -198,6 +200,7 @@ std::string_view own_field(const Problem& p) {
                 {"next_threshold", p.next_threshold != 0.0F},
                 {"mass", p.mass != MassKind::none},
                 {"mass_prior_lse", p.mass_prior_lse},
+                {"residual", p.residual},
                 {"dlse", p.dlse},
                 {"grad_fp32", p.grad_fp32},
                 {"accumulate", p.accumulate}};

@@ -111,6 +111,9 @@ void check_attention(const Problem& p) {
   check_scores_and_masks(p);
   check_tiles(p);
   check_gradients(p);
+  if (p.residual && p.o_type == DType::fp32) {
+    refuse_field("residual", "an o of fp32, which loses nothing", "o in fp16 or bf16, or no residual");
+  }
 }
 
 Support attention_is_defined(const Problem& p) {

@@ -41,6 +41,7 @@ void list_tensors(RuleWriter& w, const Problem& p, const TileList& list, const L
 
 void forward_tensors(RuleWriter& w, const Problem& p) {
   w.query_rows(Slot::o, Access::write, p.o_type, p.heads_q, p.head_dim_v);
+  if (p.residual) w.query_rows(Slot::o_residual, Access::write, DType::int8, p.heads_q, p.head_dim_v);
   if (p.lse) w.lse_rows(Slot::lse, Access::write);
   list_tensors(w, p, p.list, list_slots(false), Presence::required);
   const std::int64_t key_blocks = p.key_blocks();
@@ -59,6 +60,7 @@ void forward_tensors(RuleWriter& w, const Problem& p) {
 
 void backward_tensors(RuleWriter& w, const Problem& p) {
   w.query_rows(Slot::o, Access::read, p.o_type, p.heads_q, p.head_dim_v);
+  if (p.residual) w.query_rows(Slot::o_residual, Access::read, DType::int8, p.heads_q, p.head_dim_v);
   w.lse_rows(Slot::lse, Access::read);
   w.query_rows(Slot::dout, Access::read, p.o_type, p.heads_q, p.head_dim_v);
   if (p.dlse) w.lse_rows(Slot::dlse, Access::read);

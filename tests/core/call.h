@@ -185,6 +185,7 @@ class Call {
     }
     if (p.alibi) bind(Slot::alibi_slopes, DType::fp32, {p.heads_q});
     if (p.sink) bind(Slot::sink, DType::fp32, {p.heads_q});
+    if (p.residual) rows(Slot::o_residual, DType::int8, p.heads_q, p.head_dim_v);
     if (p.lse || backward) row_scalars(Slot::lse);
     list(p.list, false);
     list(p.bwd_list, true);

@@ -45,7 +45,7 @@ TEST(Grammar, EveryKeySetsItsField) {
       "scale=0.3 "
       "softcap=20 "
       "alibi score=relative mask=document sink dropout=0.25 block=16x32 list=indices:kv:1:full bwd_list=bitmask:1 lse "
-      "dlse grad=fp32 accumulate deterministic batch_invariant metadata=trust");
+      "residual dlse grad=fp32 accumulate deterministic batch_invariant metadata=trust");
   EXPECT_EQ(p.pass, Pass::backward);
   EXPECT_EQ(p.head_dim_qk, 16);
   EXPECT_EQ(p.head_dim_v, 24);
@@ -71,7 +71,7 @@ TEST(Grammar, EveryKeySetsItsField) {
   EXPECT_EQ(p.block_kv, 32);
   EXPECT_EQ(p.list, (TileList{TileList::Form::indices, TileList::Heads::kv, false, true}));
   EXPECT_EQ(p.bwd_list, (TileList{TileList::Form::bitmask, TileList::Heads::one, true, false}));
-  EXPECT_TRUE(p.lse && p.dlse && p.grad_fp32 && p.accumulate && p.deterministic && p.batch_invariant);
+  EXPECT_TRUE(p.lse && p.residual && p.dlse && p.grad_fp32 && p.accumulate && p.deterministic && p.batch_invariant);
   EXPECT_EQ(p.metadata, Metadata::trust);
   EXPECT_EQ(p.query_blocks(), 1);
   EXPECT_EQ(p.key_blocks_first(), 1);
@@ -364,6 +364,7 @@ class RandomProblem {
     if (coin()) p.block_q = 1 + below(200);
     if (coin()) p.block_kv = 1 + below(200);
     p.list = list();
+    p.residual = p.o_type != DType::fp32 && coin();
     if (coin()) {
       p.pass = Pass::backward;
       p.bwd_list = list();

@@ -338,7 +338,8 @@ TEST(Validate, StridesOfOneElementMeanNothing) {
        {"attention sq=1 d=16 lse alibi sink mass=mean next=indices list=indices",
         "attention sq=1 sk=300 hq=2 hkv=1 d=16", "attention sq=100 sk=1 d=16", "attention sq=1 sk=5 d=16 layout=varlen",
         "attention sq=3 sk=2 d=16 kv=table page=1", "attention sq=1 sk=1 d=16 kv=csr page=1",
-        "attention pass=backward sq=1 d=16 sink dlse", "attention pass=backward sq=1 sk=90 hq=2 hkv=1 d=16",
+        "attention pass=backward sq=1 d=16 sink dlse", "attention sq=2 d=16 dtype=bf16 residual",
+        "attention pass=backward sq=2 d=16 dtype=fp16 residual", "attention pass=backward sq=1 sk=90 hq=2 hkv=1 d=16",
         "combine sq=1 d=16 parts=1 lse", "kv_append sq=1 sk=2 d=16 rotary=half:8", "linear_decode t=1 h=1 d=16",
         "linear_decode t=1 h=1 d=16 ring=4", "linear_chunk t=1 h=1 d=16 slots=1",
         "linear_chunk pass=backward t=1 h=1 d=16 slots=1"}) {

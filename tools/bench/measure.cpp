@@ -55,7 +55,7 @@ bool is_of_backward(Slot slot) {
          slot == Slot::dk2 || slot == Slot::dv2 || (slot >= Slot::bwd_tile_counts && slot <= Slot::bwd_full_bits);
 }
 
-// Makes the o and lse that a backward reads.
+// Makes the o, its residual and the lse that a backward reads.
 void run_forward(const BenchCase& bench_case, const MeasureOptions& options, Arrays& arrays) {
   Problem forward = bench_case.problem;
   forward.pass = Pass::forward;
@@ -72,7 +72,9 @@ void run_forward(const BenchCase& bench_case, const MeasureOptions& options, Arr
   if (is_on_gpu(options)) {
     DeviceRun run(executor, inputs, false);
     run.time(1, 0);
-    for (const Slot slot : {Slot::o, Slot::lse}) run.fetch(slot, inputs.arrays.at(slot));
+    for (const Slot slot : {Slot::o, Slot::o_residual, Slot::lse}) {
+      if (const auto array = inputs.arrays.find(slot); array != inputs.arrays.end()) run.fetch(slot, array->second);
+    }
   } else {
     executor.run(bindings_of(inputs.arrays));
   }

@@ -11,6 +11,8 @@
 namespace tessera::cases {
 namespace {
 
+constexpr double kResidualSteps = 254;  // of a spacing of O's type
+
 bool is_integer(DType dtype) { return dtype == DType::int32 || dtype == DType::uint32; }
 
 std::string place(const Tensor& tensor, std::int64_t index) {
@@ -58,11 +60,33 @@ bool overflowed(DType dtype, double got, double want, double allowed) {
   return std::isinf(got) && (got > 0) == (want > 0) && std::fabs(want) + allowed >= most;
 }
 
-void compare_numbers(Slot slot, const Tensor& tensor, const reference::Result& oracle_result,
+/// O and its residual are one number, nearer to O before its rounding than half a step of the residual.
+class WithResidual {
+ public:
+  explicit WithResidual(const Tensor& o) : dtype_(o.dtype) {
+    if (!o) return;
+    reference::for_each_element(
+        o, [&](std::int64_t, std::int64_t offset) { rounded_.push_back(reference::read(o, offset)); });
+  }
+  [[nodiscard]] double at(std::int64_t index, double residual) const {
+    return reference::with_residual(dtype_, rounded_[static_cast<std::size_t>(index)], residual);
+  }
+
+ private:
+  DType dtype_;
+  std::vector<double> rounded_;
+};
+
+void compare_numbers(Slot slot, const Bindings& bindings, const reference::Result& oracle_result,
                      const std::vector<reference::Result>& plain, Comparison& result) {
+  const Tensor& tensor = bindings[slot];
   const reference::Output& oracle = oracle_result[slot];
   const auto values = [slot](const reference::Result& of) -> const std::vector<double>& { return of[slot].values; };
-  const Tolerance tolerance = find_tolerance(oracle_result, plain, values, &oracle.written, tensor.dtype);
+  const bool residual = slot == Slot::o_residual;
+  const WithResidual sum(residual ? bindings[Slot::o] : Tensor{});
+  const DType dtype = residual ? bindings[Slot::o].dtype : tensor.dtype;
+  Tolerance tolerance = find_tolerance(oracle_result, plain, values, &oracle.written, dtype);
+  if (residual) tolerance.spacing /= 2 * kResidualSteps;
   const double allowed = tolerance.allowed();
   double worst = 0;
   std::int64_t worst_index = -1;
@@ -70,12 +94,13 @@ void compare_numbers(Slot slot, const Tensor& tensor, const reference::Result& o
   reference::for_each_element(tensor, [&](std::int64_t index, std::int64_t offset) {
     const auto at = static_cast<std::size_t>(index);
     if (oracle.written[at] == 0) return;
-    const double got = reference::read(tensor, offset);
+    const double read = reference::read(tensor, offset);
+    const double got = residual ? sum.at(index, read) : read;
     const double want = oracle.values[at];
     double error = std::fabs(got - want);
     if (!std::isfinite(want) || !std::isfinite(got)) {
       const bool same = got == want || (std::isnan(got) && std::isnan(want)) ||
-                        (std::isfinite(want) && overflowed(tensor.dtype, got, want, allowed));
+                        (std::isfinite(want) && overflowed(dtype, got, want, allowed));
       error = same ? 0 : std::numeric_limits<double>::infinity();
     }
     if (error > worst) {
@@ -184,7 +209,7 @@ Comparison compare(const Problem& problem, const Bindings& got, const reference:
   for (std::size_t index = 0; index < oracle.outputs.size(); ++index) {
     const auto slot = static_cast<Slot>(index);
     if (oracle[slot].values.empty() || is_integer(got[slot].dtype)) continue;
-    compare_numbers(slot, got[slot], oracle, plain, result);
+    compare_numbers(slot, got, oracle, plain, result);
   }
   if (problem.next != TileList::Form::none) compare_next(problem, got, oracle, plain, result);
   return result;

@@ -96,6 +96,7 @@ std::vector<Slot> result_slots(const Problem& problem, const Arrays& arrays) {
 bool drops_batch(Slot slot, const RunProblem& run) {
   switch (slot) {
     case Slot::o:
+    case Slot::o_residual:
     case Slot::lse:
     case Slot::dq:
     case Slot::q_rotated:
@@ -140,10 +141,11 @@ void save(const RunOptions& options, const RunProblem& run, const Arrays& arrays
   fmt::print("{:<14} {}\n", "written", options.output);
 }
 
-// A backward needs o and lse; where the files hold none, the forward makes them.
+// A backward needs o and lse, and the residual of o if it says so; where the files hold none, the forward makes them.
 void complete_backward(const RunOptions& options, const Problem& backward, const Wishes& wishes, Arrays& arrays) {
   if (backward.pass != Pass::backward || backward.operation != Operation::attention) return;
-  if (arrays.count(Slot::o) != 0 && arrays.count(Slot::lse) != 0) return;
+  const bool residual = arrays.count(Slot::o_residual) != 0 || !backward.residual;
+  if (arrays.count(Slot::o) != 0 && arrays.count(Slot::lse) != 0 && residual) return;
   Problem forward = backward;
   forward.pass = Pass::forward;
   forward.lse = true;
@@ -151,8 +153,7 @@ void complete_backward(const RunOptions& options, const Problem& backward, const
   forward.bwd_list = {};
   Arrays bound;
   for (auto& [slot, array] : arrays) {
-    const bool of_backward = slot == Slot::o || slot == Slot::lse || slot == Slot::dout || slot == Slot::dlse ||
-                             (slot >= Slot::dq && slot <= Slot::dv) || slot == Slot::dsink || slot == Slot::dk2 ||
+    const bool of_backward = (slot >= Slot::o && slot <= Slot::dv) || slot == Slot::dsink || slot == Slot::dk2 ||
                              slot == Slot::dv2 || (slot >= Slot::bwd_tile_counts && slot <= Slot::bwd_full_bits);
     if (!of_backward) bound[slot] = std::move(array);
   }

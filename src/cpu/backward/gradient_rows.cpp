@@ -20,6 +20,7 @@ double find_head(const detail::PlanState& state, const Bindings& bindings, const
                  const GradientRows& out, const Sequence& sequence, std::int64_t head) {
   const Problem& problem = state.problem;
   const RowView o = rows_of(problem, bindings[Slot::o], sequence);
+  const RowView residual = rows_of(problem, bindings[Slot::o_residual], sequence);
   const RowView dout = rows_of(problem, bindings[Slot::dout], sequence);
   const ScalarView lse = scalars_of(problem, bindings[Slot::lse], sequence);
   const ScalarView dlse = scalars_of(problem, bindings[Slot::dlse], sequence);
@@ -37,6 +38,10 @@ double find_head(const detail::PlanState& state, const Bindings& bindings, const
     const auto dot_rows = [&](bool weighted) {
       for (std::int64_t i = 0; i < count; ++i) {
         kernels.load_row(problem.o_type, o.at(first + i, head), dv, 1.0F, o_rows + i * kLongestRow, padded(dv));
+        if (problem.residual) {
+          kernels.add_residual(problem.o_type, reinterpret_cast<const std::int8_t*>(residual.at(first + i, head)), dv,
+                               o_rows + i * kLongestRow);
+        }
         kernels.load_row(problem.o_type, dout.at(first + i, head), dv, weighted ? out.weight[index + i] : 1.0F,
                          dout_rows + i * kLongestRow, padded(dv));
       }

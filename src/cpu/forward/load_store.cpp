@@ -73,7 +73,7 @@ void ForwardUnit::finish(const Strip& strip) {
 ResultRows::ResultRows(const ForwardRun& run, const Sequence& sequence)
     : run_(run),
       first_(sequence.q_first),
-      o_(rows_of(run.problem, run.bindings[Slot::o], sequence)),
+      o_(run.problem, run.bindings, sequence),
       lse_(scalars_of(run.problem, run.bindings[Slot::lse], sequence)) {}
 
 void ResultRows::ask(std::int64_t head, std::int64_t row) const {
@@ -94,7 +94,7 @@ float ResultRows::write(std::int64_t split, std::int64_t head, std::int64_t row,
   if (splits) {
     run_.partials.write(split, head, first_ + row, result, lse);
   } else {
-    run_.kernels.store_row(problem.o_type, result, problem.head_dim_v, o_.at(row, head));
+    o_.store(run_.kernels, result, row, head);
     if (lse_.base) lse_.at(row, head) = lse;
   }
   return lse;

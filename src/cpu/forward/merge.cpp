@@ -39,6 +39,14 @@ float softmax_inverse(float maximum, float sum, float sink) {
   return 1.0F / (sum + (sink == kNothing ? 0.0F : std::exp(sink - maximum)));
 }
 
+void OutputRows::store(const Kernels& kernels, const float* result, std::int64_t row, std::int64_t head) const {
+  std::byte* o = o_.at(row, head);
+  kernels.store_row(problem_.o_type, result, problem_.head_dim_v, o);
+  if (!problem_.residual) return;
+  kernels.store_residual(problem_.o_type, result, o, problem_.head_dim_v,
+                         reinterpret_cast<std::int8_t*>(residual_.at(row, head)));
+}
+
 void merge_partials(const PartialResults& partials, const detail::PlanState& state, const Bindings& bindings,
                     detail::Workers& workers, const Kernels& kernels) {
   const Problem& problem = state.problem;
@@ -49,7 +57,7 @@ void merge_partials(const PartialResults& partials, const detail::PlanState& sta
     const std::int64_t batch = index / problem.heads_q;
     const std::int64_t head = index % problem.heads_q;
     const Sequence sequence = find_sequence(problem, bindings, batch);
-    const RowView o = rows_of(problem, bindings[Slot::o], sequence);
+    const OutputRows o(problem, bindings, sequence);
     const ScalarView lse = scalars_of(problem, bindings[Slot::lse], sequence);
     const float sink = problem.sink ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
     for (std::int64_t row = 0; row < sequence.q_length; ++row) {
@@ -67,7 +75,7 @@ void merge_partials(const PartialResults& partials, const detail::PlanState& sta
       }
       const float inverse = softmax_inverse(maximum, sum, sink);
       for (std::int64_t i = 0; i < dv; ++i) result[i] *= inverse;
-      kernels.store_row(problem.o_type, result, dv, o.at(row, head));
+      o.store(kernels, result, row, head);
       if (lse.base) lse.at(row, head) = sum == 0.0F ? kNothing : maximum + std::log(sum);
     }
     write_empty_rows(problem, bindings, kernels, sequence, head, sequence.q_length, sequence.q_capacity,
@@ -79,10 +87,10 @@ void write_empty_rows(const Problem& problem, const Bindings& bindings, const Ke
                       const Sequence& sequence, std::int64_t head, std::int64_t begin, std::int64_t end, float* zeros) {
   if (begin >= end) return;
   std::fill_n(zeros, padded(problem.head_dim_v), 0.0F);
-  const RowView o = rows_of(problem, bindings[Slot::o], sequence);
+  const OutputRows o(problem, bindings, sequence);
   const ScalarView lse = scalars_of(problem, bindings[Slot::lse], sequence);
   for (std::int64_t row = begin; row < end; ++row) {
-    kernels.store_row(problem.o_type, zeros, problem.head_dim_v, o.at(row, head));
+    o.store(kernels, zeros, row, head);
     if (lse.base) lse.at(row, head) = kNothing;
   }
 }

@@ -29,6 +29,21 @@ struct PartialResults {
 /// 1 / (sum + exp(sink − maximum)) for a sum relative to `maximum`; 0 for an empty row.
 float softmax_inverse(float maximum, float sum, float sink);
 
+/// Where rows of O go, and with them what rounding loses, if the problem keeps it.
+class OutputRows {
+ public:
+  OutputRows(const Problem& problem, const Bindings& bindings, const Sequence& sequence)
+      : problem_(problem),
+        o_(rows_of(problem, bindings[Slot::o], sequence)),
+        residual_(rows_of(problem, bindings[Slot::o_residual], sequence)) {}
+  [[nodiscard]] std::byte* at(std::int64_t row, std::int64_t head) const { return o_.at(row, head); }
+  void store(const Kernels& kernels, const float* result, std::int64_t row, std::int64_t head) const;
+
+ private:
+  const Problem& problem_;
+  RowView o_, residual_;
+};
+
 /// Merges the splits of every row into O and LSE.
 void merge_partials(const PartialResults& partials, const detail::PlanState& state, const Bindings& bindings,
                     detail::Workers& workers, const Kernels& kernels);

@@ -63,7 +63,7 @@ class ResultRows {
  private:
   const ForwardRun& run_;
   const std::int64_t first_;  // row of the partial results
-  const RowView o_;
+  const OutputRows o_;
   const ScalarView lse_;
 };
 

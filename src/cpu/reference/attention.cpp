@@ -64,6 +64,7 @@ void Attention<Real>::size_outputs() {
   const std::int64_t blocks = problem_.batch * problem_.heads_q * problem_.query_blocks();
   if (problem_.pass == Pass::forward) {
     size(Slot::o, rows * dv_);
+    if (problem_.residual) size(Slot::o_residual, rows * dv_);
     if (problem_.lse) size(Slot::lse, rows);
     const bool mass = problem_.mass != MassKind::none;
     const bool next = problem_.next != TileList::Form::none;

@@ -47,6 +47,7 @@ class Attention {
   void finish_mass(std::int64_t batch, std::int64_t head);
   void write_next(std::int64_t batch, std::int64_t head);
   void backward_row(const Row& row);
+  void add_residual(const Row& row);
   void write_key_gradients(std::int64_t batch, std::int64_t head_kv);
   void write_padding(std::int64_t batch, std::int64_t head);
   void add_gradient(Slot slot, std::int64_t index, std::int64_t offset, Real gradient);

@@ -2,6 +2,7 @@
 // Elements of tensors as numbers, and rounding to narrow types. The oracle's own: the fast path has another.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -38,6 +39,25 @@ inline float round_to(DType dtype, float value) noexcept {
   if (dtype == DType::bf16) return round_to_bf16(value);
   if (dtype == DType::fp16) return round_to_fp16(value);
   return value;
+}
+
+/// What a step of O's residual is worth beside an O of `dtype` that is `rounded`: 1/254 of the spacing of its numbers.
+inline double residual_step(DType dtype, double rounded) noexcept {
+  const int least = dtype == DType::bf16 ? -119 : -14;
+  const int digits = dtype == DType::bf16 ? 7 : 10;
+  const int exponent = rounded == 0 || !std::isfinite(rounded) ? least : std::max(std::ilogb(rounded), least);
+  return std::ldexp(1.0, exponent - digits) / 254;
+}
+
+/// The byte that is kept of what rounding `exact` lost; 0 where the result is not finite.
+inline std::int8_t residual_of(DType dtype, double exact) noexcept {
+  const double rounded = round_to(dtype, static_cast<float>(exact));
+  if (!std::isfinite(rounded)) return 0;
+  return static_cast<std::int8_t>(std::lrint((exact - rounded) / residual_step(dtype, rounded)));
+}
+
+inline double with_residual(DType dtype, double rounded, double residual) noexcept {
+  return rounded + residual * residual_step(dtype, rounded);
 }
 
 inline float fp16_to_float(std::uint16_t half) noexcept {

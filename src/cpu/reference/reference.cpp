@@ -42,9 +42,12 @@ void store(const Result& result, const Bindings& bindings) {
     const Output& output = result.outputs[slot];
     const Tensor& tensor = bindings.tensors[slot];
     if (!tensor || output.values.empty()) continue;
+    const bool residual = slot == static_cast<std::size_t>(Slot::o_residual);
+    const DType o_type = bindings[Slot::o].dtype;
     for_each_element(tensor, [&](std::int64_t index, std::int64_t offset) {
       const auto at = static_cast<std::size_t>(index);
-      if (output.written[at] != 0) write(tensor, offset, output.values[at]);
+      if (output.written[at] == 0) return;
+      write(tensor, offset, residual ? residual_of(o_type, output.values[at]) : output.values[at]);
     });
   }
 }

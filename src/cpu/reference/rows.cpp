@@ -46,6 +46,7 @@ void Attention<Real>::forward_row(const Row& row) {
   }
   for (std::int64_t c = 0; c < dv_; ++c) {
     put(Slot::o, o_at + c, round_as(problem_.o_type, o_[static_cast<std::size_t>(c)]));
+    if (problem_.residual) put(Slot::o_residual, o_at + c, o_[static_cast<std::size_t>(c)]);
   }
   if (problem_.lse) put(Slot::lse, lse_at, lse);
   if (weighs_) add_mass(row, lse);
@@ -129,6 +130,7 @@ void Attention<Real>::backward_row(const Row& row) {
   if (lse != -kInfinity) {
     load_row(in_[Slot::dout], row, dout_);
     load_row(in_[Slot::o], row, o_);
+    if (problem_.residual) add_residual(row);
     // From the last to the first: in the order of dP, their difference would lose no rounding where o equals a v.
     Real delta = 0;
     for (std::size_t c = value_dims_.size(); c-- > 0;) {
@@ -178,6 +180,16 @@ void Attention<Real>::backward_row(const Row& row) {
   const std::int64_t offset = tensor ? token_offset(tensor, row.token, row.head) : 0;
   for (std::int64_t c = 0; c < d_; ++c) {
     add_gradient(Slot::dq, dq_at + c, offset + c, dq_[static_cast<std::size_t>(c)]);
+  }
+}
+
+/// O as it was before its rounding, or nearly.
+template <class Real>
+void Attention<Real>::add_residual(const Row& row) {
+  const Tensor& residual = in_[Slot::o_residual];
+  const std::int64_t at = token_offset(residual, row.token, row.head);
+  for (std::size_t c = 0; c < o_.size(); ++c) {
+    o_[c] = static_cast<Real>(with_residual(problem_.o_type, o_[c], read(residual, at + static_cast<std::int64_t>(c))));
   }
 }
 
@@ -231,7 +243,10 @@ void Attention<Real>::write_padding(std::int64_t batch, std::int64_t head) {
       for (std::int64_t c = 0; c < d_; ++c) add_gradient(Slot::dq, index * d_ + c, offset + c, 0);
       continue;
     }
-    for (std::int64_t c = 0; c < dv_; ++c) put(Slot::o, index * dv_ + c, 0);
+    for (std::int64_t c = 0; c < dv_; ++c) {
+      put(Slot::o, index * dv_ + c, 0);
+      if (problem_.residual) put(Slot::o_residual, index * dv_ + c, 0);
+    }
     if (problem_.lse)
       put(Slot::lse, lse_index(problem_, batch, head, rows, i), -std::numeric_limits<double>::infinity());
   }

@@ -35,6 +35,8 @@ HWY_AFTER_NAMESPACE();
 //
 #include "cpu/simd/rows-inl.h"
 //
+#include "cpu/simd/residual-inl.h"
+//
 #include "cpu/simd/state-inl.h"
 //
 #include "cpu/simd/pairs-inl.h"
@@ -56,6 +58,8 @@ const Kernels* table() {
                                      softcap,
                                      load_rows,
                                      store_row,
+                                     store_residual,
+                                     add_residual,
                                      transpose,
                                      dot_rows,
                                      state_row_dot,

@@ -65,6 +65,11 @@ struct Kernels {
     load_rows(dtype, source, 0, 1, count, scale, target, width);
   }
   void (*store_row)(DType dtype, const float* source, std::int64_t count, std::byte* target);
+  /// What rounding a row of O to a half type lost, a byte an element (docs/semantics.md, 6): of `exact`, rounded in
+  /// `rounded`; and back, onto the rounded row as fp32.
+  void (*store_residual)(DType dtype, const float* exact, const std::byte* rounded, std::int64_t count,
+                         std::int8_t* target);
+  void (*add_residual)(DType dtype, const std::int8_t* residual, std::int64_t count, float* row);
 
   /// target[c·ld + r] = source[r·source_ld + c] for r < rows, c < columns; both multiples of 4.
   void (*transpose)(std::int64_t rows, std::int64_t columns, const float* source, std::ptrdiff_t source_ld,

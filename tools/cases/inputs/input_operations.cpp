@@ -52,6 +52,9 @@ Inputs::Inputs(const Case& of) : case_(of), problem_(case_.problem), values_(cas
       bind_list(problem_.bwd_list, true);
       if (problem_.pass == Pass::forward) {
         allocate(Slot::o, problem_.o_type, query_shape(problem_.heads_q, problem_.head_dim_v), true);
+        if (problem_.residual) {
+          allocate(Slot::o_residual, DType::int8, query_shape(problem_.heads_q, problem_.head_dim_v), true);
+        }
         if (problem_.lse) allocate(Slot::lse, DType::fp32, lse_shape(), true);
         bind_tile_outputs();
       } else {
@@ -112,7 +115,7 @@ void Inputs::bind_seeds() {
   bindings_.offset = ~values_.drop_offset;
 }
 
-/// o and lse as the oracle's forward gives them, in their types.
+/// o, its residual and lse as the oracle's forward gives them, in their types.
 void Inputs::bind_forward_result() {
   Problem forward = problem_;
   forward.pass = Pass::forward;
@@ -120,6 +123,7 @@ void Inputs::bind_forward_result() {
   forward.lse = true;
   forward.dlse = forward.grad_fp32 = forward.accumulate = false;
   allocate(Slot::o, problem_.o_type, query_shape(problem_.heads_q, problem_.head_dim_v));
+  if (problem_.residual) allocate(Slot::o_residual, DType::int8, query_shape(problem_.heads_q, problem_.head_dim_v));
   allocate(Slot::lse, DType::fp32, lse_shape());
   reference::Result result = reference::compute(forward, bindings_, reference::Arithmetic::oracle);
   // A backward must not need what a forward writes to padding rows.
@@ -127,6 +131,7 @@ void Inputs::bind_forward_result() {
   reference::Result used;
   used[Slot::o].values = std::move(result[Slot::o].values);
   used[Slot::lse].values = std::move(result[Slot::lse].values);
+  used[Slot::o_residual].values = std::move(result[Slot::o_residual].values);
   used[Slot::o].written.assign(used[Slot::o].values.size(), 0);
   used[Slot::lse].written.assign(used[Slot::lse].values.size(), 0);
   for (std::int64_t b = 0; b < problem_.batch; ++b) {
@@ -139,6 +144,7 @@ void Inputs::bind_forward_result() {
       }
     }
   }
+  if (problem_.residual) used[Slot::o_residual].written = used[Slot::o].written;
   reference::store(used, bindings_);
 }
 

@@ -44,6 +44,7 @@ DType gradient_type(const Problem& problem, DType type) { return problem.grad_fp
 void add_backward_inputs(const Problem& problem, std::vector<SlotShape>& slots) {
   const Shape o = query_shape(problem, problem.heads_q, problem.head_dim_v);
   slots.push_back({Slot::o, problem.o_type, o});
+  if (problem.residual) slots.push_back({Slot::o_residual, DType::int8, o});
   slots.push_back({Slot::lse, DType::fp32, lse_shape(problem)});
   slots.push_back({Slot::dout, problem.o_type, o});
   if (problem.dlse) slots.push_back({Slot::dlse, DType::fp32, lse_shape(problem)});
@@ -142,7 +143,9 @@ std::vector<SlotShape> outputs(const Problem& problem) {
   } else if (problem.pass == Pass::backward) {
     add_gradients(problem, slots);
   } else {
-    slots.push_back({Slot::o, problem.o_type, query_shape(problem, problem.heads_q, problem.head_dim_v)});
+    const Shape o = query_shape(problem, problem.heads_q, problem.head_dim_v);
+    slots.push_back({Slot::o, problem.o_type, o});
+    if (problem.residual) slots.push_back({Slot::o_residual, DType::int8, o});
     if (problem.lse) slots.push_back({Slot::lse, DType::fp32, lse_shape(problem)});
     if (problem.operation == Operation::attention) add_tile_outputs(problem, slots);
   }

@@ -181,6 +181,7 @@ constexpr Feature kFeatures[] = {
     {"mass_rms", "mass", kForward, [](const Case& c) { return c.problem.mass == MassKind::rms; }},
     {"mass_prior_lse", "", kForward, [](const Case& c) { return c.problem.mass_prior_lse; }},
     {"lse", "", kForward | kCombine, [](const Case& c) { return c.problem.lse; }},
+    {"residual", "", kAttention, [](const Case& c) { return c.problem.residual; }},
     {"dlse", "", kBackward, [](const Case& c) { return c.problem.dlse; }},
     {"grad_fp32", "", kBackward, [](const Case& c) { return c.problem.grad_fp32; }},
     {"accumulate", "", kBackward, [](const Case& c) { return c.problem.accumulate; }},

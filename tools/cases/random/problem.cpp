@@ -212,6 +212,7 @@ class Generator : public RandomDraw {
       p_.grad_fp32 = random_.chance(0.35);
       p_.accumulate = p_.grad_fp32 && random_.chance(0.5);
     }
+    p_.residual = p_.o_type != DType::fp32 && random_.chance(0.3);
     p_.deterministic = random_.chance(0.2);
     p_.batch_invariant = random_.chance(0.2);
     // Those need a row's keys in one part. A backward's dQ is added over as many.
