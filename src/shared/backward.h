@@ -150,6 +150,7 @@ struct RowValuesConfig {
   int sums_d = 0;                // padded columns of QuerySums, which it sets to zeros; 0: there are none
   bool sink = false;
   bool list = false;  // it sets TileBits to zeros
+  bool residual = false;  // what rounding o lost is there
 
   static constexpr const char* type_name() { return "RowValuesConfig"; }
   template <class Config, class Visitor>
@@ -159,6 +160,7 @@ struct RowValuesConfig {
     visit("sums_d", c.sums_d);
     visit("sink", c.sink);
     visit("list", c.list);
+    visit("residual", c.residual);
   }
 
   constexpr bool operator==(const RowValuesConfig&) const = default;
@@ -256,6 +258,12 @@ struct BwdParams {
   u32* bit_words;         // of both, which the kernel in front sets to zeros
   i64 bit_count;          // words
   int list_rows;          // query blocks of the list, or key blocks of a transposed one
+};
+
+/// What a RowValuesConfig with a residual is given; other kernels know nothing of it.
+struct ResidualBwdParams : BwdParams {
+  const signed char* o_residual;
+  Strides o_residual_strides;
 };
 
 }  // namespace tessera::cuda

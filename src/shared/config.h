@@ -128,9 +128,10 @@ struct FwdConfig {
   Softcap softcap = Softcap::none;
   bool alibi = false;
   bool dropout = false;
-  // O is divided by the sum of P as it is rounded for P·V, which outputs of fp32 are precise enough to tell. P of rows
-  // with dropout, whose outputs are those of few keys, is two numbers: what rounding leaves is multiplied too.
+  // O is divided by the sum of P as it is rounded for P·V, which outputs of fp32, or of 16 bits and a residual, are
+  // precise enough to tell. P of rows with dropout, whose outputs are those of few keys, is two numbers: what rounding leaves is multiplied too.
   bool rounded_sums = false;
+  bool residual = false;  // what rounding O to 16 bits loses is kept too (softmax/residual.cuh)
   bool user_score = false;
   bool user_mask = false;
 
@@ -167,6 +168,7 @@ struct FwdConfig {
     visit("alibi", c.alibi);
     visit("dropout", c.dropout);
     visit("rounded_sums", c.rounded_sums);
+    visit("residual", c.residual);
     visit("user_score", c.user_score);
     visit("user_mask", c.user_mask);
   }

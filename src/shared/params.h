@@ -191,6 +191,13 @@ struct FwdParams : AttentionParams {
   i64 lse_split;
 };
 
+/// What configurations that keep the residual of O are given. Others know nothing of it: their parameters, and so their
+/// instructions, stay as they were.
+struct ResidualFwdParams : FwdParams {
+  signed char* o_residual;
+  Strides o_residual_strides;
+};
+
 /// Beyond what two positions, of 2^60 at most, and a side of a window, of as much, come to; sums with it still fit.
 inline constexpr i64 kUnbounded = i64{1} << 62;
 

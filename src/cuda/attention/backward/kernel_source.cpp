@@ -43,7 +43,8 @@ KernelSource row_values_source(const RowValuesConfig& c) {
   return {"bwd_row_values" + words_of(c, Words::all), to_string({.file = "cuda/attention/backward/row_values.cuh",
                                                                  .definitions = configuration_line(c),
                                                                  .bounds = "config.threads()",
-                                                                 .parameters = {"BwdParams params"},
+                                                                 .parameters = {c.residual ? "ResidualBwdParams params"
+                                                                                           : "BwdParams params"},
                                                                  .call = "FindRowValues<config>::run(params)"})};
 }
 

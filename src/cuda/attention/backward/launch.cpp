@@ -203,10 +203,15 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
 
 void run_backward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
-  constexpr Slot kSlots[] = {Slot::q, Slot::o, Slot::dout, Slot::dq, Slot::k, Slot::v, Slot::k2, Slot::v2};
+  constexpr Slot kSlots[] = {Slot::q,  Slot::o, Slot::o_residual, Slot::dout, Slot::dq,
+                             Slot::k,  Slot::v, Slot::k2,         Slot::v2};
   check_row_strides(bindings, kSlots);
   const auto& launch = std::any_cast<const BwdLaunch&>(state.prepared);
-  BwdParams params = bwd_params(problem, bindings, launch, resources.workspace);
+  ResidualBwdParams params{bwd_params(problem, bindings, launch, resources.workspace), nullptr, {}};
+  if (problem.residual) {
+    params.o_residual = bindings[Slot::o_residual].as<signed char>();
+    params.o_residual_strides = row_strides(bindings[Slot::o_residual]);
+  }
   const bool no_rows = total_rows(problem) == 0;
   BwdTensorMaps maps[2]{};  // before the first launch, since strides may allow none
   if (launch.keys.has_producer() && !no_rows) {

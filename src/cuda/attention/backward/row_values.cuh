@@ -5,6 +5,7 @@
 
 #include "cuda/attention/backward/query_sums.cuh"
 #include "cuda/attention/kv/sequence.cuh"
+#include "cuda/attention/softmax/residual.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/row_vector.cuh"
@@ -84,6 +85,10 @@ struct FindRowValues {
       RowVector<C.type, 8> a, b;
       a.load(o + lane * 8 * bytes);
       b.load(dout + lane * 8 * bytes);
+      if constexpr (C.residual) {
+        const auto& kept = static_cast<const ResidualBwdParams&>(params);
+        add_residual<C.type>(a.at, at(kept.o_residual, 1, kept.o_residual_strides, q, batch, head, row) + lane * 8);
+      }
 #pragma unroll
       for (int i = 0; i < 8; ++i) product = __fmaf_rn(a.at[i], b.at[i], product);
     }

@@ -8,12 +8,13 @@
 namespace tessera::cuda {
 
 /// The problem of one of the blocks that share the columns of V and O: its own columns. The first writes the LSE.
-template <FwdConfig C>
-__device__ __forceinline__ FwdParams column_part(const FwdParams& whole) {
+template <FwdConfig C, class Params>
+__device__ __forceinline__ Params column_part(const Params& whole) {
   const int first = static_cast<int>(blockIdx.x % C.dv_parts) * C.dv;
-  FwdParams p = whole;
+  Params p = whole;
   p.dv = min(p.dv - first, C.dv);
   p.o = static_cast<char*>(p.o) + first * bytes_of(C.output);
+  if constexpr (C.residual) p.o_residual += first;
   if (first != 0) {
     p.lse = nullptr;
     p.row_sums = nullptr;

@@ -71,7 +71,8 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.softcap = softcap_of(problem);
   config.alibi = problem.alibi;
   config.dropout = problem.dropout > 0.0F;
-  config.rounded_sums = problem.o_type == DType::fp32;  // not by partial results of 16-bit outputs
+  config.rounded_sums = problem.o_type == DType::fp32 || problem.residual;  // not by partial results of 16-bit outputs
+  config.residual = problem.residual;
   config.user_score = !problem.score.empty();
   config.user_mask = !problem.mask.empty();
   const float scale = problem.softmax_scale();

@@ -114,12 +114,16 @@ void plan_forward(detail::PlanState& state, Products products) {
 
 void run_forward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
-  constexpr Slot kSlots[] = {Slot::q, Slot::o, Slot::k, Slot::v, Slot::k2, Slot::v2};
+  constexpr Slot kSlots[] = {Slot::q, Slot::o, Slot::o_residual, Slot::k, Slot::v, Slot::k2, Slot::v2};
   check_row_strides(bindings, kSlots);
   if (!has_rows(problem)) return;
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
   const FwdConfig& config = launch.config;
-  FwdParams params = fwd_params(problem, bindings, launch.packed_heads);
+  ResidualFwdParams params{fwd_params(problem, bindings, launch.packed_heads), nullptr, {}};
+  if (problem.residual) {
+    params.o_residual = bindings[Slot::o_residual].as<signed char>();
+    params.o_residual_strides = row_strides(bindings[Slot::o_residual]);
+  }
   if (problem.list) params.list = list_params(problem, bindings);
   std::byte* masses = resources.workspace + partials_bytes(problem, state.splits);
   if (gathers_mass(problem)) keep_rows(params, problem, state.splits, masses);

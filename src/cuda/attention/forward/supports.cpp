@@ -47,6 +47,9 @@ Support supports_splits(const Problem& problem, std::int64_t splits) {
   if (splits > 1 && problem.batch_invariant) {
     return Support::no("splits is " + std::to_string(splits) + "; batch_invariant keeps one part per sequence");
   }
+  if (splits > 1 && problem.residual) {
+    return Support::no("splits is " + std::to_string(splits) + "; the residual of o is kept by blocks of all keys");
+  }
   return Support::yes();
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/scores/score.cuh"
+#include "cuda/attention/softmax/residual.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
 #include "cuda/attention/tiles/packed_rows.cuh"
 #include "cuda/attention/tiles/tile_schedule.cuh"
@@ -35,6 +36,7 @@ concept EpilogueConfig = RowTileConfig<Config> && requires(const Config& c) {
   int{c.dv};
   int{c.rows_a_warp()};
   bool{c.dropout};
+  bool{c.residual};
 };
 
 template <EpilogueConfig auto C>
@@ -69,6 +71,11 @@ struct Epilogue {
     return rows_of(p.o, bytes_of(C.output), p.o_strides, p.o_split);
   }
 
+  __device__ __forceinline__ PackedRows residuals() const {
+    const auto& params = static_cast<const ResidualFwdParams&>(p);
+    return rows_of(params.o_residual, 1, params.o_residual_strides, 0);
+  }
+
   /// `out`: outputs(), which who has time has found out.
   template <int slack_bits>
   __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles, slack_bits, C.rounded_sums>& softmax,
@@ -87,6 +94,7 @@ struct Epilogue {
     divide(o, sums, shares, softmax.origin);
     if (p.lse != nullptr) store_lse(sums, softmax.origin);
     if (p.row_sums != nullptr) store_sums(sums, softmax.origin);
+    if constexpr (C.residual) store_residual(o);
     if constexpr (C.output == Element::fp32) {
       store_fp32(o, out);
     } else if constexpr (C.products == Products::wgmma) {
@@ -106,6 +114,16 @@ struct Epilogue {
 #pragma unroll 1
       for (int at = lane * 8; at < p.dv * output_bytes; at += 32 * 8) {
         *reinterpret_cast<float2*>(out.writable(row) + at) = make_float2(0.0F, 0.0F);
+      }
+    }
+    if constexpr (C.residual) {
+      const PackedRows residual = residuals();
+#pragma unroll 1
+      for (int row = 0; row < min(rows(), C.tile_q); ++row) {
+#pragma unroll 1
+        for (int at = lane * 8; at < p.dv; at += 32 * 8) {
+          *reinterpret_cast<uint2*>(residual.writable(row) + at) = make_uint2(0, 0);
+        }
       }
     }
 #pragma unroll 1
@@ -206,6 +224,32 @@ struct Epilogue {
         for (int n = 0; n < C.dv / 8; ++n) {
           if (n * 8 >= p.dv) break;
           *reinterpret_cast<float2*>(to + n * 32) = make_float2(o.tile[m][n][half * 2], o.tile[m][n][half * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  // From registers: the four lanes that share a row exchange 16 bits for each tile, so that each has 8 columns.
+  __device__ __forceinline__ void store_residual(const Output& o) const {
+    static_assert(bytes_of(C.output) == 2);
+    const PackedRows residual = residuals();
+    const int part = thread % 4;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int row = row_of(m, half);
+        char* to = row < rows() ? residual.writable(row) + part * 8 : nullptr;
+#pragma unroll
+        for (int n = 0; n < C.dv / 8; n += 4) {
+          u32 pairs[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            pairs[i] = residual_pair<C.output>(o.tile[m][n + i][half * 2], o.tile[m][n + i][half * 2 + 1]);
+          }
+          const uint2 columns =
+              gather_quad(__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410), part);
+          if (to != nullptr && (n + part) * 8 < p.dv) *reinterpret_cast<uint2*>(to + n * 8) = columns;
         }
       }
     }

@@ -34,6 +34,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   config.trusts = config.trusts && config.source != Source::strided;  // of a list it tests nothing either way
   config.dropout = false;
   config.rounded_sums = false;
+  config.residual = false;
   config.output = config.type;
   config.dv = 32;
   config.dv_parts = 1;

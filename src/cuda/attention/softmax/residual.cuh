@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What rounding O to 16 bits loses, as signed bytes: in steps of 1/254 of the spacing of O's type at the rounded value
+// (docs/semantics.md, section 6). Beside values that are not finite a byte means nothing.
+#pragma once
+
+#include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/math.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr float kResidualSteps = 254.0F;  // of a spacing, half of which is the largest residual
+
+/// Binary digits of the type's fraction, and the biased exponent of fp32 below which the spacing stays as it is. That of
+/// bf16 is no smaller than 2^-126, so that it and its reciprocal are normal numbers.
+template <Element type>
+struct ResidualFormat {
+  static_assert(type == Element::bf16 || type == Element::fp16);
+  static constexpr int digits = type == Element::bf16 ? 7 : 10;
+  static constexpr int least = type == Element::bf16 ? 8 : 113;
+
+  static __device__ __forceinline__ int exponent(float rounded) {
+    return max(__float_as_int(rounded) >> 23 & 0xff, least);
+  }
+  static __device__ __forceinline__ int byte_of(float exact, float rounded) {
+    const float reciprocal = __int_as_float((254 + digits - exponent(rounded)) << 23);
+    return __float2int_rn((exact - rounded) * reciprocal * kResidualSteps);
+  }
+  static __device__ __forceinline__ float sum(float rounded, int byte) {
+    const float spacing = __int_as_float((exponent(rounded) - digits) << 23);
+    return __fmaf_rn(static_cast<float>(byte), spacing * (1.0F / kResidualSteps), rounded);
+  }
+};
+
+/// The bytes of two neighbouring columns of O, the first in the low one of 16 bits.
+template <Element type>
+__device__ __forceinline__ u32 residual_pair(float first, float second) {
+  float rounded[2];
+  ptx::unpack<type>(ptx::pack<type>(first, second), rounded[0], rounded[1]);
+  const int low = ResidualFormat<type>::byte_of(first, rounded[0]);
+  const int high = ResidualFormat<type>::byte_of(second, rounded[1]);
+  return __byte_perm(static_cast<u32>(low), static_cast<u32>(high), 0x0040);
+}
+
+/// Each of four lanes has 16 bits of four tiles, of the first two in `low`, of the others in `high`; it gets all 64 bits
+/// of the tile of its own number, those of the first lane first. `lane`: 0 to 3.
+__device__ __forceinline__ uint2 gather_quad(u32 low, u32 high, int lane) {
+  const bool upper = (lane & 2) != 0;
+  const bool odd = (lane & 1) != 0;
+  const u32 own = upper ? high : low;  // two tiles, of which one is this lane's
+  const u32 got = __shfl_xor_sync(0xffffffffU, upper ? low : high, 2);
+  const u32 of_lower = upper ? got : own;
+  const u32 of_upper = upper ? own : got;
+  const u32 even_tile = __byte_perm(of_lower, of_upper, 0x5410);
+  const u32 odd_tile = __byte_perm(of_lower, of_upper, 0x7632);
+  const u32 kept = odd ? odd_tile : even_tile;  // of lanes `lane` and the other one of its parity
+  const u32 other = __shfl_xor_sync(0xffffffffU, odd ? even_tile : odd_tile, 1);
+  const u32 of_even = odd ? other : kept;
+  const u32 of_odd = odd ? kept : other;
+  return make_uint2(__byte_perm(of_even, of_odd, 0x5410), __byte_perm(of_even, of_odd, 0x7632));
+}
+
+/// Adds what rounding 8 neighbouring columns lost; `from`: their bytes, aligned to 8.
+template <Element type>
+__device__ __forceinline__ void add_residual(float (&rounded)[8], const signed char* from) {
+  const uint2 bytes = *reinterpret_cast<const uint2*>(from);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const u32 word = i < 4 ? bytes.x : bytes.y;
+    rounded[i] = ResidualFormat<type>::sum(rounded[i], static_cast<signed char>(word >> (i % 4 * 8) & 0xffU));
+  }
+}
+
+}  // namespace tessera::cuda
