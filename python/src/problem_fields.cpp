@@ -212,6 +212,7 @@ const std::vector<Field<Problem>>& problem_fields() {
       TESSERA_FIELD(Problem, "mass", mass),
       TESSERA_FIELD(Problem, "mass_prior_lse", mass_prior_lse),
       TESSERA_FIELD(Problem, "lse", lse),
+      TESSERA_FIELD(Problem, "residual", residual),
       TESSERA_FIELD(Problem, "dlse", dlse),
       TESSERA_FIELD(Problem, "grad_fp32", grad_fp32),
       TESSERA_FIELD(Problem, "accumulate", accumulate),

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
         offsets: Offsets | None
         tiles: TileList | Tiles | None
         return_lse: bool
+        return_residual: bool
+        keep_residual: bool
         deterministic: bool
         batch_invariant: bool
         out_dtype: Any
@@ -186,6 +188,8 @@ def parse(
     offsets: Offsets | None = None,
     tiles: TileList | Tiles | None = None,
     return_lse: bool = False,
+    return_residual: bool = False,
+    keep_residual: bool = True,
     deterministic: bool = False,
     batch_invariant: bool = False,
     out_dtype: Any = None,
@@ -283,6 +287,8 @@ def parse(
         score,
         mask,
         return_lse,
+        return_residual,
+        keep_residual,
         deterministic,
         batch_invariant,
         metadata,

@@ -17,21 +17,34 @@ _FORWARD_ONLY = frozenset(("lse", "mass", "mass_prior_lse", "next", "next_thresh
 
 
 class Features:
-    """The problem's fields that no shape decides, and three things that are no fields.
+    """The problem's fields that no shape decides, and four things that are no fields.
 
     Two are the same only if they are one object, so that caches go by identity: equal arguments of a call give one.
 
     fields: as `_core.Problem` takes them, only those that are not at their defaults; list and bwd_list are the form.
     out: Tessera's name of the output's dtype; None: that of q. threads: 0 for `set_threads`' number. wishes: a text.
+    drops_residual: autograd does not keep what rounding the output lost.
     """
 
-    __slots__ = ("fields", "out", "threads", "wishes")
+    __slots__ = ("drops_residual", "fields", "out", "threads", "wishes")
 
-    def __init__(self, fields: dict[str, Any], out: str | None = None, threads: int = 0, wishes: str = "") -> None:
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        out: str | None = None,
+        threads: int = 0,
+        wishes: str = "",
+        drops_residual: bool = False,
+    ) -> None:
         self.fields = fields
         self.out = out
         self.threads = threads
         self.wishes = wishes
+        self.drops_residual = drops_residual
+
+    def with_field(self, name: str, value: Any) -> Features:
+        fields = {**self.fields, name: value}
+        return Features(fields, self.out, self.threads, self.wishes, self.drops_residual)
 
     @property
     def lse(self) -> bool:
@@ -51,6 +64,8 @@ class Features:
             words.append(f"out={self.out}")
         if self.threads:
             words.append(f"threads={self.threads}")
+        if self.drops_residual:
+            words.append("drops_residual")
         return " ".join([*words, *[f"wish:{wish}" for wish in self.wishes.split()]])
 
 
@@ -86,7 +101,8 @@ def features_of(text: str) -> Features:
             fields[name] = tuple(_value(each) for each in value.split(":"))
         else:
             fields[name] = value if name in _NAMES else _value(value)
-    return Features(fields, fields.pop("out", None), fields.pop("threads", 0), " ".join(wishes))
+    out, threads, drops = fields.pop("out", None), fields.pop("threads", 0), fields.pop("drops_residual", False)
+    return Features(fields, out, threads, " ".join(wishes), drops)
 
 
 _NAMES = frozenset(("score", "mask"))  # of which a user's may look like a number
@@ -97,7 +113,13 @@ def with_lse(features: Features) -> Features:
     """The same, and the LSE is written."""
     if features.lse:
         return features
-    return Features({**features.fields, "lse": True}, features.out, features.threads, features.wishes)
+    return features.with_field("lse", True)
+
+
+@lru_cache(maxsize=1024)
+def with_residual(features: Features) -> Features:
+    """The same, and what rounding the output lost is written, or read by a backward."""
+    return features if "residual" in features.fields else features.with_field("residual", True)
 
 
 def _window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None] | None:
@@ -153,4 +175,5 @@ def features(
     if asked is not None:
         fields.update(_tile_fields(asked))
     given = {name: value for name, value in fields.items() if value is not None}
-    return Features(given, out_dtype, whole("threads", threads), " ".join(wishes.split()))
+    drops = given.pop("drops_residual", False)
+    return Features(given, out_dtype, whole("threads", threads), " ".join(wishes.split()), drops)

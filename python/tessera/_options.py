@@ -45,6 +45,10 @@ def _set(name: str, value: Any) -> bool | None:
     return True if value else None
 
 
+def _cleared(name: str, value: Any) -> bool | None:
+    return None if value else True
+
+
 def _compressed(name: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
@@ -171,12 +175,16 @@ OPTIONS = (
         "bool",
         False,
         PROMISES,
-        "return_lse: the LSE too. deterministic: the backward's bits are the same in every run too. "
-        "batch_invariant: a sequence's bits do not depend on the others. out: memory for the result; out_dtype: its "
-        "dtype.",
+        "return_lse: the LSE too. return_residual: what rounding out to fp16 or bf16 lost too, int8 as out, for "
+        "`attention_backward`; keep_residual: torch's autograd keeps it, a byte an element of out, until the backward, "
+        "whose gradients then do not inherit out's rounding. deterministic: the backward's bits are the same in every "
+        "run too. batch_invariant: a sequence's bits do not depend on the others. out: memory for the result; "
+        "out_dtype: its dtype.",
         "lse",
         _set,
     ),
+    Option("return_residual", "bool", False, PROMISES, "", "residual", _set),
+    Option("keep_residual", "bool", True, PROMISES, "", "drops_residual", _cleared),
     Option("deterministic", "bool", False, PROMISES, "", "deterministic", _set),
     Option("batch_invariant", "bool", False, PROMISES, "", "batch_invariant", _set),
     Option("out_dtype", "Any", None, PROMISES),

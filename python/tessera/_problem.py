@@ -98,13 +98,16 @@ def forward_outputs(
     shapes: tuple[Shape, ...],
     q_dtype: str,
 ) -> tuple[tuple[str, Shape, str], ...]:
-    """(slot, shape, Tessera's dtype name) of what a forward writes: o, then lse, mass and next list as far as asked.
+    """(slot, shape, Tessera's dtype name) of what a forward writes: o, then lse, residual, mass and next list as far as
+    asked.
 
     `shapes` are those of the tensors in `slots`. Only arithmetic, so that sizes may be symbolic.
     """
     out: tuple[tuple[str, Shape, str], ...] = (("o", (*q[:-1], v[-1]), features.out or q_dtype),)
     if features.lse:
         out += (("lse", (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1]), "fp32"),)
+    if "residual" in features.fields:
+        out += (("o_residual", out[0][1], "int8"),)
     mass, following = features.fields.get("mass"), features.fields.get("next")
     if mass is None and following is None:
         return out

@@ -51,6 +51,8 @@ def attention(
     offsets: Offsets | None = None,
     tiles: TileList | Tiles | None = None,
     return_lse: bool = False,
+    return_residual: bool = False,
+    keep_residual: bool = True,
     deterministic: bool = False,
     batch_invariant: bool = False,
     out_dtype: Any = None,
@@ -95,15 +97,18 @@ def attention(
     Tiles
         tiles: a `TileList` of those to compute, or `Tiles`: lists of both passes, masses, the list for the next call.
     Promises and results
-        return_lse: the LSE too. deterministic: the backward's bits are the same in every run too. batch_invariant: a
-            sequence's bits do not depend on the others. out: memory for the result; out_dtype: its dtype.
+        return_lse: the LSE too. return_residual: what rounding out to fp16 or bf16 lost too, int8 as out, for
+            `attention_backward`; keep_residual: torch's autograd keeps it, a byte an element of out, until the
+            backward, whose gradients then do not inherit out's rounding. deterministic: the backward's bits are the
+            same in every run too. batch_invariant: a sequence's bits do not depend on the others. out: memory for the
+            result; out_dtype: its dtype.
         wishes: "tile_q=64 tile_kv=128 splits=2", refused if they cannot be met. threads: 0 for `set_threads`' number.
         metadata: what a GPU does about bad lengths, pages and lists, "clamp" (default), "report": clamp, and note the
             first in `status`, int32 (1) that holds 0, for `violation_of`, or "trust": page ids and lists are used as
             they are, and wrong ones read or write memory that is not the call's.
 
-    Returns out (as q with dv), alone or, where more is asked for, a tuple (out, lse, mass, next TileList) of what was
-    asked, in the library of q. LSE: natural log, fp32 (b, hq, sq) or (hq, tokens), scale included, sink excluded, −inf
+    Returns out (as q with dv), alone or, where more is asked for, a tuple (out, lse, residual, mass, next TileList) of
+    what was asked, in the library of q. LSE: natural log, fp32 (b, hq, sq) or (hq, tokens), scale included, sink excluded, −inf
     for rows that see nothing, whose out is 0. torch tensors have gradients; others use `attention_backward`.
 
     Raises ValueError for values, shapes, dtypes, devices, lengths or lists that are wrong, TypeError for what is no
@@ -146,6 +151,8 @@ def attention(
         offsets,
         tiles,
         return_lse,
+        return_residual,
+        keep_residual,
         deterministic,
         batch_invariant,
         out_dtype if out is None else out.dtype,
@@ -162,7 +169,7 @@ def attention(
 
 
 def answer(call: Call, results: tuple[Array, ...]) -> tuple[Any, ...]:
-    """(out, lse, mass, next TileList) of what was asked, from the arrays in the order of `forward_outputs`."""
+    """(out, lse, residual, mass, next TileList) of what was asked, from the arrays in the order of `forward_outputs`."""
     following, size = call.features.fields.get("next"), call.features.block
     if following is None:
         return tuple(results)
@@ -213,6 +220,7 @@ def attention_backward(
     lse: Array,
     *,
     dlse: Array | None = None,
+    residual: Array | None = None,
     grads: tuple[Array, ...] | None = None,
     grad_dtype: Any = None,
     accumulate: bool = False,
@@ -221,7 +229,8 @@ def attention_backward(
     """Gradients of `attention` with the same keywords, for arrays without autograd.
 
     dout and out as the forward's out, lse as it returned it (`return_lse=True`), dlse like lse: the gradient of the
-    LSE. out and lse may come from elsewhere, such as `merge_states`. `Tiles(backward=…)` restricts the gradient to a
+    LSE. residual as the forward returned it (`return_residual=True`): without it the gradients inherit the rounding of a
+    16-bit out, most where one key outweighs its row. out and lse may come from elsewhere, such as `merge_states`. `Tiles(backward=…)` restricts the gradient to a
     list's tiles. v is None where k is a `KeySource`.
 
     Returns (dq, dk, dv), then dsinks fp32 (hq) if there are sinks, then dk2, dv2 if there is a second source: in the
@@ -238,10 +247,13 @@ def attention_backward(
     if options.get("dropout") and options.get("seed") is None:
         raise ValueError("seed: got None; want the forward's seed, which dropout's gradient needs")
     options["return_lse"] = False
+    options["return_residual"] = residual is not None
     tiles = options.get("tiles")
     if isinstance(tiles, Tiles):
         options["tiles"] = Tiles(tiles.forward, tiles.backward, tiles.block)
     call = parse(q, source, values, **options)
+    if residual is not None:
+        call = call._replace(slots=(*call.slots, "o_residual"), tensors=(*call.tensors, residual))
     named = [("q", q), ("k", k), ("v", v), ("dout", dout), ("out", out), ("lse", lse)]
     if dlse is not None:
         named.append(("dlse", dlse))

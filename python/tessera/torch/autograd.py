@@ -107,6 +107,9 @@ class AttentionFunction(torch.autograd.Function):
         v: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
+        asked, kept = features, operators.keeping_residual(features, slots, q.dtype, not q.is_cpu)
+        if kept is not None:
+            features = kept[0]
         if plain:
             out, lse, extra = operators.attention_on_device(q, k, v, tensors, slots, features, sizes, scalars, True)
         else:
@@ -114,6 +117,10 @@ class AttentionFunction(torch.autograd.Function):
                 operators.forward_route(q, k, v, tensors, slots, features, sizes, True)
             with _AutoDispatchBelowAutograd():
                 out, lse, extra = operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
+        if kept is not None:
+            slots, tensors = kept[1], (*tensors, extra[0])
+            if "residual" not in operators.as_features(asked).fields:  # nobody but the backward has asked for it
+                extra = extra[1:]
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.set_materialize_grads(False)
         ctx.call = (slots, features, sizes, scalars)

@@ -11,7 +11,8 @@ Python operator costs about 10 µs instead of 80. What an operator is told of th
 
 The forward always writes the LSE, because whether a backward follows is not the operator's to know; only a call that
 goes past the operators may leave it out. `extra` holds what
-else the features ask for: the tile masses, then the next list.
+else the features ask for: the residual of out, the tile masses, then the next list. A backward gets that residual as
+one of `tensors`, in the slot o_residual.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from .. import _execute
-from .._features import Features, features_of, with_lse
+from .._features import Features, features_of, with_lse, with_residual
 from .._gpu import run_on_gpu
 from .._libraries import CPU, dtype_name, library_of
 from .layouts import with_aligned_rows, with_rows, with_rows_apart
@@ -76,6 +77,22 @@ def signed(word: int) -> int:
 def as_features(features: str | Features) -> Features:
     """An operator gets them as text, which a graph can hold; a call that goes past the dispatcher keeps the object."""
     return features_of(features) if isinstance(features, str) else features
+
+
+@lru_cache(maxsize=1024)
+def keeping_residual(features: str | Features, slots: str, dtype: torch.dtype, on_gpu: bool) -> tuple[Any, str] | None:
+    """(features of a forward that also writes what rounding its output loses, slots of the backward that reads it).
+
+    None where nothing is lost, or where it is not to be kept; parts of the keys, which a GPU's plan may be wished to
+    have, do not keep it either. `dtype`: of q.
+    """
+    asked = as_features(features)
+    if "residual" not in asked.fields:
+        loses = (asked.out or dtype_name(dtype)) in ("bf16", "fp16")
+        if asked.drops_residual or not loses or (on_gpu and "splits=" in asked.wishes):
+            return None
+    kept = with_residual(asked)
+    return kept.text() if isinstance(features, str) else kept, f"{slots} o_residual".lstrip()
 
 
 @lru_cache(maxsize=1024)

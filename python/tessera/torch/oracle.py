@@ -16,7 +16,7 @@ from .. import _execute
 from .._arguments import Call
 from .._features import with_lse
 from .._libraries import dtype_name
-from .operators import DIFFERENTIABLE, DTYPES, empty_outputs
+from .operators import DIFFERENTIABLE, DTYPES, empty_outputs, keeping_residual
 
 
 class OracleFunction(torch.autograd.Function):
@@ -24,7 +24,9 @@ class OracleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, out: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Any:
-        features = with_lse(call.features)
+        asked = with_lse(call.features)
+        kept = keeping_residual(asked, "", q.dtype, False)
+        features = asked if kept is None else kept[0]
         outputs = empty_outputs(features, call.slots, call.sizes, q, k, v, tensors)
         if out is not None:
             outputs[0] = out
@@ -32,6 +34,11 @@ class OracleFunction(torch.autograd.Function):
         _execute.run_forward(
             features, call.slots, call.sizes, call.scalars, q, k, v, tensors, tuple(outputs), call.callables
         )
+        if kept is not None:
+            call = call._replace(features=features, slots=(*call.slots, "o_residual"))
+            tensors = (*tensors, outputs[2])
+            if "residual" not in asked.fields:  # nobody but the backward has asked for it
+                del outputs[2]
         ctx.save_for_backward(q, k, v, outputs[0], outputs[1], *tensors)
         ctx.set_materialize_grads(False)
         ctx.call = call

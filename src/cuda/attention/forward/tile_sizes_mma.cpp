@@ -113,7 +113,8 @@ void fit_registers(FwdConfig& config, const Problem& problem, const Target& targ
   const bool more_than_softmax = config.chunked || config.compressed_causal;
   const bool short_of_them = config.type == Element::fp16 || config.dv <= 64 || more_than_softmax;
   if (config.residual && !problem.list && config.tile_q == 128 && short_of_them) {
-    config.tile_kv = config.tile_kv * 3 / 4 / 16 * 16;
+    const bool half = config.compressed_causal || (config.type == Element::fp16 && config.dv <= 64);
+    config.tile_kv = half ? config.tile_kv / 2 : config.tile_kv * 3 / 4 / 16 * 16;
   }
   // Chunks are found from 64-bit positions, which takes a few more yet; a list's tiles are whole runs of its keys.
   const bool tight = config.tile_q == 128 && target.sm >= 90 && target.sm < 120;
