@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "problem/operation.h"
 #include "problem_fields.h"
 #include "problem_words.h"
 #include "tessera/error.h"
@@ -73,8 +74,8 @@ void complete(Problem& p, const nb::dict& given) {
 
 Operation operation_named(nb::handle name) {
   const auto text = nb::cast<std::string>(name);
-  if (const std::optional<Operation> found = value_of<Operation>(text)) return *found;
-  throw Error(ErrorCode::invalid_argument, "operation", "\"" + text + "\"", known_words<Operation>());
+  if (const detail::OperationRules* found = detail::operation_named(text)) return found->operation;
+  throw Error(ErrorCode::invalid_argument, "operation", "\"" + text + "\"", detail::operation_names());
 }
 
 Py_hash_t hash_of(const Problem& p) {
@@ -87,7 +88,7 @@ Py_hash_t hash_of(const Problem& p) {
 
 nb::object field_of(const Problem& p, const std::string& name) {
   if (name == "operation") {
-    const std::string_view word = word_of(p.operation);
+    const std::string_view word = detail::name_of(p.operation);
     return nb::str(word.data(), word.size());
   }
   const Field<Problem>* found = field_named(problem_fields(), name);

@@ -20,12 +20,6 @@ template <class Value>
 inline constexpr int kWords = 0;  // each enumeration has an array of its own
 
 template <>
-inline constexpr ValueWord<Operation> kWords<Operation>[] = {{"attention", Operation::attention},
-                                                             {"combine", Operation::combine},
-                                                             {"kv_append", Operation::kv_append},
-                                                             {"linear_decode", Operation::linear_decode},
-                                                             {"linear_chunk", Operation::linear_chunk}};
-template <>
 inline constexpr ValueWord<Layout> kWords<Layout>[] = {{"dense", Layout::dense}, {"varlen", Layout::varlen}};
 template <>
 inline constexpr ValueWord<KvLayout> kWords<KvLayout>[] = {{"dense", KvLayout::dense},

@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which backends and implementations there are, and in which order a plan takes them.
-#include "cpu/implementations.h"
+// Which backends there are, and the implementations of all, in the order of each (its implementations.h).
+#include <algorithm>
+#include <array>
+#include <iterator>
 
 #include "cpu/backend.h"
+#include "cpu/implementations.h"
 #include "cuda/backend.h"
 #include "cuda/implementations.h"
 
 namespace tessera::detail {
 
 std::span<const Implementation* const> implementations() noexcept {
-  // Best first. The reference is last and is taken only by name: it is slow by design.
-  static constexpr const Implementation* kTable[] = {
-      &cpu::kTiled,     &cpu::kCombine,       &cpu::kKvAppend,          &cpu::kLinearDecode, &cpu::kLinearChunk,
-      &cuda::kFwdWgmma, &cuda::kFwdMma,       &cuda::kBwdWgmma,         &cuda::kBwdMma,      &cuda::kCombine,
-      &cuda::kKvAppend, &cuda::kLinearDecode, &cuda::kLinearChunkWgmma, &cuda::kLinearChunk, &cpu::kReference,
-  };
+  static constexpr auto kTable = [] {
+    std::array<const Implementation*, std::size(cpu::kImplementations) + std::size(cuda::kImplementations)> table{};
+    std::copy(std::begin(cuda::kImplementations), std::end(cuda::kImplementations),
+              std::copy(std::begin(cpu::kImplementations), std::end(cpu::kImplementations), table.begin()));
+    return table;
+  }();
   return kTable;
 }
 

@@ -12,7 +12,8 @@ SlotRule& RuleWriter::set(Slot slot, Presence presence, Access access, DType dty
                           std::initializer_list<std::int64_t> shape) {
   SlotRule& rule = rules_[slot];
   rule.presence = presence;
-  rule.written = access == Access::write;
+  rule.read = access != Access::write;
+  rule.written = access != Access::read;
   rule.dtype = dtype;
   rule.rank = static_cast<int>(shape.size());
   std::size_t i = 0;

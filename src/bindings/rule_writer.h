@@ -12,7 +12,7 @@ namespace tessera::detail {
 /// Fills rules; each call returns the rule for what the common case lacks.
 class RuleWriter {
  public:
-  enum class Access : std::uint8_t { read, write };
+  enum class Access : std::uint8_t { read, write, update };  // update: parts of what is there are written
 
   explicit RuleWriter(const Problem& problem) : p_(problem) {}
 

@@ -16,7 +16,8 @@ enum class Presence : std::uint8_t { unused, optional, required };
 
 struct SlotRule {
   Presence presence = Presence::unused;
-  bool written = false;
+  bool read = false;
+  bool written = false;  // and read: in place
   DType dtype = DType::fp32;
   bool or_fp32 = false;        // fp32 will do as well as dtype
   bool or_int64 = false;       // int64 will do as well as dtype

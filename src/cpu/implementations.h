@@ -26,4 +26,8 @@ extern const Implementation kLinearDecode;  // linear/linear_decode.cpp
 extern const Implementation kLinearChunk;   // linear/linear_chunk.cpp
 extern const Implementation kReference;     // reference/implementation.cpp
 
+/// Best first. The reference is taken only by name: it is slow by design.
+inline constexpr const detail::Implementation* kImplementations[] = {&kTiled,        &kCombine,     &kKvAppend,
+                                                                     &kLinearDecode, &kLinearChunk, &kReference};
+
 }  // namespace tessera::cpu

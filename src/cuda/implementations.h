@@ -35,4 +35,9 @@ extern const Implementation kLinearDecode;      // linear/linear_decode.cpp
 extern const Implementation kLinearChunkWgmma;  // linear/linear_chunk.cpp
 extern const Implementation kLinearChunk;
 
+/// Best first.
+inline constexpr const detail::Implementation* kImplementations[] = {&kFwdWgmma,     &kFwdMma,           &kBwdWgmma,
+                                                                     &kBwdMma,       &kCombine,          &kKvAppend,
+                                                                     &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk};
+
 }  // namespace tessera::cuda

@@ -60,8 +60,8 @@ std::string_view own_field(const Problem& p) {
 
 void tensors(RuleWriter& w, const Problem& p) {
   w.query_lengths();
-  w.key_rows(Slot::k, Access::write, p.kv, p.k_type, p.head_dim_qk);
-  w.key_rows(Slot::v, Access::write, p.kv, p.v_type, p.head_dim_v);
+  w.key_rows(Slot::k, Access::update, p.kv, p.k_type, p.head_dim_qk);
+  w.key_rows(Slot::v, Access::update, p.kv, p.v_type, p.head_dim_v);
   w.key_lengths(p.kv, source_slots(false), Presence::optional);
   w.query_rows(Slot::k_new, Access::read, p.k_type, p.heads_kv, p.head_dim_qk);
   w.query_rows(Slot::v_new, Access::read, p.v_type, p.heads_kv, p.head_dim_v);

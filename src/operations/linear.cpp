@@ -105,7 +105,7 @@ void slope_tensor(RuleWriter& w, const Problem& p) {
 
 void state_tensors(RuleWriter& w, const Problem& p) {
   const StateShape shape = state_shape(p);
-  w.require(Slot::state, p.pass == Pass::forward ? Access::write : Access::read, p.linear.state_type,
+  w.require(Slot::state, p.pass == Pass::forward ? Access::update : Access::read, p.linear.state_type,
             {p.linear.states, p.heads_q, shape.rows, shape.columns});
   w.allow(Slot::state_slots, DType::int32, {p.batch}).or_int64 = true;
 }

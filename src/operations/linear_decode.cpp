@@ -59,8 +59,8 @@ void tensors(RuleWriter& w, const Problem& p) {
   if (p.linear.ring == 0) return dest_tensor(w, p);
   // Tokens that are not in the states yet, in two halves by turns.
   const std::int64_t tokens = 2 * p.linear.ring;
-  w.require(Slot::ring_k, Access::write, p.k_type, {p.linear.states, p.heads_q, tokens, p.head_dim_qk});
-  w.require(Slot::ring_v, Access::write, p.v_type, {p.linear.states, p.heads_q, tokens, p.head_dim_v});
+  w.require(Slot::ring_k, Access::update, p.k_type, {p.linear.states, p.heads_q, tokens, p.head_dim_qk});
+  w.require(Slot::ring_v, Access::update, p.v_type, {p.linear.states, p.heads_q, tokens, p.head_dim_v});
   w.require(Slot::ring_cursor, Access::read, DType::int32, {p.batch});
 }
 

@@ -58,7 +58,7 @@ struct Implementation {
   bool by_name_only = false;       // taken only when wished for by name
 };
 
-/// Best first; the table is in src/api/implementations.cpp.
+/// Of all backends, those of each best first, as its implementations.h has them; src/api/implementations.cpp.
 std::span<const Implementation* const> implementations() noexcept;
 
 }  // namespace tessera::detail

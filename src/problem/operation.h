@@ -28,8 +28,8 @@ struct OperationRules {
   /// Refuses what the operation cannot mean; what all operations share has been checked.
   void (*check)(const Problem& problem);
   /// A field that has a meaning here and not for all operations, and that is not at its default; "" for none.
-  /// Operations that share such fields share the function. The other operations refuse the field.
-  std::string_view (*own_field)(const Problem& problem);
+  /// Operations that share such fields share the function. The other operations refuse the field. nullptr: none.
+  std::string_view (*own_field)(const Problem& problem) = nullptr;
 
   /// What is well formed and yet has no defined result, whoever would compute it. nullptr: nothing.
   Support (*is_defined)(const Problem& problem) = nullptr;
@@ -45,6 +45,10 @@ struct OperationRules {
 /// In the order of enum Operation; the table is src/operations/table.h.
 std::span<const OperationRules* const> operations() noexcept;
 const OperationRules& rules_of(Operation operation) noexcept;
+/// nullptr: there is none of this name.
+const OperationRules* operation_named(std::string_view name) noexcept;
+/// "one of attention, combine, …"
+std::string operation_names();
 inline std::string_view name_of(Operation operation) noexcept { return rules_of(operation).name; }
 
 }  // namespace tessera::detail

@@ -16,15 +16,6 @@ namespace {
 
 using namespace detail;
 
-const OperationRules& operation_named(const LineReader& line) {
-  std::string want;
-  for (const OperationRules* row : operations()) {
-    if (row->name == line.operation()) return *row;
-    want.append(want.empty() ? "" : ", ").append(row->name);
-  }
-  line.reject("operation", line.operation(), "one of " + want);
-}
-
 bool is_output_type(DType type) { return type == DType::fp32 || type == DType::fp16 || type == DType::bf16; }
 
 bool is_input_type(DType type) {
@@ -69,7 +60,7 @@ void check_shared(const Problem& p) {
 /// No field is set that only other operations have.
 void check_no_others_fields(const Problem& p, const OperationRules& own) {
   for (const OperationRules* other : operations()) {
-    if (other->own_field == own.own_field) continue;
+    if (other->own_field == nullptr || other->own_field == own.own_field) continue;
     const std::string_view field = other->own_field(p);
     if (field.empty()) continue;
     std::string want;
@@ -84,10 +75,11 @@ void check_no_others_fields(const Problem& p, const OperationRules& own) {
 
 Problem Problem::parse(std::string_view text) {
   const LineReader line(text);
-  const OperationRules& rules = operation_named(line);
+  const OperationRules* rules = operation_named(line.operation());
+  if (rules == nullptr) line.reject("operation", line.operation(), operation_names());
   Problem p;
-  p.operation = rules.operation;
-  rules.parse(line, p);
+  p.operation = rules->operation;
+  rules->parse(line, p);
   line.check_all_used();
   p.check();
   return p;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "cpu/reference/operations.h"
 
 namespace tessera::reference {
 namespace {
@@ -56,10 +57,7 @@ Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Res
 
 template <class Real>
 void Attention<Real>::size_outputs() {
-  const auto size = [this](Slot slot, std::int64_t count) {
-    result_[slot].values.assign(static_cast<std::size_t>(count), 0.0);
-    result_[slot].written.assign(static_cast<std::size_t>(count), 0);
-  };
+  const auto size = [this](Slot slot, std::int64_t count) { result_[slot].resize(count); };
   const std::int64_t rows = sequences_.query_tokens * problem_.heads_q;
   const std::int64_t blocks = problem_.batch * problem_.heads_q * problem_.query_blocks();
   if (problem_.pass == Pass::forward) {
@@ -271,5 +269,15 @@ bool Attention<Real>::kept(const Row& row, std::int64_t key) const {
 
 template class Attention<double>;
 template class Attention<float>;
+
+template <>
+void compute_operation<Operation::attention>(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic,
+                                             std::uint32_t order, Result& result) {
+  if (arithmetic == Arithmetic::oracle) {
+    Attention<double>(problem, bindings, result, order).run();
+  } else {
+    Attention<float>(problem, bindings, result, order).run();
+  }
+}
 
 }  // namespace tessera::reference

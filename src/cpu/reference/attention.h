@@ -65,11 +65,7 @@ class Attention {
     constexpr auto kLog2e = static_cast<Real>(1.4426950408889634);
     return other_form_ ? std::exp2(x * kLog2e - shift * kLog2e) : std::exp(x - shift);
   }
-  void put(Slot slot, std::int64_t index, double value) {
-    Output& output = result_[slot];
-    output.values[static_cast<std::size_t>(index)] = value;
-    output.written[static_cast<std::size_t>(index)] = 1;
-  }
+  void put(Slot slot, std::int64_t index, double value) { result_[slot].set(index, value); }
 
   const Problem& problem_;
   const Bindings& in_;

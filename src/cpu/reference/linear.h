@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle's linear attention: the recurrence, one element of the state after another.
+// What the oracle's linear operations share: elements of states and of results.
 #pragma once
 
 #include "cpu/reference/number.h"
@@ -7,19 +7,11 @@
 
 namespace tessera::reference {
 
-void linear_decode(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order,
-                   Result& result);
-/// Either pass.
-void linear_chunk(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order,
-                  Result& result);
-
 /// Element `index` of a result: in plain arithmetic rounded to what the tensor holds.
 template <class Real>
 void put_result(Output& output, DType dtype, std::int64_t index, double value) {
   const bool plain = sizeof(Real) == sizeof(float);
-  output.values[static_cast<std::size_t>(index)] =
-      plain ? static_cast<double>(round_to(dtype, static_cast<float>(value))) : value;
-  output.written[static_cast<std::size_t>(index)] = 1;
+  output.set(index, plain ? static_cast<double>(round_to(dtype, static_cast<float>(value))) : value);
 }
 
 /// Index of S(k, v) of a head among the elements of states; `outer`: slot, or sequence.

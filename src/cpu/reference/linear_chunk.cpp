@@ -7,6 +7,7 @@
 
 #include "cpu/reference/linear.h"
 #include "cpu/reference/number.h"
+#include "cpu/reference/operations.h"
 #include "cpu/reference/sequences.h"
 
 namespace tessera::reference {
@@ -181,14 +182,13 @@ class Chunked {
 
 }  // namespace
 
-void linear_chunk(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order,
-                  Result& result) {
+template <>
+void compute_operation<Operation::linear_chunk>(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic,
+                                                std::uint32_t order, Result& result) {
   const std::int64_t tokens = problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
   const std::int64_t state = problem.heads_q * problem.head_dim_qk * problem.head_dim_v;
   const auto size = [&result, &bindings](Slot slot, std::int64_t count) {
-    if (!bindings[slot]) return;
-    result[slot].values.assign(static_cast<std::size_t>(count), 0.0);
-    result[slot].written.assign(static_cast<std::size_t>(count), 0);
+    if (bindings[slot]) result[slot].resize(count);
   };
   if (problem.pass == Pass::forward) {
     size(Slot::o, tokens * problem.heads_q * problem.head_dim_v);

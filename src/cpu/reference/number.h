@@ -60,6 +60,14 @@ inline double with_residual(DType dtype, double rounded, double residual) noexce
   return rounded + residual * residual_step(dtype, rounded);
 }
 
+/// Rounds what an implementation of narrow types would round; the oracle nothing.
+struct Rounder {
+  bool oracle;
+  [[nodiscard]] double operator()(DType dtype, double value) const {
+    return oracle ? value : static_cast<double>(round_to(dtype, static_cast<float>(value)));
+  }
+};
+
 inline float fp16_to_float(std::uint16_t half) noexcept {
   const std::uint32_t sign = (half & 0x8000U) << 16;
   const std::uint32_t exponent = (half >> 10) & 0x1fU;

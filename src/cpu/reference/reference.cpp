@@ -1,39 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/reference/reference.h"
 
+#include <array>
 #include <cmath>
+#include <utility>
 
-#include "cpu/reference/attention.h"
-#include "cpu/reference/cache.h"
-#include "cpu/reference/linear.h"
 #include "cpu/reference/number.h"
+#include "cpu/reference/operations.h"
+#include "operations/table.h"
 
 namespace tessera::reference {
 
+namespace {
+
+using Compute = void (*)(const Problem&, const Bindings&, Arithmetic, std::uint32_t order, Result&);
+
+template <std::size_t... kIndex>
+constexpr std::array<Compute, sizeof...(kIndex)> computations(std::index_sequence<kIndex...> /*operations*/) {
+  return {compute_operation<static_cast<Operation>(kIndex)>...};
+}
+constexpr auto kComputations = computations(std::make_index_sequence<detail::kOperations.size()>());
+
+}  // namespace
+
 Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order) {
   Result result;
-  const bool oracle = arithmetic == Arithmetic::oracle;
-  switch (problem.operation) {
-    case Operation::attention:
-      if (oracle) {
-        Attention<double>(problem, bindings, result, order).run();
-      } else {
-        Attention<float>(problem, bindings, result, order).run();
-      }
-      break;
-    case Operation::combine:
-      combine(problem, bindings, arithmetic, result);
-      break;
-    case Operation::kv_append:
-      append(problem, bindings, arithmetic, result);
-      break;
-    case Operation::linear_decode:
-      linear_decode(problem, bindings, arithmetic, order, result);
-      break;
-    case Operation::linear_chunk:
-      linear_chunk(problem, bindings, arithmetic, order, result);
-      break;
-  }
+  kComputations[static_cast<std::size_t>(problem.operation)](problem, bindings, arithmetic, order, result);
   return result;
 }
 

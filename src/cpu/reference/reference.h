@@ -24,6 +24,16 @@ enum class Arithmetic : std::uint8_t {
 struct Output {
   std::vector<double> values;
   std::vector<std::uint8_t> written;  // 0: must be left as it was (slack tokens, cache lines of others)
+
+  /// So many elements, none written yet.
+  void resize(std::int64_t count) {
+    values.assign(static_cast<std::size_t>(count), 0.0);
+    written.assign(static_cast<std::size_t>(count), 0);
+  }
+  void set(std::int64_t index, double value) {
+    values[static_cast<std::size_t>(index)] = value;
+    written[static_cast<std::size_t>(index)] = 1;
+  }
 };
 
 struct Result {

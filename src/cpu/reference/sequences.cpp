@@ -118,6 +118,13 @@ std::int64_t token_offset(const Tensor& tensor, std::int64_t token, std::int64_t
          head * tensor.strides[2];
 }
 
+std::vector<double> load_row(const Tensor& tensor, std::int64_t token, std::int64_t head, std::int64_t dim) {
+  std::vector<double> row(static_cast<std::size_t>(dim));
+  const std::int64_t at = token_offset(tensor, token, head);
+  for (std::int64_t c = 0; c < dim; ++c) row[static_cast<std::size_t>(c)] = read(tensor, at + c);
+  return row;
+}
+
 std::int64_t lse_index(const Problem& problem, std::int64_t batch, std::int64_t head, const Rows& rows,
                        std::int64_t row) {
   if (problem.q_layout == Layout::varlen) return head * problem.total_q + rows.first_token + row;

@@ -40,6 +40,8 @@ std::int64_t key_token(const Problem& problem, const Bindings& bindings, std::si
 /// Element offset of head `head` of token `token` in a (batch, seqlen, heads, dim), (pages, page_size, heads, dim) or
 /// (tokens, heads, dim) tensor.
 std::int64_t token_offset(const Tensor& tensor, std::int64_t token, std::int64_t head);
+/// The first `dim` elements of that row.
+std::vector<double> load_row(const Tensor& tensor, std::int64_t token, std::int64_t head, std::int64_t dim);
 
 /// Row-major index, in an LSE-shaped output, of a query row; and its element offset in an LSE-shaped tensor.
 std::int64_t lse_index(const Problem& problem, std::int64_t batch, std::int64_t head, const Rows& rows,

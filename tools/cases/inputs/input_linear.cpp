@@ -80,6 +80,8 @@ void Inputs::bind_ring() {
 
 /// Sequences from zeros and such without a destination are told by negative slots; a forward writes to the pool.
 void Inputs::bind_linear_chunk() {
+  bind_query_lengths();
+  sequences_ = reference::resolve_sequences(problem_, bindings_);
   const std::int64_t heads = problem_.heads_q, d = problem_.head_dim_qk, dv = problem_.head_dim_v;
   const bool forward = problem_.pass == Pass::forward;
   const auto rows = [&](Slot slot, DType dtype, std::int64_t dim, bool output) {

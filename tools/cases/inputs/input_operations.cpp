@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "cases/inputs/inputs.h"
+#include "cases/inputs/slot_shapes.h"
 #include "cpu/reference/number.h"
 
 namespace tessera::cases {
@@ -22,48 +23,70 @@ double in_turn(const double (&list)[N], std::uint64_t seed, std::int64_t index) 
 Inputs::Inputs(const Case& of) : case_(of), problem_(case_.problem), values_(case_.values) {
   bindings_.batch_offset = values_.batch_offset;
   bindings_.head_offset = values_.head_offset;
-  if (problem_.operation == Operation::combine) {
-    bind_combine();
-  } else if (problem_.operation == Operation::linear_decode) {
-    bind_linear_decode();
-  } else if (problem_.operation == Operation::linear_chunk) {
-    bind_query_lengths();
-    sequences_ = reference::resolve_sequences(problem_, bindings_);
-    bind_linear_chunk();
-  } else {
-    bind_query_lengths();
-    bind_key_lengths(0);
-    if (problem_.kv2) bind_key_lengths(1);
-    bind_offsets();
-    sequences_ = reference::resolve_sequences(problem_, bindings_);
-    bind_keys(0);
-    if (problem_.kv2) bind_keys(1);
-    if (problem_.operation == Operation::kv_append) {
-      set_non_finite_keys();
-      bind_kv_append();
-    } else {
-      allocate(Slot::q, problem_.q_type, query_shape(problem_.heads_q, problem_.head_dim_qk));
-      fill_queries(Slot::q);
-      apply(values_.inputs, problem_, bindings_);
-      set_non_finite_keys();
-      set_non_finite_rows(Slot::q, 1);
-      bind_score_parameters();
-      bind_list(problem_.list, false);
-      bind_list(problem_.bwd_list, true);
-      if (problem_.pass == Pass::forward) {
-        allocate(Slot::o, problem_.o_type, query_shape(problem_.heads_q, problem_.head_dim_v), true);
-        if (problem_.residual) {
-          allocate(Slot::o_residual, DType::int8, query_shape(problem_.heads_q, problem_.head_dim_v), true);
-        }
-        if (problem_.lse) allocate(Slot::lse, DType::fp32, lse_shape(), true);
-        bind_tile_outputs();
-      } else {
-        bind_forward_result();
-        bind_gradients();
-      }
-    }
-  }
+  bind_operation();
   remember();
+}
+
+void Inputs::bind_operation() {
+  switch (problem_.operation) {
+    case Operation::attention:
+      return bind_attention();
+    case Operation::combine:
+      return bind_combine();
+    case Operation::kv_append:
+      return bind_kv_append();
+    case Operation::linear_decode:
+      return bind_linear_decode();
+    case Operation::linear_chunk:
+      return bind_linear_chunk();
+    default:
+      return bind_by_rules();
+  }
+}
+
+/// An operation whose inputs need no values of their own: all that it must have.
+void Inputs::bind_by_rules() {
+  bind_query_lengths();
+  sequences_ = reference::resolve_sequences(problem_, bindings_);
+  for (const cli::SlotShape& each : cli::value_inputs(problem_)) {
+    allocate(each.slot, each.dtype, each.shape, each.written);
+    fill(each.slot);
+  }
+  for (const cli::SlotShape& each : cli::outputs(problem_)) allocate(each.slot, each.dtype, each.shape, true);
+}
+
+/// Keys, and where they and the queries are.
+void Inputs::bind_sources() {
+  bind_query_lengths();
+  bind_key_lengths(0);
+  if (problem_.kv2) bind_key_lengths(1);
+  bind_offsets();
+  sequences_ = reference::resolve_sequences(problem_, bindings_);
+  bind_keys(0);
+  if (problem_.kv2) bind_keys(1);
+}
+
+void Inputs::bind_attention() {
+  bind_sources();
+  allocate(Slot::q, problem_.q_type, query_shape(problem_.heads_q, problem_.head_dim_qk));
+  fill_queries(Slot::q);
+  apply(values_.inputs, problem_, bindings_);
+  set_non_finite_keys();
+  set_non_finite_rows(Slot::q, 1);
+  bind_score_parameters();
+  bind_list(problem_.list, false);
+  bind_list(problem_.bwd_list, true);
+  if (problem_.pass == Pass::forward) {
+    allocate(Slot::o, problem_.o_type, query_shape(problem_.heads_q, problem_.head_dim_v), true);
+    if (problem_.residual) {
+      allocate(Slot::o_residual, DType::int8, query_shape(problem_.heads_q, problem_.head_dim_v), true);
+    }
+    if (problem_.lse) allocate(Slot::lse, DType::fp32, lse_shape(), true);
+    bind_tile_outputs();
+  } else {
+    bind_forward_result();
+    bind_gradients();
+  }
 }
 
 void Inputs::bind_keys(std::size_t segment) {
@@ -216,6 +239,8 @@ void Inputs::bind_combine() {
 }
 
 void Inputs::bind_kv_append() {
+  bind_sources();
+  set_non_finite_keys();
   allocate(Slot::k_new, problem_.k_type, query_shape(problem_.heads_kv, problem_.head_dim_qk));
   allocate(Slot::v_new, problem_.v_type, query_shape(problem_.heads_kv, problem_.head_dim_v));
   fill_queries(Slot::k_new);

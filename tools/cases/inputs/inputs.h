@@ -68,6 +68,10 @@ class Inputs {
   void set_non_finite_rows(Slot slot, std::int64_t parity);
   void fill_lse(Slot slot, double mean, double deviation, double share_empty);
 
+  void bind_operation();
+  void bind_by_rules();
+  void bind_sources();
+  void bind_attention();
   void bind_query_lengths();
   void bind_key_lengths(std::size_t segment);
   void bind_pages(std::size_t segment, const std::vector<std::int64_t>& lengths);

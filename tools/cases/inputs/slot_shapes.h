@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of a problem that hold values (not lengths, tables or lists): which slots, dtypes and contiguous shapes.
+// The tensors of a problem that hold values (not lengths, tables or lists): which slots, dtypes and contiguous shapes,
+// by the rules of its operation (src/operations).
 #pragma once
 
 #include <cstdint>
@@ -16,10 +17,11 @@ struct SlotShape {
   Slot slot = Slot::q;
   DType dtype = DType::fp32;
   std::vector<std::int64_t> shape;
+  bool written = false;
 };
 
-/// What a run reads as values: q, k, v, o_parts, dout, sink, … ; what is
-/// changed in place (the cache of kv_append, the states of linear_decode) too.
+/// What a run reads as values and must have: q, k, v, o_parts, dout, sink, …; what is changed in place (the cache of
+/// kv_append, the states of linear_decode) too.
 std::vector<SlotShape> value_inputs(const Problem& problem);
 /// What a run writes, without what it changes in place.
 std::vector<SlotShape> outputs(const Problem& problem);

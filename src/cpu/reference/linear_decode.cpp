@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cpu/reference/linear.h"
-
+// The oracle's linear_decode: the recurrence, one element of the state after another.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
 
+#include "cpu/reference/linear.h"
 #include "cpu/reference/number.h"
+#include "cpu/reference/operations.h"
 
 namespace tessera::reference {
 namespace {
@@ -148,18 +149,17 @@ void walk(const Problem& p, const Bindings& bindings, std::uint32_t order, Resul
 
 }  // namespace
 
-void linear_decode(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order,
-                   Result& result) {
-  const auto size = [&result](Slot slot, std::int64_t count) {
-    result[slot].values.assign(static_cast<std::size_t>(count), 0.0);
-    result[slot].written.assign(static_cast<std::size_t>(count), 0);
-  };
-  if (!problem.only_flushes()) size(Slot::o, problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim_v);
-  size(Slot::state, problem.linear.states * problem.heads_q * problem.head_dim_qk * problem.head_dim_v);
+template <>
+void compute_operation<Operation::linear_decode>(const Problem& problem, const Bindings& bindings,
+                                                 Arithmetic arithmetic, std::uint32_t order, Result& result) {
+  if (!problem.only_flushes()) {
+    result[Slot::o].resize(problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim_v);
+  }
+  result[Slot::state].resize(problem.linear.states * problem.heads_q * problem.head_dim_qk * problem.head_dim_v);
   if (problem.linear.ring > 0) {
     const std::int64_t rows = problem.linear.states * problem.heads_q * 2 * problem.linear.ring;
-    size(Slot::ring_k, rows * problem.head_dim_qk);
-    size(Slot::ring_v, rows * problem.head_dim_v);
+    result[Slot::ring_k].resize(rows * problem.head_dim_qk);
+    result[Slot::ring_v].resize(rows * problem.head_dim_v);
   }
   if (arithmetic == Arithmetic::oracle) {
     walk<double>(problem, bindings, order, result);
