@@ -5,6 +5,7 @@
 
 #include "base/checked.h"
 #include "base/dlpack.h"
+#include "base/element.h"
 #include "tessera/error.h"
 
 namespace tessera {
@@ -12,21 +13,42 @@ namespace {
 
 using detail::checked_extent;
 
+enum class Use : std::uint8_t { metadata, operand, operand_and_result };
+
 struct DTypeRow {
   DType dtype;
   std::string_view name;
   std::size_t bytes;
   DLDataType dl;
+  Use use = Use::metadata;
 };
 
 constexpr DTypeRow kDTypes[] = {
-    {DType::fp64, "fp64", 8, {detail::kDlFloat, 64, 1}},       {DType::fp32, "fp32", 4, {detail::kDlFloat, 32, 1}},
-    {DType::fp16, "fp16", 2, {detail::kDlFloat, 16, 1}},       {DType::bf16, "bf16", 2, {detail::kDlBfloat, 16, 1}},
-    {DType::e4m3, "e4m3", 1, {detail::kDlFloat8E4m3fn, 8, 1}}, {DType::e5m2, "e5m2", 1, {detail::kDlFloat8E5m2, 8, 1}},
-    {DType::int8, "int8", 1, {detail::kDlInt, 8, 1}},          {DType::int32, "int32", 4, {detail::kDlInt, 32, 1}},
-    {DType::int64, "int64", 8, {detail::kDlInt, 64, 1}},       {DType::uint8, "uint8", 1, {detail::kDlUInt, 8, 1}},
-    {DType::uint32, "uint32", 4, {detail::kDlUInt, 32, 1}},    {DType::uint64, "uint64", 8, {detail::kDlUInt, 64, 1}},
+    {DType::fp64, "fp64", 8, {detail::kDlFloat, 64, 1}},
+    {DType::fp32, "fp32", 4, {detail::kDlFloat, 32, 1}, Use::operand_and_result},
+    {DType::fp16, "fp16", 2, {detail::kDlFloat, 16, 1}, Use::operand_and_result},
+    {DType::bf16, "bf16", 2, {detail::kDlBfloat, 16, 1}, Use::operand_and_result},
+    {DType::e4m3, "e4m3", 1, {detail::kDlFloat8E4m3fn, 8, 1}, Use::operand},
+    {DType::e5m2, "e5m2", 1, {detail::kDlFloat8E5m2, 8, 1}, Use::operand},
+    {DType::int8, "int8", 1, {detail::kDlInt, 8, 1}, Use::operand},
+    {DType::int32, "int32", 4, {detail::kDlInt, 32, 1}},
+    {DType::int64, "int64", 8, {detail::kDlInt, 64, 1}},
+    {DType::uint8, "uint8", 1, {detail::kDlUInt, 8, 1}},
+    {DType::uint32, "uint32", 4, {detail::kDlUInt, 32, 1}},
+    {DType::uint64, "uint64", 8, {detail::kDlUInt, 64, 1}},
 };
+
+/// "a, b or c" of the types of these uses.
+std::string types_of(Use least) {
+  std::string text;
+  std::string_view last;
+  for (const DTypeRow& row : kDTypes) {
+    if (row.use < least) continue;
+    if (!last.empty()) text.append(text.empty() ? "" : ", ").append(last);
+    last = row.name;
+  }
+  return text.append(" or ").append(last);
+}
 
 const DTypeRow& row_of(DType dtype) noexcept {
   const auto index = static_cast<std::size_t>(dtype);
@@ -95,6 +117,15 @@ Device device_from_dlpack(const DLDevice& device, std::string_view argument) {
 }
 
 }  // namespace
+
+namespace detail {
+
+bool is_operand(DType dtype) noexcept { return row_of(dtype).use >= Use::operand; }
+bool is_result(DType dtype) noexcept { return row_of(dtype).use == Use::operand_and_result; }
+std::string operand_types() { return types_of(Use::operand); }
+std::string result_types() { return types_of(Use::operand_and_result); }
+
+}  // namespace detail
 
 std::size_t size_of(DType dtype) noexcept { return row_of(dtype).bytes; }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/checked.h"
+#include "base/element.h"
 #include "problem/line_reader.h"
 #include "problem/line_writer.h"
 #include "problem/operation.h"
@@ -16,23 +17,15 @@ namespace {
 
 using namespace detail;
 
-bool is_output_type(DType type) { return type == DType::fp32 || type == DType::fp16 || type == DType::bf16; }
-
-bool is_input_type(DType type) {
-  return is_output_type(type) || type == DType::e4m3 || type == DType::e5m2 || type == DType::int8;
-}
-
 void check_types(const Problem& p) {
   const struct {
     std::string_view name;
     DType type;
   } inputs[] = {{"q_type", p.q_type}, {"k_type", p.k_type}, {"v_type", p.v_type}};
   for (const auto& input : inputs) {
-    if (!is_input_type(input.type)) {
-      refuse_field(input.name, std::string(to_string(input.type)), "fp32, fp16, bf16, e4m3, e5m2 or int8");
-    }
+    if (!is_operand(input.type)) refuse_field(input.name, std::string(to_string(input.type)), operand_types());
   }
-  if (!is_output_type(p.o_type)) refuse_field("o_type", std::string(to_string(p.o_type)), "fp32, fp16 or bf16");
+  if (!is_result(p.o_type)) refuse_field("o_type", std::string(to_string(p.o_type)), result_types());
 }
 
 /// Rows of any operation; some want multiples of 8 besides.

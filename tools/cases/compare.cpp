@@ -56,8 +56,7 @@ Tolerance find_tolerance(const reference::Result& oracle, const std::vector<refe
 
 /// Whether `got` is what the dtype makes of a finite number too large for it.
 bool overflowed(DType dtype, double got, double want, double allowed) {
-  const double most = dtype == DType::fp16 ? 65504.0 : std::numeric_limits<float>::max();
-  return std::isinf(got) && (got > 0) == (want > 0) && std::fabs(want) + allowed >= most;
+  return std::isinf(got) && (got > 0) == (want > 0) && std::fabs(want) + allowed >= reference::format_of(dtype).largest;
 }
 
 /// O and its residual are one number, nearer to O before its rounding than half a step of the residual.
@@ -197,10 +196,10 @@ void compare_next(const Problem& problem, const Bindings& got, const reference::
 }  // namespace
 
 double ulp(DType dtype, double magnitude) noexcept {
-  const int digits = dtype == DType::bf16 ? 7 : dtype == DType::fp16 ? 10 : dtype == DType::fp64 ? 52 : 23;
-  const int least = dtype == DType::fp16 ? -14 : dtype == DType::fp64 ? -1022 : -126;
+  const reference::Format format = reference::format_of(dtype);
+  const int least = format.least_exponent();
   const int exponent = magnitude > 0 ? std::ilogb(magnitude) : least;
-  return std::ldexp(1.0, std::max(exponent, least) - digits);
+  return std::ldexp(1.0, std::max(exponent, least) - format.digits);
 }
 
 Comparison compare(const Problem& problem, const Bindings& got, const reference::Result& oracle,

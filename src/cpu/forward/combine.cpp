@@ -16,13 +16,8 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t kLongestRow = 512;  // Problem::check's limit of the head dims
 
-bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
-
 Support supports(const Problem& problem, const Target& /*target*/, const Wishes& /*wishes*/) {
-  for (const DType dtype : {problem.q_type, problem.o_type}) {
-    if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
-  }
-  return Support::yes();
+  return has_kernels_of({problem.q_type, problem.o_type});
 }
 
 void plan(detail::PlanState& state) { state.workspace_bytes = 0; }

@@ -32,8 +32,6 @@ constexpr std::int64_t kLongestTile = 4096;  // a wish beyond this would only wa
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
-
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
 }
@@ -60,9 +58,8 @@ Support supports_wishes(const Problem& problem, const Wishes& wishes) {
 }
 
 Support supports(const Problem& problem, const Target& /*target*/, const Wishes& wishes) {
-  for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type, problem.o_type}) {
-    if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
-  }
+  if (Support types = has_kernels_of({problem.q_type, problem.k_type, problem.v_type, problem.o_type}); !types)
+    return types;
   if (problem.pass == Pass::backward) {
     if (is_paged(problem.kv) || (problem.kv2 && is_paged(*problem.kv2))) {
       return Support::no("paged keys have no gradient: a page may belong to several sequences");

@@ -19,13 +19,8 @@ using detail::LinearWalk;
 
 constexpr std::int64_t kChunk = kPanel;
 
-bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
-
 Support supports(const Problem& problem, const Target& /*target*/, const Wishes& /*wishes*/) {
-  for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type}) {
-    if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
-  }
-  return Support::yes();
+  return has_kernels_of({problem.q_type, problem.k_type, problem.v_type});
 }
 
 /// A thread's memory. Rows of `x`, `y` are padded to width_x floats, those of `z`, `s` and `out` to width_z.

@@ -14,7 +14,7 @@ namespace {
 DType narrowest(const Problem& problem) {
   DType step = DType::fp32;
   for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type}) {
-    if (dtype == DType::bf16 || (dtype == DType::fp16 && step == DType::fp32)) step = dtype;
+    if (format_of(dtype).digits < format_of(step).digits) step = dtype;
   }
   return step;
 }

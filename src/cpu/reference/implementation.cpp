@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle as a row of the table of implementations, chosen only when wished for by name.
+#include "base/element.h"
 #include "cpu/implementations.h"
 #include "cpu/reference/reference.h"
 
@@ -18,8 +19,8 @@ Support supports_reference(const Problem& problem, const Target& /*target*/, con
     return Support::no("a page may belong to several sequences, so paged KV has no backward");
   }
   for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type, problem.o_type}) {
-    if (dtype != DType::fp32 && dtype != DType::fp16 && dtype != DType::bf16) {
-      return Support::no("dtype " + std::string(to_string(dtype)) + " is not fp32, fp16 or bf16");
+    if (!detail::is_result(dtype)) {
+      return Support::no("dtype " + std::string(to_string(dtype)) + " is not " + detail::result_types());
     }
   }
   return Support::yes();

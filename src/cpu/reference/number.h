@@ -13,6 +13,27 @@
 
 namespace tessera::reference {
 
+/// What a floating type can hold.
+struct Format {
+  int digits;  // behind the leading one
+  int exponent_bits;
+  double largest;  // finite
+  /// Of the smallest normal number.
+  [[nodiscard]] int least_exponent() const noexcept { return 2 - (1 << (exponent_bits - 1)); }
+};
+inline Format format_of(DType dtype) noexcept {
+  switch (dtype) {
+    case DType::fp64:
+      return {52, 11, std::numeric_limits<double>::max()};
+    case DType::fp16:
+      return {10, 5, 65504.0};
+    case DType::bf16:
+      return {7, 8, 0x1.FEp127};
+    default:
+      return {23, 8, std::numeric_limits<float>::max()};
+  }
+}
+
 /// To the nearest bf16, ties to even; NaN stays NaN.
 inline float round_to_bf16(float value) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(value);

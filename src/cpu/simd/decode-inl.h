@@ -116,17 +116,6 @@ void decode_values_as(std::int64_t keys, const std::byte* const* rows, std::int6
   for (; t < dim; t += kLanes) sums_of_values<kQueries, 1, T>(keys, rows, t, dim, s, o, prefetcher, lines);
 }
 
-template <class Task>
-void with_number_of(DType dtype, const Task& task) {
-  if (dtype == DType::fp32) {
-    task(float());
-  } else if (dtype == DType::bf16) {
-    task(hwy::bfloat16_t());
-  } else {
-    task(hwy::float16_t());
-  }
-}
-
 void decode_scores(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim, std::int64_t queries,
                    const float* q, float* s, const RowsAhead& ahead) {
   with_number_of(dtype,

@@ -4,7 +4,9 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
+#include "base/element.h"
 #include "tessera/error.h"
 
 // Vectors of SVE have no size that a compiler knows, so they cannot be elements of arrays, and register tiles are such.
@@ -29,7 +31,7 @@ HWY_AFTER_NAMESPACE();
 
 #include "cpu/simd/matmul-inl.h"
 //
-#include "cpu/simd/half-inl.h"
+#include "cpu/simd/numbers-inl.h"
 //
 #include "cpu/simd/softmax-inl.h"
 //
@@ -153,6 +155,14 @@ const Kernels& kernels_for(std::string_view isa) {
 std::vector<std::string> usable_isas() { return names(0, targets().usable); }
 
 std::vector<std::string> emulated_isas() { return names(targets().usable, targets().all.size()); }
+
+Support has_kernels_of(std::initializer_list<DType> types) {
+  for (const DType type : types) {
+    if (detail::is_result(type)) continue;
+    return Support::no("has no " + std::string(to_string(type)) + "; want " + detail::result_types());
+  }
+  return Support::yes();
+}
 
 }  // namespace tessera::cpu
 #endif  // HWY_ONCE

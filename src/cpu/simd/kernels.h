@@ -6,11 +6,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cpu/simd/dot_kernels.h"
+#include "tessera/error.h"
 #include "tessera/tensor.h"
 
 namespace tessera::cpu {
@@ -119,6 +121,8 @@ struct Kernels {
 
 /// The table for an instruction set of usable_isas() or emulated_isas(). Throws Error{unsupported} for another name.
 const Kernels& kernels_for(std::string_view isa);
+/// Whether kernels load and store rows of all these types.
+Support has_kernels_of(std::initializer_list<DType> types);
 
 /// Instruction sets that this build has and this machine can run, best first.
 std::vector<std::string> usable_isas();

@@ -5,22 +5,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
 
-HWY_INLINE Vector load_as_float(const float* source) { return hn::LoadU(FloatTag(), source); }
-
-HWY_INLINE Vector load_as_float(const hwy::bfloat16_t* source) {
-  const FloatTag d;
-  const hn::Rebind<std::uint16_t, FloatTag> d16;
-  const hn::RebindToUnsigned<FloatTag> d32;
-  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(source)));
-  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
-}
-
-HWY_INLINE Vector load_as_float(const hwy::float16_t* source) {
-  const hn::Rebind<std::uint16_t, FloatTag> d16;
-  const hn::RebindToUnsigned<FloatTag> d32;
-  return from_half_bits(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(source))));
-}
-
 template <class T>
 HWY_INLINE void load_row_as(const std::byte* bytes, std::int64_t count, float scale, float* target,
                             std::int64_t width) {
@@ -48,40 +32,38 @@ void load_rows_as(const std::byte* source, std::ptrdiff_t stride, std::int64_t r
 
 void load_rows(DType dtype, const std::byte* source, std::ptrdiff_t stride, std::int64_t rows, std::int64_t count,
                float scale, float* target, std::int64_t width) {
-  if (dtype == DType::fp32) {
-    load_rows_as<float>(source, stride, rows, count, scale, target, width);
-  } else if (dtype == DType::bf16) {
-    load_rows_as<hwy::bfloat16_t>(source, stride, rows, count, scale, target, width);
+  with_number_of(
+      dtype, [&](auto number) { load_rows_as<decltype(number)>(source, stride, rows, count, scale, target, width); });
+}
+
+template <class T>
+void store_row_as(const float* source, std::int64_t count, std::byte* target) {
+  if constexpr (std::is_same_v<T, float>) {
+    std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(float));
   } else {
-    load_rows_as<hwy::float16_t>(source, stride, rows, count, scale, target, width);
+    const FloatTag d;
+    const hn::Rebind<std::uint16_t, FloatTag> d16;
+    const auto round = [&](const float* from) HWY_ATTR {
+      const auto half = bits_of(T(), hn::BitCast(BitsTag(), hn::LoadU(d, from)));
+      // 16 significant bits in each 32-bit lane; signed saturation must not touch them.
+      return hn::BitCast(d16, hn::DemoteTo(hn::RebindToSigned<decltype(d16)>(), sign_extend_16(half)));
+    };
+    std::uint16_t* to = reinterpret_cast<std::uint16_t*>(target);
+    std::int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) hn::StoreU(round(source + i), d16, to + i);
+    if (i < count) {
+      alignas(64) float values[kPad] = {};
+      alignas(64) std::uint16_t bits[kPad];
+      const auto live = static_cast<std::size_t>(count - i);
+      std::memcpy(values, source + i, live * sizeof(float));
+      hn::StoreU(round(values), d16, bits);
+      std::memcpy(to + i, bits, live * sizeof *bits);
+    }
   }
 }
 
 void store_row(DType dtype, const float* source, std::int64_t count, std::byte* target) {
-  if (dtype == DType::fp32) {
-    std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(float));
-    return;
-  }
-  const FloatTag d;
-  const hn::Rebind<std::uint16_t, FloatTag> d16;
-  const hn::RebindToUnsigned<FloatTag> d32;
-  const auto round = [&](const float* from) HWY_ATTR {
-    const auto x = hn::BitCast(d32, hn::LoadU(d, from));
-    const auto half = dtype == DType::bf16 ? to_bfloat_bits(x) : to_half_bits(x);
-    // Both give 16 significant bits in each 32-bit lane; signed saturation must not touch them.
-    return hn::BitCast(d16, hn::DemoteTo(hn::RebindToSigned<decltype(d16)>(), sign_extend_16(half)));
-  };
-  std::uint16_t* to = reinterpret_cast<std::uint16_t*>(target);
-  std::int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) hn::StoreU(round(source + i), d16, to + i);
-  if (i < count) {
-    alignas(64) float values[kPad] = {};
-    alignas(64) std::uint16_t bits[kPad];
-    const auto live = static_cast<std::size_t>(count - i);
-    std::memcpy(values, source + i, live * sizeof(float));
-    hn::StoreU(round(values), d16, bits);
-    std::memcpy(to + i, bits, live * sizeof *bits);
-  }
+  with_number_of(dtype, [&](auto number) { store_row_as<decltype(number)>(source, count, target); });
 }
 
 #if HWY_TARGET != HWY_SCALAR

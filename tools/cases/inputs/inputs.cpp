@@ -9,6 +9,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/element.h"
 #include "cpu/reference/number.h"
 #include "tessera/error.h"
 
@@ -78,8 +79,7 @@ std::vector<Inputs::BufferView> Inputs::buffers() {
 Tensor& Inputs::allocate(Slot slot, DType dtype, std::vector<std::int64_t> shape, bool output) {
   Tensor& tensor = bindings_[slot];
   tensor = Tensor::contiguous(nullptr, dtype, shape.data(), static_cast<int>(shape.size()));
-  const bool floating =
-      dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16 || slot == Slot::o_residual;
+  const bool floating = detail::is_result(dtype) || slot == Slot::o_residual;
   const bool token_major = floating && shape.size() >= 3 && slot != Slot::lse && slot != Slot::dlse &&
                            slot != Slot::prior_lse && slot != Slot::lse_parts && slot != Slot::tile_mass;
   const Strides strides = floating && shape.size() >= 2 ? values_.strides : Strides::packed;

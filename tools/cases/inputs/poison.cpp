@@ -5,24 +5,31 @@
 #include <new>
 #include <vector>
 
+#include "base/element.h"
+#include "cpu/reference/number.h"
 #include "cpu/reference/sequences.h"
 
 namespace tessera::cases {
 namespace {
 
 constexpr std::size_t kAlignment = 64;
-constexpr std::uint32_t kFp32[kNanKinds] = {0x7FC00000, 0xFFFFFFFF, 0x7FC00001, 0xFFC001FF, 0x7F800001, 0xFFBFFFFF};
-constexpr std::uint32_t kBf16[kNanKinds] = {0x7FC0, 0xFFFF, 0x7FC1, 0xFFC7, 0x7F81, 0xFFBF};
-constexpr std::uint32_t kFp16[kNanKinds] = {0x7E00, 0xFFFF, 0x7E01, 0xFE1F, 0x7C01, 0xFDFF};
 
 }  // namespace
 
 std::uint32_t nan_bits(DType dtype, std::uint64_t kind) noexcept {
-  return (dtype == DType::fp32 ? kFp32 : dtype == DType::bf16 ? kBf16 : kFp16)[kind % kNanKinds];
+  const reference::Format format = reference::format_of(dtype);
+  const std::uint32_t quiet = 1U << (format.digits - 1);
+  const std::uint32_t infinity = ((1U << format.exponent_bits) - 1U) << format.digits;
+  const std::uint32_t sign = 1U << (format.digits + format.exponent_bits);
+  const std::uint32_t low_half = (1U << format.digits / 2) - 1U;
+  const std::uint32_t kinds[kNanKinds] = {infinity | quiet,      sign | infinity | (2 * quiet - 1U),
+                                          infinity | quiet | 1U, sign | infinity | quiet | low_half,
+                                          infinity | 1U,         sign | infinity | (quiet - 1U)};
+  return kinds[kind % kNanKinds];
 }
 
 void poison(std::span<std::byte> bytes, DType dtype, std::uint64_t kind) noexcept {
-  if (dtype != DType::fp32 && dtype != DType::bf16 && dtype != DType::fp16) {
+  if (!detail::is_result(dtype)) {
     std::memset(bytes.data(), 0xFF, bytes.size());
     return;
   }

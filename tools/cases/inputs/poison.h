@@ -15,11 +15,11 @@
 namespace tessera::cases {
 
 inline constexpr std::uint64_t kNanKinds = 6;
-/// Bits of a NaN of an fp32, fp16 or bf16: the default one, all ones, the payload's lowest bit, its low half, and two
-/// signalling ones, by `kind` modulo kNanKinds.
+/// Bits of a NaN of a type that results may have: the default one, all ones, the payload's lowest bit, its low half,
+/// and two signalling ones, by `kind` modulo kNanKinds.
 std::uint32_t nan_bits(DType dtype, std::uint64_t kind) noexcept;
 
-/// Fills whole elements: NaN of a kind in these three types, −1 in every signed one.
+/// Fills whole elements: NaN of a kind in such a type, −1 in every signed one.
 void poison(std::span<std::byte> bytes, DType dtype, std::uint64_t kind) noexcept;
 
 /// Rows of K and V that no sequence uses: behind its end, in the rest of its last page, in pages that it has not.

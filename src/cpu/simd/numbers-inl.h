@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp16 and bf16 bits by integer arithmetic, so that every instruction set rounds alike (to nearest, ties to even;
-// subnormals, infinities and NaN kept). Included once per instruction set, after matmul-inl.h.
+// Numbers of every element type in and out of fp32. fp16 and bf16 bits by integer arithmetic, so that every instruction
+// set rounds alike (to nearest, ties to even; subnormals, infinities and NaN kept). Included once per instruction set,
+// after matmul-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
@@ -59,6 +60,39 @@ HWY_INLINE Bits to_half_bits(Bits x) {
 HWY_INLINE hn::Vec<hn::RebindToSigned<FloatTag>> sign_extend_16(Bits x) {
   const hn::RebindToSigned<FloatTag> di;
   return hn::ShiftRight<16>(hn::BitCast(di, hn::ShiftLeft<16>(x)));
+}
+
+// A lane each of what lies in memory, in fp32.
+HWY_INLINE Vector load_as_float(const float* source) { return hn::LoadU(FloatTag(), source); }
+
+HWY_INLINE Vector load_as_float(const hwy::bfloat16_t* source) {
+  const FloatTag d;
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const hn::RebindToUnsigned<FloatTag> d32;
+  const auto bits = hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(source)));
+  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+}
+
+HWY_INLINE Vector load_as_float(const hwy::float16_t* source) {
+  const hn::Rebind<std::uint16_t, FloatTag> d16;
+  const hn::RebindToUnsigned<FloatTag> d32;
+  return from_half_bits(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(source))));
+}
+
+// fp32 bits to those of a narrower type, in the low half of each lane.
+HWY_INLINE Bits bits_of(hwy::bfloat16_t /*type*/, Bits x) { return to_bfloat_bits(x); }
+HWY_INLINE Bits bits_of(hwy::float16_t /*type*/, Bits x) { return to_half_bits(x); }
+
+// Calls the task with a number of the type.
+template <class Task>
+void with_number_of(DType dtype, const Task& task) {
+  if (dtype == DType::fp32) {
+    task(float());
+  } else if (dtype == DType::bf16) {
+    task(hwy::bfloat16_t());
+  } else {
+    task(hwy::float16_t());
+  }
 }
 
 }  // namespace HWY_NAMESPACE
