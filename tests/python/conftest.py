@@ -39,3 +39,18 @@ def tessera_command() -> Path:
     if not path.exists():
         pytest.skip(f"no {path}; cmake --preset release && cmake --build build/release makes it")
     return path
+
+
+@pytest.fixture
+def command(tessera_command, tmp_path):
+    """`tessera run` on arrays, in a folder of the test's own."""
+    from command_run import Command
+
+    return Command(tessera_command, tmp_path)
+
+
+@pytest.fixture
+def rng():
+    import numpy as np
+
+    return np.random.default_rng(77)

@@ -27,7 +27,7 @@ float milliseconds_between(cuda::EventHandle begin, cuda::EventHandle end) {
 
 DeviceRun::DeviceRun(Executor& executor, const BenchInputs& inputs, bool as_graph)
     : executor_(executor),
-      as_graph_(as_graph || !inputs.turns.empty()),
+      as_graph_(as_graph || !inputs.slots_by_call.empty()),
       device_(executor.plan().target().index),
       stream_(cases::device_stream(device_)),
       bindings_(bindings_of(inputs.arrays)) {
@@ -38,7 +38,7 @@ DeviceRun::DeviceRun(Executor& executor, const BenchInputs& inputs, bool as_grap
       bindings_[slot].data = copy_of(array);
       bindings_[slot].device = {DeviceType::cuda, device_};
     }
-    for (const files::Array& turn : inputs.turns) turns_.push_back(copy_of(turn));
+    for (const files::Array& slots : inputs.slots_by_call) slots_by_call_.push_back(copy_of(slots));
     for (const files::Array& cursors : inputs.cursors) cursors_.push_back(copy_of(cursors));
     flush_ = cuda::allocate(device_, kFlushBytes);
     memory_.push_back(flush_);
@@ -88,7 +88,7 @@ double DeviceRun::time_graph(Recorded& recorded, int calls, int warm_up, const C
   if (recorded.calls != calls) {
     if (recorded.graph != nullptr) d.graph_exec_destroy(std::exchange(recorded.graph, nullptr));
     cuda::check(d.capture_begin(stream, kOfThisThread), "cuStreamBeginCapture");
-    for (int i = 0; i < calls; ++i) call(static_cast<std::size_t>(i) % std::max<std::size_t>(turns_.size(), 1));
+    for (int i = 0; i < calls; ++i) call(static_cast<std::size_t>(i) % std::max<std::size_t>(slots_by_call_.size(), 1));
     cuda::GraphHandle graph = nullptr;
     cuda::check(d.capture_end(stream, &graph), "cuStreamEndCapture");
     const cuda::Result result = d.graph_instantiate(&recorded.graph, graph, 0);
@@ -105,7 +105,7 @@ double DeviceRun::time_graph(Recorded& recorded, int calls, int warm_up, const C
 }
 
 double DeviceRun::time_in_place(int calls, int warm_up) {
-  if (turns_.empty()) return 0;
+  if (slots_by_call_.empty()) return 0;
   const cuda::CurrentContext context(device_);
   calls = std::clamp(calls, 1, kMostCalls);
   if (passes_.empty()) {
@@ -121,8 +121,8 @@ double DeviceRun::time_in_place(int calls, int warm_up) {
   double best = 0;
   for (std::size_t way = 0; way < passes_.size(); ++way) {
     if (!passes_[way].fits(bytes)) continue;
-    const double us = time_graph(recorded_passes_[way], calls, warm_up, [&](std::size_t turn) {
-      passes_[way].launch(state.bytes() + turn * bytes, bytes, stream_);
+    const double us = time_graph(recorded_passes_[way], calls, warm_up, [&](std::size_t call) {
+      passes_[way].launch(state.bytes() + call * bytes, bytes, stream_);
     });
     best = best == 0 ? us : std::min(best, us);
   }
@@ -135,9 +135,9 @@ double DeviceRun::time(int calls, int warm_up) {
   const cuda::StreamHandle stream = handle_of(stream_);
   calls = std::clamp(calls, 1, kMostCalls);
   if (as_graph_) {
-    return time_graph(steps_, calls, warm_up, [&](std::size_t turn) {
-      if (!turns_.empty()) bindings_[Slot::state_slots].data = turns_[turn];
-      if (!cursors_.empty()) bindings_[Slot::ring_cursor].data = cursors_[turn];
+    return time_graph(steps_, calls, warm_up, [&](std::size_t call) {
+      if (!slots_by_call_.empty()) bindings_[Slot::state_slots].data = slots_by_call_[call];
+      if (!cursors_.empty()) bindings_[Slot::ring_cursor].data = cursors_[call];
       executor_.run(bindings_, stream_);
     });
   }

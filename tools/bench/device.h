@@ -24,12 +24,12 @@ class DeviceRun {
   /// Microseconds of one call, the median of `calls` after `warm_up` untimed ones. Before each, 256 MiB are written, so
   /// that no input is in the cache; the device is busy with that while the host queues the call, so that host time
   /// does not count.
-  /// As a graph, and always of inputs with turns, the calls are measured in a row without a flush, each with the next
-  /// turn: the mean of one.
+  /// As a graph, and always of inputs with slots_by_call, the calls are measured in a row without a flush, each with
+  /// its slots: the mean of one.
   double time(int calls, int warm_up);
 
-  /// For inputs with turns, the microseconds of the best of some passes in place over as many bytes as a call's states
-  /// have, in the same memory and measured alike: what a call can reach. 0 for other inputs.
+  /// For inputs with slots_by_call, the microseconds of the best of some passes in place over as many bytes as a call's
+  /// states have, in the same memory and measured alike: what a call can reach. 0 for other inputs.
   double time_in_place(int calls, int warm_up);
 
   /// What the last call wrote into a tensor.
@@ -57,8 +57,8 @@ class DeviceRun {
   std::vector<void*> memory_;
   void* flush_ = nullptr;
   std::vector<cuda::EventHandle> events_;
-  std::vector<void*> turns_;    // state_slots of the calls
-  std::vector<void*> cursors_;  // ring_cursor of them, if they have any
+  std::vector<void*> slots_by_call_;  // state_slots of the calls
+  std::vector<void*> cursors_;        // ring_cursor of them, if they have any
   Recorded steps_;
   std::vector<InPlacePass> passes_;
   std::vector<Recorded> recorded_passes_;

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <random>
 
+#include "bindings/slot_rules.h"
 #include "cases/inputs/poison.h"
 #include "files/convert.h"
 
@@ -58,16 +59,8 @@ Array ends_of(const std::vector<std::int64_t>& lengths) {
   return int32_array(ends);
 }
 
-struct SourceSlots {
-  Slot cu_seqlens, seqused, table, indptr, indices, last;
-};
-constexpr SourceSlots kFirst{Slot::cu_seqlens_k, Slot::seqused_k,    Slot::page_table,
-                             Slot::page_indptr,  Slot::page_indices, Slot::last_page_len};
-constexpr SourceSlots kSecond{Slot::cu_seqlens_k2, Slot::seqused_k2,    Slot::page_table2,
-                              Slot::page_indptr2,  Slot::page_indices2, Slot::last_page_len2};
-
 // `lengths`: of the sequences' keys.
-void add_source(const Problem& problem, const KvSource& source, const SourceSlots& slots,
+void add_source(const Problem& problem, const KvSource& source, const detail::SourceSlots& slots,
                 const std::vector<std::int64_t>& lengths, std::mt19937_64& random, Arrays& arrays) {
   const std::int64_t batch = problem.batch;
   if (source.layout == KvLayout::varlen) arrays[slots.cu_seqlens] = equal_ends(batch, source.seqlen, source.total);
@@ -84,7 +77,7 @@ void add_source(const Problem& problem, const KvSource& source, const SourceSlot
   for (std::int64_t at = 0; at < batch * columns; ++at)
     ids.push_back(pages[static_cast<std::size_t>(at) % pages.size()]);
   if (source.layout == KvLayout::paged_table) {
-    arrays[slots.table] = int32_array({batch, columns}, ids);
+    arrays[slots.page_table] = int32_array({batch, columns}, ids);
     return;
   }
   std::vector<std::int64_t> counts, indices, last;
@@ -94,9 +87,9 @@ void add_source(const Problem& problem, const KvSource& source, const SourceSlot
     indices.insert(indices.end(), ids.begin() + b * columns, ids.begin() + b * columns + counts.back());
     last.push_back(length == 0 ? 0 : (length - 1) % source.page_size + 1);
   }
-  arrays[slots.indptr] = ends_of(counts);
-  arrays[slots.indices] = int32_array(indices);
-  if (!appends) arrays[slots.last] = int32_array(last);
+  arrays[slots.page_indptr] = ends_of(counts);
+  arrays[slots.page_indices] = int32_array(indices);
+  if (!appends) arrays[slots.last_page_len] = int32_array(last);
 }
 
 // One (batch, head): in every query block, `density` of the key blocks that any of its rows sees, drawn at random.
@@ -118,17 +111,9 @@ KeptTiles draw_tiles(const Problem& problem, double density, std::mt19937_64& ra
   return kept;
 }
 
-struct ListSlots {
-  Slot counts, indices, bits, full_counts, full_indices, full_bits;
-};
-constexpr ListSlots kList{Slot::tile_counts, Slot::tile_indices, Slot::tile_bits,
-                          Slot::full_counts, Slot::full_indices, Slot::full_bits};
-constexpr ListSlots kBackwardList{Slot::bwd_tile_counts, Slot::bwd_tile_indices, Slot::bwd_tile_bits,
-                                  Slot::bwd_full_counts, Slot::bwd_full_indices, Slot::bwd_full_bits};
-
 // Stores the kept tiles in the list's form; of a list with full entries the full part stays empty.
-void add_list(const Problem& problem, const TileList& list, const ListSlots& slots, const std::vector<KeptTiles>& kept,
-              Arrays& arrays) {
+void add_list(const Problem& problem, const TileList& list, const detail::ListSlots& slots,
+              const std::vector<KeptTiles>& kept, Arrays& arrays) {
   const std::int64_t batch = list.per_batch ? problem.batch : 1, heads = problem.list_heads(list);
   const std::int64_t query_blocks = problem.query_blocks(), key_blocks = problem.key_blocks();
   const bool by_key = list.form == TileList::Form::transposed;
@@ -183,11 +168,11 @@ void add_values(const BenchCase& bench_case, std::mt19937_64& random, Arrays& ar
 
 // As sequences that began at any time have them: of the steps from one flush to the next as many are at each, within a
 // call or over the calls in a row.
-Array staggered_cursors(const Problem& problem, std::int64_t turn) {
+Array staggered_cursors(const Problem& problem, std::int64_t call) {
   const std::int64_t tokens = std::max<std::int64_t>(problem.seqlen_q, 1), steps = problem.linear.ring / tokens;
   std::vector<std::int64_t> cursors;
   for (std::int64_t b = 0; b < problem.batch; ++b) {
-    const std::int64_t at = b + turn;
+    const std::int64_t at = b + call;
     cursors.push_back(at / steps % 2 * (problem.linear.ring + 1) + tokens * (1 + at % steps));
   }
   return int32_array({problem.batch}, cursors);
@@ -200,15 +185,15 @@ void add_state_slots(const BenchCase& bench_case, std::mt19937_64& random, Bench
   std::iota(slots.begin(), slots.end(), 0);
   if (!bench_case.slots_in_order) std::shuffle(slots.begin(), slots.end(), random);
   const std::int64_t batch = problem.batch;
-  const auto slots_of = [&](std::int64_t turn) {
-    return int32_array({batch}, {slots.begin() + turn * batch, slots.begin() + (turn + 1) * batch});
+  const auto slots_of = [&](std::int64_t call) {
+    return int32_array({batch}, {slots.begin() + call * batch, slots.begin() + (call + 1) * batch});
   };
-  const std::int64_t turns = batch == 0 ? 1 : std::min<std::int64_t>(problem.linear.states / batch, 100);
-  for (std::int64_t turn = 0; turns > 1 && turn < turns; ++turn) {
-    inputs.turns.push_back(slots_of(turn));
-    if (problem.linear.ring > 0) inputs.cursors.push_back(staggered_cursors(problem, turn));
+  const std::int64_t calls = batch == 0 ? 1 : std::min<std::int64_t>(problem.linear.states / batch, 100);
+  for (std::int64_t call = 0; calls > 1 && call < calls; ++call) {
+    inputs.slots_by_call.push_back(slots_of(call));
+    if (problem.linear.ring > 0) inputs.cursors.push_back(staggered_cursors(problem, call));
   }
-  if (turns > 0) inputs.arrays[Slot::state_slots] = slots_of(0);
+  if (calls > 0) inputs.arrays[Slot::state_slots] = slots_of(0);
   if (problem.linear.ring > 0) inputs.arrays[Slot::ring_cursor] = staggered_cursors(problem, 0);
 }
 
@@ -226,12 +211,12 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   if (problem.operation == Operation::attention || problem.operation == Operation::kv_append) {
     std::vector<std::int64_t> lengths;
     for (std::int64_t b = 0; b < problem.batch; ++b) lengths.push_back(bench_case.key_length(b));
-    add_source(problem, problem.kv, kFirst, lengths, random, inputs.arrays);
+    add_source(problem, problem.kv, detail::source_slots(false), lengths, random, inputs.arrays);
   }
   if (problem.operation == Operation::linear_decode) add_state_slots(bench_case, random, inputs);
   if (problem.kv2) {
     const std::vector<std::int64_t> full = same(problem.batch, problem.kv2->seqlen);
-    add_source(problem, *problem.kv2, kSecond, full, random, inputs.arrays);
+    add_source(problem, *problem.kv2, detail::source_slots(true), full, random, inputs.arrays);
   }
   if (problem.append.rotary != Rotary::none) {
     for (const Slot slot : {Slot::rotary_cos, Slot::rotary_sin}) {
@@ -240,7 +225,7 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
       inputs.arrays[slot] = std::move(table);
     }
   }
-  const auto add = [&](const TileList& list, const ListSlots& slots) {
+  const auto add = [&](const TileList& list, const detail::ListSlots& slots) {
     if (!list) return;
     inputs.kept.clear();
     const std::int64_t rows = (list.per_batch ? problem.batch : 1) * problem.list_heads(list);
@@ -249,8 +234,8 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
     }
     add_list(problem, list, slots, inputs.kept, inputs.arrays);
   };
-  add(problem.list, kList);
-  add(problem.bwd_list, kBackwardList);
+  add(problem.list, detail::list_slots(false));
+  add(problem.bwd_list, detail::list_slots(true));
   if (!bench_case.lengths.empty()) {
     for (const Slot slot : {Slot::cu_seqlens_q, Slot::cu_seqlens_k}) inputs.arrays[slot] = ends_of(bench_case.lengths);
   }

@@ -16,7 +16,7 @@ struct BenchInputs {
   std::vector<KeptTiles> kept;  // of the list the pass walks; empty without one
   // linear_decode with more states than sequences: state_slots of one call after another, disjoint until they begin
   // again, so that no call finds its states in a cache. The first is in `arrays`.
-  std::vector<files::Array> turns;
+  std::vector<files::Array> slots_by_call;
   // With a ring: ring_cursor of those calls.
   std::vector<files::Array> cursors;
 };

@@ -208,7 +208,7 @@ BenchRow measure(const BenchCase& bench_case, const MeasureOptions& options, con
   std::vector<Peer*> ready;
   for (const std::unique_ptr<Peer>& peer : peers) {
     if (const auto reason = peer->set_up(bench_case, inputs.arrays, plan.target(),
-                                         options.as_graph || !inputs.turns.empty(), options.accuracy)) {
+                                         options.as_graph || !inputs.slots_by_call.empty(), options.accuracy)) {
       row.refusals[peer->name()] = *reason;
     } else {
       ready.push_back(peer.get());

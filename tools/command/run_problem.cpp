@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "bindings/slot_rules.h"
 #include "problem/operation.h"
 #include "tessera/error.h"
 
@@ -127,52 +128,26 @@ bool add_query_sizes(Arrays& arrays, Line& line, Slot slot, std::initializer_lis
   return without_batch;
 }
 
-struct SourceSlots {
-  Slot k, v, dk, dv, cu_seqlens, seqused, table, indptr, indices, last;
-  const char* suffix;
-};
-constexpr SourceSlots kFirst{Slot::k,
-                             Slot::v,
-                             Slot::dk,
-                             Slot::dv,
-                             Slot::cu_seqlens_k,
-                             Slot::seqused_k,
-                             Slot::page_table,
-                             Slot::page_indptr,
-                             Slot::page_indices,
-                             Slot::last_page_len,
-                             ""};
-constexpr SourceSlots kSecond{Slot::k2,
-                              Slot::v2,
-                              Slot::dk2,
-                              Slot::dv2,
-                              Slot::cu_seqlens_k2,
-                              Slot::seqused_k2,
-                              Slot::page_table2,
-                              Slot::page_indptr2,
-                              Slot::page_indices2,
-                              Slot::last_page_len2,
-                              "2"};
-
-void add_paged_sizes(const Arrays& arrays, Line& line, const SourceSlots& slots, const std::string& suffix) {
+void add_paged_sizes(const Arrays& arrays, Line& line, const detail::SourceSlots& slots, const std::string& suffix) {
   const std::int64_t page = dimension(arrays, slots.k, 4, 1);
   line.add("page" + suffix, page);
   line.add("pages" + suffix, dimension(arrays, slots.k, 4, 0));
-  if (has(arrays, slots.table)) {
+  if (has(arrays, slots.page_table)) {
     line.add("kv" + suffix, "table");
-    const std::int64_t capacity = dimension(arrays, slots.table, 2, 1) * page;
+    const std::int64_t capacity = dimension(arrays, slots.page_table, 2, 1) * page;
     // The cache of an append grows, so its capacity counts; else the longest length in use does.
     line.add("sk" + suffix, line.operation() == "kv_append" ? capacity : largest(integers(arrays, slots.seqused)));
   } else {
     line.add("kv" + suffix, "csr");
-    line.add("sk" + suffix, longest_step(integers(arrays, slots.indptr)) * page);
+    line.add("sk" + suffix, longest_step(integers(arrays, slots.page_indptr)) * page);
   }
 }
 
-bool add_key_sizes(Arrays& arrays, Line& line, const SourceSlots& slots) {
-  const std::string suffix = slots.suffix;
+bool add_key_sizes(Arrays& arrays, Line& line, bool second) {
+  const detail::SourceSlots& slots = detail::source_slots(second);
+  const std::string suffix = second ? "2" : "";
   bool without_batch = false;
-  if (has(arrays, slots.table) || has(arrays, slots.indptr)) {
+  if (has(arrays, slots.page_table) || has(arrays, slots.page_indptr)) {
     add_paged_sizes(arrays, line, slots, suffix);
   } else if (has(arrays, slots.cu_seqlens)) {
     line.add("kv" + suffix, "varlen");
@@ -186,7 +161,7 @@ bool add_key_sizes(Arrays& arrays, Line& line, const SourceSlots& slots) {
     line.add("kv" + suffix, "dense");
     line.add("sk" + suffix, dimension(arrays, slots.k, 4, 1));
   }
-  const bool implied = has(arrays, slots.table) || line.operation() == "kv_append";
+  const bool implied = has(arrays, slots.page_table) || line.operation() == "kv_append";
   if (has(arrays, slots.seqused) && !implied) line.add("seqused_k" + suffix);
   return without_batch;
 }
@@ -323,8 +298,8 @@ RunProblem problem_of(Arrays& arrays, const std::string& text) {
       if (has(arrays, slot) && arrays[slot].shape().size() == 2) add_batch(arrays, slot);
     }
   }
-  result.kv_without_batch = add_key_sizes(arrays, line, kFirst);
-  if (has(arrays, Slot::k2)) add_key_sizes(arrays, line, kSecond);
+  result.kv_without_batch = add_key_sizes(arrays, line, false);
+  if (has(arrays, Slot::k2)) add_key_sizes(arrays, line, true);
   add_heads(arrays, line, append && has(arrays, Slot::q) ? Slot::q : q);
   add_types(arrays, line, q);
   add_flags(arrays, line);

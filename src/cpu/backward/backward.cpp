@@ -6,6 +6,7 @@
 
 #include "cpu/backward/unit.h"
 #include "cpu/tiles/tiling.h"
+#include "cpu/tiles/visible_keys.h"
 
 namespace tessera::cpu {
 

@@ -12,8 +12,8 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Pairs move as one 32-bit number.
-void turn(const Kernels& kernels, std::int64_t rows, std::int64_t columns, const void* source, std::ptrdiff_t source_ld,
-          void* target, std::ptrdiff_t ld) {
+void transpose(const Kernels& kernels, std::int64_t rows, std::int64_t columns, const void* source,
+               std::ptrdiff_t source_ld, void* target, std::ptrdiff_t ld) {
   kernels.transpose(rows, columns, static_cast<const float*>(source), source_ld, static_cast<float*>(target), ld);
 }
 
@@ -52,12 +52,12 @@ void BackwardDots::load_keys(const Segment& source, const Problem& problem, std:
   copy_keys(source.v, problem.head_dim_v, first, count, head, v_ + row * dv_, dv_);
 }
 
-void BackwardDots::turn_keys(const Kernels& kernels, std::int64_t count) {
+void BackwardDots::transpose_keys(const Kernels& kernels, std::int64_t count) {
   const std::int64_t whole = padded_dots(count);
   std::fill_n(k_ + count * d_, (whole - count) * d_, std::uint16_t{0});
   std::fill_n(v_ + count * dv_, (whole - count) * dv_, std::uint16_t{0});
-  turn(kernels, whole, d_ / 2, k_, d_ / 2, k_t_, stride_);
-  turn(kernels, whole, dv_ / 2, v_, dv_ / 2, v_t_, stride_);
+  transpose(kernels, whole, d_ / 2, k_, d_ / 2, k_t_, stride_);
+  transpose(kernels, whole, dv_ / 2, v_, dv_ / 2, v_t_, stride_);
   kernels.interleave(whole, d_, k_, d_, k_pairs_, d_);
   keys_finite_ = kernels.bf16_finite(count * d_, k_) && kernels.bf16_finite(count * dv_, v_);
   std::fill_n(dk_t_, d_ * stride_, 0.0F);
@@ -69,11 +69,11 @@ void BackwardDots::load_queries(const Kernels& kernels, const Problem& problem, 
                                 const float* delta) {
   const std::int64_t whole = padded_dots(rows);
   const auto load = [&](const RowView& source, std::int64_t dim, std::int64_t width, std::uint16_t* target,
-                        std::uint16_t* turned) {
+                        std::uint16_t* transposed) {
     copy_rows(source.at(first, head), source.row, rows, dim, target, width);
     std::fill_n(target + rows * width, (whole - rows) * width, std::uint16_t{0});
     kernels.interleave(whole, width, target, width, pairs_, width);
-    turn(kernels, whole / 2, width, pairs_, width, turned, rows_ / 2);
+    transpose(kernels, whole / 2, width, pairs_, width, transposed, rows_ / 2);
   };
   load(q, problem.head_dim_qk, d_, q_, q_t_);
   load(dout, problem.head_dim_v, dv_, dout_, dout_t_);
@@ -133,9 +133,9 @@ void BackwardDots::products(const Kernels& kernels, std::int64_t rows, std::int6
   kernels.dots->matmul(padded_tiles(rows), ld, columns, ds_rows_, stride_, k_pairs_, d_, dq, ld, true, nullptr);
 }
 
-void BackwardDots::turn_gradients(const Kernels& kernels, std::int64_t row, float* dk, float* dv) const {
-  turn(kernels, d_, kDotTile, dk_t_ + row, stride_, dk, width());
-  turn(kernels, dv_, kDotTile, dv_t_ + row, stride_, dv, width());
+void BackwardDots::transpose_gradients(const Kernels& kernels, std::int64_t row, float* dk, float* dv) const {
+  transpose(kernels, d_, kDotTile, dk_t_ + row, stride_, dk, width());
+  transpose(kernels, dv_, kDotTile, dv_t_ + row, stride_, dv, width());
 }
 
 }  // namespace tessera::cpu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The backward's tiles as the dot-product kernels want them. Queries lie down and keys across, as in fp32:
-//   S (rows, keys)   = Q · Kᵀ       dP (rows, keys) = dO · Vᵀ      K and V turned once a tile of keys
+//   S (rows, keys)   = Q · Kᵀ       dP (rows, keys) = dO · Vᵀ      K and V transposed once a tile of keys
 //   dVᵀ (dv, keys)  += dOᵀ · P      dKᵀ (d, keys)  += Qᵀ · dS      P and dS as pairs of rows
 //   dQ (rows, d)    += dS · K                                      dS as rows, K as pairs of keys
 #pragma once
@@ -22,7 +22,7 @@ class BackwardDots {
   /// Rows [row, row + count) of the tile of keys; then, after all of them, what the products need of `count` keys.
   void load_keys(const Segment& source, const Problem& problem, std::int64_t first, std::int64_t count,
                  std::int64_t head, std::int64_t row) const;
-  void turn_keys(const Kernels& kernels, std::int64_t count);
+  void transpose_keys(const Kernels& kernels, std::int64_t count);
   /// Rows of q and dout, as they are; shift and delta are those of the first of them.
   void load_queries(const Kernels& kernels, const Problem& problem, const RowView& q, const RowView& dout,
                     std::int64_t first, std::int64_t rows, std::int64_t head, const float* shift, const float* delta);
@@ -39,7 +39,7 @@ class BackwardDots {
                 std::int64_t ld) const;
 
   /// Rows of dK and dV, 16 keys from `row` on, not scaled: (kDotTile, width()) each.
-  void turn_gradients(const Kernels& kernels, std::int64_t row, float* dk, float* dv) const;
+  void transpose_gradients(const Kernels& kernels, std::int64_t row, float* dk, float* dv) const;
   [[nodiscard]] std::int64_t width() const { return std::max(d_, dv_); }
   float* gradient_rows = nullptr;  // (2 · kDotTile, width()): dK's and dV's on their way out
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "bindings/slot_rules.h"
 #include "cpu/backward/unit.h"
 
 namespace tessera::cpu {
@@ -41,7 +42,7 @@ void BackwardUnit::load_keys(std::int64_t begin, std::int64_t count) {
                    b_.v + span.row * dv_);
   }
   if (dots_.used()) {
-    dots_.turn_keys(run_.kernels, count);
+    dots_.transpose_keys(run_.kernels, count);
     return;
   }
   const std::int64_t columns = (count + kPanel - 1) / kPanel * kPanel;
@@ -82,7 +83,7 @@ void BackwardUnit::store_keys() {
   const float scale = dots_.used() ? problem_.softmax_scale() : 1.0F;  // else q has it
   for (std::int64_t s = 0; s < span_count_; ++s) {
     const Span& span = b_.spans[s];
-    const KvSlots& slots = kv_slots(span.segment);
+    const detail::SourceSlots& slots = detail::source_slots(span.segment == 1);
     const KeyView dk = keys_of(problem_, run_.bindings, run_.bindings[slots.dk], span.segment, sequence_.batch);
     const KeyView dv = keys_of(problem_, run_.bindings, run_.bindings[slots.dv], span.segment, sequence_.batch);
     for (std::int64_t i = 0; i < span.count; ++i) {
@@ -98,7 +99,7 @@ void BackwardUnit::store_keys() {
 float* BackwardUnit::dk_row(std::int64_t row) {
   if (!dots_.used()) return b_.dk + row * d_;
   if (row % kDotTile == 0) {
-    dots_.turn_gradients(run_.kernels, row, dots_.gradient_rows, dots_.gradient_rows + kDotTile * dots_.width());
+    dots_.transpose_gradients(run_.kernels, row, dots_.gradient_rows, dots_.gradient_rows + kDotTile * dots_.width());
   }
   return dots_.gradient_rows + row % kDotTile * dots_.width();
 }
@@ -114,7 +115,7 @@ void BackwardUnit::clear_unused_keys() {
   std::fill_n(zeros, std::max(d_, dv_), 0.0F);
   for (int segment = 0; segment < (problem_.kv2 ? 2 : 1); ++segment) {
     const Segment& source = sequence_.segments[static_cast<std::size_t>(segment)];
-    const KvSlots& slots = kv_slots(segment);
+    const detail::SourceSlots& slots = detail::source_slots(segment == 1);
     const KeyView dk = keys_of(problem_, run_.bindings, run_.bindings[slots.dk], segment, sequence_.batch);
     const KeyView dv = keys_of(problem_, run_.bindings, run_.bindings[slots.dv], segment, sequence_.batch);
     for (std::int64_t i = source.length; i < source.capacity; ++i) {

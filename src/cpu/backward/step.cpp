@@ -7,6 +7,7 @@
 
 #include "cpu/backward/unit.h"
 #include "cpu/scores/non_finite.h"
+#include "cpu/tiles/visible_keys.h"
 
 namespace tessera::cpu {
 namespace {

@@ -9,6 +9,7 @@
 #include "cpu/tiles/arena.h"
 #include "cpu/tiles/key_tile.h"
 #include "cpu/tiles/tiling.h"
+#include "cpu/tiles/visible_keys.h"
 #include "plan/implementations.h"
 
 namespace tessera::cpu {
@@ -20,7 +21,7 @@ struct Strip {
   std::int64_t first_column;
   std::int64_t columns;  // rows · heads of the tile
   QueryTile queries;
-  std::int64_t next = 0;  // cell of the grid that it uses next
+  std::int64_t next = 0;  // tile of the grid that it uses next
 };
 
 /// A thread's buffers. `columns` are the queries of all strips that walk the keys together, whole panels a strip.

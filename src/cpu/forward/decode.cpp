@@ -135,11 +135,11 @@ void DecodeUnit::load_queries() {
 void DecodeUnit::walk_keys() {
   const Tiling& t = run_.tiling;
   KeyTile& keys = b_.keys;
-  const std::int64_t cells = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
-  const std::int64_t last = std::min(cells, (split_ + 1) * t.cells_a_split);
-  for (keys.cell = split_ * t.cells_a_split; keys.cell < last && !run_.workers.stopped(); ++keys.cell) {
-    keys.cell = run_.key_tiles.skip(sequence_, tile_, keys.cell, last);
-    if (keys.cell == last) break;
+  const std::int64_t key_tiles = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
+  const std::int64_t last = std::min(key_tiles, (split_ + 1) * t.key_tiles_a_split);
+  for (keys.index = split_ * t.key_tiles_a_split; keys.index < last && !run_.workers.stopped(); ++keys.index) {
+    keys.index = run_.key_tiles.skip(sequence_, tile_, keys.index, last);
+    if (keys.index == last) break;
     if (!run_.key_tiles.collect(sequence_, tile_, keys)) continue;
     for (std::int64_t s = 0; s < keys.span_count;) {
       const std::int64_t first = s;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cpu/forward/run.h"
+#include "cpu/tiles/visible_keys.h"
 
 namespace tessera::cpu {
 

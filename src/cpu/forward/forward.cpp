@@ -9,7 +9,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr std::int64_t kBandStrip = 32;  // queries; a divisor of kPanel
+constexpr std::int64_t kWindowStrip = 32;  // queries; a divisor of kPanel
 
 // A thread's units are of either kind, one after another.
 std::size_t unit_bytes(const detail::PlanState& state, const Tiling& tiling, bool dots) {
@@ -58,24 +58,25 @@ void ForwardUnit::add_strip(std::int64_t index) {
 
 void ForwardUnit::walk_keys() {
   const Tiling& t = run_.tiling;
-  const std::int64_t cells = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
-  const std::int64_t last = std::min(cells, (split_ + 1) * t.cells_a_split);
+  const std::int64_t key_tiles = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
+  const std::int64_t last = std::min(key_tiles, (split_ + 1) * t.key_tiles_a_split);
   if (gathers_mass(problem_)) b_.mass.begin_tile();
   const auto skip = [&](Strip& strip, std::int64_t from) {
     strip.next = run_.key_tiles.skip(sequence_, strip.queries, from, last);
     return strip.next;
   };
   std::int64_t next = last;
-  for (std::int64_t i = 0; i < strip_count_; ++i) next = std::min(next, skip(b_.strips[i], split_ * t.cells_a_split));
+  for (std::int64_t i = 0; i < strip_count_; ++i)
+    next = std::min(next, skip(b_.strips[i], split_ * t.key_tiles_a_split));
   while (next < last && !run_.workers.stopped()) {
-    const std::int64_t cell = next;
+    const std::int64_t index = next;
     next = last;
-    run_.key_tiles.begin(cell, b_.keys);
+    run_.key_tiles.begin(index, b_.keys);
     for (std::int64_t i = 0; i < strip_count_; ++i) {
       Strip& strip = b_.strips[i];
-      if (strip.next == cell) {
+      if (strip.next == index) {
         if (run_.key_tiles.collect(sequence_, strip.queries, b_.keys)) key_tile(strip);
-        skip(strip, cell + 1);
+        skip(strip, index + 1);
       }
       next = std::min(next, strip.next);
     }
@@ -103,8 +104,8 @@ void ForwardUnit::key_run(const Strip& strip, Rows run) {
       continue;
     }
     // At the border of the window a narrower strip of queries leaves less of the triangle to be masked.
-    for (std::int64_t part = first; part < first + live; part += kBandStrip) {
-      const std::int64_t columns = std::min(kBandStrip, first + live - part);
+    for (std::int64_t part = first; part < first + live; part += kWindowStrip) {
+      const std::int64_t columns = std::min(kWindowStrip, first + live - part);
       const Rows rows = rows_seen(part, columns, run);
       if (rows.first < rows.end) panel_step(part, columns, rows, true);
     }

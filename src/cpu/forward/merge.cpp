@@ -61,16 +61,16 @@ void merge_partials(const PartialResults& partials, const detail::PlanState& sta
     const ScalarView lse = scalars_of(problem, bindings[Slot::lse], sequence);
     const float sink = problem.sink ? sinks.as<float>()[head * sinks.strides[0]] : kNothing;
     for (std::int64_t row = 0; row < sequence.q_length; ++row) {
-      const std::int64_t slot = sequence.q_first + row;
+      const std::int64_t token = sequence.q_first + row;
       float maximum = kNothing;
-      for (std::int64_t s = 0; s < splits; ++s) maximum = std::max(maximum, partials.lse[partials.at(s, head, slot)]);
+      for (std::int64_t s = 0; s < splits; ++s) maximum = std::max(maximum, partials.lse[partials.at(s, head, token)]);
       float sum = 0.0F;
-      float* result = partials.o + partials.at(0, head, slot) * partials.dim;
+      float* result = partials.o + partials.at(0, head, token) * partials.dim;
       for (std::int64_t s = 0; s < splits; ++s) {
-        const float part = partials.lse[partials.at(s, head, slot)];
-        const float weight = part == kNothing ? 0.0F : std::exp(part - maximum);
+        const float partial = partials.lse[partials.at(s, head, token)];
+        const float weight = partial == kNothing ? 0.0F : std::exp(partial - maximum);
         sum += weight;
-        const float* from = partials.o + partials.at(s, head, slot) * partials.dim;
+        const float* from = partials.o + partials.at(s, head, token) * partials.dim;
         for (std::int64_t i = 0; i < dv; ++i) result[i] = (s == 0 ? 0.0F : result[i]) + weight * from[i];
       }
       const float inverse = softmax_inverse(maximum, sum, sink);

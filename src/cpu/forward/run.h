@@ -9,6 +9,7 @@
 #include "cpu/forward/merge.h"
 #include "cpu/tiles/key_tile.h"
 #include "cpu/tiles/tiling.h"
+#include "cpu/tiles/visible_keys.h"
 
 namespace tessera::cpu {
 

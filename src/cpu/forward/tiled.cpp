@@ -21,7 +21,7 @@ constexpr std::int64_t kForwardKeys = 128;
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;
 // By dot products sums are cheap and what surrounds them is not: dK and dV come through L2 once for 128 queries, and a
-// tile of queries is turned once for 256 keys.
+// tile of queries is transposed once for 256 keys.
 constexpr std::int64_t kBackwardDotQueries = 128;
 constexpr std::int64_t kBackwardDotKeys = 256;
 // Rows of K that the heads of a decode unit read in turn: as many again are asked for meanwhile, and both stay in L2.
@@ -110,7 +110,7 @@ std::int64_t forward_splits(const detail::PlanState& state) {
   const std::int64_t wanted = together > 1 && threads > 1 ? kDecodeUnits * threads : threads;
   if (units == 0 || units >= wanted) return 1;
   // A part shorter than four tiles costs more in the merge than it brings.
-  return std::clamp<std::int64_t>(divide_up(wanted, units), 1, std::max<std::int64_t>(tiling.cells / 4, 1));
+  return std::clamp<std::int64_t>(divide_up(wanted, units), 1, std::max<std::int64_t>(tiling.key_tiles / 4, 1));
 }
 
 std::int64_t backward_parts(const detail::PlanState& state) {
@@ -193,8 +193,8 @@ Tiling tiling_of(const detail::PlanState& state) {
   t.row_units = divide_up(divide_up(queries, t.block_rows) * t.block_strips, t.unit_strips);
   t.splits = state.splits;
   t.tile_kv = state.tile_kv;
-  t.cells = divide_up(most_keys(problem), t.tile_kv);
-  t.cells_a_split = std::max<std::int64_t>(divide_up(t.cells, t.splits), 1);
+  t.key_tiles = divide_up(most_keys(problem), t.tile_kv);
+  t.key_tiles_a_split = std::max<std::int64_t>(divide_up(t.key_tiles, t.splits), 1);
   t.all_decode = reads_in_place(state) && t.rows * t.heads_a_tile <= kDecodeQueries;
   // As many heads together as leave each thread a unit.
   const std::int64_t tiles = t.head_tiles * problem.batch * t.splits / std::max(state.target.threads, 1);

@@ -9,7 +9,7 @@
 namespace tessera::reference {
 namespace {
 
-/// Pairs (2j, 2j + 1) or (j, j + dims / 2) turn by the angle whose cosine and sine stand in row `position`.
+/// Pairs (2j, 2j + 1) or (j, j + dims / 2) rotate by the angle whose cosine and sine stand in row `position`.
 void rotate(const Problem& problem, const Bindings& bindings, Rounder round, DType dtype, std::int64_t position,
             std::vector<double>& row) {
   const std::int64_t half = problem.append.rotary_dim / 2;
@@ -21,9 +21,9 @@ void rotate(const Problem& problem, const Bindings& bindings, Rounder round, DTy
     double& y = row[static_cast<std::size_t>(interleaved ? 2 * j + 1 : j + half)];
     const double c = read(cos, position * cos.strides[0] + j * cos.strides[1]);
     const double s = read(sin, position * sin.strides[0] + j * sin.strides[1]);
-    const double turned = round(dtype, round(dtype, x * c) - round(dtype, y * s));
+    const double rotated = round(dtype, round(dtype, x * c) - round(dtype, y * s));
     y = round(dtype, round(dtype, y * c) + round(dtype, x * s));
-    x = turned;
+    x = rotated;
   }
 }
 
@@ -40,7 +40,7 @@ void compute_operation<Operation::kv_append>(const Problem& problem, const Bindi
   result[Slot::k].resize(sequences.key_tokens[0] * problem.heads_kv * d);
   result[Slot::v].resize(sequences.key_tokens[0] * problem.heads_kv * dv);
   if (rotates_q) result[Slot::q_rotated].resize(sequences.query_tokens * problem.heads_q * d);
-  const auto turned = [&](Slot slot, std::int64_t token, std::int64_t head, std::int64_t position) {
+  const auto rotated = [&](Slot slot, std::int64_t token, std::int64_t head, std::int64_t position) {
     std::vector<double> row = load_row(bindings[slot], token, head, d);
     if (problem.append.rotary != Rotary::none) rotate(problem, bindings, round, bindings[slot].dtype, position, row);
     return row;
@@ -53,7 +53,7 @@ void compute_operation<Operation::kv_append>(const Problem& problem, const Bindi
       const std::int64_t from = fresh.first_token + i;
       const std::int64_t to = key_token(problem, bindings, 0, b, cache, position);
       for (std::int64_t h = 0; h < problem.heads_kv; ++h) {
-        const std::vector<double> k = turned(Slot::k_new, from, h, position);
+        const std::vector<double> k = rotated(Slot::k_new, from, h, position);
         const std::vector<double> v = load_row(bindings[Slot::v_new], from, h, dv);
         const std::int64_t row = to * problem.heads_kv + h;
         for (std::int64_t c = 0; c < d; ++c) {
@@ -64,7 +64,7 @@ void compute_operation<Operation::kv_append>(const Problem& problem, const Bindi
         }
       }
       for (std::int64_t h = 0; rotates_q && h < problem.heads_q; ++h) {
-        const std::vector<double> q = turned(Slot::q, from, h, position);
+        const std::vector<double> q = rotated(Slot::q, from, h, position);
         for (std::int64_t c = 0; c < d; ++c) {
           result[Slot::q_rotated].set((from * problem.heads_q + h) * d + c,
                                       round(problem.q_type, q[static_cast<std::size_t>(c)]));

@@ -19,24 +19,24 @@ struct Avx512Vectors {
   static HWY_INLINE void transpose(Bits (&rows)[kDotTile]) {
     constexpr __mmask16 kAll = 0xFFFF;
     constexpr __mmask8 kAll64 = 0xFF;
-    Bits turned[kDotTile];
+    Bits transposed[kDotTile];
 #pragma GCC unroll 4
     for (int i = 0; i < kDotTile; i += 4) {  // 4 × 4 in each 128 bits
       const Bits low01 = _mm512_maskz_unpacklo_epi32(kAll, rows[i], rows[i + 1]);
       const Bits high01 = _mm512_maskz_unpackhi_epi32(kAll, rows[i], rows[i + 1]);
       const Bits low23 = _mm512_maskz_unpacklo_epi32(kAll, rows[i + 2], rows[i + 3]);
       const Bits high23 = _mm512_maskz_unpackhi_epi32(kAll, rows[i + 2], rows[i + 3]);
-      turned[i] = _mm512_maskz_unpacklo_epi64(kAll64, low01, low23);
-      turned[i + 1] = _mm512_maskz_unpackhi_epi64(kAll64, low01, low23);
-      turned[i + 2] = _mm512_maskz_unpacklo_epi64(kAll64, high01, high23);
-      turned[i + 3] = _mm512_maskz_unpackhi_epi64(kAll64, high01, high23);
+      transposed[i] = _mm512_maskz_unpacklo_epi64(kAll64, low01, low23);
+      transposed[i + 1] = _mm512_maskz_unpackhi_epi64(kAll64, low01, low23);
+      transposed[i + 2] = _mm512_maskz_unpacklo_epi64(kAll64, high01, high23);
+      transposed[i + 3] = _mm512_maskz_unpackhi_epi64(kAll64, high01, high23);
     }
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) {  // 4 × 4 of those
-      const Bits even04 = _mm512_maskz_shuffle_i32x4(kAll, turned[i], turned[i + 4], 0x88);
-      const Bits odd04 = _mm512_maskz_shuffle_i32x4(kAll, turned[i], turned[i + 4], 0xDD);
-      const Bits even8 = _mm512_maskz_shuffle_i32x4(kAll, turned[i + 8], turned[i + 12], 0x88);
-      const Bits odd8 = _mm512_maskz_shuffle_i32x4(kAll, turned[i + 8], turned[i + 12], 0xDD);
+      const Bits even04 = _mm512_maskz_shuffle_i32x4(kAll, transposed[i], transposed[i + 4], 0x88);
+      const Bits odd04 = _mm512_maskz_shuffle_i32x4(kAll, transposed[i], transposed[i + 4], 0xDD);
+      const Bits even8 = _mm512_maskz_shuffle_i32x4(kAll, transposed[i + 8], transposed[i + 12], 0x88);
+      const Bits odd8 = _mm512_maskz_shuffle_i32x4(kAll, transposed[i + 8], transposed[i + 12], 0xDD);
       rows[i] = _mm512_maskz_shuffle_i32x4(kAll, even04, even8, 0x88);
       rows[i + 4] = _mm512_maskz_shuffle_i32x4(kAll, odd04, odd8, 0x88);
       rows[i + 8] = _mm512_maskz_shuffle_i32x4(kAll, even04, even8, 0xDD);

@@ -8,8 +8,8 @@ namespace HWY_NAMESPACE {
 
 // Lanes are keys: sums (queries × kDecodeKeys) of kPad more dims, each the chain over the dims that matmul makes of it.
 template <int kQueries>
-HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t ldq, float* sums, Prefetcher& prefetcher,
-                           std::int64_t lines) {
+HWY_INLINE void add_scores(const float* transposed, const float* q, std::ptrdiff_t ldq, float* sums,
+                           Prefetcher& prefetcher, std::int64_t lines) {
   const FloatTag d;
   constexpr int kVectors = kMaxVectors / 2;  // with 4 queries 8 or 4 accumulators
   for (std::int64_t key = 0; key < kDecodeKeys; key += kVectors * kLanes) {
@@ -24,7 +24,7 @@ HWY_INLINE void add_scores(const float* turned, const float* q, std::ptrdiff_t l
       prefetcher.lines(lines);
       Vector keys[kVectors];
 #pragma GCC unroll 2
-      for (int v = 0; v < kVectors; ++v) keys[v] = hn::LoadU(d, turned + t * kDecodeKeys + key + v * kLanes);
+      for (int v = 0; v < kVectors; ++v) keys[v] = hn::LoadU(d, transposed + t * kDecodeKeys + key + v * kLanes);
 #pragma GCC unroll 4
       for (int c = 0; c < kQueries; ++c) {
         const Vector query = hn::Set(d, q[c * ldq + t]);
@@ -50,7 +50,7 @@ void decode_scores_as(std::int64_t keys, const std::byte* const* rows, std::int6
   const FloatTag d;
   constexpr std::int64_t kDims = 8 * kPad;      // copied together
   alignas(64) float part[kDecodeKeys * kDims];  // of the rows
-  alignas(64) float turned[kPad * kDecodeKeys];
+  alignas(64) float transposed[kPad * kDecodeKeys];
   alignas(64) float sums[kDecodeQueries * kDecodeKeys] = {};  // (queries, keys)
   Prefetcher prefetcher(ahead);
   const std::int64_t lines = lines_a_step(ahead, dim * score_passes(queries));
@@ -62,12 +62,12 @@ void decode_scores_as(std::int64_t keys, const std::byte* const* rows, std::int6
         for (std::int64_t j = 0; j < dims; j += kLanes) hn::StoreU(load_as_float(row + j), d, part + i * kDims + j);
       }
     }
-    transpose(kDecodeKeys, kPad, part + t % kDims, kDims, turned, kDecodeKeys);
+    transpose(kDecodeKeys, kPad, part + t % kDims, kDims, transposed, kDecodeKeys);
     if (queries == 1) {
-      add_scores<1>(turned, q + t, dim, sums, prefetcher, lines);
+      add_scores<1>(transposed, q + t, dim, sums, prefetcher, lines);
     } else {
       for (std::int64_t c = 0; c < queries; c += 4) {
-        add_scores<4>(turned, q + c * dim + t, dim, sums + c * kDecodeKeys, prefetcher, lines);
+        add_scores<4>(transposed, q + c * dim + t, dim, sums + c * kDecodeKeys, prefetcher, lines);
       }
     }
   }

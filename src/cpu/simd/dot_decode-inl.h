@@ -5,7 +5,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Lanes are 16 keys, turned in registers; sums (kQueries × kDecodeKeys).
+// Lanes are 16 keys, transposed in registers; sums (kQueries × kDecodeKeys).
 template <class Pairs, int kQueries>
 void dot_scores_of_tile(const std::byte* const* rows, std::int64_t dim, const std::uint16_t* q, float* sums,
                         Prefetcher& prefetcher, std::int64_t lines) {

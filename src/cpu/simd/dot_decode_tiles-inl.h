@@ -9,7 +9,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Lanes are 16 keys, turned in registers; q (kQueries × kDotStep) is a step of the queries, sums (kQueries ×
+// Lanes are 16 keys, transposed in registers; q (kQueries × kDotStep) is a step of the queries, sums (kQueries ×
 // kDecodeKeys).
 template <class Lanes, int kQueries>
 HWY_INLINE void add_step_of_scores(const std::byte* const* rows, std::int64_t t, const float* q, float* sums,

@@ -78,7 +78,8 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const float* at, std::ptrdiff_t ld) {
   }
 }
 
-// As many rows as a vector has lanes, 4 columns at a time: each 4 × 4 block of them is turned in a block of 4 lanes.
+// As many rows as a vector has lanes, 4 columns at a time: each 4 × 4 block of them is transposed in a block of 4
+// lanes.
 template <class D>
 HWY_INLINE void transpose_rows(D d, std::int64_t columns, const float* source, std::ptrdiff_t source_ld, float* target,
                                std::ptrdiff_t ld) {

@@ -54,7 +54,7 @@ void DotKeys::load(const Segment& source, const Problem& problem, std::int64_t f
   copy_keys(source.v, problem.head_dim_v, first, count, head, v + row * dv, dv);
 }
 
-void DotKeys::turn_values(const Kernels& kernels) const {
+void DotKeys::transpose_values(const Kernels& kernels) const {
   for (std::int64_t chunk = 0; chunk < rows / kDotStep; ++chunk) {
     if (!begun[chunk] || !stale[chunk]) continue;
     stale[chunk] = false;

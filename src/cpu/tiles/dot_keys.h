@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile's keys as the dot-product kernels want them: K as rows of bf16, V turned so that its keys lie side by side.
+// A tile's keys as the dot-product kernels want them: K as rows of bf16, V transposed so that its keys lie side by
+// side.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ struct DotKeys {
   void load(const Segment& source, const Problem& problem, std::int64_t first, std::int64_t count, std::int64_t head,
             std::int64_t row) const;
   /// After the last load(): brings v_t up to date.
-  void turn_values(const Kernels& kernels) const;
+  void transpose_values(const Kernels& kernels) const;
   /// Whether rows [first, end) of V, which begin and end with a chunk, are finite.
   [[nodiscard]] bool values_finite(std::int64_t first, std::int64_t end) const {
     return std::all_of(finite + first / kDotStep, finite + end / kDotStep, [](bool each) { return each; });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/tiles/key_tile.h"
+#include "cpu/tiles/visible_keys.h"
 
 #include <algorithm>
 #include <cstring>
@@ -65,15 +66,15 @@ void KeyTiles::add(const QueryTile& queries, int segment, const Segment& keys, s
   }
 }
 
-void KeyTiles::begin(std::int64_t cell, KeyTile& tile) const {
-  tile.cell = cell;
+void KeyTiles::begin(std::int64_t index, KeyTile& tile) const {
+  tile.index = index;
   std::fill_n(tile.loaded, tile_kv_, false);
   if (tile.dots.rows > 0) tile.dots.begin();
 }
 
 bool KeyTiles::collect(const Sequence& sequence, const QueryTile& queries, KeyTile& tile) const {
   tile.span_count = 0;
-  const std::int64_t begin = tile.cell * tile_kv_;
+  const std::int64_t begin = tile.index * tile_kv_;
   const std::int64_t end = std::min(begin + tile_kv_, sequence.keys());
   const std::int64_t border = sequence.segments[0].length;
   if (begin < border) add(queries, 0, sequence.segments[0], -begin, begin, std::min(end, border), tile);
@@ -86,12 +87,12 @@ bool KeyTiles::collect(const Sequence& sequence, const QueryTile& queries, KeyTi
 std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                             std::int64_t end) const {
   const Segment& first = sequence.segments[0];
-  // With one segment, cells before the window or the chunk need no look.
+  // With one segment, tiles before the window or the chunk need no look.
   if (!problem_.kv2 && (problem_.window.left || problem_.chunk > 0)) {
     const std::int64_t low = visible_keys(problem_, queries.first_position).low - first.position;
     if (low > 0) from = std::max(from, std::min(end, low / tile_kv_));
   }
-  if (!problem_.kv2 && has_window(problem_)) {                                     // nor do cells behind it
+  if (!problem_.kv2 && has_window(problem_)) {                                     // nor do tiles behind it
     const std::int64_t high = visible_keys(problem_, queries.last_position).high;  // perhaps the largest number
     if (high < first.position + from * tile_kv_) return end;
   }
@@ -127,7 +128,7 @@ void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64
       load_keys(kernels, source.v, problem_.v_type, problem_.head_dim_v, first, count, kv_head, tile.v + row * dv);
     }
   }
-  if (tile.dots.rows > 0) tile.dots.turn_values(kernels);
+  if (tile.dots.rows > 0) tile.dots.transpose_values(kernels);
 }
 
 }  // namespace tessera::cpu

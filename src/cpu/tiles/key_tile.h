@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile iterator and the tile loader of the forward. A tile is a cell of a fixed grid over the logical keys of a
+// The tile iterator and the tile loader of the forward. Tiles lie on a fixed grid over the logical keys of a
 // sequence (segment 1, then segment 2), less the blocks that a list leaves out. The grid makes results independent of
 // how queries are grouped: paged = dense = varlen, bit for bit.
 #pragma once
@@ -20,7 +20,7 @@ struct Span {
   int segment;
   std::int64_t first;     // index in the segment
   std::int64_t count;     // keys
-  std::int64_t row;       // first row in the tile: its place in the grid cell
+  std::int64_t row;       // first row in the tile: its place in the tile
   std::int64_t position;  // of the first key
   std::int64_t block;     // key block in the list's numbering
   bool user_mask;         // the mask callable has to be asked element by element
@@ -35,10 +35,11 @@ struct QueryTile {
   std::int64_t last_position = 0;
 };
 
-/// The keys of one grid cell, brought in as far as some queries need them, and the spans that the present queries use.
+/// The keys of one tile of the grid, brought in as far as some queries need them, and the spans that the present
+/// queries use.
 struct KeyTile {
-  std::int64_t cell = 0;
-  Span* spans = nullptr;  // capacity tile_kv + 1, in order of rows
+  std::int64_t index = 0;  // of the grid
+  Span* spans = nullptr;   // capacity tile_kv + 1, in order of rows
   std::int64_t span_count = 0;
   std::int64_t* position = nullptr;  // (tile_kv)
   float* k = nullptr;                // (tile_kv, padded d)
@@ -60,11 +61,11 @@ class KeyTiles {
         tile_kv_(tile_kv),
         by_block_(list.active() || problem.mass != MassKind::none || problem.next != TileList::Form::none) {}
 
-  /// Starts a grid cell: nothing is loaded.
-  void begin(std::int64_t cell, KeyTile& tile) const;
-  /// Finds the spans that `queries` may see of the cell; false when there are none.
+  /// Starts a tile of the grid: nothing is loaded.
+  void begin(std::int64_t index, KeyTile& tile) const;
+  /// Finds the spans that `queries` may see of the tile; false when there are none.
   bool collect(const Sequence& sequence, const QueryTile& queries, KeyTile& tile) const;
-  /// The first cell from `from` on that may hold anything for `queries`, at most `end`.
+  /// The first tile from `from` on that may hold anything for `queries`, at most `end`.
   [[nodiscard]] std::int64_t skip(const Sequence& sequence, const QueryTile& queries, std::int64_t from,
                                   std::int64_t end) const;
   /// Brings the collected keys that are not there yet into rows side by side, of fp32 or as dot products want them:

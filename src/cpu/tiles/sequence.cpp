@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/tiles/sequence.h"
 
-#include <algorithm>
-#include <limits>
+#include "bindings/slot_rules.h"
 
 namespace tessera::cpu {
 namespace {
-
-/// Floor of a / b for b > 0.
-std::int64_t divide_down(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
 
 std::int64_t int_at(const Tensor& tensor, std::int64_t index) {
   const std::int64_t at = index * tensor.strides[0];
@@ -26,7 +22,7 @@ const KvSource& source_of(const Problem& problem, int segment) { return segment 
 // Keys of the tensor that belong to the sequence, and how many of them are used.
 void key_lengths(const Problem& problem, const Bindings& bindings, int segment, std::int64_t batch, Segment& out) {
   const KvSource& source = source_of(problem, segment);
-  const KvSlots& slots = kv_slots(segment);
+  const detail::SourceSlots& slots = detail::source_slots(segment == 1);
   switch (source.layout) {
     case KvLayout::dense:
     case KvLayout::paged_table:
@@ -47,21 +43,12 @@ void key_lengths(const Problem& problem, const Bindings& bindings, int segment, 
 
 }  // namespace
 
-const KvSlots& kv_slots(int segment) {
-  static constexpr std::array<KvSlots, 2> kSlots = {
-      KvSlots{Slot::k, Slot::v, Slot::dk, Slot::dv, Slot::cu_seqlens_k, Slot::seqused_k, Slot::page_table,
-              Slot::page_indptr, Slot::page_indices, Slot::last_page_len, Slot::k_offset},
-      KvSlots{Slot::k2, Slot::v2, Slot::dk2, Slot::dv2, Slot::cu_seqlens_k2, Slot::seqused_k2, Slot::page_table2,
-              Slot::page_indptr2, Slot::page_indices2, Slot::last_page_len2, Slot::k_offset2}};
-  return kSlots[static_cast<std::size_t>(segment)];
-}
-
 KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& tensor, int segment,
                 std::int64_t batch) {
   KeyView view;
   if (!tensor) return view;
   const KvSource& source = source_of(problem, segment);
-  const KvSlots& slots = kv_slots(segment);
+  const detail::SourceSlots& slots = detail::source_slots(segment == 1);
   view.base = tensor.bytes();
   if (source.layout == KvLayout::varlen) {
     view.row = bytes(tensor, 0);
@@ -106,7 +93,7 @@ Sequence find_sequence(const Problem& problem, const Bindings& bindings, std::in
   Sequence sequence = find_query_rows(problem, bindings, batch);
   for (int segment = 0; segment < (problem.kv2 ? 2 : 1); ++segment) {
     Segment& out = sequence.segments[static_cast<std::size_t>(segment)];
-    const KvSlots& slots = kv_slots(segment);
+    const detail::SourceSlots& slots = detail::source_slots(segment == 1);
     key_lengths(problem, bindings, segment, batch, out);
     const Tensor& offset = bindings[slots.offset];
     const Segment& first = sequence.segments[0];
@@ -156,23 +143,6 @@ void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::in
     count -= rows;
     target += rows * padded(dim);
   }
-}
-
-Visible visible_keys(const Problem& problem, std::int64_t position) {
-  Visible range{std::numeric_limits<std::int64_t>::min(), std::numeric_limits<std::int64_t>::max()};
-  // Offsets and positions are bounded by Problem::check and validate, so that the sums cannot overflow.
-  if (problem.window.left) range.low = position - *problem.window.left;
-  if (problem.window.right) range.high = position + *problem.window.right;
-  if (problem.compressed_causal) {
-    const std::int64_t room = position + 1 - problem.compressed_causal->length;  // j·stride ≤ room
-    range.high = std::min(range.high, divide_down(room, problem.compressed_causal->stride));
-  }
-  if (problem.chunk > 0) {
-    const std::int64_t first = divide_down(position, problem.chunk) * problem.chunk;
-    range.low = std::max(range.low, first);
-    range.high = std::min(range.high, first + problem.chunk - 1);
-  }
-  return range;
 }
 
 }  // namespace tessera::cpu

@@ -64,12 +64,6 @@ struct Sequence {
   [[nodiscard]] std::int64_t keys() const { return segments[0].length + segments[1].length; }
 };
 
-/// The slots of one of the two KV sources.
-struct KvSlots {
-  Slot k, v, dk, dv, cu_seqlens, seqused, page_table, page_indptr, page_indices, last_page_len, offset;
-};
-const KvSlots& kv_slots(int segment);
-
 /// Only the query side: rows, lengths, first token.
 Sequence find_query_rows(const Problem& problem, const Bindings& bindings, std::int64_t batch);
 Sequence find_sequence(const Problem& problem, const Bindings& bindings, std::int64_t batch);
@@ -84,16 +78,5 @@ KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& 
 /// Keys [first, first + count) of a head in fp32, rows padded to the internal width.
 void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
                std::int64_t count, std::int64_t head, float* target);
-
-/// Inclusive range of key positions that a query at `position` may see under window, compressed causal and chunks;
-/// empty: low > high. Both ends grow with the position.
-struct Visible {
-  std::int64_t low;
-  std::int64_t high;
-};
-Visible visible_keys(const Problem& problem, std::int64_t position);
-inline bool has_window(const Problem& problem) {
-  return problem.window.left || problem.window.right || problem.compressed_causal || problem.chunk > 0;
-}
 
 }  // namespace tessera::cpu

@@ -25,8 +25,8 @@ struct Tiling {
   std::int64_t row_units;      // units a sequence of capacity length
   std::int64_t splits;
   std::int64_t tile_kv;
-  std::int64_t cells;  // grid cells of the longest sequence
-  std::int64_t cells_a_split;
+  std::int64_t key_tiles;  // of the longest sequence
+  std::int64_t key_tiles_a_split;
 };
 
 Tiling tiling_of(const detail::PlanState& state);

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "base/checked.h"
+#include "bindings/slot_rules.h"
 #include "problem/registered_callables.h"
 #include "tessera/error.h"
 
@@ -17,16 +18,6 @@ template <class T>
 const T* pointer(const Tensor& tensor) {
   return tensor ? tensor.as<T>() : nullptr;
 }
-
-struct KvSlots {
-  Slot k, v, cu_seqlens, seqused, page_table, page_indptr, page_indices, last_page_len, offset;
-};
-constexpr KvSlots kSlots[2] = {
-    {Slot::k, Slot::v, Slot::cu_seqlens_k, Slot::seqused_k, Slot::page_table, Slot::page_indptr, Slot::page_indices,
-     Slot::last_page_len, Slot::k_offset},
-    {Slot::k2, Slot::v2, Slot::cu_seqlens_k2, Slot::seqused_k2, Slot::page_table2, Slot::page_indptr2,
-     Slot::page_indices2, Slot::last_page_len2, Slot::k_offset2},
-};
 
 // A dimension of one element may have any.
 i64 stride_of(const Tensor& tensor, std::size_t dimension) {
@@ -100,7 +91,7 @@ Strides lse_strides(const Tensor& tensor) {
 }
 
 KvParams kv_params(const KvSource& source, const Bindings& bindings, int segment) {
-  const KvSlots& slots = kSlots[segment];
+  const detail::SourceSlots& slots = detail::source_slots(segment == 1);
   KvParams kv{};
   const Tensor& k = bindings[slots.k];
   kv.k = k.bytes();

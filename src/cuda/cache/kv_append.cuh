@@ -57,7 +57,7 @@ struct KvAppend {
       table += begin;
     }
     if (entry >= entries) return -1;
-    return clamp(table[entry], 0, p.kv.pages - 1);
+    return page_in_pool(table[entry], p.kv.pages);
   }
 
   /// One row of each head. Offsets and strides in elements.

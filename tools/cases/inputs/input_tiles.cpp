@@ -2,6 +2,7 @@
 // Lists of tiles of a case, and the tensors of tiles that a run writes.
 #include <algorithm>
 
+#include "bindings/slot_rules.h"
 #include "cases/inputs/inputs.h"
 #include "cpu/reference/number.h"
 
@@ -32,17 +33,15 @@ TileChoice choose_tiles(const Problem& problem, const TileList& list, float dens
   return choice;
 }
 
-struct ListSlots {
+/// Where the tiles of a state are listed.
+struct StateSlots {
   Slot counts, indices, bits;
 };
 
-ListSlots list_slots(bool backward, TileState state) {
-  if (state == TileState::partial) {
-    return backward ? ListSlots{Slot::bwd_tile_counts, Slot::bwd_tile_indices, Slot::bwd_tile_bits}
-                    : ListSlots{Slot::tile_counts, Slot::tile_indices, Slot::tile_bits};
-  }
-  return backward ? ListSlots{Slot::bwd_full_counts, Slot::bwd_full_indices, Slot::bwd_full_bits}
-                  : ListSlots{Slot::full_counts, Slot::full_indices, Slot::full_bits};
+StateSlots slots_of(bool backward, TileState state) {
+  const detail::ListSlots& list = detail::list_slots(backward);
+  if (state == TileState::partial) return {list.counts, list.indices, list.bits};
+  return {list.full_counts, list.full_indices, list.full_bits};
 }
 
 /// Sorted minor blocks of every (batch, head, major block).
@@ -71,7 +70,7 @@ void Inputs::bind_list(const TileList& list, bool backward) {
   const TileChoice choice = choose_tiles(problem_, list, values_.density, RandomNumbers(values_.seed, stream));
   for (const TileState state : {TileState::partial, TileState::full}) {
     if (state == TileState::full && !list.full) continue;
-    const ListSlots slots = list_slots(backward, state);
+    const StateSlots slots = slots_of(backward, state);
     const bool by_key = list.form == TileList::Form::transposed;
     const auto rows = entries_of(choice, by_key, state);
     const std::int64_t majors = by_key ? choice.key_blocks : choice.query_blocks;

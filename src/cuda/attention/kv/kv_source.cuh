@@ -27,7 +27,7 @@ struct KvPages {
   template <bool trusts>
   __device__ __forceinline__ int at(int entry) const {
     if constexpr (trusts) return pages[entry];
-    return entry < entries ? clamp(pages[entry], 0, count - 1) : 0;
+    return entry < entries ? page_in_pool(pages[entry], count) : 0;
   }
 };
 

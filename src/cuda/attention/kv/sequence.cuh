@@ -9,6 +9,9 @@ namespace tessera::cuda {
 
 __device__ __forceinline__ int clamp(int x, int low, int high) { return min(max(x, low), high); }
 
+/// A page of a pool of so many, whatever its table says.
+__device__ __forceinline__ int page_in_pool(int page, int pages) { return clamp(page, 0, pages - 1); }
+
 /// Entries from `first` to the boundary `end`, 0 to `most`. `end` may be any number: a difference of it could overflow.
 __device__ __forceinline__ int entries_until(int end, int first, int most) {
   return clamp(end, first, first + most) - first;
