@@ -25,6 +25,7 @@ namespace {
 TEST(CaseFiles, AllPass) {
   std::size_t run = 0;
   for (const auto& entry : std::filesystem::directory_iterator(TESSERA_SOURCE_DIR "/tests/cases")) {
+    if (entry.is_directory()) continue;  // cases too large for here
     for (const Case& one : read_case_file(entry.path().string())) {
       const Outcome outcome = run_case(one);
       EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify " << outcome.rerun;
@@ -39,6 +40,7 @@ TEST(CaseFiles, AllPass) {
 TEST(CaseFiles, PassInBf16OnEmulatedDotProducts) {
   std::size_t run = 0;
   for (const auto& entry : std::filesystem::directory_iterator(TESSERA_SOURCE_DIR "/tests/cases")) {
+    if (entry.is_directory()) continue;  // cases too large for here
     for (Case one : read_case_file(entry.path().string())) {
       if (one.problem.operation != Operation::attention) continue;
       if (one.problem.o_type == one.problem.q_type) one.problem.o_type = DType::bf16;

@@ -103,6 +103,7 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
   const int most_accumulators = queries ? most_queries : plain && config.segments == 1 ? 192 : 160;
   const auto cuts_stream = [&](int length) {
+    if (config.truncates && queries && length > 64) return true;  // no registers for a second test
     return queries ? cuts_keys(problem, length) : cuts_rows(problem, length);
   };
   config.stages = 2;
