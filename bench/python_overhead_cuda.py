@@ -4,14 +4,17 @@
 
 usage: bench/python_overhead_cuda.py [--json FILE] [--calls N] [--repetitions N] [--parts]
 128 tokens, 4 heads of 64 in bf16: the GPU is done before the host is. Each repetition times the calls of one kind in a
-row, then waits; the mean of a repetition is one number, their median is told. Peer: torch's
-scaled_dot_product_attention, and flash-attn's function where it is installed. --parts times the steps of one call too.
+row, then waits; the mean of a repetition is one number, their median is told. Peers: torch's
+scaled_dot_product_attention, by torch's choice and by its flash-attention and cuDNN backends, and flash-attn's function
+where it is installed. --parts times the steps of one call too, and an autograd function that computes nothing: less
+than that takes no call of torch with gradients.
 Needs the tessera package and torch with a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -22,13 +25,15 @@ from pathlib import Path
 import tessera
 import torch
 import torch.nn.functional as F
-from tessera import _gpu
+from tessera import _core
 from tessera._arguments import parse
-from tessera._libraries import library_of
+from tessera._execute import forward_route
 from tessera.compat.flash_attn_2 import flash_attn_func
 from tessera.torch import autograd, operators
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 SHAPE = (1, 128, 4, 64)
+BACKENDS = {"torch SDPA, flash": SDPBackend.FLASH_ATTENTION, "torch SDPA, cuDNN": SDPBackend.CUDNN_ATTENTION}
 Calls = dict[str, Callable[[], object]]
 
 
@@ -53,45 +58,61 @@ def calls() -> Calls:
         found[f"forward and gradients, {name}"] = lambda f=function: torch.autograd.grad(f(*leaves), leaves, dout)
     outer = dout.transpose(1, 2)
     heads_first = [x.detach().transpose(1, 2) for x in plain]
-    found["forward, torch SDPA"] = lambda: F.scaled_dot_product_attention(*heads_first)
-    found["forward and gradients, torch SDPA"] = lambda: torch.autograd.grad(
-        F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in leaves)), leaves, outer
-    )
+    for name in ("torch SDPA", *BACKENDS):
+        found[f"forward, {name}"] = lambda: F.scaled_dot_product_attention(*heads_first)
+        found[f"forward and gradients, {name}"] = lambda: torch.autograd.grad(
+            F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in leaves)), leaves, outer
+        )
     return found
 
 
+class _Nothing(torch.autograd.Function):
+    """As many tensors made and saved as by a call of ours."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        out, lse = torch.empty_like(q), torch.empty_like(q)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.set_materialize_grads(False)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
+
+
 def parts() -> Calls:
-    """The steps of a forward, from the inside out."""
+    """The steps of a call, from the outside in."""
     q, k, v = tensors(False)
+    leaves = tensors(True)
+    dout = torch.randn_like(q)
     call = parse(q, k, v)
-    told = ([], "", call.features, call.sizes, call.scalars)
-    route = operators.forward_route(q, k, v, [], "", call.features, call.sizes, False)
-    out, lse, _ = operators.attention_on_device(q, k, v, *told)
-    arrays, library = (q, k, v, out, lse), library_of(q, "q")
-    stream = library.stream(0)
-    backward = operators._backward_route(
-        call.features, "", call.sizes, q.shape, k.shape, v.shape, (), (q.dtype,) * 4, False, False, 0, 0
-    )
-    workspace = torch.empty(backward.plan.workspace_bytes, dtype=torch.uint8, device="cuda")
-    upstream = (q, k, v, out, lse, torch.randn_like(out), *(torch.empty_like(x) for x in (q, k, v)))
+    signature = operators.signature_of(q, k, v, (), "", call.features, call.sizes)
+    forward = operators.forward_run(signature, 0, False)
+    out, lse = operators.forward_run(signature, 0, True)(q, k, v)
+    backward = operators.backward_run(signature, q.dtype, False, False, 0)
+    plan = _plan(signature)
+    stream = torch.cuda.current_stream().cuda_stream
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda") if plan.workspace_bytes else None
     return {
+        "a function that computes nothing, with gradients": lambda: torch.autograd.grad(
+            _Nothing.apply(*leaves), leaves, dout
+        ),
         "parse": lambda: parse(q, k, v),
         "is_plain": lambda: autograd.is_plain(q, k, v, ()),
-        "autograd.attention": lambda: autograd.attention(True, q, k, v, *told),
-        "attention_on_device": lambda: operators.attention_on_device(q, k, v, *told),
-        "forward_route": lambda: operators.forward_route(q, k, v, [], "", call.features, call.sizes, False),
-        "two outputs": lambda: [
-            q.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in route.made
-        ],
-        "run_on_gpu": lambda: _gpu.run_on_gpu(library, route.plan, route.bound, arrays, q, (0, 0, 0, 0)),
-        "current stream": lambda: library.stream(0),
-        "plan.run": lambda: route.plan.run(route.bound, arrays, 0, 0, 0, 0, stream=stream),
-        "plan.run of the backward": lambda: backward.plan.run(
-            backward.bound, upstream, 0, 0, 0, 0, stream=stream, workspace=workspace
-        ),
-        "workspace": lambda: torch.empty((backward.plan.workspace_bytes,), dtype=torch.uint8, device=q.device),
-        "dlpack capsule": lambda: q.__dlpack__(),
+        "forward: run that makes its output": lambda: forward(q, k, v),
+        "forward: plan.run": lambda: plan.run(("q", "k", "v", "o"), (q, k, v, out), stream=stream, workspace=workspace),
+        "backward: run that makes its outputs": lambda: backward(q, k, v, out, lse, dout),
+        "one output": lambda: torch.empty_like(q),
+        "current stream": lambda: torch._C._cuda_getCurrentRawStream(0),
     }
+
+
+def _plan(signature: operators.Signature) -> _core.Plan:
+    """The plan of a forward without an LSE."""
+    shapes = (signature.q, signature.k, signature.v, ())
+    features, sizes, dtypes = signature.features, signature.sizes, signature.dtypes
+    return forward_route(features, (), sizes, *shapes, dtypes, None, 0, signature.device).plan
 
 
 def time_all(measured: Calls, count: int, repetitions: int) -> dict[str, float]:
@@ -99,7 +120,9 @@ def time_all(measured: Calls, count: int, repetitions: int) -> dict[str, float]:
     times: dict[str, list[float]] = {name: [] for name in measured}
     for repetition in range(repetitions + 1):
         for name, call in measured.items():
-            with torch.set_grad_enabled("gradients" in name):
+            backend = next((BACKENDS[peer] for peer in BACKENDS if name.endswith(peer)), None)
+            chosen = contextlib.nullcontext() if backend is None else sdpa_kernel(backend)
+            with chosen, torch.set_grad_enabled("gradients" in name):
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
                 for _ in range(count):
@@ -121,7 +144,7 @@ def main() -> None:
     measured = calls() | (parts() if options.parts else {})
     times = time_all(measured, options.calls, options.repetitions)
     for name, us in times.items():
-        print(f"{name:46} {us:7.2f} µs")
+        print(f"{name:48} {us:7.2f} µs")
     if options.json:
         versions = {"python": sys.version.split()[0], "torch": torch.__version__, "tessera": tessera.__version__}
         told = {"device": torch.cuda.get_device_name(), "shape": SHAPE, "calls": options.calls, **versions, "us": times}

@@ -206,6 +206,8 @@ class Executor {
   Executor& operator=(const Executor&) = delete;
 
   [[nodiscard]] const Plan& plan() const noexcept { return plan_; }
+  /// The following runs use this memory, which is as the constructor wants it; for an executor of the caller's memory.
+  void use(void* workspace, std::size_t bytes);
   /// Validates the bindings, then computes. Neither allocates nor synchronises on the success path. Throws Error before
   /// anything is written, but for what InterruptCheck says.
   /// A CUDA plan's kernels that are not loaded yet are compiled and loaded; under graph capture that is an error.

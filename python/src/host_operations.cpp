@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <optional>
@@ -98,6 +99,8 @@ void dropout_keep(nb::handle out, double dropout, std::uint64_t seed, std::uint6
   }
 }
 
+std::atomic<int> set_number{0};  // of threads; 0: none was set
+
 int default_threads() noexcept {
 #ifdef _OPENMP
   return std::max(omp_get_max_threads(), 1);
@@ -117,7 +120,16 @@ std::vector<std::string> known_names(std::initializer_list<const char*> names, F
 
 }  // namespace
 
+int threads_of_calls() noexcept {
+  const int number = set_number;
+  return number > 0 ? number : default_threads();
+}
+
 void define_host_operations(nb::module_& m) {
+  m.def(
+      "set_threads", [](int threads) { set_number = threads; }, nb::arg("threads"),
+      "Worker threads of calls that do not say; 0: as many as OpenMP would use.");
+  m.def("get_threads", &threads_of_calls, "That number, or what OpenMP would use.");
   m.def("default_threads", &default_threads, "Threads that OpenMP would use for the calling thread's work.");
   m.def("longest_step", &longest_step, nb::arg("boundaries"), nb::arg("name") = "boundaries",
         "The largest difference of neighbours in int32 (n), 0 for fewer than two entries; `name` is for errors.");

@@ -5,6 +5,9 @@
 
 namespace tessera::python {
 
+/// Worker threads of a call that does not say: the number that was set, or what OpenMP would use.
+int threads_of_calls() noexcept;
+
 /// Small things on the host: the longest sequence, names of built-in callables, the bits of dropout.
 void define_host_operations(nanobind::module_& m);
 /// What the driver says of a library's stream.

@@ -7,10 +7,12 @@
 #include "arrays/buffer.h"
 #include "errors.h"
 #include "host_operations.h"
+#include "kept_calls.h"
 #include "plan.h"
 #include "problem.h"
 #include "tessera/plan.h"
 #include "tessera/version.h"
+#include "torch_run.h"
 
 namespace nb = nanobind;
 
@@ -23,6 +25,8 @@ NB_MODULE(_core, m) {
   tessera::python::define_host_operations(m);
   tessera::python::define_streams(m);
   tessera::python::define_registered(m);
+  tessera::python::define_torch_run(m);
+  tessera::python::define_kept_calls(m);
   m.def("version", &tessera::version, "The library's version, \"0.1.0\".");
   m.def("build_info", &tessera::build_info,
         "Version, compiler, build type, instruction sets, OpenMP and Highway, one a line.");

@@ -18,7 +18,7 @@
 #include "plan/implementations.h"
 #include "problem.h"
 #include "tessera/error.h"
-#include "torch_versions.h"
+#include "torch/versions.h"
 #include "workspace_pool.h"
 
 namespace nb = nanobind;
@@ -29,24 +29,7 @@ namespace {
 constexpr std::size_t kSlots = static_cast<std::size_t>(Slot::count_);
 constexpr std::size_t kMostKnown = 8;
 
-Slot slot_named(nb::handle name) {
-  if (!PyUnicode_Check(name.ptr())) {
-    PyErr_Format(PyExc_TypeError, "slots: got %R; want names of slots", name.ptr());
-    nb::raise_python_error();
-  }
-  const auto text = nb::cast<std::string>(name);
-  const std::optional<Slot> slot = parse_slot(text);
-  if (!slot) throw Error(ErrorCode::invalid_argument, "slots", "\"" + text + "\"", "the name of a slot: q, k, v, o, …");
-  return *slot;
-}
-
 std::size_t bytes_of(const Tensor& tensor) { return static_cast<std::size_t>(tensor.numel()) * size_of(tensor.dtype); }
-
-void check_workspace(const Tensor& workspace, Device device) {
-  if (workspace.device == device && workspace.is_contiguous()) return;
-  throw Error(ErrorCode::invalid_argument, "workspace", workspace.describe(),
-              "a contiguous array on " + to_string(device));
-}
 
 Plan made_of(const PlanArguments& arguments) {
   const auto& [problem, wishes, threads, isa, device] = arguments;
@@ -110,6 +93,23 @@ Target chip_of(const std::string& architecture, int multiprocessors) {
 
 }  // namespace
 
+Slot slot_named(nb::handle name) {
+  if (!PyUnicode_Check(name.ptr())) {
+    PyErr_Format(PyExc_TypeError, "slots: got %R; want names of slots", name.ptr());
+    nb::raise_python_error();
+  }
+  const auto text = nb::cast<std::string>(name);
+  const std::optional<Slot> slot = parse_slot(text);
+  if (!slot) throw Error(ErrorCode::invalid_argument, "slots", "\"" + text + "\"", "the name of a slot: q, k, v, o, …");
+  return *slot;
+}
+
+void check_workspace(const Tensor& workspace, Device device) {
+  if (workspace.device == device && workspace.is_contiguous()) return;
+  throw Error(ErrorCode::invalid_argument, "workspace", workspace.describe(),
+              "a contiguous array on " + to_string(device));
+}
+
 PythonPlan::PythonPlan(PlanArguments arguments) : arguments_(std::move(arguments)), plan_(made_of(arguments_)) {}
 
 const PythonPlan::Slots& PythonPlan::slots_of(const nb::tuple& names) {
@@ -128,14 +128,37 @@ const PythonPlan::Slots& PythonPlan::slots_of(const nb::tuple& names) {
   return known_.emplace_back(names, std::move(slots)).second;
 }
 
-void PythonPlan::compute(const Bindings& bindings, const ArrayView* workspace, const Queue& queue) const {
-  if (plan_.target().device == DeviceType::cpu) {
+Place PythonPlan::place_of(Stream stream) const noexcept {
+  return on_gpu() ? Place{{DeviceType::cuda, plan_.target().index}, stream} : Place{};
+}
+
+std::unique_ptr<Executor> PythonPlan::take_executor(void* workspace, std::size_t bytes) {
+  std::unique_ptr<Executor> executor;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      executor = std::move(idle_.back());
+      idle_.pop_back();
+    }
+  }
+  if (executor == nullptr) return std::make_unique<Executor>(plan_, workspace, bytes);
+  executor->use(workspace, bytes);
+  return executor;
+}
+
+void PythonPlan::execute(const Bindings& bindings, const ArrayView* workspace, const Queue& queue) {
+  if (!on_gpu()) {
     const WorkspacePool::Lease lease(WorkspacePool::shared(), plan_.workspace_bytes());
     Executor(plan_, lease.data(), lease.bytes()).run(bindings);
     return;
   }
-  if (workspace != nullptr) {
-    Executor(plan_, workspace->tensor().bytes(), bytes_of(workspace->tensor())).run(bindings, queue.stream);
+  if (workspace != nullptr || plan_.workspace_bytes() == 0) {
+    void* memory = workspace == nullptr ? nullptr : workspace->tensor().bytes();
+    std::unique_ptr<Executor> executor =
+        take_executor(memory, workspace == nullptr ? 0 : bytes_of(workspace->tensor()));
+    executor->run(bindings, queue.stream);
+    const std::lock_guard lock(mutex_);
+    idle_.push_back(std::move(executor));
   } else {
     Executor(plan_).run(bindings, queue.stream);  // freeing device memory waits for its use
   }
@@ -143,6 +166,18 @@ void PythonPlan::compute(const Bindings& bindings, const ArrayView* workspace, c
   const cuda::CurrentContext context(plan_.target().index);
   cuda::check(cuda::driver().stream_synchronize(static_cast<cuda::StreamHandle>(queue.stream.handle)),
               "cuStreamSynchronize");
+}
+
+void PythonPlan::compute(Bindings& bindings, const ArrayView* workspace, const Queue& queue, Lock lock) {
+  bindings.interrupt.interrupted = &signal_raised;
+  try {
+    std::optional<nb::gil_scoped_release> released;
+    if (lock == Lock::released) released.emplace();
+    execute(bindings, workspace, queue);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::cancelled) nb::raise_python_error();
+    throw;
+  }
 }
 
 void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars, nb::handle score, nb::handle mask,
@@ -158,29 +193,16 @@ void PythonPlan::run(nb::tuple slots, nb::handle arrays, const Scalars& scalars,
   bindings.batch_offset = scalars.batch_offset;
   bindings.head_offset = scalars.head_offset;
   const Slots named = slots_of(slots);  // a copy: taking arrays runs Python, which may run this plan again
-  const Target& target = plan_.target();
-  const bool on_gpu = target.device == DeviceType::cuda;
-  const Place place = on_gpu ? Place{{DeviceType::cuda, target.index}, queue.stream} : Place{};
+  const Place place = place_of(queue.stream);
   const Arrays views(plan_.state().rules, named, arrays, place, bindings);
   std::optional<ArrayView> workspace;
-  if (on_gpu && !queue.workspace.is_none()) {
+  if (on_gpu() && !queue.workspace.is_none()) {
     workspace.emplace(queue.workspace.ptr(), "workspace", ArrayView::Use::write, place);
     check_workspace(workspace->tensor(), place.device);
   }
   callables.bind(bindings);
-  bindings.interrupt.interrupted = &signal_raised;
   const ArrayView* memory = workspace ? &*workspace : nullptr;
-  try {
-    if (callables.any()) {
-      compute(bindings, memory, queue);
-    } else {
-      const nb::gil_scoped_release released;
-      compute(bindings, memory, queue);
-    }
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::cancelled) nb::raise_python_error();
-    throw;
-  }
+  compute(bindings, memory, queue, callables.any() ? Lock::held : Lock::released);
   count_writes(views.written());
 }
 

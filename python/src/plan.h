@@ -5,6 +5,8 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -39,6 +41,11 @@ struct PlanArguments {
   std::string isa;
   int device = -1;  // index of a GPU; −1: the CPU
 };
+/// Slot of this name, of a `str`. Throws Error, python_error with a TypeError for what is no text.
+Slot slot_named(nanobind::handle name);
+/// Throws Error for a workspace that is not contiguous or not on the device.
+void check_workspace(const Tensor& workspace, Device device);
+
 /// The same as Python pickles it, the problem as its line.
 using PlanState = std::tuple<std::string, std::string, int, std::string, int>;
 
@@ -55,9 +62,17 @@ class PythonPlan {
   /// takes part. Throws Error before anything is written.
   void run(nanobind::tuple slots, nanobind::handle arrays, const Scalars& scalars, nanobind::handle score,
            nanobind::handle mask, const Queue& queue);
+  /// The interpreter lock during a run: held where a Python function takes part.
+  enum class Lock : bool { held, released };
+  /// Runs with bindings whose arrays the caller keeps; `workspace` is the view of queue.workspace, nullptr for none.
+  void compute(Bindings& bindings, const ArrayView* workspace, const Queue& queue, Lock lock);
+  /// Where a run queued on the stream takes its arrays.
+  [[nodiscard]] Place place_of(Stream stream) const noexcept;
+  [[nodiscard]] bool on_gpu() const noexcept { return plan_.target().device == DeviceType::cuda; }
 
  private:
-  void compute(const Bindings& bindings, const ArrayView* workspace, const Queue& queue) const;
+  void execute(const Bindings& bindings, const ArrayView* workspace, const Queue& queue);
+  std::unique_ptr<Executor> take_executor(void* workspace, std::size_t bytes);
   using Slots = std::vector<Slot>;
   const Slots& slots_of(const nanobind::tuple& names);
 
@@ -65,6 +80,9 @@ class PythonPlan {
   Plan plan_;
   // Parsed tuples of names, by identity: callers pass the same few tuples again and again.
   std::vector<std::pair<nanobind::tuple, Slots>> known_;
+  // Executors that no run holds: each has found its kernels. Of a GPU only.
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Executor>> idle_;
 };
 
 void define_plan(nanobind::module_& m);

@@ -139,8 +139,61 @@ def register_mask(name: str, text: str, extras: Sequence[tuple[str, str, int]]) 
 def is_registered(kind: str, name: str) -> bool:
     """Whether a "score" or "mask" has the name."""
 
+def set_threads(threads: int) -> None:
+    """Worker threads of calls that do not say; 0: as many as OpenMP would use."""
+
+def get_threads() -> int:
+    """That number, or what OpenMP would use."""
+
 def default_threads() -> int:
     """Threads that OpenMP would use for the calling thread's work."""
+
+class TorchRun:
+    """A plan's run on torch tensors, which makes its outputs."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        inputs: Sequence[str | None],
+        outputs: Sequence[tuple[str, int | tuple[tuple[int, ...], tuple[int, ...], Any]]],
+        prepare: Sequence[Callable[[Any], Any] | None] = (),
+    ) -> None:
+        """inputs: slots of the tensors that a run gets, None for one that is not bound. outputs: (slot, index of the
+        input that it is like) or (slot, (shape, strides, dtype)). prepare: for the first inputs, a function to the
+        tensor to bind in place of one whose elements do not lie packed from a multiple of 16 bytes on, or None.
+        """
+
+    def run(self, tensors: tuple[Any, ...], scalars: tuple[int, ...]) -> list[Any]:
+        """The outputs. scalars: dropout's seed and offset, batch_offset, head_offset.
+
+        On a GPU the run is queued on the current stream, in a workspace of torch's allocator.
+        """
+
+    def __call__(self, *tensors: Any) -> Any:
+        """The output of a run with these tensors, all scalars 0, or a tuple of several."""
+
+    def with_scalars(self, scalars: tuple[int, ...], *tensors: Any) -> Any:
+        """The same with scalars."""
+
+class KeptCalls:
+    """A table of calls that were made before and of what computes them."""
+
+    def call(self, q: Any, k: Any, v: Any, options: tuple[Any, ...]) -> Any:
+        """The result of a call that is kept, None for any other."""
+
+    def find(self, q: Any, k: Any, v: Any, options: tuple[Any, ...]) -> TorchRun | Callable[..., Any] | None:
+        """What computes a call that is kept, None for any other."""
+
+    def keep(self, q: Any, k: Any, v: Any, options: tuple[Any, ...], computes: TorchRun | Callable[..., Any]) -> None:
+        """Nothing is kept for options other than None, bool, int, float, str and tuples of such, nor where somebody
+        wants to see the call.
+        """
+
+    def clear(self) -> None: ...
+    def __len__(self) -> int: ...
+
+def set_keys_without_modes(pairs: list[tuple[int, int]]) -> None:
+    """The dispatch keys that a thread without modes includes and excludes: (included, excluded) of each kind."""
 
 def explain_for(problem: Problem | str, target: str, multiprocessors: int = 0, wishes: str = "") -> str:
     """Plan.explain for a GPU that need not be there: target is "sm_120f", multiprocessors 0 for an unknown number."""

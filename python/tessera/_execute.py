@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs calls: finds the plan for a call's shapes and dtypes, binds the tensors by slot, computes.
 
-The only state between calls is the cache of plans, and the number given to `set_threads`.
+The only state between calls is the cache of plans, and in the extension the number given to `set_threads`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,16 @@ __all__ = [
 Array = Any
 Shape = tuple[int, ...]
 
-_threads = 0
-_default_threads = _core.default_threads
-
 
 def set_threads(threads: int) -> None:
     """Worker threads of later calls whose own `threads` is 0; 0 gives the choice back to OpenMP.
 
     Raises ValueError for a negative number.
     """
-    global _threads
     number = whole("threads", threads)
     if number < 0:
         raise ValueError(f"threads: got {number}; want 0 or more")
-    _threads = number
+    _core.set_threads(number)
 
 
 def get_threads() -> int:
@@ -56,7 +52,7 @@ def get_threads() -> int:
 
     That is OMP_NUM_THREADS or every core, and torch.set_num_threads' number where torch loads the same OpenMP runtime.
     """
-    return _threads or _core.default_threads()
+    return _core.get_threads()
 
 
 class Planned(NamedTuple):
@@ -190,7 +186,7 @@ def run_forward(
     """Computes into `outputs`, which are as `forward_outputs` says and in its order. On the CPU, nothing is copied."""
     shapes = tuple([tensor.shape for tensor in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, outputs[0].dtype)
-    threads = _threads or _default_threads()
+    threads = get_threads()
     plan, bound, taken = _plan_for(
         FORWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, (), threads, CPU
     )

@@ -107,10 +107,6 @@ class Library:
         """A numpy array of int32, uint32 or bool as the library's, where `like` is."""
         return array
 
-    def is_compiling(self) -> bool:
-        """Whether a compiler of the library traces this call, so that there is no data to look at."""
-        return False
-
     def refuse_gradient(self, name: str, array: Array, operation: str, instead: str) -> None:
         """ValueError for an array whose gradient would be asked for, which `operation` does not have."""
 
@@ -200,7 +196,7 @@ class _ArrayApi(Library):
 
 
 _loaders: dict[str, Callable[[], Library]] = {}
-_loaded: list[Library] = []  # with operators of their own
+_traces: Callable[[], bool] = bool  # of the library that has a compiler; bool() is False
 
 
 def register_loader(name: str, load: Callable[[], Library]) -> None:
@@ -208,13 +204,15 @@ def register_loader(name: str, load: Callable[[], Library]) -> None:
     _loaders[name] = load
 
 
-def register_library(library: Library) -> None:
-    _loaded.append(library)
+def register_tracer(is_compiling: Callable[[], bool]) -> None:
+    """`is_compiling`: whether a compiler of the library traces, so that there is no data to look at."""
+    global _traces
+    _traces = is_compiling
 
 
 def is_compiling() -> bool:
     """Whether a compiler traces. It sees through an lru_cache, with a warning: then call what the cache wraps."""
-    return any([library.is_compiling() for library in _loaded])
+    return _traces()
 
 
 def _find_library(kind: type) -> Library | None:

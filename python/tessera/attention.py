@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ._arguments import Call, parse
 from ._execute import backward_outputs, forward_route, get_threads, run_backward
 from ._gpu import run_on_gpu
-from ._libraries import CPU, common_library, dtype_name, library_of, refuse_gradient
+from ._kept import ATTENTION
+from ._libraries import CPU, common_library, dtype_name, is_compiling, library_of, refuse_gradient
 from .tiles import TileList
 from .values import KeySource, Offsets, Tiles, arrays_of, unexpected
 
@@ -122,11 +123,7 @@ def attention(
     operators = library_of(q, "q").operators
     if out is not None:
         library_of(out, "out")
-    # By position: matching thirty keywords takes as long as the rest of the preparation.
-    call = parse(
-        q,
-        k,
-        v,
+    options = (
         # values: begin
         causal,
         window,
@@ -162,9 +159,16 @@ def attention(
         status,
         # values: end
     )
+    if operators is not None and out is None and not is_compiling():
+        result = ATTENTION.call(q, k, v, options)
+        if result is not None:
+            return result
+    call = parse(q, k, v, *options)
     if v is None:
         k, v = arrays_of(k, v)
-    results = (compute_forward if operators is None else operators.forward)(call, q, k, v, out)
+    results = (
+        compute_forward(call, q, k, v, out) if operators is None else operators.forward(call, q, k, v, out, options)
+    )
     return results[0] if len(results) == 1 else answer(call, results)
 
 

@@ -25,11 +25,15 @@ Executor::Executor(Plan plan)
 }
 
 Executor::Executor(Plan plan, void* workspace, std::size_t bytes)
-    : plan_(std::move(plan)),
-      backend_(plan_.state().backend),
-      kept_(backend_->open(plan_.state())),
-      workspace_(workspace),
-      bytes_(bytes) {
+    : plan_(std::move(plan)), backend_(plan_.state().backend), kept_(backend_->open(plan_.state())) {
+  use(workspace, bytes);
+}
+
+void Executor::use(void* workspace, std::size_t bytes) {
+  if (owned_) {
+    throw Error(ErrorCode::invalid_argument, "workspace", "other memory for an executor that allocated its own",
+                "an executor of the caller's memory");
+  }
   const std::size_t need = plan_.workspace_bytes();
   if (bytes < need || (workspace == nullptr && need > 0)) {
     throw Error(ErrorCode::invalid_argument, "workspace",
@@ -38,6 +42,8 @@ Executor::Executor(Plan plan, void* workspace, std::size_t bytes)
   if (reinterpret_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
     throw Error(ErrorCode::invalid_argument, "workspace", "a misaligned address", "a multiple of 64 bytes");
   }
+  workspace_ = workspace;
+  bytes_ = bytes;
 }
 
 Executor::~Executor() {

@@ -280,11 +280,15 @@ TEST(Executors, TakeTheCallersWorkspace) {
   const Plan plan = make_plan(Problem::parse(kLine), Target::cpu(2));
   const std::size_t bytes = plan.workspace_bytes();
   ASSERT_GT(bytes, 0U);
-  std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(64, (bytes + 127) / 64 * 64), &std::free);
+  std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(64, (bytes + 191) / 64 * 64), &std::free);
   auto* base = static_cast<std::byte*>(memory.get());
   Executor executor(plan, base, bytes);
   Call call(kLine);
   EXPECT_NO_THROW(executor.run(call.bindings));
+  executor.use(base + 64, bytes);
+  EXPECT_NO_THROW(executor.run(call.bindings));
+  expect_error([&] { executor.use(base, bytes - 1); }, ErrorCode::invalid_argument, "workspace");
+  expect_error([&] { Executor(plan).use(base, bytes); }, ErrorCode::invalid_argument, "workspace");
   expect_error([&] { Executor(plan, base, bytes - 1); }, ErrorCode::invalid_argument, "workspace");
   expect_error([&] { Executor(plan, nullptr, bytes); }, ErrorCode::invalid_argument, "workspace");
   for (const int shift : {8, 32}) {

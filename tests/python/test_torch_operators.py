@@ -11,10 +11,10 @@ torch = pytest.importorskip("torch")
 
 import tessera  # noqa: E402
 import torch_problems as problems  # noqa: E402
-from tessera import _core  # noqa: E402
+from tessera import _core, _kept  # noqa: E402
 from tessera._arguments import parse  # noqa: E402
 from tessera._dropout_seed import drawn_seed  # noqa: E402
-from tessera.torch import operators  # noqa: E402
+from tessera.torch import autograd, operators  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -249,7 +249,7 @@ def backward_problems(monkeypatch):
 
     own = operators._execute.plan_for
     monkeypatch.setattr(operators._execute, "plan_for", planned)
-    operators._backward_route.cache_clear()
+    operators.backward_run.cache_clear()
     return lines
 
 
@@ -282,14 +282,21 @@ def test_of_the_wishes_only_the_implementation_reaches_the_backward(backward_pro
 
 def test_an_lse_is_written_where_someone_may_want_it(monkeypatch):
     """By a call that nobody records only if it is asked for."""
-    bound = []
-    own = operators._run
-    monkeypatch.setattr(operators, "_run", lambda route, *more: bound.append(route.bound) or own(route, *more))
+    written = []
+
+    def looked_at(call, threads, lse, *more):
+        written.append(lse or call.features.lse)
+        return own(call, threads, lse, *more)
+
+    own = operators.forward_run
+    monkeypatch.setattr(operators, "forward_run", looked_at)
+    _kept.ATTENTION.clear()
+    autograd.recorded_call.cache_clear()
     q, k, v = qkv()
     out = tessera.attention(q, k, v)
     both = tessera.attention(q, k, v, return_lse=True)
     recorded = tessera.attention(*qkv(requires_grad=True))
-    assert ["lse" in slots for slots in bound] == [False, True, True]
+    assert written == [False, True, True]
     assert torch.equal(out, both[0]) and torch.equal(out, recorded)
 
 
@@ -309,7 +316,7 @@ def test_a_missing_backward_is_told_by_the_argument(argument, options, monkeypat
         raise NotImplementedError("problem: got attention pass=backward; want what an implementation there supports")
 
     monkeypatch.setattr(operators._execute, "plan_for", refused)
-    operators._backward_route.cache_clear()
+    operators.backward_run.cache_clear()
     q, k, v = qkv(torch.bfloat16, requires_grad=True)
     listed = tessera.TileList.from_mask(torch.ones(1, 1, 1, 1, dtype=torch.bool))
     out = tessera.attention(q, k, v, **options(listed))

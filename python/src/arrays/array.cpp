@@ -133,6 +133,21 @@ bool ArrayView::take_exchange(std::string_view name) {
   return true;
 }
 
+std::optional<Tensor> view_of(PyObject* object) {
+  const ViewOfObject view = exchange_of(Py_TYPE(object));
+  if (view == nullptr) return std::nullopt;
+  DLTensor tensor{};
+  if (view(object, &tensor) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  try {
+    return Tensor::from_dlpack(tensor, "tensor");
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
 bool ArrayView::take_buffer(std::string_view name, Use use) {
   if (PyObject_CheckBuffer(object_) == 0) return false;
   const std::optional<DType> dtype = dtype_of_array(object_, name);

@@ -4,6 +4,7 @@
 
 #include <Python.h>
 
+#include <optional>
 #include <string_view>
 
 #include "tessera/executor.h"
@@ -46,5 +47,9 @@ class ArrayView {
   PyObject* capsule_ = nullptr;  // owned reference: of __dlpack__
   Py_buffer buffer_{};           // obj == nullptr: none
 };
+
+/// What an object shows by DLPack's table of C functions; nullopt for one that has no table, no memory or no dtype of
+/// Tessera. The view is valid as long as the object.
+std::optional<Tensor> view_of(PyObject* object);
 
 }  // namespace tessera::python

@@ -28,9 +28,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera import attention
+from tessera import _core, attention
 from tessera._checks import real
 from tessera._dropout_seed import drawn_seed
+from tessera._kept import keep_as
+from tessera._libraries import is_compiling, library_of
 
 from .arguments import (
     CACHE_NAMES,
@@ -71,6 +73,7 @@ _QKVPACKED = {
     **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), "cu_seqlens"),
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "max_seqlen"),
 }
+_KEPT = _core.KeptCalls()  # of flash_attn_func
 _CACHED = {**CACHE_NAMES, "page_table": "block_table"}
 
 
@@ -88,8 +91,10 @@ def _attend(
     return_attn_probs: bool,
     names: dict[str, str] = _NAMES,
     page_table: Array | None = None,
+    whole: tuple[Any, ...] | None = None,
     **lengths: Any,
 ) -> Any:
+    """`whole`, if not None: the options of `flash_attn_func`, which its next call is found by."""
     try:
         check_inputs(q, k, v)
         head_dim = q.shape[-1]
@@ -105,23 +110,13 @@ def _attend(
         pages, places = k, lengths
         if page_table is not None:
             k, v, places = in_pages(k, v, page_table, lengths)
-        if not return_attn_probs:
-            out = attention(
-                q,
-                k,
-                v,
-                causal=causal,
-                window=window,
-                scale=softmax_scale,
-                softcap=softcap,
-                alibi_slopes=alibi_slopes,
-                dropout=dropout_p,
-                deterministic=deterministic,
-                **places,
-            )
-            return out[..., :head_dim] if head_dim % 8 else out
         options = {"causal": causal, "window": window, "scale": softmax_scale, "softcap": softcap}
         options |= {"alibi_slopes": alibi_slopes, "dropout": dropout_p, "deterministic": deterministic}
+        if not return_attn_probs:
+            out = attention(q, k, v, **options, **places)
+            if whole is not None and head_dim % 8 == 0:
+                keep_as(_KEPT, whole, q, k, v, **options)
+            return out[..., :head_dim] if head_dim % 8 else out
         drops = real("dropout_p", dropout_p) > 0
         seed = drawn_seed(q) if drops else None
         out, lse = attention(q, k, v, seed=seed, return_lse=True, **options, **places)
@@ -154,10 +149,7 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attention of q (b, sq, h, d) over k, v (b, sk, h_k, d); the module's docstring says the rest."""
-    return _attend(
-        q,
-        k,
-        v,
+    options = (
         dropout_p,
         softmax_scale,
         causal,
@@ -167,6 +159,10 @@ def flash_attn_func(
         deterministic,
         return_attn_probs,
     )
+    if library_of(q, "q").operators is None or is_compiling():
+        return _attend(q, k, v, *options)
+    out = _KEPT.call(q, k, v, options)
+    return _attend(q, k, v, *options, whole=options) if out is None else out
 
 
 def flash_attn_kvpacked_func(

@@ -4,14 +4,16 @@
 The autograd kernels are registered directly, instead of by ``torch.library.register_autograd``, whose handling of lists
 of tensors takes longer than a small attention. They get the dispatcher's key set: when it is that of plain CPU tensors
 (no mode, no subclass, no functorch layer), nothing below them wants to see the call, and the kernel is called without
-another round through the dispatcher. ``is_plain`` finds this out before the first round, which is then left out too.
+another round through the dispatcher. ``is_plain`` finds this out before the first round, which is then left out too:
+``EagerFunction`` records such a call.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,13 +21,12 @@ from torch._C import DispatchKey, DispatchKeySet, _AutoDispatchBelowAutograd, _E
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
-from .._features import Features
+from .. import _core
 from . import operators
-from .operators import DIFFERENTIABLE, LIBRARY, names_of
+from .operators import DIFFERENTIABLE, LIBRARY, Signature, names_of
 
 _PLAIN = DispatchKeySet(DispatchKey.CPU).add(DispatchKey.AutogradCPU).raw_repr()
 _AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU).add(DispatchKey.AutocastCUDA)
-_NOT_TENSORS = (None,) * 5  # arguments of AttentionFunction.forward before q
 _PLAIN_TYPES = frozenset((Tensor, torch.nn.Parameter))
 _STRIDED = torch.strided
 _included, _excluded = torch._C._dispatch_tls_local_include_set, torch._C._dispatch_tls_local_exclude_set
@@ -52,6 +53,7 @@ def _keys_without_modes() -> frozenset[tuple[int, int]]:
 
 
 _WITHOUT_MODES = _keys_without_modes()
+_core.set_keys_without_modes(list(_WITHOUT_MODES))
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> bool:
@@ -86,20 +88,86 @@ def is_recorded(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> b
     )
 
 
-def is_watched(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> bool:
-    """Whether autograd, in either direction, has to see a call with these."""
-    return forward_ad._current_level >= 0 or is_recorded(q, k, v, tensors)
+class Recorded(NamedTuple):
+    """A call whose backward may follow."""
+
+    names: tuple[str, ...]  # of its tensors
+    forward: _core.TorchRun  # writes the LSE
+    backward: Signature
+    lse: bool  # it is among the results
+    keeps_residual: bool
+    residual: bool  # likewise
+
+
+@lru_cache(maxsize=2048)
+def recorded_call(call: Signature, threads: int, lse: bool) -> Recorded:
+    forward, backward = operators.recorded_calls(call)
+    run = operators.forward_run(forward, threads, True, backward)
+    keeps = backward is not forward
+    return Recorded(call.names, run, backward, lse, keeps, keeps and operators.returns_residual(call.features))
+
+
+class EagerFunction(torch.autograd.Function):
+    """The results of a `Recorded` call of plain tensors, with first derivatives, past the dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, recorded: Recorded, scalars: tuple[int, ...], q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor
+    ) -> Any:
+        out, lse, *extra = recorded.forward.run((q, k, v, *tensors), scalars)
+        if recorded.keeps_residual:
+            tensors = (*tensors, extra[0])
+            if not recorded.residual:
+                del extra[0]
+        ctx.save_for_backward(q, k, v, *tensors, out, lse)
+        ctx.set_materialize_grads(False)
+        ctx.recorded = recorded
+        ctx.scalars = scalars
+        if extra:
+            ctx.mark_non_differentiable(*extra)
+        elif not recorded.lse:
+            return out
+        return (out, lse, *extra) if recorded.lse else (out, *extra)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        names, call = ctx.recorded.names, ctx.recorded.backward
+        dlse = others[0] if ctx.recorded.lse else None
+        if dout is None:
+            if dlse is None:
+                return (None,) * (5 + len(names))
+            dout = torch.zeros_like(saved[-2])
+        # The operator, if anyone may want to see it: a mode entered since, a graph of this backward.
+        if torch.is_grad_enabled() or type(dout) is not Tensor or _len_torch_dispatch_stack():
+            q, k, v, *tensors, out, lse = saved
+            told = (call.slots, call.features.text(), call.sizes, [operators.signed(x) for x in ctx.scalars])
+            dq, dk, dv, more = operators.attention_backward(dout, dlse, out, lse, q, k, v, tensors, *told)
+            gradients = [dq, dk, dv, *more]
+        else:
+            gradients = operators.gradients(call, (*saved, dout), dlse, ctx.scalars)
+        return (None, None, *(_by_tensor(gradients, names) if names else gradients))
+
+
+# Function.apply looks for functorch before it comes to this, which takes 4 µs that plain tensors need not wait.
+apply_eagerly = super(torch.autograd.Function, EagerFunction).apply
+
+
+def _by_tensor(gradients: Sequence[Tensor], names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+    """Those of q, k, v and of each of the call's tensors, from the order of the operator."""
+    dq, dk, dv, *others = gradients
+    by_name = dict(zip((name for name in DIFFERENTIABLE if name in names), others, strict=True))
+    return dq, dk, dv, *(by_name.get(name) for name in names)
 
 
 class AttentionFunction(torch.autograd.Function):
-    """out (or None where the caller has it), lse and extra, with first derivatives."""
+    """out, lse and extra of the operator, with first derivatives, where someone wants to see the operator."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        plain: bool,
         slots: str,
-        features: str | Features,
+        features: str,
         sizes: Sequence[int],
         scalars: Sequence[int],
         q: Tensor,
@@ -108,23 +176,22 @@ class AttentionFunction(torch.autograd.Function):
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         asked, kept = features, operators.keeping_residual(features, slots, q.dtype, not q.is_cpu)
+        if q.is_cuda and type(q) in _PLAIN_TYPES:  # has data: no tracer's
+            call, backward = operators.recorded_calls(
+                operators.signature_of(q, k, v, tensors, slots, features, sizes)
+            )
+            operators.forward_run(call, call.threads, True, backward)  # refuses what has no backward
         if kept is not None:
             features = kept[0]
-        if plain:
-            out, lse, extra = operators.attention_on_device(q, k, v, tensors, slots, features, sizes, scalars, True)
-        else:
-            if q.is_cuda and type(q) in _PLAIN_TYPES:  # has data: no tracer's
-                operators.forward_route(q, k, v, tensors, slots, features, sizes, True)
-            with _AutoDispatchBelowAutograd():
-                out, lse, extra = operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
+        with _AutoDispatchBelowAutograd():
+            out, lse, extra = operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
         if kept is not None:
             slots, tensors = kept[1], (*tensors, extra[0])
-            if "residual" not in operators.as_features(asked).fields:  # nobody but the backward has asked for it
+            if not operators.returns_residual(asked):
                 extra = extra[1:]
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
         ctx.set_materialize_grads(False)
         ctx.call = (slots, features, sizes, scalars)
-        ctx.plain = plain
         if extra:
             ctx.mark_non_differentiable(*extra)
         return (out, lse, *extra)
@@ -132,25 +199,13 @@ class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
+        before = (None,) * len(ctx.call)
         if dout is None:
             if dlse is None:
-                return (*_NOT_TENSORS, None, None, None, *(None for _ in tensors))
+                return (*before, None, None, None, *(None for _ in tensors))
             dout = torch.zeros_like(out)
-        # The operator, if anyone may want to see it: a mode entered since, a graph of this backward.
-        plain = ctx.plain and not torch.is_grad_enabled() and type(dout) is Tensor and not _len_torch_dispatch_stack()
-        backward = operators.attention_backward_on_device if plain else operators.attention_backward
-        slots, features, sizes, scalars = ctx.call
-        if not plain and not isinstance(features, str):
-            features = features.text()
-        dq, dk, dv, others = backward(dout, dlse, out, lse, q, k, v, tensors, slots, features, sizes, scalars)
-        if not tensors:
-            return (*_NOT_TENSORS, dq, dk, dv)
-        gradients = dict(zip((name for name in DIFFERENTIABLE if name in names_of(slots)), others, strict=True))
-        return (*_NOT_TENSORS, dq, dk, dv, *(gradients.get(name) for name in names_of(slots)))
-
-
-# Function.apply looks for functorch before it comes to this, which takes 4 µs that plain tensors need not wait.
-_apply_plain = super(torch.autograd.Function, AttentionFunction).apply
+        dq, dk, dv, others = operators.attention_backward(dout, dlse, out, lse, q, k, v, tensors, *ctx.call)
+        return (*before, *_by_tensor((dq, dk, dv, *others), names_of(ctx.call[0])))
 
 
 class _FirstDerivatives(torch.autograd.Function):
@@ -204,6 +259,17 @@ def _refuse_tangents(tensors: tuple[Tensor, ...]) -> None:
         raise NotImplementedError("attention: got a tangent (forward-mode AD, jvp); want a gradient by torch.autograd")
 
 
+def records(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], slots: str) -> bool:
+    """Whether autograd records a call with these. Raises NotImplementedError for a derivative that there is none of."""
+    if forward_ad._current_level >= 0:
+        _refuse_tangents((q, k, v, *tensors))
+    if not is_recorded(q, k, v, tensors):
+        return False
+    if tensors:
+        refuse_missing_gradients(q, k, v, tensors, slots)
+    return True
+
+
 def _attention_autograd(
     keyset: DispatchKeySet,
     q: Tensor,
@@ -211,42 +277,27 @@ def _attention_autograd(
     v: Tensor,
     tensors: Sequence[Tensor],
     slots: str,
-    features: str | Features,
+    features: str,
     sizes: Sequence[int],
     scalars: Sequence[int],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     plain = keyset.raw_repr() == _PLAIN
-    return attention(plain, q, k, v, tensors, slots, features, sizes, scalars)
-
-
-def attention(
-    plain: bool,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: Sequence[Tensor],
-    slots: str,
-    features: str | Features,
-    sizes: Sequence[int],
-    scalars: Sequence[int],
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The operator with autograd; `plain`: tensors for which `is_plain`."""
-    if forward_ad._current_level >= 0:
-        _refuse_tangents((q, k, v, *tensors))
-    if is_recorded(q, k, v, tensors):
-        if tensors:
-            refuse_missing_gradients(q, k, v, tensors, slots)
-        if not plain and torch._C._are_functorch_transforms_active():
-            raise NotImplementedError(
-                "attention: got a gradient by torch.func (grad, vjp, jacrev, ...); want one by torch.autograd"
-            )
-        apply = _apply_plain if plain else AttentionFunction.apply
-        out, lse, *extra = apply(plain, slots, features, sizes, scalars, q, k, v, *tensors)
-        return out, lse, extra
+    if not records(q, k, v, tensors, slots):
+        if plain:
+            return operators.attention_on_device(q, k, v, tensors, slots, features, sizes, scalars)
+        with _AutoDispatchBelowAutograd():
+            return operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
     if plain:
-        return operators.attention_on_device(q, k, v, tensors, slots, features, sizes, scalars)
-    with _AutoDispatchBelowAutograd():
-        return operators.attention(q, k, v, tensors, slots, features, sizes, scalars)
+        call = operators.signature_of(q, k, v, tensors, slots, features, sizes)
+        recorded = recorded_call(call, call.threads, True)
+        out, lse, *extra = apply_eagerly(recorded, tuple(scalars), q, k, v, *tensors)
+        return out, lse, extra
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            "attention: got a gradient by torch.func (grad, vjp, jacrev, ...); want one by torch.autograd"
+        )
+    out, lse, *extra = AttentionFunction.apply(slots, features, sizes, scalars, q, k, v, *tensors)
+    return out, lse, extra
 
 
 def _attention_out_autograd(

@@ -4,19 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import _kept
 from .._arguments import Call
 from . import autograd, operators
 from .oracle import OracleFunction
 
 
-def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> tuple[Tensor, ...]:
+def forward(
+    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None, options: tuple[Any, ...] | None = None
+) -> tuple[Tensor, ...]:
     """Outputs of a call (from ``tessera._arguments.parse``) in the order of ``forward_outputs``.
 
-    `out` takes the first if given; then there must be no gradient to record.
+    `out` takes the first if given; then there must be no gradient to record. `options`: those of ``tessera.attention``
+    that the call was made of, for the next one to be found by.
 
     Raises TypeError for arrays of another library, ValueError for tensors on another device, NotImplementedError for
     gradients that there are none of, and what the plan and its run refuse.
@@ -27,24 +33,42 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = No
         and not torch.compiler.is_compiling()
         and autograd.is_plain(q, k, v, call.tensors)
     ):
-        arguments = (list(call.tensors), " ".join(call.slots), call.features, call.sizes, call.scalars)
-        if not autograd.is_watched(q, k, v, call.tensors):
-            return tuple(operators.outputs_on_device(q, k, v, *arguments))
-        extra: Sequence[Tensor]
-        out, lse, extra = autograd.attention(True, q, k, v, *arguments)
-    else:
-        _check_tensors(call, q, k, v, out)
-        if "status" in call.slots and torch.compiler.is_compiling():
-            raise NotImplementedError("status: got a tensor under torch.compile; want None: no operator declares it")
-        if call.callables != (None, None) and not q.is_cpu:
-            name = "score" if call.callables[0] is not None else "mask"
-            raise NotImplementedError(
-                f"{name}: got a Python function for tensors on {q.device}; want a built-in's name, or tensors on cpu"
-            )
-        out, lse, extra = (
-            _by_oracle(call, q, k, v, out) if call.callables != (None, None) else _dispatch(call, q, k, v, out)
+        computes = _eager(call, q, k, v)
+        results = computes(q, k, v, *call.tensors)
+        if options is not None and _is_kept(call):
+            _kept.ATTENTION.keep(q, k, v, options, computes)
+        return results if isinstance(results, tuple) else (results,)
+    _check_tensors(call, q, k, v, out)
+    if "status" in call.slots and torch.compiler.is_compiling():
+        raise NotImplementedError("status: got a tensor under torch.compile; want None: no operator declares it")
+    if call.callables != (None, None) and not q.is_cpu:
+        name = "score" if call.callables[0] is not None else "mask"
+        raise NotImplementedError(
+            f"{name}: got a Python function for tensors on {q.device}; want a built-in's name, or tensors on cpu"
         )
+    out, lse, extra = (
+        _by_oracle(call, q, k, v, out) if call.callables != (None, None) else _dispatch(call, q, k, v, out)
+    )
     return (out, lse, *extra) if call.features.lse else (out, *extra)
+
+
+def _eager(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    """What computes a call of plain tensors, past the operators: a function to its one result or a tuple of them."""
+    slots = " ".join(call.slots)
+    signature = operators.signature_of(q, k, v, call.tensors, slots, call.features, call.sizes)
+    if autograd.records(q, k, v, call.tensors, slots):
+        recorded = autograd.recorded_call(signature, signature.threads, call.features.lse)
+        return partial(autograd.apply_eagerly, recorded, call.scalars)
+    run = operators.forward_run(signature, signature.threads, False)
+    return run if call.scalars == _NO_SCALARS else partial(run.with_scalars, call.scalars)
+
+
+_NO_SCALARS = (0, 0, 0, 0)
+
+
+def _is_kept(call: Call) -> bool:
+    """Whether options say all of a call besides q, k and v: no other tensors, and no seed, which may be drawn."""
+    return not call.tensors and call.scalars == _NO_SCALARS and "dropout" not in call.features.fields
 
 
 def _dispatch(

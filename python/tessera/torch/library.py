@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
-from .._libraries import CPU, LIBRARY_NAMES, Library, Shape, register_library
+from .._libraries import CPU, LIBRARY_NAMES, Library, Shape, register_tracer
 from . import hooks
 
 
@@ -53,9 +53,6 @@ class Torch(Library):
     def from_numpy(self, array: Any, like: Tensor) -> Tensor:
         return torch.from_numpy(array).to(like.device)
 
-    def is_compiling(self) -> bool:
-        return torch.compiler.is_compiling()
-
     def refuse_gradient(self, name: str, array: Tensor, operation: str, instead: str) -> None:
         """Refuses a view with a lazy sign too."""
         if array.requires_grad and torch.is_grad_enabled():
@@ -81,7 +78,7 @@ class Torch(Library):
 
 
 LIBRARY = Torch()
-register_library(LIBRARY)
+register_tracer(torch.compiler.is_compiling)
 
 
 def _is_capturing(device: int) -> bool:

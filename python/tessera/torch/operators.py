@@ -20,15 +20,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import _execute
+from .. import _core, _execute
 from .._features import Features, features_of, with_lse, with_residual
-from .._gpu import run_on_gpu
-from .._libraries import CPU, dtype_name, library_of
+from .._libraries import CPU, dtype_name
 from .layouts import with_aligned_rows, with_rows, with_rows_apart
 
 _CALL = "Tensor q, Tensor k, Tensor v, Tensor[] tensors, str slots, str features, SymInt[] sizes, int[] scalars"
@@ -46,7 +45,6 @@ attention_out = torch.ops.tessera.attention_out.default
 attention_backward = torch.ops.tessera.attention_backward.default
 
 Shape = tuple[int, ...]
-Allocations = tuple[tuple[Shape, Shape, torch.dtype], ...]  # shape and strides, because empty_strided is the quickest
 
 # In the order of `others`; q, k and v have gradients besides.
 DIFFERENTIABLE = ("sink", "k2", "v2")
@@ -55,18 +53,7 @@ DIFFERENTIABLE = ("sink", "k2", "v2")
 _FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 _INTEGRAL = (torch.int8, torch.int32, torch.int64, torch.uint8, torch.uint32)
 DTYPES = {dtype_name(dtype): dtype for dtype in (*_FLOATING, *_INTEGRAL)}
-_SEEDS = frozenset(("dropout_seed", "dropout_offset"))
 BITS_64 = (1 << 64) - 1
-
-
-class _Route(NamedTuple):
-    """What a call does once its shapes and dtypes are known."""
-
-    plan: Any  # _core.Plan
-    bound: tuple[str, ...]  # slots in the order that run gets their tensors
-    taken: tuple[int, ...] | None  # which of the call's tensors it binds; None: all
-    made: Allocations  # outputs to allocate
-    seeds: tuple[int, ...]  # which of the call's tensors are dropout's uint64 scalars
 
 
 def signed(word: int) -> int:
@@ -95,78 +82,145 @@ def keeping_residual(features: str | Features, slots: str, dtype: torch.dtype, o
     return kept.text() if isinstance(features, str) else kept, f"{slots} o_residual".lstrip()
 
 
+def returns_residual(features: str | Features) -> bool:
+    """Whether it is asked for as a result, not only by a backward."""
+    return "residual" in as_features(features).fields
+
+
 @lru_cache(maxsize=1024)
 def names_of(slots: str) -> tuple[str, ...]:
     return tuple(slots.split())
 
 
-@lru_cache(maxsize=2048)
-def _forward_route(
-    features: str | Features,
-    slots: str,
-    sizes: tuple[int, int, int],
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    shapes: tuple[Shape, ...],
-    dtypes: Any,
-    device: int,
-    threads: int,
-    recorded: bool = False,
-    lse: bool = True,
-) -> _Route:
-    """`dtypes` of q, k, v, and of out if the caller has allocated it, else None. `threads`: 0 on a GPU.
+class Signature:
+    """What decides how a call is computed, but for threads and what its backward is asked. Two are the same only if
+    they are one object, so that caches go by identity: equal calls give one.
 
-    `recorded`: a backward may follow, and is planned too, so that what has none is refused before it is computed.
-    `lse`: it is written, whether the features have it or not.
+    q, k, v, shapes: of q, k, v and the other tensors. dtypes: of q, k, v. device: a GPU's index, or CPU.
     """
-    names = names_of(slots)
-    asked = with_lse(as_features(features)) if lse else as_features(features)
-    route = _execute.forward_route(asked, names, sizes, q, k, v, shapes, dtypes[:3], dtypes[3], threads, device)
-    made = tuple((shape, _packed_strides(shape), DTYPES[dtype]) for shape, dtype in route.made)
-    if recorded:
-        types = (*dtypes[:3], made[0][2])
+
+    __slots__ = ("device", "dtypes", "features", "k", "names", "q", "shapes", "sizes", "slots", "v")
+
+    def __init__(
+        self,
+        features: str | Features,
+        slots: str,
+        sizes: tuple[int, int, int],
+        q: Shape,
+        k: Shape,
+        v: Shape,
+        shapes: tuple[Shape, ...],
+        dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+        device: int,
+    ) -> None:
+        self.features = as_features(features)
+        self.slots = slots
+        self.names = names_of(slots)
+        self.sizes = sizes
+        self.q, self.k, self.v, self.shapes = q, k, v, shapes
+        self.dtypes = dtypes
+        self.device = device
+
+    @property
+    def threads(self) -> int:
+        return _execute.get_threads() if self.device == CPU else 0
+
+
+_signature = lru_cache(maxsize=2048)(Signature)
+
+
+def signature_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tensors: Sequence[Tensor],
+    slots: str,
+    features: str | Features,
+    sizes: Sequence[int],
+) -> Signature:
+    shapes = tuple([x.shape for x in tensors]) if tensors else ()
+    dtypes = (q.dtype, k.dtype, v.dtype)
+    return _signature(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, q.get_device())
+
+
+@lru_cache(maxsize=2048)
+def recorded_calls(call: Signature) -> tuple[Signature, Signature]:
+    """The calls of a forward whose backward may follow, and of that backward: with the residual of out, if it is kept."""
+    kept = keeping_residual(call.features, call.slots, call.dtypes[0], call.device != CPU)
+    if kept is None:
+        return call, call
+    features, slots = kept
+    sizes = call.sizes, call.q, call.k, call.v
+    residual = (*call.q[:-1], call.v[-1])
+    return (
+        _signature(features, call.slots, *sizes, call.shapes, call.dtypes, call.device),
+        _signature(features, slots, *sizes, (*call.shapes, residual), call.dtypes, call.device),
+    )
+
+
+@lru_cache(maxsize=2048)
+def forward_run(
+    call: Signature, threads: int, lse: bool, backward: Signature | None = None, into: torch.dtype | None = None
+) -> _core.TorchRun:
+    """Of q, k, v and the call's tensors.
+
+    `lse`: it is written, whether the features have it or not. `backward`: it may follow, and is planned too on a GPU, so
+    that what has none is refused before it is computed; the CPU has one of all. `into`: the outputs are the caller's,
+    and come last; the dtype of out.
+    """
+    features = with_lse(call.features) if lse else call.features
+    shapes = (call.q, call.k, call.v, call.shapes)
+    route = _execute.forward_route(features, call.names, call.sizes, *shapes, call.dtypes, into, threads, call.device)
+    inputs = _inputs(call, route.taken)
+    slots = route.slots[len(route.slots) - len(route.made) :]
+    if into is not None:
+        return _core.TorchRun(route.plan, (*inputs, *slots), ())
+    made = [(shape, _packed_strides(shape), DTYPES[dtype]) for shape, dtype in route.made]
+    if backward is not None and call.device != CPU:
         try:
-            _backward_route(features, slots, sizes, q, k, v, shapes, types, False, False, device, threads)
+            backward_run(backward, made[0][2], False, False, threads)
         except NotImplementedError as error:
             raise NotImplementedError(f"{error}; or torch.no_grad(), where no gradient is wanted") from None
-    return _Route(route.plan, route.slots, route.taken, made, _seeds(names))
+    return _core.TorchRun(route.plan, inputs, tuple(zip(slots, made, strict=True)))
+
+
+def _inputs(call: Signature, taken: tuple[int, ...] | None) -> tuple[str | None, ...]:
+    """Slots of q, k, v and the call's tensors; None for those that a plan does not take."""
+    return "q", "k", "v", *[name if taken is None or i in taken else None for i, name in enumerate(call.names)]
 
 
 _BACKWARD_WISHES = ("implementation=cpu.", "implementation=cuda.bwd_")
 
 
 @lru_cache(maxsize=2048)
-def _backward_route(
-    features: str | Features,
-    slots: str,
-    sizes: tuple[int, int, int],
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    shapes: tuple[Shape, ...],
-    dtypes: Any,
-    dlse: bool,
-    deterministic: bool,
-    device: int,
-    _: int,
-) -> _Route:
-    """Wishes are for the forward's tiles; the backward follows only those of an implementation that has it."""
-    asked = as_features(features)
-    fields = {**asked.fields, "deterministic": True} if deterministic else asked.fields
-    wishes = " ".join([wish for wish in asked.wishes.split() if wish.startswith(_BACKWARD_WISHES)])
-    asked = Features(fields, asked.out, asked.threads, wishes)
+def backward_run(call: Signature, out: torch.dtype, dlse: bool, deterministic: bool, threads: int) -> _core.TorchRun:
+    """Of q, k, v, the call's tensors, out, lse, dout and, with `dlse`, dlse. `out`: its dtype.
+
+    Wishes are for the forward's tiles; the backward follows only those of an implementation that has it.
+    """
+    fields = {**call.features.fields, "deterministic": True} if deterministic else call.features.fields
+    wishes = " ".join([wish for wish in call.features.wishes.split() if wish.startswith(_BACKWARD_WISHES)])
+    asked = Features(fields, call.features.out, call.features.threads, wishes)
     extra = ("dlse",) if dlse else ()
-    names = names_of(slots)
+    shapes = (call.q, call.k, call.v, call.shapes)
+    dtypes = (*call.dtypes, out)
     try:
-        plan, bound, taken = _execute.plan_for(
-            _execute.BACKWARD, asked, names, sizes, q, k, v, shapes, dtypes, extra, device
+        plan, slots, taken = _execute.plan_for(
+            _execute.BACKWARD, asked, call.names, call.sizes, *shapes, dtypes, extra, call.device
         )
     except NotImplementedError as error:
         argument, _, words = str(error).partition(": ")
         argument = _without_backward(asked, dtypes) if argument == "problem" else argument
         raise NotImplementedError(f"{argument}: {words}") from None
-    return _Route(plan, bound, taken, (), _seeds(names))
+    inputs = (*_inputs(call, taken), "o", "lse", "dout", *extra)
+    # Gradients are laid out as their inputs (dense ones keep their strides), so that accumulation needs no copy.
+    likes = [0, 1, 2, *[3 + call.names.index(name) for name in DIFFERENTIABLE if name in call.names]]
+    outputs = tuple(zip(slots[len(slots) - len(likes) :], likes, strict=True))
+    rows = with_rows_apart if call.device != CPU else None
+    others = (None,) * (len(call.names) + 2)  # of the call's tensors, out and lse
+    return _core.TorchRun(
+        plan, inputs, outputs, (rows, rows, rows, *others, with_aligned_rows, with_rows)[: len(inputs)]
+    )
 
 
 def _without_backward(features: Features, dtypes: Any) -> str:
@@ -180,48 +234,8 @@ def _without_backward(features: Features, dtypes: Any) -> str:
     return "q" if dtypes[3] == dtypes[0] else "out_dtype"
 
 
-def forward_route(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: Sequence[Tensor],
-    slots: str,
-    features: str | Features,
-    sizes: Sequence[int],
-    recorded: bool,
-    lse: bool = True,
-) -> _Route:
-    """Of a forward that allocates its outputs; `recorded` as in `attention_on_device`, `lse` as in `_forward_route`."""
-    device = q.get_device()
-    shapes = tuple([x.shape for x in tensors]) if tensors else ()
-    dtypes = (q.dtype, k.dtype, v.dtype, None)
-    threads, recorded = (_execute.get_threads(), False) if device == CPU else (0, recorded)
-    return _forward_route(
-        features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, threads, recorded, lse
-    )
-
-
 def _packed_strides(shape: Shape) -> Shape:
     return tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape)))
-
-
-def _seeds(names: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(i for i, name in enumerate(names) if name in _SEEDS)
-
-
-def _bound_tensors(route: _Route, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    if route.seeds:  # torch draws int64, the slots are uint64: the same bits
-        tensors = [x.view(torch.uint64) if i in route.seeds else x for i, x in enumerate(tensors)]
-    return tensors if route.taken is None else [tensors[i] for i in route.taken]
-
-
-def _run(route: _Route, device: int, q: Tensor, arrays: tuple[Tensor, ...], scalars: Sequence[int]) -> None:
-    """On a GPU on its current stream: reads no tensor's data on the host and waits for nothing."""
-    unsigned = (scalars[0] & BITS_64, scalars[1] & BITS_64, scalars[2], scalars[3])
-    if device == CPU:
-        route.plan.run(route.bound, arrays, *unsigned)
-    else:
-        run_on_gpu(library_of(q, "q"), route.plan, route.bound, arrays, q, unsigned)
 
 
 def attention_on_device(
@@ -233,39 +247,11 @@ def attention_on_device(
     features: str | Features,
     sizes: Sequence[int],
     scalars: Sequence[int],
-    recorded: bool = False,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Forward where q lies; see the module for the arguments. Shapes are those of ``tessera.attention``.
-
-    `recorded`: for autograd. Then NotImplementedError is raised where a GPU has no backward; the CPU has one of all.
-    """
-    route = forward_route(q, k, v, tensors, slots, features, sizes, recorded)
-    outputs = _computed(route, q, k, v, tensors, scalars)
-    return outputs[0], outputs[1], outputs[2:]
-
-
-def outputs_on_device(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tensors: Sequence[Tensor],
-    slots: str,
-    features: str | Features,
-    sizes: Sequence[int],
-    scalars: Sequence[int],
-) -> list[Tensor]:
-    """The same where nothing is recorded: out and what the features ask for, so that an LSE is not always written."""
-    route = forward_route(q, k, v, tensors, slots, features, sizes, False, False)
-    return _computed(route, q, k, v, tensors, scalars)
-
-
-def _computed(
-    route: _Route, q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], scalars: Sequence[int]
-) -> list[Tensor]:
-    outputs = [q.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in route.made]
-    bound = _bound_tensors(route, tensors) if tensors else ()
-    _run(route, q.get_device(), q, (q, k, v, *bound, *outputs), scalars)
-    return outputs
+    """Forward where q lies; see the module for the arguments. Shapes are those of ``tessera.attention``."""
+    call = signature_of(q, k, v, tensors, slots, features, sizes)
+    out, lse, *extra = forward_run(call, call.threads, True).run((q, k, v, *tensors), tuple(scalars))
+    return out, lse, extra
 
 
 def attention_out_on_device(
@@ -282,12 +268,9 @@ def attention_out_on_device(
     scalars: Sequence[int],
 ) -> None:
     """The same into the caller's memory."""
-    device = q.get_device()
-    shapes = tuple([x.shape for x in tensors])
-    dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
-    threads = _execute.get_threads() if device == CPU else 0
-    route = _forward_route(features, slots, tuple(sizes), q.shape, k.shape, v.shape, shapes, dtypes, device, threads)
-    _run(route, device, q, (q, k, v, *_bound_tensors(route, tensors), out, lse, *extra), scalars)
+    call = signature_of(q, k, v, tensors, slots, features, sizes)
+    run = forward_run(call, call.threads, True, into=out.dtype)
+    run.run((q, k, v, *tensors, out, lse, *extra), tuple(scalars))
 
 
 def attention_backward_on_device(
@@ -309,41 +292,18 @@ def attention_backward_on_device(
     dout and dlse, and on a GPU q, k and v, are copied where they lie as no kernel reads them, as dout does after
     ``out.sum().backward()``. Raises NotImplementedError where no kernel computes it.
     """
-    dout = with_aligned_rows(dout)
-    dlse = None if dlse is None else with_rows(dlse)
-    device = q.get_device()
-    if device != CPU:
-        q, k, v = map(with_rows_apart, (q, k, v))
-    route = _backward_route(
-        features,
-        slots,
-        tuple(sizes),
-        q.shape,
-        k.shape,
-        v.shape,
-        tuple([x.shape for x in tensors]) if tensors else (),
-        (q.dtype, k.dtype, v.dtype, out.dtype),
-        dlse is not None,
-        torch.are_deterministic_algorithms_enabled(),
-        device,
-        _execute.get_threads() if device == CPU else 0,
-    )
-    dq, dk, dv, others = _empty_gradients(q, k, v, tensors, slots)
-    upstream = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
-    bound = _bound_tensors(route, tensors) if tensors else ()
-    _run(route, device, q, (q, k, v, *bound, *upstream, dq, dk, dv, *others), scalars)
+    call = signature_of(q, k, v, tensors, slots, features, sizes)
+    dq, dk, dv, *others = gradients(call, (q, k, v, *tensors, out, lse, dout), dlse, tuple(scalars))
     return dq, dk, dv, others
 
 
-def _empty_gradients(
-    q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor], slots: str
-) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    """Gradients laid out as their inputs (dense ones keep their strides), so that accumulation needs no copy."""
-    others = []
-    if tensors:
-        by_slot = dict(zip(names_of(slots), tensors, strict=True))
-        others = [torch.empty_like(by_slot[name]) for name in DIFFERENTIABLE if name in by_slot]
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), others
+def gradients(
+    call: Signature, tensors: tuple[Tensor, ...], dlse: Tensor | None, scalars: tuple[int, ...]
+) -> list[Tensor]:
+    """Likewise; `tensors`: q, k, v, the call's, out, lse and dout."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    run = backward_run(call, tensors[-3].dtype, dlse is not None, deterministic, call.threads)
+    return run.run(tensors if dlse is None else (*tensors, dlse), scalars)
 
 
 def empty_outputs(
@@ -387,7 +347,9 @@ def _attention_backward_fake(
     slots: str,
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    return _empty_gradients(q, k, v, tensors, slots)
+    by_slot = dict(zip(names_of(slots), tensors, strict=True))
+    others = [torch.empty_like(by_slot[name]) for name in DIFFERENTIABLE if name in by_slot]
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), others
 
 
 for key in ("CPU", "CUDA"):
