@@ -96,7 +96,7 @@ class Recorded(NamedTuple):
     backward: Signature
     lse: bool  # it is among the results
     keeps_residual: bool
-    residual: bool  # likewise
+    residual: bool  # it is among the results
 
 
 @lru_cache(maxsize=2048)
@@ -121,8 +121,8 @@ class EagerFunction(torch.autograd.Function):
                 del extra[0]
         ctx.save_for_backward(q, k, v, *tensors, out, lse)
         ctx.set_materialize_grads(False)
-        ctx.recorded = recorded
-        ctx.scalars = scalars
+        # No plan: a graph may outlive the extension.
+        ctx.call = recorded.backward, recorded.names, scalars, recorded.lse
         if extra:
             ctx.mark_non_differentiable(*extra)
         elif not recorded.lse:
@@ -132,8 +132,8 @@ class EagerFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        names, call = ctx.recorded.names, ctx.recorded.backward
-        dlse = others[0] if ctx.recorded.lse else None
+        call, names, scalars, has_lse = ctx.call
+        dlse = others[0] if has_lse else None
         if dout is None:
             if dlse is None:
                 return (None,) * (5 + len(names))
@@ -141,11 +141,11 @@ class EagerFunction(torch.autograd.Function):
         # The operator, if anyone may want to see it: a mode entered since, a graph of this backward.
         if torch.is_grad_enabled() or type(dout) is not Tensor or _len_torch_dispatch_stack():
             q, k, v, *tensors, out, lse = saved
-            told = (call.slots, call.features.text(), call.sizes, [operators.signed(x) for x in ctx.scalars])
+            told = (call.slots, call.features.text(), call.sizes, [operators.signed(x) for x in scalars])
             dq, dk, dv, more = operators.attention_backward(dout, dlse, out, lse, q, k, v, tensors, *told)
             gradients = [dq, dk, dv, *more]
         else:
-            gradients = operators.gradients(call, (*saved, dout), dlse, ctx.scalars)
+            gradients = operators.gradients(call, (*saved, dout), dlse, scalars)
         return (None, None, *(_by_tensor(gradients, names) if names else gradients))
 
 
