@@ -22,14 +22,14 @@ struct DeviceState;
 /// Every tensor a call can take. Shapes: b batch, sq seqlen_q, sk kv.seqlen, hq/hkv heads, d/dv head dims,
 /// tq/tk token capacities (varlen tensors are (tokens, heads, dim)), QB/KB query and key blocks.
 enum class Slot : std::uint8_t {
-  q,     // (b, sq, hq, d) or (tq, hq, d)
-  k,     // (b, sk, hkv, d), (tk, hkv, d) or paged (pages, page_size, hkv, d)
-  v,     // as k with dv
-  o,     // (b, sq, hq, dv) or (tq, hq, dv): output of the forward, input of the backward
+  q,           // (b, sq, hq, d) or (tq, hq, d)
+  k,           // (b, sk, hkv, d), (tk, hkv, d) or paged (pages, page_size, hkv, d)
+  v,           // as k with dv
+  o,           // (b, sq, hq, dv) or (tq, hq, dv): output of the forward, input of the backward
   o_residual,  // int8, as o: what rounding o lost, output of the forward, input of the backward
   lse,         // fp32 (b, hq, sq) or (hq, tq): output of the forward, input of the backward
-  dout,  // as o
-  dlse,  // as lse
+  dout,        // as o
+  dlse,        // as lse
   dq,
   dk,
   dv,  // as q, k, v; fp32 when the problem says grad_fp32

@@ -109,7 +109,8 @@ def attention(
             they are, and wrong ones read or write memory that is not the call's.
 
     Returns out (as q with dv), alone or, where more is asked for, a tuple (out, lse, residual, mass, next TileList) of
-    what was asked, in the library of q. LSE: natural log, fp32 (b, hq, sq) or (hq, tokens), scale included, sink excluded, −inf
+    what was asked, in the library of q. LSE: natural log, fp32 (b, hq, sq) or (hq, tokens), scale included, sink
+    excluded, −inf
     for rows that see nothing, whose out is 0. torch tensors have gradients; others use `attention_backward`.
 
     Raises ValueError for values, shapes, dtypes, devices, lengths or lists that are wrong, TypeError for what is no
@@ -173,7 +174,7 @@ def attention(
 
 
 def answer(call: Call, results: tuple[Array, ...]) -> tuple[Any, ...]:
-    """(out, lse, residual, mass, next TileList) of what was asked, from the arrays in the order of `forward_outputs`."""
+    """(out, lse, residual, mass, next TileList) of what was asked, from the arrays as in `forward_outputs`."""
     following, size = call.features.fields.get("next"), call.features.block
     if following is None:
         return tuple(results)
@@ -233,9 +234,9 @@ def attention_backward(
     """Gradients of `attention` with the same keywords, for arrays without autograd.
 
     dout and out as the forward's out, lse as it returned it (`return_lse=True`), dlse like lse: the gradient of the
-    LSE. residual as the forward returned it (`return_residual=True`): without it the gradients inherit the rounding of a
-    16-bit out, most where one key outweighs its row. out and lse may come from elsewhere, such as `merge_states`. `Tiles(backward=…)` restricts the gradient to a
-    list's tiles. v is None where k is a `KeySource`.
+    LSE. residual as the forward returned it (`return_residual=True`): without it the gradients inherit the rounding of
+    a 16-bit out, most where one key outweighs its row. out and lse may come from elsewhere, such as `merge_states`.
+    `Tiles(backward=…)` restricts the gradient to a list's tiles. v is None where k is a `KeySource`.
 
     Returns (dq, dk, dv), then dsinks fp32 (hq) if there are sinks, then dk2, dv2 if there is a second source: in the
     dtypes of q, k, v or all in `grad_dtype` "fp32". `grads` gives memory for them in that order; with `accumulate`

@@ -149,7 +149,7 @@ struct RowValuesConfig {
   int dv = 128;                  // padded: a multiple of 32
   int sums_d = 0;                // padded columns of QuerySums, which it sets to zeros; 0: there are none
   bool sink = false;
-  bool list = false;  // it sets TileBits to zeros
+  bool list = false;      // it sets TileBits to zeros
   bool residual = false;  // what rounding o lost is there
 
   static constexpr const char* type_name() { return "RowValuesConfig"; }

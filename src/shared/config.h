@@ -129,7 +129,8 @@ struct FwdConfig {
   bool alibi = false;
   bool dropout = false;
   // O is divided by the sum of P as it is rounded for P·V, which outputs of fp32, or of 16 bits and a residual, are
-  // precise enough to tell. P of rows with dropout, whose outputs are those of few keys, is two numbers: what rounding leaves is multiplied too.
+  // precise enough to tell. P of rows with dropout, whose outputs are those of few keys, is two numbers: what rounding
+  // leaves is multiplied too.
   bool rounded_sums = false;
   bool residual = false;  // what rounding O to 16 bits loses is kept too (softmax/residual.cuh)
   bool user_score = false;

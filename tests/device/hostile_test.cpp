@@ -298,7 +298,8 @@ TEST_P(HostileMetadata, Lists) {
 TEST_P(HostileMetadata, Gradients) {
   const std::string common = "attention pass=backward dtype=bf16 ";
   const std::string packed = common + "b=3 sq=90 sk=150 layout=varlen tq=200 tk=300 hq=4 hkv=2 causal ";
-  for (const char* words : {"d=64", "d=128", "d=128 deterministic", "d=64 sink dlse", "d=192 dv=128", "d=64 dropout=0.2"}) {
+  for (const char* words :
+       {"d=64", "d=128", "d=128 deterministic", "d=64 sink dlse", "d=192 dv=128", "d=64 dropout=0.2"}) {
     expect_contained(packed + words);
   }
   expect_contained(common + "b=2 sq=60 sk=150 seqused_q seqused_k hq=2 d=64 window=30:5 q_offset=90,3 k_offset=0,4");

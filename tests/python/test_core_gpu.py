@@ -29,6 +29,6 @@ def test_protocol(check, tmp_path):
 
 
 def test_violation_of_a_status_word():
-    slots = ("q", "k", "v", "o", "lse", "dout", "dlse", "dq", "dk", "dv", "sink", "dsink", "alibi_slopes")
+    slots = ("q", "k", "v", "o", "o_residual", "lse", "dout", "dlse", "dq", "dk", "dv", "sink", "dsink", "alibi_slopes")
     assert tessera.violation_of(7 * 256 + len(slots) + 1) == ("cu_seqlens_q", 7)
     assert tessera.violation_of(0) is None

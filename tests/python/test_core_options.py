@@ -40,13 +40,15 @@ def test_help_has_every_option():
 
 
 def test_options_become_fields():
-    assert {option.field for option in _options.FIELDS} <= set(_core.Problem.fields())
+    fields = [option for option in _options.FIELDS if option.name != "keep_residual"]  # which is autograd's to know
+    assert {option.field for option in fields} <= set(_core.Problem.fields())
     given = {
         "compressed_causal": (4, 2),
         "scale": 0.5,
         "softcap": 3.0,
         "dropout": 0.25,
         "return_lse": True,
+        "return_residual": True,
         "deterministic": True,
         "batch_invariant": True,
         "metadata": "trust",
@@ -54,12 +56,16 @@ def test_options_become_fields():
         "mask": "prefix",
         "attention_chunk": 3,
     }
-    assert set(given) == {option.name for option in _options.FIELDS}
+    assert set(given) == {option.name for option in fields}
     q = np.zeros((1, 4, 2, 16), np.float32)
     call = _arguments.parse(q, q, q, seed=1, **given)
-    for option in _options.FIELDS:
+    for option in fields:
         assert call.features.fields[option.field] == given[option.name]
     assert _arguments.parse(q, q, q).features.fields == {}
+    assert not _arguments.parse(q, q, q).features.drops_residual
+    dropping = _arguments.parse(q, q, q, keep_residual=False).features
+    assert dropping.drops_residual and dropping.fields == {}
+    assert _features.features_of(dropping.text()).drops_residual
 
 
 def test_equal_options_are_one_object_and_their_text_reads_back():

@@ -250,7 +250,8 @@ def test_checkpointing_draws_the_same_dropout(reentrant):
     grads = []
     for keep in (True, False):
         torch.manual_seed(3)
-        call = lambda *x: tessera.attention(*x, causal=True, dropout=0.4)  # noqa: E731
+        # Without the residual, whose kernel has other bits than that of a forward without gradients.
+        call = lambda *x: tessera.attention(*x, causal=True, dropout=0.4, keep_residual=False)  # noqa: E731
         out = call(*leaves) if keep else checkpoint(call, *leaves, use_reentrant=reentrant)
         out.square().sum().backward()
         grads.append([x.grad for x in leaves])

@@ -172,12 +172,17 @@ def test_newer_versions(dtype):
     judge((q, k, sink), lambda: flash_attn_4.flash_attn_func(q, k, v, learnable_sink=sink)[1], lse)
 
 
-def test_blocks_of_version_4_are_refused_by_their_name():
+def test_blocks_of_version_4():
     q, k, v = (leaf(1, 256, 2, 64, seed=s, dtype=torch.float16) for s in (1, 2, 3))
     kept = tessera.TileList.from_mask(torch.ones(1, 2, 2, 2, dtype=torch.bool, device=CUDA), block=(128, 128))
     blocks = flash_attn_4.BlockSparseTensorsTorch(kept.counts, kept.indices)
-    with pytest.raises(NotImplementedError, match=r"^block_sparse_tensors: .*has no tile lists in the backward"):
-        flash_attn_4.flash_attn_func(q, k, v, block_sparse_tensors=blocks)
+    dout = leaf(1, 256, 2, 64, seed=4, dtype=torch.float16).detach()
+    grads = [
+        torch.autograd.grad(flash_attn_4.flash_attn_func(q, k, v, **words)[0], (q, k, v), dout)
+        for words in ({"block_sparse_tensors": blocks}, {})
+    ]
+    for got, want in zip(*grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-2, atol=2e-3)
 
 
 def test_cache_has_no_gradient():
@@ -285,17 +290,20 @@ def test_models_of_transformers(kind, side):
     check(results, names)
 
 
-def test_a_mask_of_bits_has_no_backward():
-    """It is a list of tiles, which the forward takes and the backward does not yet."""
+def test_a_mask_of_bits():
+    """It is a list of tiles."""
     pytest.importorskip("transformers", minversion="5.0")
     from tessera.transformers import attention
 
     q, k, v = (leaf(1, 4, 40, 64, seed=s, dtype=torch.bfloat16) for s in (1, 2, 3))
     seen = on_gpu(torch.rand(1, 1, 40, 40, generator=torch.Generator().manual_seed(4)) < 0.5)
-    with pytest.raises(NotImplementedError, match=r"^attention_mask: .*has no tile lists in the backward yet"):
-        attention(torch.nn.Module(), q, k, v, seen)
-    with torch.no_grad():
-        assert attention(torch.nn.Module(), q, k, v, seen)[0].shape == (1, 40, 4, 64)
+    out = attention(torch.nn.Module(), q, k, v, seen)[0]
+    exact = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), attn_mask=seen)
+    torch.testing.assert_close(out.double(), exact.transpose(1, 2), rtol=2e-2, atol=2e-2)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(out)
+    grads = [torch.autograd.grad(x, (q, k, v), y) for x, y in ((out, dout), (exact, dout.double().transpose(1, 2)))]
+    for got, want in zip(*grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
 
 
 def test_example_trains_as_torch_does(tmp_path):

@@ -273,7 +273,8 @@ RunProblem linear_chunk_of(Arrays& arrays, Line& line) {
 bool is_input(Slot slot, const std::string& text) {
   const Line line(text);
   if (contains({Slot::dq, Slot::dk, Slot::dv, Slot::dk2, Slot::dv2, Slot::dsink}, slot)) return line.has("accumulate");
-  if (contains({Slot::o, Slot::o_residual, Slot::lse, Slot::dlse}, slot)) return line.backward() && line.operation() == "attention";
+  if (contains({Slot::o, Slot::o_residual, Slot::lse, Slot::dlse}, slot))
+    return line.backward() && line.operation() == "attention";
   if (slot == Slot::dout) return line.backward();
   if (contains({Slot::next_counts, Slot::next_indices, Slot::next_bits, Slot::tile_mass, Slot::q_rotated,
                 Slot::dstate_initial, Slot::status, Slot::count_},

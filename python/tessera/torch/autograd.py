@@ -121,8 +121,7 @@ class EagerFunction(torch.autograd.Function):
                 del extra[0]
         ctx.save_for_backward(q, k, v, *tensors, out, lse)
         ctx.set_materialize_grads(False)
-        # No plan: a graph may outlive the extension.
-        ctx.call = recorded.backward, recorded.names, scalars, recorded.lse
+        ctx.call = recorded.backward, recorded.names, scalars, recorded.lse  # no plan: graphs may outlive it
         if extra:
             ctx.mark_non_differentiable(*extra)
         elif not recorded.lse:
@@ -177,10 +176,7 @@ class AttentionFunction(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         asked, kept = features, operators.keeping_residual(features, slots, q.dtype, not q.is_cpu)
         if q.is_cuda and type(q) in _PLAIN_TYPES:  # has data: no tracer's
-            call, backward = operators.recorded_calls(
-                operators.signature_of(q, k, v, tensors, slots, features, sizes)
-            )
-            operators.forward_run(call, call.threads, True, backward)  # refuses what has no backward
+            operators.refuse_without_backward(q, k, v, tensors, slots, features, sizes)
         if kept is not None:
             features = kept[0]
         with _AutoDispatchBelowAutograd():
@@ -189,7 +185,7 @@ class AttentionFunction(torch.autograd.Function):
             slots, tensors = kept[1], (*tensors, extra[0])
             if not operators.returns_residual(asked):
                 extra = extra[1:]
-        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.save_for_backward(q, k, v, *tensors, out, lse)  # as EagerFunction, which a checkpoint may have run
         ctx.set_materialize_grads(False)
         ctx.call = (slots, features, sizes, scalars)
         if extra:
@@ -198,7 +194,7 @@ class AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        q, k, v, *tensors, out, lse = ctx.saved_tensors
         before = (None,) * len(ctx.call)
         if dout is None:
             if dlse is None:

@@ -145,7 +145,7 @@ def signature_of(
 
 @lru_cache(maxsize=2048)
 def recorded_calls(call: Signature) -> tuple[Signature, Signature]:
-    """The calls of a forward whose backward may follow, and of that backward: with the residual of out, if it is kept."""
+    """The calls of a forward whose backward may follow, and of that backward: with the residual of out if it is kept."""
     kept = keeping_residual(call.features, call.slots, call.dtypes[0], call.device != CPU)
     if kept is None:
         return call, call
@@ -164,9 +164,9 @@ def forward_run(
 ) -> _core.TorchRun:
     """Of q, k, v and the call's tensors.
 
-    `lse`: it is written, whether the features have it or not. `backward`: it may follow, and is planned too on a GPU, so
-    that what has none is refused before it is computed; the CPU has one of all. `into`: the outputs are the caller's,
-    and come last; the dtype of out.
+    `lse`: it is written, whether the features have it or not. `backward`: it may follow, and is planned too on a GPU,
+    so that what has none is refused before it is computed; the CPU has one of all. `into`: the outputs are the
+    caller's, and come last; the dtype of out.
     """
     features = with_lse(call.features) if lse else call.features
     shapes = (call.q, call.k, call.v, call.shapes)
@@ -182,6 +182,12 @@ def forward_run(
         except NotImplementedError as error:
             raise NotImplementedError(f"{error}; or torch.no_grad(), where no gradient is wanted") from None
     return _core.TorchRun(route.plan, inputs, tuple(zip(slots, made, strict=True)))
+
+
+def refuse_without_backward(q: Tensor, k: Tensor, v: Tensor, *told: Any) -> None:
+    """NotImplementedError where no backward can follow; `told`: tensors, slots, features, sizes."""
+    forward, backward = recorded_calls(signature_of(q, k, v, *told))
+    forward_run(forward, forward.threads, True, backward)
 
 
 def _inputs(call: Signature, taken: tuple[int, ...] | None) -> tuple[str | None, ...]:

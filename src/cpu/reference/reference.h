@@ -19,8 +19,8 @@ enum class Arithmetic : std::uint8_t {
           // the error that the dtype itself costs.
 };
 
-/// An output in the row-major order of its tensor's shape. That of o_residual is the O of which the residual is kept, as
-/// it was before it was rounded.
+/// An output in the row-major order of its tensor's shape. That of o_residual is the O of which the residual is kept,
+/// as it was before it was rounded.
 struct Output {
   std::vector<double> values;
   std::vector<std::uint8_t> written;  // 0: must be left as it was (slack tokens, cache lines of others)

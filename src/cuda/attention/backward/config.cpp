@@ -150,8 +150,12 @@ bool finds_all(const Problem& problem, Products products) {
 }
 
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {
-  return {element_of(problem.q_type), padded_dim(problem.head_dim_v), sums ? padded_dim(problem.head_dim_qk) : 0,
-          problem.sink, bool{backward_list(problem)}, problem.residual};
+  return {element_of(problem.q_type),
+          padded_dim(problem.head_dim_v),
+          sums ? padded_dim(problem.head_dim_qk) : 0,
+          problem.sink,
+          bool{backward_list(problem)},
+          problem.residual};
 }
 
 }  // namespace tessera::cuda

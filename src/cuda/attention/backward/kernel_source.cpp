@@ -40,12 +40,12 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
 }
 
 KernelSource row_values_source(const RowValuesConfig& c) {
-  return {"bwd_row_values" + words_of(c, Words::all), to_string({.file = "cuda/attention/backward/row_values.cuh",
-                                                                 .definitions = configuration_line(c),
-                                                                 .bounds = "config.threads()",
-                                                                 .parameters = {c.residual ? "ResidualBwdParams params"
-                                                                                           : "BwdParams params"},
-                                                                 .call = "FindRowValues<config>::run(params)"})};
+  return {"bwd_row_values" + words_of(c, Words::all),
+          to_string({.file = "cuda/attention/backward/row_values.cuh",
+                     .definitions = configuration_line(c),
+                     .bounds = "config.threads()",
+                     .parameters = {c.residual ? "ResidualBwdParams params" : "BwdParams params"},
+                     .call = "FindRowValues<config>::run(params)"})};
 }
 
 KernelSource mark_tiles_source() {

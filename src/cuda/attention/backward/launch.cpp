@@ -203,8 +203,8 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
 
 void run_backward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
   const Problem& problem = state.problem;
-  constexpr Slot kSlots[] = {Slot::q,  Slot::o, Slot::o_residual, Slot::dout, Slot::dq,
-                             Slot::k,  Slot::v, Slot::k2,         Slot::v2};
+  constexpr Slot kSlots[] = {Slot::q, Slot::o, Slot::o_residual, Slot::dout, Slot::dq,
+                             Slot::k, Slot::v, Slot::k2,         Slot::v2};
   check_row_strides(bindings, kSlots);
   const auto& launch = std::any_cast<const BwdLaunch&>(state.prepared);
   ResidualBwdParams params{bwd_params(problem, bindings, launch, resources.workspace), nullptr, {}};

@@ -10,8 +10,8 @@ namespace tessera::cuda {
 
 inline constexpr float kResidualSteps = 254.0F;  // of a spacing, half of which is the largest residual
 
-/// Binary digits of the type's fraction, and the biased exponent of fp32 below which the spacing stays as it is. That of
-/// bf16 is no smaller than 2^-126, so that it and its reciprocal are normal numbers.
+/// Binary digits of the type's fraction, and the biased exponent of fp32 below which the spacing stays as it is. That
+/// of bf16 is no smaller than 2^-126, so that it and its reciprocal are normal numbers.
 template <Element type>
 struct ResidualFormat {
   static_assert(type == Element::bf16 || type == Element::fp16);
@@ -41,8 +41,8 @@ __device__ __forceinline__ u32 residual_pair(float first, float second) {
   return __byte_perm(static_cast<u32>(low), static_cast<u32>(high), 0x0040);
 }
 
-/// Each of four lanes has 16 bits of four tiles, of the first two in `low`, of the others in `high`; it gets all 64 bits
-/// of the tile of its own number, those of the first lane first. `lane`: 0 to 3.
+/// Each of four lanes has 16 bits of four tiles, of the first two in `low`, of the others in `high`; it gets all 64
+/// bits of the tile of its own number, those of the first lane first. `lane`: 0 to 3.
 __device__ __forceinline__ uint2 gather_quad(u32 low, u32 high, int lane) {
   const bool upper = (lane & 2) != 0;
   const bool odd = (lane & 1) != 0;

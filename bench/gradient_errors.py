@@ -1,0 +1,173 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measures errors of gradients against double, where the rounding of O shows and where it does not.
+
+usage: bench/gradient_errors.py [--device cpu|cuda] [--json FILE] [--length N] [--long N] [--dims N ...] [--seed N]
+Inputs: N(0, 1); rows dominated by one key (scores times 8); keys that repeat, eight of a kind, likewise; long causal
+rows. Of dq, dk and dv the largest error and the root mean square, over the largest and the root mean square of the
+gradient in double. Beside Tessera with the residual of O and without: torch's unfused path, each backend of
+scaled_dot_product_attention that takes the tensors, and the yardstick, an unfused backward in fp32 that rounds P, dP
+and dS to the type. Prints, last, each one's largest and root-mean-square errors over the yardstick's, the worst of the
+three gradients. Needs the tessera package and torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tessera
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Gradients = tuple[Tensor, Tensor, Tensor]
+YARDSTICK = "unfused, rounds P, dP, dS"
+NAMES = ("dq", "dk", "dv")
+
+
+class Inputs(NamedTuple):
+    """(batch, seqlen, heads, dim) each."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    causal: bool
+
+
+def make(kind: str, length: int, dim: int, dtype: torch.dtype, device: str, seed: int) -> Inputs:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, dout = (torch.randn(1, length, 2, dim, generator=generator) for _ in range(4))
+    if kind in ("dominated", "repeated"):
+        q = q * 8
+    if kind == "repeated":
+        k = k[:, torch.arange(length) // 8 * 8]
+    return Inputs(*(x.to(device, dtype) for x in (q, k, v, dout)), kind == "long causal")
+
+
+def unfused(inputs: Inputs, dtype: torch.dtype, rounded: Callable[[Tensor], Tensor]) -> Gradients:
+    """A head at a time, in `dtype`; `rounded` is what happens to P, dP and dS."""
+    found: tuple[list[Tensor], ...] = ([], [], [])
+    scale = inputs.q.shape[-1] ** -0.5
+    for head in range(inputs.q.shape[2]):
+        q, k, v, dout = (x[0, :, head].to(dtype) for x in inputs[:4])
+        scores = q @ k.T * scale
+        if inputs.causal:
+            scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu_(1), float("-inf"))
+        p = rounded(scores.softmax(-1))
+        dp = rounded(dout @ v.T)
+        ds = rounded(p * (dp - (p * dp).sum(-1, keepdim=True)))
+        for gradients, gradient in zip(found, (ds @ k * scale, ds.T @ q * scale, p.T @ dout), strict=True):
+            gradients.append(gradient)
+    return tuple(torch.stack(gradients, 1)[None] for gradients in found)  # type: ignore[return-value]
+
+
+def by_autograd(inputs: Inputs, attention: Callable[..., Tensor]) -> Gradients:
+    leaves = [x.clone().requires_grad_() for x in inputs[:3]]
+    return torch.autograd.grad(attention(*leaves), leaves, inputs.dout)  # type: ignore[return-value]
+
+
+def sdpa(inputs: Inputs, backend: SDPBackend) -> Gradients:
+    def attention(*leaves: Tensor) -> Tensor:
+        q, k, v = (x.transpose(1, 2) for x in leaves)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=inputs.causal).transpose(1, 2)
+
+    with sdpa_kernel(backend):
+        return by_autograd(inputs, attention)
+
+
+def measured(device: str, dtype: torch.dtype) -> dict[str, Callable[[Inputs], Gradients]]:
+    def ours(keep: bool) -> Callable[[Inputs], Gradients]:
+        return lambda x: by_autograd(x, lambda *qkv: tessera.attention(*qkv, causal=x.causal, keep_residual=keep))
+
+    backends = {"SDPA flash": SDPBackend.FLASH_ATTENTION, "torch math": SDPBackend.MATH}
+    if device != "cpu":
+        backends |= {"SDPA cuDNN": SDPBackend.CUDNN_ATTENTION, "SDPA efficient": SDPBackend.EFFICIENT_ATTENTION}
+    return {
+        YARDSTICK: lambda x: unfused(x, torch.float32, lambda y: y.to(dtype).float()),
+        "tessera": ours(True),
+        "tessera, keep_residual=False": ours(False),
+        **{name: lambda x, b=backend: sdpa(x, b) for name, backend in backends.items()},
+    }
+
+
+def errors(got: Gradients, want: Gradients, dtype: torch.dtype) -> dict[str, dict[str, float]]:
+    found = {}
+    for name, ours, exact in zip(NAMES, got, want, strict=True):
+        error = ours.to(dtype).double() - exact
+        found[name] = {
+            "largest": (error.abs().max() / exact.abs().max()).item(),
+            "rms": (error.square().mean() / exact.square().mean()).sqrt().item(),
+        }
+    return found
+
+
+def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    found = []
+    for dtype, word in ((torch.bfloat16, "bf16"), (torch.float16, "fp16")):
+        for dim in options.dims:
+            for kind in ("normal", "dominated", "repeated", "long causal"):
+                length = options.long if kind == "long causal" else options.length
+                inputs = make(kind, length, dim, dtype, options.device, options.seed)
+                want = unfused(inputs, torch.float64, lambda x: x)
+                for name, gradients in measured(options.device, dtype).items():
+                    row = {"inputs": kind, "dtype": word, "d": dim, "length": length, "by": name}
+                    try:
+                        row["errors"] = errors(gradients(inputs), want, dtype)
+                    except RuntimeError as error:  # a backend that does not take them, or without a kernel here
+                        row["refused"] = str(error).splitlines()[0]
+                    found.append(row)
+                    print(row, file=sys.stderr)
+    return found
+
+
+def print_table(found: list[dict[str, Any]]) -> None:
+    bars = {(r["inputs"], r["dtype"], r["d"]): r["errors"] for r in found if r["by"] == YARDSTICK}
+    print(
+        f"{'errors over the yardstick: largest, rms':40} "
+        + " ".join(f"{b[0]:>13}" for b in dict.fromkeys((r["inputs"],) for r in found))
+    )
+    for dtype, dim, name in dict.fromkeys((r["dtype"], r["d"], r["by"]) for r in found):
+        if name == YARDSTICK:
+            continue
+        cells = []
+        for row in found:
+            if (row["dtype"], row["d"], row["by"]) != (dtype, dim, name):
+                continue
+            if "errors" not in row:
+                cells.append("-")
+                continue
+            bar = bars[row["inputs"], dtype, dim]
+            ratios = [max(row["errors"][n][of] / bar[n][of] for n in NAMES) for of in ("largest", "rms")]
+            cells.append("{:.2f} {:.2f}".format(*ratios))
+        print(f"{dtype} d={dim:<3} {name:30} " + " ".join(f"{cell:>13}" for cell in cells))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    parser.add_argument("--length", type=int, default=1024, help="queries and keys")
+    parser.add_argument("--long", type=int, default=4096, help="those of long causal rows")
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128], help="head dims")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    found = rows(options)
+    if options.json:
+        device = platform.processor() or platform.machine()
+        if options.device != "cpu":
+            device = torch.cuda.get_device_name()
+        versions = {"python": sys.version.split()[0], "torch": torch.__version__, "tessera": tessera.__version__}
+        options.json.write_text(json.dumps({"device": device, **versions, "rows": found}, indent=1) + "\n")
+    print_table(found)
+
+
+if __name__ == "__main__":
+    main()
