@@ -145,7 +145,7 @@ def signature_of(
 
 @lru_cache(maxsize=2048)
 def recorded_calls(call: Signature) -> tuple[Signature, Signature]:
-    """The calls of a forward whose backward may follow, and of that backward: with the residual of out if it is kept."""
+    """The calls of a forward whose backward may follow, and of that backward: with out's residual where it is kept."""
     kept = keeping_residual(call.features, call.slots, call.dtypes[0], call.device != CPU)
     if kept is None:
         return call, call
