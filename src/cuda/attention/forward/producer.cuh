@@ -218,7 +218,8 @@ struct Producer {
   }
   // A list's ring is filled before others hear of the row tile. If it has not room for all, each half is filled again
   // when its tiles are done with; the warp that copies tells, and waits for it.
-  static constexpr int kHalf = C.list_runs() / 2 / (C.tile_kv / C.run);  // tiles
+  static constexpr int kRuns = C.run < C.tile_kv ? C.tile_kv / C.run : 1;  // of a tile
+  static constexpr int kHalf = C.list_runs() / 2 / kRuns;                  // tiles
   static_assert(kHalf > C.stages);
   __device__ __forceinline__ void publish_list(int item, ListPosition& at, int& halves) const {
     const auto& tiles = shared.works[item % 2].tiles;
