@@ -17,7 +17,7 @@ from tessera.compat import flash_attn_2  # noqa: E402
 from tessera.compat.flash_attn_2 import flash_attn_func  # noqa: E402
 from tessera.torch import operators  # noqa: E402
 from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch_modes import Seen  # noqa: E402
 
 
 def qkv(requires_grad=False, dtype=torch.float32, heads=2):
@@ -143,16 +143,6 @@ def test_shapes_dtypes_and_recording_are_told_apart():
     assert torch.equal(tessera.attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v), out)
 
 
-class _Dispatched(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 class _Functions(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -162,7 +152,7 @@ class _Functions(TorchFunctionMode):
 def test_whoever_wants_to_see_a_kept_call_sees_it(attend):
     q, k, v = qkv()
     want = [attend(q, k, v) for _ in range(2)][1]
-    with _Dispatched() as seen:
+    with Seen() as seen:
         attend(q, k, v)
     assert seen.names.count("tessera.attention.default") == 1
     with torch.autocast("cpu", dtype=torch.bfloat16):

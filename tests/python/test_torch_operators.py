@@ -16,7 +16,7 @@ from tessera._arguments import parse  # noqa: E402
 from tessera._dropout_seed import drawn_seed  # noqa: E402
 from tessera.torch import autograd, operators  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch_modes import Seen  # noqa: E402
 
 
 def qkv(dtype=torch.float32, requires_grad=False, sq=20):
@@ -119,16 +119,6 @@ def test_the_same_bits_as_on_numpy(name, dtype):
         tessera.attention = own
     for by_torch, by_numpy in zip(*seen[0], strict=True):
         assert numpy.array_equal(as_numpy(by_torch).view(numpy.uint8), by_numpy.view(numpy.uint8))
-
-
-class Seen(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 def test_modes_see_the_operators():

@@ -75,7 +75,7 @@ struct KeyPass {
     const int count = count_tiles(first);
     if (count > 0) {
       load_keys(first);
-      Walk walk = begin_walk(first);
+      Walk walk = begin_walk<B>(Listed{params, first});
       for (int i = 0; i < B.stages - 1; ++i) fill(first, walk, i, count);
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
@@ -106,13 +106,6 @@ struct KeyPass {
   __device__ __forceinline__ int count_tiles(const KeyWork<C>& w) const {
     if constexpr (B.has_list()) return Listed{params, w}.count(lane);
     return w.count(p);
-  }
-  __device__ __forceinline__ Walk begin_walk(const KeyWork<C>& w) const {
-    if constexpr (B.has_list()) {
-      return Listed{params, w}.walk();
-    } else {
-      return {};
-    }
   }
   // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
   __device__ __forceinline__ QueryTile next_tile(const KeyWork<C>& w, PassedWalk<B> walk, int i) const {

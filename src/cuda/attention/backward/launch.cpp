@@ -238,10 +238,10 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
   ++next;
   if (launch.keys.has_list()) {
     if (!no_rows) {
-      start(
-          next,
-          {count(tiles_of(list_rows(problem), kMarkedRows)), count(list_heads(problem)), count(list_batches(problem))},
-          kMarkedRows * 32, 0);
+      start(next,
+            {count(tiles_of(list_rows(problem), kMarkedRows)), count(problem.list_heads(backward_list(problem))),
+             count(list_batches(problem))},
+            kMarkedRows * 32, 0);
     }
     ++next;
   }

@@ -136,7 +136,7 @@ struct BwdProducer {
       ptx::mbarrier_arrive_expecting(own, OwnQk::bytes + OwnOv::bytes);
       side.template copy_own<OwnQk, OwnOv>(own_qk(), own_ov(), own);
     }
-    auto walk = side.begin_walk();
+    auto walk = side.walk();
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const auto tile = side.next_tile(walk, i, lane);

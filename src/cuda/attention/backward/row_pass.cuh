@@ -67,7 +67,7 @@ struct RowPass {
     const int count = count_tiles(first);
     if (count > 0) {
       load_rows(first);
-      Walk walk = begin_walk(first);
+      Walk walk = begin_walk<B>(Listed{params, first});
       for (int i = 0; i < B.stages - 1; ++i) fill(first, walk, i, count);
       const int row = first.block.first_row + warp_row + lane / 4;
       const RowValue rows[2] = {row_value<B>(params, first, row), row_value<B>(params, first, row + 8)};
@@ -95,13 +95,6 @@ struct RowPass {
   __device__ __forceinline__ int count_tiles(const BlockWork<C>& w) const {
     if constexpr (B.has_list()) return Listed{params, w}.count(lane);
     return w.tiles.count();
-  }
-  __device__ __forceinline__ Walk begin_walk(const BlockWork<C>& w) const {
-    if constexpr (B.has_list()) {
-      return Listed{params, w}.walk();
-    } else {
-      return {};
-    }
   }
   // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
   __device__ __forceinline__ KvTile next_tile(const BlockWork<C>& w, PassedWalk<B> walk, int i) const {

@@ -42,13 +42,7 @@ struct RowSide {
     return true;
   }
   __device__ __forceinline__ int count() const { return B.has_list() ? work.listed : work.tiles.count(); }
-  __device__ __forceinline__ Walk begin_walk() const {
-    if constexpr (B.has_list()) {
-      return Listed{params, work}.walk();
-    } else {
-      return {};
-    }
-  }
+  __device__ __forceinline__ Walk walk() const { return begin_walk<B>(Listed{params, work}); }
   /// Tile i, which the walk has come to; of a list by a warp.
   __device__ __forceinline__ Place next_tile(PassedWalk<B> walk, int i, int lane) const {
     if constexpr (B.has_list()) return Listed{params, work}.next(walk, lane);

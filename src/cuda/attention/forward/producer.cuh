@@ -218,9 +218,6 @@ struct Producer {
   }
   // A list's ring is filled before others hear of the row tile. If it has not room for all, each half is filled again
   // when its tiles are done with; the warp that copies tells, and waits for it.
-  static constexpr int kRuns = C.run < C.tile_kv ? C.tile_kv / C.run : 1;  // of a tile
-  static constexpr int kHalf = C.list_runs() / 2 / kRuns;                  // tiles
-  static_assert(kHalf > C.stages);
   __device__ __forceinline__ void publish_list(int item, ListPosition& at, int& halves) const {
     const auto& tiles = shared.works[item % 2].tiles;
     if (at.slot < tiles.slots().end) {
@@ -241,16 +238,20 @@ struct Producer {
       publish(item);
     }
   }
+  // Tiles of half a ring.
+  static constexpr int half_ring() { return C.list_runs() / 2 / (C.tile_kv / C.run); }
   /// Tile i of a row tile is to be copied: its runs are in the ring.
   __device__ __forceinline__ void await_runs(int i, int& halves) const {
-    if (i < 2 * kHalf || i % kHalf != 0) return;
+    if (i < 2 * half_ring() || i % half_ring() != 0) return;
     ptx::mbarrier_wait(runs_there(), static_cast<u32>(halves) & 1);
     ++halves;
   }
   /// Tile i has its memory, so that tile i − stages is done with: the last of a half of which there is more to come?
   __device__ __forceinline__ void release_runs(const Work& work, int i) const {
-    const bool ends_half = i >= kHalf && i % kHalf == C.stages - 1;
-    if (lane == 0 && ends_half && (i / kHalf + 1) * kHalf < work.tiles.count()) ptx::mbarrier_arrive(runs_read());
+    constexpr int half = half_ring();
+    static_assert(half > C.stages);
+    const bool ends_half = i >= half && i % half == C.stages - 1;
+    if (lane == 0 && ends_half && (i / half + 1) * half < work.tiles.count()) ptx::mbarrier_arrive(runs_read());
   }
 
   __device__ __forceinline__ void copy() const {

@@ -28,18 +28,6 @@ BitRows bit_rows(const Problem& problem, const BwdConfig& config) {
 
 const TileList& backward_list(const Problem& problem) { return problem.bwd_list ? problem.bwd_list : problem.list; }
 
-std::int64_t list_heads(const Problem& problem) {
-  switch (backward_list(problem).heads) {
-    case TileList::Heads::one:
-      return 1;
-    case TileList::Heads::kv:
-      return problem.heads_kv;
-    case TileList::Heads::q:
-      return problem.heads_q;
-  }
-  return 0;
-}
-
 std::int64_t list_batches(const Problem& problem) { return backward_list(problem).per_batch ? problem.batch : 1; }
 
 std::int64_t list_rows(const Problem& problem) {
@@ -49,7 +37,7 @@ std::int64_t list_rows(const Problem& problem) {
 std::int64_t bit_count(const Problem& problem, const BwdConfig& config) {
   if (!config.has_list()) return 0;
   const BitRows rows = bit_rows(problem, config);
-  return list_batches(problem) * list_heads(problem) * rows.own * rows.words;
+  return list_batches(problem) * problem.list_heads(backward_list(problem)) * rows.own * rows.words;
 }
 
 TileBits tile_bits(const Problem& problem, const BwdConfig& config, u32* words) {
@@ -57,7 +45,7 @@ TileBits tile_bits(const Problem& problem, const BwdConfig& config, u32* words) 
   const BitRows rows = bit_rows(problem, config);
   const i64 of_head = rows.own * rows.words;
   return {.words = words,
-          .batch_stride = list.per_batch ? list_heads(problem) * of_head : 0,
+          .batch_stride = list.per_batch ? problem.list_heads(backward_list(problem)) * of_head : 0,
           .head_stride = list.heads == TileList::Heads::one ? 0 : of_head,
           .row_words = static_cast<int>(rows.words),
           .tile_q = config.tile_q,

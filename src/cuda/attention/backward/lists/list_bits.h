@@ -10,7 +10,6 @@ namespace tessera::cuda {
 
 /// The list whose tiles a backward visits: its own or the forward's.
 const TileList& backward_list(const Problem& problem);
-std::int64_t list_heads(const Problem& problem);
 std::int64_t list_batches(const Problem& problem);
 /// Rows of the list, of one head and sequence.
 std::int64_t list_rows(const Problem& problem);

@@ -92,6 +92,16 @@ using BwdWalk = typename WalkOf<B.has_list()>::type;
 template <BwdConfig B>
 using PassedWalk = typename WalkOf<B.has_list()>::Passed;
 
+/// `listed`: ListedRowTiles or ListedKeyTiles.
+template <BwdConfig B, class Listed>
+__device__ __forceinline__ BwdWalk<B> begin_walk(const Listed& listed) {
+  if constexpr (B.has_list()) {
+    return listed.walk();
+  } else {
+    return {};
+  }
+}
+
 /// Tiles that are known at a time where all threads of a block walk: those in flight, and one that some still compute.
 inline constexpr int kListedAhead = 4;
 
