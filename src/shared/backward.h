@@ -36,10 +36,11 @@ struct BwdConfig {
   int dv = 128;                      // of v and o, likewise
   int tile_q = 64;                   // rows of queries, of one head
   int tile_kv = 32;                  // keys
-  int warps = 4;                     // each takes 16 rows of the block's own tile
+  int warps = 4;                     // each takes 16 rows of the block's own tile; of `roles` two share them
   int stages = 2;                    // tiles of the other side in flight
   int segments = 1;                  // sources of keys
   bool apart = false;                // dK and dV by blocks of their own: together they would not fit the registers
+  bool roles = false;                // likewise by warpgroups of their own, each of all keys of the block
   bool scale_first = false;          // as FwdConfig's, and so the following
   bool compressed_causal = false;
   bool chunked = false;
@@ -68,6 +69,7 @@ struct BwdConfig {
     visit("stages", c.stages);
     visit("segments", c.segments);
     visit("apart", c.apart);
+    visit("roles", c.roles);
     visit("scale_first", c.scale_first);
     visit("compressed_causal", c.compressed_causal);
     visit("chunked", c.chunked);
@@ -126,17 +128,19 @@ struct BwdConfig {
   /// Whether rows have weights: a sink's share, or NaN where dropout tells who looks at a row that is not finite.
   constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
-  /// Two tiles of dS, from which dQ is computed.
-  constexpr int gradient_bytes() const { return adds_queries() ? 2 * tile_q * tile_kv * bytes_of(type) : 0; }
+  /// Two tiles of what warpgroups exchange: dS, from which dQ is computed, or, of `roles`, P in fp32.
+  constexpr int exchange_bytes() const {
+    return (adds_queries() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv;
+  }
   /// A tile's share of dQ on its way to the sums in memory.
   constexpr int query_sum_bytes() const { return adds_queries() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {
-    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + gradient_bytes() + query_sum_bytes() +
+    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + exchange_bytes() + query_sum_bytes() +
            stages * (stage_bytes() + value_bytes());
   }
   /// Registers a thread for gradients, scores, their gradients and, under a softcap, products, of 255.
   constexpr int accumulators() const {
-    const int gradients = keeps_queries() ? d / 2 : apart ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
+    const int gradients = keeps_queries() ? d / 2 : apart || roles ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
     const int products_kept = has_producer() && softcap != Softcap::none ? stream_rows() / 2 : 0;
     return gradients + stream_rows() + products_kept;
   }

@@ -113,17 +113,28 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
   }
 }
 
-// Above 128 columns dK and dV are blocks of their own.
-TEST_F(Backward, TwiceAsManyBlocksOfKeysForWideHeads) {
-  for (const int dim : {128, 192, 256}) {
+// Above 128 columns dK and dV belong to warpgroups of their own, which share 64 keys; under a softcap to blocks.
+TEST_F(Backward, GradientsOfWideKeysAndValuesArePartedByRoles) {
+  const struct {
+    const char* words;
+    bool roles, apart;
+    unsigned key_tiles;  // of 200 keys
+  } all[] = {{"d=128", false, false, 2},
+             {"d=192", true, false, 4},
+             {"d=256", true, false, 4},
+             {"d=64 dv=192", true, false, 4},
+             {"d=256 dropout=0.1", true, false, 4},
+             {"d=256 softcap=30", false, true, 2}};
+  for (const auto& [words, roles, apart, key_tiles] : all) {
     const Problem problem = Problem::parse(
-        "attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 dtype=bf16 deterministic d=" + std::to_string(dim));
+        std::string("attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 dtype=bf16 deterministic ") + words);
     const Plan plan = make_plan(problem, Target::cuda_device(0));
     const BwdConfig keys = cuda::bwd_config(problem, plan.target(), Products::wgmma, Gradients::keys);
-    EXPECT_EQ(keys.apart, dim > 128);
-    EXPECT_LE(keys.smem_bytes(), plan.target().shared_memory);
+    EXPECT_EQ(keys.roles, roles) << words;
+    EXPECT_EQ(keys.apart, apart) << words;
+    EXPECT_LE(keys.smem_bytes(), plan.target().shared_memory) << words;
     Executor(plan).run(dense(problem));
-    EXPECT_EQ(gpu_.last.grid[0], 2U * 2 * 2 * (dim > 128 ? 2 : 1));
+    EXPECT_EQ(gpu_.last.grid[0], 2U * 2 * key_tiles * (apart ? 2 : 1)) << words;
   }
 }
 

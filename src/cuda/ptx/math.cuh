@@ -82,6 +82,13 @@ __device__ __forceinline__ void load_shared_8(float& a, float& b, u32 from) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(a), "=f"(b) : "r"(from) : "memory");
 }
 
+__device__ __forceinline__ void load_shared_16(float (&value)[4], u32 from) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+               : "r"(from)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_shared_16(u32 to, const u32 (&value)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]),
                "r"(value[3])

@@ -92,16 +92,19 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   // A list with blocks of 64 wants tiles that they fill: one warpgroup, two of whose blocks share a multiprocessor. A
   // product of 256 columns wants more registers than such blocks begin with.
   const int widest = std::max(config.d, config.dv);
-  const bool is_short_own = config.has_list() && !config.adds_queries() && widest <= 192 &&
+  const bool wide = widest > 128;
+  // A second factor of the scores' gradient would have to be exchanged beside P.
+  config.roles = !queries && wide && config.softcap == Softcap::none;
+  config.apart = !queries && wide && !config.roles;
+  const bool is_short_own = config.has_list() && !config.adds_queries() && !config.roles && widest <= 192 &&
                             (queries ? cuts_rows(problem, 128) : cuts_keys(problem, 128));
   config.warps = is_short_own ? 4 : 8;
-  (queries ? config.tile_q : config.tile_kv) = 16 * config.warps;
+  (queries ? config.tile_q : config.tile_kv) = config.roles ? 64 : 16 * config.warps;
   int& stream = queries ? config.tile_kv : config.tile_q;
   const bool plain = is_plain(config);
-  const bool wide = widest > 128;
-  config.apart = !queries && wide;
   const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
-  const int most_accumulators = queries ? most_queries : plain && config.segments == 1 ? 192 : 160;
+  const int most_keys = config.roles || (plain && config.segments == 1) ? 192 : 160;
+  const int most_accumulators = queries ? most_queries : most_keys;
   const auto cuts_stream = [&](int length) {
     if (config.truncates && queries && length > 64) return true;  // no registers for a second test
     return queries ? cuts_keys(problem, length) : cuts_rows(problem, length);

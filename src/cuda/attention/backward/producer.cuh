@@ -61,18 +61,44 @@ struct BwdProducer {
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
 
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's own rows. Kernel: what
+  /// computes, derived from this alone.
+  template <class Kernel>
+  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, const BwdTensorMaps* maps,
+                                             int index) {
+    typename Side::Work work{};
+    if (!Side::find(params, index, work)) return;
+    auto& shared = *reinterpret_cast<Memory*>(memory);
+    if (threadIdx.x == 0) shared.work = work;
+    const Kernel kernel{
+        {params.forward, shared, {params, maps, shared.work}, ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
+    if (threadIdx.x == 0) kernel.init();
+    __syncthreads();
+    if (kernel.warp() < B.warps) {
+      ptx::setmaxnreg_inc<consumer_registers>();
+      kernel.compute();
+    } else {
+      ptx::setmaxnreg_dec<producer_registers>();
+      kernel.produce();
+    }
+  }
+
   __device__ __forceinline__ int warp() const { return ptx::uniform(thread / 32); }
   __device__ __forceinline__ u32 own_qk() const { return tiles; }
   __device__ __forceinline__ u32 own_ov() const { return tiles + OwnQk::bytes; }
   __device__ __forceinline__ u32 gradients_at(int i) const {
     return own_ov() + OwnOv::bytes + i % 2 * GradientTile::bytes;
   }
+  /// P of a tile, 16 bytes a thread and step of eight columns.
+  __device__ __forceinline__ u32 probabilities_at(int i) const {
+    return own_ov() + OwnOv::bytes + i % 2 * (B.exchange_bytes() / 2);
+  }
   /// A group's part of dQ of a tile.
   __device__ __forceinline__ u32 query_sums_at(int group) const {
-    return own_ov() + OwnOv::bytes + B.gradient_bytes() + group * (B.query_sum_bytes() / groups);
+    return own_ov() + OwnOv::bytes + B.exchange_bytes() + group * (B.query_sum_bytes() / groups);
   }
   __device__ __forceinline__ u32 qk_at(int i) const {
-    return own_ov() + OwnOv::bytes + B.gradient_bytes() + B.query_sum_bytes() +
+    return own_ov() + OwnOv::bytes + B.exchange_bytes() + B.query_sum_bytes() +
            static_cast<u32>(i) % B.stages * (StreamQk::bytes + StreamOv::bytes);
   }
   __device__ __forceinline__ u32 ov_at(int i) const { return qk_at(i) + StreamQk::bytes; }

@@ -32,25 +32,12 @@ struct BwdWgmma : BwdProducer<Side> {
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
+  static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
 
-  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's own rows.
+  /// See BwdProducer::run.
   static __device__ __forceinline__ void run(const BwdParams& params, char* memory, const BwdTensorMaps* maps,
                                              int index) {
-    typename Side::Work work{};
-    if (!Side::find(params, index, work)) return;
-    auto& shared = *reinterpret_cast<typename Base::Memory*>(memory);
-    if (threadIdx.x == 0) shared.work = work;
-    const BwdWgmma kernel{
-        {params.forward, shared, {params, maps, shared.work}, ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
-    if (threadIdx.x == 0) kernel.init();
-    __syncthreads();
-    if (kernel.warp() < B.warps) {
-      ptx::setmaxnreg_inc<Base::consumer_registers>();
-      kernel.compute();
-    } else {
-      ptx::setmaxnreg_dec<Base::producer_registers>();
-      kernel.produce();
-    }
+    Base::template run<BwdWgmma>(params, memory, maps, index);
   }
 
   // Tile after tile: S and dP, of which S of the next tile begins while the sums of this one are computed.
@@ -126,18 +113,18 @@ struct BwdWgmma : BwdProducer<Side> {
     if constexpr (finds_ov) side.store_ov(dov, warp_row(), lane_again());
   }
 
- private:
+ protected:
   // Asked for again rather than kept, since registers are short.
   static __device__ __forceinline__ int thread_again() { return ptx::afresh(static_cast<int>(threadIdx.x)); }
   static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
-  static __device__ __forceinline__ int warp_row() { return thread_again() / 32 * 16; }
+  static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
 
   /// The first of the group's 64 rows of the block's own tile. Formed again for every product: descriptors that are
   /// kept take registers.
   template <class Tile>
   static __device__ __forceinline__ u32 group_rows(u32 tile) {
     return ptx::uniform(ptx::afresh(static_cast<int>(tile)) +
-                        thread_again() / 128 * static_cast<int>(Tile::rows_below(64)));
+                        thread_again() % own_threads / 128 * static_cast<int>(Tile::rows_below(64)));
   }
 
   // dP, in the place of dS.

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pass by keys for head dims whose dK and dV do not fit the registers of a thread together: the block's first
+// warpgroup finds dV, its second dK, each of all keys of the block. P goes from one to the other through shared memory,
+// in fp32 as the threads have it, so that S and dP are computed once:
+//
+//     dV's:  Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dV += Pᵀ·dO
+//     dK's:  dPᵀ = V·dOᵀ  dSᵀ = Pᵀ ∘ (dPᵀ − δ)   dK += dSᵀ·Q
+//
+// Neither waits for the other but for P, of which two tiles have room: one's exponentials run beside the other's
+// products.
+#pragma once
+
+#include "cuda/attention/backward/wgmma.cuh"
+
+namespace tessera::cuda {
+
+/// P of a tile on its way between threads of the same number in their warpgroups. A barrier each says that a buffer is
+/// full, or empty again.
+struct ProbabilityExchange {
+  static constexpr int kBuffers = 2, kThreads = 256;
+  static constexpr int kFullBarrier = 1, kEmptyBarrier = kFullBarrier + kBuffers;
+
+  template <int tiles>
+  static __device__ __forceinline__ void put(const Accumulator<1, tiles>& p, u32 buffer, int i, int thread) {
+    if (i >= kBuffers) ptx::barrier_sync(kEmptyBarrier + i % kBuffers, kThreads);
+#pragma unroll
+    for (int n = 0; n < tiles; ++n) ptx::store_shared_16(buffer + (n * 128 + thread) * 16, p.tile[0][n]);
+    ptx::barrier_arrive(kFullBarrier + i % kBuffers, kThreads);
+  }
+  /// `last`: whether nobody waits for the buffer any more.
+  template <int tiles>
+  static __device__ __forceinline__ void take(Accumulator<1, tiles>& p, u32 buffer, int i, int thread, bool last) {
+    ptx::barrier_sync(kFullBarrier + i % kBuffers, kThreads);
+#pragma unroll
+    for (int n = 0; n < tiles; ++n) ptx::load_shared_16(p.tile[0][n], buffer + (n * 128 + thread) * 16);
+    if (!last) ptx::barrier_arrive(kEmptyBarrier + i % kBuffers, kThreads);
+  }
+};
+
+/// dV's warpgroup.
+template <class Side>
+struct ValueRole : BwdWgmma<Side, false, true> {
+  using Base = BwdWgmma<Side, false, true>;
+  using Base::B, Base::checks, Base::memory, Base::p, Base::qk_at, Base::side, Base::stream, Base::values_at;
+  using typename Base::Operand, typename Base::OwnQk, typename Base::Scores, typename Base::StreamOv,
+      typename Base::StreamQk;
+
+  __device__ __forceinline__ void compute() const {
+    Accumulator<1, B.dv / 8> dv;
+    dv.clear();
+    const int count = side.count();
+    if (count > 0) {
+      const float scale = score_scale<B>(p);
+      this->await_own();
+      u32 tile_qk = ptx::uniform(qk_at(0));
+      Scores s;
+      stream().wait(0);
+      begin_products(s, tile_qk);
+#pragma unroll 1
+      for (int i = 0;; ++i) {
+        typename Base::Kept kept;
+        if constexpr (B.dropout) side.draw(kept, this->tile(i), Base::warp_row(), Base::lane_again());
+        ptx::wgmma_wait<0>();
+        settle(s);
+        side.finish(s, this->tile(i), Base::warp_row(), Base::lane_again());
+        Operand weights;
+        if (this->tile(i).hides) {
+          checks().wait(i);
+          find_weights<true>(weights, s, scale, i, kept);
+        } else {
+          find_weights<false>(weights, s, scale, i, kept);
+        }
+        begin_outputs<B.type, StreamOv>(dv, weights, tile_qk + StreamQk::bytes);
+        if (i + 1 == count) break;
+        tile_qk = ptx::uniform(qk_at(i + 1));
+        stream().wait(i + 1);
+        begin_products(s, tile_qk);
+        ptx::wgmma_wait<1>();
+        this->release(i);
+      }
+      ptx::wgmma_wait<0>();
+      settle(dv);
+    }
+    side.store_ov(dv, Base::warp_row(), Base::lane_again());
+  }
+
+ private:
+  __device__ __forceinline__ void begin_products(Scores& s, u32 tile_qk) const {
+    discard(s);
+    begin_scores<B.type, OwnQk, StreamQk>(s, Base::template group_rows<OwnQk>(this->own_qk()), tile_qk);
+  }
+  template <bool hides>
+  __device__ __forceinline__ void find_weights(Operand& weights, Scores& s, float scale, int i,
+                                               const typename Base::Kept& kept) const {
+    this->template exponentiate<hides>(s, scale, {}, values_at(i));
+    ProbabilityExchange::put(s, this->probabilities_at(i), i, Base::thread_again() % 128);
+    Operand none;
+    this->template find_operands<hides>(weights, none, s, s, s, {}, i, kept);
+  }
+};
+
+/// dK's warpgroup.
+template <class Side>
+struct KeyRole : BwdWgmma<Side, true, false> {
+  using Base = BwdWgmma<Side, true, false>;
+  using Base::B, Base::checks, Base::memory, Base::p, Base::qk_at, Base::side, Base::stream;
+  using typename Base::Operand, typename Base::Scores, typename Base::StreamQk;
+
+  __device__ __forceinline__ void compute() const {
+    Accumulator<1, B.d / 8> dk;
+    dk.clear();
+    const int count = side.count();
+    if (count > 0) {
+      this->await_own();
+      u32 tile_qk = ptx::uniform(qk_at(0));
+      Scores ds;
+      stream().wait(0);
+      this->begin_gradients(ds, tile_qk);
+#pragma unroll 1
+      for (int i = 0;; ++i) {
+        typename Base::Kept kept;
+        if constexpr (B.dropout) side.draw(kept, this->tile(i), Base::warp_row(), Base::lane_again());
+        ptx::wgmma_wait<0>();
+        settle(ds);
+        Scores s;
+        ProbabilityExchange::take(s, this->probabilities_at(i), i, Base::thread_again() % 128,
+                                  i + ProbabilityExchange::kBuffers >= count);
+        Operand none, gradients;
+        if (this->tile(i).hides) {
+          checks().wait(i);
+          this->template find_operands<true>(none, gradients, s, ds, s, {}, i, kept);
+        } else {
+          this->template find_operands<false>(none, gradients, s, ds, s, {}, i, kept);
+        }
+        begin_outputs<B.type, StreamQk>(dk, gradients, tile_qk);
+        if (i + 1 == count) break;
+        tile_qk = ptx::uniform(qk_at(i + 1));
+        stream().wait(i + 1);
+        this->begin_gradients(ds, tile_qk);
+        ptx::wgmma_wait<1>();
+        this->release(i);
+      }
+      ptx::wgmma_wait<0>();
+      settle(dk);
+    }
+    side.store_qk(dk, Base::warp_row(), Base::lane_again());
+  }
+};
+
+template <class Side>
+struct BwdByRoles : BwdProducer<Side> {
+  using Base = BwdProducer<Side>;
+
+  __device__ __forceinline__ void compute() const {
+    if (this->warp() < 4) {
+      ValueRole<Side>{{*this}}.compute();
+    } else {
+      KeyRole<Side>{{*this}}.compute();
+    }
+  }
+};
+
+/// A block for each tile of keys.
+template <class Side>
+__device__ __forceinline__ void run_backward_by_roles(const BwdParams& params, char* memory,
+                                                      const BwdTensorMaps* maps) {
+  ptx::griddepcontrol_wait_and_launch();
+  BwdProducer<Side>::template run<BwdByRoles<Side>>(params, memory, maps, static_cast<int>(blockIdx.x));
+}
+
+}  // namespace tessera::cuda
