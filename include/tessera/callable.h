@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,13 +52,16 @@ class Extras {
 ///   NAME(i, …)                                each extra tensor
 /// and of CUDA's mathematical functions. Its value is the new score. Indices outside an extra tensor are moved to the
 /// nearest inside. It may also be asked about rows and keys beyond the ends of a sequence, whose answers are dropped.
+/// `derivative_text`: likewise, of the same names; its value is d new score / d score at `score`. A backward on CUDA
+/// needs it; that by extra tensors is not found.
 struct ScoreText {
   std::string text;
-  std::vector<ExtraTensor> extras;  // bound as extra0, …
+  std::vector<ExtraTensor> extras = {};  // bound as extra0, …
   // For the CPU when the bindings hold no ScoreFunction: the same, and its derivative by the score for a backward.
   double (*value)(double score, const ScorePoint& at, const Extras& extras, void* user) = nullptr;
   double (*derivative)(double score, const ScorePoint& at, const Extras& extras, void* user) = nullptr;
   void* user = nullptr;  // as long as the process
+  std::optional<std::string> derivative_text = std::nullopt;
   bool operator==(const ScoreText&) const = default;
 };
 
@@ -75,7 +79,7 @@ struct MaskText {
 /// it is said then, as Error{invalid_argument} about "score NAME" with the compiler's words and lines of the text.
 /// Registering the same once more does nothing. Throws Error{invalid_argument} about
 ///   name     empty, of other characters than letters, digits and _ - . : /, a built-in's, or another text's
-///   text     empty, or with a zero byte
+///   text, derivative_text    empty, or with a zero byte
 ///   extras   more than kMaxExtras, a name that is no identifier, or twice, another dtype or rank
 void register_score(std::string_view name, ScoreText text);
 void register_mask(std::string_view name, MaskText text);

@@ -134,8 +134,10 @@ TESSERA_API int tessera_tensor_contiguous(tessera_tensor* tensor, void* data, in
                                           int rank);
 
 /* Names a score or a mask for CUDA by its C++ text, in this process, for good: tessera/callable.h says what a text may
- * contain. extras: (count), bound as extra0, … ; NULL for none. On the CPU bind a function for the name. */
-TESSERA_API int tessera_register_score(const char* name, const char* text, const tessera_extra* extras, size_t count);
+ * contain. derivative_text: by the score; NULL without a backward. extras: (count), bound as extra0, … ; NULL for none.
+ * On the CPU bind a function for the name. */
+TESSERA_API int tessera_register_score(const char* name, const char* text, const char* derivative_text,
+                                       const tessera_extra* extras, size_t count);
 TESSERA_API int tessera_register_mask(const char* name, const char* text, const tessera_extra* extras, size_t count);
 
 TESSERA_API int tessera_problem_parse(const char* text, tessera_problem** problem);

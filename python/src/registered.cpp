@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scores and masks as C++ text, registered from Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <tuple>
+#include <utility>
 
 #include "host_operations.h"
 #include "tessera/callable.h"
@@ -28,10 +31,13 @@ std::vector<ExtraTensor> tensors_of(const std::vector<Extra>& extras) {
 void define_registered(nb::module_& m) {
   m.def(
       "register_score",
-      [](const std::string& name, const std::string& text, const std::vector<Extra>& extras) {
-        register_score(name, {text, tensors_of(extras)});
+      [](const std::string& name, const std::string& text, const std::vector<Extra>& extras,
+         std::optional<std::string> derivative_text) {
+        ScoreText score{text, tensors_of(extras)};
+        score.derivative_text = std::move(derivative_text);
+        register_score(name, std::move(score));
       },
-      nb::arg("name"), nb::arg("text"), nb::arg("extras"),
+      nb::arg("name"), nb::arg("text"), nb::arg("extras"), nb::arg("derivative_text").none(),
       "Names a score by its C++ text; extras: (name, dtype, dimensions) of each tensor that it reads.");
   m.def(
       "register_mask",

@@ -127,10 +127,10 @@ def builtin_scores() -> list[str]:
 def builtin_masks() -> list[str]:
     """Names that mask= knows."""
 
-def register_score(name: str, text: str, extras: Sequence[tuple[str, str, int]]) -> None:
+def register_score(name: str, text: str, extras: Sequence[tuple[str, str, int]], derivative_text: str | None) -> None:
     """Names a score by its C++ text; extras: (name, dtype, dimensions) of each tensor that it reads.
 
-    Raises ValueError for a name, text or extras that cannot be.
+    Raises ValueError for a name, texts or extras that cannot be.
     """
 
 def register_mask(name: str, text: str, extras: Sequence[tuple[str, str, int]]) -> None:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "api/c_values.h"
 #include "tessera/callable.h"
@@ -170,9 +171,12 @@ int tessera_tensor_contiguous(tessera_tensor* tensor, void* data, int dtype, con
   });
 }
 
-int tessera_register_score(const char* name, const char* text, const tessera_extra* extras, size_t count) {
+int tessera_register_score(const char* name, const char* text, const char* derivative_text, const tessera_extra* extras,
+                           size_t count) {
   return guarded([&] {
-    tessera::register_score(&required(name, "name"), {&required(text, "text"), extras_of(extras, count)});
+    tessera::ScoreText score{&required(text, "text"), extras_of(extras, count)};
+    if (derivative_text != nullptr) score.derivative_text = derivative_text;
+    tessera::register_score(&required(name, "name"), std::move(score));
   });
 }
 

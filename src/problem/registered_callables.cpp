@@ -154,6 +154,11 @@ void check_extras(const std::vector<ExtraTensor>& extras) {
   }
 }
 
+void check_text(std::string_view argument, const std::string& text) {
+  if (text.find_first_not_of(" \t\r\n") == std::string::npos) refuse(argument, "nothing", "C++ text");
+  if (text.find('\0') != std::string::npos) refuse(argument, "a zero byte in it", "C++ text");
+}
+
 /// The texts of one kind. Entries are never changed and never removed, so that pointers to them last.
 template <class Text>
 class Registry {
@@ -162,8 +167,7 @@ class Registry {
     if (name.empty()) refuse("name", "nothing", "a name");
     detail::check_callable_name("name", name);
     if (builtin) refuse("name", "\"" + std::string(name) + "\", which is built in", "another name");
-    if (text.text.find_first_not_of(" \t\r\n") == std::string::npos) refuse("text", "nothing", "C++ text");
-    if (text.text.find('\0') != std::string::npos) refuse("text", "a zero byte in it", "C++ text");
+    check_text("text", text.text);
     check_extras(text.extras);
     const std::unique_lock lock(mutex_);
     const auto [at, added] = texts_.try_emplace(std::string(name), text);
@@ -195,6 +199,7 @@ Registry<MaskText>& masks() {
 }  // namespace
 
 void register_score(std::string_view name, ScoreText text) {
+  if (text.derivative_text) check_text("derivative_text", *text.derivative_text);
   scores().add(name, std::move(text), builtin_score(name).has_value());
 }
 void register_mask(std::string_view name, MaskText text) {

@@ -48,6 +48,7 @@ struct BwdConfig {
   bool alibi = false;
   bool sink = false;
   bool dropout = false;
+  bool user_score = false;
   bool user_mask = false;
   Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other, or that waive masks
@@ -77,6 +78,7 @@ struct BwdConfig {
     visit("alibi", c.alibi);
     visit("sink", c.sink);
     visit("dropout", c.dropout);
+    visit("user_score", c.user_score);
     visit("user_mask", c.user_mask);
     visit("tiles", c.tiles);
     visit("list_elements", c.list_elements);
@@ -106,6 +108,7 @@ struct BwdConfig {
     c.softcap = softcap;
     c.alibi = alibi;
     c.dropout = dropout;
+    c.user_score = user_score;
     c.user_mask = user_mask;
     c.list_elements = list_elements;
     return c;
@@ -138,11 +141,15 @@ struct BwdConfig {
     return FwdConfig::kWorkBytes + own_rows() * row_bytes() + exchange_bytes() + query_sum_bytes() +
            stages * (stage_bytes() + value_bytes());
   }
-  /// Registers a thread for gradients, scores, their gradients and, under a softcap, products, of 255.
+  /// Whether the chain rule wants more of a score than where it has come to: the product that a softcap changed, or the
+  /// derivative of a user's score, found with it.
+  constexpr bool keeps_chain() const { return softcap != Softcap::none || user_score; }
+  constexpr bool keeps_products() const { return softcap != Softcap::none && !user_score; }
+  /// Registers a thread for gradients, scores, their gradients and what the chain rule wants of them, of 255.
   constexpr int accumulators() const {
     const int gradients = keeps_queries() ? d / 2 : apart || roles ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
-    const int products_kept = has_producer() && softcap != Softcap::none ? stream_rows() / 2 : 0;
-    return gradients + stream_rows() + products_kept;
+    const bool counts_chain = user_score || (has_producer() && keeps_products());
+    return gradients + stream_rows() + (counts_chain ? stream_rows() / 2 : 0);
   }
   constexpr int blocks() const { return threads() < 256 ? 256 / threads() : 1; }
 };

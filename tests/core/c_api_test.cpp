@@ -145,23 +145,28 @@ TEST_F(CApi, NullsAreErrors) {
 
 TEST_F(CApi, RegistersTexts) {
   tessera_extra extra{sizeof(tessera_extra), "bias", TESSERA_FP16, 2};
-  EXPECT_EQ(tessera_register_score("c.bias", "score + bias(at.head, at.key)", &extra, 1), TESSERA_OK);
+  EXPECT_EQ(tessera_register_score("c.bias", "score + bias(at.head, at.key)", nullptr, &extra, 1), TESSERA_OK);
+  EXPECT_EQ(tessera_register_score("c.slope", "score * 2.0F", "2.0F", nullptr, 0), TESSERA_OK);
   EXPECT_EQ(tessera_register_mask("c.odd", "at.key % 2 != 0", nullptr, 0), TESSERA_OK);
   ASSERT_NE(tessera::registered_score("c.bias"), nullptr);
   EXPECT_EQ(tessera::registered_score("c.bias")->extras.front(),
             (tessera::ExtraTensor{"bias", tessera::DType::fp16, 2}));
+  EXPECT_EQ(tessera::registered_score("c.bias")->derivative_text, std::nullopt);
+  EXPECT_EQ(tessera::registered_score("c.slope")->derivative_text, "2.0F");
   EXPECT_EQ(tessera::registered_mask("c.odd")->text, "at.key % 2 != 0");
-  expect_error(tessera_register_score("c.bias", "score", nullptr, 0), TESSERA_INVALID_ARGUMENT, "name");
-  expect_error(tessera_register_score(nullptr, "score", nullptr, 0), TESSERA_INVALID_ARGUMENT, "name");
+  expect_error(tessera_register_score("c.new", "score", "", nullptr, 0), TESSERA_INVALID_ARGUMENT, "derivative_text");
+  expect_error(tessera_register_score("c.bias", "score", nullptr, nullptr, 0), TESSERA_INVALID_ARGUMENT, "name");
+  expect_error(tessera_register_score(nullptr, "score", nullptr, nullptr, 0), TESSERA_INVALID_ARGUMENT, "name");
   expect_error(tessera_register_mask("c.new", nullptr, nullptr, 0), TESSERA_INVALID_ARGUMENT, "text");
-  expect_error(tessera_register_score("c.new", "score", nullptr, 1), TESSERA_INVALID_ARGUMENT, "extras");
-  expect_error(tessera_register_score("c.new", "score", &extra, 5), TESSERA_INVALID_ARGUMENT, "extras");
+  expect_error(tessera_register_score("c.new", "score", nullptr, nullptr, 1), TESSERA_INVALID_ARGUMENT, "extras");
+  expect_error(tessera_register_score("c.new", "score", nullptr, &extra, 5), TESSERA_INVALID_ARGUMENT, "extras");
   extra.dtype = 99;
-  expect_error(tessera_register_score("c.new", "score", &extra, 1), TESSERA_INVALID_ARGUMENT, "extras");
+  expect_error(tessera_register_score("c.new", "score", nullptr, &extra, 1), TESSERA_INVALID_ARGUMENT, "extras");
   extra = {sizeof(tessera_extra), nullptr, TESSERA_FP32, 1};
-  expect_error(tessera_register_score("c.new", "score", &extra, 1), TESSERA_INVALID_ARGUMENT, "extras");
+  expect_error(tessera_register_score("c.new", "score", nullptr, &extra, 1), TESSERA_INVALID_ARGUMENT, "extras");
   extra = {1, "bias", TESSERA_FP32, 1};
-  expect_error(tessera_register_score("c.new", "score", &extra, 1), TESSERA_INVALID_ARGUMENT, "extras.struct_size");
+  expect_error(tessera_register_score("c.new", "score", nullptr, &extra, 1), TESSERA_INVALID_ARGUMENT,
+               "extras.struct_size");
 }
 
 TEST_F(CApi, StructsAreSized) {

@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <string>
 #include <thread>
 
 #include "core/call.h"
@@ -54,8 +56,10 @@ TEST(Registry, KeepsWhatWasRegistered) {
 
 TEST(Registry, ATakenNameIsNamed) {
   register_score("registry.taken", {"score", {}});
+  ScoreText differentiable{"score", {}};
+  differentiable.derivative_text = "1.0F";
   for (const ScoreText& other : {ScoreText{"score + 0.0F", {}}, ScoreText{"score", {{"bias", DType::fp32, 1}}},
-                                 ScoreText{"score", {}, times_two}}) {
+                                 ScoreText{"score", {}, times_two}, differentiable}) {
     try {
       register_score("registry.taken", other);
       ADD_FAILURE() << "replaced";
@@ -76,6 +80,11 @@ TEST(Registry, RefusesNamesTextsAndExtras) {
   expect_refused("refused", {"", {}}, "text");
   expect_refused("refused", {" \n\t", {}}, "text");
   expect_refused("refused", {std::string("score\0", 6), {}}, "text");
+  for (const std::string& derivative : {std::string(), std::string(" \n"), std::string("1\0", 2)}) {
+    ScoreText text{"score", {}};
+    text.derivative_text = derivative;
+    expect_refused("refused", text, "derivative_text");
+  }
   for (const char* name : {"", "1st", "a b", "a-b", "score", "at", "extras", "float", "return", "__x"}) {
     expect_refused("refused", {"score", {{name, DType::fp32, 1}}}, "extras");
   }
@@ -148,6 +157,35 @@ TEST(RegisteredOnTheCpu, AHostFunctionIsCalledInBothPasses) {
   register_score("host.without_derivative", {"score * 2.0F", {}, times_two});
   backward.problem.score = "host.without_derivative";
   expect_error([&] { backward.run(); }, ErrorCode::invalid_argument, "score.derivative");
+}
+
+// Hides what causal hides, by a score of −∞ whose derivative is NaN.
+double causal(double score, const ScorePoint& at, const Extras& /*extras*/, void* /*user*/) {
+  return at.key > at.query ? -std::numeric_limits<double>::infinity() : score;
+}
+double causal_derivative(double /*score*/, const ScorePoint& at, const Extras& /*extras*/, void* /*user*/) {
+  return at.key > at.query ? std::numeric_limits<double>::quiet_NaN() : 1.0;
+}
+
+TEST(RegisteredOnTheCpu, AScoreOfMinusInfinityHasNoDerivative) {
+  register_score("host.causal", {"score", {}, causal, causal_derivative});
+  for (const char* implementation : {"cpu.tiled", "cpu.reference"}) {
+    Call call("attention pass=backward sq=9 d=16 score=host.causal");
+    Call plain("attention pass=backward sq=9 d=16 causal");
+    for (Call* one : {&call, &plain}) {
+      fill_inputs(*one);
+      fill((*one)[Slot::o], 6);
+      fill((*one)[Slot::dout], 7);
+      fill((*one)[Slot::lse], 8);
+      Executor(make_plan(one->problem, Target::cpu(1), Wishes::parse(std::string("implementation=") + implementation)))
+          .run(one->bindings);
+    }
+    for (const Slot slot : {Slot::dq, Slot::dk, Slot::dv}) {
+      for (std::int64_t i = 0; i < 9 * 16; ++i) {
+        ASSERT_NEAR(call[slot].as<float>()[i], plain[slot].as<float>()[i], 1e-6) << implementation << " " << i;
+      }
+    }
+  }
 }
 
 TEST(RegisteredOnTheCpu, ExtraTensorsReachHostFunctions) {
@@ -227,6 +265,25 @@ TEST(RegisteredCallables, OnCudaAnUnknownNameTellsHowToRegister) {
   EXPECT_NE(support.reason.find("register_score"), std::string::npos) << support.reason;
   register_score("cuda.known", {"score", {}});
   EXPECT_TRUE(supports(Problem::parse("attention sq=64 d=64 dtype=bf16 score=cuda.known"), Target::cuda(90)));
+}
+
+TEST(RegisteredCallables, OnCudaABackwardWantsADerivativeText) {
+  register_score("cuda.half", {"score * 0.5F", {}});
+  const auto backward = [](const char* score, int sm) {
+    return supports(Problem::parse(std::string("attention pass=backward sq=64 d=64 dtype=bf16 score=") + score),
+                    Target::cuda(sm));
+  };
+  ScoreText quarter{"score * 0.25F", {}};
+  quarter.derivative_text = "0.25F";
+  register_score("cuda.quarter", quarter);
+  for (const int sm : {80, 90}) {
+    const Support support = backward("cuda.half", sm);
+    EXPECT_FALSE(support);
+    EXPECT_NE(support.reason.find("no derivative of score callable cuda.half"), std::string::npos) << support.reason;
+    EXPECT_NE(support.reason.find("derivative_text"), std::string::npos) << support.reason;
+    EXPECT_TRUE(backward("cuda.quarter", sm));
+    EXPECT_TRUE(backward("soft_clip", sm));
+  }
 }
 
 }  // namespace

@@ -19,18 +19,53 @@ constexpr int kReach = 48;  // the bias table ends before the distances do: what
 double biased(double score, const ScorePoint& at, const Extras& extras, void* /*user*/) {
   return score * extras(1) + extras(0, at.head, at.query - at.key + kReach);
 }
+double bias_derivative(double /*score*/, const ScorePoint& /*at*/, const Extras& extras, void* /*user*/) {
+  return extras(1);
+}
+/// A derivative of its own for each batch, head and distance, and by the score.
+double gate(const ScorePoint& at, const Extras& extras) {
+  return extras(0, at.head, at.query - at.key + kReach) * (1.0 + 0.5 * static_cast<double>(at.batch));
+}
+double gated(double score, const ScorePoint& at, const Extras& extras, void* /*user*/) {
+  return gate(at, extras) * score * (1.0 + 0.125 * score) + extras(1);
+}
+double gate_derivative(double score, const ScorePoint& at, const Extras& extras, void* /*user*/) {
+  return gate(at, extras) * (1.0 + 0.25 * score);
+}
+/// Hides what causal hides, by value, and has no derivative there.
+double causal(double score, const ScorePoint& at, const Extras& /*extras*/, void* /*user*/) {
+  return at.key > at.query ? -INFINITY : score;
+}
+double causal_derivative(double /*score*/, const ScorePoint& at, const Extras& /*extras*/, void* /*user*/) {
+  return at.key > at.query ? NAN : 1.0;
+}
 bool same_document(const ScorePoint& at, const Extras& extras, void* /*user*/) {
   return extras(0, at.batch, at.query) == extras(0, at.batch, at.key);
 }
 
 void register_texts() {
-  register_score("device.relative", {"score - 0.02F * fabsf(static_cast<float>(at.query - at.key))", {}});
+  register_score("device.relative",
+                 {.text = "score - 0.02F * fabsf(static_cast<float>(at.query - at.key))", .derivative_text = "1.0F"});
   register_score("device.soft_clip",
-                 {"const SoftcapParams four(4.0F);\nreturn capped<Softcap::rational>(score, four);", {}});
+                 {.text = "const SoftcapParams four(4.0F);\nreturn capped<Softcap::rational>(score, four);",
+                  .derivative_text = "capped_derivative(score, SoftcapParams(4.0F))"});
   register_mask("device.document", {"divide_down(at.query, 40) == divide_down(at.key, 40)", {}});
-  register_score("device.bias", {"score * t() + bias(at.head, at.query - at.key + 48)",
-                                 {{"bias", DType::fp32, 2}, {"t", DType::fp32, 0}},
-                                 biased});
+  const std::vector<ExtraTensor> extras = {{"bias", DType::fp32, 2}, {"t", DType::fp32, 0}};
+  register_score("device.bias", {.text = "score * t() + bias(at.head, at.query - at.key + 48)",
+                                 .extras = extras,
+                                 .value = biased,
+                                 .derivative = bias_derivative,
+                                 .derivative_text = "t()"});
+  const std::string gate = "const float gate = bias(at.head, at.query - at.key + 48) * (1.0F + 0.5F * at.batch);\n";
+  register_score("device.gate", {.text = gate + "return gate * score * (1.0F + 0.125F * score) + t();",
+                                 .extras = extras,
+                                 .value = gated,
+                                 .derivative = gate_derivative,
+                                 .derivative_text = gate + "return gate * (1.0F + 0.25F * score);"});
+  register_score("device.causal", {.text = "at.key > at.query ? -1.0F / 0.0F : score",
+                                   .value = causal,
+                                   .derivative = causal_derivative,
+                                   .derivative_text = "at.key > at.query ? nanf(\"\") : 1.0F"});
   register_mask("device.ids",
                 {"ids(at.batch, at.query) == ids(at.batch, at.key)", {{"ids", DType::int32, 2}}, same_document});
 }
@@ -83,19 +118,34 @@ class DeviceText : public OnPlace {
     register_texts();
   }
 
-  std::vector<std::byte> output_of(const std::string& line) const {
-    cases::Inputs inputs(cases::Case::parse(line));
-    PlacedRun placed(inputs, make_plan(Problem::parse(line.substr(0, line.find(" seed="))), target_));
+  /// Bytes of o, or of the gradients. `as`: of the line with which o and LSE of a backward are made.
+  std::vector<std::byte> output_of(const std::string& line, const std::string& as) const {
+    cases::Inputs inputs(cases::Case::parse(as));
+    PlacedRun placed(inputs, make_plan(cases::Case::parse(line).problem, target_));
     EXPECT_EQ(placed.run(), "");
-    return bytes_of(inputs.bindings()[Slot::o]);
+    std::vector<std::byte> bytes;
+    for (const Slot slot : {Slot::o, Slot::dq, Slot::dk, Slot::dv}) {
+      if (!inputs.is_output(slot)) continue;
+      const std::vector<std::byte> more = bytes_of(inputs.bindings()[slot]);
+      bytes.insert(bytes.end(), more.begin(), more.end());
+    }
+    return bytes;
+  }
+
+  /// For inputs, whose o and LSE of a backward come from the oracle without extra tensors, and are then replaced.
+  static cases::Case with_builtins(cases::Case of) {
+    if (!of.problem.score.empty()) of.problem.score = "relative";
+    if (!of.problem.mask.empty()) of.problem.mask = "document";
+    return of;
   }
 
   /// Runs the line with a bias of (heads, 2 · kReach + 1), a factor and documents of (batch, positions), in the slots
   /// that its callables give them, and judges by the oracle with the host functions.
   void expect_as_on_the_host(const std::string& line) {
     SCOPED_TRACE(line);
-    cases::Inputs inputs(cases::Case::parse(line));
-    const Plan plan = make_plan(cases::Case::parse(line).problem, target_);
+    const cases::Case of = cases::Case::parse(line);
+    cases::Inputs inputs(with_builtins(of));
+    const Plan plan = make_plan(of.problem, target_);
     const Problem& problem = plan.problem();
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
@@ -107,16 +157,23 @@ class DeviceText : public OnPlace {
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int>(i * 7 / 200);
     PlacedExtras extras(target_);
     int next = 0;
-    if (problem.score == "device.bias") {
+    if (problem.score == "device.bias" || problem.score == "device.gate") {
       extras.bind(next++, DType::fp32, {problem.heads_q, 2 * kReach + 1}, bias);
       extras.bind(next++, DType::fp32, {}, factor);
     }
     if (problem.mask == "device.ids") extras.bind(next++, DType::int32, {problem.batch, positions}, ids);
     PlacedRun placed(inputs, plan);
     extras.put(placed.bindings(), inputs.bindings());
-    ASSERT_EQ(placed.run(), "");
     const detail::RegisteredCallables registered(problem);
     const detail::HostCallables host(registered, inputs.bindings());
+    if (problem.pass == Pass::backward) {
+      Problem forward = problem;
+      forward.pass = Pass::forward;
+      forward.lse = true;
+      forward.dlse = false;
+      reference::store(reference::compute(forward, host.bindings(), reference::Arithmetic::oracle), host.bindings());
+    }
+    ASSERT_EQ(placed.run(), "");
     const auto oracle = reference::compute(problem, host.bindings(), reference::Arithmetic::oracle);
     EXPECT_EQ(judge(problem, host.bindings(), oracle), "");
   }
@@ -125,12 +182,16 @@ INSTANTIATE_TEST_SUITE_P(Places, DeviceText, every_place(), name_of_place);
 
 TEST_P(DeviceText, EqualsTheBuiltInBitForBit) {
   if (!is_on_gpu(target_)) GTEST_SKIP() << "texts are for GPUs";
-  const std::string line = "attention b=2 sq=150 sk=333 hq=4 hkv=2 d=64 dtype=bf16 causal ";
-  for (const auto& [text, builtin] :
-       {std::pair("score=device.relative", "score=relative"), std::pair("score=device.soft_clip", "score=soft_clip"),
-        std::pair("mask=device.document", "mask=document"),
-        std::pair("score=device.relative mask=device.document", "score=relative mask=document")}) {
-    EXPECT_EQ(output_of(line + text + " seed=5"), output_of(line + builtin + " seed=5")) << text;
+  for (const std::string pass : {"forward", "backward"}) {
+    const std::string line = "attention pass=" + pass + " b=2 sq=150 sk=333 hq=4 hkv=2 d=64 dtype=bf16 causal seed=5 ";
+    for (const auto& [text, builtin] :
+         {std::pair("score=device.relative", "score=relative"), std::pair("score=device.soft_clip", "score=soft_clip"),
+          std::pair("mask=device.document", "mask=document"),
+          std::pair("score=device.relative mask=device.document", "score=relative mask=document")}) {
+      const std::vector<std::byte> want = output_of(line + builtin, line + builtin);
+      EXPECT_FALSE(want.empty());
+      EXPECT_EQ(output_of(line + text, line + builtin), want) << pass << " " << text;
+    }
   }
 }
 
@@ -147,8 +208,33 @@ TEST_P(DeviceText, ExtraTensorsAsOnTheHost) {
   }
 }
 
+TEST_P(DeviceText, GradientsAsOnTheHost) {
+  for (const char* callables : {"score=device.gate", "score=device.bias mask=device.ids", "mask=device.ids"}) {
+    const std::string words = std::string(" ") + callables;
+    const std::string line = "attention pass=backward b=2 ";
+    expect_as_on_the_host(line + "sq=200 sk=230 hq=4 hkv=2 d=64 dtype=bf16 causal" + words);
+    expect_as_on_the_host(line + "sq=150 sk=330 hq=2 d=128 dtype=fp16 softcap=2 alibi dlse" + words);
+    expect_as_on_the_host(line + "sq=100 sk=130 hq=4 hkv=2 d=256 dtype=bf16 causal sink" + words);
+    expect_as_on_the_host(line + "sq=160 sk=160 hq=2 d=96 dtype=bf16 dropout=0.3 drop_seed=4 chunk=90" + words);
+    expect_as_on_the_host(line + "sq=200 sk=230 hq=4 hkv=2 d=64 dtype=bf16 block=48x64 list=indices" + words);
+  }
+  expect_as_on_the_host(
+      "attention pass=backward b=2 sq=100 sk=90 hq=2 d=64 dtype=bf16 kv2=dense sk2=70 "
+      "q_offset=20,-9 k_offset=7,30 k_offset2=-50,3 score=device.gate");
+}
+
+TEST_P(DeviceText, AScoreOfMinusInfinityHasNoDerivative) {
+  for (const char* words : {"sq=150 d=64 dtype=bf16", "sq=200 hq=2 d=128 dtype=fp16 window=40:*",
+                            "sq=150 sk=170 d=64 dtype=bf16 q_offset=-20"}) {  // rows that see nothing
+    expect_as_on_the_host(std::string("attention pass=backward score=device.causal ") + words);
+  }
+}
+
 TEST_P(DeviceText, HeadAndBatchOffsetsReachTheText) {
   expect_as_on_the_host("attention b=1 sq=60 sk=130 hq=4 d=64 dtype=bf16 score=device.bias head_offset=-2");
+  expect_as_on_the_host(
+      "attention pass=backward b=1 sq=60 sk=130 hq=4 d=64 dtype=bf16 score=device.gate "
+      "head_offset=-2 batch_offset=3");
 }
 
 }  // namespace

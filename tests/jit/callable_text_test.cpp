@@ -56,6 +56,32 @@ TEST(CallableText, EveryKernelOfThePlanThatScoresHasIt) {
             2);
 }
 
+ScoreText with_derivative(ScoreText text, std::string derivative) {
+  text.derivative_text = std::move(derivative);
+  return text;
+}
+
+TEST(CallableText, ABackwardHasTheDerivativeToo) {
+  register_score("jit.gate", with_derivative({"score * gate(at.key) + at.head", {{"gate", DType::fp32, 1}}},
+                                             "const float slope = gate(at.key);\nreturn slope;"));
+  const std::string words = "sq=300 hq=4 hkv=2 d=64 dtype=bf16 score=jit.gate";
+  EXPECT_FALSE(contains(source_of("attention " + words).text, "float derivative("));
+  for (const int sm : {80, 90}) {
+    const auto sources = sources_of("attention pass=backward " + words, sm);
+    int passes = 0;
+    for (const cuda::KernelSource& source : sources) {
+      if (!contains(source.text, "struct TextScore")) continue;
+      ++passes;
+      EXPECT_TRUE(contains(source.name, " score=jit.gate")) << source.name;
+      EXPECT_TRUE(contains(source.text, ".user_score = true")) << source.text;
+      EXPECT_TRUE(contains(source.text, "#line 1 \"score jit.gate\"\nscore * gate(at.key)")) << source.text;
+      EXPECT_TRUE(contains(source.text, "#line 1 \"derivative of score jit.gate\"\nconst float slope")) << source.text;
+      EXPECT_EQ(source.user_texts, (std::vector<std::string>{"derivative of score jit.gate", "score jit.gate"}));
+    }
+    EXPECT_EQ(passes, 2) << sm;  // by rows, by keys
+  }
+}
+
 // AddressSanitizer's dlopen does not look beside NVRTC for NVRTC's own builtins.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr bool kBuiltinsAreFound = false;
@@ -116,6 +142,36 @@ TEST_F(CompiledText, WithAndWithoutExtraTensorsInRegistersAlone) {
       EXPECT_EQ(compiled.spill_bytes, 0) << callables << " on " << sm;
       EXPECT_EQ(cuda::warnings(compiled.log), std::vector<std::string>()) << callables;
     }
+  }
+}
+
+TEST_F(CompiledText, BackwardsInRegistersAlone) {
+  register_score("nvrtc.gate", with_derivative({"score * b(at.batch, at.head, at.key) + h(at.head, at.query - at.key)",
+                                                {{"b", DType::bf16, 3}, {"h", DType::fp16, 2}}},
+                                               "const float slope = b(at.batch, at.head, at.key);\nreturn slope;"));
+  register_mask("nvrtc.rows", {"ids(at.query) == ids(at.key)", {{"ids", DType::int32, 1}}});
+  for (const int sm : {80, 90}) {
+    for (const char* words : {"d=128", "d=128 softcap=20 alibi causal", "d=64 mask=nvrtc.rows"}) {
+      const std::string problem = "attention pass=backward sq=300 hq=4 dtype=bf16 score=nvrtc.gate ";
+      for (const cuda::KernelSource& source : sources_of(problem + words, sm)) {
+        const cuda::Compiled compiled = cuda::compile(source, cuda::architecture(sm));
+        EXPECT_EQ(compiled.spill_bytes, 0) << source.name << " on " << sm;
+        EXPECT_EQ(cuda::warnings(compiled.log), std::vector<std::string>()) << source.name;
+      }
+    }
+  }
+}
+
+TEST_F(CompiledText, ErrorsOfADerivativeAreItsOwn) {
+  register_score("nvrtc.slope", with_derivative({"score * 2.0F", {}}, "\nnonsense"));
+  const cuda::KernelSource source =
+      sources_of("attention pass=backward sq=300 dtype=bf16 score=nvrtc.slope", 80).back();
+  try {
+    cuda::compile(source, "sm_80");
+    ADD_FAILURE() << "compiled";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.argument(), "derivative of score nvrtc.slope");
+    EXPECT_TRUE(contains(error.got(), "derivative of score nvrtc.slope(2): error")) << error.got();
   }
 }
 

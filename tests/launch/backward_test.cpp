@@ -10,6 +10,7 @@
 #include "launch/launch.h"
 #include "plan/implementations.h"
 #include "shared/backward.h"
+#include "tessera/callable.h"
 
 namespace tessera {
 namespace {
@@ -304,7 +305,9 @@ TEST_F(Backward, WhatItLacksItSays) {
   };
   says(refusal("dtype=fp32"), "wants q, k and v of one type");
   says(refusal("dtype=bf16:bf16:bf16:fp32"), "wants o and dout in q's type");
-  says(refusal("dtype=bf16 score=relative"), "has no derivatives");
+  register_score("launch.flat", {"score", {}});
+  says(refusal("dtype=bf16 score=launch.flat"), "has no derivative of score callable launch.flat");
+  says(refusal("dtype=bf16 score=launch.unknown"), "has no score callable launch.unknown");
   says(refusal("dtype=bf16 dv=264"), "wants head dims of at most 256");
   says(refusal("dtype=bf16", "tile_q=64"), "tile_q cannot be wished for");
   says(refusal("dtype=bf16", "splits=2"), "splits cannot be wished for");

@@ -29,6 +29,14 @@ def test_a_name_is_given_once():
     assert tessera.register_mask("python.bias", "at.key > 3") == "python.bias"
 
 
+def test_a_derivative_belongs_to_its_score():
+    for _ in range(2):
+        tessera.register_score("python.square", "score * score", derivative_text="2.0F * score")
+    refused(ValueError, lambda: tessera.register_score("python.square", "score * score"), "name", "python.square")
+    refused(ValueError, lambda: tessera.register_score("python.blank", "score", derivative_text=" "), "derivative_text")
+    refused(TypeError, lambda: tessera.register_score("python.number", "score", derivative_text=1.0))
+
+
 def test_what_cannot_be_is_refused():
     refused(ValueError, lambda: tessera.register_score("relative", "score"), "name", "built in")
     refused(ValueError, lambda: tessera.register_mask("two words", "true"), "name", "letters")

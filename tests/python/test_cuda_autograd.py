@@ -178,12 +178,17 @@ def test_lists_train_as_on_the_cpu(form, own):
 
 
 def scored():
-    return tessera.register_score("cuda.halved", "score / 2")
+    return tessera.register_score("cuda.halved", "score / 2")  # and no derivative
 
 
 # Argument, reason, how q, k and v are made, the other options. The LSE has a gradient where out has none.
 REFUSALS = {
-    "score": ("score", "has no derivatives of score callables yet", {}, lambda: {"score": scored()}),
+    "score": (
+        "score",
+        "has no derivative of score callable cuda.halved: register_score takes it as derivative_text",
+        {},
+        lambda: {"score": scored()},
+    ),
     "wide heads": ("q", "wants head dims of at most 256", {"d": 320}, dict),
     "fp32 out": ("out_dtype", "wants o and dout in q's type", {}, lambda: {"out_dtype": torch.float32}),
 }

@@ -109,13 +109,17 @@ def test_an_lse_that_is_not_used_costs_nothing_in_the_gradient():
     ("slot", "options", "value"),
     [
         ("alibi_slopes", lambda x: {"alibi_slopes": x}, torch.ones(4)),
+        ("extra0", lambda x: {"score": "gradients.bias", "extras": (x,)}, torch.zeros(4)),
         ("prior_lse", lambda x: {"tiles": tessera.Tiles(mass="mean", prior_lse=x)}, torch.zeros(2, 4, 70)),
     ],
 )
 def test_what_has_no_gradient_is_refused(slot, options, value):
     q, k, v = qkv(False)
-    with pytest.raises(NotImplementedError, match=f"^{slot}: got a tensor that requires grad"):
+    tessera.register_score("gradients.bias", "score + bias(at.head)", {"bias": ("fp32", 1)}, derivative_text="1.0F")
+    with pytest.raises(NotImplementedError, match=f"^{slot}: got a tensor that requires grad; want one that does not"):
         tessera.attention(q, k, v, **options(value.requires_grad_()))
+    if slot == "extra0":  # its text is for GPUs
+        return
     with torch.no_grad():
         tessera.attention(q, k, v, **options(value))
 

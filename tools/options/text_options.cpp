@@ -3,6 +3,7 @@
 
 #include <charconv>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "tessera/callable.h"
@@ -56,10 +57,25 @@ std::string read_text(const std::string& path) {
 }
 
 void TextOptions::register_all() const {
+  std::map<std::string, ScoreText> texts;
   for (const std::string& value : scores) {
     const Named named = parse(value, "--score-text");
-    register_score(named.name, {named.text, named.extras});
+    if (!texts.try_emplace(named.name, ScoreText{named.text, named.extras}).second) {
+      throw Error(ErrorCode::parse, "--score-text", value, "each NAME once");
+    }
   }
+  for (const std::string& value : derivatives) {
+    const Named named = parse(value, "--score-derivative");
+    const auto score = texts.find(named.name);
+    if (score == texts.end()) {
+      throw Error(ErrorCode::parse, "--score-derivative", value, "the NAME of a --score-text");
+    }
+    if (!named.extras.empty()) {
+      throw Error(ErrorCode::parse, "--score-derivative", value, "NAME=FILE: extra tensors are those of the score");
+    }
+    score->second.derivative_text = named.text;
+  }
+  for (const auto& [name, text] : texts) register_score(name, text);
   for (const std::string& value : masks) {
     const Named named = parse(value, "--mask-text");
     register_mask(named.name, {named.text, named.extras});
@@ -69,6 +85,9 @@ void TextOptions::register_all() const {
 void add_text_options(CLI::App& verb, TextOptions& options) {
   verb.add_option("--score-text", options.scores,
                   "For CUDA: what score=NAME is, C++ text from a file, NAME=FILE[,EXTRA:DTYPE:RANK...]; repeatable")
+      ->allow_extra_args(false);
+  verb.add_option("--score-derivative", options.derivatives,
+                  "For a backward: the derivative of the score-text NAME by the score, NAME=FILE; repeatable")
       ->allow_extra_args(false);
   verb.add_option("--mask-text", options.masks, "For CUDA: what mask=NAME is, likewise")->allow_extra_args(false);
 }

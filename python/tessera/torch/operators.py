@@ -216,7 +216,7 @@ def backward_run(call: Signature, out: torch.dtype, dlse: bool, deterministic: b
         )
     except NotImplementedError as error:
         argument, _, words = str(error).partition(": ")
-        argument = _without_backward(asked, dtypes) if argument == "problem" else argument
+        argument = _without_backward(words, dtypes) if argument == "problem" else argument
         raise NotImplementedError(f"{argument}: {words}") from None
     inputs = (*_inputs(call, taken), "o", "lse", "dout", *extra)
     # Gradients are laid out as their inputs (dense ones keep their strides), so that accumulation needs no copy.
@@ -229,13 +229,9 @@ def backward_run(call: Signature, out: torch.dtype, dlse: bool, deterministic: b
     )
 
 
-def _without_backward(features: Features, dtypes: Any) -> str:
-    """The argument to look at first where no backward takes a problem that has a forward."""
-    if features.fields.get("list") is not None:
-        return "tiles"
-    if features.fields.get("bwd_list") is not None:
-        return "tiles.backward"
-    if features.fields.get("score") is not None:
+def _without_backward(words: str, dtypes: Any) -> str:
+    """The argument to look at first where no backward takes a problem that has a forward, for the reason in `words`."""
+    if "derivative of score callable" in words:
         return "score"
     return "q" if dtypes[3] == dtypes[0] else "out_dtype"
 

@@ -170,7 +170,9 @@ void Attention<Real>::backward_row(const Row& row) {
       }
       Real ds = p * (dp - delta);
       if (problem_.dlse) ds += dlse * exponential(s, lse);
-      const Real dot_gradient = round(round(ds) * slopes_[at]);
+      // A score that a callable made −∞ weighs 0, and may have no finite derivative.
+      const Real rounded = round(ds);
+      const Real dot_gradient = rounded == 0 ? Real{0} : round(rounded * slopes_[at]);
       add_scaled(dq_.data(), dot_gradient, &k_[at * dq_.size()], dq_.size());
       add_scaled(&dk_[at * q_.size()], dot_gradient, q_.data(), q_.size());
       if (dropped != 0) add_scaled(&dv_grad_[at * dout_.size()], dropped, dout_.data(), dout_.size());

@@ -55,9 +55,11 @@ void choose_features(BwdConfig& config, const Problem& problem) {
   config.alibi = problem.alibi;
   config.sink = problem.sink;
   config.dropout = problem.dropout > 0.0F;
+  config.user_score = !problem.score.empty();
   config.user_mask = !problem.mask.empty();
   choose_list(config, problem);
-  config.scale_first = config.softcap != Softcap::none || config.alibi || !(problem.softmax_scale() > 0.0F);
+  config.scale_first =
+      config.softcap != Softcap::none || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
 }
 
 bool is_plain(const BwdConfig& config) {
@@ -77,7 +79,7 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
   config.apart = !queries && widest > 128;
   // Copies go by 16 rows, by 32 where a row is cut into panels of 32 columns.
   const int least = config.d % 64 != 0 || config.dv % 64 != 0 ? 32 : 16;
-  const int most_accumulators = is_plain(config) ? 168 : 144;
+  const int most_accumulators = is_plain(config) ? 168 : config.user_score ? 112 : 144;  // a text needs registers too
   for (stream = 64; stream > least; stream /= 2) {
     const int blocks = stream > 32 ? 2 : 1;
     if (config.accumulators() <= most_accumulators && blocks_that_fit(config.smem_bytes(), target) >= blocks) return;
@@ -93,8 +95,8 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   // product of 256 columns wants more registers than such blocks begin with.
   const int widest = std::max(config.d, config.dv);
   const bool wide = widest > 128;
-  // A second factor of the scores' gradient would have to be exchanged beside P.
-  config.roles = !queries && wide && config.softcap == Softcap::none;
+  // What the chain rule wants of a score would have to be exchanged beside P.
+  config.roles = !queries && wide && !config.keeps_chain();
   config.apart = !queries && wide && !config.roles;
   const bool is_short_own = config.has_list() && !config.adds_queries() && !config.roles && widest <= 192 &&
                             (queries ? cuts_rows(problem, 128) : cuts_keys(problem, 128));

@@ -19,15 +19,16 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
                 name_of(c.type) + " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) +
                 " tile=" + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_kv) +
                 words_of(c, Words::beyond_defaults,
-                         {"of", "products", "type", "d", "dv", "tile_q", "tile_kv", "warps", "stages", "user_mask"}) +
+                         {"of", "products", "type", "d", "dv", "tile_q", "tile_kv", "warps", "stages", "user_score",
+                          "user_mask"}) +
                 callables.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
   const std::string file = c.roles ? "role_split" : wgmma ? "wgmma" : queries ? "row_pass" : "key_pass";
   const std::string arguments = "<config, " + callables.type() + ">";
   const std::string side = queries ? "RowSide" : "KeySide";
-  const std::string kernel = c.roles ? "run_backward_by_roles<" + side + arguments + ">"
-                             : wgmma ? "run_backward<" + side + arguments + ">"
+  const std::string kernel = c.roles   ? "run_backward_by_roles<" + side + arguments + ">"
+                             : wgmma   ? "run_backward<" + side + arguments + ">"
                              : queries ? "RowPass" + arguments + "::run"
                                        : "run_key_pass" + arguments;
   std::vector<std::string> parameters = {"BwdParams params"};

@@ -168,10 +168,10 @@ struct KeyPass {
     const QueryTile tile = tile_at(i);
     Scores s;
     product<KTile, QTile, C.d>(s, k_base, q_base(i));
-    Scores products;
-    if constexpr (B.softcap != Softcap::none) products = s;
+    Scores chain;
+    if constexpr (B.keeps_products()) chain = s;
     const bool cut = B.list_elements || work.is_cut(tile);
-    TransposedScores<C, User>{p, work, warp_row, lane}.finish(s, tile, cut);
+    TransposedScores<C, User>{p, work, warp_row, lane}.finish(s, chain, tile, cut);
     Scores ds;
     if constexpr (finds_dk) product<VTile, OTile, C.dv>(ds, v_base(), o_base(i));
     const bool replaced = (cut || C.dropout || C.user_mask || B.truncates) && replace_rows(i);
@@ -192,9 +192,9 @@ struct KeyPass {
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const int e = half * 2 + column;
-            const float raw = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
+            const float of_score = B.keeps_chain() ? chain.tile[0][n][e] : 0.0F;
             const float dp = finds_dk ? ds.tile[0][n][e] : 0.0F;
-            const ElementGradient g = gradient_of<B>(p, s.tile[0][n][e], raw, dp, value, score_scale<B>(p),
+            const ElementGradient g = gradient_of<B>(p, s.tile[0][n][e], of_score, dp, value, score_scale<B>(p),
                                                      !C.dropout || kept.keeps(k, side, e), by);
             s.tile[0][n][e] = g.p;
             ds.tile[0][n][e] = g.ds;

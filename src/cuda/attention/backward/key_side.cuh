@@ -127,8 +127,9 @@ struct KeySide {
   }
   static __device__ __forceinline__ float at(const float2& values, int e) { return e % 2 == 0 ? values.x : values.y; }
 
-  __device__ __forceinline__ void finish(Scores& s, const Tile& tile, int warp_row, int lane) const {
-    TransposedScores<C, User>{params.forward, work, warp_row, lane}.finish(s, tile, tile.cut);
+  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const Tile& tile, int warp_row,
+                                         int lane) const {
+    TransposedScores<C, User>{params.forward, work, warp_row, lane}.finish(s, derivatives, tile, tile.cut);
   }
   __device__ __forceinline__ void draw(Kept& kept, const Tile& tile, int warp_row, int lane) const {
     kept.draw(work, work.dropout, warp_row, tile, lane);

@@ -88,7 +88,6 @@ Support supports_features(const Problem& p) {
   }
   if (p.o_type != p.q_type) return Support::no("wants o and dout in q's type");
   if (std::max(p.head_dim_qk, p.head_dim_v) > 256) return Support::no("wants head dims of at most 256");
-  if (!p.score.empty()) return Support::no("has no derivatives of score callables yet");
   return has_callables(p);
 }
 

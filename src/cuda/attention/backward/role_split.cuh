@@ -62,7 +62,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
         if constexpr (B.dropout) side.draw(kept, this->tile(i), Base::warp_row(), Base::lane_again());
         ptx::wgmma_wait<0>();
         settle(s);
-        side.finish(s, this->tile(i), Base::warp_row(), Base::lane_again());
+        side.finish(s, s, this->tile(i), Base::warp_row(), Base::lane_again());
         Operand weights;
         if (this->tile(i).hides) {
           checks().wait(i);

@@ -131,10 +131,10 @@ struct RowPass {
   __device__ __forceinline__ void add_tile(Gradient& dq, const RowValue (&rows)[2], int i) const {
     Scores s;
     product<QTile, KTile, C.d>(s, q_base, k_base(i));
-    Scores products;
-    if constexpr (B.softcap != Softcap::none) products = s;
+    Scores chain;
+    if constexpr (B.keeps_products()) chain = s;
     const KvTile tile = tile_at(i);
-    FinishScores<C, User, Memory>{p, work, warp_row, lane}.finish(s, tile);
+    FinishScores<C, User, Memory>{p, work, warp_row, lane}.template finish<B.user_score>(s, tile, &chain);
     Scores ds;
     product<OTile, VTile, C.dv>(ds, o_base(), v_base(i));
     const bool replaced = (work.may_hide(tile) || B.truncates) && replace_keys(k_base(i));
@@ -149,9 +149,9 @@ struct RowPass {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int by = replaced ? work.non_finite_keys.of(n * 8 + lane % 4 * 2 + e % 2) : 0;
-          const float raw = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
-          ds.tile[0][n][e] = gradient_of<B>(p, s.tile[0][n][e], raw, ds.tile[0][n][e], rows[e / 2], score_scale<B>(p),
-                                            !C.dropout || kept.keeps(k, side, e), by)
+          const float of_score = B.keeps_chain() ? chain.tile[0][n][e] : 0.0F;
+          ds.tile[0][n][e] = gradient_of<B>(p, s.tile[0][n][e], of_score, ds.tile[0][n][e], rows[e / 2],
+                                            score_scale<B>(p), !C.dropout || kept.keeps(k, side, e), by)
                                  .ds;
         }
       }

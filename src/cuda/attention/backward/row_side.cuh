@@ -92,8 +92,10 @@ struct RowSide {
   }
   static __device__ __forceinline__ float at(const float2& values, int e) { return e / 2 == 0 ? values.x : values.y; }
 
-  __device__ __forceinline__ void finish(Scores& s, const Tile& tile, int warp_row, int lane) const {
-    FinishScores<C, User, Work>{params.forward, work, warp_row, lane}.finish(s, tile);
+  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const Tile& tile, int warp_row,
+                                         int lane) const {
+    const FinishScores<C, User, Work> scores{params.forward, work, warp_row, lane};
+    scores.template finish<B.user_score>(s, tile, &derivatives);
   }
   __device__ __forceinline__ void draw(Kept& kept, const Tile& tile, int warp_row, int lane) const {
     kept.draw(params.forward, work, warp_row, tile, lane);

@@ -4,25 +4,27 @@
 
 #include "cuda/attention/backward/non_finite_rows.cuh"
 #include "cuda/attention/backward/row_values.cuh"
+#include "cuda/attention/scores/score.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/gemm_mma.cuh"
 #include "shared/backward.h"
 
 namespace tessera::cuda {
 
-/// dS of the product q·k, but for the scale, of a visible key. `product`: q·k; `dp`: dO·v; `delta`, `weight`: of the
-/// row (RowValues).
+/// dS of the product q·k, but for the scale, of a visible key. `chain`: what the chain rule wants of the score, with a
+/// user's score its derivative by scale · q·k, else under a softcap q·k; `dp`: dO·v; `delta`, `weight`: of the row
+/// (RowValues).
 template <BwdConfig B>
-__device__ __forceinline__ float score_gradient(const FwdParams& p, float probability, float product, float dp,
+__device__ __forceinline__ float score_gradient(const FwdParams& p, float probability, float chain, float dp,
                                                 float delta, float weight, bool kept) {
   float share = B.dropout ? (kept ? dp * p.dropout.scale : 0.0F) : dp;
   if constexpr (B.sink) share *= weight;
   float ds = probability * (share - delta);
-  if constexpr (B.softcap != Softcap::none) {
-    // 1 − tanh², of which nothing cancels: 4·e / (1 + e)² with e = exp(−2·|u|).
-    const float e = ptx::exp2(-fabsf(product * p.scale) * p.softcap.exponent);
-    const float inverse = ptx::reciprocal(1.0F + e);
-    ds *= 4.0F * e * inverse * inverse;
+  if constexpr (B.user_score) {
+    // Selected: a user's score may be −∞ by value, which weighs 0, and have no finite derivative there.
+    ds = ds == 0.0F ? 0.0F : ds * chain;
+  } else if constexpr (B.softcap != Softcap::none) {
+    ds *= capped_derivative(chain * p.scale, p.softcap);
   }
   return ds;
 }
@@ -54,11 +56,11 @@ struct ElementGradient {
 /// `score`: a finished one, −∞ where hidden; `scale`: of a score to log2; `non_finite`: which of the rows that stream
 /// are (NonFiniteRows).
 template <BwdConfig B>
-__device__ __forceinline__ ElementGradient gradient_of(const FwdParams& p, float score, float product, float dp,
+__device__ __forceinline__ ElementGradient gradient_of(const FwdParams& p, float score, float chain, float dp,
                                                        const RowValue& row, float scale, bool kept, int non_finite) {
   const float probability = ptx::exp2(__fmaf_rn(score, scale, -row.lse));
   ElementGradient g{value_weight<B>(probability, row.weight, kept),
-                    score_gradient<B>(p, probability, product, dp, row.delta, row.weight, kept)};
+                    score_gradient<B>(p, probability, chain, dp, row.delta, row.weight, kept)};
   if (non_finite != 0) g.ds = kNaN;
   if (makes_value_nan(non_finite, kept)) g.p = kNaN;
   // Selected and not multiplied: a hidden key's V, or a hidden row's dO, may be NaN.

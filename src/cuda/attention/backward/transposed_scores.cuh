@@ -49,7 +49,8 @@ struct ListedElements {
   }
 };
 
-/// What FinishScores is to fragments that lie queries down.
+/// What FinishScores is to fragments that lie queries down. With a user's score `derivatives`, by the scaled products,
+/// are found too; those of hidden elements hold anything.
 template <FwdConfig C, class User>
 struct TransposedScores {
   const FwdParams& p;
@@ -57,7 +58,9 @@ struct TransposedScores {
   int warp_row;  // first key of the warp within the block
   int lane;
 
-  __device__ __forceinline__ void finish(Accumulator<1, C.tile_q / 8>& s, const QueryTile& tile, bool cut) const {
+  using Scores = Accumulator<1, C.tile_q / 8>;
+
+  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
     if (!C.scale_first && !C.user_mask && !cut) return;
     const int first_key = work.first_key + warp_row + lane / 4;
     ListedElements<C, typename User::Mask> listed;
@@ -70,6 +73,7 @@ struct TransposedScores {
     }
 #pragma unroll
     for (int n = 0; n < C.tile_q / 8; ++n) {
+      if constexpr (C.user_score) __syncwarp();  // what texts load stays behind it: each takes registers
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
         const int query = tile.first + n * 8 + lane % 4 * 2 + column;
@@ -79,8 +83,11 @@ struct TransposedScores {
           float& score = s.tile[0][n][half * 2 + column];
           const int key = first_key + half * 8;
           if constexpr (C.scale_first) {
-            score = score_of<C, typename User::Score>(score, p, slope, distance(query, key),
-                                                      [&] { return work.point_of(p, tile.head, query, key); });
+            const auto point = [&] { return work.point_of(p, tile.head, query, key); };
+            if constexpr (C.user_score) {
+              derivatives.tile[0][n][half * 2 + column] = score_derivative_of<C, typename User::Score>(score, p, point);
+            }
+            score = score_of<C, typename User::Score>(score, p, slope, distance(query, key), point);
           }
           bool hidden = key < visible.begin || key >= visible.end || query >= work.q.length;
           if constexpr (C.list_elements) {

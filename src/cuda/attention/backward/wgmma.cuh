@@ -63,9 +63,9 @@ struct BwdWgmma : BwdProducer<Side> {
         if constexpr (B.dropout) side.draw(kept, tile(i), warp_row(), lane_again());
         ptx::wgmma_wait<finds_qk ? 1 : 0>();
         settle(s);
-        Scores products;
-        if constexpr (B.softcap != Softcap::none) products = s;
-        side.finish(s, tile(i), warp_row(), lane_again());
+        Scores chain;  // see score_gradient()
+        if constexpr (B.keeps_products()) chain = s;
+        side.finish(s, chain, tile(i), warp_row(), lane_again());
         if (tile(i).hides) {
           checks().wait(i);
           if constexpr (B.adds_queries()) poison_own(s);
@@ -81,9 +81,9 @@ struct BwdWgmma : BwdProducer<Side> {
         // Packed once no product runs: the assembler would let one that takes registers wait for those before it.
         Operand weights, gradients;
         if (tile(i).hides) {
-          find_operands<true>(weights, gradients, s, ds, products, own, i, kept);
+          find_operands<true>(weights, gradients, s, ds, chain, own, i, kept);
         } else {
-          find_operands<false>(weights, gradients, s, ds, products, own, i, kept);
+          find_operands<false>(weights, gradients, s, ds, chain, own, i, kept);
         }
         scheduler_barrier_sync();
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
@@ -183,7 +183,7 @@ struct BwdWgmma : BwdProducer<Side> {
   // or a hidden row's dO, may be NaN.
   template <bool hides>
   __device__ __forceinline__ void find_operands(Operand& weights, Operand& gradients, Scores& s, const Scores& ds,
-                                                const Scores& products, const OwnValues& own, int i,
+                                                const Scores& chain, const OwnValues& own, int i,
                                                 const Kept& kept) const {
     const int lane = lane_again();
     const u32 from = values_at(i);
@@ -200,8 +200,8 @@ struct BwdWgmma : BwdProducer<Side> {
         for (int e = 0; e < 4; ++e) {
           const float probability = s.tile[0][n][e];
           const bool hidden = hides && is_hidden(probability);
-          const float product = B.softcap != Softcap::none ? products.tile[0][n][e] : 0.0F;
-          const float found = score_gradient<B>(p, probability, product, ds.tile[0][n][e], side.at(delta, e),
+          const float of_score = B.keeps_chain() ? chain.tile[0][n][e] : 0.0F;
+          const float found = score_gradient<B>(p, probability, of_score, ds.tile[0][n][e], side.at(delta, e),
                                                 side.at(weight, e), keeps(kept, n, e));
           gradient[n % 2][e] = hidden ? 0.0F : found;
           const float value = value_weight<B>(probability, side.at(weight, e), keeps(kept, n, e));

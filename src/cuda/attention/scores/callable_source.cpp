@@ -2,6 +2,7 @@
 #include "cuda/attention/scores/callable_source.h"
 
 #include <string_view>
+#include <utility>
 
 #include "problem/registered_callables.h"
 
@@ -83,14 +84,35 @@ std::string function(const std::string& head, const std::string& readers, const 
          "#line 1 \"" + file + "\"\n" + text + (body ? "\n" : "\n    );\n") + "  }\n";
 }
 
-CallableSource builtin(const char* type) { return {type, std::string(" ") + type, "", ""}; }
+CallableSource builtin(const char* type) { return {type, std::string(" ") + type, "", {}}; }
 
-/// `kind`: "score" or "mask"; `type`: of the struct around the function.
-CallableSource written(const std::string& kind, const std::string& name, const std::string& type,
-                       const std::string& head, const std::string& readers, const std::string& text) {
-  CallableSource source{type, " " + kind + "=" + name, "", kind + " " + name};
-  source.definition = "struct " + type + " {\n" + function(head, readers, text, source.file) + "};\n";
-  return source;
+/// `type`: of the struct around `functions`, which #line leads to `files`.
+CallableSource written(const std::string& type, const std::string& word, const std::string& functions,
+                       std::vector<std::string> files) {
+  return {type, word, "struct " + type + " {\n" + functions + "};\n", std::move(files)};
+}
+
+CallableSource written_score(const std::string& name, const ScoreText& text, Pass pass) {
+  const std::string arguments = "(float score, const ScorePoint& at, const ExtraParams* extras)";
+  const std::string reads = readers(text.extras, 0);
+  const std::string file = "score " + name;
+  std::string functions = function("float value" + arguments, reads, text.text, file);
+  std::vector<std::string> files = {file};
+  if (pass == Pass::backward) {
+    const std::string derivative = "derivative of " + file;
+    functions += function("float derivative" + arguments, reads, *text.derivative_text, derivative);
+    files.insert(files.begin(),
+                 derivative);  // in front of what is a part of it, when words of errors are looked through
+  }
+  return written("TextScore", " score=" + name, functions, files);
+}
+
+CallableSource written_mask(const std::string& name, const MaskText& text, int first_extra) {
+  const std::string file = "mask " + name;
+  return written("TextMask", " mask=" + name,
+                 function("bool visible(const ScorePoint& at, const ExtraParams* extras)",
+                          readers(text.extras, first_extra), text.text, file),
+                 {file});
 }
 
 }  // namespace
@@ -98,7 +120,7 @@ CallableSource written(const std::string& kind, const std::string& name, const s
 std::vector<std::string> CallableSources::files() const {
   std::vector<std::string> files;
   for (const CallableSource* source : {&score, &mask}) {
-    if (!source->file.empty()) files.push_back(source->file);
+    files.insert(files.end(), source->files.begin(), source->files.end());
   }
   return files;
 }
@@ -112,6 +134,10 @@ Support has_callables(const Problem& problem) {
   if (!problem.score.empty() && registered.score == nullptr && builtin_score_type(problem.score) == nullptr) {
     return missing("score", problem.score);
   }
+  if (problem.pass == Pass::backward && registered.score != nullptr && !registered.score->derivative_text) {
+    return Support::no("has no derivative of score callable " + problem.score +
+                       ": register_score takes it as derivative_text, C++ text beside that of the score");
+  }
   if (!problem.mask.empty() && registered.mask == nullptr && builtin_mask_type(problem.mask) == nullptr) {
     return missing("mask", problem.mask);
   }
@@ -122,16 +148,12 @@ CallableSources callable_sources(const Problem& problem) {
   const detail::RegisteredCallables registered(problem);
   CallableSources sources;
   if (registered.score != nullptr) {
-    sources.score = written("score", problem.score, "TextScore",
-                            "float value(float score, const ScorePoint& at, const ExtraParams* extras)",
-                            readers(registered.score->extras, 0), registered.score->text);
+    sources.score = written_score(problem.score, *registered.score, problem.pass);
   } else if (!problem.score.empty()) {
     sources.score = builtin(builtin_score_type(problem.score));
   }
   if (registered.mask != nullptr) {
-    sources.mask =
-        written("mask", problem.mask, "TextMask", "bool visible(const ScorePoint& at, const ExtraParams* extras)",
-                readers(registered.mask->extras, registered.score_extras()), registered.mask->text);
+    sources.mask = written_mask(problem.mask, *registered.mask, registered.score_extras());
   } else if (!problem.mask.empty()) {
     sources.mask = builtin(builtin_mask_type(problem.mask));
   }

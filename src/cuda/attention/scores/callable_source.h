@@ -13,9 +13,9 @@ namespace tessera::cuda {
 
 struct CallableSource {
   std::string type = "NoCallable";
-  std::string word;        // in the kernel's name: " RelativeScore", " score=bias"; "" for none
-  std::string definition;  // of `type`, where it is a user's
-  std::string file;        // that #line names in it: "score bias"
+  std::string word;                // in the kernel's name: " RelativeScore", " score=bias"; "" for none
+  std::string definition;          // of `type`, where it is a user's
+  std::vector<std::string> files;  // that #line names in it: "score bias"
 };
 
 struct CallableSources {
@@ -31,7 +31,8 @@ struct CallableSources {
   [[nodiscard]] std::vector<std::string> files() const;
 };
 
-/// Whether kernels can have the callables that a problem names: built in, or registered.
+/// Whether kernels can have the callables that a problem names: built in, or registered; a backward's with a
+/// derivative.
 Support has_callables(const Problem& problem);
 
 /// Sources of the callables of a problem for which has_callables() holds.

@@ -26,8 +26,9 @@ __device__ __forceinline__ ScorePoint point_of(const AttentionParams& p, const W
           work.sequence.q_position + at.query, work.sequence.segment(segment).position + key};
 }
 
-/// What a kernel compiles in: `Score::value(score, point, extras)` and `Mask::visible(point, extras)`. Built-in ones
-/// are below; src/cuda/attention/scores/callable_source.cpp writes those of a user's text.
+/// What a kernel compiles in: `Score::value(score, point, extras)`, in a backward `Score::derivative` of the same
+/// arguments too, by the score, and `Mask::visible(point, extras)`. Built-in ones are below;
+/// src/cuda/attention/scores/callable_source.cpp writes those of a user's text.
 template <class Score_, class Mask_>
 struct Callables {
   using Score = Score_;
@@ -40,12 +41,20 @@ struct RelativeScore {
   static __device__ __forceinline__ float value(float score, const ScorePoint& at, const ExtraParams* /*extras*/) {
     return __fmaf_rn(-0.02F, fabsf(static_cast<float>(at.query - at.key)), score);
   }
+  static __device__ __forceinline__ float derivative(float /*score*/, const ScorePoint& /*at*/,
+                                                     const ExtraParams* /*extras*/) {
+    return 1.0F;
+  }
 };
 
 /// 4·tanh(x / 4)
 struct SoftClipScore {
   static __device__ __forceinline__ float value(float score, const ScorePoint& /*at*/, const ExtraParams* /*extras*/) {
     return capped<Softcap::rational>(score, SoftcapParams(4.0F));
+  }
+  static __device__ __forceinline__ float derivative(float score, const ScorePoint& /*at*/,
+                                                     const ExtraParams* /*extras*/) {
+    return capped_derivative(score, SoftcapParams(4.0F));
   }
 };
 

@@ -32,18 +32,20 @@ struct FinishScores {
   int lane;
 
   /// Most tiles are seen whole; of the others most are cut by the end of the sequence or the causal mask, so that one
-  /// comparison does.
-  __device__ __forceinline__ void finish(Scores& s, const KvTile& tile) const {
+  /// comparison does. `differentiates`: `derivatives`, by the scaled products, are found too; those of hidden keys hold
+  /// anything. Only for configurations with user_score.
+  template <bool differentiates = false>
+  __device__ __forceinline__ void finish(Scores& s, const KvTile& tile, Scores* derivatives = nullptr) const {
     if constexpr (C.scale_first || C.tests_elements()) {
-      finish_rows<true, true>(s, tile);
+      finish_rows<true, true, differentiates>(s, tile, derivatives);
     } else {
-      if (tile.cut_begin) finish_rows<true, false>(s, tile);
-      if (tile.cut_end) finish_rows<false, true>(s, tile);
+      if (tile.cut_begin) finish_rows<true, false, false>(s, tile, nullptr);
+      if (tile.cut_end) finish_rows<false, true, false>(s, tile, nullptr);
     }
   }
 
-  template <bool cut_begin, bool cut_end>
-  __device__ __forceinline__ void finish_rows(Scores& s, const KvTile& tile) const {
+  template <bool cut_begin, bool cut_end, bool differentiates>
+  __device__ __forceinline__ void finish_rows(Scores& s, const KvTile& tile, Scores* derivatives) const {
     const int first_query = PackedRow(work.block.first_row, p.group).query;
     const KeysOfQueries<C> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
     const int first_key = tile.first + lane % 4 * 2;
@@ -66,6 +68,7 @@ struct FinishScores {
         }
 #pragma unroll
         for (int n = 0; n < C.tile_kv / 8; ++n) {
+          if constexpr (differentiates) __syncwarp();  // what texts load stays behind it: each takes registers
           const int moved = work.tiles.moved(tile, n * 8);
           const Distances distances(work.sequence, work.sequence.segment(tile.segment), first_query, first_key + moved);
           const float near = distances.near_of(at.query);  // computed once for all n unless a list's tile gathers runs
@@ -74,9 +77,11 @@ struct FinishScores {
             float& score = s.tile[m][n][half * 2 + i];
             const int key = n * 8 + i + moved;
             if constexpr (C.scale_first) {
-              score = score_of<C, typename User::Score>(score, p, slope, distances.of(near, n * 8 + i), [&] {
-                return point_of(p, work, at, tile.segment, first_key + key);
-              });
+              const auto point = [&] { return point_of(p, work, at, tile.segment, first_key + key); };
+              if constexpr (differentiates) {
+                derivatives->tile[m][n][half * 2 + i] = score_derivative_of<C, typename User::Score>(score, p, point);
+              }
+              score = score_of<C, typename User::Score>(score, p, slope, distances.of(near, n * 8 + i), point);
             }
             if ((cut_end && key >= end) || (cut_begin && key < begin)) score = -kInfinity;
             if constexpr (C.tests_elements()) {

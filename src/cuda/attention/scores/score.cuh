@@ -40,6 +40,13 @@ __device__ __forceinline__ float capped(float score, const SoftcapParams& cap) {
   return fabsf(score) >= cap.saturated ? copysignf(cap.cap, score) : inside;  // a NaN stays a NaN
 }
 
+/// The derivative of capped(): 1 − tanh², of which nothing cancels: 4·e / (1 + e)² with e = exp(−2·|u|).
+__device__ __forceinline__ float capped_derivative(float score, const SoftcapParams& cap) {
+  const float e = ptx::exp2(-fabsf(score) * cap.exponent);
+  const float inverse = ptx::reciprocal(1.0F + e);
+  return 4.0F * e * inverse * inverse;
+}
+
 /// One score, in its own units; `distance` is |position of the query − position of the key|, `point` gives the
 /// ScorePoint. The forward and tile_mass.cuh are to find the same bits, so that no rounding but that of a callable's
 /// text is left to the compiler.
@@ -53,7 +60,19 @@ __device__ __forceinline__ float natural_score_of(float product, const Attention
   return score;
 }
 
-/// The same in units of log2(e). Only for configurations with scale_first.
+/// Its derivative by scale · product. Only for configurations with user_score; ALiBi's is 1.
+template <ScoreConfig auto C, class Score, class Point>
+__device__ __forceinline__ float score_derivative_of(float product, const AttentionParams& p, Point point) {
+  float score = __fmul_rn(product, p.scale);
+  float derivative = 1.0F;
+  if constexpr (C.softcap != Softcap::none) {
+    derivative = capped_derivative(score, p.softcap);
+    score = capped<C.softcap>(score, p.softcap);
+  }
+  return derivative * Score::derivative(score, point(), p.extras);
+}
+
+/// natural_score_of() in units of log2(e). Only for configurations with scale_first.
 template <ScoreConfig auto C, class Score, class Point>
 __device__ __forceinline__ float score_of(float product, const AttentionParams& p, float slope, float distance,
                                           Point point) {
