@@ -257,6 +257,12 @@ TEST_F(Command, BenchDrawsInputsAsALineSays) {
   EXPECT_EQ(here.run("bench 'linear_decode b=2 h=2 d=64 inputs=rising' --repetitions 1").code, 2);
 }
 
+// What a forward lost of o, int8, is an input of a backward.
+TEST_F(Command, BenchMeasuresTheResidualBothWays) {
+  const Outcome outcome = here.run("bench 'attention sq=32 hq=2 d=16 dtype=bf16 residual' --pass both --repetitions 1");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
 TEST_F(Command, BenchCountsTheKeysThatACacheHolds) {
   for (const char* keys : {"seqused_k", "kv=table page=16", "kv=csr page=16"}) {
     const std::string line = "'attention b=2 sq=2 sk=64 hq=2 d=16 " + std::string(keys) +

@@ -155,7 +155,14 @@ void add_values(const BenchCase& bench_case, std::mt19937_64& random, Arrays& ar
   const Problem& problem = bench_case.problem;
   for (const SlotShape& slot : value_inputs(problem)) {
     Array array(slot.dtype, slot.shape, to_string(slot.slot));
-    fill_normal(array.tensor(), random);
+    if (slot.slot == Slot::o_residual) {
+      // Whatever a forward could have left of o.
+      auto* const bytes = array.tensor().as<std::int8_t>();
+      std::generate_n(bytes, array.size_bytes(),
+                      [&] { return static_cast<std::int8_t>(static_cast<int>(random() % 255) - 127); });
+    } else {
+      fill_normal(array.tensor(), random);
+    }
     if (slot.slot == Slot::alibi_slopes || slot.slot == Slot::decay_slopes) {  // positive, as ALiBi's are
       for (std::int64_t head = 0; head < problem.heads_q; ++head) {
         array.tensor().as<float>()[head] =
