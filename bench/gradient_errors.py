@@ -14,6 +14,7 @@ three gradients. Needs the tessera package and torch.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import platform
 import sys
@@ -164,8 +165,13 @@ def main() -> None:
         device = platform.processor() or platform.machine()
         if options.device != "cpu":
             device = torch.cuda.get_device_name()
-        versions = {"python": sys.version.split()[0], "torch": torch.__version__, "tessera": tessera.__version__}
-        options.json.write_text(json.dumps({"device": device, **versions, "rows": found}, indent=1) + "\n")
+        machine = {
+            "device": device,
+            "version": tessera.__version__,
+            "peers": {"torch": f"torch {torch.__version__}"},
+            "date": datetime.date.today().isoformat(),
+        }
+        options.json.write_text(json.dumps({"machine": machine, "rows": found}, indent=1) + "\n")
     print_table(found)
 
 

@@ -17,6 +17,7 @@ from report_tables import (
     chunk_rows,
     dense_rows,
     gpu_rows,
+    gradient_rows,
     input_rows,
     linear_rows,
     list_rows,
@@ -71,6 +72,11 @@ def gpu_machine(machine, rows):
     )
 
 
+def torch_machine(machine, _):
+    """What stands above a table of a script that measures through torch."""
+    return machine["device"]
+
+
 def profiled_machine(machine, _):
     """What stands above a table of a profiler."""
     return f"{machine['gpus'][0]['name']}, Nsight Compute, clocks as they are"
@@ -105,6 +111,9 @@ LAYOUTS = {
     "gpu_mma_loader": ("Loaders of `cuda.fwd_mma`", loader_rows),
     "gpu_mma_loader_sm120": ("Loaders of `cuda.fwd_mma` under the plans of SM120", loader_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
+    "gpu_backward": ("Gradients of dense attention beside cuDNN, FlashAttention-4 and FlashAttention-2", gpu_rows),
+    "gpu_backward_lists": ("Gradients by lists of tiles beside dense attention", list_rows),
+    "gradient_errors": ("Errors of gradients against double precision", gradient_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
 }
 
@@ -122,8 +131,9 @@ def report(folder, files):
         machine, rows = data["machine"], without_a_limit(data["machine"], data["rows"])
         title, layout = LAYOUTS.get(file.stem, (file.stem, plain_rows))
         peers = ", ".join(dict.fromkeys(machine.get("peers", {}).values()))
-        profiled = file.stem == "gpu_linear_profile"
-        describe = profiled_machine if profiled else gpu_machine if "target" in machine else cpu_machine
+        describe = gpu_machine if "target" in machine else torch_machine if "device" in machine else cpu_machine
+        if file.stem == "gpu_linear_profile":
+            describe = profiled_machine
         about = (
             f"{describe(machine, rows)}; Tessera {machine.get('version', '?')}"
             f"{', ' + peers if peers else ''}; {machine.get('date', '?')}. From [{file.name}]({file.name})."

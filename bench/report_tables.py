@@ -110,11 +110,14 @@ def list_rows(rows):
     def key_of(row):
         t = tokens(row["problem"])
         mask = "causal" if "causal" in t else "full"
-        return row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"], mask
+        order = "fixed" if "deterministic" in t else "any"
+        return row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"], mask, order
 
+    ordered = any("deterministic" in row["problem"] for row in rows)
     dense = {key_of(row): row["us"] for row in rows if "density=" not in row["problem"]}
     peers = peers_of(rows)
-    head = ["pass", "dtype", "dim", "length", "mask", "tile", "tiles kept", "dense", "listed", "of the dense time"]
+    head = ["pass", "dtype", "dim", "length", "mask", *["order of sums"] * ordered, "tile", "tiles kept"]
+    head += ["dense", "listed", "of the dense time"]
     for peer in peers:
         head += [f"{PEERS.get(peer, peer)}, listed", "ratio", "p10–p90"]
     body = []
@@ -124,7 +127,7 @@ def list_rows(rows):
         if "density" not in t or key not in dense:
             continue
         cells = [
-            *key,
+            *(key if ordered else key[:-1]),
             t.get("block", "64x64").replace("x", " × "),
             f"{float(t['density']) * 100:g} %",
             time_of(dense[key]),
@@ -218,6 +221,25 @@ def accuracy_rows(rows):
         errors = [row.get("error"), *(row.get("peer_errors", {}).get(peer) for peer in peers)]
         body.append([f"`{row['problem']}`", *("" if error is None else f"{error:.2e}" for error in errors)])
     return table(["problem", "Tessera", *(PEERS.get(peer, peer) for peer in peers)], body)
+
+
+def gradient_rows(rows):
+    """Errors of gradients against double over those of a yardstick, the row that comes first of its kind."""
+    inputs = list(dict.fromkeys(row["inputs"] for row in rows))
+    found = {(row["dtype"], row["d"], row["by"], row["inputs"]): row.get("errors") for row in rows}
+    yardstick = rows[0]["by"]
+    body = []
+    for dtype, dim, by in dict.fromkeys((row["dtype"], row["d"], row["by"]) for row in rows):
+        if by == yardstick:
+            continue
+        cells = [dtype, str(dim), by]
+        for kind in inputs:
+            errors, bar = (found.get((dtype, dim, name, kind)) for name in (by, yardstick))
+            ratios = [max(errors[n][of] / bar[n][of] for n in bar) for of in ("largest", "rms")] if errors else []
+            cells.append(", ".join(f"{ratio:.2f}" for ratio in ratios))
+        body.append(cells)
+    note = f"Of dq, dk and dv the worst: largest error, root mean square, over those of the yardstick ({yardstick})."
+    return wrapped(note) + "\n\n" + table(["type", "dim", "gradients by", *inputs], body)
 
 
 def gpu_rows(rows):
