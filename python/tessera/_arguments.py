@@ -102,16 +102,21 @@ def longest(name: str, boundaries: Array, given: int | None, unit: int = 1) -> i
     return _core.longest_step(boundaries, name) * unit
 
 
+def _check_callable_name(name: str, given: str) -> None:
+    known = _core.builtin_scores() if name == "score" else _core.builtin_masks()
+    if given not in known and not _core.is_registered(name, given):
+        raise ValueError(
+            f"{name}: got {given!r}; want a function, a name of register_{name}, or a built-in: {', '.join(known)}"
+        )
+
+
 def _callable_name(name: str, given: Any) -> tuple[str | None, Any]:
     """(word of the line, Python function or None) for a score or mask."""
     if given is None:
         return None, None
     if isinstance(given, str):
-        known = _core.builtin_scores() if name == "score" else _core.builtin_masks()
-        if given not in known and not _core.is_registered(name, given):
-            raise ValueError(
-                f"{name}: got {given!r}; want a function, a name of register_{name}, or a built-in: {', '.join(known)}"
-            )
+        if not is_compiling():  # which traces no call of the core; the problem's check finds the name unknown then
+            _check_callable_name(name, given)
         return given, None
     if not callable(given):
         raise TypeError(f"{name}: got {shown(given)}; want None, a built-in's name or a function")

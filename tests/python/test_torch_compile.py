@@ -118,6 +118,17 @@ def test_one_operator_in_the_graph():
     assert [sum(name.startswith("tessera.") for name in names) for names in graphs] == [1]
 
 
+def test_names_of_scores():
+    def call(q, k, v, score):
+        return tessera.attention(q, k, v, score=score, causal=True)
+
+    inputs = problems.full(torch.float32).inputs
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*inputs, "relative"), call(*inputs, "relative"))
+    with pytest.raises(ValueError, match="^score: got .*nonsense"):
+        compiled(*inputs, "nonsense")
+
+
 def test_next_list_of_one_call_is_the_tiles_of_another():
     def call(q, k, v):
         _, listed = tessera.attention(q, k, v, tiles=tessera.Tiles(next="indices", threshold=0.05, block=(8, 8)))
