@@ -140,7 +140,8 @@ OPTIONS = (
         "score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) "
         'and mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On '
         "a GPU a built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the "
-        "arrays that the texts read, the score's first.",
+        "arrays that the texts read, the score's first. Gradients want the function's attribute `derivative`, of the "
+        "same arguments, or `derivative_text` beside the text; extras have none.",
         "score",
         _as_given,
     ),

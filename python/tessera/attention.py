@@ -71,10 +71,9 @@ def attention(
     (tokens, hkv, d | dv) with `cu_seqlens_k`; or k is a `KeySource`, pages for one, and v is left out. hq is a multiple
     of hkv; d and dv are multiples of 8 from 8 to 512. Dtypes: fp32, fp16 or bf16, each array its own; arrays of any
     library with the buffer protocol or `__dlpack__`, last dimension contiguous, never copied: on the CPU, or all on one
-    NVIDIA GPU (fp16, bf16; no backward of scores and head dims above 256),
-    where torch's and cupy's current stream computes and the call returns
-    at once, while jax's arrays are waited for. What says where and how long, lists too, is there as well and is not
-    read here: bad lengths and entries are clamped instead of refused.
+    NVIDIA GPU (fp16, bf16; no backward of head dims above 256), where torch's and cupy's current stream computes and
+    the call returns at once, while jax's arrays are waited for. What says where and how long, lists too, is there as
+    well and is not read here: bad lengths and entries are clamped instead of refused.
 
     Masks and scores
         causal, window: keys from `left` before to `right` after the query's position, inclusive, signed, None is
@@ -88,7 +87,8 @@ def attention(
         score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) and
             mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On a GPU
             a built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the arrays that
-            the texts read, the score's first.
+            the texts read, the score's first. Gradients want the function's attribute `derivative`, of the same
+            arguments, or `derivative_text` beside the text; extras have none.
     Sequences (int32)
         cu_seqlens_q, cu_seqlens_k (b + 1): where packed sequences begin. max_seqlen_q, max_seqlen_k: the longest, read
             from cu_seqlens when not given; on a GPU the number of all tokens then stands for it. seqused_q, seqused_k

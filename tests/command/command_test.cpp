@@ -121,6 +121,10 @@ TEST_F(Command, TextsOfCallablesAreReadAndChecked) {
   expect_error("bench 'attention sq=8' --mask-text half=half.txt,bias:fp31:1", 2, "fp31");
   expect_error("bench 'attention sq=8' --score-text half=missing.txt", 4, "missing.txt");
   expect_error("bench 'attention sq=8' --score-text relative=half.txt", 2, "built in");
+  expect_error("bench 'attention sq=8' --score-text half=half.txt --score-text half=half.txt", 2, "each NAME once");
+  expect_error("bench 'attention sq=8' --score-derivative half=half.txt", 2, "the NAME of a --score-text");
+  expect_error("bench 'attention sq=8' --score-text half=half.txt --score-derivative half=half.txt,bias:fp32:1", 2,
+               "extra tensors are those of the score");
   expect_error("bench 'attention sq=8 score=half' --score-text half=half.txt,bias:fp32:1", 2, "extra0");
   expect_error("bench 'attention sq=8 score=half' --score-text half=half.txt", 2, "no host function");
   expect_error(compile, 3, "nowhere");  // the compiler is looked for first

@@ -293,6 +293,27 @@ TEST_F(Backward, TilesThatFitTheListsBlocks) {
   }
 }
 
+// The derivative of a score is a number more an element: kernels of their own, in sums of a fixed order, by tiles that
+// leave it registers.
+TEST_F(Backward, AScoreOfOnesOwnLeavesRoomForItsDerivative) {
+  const auto problem = [](const std::string& more) {
+    return Problem::parse("attention pass=backward sq=4096 hq=2 dtype=bf16 " + more);
+  };
+  EXPECT_TRUE(cuda::finds_all(problem("d=128"), Products::wgmma));
+  EXPECT_FALSE(cuda::finds_all(problem("d=128 score=relative"), Products::wgmma));
+  for (const Products products : {Products::mma_sync, Products::wgmma}) {
+    const Target target = Target::emulate(products == Products::wgmma ? 90 : 80, 0);
+    for (const Gradients of : {Gradients::queries, Gradients::keys}) {
+      const BwdConfig config = cuda::bwd_config(problem("d=64 score=relative"), target, products, of);
+      EXPECT_TRUE(config.user_score && config.scale_first);
+      EXPECT_EQ(config.accumulators(), (of == Gradients::queries ? 32 : 64) + config.stream_rows() * 3 / 2);
+      EXPECT_LE(config.accumulators(), products == Products::wgmma ? 160 : 112);
+      EXPECT_FALSE(config.keeps_products());
+      EXPECT_TRUE(cuda::bwd_config(problem("d=64 softcap=9"), target, products, of).keeps_products());
+    }
+  }
+}
+
 TEST_F(Backward, WhatItLacksItSays) {
   const auto refusal = [](const std::string& rest, const char* wishes = "") {
     const std::string line = "attention pass=backward sq=128 hq=2 d=64 " + rest;

@@ -321,6 +321,20 @@ def texts_and_their_arrays() -> None:
     host = np.zeros((2, 64), np.float32)
     refused((TypeError, ValueError), lambda: tessera.attention(q, k, v, score=score, extras=(host,)), "extra0")
     assert gpu.launches == 2
+    lse = Array((1, 2, 64), "float32")
+
+    def backward(score):
+        return tessera.attention_backward(q, q, k, v, q, lse, score=score, extras=(bias,))
+
+    refused(NotImplementedError, lambda: backward(score), "no derivative of score callable protocol.bias")
+    gate = tessera.register_score(
+        "protocol.gate",
+        "score * bias(at.head, at.key)",
+        {"bias": ("fp32", 2)},
+        derivative_text="bias(at.head, at.key)",
+    )
+    backward(gate)
+    assert gpu.launches == 5 and bias.streams[-1] == 1
 
 
 def workspace_is_checked() -> None:

@@ -13,7 +13,7 @@
 - A dropout seed that is not given is drawn from torch's default generator; in a captured CUDA graph by each replay.
 - CUDA tensors, all of a call's on one device, are computed on its current stream in memory of torch's allocator, and
   nothing waits: calls can be captured in a ``torch.cuda.graph`` after one run of the same shapes. fp32 tensors raise
-  NotImplementedError, and so does the backward of score callables and of head dims above 256.
+  NotImplementedError, and so does the backward of head dims above 256 and of a score text without ``derivative_text``.
 - ``linear_decode``, ``linear_chunk``, ``linear_flush`` and ``kv_append`` are operators too, which say what they write:
   ``torch.compile(fullgraph=True)`` traces them.
 - Every call, of whatever function of the package, counts what it writes (``out``, caches, states) as modified in place:

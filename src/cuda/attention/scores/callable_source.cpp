@@ -101,8 +101,7 @@ CallableSource written_score(const std::string& name, const ScoreText& text, Pas
   if (pass == Pass::backward) {
     const std::string derivative = "derivative of " + file;
     functions += function("float derivative" + arguments, reads, *text.derivative_text, derivative);
-    files.insert(files.begin(),
-                 derivative);  // in front of what is a part of it, when words of errors are looked through
+    files = {derivative, file};  // an error's words are searched for the longer one first
   }
   return written("TextScore", " score=" + name, functions, files);
 }
