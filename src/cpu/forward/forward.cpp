@@ -32,7 +32,13 @@ void ForwardUnit::compute(const Sequence& sequence, std::int64_t head_tile, std:
     for (std::int64_t i = strip; i < strip + t.strips; ++i) add_strip(i);
     if (strip_count_ > 0) walk_keys();
   }
-  if (mass) b_.mass.end_block(problem_, run_.bindings, sequence.batch, head_, first / t.block_strips);
+  if (!mass) return;
+  const std::int64_t block = first / t.block_strips;
+  if (problem_.skip) {
+    b_.mass.move_state(problem_, run_.bindings, run_.list, sequence.batch, head_, block);
+  } else {
+    b_.mass.end_block(problem_, run_.bindings, sequence.batch, head_, block);
+  }
 }
 
 StripRows rows_of_strip(const Tiling& t, const Sequence& sequence, std::int64_t index) {

@@ -67,7 +67,11 @@ void ForwardUnit::finish(const Strip& strip) {
                                         b_.sum[first + c], b_.staging + c * dv_);
     }
   }
-  if (gathers_mass(problem_)) finish_mass(strip);
+  if (problem_.skip) {
+    finish_skip(strip);
+  } else if (gathers_mass(problem_)) {
+    finish_mass(strip);
+  }
 }
 
 ResultRows::ResultRows(const ForwardRun& run, const Sequence& sequence)

@@ -47,6 +47,7 @@ class ForwardUnit {
   // Divides by the sum (and the sink), transposes back and writes O and LSE.
   void finish(const Strip& strip);
   void finish_mass(const Strip& strip);
+  void finish_skip(const Strip& strip);
   void write_padding(std::int64_t begin, std::int64_t end) const;
 
   // forward_step.cpp: a step of the softmax.

@@ -35,8 +35,9 @@ Tiling tiling_of(const detail::PlanState& state);
 /// looks at keys or weights, and rows need no padding.
 bool reads_in_place(const detail::PlanState& state);
 
+/// Whether tiles are weighed: for masses, a next list or a skip state.
 inline bool gathers_mass(const Problem& problem) {
-  return problem.mass != MassKind::none || problem.next != TileList::Form::none;
+  return problem.mass != MassKind::none || problem.next != TileList::Form::none || problem.skip;
 }
 
 /// Query rows of all sequences by capacity: rows of LSE-shaped workspace a head.
