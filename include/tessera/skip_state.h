@@ -82,8 +82,9 @@ class SkipState {
   /// A line of what the state is and how many bytes each part has.
   [[nodiscard]] std::string describe() const;
 
-  /// List, memory, LSE and step with the problem's line and the layer, in the machine's byte order. Ranges and thresholds are
-  /// not in it.
+  /// Four lines (a name, the shape as a problem's line, the layer, the next step), then list, memory and LSE in the
+  /// machine's byte order. Ranges and thresholds are not in it, nor is what other shapes and types of the problem do not
+  /// change.
   [[nodiscard]] std::vector<std::byte> save() const;
   /// What save() gave. Throws Error and stays as it is for other bytes, or those of another problem or layer.
   void load(std::span<const std::byte> saved);

@@ -65,6 +65,23 @@ float threshold_at(const Problem& problem, const SkipOptions& options, const Ski
   return static_cast<float>(first + (last - first) * way);
 }
 
+/// What of a problem shapes a state, as a problem: a file's line, whatever is computed with the state.
+Problem shape_of(const Problem& problem) {
+  Problem shape;
+  shape.batch = problem.batch;
+  shape.q_layout = problem.q_layout;
+  shape.seqlen_q = problem.seqlen_q;
+  shape.total_q = problem.total_q;
+  shape.heads_q = shape.heads_kv = problem.heads_q;
+  shape.kv.seqlen = problem.kv.seqlen;
+  if (problem.kv2) shape.kv2.emplace().seqlen = problem.kv2->seqlen;
+  shape.block_q = problem.block_q;
+  shape.block_kv = problem.block_kv;
+  shape.list = problem.list;
+  shape.skip = problem.skip;
+  return shape;
+}
+
 std::int64_t all_keys(const Problem& problem) { return problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0); }
 
 /// Tokens of a key block.
@@ -246,7 +263,7 @@ std::vector<SkipState::Part> SkipState::parts() {
 
 /// The lines in front of a file's arrays, but for the step.
 std::string SkipState::header() const {
-  return std::string(kMagic) + "\n" + problem_.to_string() + "\n" + options_.layer + "\n";
+  return std::string(kMagic) + "\n" + shape_of(problem_).to_string() + "\n" + options_.layer + "\n";
 }
 
 std::vector<std::byte> SkipState::save() const {
@@ -276,7 +293,7 @@ void SkipState::load(std::span<const std::byte> saved) {
     return found;
   };
   line("saved", std::string(kMagic));
-  line("problem", problem_.to_string());
+  line("problem", shape_of(problem_).to_string());
   if (const std::string layer = line("layer", ""); layer != options_.layer) refuse("layer", layer, options_.layer);
   const std::string step = line("step", "");
   const bool number = !step.empty() && step.size() < 10 && step.find_first_not_of("0123456789") == std::string::npos;
