@@ -52,8 +52,8 @@ struct TileList {
   bool operator==(const TileList&) const = default;
 };
 
-/// How the bitmask list of a forward lives across the steps of a diffusion run (docs/skip-state.md): a run reads the list
-/// and leaves the next step's in its place.
+/// How the bitmask list of a forward lives across the steps of a diffusion run (docs/skip-state.md): a run reads the
+/// list and leaves the next step's in its place.
 struct SkipRule {
   enum class Kind : std::uint8_t {
     none,

@@ -57,8 +57,9 @@ int tessera_skip_state_reshape(tessera_skip_state* state, const tessera_problem*
 int tessera_skip_state_set_ranges(tessera_skip_state* state, const tessera_token_range* must_do, size_t must_do_count,
                                   const tessera_token_range* must_skip, size_t must_skip_count) {
   return guarded([&] {
-    required(state, "state").state.set_ranges(ranges_of(must_do, must_do_count, "must_do"),
-                                              ranges_of(must_skip, must_skip_count, "must_skip"));
+    required(state, "state")
+        .state.set_ranges(ranges_of(must_do, must_do_count, "must_do"),
+                          ranges_of(must_skip, must_skip_count, "must_skip"));
   });
 }
 
@@ -88,7 +89,8 @@ int tessera_skip_state_save(const tessera_skip_state* state, void* buffer, size_
 
 int tessera_skip_state_load(tessera_skip_state* state, const void* saved, size_t bytes) {
   return guarded([&] {
-    if (bytes > 0 && saved == nullptr) throw tessera::Error(tessera::ErrorCode::invalid_argument, "saved", "NULL", "a pointer");
+    if (bytes > 0 && saved == nullptr)
+      throw tessera::Error(tessera::ErrorCode::invalid_argument, "saved", "NULL", "a pointer");
     required(state, "state").state.load({static_cast<const std::byte*>(saved), bytes});
   });
 }

@@ -56,7 +56,8 @@ void check_options(const Problem& problem, const SkipOptions& options) {
   if (options.layer.find('\n') != std::string::npos) refuse("layer", "a line break in it", "a name of one line");
 }
 
-float threshold_at(const Problem& problem, const SkipOptions& options, const SkipOptions::Ramp& ramp, std::int64_t step) {
+float threshold_at(const Problem& problem, const SkipOptions& options, const SkipOptions::Ramp& ramp,
+                   std::int64_t step) {
   if (step < options.warm_up) return kNothing;
   const double way = options.steps > 1 ? static_cast<double>(step) / static_cast<double>(options.steps - 1) : 0.0;
   const bool mass = problem.skip.kind == SkipRule::Kind::mass;
@@ -112,7 +113,8 @@ std::vector<float> skip_thresholds(const Problem& problem, const SkipOptions& op
   thresholds.reserve(static_cast<std::size_t>(options.steps * problem.heads_q));
   for (std::int64_t step = 0; step < options.steps; ++step) {
     const std::size_t row = thresholds.size();
-    thresholds.resize(row + static_cast<std::size_t>(problem.heads_q), threshold_at(problem, options, options.ramp, step));
+    thresholds.resize(row + static_cast<std::size_t>(problem.heads_q),
+                      threshold_at(problem, options, options.ramp, step));
     for (const SkipOptions::Head& each : options.heads) {
       thresholds[row + static_cast<std::size_t>(each.head)] = threshold_at(problem, options, each.ramp, step);
     }
@@ -201,8 +203,8 @@ void SkipState::bind(std::int64_t step, Bindings& bindings) {
            ErrorCode::out_of_range);
   }
   if (step != 0 && step < next_step_) {
-    refuse("step", std::to_string(step) + " after step " + std::to_string(next_step_ - 1), "a later one, or 0 to begin anew",
-           ErrorCode::out_of_range);
+    refuse("step", std::to_string(step) + " after step " + std::to_string(next_step_ - 1),
+           "a later one, or 0 to begin anew", ErrorCode::out_of_range);
   }
   if (step == 0) reset();
   next_step_ = step + 1;

@@ -9,8 +9,8 @@ namespace tessera::detail {
 namespace {
 
 [[noreturn]] void refuse(Slot slot, std::int64_t index, std::string got, std::string want) {
-  throw Error(ErrorCode::out_of_range, std::string(to_string(slot)), "(" + std::to_string(index) + ") = " + std::move(got),
-              std::move(want));
+  throw Error(ErrorCode::out_of_range, std::string(to_string(slot)),
+              "(" + std::to_string(index) + ") = " + std::move(got), std::move(want));
 }
 
 void check_threshold(const Problem& p, const Tensor& thresholds, std::int64_t head) {

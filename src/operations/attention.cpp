@@ -18,7 +18,8 @@ constexpr Word<TileList::Form> kNextForms[] = {{"indices", TileList::Form::indic
                                                {"bitmask", TileList::Form::bitmask}};
 constexpr Word<TileList::Heads> kListHeads[] = {
     {"q", TileList::Heads::q}, {"kv", TileList::Heads::kv}, {"1", TileList::Heads::one}};
-constexpr Word<SkipRule::Kind> kSkipRules[] = {{"mass", SkipRule::Kind::mass}, {"threshold", SkipRule::Kind::threshold}};
+constexpr Word<SkipRule::Kind> kSkipRules[] = {{"mass", SkipRule::Kind::mass},
+                                               {"threshold", SkipRule::Kind::threshold}};
 constexpr Word<bool> kSkipLses[] = {{"prior", false}, {"own", true}};
 constexpr Word<bool> kListBatches[] = {{"b", true}, {"1", false}};
 

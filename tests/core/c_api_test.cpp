@@ -27,7 +27,8 @@ TEST(CSkipState, RunsStepsAndIsSaved) {
   tessera_bindings* bindings = nullptr;
   tessera_executor* executor = nullptr;
   tessera_skip_state* state = nullptr;
-  ASSERT_EQ(tessera_problem_parse("attention sq=32 sk=64 d=8 block=16x16 list=bitmask skip=mass", &problem), TESSERA_OK);
+  ASSERT_EQ(tessera_problem_parse("attention sq=32 sk=64 d=8 block=16x16 list=bitmask skip=mass", &problem),
+            TESSERA_OK);
   ASSERT_EQ(tessera_plan_make(problem, nullptr, "", &plan), TESSERA_OK);
   ASSERT_EQ(tessera_bindings_create(&bindings), TESSERA_OK);
   ASSERT_EQ(tessera_executor_create(plan, &executor), TESSERA_OK);

@@ -17,8 +17,12 @@ constexpr ErrorCode kInvalid = ErrorCode::invalid_argument;
 constexpr ErrorCode kRange = ErrorCode::out_of_range;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-Problem mass_problem() { return Problem::parse("attention sq=300 sk=300 hq=2 d=16 block=64x64 list=bitmask skip=mass"); }
-Problem threshold_problem() { return Problem::parse("attention sq=300 hq=2 d=16 block=64x64 list=bitmask skip=threshold"); }
+Problem mass_problem() {
+  return Problem::parse("attention sq=300 sk=300 hq=2 d=16 block=64x64 list=bitmask skip=mass");
+}
+Problem threshold_problem() {
+  return Problem::parse("attention sq=300 hq=2 d=16 block=64x64 list=bitmask skip=threshold");
+}
 SkipOptions threshold_options() { return {.ramp = {-5, -3}}; }
 
 std::vector<std::uint32_t> blocks(const Problem& problem, std::vector<TokenRange> ranges) {
@@ -33,7 +37,8 @@ TEST(SkipState, TakesNoMoreMemoryThanPromised) {
   EXPECT_NE(state.describe().find("1.80 MB of list, 13.97 MB of masses, 12.10 MB of LSE, 27.86 MB in all"),
             std::string::npos)
       << state.describe();
-  const Problem bits = Problem::parse("attention sq=75600 hq=40 d=128 dtype=bf16 block=128x128 list=bitmask skip=threshold");
+  const Problem bits =
+      Problem::parse("attention sq=75600 hq=40 d=128 dtype=bf16 block=128x128 list=bitmask skip=threshold");
   EXPECT_LE(SkipState(bits, threshold_options()).bytes(), 1'900'000U);
 }
 
@@ -86,8 +91,8 @@ TEST(SkipState, RangesAreRoundedInwardAlsoAtRaggedEnds) {
   expect_error([&] { blocks(p, {{64, 0}}); }, kRange, "must_do");
   expect_error([&] { blocks(p, {{0, 301}}); }, kRange, "must_do");
   // The second source's tokens follow the first's, and its tiles begin anew.
-  const Problem two = Problem::parse(
-      "attention sq=64 sk=100 hq=1 d=16 kv2=dense sk2=70 block=64x64 list=bitmask skip=mass");
+  const Problem two =
+      Problem::parse("attention sq=64 sk=100 hq=1 d=16 kv2=dense sk2=70 block=64x64 list=bitmask skip=mass");
   EXPECT_EQ(blocks(two, {{64, 164}}), (std::vector<std::uint32_t>{6}));
   EXPECT_EQ(blocks(two, {{164, 170}}), (std::vector<std::uint32_t>{8}));
   expect_error([&] { blocks(two, {{128, 163}}); }, kInvalid, "must_do");
@@ -136,6 +141,9 @@ TEST(SkipState, AFileBringsBackWhatWasSaved) {
   bindings[Slot::skip_memory].as<std::uint8_t>()[17] = 99;
   bindings[Slot::skip_lse].as<float>()[599] = 2.5F;
   const std::vector<std::byte> saved = state.save();
+  const std::string_view text(reinterpret_cast<const char*>(saved.data()), saved.size());
+  EXPECT_EQ(text.find("tessera skip state 1\nattention sq=300 hq=2 list=bitmask skip=mass\nblocks.3\n5\n"), 0U)
+      << text.substr(0, 200);
   SkipState other(mass_problem(), options);
   other.load(saved);
   EXPECT_EQ(other.save(), saved);

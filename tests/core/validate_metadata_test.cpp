@@ -72,17 +72,24 @@ const BadCall kBadCalls[] = {
     {"skip_octaves_nan", kSkipThreshold, [](Call& c) { set_threshold(c, std::nanf("")); }, kRange, "skip_threshold"},
     {"skip_step_negative", kSkipThreshold, set<Slot::skip_step, 0, -1>, kRange, "skip_step"},
     {"skip_state_of_another_shape", kSkip,
-     [](Call& c) { c.bind(Slot::skip_memory, DType::uint8, {2, 2, 3, 43}); }, ErrorCode::invalid_argument,
-     "skip_memory"},
-    {"skip_state_of_another_type", kSkip, [](Call& c) { c.bind(Slot::skip_memory, DType::int8, {2, 2, 3, 44}); },
+     [](Call& c) {
+       c.bind(Slot::skip_memory, DType::uint8, {2, 2, 3, 43});
+     },
+     ErrorCode::invalid_argument, "skip_memory"},
+    {"skip_state_of_another_type", kSkip,
+     [](Call& c) {
+       c.bind(Slot::skip_memory, DType::int8, {2, 2, 3, 44});
+     },
      ErrorCode::invalid_argument, "skip_memory"},
     {"skip_memory_unbound", kSkip, [](Call& c) { c[Slot::skip_memory] = {}; }, ErrorCode::invalid_argument,
      "skip_memory"},
     {"skip_step_unbound", kSkipThreshold, [](Call& c) { c[Slot::skip_step] = {}; }, ErrorCode::invalid_argument,
      "skip_step"},
     {"skip_memory_for_threshold", kSkipThreshold,
-     [](Call& c) { c.bind(Slot::skip_memory, DType::uint8, {2, 2, 3, 44}); }, ErrorCode::invalid_argument,
-     "skip_memory"},
+     [](Call& c) {
+       c.bind(Slot::skip_memory, DType::uint8, {2, 2, 3, 44});
+     },
+     ErrorCode::invalid_argument, "skip_memory"},
     {"state_slot_beyond", kLinear, set<Slot::state_slots, 1, 4>, kRange, "state_slots"},
     {"state_slot_long", kLinear,
      [](Call& c) { c.bind(Slot::state_slots, DType::int64, {3}).as<std::int64_t>()[2] = std::int64_t{1} << 32; },

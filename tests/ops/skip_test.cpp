@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Skip states over several steps, each held against the oracle, and the defects that libraries with such lists have had:
-// each test is named after one and would have found it (docs/skip-state.md).
+// Skip states over several steps, each held against the oracle, and the defects that libraries with such lists have
+// had: each test is named after one and would have found it (docs/skip-state.md).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,7 +20,8 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 /// A problem's state and runs of it on inputs that drift from step to step.
 class Steps {
  public:
-  Steps(const std::string& line, SkipOptions options) : line_(line), run_(line), state_(run_.problem(), std::move(options)) {}
+  Steps(const std::string& line, SkipOptions options)
+      : line_(line), run_(line), state_(run_.problem(), std::move(options)) {}
 
   SkipState& state() { return state_; }
   SequenceRun& run() { return run_; }
@@ -85,10 +86,11 @@ class Steps {
 };
 
 TEST(SkipSteps, FollowTheOracleThroughARun) {
-  for (const char* shape : {"sq=70 sk=90 hq=2 d=16 block=16x16", "b=2 sq=70 sk=90 hq=4 hkv=2 d=16 causal block=17x5 lse",
-                            "sq=40 sk=300 hq=2 d=16 block=8x4", "sq=90 sk=40 hq=2 d=16 causal block=16x16",
-                            "b=3 sq=50 layout=varlen lens_q=50,13,0 lens_k=50,0,29 sk=50 tq=70 hq=2 d=16 block=8x16",
-                            "sq=200 sk=260 hq=2 d=64 dtype=bf16 block=64x64"}) {
+  for (const char* shape :
+       {"sq=70 sk=90 hq=2 d=16 block=16x16", "b=2 sq=70 sk=90 hq=4 hkv=2 d=16 causal block=17x5 lse",
+        "sq=40 sk=300 hq=2 d=16 block=8x4", "sq=90 sk=40 hq=2 d=16 causal block=16x16",
+        "b=3 sq=50 layout=varlen lens_q=50,13,0 lens_k=50,0,29 sk=50 tq=70 hq=2 d=16 block=8x16",
+        "sq=200 sk=260 hq=2 d=64 dtype=bf16 block=64x64"}) {
     for (const char* rule : {"mass", "mass:own:3", "threshold"}) {
       const std::string line = std::string("attention list=bitmask skip=") + rule + " " + shape;
       const bool mass = rule != std::string("threshold");

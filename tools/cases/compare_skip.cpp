@@ -11,9 +11,7 @@
 namespace tessera::cases {
 namespace {
 
-double code_of(double mass) {
-  return mass <= 0 ? 0 : std::clamp(std::round(8 * std::log2(mass)) + 239, 0.0, 255.0);
-}
+double code_of(double mass) { return mass <= 0 ? 0 : std::clamp(std::round(8 * std::log2(mass)) + 239, 0.0, 255.0); }
 
 /// One row of a state's list.
 struct Row {
@@ -71,7 +69,8 @@ std::string compare_skip(const Problem& problem, const Bindings& got, const refe
     if (oracle[Slot::tile_bits].written[static_cast<std::size_t>(row * words)] == 0) continue;
     const std::int64_t head = row / problem.query_blocks() % problem.heads_q;
     const double threshold = reference::read(got[Slot::skip_threshold], head);
-    if (std::string failure = compare_row(problem, got, oracle, allowed, {row, threshold}); !failure.empty()) return failure;
+    if (std::string failure = compare_row(problem, got, oracle, allowed, {row, threshold}); !failure.empty())
+      return failure;
   }
   return "";
 }

@@ -8,8 +8,8 @@
 
 namespace tessera::cases {
 
-/// "" or what is wrong with the list and the memory that a step has left. `allowed`: of a mass, or of octaves for the rule
-/// threshold.
+/// "" or what is wrong with the list and the memory that a step has left. `allowed`: of a mass, or of octaves for the
+/// rule threshold.
 std::string compare_skip(const Problem& problem, const Bindings& got, const reference::Result& oracle, double allowed);
 
 }  // namespace tessera::cases

@@ -43,7 +43,7 @@ class MassGatherer {
   std::int64_t blocks_ = 0;
   std::int64_t columns_ = 0;
   bool square_ = false;
-  bool by_maxima_ = false;    // the rule threshold
+  bool by_maxima_ = false;  // the rule threshold
   bool unknown_ = false;
   float cap_ = 0.0F;          // of a row's mass
   std::int64_t rows_ = 0;     // valid rows of the block so far

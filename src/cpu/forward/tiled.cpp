@@ -52,7 +52,8 @@ Support supports_wishes(const Problem& problem, const Wishes& wishes) {
     return Support::no("splits is " + std::to_string(*wishes.splits) + "; batch_invariant keeps one part per sequence");
   }
   if (*wishes.splits > 1 && problem.pass == Pass::forward && gathers_mass(problem)) {
-    return Support::no("splits is " + std::to_string(*wishes.splits) + "; masses, next lists and skip states need whole rows");
+    return Support::no("splits is " + std::to_string(*wishes.splits) +
+                       "; masses, next lists and skip states need whole rows");
   }
   return Support::yes();
 }

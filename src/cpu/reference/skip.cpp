@@ -9,8 +9,8 @@
 namespace tessera::reference {
 namespace {
 
-constexpr double kCap = 4;           // of a row's mass in a tile, whose prior LSE may be far too small
-constexpr double kFarthest = 128;    // octaves between a score and a maximum that are told apart
+constexpr double kCap = 4;            // of a row's mass in a tile, whose prior LSE may be far too small
+constexpr double kFarthest = 128;     // octaves between a score and a maximum that are told apart
 constexpr std::uint32_t kMost = 255;  // code of the cap
 
 /// The nearest code of a mass, eight an octave.
@@ -65,8 +65,8 @@ void Attention<Real>::skip_row(const Row& row, Real lse) {
     const std::size_t block = down ? row_mass_.size() - 1 - i : i;
     if (row_mass_[block] == -kInfinity) continue;
     const Real octaves = (row_mass_[block] - before) / std::log(Real{2});
-    mass_[first + block] =
-        std::max(mass_[first + block], std::clamp(octaves, static_cast<Real>(-kFarthest), static_cast<Real>(kFarthest)));
+    mass_[first + block] = std::max(mass_[first + block],
+                                    std::clamp(octaves, static_cast<Real>(-kFarthest), static_cast<Real>(kFarthest)));
     before = std::max(before, row_mass_[block]);
   }
 }
@@ -98,7 +98,8 @@ void Attention<Real>::finish_skip(std::int64_t batch, std::int64_t head) {
       if (mass) {
         decides = std::sqrt(decides / static_cast<Real>(rows));
         double code = unknown ? kMost : code_of(decides);
-        if (!computed) code = std::min<double>(kMost, read(memory, at(memory, kb)) + static_cast<double>(problem_.skip.growth));
+        if (!computed)
+          code = std::min<double>(kMost, read(memory, at(memory, kb)) + static_cast<double>(problem_.skip.growth));
         put(Slot::skip_memory, row_tile * key_blocks + kb, code);
         kept = (code - 239) / 8 > threshold;
       } else if (computed) {
@@ -108,7 +109,8 @@ void Attention<Real>::finish_skip(std::int64_t batch, std::int64_t head) {
       if (unknown && computed) decides = mass ? kCap : kFarthest;
       if (kept) next[static_cast<std::size_t>(kb / 32)] |= 1U << (kb % 32);
     }
-    for (std::int64_t w = 0; w < words; ++w) put(Slot::tile_bits, row_tile * words + w, next[static_cast<std::size_t>(w)]);
+    for (std::int64_t w = 0; w < words; ++w)
+      put(Slot::tile_bits, row_tile * words + w, next[static_cast<std::size_t>(w)]);
   }
   result_.next_mass.assign(mass_.begin(), mass_.end());
 }
