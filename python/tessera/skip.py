@@ -96,7 +96,10 @@ class SkipState:
         first, last = _RAMPS[rule] if ramp is None else pair("ramp", ramp, "(first, last)")
         self._ramp = (real("ramp", first), real("ramp", last))
         self._warm_up = whole("warm_up", warm_up)
-        self._heads = tuple((whole("heads", head), *map(float, ends)) for head, ends in (heads or {}).items())
+        self._heads: list[tuple[int, float, float]] = []
+        for head, ends in (heads or {}).items():
+            first, last = pair("heads", ends, "{head: (first, last)}")
+            self._heads.append((whole("heads", head), real("heads", first), real("heads", last)))
         self._must: dict[str, Any] = {}
         self.reshape(seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads_q, batch=batch, total_q=total_q)
 
@@ -126,7 +129,7 @@ class SkipState:
         rows = (problem.batch, problem.heads_q, self._blocks[0])
         self._arrays: dict[str, Any] = {"tile_bits": numpy.empty((*rows, -(-self._blocks[1] // 32)), numpy.uint32)}
         if self.rule == "mass":
-            lse = (problem.batch, problem.heads_q, problem.seqlen_q)
+            lse: tuple[int, ...] = (problem.batch, problem.heads_q, problem.seqlen_q)
             if total_q is not None:
                 lse = (problem.heads_q, problem.total_q)
             self._arrays["skip_memory"] = numpy.empty((*rows, self._blocks[1]), numpy.uint8)
@@ -162,7 +165,8 @@ class SkipState:
 
         words = {}
         for name, ranges in (("must_do", must_do), ("must_skip", must_skip)):
-            tokens = [tuple(whole(name, end) for end in pair(name, each, "(begin, end)")) for each in ranges]
+            ends = [pair(name, each, "(begin, end)") for each in ranges]
+            tokens = [(whole(name, begin), whole(name, end)) for begin, end in ends]
             words[f"{name}_bits"] = numpy.asarray(_core.skip_blocks(self._problem, tokens, name), numpy.uint32)
         done, skipped = words["must_do_bits"], words["must_skip_bits"]
         if (done & skipped).any():
@@ -194,7 +198,7 @@ class SkipState:
     @property
     def nbytes(self) -> int:
         """Bytes of list, masses and LSE."""
-        return sum(array.nbytes for array in self._arrays.values())
+        return sum(int(array.nbytes) for array in self._arrays.values())
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name} {array.nbytes / 1e6:.2f} MB" for name, array in self._arrays.items())

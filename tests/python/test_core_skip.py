@@ -12,16 +12,14 @@ RAMPS = {"mass": (0.05, 0.2), "threshold": (-2.0, -0.5)}
 
 
 def made(rule="mass", **options):
-    shape = {"batch": 2, "seqlen_q": 40, "seqlen_k": 90, "heads_q": 4}
-    return tessera.SkipState(
-        **{**shape, "rule": rule, "block": (16, 16), "steps": 5, "ramp": RAMPS.get(rule), **options}
-    )
+    usual = {"batch": 2, "seqlen_q": 40, "seqlen_k": 90, "heads_q": 4, "block": (16, 16), "steps": 5}
+    return tessera.SkipState(**{**usual, "rule": rule, "ramp": RAMPS.get(rule), **options})
 
 
 def inputs(seed=0, seqlen_k=90):
     random = np.random.default_rng(seed)
-    draw = lambda *shape: random.standard_normal(shape).astype(np.float32)
-    return draw(2, 40, 4, 16), draw(2, seqlen_k, 2, 16), draw(2, seqlen_k, 2, 16)
+    shapes = ((2, 40, 4, 16), (2, seqlen_k, 2, 16), (2, seqlen_k, 2, 16))
+    return tuple(random.standard_normal(shape).astype(np.float32) for shape in shapes)
 
 
 @pytest.mark.parametrize("rule", ["mass", "threshold"])

@@ -29,7 +29,7 @@ class SkipAttention(torch.nn.Module):
         SkipState(seqlen_q=1, seqlen_k=1, heads_q=_most_heads(options), **options)  # raises for bad options
         self._options = options
         self._states: dict[str, SkipState] = {}
-        self._shapes: dict[str, dict[str, int]] = {}
+        self._shapes: dict[str, dict[str, Any]] = {}
 
     def state(self, stream: str = "") -> SkipState:
         """The state of a stream. Raises KeyError before the stream's first call."""
@@ -55,7 +55,12 @@ class SkipAttention(torch.nn.Module):
         """
         if q.dim() != 4 or k.dim() != 4:
             raise ValueError(f"q: got shape {tuple(q.shape)}; want (batch, seqlen, heads, dim), as of k")
-        shape = {"batch": q.shape[0], "seqlen_q": q.shape[1], "heads_q": q.shape[2], "seqlen_k": k.shape[1]}
+        shape: dict[str, Any] = {
+            "batch": q.shape[0],
+            "seqlen_q": q.shape[1],
+            "heads_q": q.shape[2],
+            "seqlen_k": k.shape[1],
+        }
         state = self._states.get(stream)
         if state is None:
             state = self._states[stream] = SkipState(**shape, **self._options)
@@ -78,7 +83,7 @@ class SkipAttention(torch.nn.Module):
     @property
     def nbytes(self) -> int:
         """Bytes of the states of all streams."""
-        return sum(state.nbytes for state in self._states.values())
+        return sum(int(state.nbytes) for state in self._states.values())
 
     def extra_repr(self) -> str:
         return "; ".join(f"{stream or 'one stream'}: {state!r}" for stream, state in self._states.items())
@@ -102,4 +107,4 @@ class SkipAttention(torch.nn.Module):
 
 def _most_heads(options: dict[str, Any]) -> int:
     """As many heads as options of single heads need; which a model has is not known yet."""
-    return max((*(options.get("heads") or {}), 0)) + 1
+    return 1 + int(max((*(options.get("heads") or {}), 0)))

@@ -12,17 +12,20 @@ namespace {
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kSkipCap = 4.0F;  // the largest mass that a state can remember
 
-/// What rows [from, to) of p come to, column by column.
+/// What rows [from, to) of a panel come to, column by column.
 template <class Fold>
-void fold_rows(std::int64_t from, std::int64_t to, std::int64_t columns, const float* p,
-               std::array<float, kPanel>& result, Fold fold) {
+std::array<float, kPanel> fold_rows(std::int64_t from, std::int64_t to, std::int64_t columns, const float* rows,
+                                    float start, Fold fold) {
+  std::array<float, kPanel> result;
+  result.fill(start);
   for (std::int64_t row = from; row < to; ++row) {
-    const float* weights = p + row * kPanel;
+    const float* values = rows + row * kPanel;
     for (std::int64_t first = 0; first < columns; first += kPad) {
       float* to_fold = result.data() + first;
-      for (std::int64_t c = 0; c < kPad; ++c) to_fold[c] = fold(to_fold[c], weights[first + c]);
+      for (std::int64_t c = 0; c < kPad; ++c) to_fold[c] = fold(to_fold[c], values[first + c]);
     }
   }
+  return result;
 }
 
 }  // namespace
@@ -49,8 +52,8 @@ void MassGatherer::begin_block() {
 
 void MassGatherer::begin_tile() { std::fill_n(touched_, blocks_, false); }
 
-void MassGatherer::add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column,
-                       std::int64_t columns, const float* p, const float* maximum) {
+template <class Use>
+void MassGatherer::for_each_span(const KeyTile& tile, std::int64_t first, std::int64_t end, Use use) {
   for (std::int64_t s = 0; s < tile.span_count; ++s) {
     const Span& span = tile.spans[s];
     const std::int64_t from = std::max(span.row, first);
@@ -58,28 +61,36 @@ void MassGatherer::add(const KeyTile& tile, std::int64_t first, std::int64_t end
     if (from >= to) continue;
     if (!touched_[span.block]) {
       touched_[span.block] = true;
-      std::fill_n(sum_ + span.block * columns_, columns_, by_maxima_ ? kNothing : 0.0F);
+      std::fill_n(sum_ + span.block * columns_, columns_, 0.0F);
       std::fill_n(maximum_ + span.block * columns_, columns_, kNothing);
     }
-    float* sums = sum_ + span.block * columns_ + first_column;
-    float* maxima = maximum_ + span.block * columns_ + first_column;
-    std::array<float, kPanel> in_span{};
-    if (by_maxima_) {
-      fold_rows(from, to, columns, p, in_span, [](float a, float b) { return std::max(a, b); });
-    } else {
-      fold_rows(from, to, columns, p, in_span, [](float a, float b) { return a + b; });
-    }
+    use(span.block * columns_, from, to);
+  }
+}
+
+void MassGatherer::add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column,
+                       std::int64_t columns, const float* p, const float* maximum) {
+  for_each_span(tile, first, end, [&](std::int64_t block_row, std::int64_t from, std::int64_t to) {
+    float* sums = sum_ + block_row + first_column;
+    float* maxima = maximum_ + block_row + first_column;
+    const auto in_span = fold_rows(from, to, columns, p, 0.0F, [](float a, float b) { return a + b; });
     for (std::int64_t c = 0; c < columns; ++c) {
-      const float weight = in_span[static_cast<std::size_t>(c)];
-      if (weight == 0.0F) continue;
-      if (by_maxima_) {
-        sums[c] = std::max(sums[c], maximum[c] + std::log(weight));
-        continue;
-      }
-      sums[c] = sums[c] * std::exp(maxima[c] - maximum[c]) + weight;
+      const float sum = in_span[static_cast<std::size_t>(c)];
+      if (sum == 0.0F) continue;
+      sums[c] = sums[c] * std::exp(maxima[c] - maximum[c]) + sum;
       maxima[c] = maximum[c];
     }
-  }
+  });
+}
+
+void MassGatherer::add_scores(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column,
+                              std::int64_t columns, const float* scores) {
+  for_each_span(tile, first, end, [&](std::int64_t block_row, std::int64_t from, std::int64_t to) {
+    float* maxima = maximum_ + block_row + first_column;
+    const auto in_span =
+        fold_rows(from, to, columns, scores, kNothing, [](float a, float b) { return std::max(a, b); });
+    for (std::int64_t c = 0; c < columns; ++c) maxima[c] = std::max(maxima[c], in_span[static_cast<std::size_t>(c)]);
+  });
 }
 
 void MassGatherer::end_tile(std::int64_t columns, const float* lse) {

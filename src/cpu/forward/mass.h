@@ -22,6 +22,9 @@ class MassGatherer {
   /// to.
   void add(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column, std::int64_t columns,
            const float* p, const float* maximum);
+  /// Before a softmax step, for the rule threshold: its scores, in the same place.
+  void add_scores(const KeyTile& tile, std::int64_t first, std::int64_t end, std::int64_t first_column,
+                  std::int64_t columns, const float* scores);
   /// Brings the columns of a tile to their LSE (natural log, sink excluded; a column of an infinite one weighs nothing)
   /// and adds them to the block.
   void end_tile(std::int64_t columns, const float* lse);
@@ -39,6 +42,9 @@ class MassGatherer {
 
  private:
   void finish_rows();
+  /// use(first element of the block's row, first and end row in the tile).
+  template <class Use>
+  void for_each_span(const KeyTile& tile, std::int64_t first, std::int64_t end, Use use);
 
   std::int64_t blocks_ = 0;
   std::int64_t columns_ = 0;
@@ -47,8 +53,8 @@ class MassGatherer {
   bool unknown_ = false;
   float cap_ = 0.0F;          // of a row's mass
   std::int64_t rows_ = 0;     // valid rows of the block so far
-  float* sum_ = nullptr;      // (blocks, columns); by_maxima_: largest scores
-  float* maximum_ = nullptr;  // (blocks, columns)
+  float* sum_ = nullptr;      // (blocks, columns)
+  float* maximum_ = nullptr;  // (blocks, columns); by_maxima_: the largest scores, and no sums
   bool* touched_ = nullptr;   // (blocks): the rows above hold something
   float* mass_ = nullptr;     // (blocks): Σ over rows of the row's mass, or of its square; by_maxima_: octaves
 };

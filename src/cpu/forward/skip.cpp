@@ -29,7 +29,7 @@ void MassGatherer::end_tile_by_maxima(std::int64_t columns, const float* lse, bo
     for (std::int64_t i = 0; i < blocks_; ++i) {
       const std::int64_t block = down ? blocks_ - 1 - i : i;
       if (!touched_[block]) continue;
-      const float largest = sum_[block * columns_ + c];
+      const float largest = maximum_[block * columns_ + c];
       if (largest == kNothing) continue;
       mass_[block] = std::max(mass_[block], (largest - before) * std::numbers::log2e_v<float>);
       before = std::max(before, largest);
@@ -81,7 +81,7 @@ void ForwardUnit::finish_skip(const Strip& strip) {
       if (!problem_.skip.own_lse) prior = kept;
       kept = own;
     }
-    b_.lse[c] = own == kNothing ? -kNothing : prior;  // a row without keys weighs nothing
+    b_.lse[c] = prior;  // of a row without keys there is nothing to weigh
     if (own == kNothing || (std::isfinite(own) && std::isfinite(prior))) continue;
     b_.mass.set_unknown();
     b_.lse[c] = -kNothing;

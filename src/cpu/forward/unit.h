@@ -62,6 +62,8 @@ class ForwardUnit {
   // The softmax step, and P as pairs of keys in whole chunks: keys before the first and behind the last one weigh 0.
   void probabilities_as_pairs(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns,
                               std::int64_t first, std::int64_t end, float scale);
+  // The rule threshold compares the largest scores: of probabilities those far below the maximum would be lost.
+  void look_at_scores(const ScoreTile& tile, std::int64_t first_column, std::int64_t first, std::int64_t end);
   // Mass and dropout see the probabilities in fp32.
   void look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns, std::int64_t first,
                              std::int64_t end);
