@@ -71,26 +71,27 @@ void MassGatherer::move_state(const Problem& problem, const Bindings& bindings, 
 
 void ForwardUnit::finish_skip(const Strip& strip) {
   const Bindings& bindings = run_.bindings;
+  float* lse = b_.lse + strip.first_column;
   const bool by_mass = problem_.skip.kind == SkipRule::Kind::mass;
   const ScalarView last = scalars_of(problem_, bindings[Slot::skip_lse], sequence_);
   for (std::int64_t c = 0; c < strip.columns; ++c) {
-    const float own = b_.lse[c];
+    const float own = lse[c];
     float prior = own;
     if (by_mass) {
       float& kept = last.at(strip.first_row + c, head_);
       if (!problem_.skip.own_lse) prior = kept;
       kept = own;
     }
-    b_.lse[c] = prior;  // of a row without keys there is nothing to weigh
+    lse[c] = prior;  // of a row without keys there is nothing to weigh
     if (own == kNothing || (std::isfinite(own) && std::isfinite(prior))) continue;
-    b_.mass.set_unknown();
-    b_.lse[c] = -kNothing;
+    strip.mass->set_unknown();
+    lse[c] = -kNothing;
   }
   if (by_mass) {
-    b_.mass.end_tile(strip.columns, b_.lse);
+    strip.mass->end_tile(strip.columns, lse);
   } else {
     const std::int32_t step = *bindings[Slot::skip_step].as<const std::int32_t>();
-    b_.mass.end_tile_by_maxima(strip.columns, b_.lse, step % 2 != 0);
+    strip.mass->end_tile_by_maxima(strip.columns, lse, step % 2 != 0);
   }
 }
 

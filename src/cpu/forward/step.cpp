@@ -127,13 +127,16 @@ void ForwardUnit::probabilities_as_pairs(const ScoreTile& tile, std::int64_t fir
 void ForwardUnit::look_at_scores(const ScoreTile& tile, std::int64_t first_column, std::int64_t first,
                                  std::int64_t end) {
   if (problem_.skip.kind != SkipRule::Kind::threshold) return;
-  b_.mass.add_scores(b_.keys, first, end, first_column, tile.queries, b_.s);
+  const Strip& strip = strip_of(first_column);
+  strip.mass->add_scores(b_.keys, first, end, first_column - strip.first_column, tile.queries, b_.s);
 }
 
 void ForwardUnit::look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns,
                                         std::int64_t first, std::int64_t end) {
   if (gathers_mass(problem_) && problem_.skip.kind != SkipRule::Kind::threshold) {
-    b_.mass.add(b_.keys, first, end, first_column, tile.queries, b_.s, b_.maximum + first_column);
+    const Strip& strip = strip_of(first_column);
+    strip.mass->add(b_.keys, first, end, first_column - strip.first_column, tile.queries, b_.s,
+                    b_.maximum + first_column);
   }
   if (run_.scores.has_dropout()) drop(tile, columns);
 }

@@ -28,8 +28,13 @@ class ForwardUnit {
 
   // forward.cpp: the walk over keys.
 
-  // Strip `index` of the sequence, if it has rows; rows past the used length are written as empty.
-  void add_strip(std::int64_t index);
+  // Strip `index` of the sequence, if it has rows; rows past the used length are written as empty. `first_block`: of
+  // the unit.
+  void add_strip(std::int64_t index, std::int64_t first_block);
+  // That of a panel's first column.
+  [[nodiscard]] const Strip& strip_of(std::int64_t column) const {
+    return b_.strips[column / run_.tiling.strip_columns];
+  }
   void walk_keys();
   // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
   void key_tile(const Strip& strip);

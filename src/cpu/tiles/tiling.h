@@ -21,7 +21,7 @@ struct Tiling {
   std::int64_t block_strips;   // strips a block
   std::int64_t strip_columns;  // queries of a strip, all its heads, padded to whole panels
   std::int64_t strips;         // strips that walk the keys together
-  std::int64_t unit_strips;    // strips of a unit: `strips`, or a whole block one after another when mass is gathered
+  std::int64_t unit_strips;    // strips of a unit: `strips`, or a whole block's, one after another, for its masses
   std::int64_t row_units;      // units a sequence of capacity length
   std::int64_t splits;
   std::int64_t tile_kv;
