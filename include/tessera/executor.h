@@ -74,6 +74,12 @@ enum class Slot : std::uint8_t {
   next_bits,       // uint32 (b, hq, QB, ceil(KB / 32))
   tile_mass,       // fp32 (b, hq, QB, KB)
   prior_lse,       // as lse
+  skip_memory,     // uint8 (b, hq, QB, KB): code c is a mass of 2^((c − 239) / 8); read and written, as tile_bits are
+  skip_lse,        // as lse: that of the step before, or −inf; read and written
+  skip_threshold,  // fp32 (hq): this step's, in powers of two; −inf keeps every tile
+  skip_step,       // int32 (1): steps since the state began; an odd one compares keys from the last to the first
+  must_do_bits,    // uint32 (ceil(KB / 32)): key blocks that this step computes whatever tile_bits say
+  must_skip_bits,  // likewise, that it leaves out; no block is in both
   dropout_seed,    // uint64 (1): overrides Bindings::seed; of rounding=stochastic too
   dropout_offset,  // uint64 (1)
   o_parts,         // combine: (parts, …o)

@@ -52,6 +52,21 @@ struct TileList {
   bool operator==(const TileList&) const = default;
 };
 
+/// How the bitmask list of a forward lives across the steps of a diffusion run (docs/skip-state.md): a run reads the
+/// list and leaves the next step's in its place.
+struct SkipRule {
+  enum class Kind : std::uint8_t {
+    none,
+    mass,       // a tile is kept while its remembered probability mass is above the step's threshold
+    threshold,  // LiteAttention's: while a row's score there beats the maximum so far by the step's threshold
+  };
+  Kind kind = Kind::none;
+  bool own_lse = false;     // mass: by this step's LSE, not by the step's before
+  std::int64_t growth = 1;  // mass: eighths of an octave by which the memory of a tile left out grows a step
+  explicit operator bool() const noexcept { return kind != Kind::none; }
+  bool operator==(const SkipRule&) const = default;
+};
+
 /// A one-sided or two-sided window around the query's position; nullopt is unbounded. Offsets are inclusive and signed.
 struct Window {
   std::optional<std::int64_t> left;
@@ -136,6 +151,7 @@ struct Problem {
   TileList bwd_list;                           // backward only: a truncated gradient under the forward's own LSE
   TileList::Form next = TileList::Form::none;  // list written by the forward: indices or bitmask
   float next_threshold = 0.0F;                 // a tile is kept when its mass is above this
+  SkipRule skip;                               // the forward's list is a SkipState's, which the run moves on a step
   MassKind mass = MassKind::none;              // probability mass per tile (batch, heads_q, query blocks, key blocks)
   bool mass_prior_lse = false;                 // normalise by prior_lse in the bindings, not by this run's LSE
   // Outputs and gradients.

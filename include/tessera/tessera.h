@@ -60,6 +60,7 @@ typedef struct tessera_problem tessera_problem;
 typedef struct tessera_plan tessera_plan;
 typedef struct tessera_bindings tessera_bindings;
 typedef struct tessera_executor tessera_executor;
+typedef struct tessera_skip_state tessera_skip_state;
 struct DLTensor; /* of DLPack */
 
 typedef struct tessera_tensor {
@@ -115,6 +116,25 @@ typedef struct tessera_extra { /* a tensor that a text reads as name(i, j) */
   int32_t dtype;    /* TESSERA_FP32, FP16, BF16, INT32, INT64 or UINT8 */
   int32_t rank;     /* 0 to 4 */
 } tessera_extra;
+
+typedef struct tessera_skip_head { /* a query head with thresholds of its own */
+  int64_t head;
+  float first, last;
+} tessera_skip_head;
+
+typedef struct tessera_skip_options {
+  size_t struct_size;
+  int64_t steps;     /* of a run */
+  int64_t warm_up;   /* first steps, which keep every tile that they compute */
+  float first, last; /* thresholds of the first and last step: masses, or powers of two for skip=threshold */
+  const tessera_skip_head* heads; /* (head_count); NULL for none */
+  size_t head_count;
+  const char* layer; /* whose state it is; NULL for "" */
+} tessera_skip_options;
+
+typedef struct tessera_token_range { /* keys [begin, end) */
+  int64_t begin, end;
+} tessera_token_range;
 
 TESSERA_API const char* tessera_version(void);
 TESSERA_API int tessera_build_info(char* buffer, size_t size, size_t* needed);
@@ -182,6 +202,25 @@ TESSERA_API void tessera_executor_destroy(tessera_executor* executor);
 /* Of a status word that runs with metadata=report on a device have written: the slot's name, "" for no violation, and
  * in *sequence (if not NULL) whose it is. */
 TESSERA_API int tessera_violation_of(int32_t status, char* slot, size_t size, size_t* needed, int64_t* sequence);
+
+/* A list of tiles that lives across the steps of a diffusion run: tessera/skip_state.h, docs/skip-state.md. */
+TESSERA_API int tessera_skip_state_create(const tessera_problem* problem, const tessera_skip_options* options,
+                                          tessera_skip_state** state);
+TESSERA_API int tessera_skip_state_reset(tessera_skip_state* state);
+TESSERA_API int tessera_skip_state_reshape(tessera_skip_state* state, const tessera_problem* problem);
+TESSERA_API int tessera_skip_state_set_ranges(tessera_skip_state* state, const tessera_token_range* must_do,
+                                              size_t must_do_count, const tessera_token_range* must_skip,
+                                              size_t must_skip_count);
+/* Binds what the step reads and writes; 0 begins anew. The state must outlive the bindings' runs. */
+TESSERA_API int tessera_skip_state_bind(tessera_skip_state* state, int64_t step, tessera_bindings* bindings);
+/* Share of the tiles that the next step computes. */
+TESSERA_API int tessera_skip_state_active(const tessera_skip_state* state, double* share);
+TESSERA_API int tessera_skip_state_bytes(const tessera_skip_state* state, size_t* bytes);
+TESSERA_API int tessera_skip_state_describe(const tessera_skip_state* state, char* buffer, size_t size, size_t* needed);
+/* Writes nothing but *needed, the size of a file, if `size` is smaller. */
+TESSERA_API int tessera_skip_state_save(const tessera_skip_state* state, void* buffer, size_t size, size_t* needed);
+TESSERA_API int tessera_skip_state_load(tessera_skip_state* state, const void* saved, size_t bytes);
+TESSERA_API void tessera_skip_state_destroy(tessera_skip_state* state);
 
 #ifdef __cplusplus
 }

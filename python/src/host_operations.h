@@ -12,6 +12,8 @@ int threads_of_calls() noexcept;
 void define_host_operations(nanobind::module_& m);
 /// What the driver says of a library's stream.
 void define_streams(nanobind::module_& m);
+/// Thresholds and tiles of skip states.
+void define_skip_state(nanobind::module_& m);
 /// Scores and masks as C++ text.
 void define_registered(nanobind::module_& m);
 

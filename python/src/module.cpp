@@ -23,6 +23,7 @@ NB_MODULE(_core, m) {
   tessera::python::define_plan(m);
   tessera::python::define_buffer(m);
   tessera::python::define_host_operations(m);
+  tessera::python::define_skip_state(m);
   tessera::python::define_streams(m);
   tessera::python::define_registered(m);
   tessera::python::define_torch_run(m);

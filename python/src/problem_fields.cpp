@@ -147,6 +147,17 @@ nb::object shown(const TileList& field) {
   return nb::make_tuple(shown(field.form), shown(field.heads), shown(field.per_batch), shown(field.full));
 }
 
+void read(SkipRule& field, nb::handle value, std::string_view name) {
+  const nb::tuple all = members(value, name, 3, "(rule, whether by this step's LSE, growth)");
+  read(field.kind, all[0], name);
+  read(field.own_lse, all[1], name);
+  read(field.growth, all[2], name);
+}
+nb::object shown(const SkipRule& field) {
+  if (!field) return nb::none();
+  return nb::make_tuple(shown(field.kind), shown(field.own_lse), shown(field.growth));
+}
+
 void read(KvSource& field, nb::handle value, std::string_view name) {
   if (!PyDict_Check(value.ptr())) reject(name, value, "a dict of a source's fields");
   for (const auto& [key, member] : nb::borrow<nb::dict>(value)) {
@@ -209,6 +220,7 @@ const std::vector<Field<Problem>>& problem_fields() {
       TESSERA_FIELD(Problem, "bwd_list", bwd_list),
       TESSERA_FIELD(Problem, "next", next),
       TESSERA_FIELD(Problem, "next_threshold", next_threshold),
+      TESSERA_FIELD(Problem, "skip", skip),
       TESSERA_FIELD(Problem, "mass", mass),
       TESSERA_FIELD(Problem, "mass_prior_lse", mass_prior_lse),
       TESSERA_FIELD(Problem, "lse", lse),

@@ -31,6 +31,9 @@ inline constexpr ValueWord<Rotary> kWords<Rotary>[] = {{"half", Rotary::half}, {
 template <>
 inline constexpr ValueWord<MassKind> kWords<MassKind>[] = {{"mean", MassKind::mean}, {"rms", MassKind::rms}};
 template <>
+inline constexpr ValueWord<SkipRule::Kind> kWords<SkipRule::Kind>[] = {{"mass", SkipRule::Kind::mass},
+                                                                       {"threshold", SkipRule::Kind::threshold}};
+template <>
 inline constexpr ValueWord<StateLayout> kWords<StateLayout>[] = {{"vk", StateLayout::vk}, {"kv", StateLayout::kv}};
 template <>
 inline constexpr ValueWord<Rounding> kWords<Rounding>[] = {{"nearest", Rounding::nearest},

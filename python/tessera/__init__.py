@@ -23,6 +23,7 @@ from .linear import linear_attention, linear_chunk, linear_decode
 from .linear_ring import linear_flush, ring_advance
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
+from .skip import SkipState
 from .tiles import TileList
 from .values import KeySource, Offsets, Tiles
 
@@ -58,6 +59,7 @@ __all__ = [
     "AttentionPlan",
     "KeySource",
     "Offsets",
+    "SkipState",
     "TileList",
     "Tiles",
     "attention",

@@ -148,6 +148,18 @@ def get_threads() -> int:
 def default_threads() -> int:
     """Threads that OpenMP would use for the calling thread's work."""
 
+def skip_thresholds(
+    problem: Problem | str,
+    steps: int,
+    warm_up: int,
+    ramp: tuple[float, float],
+    heads: Sequence[tuple[int, float, float]],
+) -> list[float]:
+    """Thresholds of every step and query head in powers of two, one after another. heads: (head, first, last)."""
+
+def skip_blocks(problem: Problem | str, ranges: Sequence[tuple[int, int]], name: str) -> list[int]:
+    """Words of the key blocks that lie in the ranges whole; `name` is for errors."""
+
 class TorchRun:
     """A plan's run on torch tensors, which makes its outputs."""
 

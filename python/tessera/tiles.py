@@ -23,7 +23,7 @@ def as_numpy(array: Array) -> Any:
     return library.to_numpy(array)
 
 
-def _in_library_of(like: Array, array: Any) -> Array:
+def in_library_of(like: Array, array: Any) -> Array:
     """A numpy array of int32, uint32 or bool in the library of `like`."""
     library = library_of_type(type(like))
     return array if library is None else library.from_numpy(array, like)
@@ -111,7 +111,7 @@ class TileList:
         arrays = _packed(kept & ~waived, form, "")
         if full is not None:
             arrays |= _packed(waived, form, "full_")
-        arrays = {name: _in_library_of(mask, array) for name, array in arrays.items()}
+        arrays = {name: in_library_of(mask, array) for name, array in arrays.items()}
         return cls(form=form, block=block, **arrays)
 
     @classmethod
@@ -140,7 +140,7 @@ class TileList:
         kept = numpy.zeros(weight.shape, bool)
         numpy.put_along_axis(kept, order, wanted, axis=-1)
         made = cls.from_mask(kept | unknown, form=form, block=block)
-        arrays = {name.removeprefix("tile_"): _in_library_of(mass, array) for name, array in made.arrays()}
+        arrays = {name.removeprefix("tile_"): in_library_of(mass, array) for name, array in made.arrays()}
         return cls(form=form, block=block, **arrays)
 
     def to_mask(self, *, key_blocks: int | None = None, query_blocks: int | None = None) -> Array:
@@ -152,7 +152,7 @@ class TileList:
         pairs = [(self.counts, self.indices, self.bits), (self.full_counts, self.full_indices, self.full_bits)]
         masks = [self._unpacked(*each, key_blocks, query_blocks) for each in pairs if any(a is not None for a in each)]
         union = masks[0] if len(masks) == 1 else masks[0] | masks[1]
-        return _in_library_of(self._arrays[0][1], union)
+        return in_library_of(self._arrays[0][1], union)
 
     def _unpacked(self, counts: Any, indices: Any, bits: Any, key_blocks: int | None, query_blocks: int | None) -> Any:
         import numpy

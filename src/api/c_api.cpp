@@ -13,21 +13,8 @@
 #include "tessera/tessera.h"
 #include "tessera/version.h"
 
-struct tessera_problem {
-  tessera::Problem problem;
-};
-
 struct tessera_plan {
   tessera::Plan plan;
-};
-
-struct tessera_bindings {
-  tessera::Bindings bindings;
-  // What the trampolines below call; they get a pointer to these as their user data.
-  tessera_score_function score{};
-  tessera_mask_function mask{};
-  int (*interrupted)(void* user) = nullptr;
-  void* interrupt_user = nullptr;
 };
 
 struct tessera_executor {
@@ -36,7 +23,6 @@ struct tessera_executor {
 
 namespace {
 
-using tessera::Error;
 using tessera::ErrorCode;
 using namespace tessera::c_abi;
 
@@ -53,43 +39,6 @@ struct LastError {
   std::string argument;
 };
 thread_local LastError last_error;
-
-int fail(int code, const char* text, const std::string& argument) noexcept {
-  last_error.code = code;
-  try {
-    last_error.text = text;
-    last_error.argument = argument;
-  } catch (const std::bad_alloc&) {
-    last_error.text.clear();  // the code is all there is room for
-    last_error.argument.clear();
-  }
-  return code;
-}
-
-/// Runs `call`; an exception becomes a code and the thread's last error.
-template <class Call>
-int guarded(Call&& call) noexcept {
-  try {
-    call();
-    return TESSERA_OK;
-  } catch (const Error& error) {
-    return fail(static_cast<int>(error.code()), error.what(), error.argument());
-  } catch (const std::bad_alloc&) {
-    return fail(TESSERA_OUT_OF_MEMORY, "memory: got none; want the allocation to succeed", "memory");
-  } catch (const std::exception& error) {
-    return fail(TESSERA_INTERNAL, error.what(), "internal");
-  } catch (...) {
-    return fail(TESSERA_INTERNAL, "internal: got an unknown exception; want none", "internal");
-  }
-}
-
-void write_text(const std::string& text, char* buffer, std::size_t size, std::size_t* needed) noexcept {
-  if (needed != nullptr) *needed = text.size();
-  if (buffer == nullptr || size == 0) return;
-  const std::size_t count = std::min(text.size(), size - 1);
-  std::memcpy(buffer, text.data(), count);
-  buffer[count] = '\0';
-}
 
 tessera_score_point point_of(const tessera::ScorePoint& at) noexcept { return {at.batch, at.head, at.query, at.key}; }
 
@@ -131,6 +80,30 @@ tessera::TileClass call_mask_classify(const tessera::TileBounds& tile, void* use
 }
 
 }  // namespace
+
+namespace tessera::c_abi {
+
+int fail(int code, const char* text, const std::string& argument) noexcept {
+  last_error.code = code;
+  try {
+    last_error.text = text;
+    last_error.argument = argument;
+  } catch (const std::bad_alloc&) {
+    last_error.text.clear();  // the code is all there is room for
+    last_error.argument.clear();
+  }
+  return code;
+}
+
+void write_text(const std::string& text, char* buffer, std::size_t size, std::size_t* needed) noexcept {
+  if (needed != nullptr) *needed = text.size();
+  if (buffer == nullptr || size == 0) return;
+  const std::size_t count = std::min(text.size(), size - 1);
+  std::memcpy(buffer, text.data(), count);
+  buffer[count] = '\0';
+}
+
+}  // namespace tessera::c_abi
 
 const char* tessera_version(void) { return tessera::version(); }
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of the C ABI as the library's own: sized structs, tensors, targets, names.
+// What the files of the C ABI share: handles, errors as codes, and its values as the library's own.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -14,7 +16,42 @@
 #include "tessera/tessera.h"
 #include "tessera/version.h"
 
+struct tessera_problem {
+  tessera::Problem problem;
+};
+
+struct tessera_bindings {
+  tessera::Bindings bindings;
+  // What trampolines call; they get a pointer to these as their user data.
+  tessera_score_function score{};
+  tessera_mask_function mask{};
+  int (*interrupted)(void* user) = nullptr;
+  void* interrupt_user = nullptr;
+};
+
 namespace tessera::c_abi {
+
+/// Notes the thread's last error; gives the code back.
+int fail(int code, const char* text, const std::string& argument) noexcept;
+
+/// Runs `call`; an exception becomes a code and the thread's last error.
+template <class Call>
+int guarded(Call&& call) noexcept {
+  try {
+    call();
+    return TESSERA_OK;
+  } catch (const Error& error) {
+    return fail(static_cast<int>(error.code()), error.what(), error.argument());
+  } catch (const std::bad_alloc&) {
+    return fail(TESSERA_OUT_OF_MEMORY, "memory: got none; want the allocation to succeed", "memory");
+  } catch (const std::exception& error) {
+    return fail(TESSERA_INTERNAL, error.what(), "internal");
+  } catch (...) {
+    return fail(TESSERA_INTERNAL, "internal: got an unknown exception; want none", "internal");
+  }
+}
+
+void write_text(const std::string& text, char* buffer, std::size_t size, std::size_t* needed) noexcept;
 
 template <class T>
 T& required(T* pointer, const char* argument) {

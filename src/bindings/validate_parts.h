@@ -63,5 +63,7 @@ void check_table_row(Slot slot, const Tensor& table, const KvSource& kv, std::in
 void check_offsets(const Problem& problem, const Bindings& bindings);
 /// Tile lists: counts, indices, bits, partial against full.
 void check_lists(const Problem& problem, const Bindings& bindings);
+/// What a step of a skip state is given: its thresholds, its number, and blocks that it must or may not compute.
+void check_skip_step(const Problem& problem, const Bindings& bindings);
 
 }  // namespace tessera::detail

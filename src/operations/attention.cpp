@@ -18,6 +18,9 @@ constexpr Word<TileList::Form> kNextForms[] = {{"indices", TileList::Form::indic
                                                {"bitmask", TileList::Form::bitmask}};
 constexpr Word<TileList::Heads> kListHeads[] = {
     {"q", TileList::Heads::q}, {"kv", TileList::Heads::kv}, {"1", TileList::Heads::one}};
+constexpr Word<SkipRule::Kind> kSkipRules[] = {{"mass", SkipRule::Kind::mass},
+                                               {"threshold", SkipRule::Kind::threshold}};
+constexpr Word<bool> kSkipLses[] = {{"prior", false}, {"own", true}};
 constexpr Word<bool> kListBatches[] = {{"b", true}, {"1", false}};
 
 SourceDefaults first_source(const Problem& p) noexcept {
@@ -84,6 +87,20 @@ TileList read_list(const LineReader& line, std::string_view key) {
   return list;
 }
 
+SkipRule read_skip(const LineReader& line) {
+  const auto text = line.value("skip");
+  SkipRule skip;
+  if (!text) return skip;
+  const auto fields = split(*text, ':');
+  skip.kind = line.to_word("skip", fields[0], kSkipRules);
+  if (fields.size() > (skip.kind == SkipRule::Kind::mass ? 3 : 1)) {
+    line.reject("skip", *text, "mass[:prior|own[:GROWTH]] or threshold");
+  }
+  if (fields.size() > 1) skip.own_lse = line.to_word("skip", fields[1], kSkipLses);
+  if (fields.size() > 2) skip.growth = line.to_integer("skip", fields[2]);
+  return skip;
+}
+
 void read_tiles(const LineReader& line, Problem& p) {
   if (const auto text = line.value("block")) {
     const auto fields = split(*text, 'x');
@@ -95,6 +112,7 @@ void read_tiles(const LineReader& line, Problem& p) {
   p.bwd_list = read_list(line, "bwd_list");
   p.next = line.word("next", kNextForms).value_or(TileList::Form::none);
   p.next_threshold = line.number("threshold").value_or(0.0F);
+  p.skip = read_skip(line);
   p.mass = line.word("mass", kMassKinds).value_or(MassKind::none);
   p.mass_prior_lse = line.word("mass_lse", kMassLses).value_or(false);
 }
@@ -131,6 +149,15 @@ std::string list_text(const TileList& list) {
   return text;
 }
 
+std::string skip_text(const SkipRule& skip) {
+  std::string text(word_of(kSkipRules, skip.kind));
+  const SkipRule defaults;
+  const int fields = skip.growth != defaults.growth ? 2 : skip.own_lse ? 1 : 0;
+  if (fields >= 1) text.append(":").append(word_of(kSkipLses, skip.own_lse));
+  if (fields >= 2) text.append(":").append(std::to_string(skip.growth));
+  return text;
+}
+
 void write_scores_and_masks(LineWriter& line, const Problem& p) {
   if (p.window == Window{std::nullopt, 0}) {
     line.flag("causal", true);
@@ -159,6 +186,7 @@ void write_tiles(LineWriter& line, const Problem& p) {
   if (p.bwd_list) line.word("bwd_list", list_text(p.bwd_list));
   if (p.next != TileList::Form::none) line.word("next", word_of(kForms, p.next));
   line.number("threshold", p.next_threshold, 0.0F);
+  if (p.skip) line.word("skip", skip_text(p.skip));
   if (p.mass != MassKind::none) line.word("mass", word_of(kMassKinds, p.mass));
   if (p.mass_prior_lse) line.word("mass_lse", word_of(kMassLses, p.mass_prior_lse));
 }
@@ -198,6 +226,7 @@ std::string_view own_field(const Problem& p) {
                 {"bwd_list", p.bwd_list != TileList{}},
                 {"next", p.next != TileList::Form::none},
                 {"next_threshold", p.next_threshold != 0.0F},
+                {"skip", p.skip != SkipRule{}},
                 {"mass", p.mass != MassKind::none},
                 {"mass_prior_lse", p.mass_prior_lse},
                 {"residual", p.residual},

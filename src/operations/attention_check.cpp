@@ -63,6 +63,29 @@ void check_list(std::string_view name, const TileList& list) {
   }
 }
 
+void check_skip(const Problem& p) {
+  if (!p.skip) {
+    if (p.skip != SkipRule{}) refuse_field("skip", "own_lse or growth without a rule", "mass, or nothing");
+    return;
+  }
+  const bool mass = p.skip.kind == SkipRule::Kind::mass;
+  if (p.pass != Pass::forward) {
+    refuse_field("skip", "a backward", "a forward; a backward takes the state's list by list=bitmask");
+  }
+  if (p.list != TileList{.form = TileList::Form::bitmask}) {
+    refuse_field("skip", "another list", "list=bitmask, by query head and batch and without full tiles");
+  }
+  if (p.mass != MassKind::none || p.next != TileList::Form::none) {
+    refuse_field("skip", "mass or next beside it", "neither: the state holds both");
+  }
+  if (!mass && (p.skip.own_lse || p.skip.growth != SkipRule{}.growth)) {
+    refuse_field("skip", "own_lse or growth for the rule threshold", "the rule mass, which remembers masses");
+  }
+  if (p.skip.growth < 0 || p.skip.growth > 255) {
+    refuse_field("skip.growth", std::to_string(p.skip.growth), "0 (never comes back) to 255 eighths of an octave");
+  }
+}
+
 void check_tiles(const Problem& p) {
   check_size("block_q", p.block_q, 1);
   check_size("block_kv", p.block_kv, 1);
@@ -72,6 +95,7 @@ void check_tiles(const Problem& p) {
   if (p.next == TileList::Form::transposed) refuse_field("next", "transposed", "indices or bitmask");
   check_number("next_threshold", p.next_threshold, std::isfinite(p.next_threshold) && p.next_threshold >= 0.0F,
                "a finite mass of 0 or more");
+  check_skip(p);
   const bool writes_next = p.next != TileList::Form::none;
   if (p.next_threshold > 0.0F && !writes_next) {
     refuse_field("next_threshold", "no next list", "next=indices or next=bitmask");

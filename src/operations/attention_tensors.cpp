@@ -39,6 +39,21 @@ void list_tensors(RuleWriter& w, const Problem& p, const TileList& list, const L
   }
 }
 
+/// What a SkipState holds besides the list, and what it says of a step.
+void skip_tensors(RuleWriter& w, const Problem& p) {
+  const std::int64_t words = ceil_div(p.key_blocks(), 32);
+  w.require(Slot::tile_bits, Access::update, DType::uint32, {p.batch, p.heads_q, p.query_blocks(), words});
+  w.require(Slot::skip_threshold, Access::read, DType::fp32, {p.heads_q});
+  w.allow(Slot::must_do_bits, DType::uint32, {words});
+  w.allow(Slot::must_skip_bits, DType::uint32, {words});
+  if (p.skip.kind == SkipRule::Kind::threshold) {
+    w.require(Slot::skip_step, Access::read, DType::int32, {1});
+    return;
+  }
+  w.require(Slot::skip_memory, Access::update, DType::uint8, {p.batch, p.heads_q, p.query_blocks(), p.key_blocks()});
+  w.lse_rows(Slot::skip_lse, Access::update);
+}
+
 void forward_tensors(RuleWriter& w, const Problem& p) {
   w.query_rows(Slot::o, Access::write, p.o_type, p.heads_q, p.head_dim_v);
   if (p.residual) w.query_rows(Slot::o_residual, Access::write, DType::int8, p.heads_q, p.head_dim_v);
@@ -56,6 +71,7 @@ void forward_tensors(RuleWriter& w, const Problem& p) {
     w.require(Slot::tile_mass, Access::write, DType::fp32, {p.batch, p.heads_q, p.query_blocks(), key_blocks});
   }
   if (p.mass_prior_lse) w.lse_rows(Slot::prior_lse, Access::read);
+  if (p.skip) skip_tensors(w, p);
 }
 
 void backward_tensors(RuleWriter& w, const Problem& p) {
@@ -98,6 +114,7 @@ void check_attention_values(const Problem& p, const Bindings& bindings) {
   if (p.kv2) check_source_lengths(p, *p.kv2, source_slots(true), bindings);
   check_offsets(p, bindings);
   check_lists(p, bindings);
+  if (p.skip) check_skip_step(p, bindings);
 }
 
 }  // namespace tessera::detail

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/dlpack.h"
 #include "tessera/callable.h"
@@ -19,6 +20,89 @@ extern "C" int tessera_test_c_program(void);
 namespace {
 
 TEST(CProgram, Runs) { EXPECT_EQ(tessera_test_c_program(), 0) << tessera_last_error(); }
+
+TEST(CSkipState, RunsStepsAndIsSaved) {
+  tessera_problem* problem = nullptr;
+  tessera_plan* plan = nullptr;
+  tessera_bindings* bindings = nullptr;
+  tessera_executor* executor = nullptr;
+  tessera_skip_state* state = nullptr;
+  ASSERT_EQ(tessera_problem_parse("attention sq=32 sk=64 d=8 block=16x16 list=bitmask skip=mass", &problem),
+            TESSERA_OK);
+  ASSERT_EQ(tessera_plan_make(problem, nullptr, "", &plan), TESSERA_OK);
+  ASSERT_EQ(tessera_bindings_create(&bindings), TESSERA_OK);
+  ASSERT_EQ(tessera_executor_create(plan, &executor), TESSERA_OK);
+  tessera_skip_options options{};
+  options.struct_size = sizeof options;
+  options.steps = 3;
+  options.first = options.last = 0.5F;
+  EXPECT_EQ(tessera_skip_state_create(problem, nullptr, &state), TESSERA_INVALID_ARGUMENT);
+  EXPECT_STREQ(tessera_last_error_argument(), "options");
+  const tessera_skip_head beyond{1, 0.5F, 0.5F};
+  options.heads = &beyond;
+  options.head_count = 1;
+  EXPECT_EQ(tessera_skip_state_create(problem, &options, &state), TESSERA_OUT_OF_RANGE);
+  EXPECT_STREQ(tessera_last_error_argument(), "heads");
+  options.head_count = 0;
+  options.layer = "first";
+  ASSERT_EQ(tessera_skip_state_create(problem, &options, &state), TESSERA_OK) << tessera_last_error();
+
+  // Each query's score with the keys of one tile is far above the others.
+  std::vector<float> q(32 * 8), k(64 * 8), v(64 * 8, 1.0F), o(32 * 8);
+  for (std::size_t i = 0; i < 32; ++i) q[i * 8 + i / 16] = 40;
+  for (std::size_t j = 0; j < 64; ++j) k[j * 8 + j / 16] = 1;
+  const std::int64_t q_shape[] = {1, 32, 1, 8}, k_shape[] = {1, 64, 1, 8};
+  const auto bind = [&](const char* slot, std::vector<float>& data, const std::int64_t* shape) {
+    tessera_tensor tensor;
+    ASSERT_EQ(tessera_tensor_contiguous(&tensor, data.data(), TESSERA_FP32, shape, 4), TESSERA_OK);
+    ASSERT_EQ(tessera_bindings_set(bindings, slot, &tensor), TESSERA_OK);
+  };
+  bind("q", q, q_shape);
+  bind("k", k, k_shape);
+  bind("v", v, k_shape);
+  bind("o", o, q_shape);
+  double share = 0;
+  for (const auto& [step, want] : {std::pair{0, 1.0}, {1, 0.25}, {2, 0.25}}) {
+    ASSERT_EQ(tessera_skip_state_bind(state, step, bindings), TESSERA_OK) << tessera_last_error();
+    ASSERT_EQ(tessera_executor_run(executor, bindings, nullptr), TESSERA_OK) << tessera_last_error();
+    ASSERT_EQ(tessera_skip_state_active(state, &share), TESSERA_OK);
+    EXPECT_EQ(share, want) << step;
+  }
+  EXPECT_EQ(tessera_skip_state_bind(state, 1, bindings), TESSERA_OUT_OF_RANGE);
+  EXPECT_STREQ(tessera_last_error_argument(), "step");
+
+  std::size_t bytes = 0, needed = 0;
+  ASSERT_EQ(tessera_skip_state_bytes(state, &bytes), TESSERA_OK);
+  EXPECT_EQ(bytes, 2U * 4 + 8 + 32 * 4);
+  ASSERT_EQ(tessera_skip_state_save(state, nullptr, 0, &needed), TESSERA_OK);
+  std::vector<char> file(needed), again(needed);
+  ASSERT_EQ(tessera_skip_state_save(state, file.data(), file.size(), nullptr), TESSERA_OK);
+  ASSERT_EQ(tessera_skip_state_reset(state), TESSERA_OK);
+  ASSERT_EQ(tessera_skip_state_active(state, &share), TESSERA_OK);
+  EXPECT_EQ(share, 1.0);
+  ASSERT_EQ(tessera_skip_state_load(state, file.data(), file.size()), TESSERA_OK) << tessera_last_error();
+  ASSERT_EQ(tessera_skip_state_save(state, again.data(), again.size(), nullptr), TESSERA_OK);
+  EXPECT_EQ(file, again);
+  EXPECT_EQ(tessera_skip_state_load(state, nullptr, 4), TESSERA_INVALID_ARGUMENT);
+
+  const tessera_token_range all{0, 64}, half{0, 32}, inside{1, 15};
+  EXPECT_EQ(tessera_skip_state_set_ranges(state, nullptr, 0, &all, 1), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_skip_state_set_ranges(state, &inside, 1, nullptr, 0), TESSERA_INVALID_ARGUMENT);
+  EXPECT_EQ(tessera_skip_state_set_ranges(state, nullptr, 1, nullptr, 0), TESSERA_INVALID_ARGUMENT);
+  ASSERT_EQ(tessera_skip_state_set_ranges(state, &half, 1, nullptr, 0), TESSERA_OK);
+  ASSERT_EQ(tessera_skip_state_active(state, &share), TESSERA_OK);
+  EXPECT_EQ(share, 0.5);
+  char line[200];
+  ASSERT_EQ(tessera_skip_state_describe(state, line, sizeof line, nullptr), TESSERA_OK);
+  EXPECT_EQ(std::string(line).find("skip state of first: "), 0U) << line;
+  ASSERT_EQ(tessera_skip_state_reshape(state, problem), TESSERA_OK);
+  tessera_skip_state_destroy(state);
+  tessera_skip_state_destroy(nullptr);
+  tessera_executor_destroy(executor);
+  tessera_bindings_destroy(bindings);
+  tessera_plan_destroy(plan);
+  tessera_problem_destroy(problem);
+}
 
 class CApi : public testing::Test {
  protected:

@@ -197,6 +197,7 @@ class Call {
       return;
     }
     if (p.mass_prior_lse) row_scalars(Slot::prior_lse);
+    if (p.skip) skip();
     const std::int64_t blocks = p.key_blocks();
     if (p.mass != MassKind::none) bind(Slot::tile_mass, DType::fp32, {p.batch, p.heads_q, p.query_blocks(), blocks});
     if (p.next == TileList::Form::indices) {
@@ -205,6 +206,20 @@ class Call {
     } else if (p.next == TileList::Form::bitmask) {
       bind(Slot::next_bits, DType::uint32, {p.batch, p.heads_q, p.query_blocks(), (blocks + 31) / 32});
     }
+  }
+
+  void skip() {
+    const Problem& p = problem;
+    const std::int64_t blocks = p.key_blocks();
+    bind(Slot::skip_threshold, DType::fp32, {p.heads_q});
+    bind(Slot::must_do_bits, DType::uint32, {(blocks + 31) / 32});
+    bind(Slot::must_skip_bits, DType::uint32, {(blocks + 31) / 32});
+    if (p.skip.kind == SkipRule::Kind::threshold) {
+      bind(Slot::skip_step, DType::int32, {1});
+      return;
+    }
+    bind(Slot::skip_memory, DType::uint8, {p.batch, p.heads_q, p.query_blocks(), blocks});
+    row_scalars(Slot::skip_lse);
   }
 
   void combine() {

@@ -24,6 +24,7 @@ constexpr ErrorCode kInvalid = ErrorCode::invalid_argument;
 const char* const kForward = "attention b=2 sq=8 hq=4 hkv=2";
 const char* const kBackward = "attention pass=backward b=2 sq=8 hq=4 hkv=2";
 const char* const kPaged = "attention b=2 sq=8 kv=table page=4";
+const char* const kSkip = "attention b=2 sq=8 hq=4 hkv=2 list=bitmask skip=mass";
 const char* const kCombine = "combine b=2 sq=8 hq=4";
 const char* const kAppend = "kv_append b=2 sq=8 hkv=4";
 
@@ -94,6 +95,20 @@ const Broken kBroken[] = {
     {kForward, [](Problem& p) { p.next_threshold = 0.5F; }, kInvalid, "next_threshold"},
     {"attention sq=8 next=indices", [](Problem& p) { p.next_threshold = -0.5F; }, kInvalid, "next_threshold"},
     {kForward, [](Problem& p) { p.mass_prior_lse = true; }, kInvalid, "mass_prior_lse"},
+    {kSkip, [](Problem& p) { p.list = {}; }, kInvalid, "skip"},
+    {kSkip, [](Problem& p) { p.list.form = TileList::Form::indices; }, kInvalid, "skip"},
+    {kSkip, [](Problem& p) { p.list.heads = TileList::Heads::kv; }, kInvalid, "skip"},
+    {kSkip, [](Problem& p) { p.list.per_batch = false; }, kInvalid, "skip"},
+    {kSkip, [](Problem& p) { p.list.full = true; }, kInvalid, "skip"},
+    {kSkip, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "skip"},
+    {kSkip, [](Problem& p) { p.mass = MassKind::rms; }, kInvalid, "skip"},
+    {kSkip, [](Problem& p) { p.next = TileList::Form::bitmask; }, kInvalid, "skip"},
+    {kSkip, [](Problem& p) { p.skip.growth = -1; }, kInvalid, "skip.growth"},
+    {kSkip, [](Problem& p) { p.skip.growth = 256; }, kInvalid, "skip.growth"},
+    {kSkip, [](Problem& p) { p.skip.kind = SkipRule::Kind::none; p.skip.own_lse = true; }, kInvalid, "skip"},
+    {"attention sq=8 list=bitmask skip=threshold", [](Problem& p) { p.skip.own_lse = true; }, kInvalid, "skip"},
+    {"attention sq=8 list=bitmask skip=threshold", [](Problem& p) { p.skip.growth = 2; }, kInvalid, "skip"},
+    {"combine sq=8", [](Problem& p) { p.skip.kind = SkipRule::Kind::mass; }, kInvalid, "skip"},
     {"attention sq=4294967296 block=1x64 list=bitmask:1:1", [](Problem&) {}, ErrorCode::overflow, "block_kv"},
     {"attention pass=backward sq=4294967296 sk=64 block=1x64 bwd_list=bitmask:1:1", [](Problem&) {},
      ErrorCode::overflow, "block_kv"},

@@ -86,6 +86,19 @@ TEST(Grammar, EveryKeySetsItsField) {
   EXPECT_EQ(f.mass, MassKind::rms);
   EXPECT_TRUE(f.mass_prior_lse);
 
+  const Problem s = Problem::parse("attention sq=4 list=bitmask skip=mass");
+  EXPECT_EQ(s.skip, (SkipRule{SkipRule::Kind::mass, false, 1}));
+  EXPECT_EQ(s.to_string(), "attention sq=4 list=bitmask skip=mass");
+  EXPECT_EQ(Problem::parse("attention sq=4 list=bitmask skip=mass:own").skip,
+            (SkipRule{SkipRule::Kind::mass, true, 1}));
+  EXPECT_EQ(Problem::parse("attention sq=4 list=bitmask skip=mass:prior:7").skip,
+            (SkipRule{SkipRule::Kind::mass, false, 7}));
+  EXPECT_EQ(Problem::parse("attention sq=4 list=bitmask skip=threshold").skip.kind, SkipRule::Kind::threshold);
+  for (const char* text : {"all", "mass:", "mass:last", "mass:own:x", "mass:own:1:2", "threshold:own", ""}) {
+    expect_error([&] { Problem::parse(std::string("attention sq=4 list=bitmask skip=") + text); }, ErrorCode::parse,
+                 "skip");
+  }
+
   const Problem c = Problem::parse("combine sq=4 parts=5 sink lse");
   EXPECT_EQ(c.operation, Operation::combine);
   EXPECT_EQ(c.combine.parts, 5);
@@ -375,6 +388,14 @@ class RandomProblem {
     p.next = pick({TileList::Form::none, TileList::Form::indices, TileList::Form::bitmask});
     if (p.next != TileList::Form::none && coin()) p.next_threshold = number();
     p.mass = pick({MassKind::none, MassKind::mean, MassKind::rms});
+    if (rarely()) {
+      p.list = {.form = TileList::Form::bitmask};
+      p.skip.kind = pick({SkipRule::Kind::mass, SkipRule::Kind::threshold});
+      if (p.skip.kind == SkipRule::Kind::mass) p.skip = {p.skip.kind, coin(), below(256)};
+      p.next = TileList::Form::none;
+      p.mass = MassKind::none;
+      p.next_threshold = 0.0F;
+    }
     p.mass_prior_lse = (p.mass != MassKind::none || p.next != TileList::Form::none) && coin();
   }
 

@@ -29,6 +29,7 @@ const std::initializer_list<Field> kFields[] = {
      {"block_q", [](Problem& p) { p.block_q = 32; }},
      {"block_kv", [](Problem& p) { p.block_kv = 128; }},
      {"mass", [](Problem& p) { p.mass = MassKind::mean; }},
+     {"skip", [](Problem& p) { p.skip.kind = SkipRule::Kind::mass; }},
      {"grad_fp32", [](Problem& p) { p.grad_fp32 = true; }}},
     {{"combine.parts", [](Problem& p) { p.combine.parts = 3; }}},
     {{"append.rotary", [](Problem& p) { p.append.rotary = Rotary::half; }},

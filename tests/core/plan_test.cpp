@@ -103,6 +103,19 @@ TEST(WishesText, OfTheGpuForwardAtWideHeadDims) {
   EXPECT_TRUE(contains(explain("tile_q=128", 90), "needs 288 registers a thread"));
 }
 
+TEST(MakePlan, GpusRefuseSkipStates) {
+  for (const char* rule : {"mass", "mass:own:2", "threshold"}) {
+    const Problem problem =
+        Problem::parse("attention sq=512 dtype=bf16 block=128x128 list=bitmask skip=" + std::string(rule));
+    for (const int sm : {80, 90, 120}) {
+      const Support support = supports(problem, Target::cuda(sm));
+      EXPECT_FALSE(support.ok);
+      EXPECT_TRUE(contains(support.reason, "moves no skip state on yet")) << support.reason;
+    }
+    EXPECT_EQ(make_plan(problem).implementation(), "cpu.tiled");
+  }
+}
+
 TEST(MakePlan, ResolvesThreadsAndInstructionSet) {
   const Plan plan = make_plan(Problem::parse("attention sq=64 hq=4"));
   EXPECT_EQ(plan.implementation(), "cpu.tiled");

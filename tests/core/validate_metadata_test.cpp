@@ -38,7 +38,58 @@ const char* const kRing = "linear_decode b=3 h=2 d=16 slots=4 ring=4";
 const char* const kChunk = "linear_chunk b=3 t=9 h=2 d=16 slots=4";
 const char* const kChunkVarlen = "linear_chunk b=3 t=9 h=2 d=16 varlen";
 
+const char* const kSkip = "attention b=2 sq=40 sk=700 hq=2 d=16 block=16x16 list=bitmask skip=mass";
+const char* const kSkipThreshold = "attention b=2 sq=40 sk=700 hq=2 d=16 block=16x16 list=bitmask skip=threshold";
+
+template <Slot slot, std::int64_t word, std::uint32_t value>
+void set_bits(Call& call) {
+  call[slot].as<std::uint32_t>()[word] = value;
+}
+void set_threshold(Call& call, float value) { call[Slot::skip_threshold].as<float>()[1] = value; }
+
 const BadCall kBadCalls[] = {
+    {"skip_bits_beyond", kSkip, set_bits<Slot::tile_bits, 1, 1U << 12>, kRange, "tile_bits"},
+    {"skip_must_do_beyond", kSkip, set_bits<Slot::must_do_bits, 1, 1U << 12>, kRange, "must_do_bits"},
+    {"skip_must_skip_beyond", kSkipThreshold, set_bits<Slot::must_skip_bits, 1, 1U << 31>, kRange, "must_skip_bits"},
+    {"skip_must_both", kSkip,
+     [](Call& c) {
+       set_bits<Slot::must_do_bits, 1, 6>(c);
+       set_bits<Slot::must_skip_bits, 1, 12>(c);
+     },
+     kRange, "must_skip_bits"},
+    {"skip_everything", kSkip,
+     [](Call& c) {
+       set_bits<Slot::must_skip_bits, 0, ~0U>(c);
+       set_bits<Slot::must_skip_bits, 1, 0xFFF>(c);
+     },
+     kRange, "must_skip_bits"},
+    {"skip_threshold_nan", kSkip, [](Call& c) { set_threshold(c, std::nanf("")); }, kRange, "skip_threshold"},
+    {"skip_threshold_of_no_tile", kSkip, [](Call& c) { set_threshold(c, 2.0F); }, kRange, "skip_threshold"},
+    {"skip_threshold_infinite", kSkip, [](Call& c) { set_threshold(c, std::numeric_limits<float>::infinity()); },
+     kRange, "skip_threshold"},
+    {"skip_octaves_above_0", kSkipThreshold, [](Call& c) { set_threshold(c, 0.5F); }, kRange, "skip_threshold"},
+    {"skip_octaves_too_low", kSkipThreshold, [](Call& c) { set_threshold(c, -101.0F); }, kRange, "skip_threshold"},
+    {"skip_octaves_nan", kSkipThreshold, [](Call& c) { set_threshold(c, std::nanf("")); }, kRange, "skip_threshold"},
+    {"skip_step_negative", kSkipThreshold, set<Slot::skip_step, 0, -1>, kRange, "skip_step"},
+    {"skip_state_of_another_shape", kSkip,
+     [](Call& c) {
+       c.bind(Slot::skip_memory, DType::uint8, {2, 2, 3, 43});
+     },
+     ErrorCode::invalid_argument, "skip_memory"},
+    {"skip_state_of_another_type", kSkip,
+     [](Call& c) {
+       c.bind(Slot::skip_memory, DType::int8, {2, 2, 3, 44});
+     },
+     ErrorCode::invalid_argument, "skip_memory"},
+    {"skip_memory_unbound", kSkip, [](Call& c) { c[Slot::skip_memory] = {}; }, ErrorCode::invalid_argument,
+     "skip_memory"},
+    {"skip_step_unbound", kSkipThreshold, [](Call& c) { c[Slot::skip_step] = {}; }, ErrorCode::invalid_argument,
+     "skip_step"},
+    {"skip_memory_for_threshold", kSkipThreshold,
+     [](Call& c) {
+       c.bind(Slot::skip_memory, DType::uint8, {2, 2, 3, 44});
+     },
+     ErrorCode::invalid_argument, "skip_memory"},
     {"state_slot_beyond", kLinear, set<Slot::state_slots, 1, 4>, kRange, "state_slots"},
     {"state_slot_long", kLinear,
      [](Call& c) { c.bind(Slot::state_slots, DType::int64, {3}).as<std::int64_t>()[2] = std::int64_t{1} << 32; },
@@ -180,6 +231,12 @@ TEST(Validate, EmptySequencesAndUnusedEntriesAreRight) {
     c.int32(Slot::tile_indices, 0) = -7;
     c.int32(Slot::tile_indices, 3) = 99;
   });
+  good(kSkip, [](Call& c) {
+    set_bits<Slot::must_skip_bits, 0, ~0U>(c);  // one key block is left
+    set_bits<Slot::must_skip_bits, 1, 0x7FF>(c);
+    set_threshold(c, -std::numeric_limits<float>::infinity());
+  });
+  good(kSkipThreshold, [](Call& c) { c[Slot::must_do_bits] = c[Slot::must_skip_bits] = {}; });
   // Under a list of its own the backward takes the forward's list or leaves it.
   const char* both = "attention pass=backward sq=40 d=16 block=16x16 list=bitmask bwd_list=indices";
   good(both, [](Call&) {});
@@ -199,6 +256,8 @@ TEST(Validate, ZeroSizesRun) {
                            "attention b=2 sq=4 sk=0 kv=table page=4",
                            "attention b=2 sq=4 sk=0 list=bitmask",
                            "attention b=2 sq=4 sk=0 list=transposed mass=mean next=indices",
+                           "attention b=2 sq=4 sk=0 list=bitmask skip=mass",
+                           "attention b=0 sq=4 sk=8 list=bitmask skip=threshold",
                            "combine sq=0 lse",
                            "combine b=0 sq=4",
                            "kv_append sq=0 sk=8",

@@ -38,6 +38,7 @@ INSTANTIATE_TEST_SUITE_P(
         "attention sq=100 score=relative mask=document", "attention sq=100 d=16 dv=40 compressed_causal=32:16",
         "attention sq=200 hq=2 list=indices:q:b:full mass=mean next=indices", "attention sq=200 list=transposed",
         "attention sq=200 list=bitmask:1:1 mass=rms next=bitmask mass_lse=prior lse",
+        "attention b=2 sq=200 hq=2 list=bitmask skip=mass", "attention sq=200 list=bitmask skip=threshold dtype=bf16",
         "attention pass=backward b=2 sq=150 hq=4 hkv=2 causal dtype=bf16",
         "attention pass=backward b=2 sq=90 layout=varlen sink dlse grad=fp32 accumulate deterministic",
         "attention pass=backward sq=90 kv2=dense sk2=50 dropout=0.2 score=soft_clip mask=prefix alibi",

@@ -39,6 +39,22 @@ class TestOtherOperations:
         identical(v, theirs["v"])
         identical(turned, theirs["q_rotated"])
 
+    def test_a_step_of_a_skip_state(self, command, rng):
+        tensors = {name: normal(rng, 1, 70, 2, 16) for name in "qkv"}
+        tensors |= {
+            "tile_bits": np.full((1, 2, 5, 1), 0b10111, np.uint32),
+            "skip_memory": np.full((1, 2, 5, 5), 200, np.uint8),
+            "skip_lse": np.full((1, 2, 70), 4.5, np.float32),
+            "skip_threshold": np.array([-2.3, -2.5], np.float32),
+        }
+        theirs = command("block=16x16 list=bitmask skip=mass", **tensors)
+        ours = {name: array.copy() for name, array in tensors.items()} | {"o": np.empty_like(tensors["q"])}
+        plan = tessera._core.Plan("attention sq=70 hq=2 d=16 block=16x16 list=bitmask skip=mass", threads=THREADS)
+        plan.run(tuple(ours), tuple(ours.values()))
+        assert 0 < np.unpackbits(ours["tile_bits"].view(np.uint8)).sum() < 50
+        for name in ("o", "tile_bits", "skip_memory", "skip_lse"):
+            identical(ours[name], theirs[name])
+
     def test_linear_decode(self, command, rng):
         q, k, v = (normal(rng, 2, 3, 4, dim) for dim in (16, 16, 24))
         state, slopes = normal(rng, 5, 4, 16, 24), np.array([0, 0.1, 0.5, 2], np.float32)

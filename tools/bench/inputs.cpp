@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -204,6 +205,24 @@ void add_state_slots(const BenchCase& bench_case, std::mt19937_64& random, Bench
   if (problem.linear.ring > 0) inputs.arrays[Slot::ring_cursor] = staggered_cursors(problem, 0);
 }
 
+// A state whose list stays as it was drawn for some hundred steps: what is listed weighs more than the threshold, and
+// the memory of what is not is far below.
+void add_skip(const Problem& problem, Arrays& arrays) {
+  const bool by_mass = problem.skip.kind == SkipRule::Kind::mass;
+  const auto fill = [](Array& array, float value) {
+    std::fill_n(array.tensor().as<float>(), array.tensor().numel(), value);
+  };
+  fill(arrays[Slot::skip_threshold], by_mass ? -16.0F : -std::numeric_limits<float>::infinity());
+  if (!by_mass) {
+    arrays[Slot::skip_step] = int32_array({0});
+    return;
+  }
+  Array memory(DType::uint8, {problem.batch, problem.heads_q, problem.query_blocks(), problem.key_blocks()});
+  std::fill_n(memory.data(), memory.size_bytes(), std::byte{0});
+  arrays[Slot::skip_memory] = std::move(memory);
+  fill(arrays[Slot::skip_lse], std::log(static_cast<float>(std::max<std::int64_t>(problem.kv.seqlen, 1))) + 0.5F);
+}
+
 }  // namespace
 
 BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
@@ -243,6 +262,7 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   };
   add(problem.list, detail::list_slots(false));
   add(problem.bwd_list, detail::list_slots(true));
+  if (problem.skip) add_skip(problem, inputs.arrays);
   if (!bench_case.lengths.empty()) {
     for (const Slot slot : {Slot::cu_seqlens_q, Slot::cu_seqlens_k}) inputs.arrays[slot] = ends_of(bench_case.lengths);
   }

@@ -9,7 +9,8 @@
 // o_residual is judged with the o beside it: their sum is got, O before its rounding is oracle and plain, and ulp(x) is
 // half a step of the residual. Elements that the oracle leaves alone must keep their bits (Inputs::find_damage).
 // Counts, indices and bits must be equal, except that a tile may be in or out of the next list when the oracle's mass
-// is within the mass's own tolerance of the threshold.
+// is within the mass's own tolerance of the threshold. A skip state's memory may be any code of a mass within
+// tolerance; its list must be what the memory that was written says.
 //
 // The error of plain is a random quantity, and one run is one draw of it: an output of few elements may by luck have
 // none. plain's error is therefore the largest of kPlainRuns runs that differ in nothing but rounding (`order` of

@@ -77,13 +77,15 @@ Arrays load(const RunOptions& options, const std::string& text) {
 }
 
 // What a run wrote: its outputs, for kv_append the cache and the rotated queries, for the linear operations the states
-// and rings, or the states' gradients.
+// and rings, or the states' gradients, and a skip state.
 std::vector<Slot> result_slots(const Problem& problem, const Arrays& arrays) {
   std::vector<Slot> slots;
   for (const SlotShape& each : outputs(problem)) slots.push_back(each.slot);
   if (problem.is_linear() && problem.linear.states > 0) {
     slots.push_back(problem.pass == Pass::forward ? Slot::state : Slot::dstate_initial);
   }
+  if (problem.skip) slots.push_back(Slot::tile_bits);
+  if (problem.skip.kind == SkipRule::Kind::mass) slots.insert(slots.end(), {Slot::skip_memory, Slot::skip_lse});
   if (problem.linear.ring > 0) slots.insert(slots.end(), {Slot::ring_k, Slot::ring_v});
   if (problem.operation == Operation::kv_append) {
     for (const Slot slot : {Slot::k, Slot::v, Slot::q_rotated}) {

@@ -30,7 +30,12 @@ ForwardBuffers ForwardBuffers::place(Arena& arena, const Problem& problem, const
   b.low = arena.take<std::int32_t>(kPanel);
   b.high = arena.take<std::int32_t>(kPanel);
   b.keys = KeyTile::place(arena, tiling.tile_kv, problem, dots);
-  if (gathers_mass(problem)) b.mass = MassGatherer::place(arena, problem, b.columns);
+  if (!gathers_mass(problem)) return b;
+  b.mass = arena.take<MassGatherer>(tiling.strips);
+  for (std::int64_t i = 0; i < tiling.strips; ++i) {
+    const MassGatherer placed = MassGatherer::place(arena, problem, tiling.strip_columns);
+    if (b.mass != nullptr) b.mass[i] = placed;  // not where only the bytes are counted
+  }
   return b;
 }
 

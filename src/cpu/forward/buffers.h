@@ -21,6 +21,7 @@ struct Strip {
   std::int64_t first_column;
   std::int64_t columns;  // rows · heads of the tile
   QueryTile queries;
+  MassGatherer* mass;     // where masses are gathered: of the strip's block
   std::int64_t next = 0;  // tile of the grid that it uses next
 };
 
@@ -45,7 +46,7 @@ struct ForwardBuffers {
   std::int32_t* low;       // (kPanel)
   std::int32_t* high;      // (kPanel)
   KeyTile keys;
-  MassGatherer mass;
+  MassGatherer* mass;  // (strips): of the blocks that walk the keys together
 
   static ForwardBuffers place(Arena& arena, const Problem& problem, const Tiling& tiling, bool dots);
 };

@@ -24,15 +24,23 @@ void ForwardUnit::compute(const Sequence& sequence, std::int64_t head_tile, std:
   sequence_ = sequence;
   head_ = head_tile * t.heads_a_tile;
   split_ = split;
-  const bool mass = gathers_mass(problem_);
-  if (mass) b_.mass.begin_block();
+  const std::int64_t blocks = gathers_mass(problem_) ? t.unit_strips / t.block_strips : 0;
+  for (std::int64_t i = 0; i < blocks; ++i) b_.mass[i].begin_block();
   const std::int64_t first = row_unit * t.unit_strips;
   for (std::int64_t strip = first; strip < first + t.unit_strips; strip += t.strips) {
     strip_count_ = 0;
-    for (std::int64_t i = strip; i < strip + t.strips; ++i) add_strip(i);
+    for (std::int64_t i = strip; i < strip + t.strips; ++i) add_strip(i, first / t.block_strips);
     if (strip_count_ > 0) walk_keys();
   }
-  if (mass) b_.mass.end_block(problem_, run_.bindings, sequence.batch, head_, first / t.block_strips);
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    const std::int64_t block = first / t.block_strips + i;
+    if (block >= problem_.query_blocks()) return;
+    if (problem_.skip) {
+      b_.mass[i].move_state(problem_, run_.bindings, run_.list, sequence.batch, head_, block);
+    } else {
+      b_.mass[i].end_block(problem_, run_.bindings, sequence.batch, head_, block);
+    }
+  }
 }
 
 StripRows rows_of_strip(const Tiling& t, const Sequence& sequence, std::int64_t index) {
@@ -42,7 +50,7 @@ StripRows rows_of_strip(const Tiling& t, const Sequence& sequence, std::int64_t 
   return {block, begin, std::min(end, sequence.q_length), end};
 }
 
-void ForwardUnit::add_strip(std::int64_t index) {
+void ForwardUnit::add_strip(std::int64_t index, std::int64_t first_block) {
   const Tiling& t = run_.tiling;
   const auto [block, begin, used, end] = rows_of_strip(t, sequence_, index);
   if (t.splits == 1) write_padding(std::max(begin, used), end);
@@ -52,7 +60,8 @@ void ForwardUnit::add_strip(std::int64_t index) {
                              used - begin,
                              strip_count_ * t.strip_columns,
                              (used - begin) * t.heads_a_tile,
-                             {sequence_.batch, head_, block, position, position + used - begin - 1}};
+                             {sequence_.batch, head_, block, position, position + used - begin - 1},
+                             gathers_mass(problem_) ? b_.mass + (block - first_block) : nullptr};
   load_queries(b_.strips[strip_count_++]);
 }
 
@@ -60,7 +69,7 @@ void ForwardUnit::walk_keys() {
   const Tiling& t = run_.tiling;
   const std::int64_t key_tiles = (sequence_.keys() + t.tile_kv - 1) / t.tile_kv;
   const std::int64_t last = std::min(key_tiles, (split_ + 1) * t.key_tiles_a_split);
-  if (gathers_mass(problem_)) b_.mass.begin_tile();
+  for (std::int64_t i = 0; gathers_mass(problem_) && i < strip_count_; ++i) b_.strips[i].mass->begin_tile();
   const auto skip = [&](Strip& strip, std::int64_t from) {
     strip.next = run_.key_tiles.skip(sequence_, strip.queries, from, last);
     return strip.next;

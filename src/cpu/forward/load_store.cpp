@@ -67,7 +67,11 @@ void ForwardUnit::finish(const Strip& strip) {
                                         b_.sum[first + c], b_.staging + c * dv_);
     }
   }
-  if (gathers_mass(problem_)) finish_mass(strip);
+  if (problem_.skip) {
+    finish_skip(strip);
+  } else if (gathers_mass(problem_)) {
+    finish_mass(strip);
+  }
 }
 
 ResultRows::ResultRows(const ForwardRun& run, const Sequence& sequence)
@@ -101,11 +105,12 @@ float ResultRows::write(std::int64_t split, std::int64_t head, std::int64_t row,
 }
 
 void ForwardUnit::finish_mass(const Strip& strip) {
+  float* lse = b_.lse + strip.first_column;
   if (problem_.mass_prior_lse) {
     const ScalarView prior = scalars_of(problem_, run_.bindings[Slot::prior_lse], sequence_);
-    for (std::int64_t c = 0; c < strip.columns; ++c) b_.lse[c] = prior.at(strip.first_row + c, head_);
+    for (std::int64_t c = 0; c < strip.columns; ++c) lse[c] = prior.at(strip.first_row + c, head_);
   }
-  b_.mass.end_tile(strip.columns, b_.lse);
+  strip.mass->end_tile(strip.columns, lse);
 }
 
 void ForwardUnit::write_padding(std::int64_t begin, std::int64_t end) const {

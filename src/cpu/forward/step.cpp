@@ -36,6 +36,7 @@ void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows 
   if (run_.dots) {
     probabilities_as_pairs(tile, first_column, columns, first, end, plain ? scale : 1.0F);
   } else {
+    look_at_scores(tile, first_column, first, end);
     kernels.softmax_step(end - first, columns, s, b_.maximum + first_column, b_.sum + first_column,
                          b_.correction + first_column);
     look_at_probabilities(tile, first_column, columns, first, end);
@@ -108,6 +109,7 @@ void ForwardUnit::probabilities_as_pairs(const ScoreTile& tile, std::int64_t fir
   // The largest probability of outputs of fp32 is to be 1 exactly: it is rounded for the product, but not for the sum.
   if (gathers_mass(problem_) || run_.scores.has_dropout() || problem_.o_type == DType::fp32) {
     if (scale != 1.0F) kernels.scale_rows(past - even, columns, s, kPanel, scale);
+    look_at_scores(tile, first_column, first, end);
     kernels.softmax_step(past - even, columns, s, maximum, b_.sum + first_column, b_.correction + first_column);
     look_at_probabilities(tile, first_column, columns, first, end);
     kernels.round_pairs(past - even, columns, s, kPanel, p);
@@ -122,10 +124,19 @@ void ForwardUnit::probabilities_as_pairs(const ScoreTile& tile, std::int64_t fir
   clear(past, padded_dots(end));
 }
 
+void ForwardUnit::look_at_scores(const ScoreTile& tile, std::int64_t first_column, std::int64_t first,
+                                 std::int64_t end) {
+  if (problem_.skip.kind != SkipRule::Kind::threshold) return;
+  const Strip& strip = strip_of(first_column);
+  strip.mass->add_scores(b_.keys, first, end, first_column - strip.first_column, tile.queries, b_.s);
+}
+
 void ForwardUnit::look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns,
                                         std::int64_t first, std::int64_t end) {
-  if (gathers_mass(problem_)) {
-    b_.mass.add(b_.keys, first, end, first_column, tile.queries, b_.s, b_.maximum + first_column);
+  if (gathers_mass(problem_) && problem_.skip.kind != SkipRule::Kind::threshold) {
+    const Strip& strip = strip_of(first_column);
+    strip.mass->add(b_.keys, first, end, first_column - strip.first_column, tile.queries, b_.s,
+                    b_.maximum + first_column);
   }
   if (run_.scores.has_dropout()) drop(tile, columns);
 }

@@ -15,6 +15,8 @@ constexpr std::int64_t kQueryBytes =
     512 * 1024;  // of Q and O panels a thread; halved twice while threads would lack work
 // With a list more rows share keys, of which each block uses a few (measured on a 2-core Zen 5).
 constexpr std::int64_t kListedBytes = 2048 * 1024;
+// Sums of the rows of blocks that walk the keys together, where masses are gathered.
+constexpr std::int64_t kMassBytes = 4096 * 1024;
 constexpr std::int64_t kPanels = 16;  // at most, for short rows
 constexpr std::int64_t kListedPanels = 32;
 constexpr std::int64_t kForwardKeys = 128;
@@ -36,6 +38,10 @@ bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
 }
 
+std::int64_t mass_bytes(const Problem& problem, std::int64_t columns) {
+  return 2 * problem.key_blocks() * columns * static_cast<std::int64_t>(sizeof(float));
+}
+
 Support supports_wishes(const Problem& problem, const Wishes& wishes) {
   const auto tile = [](const char* name, std::optional<std::int64_t> wish) {
     if (!wish || (*wish >= 1 && *wish <= kLongestTile)) return Support::yes();
@@ -52,7 +58,8 @@ Support supports_wishes(const Problem& problem, const Wishes& wishes) {
     return Support::no("splits is " + std::to_string(*wishes.splits) + "; batch_invariant keeps one part per sequence");
   }
   if (*wishes.splits > 1 && problem.pass == Pass::forward && gathers_mass(problem)) {
-    return Support::no("splits is " + std::to_string(*wishes.splits) + "; mass and next lists need whole rows");
+    return Support::no("splits is " + std::to_string(*wishes.splits) +
+                       "; masses, next lists and skip states need whole rows");
   }
   return Support::yes();
 }
@@ -188,8 +195,11 @@ Tiling tiling_of(const detail::PlanState& state) {
   t.rows = std::min(t.rows, t.block_rows);
   t.block_strips = divide_up(t.block_rows, t.rows);
   t.strip_columns = divide_up(t.rows * t.heads_a_tile, kPanel) * kPanel;
-  t.strips = problem.list && !mass ? std::max<std::int64_t>(state.tile_q / t.strip_columns, 1) : 1;
-  t.unit_strips = mass ? t.block_strips : t.strips;
+  t.strips = problem.list && (!mass || t.block_strips == 1) ? state.tile_q / t.strip_columns : 1;
+  if (mass && t.strips > 1)
+    t.strips = std::min(t.strips, kMassBytes / std::max<std::int64_t>(mass_bytes(problem, t.strip_columns), 1));
+  t.strips = std::max<std::int64_t>(t.strips, 1);
+  t.unit_strips = mass ? std::max(t.block_strips, t.strips) : t.strips;
   t.row_units = divide_up(divide_up(queries, t.block_rows) * t.block_strips, t.unit_strips);
   t.splits = state.splits;
   t.tile_kv = state.tile_kv;

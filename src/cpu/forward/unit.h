@@ -28,8 +28,13 @@ class ForwardUnit {
 
   // forward.cpp: the walk over keys.
 
-  // Strip `index` of the sequence, if it has rows; rows past the used length are written as empty.
-  void add_strip(std::int64_t index);
+  // Strip `index` of the sequence, if it has rows; rows past the used length are written as empty. `first_block`: of
+  // the unit.
+  void add_strip(std::int64_t index, std::int64_t first_block);
+  // That of a panel's first column.
+  [[nodiscard]] const Strip& strip_of(std::int64_t column) const {
+    return b_.strips[column / run_.tiling.strip_columns];
+  }
   void walk_keys();
   // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
   void key_tile(const Strip& strip);
@@ -47,6 +52,7 @@ class ForwardUnit {
   // Divides by the sum (and the sink), transposes back and writes O and LSE.
   void finish(const Strip& strip);
   void finish_mass(const Strip& strip);
+  void finish_skip(const Strip& strip);
   void write_padding(std::int64_t begin, std::int64_t end) const;
 
   // forward_step.cpp: a step of the softmax.
@@ -61,6 +67,8 @@ class ForwardUnit {
   // The softmax step, and P as pairs of keys in whole chunks: keys before the first and behind the last one weigh 0.
   void probabilities_as_pairs(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns,
                               std::int64_t first, std::int64_t end, float scale);
+  // The rule threshold compares the largest scores: of probabilities those far below the maximum would be lost.
+  void look_at_scores(const ScoreTile& tile, std::int64_t first_column, std::int64_t first, std::int64_t end);
   // Mass and dropout see the probabilities in fp32.
   void look_at_probabilities(const ScoreTile& tile, std::int64_t first_column, std::int64_t columns, std::int64_t first,
                              std::int64_t end);

@@ -74,6 +74,14 @@ void Attention<Real>::size_outputs() {
     } else if (next) {
       size(Slot::next_bits, blocks * ((problem_.key_blocks() + 31) / 32));
     }
+    if (problem_.skip) {
+      const bool by_mass = problem_.skip.kind == SkipRule::Kind::mass;
+      mass_.assign(static_cast<std::size_t>(blocks * problem_.key_blocks()), by_mass ? Real{0} : -kInfinity);
+      unknown_.assign(static_cast<std::size_t>(blocks), 0);
+      size(Slot::tile_bits, blocks * ((problem_.key_blocks() + 31) / 32));
+      if (by_mass) size(Slot::skip_memory, blocks * problem_.key_blocks());
+      if (by_mass) size(Slot::skip_lse, rows);
+    }
     return;
   }
   size(Slot::dq, rows * d_);
@@ -107,6 +115,7 @@ void Attention<Real>::run() {
         }
         write_padding(b, h);
         if (weighs_) finish_mass(b, h);
+        if (problem_.skip) finish_skip(b, h);
       }
       if (!forward) write_key_gradients(b, head_kv);
     }

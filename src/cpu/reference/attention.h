@@ -46,6 +46,8 @@ class Attention {
   void add_mass(const Row& row, Real lse);
   void finish_mass(std::int64_t batch, std::int64_t head);
   void write_next(std::int64_t batch, std::int64_t head);
+  void skip_row(const Row& row, Real lse);
+  void finish_skip(std::int64_t batch, std::int64_t head);
   void backward_row(const Row& row);
   void add_residual(const Row& row);
   void write_key_gradients(std::int64_t batch, std::int64_t head_kv);
@@ -99,6 +101,7 @@ class Attention {
   std::vector<Real> scores_, slopes_, dp_;  // (n); slope: d score / d (q·k)
   std::vector<Real> mass_;                  // (b, hq, query blocks, key blocks)
   std::vector<Real> row_mass_;              // (key blocks)
+  std::vector<std::uint8_t> unknown_;       // skip states: (b, hq, query blocks): a row of it says nothing
 };
 
 extern template class Attention<double>;

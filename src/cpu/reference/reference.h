@@ -38,7 +38,9 @@ struct Output {
 
 struct Result {
   std::array<Output, static_cast<std::size_t>(Slot::count_)> outputs;  // an output the problem lacks is empty
-  std::vector<double> next_mass;  // what decided the next list: (b, hq, query blocks, key blocks)
+  // What decided the next list: (b, hq, query blocks, key blocks). Of a skip state masses or octaves, NaN where a tile
+  // was not computed.
+  std::vector<double> next_mass;
 
   Output& operator[](Slot slot) { return outputs[static_cast<std::size_t>(slot)]; }
   const Output& operator[](Slot slot) const { return outputs[static_cast<std::size_t>(slot)]; }

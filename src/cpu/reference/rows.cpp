@@ -50,6 +50,7 @@ void Attention<Real>::forward_row(const Row& row) {
   }
   if (problem_.lse) put(Slot::lse, lse_at, lse);
   if (weighs_) add_mass(row, lse);
+  if (problem_.skip) skip_row(row, lse);
 }
 
 /// Adds the row's mass in each tile (or its square) to the block's sums.

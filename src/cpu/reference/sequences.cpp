@@ -149,6 +149,9 @@ TileStates::TileStates(const Problem& problem, const TileList& list, const Bindi
   if (list.form == TileList::Form::bitmask) {
     mark_bits(bindings[backward_slots ? Slot::bwd_tile_bits : Slot::tile_bits], TileState::partial);
     if (list.full) mark_bits(bindings[backward_slots ? Slot::bwd_full_bits : Slot::full_bits], TileState::full);
+    if (!problem.skip) return;
+    mark_blocks(bindings[Slot::must_do_bits], TileState::partial);
+    mark_blocks(bindings[Slot::must_skip_bits], TileState::skipped);
     return;
   }
   mark(bindings[backward_slots ? Slot::bwd_tile_counts : Slot::tile_counts],
@@ -198,6 +201,16 @@ void TileStates::mark_bits(const Tensor& bits, TileState state) {
     for (std::int64_t block = 0; block < key_blocks_; ++block) {
       const auto word = static_cast<std::uint32_t>(read(bits, offset + block / 32 * bits.strides[3]));
       if ((word >> (block % 32)) & 1U) states_[static_cast<std::size_t>(row * key_blocks_ + block)] = state;
+    }
+  }
+}
+
+/// The key blocks of `bits` (words), for every row; nothing where it is unbound.
+void TileStates::mark_blocks(const Tensor& bits, TileState state) {
+  for (std::int64_t block = 0; bits && block < key_blocks_; ++block) {
+    if (((static_cast<std::uint32_t>(read(bits, block / 32)) >> (block % 32)) & 1U) == 0) continue;
+    for (std::int64_t row = 0; row < batches_ * heads_ * query_blocks_; ++row) {
+      states_[static_cast<std::size_t>(row * key_blocks_ + block)] = state;
     }
   }
 }

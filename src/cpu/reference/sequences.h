@@ -62,6 +62,7 @@ class TileStates {
  private:
   void mark(const Tensor& counts, const Tensor& indices, TileState state);
   void mark_bits(const Tensor& bits, TileState state);
+  void mark_blocks(const Tensor& bits, TileState state);
 
   TileList list_;
   std::int64_t batches_, heads_, group_, query_blocks_, key_blocks_;

@@ -45,15 +45,18 @@ TileListReader::TileListReader(const Problem& problem, const Bindings& bindings,
     partial_ = {bindings[Slot::tile_counts], bindings[Slot::tile_indices], bindings[Slot::tile_bits]};
     full_ = {bindings[Slot::full_counts], bindings[Slot::full_indices], bindings[Slot::full_bits]};
   }
+  if (!problem.skip) return;
+  must_do_ = bindings[Slot::must_do_bits].as<const std::uint32_t>();
+  must_skip_ = bindings[Slot::must_skip_bits].as<const std::uint32_t>();
 }
 
 bool TileListReader::contains(const Entries& entries, std::int64_t b, std::int64_t h, std::int64_t query_block,
                               std::int64_t key_block) const {
   if (form_ == TileList::Form::bitmask) {
     const Tensor& bits = entries.bits;
-    const std::uint32_t word = bits.as<std::uint32_t>()[b * bits.strides[0] + h * bits.strides[1] +
-                                                        query_block * bits.strides[2] + key_block / 32];
-    return (word >> (key_block % 32) & 1U) != 0;
+    const std::uint32_t* words =
+        bits.as<std::uint32_t>() + b * bits.strides[0] + h * bits.strides[1] + query_block * bits.strides[2];
+    return (word(words, key_block / 32) >> (key_block % 32) & 1U) != 0;
   }
   const bool transposed = form_ == TileList::Form::transposed;
   const Row row = row_of(entries.counts, entries.indices, b, h, transposed ? key_block : query_block);
@@ -75,7 +78,7 @@ std::int64_t TileListReader::next_in(const Entries& entries, std::int64_t b, std
   const std::uint32_t* words =
       bits.as<std::uint32_t>() + b * bits.strides[0] + h * bits.strides[1] + query_block * bits.strides[2];
   while (from < end) {
-    const std::uint32_t rest = words[from / 32] >> (from % 32);
+    const std::uint32_t rest = word(words, from / 32) >> (from % 32);
     if (rest != 0) return std::min<std::int64_t>(from + std::countr_zero(rest), end);
     from = (from / 32 + 1) * 32;
   }

@@ -31,6 +31,12 @@ class TileListReader {
                               std::int64_t key_block) const;
   [[nodiscard]] std::int64_t next_in(const Entries& entries, std::int64_t b, std::int64_t h, std::int64_t query_block,
                                      std::int64_t from, std::int64_t end) const;
+  [[nodiscard]] std::uint32_t word(const std::uint32_t* row, std::int64_t index) const {
+    std::uint32_t bits = row[index];
+    if (must_do_ != nullptr) bits |= must_do_[index];
+    if (must_skip_ != nullptr) bits &= ~must_skip_[index];
+    return bits;
+  }
   [[nodiscard]] std::int64_t list_head(std::int64_t head) const { return head / heads_divisor_; }
 
   TileList::Form form_ = TileList::Form::none;
@@ -38,6 +44,8 @@ class TileListReader {
   bool has_full_ = false;
   std::int64_t heads_divisor_ = 1;
   Entries partial_, full_;
+  const std::uint32_t* must_do_ = nullptr;  // of a skip state: words for every row, or nullptr
+  const std::uint32_t* must_skip_ = nullptr;
 };
 
 }  // namespace tessera::cpu

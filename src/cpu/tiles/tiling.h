@@ -21,7 +21,7 @@ struct Tiling {
   std::int64_t block_strips;   // strips a block
   std::int64_t strip_columns;  // queries of a strip, all its heads, padded to whole panels
   std::int64_t strips;         // strips that walk the keys together
-  std::int64_t unit_strips;    // strips of a unit: `strips`, or a whole block one after another when mass is gathered
+  std::int64_t unit_strips;    // strips of a unit: `strips`, or a whole block's, one after another, for its masses
   std::int64_t row_units;      // units a sequence of capacity length
   std::int64_t splits;
   std::int64_t tile_kv;
@@ -35,8 +35,9 @@ Tiling tiling_of(const detail::PlanState& state);
 /// looks at keys or weights, and rows need no padding.
 bool reads_in_place(const detail::PlanState& state);
 
+/// Whether tiles are weighed: for masses, a next list or a skip state.
 inline bool gathers_mass(const Problem& problem) {
-  return problem.mass != MassKind::none || problem.next != TileList::Form::none;
+  return problem.mass != MassKind::none || problem.next != TileList::Form::none || problem.skip;
 }
 
 /// Query rows of all sequences by capacity: rows of LSE-shaped workspace a head.

@@ -83,6 +83,7 @@ void Inputs::bind_attention() {
     }
     if (problem_.lse) allocate(Slot::lse, DType::fp32, lse_shape(), true);
     bind_tile_outputs();
+    bind_skip();
   } else {
     bind_forward_result();
     bind_gradients();

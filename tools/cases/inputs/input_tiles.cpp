@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists of tiles of a case, and the tensors of tiles that a run writes.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "bindings/slot_rules.h"
 #include "cases/inputs/inputs.h"
@@ -76,7 +78,8 @@ void Inputs::bind_list(const TileList& list, bool backward) {
     const std::int64_t majors = by_key ? choice.key_blocks : choice.query_blocks;
     if (list.form == TileList::Form::bitmask) {
       const std::int64_t words = (choice.key_blocks + 31) / 32;
-      const Tensor& bits = allocate(slots.bits, DType::uint32, {choice.batches, choice.heads, majors, words});
+      const bool moves_on = problem_.skip && !backward;
+      const Tensor& bits = allocate(slots.bits, DType::uint32, {choice.batches, choice.heads, majors, words}, moves_on);
       for (std::size_t row = 0; row < rows.size(); ++row) {
         std::vector<std::uint32_t> mask(static_cast<std::size_t>(words), 0);
         for (const std::int64_t block : rows[row]) mask[static_cast<std::size_t>(block / 32)] |= 1U << (block % 32);
@@ -121,6 +124,54 @@ void Inputs::bind_tile_outputs() {
     allocate(Slot::prior_lse, DType::fp32, lse_shape());
     fill_lse(Slot::prior_lse, std::log(std::max(1.0, keys)) + 0.5, 0.3, 0.05);
   }
+}
+
+/// A skip state in the middle of a run, and what a step is told.
+void Inputs::bind_skip() {
+  if (!problem_.skip) return;
+  RandomNumbers random(values_.seed, static_cast<std::uint64_t>(Slot::skip_threshold));
+  const bool by_mass = problem_.skip.kind == SkipRule::Kind::mass;
+  const Tensor& thresholds = allocate(Slot::skip_threshold, DType::fp32, {problem_.heads_q});
+  for (std::int64_t h = 0; h < problem_.heads_q; ++h) {
+    const double drawn = by_mass ? -5 + 3 * random.normal() : -std::fabs(3 * random.normal());
+    const bool warm_up = values_.seed % 5 == 0 && h == 0;
+    reference::write(thresholds, h,
+                     warm_up ? -std::numeric_limits<double>::infinity() : std::min(drawn, by_mass ? 1.5 : 0.0));
+  }
+  if (values_.seed % 2 == 0) bind_must(random);
+  if (!by_mass) {
+    allocate_integers(Slot::skip_step, {static_cast<std::int64_t>(values_.seed % 7)});
+    return;
+  }
+  const Tensor& memory =
+      allocate(Slot::skip_memory, DType::uint8,
+               {problem_.batch, problem_.heads_q, problem_.query_blocks(), problem_.key_blocks()}, true);
+  reference::for_each_element(memory, [&](std::int64_t, std::int64_t offset) {
+    reference::write(memory, offset, std::clamp(std::round(200 + 30 * random.normal()), 0.0F, 255.0F));
+  });
+  const auto keys = static_cast<double>(problem_.kv.seqlen + (problem_.kv2 ? problem_.kv2->seqlen : 0));
+  allocate(Slot::skip_lse, DType::fp32, lse_shape(), true);
+  const double too_small = values_.seed % 3 == 0 ? 5 : 0;  // rows weigh as much as a state can remember, and more
+  fill_lse(Slot::skip_lse, std::log(std::max(1.0, keys)) + 0.5 - too_small, 0.3, 0.01);
+}
+
+/// A tenth of the key blocks must be computed, as many left out.
+void Inputs::bind_must(RandomNumbers& random) {
+  const std::int64_t words = (problem_.key_blocks() + 31) / 32;
+  std::vector<std::uint32_t> done(static_cast<std::size_t>(words), 0);
+  std::vector<std::uint32_t> skipped = done;
+  for (std::int64_t block = 1; block < problem_.key_blocks(); ++block) {  // the first is left
+    const bool must_do = random.chance(0.1);
+    if (must_do || random.chance(0.1)) {
+      (must_do ? done : skipped)[static_cast<std::size_t>(block / 32)] |= 1U << (block % 32);
+    }
+  }
+  const auto bind = [&](Slot slot, const std::vector<std::uint32_t>& bits) {
+    const Tensor& tensor = allocate(slot, DType::uint32, {words});
+    for (std::int64_t w = 0; w < words; ++w) reference::write(tensor, w, bits[static_cast<std::size_t>(w)]);
+  };
+  bind(Slot::must_do_bits, done);
+  bind(Slot::must_skip_bits, skipped);
 }
 
 }  // namespace tessera::cases

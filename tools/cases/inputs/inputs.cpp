@@ -81,7 +81,8 @@ Tensor& Inputs::allocate(Slot slot, DType dtype, std::vector<std::int64_t> shape
   tensor = Tensor::contiguous(nullptr, dtype, shape.data(), static_cast<int>(shape.size()));
   const bool floating = detail::is_result(dtype) || slot == Slot::o_residual;
   const bool token_major = floating && shape.size() >= 3 && slot != Slot::lse && slot != Slot::dlse &&
-                           slot != Slot::prior_lse && slot != Slot::lse_parts && slot != Slot::tile_mass;
+                           slot != Slot::prior_lse && slot != Slot::skip_lse && slot != Slot::lse_parts &&
+                           slot != Slot::tile_mass;
   const Strides strides = floating && shape.size() >= 2 ? values_.strides : Strides::packed;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const bool may_share = token_major && !output && may_share_heads(slot);

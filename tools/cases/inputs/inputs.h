@@ -81,6 +81,8 @@ class Inputs {
   void bind_sinks();
   void bind_list(const TileList& list, bool backward);
   void bind_tile_outputs();
+  void bind_skip();
+  void bind_must(RandomNumbers& random);
   void bind_forward_result();
   void bind_gradients();
   void bind_combine();

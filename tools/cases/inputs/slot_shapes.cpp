@@ -10,7 +10,8 @@ namespace tessera::cli {
 namespace {
 
 bool is_metadata(DType dtype) {
-  return dtype == DType::int32 || dtype == DType::uint32 || dtype == DType::int64 || dtype == DType::uint64;
+  return dtype == DType::int32 || dtype == DType::uint32 || dtype == DType::int64 || dtype == DType::uint64 ||
+         dtype == DType::uint8;
 }
 
 /// Tensors that the problem must have and knows the sizes of.

@@ -52,6 +52,7 @@ Strides random_strides(RandomNumbers& random, bool gpu) {
 void make_extreme(Case& one, RandomNumbers& random, bool gpu) {
   Problem& p = one.problem;
   Values& v = one.values;
+  const bool by_prior_lse = p.mass_prior_lse || (p.skip.kind == SkipRule::Kind::mass && !p.skip.own_lse);
   if (p.dropout > 0.0F && random.chance(0.25)) p.dropout = random.pick(kDropouts);
   if (p.softcap > 0.0F && random.chance(0.3)) p.softcap = random.pick(kCaps);
   // Beside a tiny cap a gradient follows the rounding of its score, in any implementation.
@@ -70,10 +71,10 @@ void make_extreme(Case& one, RandomNumbers& random, bool gpu) {
   // By another run's LSE a weight may be beyond fp32; so it may be where the backward's list has more than the
   // forward's. All gradients of a source, or under a cap, may be below its normal numbers, which kernels take for 0.
   const bool may_vanish = !forward && (p.kv2 || p.softcap > 0.0F);
-  if ((p.mass_prior_lse || p.bwd_list || may_vanish) && is_steep(v.inputs)) v.inputs = {};
+  if ((by_prior_lse || p.bwd_list || may_vanish) && is_steep(v.inputs)) v.inputs = {};
   steep = steep || is_steep(v.inputs);
   const bool by_distance = p.alibi || p.score == "relative";
-  const bool is_far = random.chance(p.alibi ? 0.2 : 0.03) && (forward ? !p.mass_prior_lse : !by_distance);
+  const bool is_far = random.chance(p.alibi ? 0.2 : 0.03) && (forward ? !by_prior_lse : !by_distance);
   // Far from 0 an LSE in fp32 does not say how many keys a split had, which shows where all weigh alike.
   if (is_far && by_distance) v.inputs = {};
   if (is_far) {
@@ -84,11 +85,11 @@ void make_extreme(Case& one, RandomNumbers& random, bool gpu) {
   }
   if (p.sink) v.extreme_sinks = random.chance(0.25);
   // Steep slopes make differences of far distances, which fp32 does not hold, decide which key a row takes.
-  if (p.alibi && forward && !p.mass_prior_lse && !is_far) v.extreme_slopes = random.chance(0.25);
+  if (p.alibi && forward && !by_prior_lse && !is_far) v.extreme_slopes = random.chance(0.25);
   // What a value that is not finite leaves under a weight of 0 is not promised, nor are the gradient of a sink of −∞
   // and masses by another run's LSE where a row is NaN.
   steep = steep || v.extreme_sinks || p.alibi;
-  if (p.kv.seqlen == 0 || steep || p.mass_prior_lse || !random.chance(0.06)) return;
+  if (p.kv.seqlen == 0 || steep || by_prior_lse || !random.chance(0.06)) return;
   for (std::int64_t keys = random.between(1, 3); keys > 0; --keys) v.non_finite.push_back(random.below(p.kv.seqlen));
   std::sort(v.non_finite.begin(), v.non_finite.end());
   v.non_finite.erase(std::unique(v.non_finite.begin(), v.non_finite.end()), v.non_finite.end());

@@ -180,6 +180,11 @@ constexpr Feature kFeatures[] = {
     {"mass_mean", "mass", kForward, [](const Case& c) { return c.problem.mass == MassKind::mean; }},
     {"mass_rms", "mass", kForward, [](const Case& c) { return c.problem.mass == MassKind::rms; }},
     {"mass_prior_lse", "", kForward, [](const Case& c) { return c.problem.mass_prior_lse; }},
+    {"skip_mass", "skip", kForward,
+     [](const Case& c) { return c.problem.skip.kind == SkipRule::Kind::mass && !c.problem.skip.own_lse; }},
+    {"skip_mass_own", "skip", kForward,
+     [](const Case& c) { return c.problem.skip.kind == SkipRule::Kind::mass && c.problem.skip.own_lse; }},
+    {"skip_threshold", "skip", kForward, [](const Case& c) { return c.problem.skip.kind == SkipRule::Kind::threshold; }},
     {"lse", "", kForward | kCombine, [](const Case& c) { return c.problem.lse; }},
     {"residual", "", kAttention, [](const Case& c) { return c.problem.residual; }},
     {"dlse", "", kBackward, [](const Case& c) { return c.problem.dlse; }},
@@ -242,6 +247,13 @@ constexpr Exclusion kExclusions[] = {
     {"mass_prior_lse", "inputs_rising", "an LSE far from 0 says nothing of a tile's mass"},
     {"mass_prior_lse", "inputs_sink", "an LSE far from 0 says nothing of a tile's mass"},
     {"mass_prior_lse", "inputs_outliers", "an LSE far from 0 says nothing of a tile's mass"},
+    {"far_offset", "skip_mass", "an LSE far from 0 says nothing of a tile's mass"},
+    {"alibi_extreme", "skip_mass", "an LSE far from 0 says nothing of a tile's mass"},
+    {"inputs_scaled_up", "skip_mass", "an LSE far from 0 says nothing of a tile's mass"},
+    {"inputs_rising", "skip_mass", "an LSE far from 0 says nothing of a tile's mass"},
+    {"inputs_sink", "skip_mass", "an LSE far from 0 says nothing of a tile's mass"},
+    {"inputs_outliers", "skip_mass", "an LSE far from 0 says nothing of a tile's mass"},
+    {"non_finite", "skip_mass", "drawn apart, as for masses by a prior LSE"},
     {"bwd_list_indices", "inputs_scaled_up", kBeyondItsLse},
     {"bwd_list_indices", "inputs_rising", kBeyondItsLse},
     {"bwd_list_indices", "inputs_sink", kBeyondItsLse},
@@ -266,6 +278,16 @@ constexpr Exclusion kExclusions[] = {
     {"splits", "mass_prior_lse", "a tile's mass needs whole rows"},
 };
 
+/// What a skip state takes the place of.
+constexpr std::string_view kNotBesideStates[] = {"list_indices",   "list_transposed", "list_heads_one", "list_heads_kv",
+                                                 "list_batch_one", "list_full",       "next_indices",   "next_bitmask",
+                                                 "mass_mean",      "mass_rms",        "mass_prior_lse", "splits"};
+
+bool meets_a_state(const Feature& a, const Feature& b) {
+  return a.group == "skip" &&
+         std::find(std::begin(kNotBesideStates), std::end(kNotBesideStates), b.name) != std::end(kNotBesideStates);
+}
+
 std::string share(std::uint64_t count, std::uint64_t total) {
   return fmt::format("{:5.1f}%", total == 0 ? 0.0 : 100.0 * static_cast<double>(count) / static_cast<double>(total));
 }
@@ -288,6 +310,7 @@ std::string_view why_apart(std::size_t a, std::size_t b) noexcept {
   if (a == b) return "";
   if (!x.group.empty() && x.group == y.group) return "a problem has one of these";
   if ((x.operations & y.operations) == 0) return "of different operations";
+  if (meets_a_state(x, y) || meets_a_state(y, x)) return "a state has list and masses, of whole rows";
   for (const Exclusion& exclusion : kExclusions) {
     if (exclusion.a == x.name && exclusion.b == y.name) return exclusion.reason;
     if (exclusion.a == y.name && exclusion.b == x.name) return exclusion.reason;

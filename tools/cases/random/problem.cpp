@@ -191,6 +191,7 @@ class Generator : public RandomDraw {
       p_.next_threshold = random_.chance(0.2) ? 0.0F : static_cast<float>(random_.between(1, 300)) / 1000.0F;
     }
     if (forward && chooser_.chance(0.3)) p_.mass = random_.chance(0.5) ? MassKind::mean : MassKind::rms;
+    if (forward && chooser_.chance(0.1)) skip();
     const bool weighs = p_.next != TileList::Form::none || p_.mass != MassKind::none;
     p_.mass_prior_lse = weighs && random_.chance(0.4);
     if (p_.list || p_.bwd_list || weighs) {
@@ -201,6 +202,16 @@ class Generator : public RandomDraw {
       p_.block_kv = usual ? random_.pick(kGpuBlockKv) : random_.pick(kBlockKv);
       v_.density = static_cast<float>(random_.between(2, 10)) / 10.0F;
     }
+  }
+
+  void skip() {
+    static constexpr std::int64_t kGrowths[] = {0, 1, 1, 1, 5, 255};
+    p_.list = {.form = TileList::Form::bitmask};
+    p_.next = TileList::Form::none;
+    p_.next_threshold = 0.0F;
+    p_.mass = MassKind::none;
+    p_.skip.kind = random_.chance(0.6) ? SkipRule::Kind::mass : SkipRule::Kind::threshold;
+    if (p_.skip.kind == SkipRule::Kind::mass) p_.skip = {p_.skip.kind, random_.chance(0.3), random_.pick(kGrowths)};
   }
 
   void outputs() {
@@ -216,7 +227,7 @@ class Generator : public RandomDraw {
     p_.deterministic = random_.chance(0.2);
     p_.batch_invariant = random_.chance(0.2);
     // Those need a row's keys in one part. A backward's dQ is added over as many.
-    const bool whole = p_.batch_invariant || p_.next != TileList::Form::none || p_.mass != MassKind::none;
+    const bool whole = p_.batch_invariant || p_.next != TileList::Form::none || p_.mass != MassKind::none || p_.skip;
     if (!whole && random_.chance(forward ? 0.4 : 0.3)) case_.wishes.splits = random_.between(2, 4);
   }
 };

@@ -19,6 +19,7 @@ constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tile
 
 Support supports_features(const Problem& p) {
   if (p.pass != Pass::forward) return Support::no("does the forward only");
+  if (p.skip) return Support::no("moves no skip state on yet");
   if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
     return Support::no("wants q, k and v of one type, bf16 or fp16");
   }

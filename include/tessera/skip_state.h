@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// A list of tiles that lives across the steps of a diffusion run, with what makes the next step's of it
+// (docs/skip-state.md).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/executor.h"
+#include "tessera/problem.h"
+
+namespace tessera {
+
+/// Tokens [begin, end) of the keys; those of a second source follow at kv.seqlen.
+struct TokenRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool operator==(const TokenRange&) const = default;
+};
+
+/// What a skip state is made with besides its problem.
+struct SkipOptions {
+  /// Thresholds of the first and the last step. `mass`: masses above 0 and below 4, between them in geometric
+  /// progression. `threshold`: powers of two from −100 to 0, between them in arithmetic progression.
+  struct Ramp {
+    float first = 0;
+    float last = 0;
+    bool operator==(const Ramp&) const = default;
+  };
+  struct Head {
+    std::int64_t head = 0;  // query head
+    Ramp ramp;
+  };
+
+  std::int64_t steps = 50;   // of a run, 1 and more
+  std::int64_t warm_up = 2;  // first steps, which keep every tile that they compute
+  Ramp ramp{0.002F, 0.012F};
+  std::vector<Head> heads = {};  // those that have other thresholds
+  std::string layer = {};        // whose state it is; a file of another layer's is refused. No line breaks
+};
+
+/// θ of every step and query head, (steps, hq) in powers of two: docs/skip-state.md, section 4. Throws Error for a
+/// problem without `skip`, and for options out of range.
+std::vector<float> skip_thresholds(const Problem& problem, const SkipOptions& options);
+/// Key blocks that lie in the ranges whole, as must_do_bits and must_skip_bits want them: (ceil(KB / 32)). `name` is
+/// what errors call the ranges. Throws Error for a range that is no range of the problem's keys, or that holds no whole
+/// block.
+std::vector<std::uint32_t> skip_blocks(const Problem& problem, std::span<const TokenRange> ranges, const char* name);
+
+/// One layer's state for one stream of calls, in host memory. Allocates when it is made and in reshape(), load() and
+/// save() only. Not for several threads at once.
+class SkipState {
+ public:
+  /// `problem`: a forward with `skip`. The state begins anew. Throws Error as the two functions above do.
+  SkipState(const Problem& problem, SkipOptions options);
+
+  [[nodiscard]] const Problem& problem() const noexcept { return problem_; }
+  [[nodiscard]] const SkipOptions& options() const noexcept { return options_; }
+  /// The least step that bind() takes, besides 0.
+  [[nodiscard]] std::int64_t next_step() const noexcept { return next_step_; }
+
+  /// Begins anew: every tile is listed and no LSE is known. The ranges stay.
+  void reset() noexcept;
+  /// Begins anew for a problem of another shape, with the same rule, growth and options. The ranges are dropped: tokens
+  /// are others. Throws Error and stays as it is for a problem with another rule.
+  void reshape(const Problem& problem);
+  /// Tokens that steps must compute or leave out from now on, rounded inward to tiles. Throws Error and stays as it is
+  /// for bad ranges, for a tile in both, and if no tile is left.
+  void set_ranges(std::span<const TokenRange> must_do, std::span<const TokenRange> must_skip);
+
+  /// Binds what step `step` reads and writes: the list, the memory, thresholds, ranges. Step 0 begins anew. The run
+  /// that follows moves the state on; if it fails or is interrupted, reset() is due. Throws Error for a step below
+  /// next_step() or beyond the run. The bindings are valid as long as the state, until reshape() and load().
+  void bind(std::int64_t step, Bindings& bindings);
+
+  /// Share of the tiles that the next step computes, 0 to 1; 0 where there are none.
+  [[nodiscard]] double active() const noexcept;
+  /// Bytes of list, memory and LSE.
+  [[nodiscard]] std::size_t bytes() const noexcept;
+  /// A line of what the state is and how many bytes each part has.
+  [[nodiscard]] std::string describe() const;
+
+  /// Four lines (a name, the shape as a problem's line, the layer, the next step), then list, memory and LSE in the
+  /// machine's byte order. Ranges and thresholds are not in it, nor is what other shapes and types of the problem do
+  /// not change.
+  [[nodiscard]] std::vector<std::byte> save() const;
+  /// What save() gave. Throws Error and stays as it is for other bytes, or those of another problem or layer.
+  void load(std::span<const std::byte> saved);
+
+ private:
+  void allocate();
+  struct Part {
+    std::byte* data;
+    std::size_t bytes;
+  };
+  [[nodiscard]] std::vector<Part> parts();
+  [[nodiscard]] std::string header() const;
+
+  Problem problem_;
+  SkipOptions options_;
+  std::int64_t next_step_ = 0;
+  std::vector<float> thresholds_;       // (steps, hq)
+  std::vector<std::int32_t> steps_;     // (steps): 0, 1, …
+  std::vector<std::uint32_t> bits_;     // (b, hq, QB, words)
+  std::vector<std::uint8_t> memory_;    // (b, hq, QB, KB)
+  std::vector<float> lse_;              // as lse
+  std::vector<std::uint32_t> must_do_;  // (words), or empty
+  std::vector<std::uint32_t> must_skip_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tessera/skip_state.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "base/checked.h"
+#include "tessera/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr std::string_view kMagic = "tessera skip state 1";
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+[[noreturn]] void refuse(std::string argument, std::string got, std::string want,
+                         ErrorCode code = ErrorCode::invalid_argument) {
+  throw Error(code, std::move(argument), std::move(got), std::move(want));
+}
+
+void check_problem(const Problem& problem) {
+  problem.check();
+  if (!problem.skip) refuse("problem", problem.to_string(), "one with skip=mass or skip=threshold");
+}
+
+void check_ramp(const Problem& problem, const SkipOptions::Ramp& ramp, const std::string& of) {
+  const bool mass = problem.skip.kind == SkipRule::Kind::mass;
+  for (const auto& [name, value] : {std::pair{".first", ramp.first}, {".last", ramp.last}}) {
+    if (mass ? value > 0.0F && value < 4.0F : value >= -100.0F && value <= 0.0F) continue;
+    refuse(of + name, std::to_string(value), mass ? "a mass above 0 and below 4" : "a power of two from -100 to 0",
+           ErrorCode::out_of_range);
+  }
+}
+
+void check_options(const Problem& problem, const SkipOptions& options) {
+  constexpr std::int64_t kMostSteps = 1 << 20;
+  if (options.steps < 1 || options.steps > kMostSteps) {
+    refuse("steps", std::to_string(options.steps), "1 to " + std::to_string(kMostSteps), ErrorCode::out_of_range);
+  }
+  if (options.warm_up < 0 || options.warm_up > options.steps) {
+    refuse("warm_up", std::to_string(options.warm_up), "0 to the " + std::to_string(options.steps) + " steps",
+           ErrorCode::out_of_range);
+  }
+  check_ramp(problem, options.ramp, "ramp");
+  for (const SkipOptions::Head& each : options.heads) {
+    if (each.head < 0 || each.head >= problem.heads_q) {
+      refuse("heads", std::to_string(each.head), "a query head below " + std::to_string(problem.heads_q),
+             ErrorCode::out_of_range);
+    }
+    check_ramp(problem, each.ramp, "heads[" + std::to_string(each.head) + "]");
+  }
+  if (options.layer.find('\n') != std::string::npos) refuse("layer", "a line break in it", "a name of one line");
+}
+
+float threshold_at(const Problem& problem, const SkipOptions& options, const SkipOptions::Ramp& ramp,
+                   std::int64_t step) {
+  if (step < options.warm_up) return kNothing;
+  const double way = options.steps > 1 ? static_cast<double>(step) / static_cast<double>(options.steps - 1) : 0.0;
+  const bool mass = problem.skip.kind == SkipRule::Kind::mass;
+  const double first = mass ? std::log2(static_cast<double>(ramp.first)) : static_cast<double>(ramp.first);
+  const double last = mass ? std::log2(static_cast<double>(ramp.last)) : static_cast<double>(ramp.last);
+  return static_cast<float>(first + (last - first) * way);
+}
+
+/// What of a problem shapes a state, as a problem: a file's line, whatever is computed with the state.
+Problem shape_of(const Problem& problem) {
+  Problem shape;
+  shape.batch = problem.batch;
+  shape.q_layout = problem.q_layout;
+  shape.seqlen_q = problem.seqlen_q;
+  shape.total_q = problem.total_q;
+  shape.heads_q = shape.heads_kv = problem.heads_q;
+  shape.kv.seqlen = problem.kv.seqlen;
+  if (problem.kv2) shape.kv2.emplace().seqlen = problem.kv2->seqlen;
+  shape.block_q = problem.block_q;
+  shape.block_kv = problem.block_kv;
+  shape.list = problem.list;
+  shape.skip = problem.skip;
+  return shape;
+}
+
+std::int64_t all_keys(const Problem& problem) { return problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0); }
+
+/// Tokens of a key block.
+TokenRange tokens_of(const Problem& problem, std::int64_t block) {
+  const std::int64_t first = problem.key_blocks_first();
+  const std::int64_t source = block < first ? 0 : problem.kv.seqlen;
+  const std::int64_t end = block < first ? problem.kv.seqlen : all_keys(problem);
+  const std::int64_t begin = source + (block < first ? block : block - first) * problem.block_kv;
+  return {begin, std::min(begin + problem.block_kv, end)};
+}
+
+std::string text_of(const TokenRange& range) {
+  return "[" + std::to_string(range.begin) + ", " + std::to_string(range.end) + ")";
+}
+
+std::string megabytes(std::size_t bytes) {
+  const std::size_t hundredths = (bytes + 5000) / 10000;
+  const std::string rest = std::to_string(hundredths % 100);
+  return std::to_string(hundredths / 100) + (rest.size() < 2 ? ".0" : ".") + rest + " MB";
+}
+
+}  // namespace
+
+std::vector<float> skip_thresholds(const Problem& problem, const SkipOptions& options) {
+  check_problem(problem);
+  check_options(problem, options);
+  std::vector<float> thresholds;
+  thresholds.reserve(static_cast<std::size_t>(options.steps * problem.heads_q));
+  for (std::int64_t step = 0; step < options.steps; ++step) {
+    const std::size_t row = thresholds.size();
+    thresholds.resize(row + static_cast<std::size_t>(problem.heads_q),
+                      threshold_at(problem, options, options.ramp, step));
+    for (const SkipOptions::Head& each : options.heads) {
+      thresholds[row + static_cast<std::size_t>(each.head)] = threshold_at(problem, options, each.ramp, step);
+    }
+  }
+  return thresholds;
+}
+
+std::vector<std::uint32_t> skip_blocks(const Problem& problem, std::span<const TokenRange> ranges, const char* name) {
+  check_problem(problem);
+  const std::int64_t keys = all_keys(problem);
+  std::vector<std::uint32_t> words(static_cast<std::size_t>(detail::ceil_div(problem.key_blocks(), 32)), 0);
+  for (const TokenRange& range : ranges) {
+    if (range.begin < 0 || range.begin > range.end || range.end > keys) {
+      refuse(name, text_of(range), "a range within the " + std::to_string(keys) + " keys", ErrorCode::out_of_range);
+    }
+    bool any = false;
+    for (std::int64_t block = 0; block < problem.key_blocks(); ++block) {
+      const TokenRange tokens = tokens_of(problem, block);
+      if (tokens.begin < range.begin || tokens.end > range.end) continue;
+      words[static_cast<std::size_t>(block / 32)] |= 1U << (block % 32);
+      any = true;
+    }
+    if (any || range.begin == range.end) continue;
+    refuse(name, text_of(range), "a range that holds a whole tile of " + std::to_string(problem.block_kv) + " keys");
+  }
+  return words;
+}
+
+SkipState::SkipState(const Problem& problem, SkipOptions options)
+    : problem_(problem), options_(std::move(options)), thresholds_(skip_thresholds(problem_, options_)) {
+  allocate();
+}
+
+void SkipState::allocate() {
+  const std::int64_t rows = problem_.batch * problem_.heads_q * problem_.query_blocks();
+  const bool mass = problem_.skip.kind == SkipRule::Kind::mass;
+  const std::int64_t tokens =
+      problem_.q_layout == Layout::varlen ? problem_.total_q : problem_.batch * problem_.seqlen_q;
+  bits_.assign(static_cast<std::size_t>(rows * detail::ceil_div(problem_.key_blocks(), 32)), 0);
+  memory_.assign(mass ? static_cast<std::size_t>(rows * problem_.key_blocks()) : 0, 0);
+  lse_.assign(mass ? static_cast<std::size_t>(tokens * problem_.heads_q) : 0, 0.0F);
+  steps_.resize(static_cast<std::size_t>(options_.steps));
+  for (std::size_t step = 0; step < steps_.size(); ++step) steps_[step] = static_cast<std::int32_t>(step);
+  must_do_.clear();
+  must_skip_.clear();
+  reset();
+}
+
+void SkipState::reset() noexcept {
+  const auto words = static_cast<std::size_t>(detail::ceil_div(problem_.key_blocks(), 32));
+  const std::int64_t in_last = problem_.key_blocks() % 32;
+  for (std::size_t i = 0; i < bits_.size(); ++i) {
+    bits_[i] = in_last != 0 && i % words == words - 1 ? (1U << in_last) - 1U : ~0U;
+  }
+  std::fill(memory_.begin(), memory_.end(), std::uint8_t{255});
+  std::fill(lse_.begin(), lse_.end(), kNothing);
+  next_step_ = 0;
+}
+
+void SkipState::reshape(const Problem& problem) {
+  check_problem(problem);
+  if (problem.skip != problem_.skip) refuse("skip", problem.to_string(), "the rule of " + problem_.to_string());
+  SkipState anew(problem, options_);
+  *this = std::move(anew);
+}
+
+void SkipState::set_ranges(std::span<const TokenRange> must_do, std::span<const TokenRange> must_skip) {
+  std::vector<std::uint32_t> done = skip_blocks(problem_, must_do, "must_do");
+  std::vector<std::uint32_t> skipped = skip_blocks(problem_, must_skip, "must_skip");
+  std::int64_t left = problem_.key_blocks();
+  for (std::size_t w = 0; w < done.size(); ++w) {
+    left -= std::popcount(skipped[w]);
+    if ((done[w] & skipped[w]) == 0) continue;
+    const std::int64_t block = static_cast<std::int64_t>(w) * 32 + std::countr_zero(done[w] & skipped[w]);
+    refuse("must_skip", "tokens " + text_of(tokens_of(problem_, block)) + ", which must_do has too",
+           "ranges apart from those");
+  }
+  if (left == 0 && problem_.key_blocks() > 0) refuse("must_skip", "every tile", "a tile that is left");
+  must_do_ = std::move(done);
+  must_skip_ = std::move(skipped);
+}
+
+void SkipState::bind(std::int64_t step, Bindings& bindings) {
+  if (step < 0 || step >= options_.steps) {
+    refuse("step", std::to_string(step), "0 to below the run's " + std::to_string(options_.steps) + " steps",
+           ErrorCode::out_of_range);
+  }
+  if (step != 0 && step < next_step_) {
+    refuse("step", std::to_string(step) + " after step " + std::to_string(next_step_ - 1),
+           "a later one, or 0 to begin anew", ErrorCode::out_of_range);
+  }
+  if (step == 0) reset();
+  next_step_ = step + 1;
+  const Problem& p = problem_;
+  const std::int64_t words = detail::ceil_div(p.key_blocks(), 32);
+  const auto put = [&](Slot slot, void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+    bindings[slot] = Tensor::contiguous(data, dtype, shape);
+  };
+  put(Slot::tile_bits, bits_.data(), DType::uint32, {p.batch, p.heads_q, p.query_blocks(), words});
+  put(Slot::skip_threshold, thresholds_.data() + step * p.heads_q, DType::fp32, {p.heads_q});
+  if (p.skip.kind == SkipRule::Kind::mass) {
+    put(Slot::skip_memory, memory_.data(), DType::uint8, {p.batch, p.heads_q, p.query_blocks(), p.key_blocks()});
+    if (p.q_layout == Layout::varlen) {
+      put(Slot::skip_lse, lse_.data(), DType::fp32, {p.heads_q, p.total_q});
+    } else {
+      put(Slot::skip_lse, lse_.data(), DType::fp32, {p.batch, p.heads_q, p.seqlen_q});
+    }
+  } else {
+    put(Slot::skip_step, steps_.data() + step, DType::int32, {1});
+  }
+  bindings[Slot::must_do_bits] = bindings[Slot::must_skip_bits] = Tensor{};
+  if (must_do_.empty()) return;
+  put(Slot::must_do_bits, must_do_.data(), DType::uint32, {words});
+  put(Slot::must_skip_bits, must_skip_.data(), DType::uint32, {words});
+}
+
+double SkipState::active() const noexcept {
+  const auto words = static_cast<std::size_t>(detail::ceil_div(problem_.key_blocks(), 32));
+  const std::int64_t tiles = problem_.batch * problem_.heads_q * problem_.query_blocks() * problem_.key_blocks();
+  std::int64_t computed = 0;
+  for (std::size_t i = 0; i < bits_.size(); ++i) {
+    std::uint32_t word = bits_[i];
+    if (!must_do_.empty()) word = (word | must_do_[i % words]) & ~must_skip_[i % words];
+    computed += std::popcount(word);
+  }
+  return tiles > 0 ? static_cast<double>(computed) / static_cast<double>(tiles) : 0.0;
+}
+
+std::size_t SkipState::bytes() const noexcept {
+  return bits_.size() * sizeof(std::uint32_t) + memory_.size() + lse_.size() * sizeof(float);
+}
+
+std::string SkipState::describe() const {
+  std::string text = "skip state" + (options_.layer.empty() ? "" : " of " + options_.layer) + ": " +
+                     megabytes(bits_.size() * sizeof(std::uint32_t)) + " of list";
+  if (!memory_.empty()) {
+    text += ", " + megabytes(memory_.size()) + " of masses, " + megabytes(lse_.size() * sizeof(float)) + " of LSE";
+  }
+  return text + ", " + megabytes(bytes()) + " in all; next step " + std::to_string(next_step_) + " of " +
+         std::to_string(options_.steps) + "; " + problem_.to_string();
+}
+
+std::vector<SkipState::Part> SkipState::parts() {
+  return {{reinterpret_cast<std::byte*>(bits_.data()), bits_.size() * sizeof(std::uint32_t)},
+          {reinterpret_cast<std::byte*>(memory_.data()), memory_.size()},
+          {reinterpret_cast<std::byte*>(lse_.data()), lse_.size() * sizeof(float)}};
+}
+
+/// The lines in front of a file's arrays, but for the step.
+std::string SkipState::header() const {
+  return std::string(kMagic) + "\n" + shape_of(problem_).to_string() + "\n" + options_.layer + "\n";
+}
+
+std::vector<std::byte> SkipState::save() const {
+  const std::string lines = header() + std::to_string(next_step_) + "\n";
+  std::vector<std::byte> saved(lines.size() + bytes());
+  std::byte* at = saved.data();
+  const auto put = [&at](const void* from, std::size_t count) {
+    if (count > 0) std::memcpy(at, from, count);
+    at += count;
+  };
+  put(lines.data(), lines.size());
+  put(bits_.data(), bits_.size() * sizeof(std::uint32_t));
+  put(memory_.data(), memory_.size());
+  put(lse_.data(), lse_.size() * sizeof(float));
+  return saved;
+}
+
+void SkipState::load(std::span<const std::byte> saved) {
+  const std::string_view text(reinterpret_cast<const char*>(saved.data()), saved.size());
+  std::size_t at = 0;
+  const auto line = [&](const char* what, const std::string& want) {
+    const std::size_t end = text.find('\n', at);
+    if (end == std::string_view::npos) refuse("saved", "an end before " + std::string(what), "what save() gave");
+    std::string found(text.substr(at, end - at));
+    at = end + 1;
+    if (!want.empty() && found != want) refuse(what, found.substr(0, 300), want);
+    return found;
+  };
+  line("saved", std::string(kMagic));
+  line("problem", shape_of(problem_).to_string());
+  if (const std::string layer = line("layer", ""); layer != options_.layer) refuse("layer", layer, options_.layer);
+  const std::string step = line("step", "");
+  const bool number = !step.empty() && step.size() < 10 && step.find_first_not_of("0123456789") == std::string::npos;
+  const std::int64_t next = number ? std::stoll(step) : -1;
+  if (next < 0 || next > options_.steps) refuse("step", step, "0 to " + std::to_string(options_.steps));
+  if (saved.size() - at != bytes()) {
+    refuse("saved", std::to_string(saved.size() - at) + " bytes of arrays", std::to_string(bytes()));
+  }
+  for (const Part& part : parts()) {
+    if (part.bytes > 0) std::memcpy(part.data, saved.data() + at, part.bytes);
+    at += part.bytes;
+  }
+  next_step_ = next;
+}
+
+}  // namespace tessera
