@@ -291,26 +291,24 @@ def test_an_lse_is_written_where_someone_may_want_it(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argument", "options"),
+    ("argument", "reason", "options"),
     [
-        ("tiles", lambda tiles: {"tiles": tiles}),
-        ("tiles.backward", lambda tiles: {"tiles": tessera.Tiles(backward=tiles)}),
-        ("out_dtype", lambda tiles: {"out_dtype": torch.float32}),
-        ("q", lambda tiles: {}),
+        ("score", "has no derivative of score callable relative: some advice", {"score": "relative"}),
+        ("out_dtype", "wants o and dout in q's type", {"out_dtype": torch.float32, "score": "relative"}),
+        ("q", "wants head dims of at most 256", {}),
     ],
 )
-def test_a_missing_backward_is_told_by_the_argument(argument, options, monkeypatch):
+def test_a_missing_backward_is_told_by_the_argument(argument, reason, options, monkeypatch):
     """As on a GPU, whose backward takes less than the forward; test_cuda_autograd.py has the same there."""
 
     def refused(*arguments, **more):
-        raise NotImplementedError("problem: got attention pass=backward; want what an implementation there supports")
+        raise NotImplementedError(f"problem: got attention pass=backward; want less (cuda.bwd_mma: {reason})")
 
     monkeypatch.setattr(operators._execute, "plan_for", refused)
     operators.backward_run.cache_clear()
     q, k, v = qkv(torch.bfloat16, requires_grad=True)
-    listed = tessera.TileList.from_mask(torch.ones(1, 1, 1, 1, dtype=torch.bool))
-    out = tessera.attention(q, k, v, **options(listed))
-    with pytest.raises(NotImplementedError, match=f"^{argument}: got attention pass=backward; want what"):
+    out = tessera.attention(q, k, v, **options)
+    with pytest.raises(NotImplementedError, match=f"^{argument}: got attention pass=backward; want less .*{reason}"):
         out.sum().backward()
 
 
