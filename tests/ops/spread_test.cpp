@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The spread of the case files that `tessera verify --spread` runs, as scripts/sanitize does.
-#include "cases/spread.h"
+#include "cases/random/spread.h"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cases/spread.h"
+#include "cases/random/spread.h"
 
 namespace tessera::cli {
 

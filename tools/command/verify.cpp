@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cases/line/case.h"
-#include "cases/spread.h"
+#include "cases/random/spread.h"
 #include "cases/trial.h"
 #include "options/commands.h"
 #include "options/device_options.h"

@@ -16,9 +16,9 @@ namespace tessera::cases {
 /// words that none of the taken has; of several the first.
 std::set<std::size_t> cover(std::vector<std::vector<std::string>> words_of_entries);
 
-/// Indices of cases that together have, for each operation and pass, every feature (random/features.h) and every
-/// key=value of their lines. Of numbers only these differ: 0, multiples of 16, others; sizes and seeds are new in nearly
-/// every line.
+/// Indices of cases that together have, for each operation and pass, every feature (features.h) and every
+/// key=value of their lines. Of numbers only these differ: 0, multiples of 16, others; sizes and seeds are new in
+/// nearly every line.
 std::set<std::size_t> spread_of(std::span<const Case> cases);
 
 }  // namespace tessera::cases

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cases/spread.h"
+#include "cases/random/spread.h"
 
 #include <algorithm>
 #include <sstream>
