@@ -10,18 +10,23 @@ import sys
 import warnings
 from functools import lru_cache
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
 from ._checks import whole
 from ._features import Features
 from ._gpu import run_on_gpu
 from ._libraries import CPU, device_of, dtype_name, library_of
-from ._problem import BACKWARD, FORWARD, backward_outputs, forward_outputs, layout_hint, problem_for
+from ._problem import BACKWARD, FORWARD, Shapes, backward_outputs, forward_outputs, layout_hint, problem_for
+
+if TYPE_CHECKING:
+    from ._arguments import Call
 
 __all__ = [
     "BACKWARD",
     "FORWARD",
+    "BackwardInputs",
+    "Shapes",
     "backward_outputs",
     "forward_outputs",
     "forward_route",
@@ -30,6 +35,7 @@ __all__ = [
     "run_backward",
     "run_forward",
     "set_threads",
+    "shapes_of",
 ]
 
 Array = Any
@@ -55,6 +61,12 @@ def get_threads() -> int:
     return _core.get_threads()
 
 
+def shapes_of(call: Call, q: Array, k: Array, v: Array) -> Shapes:
+    tensors = call.tensors
+    shapes = tuple([tensor.shape for tensor in tensors]) if tensors else ()
+    return Shapes(call.slots, call.sizes, q.shape, k.shape, v.shape, shapes)
+
+
 class Planned(NamedTuple):
     """A plan, the slots its run binds in order, and which of the call's tensors it takes (None: all)."""
 
@@ -71,12 +83,7 @@ def _takes(kind: str, slot: str) -> bool:
 def plan_for(
     kind: str,
     features: Features,
-    slots: tuple[str, ...],
-    sizes: tuple[int, int, int],
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    shapes: tuple[Shape, ...],
+    shapes: Shapes,
     dtypes: tuple[Any, ...],
     extra: tuple[str, ...] = (),
     device: int = CPU,
@@ -86,7 +93,7 @@ def plan_for(
     `extra`: what a backward is asked for besides (dlse, grad_fp32, accumulate). Raises ValueError for shapes that fit
     no problem, NotImplementedError where nothing computes it.
     """
-    return _plan_for(kind, features, slots, sizes, q, k, v, shapes, dtypes, extra, _threads_on(device), device)
+    return _plan_for(kind, features, shapes, dtypes, extra, _threads_on(device), device)
 
 
 def _threads_on(device: int) -> int:
@@ -106,12 +113,7 @@ def _frames_of_the_package() -> int:
 def _plan_for(
     kind: str,
     features: Features,
-    slots: tuple[str, ...],
-    sizes: tuple[int, int, int],
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    shapes: tuple[Shape, ...],
+    shapes: Shapes,
     dtypes: tuple[Any, ...],
     extra: tuple[str, ...],
     threads: int,
@@ -119,9 +121,9 @@ def _plan_for(
 ) -> Planned:
     q_type, k_type, v_type = dtype_name(dtypes[0], "q"), dtype_name(dtypes[1], "k"), dtype_name(dtypes[2], "v")
     names = (q_type, k_type, v_type, dtype_name(dtypes[3], "out"))
-    hint = layout_hint(q, k, slots)
+    hint = layout_hint(shapes)
     try:
-        problem = problem_for(kind, features, slots, sizes, q, k, v, shapes, names, extra)
+        problem = problem_for(kind, features, shapes, names, extra)
         plan = _core.Plan(problem, wishes=features.wishes, threads=features.threads or threads, device=device)
     except (NotImplementedError, ValueError) as error:
         if hint is not None:
@@ -129,13 +131,14 @@ def _plan_for(
         raise
     if hint is not None:
         warnings.warn(hint, stacklevel=_frames_of_the_package())
+    slots = shapes.slots
     taken = tuple(i for i, slot in enumerate(slots) if _takes(kind, slot))
     bound = ("q", "k", "v", *(slots[i] for i in taken))
     if kind == FORWARD:
-        bound += tuple(slot for slot, _, _ in forward_outputs(features, slots, sizes, q, k, v, shapes, q_type))
+        bound += tuple(slot for slot, _, _ in forward_outputs(features, shapes, q_type))
     else:
         bound += ("o", "lse", "dout", *(("dlse",) if "dlse" in extra else ()))
-        bound += tuple(slot for slot, _, _ in backward_outputs(slots, q, k, v, shapes, (q_type, k_type, v_type)))
+        bound += tuple(slot for slot, _, _ in backward_outputs(shapes, (q_type, k_type, v_type)))
     return Planned(plan, bound, None if len(taken) == len(slots) else taken)
 
 
@@ -152,85 +155,62 @@ class Route(NamedTuple):
 @lru_cache(maxsize=1024)
 def forward_route(
     features: Features,
-    slots: tuple[str, ...],
-    sizes: tuple[int, int, int],
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    shapes: tuple[Shape, ...],
+    shapes: Shapes,
     dtypes: tuple[Any, Any, Any],
     out_dtype: Any,
     threads: int,
     device: int = CPU,
 ) -> Route:
     """`dtypes` of q, k, v; `out_dtype` that of memory for the output, None to follow the features."""
-    outputs = forward_outputs(features, slots, sizes, q, k, v, shapes, dtype_name(dtypes[0], "q"))
+    outputs = forward_outputs(features, shapes, dtype_name(dtypes[0], "q"))
     made = tuple((tuple(shape), dtype) for _, shape, dtype in outputs)
     last = (made[0][1] if out_dtype is None else out_dtype,)
-    planned = _plan_for(FORWARD, features, slots, sizes, q, k, v, shapes, dtypes + last, (), threads, device)
+    planned = _plan_for(FORWARD, features, shapes, dtypes + last, (), threads, device)
     return Route(planned.plan.run, planned.slots, planned.taken, made, planned.plan)
 
 
-def run_forward(
-    features: Features,
-    slots: tuple[str, ...],
-    sizes: tuple[int, int, int],
-    scalars: tuple[int, int, int, int],
-    q: Array,
-    k: Array,
-    v: Array,
-    tensors: tuple[Array, ...],
-    outputs: tuple[Array, ...],
-    callables: tuple[Any, Any] = (None, None),
-) -> None:
+def run_forward(call: Call, q: Array, k: Array, v: Array, outputs: tuple[Array, ...]) -> None:
     """Computes into `outputs`, which are as `forward_outputs` says and in its order. On the CPU, nothing is copied."""
-    shapes = tuple([tensor.shape for tensor in tensors])
     dtypes = (q.dtype, k.dtype, v.dtype, outputs[0].dtype)
-    threads = get_threads()
-    plan, bound, taken = _plan_for(
-        FORWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, (), threads, CPU
-    )
-    if taken is not None:
-        tensors = tuple([tensors[i] for i in taken])
-    plan.run(bound, (q, k, v, *tensors, *outputs), *scalars, *callables)
+    plan, bound, taken = _plan_for(FORWARD, call.features, shapes_of(call, q, k, v), dtypes, (), get_threads(), CPU)
+    plan.run(bound, (q, k, v, *_taken(call, taken), *outputs), *call.scalars, *call.callables)
 
 
-def run_backward(
-    features: Features,
-    slots: tuple[str, ...],
-    sizes: tuple[int, int, int],
-    scalars: tuple[int, int, int, int],
-    q: Array,
-    k: Array,
-    v: Array,
-    tensors: tuple[Array, ...],
-    out: Array,
-    lse: Array,
-    dout: Array,
-    dlse: Array | None,
-    outputs: tuple[Array, ...],
-    callables: tuple[Any, Any] = (None, None),
-    accumulate: bool = False,
-) -> None:
+class BackwardInputs(NamedTuple):
+    """Arrays that a backward takes besides the call's own: flash-attn's, and the gradient of the LSE or None."""
+
+    q: Array
+    k: Array
+    v: Array
+    out: Array
+    lse: Array
+    dout: Array
+    dlse: Array | None
+
+
+def run_backward(call: Call, inputs: BackwardInputs, outputs: tuple[Array, ...], accumulate: bool = False) -> None:
     """Computes the gradients into `outputs`, which are as `backward_outputs` says and in its order.
 
     fp32 outputs for half-type inputs make the gradients fp32. With `accumulate` (fp32 only) they are added to.
     """
-    shapes = tuple([tensor.shape for tensor in tensors])
+    q, k, v, out, *given = inputs
+    if inputs.dlse is None:
+        given.pop()
     dtypes = (q.dtype, k.dtype, v.dtype, out.dtype)
-    extra = _backward_fields(dtypes[:3], tuple([each.dtype for each in outputs[:3]]), dlse is not None, accumulate)
+    grad_dtypes = tuple([each.dtype for each in outputs[:3]])
+    extra = _backward_fields(dtypes[:3], grad_dtypes, inputs.dlse is not None, accumulate)
     device = device_of(q)
-    plan, bound, taken = plan_for(
-        BACKWARD, features, slots, sizes, q.shape, k.shape, v.shape, shapes, dtypes, extra, device
-    )
-    if taken is not None:
-        tensors = tuple([tensors[i] for i in taken])
-    given = (out, lse, dout) if dlse is None else (out, lse, dout, dlse)
-    arrays = (q, k, v, *tensors, *given, *outputs)
+    plan, bound, taken = plan_for(BACKWARD, call.features, shapes_of(call, q, k, v), dtypes, extra, device)
+    arrays = (q, k, v, *_taken(call, taken), out, *given, *outputs)
     if device == CPU:
-        plan.run(bound, arrays, *scalars, *callables)
+        plan.run(bound, arrays, *call.scalars, *call.callables)
     else:
-        run_on_gpu(library_of(q, "q"), plan, bound, arrays, q, scalars, callables)
+        run_on_gpu(library_of(q, "q"), plan, bound, arrays, q, call.scalars, call.callables)
+
+
+def _taken(call: Call, taken: tuple[int, ...] | None) -> tuple[Array, ...]:
+    """The call's tensors that a plan takes."""
+    return call.tensors if taken is None else tuple([call.tensors[i] for i in taken])
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,24 @@ FORWARD = "forward"
 BACKWARD = "backward"
 
 
+class Shapes(NamedTuple):
+    """Everything of a call's tensors that its plan depends on, but for dtypes. Members of shapes may be symbolic.
+
+    slots: names of the tensors that are bound besides q, k and v; tensors: their shapes, in the same order.
+    longest: max_seqlen_q, max_seqlen_k, max_seqlen_k2; 0: the shapes say it.
+    """
+
+    slots: tuple[str, ...]
+    longest: tuple[int, int, int]
+    q: Shape
+    k: Shape
+    v: Shape
+    tensors: tuple[Shape, ...]
+
+    def by_slot(self) -> dict[str, Shape]:
+        return dict(zip(self.slots, self.tensors, strict=True))
+
+
 class Sizes(NamedTuple):
     """Sizes of a problem, from shapes; every member may be symbolic."""
 
@@ -49,29 +67,32 @@ def _keys_length(suffix: str, k: Shape, shapes: dict[str, Shape], given: int) ->
     return k[1]
 
 
-def sizes_of(q: Shape, k: Shape, shapes: dict[str, Shape], sizes: tuple[int, int, int]) -> Sizes:
-    """`shapes`: of the bound tensors by slot. Raises ValueError for a wrong number of dimensions."""
-    if "cu_seqlens_q" in shapes:
+def sizes_of(shapes: Shapes) -> Sizes:
+    """Raises ValueError for a wrong number of dimensions."""
+    q, k, bound = shapes.q, shapes.k, shapes.by_slot()
+    most_q, most_k, most_k2 = shapes.longest
+    if "cu_seqlens_q" in bound:
         _want_rank("q", q, 3, "(tokens, heads_q, dim)")
-        _want_rank("cu_seqlens_q", shapes["cu_seqlens_q"], 1, "(batch + 1)")
-        batch, seqlen_q = shapes["cu_seqlens_q"][0] - 1, sizes[0] or q[0]
+        _want_rank("cu_seqlens_q", bound["cu_seqlens_q"], 1, "(batch + 1)")
+        batch, seqlen_q = bound["cu_seqlens_q"][0] - 1, most_q or q[0]
     else:
         _want_rank("q", q, 4, "(batch, seqlen_q, heads_q, dim), or (tokens, heads_q, dim) with cu_seqlens_q")
         batch, seqlen_q = q[0], q[1]
-    seqlen_k = _keys_length("", k, shapes, sizes[1])
-    seqlen_k2 = _keys_length("2", shapes["k2"], shapes, sizes[2]) if "k2" in shapes else None
+    seqlen_k = _keys_length("", k, bound, most_k)
+    seqlen_k2 = _keys_length("2", bound["k2"], bound, most_k2) if "k2" in bound else None
     return Sizes(batch, seqlen_q, seqlen_k, seqlen_k2, q[-2], k[-2])
 
 
 _MOST_HEADS = 128  # of any model so far
 
 
-def layout_hint(q: Shape, k: Shape, slots: tuple[str, ...]) -> str | None:
+def layout_hint(shapes: Shapes) -> str | None:
     """What to say of dense q and k that look like (batch, heads, seqlen, dim); None for what does not.
 
     They do when k would have more heads than any model, and its other dimension could be a number of heads.
     """
-    dense = not any(slot.startswith(("cu_seqlens_k", "page_")) for slot in slots)
+    q, k = shapes.q, shapes.k
+    dense = not any(slot.startswith(("cu_seqlens_k", "page_")) for slot in shapes.slots)
     if not dense or len(q) != 4 or len(k) != 4 or not k[1] <= _MOST_HEADS < k[2]:
         return None
     return (
@@ -88,22 +109,14 @@ def tile_grid(sizes: Sizes, block: tuple[int, int]) -> tuple[Any, Any]:
     return -(-sizes.seqlen_q // block[0]), key_blocks
 
 
-def forward_outputs(
-    features: Features,
-    slots: tuple[str, ...],
-    sizes: tuple[int, int, int],
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    shapes: tuple[Shape, ...],
-    q_dtype: str,
-) -> tuple[tuple[str, Shape, str], ...]:
+def forward_outputs(features: Features, shapes: Shapes, q_dtype: str) -> tuple[tuple[str, Shape, str], ...]:
     """(slot, shape, Tessera's dtype name) of what a forward writes: o, then lse, residual, mass and next list as far as
     asked.
 
-    `shapes` are those of the tensors in `slots`. Only arithmetic, so that sizes may be symbolic.
+    Only arithmetic, so that sizes may be symbolic.
     """
-    out: tuple[tuple[str, Shape, str], ...] = (("o", (*q[:-1], v[-1]), features.out or q_dtype),)
+    q = shapes.q
+    out: tuple[tuple[str, Shape, str], ...] = (("o", (*q[:-1], shapes.v[-1]), features.out or q_dtype),)
     if features.lse:
         out += (("lse", (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1]), "fp32"),)
     if "residual" in features.fields:
@@ -111,7 +124,7 @@ def forward_outputs(
     mass, following = features.fields.get("mass"), features.fields.get("next")
     if mass is None and following is None:
         return out
-    size = sizes_of(q, k, dict(zip(slots, shapes, strict=True)), sizes)
+    size = sizes_of(shapes)
     query_blocks, key_blocks = tile_grid(size, features.block)
     rows = (size.batch, size.heads_q, query_blocks)
     if mass is not None:
@@ -124,21 +137,15 @@ def forward_outputs(
 
 
 def backward_outputs(
-    slots: tuple[str, ...],
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    shapes: tuple[Shape, ...],
-    dtypes: tuple[str, str, str],
-    grad_dtype: str | None = None,
+    shapes: Shapes, dtypes: tuple[str, str, str], grad_dtype: str | None = None
 ) -> tuple[tuple[str, Shape, str], ...]:
     """(slot, shape, dtype name) of what a backward writes: dq, dk, dv, then dsink, dk2, dv2 where there is an input.
 
     `dtypes` are those of q, k, v; `grad_dtype` "fp32" overrides them.
     """
     names = [grad_dtype or name for name in dtypes]
-    out = [("dq", tuple(q), names[0]), ("dk", tuple(k), names[1]), ("dv", tuple(v), names[2])]
-    by_slot = dict(zip(slots, shapes, strict=True))
+    out = [("dq", tuple(shapes.q), names[0]), ("dk", tuple(shapes.k), names[1]), ("dv", tuple(shapes.v), names[2])]
+    by_slot = shapes.by_slot()
     if "sink" in by_slot:
         out.append(("dsink", tuple(by_slot["sink"]), "fp32"))
     if "k2" in by_slot:
@@ -172,18 +179,13 @@ def _source(suffix: str, k: Shape, shapes: dict[str, Shape], seqlen: int) -> dic
 def problem_for(
     kind: str,
     features: Features,
-    slots: tuple[str, ...],
-    sizes: tuple[int, int, int],
-    q: Shape,
-    k: Shape,
-    v: Shape,
-    shapes: tuple[Shape, ...],
+    shapes: Shapes,
     dtypes: tuple[str, str, str, str],
     extra: tuple[str, ...] = (),
 ) -> _core.Problem:
     """`dtypes` of q, k, v, o; `extra`: what else a backward is asked for (dlse, grad_fp32, accumulate)."""
-    by_slot = dict(zip(slots, shapes, strict=True))
-    size = sizes_of(q, k, by_slot, sizes)
+    by_slot = shapes.by_slot()
+    size = sizes_of(shapes)
     fields = dict(features.fields) if kind == FORWARD else features.of_backward()
     for name, prefix in (("list", ""), ("bwd_list", "bwd_")):
         form = fields.pop(name, None)
@@ -193,7 +195,7 @@ def problem_for(
     if kind == BACKWARD:
         fields["backward"] = True
     if "cu_seqlens_q" in by_slot:
-        fields |= {"q_layout": "varlen", "total_q": q[0]}
+        fields |= {"q_layout": "varlen", "total_q": shapes.q[0]}
     if "k2" in by_slot:
         fields["kv2"] = _source("2", by_slot["k2"], by_slot, size.seqlen_k2)
     q_type, k_type, v_type, o_type = dtypes
@@ -203,13 +205,13 @@ def problem_for(
         seqlen_q=size.seqlen_q,
         heads_q=size.heads_q,
         heads_kv=size.heads_kv,
-        head_dim_qk=q[-1],
-        head_dim_v=v[-1],
+        head_dim_qk=shapes.q[-1],
+        head_dim_v=shapes.v[-1],
         q_type=q_type,
         k_type=k_type,
         v_type=v_type,
         o_type=o_type,
-        kv=_source("", k, by_slot, size.seqlen_k),
+        kv=_source("", shapes.k, by_slot, size.seqlen_k),
         seqused_q="seqused_q" in by_slot,
         alibi="alibi_slopes" in by_slot,
         sink="sink" in by_slot,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._arguments import Call, parse
-from ._execute import backward_outputs, forward_route, get_threads, run_backward
+from ._execute import BackwardInputs, backward_outputs, forward_route, get_threads, run_backward, shapes_of
 from ._gpu import run_on_gpu
 from ._kept import ATTENTION
 from ._libraries import CPU, common_library, dtype_name, is_compiling, library_of, refuse_gradient
@@ -185,18 +185,13 @@ def answer(call: Call, results: tuple[Array, ...]) -> tuple[Any, ...]:
 
 def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None = None) -> tuple[Array, ...]:
     """Outputs of a call without autograd, in the order of `forward_outputs`; `out` takes the first if given."""
-    named = (("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True))
-    library = common_library(named)
-    device = library.device(q)
     tensors = call.tensors
+    named = (("q", q), ("k", k), ("v", v))
+    library = common_library((*named, *zip(call.slots, tensors, strict=True)) if tensors else named)
+    device = library.device(q)
     route = forward_route(
         call.features,
-        call.slots,
-        call.sizes,
-        q.shape,
-        k.shape,
-        v.shape,
-        tuple([tensor.shape for tensor in tensors]) if tensors else (),
+        shapes_of(call, q, k, v),
         (q.dtype, k.dtype, v.dtype),
         None if out is None else out.dtype,
         get_threads() if device == CPU else 0,
@@ -206,8 +201,7 @@ def compute_forward(call: Call, q: Array, k: Array, v: Array, out: Array | None 
     outputs = [library.empty(shape, dtype, q) for shape, dtype in made]
     if route.taken is not None:
         tensors = tuple([tensors[i] for i in route.taken])
-    written = outputs if out is None else (out, *outputs)
-    arrays = (q, k, v, *tensors, *written)
+    arrays = (q, k, v, *tensors, *outputs) if out is None else (q, k, v, *tensors, out, *outputs)
     if device == CPU:
         route.run(route.slots, arrays, *call.scalars, *call.callables)
     else:
@@ -266,28 +260,11 @@ def attention_backward(
     if accumulate and grads is None:
         raise ValueError("grads: got None; want the arrays to add to")
     if grads is None:
-        shapes = tuple([tensor.shape for tensor in call.tensors])
         dtypes = (dtype_name(q.dtype), dtype_name(k.dtype), dtype_name(v.dtype))
         gradient_dtype = None if grad_dtype is None else dtype_name(grad_dtype)
-        wanted = backward_outputs(call.slots, q.shape, k.shape, v.shape, shapes, dtypes, gradient_dtype)
+        wanted = backward_outputs(shapes_of(call, q, k, v), dtypes, gradient_dtype)
         outputs = tuple([library.empty(shape, dtype, q) for _, shape, dtype in wanted])
     else:
         outputs = tuple(grads)
-    run_backward(
-        call.features,
-        call.slots,
-        call.sizes,
-        call.scalars,
-        q,
-        k,
-        v,
-        call.tensors,
-        out,
-        lse,
-        dout,
-        dlse,
-        outputs,
-        call.callables,
-        accumulate,
-    )
+    run_backward(call, BackwardInputs(q, k, v, out, lse, dout, dlse), outputs, accumulate)
     return outputs if grads is not None else tuple([library.finish(array, q) for array in outputs])

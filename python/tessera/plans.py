@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core
 from ._arguments import parse
-from ._execute import Route, forward_route, get_threads
+from ._execute import Route, Shapes, forward_route, get_threads, shapes_of
 from ._gpu import KeptWorkspaces, run_on_gpu
 from ._libraries import CPU, common_library, device_of, dtype_name, library_of_type, refuse_gradient
 from ._problem import FORWARD, forward_outputs, problem_for
@@ -45,11 +45,9 @@ class AttentionPlan:
         self._library = common_library(named)
         self._device = self._library.device(q)
         self._workspaces = KeptWorkspaces()  # on the GPU
+        tensors = tuple(tuple(tensor.shape) for tensor in self._call.tensors)
         self._planned_for = (
-            tuple(q.shape),
-            tuple(k.shape),
-            tuple(v.shape),
-            tuple(tuple(tensor.shape) for tensor in self._call.tensors),
+            Shapes(self._call.slots, self._call.sizes, tuple(q.shape), tuple(k.shape), tuple(v.shape), tensors),
             (q.dtype, k.dtype, v.dtype),
             None,
             get_threads() if self._device == CPU else 0,
@@ -58,7 +56,7 @@ class AttentionPlan:
         self._route = self._found_route()
 
     def _found_route(self) -> Route:
-        return forward_route(self._call.features, self._call.slots, self._call.sizes, *self._planned_for)
+        return forward_route(self._call.features, *self._planned_for)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -197,8 +195,7 @@ def _problem_of(q: Array, k: Any, v: Array | None, options: dict[str, Any]) -> t
     """The problem and the wishes of a forward, without a plan: the arrays' own device need not have one."""
     call = parse(q, k, v, **options)
     k, v = arrays_of(k, v)
-    shapes = tuple(tensor.shape for tensor in call.tensors)
-    sizes = (call.slots, call.sizes, q.shape, k.shape, v.shape, shapes)
+    shapes = shapes_of(call, q, k, v)
     dtypes = (dtype_name(q.dtype, "q"), dtype_name(k.dtype, "k"), dtype_name(v.dtype, "v"))
-    out = forward_outputs(call.features, *sizes, dtypes[0])[0]
-    return problem_for(FORWARD, call.features, *sizes, (*dtypes, out[2])), call.features.wishes
+    out = forward_outputs(call.features, shapes, dtypes[0])[0]
+    return problem_for(FORWARD, call.features, shapes, (*dtypes, out[2])), call.features.wishes

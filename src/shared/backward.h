@@ -101,7 +101,7 @@ struct BwdConfig {
     c.loader = has_producer() ? Loader::tma : Loader::cp_async;
     c.products = products;
     c.segments = segments;
-    c.run = tile_kv;
+    c.granule = tile_kv;
     c.scale_first = scale_first;
     c.compressed_causal = compressed_causal;
     c.chunked = chunked;

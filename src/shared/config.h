@@ -114,9 +114,9 @@ struct FwdConfig {
   Products products = Products::mma_sync;
   Tiles tiles = Tiles::range;
   int segments = 1;  // sources of keys
-  // Consecutive keys that a list's tile takes together, tile_kv or a divisor of it from 16 on. The tiles of a list
-  // gather tile_kv / run of them.
-  int run = 64;
+  // Consecutive keys that a list keeps or skips together: tile_kv or a divisor of it from 16 on. A tile of a list
+  // gathers tile_kv / granule such pieces.
+  int granule = 64;
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other: tested key by key
   bool list_waives = false;    // of lists with full tiles, where the user's mask is waived
   bool varlen = false;         // by wgmma: sequences lie packed; each has the row tiles of its own length
@@ -157,7 +157,7 @@ struct FwdConfig {
     visit("products", c.products);
     visit("tiles", c.tiles);
     visit("segments", c.segments);
-    visit("run", c.run);
+    visit("granule", c.granule);
     visit("list_elements", c.list_elements);
     visit("list_waives", c.list_waives);
     visit("varlen", c.varlen);
@@ -180,11 +180,11 @@ struct FwdConfig {
   constexpr bool tests_elements() const { return list_elements || user_mask; }
   /// Whether P is two numbers of 16 bits.
   constexpr bool keeps_rests() const { return rounded_sums && dropout; }
-  constexpr bool gathers() const { return tiles == Tiles::list && run < tile_kv; }
-  /// Of lists: runs in which entries are collected at a time, and runs of a row tile that lie in shared memory, 32 bits
-  /// each (tiles/list_collector.cuh). 97 of the 99 KB of SM89 and SM120 hold tiles.
+  constexpr bool gathers() const { return tiles == Tiles::list && granule < tile_kv; }
+  /// Of lists: how many granules are collected at a time, and how many of a row tile lie in shared memory, 32 bits each
+  /// (tiles/list_collector.cuh). 97 of the 99 KB of SM89 and SM120 hold tiles.
   static constexpr int kListWindow = 1024;
-  constexpr int list_runs() const { return products == Products::wgmma ? 512 : 256; }
+  constexpr int list_granules() const { return products == Products::wgmma ? 512 : 256; }
   /// By wgmma the row tile in work has a ring, and the next.
   constexpr int list_rings() const { return products == Products::wgmma ? 2 : 1; }
   constexpr int list_window_bytes() const { return kListWindow / 8 * (list_waives ? 2 : 1); }
@@ -195,7 +195,7 @@ struct FwdConfig {
   constexpr int list_bytes() const {
     if (tiles != Tiles::list) return 0;
     const int replays = products == Products::wgmma ? warps * list_replay_bytes() : 0;
-    return list_rings() * 4 * list_runs() + list_window_bytes() + replays;
+    return list_rings() * 4 * list_granules() + list_window_bytes() + replays;
   }
   /// Registers a thread for S and O, of 255.
   constexpr int accumulators() const { return rows_a_warp() / 16 * (tile_kv + dv) / 2; }

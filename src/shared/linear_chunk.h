@@ -13,7 +13,7 @@ struct ChunkConfig {
   int tile = 64;                 // of z: columns of the state that a block takes
   int chunk = 64;                // tokens
   int stages = 2;                // chunks in shared memory
-  int parts = 1;                 // 16-bit parts of a decayed y in walks whose state is exact to fp32
+  int terms = 1;                 // 16-bit numbers that add up to a decayed y in walks whose state is exact to fp32
   int blocks = 1;                // that the compiler is to leave registers for
   bool wgmma = false;            // products by wgmma (SM90), else by mma.sync
 
@@ -27,7 +27,7 @@ struct ChunkConfig {
     visit("tile", c.tile);
     visit("chunk", c.chunk);
     visit("stages", c.stages);
-    visit("parts", c.parts);
+    visit("terms", c.terms);
     visit("blocks", c.blocks);
     visit("wgmma", c.wgmma);
   }

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/jit/entry.h"
+#include "cuda/jit/cache_entry.h"
 #include "plan/implementations.h"
 #include "tessera/plan.h"
 

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "cuda/jit/entry.h"
+#include "cuda/jit/cache_entry.h"
 #include "plan/implementations.h"
 #include "tessera/plan.h"
 

@@ -78,14 +78,19 @@ TEST(CaseFiles, ReferenceImplementationPassesToo) {
   }
 }
 
-TEST(RandomCases, PassOnEveryInstructionSet) {
+// In parts for the same reason.
+class RandomCaseParts : public testing::TestWithParam<int> {};
+constexpr int kRandomParts = 3;
+
+TEST_P(RandomCaseParts, PassOnEveryInstructionSet) {
   const std::vector<std::string> isas = tested_isas();
-  for (std::uint64_t index = 0; index < 300; ++index) {
+  for (auto index = static_cast<std::uint64_t>(GetParam()); index < 300; index += kRandomParts) {
     for (const Outcome& outcome : run_case_on(random_case(2024, index, isas), isas)) {
       EXPECT_TRUE(outcome.passed) << outcome.failure << "\n  tessera verify " << outcome.rerun;
     }
   }
 }
+INSTANTIATE_TEST_SUITE_P(Parts, RandomCaseParts, testing::Range(0, kRandomParts));
 
 TEST(RandomCases, RoundTripAsTextAndNeverMixWhatCannotBe) {
   const std::vector<std::string> isas = tested_isas();

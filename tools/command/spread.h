@@ -2,13 +2,15 @@
 // Which kernels of a list are compiled where not all are. In a header alone, because tests take it from here.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <set>
 #include <span>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "cases/random/spread.h"
 
 namespace tessera::cli {
 
@@ -31,23 +33,12 @@ inline std::vector<std::string> words_of(const ListedKernel& kernel) {
 }
 
 /// Indices of kernels that have, for each architecture and family, every word of every name: so every value of every
-/// field of a configuration, and every built-in callable. Taken is, again and again, the kernel with the most words
-/// that none of the taken has; of several the first.
+/// field of a configuration, and every built-in callable.
 inline std::set<std::size_t> spread_of(std::span<const ListedKernel> kernels) {
-  std::vector<std::vector<std::string>> missing;  // of each kernel: words that no taken one has
-  missing.reserve(kernels.size());
-  for (const ListedKernel& kernel : kernels) missing.push_back(words_of(kernel));
-  std::set<std::size_t> taken;
-  while (true) {
-    const auto most = std::max_element(missing.begin(), missing.end(),
-                                       [](const auto& a, const auto& b) { return a.size() < b.size(); });
-    if (most == missing.end() || most->empty()) return taken;
-    taken.insert(static_cast<std::size_t>(most - missing.begin()));
-    const std::set<std::string> seen(most->begin(), most->end());
-    for (std::vector<std::string>& words : missing) {
-      std::erase_if(words, [&](const std::string& word) { return seen.contains(word); });
-    }
-  }
+  std::vector<std::vector<std::string>> words;
+  words.reserve(kernels.size());
+  for (const ListedKernel& kernel : kernels) words.push_back(words_of(kernel));
+  return cases::cover(std::move(words));
 }
 
 }  // namespace tessera::cli

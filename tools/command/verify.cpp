@@ -11,9 +11,11 @@
 #include <map>
 #include <optional>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "cases/line/case.h"
+#include "cases/random/spread.h"
 #include "cases/trial.h"
 #include "options/commands.h"
 #include "options/device_options.h"
@@ -28,6 +30,7 @@ struct VerifyOptions {
   std::string implementation;
   DeviceOptions device;
   std::string filter;
+  bool spread = false;
 };
 
 struct Batch {
@@ -91,9 +94,21 @@ void keep_matching(std::vector<Batch>& batches, const std::string& filter) {
   }
 }
 
-std::vector<std::string> chosen_isas(const std::string& isa) {
-  if (isa == "all") return cases::tested_isas();
-  return {isa};  // "": what each case says
+/// Of each file a spread of its cases.
+void keep_spread(std::vector<Batch>& batches) {
+  for (Batch& batch : batches) {
+    std::vector<cases::Case> taken;
+    for (const std::size_t i : cases::spread_of(batch.cases)) taken.push_back(std::move(batch.cases[i]));
+    batch.cases = std::move(taken);
+  }
+}
+
+/// Instruction sets of case `number` of its file. By turns it is one after another, but for cases that name one.
+std::vector<std::string> chosen_isas(const std::string& isa, const cases::Case& one, std::size_t number) {
+  if (isa != "all" && isa != "turns") return {isa};  // "": what each case says
+  const std::vector<std::string> isas = cases::tested_isas();
+  if (isa == "all") return isas;
+  return {one.isa.empty() ? isas[number % isas.size()] : one.isa};
 }
 
 struct Tally {
@@ -129,15 +144,15 @@ void print_reasons(const Reasons& reasons) {
   for (const auto& [reason, count] : reasons) fmt::print("skipped {}: {}\n", count, reason);
 }
 
-/// One case wherever it is to run.
-std::vector<cases::Outcome> run_one(cases::Case one, const VerifyOptions& options,
+/// Case `number` of its file wherever it is to run.
+std::vector<cases::Outcome> run_one(cases::Case one, std::size_t number, const VerifyOptions& options,
                                     const std::optional<cases::Gpu>& gpu) {
   if (gpu) return {cases::run_case_on(one, *gpu)};
   if (!options.implementation.empty()) {
     one.wishes = {};
     one.wishes.implementation = options.implementation;
   }
-  return cases::run_case_on(one, chosen_isas(options.isa));
+  return cases::run_case_on(one, chosen_isas(options.isa, one, number));
 }
 
 void verify(const VerifyOptions& options, int& exit_code) {
@@ -145,6 +160,7 @@ void verify(const VerifyOptions& options, int& exit_code) {
   if (gpu && !options.implementation.empty()) gpu->wishes += " implementation=" + options.implementation;
   std::vector<Batch> batches = collect(options.sources);
   keep_matching(batches, options.filter);
+  if (options.spread) keep_spread(batches);
   std::size_t total = 0;
   for (const Batch& batch : batches) total += batch.cases.size();
   Progress progress(total);
@@ -154,9 +170,9 @@ void verify(const VerifyOptions& options, int& exit_code) {
   std::size_t done = 0;
   for (const Batch& batch : batches) {
     Tally tally;
-    for (const cases::Case& one : batch.cases) {
+    for (std::size_t i = 0; i < batch.cases.size(); ++i) {
       progress.update(done++, batch.name);
-      for (const cases::Outcome& outcome : run_one(one, options, gpu)) {
+      for (const cases::Outcome& outcome : run_one(batch.cases[i], i, options, gpu)) {
         tally.add(outcome);
         if (outcome.skipped) ++reasons[outcome.failure];
         if (outcome.passed || outcome.skipped) continue;
@@ -185,10 +201,13 @@ void add_verify(CLI::App& app, int& exit_code) {
   CLI::App* verb = app.add_subcommand("verify", "Check case files or case lines against the oracle");
   verb->add_option("sources", options->sources, "Case files, folders of them (*.txt), or case lines in quotes")
       ->required();
-  verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: on every one");
+  verb->add_option(
+      "--isa", options->isa,
+      "Run all on this instruction set; `all`: on every one; `turns`: each on one, the next case on the next");
   verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");
   add_device_options(*verb, options->device);
   verb->add_option("--filter", options->filter, "Only cases whose line matches this regular expression");
+  verb->add_flag("--spread", options->spread, "Of each file only cases that have every feature and value that it has");
   verb->callback([options, &exit_code] { verify(*options, exit_code); });
 }
 

@@ -169,8 +169,8 @@ def forward_run(
     caller's, and come last; the dtype of out.
     """
     features = with_lse(call.features) if lse else call.features
-    shapes = (call.q, call.k, call.v, call.shapes)
-    route = _execute.forward_route(features, call.names, call.sizes, *shapes, call.dtypes, into, threads, call.device)
+    shapes = _execute.Shapes(call.names, call.sizes, call.q, call.k, call.v, call.shapes)
+    route = _execute.forward_route(features, shapes, call.dtypes, into, threads, call.device)
     inputs = _inputs(call, route.taken)
     slots = route.slots[len(route.slots) - len(route.made) :]
     if into is not None:
@@ -208,12 +208,10 @@ def backward_run(call: Signature, out: torch.dtype, dlse: bool, deterministic: b
     wishes = " ".join([wish for wish in call.features.wishes.split() if wish.startswith(_BACKWARD_WISHES)])
     asked = Features(fields, call.features.out, call.features.threads, wishes)
     extra = ("dlse",) if dlse else ()
-    shapes = (call.q, call.k, call.v, call.shapes)
+    shapes = _execute.Shapes(call.names, call.sizes, call.q, call.k, call.v, call.shapes)
     dtypes = (*call.dtypes, out)
     try:
-        plan, slots, taken = _execute.plan_for(
-            _execute.BACKWARD, asked, call.names, call.sizes, *shapes, dtypes, extra, call.device
-        )
+        plan, slots, taken = _execute.plan_for(_execute.BACKWARD, asked, shapes, dtypes, extra, call.device)
     except NotImplementedError as error:
         argument, _, words = str(error).partition(": ")
         argument = _without_backward(words, dtypes) if argument == "problem" else argument
@@ -318,11 +316,8 @@ def empty_outputs(
     tensors: Sequence[Tensor],
 ) -> list[Tensor]:
     """Memory for out, lse and extra; sizes may be symbolic."""
-    shapes = tuple([x.shape for x in tensors])
-    dtype = dtype_name(q.dtype)
-    outputs = _execute.forward_outputs(
-        with_lse(as_features(features)), names, sizes, q.shape, k.shape, v.shape, shapes, dtype
-    )
+    shapes = _execute.Shapes(names, sizes, q.shape, k.shape, v.shape, tuple([x.shape for x in tensors]))
+    outputs = _execute.forward_outputs(with_lse(as_features(features)), shapes, dtype_name(q.dtype))
     return [q.new_empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in outputs]
 
 

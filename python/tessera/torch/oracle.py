@@ -31,9 +31,7 @@ class OracleFunction(torch.autograd.Function):
         if out is not None:
             outputs[0] = out
             ctx.mark_dirty(out)
-        _execute.run_forward(
-            features, call.slots, call.sizes, call.scalars, q, k, v, tensors, tuple(outputs), call.callables
-        )
+        _execute.run_forward(call._replace(features=features, tensors=tensors), q, k, v, tuple(outputs))
         if kept is not None:
             call = call._replace(features=features, slots=(*call.slots, "o_residual"))
             tensors = (*tensors, outputs[2])
@@ -49,28 +47,12 @@ class OracleFunction(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
-        call: Call = ctx.call
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         dlse = None if dlse is None else dlse.contiguous()
-        shapes = tuple([x.shape for x in tensors])
+        call: Call = ctx.call._replace(tensors=tuple(tensors))
         dtypes = (dtype_name(q.dtype), dtype_name(k.dtype), dtype_name(v.dtype))
-        made = _execute.backward_outputs(call.slots, q.shape, k.shape, v.shape, shapes, dtypes)
+        made = _execute.backward_outputs(_execute.shapes_of(call, q, k, v), dtypes)
         grads = tuple([torch.empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in made])
-        _execute.run_backward(
-            call.features,
-            call.slots,
-            call.sizes,
-            call.scalars,
-            q,
-            k,
-            v,
-            tensors,
-            out,
-            lse,
-            dout,
-            dlse,
-            grads,
-            call.callables,
-        )
+        _execute.run_backward(call, _execute.BackwardInputs(q, k, v, out, lse, dout, dlse), grads)
         others = dict(zip((slot for slot in DIFFERENTIABLE if slot in call.slots), grads[3:], strict=True))
         return (None, None, *grads[:3], *(others.get(slot) for slot in call.slots))

@@ -66,9 +66,9 @@ struct KvAppend {
                                        int heads, int columns) const {
     constexpr int size = bytes_of(type);
     constexpr bool rotated = rotates && C.rotation != Rotation::none;
-    const int turned = rotated ? p.rotary_dim : 0;
-    const int pair_steps = turned / (2 * C.width);
-    const int steps = pair_steps + (columns - turned) / C.width;  // of a row
+    const int rotary = rotated ? p.rotary_dim : 0;
+    const int pair_steps = rotary / (2 * C.width);
+    const int steps = pair_steps + (columns - rotary) / C.width;  // of a row
     for (int i = static_cast<int>(threadIdx.x); i < heads * steps; i += C.threads()) {
       const int head = i / steps;
       const int step = i - head * steps;
@@ -76,18 +76,18 @@ struct KvAppend {
       char* target = static_cast<char*>(to) + (to_at + head * to_head) * size;
       if constexpr (rotated) {
         if (step < pair_steps) {
-          turn<type>(source, target, step * C.width);
+          rotate<type>(source, target, step * C.width);
           continue;
         }
       }
-      const int column = (turned + (step - pair_steps) * C.width) * size;
+      const int column = (rotary + (step - pair_steps) * C.width) * size;
       copy_elements<type, C.width>(source + column, target + column);
     }
   }
 
   /// `width` pairs from `pair` on.
   template <Element type>
-  __device__ __forceinline__ void turn(const char* source, char* target, int pair) const {
+  __device__ __forceinline__ void rotate(const char* source, char* target, int pair) const {
     constexpr int size = bytes_of(type);
     constexpr bool half = C.rotation == Rotation::half;
     const int first = (half ? pair : 2 * pair) * size;

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "cuda/jit/entry.h"
+#include "cuda/jit/cache_entry.h"
 
 namespace tessera::cuda {
 

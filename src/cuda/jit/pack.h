@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda/jit/entry.h"
+#include "cuda/jit/cache_entry.h"
 
 namespace tessera::cuda {
 

@@ -46,13 +46,13 @@ ChunkConfig config_of(const Problem& p, std::int64_t x, const Target& target, co
   config.type = element_of(p.q_type);
   config.x = static_cast<int>(x);
   for (const LinearWalk& walk : detail::linear_walks(p)) {
-    if (dim_x(p, walk) == x && is_exact(p, walk)) config.parts = p.q_type == DType::bf16 ? 3 : 2;
+    if (dim_x(p, walk) == x && is_exact(p, walk)) config.terms = p.q_type == DType::bf16 ? 3 : 2;
   }
   const auto fits = [&] { return config.smem_bytes() <= target.shared_memory; };
   for (const int chunk : {64, 32}) {
     for (const int tile : {64, 32}) {
       config.chunk = static_cast<int>(wishes.tile_q.value_or(chunk));
-      const bool light = config.x == 64 && (config.wgmma || config.parts > 1);
+      const bool light = config.x == 64 && (config.wgmma || config.terms > 1);
       if (light && tile == 64 && !wishes.tile_kv) continue;
       config.tile = static_cast<int>(wishes.tile_kv.value_or(tile));
       config.stages = static_cast<int>(wishes.stages.value_or(config.wgmma ? 3 : 2));

@@ -13,7 +13,7 @@
 //     update warps: x / 4 rows of S each, fp32 in registers; they leave the next chunk's operand in shared memory
 //
 // with one barrier a chunk, behind which the next chunks' copies are asked for. S is rounded where it meets X only.
-// Where it is a result (`exact`), decayed Y is cut into parts that together are its fp32, and each chunk's sum begins
+// Where it is a result (`exact`), decayed Y is cut into terms that together are its fp32, and each chunk's sum begins
 // at zero before it is added to S, because products are accumulated with truncation.
 #pragma once
 
@@ -201,8 +201,8 @@ struct LinearChunk {
     for (int chunk = 0; chunk < chunks; ++chunk) {
       begin(chunk);
       prefetch(chunk);
-      if (C.parts > 1 && walk.exact) {
-        ChunkProducts<C>::template update<C.parts>(*this, s, chunk);
+      if (C.terms > 1 && walk.exact) {
+        ChunkProducts<C>::template update<C.terms>(*this, s, chunk);
       } else {
         ChunkProducts<C>::template update<1>(*this, s, chunk);
       }
@@ -213,8 +213,8 @@ struct LinearChunk {
 
   /// Yᵀ of 16 tokens, tile `t` of a chunk of `count`, each times its decay. `keys`: this lane's address of Y's first
   /// 16. Rows past the sequence are zeros and may have any.
-  template <int parts>
-  __device__ __forceinline__ void decayed(u32 (&a)[parts][4], u32 keys, int t, int count) const {
+  template <int terms>
+  __device__ __forceinline__ void decayed(u32 (&a)[terms][4], u32 keys, int t, int count) const {
     u32 bits[4];
     ptx::ldmatrix_x4_transposed(bits, keys + XTile::rows_below(t * 16));
 #pragma unroll
@@ -226,12 +226,12 @@ struct LinearChunk {
       low *= walk.y_scale * power[max(at, 0)];
       high *= walk.y_scale * power[max(at - 1, 0)];
 #pragma unroll
-      for (int part = 0; part < parts; ++part) {
-        a[part][i] = ptx::pack<C.type>(low, high);
-        if (part + 1 == parts) break;
+      for (int term = 0; term < terms; ++term) {
+        a[term][i] = ptx::pack<C.type>(low, high);
+        if (term + 1 == terms) break;
         float rounded_low;
         float rounded_high;
-        ptx::unpack<C.type>(a[part][i], rounded_low, rounded_high);
+        ptx::unpack<C.type>(a[term][i], rounded_low, rounded_high);
         low -= rounded_low;
         high -= rounded_high;
       }

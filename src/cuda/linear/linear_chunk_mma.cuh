@@ -71,8 +71,8 @@ struct ChunkProducts<C, false> {
     }
   }
 
-  /// `parts` of decayed Y that together are exact, or one.
-  template <int parts>
+  /// `terms` of decayed Y that together are exact, or one.
+  template <int terms>
   static __device__ __forceinline__ void update(const Block& block, typename Block::State& s, int chunk) {
     const u32 y = keys_address<XTile>(block.stage(chunk) + XTile::bytes, Block::lane());
     const u32 z = values_address<ZTile>(block.stage(chunk) + 2 * XTile::bytes, Block::lane());
@@ -84,16 +84,16 @@ struct ChunkProducts<C, false> {
       const u32 keys = XTile::chunk_pair(y, Block::row_tile(m));
 #pragma unroll(Block::kUnrolled)
       for (int t = 0; t < C.chunk / 16; ++t) {
-        u32 a[parts][4];
-        block.template decayed<parts>(a, keys, t, count);
+        u32 a[terms][4];
+        block.template decayed<terms>(a, keys, t, count);
 #pragma unroll
         for (int n = 0; n < C.tile / 16; ++n) {
           u32 b[4];
           ptx::ldmatrix_x4_transposed(b, ZTile::chunk_pair(z, n) + ZTile::rows_below(t * 16));
 #pragma unroll
-          for (int part = 0; part < parts; ++part) {
-            ptx::mma_m16n8k16<C.type>(sum.tile[0][2 * n], a[part], b[0], b[1]);
-            ptx::mma_m16n8k16<C.type>(sum.tile[0][2 * n + 1], a[part], b[2], b[3]);
+          for (int term = 0; term < terms; ++term) {
+            ptx::mma_m16n8k16<C.type>(sum.tile[0][2 * n], a[term], b[0], b[1]);
+            ptx::mma_m16n8k16<C.type>(sum.tile[0][2 * n + 1], a[term], b[2], b[3]);
           }
         }
       }

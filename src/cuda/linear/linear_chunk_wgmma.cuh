@@ -53,8 +53,8 @@ struct ChunkProducts<C, true> {
     }
   }
 
-  /// `parts` of decayed Y that together are exact, or one. One leaves registers for all row tiles' products at a time.
-  template <int parts>
+  /// `terms` of decayed Y that together are exact, or one. One leaves registers for all row tiles' products at a time.
+  template <int terms>
   static __device__ __forceinline__ void update(const Block& block, typename Block::State& s, int chunk) {
     const u32 y = keys_address<XTile>(block.stage(chunk) + XTile::bytes, Block::lane());
     const u32 z = ptx::uniform(block.stage(chunk) + 2 * XTile::bytes);
@@ -63,24 +63,24 @@ struct ChunkProducts<C, true> {
     typename Block::Out sum[Block::kRowTiles];
 #pragma unroll
     for (int m = 0; m < Block::kRowTiles; ++m) {
-      u32 a[C.chunk / 16][parts][4];
+      u32 a[C.chunk / 16][terms][4];
 #pragma unroll
       for (int t = 0; t < C.chunk / 16; ++t) {
-        block.template decayed<parts>(a[t], XTile::chunk_pair(y, Block::row_tile(m)), t, count);
+        block.template decayed<terms>(a[t], XTile::chunk_pair(y, Block::row_tile(m)), t, count);
       }
       ptx::wgmma_fence();
 #pragma unroll
       for (int t = 0; t < C.chunk / 16; ++t) {
 #pragma unroll
-        for (int part = 0; part < parts; ++part) {
-          ptx::Wgmma<C.tile, C.type>::from_registers(&sum[m].tile[0][0][0], a[t][part], Descriptor<ZTile>::rows(z, t),
-                                                     t + part > 0);
+        for (int term = 0; term < terms; ++term) {
+          ptx::Wgmma<C.tile, C.type>::from_registers(&sum[m].tile[0][0][0], a[t][term], Descriptor<ZTile>::rows(z, t),
+                                                     t + term > 0);
         }
       }
       ptx::wgmma_commit();
-      if constexpr (parts > 1) finish(s, m, decay, sum[m]);
+      if constexpr (terms > 1) finish(s, m, decay, sum[m]);
     }
-    if constexpr (parts == 1) {
+    if constexpr (terms == 1) {
 #pragma unroll
       for (int m = 0; m < Block::kRowTiles; ++m) finish(s, m, decay, sum[m]);
     }

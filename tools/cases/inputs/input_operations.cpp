@@ -70,7 +70,7 @@ void Inputs::bind_attention() {
   bind_sources();
   allocate(Slot::q, problem_.q_type, query_shape(problem_.heads_q, problem_.head_dim_qk));
   fill_queries(Slot::q);
-  apply(values_.inputs, problem_, bindings_);
+  apply_input_kind(values_.inputs, problem_, bindings_);
   set_non_finite_keys();
   set_non_finite_rows(Slot::q, 1);
   bind_score_parameters();

@@ -94,7 +94,7 @@ float InputKind::key(float drawn, std::int64_t key, std::int64_t keys, std::int6
   }
 }
 
-void apply(const InputKind& kind, const Problem& problem, const Bindings& bindings) {
+void apply_input_kind(const InputKind& kind, const Problem& problem, const Bindings& bindings) {
   using Kind = InputKind::Kind;
   if (kind.kind == Kind::normal || kind.kind == Kind::nan_tail) return;
   const bool from_file = kind.kind == Kind::activations;

@@ -41,6 +41,6 @@ struct InputKind {
 
 /// Changes q, k and v of an attention, which hold numbers of N(0, 1) where sequences use them, to what `kind` says:
 /// rows in use, so nan_tail changes nothing. Query i of n stands beside key m − n + i of m, over both sources.
-void apply(const InputKind& kind, const Problem& problem, const Bindings& bindings);
+void apply_input_kind(const InputKind& kind, const Problem& problem, const Bindings& bindings);
 
 }  // namespace tessera::cases

@@ -34,7 +34,7 @@ struct BwdProducer {
                                                                         : 24;
   static constexpr int consumer_registers = ((groups == 1 ? 256 : 504) - producer_registers) / groups / 8 * 8;
 
-  // Of a list: a slot is overwritten 4 rounds of stages on, when who adds dQ up, one tile behind, has long read it.
+  // Of a list: an entry is overwritten 4 rounds of stages on, when who adds dQ up, one tile behind, has long read it.
   static constexpr int kListed = 4 * B.stages;
 
   /// In front of the tiles.

@@ -70,7 +70,7 @@ struct SharedWork : BlockWork<C> {
 /// Behind the tiles, of a list: a ring, and the window in work.
 template <FwdConfig C>
 __device__ __forceinline__ u32* list_ring(char* memory, int ring) {
-  return reinterpret_cast<u32*>(memory + C.tiles_end()) + ring * C.list_runs();
+  return reinterpret_cast<u32*>(memory + C.tiles_end()) + ring * C.list_granules();
 }
 template <FwdConfig C>
 __device__ __forceinline__ u32* list_window(char* memory) {
@@ -81,21 +81,21 @@ __device__ __forceinline__ u32* list_window(char* memory) {
 template <FwdConfig C>
 struct BlockMemory : SharedWork<C> {
   u64 barriers[C.uses_tma() ? 4 * C.stages : 1];
-  ListPosition collected;  // of a list's runs
+  ListPosition collected;  // of a list's granules
 
   /// By all threads, behind a barrier and with one at the end.
   __device__ __forceinline__ void find_list(const FwdParams& p) {
     ListPosition at = collector(p).count(this->sequence, list_ring<C>(memory(), 0));
-    if (at.slot < this->tiles.slots().end) collector(p).fill(at, this->tiles.slots().begin + C.list_runs());
+    if (at.rank < this->tiles.ranks().end) collector(p).fill(at, this->tiles.ranks().begin + C.list_granules());
     if (threadIdx.x == 0) collected = at;
     __syncthreads();
   }
   /// Tiles i to i + ahead of a list are to be read, and those before them no more. By all threads, behind a barrier.
   __device__ __forceinline__ void collect_list(const FwdParams& p, int i, int ahead) {
-    const int begin = this->tiles.slots().begin + i * this->tiles.runs;
+    const int begin = this->tiles.ranks().begin + i * this->tiles.granules;
     ListPosition at = collected;
-    if (at.slot >= min(begin + (ahead + 1) * this->tiles.runs, this->tiles.slots().end)) return;
-    collector(p).fill(at, begin + C.list_runs());
+    if (at.rank >= min(begin + (ahead + 1) * this->tiles.granules, this->tiles.ranks().end)) return;
+    collector(p).fill(at, begin + C.list_granules());
     if (threadIdx.x == 0) collected = at;
   }
   /// What a warp has to walk a list once more: memory of tiles.

@@ -74,7 +74,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   apply(wishes, config);
   config.ping_pong = !gains_without_ping_pong(config, problem, target);
   config.varlen = wgmma && problem.q_layout == Layout::varlen;
-  if (!problem.list) config.run = FwdConfig{}.run;  // ranges have none
+  if (!problem.list) config.granule = FwdConfig{}.granule;  // ranges have none
   return config;
 }
 

@@ -158,7 +158,7 @@ struct Producer {
     if (lane == 0) items().publish(item);
   }
   /// Whether the row tile has any row that sees a key; others are stored here. `use`: the first of the rings, then that
-  /// behind it. `collected`: of a list's runs.
+  /// behind it. `collected`: of a list's granules.
   __device__ __forceinline__ bool find(TileScheduler<C>& row_tiles, int tile, int item, int& use,
                                        ListPosition& collected) const {
     Work& work = shared.works[item % 2];
@@ -220,11 +220,11 @@ struct Producer {
   // when its tiles are done with; the warp that copies tells, and waits for it.
   __device__ __forceinline__ void publish_list(int item, ListPosition& at, int& halves) const {
     const auto& tiles = shared.works[item % 2].tiles;
-    if (at.slot < tiles.slots().end) {
+    if (at.rank < tiles.ranks().end) {
       const auto collector = collector_of(item);
-      int end = tiles.slots().begin + C.list_runs();
+      int end = tiles.ranks().begin + C.list_granules();
 #pragma unroll 1
-      for (bool first = true; at.slot < tiles.slots().end; first = false, end += C.list_runs() / 2) {
+      for (bool first = true; at.rank < tiles.ranks().end; first = false, end += C.list_granules() / 2) {
         if (!first) ptx::mbarrier_wait(runs_read(), static_cast<u32>(halves) & 1);
         collector.fill(at, end);
         if (first) {
@@ -239,8 +239,8 @@ struct Producer {
     }
   }
   // Tiles of half a ring.
-  static constexpr int half_ring() { return C.list_runs() / 2 / (C.tile_kv / C.run); }
-  /// Tile i of a row tile is to be copied: its runs are in the ring.
+  static constexpr int half_ring() { return C.list_granules() / 2 / (C.tile_kv / C.granule); }
+  /// Tile i of a row tile is to be copied: its granules are in the ring.
   __device__ __forceinline__ void await_runs(int i, int& halves) const {
     if (i < 2 * half_ring() || i % half_ring() != 0) return;
     ptx::mbarrier_wait(runs_there(), static_cast<u32>(halves) & 1);

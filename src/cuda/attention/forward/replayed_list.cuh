@@ -33,8 +33,8 @@ struct ReplayedWork {
 
   /// Tile i is to be read, and those before it no more.
   __device__ __forceinline__ void collect(int i) {
-    const int begin = tiles.slots().begin + i * tiles.runs;
-    if (collected.slot >= begin + tiles.runs) return;
+    const int begin = tiles.ranks().begin + i * tiles.granules;
+    if (collected.rank >= begin + tiles.granules) return;
     Collector{p, block, tiles, window}.fill(collected, begin + FwdConfig::kReplayedRuns);
   }
   __device__ __forceinline__ bool may_hide(const KvTile& tile) const { return hides<C>(tile); }

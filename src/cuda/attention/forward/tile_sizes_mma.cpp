@@ -96,12 +96,12 @@ void choose_by_rows(FwdConfig& config, const Problem& problem, const Target& tar
 void fit_shared_memory(FwdConfig& config, const Problem& problem, const Target& target) {
   if (config.warps <= 4 && blocks_that_fit(config.tiles_end(), target) < 2) {
     config.stages = 1;
-    if (!problem.list) config.tile_kv = std::min(config.tile_kv, 96);  // a list's tiles are whole runs of its keys
+    if (!problem.list) config.tile_kv = std::min(config.tile_kv, 96);  // a list's tiles are whole granules of its keys
   }
   // 99 KB hold 64 rows and 16 keys of 512 columns.
   if (config.d > 256 && config.smem_bytes() > target.shared_memory) {
     config.tile_kv = 16;
-    config.run = 16;
+    config.granule = 16;
   }
 }
 
@@ -116,7 +116,7 @@ void fit_registers(FwdConfig& config, const Problem& problem, const Target& targ
     const bool half = config.compressed_causal || (config.type == Element::fp16 && config.dv <= 64);
     config.tile_kv = half ? config.tile_kv / 2 : config.tile_kv * 3 / 4 / 16 * 16;
   }
-  // Chunks are found from 64-bit positions, which takes a few more yet; a list's tiles are whole runs of its keys.
+  // Chunks are found from 64-bit positions, which takes a few more yet; a list's tiles are whole granules of its keys.
   const bool tight = config.tile_q == 128 && target.sm >= 90 && target.sm < 120;
   if (!config.chunked || !tight || problem.list) return;
   const int widest = std::max(config.d, config.dv);

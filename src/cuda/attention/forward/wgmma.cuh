@@ -71,7 +71,7 @@ struct FwdWgmma : Producer<C> {
   }
 
   // Row tile after row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those
-  // before; then the last O += P·V. All groups take as many turns and release all buffers, also of keys that they skip.
+  // before; then the last O += P·V. All groups take as many steps and release all buffers, also of keys that they skip.
   __device__ __forceinline__ void compute() const {
     if constexpr (ping_pongs) {
       if (group() == groups - 1) scheduler_barrier_arrive();

@@ -84,7 +84,7 @@ bool has_query_boxes(const Problem& problem, Element element, const Strides& str
 }  // namespace
 
 int box_rows(const FwdConfig& config, const KvSource& source) {
-  const int together = config.tiles == Tiles::list ? config.run : config.tile_kv;
+  const int together = config.tiles == Tiles::list ? config.granule : config.tile_kv;
   return is_paged(source) ? static_cast<int>(std::gcd<std::int64_t>(together, source.page_size)) : together;
 }
 

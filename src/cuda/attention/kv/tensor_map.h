@@ -26,7 +26,7 @@ TensorMap tensor_map(const void* tensor, const Strides& strides, Element element
 /// between heads, sequences or pages is one of them for all. `instead`: what would do.
 void check_map_strides(Slot slot, const Strides& strides, const MapSizes& sizes, const char* instead);
 
-/// Rows of a source that a tile takes together and that lie together: as far as pages and runs of a list do.
+/// Rows of a source that a tile takes together and that lie together: as far as pages and granules of a list do.
 int box_rows(const FwdConfig& config, const KvSource& source);
 
 /// Maps of the tensors in `params`, whose sources have their box_rows. Throws Error{unsupported} where the driver or

@@ -28,7 +28,7 @@ FwdConfig mass_config(const FwdConfig& forward, const Problem& problem) {
   config.loader = Loader::cp_async;
   config.q_kept = 0;
   config.tiles = Tiles::range;
-  config.run = FwdConfig{}.run;
+  config.granule = FwdConfig{}.granule;
   config.list_elements = false;
   config.list_waives = false;
   config.trusts = config.trusts && config.source != Source::strided;  // of a list it tests nothing either way

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds the runs of keys that a tile list leaves to a row tile, and keeps them in the ring of a TileList
-// (tiles/tile_list.cuh). Entries of all query blocks that the rows touch are marked in a window of kListWindow runs at
-// a time, a bit each; then the window's runs are taken in order. A window begins at the next entry, so that the work
-// follows the entries and not the keys, and no memory grows with either.
+// Finds the granules of keys that a tile list leaves to a row tile, and keeps them in the ring of a TileList
+// (tiles/tile_list.cuh). Entries of all query blocks that the rows touch are marked in a window of kListWindow granules
+// at a time, a bit each; then the window's granules are taken in order. A window begins at the next entry, so that the
+// work follows the entries and not the keys, and no memory grows with either.
 //
-// A row tile's runs are counted first, because splits share the tiles and walks know their end; what the ring has room
-// for is kept meanwhile, which mostly is all. Of longer lists the runs are collected a second time, piece by piece,
-// while the block walks them.
+// A row tile's granules are counted first, because splits share the tiles and walks know their end; what the ring has
+// room for is kept meanwhile, which mostly is all. Of longer lists the granules are collected a second time, piece by
+// piece, while the block walks them.
 #pragma once
 
 #include "cuda/attention/tiles/list_reader.cuh"
@@ -18,18 +18,18 @@ namespace tessera::cuda {
 inline constexpr int kListWindow = FwdConfig::kListWindow;
 static_assert(kListWindow == 32 * 32);
 
-/// How far a list is collected: the next slot to be filled, and the first run that may be its, of its segment.
+/// How far a list is collected: the next rank to be filled, and the first granule that may be its, of its segment.
 struct ListPosition {
-  int slot;
-  int run;
+  int rank;
+  int granule;
 };
 
 /// `collectors` threads, a block or one warp of it, which call every function together. What they know of the list lies
 /// in shared memory, because the warp that finds work has few registers.
-template <ListConfig auto C, int collectors, int entries = C.list_runs()>
+template <ListConfig auto C, int collectors, int entries = C.list_granules()>
 struct ListCollector {
   using List = TileList<C, entries>;
-  static constexpr int runs = List::runs;
+  static constexpr int granules = List::granules;
 
   const AttentionParams& p;
   const Block& block;
@@ -47,38 +47,38 @@ struct ListCollector {
     if (block.first_row >= rows) return at;
 #pragma unroll 1
     for (int segment = 0; segment < C.segments; ++segment) {
-      at.run = list.seen(segment).begin;
+      at.granule = list.seen(segment).begin;
 #pragma unroll 1
-      while (at.run < list.seen(segment).end) take(segment, at, 1 << 30, {0, entries});
-      fill_up(at, round_up(at.slot, runs), {0, entries});
-      if (segment == 0 && writes) list.first_tiles_ = at.slot / runs;
+      while (at.granule < list.seen(segment).end) take(segment, at, 1 << 30, {0, entries});
+      fill_up(at, round_up(at.rank, granules), {0, entries});
+      if (segment == 0 && writes) list.first_tiles_ = at.rank / granules;
     }
-    if (writes) share(at.slot / runs);
+    if (writes) share(at.rank / granules);
     sync();
-    return at.slot <= entries ? at : start();
+    return at.rank <= entries ? at : start();
   }
 
-  /// In front of all slots.
+  /// In front of all ranks.
   __device__ __forceinline__ ListPosition start() const {
     return {0, list.seen(C.segments == 1 || list.first_tiles_ > 0 ? 0 : 1).begin};
   }
 
-  /// Collects on until slot `end`, or the end of the block's own slots, which are kept. Whatever a list in memory holds
-  /// the second time, each slot is written, and each segment's have keys of its own. Ends with a barrier.
+  /// Collects on until rank `end`, or the end of the block's own ranks, which are kept. Whatever a list in memory holds
+  /// the second time, each rank is written, and each segment's have keys of its own. Ends with a barrier.
   __device__ __forceinline__ void fill(ListPosition& at, int end) const {
-    end = min(end, list.slots().end);
+    end = min(end, list.ranks().end);
 #pragma unroll 1
-    while (at.slot < end) {
-      const int border = list.first_tiles_ * runs;
-      const int segment = C.segments == 1 || at.slot < border ? 0 : 1;
+    while (at.rank < end) {
+      const int border = list.first_tiles_ * granules;
+      const int segment = C.segments == 1 || at.rank < border ? 0 : 1;
       const int until = segment == 0 ? min(end, border) : end;
-      const Interval kept{list.slots().begin, end};
-      if (at.run < list.seen(segment).end) {
+      const Interval kept{list.ranks().begin, end};
+      if (at.granule < list.seen(segment).end) {
         take(segment, at, until, kept);
       } else {
         fill_up(at, until, kept);
       }
-      if (C.segments == 2 && segment == 0 && at.slot == border) at.run = list.seen(1).begin;
+      if (C.segments == 2 && segment == 0 && at.rank == border) at.granule = list.seen(1).begin;
     }
     sync();
   }
@@ -113,7 +113,7 @@ struct ListCollector {
     const Interval first = bounds.of(first_query);
     const Interval last = bounds.of(last_query);
     if (first.begin >= last.end) return {{0, 0}, {last.begin, first.end}};
-    return {{first.begin / C.run, divide_up(last.end, C.run)}, {last.begin, first.end}};
+    return {{first.begin / C.granule, divide_up(last.end, C.granule)}, {last.begin, first.end}};
   }
   // The tiles of the block's split.
   __device__ __forceinline__ void share(int tiles) const {
@@ -130,20 +130,20 @@ struct ListCollector {
     return ptx::divide(key, p.list.block_kv) + (segment == 0 ? 0 : p.list.second_block);
   }
   // Runs of a window that a key block has; none for a number that is no key block's.
-  __device__ __forceinline__ Interval runs_of_block(int key_block, int segment, const Interval& window) const {
+  __device__ __forceinline__ Interval granules_of_block(int key_block, int segment, const Interval& window) const {
     const int local = key_block - (segment == 0 ? 0 : p.list.second_block);
     if constexpr (!C.trusts || C.segments == 2) {
       const int blocks = segment == 0 ? p.list.second_block : p.list.second_blocks;
       if (local < 0 || local >= blocks) return {0, 0};
     }
     const int size = static_cast<int>(p.list.block_kv.value);
-    return {max(local * size / C.run, window.begin), min(divide_up((local + 1) * size, C.run), window.end)};
+    return {max(local * size / C.granule, window.begin), min(divide_up((local + 1) * size, C.granule), window.end)};
   }
 
-  // Takes the runs of the next window, at most until slot `end`, and keeps those whose slots are in `kept`. Ends with a
-  // barrier.
+  // Takes the granules of the next window, at most until rank `end`, and keeps those whose ranks are in `kept`. Ends
+  // with a barrier.
   __device__ __forceinline__ void take(int segment, ListPosition& at, int end, const Interval& kept) const {
-    const Interval window = find_window(segment, at.run);
+    const Interval window = find_window(segment, at.granule);
     constexpr int words = kListWindow / 32;
     u32* full_bits = C.list_waives ? bits + words : bits;
     if (collectors == 32 || collector() < 32) full_bits[lane()] = bits[lane()] = 0;
@@ -157,19 +157,19 @@ struct ListCollector {
       waived = full_bits[lane()];
       listed |= waived;
     }
-    int last = __popc(listed);  // runs to the end of the lane's word
+    int last = __popc(listed);  // granules to the end of the lane's word
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const int other = __shfl_up_sync(kAll, last, distance);
       if (lane() >= distance) last += other;
     }
-    const int first = at.slot + last - __popc(listed);
+    const int first = at.rank + last - __popc(listed);
     keep(window.begin + lane() * 32, listed, waived, first, kept);
     const int all = __shfl_sync(kAll, last, 31);
-    if (all <= end - at.slot) {
-      at = {at.slot + all, window.end};
-    } else {  // the next piece begins at the first run that is left
-      const u32 behind = __ballot_sync(kAll, at.slot + last > end);
+    if (all <= end - at.rank) {
+      at = {at.rank + all, window.end};
+    } else {  // the next piece begins at the first granule that is left
+      const u32 behind = __ballot_sync(kAll, at.rank + last > end);
       for (int i = first; i < end && listed != 0; ++i) listed &= listed - 1;
       const int next = window.begin + lane() * 32 + __ffs(static_cast<int>(listed)) - 1;
       at = {end, __shfl_sync(kAll, next, __ffs(static_cast<int>(behind)) - 1)};
@@ -177,39 +177,40 @@ struct ListCollector {
     sync();
   }
 
-  // Every warp writes its share of each word's runs. `slot`: of the word's first.
-  __device__ __forceinline__ void keep(int first_run, u32 listed, u32 waived, int slot, const Interval& kept) const {
+  // Every warp writes its share of each word's granules. `rank`: of the word's first.
+  __device__ __forceinline__ void keep(int first_granule, u32 listed, u32 waived, int rank,
+                                       const Interval& kept) const {
     constexpr int bits = 32 * 32 / collectors;
     u32 own = listed;
     if constexpr (bits < 32) {
       const int low = collector() / 32 * bits;
       own = listed >> low & ((u32{1} << (bits % 32)) - 1);
-      slot += __popc(listed & ((u32{1} << low) - 1));
-      first_run += low;
+      rank += __popc(listed & ((u32{1} << low) - 1));
+      first_granule += low;
       waived >>= low;
     }
-    for (; own != 0; own &= own - 1, ++slot) {
+    for (; own != 0; own &= own - 1, ++rank) {
       const int bit = __ffs(static_cast<int>(own)) - 1;
-      if (slot < kept.begin || slot >= kept.end) continue;
-      const u32 key = static_cast<u32>(first_run + bit) * C.run;
-      list.ring_[slot & (entries - 1)] = C.list_waives && (waived >> bit & 1) != 0 ? key | kWaived : key;
+      if (rank < kept.begin || rank >= kept.end) continue;
+      const u32 key = static_cast<u32>(first_granule + bit) * C.granule;
+      list.ring_[rank & (entries - 1)] = C.list_waives && (waived >> bit & 1) != 0 ? key | kWaived : key;
     }
   }
   __device__ __forceinline__ void fill_up(ListPosition& at, int end, const Interval& kept) const {
-    for (int slot = max(at.slot, kept.begin) + collector(); slot < min(end, kept.end); slot += collectors) {
-      list.ring_[slot & (entries - 1)] = kNowhere;
+    for (int rank = max(at.rank, kept.begin) + collector(); rank < min(end, kept.end); rank += collectors) {
+      list.ring_[rank & (entries - 1)] = kNowhere;
     }
-    at.slot = end;
+    at.rank = end;
   }
 
-  // The next runs from `from` on that may be listed. Where more than one window is left it begins at an entry.
+  // The next granules from `from` on that may be listed. Where more than one window is left it begins at an entry.
   __device__ __forceinline__ Interval find_window(int segment, int from) const {
     const Interval seen = list.seen(segment);
     if (seen.end - from > kListWindow) {
-      const int next = next_block(block_of(segment, from * C.run)) - (segment == 0 ? 0 : p.list.second_block);
+      const int next = next_block(block_of(segment, from * C.granule)) - (segment == 0 ? 0 : p.list.second_block);
       const int blocks = segment == 0 ? p.list.second_block : p.list.second_blocks;
       const int size = static_cast<int>(p.list.block_kv.value);
-      from = next >= blocks ? seen.end : min(max(from, next * size / C.run), seen.end);
+      from = next >= blocks ? seen.end : min(max(from, next * size / C.granule), seen.end);
     }
     return {from, min(seen.end - from, kListWindow) + from};
   }
@@ -251,12 +252,12 @@ struct ListCollector {
     return kNone;
   }
 
-  // Sets the bits of one list's runs in a window. Rows of several query blocks see all of their lists' runs; which row
-  // sees which is then tested key by key.
+  // Sets the bits of one list's granules in a window. Rows of several query blocks see all of their lists' granules;
+  // which row sees which is then tested key by key.
   __device__ __forceinline__ void mark(const TileTable& table, int segment, const Interval& window, u32* to) const {
     if (window.begin >= window.end) return;
-    const int first = block_of(segment, window.begin * C.run);
-    const int last = min(block_of(segment, window.end * C.run - 1), p.list.key_blocks - 1);
+    const int first = block_of(segment, window.begin * C.granule);
+    const int last = min(block_of(segment, window.end * C.granule - 1), p.list.key_blocks - 1);
     if (p.list.form == ListForm::transposed) {
       for (int kb = first + collector(); kb <= last; kb += collectors) {
         const ListRow row = reader().row(table, kb);
@@ -283,7 +284,7 @@ struct ListCollector {
     }
   }
   __device__ __forceinline__ void mark_block(int key_block, int segment, const Interval& window, u32* to) const {
-    const Interval listed = runs_of_block(key_block, segment, window);
+    const Interval listed = granules_of_block(key_block, segment, window);
     const int begin = listed.begin - window.begin;
     const int end = listed.end - window.begin;
     for (int word = begin / 32; word * 32 < end; ++word) {

@@ -37,7 +37,7 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   const bool wgmma = config.products == Products::wgmma;
   const int widest = std::max(config.d, config.dv);
   config.tiles = Tiles::list;
-  const int shortest_run = depth_of_product(config.type);  // keys: what one mma of P and V takes
+  const int smallest_granule = depth_of_product(config.type);  // keys: what one mma of P and V takes
   // 16 rows a warp where registers leave none beside 32.
   if (!wgmma && (config.tile_kv < 64 || widest > 64)) config.tile_q = std::min(config.tile_q, 64);
   // Rows of one list block, or of all queries if one block has them all, make whole tiles.
@@ -46,15 +46,15 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   while (config.tile_q > fewest && rows % config.tile_q != 0) config.tile_q /= 2;
   if (rows % config.tile_q != 0) config.tile_q = std::max(64, fewest);
   config.warps = wgmma ? config.tile_q / 16 : config.tile_q == 32 ? 2 : 4;
-  config.list_elements = rows % config.tile_q != 0 || problem.block_kv % shortest_run != 0;
+  config.list_elements = rows % config.tile_q != 0 || problem.block_kv % smallest_granule != 0;
   const bool pairs = widest <= 64 && config.tile_q <= 64 && problem.block_kv % 64 == 0;
   if (!wgmma) config.tile_kv = pairs ? 128 : 64;
   if (wgmma && (config.list_elements || (config.tile_q == 64 && widest > 64))) {
     config.tile_kv = std::min(config.tile_kv, 64);
   }
   config.tile_kv = std::min(config.tile_kv, most_keys);
-  const std::int64_t run = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_kv);
-  config.run = config.list_elements ? config.tile_kv : static_cast<int>(run);
+  const std::int64_t granule = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_kv);
+  config.granule = config.list_elements ? config.tile_kv : static_cast<int>(granule);
   config.list_waives = config.user_mask && problem.list.full && !config.list_elements;
 }
 

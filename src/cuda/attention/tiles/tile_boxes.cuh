@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// What boxes ask of a configuration; gathers(): a tile's runs lie apart.
+/// What boxes ask of a configuration; gathers(): a tile's granules lie apart.
 template <class Config>
 concept BoxConfig = SourceConfig<Config> && requires(const Config& c) {
   int{c.tile_kv};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of keys that a tile list leaves, as a block walks them: several runs of C.run keys to a kernel tile where
-// the list's tiles are smaller. The runs lie in order in a ring in shared memory, of the same size for every list;
-// tiles/list_collector.cuh counts them and fills it.
+// The tiles of keys that a tile list leaves, as a block walks them: several granules of C.granule keys to a kernel tile
+// where the list's tiles are smaller. The granules lie in order in a ring in shared memory, of the same size for every
+// list; tiles/list_collector.cuh counts them and fills it.
 #pragma once
 
 #include "cuda/attention/tiles/tile_range.cuh"
@@ -9,32 +9,32 @@
 
 namespace tessera::cuda {
 
-/// What an entry of the ring holds: the first key of a run, and whether the list waives the user's mask there.
+/// What an entry of the ring holds: the first key of a granule, and whether the list waives the user's mask there.
 inline constexpr int kNowhere = 1 << 30;  // fills up a tile: behind the keys of every segment
 inline constexpr u32 kWaived = u32{1} << 31;
 
 /// What lists ask of a configuration, as FwdConfig names it.
 template <class Config>
 concept ListConfig = WalkConfig<Config> && requires(const Config& c) {
-  int{c.run};
-  int{c.list_runs()};
+  int{c.granule};
+  int{c.list_granules()};
   bool{c.list_waives};
   bool{c.trusts};
 };
 
 /// What the rows of a tile see of a segment.
 struct ListPart {
-  Interval runs{0, 0};  // that some row sees
-  Interval full{0, 0};  // keys that every row sees
+  Interval granules{0, 0};  // that some row sees
+  Interval full{0, 0};      // keys that every row sees
 };
 
-/// Slots number the runs of a row tile, those included that fill up the last tile of a segment. Slot s lies in the
-/// ring's entry s % entries; `entries`: a power of two.
-template <ListConfig auto C, int entries = C.list_runs()>
+/// Ranks number the granules of a row tile, those included that fill up the last tile of a segment. Rank r lies in the
+/// ring's entry r % entries; `entries`: a power of two.
+template <ListConfig auto C, int entries = C.list_granules()>
 class TileList {
  public:
-  static constexpr int runs = C.tile_kv / C.run;  // of a tile
-  static_assert(entries % runs == 0 && (entries & (entries - 1)) == 0);
+  static constexpr int granules = C.tile_kv / C.granule;  // of a tile
+  static_assert(entries % granules == 0 && (entries & (entries - 1)) == 0);
 
   TileList() = default;
   /// The same tiles, of another ring.
@@ -50,41 +50,43 @@ class TileList {
 
   __device__ __forceinline__ int count() const { return count_; }
 
-  /// In the order of the walk. Its runs must be in the ring.
+  /// In the order of the walk. Its granules must be in the ring.
   __device__ __forceinline__ KvTile at(int i) const {
     const int index = first_tile_ + i;
     const int segment = C.segments == 1 || index < first_tiles_ ? 0 : 1;
     const Interval full = segment == 0 ? first_.full : second_.full;
-    const int entry = index * runs & (entries - 1);
+    const int entry = index * granules & (entries - 1);
     const int first = first_key(entry);
-    const int last = runs == 1 ? first : first_key(entry + runs - 1);
-    return {segment, first, first<full.begin, last + C.run> full.end, entry};
+    const int last = granules == 1 ? first : first_key(entry + granules - 1);
+    return {segment, first, first<full.begin, last + C.granule> full.end, entry};
   }
 
   /// Key of a column of a tile; beyond every sequence where nothing fills the tile up.
   __device__ __forceinline__ int key(const KvTile& tile, int column) const {
-    if constexpr (runs == 1) return tile.first + column;
-    return first_key(tile.entry + column / C.run) + column % C.run;
+    if constexpr (granules == 1) return tile.first + column;
+    return first_key(tile.entry + column / C.granule) + column % C.granule;
   }
-  /// Columns of a tile that are keys of a segment of `length`: the first ones, since a tile's runs ascend.
+  /// Columns of a tile that are keys of a segment of `length`: the first ones, since a tile's granules ascend.
   __device__ __forceinline__ int keys(const KvTile& tile, int length) const {
     int count = 0;
 #pragma unroll 1
-    for (int column = 0; column < C.tile_kv; column += C.run) {
-      count += min(max(length - key(tile, column), 0), C.run);
+    for (int column = 0; column < C.tile_kv; column += C.granule) {
+      count += min(max(length - key(tile, column), 0), C.granule);
     }
     return count;
   }
   __device__ __forceinline__ int moved(const KvTile& tile, int column) const {
-    return runs == 1 ? 0 : key(tile, column) - column - tile.first;
+    return granules == 1 ? 0 : key(tile, column) - column - tile.first;
   }
   /// Whether the list waives the user's mask there.
   __device__ __forceinline__ bool waives(const KvTile& tile, int column) const {
-    return C.list_waives && (ring_[tile.entry + column / C.run] & kWaived) != 0;
+    return C.list_waives && (ring_[tile.entry + column / C.granule] & kWaived) != 0;
   }
 
-  /// Slots of the block's own tiles: those of its split.
-  __device__ __forceinline__ Interval slots() const { return {first_tile_ * runs, (first_tile_ + count_) * runs}; }
+  /// Ranks of the block's own tiles: those of its split.
+  __device__ __forceinline__ Interval ranks() const {
+    return {first_tile_ * granules, (first_tile_ + count_) * granules};
+  }
 
  private:
   template <ListConfig auto D, int collectors, int size>
@@ -93,7 +95,7 @@ class TileList {
   friend class TileList;
 
   __device__ __forceinline__ Interval seen(int segment) const {
-    return C.segments == 1 || segment == 0 ? first_.runs : second_.runs;
+    return C.segments == 1 || segment == 0 ? first_.granules : second_.granules;
   }
   __device__ __forceinline__ int first_key(int entry) const {
     return static_cast<int>(C.list_waives ? ring_[entry] & ~kWaived : ring_[entry]);

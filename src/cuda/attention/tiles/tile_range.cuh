@@ -16,12 +16,12 @@ concept WalkConfig = RowTileConfig<Config> && MaskConfig<Config> && requires(con
   int{c.segments};
 };
 
-/// tile_kv keys of a segment, from `first` on unless a list's tile gathers several runs.
+/// tile_kv keys of a segment, from `first` on unless a list's tile gathers several granules.
 struct KvTile {
   int segment;
   int first;
   bool cut_begin, cut_end;  // some row of the block does not see the first, the last key
-  int entry = 0;            // of lists: of the ring, of its first run
+  int entry = 0;            // of lists: of the ring, of its first granule
 };
 
 /// The tiles of `size` that cover what consecutive lines see of the other side: keys of a block's queries, or queries

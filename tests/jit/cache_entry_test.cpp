@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A compiled kernel as bytes, its key, and packs of them.
-#include "cuda/jit/entry.h"
+#include "cuda/jit/cache_entry.h"
 
 #include <gtest/gtest.h>
 

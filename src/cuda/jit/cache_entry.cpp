@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cuda/jit/entry.h"
+#include "cuda/jit/cache_entry.h"
 
 #include <cstring>
 #include <utility>
