@@ -125,7 +125,7 @@ def test_names_of_scores():
     inputs = problems.full(torch.float32).inputs
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(*inputs, "relative"), call(*inputs, "relative"))
-    with pytest.raises(ValueError, match="^score: got .*nonsense"):
+    with pytest.raises(ValueError, match=r"^score: got .*nonsense"):
         compiled(*inputs, "nonsense")
 
 

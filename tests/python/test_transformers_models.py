@@ -2,9 +2,9 @@
 """Models under Tessera against their own eager attention: outputs and the gradients of all parameters.
 
 The rule for all of it: the error against the model with textbook attention in float64 is at most twice that of eager
-attention in the same dtype, as root mean squares over a tensor, plus 1e-6 of the tensor's own. Which of two roundings of
-a few numbers lies nearer is chance, so small tensors (sinks, biases of routers) are judged together, each error in units
-of its tensor's own root mean square.
+attention in the same dtype, as root mean squares over a tensor, plus 1e-6 of the tensor's own. Which of two roundings
+of a few numbers lies nearer is chance, so small tensors (sinks, biases of routers) are judged together, each error in
+units of its tensor's own root mean square.
 """
 
 from __future__ import annotations
