@@ -268,7 +268,7 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   }
   if (problem.operation == Operation::attention) {
     const Bindings bindings = bindings_of(inputs.arrays);
-    cases::apply(bench_case.inputs, problem, bindings);
+    cases::apply_input_kind(bench_case.inputs, problem, bindings);
     if (bench_case.inputs.kind == cases::InputKind::Kind::nan_tail) cases::poison_unused_keys(problem, bindings);
   }
   allocate_outputs(problem, inputs.arrays);
