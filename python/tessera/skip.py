@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from . import _core
 from ._arguments import Call, parse
 from ._checks import pair, real, whole
-from ._execute import forward_route, get_threads
+from ._execute import forward_route, get_threads, shapes_of
 from ._features import BLOCK, Features
 from ._libraries import CPU, library_of, refuse_gradient
 from ._problem import sizes_of
@@ -227,14 +227,13 @@ class SkipState:
         call = parse(q, k, v, **options)
         k, v = arrays_of(k, v)
         refuse_gradient("SkipState", "has no gradient; use detach() or no_grad()", q=q, k=k, v=v)
-        self._check_shape(call, q, k)
+        self._check_shape(call, q, k, v)
         results = self._run(self._bound(call, number), number, q, k, v)
         return results[0] if len(results) == 1 else answer(call, results)
 
-    def _check_shape(self, call: Call, q: Array, k: Array) -> None:
+    def _check_shape(self, call: Call, q: Array, k: Array, v: Array) -> None:
         """As many keys as the state's may lie in as many tiles: arrays do not show it."""
-        shapes = {slot: tuple(tensor.shape) for slot, tensor in zip(call.slots, call.tensors, strict=True)}
-        sizes = sizes_of(tuple(q.shape), tuple(k.shape), shapes, call.sizes)
+        sizes = sizes_of(shapes_of(call, q, k, v))
         if sizes.seqlen_k2 is not None:
             raise ValueError("k2: got a second source of keys; want one, states in Python have no other")
         own = self._problem
@@ -259,12 +258,9 @@ class SkipState:
     def _run(self, call: Call, step: int, q: Array, k: Array, v: Array) -> tuple[Array, ...]:
         library = library_of(q, "q")
         device = library.device(q)
-        shapes = tuple(tuple(tensor.shape) for tensor in call.tensors)
         dtypes = (q.dtype, k.dtype, v.dtype)
         threads = get_threads() if device == CPU else 0
-        route = forward_route(
-            call.features, call.slots, call.sizes, q.shape, k.shape, v.shape, shapes, dtypes, None, threads, device
-        )
+        route = forward_route(call.features, shapes_of(call, q, k, v), dtypes, None, threads, device)
         outputs = [library.empty(shape, dtype, q) for shape, dtype in route.made]
         tensors = call.tensors if route.taken is None else tuple(call.tensors[i] for i in route.taken)
         before = self._next_step
