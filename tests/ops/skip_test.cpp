@@ -138,7 +138,10 @@ TEST(SkipDefects, ListsOfSeveralWords) {
   run.step(0);
   run.step(1);
   bool left_out[38] = {}, kept[38] = {};
-  for (std::int64_t kb = 0; kb < 1200; ++kb) (run.listed(0, 0, kb) ? kept : left_out)[kb / 32] = true;
+  for (std::int64_t kb = 0; kb < 1200; ++kb) {
+    bool* const words = run.listed(0, 0, kb) ? kept : left_out;
+    words[kb / 32] = true;
+  }
   for (int word = 0; word < 38; ++word) EXPECT_TRUE(left_out[word] && kept[word]) << word;
   run.step(2);  // whose output the oracle checks under that list
 }
