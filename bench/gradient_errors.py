@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import tessera
 import torch
 import torch.nn.functional as F
+from report_tables import gradient_rows
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -129,28 +130,6 @@ def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def print_table(found: list[dict[str, Any]]) -> None:
-    bars = {(r["inputs"], r["dtype"], r["d"]): r["errors"] for r in found if r["by"] == YARDSTICK}
-    print(
-        f"{'errors over the yardstick: largest, rms':40} "
-        + " ".join(f"{b[0]:>13}" for b in dict.fromkeys((r["inputs"],) for r in found))
-    )
-    for dtype, dim, name in dict.fromkeys((r["dtype"], r["d"], r["by"]) for r in found):
-        if name == YARDSTICK:
-            continue
-        cells = []
-        for row in found:
-            if (row["dtype"], row["d"], row["by"]) != (dtype, dim, name):
-                continue
-            if "errors" not in row:
-                cells.append("-")
-                continue
-            bar = bars[row["inputs"], dtype, dim]
-            ratios = [max(row["errors"][n][of] / bar[n][of] for n in NAMES) for of in ("largest", "rms")]
-            cells.append("{:.2f} {:.2f}".format(*ratios))
-        print(f"{dtype} d={dim:<3} {name:30} " + " ".join(f"{cell:>13}" for cell in cells))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -172,7 +151,7 @@ def main() -> None:
             "date": datetime.date.today().isoformat(),
         }
         options.json.write_text(json.dumps({"machine": machine, "rows": found}, indent=1) + "\n")
-    print_table(found)
+    print(gradient_rows(found))
 
 
 if __name__ == "__main__":

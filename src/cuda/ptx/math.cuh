@@ -72,6 +72,13 @@ __device__ __forceinline__ void load_shared_16(u32 (&value)[4], u32 from) {
                : "memory");
 }
 
+__device__ __forceinline__ void load_shared_16(float (&value)[4], u32 from) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
+               : "r"(from)
+               : "memory");
+}
+
 __device__ __forceinline__ float load_shared_4(u32 from) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];\n" : "=f"(value) : "r"(from) : "memory");
@@ -80,13 +87,6 @@ __device__ __forceinline__ float load_shared_4(u32 from) {
 
 __device__ __forceinline__ void load_shared_8(float& a, float& b, u32 from) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(a), "=f"(b) : "r"(from) : "memory");
-}
-
-__device__ __forceinline__ void load_shared_16(float (&value)[4], u32 from) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3])
-               : "r"(from)
-               : "memory");
 }
 
 __device__ __forceinline__ void store_shared_16(u32 to, const u32 (&value)[4]) {

@@ -14,8 +14,8 @@
 
 namespace tessera::cuda {
 
-/// P of a tile on its way between threads of the same number in their warpgroups. A barrier each says that a buffer is
-/// full, or empty again.
+/// P of a tile on its way between threads of the same number in their warpgroups. Each buffer has a barrier that says
+/// that it is full, and one that says that it is empty again.
 struct ProbabilityExchange {
   static constexpr int kBuffers = 2, kThreads = 256;
   static constexpr int kFullBarrier = 1, kEmptyBarrier = kFullBarrier + kBuffers;
@@ -41,7 +41,7 @@ struct ProbabilityExchange {
 template <class Side>
 struct ValueRole : BwdWgmma<Side, false, true> {
   using Base = BwdWgmma<Side, false, true>;
-  using Base::B, Base::checks, Base::memory, Base::p, Base::qk_at, Base::side, Base::stream, Base::values_at;
+  using Base::B, Base::checks, Base::p, Base::qk_at, Base::side, Base::stream, Base::values_at;
   using typename Base::Operand, typename Base::OwnQk, typename Base::Scores, typename Base::StreamOv,
       typename Base::StreamQk;
 
@@ -103,7 +103,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
 template <class Side>
 struct KeyRole : BwdWgmma<Side, true, false> {
   using Base = BwdWgmma<Side, true, false>;
-  using Base::B, Base::checks, Base::memory, Base::p, Base::qk_at, Base::side, Base::stream;
+  using Base::B, Base::checks, Base::qk_at, Base::side, Base::stream;
   using typename Base::Operand, typename Base::Scores, typename Base::StreamQk;
 
   __device__ __forceinline__ void compute() const {
@@ -147,6 +147,7 @@ struct KeyRole : BwdWgmma<Side, true, false> {
   }
 };
 
+/// What computes in a block: which role a warpgroup has.
 template <class Side>
 struct BwdByRoles : BwdProducer<Side> {
   using Base = BwdProducer<Side>;

@@ -71,8 +71,8 @@ struct FinishScores {
           if constexpr (differentiates) __syncwarp();  // what texts load stays behind it: each takes registers
           const int moved = work.tiles.moved(tile, n * 8);
           const Distances distances(work.sequence, work.sequence.segment(tile.segment), first_query, first_key + moved);
-          const float near =
-              distances.near_of(at.query);  // computed once for all n unless a list's tile gathers granules
+          // Computed once for all n unless a list's tile gathers granules.
+          const float near = distances.near_of(at.query);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = s.tile[m][n][half * 2 + i];
