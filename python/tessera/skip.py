@@ -305,6 +305,14 @@ class SkipState:
             raise ValueError(f"step: got {lines[3].decode(errors='replace')!r}; want 0 to {self.steps}")
         if len(lines[4]) != self.nbytes:
             raise ValueError(f"saved: got {len(lines[4])} bytes of arrays; want {self.nbytes}")
+        # The first array is the list. Rows end with a word that may have bits behind the last key block.
+        bits = self._arrays["tile_bits"]
+        if bits.size and self._blocks[1] % 32:
+            words = numpy.frombuffer(lines[4], bits.dtype, bits.size).reshape(bits.shape)
+            last = int(numpy.bitwise_or.reduce(words[..., -1], axis=None))
+            if last >> self._blocks[1] % 32:
+                block = self._blocks[1] // 32 * 32 + last.bit_length() - 1
+                raise ValueError(f"saved: got a list with key block {block}; want key blocks below {self._blocks[1]}")
         at = 0
         for array in self._arrays.values():
             part = numpy.frombuffer(lines[4], array.dtype, array.size, at)
