@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
@@ -322,8 +321,11 @@ class SkipState:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """`to_bytes` into a file."""
-        Path(path).write_bytes(self.to_bytes())
+        saved = self.to_bytes()  # before there is a file
+        with open(path, "wb") as file:
+            file.write(saved)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """`from_bytes` of a file."""
-        self.from_bytes(Path(path).read_bytes())
+        with open(path, "rb") as file:
+            self.from_bytes(file.read())
