@@ -41,11 +41,21 @@ if(TESSERA_COVERAGE)
   add_link_options(--coverage)
 endif()
 
-# For what stands around the library, the command and the tests: under AddressSanitizer it takes half as long to compile
-# unoptimised, and little of the run is spent in it.
+# For what stands around the library, the command and the tests: little of the run is spent in it, and it compiles in half
+# the time, unoptimised under AddressSanitizer and a little optimised in a release.
 function(tessera_outer target)
   if(TESSERA_SANITIZE MATCHES "address")
     target_compile_options(${target} PRIVATE -O0)
+  else()
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
+endfunction()
+
+# Under sanitizers nearly all of the time of these goes into headers that their sources share. Other builds keep a command
+# line for each source, which clang-tidy and an edit of one file want.
+function(tessera_unity target)
+  if(TESSERA_SANITIZE)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
   endif()
 endfunction()
 

@@ -15,6 +15,7 @@ function(tessera_tool_library name folder)
   target_link_libraries(${name} PUBLIC tessera fmt::fmt-header-only nlohmann_json::nlohmann_json
                         PRIVATE OpenMP::OpenMP_CXX)
   tessera_warnings(${name})
+  tessera_unity(${name})
 endfunction()
 
 tessera_tool_library(tessera_files tools/files)
@@ -39,9 +40,7 @@ if(TESSERA_BUILD_TOOLS AND TESSERA_CLI_SOURCES)
                         nlohmann_json::nlohmann_json OpenMP::OpenMP_CXX hwy::hwy)
   tessera_warnings(tessera_cli)
   tessera_outer(tessera_cli)
-  if(TESSERA_SANITIZE)
-    # Nearly all of the time goes into headers that the sources share. Other builds keep a command line for each source,
-    # which clang-tidy and an edit of one file want.
-    set_target_properties(tessera_cli PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 6)
-  endif()
+  tessera_unity(tessera_cli)
+  # What measures the machine's peaks would measure an unoptimised loop.
+  set_source_files_properties(tools/bench/probe.cpp PROPERTIES COMPILE_OPTIONS -O2 SKIP_UNITY_BUILD_INCLUSION ON)
 endif()

@@ -87,7 +87,8 @@ class SkipState {
   /// machine's byte order. Ranges and thresholds are not in it, nor is what other shapes and types of the problem do
   /// not change.
   [[nodiscard]] std::vector<std::byte> save() const;
-  /// What save() gave. Throws Error and stays as it is for other bytes, or those of another problem or layer.
+  /// What save() gave. Throws Error and stays as it is for other bytes, those of another problem or layer, or a list
+  /// with key blocks that the problem has not.
   void load(std::span<const std::byte> saved);
 
  private:

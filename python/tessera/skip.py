@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
@@ -305,6 +304,14 @@ class SkipState:
             raise ValueError(f"step: got {lines[3].decode(errors='replace')!r}; want 0 to {self.steps}")
         if len(lines[4]) != self.nbytes:
             raise ValueError(f"saved: got {len(lines[4])} bytes of arrays; want {self.nbytes}")
+        # The first array is the list. Rows end with a word that may have bits behind the last key block.
+        bits = self._arrays["tile_bits"]
+        if bits.size and self._blocks[1] % 32:
+            words = numpy.frombuffer(lines[4], bits.dtype, bits.size).reshape(bits.shape)
+            last = int(numpy.bitwise_or.reduce(words[..., -1], axis=None))
+            if last >> self._blocks[1] % 32:
+                block = self._blocks[1] // 32 * 32 + last.bit_length() - 1
+                raise ValueError(f"saved: got a list with key block {block}; want key blocks below {self._blocks[1]}")
         at = 0
         for array in self._arrays.values():
             part = numpy.frombuffer(lines[4], array.dtype, array.size, at)
@@ -314,8 +321,11 @@ class SkipState:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """`to_bytes` into a file."""
-        Path(path).write_bytes(self.to_bytes())
+        saved = self.to_bytes()  # before there is a file
+        with open(path, "wb") as file:
+            file.write(saved)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """`from_bytes` of a file."""
-        self.from_bytes(Path(path).read_bytes())
+        with open(path, "rb") as file:
+            self.from_bytes(file.read())

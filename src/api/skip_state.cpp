@@ -83,6 +83,21 @@ Problem shape_of(const Problem& problem) {
   return shape;
 }
 
+/// Throws if a list that is stored as save() stores it, rows of words, has bits behind a row's last key block.
+void check_stored_list(const Problem& problem, std::span<const std::byte> list) {
+  const std::int64_t in_last = problem.key_blocks() % 32;
+  if (in_last == 0) return;
+  const auto row = static_cast<std::size_t>(detail::ceil_div(problem.key_blocks(), 32)) * sizeof(std::uint32_t);
+  for (std::size_t end = row; end <= list.size(); end += row) {
+    std::uint32_t last;
+    std::memcpy(&last, list.data() + end - sizeof last, sizeof last);
+    if (last >> in_last == 0) continue;
+    const std::int64_t block = problem.key_blocks() / 32 * 32 + 31 - std::countl_zero(last);
+    refuse("saved", "a list with key block " + std::to_string(block),
+           "key blocks below " + std::to_string(problem.key_blocks()));
+  }
+}
+
 std::int64_t all_keys(const Problem& problem) { return problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0); }
 
 /// Tokens of a key block.
@@ -304,6 +319,7 @@ void SkipState::load(std::span<const std::byte> saved) {
   if (saved.size() - at != bytes()) {
     refuse("saved", std::to_string(saved.size() - at) + " bytes of arrays", std::to_string(bytes()));
   }
+  check_stored_list(problem_, saved.subspan(at, parts().front().bytes));
   for (const Part& part : parts()) {
     if (part.bytes > 0) std::memcpy(part.data, saved.data() + at, part.bytes);
     at += part.bytes;

@@ -169,6 +169,27 @@ TEST(SkipState, AFileBringsBackWhatWasSaved) {
   refused(another_shape, saved, "problem");
 }
 
+TEST(SkipState, AFileWithBitsBehindTheLastKeyBlockIsRefused) {
+  SkipState state(mass_problem(), {});
+  std::vector<std::byte> saved = state.save();
+  // Five key blocks: a word of the list for each of 2 · 5 row tiles, in front of codes and LSE.
+  const std::size_t list = saved.size() - state.bytes();
+  saved[list + 4 * 7] = std::byte{0x11};  // block 4 is the last
+  state.load(saved);
+  const std::vector<std::byte> before = state.save();
+  EXPECT_EQ(before, saved);
+  saved[list + 4 * 7] = std::byte{0x31};
+  try {
+    state.load(saved);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), kInvalid);
+    EXPECT_EQ(error.argument(), "saved");
+    EXPECT_EQ(error.got(), "a list with key block 5");
+  }
+  EXPECT_EQ(state.save(), before);
+}
+
 TEST(SkipState, ReshapeBeginsAnewWithTheSameRule) {
   SkipState state(mass_problem(), {});
   Bindings bindings;

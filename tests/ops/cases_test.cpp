@@ -36,9 +36,10 @@ TEST(CaseFiles, AllPass) {
 }
 
 // Every case in bf16 by the walks over tiles of the dot products, which this machine may lack; an output of a type of
-// its own, which a backward's dout has too, keeps it. In parts, which may run at the same time.
+// its own, which a backward's dout has too, keeps it. In parts, which may run at the same time, and of which the
+// sanitizers take the first.
 class Bf16CaseFiles : public testing::TestWithParam<int> {};
-constexpr int kCaseParts = 6;
+constexpr int kCaseParts = 18;
 
 TEST_P(Bf16CaseFiles, PassOnEmulatedDotProducts) {
   std::size_t run = 0;
@@ -55,7 +56,7 @@ TEST_P(Bf16CaseFiles, PassOnEmulatedDotProducts) {
       }
     }
   }
-  EXPECT_GT(run, 100U);
+  EXPECT_GT(run, 50U);
 }
 INSTANTIATE_TEST_SUITE_P(Parts, Bf16CaseFiles, testing::Range(0, kCaseParts));
 

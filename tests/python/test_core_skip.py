@@ -143,6 +143,10 @@ def test_files(tmp_path):
     for options, name in (({"layer": "blocks.4"}, "layer"), ({"seqlen_k": 91}, "problem"), ({"growth": 2}, "problem")):
         with pytest.raises(ValueError, match=rf"^{name}: got"):
             made(**{"layer": "blocks.3", **options}).from_bytes(saved)
+    # Six key blocks: the lowest byte of the list's first word has two bits behind them.
+    list_at = len(saved) - state.nbytes
+    with pytest.raises(ValueError, match=r"^saved: got a list with key block 6; want key blocks below 6"):
+        other.from_bytes(saved[:list_at] + b"\x41" + saved[list_at + 1 :])
 
 
 def test_memory_of_a_video_model():

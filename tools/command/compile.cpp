@@ -54,13 +54,13 @@ struct Job {
 };
 
 /// One line of a list: a problem with wishes, and optionally arch=sm_80,sm_89 to say where alone it is wanted.
-struct Line {
+struct KernelLine {
   std::string text;
   std::vector<std::string> architectures;
 };
 
-Line parse_line(std::string_view text) {
-  Line line;
+KernelLine parse_line(std::string_view text) {
+  KernelLine line;
   std::istringstream tokens{std::string(text)};
   for (std::string token; tokens >> token;) {
     if (token.starts_with("arch=")) {
@@ -73,7 +73,7 @@ Line parse_line(std::string_view text) {
   return line;
 }
 
-void append_list(std::vector<Line>& lines, const std::string& path) {
+void append_list(std::vector<KernelLine>& lines, const std::string& path) {
   std::istringstream text(read_text(path));
   for (std::string line; std::getline(text, line);) {
     if (line.find_first_not_of(" \t\r") == std::string::npos || line.starts_with('#')) continue;
@@ -81,8 +81,8 @@ void append_list(std::vector<Line>& lines, const std::string& path) {
   }
 }
 
-std::vector<Line> read_lines(const CompileOptions& options) {
-  std::vector<Line> lines;
+std::vector<KernelLine> read_lines(const CompileOptions& options) {
+  std::vector<KernelLine> lines;
   for (const std::string& problem : options.problems) {
     std::error_code too_long_for_a_path;
     if (!std::filesystem::exists(problem, too_long_for_a_path)) {
@@ -103,7 +103,7 @@ class Compilation {
       const cuda::KernelSource source{path, read_text(path)};
       for (const std::string& architecture : options.architectures) add(source, architecture);
     }
-    for (const Line& line : read_lines(options)) add_line(line);
+    for (const KernelLine& line : read_lines(options)) add_line(line);
     if (options.spread) keep_spread();
   }
 
@@ -160,7 +160,7 @@ class Compilation {
     jobs_ = std::move(taken);
   }
 
-  void add_line(const Line& line) {
+  void add_line(const KernelLine& line) {
     const cases::Case one = cases::Case::parse(line.text);
     for (const std::string& architecture : options_.architectures) {
       const auto& only = line.architectures;

@@ -12,7 +12,7 @@
 namespace tessera::files {
 namespace {
 
-constexpr std::size_t kMaxHeader = 1U << 20U;  // bytes; a header of six dimensions has about 200
+constexpr std::size_t kMaxNpyHeader = 1U << 20U;  // bytes; a header of six dimensions has about 200
 
 // Reads the header: a Python dictionary literal with exactly the keys descr, fortran_order and shape.
 class DictionaryReader {
@@ -151,7 +151,7 @@ NpyHeader parse_npy_header(std::span<const std::byte> file, std::string_view nam
   const std::size_t width = major == 1 ? 2 : 4;
   if (file.size() < 8 + width) fail(std::to_string(file.size()) + " bytes", "the length of the header");
   const std::size_t length = little_endian(file.subspan(8, width));
-  if (length > kMaxHeader) fail("a header of " + std::to_string(length) + " bytes", "at most 2^20");
+  if (length > kMaxNpyHeader) fail("a header of " + std::to_string(length) + " bytes", "at most 2^20");
   if (length > file.size() - 8 - width) {
     fail("a header of " + std::to_string(length) + " bytes in a file of " + std::to_string(file.size()),
          "the whole header");
