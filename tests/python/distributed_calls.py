@@ -112,6 +112,20 @@ def checkpoints_and_autocast(rank: int) -> None:
         assert cp.attention(**{name: cp.shard(x) for name, x in given.items()}).dtype == torch.bfloat16
 
 
+def compiled_code_breaks_once_and_computes_the_same(rank: int) -> None:
+    cp = context_parallel(seqlen=50, method="ring")
+    leaves = [cp.shard(x).requires_grad_() for x in _qkv().values()]
+
+    def layer(q, k, v):
+        return cp.attention(q * 2, k, v, causal=True) * 3
+
+    out, compiled = layer(*leaves), torch.compile(layer, backend="aot_eager")(*leaves)
+    assert torch.equal(out, compiled)
+    grads = [torch.autograd.grad(x.square().sum(), leaves) for x in (out, compiled)]
+    assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+    assert torch._dynamo.utils.counters["graph_break"].total() == 1
+
+
 def flash_attn_arguments(rank: int) -> None:
     cp = context_parallel(seqlen=50)
     given = _qkv()
@@ -185,6 +199,7 @@ ALL = {
         sequences_may_change_from_call_to_call,
         a_seed_that_is_not_given_is_one_for_all,
         checkpoints_and_autocast,
+        compiled_code_breaks_once_and_computes_the_same,
         flash_attn_arguments,
         a_double_backward_is_refused,
         decoding_over_a_cache_in_parts,

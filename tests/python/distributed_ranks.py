@@ -20,6 +20,18 @@ from typing import Any, NamedTuple
 import torch
 
 
+# Imported once, by the server that the processes are forked from: they take seconds otherwise.
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.device_mesh",
+    "torch.testing",
+    "torch.utils.checkpoint",
+    "tessera",
+    "tessera.distributed",
+]
+
+
 class Died(NamedTuple):
     """Of a rank that ended without an answer; None: it was still running and was killed."""
 
@@ -41,7 +53,7 @@ def run_ranks(
     returns. `function` belongs to a module that can be imported.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tessera", "tessera.distributed"])
+    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         pipes, processes = [], []

@@ -88,7 +88,10 @@ def _groups_of(group: Any) -> tuple[Any, Any]:
 
 
 class ContextParallel:
-    """What `context_parallel` returns. Rows of this rank's tensors are those of `layout`, in its order."""
+    """What `context_parallel` returns. Rows of this rank's tensors are those of `layout`, in its order.
+
+    Calls that move tensors break torch.compile's graph, once each; what is in front and behind is compiled.
+    """
 
     def __init__(
         self,
@@ -133,11 +136,13 @@ class ContextParallel:
         """This rank's rows of a tensor that all ranks have, a copy. dim: that of tokens; 0 for packed ones."""
         return own_rows(self.layout, self.rank, tensor, dim)
 
+    @torch.compiler.disable
     def unshard(self, tensor: Tensor, dim: int = 1) -> Tensor:
         """The whole tensor on every rank, in the order of the sequences. Its gradient is this rank's rows of the
         whole's, as if every rank computed the same loss from it."""
         return collected(self.team, self.layout, tensor, dim)
 
+    @torch.compiler.disable
     def attention(
         self,
         q: Tensor,
@@ -219,6 +224,7 @@ class ContextParallel:
             deterministic=deterministic,
         )
 
+    @torch.compiler.disable
     def decode(
         self,
         q: Tensor,
