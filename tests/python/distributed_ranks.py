@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-
 # Imported once, by the server that the processes are forked from: they take seconds otherwise.
 PRELOADED = [
     "torch",
