@@ -34,8 +34,10 @@ def joined(case: Case, ranks: int, shares: list[dict[str, Tensor]]) -> dict[str,
 
 
 @lru_cache(maxsize=64)
-def _single(problem: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    return problems.single(problems.ALL[problem], problems.inputs(problems.ALL[problem], dtype))
+def _single(problem: str, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    found = problems.ALL[problem]
+    given = {name: x.to(device) for name, x in problems.inputs(found, dtype).items()}
+    return {name: x.cpu() for name, x in problems.single(found, given).items()}
 
 
 @lru_cache(maxsize=4096)
@@ -51,7 +53,7 @@ def judge(case: Case, ranks: int, shares: list[dict[str, Tensor]]) -> None:
     process's bits."""
     for share in shares:
         assert isinstance(share, dict), share
-    got, single = joined(case, ranks, shares), _single(case.problem, case.dtype)
+    got, single = joined(case, ranks, shares), _single(case.problem, case.dtype, case.device)
     oracle = _plain(case.problem, case.dtype, torch.float64, 0)
     for name in ("out", "lse"):
         mine, one, true = got[name].double(), single[name].double(), oracle[name]

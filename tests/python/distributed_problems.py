@@ -122,13 +122,20 @@ ALL: dict[str, Problem] = {
 }
 
 
+def options_on(problem: Problem, device: torch.device | str) -> dict[str, Any]:
+    """The problem's options with their tensors on a device."""
+    return {name: x.to(device) if isinstance(x, Tensor) else x for name, x in problem.options.items()}
+
+
 def single(problem: Problem, given: dict[str, Tensor]) -> dict[str, Tensor]:
     """What one process computes of all tokens: out, lse, dq, dk, dv, dsinks."""
     leaves = {name: given[name].clone().requires_grad_() for name in ("q", "k", "v", "sinks") if name in given}
-    options = {**problem.options, **({"sinks": leaves["sinks"]} if "sinks" in leaves else {})}
+    device = given["q"].device
+    options = options_on(problem, device) | ({"sinks": leaves["sinks"]} if "sinks" in leaves else {})
     if problem.ends is not None:
-        ends = torch.tensor(problem.ends, dtype=torch.int32)
-        options |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+        ends = torch.tensor(problem.ends, dtype=torch.int32, device=device)
+        longest = max(b - a for a, b in pairwise(problem.ends))
+        options |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
     q, k, v = (leaves[name] for name in "qkv")
     out, lse = tessera.attention(q, k, v, return_lse=True, **options)
     return _with_gradients(out, lse, leaves, given)

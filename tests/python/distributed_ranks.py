@@ -44,8 +44,9 @@ def run_ranks(
     timeout: float = 100,
     group_timeout: float = 60,
     silent: Sequence[int] = (),
+    backend: str = "gloo",
 ) -> list[Any]:
-    """function(rank, size, *arguments) in each of `size` processes; the results by rank.
+    """function(rank, size, *arguments) in each of `size` processes; the results by rank. With NCCL each has a GPU.
 
     An exception comes back as its object; a rank that ended without an answer, or is still running after `timeout`
     seconds, is `Died`. Ranks `silent` are not waited for once the others have answered. No process is left when this
@@ -58,7 +59,7 @@ def run_ranks(
         pipes, processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            told = (rank, size, store, group_timeout, theirs, function, arguments)
+            told = (rank, size, backend, store, group_timeout, theirs, function, arguments)
             process = context.Process(target=_work, args=told, daemon=True)
             process.start()
             theirs.close()
@@ -91,15 +92,24 @@ def _collect(pipes: list[Connection], processes: list[Any], deadline: float, sil
 
 
 def _work(
-    rank: int, size: int, store: str, seconds: float, pipe: Connection, function: Callable[..., Any], arguments: Any
+    rank: int,
+    size: int,
+    backend: str,
+    store: str,
+    seconds: float,
+    pipe: Connection,
+    function: Callable[..., Any],
+    arguments: Any,
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     try:
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
         dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
+            backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
         )
         result = function(rank, size, *arguments)
     except Exception as error:

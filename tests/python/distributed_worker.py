@@ -19,6 +19,7 @@ class Case(NamedTuple):
     inner: int = 1  # ranks of two_level's inner groups
     collectives: bool = False
     deterministic: bool = False
+    device: str = "cpu"
 
 
 def grid_of(rank: int, size: int, inner: int) -> tuple[Any, Any]:
@@ -49,13 +50,13 @@ def share(case: Case, grid: Any) -> dict[str, torch.Tensor]:
         grid if case.method == "two_level" else None,
         method=case.method,
         balance=case.balance,
-        collectives=case.collectives,
+        collectives=case.collectives or None,
         **sizes,
     )
-    given = problems.inputs(problem, case.dtype)
+    given = {name: x.to(case.device) for name, x in problems.inputs(problem, case.dtype).items()}
     dim = 1 if problem.ends is None else 0
     leaves = {name: cp.shard(given[name], dim).requires_grad_() for name in "qkv"}
-    options = dict(problem.options)
+    options = problems.options_on(problem, case.device)
     if "sinks" in given:
         options["sinks"] = leaves["sinks"] = given["sinks"].clone().requires_grad_()
     q, k, v = (leaves[name] for name in "qkv")
@@ -63,4 +64,5 @@ def share(case: Case, grid: Any) -> dict[str, torch.Tensor]:
     upstream = (cp.shard(given["dout"], dim), cp.shard(given["dlse"], given["dlse"].dim() - 1))
     grads = torch.autograd.grad((out, lse), tuple(leaves.values()), upstream)
     found = {"out": out.detach(), "lse": lse.detach()}
-    return found | {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    found |= {f"d{name}": grad for name, grad in zip(leaves, grads, strict=True)}
+    return {name: x.cpu() for name, x in found.items()}
