@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context parallel attention of N processes against one process: every method, mask, kind of shards and dtype.
 
-By default a spread of the cases; --complete takes all of them (a quarter of an hour on two cores).
+By default a spread of the cases; --complete takes all of them.
 """
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ def refuse_bad_tensors(
             raise ValueError(f"k: got {shapes[1]} beside q {shapes[0]} and v {shapes[2]}; want shapes that fit")
         if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
             raise ValueError(f"q: got {q.shape[-2]} heads; want a multiple of the {k.shape[-2]} of k")
-        for name, x in (("alibi_slopes", slopes), ("sinks", sinks)):
-            if x is not None and (x.dtype != torch.float32 or x.shape[-1] != q.shape[-2] or x.device != q.device):
+        for name, by_head in (("alibi_slopes", slopes), ("sinks", sinks)):
+            x = q if by_head is None else by_head
+            if by_head is not None and (x.dtype != torch.float32 or x.shape[-1] != q.shape[-2] or x.device != q.device):
                 got = f"{x.dtype} {tuple(x.shape)} on {x.device}"
                 raise ValueError(f"{name}: got {got}; want torch.float32 ({q.shape[-2]},) on {q.device}")
         if slopes is not None and slopes.requires_grad:

@@ -86,14 +86,14 @@ def estimate(method: str, mask: Mask, layout: Layout, shape: Shape, machine: Mac
     # two_level: ulysses of the inner group, then a ring of groups for heads_q / inner heads
     groups = ranks // inner
     local = layout.tokens // groups
-    keys = head_ranges(inner, shape.heads_q, shape.heads_kv)[0][1]
-    kv = shape.kv_row * (keys[1] - keys[0]) // shape.heads_kv
+    _, (begin, end) = head_ranges(inner, shape.heads_q, shape.heads_kv)[0]
+    kv = shape.kv_row * (end - begin) // shape.heads_kv
     moved = (local - local // inner) * (shape.q_row // inner + kv)
     of_ring = estimate(
         "ring",
         mask,
         layout.over(groups),
-        shape._replace(heads_q=shape.heads_q // inner, heads_kv=keys[1] - keys[0]),
+        shape._replace(heads_q=shape.heads_q // inner, heads_kv=end - begin),
         machine._replace(bandwidth=machine.outer_bandwidth or machine.bandwidth),
     )
     seconds = 2 * machine.latency + moved / machine.bandwidth + of_ring.seconds

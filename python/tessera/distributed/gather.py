@@ -8,7 +8,6 @@ back in fp32 and are added up by their owner.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from . import partial
 from .partial import Asked, Result, Sums, Upstream, zeros_like
 from .reach import Mask, Rows, hulls, needs
 from .ring import bounds, joined, upstream_rows
-from .shards import Layout, Part
+from .shards import Layout, Part, kept_by_layout
 from .wire import Moved, Wire
 
 Pair = tuple[Tensor, Tensor]  # of keys and values
@@ -26,15 +25,15 @@ Pieces = dict[tuple[int, int], Pair]  # by owner and part
 
 
 class Call(NamedTuple):
-    """Keys of one part of queries: rows of owners behind each other, then `index` of these in the order of sequences
+    """Keys of one part of queries: rows of owners behind each other, then `order` of these in that of sequences
     and positions (None: they lie so already), which are `keys`."""
 
     slices: tuple[tuple[int, Rows], ...]
-    index: Tensor | None
+    order: Tensor | None
     keys: Part
 
 
-@lru_cache(maxsize=1024)
+@kept_by_layout
 def call_of(mask: Mask, layout: Layout, rank: int, part: int) -> Call | None:
     """None where the queries see no key."""
     slices = [(owner, rows) for owner in range(layout.ranks) for rows in hulls(mask, layout, rank, part, owner)]
@@ -61,6 +60,13 @@ def call_of(mask: Mask, layout: Layout, rank: int, part: int) -> Call | None:
     starts = tuple(min(of_sequence)[0] if of_sequence else 0 for of_sequence in found)
     keys = Part(starts, tuple(sum(count for *_, count in of_sequence) for of_sequence in found))
     return Call(tuple(slices), None if torch.equal(index, torch.arange(row)) else index, keys)
+
+
+@kept_by_layout
+def order_on(mask: Mask, layout: Layout, rank: int, part: int, device: torch.device) -> Tensor | None:
+    """`Call.order`, on a device."""
+    call = call_of(mask, layout, rank, part)
+    return None if call is None or call.order is None else call.order.to(device)
 
 
 class Gather:
@@ -134,14 +140,15 @@ class Gather:
         self.wire.start(sends, receives, "the exchange of keys and values").wait()
         return pieces
 
-    def _keys(self, asked: Asked, pieces: Pieces, call: Call) -> Pair:
-        """Keys and values of a call."""
+    def _keys(self, asked: Asked, pieces: Pieces, call: Call, part: int) -> Pair:
+        """Keys and values of the call of a part."""
         cut = [self._piece(asked, pieces, owner, rows) for owner, rows in call.slices]
         made = []
         for each in zip(*cut, strict=True):
             joined_rows = each[0] if len(each) == 1 else torch.cat(each, asked.dim)
-            if call.index is not None:
-                joined_rows = joined_rows.index_select(asked.dim, call.index.to(joined_rows.device))
+            order = order_on(asked.mask, self.layout, self.rank, part, joined_rows.device)
+            if order is not None:
+                joined_rows = joined_rows.index_select(asked.dim, order)
             made.append(joined_rows)
         return made[0], made[1]
 
@@ -160,7 +167,7 @@ class Gather:
             if call is None or not queries.rows:
                 results.append(partial.finish(asked, None, q1, v.shape[-1]))
                 continue
-            k1, v1 = self._keys(asked, pieces, call)
+            k1, v1 = self._keys(asked, pieces, call, i)
             results.append(partial.forward(asked, q1, k1, v1, queries, call.keys, partial=False))
         return joined(asked, results)
 
@@ -188,11 +195,11 @@ class Gather:
             call = call_of(asked.mask, self.layout, self.rank, i)
             if call is None or not queries.rows:
                 continue
-            k1, v1 = self._keys(asked, pieces, call)
+            k1, v1 = self._keys(asked, pieces, call, i)
             dk1, dv1 = zeros_like(k1), zeros_like(v1)
             rows_sums = Sums(asked.rows(dq, *own), dk1, dv1, dsinks)
             partial.backward(asked, upstream_rows(asked, given, *own), k1, v1, queries, call.keys, rows_sums)
-            self._spread(asked, grads, call, (dk1, dv1))
+            self._spread(asked, grads, call, i, (dk1, dv1))
         dk, dv = self._return(asked, k, v, grads, sums)
         return dq.to(given.q.dtype), dk, dv, dsinks
 
@@ -206,13 +213,14 @@ class Gather:
             and self._is_collective(asked.mask)
         )
 
-    def _spread(self, asked: Asked, grads: Pieces, call: Call, found: Pair) -> None:
+    def _spread(self, asked: Asked, grads: Pieces, call: Call, part: int, found: Pair) -> None:
         """Adds the gradients of a call's keys to those of the pieces that they came from."""
         for which, x in enumerate(found):
-            if call.index is not None:
+            order = order_on(asked.mask, self.layout, self.rank, part, x.device)
+            if order is not None:
                 shape = list(x.shape)
                 shape[asked.dim] = sum(rows.end - rows.begin for _, rows in call.slices)
-                x = x.new_zeros(shape).index_copy_(asked.dim, call.index.to(x.device), x)
+                x = x.new_zeros(shape).index_copy_(asked.dim, order, x)
             first = 0
             for owner, rows in call.slices:
                 count = rows.end - rows.begin

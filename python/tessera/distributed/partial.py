@@ -63,7 +63,7 @@ def zeros_like(x: Tensor) -> Tensor:
     return torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _numbers(values: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=dtype, device=device)
 
@@ -174,7 +174,7 @@ def backward(asked: Asked, given: Upstream, k: Tensor, v: Tensor, queries: Part,
     tensors = (given.q, given.dout, given.out, given.residual, sums.dq, k, v, sums.dk, sums.dv, given.lse, given.dlse)
     for own, cut, (rows, columns) in _alone(asked, tensors, (queries, keys), counts):
         q1, dout1, out1, residual1, dq1, k1, v1, dk1, dv1, lse1, dlse1 = cut
-        grads = (dq1, dk1, dv1)
+        grads: tuple[Tensor, ...] = (dq1, dk1, dv1)
         if asked.sinks is not None:
             grads += (torch.zeros_like(asked.sinks) if sums.dsinks is None else sums.dsinks,)
         attention_backward(

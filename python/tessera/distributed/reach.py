@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
-from .shards import Layout, Part
+from .shards import Layout, Part, kept_by_layout
 
 
 class Mask(NamedTuple):
@@ -50,7 +49,7 @@ def hull(mask: Mask, queries: Part, keys: Part) -> tuple[int, int] | None:
     return None if begin is None or end is None else (begin, end)
 
 
-@lru_cache(maxsize=4096)
+@kept_by_layout
 def hulls(mask: Mask, layout: Layout, reader: int, part: int, owner: int) -> tuple[Rows, ...]:
     """Rows of the owner's parts that one part of the reader's queries may see."""
     queries = layout.parts(reader)[part]
@@ -58,7 +57,7 @@ def hulls(mask: Mask, layout: Layout, reader: int, part: int, owner: int) -> tup
     return tuple(Rows(i, *rows) for i, rows in found if rows is not None)
 
 
-@lru_cache(maxsize=4096)
+@kept_by_layout
 def needs(mask: Mask, layout: Layout, reader: int, owner: int) -> tuple[Rows, ...]:
     """Rows of the owner's parts that the reader's queries may see, one range a part at most."""
     parts = range(len(layout.parts(reader)))
@@ -69,19 +68,24 @@ def needs(mask: Mask, layout: Layout, reader: int, owner: int) -> tuple[Rows, ..
     return tuple(Rows(part, *found[part]) for part in sorted(found))
 
 
-@lru_cache(maxsize=256)
+@kept_by_layout
 def moved_rows(mask: Mask, layout: Layout) -> tuple[int, ...]:
-    """Rows of keys that each rank needs of others."""
-    ranks = range(layout.ranks)
+    """Rows of keys that ranks need of others: of each, or of a sample of many."""
     return tuple(
-        sum(rows.end - rows.begin for j in ranks if j != r for rows in needs(mask, layout, r, j)) for r in ranks
+        sum(rows.end - rows.begin for j in range(layout.ranks) if j != r for rows in needs(mask, layout, r, j))
+        for r in _sample(layout.ranks)
     )
 
 
-@lru_cache(maxsize=256)
+def _sample(ranks: int) -> list[int]:
+    most = min(ranks, 16)
+    return sorted({i * (ranks - 1) // max(most - 1, 1) for i in range(most)})
+
+
+@kept_by_layout
 def pairs(mask: Mask, layout: Layout) -> tuple[int, ...]:
-    """Visible (query, key) pairs of each rank, to within the masks' edges of a part: its work."""
-    return tuple(sum(_pairs_of_part(mask, layout, part) for part in layout.parts(r)) for r in range(layout.ranks))
+    """Visible (query, key) pairs of ranks, by a sample of rows: their work. Of each rank, or of a sample of many."""
+    return tuple(sum(_pairs_of_part(mask, layout, part) for part in layout.parts(r)) for r in _sample(layout.ranks))
 
 
 def _pairs_of_part(mask: Mask, layout: Layout, part: Part) -> int:

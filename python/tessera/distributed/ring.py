@@ -64,7 +64,8 @@ class Ring:
 
     def _own(self, asked: Asked, k: Tensor, v: Tensor) -> Pieces:
         mine = needs(asked.mask, self.layout, self.wire.rank, self.wire.rank)
-        return {rows.part: tuple(self._rows(asked, x, self.wire.rank, rows) for x in (k, v)) for rows in mine}
+        rank = self.wire.rank
+        return {rows.part: (self._rows(asked, k, rank, rows), self._rows(asked, v, rank, rows)) for rows in mine}
 
     def forward(self, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Result:
         rank, ranks = self.wire.rank, self.wire.size
@@ -162,6 +163,6 @@ def joined(asked: Asked, results: list[Result]) -> Result:
 
 def upstream_rows(asked: Asked, given: Upstream, begin: int, end: int) -> Upstream:
     q, dout, out, residual, lse, dlse = given
-    cut = [None if x is None else asked.rows(x, begin, end) for x in (q, dout, out, residual)]
-    last = [None if x is None else x[..., begin:end] for x in (lse, dlse)]
-    return Upstream(*cut, *last)
+    q, dout, out = (asked.rows(x, begin, end) for x in (q, dout, out))
+    lost = None if residual is None else asked.rows(residual, begin, end)
+    return Upstream(q, dout, out, lost, lse[..., begin:end], None if dlse is None else dlse[..., begin:end])

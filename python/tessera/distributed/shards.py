@@ -9,9 +9,10 @@ Attention, arXiv:2311.09431, has the problem; Megatron-LM and ring-flash-attenti
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, wraps
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -63,15 +64,17 @@ class Layout:
             raise ValueError(f"lengths: got {min(lengths)}; want 0 or more")
         self.lengths, self.ranks, self.balance, self.packed = lengths, ranks, balance, packed
         self._on_device: dict[Any, Tensor] = {}
+        self._kept: dict[Any, Any] = {}
+        self._hash = hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
         return self.lengths, self.ranks, self.balance, self.packed
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self._key() == other._key()
+        return self is other or (isinstance(other, Layout) and self._key() == other._key())
 
     def __hash__(self) -> int:
-        return hash(self._key())
+        return self._hash
 
     def __repr__(self) -> str:
         what = f"{len(self.lengths)} sequences of {sum(self.lengths)} tokens" if self.packed else f"{self.lengths[0]}"
@@ -144,6 +147,23 @@ class Layout:
         if key not in self._on_device:
             self._on_device[key] = getattr(self, name)(*arguments).to(device)
         return self._on_device[key]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kept_by_layout(function: F) -> F:
+    """function(mask, layout, …) that computes once what it is asked, and forgets it with the layout: batches of packed
+    sequences come and go."""
+
+    @wraps(function)
+    def call(mask: Any, layout: Layout, *arguments: Any) -> Any:
+        key = (function.__name__, mask, arguments)
+        if key not in layout._kept:
+            layout._kept[key] = function(mask, layout, *arguments)
+        return layout._kept[key]
+
+    return cast("F", call)
 
 
 def layout_of(

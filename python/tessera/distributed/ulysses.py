@@ -71,7 +71,13 @@ class Ulysses:
         self.order = place[layout.index(inner_rank)]  # of inner's rows among those of the group's ranks
         self.back = torch.empty_like(self.order)
         self.back[self.order] = torch.arange(len(self.order))
+        self._placed: dict[tuple[str, torch.device], Tensor] = {}
         self.in_order = torch.equal(self.order, torch.arange(len(self.order)))
+
+    def _on(self, name: str, device: torch.device) -> Tensor:
+        if (name, device) not in self._placed:
+            self._placed[name, device] = getattr(self, name).to(device)
+        return self._placed[name, device]
 
     def _to_heads(self, asked: Asked, tensors: list[tuple[Tensor, int]], ranges: list, doing: str) -> list[Tensor]:
         """Rows of all ranks, in inner's order, of this rank's heads. The number beside a tensor says whose heads it
@@ -91,7 +97,7 @@ class Ulysses:
             made.append(rows_of)
         self.wire.start(sends, receives, doing).wait()
         joined = [torch.cat(rows_of, asked.dim) for rows_of in made]
-        return joined if self.in_order else [x.index_select(asked.dim, self.order.to(x.device)) for x in joined]
+        return joined if self.in_order else [x.index_select(asked.dim, self._on("order", x.device)) for x in joined]
 
     def _to_rows(self, tensors: list[tuple[Tensor, int, int, int, bool]], ranges: list, doing: str) -> list[Tensor]:
         """The way back: this rank's rows of all heads. Beside a tensor: its dimension of rows, that of heads, whose
@@ -100,7 +106,7 @@ class Ulysses:
         sends, receives, made = [], [], []
         for x, rows_at, heads_at, kind, _ in tensors:
             if not self.in_order:
-                x = x.index_select(rows_at, self.back.to(x.device))
+                x = x.index_select(rows_at, self._on("back", x.device))
             rows = [part.contiguous() for part in x.split(self.counts, rows_at)]
             mine = []
             for u in range(self.wire.size):
