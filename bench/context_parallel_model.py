@@ -6,8 +6,8 @@ usage: bench/context_parallel_model.py [--gpus 4,8,…] [--tokens 131072,…] [-
                                        [--flops F] [--inside B] [--across B] [--node N] [--picture FILE] [--json FILE]
 A causal forward in bf16, batch 1, zigzag shards. Bandwidths in bytes a second and GPU, one way: inside a node and
 across nodes. all_gather, ring and ulysses over more GPUs than a node has are taken to go across at the lower one;
-two_level has ulysses inside nodes. Each number is the estimated share of the ideal: time of computing / (that + waiting). Nothing here
-is measured but what the arguments say. A dash: the heads do not split, or it is not a grid.
+two_level has ulysses inside nodes. Each number is the estimated share of the ideal: time of computing / (that +
+waiting). Nothing here is measured but what the arguments say. A dash: the heads do not split, or it is not a grid.
 """
 
 from __future__ import annotations

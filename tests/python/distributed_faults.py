@@ -66,7 +66,7 @@ def second_call_differs(rank: int, size: int) -> Any:
 
 
 def silent_rank(rank: int, size: int, how: str, method: str) -> Any:
-    cp = context_parallel(seqlen=24, method=method, timeout=3)
+    cp = context_parallel(seqlen=48, method=method, timeout=3)
     given = tensors(cp.layout.rows(rank))
     cp.attention(**given)
     if rank == 2:

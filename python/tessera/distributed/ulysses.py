@@ -146,11 +146,9 @@ class Ulysses:
         result = self.inner.forward(self._inside(asked, ranges), *moved)
         at = asked.dim
         back = [(result.out, at, at + 1, 0, False), (result.lse, result.lse.dim() - 1, result.lse.dim() - 2, 0, False)]
-        if result.residual is not None:
-            back.append((result.residual, at, at + 1, 0, False))
         kept = (*moved, result.out, result.lse, result.residual)
-        out, lse, *residual = self._to_rows(back, ranges, "the exchange of heads for rows")
-        return Result(out, lse, residual[0] if residual else None, kept)
+        out, lse = self._to_rows(back, ranges, "the exchange of heads for rows")
+        return Result(out, lse, None, kept)
 
     def backward(
         self, asked: Asked, dout: Tensor, dlse: Tensor | None, kept: tuple[Tensor | None, ...]
