@@ -103,6 +103,8 @@ ALL: dict[str, Problem] = {
     "sinks": Problem(GQA, {"causal": True, "sinks": True}, _visible(None, 0)),
     "sinks_window": Problem(GQA, {"window": (30, -3), "sinks": True}, _visible(30, -3)),
     "softcap": Problem(GQA, {"causal": True, "softcap": 3.0}, {**_visible(None, 0), "softcap": 3.0}),
+    "mask_by_name": Problem(GQA, {"mask": "document"}, _visible(None, None, 40)),
+    "score_by_name": Problem(GQA, {"score": "soft_clip"}, {"softcap": 4.0}),
     "alibi": Problem(
         GQA, {"causal": True, "alibi_slopes": SLOPES}, {**_visible(None, 0), "bias": -SLOPES[:, None, None] * APART}
     ),

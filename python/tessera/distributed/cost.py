@@ -75,8 +75,8 @@ def estimate(method: str, mask: Mask, layout: Layout, shape: Shape, machine: Mac
         compute = max(pairs(mask, layout)) * shape.batch * shape.heads_q * 2 * (shape.dim + shape.dim_v) / machine.flops
         hidden = compute / ranks * steps
         busy = steps * machine.latency + moved / machine.bandwidth
-        # A merge reads and writes the sum twice and reads the new result; a step has two more kernels than one call.
-        merging = 20 * steps * rows * shape.batch * shape.heads_q * shape.dim_v / machine.memory
+        # A merge reads two results and writes one; a step has two more kernels than one call.
+        merging = 12 * steps * rows * shape.batch * shape.heads_q * shape.dim_v / machine.memory
         merging += 2 * steps * machine.latency
         return Estimate(max(0.0, busy - hidden) + merging, moved, 2 * moved // steps)
     if method == "ulysses":

@@ -194,10 +194,10 @@ def backward(asked: Asked, given: Upstream, k: Tensor, v: Tensor, queries: Part,
 
 
 class Merged(NamedTuple):
-    """Results over disjoint keys, not divided yet: out and total are Σ exp(L_p − most) of out_p and of 1, most the
-    largest L_p so far. An LSE that is rounded at each step, as merging in pairs has it, would cost its digits in out.
+    """Results over disjoint keys as one. out: fp32, of all of them. Their LSE is most + log(total): most the largest
+    L_p so far, total Σ exp(L_p − most). One number, rounded at each step, would cost its digits in out.
 
-    out: fp32 as the partial ones; most, total: fp32 like their LSE. (Milakov and Gimelshein 2018, arXiv:1805.02867)
+    Source: Milakov and Gimelshein 2018 (arXiv:1805.02867).
     """
 
     out: Tensor
@@ -211,14 +211,15 @@ def _columns(x: Tensor) -> Tensor:
 
 
 def merge(one: Merged | None, other: Result) -> Merged:
-    """`one`, or `other` where there is none, is written over. Rows that are empty in every part have most = −∞."""
+    """`one` is written over. Rows that are empty in every part have most = −∞ and total = 0."""
     if one is None:
         return Merged(other.out, other.lse, (other.lse > -torch.inf).float())
     most = torch.maximum(one.most, other.lse)
     base = most.masked_fill(most == -torch.inf, 0.0)  # exp(−∞ − 0) = 0
-    old, new = torch.exp(one.most - base), torch.exp(other.lse - base)
-    one.out.mul_(_columns(old)).addcmul_(other.out, _columns(new))
-    return Merged(one.out, most, one.total.mul_(old).add_(new))
+    old, new = one.total * torch.exp(one.most - base), torch.exp(other.lse - base)
+    total = old + new
+    share = (new / total).nan_to_num_(0.0)  # 0 / 0 of rows that are empty
+    return Merged(one.out.lerp_(other.out, _columns(share)), most, total)
 
 
 def finish(asked: Asked, merged: Merged | None, q: Tensor, dim_v: int) -> Result:
@@ -228,11 +229,10 @@ def finish(asked: Asked, merged: Merged | None, q: Tensor, dim_v: int) -> Result
         rows = (q.shape[1], q.shape[0]) if asked.packed else (q.shape[0], q.shape[2], q.shape[1])
         lse = q.new_full(rows, -torch.inf, dtype=torch.float32)
         return Result(out, lse, torch.zeros_like(out, dtype=torch.int8) if asked.makes_residual(q.dtype) else None)
-    lse = merged.most + torch.log(merged.total)
-    weight = 1 / merged.total.clamp_min(torch.finfo(torch.float32).tiny)
-    if asked.sinks is not None:  # exp(L) / (exp(L) + exp(sink))
-        weight *= torch.sigmoid(lse - asked.sinks[:, None]).nan_to_num_(0.0)
-    exact = merged.out.mul_(_columns(weight))
+    exact, lse = merged.out, merged.most + torch.log(merged.total)
+    if asked.sinks is not None:
+        share = torch.sigmoid(lse - asked.sinks[:, None]).nan_to_num_(0.0)  # exp(L) / (exp(L) + exp(sink))
+        exact = exact.mul_(_columns(share))
     out = exact.to(q.dtype)
     return Result(out, lse, residual_of(exact, out) if asked.makes_residual(q.dtype) else None)
 
