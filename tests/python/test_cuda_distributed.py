@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context parallel attention by NCCL, a GPU a rank: what test_distributed_results has of Gloo, in bf16 and fp16."""
+"""Context parallel attention by NCCL, a GPU a rank: what test_distributed_results has of Gloo, in bf16, some in fp16.
+
+The first run compiles kernels for minutes; they are kept on the disk.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ def test_ranks_compute_what_one_gpu_does(method, deterministic):
     cases = [
         Case(problem, method, balance, dtype, 2, deterministic=deterministic, device="cuda")
         for problem, balance, dtype in product(problems.ALL, BALANCES, DTYPES)
+        if dtype == torch.bfloat16 or problem in ("causal", "sinks", "packed_window")
     ]
     cases = cases[::3] if deterministic else cases
     found = run_ranks(RANKS, shares, cases, timeout=580, backend="nccl")
