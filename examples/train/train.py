@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
@@ -26,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT / "examples" / "gpt"), str(HERE)]
 
+from context_parallel import Spread, in_processes  # noqa: E402
 from model import GPT, Attention, Config, initialise, rotary_tables, rotate, save  # noqa: E402
 from report import Run, picture, table, write_json  # noqa: E402
 
@@ -105,9 +107,15 @@ class Training:
     """One model on its way: AdamW, a warm-up of a tenth of the steps, then a half cosine to a tenth of the rate."""
 
     def __init__(
-        self, config: Config, attention: Attention, text: Tensor, seed: int, given: argparse.Namespace
+        self,
+        config: Config,
+        attention: Attention,
+        text: Tensor,
+        seed: int,
+        given: argparse.Namespace,
+        spread: Spread | None = None,
     ) -> None:
-        self.seed, self.attention = seed, attention
+        self.seed, self.attention, self.spread = seed, attention, spread
         self.model = initialise(GPT(config), seed).to(given.device)
         self.batches = batches(text, given.batch, given.context, seed, given.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.1)
@@ -122,9 +130,14 @@ class Training:
             group["lr"] = self.rate * min((done + 1) / warm, 0.55 + 0.45 * math.cos(math.pi * cooled))
         tokens, following = next(self.batches)
         begin = time.perf_counter()
-        loss = loss_of(self.model, self.attention, tokens, following)
+        if self.spread is None:
+            loss = loss_of(self.model, self.attention, tokens, following)
+        else:
+            loss = self.spread.loss_of(self.model, self.spread.attention, tokens, following)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.spread is not None:
+            loss = self.spread.add_up(self.model, loss)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.losses.append(float(loss.detach()))  # waits for a GPU
@@ -149,6 +162,31 @@ def train(trainings: dict[str, list[Training]]) -> None:
         print(file=sys.stderr)
 
 
+def train_spread(given: argparse.Namespace, text: Tensor, held_out: Tensor) -> dict[str, object]:
+    """A training in each of the processes of a group, whose ranks have some bytes of every window."""
+    config = config_of(given)
+    tables = [table.to(given.device) for table in rotary_tables(config, given.context)]
+    spread = Spread(given.context, given.device, lambda x, rows: rotate(x, tables[0][rows], tables[1][rows]))
+    attention = attentions(config, given.device)["Tessera"]
+    training = Training(config, attention, text, given.seed, given, spread)
+    for _ in range(given.steps):
+        training.step()
+    return asdict(training.run(held_out, given.context))
+
+
+def config_of(given: argparse.Namespace) -> Config:
+    heads = given.dim // given.head_dim
+    return Config(
+        dim=given.dim,
+        layers=given.layers,
+        heads_q=heads,
+        heads_kv=max(n for n in (1, 2) if heads % n == 0),
+        head_dim=given.head_dim,
+        ffn=given.dim * 8 // 3 // 32 * 32,
+        trained_context=given.context,
+    )
+
+
 def arguments() -> argparse.Namespace:
     formatter = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
@@ -167,6 +205,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="of torch and Tessera; 0: their own choice")
     parser.add_argument("--alone", action="store_true", help="Tessera only, in half the time")
     parser.add_argument("--judge", action="store_true", help="a third training, with attention by SDPA's math in fp32")
+    words = "Tessera alone, and again with each window spread over N processes"
+    parser.add_argument("--context-parallel", type=int, default=0, metavar="N", help=words)
     parser.add_argument("--picture", type=Path, metavar="FILE", help="loss curves, .png or .svg (needs matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every loss of every run")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write Tessera's model, for examples/gpt/run.py")
@@ -178,8 +218,12 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--head-dim: got {given.head_dim}; want a multiple of 8")
     if given.dim < given.head_dim or given.dim % given.head_dim:
         parser.error(f"--dim: got {given.dim}; want a multiple of {given.head_dim}")
+    if given.context_parallel and (given.seeds > 1 or given.judge):
+        parser.error("--context-parallel: got it with --seeds or --judge; want one seed and no judge")
     if given.alone and given.judge:
         parser.error("--judge: got it with --alone; want one of them")
+    if given.device.type == "cuda" and given.context_parallel > torch.cuda.device_count():
+        parser.error(f"--context-parallel: got {given.context_parallel}; want at most the GPUs here")
     known = {"cpu": 1, "cuda": torch.cuda.device_count()}.get(given.device.type, 0)
     if (given.device.index or 0) >= known:
         parser.error(f"--device: got {given.device}; want cpu, or a cuda device that torch finds")
@@ -191,27 +235,25 @@ def main() -> int:
     if given.threads:
         torch.set_num_threads(given.threads)
         tessera.set_threads(given.threads)
-    heads = given.dim // given.head_dim
-    config = Config(
-        dim=given.dim,
-        layers=given.layers,
-        heads_q=heads,
-        heads_kv=max(n for n in (1, 2) if heads % n == 0),
-        head_dim=given.head_dim,
-        ffn=given.dim * 8 // 3 // 32 * 32,
-        trained_context=given.context,
-    )
+    config = config_of(given)
     text, held_out, files = corpus(given.text)
     if min(len(text), len(held_out)) <= given.context:
         want = f"less than the {len(held_out)} bytes of held-out text"
         print(f"train.py: --context: got {given.context}; want {want}", file=sys.stderr)
         return 2
-    wanted = ["Tessera", *([] if given.alone else ["torch SDPA"]), *(["math in fp32"] if given.judge else [])]
+    wanted = [
+        "Tessera",
+        *([] if given.alone or given.context_parallel else ["torch SDPA"]),
+        *(["math in fp32"] if given.judge else []),
+    ]
     known = attentions(config, given.device)
     seeds = range(given.seed, given.seed + given.seeds)
     trainings = {name: [Training(config, known[name], text, seed, given) for seed in seeds] for name in wanted}
     train(trainings)
     runs = {name: [t.run(held_out, given.context) for t in of_seeds] for name, of_seeds in trainings.items()}
+    if given.context_parallel:
+        found = in_processes(given.context_parallel, given.device, train_spread, given, text, held_out)
+        runs[f"Tessera, {given.context_parallel} ranks"] = [Run(**found)]
     model = trainings["Tessera"][0].model
     if given.save:
         save(model, given.save)

@@ -29,6 +29,7 @@ from .values import KeySource, Offsets, Tiles
 
 if TYPE_CHECKING:
     from . import compat as compat
+    from . import distributed as distributed
     from . import plot as plot
     from . import torch as torch
     from . import transformers as transformers
@@ -53,7 +54,7 @@ _FLASH_ATTN = (
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 )
-_MODULES = ("compat", "plot", "torch", "transformers")
+_MODULES = ("compat", "distributed", "plot", "torch", "transformers")
 
 __all__ = [
     "AttentionPlan",

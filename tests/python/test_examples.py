@@ -251,9 +251,27 @@ def test_training_of_several_seeds_beside_a_judge(text, tmp_path):
         assert "<svg" in picture.read_text()
 
 
+def test_training_spread_over_processes_has_the_same_losses(text, tmp_path):
+    """An odd number of bytes in a window, and ranks that do not divide it."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("no Gloo")
+    out = tmp_path / "losses.json"
+    sizes = ["--steps", 12, "--batch", 2, "--context", 61, "--dim", 64, "--head-dim", 16, "--layers", 2, "--threads", 1]
+    run = command(TRAIN, *sizes, "--context-parallel", 3, "--text", text, "--json", out)
+    assert run.returncode == 0, run.stderr
+    runs = json.loads(out.read_text())["runs"]
+    assert list(runs) == ["Tessera", "Tessera, 3 ranks"]
+    one, spread = (found[0]["losses"] for found in runs.values())
+    assert one == pytest.approx(spread, abs=2e-5) and one[-1] < one[0] - 0.5
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (
+            ["--context-parallel", "2", "--seeds", "2"],
+            "--context-parallel: got it with --seeds",
+        ),
         (["--dim", "40"], "--dim: got 40; want a multiple of 32"),
         (["--head-dim", "12"], "--head-dim: got 12; want a multiple of 8"),
         (["--alone", "--judge"], "--judge: got it with --alone; want one of them"),

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Measures context parallel attention on the GPUs of one machine beside the ideal: one GPU's time of the same work,
+divided by the ranks.
+
+usage: bench/context_parallel.py [--ranks N] [--seqlen N] [--heads HQ/HKV] [--dim D] [--methods all_gather,ring]
+                                 [--balance zigzag] [--window N] [--repetitions N] [--device cuda|cpu] [--json FILE]
+A process a rank: NCCL on GPUs in bf16, Gloo with --device cpu in fp32 (to try the script, with a small --seqlen).
+Times are of the slowest rank, by CUDA events, median of the repetitions; a barrier stands in front of each. Forward and
+forward + backward are timed apart. The share of the ideal is ideal / time.
+Needs the tessera package and torch, with as many GPUs as ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tessera
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tessera.distributed import ContextParallel, Mask, context_parallel
+
+Tensors = dict[str, torch.Tensor]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seqlen", type=int, default=131072)
+    parser.add_argument("--heads", default="32/8")
+    parser.add_argument("--dim", type=int, default=128)
+    parser.add_argument("--methods", default="all_gather,ring")
+    parser.add_argument("--balance", default="zigzag")
+    parser.add_argument("--window", type=int, default=0, help="keys of a sliding window; 0: none")
+    parser.add_argument("--repetitions", type=int, default=10)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    if given.device == "cuda" and torch.cuda.device_count() < given.ranks:
+        parser.error(f"--ranks: got {given.ranks}; want at most the {torch.cuda.device_count()} GPUs here")
+    return given
+
+
+class Clock:
+    """Milliseconds of a call on this rank: by events of the current stream, or by the host's clock."""
+
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
+
+    def __call__(self, call: Callable[[], Any]) -> float:
+        dist.barrier()
+        if not self.on_gpu:
+            begin = time.perf_counter()
+            call()
+            return (time.perf_counter() - begin) * 1e3
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+
+def drawn(given: argparse.Namespace, rows: int, seed: int) -> Tensors:
+    heads_q, heads_kv = map(int, given.heads.split("/"))
+    dtype = torch.bfloat16 if given.device == "cuda" else torch.float32
+    torch.manual_seed(seed)
+    shapes = {name: (1, rows, heads_q if name == "q" else heads_kv, given.dim) for name in "qkv"}
+    made = {n: torch.randn(x, device=given.device, dtype=dtype).requires_grad_() for n, x in shapes.items()}
+    return made | {"dout": torch.randn(shapes["q"], device=given.device, dtype=dtype)}
+
+
+def calls(attend: Callable[..., torch.Tensor], tensors: Tensors) -> dict[str, Callable[[], Any]]:
+    leaves = [tensors[name] for name in "qkv"]
+
+    def forward() -> None:
+        with torch.no_grad():
+            attend(*leaves)
+
+    def both() -> None:
+        torch.autograd.grad(attend(*leaves), leaves, tensors["dout"])
+
+    return {"forward": forward, "forward + backward": both}
+
+
+def slowest(milliseconds: float, device: str) -> float:
+    found = torch.tensor([milliseconds], device=device, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+def measured(given: argparse.Namespace, timed: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Median milliseconds of the slowest rank, call by call."""
+    clock = Clock(given.device == "cuda")
+    found = {}
+    for name, call in timed.items():
+        for _ in range(2):
+            clock(call)
+        times = [slowest(clock(call), given.device) for _ in range(given.repetitions)]
+        found[name] = statistics.median(times)
+    return found
+
+
+def rank_of(rank: int, given: argparse.Namespace, store: str) -> None:
+    if given.device == "cuda":
+        torch.cuda.set_device(rank)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        tessera.set_threads(1)
+        torch.set_num_threads(1)
+    backend = "nccl" if given.device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=given.ranks)
+    options = {"causal": True} | ({"window": (given.window - 1, 0)} if given.window else {})
+    whole = drawn(given, given.seqlen, 0)  # every rank alone, at the same time: they share power as they will later
+    alone = measured(given, calls(lambda q, k, v: tessera.attention(q, k, v, **options), whole))
+    del whole
+    rows = {"one GPU" if given.device == "cuda" else "one process": alone}
+    told: dict[str, Any] = {}
+    for method in given.methods.split(","):
+        cp = context_parallel(seqlen=given.seqlen, balance=given.balance, method=method)
+        tensors = drawn(given, cp.layout.rows(rank), 1 + rank)
+        rows[method] = measured(given, calls(lambda q, k, v, cp=cp: cp.attention(q, k, v, **options), tensors))
+        told[method] = model_of(cp, tensors, given)
+        del tensors
+    if rank == 0:
+        report(given, rows, told)
+    dist.destroy_process_group()
+
+
+def model_of(cp: ContextParallel, tensors: Tensors, given: argparse.Namespace) -> dict[str, Any]:
+    """What docs/context-parallel.md's model says of the forward."""
+    window = (given.window - 1, 0) if given.window else None
+    found = cp.explain(*(tensors[name] for name in "qkv"), causal=True, window=window)
+    method = cp.method_of(*(tensors[name] for name in "qkv"), Mask(given.window - 1 if given.window else None, 0))
+    return found[method]._asdict() if method in found else {}
+
+
+def report(given: argparse.Namespace, rows: dict[str, dict[str, float]], told: dict[str, Any]) -> None:
+    one = next(iter(rows.values()))
+    device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
+    mask = f"window of {given.window}" if given.window else "causal"
+    print(f"{given.seqlen} tokens, {given.heads} heads of {given.dim}, {mask}, {given.ranks} ranks, {device}\n")
+    print("| | forward, ms | of ideal | forward + backward, ms | of ideal |\n|---|---|---|---|---|")
+    for name, times in rows.items():
+        shares = ["" if times is one else f"{one[what] / given.ranks / times[what]:.3f}" for what in one]
+        cells = [f"{times[what]:.2f} | {share}" for what, share in zip(one, shares, strict=True)]
+        print(f"| {name} | {' | '.join(cells)} |")
+    if given.json:
+        words = {name: x for name, x in vars(given).items() if isinstance(x, int | str)}
+        shares = {
+            name: {what: one[what] / given.ranks / times[what] for what in one}
+            for name, times in rows.items()
+            if times is not one
+        }
+        found = {"arguments": words, "device": device, "torch": torch.__version__, "milliseconds": rows}
+        given.json.write_text(json.dumps(found | {"of_ideal": shares, "model": told}, indent=1) + "\n")
+
+
+def main() -> int:
+    given = arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(rank_of, (given, str(Path(folder) / "store")), nprocs=given.ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

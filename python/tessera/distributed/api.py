@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`context_parallel`: attention over sequences that are spread over the ranks of torch.distributed."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from . import cost, function
+from .arguments import asked_of, refuse_bad_tensors, seed_of, summary_of
+from .decode import decode
+from .faults import agree
+from .gather import Gather
+from .ring import Ring
+from .shards import Balance, Layout, layout_of
+from .spread import collected, own_rows
+from .ulysses import Schedule, Ulysses
+from .wire import Team, Wire
+
+Method = Literal["auto", "all_gather", "ring", "ulysses", "two_level"]
+METHODS = ("auto", "all_gather", "ring", "ulysses", "two_level")
+CHECKS = ("signature", "always", "never")
+
+
+def context_parallel(
+    group: Any = None,
+    *,
+    seqlen: int | None = None,
+    cu_seqlens: Any = None,
+    balance: Balance = "zigzag",
+    method: Method = "auto",
+    timeout: float | None = None,
+    machine: cost.Machine | None = None,
+    memory_limit: int | None = None,
+    checks: Literal["signature", "always", "never"] = "signature",
+    collectives: bool | None = None,
+) -> ContextParallel:
+    """Attention over sequences whose rows are spread over a group. Every rank of it calls this, and each method after.
+
+    group: a process group (None: all ranks), a DeviceMesh of one dimension; for "two_level" a DeviceMesh of two, the
+        groups first, or a pair (inner, outer) of process groups: heads are exchanged inside, keys go around outside.
+    seqlen: tokens of dense sequences, of all ranks together; cu_seqlens (b + 1): where packed ones begin, likewise.
+    balance: "zigzag", for causal masks: two pieces of each sequence a rank; or "contiguous", one.
+    method: what moves (docs/context-parallel.md); "auto" takes the one that ranks wait least for, by the model of
+        `machine` (`Machine`: bandwidth, latency, flops) among those within `memory_limit` bytes.
+    timeout: seconds that a rank is waited for on CPUs; None for the group's own, which is NCCL's in any case.
+    checks: whether ranks compare their arguments: at the first call of each "signature", "always" or "never".
+    collectives: all-gather and reduce-scatter by the backend's own instead of sends and receives; None: with NCCL.
+
+    Raises ValueError for arguments that are wrong, RankError for a rank that does not answer.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method: got {method!r}; want one of {', '.join(map(repr, METHODS))}")
+    if checks not in CHECKS:
+        raise ValueError(f"checks: got {checks!r}; want one of {', '.join(map(repr, CHECKS))}")
+    inner, outer = _groups_of(group)
+    if outer is None and method == "two_level":
+        raise ValueError("group: got one; want a DeviceMesh of two dimensions, or (inner, outer), for 'two_level'")
+    if outer is not None and method not in ("auto", "two_level"):
+        raise ValueError(f"method: got {method!r} with two groups; want 'two_level'")
+    wires = [None if x is None else Wire(x, timeout, collectives) for x in (inner, outer)]
+    assert wires[0] is not None
+    team = Team(wires[0], wires[1])
+    layout = layout_of(team.size, seqlen=seqlen, cu_seqlens=cu_seqlens, balance=balance)
+    return ContextParallel(team, layout, method, machine, memory_limit, checks)
+
+
+def _groups_of(group: Any) -> tuple[Any, Any]:
+    """(inner, outer) process groups; outer is None for one."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError("group: got no process group; want torch.distributed.init_process_group before")
+    if group is None:
+        return dist.group.WORLD, None
+    if isinstance(group, (tuple, list)):
+        if len(group) != 2:
+            raise ValueError(f"group: got {len(group)} groups; want one, or (inner, outer)")
+        return group[0], group[1]
+    if hasattr(group, "get_all_groups"):
+        groups = group.get_all_groups()
+        if len(groups) not in (1, 2):
+            raise ValueError(f"group: got a mesh of {len(groups)} dimensions; want 1, or 2 for 'two_level'")
+        return groups[-1], groups[0] if len(groups) == 2 else None
+    return group, None
+
+
+class ContextParallel:
+    """What `context_parallel` returns. Rows of this rank's tensors are those of `layout`, in its order.
+
+    Calls that move tensors break torch.compile's graph, once each; what is in front and behind is compiled.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        layout: Layout,
+        method: Method,
+        machine: cost.Machine | None,
+        memory_limit: int | None,
+        checks: str,
+    ) -> None:
+        self.team, self.layout, self.method = team, layout, method
+        self._machine, self._memory_limit, self._checks = machine, memory_limit, checks
+        self._agreed: set[Any] = set()
+        self._schedules: dict[Any, Schedule | Ulysses] = {}
+
+    def __repr__(self) -> str:
+        return f"ContextParallel(rank {self.rank} of {self.ranks}, {self.layout}, method={self.method!r})"
+
+    @property
+    def rank(self) -> int:
+        return self.team.rank
+
+    @property
+    def ranks(self) -> int:
+        return self.team.size
+
+    def over(
+        self, *, seqlen: int | None = None, cu_seqlens: Any = None, balance: Balance | None = None
+    ) -> ContextParallel:
+        """The same group for other sequences; nothing is moved."""
+        other = copy.copy(self)
+        kind = self.layout.balance if balance is None else balance
+        other.layout = layout_of(self.ranks, seqlen=seqlen, cu_seqlens=cu_seqlens, balance=kind)
+        other._schedules = {}
+        return other
+
+    def positions(self, device: Any = "cpu") -> Tensor:
+        """int64 (rows): where this rank's rows stand in their sequences, for rotary embeddings."""
+        return self.layout.on(torch.device(device), "positions", self.rank)
+
+    def shard(self, tensor: Tensor, dim: int = 1) -> Tensor:
+        """This rank's rows of a tensor that all ranks have, a copy. dim: that of tokens; 0 for packed ones."""
+        return own_rows(self.layout, self.rank, tensor, dim)
+
+    @torch.compiler.disable
+    def unshard(self, tensor: Tensor, dim: int = 1) -> Tensor:
+        """The whole tensor on every rank, in the order of the sequences. Its gradient is this rank's rows of the
+        whole's, as if every rank computed the same loss from it."""
+        return collected(self.team, self.layout, tensor, dim)
+
+    @torch.compiler.disable
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        window: tuple[int | None, int | None] | None = None,
+        attention_chunk: int = 0,
+        scale: float | None = None,
+        softcap: float = 0.0,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        dropout: float = 0.0,
+        seed: Any = None,
+        score: str | None = None,
+        mask: str | None = None,
+        return_lse: bool = False,
+        keep_residual: bool = True,
+        deterministic: bool = False,
+        threads: int = 0,
+    ) -> Any:
+        """`tessera.attention` of the whole sequences: this rank's rows of it.
+
+        q (b, rows, hq, d), k and v (b, rows, hkv, d | dv), or (rows, h, d) for packed sequences. Keywords as
+        `tessera.attention` has them, the same on every rank, tensors by all heads; score and mask by name. Dropout
+        draws the bits of the single call, whatever the number of ranks; without a seed the first rank draws one.
+
+        Returns out, or (out, lse) with the LSE (b, hq, rows) or (hq, rows). Gradients: of q, k and v whole; that of the
+        sinks is this rank's share, to be added up over ranks as every replicated parameter's.
+
+        Raises ValueError on every rank where they disagree or one was given what is refused, NotImplementedError as
+        `tessera.attention` does, RankError for a rank that does not answer.
+        """
+        options = {
+            "scale": scale,
+            "softcap": softcap,
+            "dropout": dropout,
+            "score": score,
+            "mask": mask,
+            "deterministic": deterministic,
+            "threads": threads,
+        }
+        q, k, v = _autocast(q, k, v)
+        masks = (causal, window, attention_chunk)
+        self._compare(q, k, v, masks, options, alibi_slopes, sinks, seed, return_lse)
+        asked = asked_of(masks, options, alibi_slopes, sinks, self.layout.packed, q.shape[-2], keep_residual)
+        if dropout:
+            asked = asked._replace(seed=seed_of(self.team, seed))
+        schedule = self._schedule(self.method_of(q, k, v, asked.mask), q.shape[-2], k.shape[-2])
+        out, lse, *_ = function.run(schedule, asked, q, k, v)
+        return (out, lse) if return_lse else out
+
+    def flash_attn_func(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        dropout_p: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        softcap: float = 0.0,
+        alibi_slopes: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> Tensor:
+        """`attention` by flash-attn 2's arguments; its `flash_attn_varlen_func` too, where the sequences are packed."""
+        left, right = (None if side < 0 else side for side in window_size)
+        return self.attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            window=None if left is None and right is None else (left, right),
+            scale=softmax_scale,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            dropout=dropout_p,
+            deterministic=deterministic,
+        )
+
+    @torch.compiler.disable
+    def decode(
+        self,
+        q: Tensor,
+        k: Any,
+        v: Tensor | None = None,
+        *,
+        sinks: Tensor | None = None,
+        return_lse: bool = False,
+        out_dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> Any:
+        """Attention of queries that every rank has to keys of which each has some: a cache that is spread over ranks.
+
+        q (b, sq, hq, d), the same everywhere. k, v and options: as `tessera.attention` takes them, of this rank's keys
+        only, a `KeySource` in pages too; `offsets` must say where queries and keys stand if any mask or ALiBi reads
+        positions. A rank without keys of a sequence has length 0 there. Returns out, or (out, lse), with the same bits
+        on every rank: partial results are fp32, gathered and merged in the order of ranks. No gradient.
+        """
+        if options.get("causal") and options.get("offsets") is None:
+            raise ValueError(
+                "offsets: got None with causal=True; want the positions of queries and of this rank's keys"
+            )
+        return decode(self.team, q, k, v, sinks=sinks, return_lse=return_lse, out_dtype=out_dtype, options=options)
+
+    def method_of(self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> str:
+        """The method that a call of these shapes takes. mask: a `Mask`."""
+        if self.method != "auto":
+            return self.method
+        if self.team.outer is not None:
+            return "two_level"
+        return self._choice(q, k, v, mask)[0]
+
+    def explain(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: Any = None, attention_chunk: int = 0
+    ) -> dict[str, cost.Estimate]:
+        """What the model says of each method for a call of these shapes."""
+        asked = asked_of((causal, window, attention_chunk), {}, None, None, self.layout.packed, q.shape[-2], True)
+        return self._choice(q, k, v, asked.mask)[1]
+
+    def _choice(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> tuple[str, dict[str, cost.Estimate]]:
+        shape = cost.Shape(
+            q.shape[-2],
+            k.shape[-2],
+            q.shape[-1],
+            v.shape[-1],
+            q.element_size(),
+            k.element_size(),
+            1 if self.layout.packed else q.shape[0],
+        )
+        machine = self._machine or (cost.GPU if q.is_cuda else cost.CPU)
+        inner = self.team.inner.size if self.team.outer is not None else 1
+        return cost.choose(mask, self.layout, shape, machine, inner, self._memory_limit)
+
+    def _compare(self, q: Tensor, k: Tensor, v: Tensor, *told: Any) -> None:
+        """Raises on every rank what any rank is refused for, and where they disagree."""
+        failure = refuse_bad_tensors(self.layout, self.rank, q, k, v, *told)
+        if self._checks == "never" or self.ranks == 1:
+            if failure is not None:
+                raise failure
+            return
+        summary, key = summary_of(self, q, k, v, *told) if failure is None else ({}, None)
+        if self._checks == "always" or key is None or key not in self._agreed:
+            agree(self.team, summary, failure)
+            self._agreed.add(key)
+
+    def _schedule(self, method: str, heads_q: int, heads_kv: int) -> Schedule | Ulysses:
+        key = method, heads_q, heads_kv
+        if key in self._schedules:
+            return self._schedules[key]
+        inner, outer, layout = self.team.inner, self.team.outer, self.layout
+        made: Schedule | Ulysses
+        if method == "all_gather":
+            made = Gather(inner, layout)
+        elif method == "ring":
+            made = Ring(inner, layout)
+        elif method == "ulysses":
+            alone = layout.over(1)
+            made = Ulysses(inner, layout, 0, Gather(None, alone), alone, 0, (heads_q, heads_kv))
+        else:
+            assert outer is not None
+            groups = layout.over(outer.size)
+            made = Ulysses(
+                inner, layout, outer.rank * inner.size, Ring(outer, groups), groups, outer.rank, (heads_q, heads_kv)
+            )
+        self._schedules[key] = made
+        return made
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """As torch.autocast casts what `tessera.attention` is given."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) for x in tensors)
