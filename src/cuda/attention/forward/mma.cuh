@@ -6,6 +6,7 @@
 
 #include "cuda/attention/forward/block_work.cuh"
 #include "cuda/attention/forward/columns.cuh"
+#include "cuda/attention/forward/moved_list.cuh"
 #include "cuda/attention/forward/replayed_list.cuh"
 #include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/callables.cuh"
@@ -32,6 +33,7 @@ struct FwdMma {
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
   using Online = Softmax<row_tiles, 15, C.rounded_sums>;
+  using Moved = MovedList<C, Online>;
   using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
   static constexpr bool has_copier = C.loader == Loader::tma_warp;
   // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
@@ -66,6 +68,7 @@ struct FwdMma {
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = work;
       kept.non_finite = 0;
+      if constexpr (C.skip != Skip::none) kept.unknown = 0;
       if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
     }
     if constexpr (C.tiles == Tiles::range) {
@@ -85,25 +88,30 @@ struct FwdMma {
     }
     Output o;
     Online softmax;
+    Moved moved(p, work);
     o.clear();
     softmax.clear();
+    moved.begin();
     if (first.tiles.count() > 0) {
       if constexpr (!has_copier) load_queries(first);
       if constexpr (C.uses_tma()) {
         walk_rings(first.tiles.count(), o, softmax);
       } else if constexpr (C.stages == 1) {
-        walk_one_stage(first, o, softmax);
+        walk_one_stage(first, o, softmax, moved);
       } else {
-        walk_ring(first, o, softmax);
+        walk_ring(first, o, softmax, moved);
       }
       ptx::cp_async_wait<0>();
     }
     sync();  // the epilogue reuses the memory of the tiles
+    moved.end_walk(softmax);
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
-    if (work.non_finite == 0) return;
-    if constexpr (C.tiles == Tiles::list) sync();  // outputs have left the memory of tiles
-    add_replaced_values<C, typename User::Mask>(p, work, epilogue, warp_row, lane, work.list_replay(thread / 32));
+    if (work.non_finite != 0) {
+      if constexpr (C.tiles == Tiles::list) sync();  // outputs have left the memory of tiles
+      add_replaced_values<C, typename User::Mask>(p, work, epilogue, warp_row, lane, work.list_replay(thread / 32));
+    }
+    moved.move();
   }
 
   // Asked for again rather than kept.
@@ -156,7 +164,7 @@ struct FwdMma {
   }
 
   // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
-  __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o, Online& softmax) const {
+  __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o, Online& softmax, Moved& moved) const {
     load_keys(first, first.tiles.at(0), k_base(0));
     ptx::cp_async_commit();
     const Queries q = queries<1>();
@@ -175,13 +183,14 @@ struct FwdMma {
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(i, v_base(0)); });
-      softmax.apply(softmax.raise(s, softmax_scale()), o);
+      softmax.apply(moved.raise(softmax, s, softmax_scale(), tile), o);
       add_values(o, s, softmax, tile, v_base(0));
+      moved.add(softmax);
     } while (++i < work.tiles.count());
   }
 
   // A ring of tiles, K and V together: one barrier a tile.
-  __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Online& softmax) const {
+  __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Online& softmax, Moved& moved) const {
     const int count = first.tiles.count();
     const auto fill = [&](const BlockWork<C>& w, int i) {
       if (i < count) {
@@ -202,8 +211,9 @@ struct FwdMma {
       find_scores(s, q, k_base(i % C.stages));
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(i, v_base(i % C.stages)); });
-      softmax.apply(softmax.raise(s, softmax_scale()), o);
+      softmax.apply(moved.raise(softmax, s, softmax_scale(), tile), o);
       add_values(o, s, softmax, tile, v_base(i % C.stages));
+      moved.add(softmax);
     }
   }
 

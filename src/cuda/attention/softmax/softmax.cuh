@@ -19,6 +19,10 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
+struct NobodySees {
+  __device__ __forceinline__ void operator()(int /*half*/, float /*maximum*/) const {}
+};
+
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
 /// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded.
 template <int row_tiles, int slack_bits = 15, bool rounded_sums = false>
@@ -52,10 +56,10 @@ struct Softmax {
 
   /// Raises the origins to the maxima of new scores and rescales sums, but only for rows whose maximum rose by more
   /// than their slack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
-  /// score's factor to log2.
-  template <int key_tiles>
+  /// score's factor to log2. `see(half, maximum)` is told the maxima, in log2.
+  template <int key_tiles, class See = NobodySees>
   __device__ __forceinline__ Rescale raise(const Accumulator<row_tiles, key_tiles>& s, float scale,
-                                           const float (&slack)[2] = {kSlack, kSlack}) {
+                                           const float (&slack)[2] = {kSlack, kSlack}, See see = {}) {
     Rescale rescale;
     bool moved = false;
 #pragma unroll
@@ -68,6 +72,7 @@ struct Softmax {
           highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
         }
         highest = quad_maximum(highest) * scale;
+        see(half, highest);
         // Rounded down: of large scores the sum nearest to it might let a probability of 2^16 pass.
         const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);
         rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;

@@ -67,12 +67,23 @@ struct ListCollector {
   /// the second time, each rank is written, and each segment's have keys of its own. Ends with a barrier.
   __device__ __forceinline__ void fill(ListPosition& at, int end) const {
     end = min(end, list.ranks().end);
+    fill(at, {list.ranks().begin, end});
+  }
+  /// Collects ranks [begin, end), from the front of the list on: for walks from the last tile to the first. Ends with a
+  /// barrier.
+  __device__ __forceinline__ void fill_between(int begin, int end) const {
+    ListPosition at = start();
+    fill(at, {begin, end});
+  }
+
+ private:
+  __device__ __forceinline__ void fill(ListPosition& at, const Interval& kept) const {
+    const int end = kept.end;
 #pragma unroll 1
     while (at.rank < end) {
       const int border = list.first_tiles_ * granules;
       const int segment = C.segments == 1 || at.rank < border ? 0 : 1;
       const int until = segment == 0 ? min(end, border) : end;
-      const Interval kept{list.ranks().begin, end};
       if (at.granule < list.seen(segment).end) {
         take(segment, at, until, kept);
       } else {
@@ -83,7 +94,6 @@ struct ListCollector {
     sync();
   }
 
- private:
   static constexpr u32 kAll = 0xffffffffU;
   static constexpr int kNone = 1 << 30;  // no block
 
@@ -103,6 +113,7 @@ struct ListCollector {
     if (block.first_row >= rows) return;
     const int first_query = PackedRow(block.first_row, p.group).query;
     const int last_query = PackedRow(min(block.first_row + C.tile_q, rows) - 1, p.group).query;
+    if constexpr (skip_of(C) == Skip::threshold) list.descends = (*skip().step & 1) != 0;
     list.query_blocks_ = {ptx::divide(first_query, p.list.block_q), ptx::divide(last_query, p.list.block_q) + 1};
     list.first_ = part_of(sequence, sequence.first, first_query, last_query);
     if constexpr (C.segments == 2) list.second_ = part_of(sequence, sequence.second, first_query, last_query);
@@ -125,6 +136,15 @@ struct ListCollector {
 
   __device__ __forceinline__ ListReader reader() const {
     return ListReader(p.list, block.batch, block.head, block.kv_head);
+  }
+  __device__ __forceinline__ const SkipParams& skip() const {
+    return static_cast<const SkipFwdParams&>(static_cast<const FwdParams&>(p)).skip;
+  }
+  // A word of a bitmask; of a skip state with the blocks that must be computed, and without those that must not.
+  __device__ __forceinline__ u32 bits_of(const TileTable& table, int query_block, int word) const {
+    const u32 listed = reader().bits(table, query_block, word);
+    if constexpr (skip_of(C) == Skip::none) return listed;
+    return with_musts(skip(), listed, word);
   }
   __device__ __forceinline__ int block_of(int segment, int key) const {
     return ptx::divide(key, p.list.block_kv) + (segment == 0 ? 0 : p.list.second_block);
@@ -240,8 +260,8 @@ struct ListCollector {
       const int word = first + lane();
 #pragma unroll 1
       for (int qb = list.query_blocks_.begin; qb < list.query_blocks_.end && word < p.list.words; ++qb) {
-        listed |= reader().bits(p.list.partial, qb, word);
-        if (p.list.has_full) listed |= reader().bits(p.list.full, qb, word);
+        listed |= bits_of(p.list.partial, qb, word);
+        if (p.list.has_full) listed |= bits_of(p.list.full, qb, word);
       }
       if (word == from / 32) listed &= kAll << from % 32;
       const u32 found = __ballot_sync(kAll, listed != 0);
@@ -276,7 +296,7 @@ struct ListCollector {
         }
       } else {
         for (int word = first / 32 + collector(); word <= last / 32; word += collectors) {
-          for (u32 left = reader().bits(table, qb, word); left != 0; left &= left - 1) {
+          for (u32 left = bits_of(table, qb, word); left != 0; left &= left - 1) {
             mark_block(word * 32 + __ffs(static_cast<int>(left)) - 1, segment, window, to);
           }
         }
