@@ -198,8 +198,8 @@ struct ResidualFwdParams : FwdParams {
   Strides o_residual_strides;
 };
 
-/// A skip state, which a forward moves on a step in place (docs/skip-state.md). Strides of (batch, head, block); rows of
-/// tiles are contiguous.
+/// A skip state, which a forward moves on a step in place (docs/skip-state.md). Strides of (batch, head, block); rows
+/// of tiles are contiguous.
 struct SkipParams {
   u32* bits;  // FwdParams::list's, with the strides of its entries
   unsigned char* codes;
@@ -208,12 +208,12 @@ struct SkipParams {
   Strides lse_strides;
   const float* thresholds;  // (heads)
   i64 threshold_stride;
-  const int* step;        // of the rule `threshold`: odd ones walk from the last key to the first
-  const u32* must_do;     // (words), or null
-  const u32* must_skip;   // likewise
+  const int* step;       // of the rule `threshold`: odd ones walk from the last key to the first
+  const u32* must_do;    // (words), or null
+  const u32* must_skip;  // likewise
   int growth;
-  // In the workspace. By wgmma (block, 2, warp, key block): what the warps' rows say of the tiles of the row tile in work
-  // and of the one before. By mma.sync of the rule `threshold` (batch, head, query block, word): the next list.
+  // In the workspace. By wgmma (block, 2, warp, key block): what the warps' rows say of the tiles of the row tile in
+  // work and of the one before. By mma.sync of the rule `threshold` (batch, head, query block, word): the next list.
   float* partials;
   u32* next;
   int heads;

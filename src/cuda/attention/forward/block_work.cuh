@@ -97,12 +97,10 @@ struct BlockMemory : SharedWork<C>, SaidOfTiles<C> {
   /// By all threads, behind a barrier and with one at the end.
   __device__ __forceinline__ void find_list(const FwdParams& p) {
     ListPosition at = collector(p).count(this->sequence, list_ring<C>(memory(), 0));
-    if (this->tiles.descends) {
-      at.rank = max(this->tiles.ranks().end - C.list_granules(), 0);
-      if (at.rank > 0) collector(p).fill_between(at.rank, this->tiles.ranks().end);
-    } else if (at.rank < this->tiles.ranks().end) {
-      collector(p).fill(at, this->tiles.ranks().begin + C.list_granules());
+    if constexpr (C.skip == Skip::threshold) {
+      if (this->tiles.descends) return find_descending(p);
     }
+    if (at.rank < this->tiles.ranks().end) collector(p).fill(at, this->tiles.ranks().begin + C.list_granules());
     if (threadIdx.x == 0) collected = at;
     __syncthreads();
   }
@@ -110,7 +108,9 @@ struct BlockMemory : SharedWork<C>, SaidOfTiles<C> {
   __device__ __forceinline__ void collect_list(const FwdParams& p, int i, int ahead) {
     const int begin = this->tiles.ranks().begin + i * this->tiles.granules;
     ListPosition at = collected;
-    if (this->tiles.descends) return collect_descending(p, this->tiles.ranks().end - i, ahead);
+    if constexpr (C.skip == Skip::threshold) {
+      if (this->tiles.descends) return collect_descending(p, this->tiles.ranks().end - i, ahead);
+    }
     if (at.rank >= min(begin + (ahead + 1) * this->tiles.granules, this->tiles.ranks().end)) return;
     collector(p).fill(at, begin + C.list_granules());
     if (threadIdx.x == 0) collected = at;
@@ -121,7 +121,14 @@ struct BlockMemory : SharedWork<C>, SaidOfTiles<C> {
   }
 
  private:
-  // Of walks from the last tile to the first: ranks below `end` are to be read; `collected` is the lowest in the ring.
+  // Of walks from the last tile to the first `collected` is the lowest rank in the ring.
+  __device__ __forceinline__ void find_descending(const FwdParams& p) {
+    const int begin = max(this->tiles.ranks().end - C.list_granules(), 0);
+    if (begin > 0) collector(p).fill_between(begin, this->tiles.ranks().end);
+    if (threadIdx.x == 0) collected = {begin, 0};
+    __syncthreads();
+  }
+  // The ranks below `end` are to be read next.
   __device__ __forceinline__ void collect_descending(const FwdParams& p, int end, int ahead) {
     const int lowest = collected.rank;
     if (lowest <= max(end - 1 - ahead, 0)) return;

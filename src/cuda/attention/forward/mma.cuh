@@ -32,8 +32,7 @@ struct FwdMma {
   using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
-  using Online = Softmax<row_tiles, 15, C.rounded_sums>;
-  using Moved = MovedList<C, Online>;
+  using Online = typename OnlineSoftmax<C, row_tiles>::type;
   using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
   static constexpr bool has_copier = C.loader == Loader::tma_warp;
   // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
@@ -88,30 +87,29 @@ struct FwdMma {
     }
     Output o;
     Online softmax;
-    Moved moved(p, work);
     o.clear();
     softmax.clear();
-    moved.begin();
+    if constexpr (C.skip != Skip::none) softmax.begin(p, work);
     if (first.tiles.count() > 0) {
       if constexpr (!has_copier) load_queries(first);
       if constexpr (C.uses_tma()) {
         walk_rings(first.tiles.count(), o, softmax);
       } else if constexpr (C.stages == 1) {
-        walk_one_stage(first, o, softmax, moved);
+        walk_one_stage(first, o, softmax);
       } else {
-        walk_ring(first, o, softmax, moved);
+        walk_ring(first, o, softmax);
       }
       ptx::cp_async_wait<0>();
     }
     sync();  // the epilogue reuses the memory of the tiles
-    moved.end_walk(softmax);
+    if constexpr (C.skip != Skip::none) softmax.end_walk();
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
     if (work.non_finite != 0) {
       if constexpr (C.tiles == Tiles::list) sync();  // outputs have left the memory of tiles
       add_replaced_values<C, typename User::Mask>(p, work, epilogue, warp_row, lane, work.list_replay(thread / 32));
     }
-    moved.move();
+    if constexpr (C.skip != Skip::none) softmax.move();
   }
 
   // Asked for again rather than kept.
@@ -164,7 +162,7 @@ struct FwdMma {
   }
 
   // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
-  __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o, Online& softmax, Moved& moved) const {
+  __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o, Online& softmax) const {
     load_keys(first, first.tiles.at(0), k_base(0));
     ptx::cp_async_commit();
     const Queries q = queries<1>();
@@ -183,14 +181,15 @@ struct FwdMma {
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(i, v_base(0)); });
-      softmax.apply(moved.raise(softmax, s, softmax_scale(), tile), o);
+      if constexpr (C.skip != Skip::none) softmax.enter(tile);
+      softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(0));
-      moved.add(softmax);
+      if constexpr (C.skip != Skip::none) softmax.leave();
     } while (++i < work.tiles.count());
   }
 
   // A ring of tiles, K and V together: one barrier a tile.
-  __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Online& softmax, Moved& moved) const {
+  __device__ __forceinline__ void walk_ring(const BlockWork<C>& first, Output& o, Online& softmax) const {
     const int count = first.tiles.count();
     const auto fill = [&](const BlockWork<C>& w, int i) {
       if (i < count) {
@@ -211,9 +210,10 @@ struct FwdMma {
       find_scores(s, q, k_base(i % C.stages));
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(i, v_base(i % C.stages)); });
-      softmax.apply(moved.raise(softmax, s, softmax_scale(), tile), o);
+      if constexpr (C.skip != Skip::none) softmax.enter(tile);
+      softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(i % C.stages));
-      moved.add(softmax);
+      if constexpr (C.skip != Skip::none) softmax.leave();
     }
   }
 

@@ -246,7 +246,9 @@ struct Producer {
     const auto& tiles = shared.works[item % 2].tiles;
     if (at.rank < tiles.ranks().end) {
       const auto collector = collector_of(item);
-      if (tiles.descends) return publish_descending(item, tiles.ranks().end, halves);
+      if constexpr (C.skip == Skip::threshold) {
+        if (tiles.descends) return publish_descending(item, tiles.ranks().end, halves);
+      }
       int end = tiles.ranks().begin + C.list_granules();
 #pragma unroll 1
       for (bool first = true; at.rank < tiles.ranks().end; first = false, end += C.list_granules() / 2) {

@@ -36,7 +36,7 @@ struct FwdWgmma : Producer<C> {
                                             : groups == 3 || C.blocks() == 3 ? 32
                                                                              : 40;
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
-  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums>;
+  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums, C.skip == Skip::threshold>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Measure = TileMeasure<C>;
@@ -287,14 +287,9 @@ struct FwdWgmma : Producer<C> {
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
                                                                    int use, Online& softmax, Measure& measure) const {
     typename Online::Rescale rescale{};
-    const bool looks =
-        first || C.tests_elements() || C.skip == Skip::threshold || tile.cut_begin || tile.cut_end;
-    if constexpr (C.skip == Skip::threshold) {
-      rescale = softmax.raise(s, softmax_scale(), {Online::kSlack, Online::kSlack},
-                              [&](int half, float maximum) { measure.see(half, maximum); });
-    } else {
-      if (looks) rescale = softmax.raise(s, softmax_scale());
-    }
+    const bool looks = first || C.tests_elements() || C.skip == Skip::threshold || tile.cut_begin || tile.cut_end;
+    if (looks) rescale = softmax.raise(s, softmax_scale());
+    if constexpr (C.skip == Skip::threshold) measure.see(softmax.maximum[0]);
     if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, softmax);

@@ -25,7 +25,8 @@ Support supports_skip(const Problem& problem) {
 
 Support supports_skip_tiles(const FwdConfig& c, const Problem& problem) {
   if (c.skip == Skip::none) return Support::yes();
-  const bool owns = c.tile_q == problem.block_q || (problem.block_q >= problem.seqlen_q && c.tile_q >= problem.seqlen_q);
+  const bool owns =
+      c.tile_q == problem.block_q || (problem.block_q >= problem.seqlen_q && c.tile_q >= problem.seqlen_q);
   if (!owns) {
     return Support::no("block_q is " + std::to_string(problem.block_q) + " and a tile has " + std::to_string(c.tile_q) +
                        " rows; skip wants query blocks of 32, 64 or 128 rows");

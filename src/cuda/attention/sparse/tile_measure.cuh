@@ -185,7 +185,11 @@ struct TileMeasure<C, Skip::threshold> : FourTiles {
     while ((walked & 3) != 0) end(lane, store);
   }
 
-  __device__ __forceinline__ void see(int half, float maximum) { largest[half] = fmaxf(largest[half], maximum); }
+  /// A tile's maxima.
+  __device__ __forceinline__ void see(const float (&maximum)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) largest[half] = fmaxf(largest[half], maximum[half]);
+  }
 
  private:
   // A row without a score here, or without rows, rises by −∞ − x or NaN, which fmaxf leaves out.
@@ -205,8 +209,8 @@ struct TileMeasure<C, Skip::threshold> : FourTiles {
   }
 };
 
-/// What rows [first_row, + 16) of a block say in the end: keeps their LSE for the next step, and returns whether a row's
-/// masses are unknown. By a warp. `rows`: that are used, from the warp's first on.
+/// What rows [first_row, + 16) of a block say in the end: keeps their LSE for the next step, and returns whether a
+/// row's masses are unknown. By a warp. `rows`: that are used, from the warp's first on.
 template <FwdConfig C, class Online, class Rows>
 __device__ __forceinline__ bool end_rows(const TileMeasure<C>& measure, const Online& softmax, const Rows& lse,
                                          int first_row, int rows, int lane) {

@@ -67,23 +67,12 @@ struct ListCollector {
   /// the second time, each rank is written, and each segment's have keys of its own. Ends with a barrier.
   __device__ __forceinline__ void fill(ListPosition& at, int end) const {
     end = min(end, list.ranks().end);
-    fill(at, {list.ranks().begin, end});
-  }
-  /// Collects ranks [begin, end), from the front of the list on: for walks from the last tile to the first. Ends with a
-  /// barrier.
-  __device__ __forceinline__ void fill_between(int begin, int end) const {
-    ListPosition at = start();
-    fill(at, {begin, end});
-  }
-
- private:
-  __device__ __forceinline__ void fill(ListPosition& at, const Interval& kept) const {
-    const int end = kept.end;
 #pragma unroll 1
     while (at.rank < end) {
       const int border = list.first_tiles_ * granules;
       const int segment = C.segments == 1 || at.rank < border ? 0 : 1;
       const int until = segment == 0 ? min(end, border) : end;
+      const Interval kept{list.ranks().begin, end};
       if (at.granule < list.seen(segment).end) {
         take(segment, at, until, kept);
       } else {
@@ -93,7 +82,26 @@ struct ListCollector {
     }
     sync();
   }
+  /// Collects ranks [begin, end), from the front of the list on: for walks from the last tile to the first. Granules
+  /// are tiles there. Ends with a barrier.
+  __device__ __forceinline__ void fill_between(int begin, int end) const {
+    static_assert(granules == 1);
+    ListPosition at = start();
+#pragma unroll 1
+    while (at.rank < end) {
+      const int segment = C.segments == 1 || at.rank < list.first_tiles_ ? 0 : 1;
+      const int until = segment == 0 ? min(end, list.first_tiles_) : end;
+      if (at.granule < list.seen(segment).end) {
+        take(segment, at, until, {begin, end});
+      } else {
+        fill_up(at, until, {begin, end});
+      }
+      if (C.segments == 2 && segment == 0 && at.rank == list.first_tiles_) at.granule = list.seen(1).begin;
+    }
+    sync();
+  }
 
+ private:
   static constexpr u32 kAll = 0xffffffffU;
   static constexpr int kNone = 1 << 30;  // no block
 
@@ -139,12 +147,6 @@ struct ListCollector {
   }
   __device__ __forceinline__ const SkipParams& skip() const {
     return static_cast<const SkipFwdParams&>(static_cast<const FwdParams&>(p)).skip;
-  }
-  // A word of a bitmask; of a skip state with the blocks that must be computed, and without those that must not.
-  __device__ __forceinline__ u32 bits_of(const TileTable& table, int query_block, int word) const {
-    const u32 listed = reader().bits(table, query_block, word);
-    if constexpr (skip_of(C) == Skip::none) return listed;
-    return with_musts(skip(), listed, word);
   }
   __device__ __forceinline__ int block_of(int segment, int key) const {
     return ptx::divide(key, p.list.block_kv) + (segment == 0 ? 0 : p.list.second_block);
@@ -260,8 +262,9 @@ struct ListCollector {
       const int word = first + lane();
 #pragma unroll 1
       for (int qb = list.query_blocks_.begin; qb < list.query_blocks_.end && word < p.list.words; ++qb) {
-        listed |= bits_of(p.list.partial, qb, word);
-        if (p.list.has_full) listed |= bits_of(p.list.full, qb, word);
+        listed |= reader().bits(p.list.partial, qb, word);
+        if (p.list.has_full) listed |= reader().bits(p.list.full, qb, word);
+        if constexpr (skip_of(C) != Skip::none) listed = with_musts(skip(), listed, word);
       }
       if (word == from / 32) listed &= kAll << from % 32;
       const u32 found = __ballot_sync(kAll, listed != 0);
@@ -296,7 +299,9 @@ struct ListCollector {
         }
       } else {
         for (int word = first / 32 + collector(); word <= last / 32; word += collectors) {
-          for (u32 left = bits_of(table, qb, word); left != 0; left &= left - 1) {
+          u32 left = reader().bits(table, qb, word);
+          if constexpr (skip_of(C) != Skip::none) left = with_musts(skip(), left, word);
+          for (; left != 0; left &= left - 1) {
             mark_block(word * 32 + __ffs(static_cast<int>(left)) - 1, segment, window, to);
           }
         }

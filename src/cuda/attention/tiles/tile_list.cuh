@@ -69,7 +69,10 @@ class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
 
   /// In the order of the walk. Its granules must be in the ring.
   __device__ __forceinline__ KvTile at(int i) const {
-    const int index = first_tile_ + (this->descends ? count_ - 1 - i : i);
+    int index = first_tile_ + i;
+    if constexpr (skip_of(C) == Skip::threshold) {
+      if (this->descends) index = first_tile_ + count_ - 1 - i;
+    }
     const int segment = C.segments == 1 || index < first_tiles_ ? 0 : 1;
     const Interval full = segment == 0 ? first_.full : second_.full;
     const int entry = index * granules & (entries - 1);
