@@ -120,6 +120,14 @@ class SkipState:
         self._like = None if self._library is None else self._library.empty((1,), "uint8", like)
         self._workspaces = KeptWorkspaces()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_library": None, "_workspaces": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._library = None if self._like is None else library_of(self._like, "like")
+        self._workspaces = KeptWorkspaces()
+
     def _placed(self, array: Any) -> Array:
         return array if self._library is None else self._library.from_numpy(array, self._like)
 
