@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -50,34 +51,45 @@ std::vector<float> skip_thresholds(const Problem& problem, const SkipOptions& op
 /// block.
 std::vector<std::uint32_t> skip_blocks(const Problem& problem, std::span<const TokenRange> ranges, const char* name);
 
-/// One layer's state for one stream of calls, in host memory. Allocates when it is made and in reshape(), load() and
-/// save() only. Not for several threads at once.
+namespace detail {
+class DeviceBytes;
+}
+
+/// One layer's state for one stream of calls, in host memory or a GPU's. Allocates when it is made and in reshape(),
+/// load() and save() only. Steps on a GPU neither allocate nor wait, and may be captured into a CUDA graph, each with
+/// its own number. Not for several threads at once.
 class SkipState {
  public:
-  /// `problem`: a forward with `skip`. The state begins anew. Throws Error as the two functions above do.
-  SkipState(const Problem& problem, SkipOptions options);
+  /// `problem`: a forward with `skip`. The state begins anew, on a GPU on its default stream. Throws Error as the two
+  /// functions above do, and for a GPU that is not there.
+  SkipState(const Problem& problem, SkipOptions options, Device device = {});
+  SkipState(SkipState&& other) noexcept;
+  SkipState& operator=(SkipState&& other) noexcept;
+  ~SkipState();
 
   [[nodiscard]] const Problem& problem() const noexcept { return problem_; }
   [[nodiscard]] const SkipOptions& options() const noexcept { return options_; }
+  [[nodiscard]] Device device() const noexcept { return device_; }
   /// The least step that bind() takes, besides 0.
   [[nodiscard]] std::int64_t next_step() const noexcept { return next_step_; }
 
-  /// Begins anew: every tile is listed and no LSE is known. The ranges stay.
-  void reset() noexcept;
+  /// Begins anew: every tile is listed and no LSE is known. The ranges stay. On a GPU in the order of the stream.
+  void reset(Stream stream = {});
   /// Begins anew for a problem of another shape, with the same rule, growth and options. The ranges are dropped: tokens
   /// are others. Throws Error and stays as it is for a problem with another rule.
   void reshape(const Problem& problem);
   /// Tokens that steps must compute or leave out from now on, rounded inward to tiles. Throws Error and stays as it is
-  /// for bad ranges, for a tile in both, and if no tile is left.
+  /// for bad ranges, for a tile in both, and if no tile is left. Waits for a GPU, and so do the functions below bind().
   void set_ranges(std::span<const TokenRange> must_do, std::span<const TokenRange> must_skip);
 
-  /// Binds what step `step` reads and writes: the list, the memory, thresholds, ranges. Step 0 begins anew. The run
+  /// Binds what step `step` reads and writes: the list, the memory, thresholds, ranges. Step 0 begins anew, on a GPU in
+  /// the order of `stream`, which is to be the run's. The run
   /// that follows moves the state on; if it fails or is interrupted, reset() is due. Throws Error for a step below
   /// next_step() or beyond the run. The bindings are valid as long as the state, until reshape() and load().
-  void bind(std::int64_t step, Bindings& bindings);
+  void bind(std::int64_t step, Bindings& bindings, Stream stream = {});
 
   /// Share of the tiles that the next step computes, 0 to 1; 0 where there are none.
-  [[nodiscard]] double active() const noexcept;
+  [[nodiscard]] double active() const;
   /// Bytes of list, memory and LSE.
   [[nodiscard]] std::size_t bytes() const noexcept;
   /// A line of what the state is and how many bytes each part has.
@@ -93,22 +105,26 @@ class SkipState {
 
  private:
   void allocate();
+  /// Of the state itself: list, memory, LSE; `at` is where in its memory.
   struct Part {
-    std::byte* data;
-    std::size_t bytes;
+    std::size_t at, bytes;
   };
-  [[nodiscard]] std::vector<Part> parts();
+  [[nodiscard]] std::vector<Part> parts() const;
+  [[nodiscard]] std::vector<std::uint32_t> words() const;
   [[nodiscard]] std::string header() const;
 
   Problem problem_;
   SkipOptions options_;
+  Device device_;
   std::int64_t next_step_ = 0;
-  std::vector<float> thresholds_;       // (steps, hq)
-  std::vector<std::int32_t> steps_;     // (steps): 0, 1, …
-  std::vector<std::uint32_t> bits_;     // (b, hq, QB, words)
-  std::vector<std::uint8_t> memory_;    // (b, hq, QB, KB)
-  std::vector<float> lse_;              // as lse
-  std::vector<std::uint32_t> must_do_;  // (words), or empty
+  std::vector<float> thresholds_;             // (steps, hq)
+  std::vector<std::int32_t> steps_;           // (steps): 0, 1, …
+  std::size_t bit_bytes_ = 0;                 // uint32 (b, hq, QB, words)
+  std::size_t code_bytes_ = 0;                // uint8 (b, hq, QB, KB)
+  std::size_t lse_bytes_ = 0;                 // fp32, as lse
+  std::vector<std::byte> host_;               // the three, each from a multiple of 256 bytes on; on a GPU:
+  std::unique_ptr<detail::DeviceBytes> gpu_;  // the same, then thresholds, steps and both ranges' words
+  std::vector<std::uint32_t> must_do_;        // (words), or empty
   std::vector<std::uint32_t> must_skip_;
 };
 

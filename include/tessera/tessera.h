@@ -211,8 +211,14 @@ TESSERA_API int tessera_skip_state_reshape(tessera_skip_state* state, const tess
 TESSERA_API int tessera_skip_state_set_ranges(tessera_skip_state* state, const tessera_token_range* must_do,
                                               size_t must_do_count, const tessera_token_range* must_skip,
                                               size_t must_skip_count);
-/* Binds what the step reads and writes; 0 begins anew. The state must outlive the bindings' runs. */
+/* The same in a GPU's memory. */
+TESSERA_API int tessera_skip_state_create_on(const tessera_problem* problem, const tessera_skip_options* options,
+                                             int device_index, tessera_skip_state** state);
+/* Binds what the step reads and writes; 0 begins anew. The state must outlive the bindings' runs. On a GPU in the order
+ * of its default stream, or of another one's. */
 TESSERA_API int tessera_skip_state_bind(tessera_skip_state* state, int64_t step, tessera_bindings* bindings);
+TESSERA_API int tessera_skip_state_bind_on(tessera_skip_state* state, int64_t step, tessera_bindings* bindings,
+                                           void* stream);
 /* Share of the tiles that the next step computes. */
 TESSERA_API int tessera_skip_state_active(const tessera_skip_state* state, double* share);
 TESSERA_API int tessera_skip_state_bytes(const tessera_skip_state* state, size_t* bytes);

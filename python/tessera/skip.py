@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,7 +12,8 @@ from ._arguments import Call, parse
 from ._checks import pair, real, whole
 from ._execute import forward_route, get_threads, shapes_of
 from ._features import BLOCK, Features
-from ._libraries import CPU, library_of, refuse_gradient
+from ._gpu import KeptWorkspaces, run_on_gpu
+from ._libraries import CPU, library_of, numpy_dtype, refuse_gradient
 from ._problem import sizes_of
 from .attention import answer
 from .tiles import TileList, in_library_of
@@ -62,8 +64,10 @@ class SkipState:
     the step's own LSE instead of the step's before, as calibration wants them. layer: a name that files carry. total_q:
     tokens of packed queries, whose longest sequence has seqlen_q: say it by max_seqlen_q, and max_seqlen_k for keys.
 
-    The state is allocated here, in NumPy's memory, which a step adds nothing to. On the CPU only so far. Needs numpy.
-    Raises ValueError for options out of range.
+    The state is allocated here, in NumPy's memory, or, given an array `like` of torch or cupy on a GPU, in memory of
+    that library there. A step adds nothing to it and does not wait for a GPU; what it is told lies there too, for every
+    step, so that steps may be captured into a CUDA graph, each with its own number. Needs numpy. Raises ValueError for
+    options out of range.
     """
 
     def __init__(
@@ -83,7 +87,9 @@ class SkipState:
         growth: int = 1,
         own_lse: bool = False,
         layer: str = "",
+        like: Array | None = None,
     ) -> None:
+        self._place(like)
         if rule not in _RAMPS:
             raise ValueError(f"rule: got {rule!r}; want 'mass' or 'threshold'")
         if not isinstance(layer, str) or "\n" in layer:
@@ -101,6 +107,38 @@ class SkipState:
             self._heads.append((whole("heads", head), real("heads", first), real("heads", last)))
         self._must: dict[str, Any] = {}
         self.reshape(seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads_q, batch=batch, total_q=total_q)
+
+    def _place(self, like: Array | None) -> None:
+        """Where arrays lie: beside `like`, if that is on a GPU."""
+        library = None if like is None else library_of(like, "like")
+        self._device = CPU if library is None else library.device(like)
+        self._library = None if self._device == CPU else library
+        if self._library is not None and self._library.name not in ("torch", "cupy"):
+            raise ValueError(f"like: got an array of {self._library.name} on a GPU; want one of torch or cupy")
+        # An array of one element says where, whatever becomes of the given one.
+        self._like = None if self._library is None else self._library.empty((1,), "uint8", like)
+        self._workspaces = KeptWorkspaces()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_library": None, "_workspaces": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._library = None if self._like is None else library_of(self._like, "like")
+        self._workspaces = KeptWorkspaces()
+
+    def _placed(self, array: Any) -> Array:
+        return array if self._library is None else self._library.from_numpy(array, self._like)
+
+    def _empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        import numpy
+
+        if self._library is None:
+            return numpy.empty(shape, numpy_dtype(dtype))
+        return self._library.empty(shape, dtype, self._like)
+
+    def _numpy(self, array: Array) -> Any:
+        return array if self._library is None else self._library.to_numpy(array)
 
     def reshape(
         self, *, seqlen_q: int, seqlen_k: int, heads_q: int, batch: int = 1, total_q: int | None = None
@@ -123,31 +161,56 @@ class SkipState:
         )
         thresholds = _core.skip_thresholds(problem, self.steps, self._warm_up, self._ramp, self._heads)
         self._problem = problem
-        self._thresholds = numpy.asarray(thresholds, numpy.float32).reshape(self.steps, problem.heads_q)
+        self._thresholds = self._placed(numpy.asarray(thresholds, numpy.float32).reshape(self.steps, problem.heads_q))
+        self._steps = self._placed(numpy.arange(self.steps, dtype=numpy.int32).reshape(self.steps, 1))
         self._blocks = -(-problem.seqlen_q // self.block[0]), -(-problem.kv["seqlen"] // self.block[1])
         rows = (problem.batch, problem.heads_q, self._blocks[0])
-        self._arrays: dict[str, Any] = {"tile_bits": numpy.empty((*rows, -(-self._blocks[1] // 32)), numpy.uint32)}
+        words = -(-self._blocks[1] // 32)
+        self._arrays: dict[str, Any] = {"tile_bits": self._empty((*rows, words), "uint32")}
         if self.rule == "mass":
             lse: tuple[int, ...] = (problem.batch, problem.heads_q, problem.seqlen_q)
             if total_q is not None:
                 lse = (problem.heads_q, problem.total_q)
-            self._arrays["skip_memory"] = numpy.empty((*rows, self._blocks[1]), numpy.uint8)
-            self._arrays["skip_lse"] = numpy.empty(lse, numpy.float32)
+            self._arrays["skip_memory"] = self._empty((*rows, self._blocks[1]), "uint8")
+            self._arrays["skip_lse"] = self._empty(lse, "fp32")
+        every = numpy.full(words, 0xFFFFFFFF, numpy.uint32)
+        if self._blocks[1] % 32:
+            every[-1] = (1 << self._blocks[1] % 32) - 1
+        self._every = self._placed(every)
         self._must = {}
+        self._placed_must: dict[str, Any] = {}
         self.reset()
 
     def reset(self) -> None:
         """Begins anew: every tile is listed and no LSE is known. The ranges stay."""
-        import numpy
-
-        bits = self._arrays["tile_bits"]
-        bits.fill(0xFFFFFFFF)
-        if self._blocks[1] % 32:
-            bits[..., -1] = (1 << self._blocks[1] % 32) - 1
+        self._arrays["tile_bits"][...] = self._every
         if self.rule == "mass":
-            self._arrays["skip_memory"].fill(255)
-            self._arrays["skip_lse"].fill(-numpy.inf)
+            self._arrays["skip_memory"][...] = 255
+            self._arrays["skip_lse"][...] = -float("inf")
         self._next_step: int | None = 0
+
+    @property
+    def device(self) -> int | None:
+        """Index of the GPU where the state lies; None on the CPU."""
+        return None if self._device == CPU else self._device
+
+    def to(self, like: Array) -> SkipState:
+        """The same state in the memory of `like`: NumPy's for arrays on the CPU. Its ranges come with it."""
+        moved = copy(self)
+        moved._place(like)
+        shape = self._problem
+        moved.reshape(
+            seqlen_q=shape.seqlen_q,
+            seqlen_k=shape.kv["seqlen"],
+            heads_q=shape.heads_q,
+            batch=shape.batch,
+            total_q=shape.total_q if shape.q_layout == "varlen" else None,
+        )
+        if self._next_step is not None:
+            moved.from_bytes(self.to_bytes())
+        moved._must = dict(self._must)
+        moved._placed_must = {name: moved._placed(each) for name, each in self._must.items()}
+        return moved
 
     @property
     def next_step(self) -> int | None:
@@ -173,6 +236,11 @@ class SkipState:
         if self._blocks[1] and self._count(skipped) == self._blocks[1]:
             raise ValueError("must_skip: got every tile; want a tile that is left")
         self._must = words
+        for name, each in words.items():
+            if name in self._placed_must:  # in place, where a captured graph finds it
+                self._placed_must[name][...] = self._placed(each)
+            else:
+                self._placed_must[name] = self._placed(each)
 
     @staticmethod
     def _count(words: Any) -> int:
@@ -182,15 +250,15 @@ class SkipState:
 
     def tile_list(self, like: Array | None = None) -> TileList:
         """What the next step computes, as a list of its own: for a backward of that step, or another call. Its array is
-        of the library of `like`, default NumPy's.
+        of the library of `like`, default NumPy's. Waits for a GPU.
         """
-        bits = self._arrays["tile_bits"]
+        bits = self._numpy(self._arrays["tile_bits"])
         bits = (bits | self._must["must_do_bits"]) & ~self._must["must_skip_bits"] if self._must else bits.copy()
         return TileList(bits=bits if like is None else in_library_of(like, bits), form="bitmask", block=self.block)
 
     @property
     def active(self) -> float:
-        """Share of the tiles that the next step computes, 0 to 1."""
+        """Share of the tiles that the next step computes, 0 to 1. Waits for a GPU."""
         tiles = self._problem.batch * self._problem.heads_q * self._blocks[0] * self._blocks[1]
         return self._count(self.tile_list().bits) / tiles if tiles else 0.0
 
@@ -246,17 +314,20 @@ class SkipState:
                 raise ValueError(f"{name}: got {got}; want {want}, of which the state is")
 
     def _bound(self, call: Call, step: int) -> Call:
-        import numpy
-
-        told = {**self._arrays, **self._must, "skip_threshold": self._thresholds[step]}
+        must = self._placed_must if self._must else {}
+        told = {**self._arrays, **must, "skip_threshold": self._thresholds[step]}
         if self.rule == "threshold":
-            told["skip_step"] = numpy.asarray([step], numpy.int32)
+            told["skip_step"] = self._steps[step]
         features = _with_skip(call.features, self.block, self._skip)
         return call._replace(features=features, slots=(*call.slots, *told), tensors=(*call.tensors, *told.values()))
 
     def _run(self, call: Call, step: int, q: Array, k: Array, v: Array) -> tuple[Array, ...]:
         library = library_of(q, "q")
         device = library.device(q)
+        if device != self._device:
+            places = {True: "the CPU", False: f"GPU {device}"}, {True: "the CPU", False: f"GPU {self._device}"}
+            got, want = (place[at == CPU] for place, at in zip(places, (device, self._device), strict=True))
+            raise ValueError(f"q: got an array on {got}; want one on {want}, where the state is")
         dtypes = (q.dtype, k.dtype, v.dtype)
         threads = get_threads() if device == CPU else 0
         route = forward_route(call.features, shapes_of(call, q, k, v), dtypes, None, threads, device)
@@ -267,7 +338,12 @@ class SkipState:
             self.reset()
         self._next_step = None  # until the run has ended
         try:
-            route.run(route.slots, (q, k, v, *tensors, *outputs), *call.scalars, *call.callables)
+            arrays = (q, k, v, *tensors, *outputs)
+            if device == CPU:
+                route.run(route.slots, arrays, *call.scalars, *call.callables)
+            else:
+                scalars, callables = call.scalars, call.callables
+                run_on_gpu(library, route.plan, route.slots, arrays, q, scalars, callables, self._workspaces)
         except (ValueError, TypeError, NotImplementedError):  # before anything is written
             self._next_step = before if step else 0
             raise
@@ -282,7 +358,7 @@ class SkipState:
         if self._next_step is None:
             raise ValueError("state: got one after a run that ended early; want reset() first")
         lines = f"{self._header()}{self._next_step}\n".encode()
-        return lines + b"".join(array.tobytes() for array in self._arrays.values())
+        return lines + b"".join(self._numpy(array).tobytes() for array in self._arrays.values())
 
     def _header(self) -> str:
         return f"{_MAGIC}\n{self._problem}\n{self.layer}\n"
@@ -314,8 +390,8 @@ class SkipState:
                 raise ValueError(f"saved: got a list with key block {block}; want key blocks below {self._blocks[1]}")
         at = 0
         for array in self._arrays.values():
-            part = numpy.frombuffer(lines[4], array.dtype, array.size, at)
-            array[...] = part.reshape(array.shape)
+            part = numpy.frombuffer(bytearray(lines[4][at : at + array.nbytes]), self._numpy(array).dtype)
+            array[...] = self._placed(part.reshape(tuple(array.shape)))
             at += array.nbytes
         self._next_step = int(lines[3])
 

@@ -46,6 +46,15 @@ int tessera_skip_state_create(const tessera_problem* problem, const tessera_skip
   });
 }
 
+int tessera_skip_state_create_on(const tessera_problem* problem, const tessera_skip_options* options, int device_index,
+                                 tessera_skip_state** state) {
+  return guarded([&] {
+    required(state, "state") = nullptr;
+    *state = new tessera_skip_state{tessera::SkipState(required(problem, "problem").problem, options_of(options),
+                                                       {tessera::DeviceType::cuda, device_index})};
+  });
+}
+
 int tessera_skip_state_reset(tessera_skip_state* state) {
   return guarded([&] { required(state, "state").state.reset(); });
 }
@@ -65,6 +74,10 @@ int tessera_skip_state_set_ranges(tessera_skip_state* state, const tessera_token
 
 int tessera_skip_state_bind(tessera_skip_state* state, int64_t step, tessera_bindings* bindings) {
   return guarded([&] { required(state, "state").state.bind(step, required(bindings, "bindings").bindings); });
+}
+
+int tessera_skip_state_bind_on(tessera_skip_state* state, int64_t step, tessera_bindings* bindings, void* stream) {
+  return guarded([&] { required(state, "state").state.bind(step, required(bindings, "bindings").bindings, {stream}); });
 }
 
 int tessera_skip_state_active(const tessera_skip_state* state, double* share) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <utility>
 
+#include "api/device_bytes.h"
 #include "base/checked.h"
 #include "tessera/error.h"
 
@@ -109,6 +110,27 @@ TokenRange tokens_of(const Problem& problem, std::int64_t block) {
   return {begin, std::min(begin + problem.block_kv, end)};
 }
 
+std::size_t words_of(const Problem& problem) {
+  return static_cast<std::size_t>(detail::ceil_div(problem.key_blocks(), 32));
+}
+
+/// Where the parts of a state lie in its memory: list, codes, LSE, and of a GPU's what steps are told.
+struct Places {
+  std::size_t codes, lse, thresholds, steps, must_do, must_skip, end;
+
+  Places(std::size_t bit_bytes, std::size_t code_bytes, std::size_t lse_bytes, std::size_t threshold_count,
+         std::size_t step_count, std::size_t words) {
+    const auto behind = [](std::size_t at, std::size_t bytes) { return (at + bytes + 255) / 256 * 256; };
+    codes = behind(0, bit_bytes);
+    lse = behind(codes, code_bytes);
+    thresholds = behind(lse, lse_bytes);
+    steps = behind(thresholds, threshold_count * sizeof(float));
+    must_do = behind(steps, step_count * sizeof(std::int32_t));
+    must_skip = behind(must_do, words * sizeof(std::uint32_t));
+    end = behind(must_skip, words * sizeof(std::uint32_t));
+  }
+};
+
 std::string text_of(const TokenRange& range) {
   return "[" + std::to_string(range.begin) + ", " + std::to_string(range.end) + ")";
 }
@@ -158,41 +180,64 @@ std::vector<std::uint32_t> skip_blocks(const Problem& problem, std::span<const T
   return words;
 }
 
-SkipState::SkipState(const Problem& problem, SkipOptions options)
-    : problem_(problem), options_(std::move(options)), thresholds_(skip_thresholds(problem_, options_)) {
+SkipState::SkipState(const Problem& problem, SkipOptions options, Device device)
+    : problem_(problem),
+      options_(std::move(options)),
+      device_(device),
+      thresholds_(skip_thresholds(problem_, options_)) {
   allocate();
 }
+
+SkipState::SkipState(SkipState&& other) noexcept = default;
+SkipState& SkipState::operator=(SkipState&& other) noexcept = default;
+SkipState::~SkipState() = default;
 
 void SkipState::allocate() {
   const std::int64_t rows = problem_.batch * problem_.heads_q * problem_.query_blocks();
   const bool mass = problem_.skip.kind == SkipRule::Kind::mass;
   const std::int64_t tokens =
       problem_.q_layout == Layout::varlen ? problem_.total_q : problem_.batch * problem_.seqlen_q;
-  bits_.assign(static_cast<std::size_t>(rows * detail::ceil_div(problem_.key_blocks(), 32)), 0);
-  memory_.assign(mass ? static_cast<std::size_t>(rows * problem_.key_blocks()) : 0, 0);
-  lse_.assign(mass ? static_cast<std::size_t>(tokens * problem_.heads_q) : 0, 0.0F);
+  const std::size_t words = words_of(problem_);
+  bit_bytes_ = static_cast<std::size_t>(rows) * words * sizeof(std::uint32_t);
+  code_bytes_ = mass ? static_cast<std::size_t>(rows * problem_.key_blocks()) : 0;
+  lse_bytes_ = mass ? static_cast<std::size_t>(tokens * problem_.heads_q) * sizeof(float) : 0;
   steps_.resize(static_cast<std::size_t>(options_.steps));
   for (std::size_t step = 0; step < steps_.size(); ++step) steps_[step] = static_cast<std::int32_t>(step);
   must_do_.clear();
   must_skip_.clear();
+  const Places at(bit_bytes_, code_bytes_, lse_bytes_, thresholds_.size(), steps_.size(), words);
+  if (device_.type == DeviceType::cuda) {
+    gpu_ = std::make_unique<detail::DeviceBytes>(device_, at.end);
+    gpu_->put(at.thresholds, thresholds_.data(), thresholds_.size() * sizeof(float));
+    gpu_->put(at.steps, steps_.data(), steps_.size() * sizeof(std::int32_t));
+  } else {
+    host_.resize(at.thresholds);
+  }
   reset();
 }
 
-void SkipState::reset() noexcept {
-  const auto words = static_cast<std::size_t>(detail::ceil_div(problem_.key_blocks(), 32));
-  const std::int64_t in_last = problem_.key_blocks() % 32;
-  for (std::size_t i = 0; i < bits_.size(); ++i) {
-    bits_[i] = in_last != 0 && i % words == words - 1 ? (1U << in_last) - 1U : ~0U;
-  }
-  std::fill(memory_.begin(), memory_.end(), std::uint8_t{255});
-  std::fill(lse_.begin(), lse_.end(), kNothing);
+void SkipState::reset(Stream stream) {
   next_step_ = 0;
+  if (gpu_) {
+    // Bits behind the last key block are nobody's, an LSE of NaN is as unknown as one of −∞, and 255 is the last code.
+    gpu_->fill(std::byte{0xFF}, parts().back().at + lse_bytes_, stream);
+    return;
+  }
+  const std::vector<Part> all = parts();
+  const std::size_t words = words_of(problem_);
+  const std::int64_t in_last = problem_.key_blocks() % 32;
+  auto* bits = reinterpret_cast<std::uint32_t*>(host_.data());
+  for (std::size_t i = 0; i < bit_bytes_ / sizeof(std::uint32_t); ++i) {
+    bits[i] = in_last != 0 && i % words == words - 1 ? (1U << in_last) - 1U : ~0U;
+  }
+  std::fill_n(host_.data() + all[1].at, code_bytes_, std::byte{255});
+  std::fill_n(reinterpret_cast<float*>(host_.data() + all[2].at), lse_bytes_ / sizeof(float), kNothing);
 }
 
 void SkipState::reshape(const Problem& problem) {
   check_problem(problem);
   if (problem.skip != problem_.skip) refuse("skip", problem.to_string(), "the rule of " + problem_.to_string());
-  SkipState anew(problem, options_);
+  SkipState anew(problem, options_, device_);
   *this = std::move(anew);
 }
 
@@ -208,11 +253,16 @@ void SkipState::set_ranges(std::span<const TokenRange> must_do, std::span<const 
            "ranges apart from those");
   }
   if (left == 0 && problem_.key_blocks() > 0) refuse("must_skip", "every tile", "a tile that is left");
+  if (gpu_) {
+    const Places at(bit_bytes_, code_bytes_, lse_bytes_, thresholds_.size(), steps_.size(), done.size());
+    gpu_->put(at.must_do, done.data(), done.size() * sizeof(std::uint32_t));
+    gpu_->put(at.must_skip, skipped.data(), skipped.size() * sizeof(std::uint32_t));
+  }
   must_do_ = std::move(done);
   must_skip_ = std::move(skipped);
 }
 
-void SkipState::bind(std::int64_t step, Bindings& bindings) {
+void SkipState::bind(std::int64_t step, Bindings& bindings, Stream stream) {
   if (step < 0 || step >= options_.steps) {
     refuse("step", std::to_string(step), "0 to below the run's " + std::to_string(options_.steps) + " steps",
            ErrorCode::out_of_range);
@@ -221,61 +271,80 @@ void SkipState::bind(std::int64_t step, Bindings& bindings) {
     refuse("step", std::to_string(step) + " after step " + std::to_string(next_step_ - 1),
            "a later one, or 0 to begin anew", ErrorCode::out_of_range);
   }
-  if (step == 0) reset();
+  if (step == 0) reset(stream);
   next_step_ = step + 1;
   const Problem& p = problem_;
-  const std::int64_t words = detail::ceil_div(p.key_blocks(), 32);
+  const auto words = static_cast<std::int64_t>(words_of(p));
+  const Places at(bit_bytes_, code_bytes_, lse_bytes_, thresholds_.size(), steps_.size(), words_of(p));
+  // What a GPU is told lies there; on the CPU in vectors of its own.
+  const auto told = [&](std::size_t place, auto& vector, std::int64_t first) -> void* {
+    using Value = std::remove_reference_t<decltype(vector[0])>;
+    return gpu_ ? static_cast<void*>(gpu_->data() + place + static_cast<std::size_t>(first) * sizeof(Value))
+                : static_cast<void*>(vector.data() + first);
+  };
   const auto put = [&](Slot slot, void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
     bindings[slot] = Tensor::contiguous(data, dtype, shape);
+    bindings[slot].device = device_;
   };
-  put(Slot::tile_bits, bits_.data(), DType::uint32, {p.batch, p.heads_q, p.query_blocks(), words});
-  put(Slot::skip_threshold, thresholds_.data() + step * p.heads_q, DType::fp32, {p.heads_q});
+  std::byte* memory = gpu_ ? gpu_->data() : host_.data();
+  put(Slot::tile_bits, memory, DType::uint32, {p.batch, p.heads_q, p.query_blocks(), words});
+  put(Slot::skip_threshold, told(at.thresholds, thresholds_, step * p.heads_q), DType::fp32, {p.heads_q});
   if (p.skip.kind == SkipRule::Kind::mass) {
-    put(Slot::skip_memory, memory_.data(), DType::uint8, {p.batch, p.heads_q, p.query_blocks(), p.key_blocks()});
+    put(Slot::skip_memory, memory + at.codes, DType::uint8, {p.batch, p.heads_q, p.query_blocks(), p.key_blocks()});
     if (p.q_layout == Layout::varlen) {
-      put(Slot::skip_lse, lse_.data(), DType::fp32, {p.heads_q, p.total_q});
+      put(Slot::skip_lse, memory + at.lse, DType::fp32, {p.heads_q, p.total_q});
     } else {
-      put(Slot::skip_lse, lse_.data(), DType::fp32, {p.batch, p.heads_q, p.seqlen_q});
+      put(Slot::skip_lse, memory + at.lse, DType::fp32, {p.batch, p.heads_q, p.seqlen_q});
     }
   } else {
-    put(Slot::skip_step, steps_.data() + step, DType::int32, {1});
+    put(Slot::skip_step, told(at.steps, steps_, step), DType::int32, {1});
   }
   bindings[Slot::must_do_bits] = bindings[Slot::must_skip_bits] = Tensor{};
   if (must_do_.empty()) return;
-  put(Slot::must_do_bits, must_do_.data(), DType::uint32, {words});
-  put(Slot::must_skip_bits, must_skip_.data(), DType::uint32, {words});
+  put(Slot::must_do_bits, told(at.must_do, must_do_, 0), DType::uint32, {words});
+  put(Slot::must_skip_bits, told(at.must_skip, must_skip_, 0), DType::uint32, {words});
 }
 
-double SkipState::active() const noexcept {
-  const auto words = static_cast<std::size_t>(detail::ceil_div(problem_.key_blocks(), 32));
+/// The list's words, without bits behind the last key block.
+std::vector<std::uint32_t> SkipState::words() const {
+  std::vector<std::uint32_t> bits(bit_bytes_ / sizeof(std::uint32_t));
+  if (gpu_) {
+    gpu_->get(0, bits.data(), bit_bytes_);
+  } else if (bit_bytes_ > 0) {
+    std::memcpy(bits.data(), host_.data(), bit_bytes_);
+  }
+  const std::size_t words = words_of(problem_);
+  const std::int64_t in_last = problem_.key_blocks() % 32;
+  for (std::size_t i = words - 1; in_last != 0 && i < bits.size(); i += words) bits[i] &= (1U << in_last) - 1U;
+  return bits;
+}
+
+double SkipState::active() const {
+  const std::size_t words_a_row = words_of(problem_);
   const std::int64_t tiles = problem_.batch * problem_.heads_q * problem_.query_blocks() * problem_.key_blocks();
   std::int64_t computed = 0;
-  for (std::size_t i = 0; i < bits_.size(); ++i) {
-    std::uint32_t word = bits_[i];
-    if (!must_do_.empty()) word = (word | must_do_[i % words]) & ~must_skip_[i % words];
+  std::size_t i = 0;
+  for (std::uint32_t word : words()) {
+    if (!must_do_.empty()) word = (word | must_do_[i % words_a_row]) & ~must_skip_[i % words_a_row];
     computed += std::popcount(word);
+    ++i;
   }
   return tiles > 0 ? static_cast<double>(computed) / static_cast<double>(tiles) : 0.0;
 }
 
-std::size_t SkipState::bytes() const noexcept {
-  return bits_.size() * sizeof(std::uint32_t) + memory_.size() + lse_.size() * sizeof(float);
-}
+std::size_t SkipState::bytes() const noexcept { return bit_bytes_ + code_bytes_ + lse_bytes_; }
 
 std::string SkipState::describe() const {
   std::string text = "skip state" + (options_.layer.empty() ? "" : " of " + options_.layer) + ": " +
-                     megabytes(bits_.size() * sizeof(std::uint32_t)) + " of list";
-  if (!memory_.empty()) {
-    text += ", " + megabytes(memory_.size()) + " of masses, " + megabytes(lse_.size() * sizeof(float)) + " of LSE";
-  }
+                     megabytes(bit_bytes_) + " of list";
+  if (code_bytes_ > 0) text += ", " + megabytes(code_bytes_) + " of masses, " + megabytes(lse_bytes_) + " of LSE";
   return text + ", " + megabytes(bytes()) + " in all; next step " + std::to_string(next_step_) + " of " +
          std::to_string(options_.steps) + "; " + problem_.to_string();
 }
 
-std::vector<SkipState::Part> SkipState::parts() {
-  return {{reinterpret_cast<std::byte*>(bits_.data()), bits_.size() * sizeof(std::uint32_t)},
-          {reinterpret_cast<std::byte*>(memory_.data()), memory_.size()},
-          {reinterpret_cast<std::byte*>(lse_.data()), lse_.size() * sizeof(float)}};
+std::vector<SkipState::Part> SkipState::parts() const {
+  const Places at(bit_bytes_, code_bytes_, lse_bytes_, 0, 0, 0);
+  return {{0, bit_bytes_}, {at.codes, code_bytes_}, {at.lse, lse_bytes_}};
 }
 
 /// The lines in front of a file's arrays, but for the step.
@@ -286,15 +355,20 @@ std::string SkipState::header() const {
 std::vector<std::byte> SkipState::save() const {
   const std::string lines = header() + std::to_string(next_step_) + "\n";
   std::vector<std::byte> saved(lines.size() + bytes());
-  std::byte* at = saved.data();
-  const auto put = [&at](const void* from, std::size_t count) {
-    if (count > 0) std::memcpy(at, from, count);
-    at += count;
-  };
-  put(lines.data(), lines.size());
-  put(bits_.data(), bits_.size() * sizeof(std::uint32_t));
-  put(memory_.data(), memory_.size());
-  put(lse_.data(), lse_.size() * sizeof(float));
+  std::byte* to = saved.data() + lines.size();
+  std::memcpy(saved.data(), lines.data(), lines.size());
+  const std::vector<std::uint32_t> bits = words();
+  for (const Part& part : parts()) {
+    if (part.bytes == 0) continue;
+    if (part.at == 0) {
+      std::memcpy(to, bits.data(), part.bytes);
+    } else if (gpu_) {
+      gpu_->get(part.at, to, part.bytes);
+    } else {
+      std::memcpy(to, host_.data() + part.at, part.bytes);
+    }
+    to += part.bytes;
+  }
   return saved;
 }
 
@@ -321,7 +395,11 @@ void SkipState::load(std::span<const std::byte> saved) {
   }
   check_stored_list(problem_, saved.subspan(at, parts().front().bytes));
   for (const Part& part : parts()) {
-    if (part.bytes > 0) std::memcpy(part.data, saved.data() + at, part.bytes);
+    if (gpu_) {
+      gpu_->put(part.at, saved.data() + at, part.bytes);
+    } else if (part.bytes > 0) {
+      std::memcpy(host_.data() + part.at, saved.data() + at, part.bytes);
+    }
     at += part.bytes;
   }
   next_step_ = next;

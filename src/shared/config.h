@@ -41,6 +41,25 @@ constexpr Spelling spelling(Tiles tiles) {
   return {};
 }
 
+/// By which rule a list moves on to the next step's (docs/skip-state.md).
+enum class Skip : unsigned char {
+  none,       // it stays as it is
+  mass,       // by the rows' masses in its tiles, relative to the LSE of the step before
+  threshold,  // by how far the tiles raise the rows' maxima
+};
+
+constexpr Spelling spelling(Skip skip) {
+  switch (skip) {
+    case Skip::none:
+      return {"Skip", "none"};
+    case Skip::mass:
+      return {"Skip", "mass"};
+    case Skip::threshold:
+      return {"Skip", "threshold"};
+  }
+  return {};
+}
+
 /// How tiles come into shared memory.
 enum class Loader : unsigned char {
   cp_async,  // 16 bytes a thread, by all threads
@@ -135,6 +154,7 @@ struct FwdConfig {
   bool residual = false;  // what rounding O to 16 bits loses is kept too (softmax/residual.cuh)
   bool user_score = false;
   bool user_mask = false;
+  Skip skip = Skip::none;  // of lists whose tiles are whole tiles of keys, with a row tile for each query block
 
   static constexpr const char* type_name() { return "FwdConfig"; }
   /// Every field, in the order above. A kernel's source and name follow from this list
@@ -172,6 +192,7 @@ struct FwdConfig {
     visit("residual", c.residual);
     visit("user_score", c.user_score);
     visit("user_mask", c.user_mask);
+    visit("skip", c.skip);
   }
 
   constexpr bool operator==(const FwdConfig&) const = default;

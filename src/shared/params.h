@@ -198,6 +198,33 @@ struct ResidualFwdParams : FwdParams {
   Strides o_residual_strides;
 };
 
+/// A skip state, which a forward moves on a step in place (docs/skip-state.md). Strides of (batch, head, block); rows
+/// of tiles are contiguous.
+struct SkipParams {
+  u32* bits;  // FwdParams::list's, with the strides of its entries
+  unsigned char* codes;
+  i64 code_strides[3];
+  float* lse;  // of the step before, then of this one
+  Strides lse_strides;
+  const float* thresholds;  // (heads)
+  i64 threshold_stride;
+  const int* step;       // of the rule `threshold`: odd ones walk from the last key to the first
+  const u32* must_do;    // (words), or null
+  const u32* must_skip;  // likewise
+  int growth;
+  // In the workspace. By wgmma (block, 2, warp, key block): what the warps' rows say of the tiles of the row tile in
+  // work and of the one before. By mma.sync of the rule `threshold` (batch, head, query block, word): the next list.
+  float* partials;
+  u32* next;
+  int heads;
+  int query_blocks;
+};
+
+/// What configurations with `skip` are given.
+struct SkipFwdParams : ResidualFwdParams {
+  SkipParams skip;
+};
+
 /// Beyond what two positions, of 2^60 at most, and a side of a window, of as much, come to; sums with it still fit.
 inline constexpr i64 kUnbounded = i64{1} << 62;
 

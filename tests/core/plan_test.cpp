@@ -103,16 +103,29 @@ TEST(WishesText, OfTheGpuForwardAtWideHeadDims) {
   EXPECT_TRUE(contains(explain("tile_q=128", 90), "needs 288 registers a thread"));
 }
 
-TEST(MakePlan, GpusRefuseSkipStates) {
-  for (const char* rule : {"mass", "mass:own:2", "threshold"}) {
-    const Problem problem =
-        Problem::parse("attention sq=512 dtype=bf16 block=128x128 list=bitmask skip=" + std::string(rule));
-    for (const int sm : {80, 90, 120}) {
-      const Support support = supports(problem, Target::cuda(sm));
-      EXPECT_FALSE(support.ok);
-      EXPECT_TRUE(contains(support.reason, "moves no skip state on yet")) << support.reason;
+TEST(MakePlan, GpusMoveSkipStatesOnByWholeRowsOfTheList) {
+  const auto problem = [](const std::string& what) {
+    return Problem::parse("attention sq=512 dtype=bf16 list=bitmask " + what);
+  };
+  for (const int sm : {80, 89, 90, 120}) {
+    for (const char* d : {"64", "96", "128", "192", "256"}) {
+      for (const char* rule : {"mass", "threshold"}) {
+        const Plan plan = make_plan(problem("block=128x128 d=" + std::string(d) + " skip=" + rule), Target::cuda(sm));
+        EXPECT_EQ(plan.implementation(), sm == 90 ? "cuda.fwd_wgmma" : "cuda.fwd_mma");
+        EXPECT_TRUE(contains(plan.explain(), "tile=128x")) << plan.explain();
+      }
     }
-    EXPECT_EQ(make_plan(problem).implementation(), "cpu.tiled");
+    const auto refused = [&](const std::string& what, const std::string& reason) {
+      const Support support = supports(problem(what), Target::cuda(sm));
+      EXPECT_FALSE(support.ok) << what;
+      EXPECT_TRUE(contains(support.reason, reason)) << support.reason;
+      EXPECT_EQ(make_plan(problem(what)).implementation(), "cpu.tiled");
+    };
+    refused("block=128x128 skip=mass:own:2", "mass:own is the CPU's");
+    refused("block=128x128 d=512 skip=mass", "for head dims up to 256");
+    refused("block=256x128 skip=threshold", "block_q is 256 and a tile has 128 rows");
+    refused("block=16x128 skip=threshold", "block_q is 16");
+    refused("block=128x100 skip=mass", "block_kv is 100");
   }
 }
 

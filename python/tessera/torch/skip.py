@@ -18,7 +18,8 @@ class SkipAttention(torch.nn.Module):
 
     A stream's state is allocated by its first call, for the shapes of that: conditional and unconditional calls are
     streams with names of their own. Options are those of `SkipState` but for the shape. States are part of
-    `state_dict`. There are no parameters and no gradient; tensors on the CPU only so far.
+    `state_dict`. There are no parameters and no gradient. A stream's state lies where the tensors of its last call did;
+    steps on a GPU may be captured into a CUDA graph behind a step that was not, which allocates the state.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -63,8 +64,10 @@ class SkipAttention(torch.nn.Module):
         }
         state = self._states.get(stream)
         if state is None:
-            state = self._states[stream] = SkipState(**shape, **self._options)
-        elif shape != self._shapes[stream]:
+            state = self._states[stream] = SkipState(**shape, **self._options, like=q)
+        elif state.device != (q.device.index if q.is_cuda else None):
+            state = self._states[stream] = state.to(q)
+        if shape != self._shapes.setdefault(stream, shape):
             if step != 0:
                 raise ValueError(
                     f"q: got {shape} in step {step} of a run of {self._shapes[stream]}; want that shape, or step 0"

@@ -77,15 +77,29 @@ __device__ __forceinline__ u32* list_window(char* memory) {
   return list_ring<C>(memory, C.list_rings());
 }
 
+/// Of a list that moves on by mma.sync: what the warps say of four tiles, which one of them brings together behind the
+/// next barrier; and whether the masses of any row are unknown.
+template <FwdConfig C, bool moves = C.skip != Skip::none>
+struct SaidOfTiles {};
+template <FwdConfig C>
+struct SaidOfTiles<C, true> {
+  float said[2][C.warps][4];
+  int blocks[2][4];  // key blocks; −1 for none
+  int unknown;
+};
+
 /// Of products by mma.sync: in front of the block's memory, with the barriers of the rings of keys and of values.
 template <FwdConfig C>
-struct BlockMemory : SharedWork<C> {
+struct BlockMemory : SharedWork<C>, SaidOfTiles<C> {
   u64 barriers[C.uses_tma() ? 4 * C.stages : 1];
   ListPosition collected;  // of a list's granules
 
   /// By all threads, behind a barrier and with one at the end.
   __device__ __forceinline__ void find_list(const FwdParams& p) {
     ListPosition at = collector(p).count(this->sequence, list_ring<C>(memory(), 0));
+    if constexpr (C.skip == Skip::threshold) {
+      if (this->tiles.descends) return find_descending(p);
+    }
     if (at.rank < this->tiles.ranks().end) collector(p).fill(at, this->tiles.ranks().begin + C.list_granules());
     if (threadIdx.x == 0) collected = at;
     __syncthreads();
@@ -94,6 +108,9 @@ struct BlockMemory : SharedWork<C> {
   __device__ __forceinline__ void collect_list(const FwdParams& p, int i, int ahead) {
     const int begin = this->tiles.ranks().begin + i * this->tiles.granules;
     ListPosition at = collected;
+    if constexpr (C.skip == Skip::threshold) {
+      if (this->tiles.descends) return collect_descending(p, this->tiles.ranks().end - i, ahead);
+    }
     if (at.rank >= min(begin + (ahead + 1) * this->tiles.granules, this->tiles.ranks().end)) return;
     collector(p).fill(at, begin + C.list_granules());
     if (threadIdx.x == 0) collected = at;
@@ -104,6 +121,21 @@ struct BlockMemory : SharedWork<C> {
   }
 
  private:
+  // Of walks from the last tile to the first `collected` is the lowest rank in the ring.
+  __device__ __forceinline__ void find_descending(const FwdParams& p) {
+    const int begin = max(this->tiles.ranks().end - C.list_granules(), 0);
+    if (begin > 0) collector(p).fill_between(begin, this->tiles.ranks().end);
+    if (threadIdx.x == 0) collected = {begin, 0};
+    __syncthreads();
+  }
+  // The ranks below `end` are to be read next.
+  __device__ __forceinline__ void collect_descending(const FwdParams& p, int end, int ahead) {
+    const int lowest = collected.rank;
+    if (lowest <= max(end - 1 - ahead, 0)) return;
+    const int begin = max(end - C.list_granules(), 0);
+    collector(p).fill_between(begin, lowest);
+    if (threadIdx.x == 0) collected.rank = begin;
+  }
   __device__ __forceinline__ char* memory() { return reinterpret_cast<char*>(this); }
   __device__ __forceinline__ auto collector(const FwdParams& p) {
     return ListCollector<C, C.threads()>{p, this->block, this->tiles, list_window<C>(memory())};

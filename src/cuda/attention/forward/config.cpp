@@ -83,7 +83,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
 // leave only the rounded LSE (tile_mass.cuh).
 std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
   if (wishes.splits) return *wishes.splits;
-  if (problem.batch_invariant || problem.residual || target.multiprocessors == 0) return 1;
+  if (problem.batch_invariant || problem.residual || problem.skip || target.multiprocessors == 0) return 1;
   if (gathers_mass(problem) && !problem.mass_prior_lse) return 1;
   const FwdConfig config = fwd_config(problem, target, 2, wishes, products);  // that of any parts
   const std::int64_t blocks = count_blocks(config, problem, 1);

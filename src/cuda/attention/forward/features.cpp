@@ -2,6 +2,7 @@
 #include "cuda/attention/forward/features.h"
 
 #include "cuda/attention/params.h"
+#include "cuda/attention/sparse/skip_params.h"
 #include "cuda/jit/element.h"
 
 namespace tessera::cuda {
@@ -75,6 +76,7 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.residual = problem.residual;
   config.user_score = !problem.score.empty();
   config.user_mask = !problem.mask.empty();
+  config.skip = skip_of(problem);
   const float scale = problem.softmax_scale();
   config.scale_first = config.softcap != Softcap::none || config.alibi || config.user_score || !(scale > 0.0F) ||
                        scale > kLargestFusedScale;

@@ -17,7 +17,9 @@ KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
   source.name = "fwd_" + products + words_of(c) + callables.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
-  std::vector<std::string> parameters = {c.residual ? "ResidualFwdParams params" : "FwdParams params"};
+  std::vector<std::string> parameters = {c.skip != Skip::none ? "SkipFwdParams params"
+                                         : c.residual         ? "ResidualFwdParams params"
+                                                              : "FwdParams params"};
   if (maps) parameters.emplace_back("TensorMaps maps");
   source.text = to_string({.file = "cuda/attention/forward/" + products + ".cuh",
                            .definitions = configuration_line(c) + callables.definitions(),

@@ -11,6 +11,7 @@
 #include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/kv/tensor_map.h"
 #include "cuda/attention/params.h"
+#include "cuda/attention/sparse/skip_params.h"
 #include "cuda/attention/sparse/tile_mass.h"
 #include "cuda/attention/splits/combine.h"
 #include "cuda/attention/splits/partials.h"
@@ -104,6 +105,7 @@ void plan_forward(detail::PlanState& state, Products products) {
       state.choice += "then " + source.name + "\n";
     }
   }
+  if (problem.skip) state.workspace_bytes += skip_bytes(config, problem, launch.grid.x);
   if (launch.grid.x < static_cast<std::uint32_t>(launch.schedule.count)) {
     launch.tag = next_tag();
     launch.counters_at = round_up<std::size_t>(state.workspace_bytes, alignof(u64));
@@ -119,12 +121,13 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   if (!has_rows(problem)) return;
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
   const FwdConfig& config = launch.config;
-  ResidualFwdParams params{fwd_params(problem, bindings, launch.packed_heads), nullptr, {}};
+  SkipFwdParams params{{fwd_params(problem, bindings, launch.packed_heads), nullptr, {}}, {}};
   if (problem.residual) {
     params.o_residual = bindings[Slot::o_residual].as<signed char>();
     params.o_residual_strides = row_strides(bindings[Slot::o_residual]);
   }
   if (problem.list) params.list = list_params(problem, bindings);
+  if (problem.skip) params.skip = skip_params(problem, bindings, resources.workspace);
   std::byte* masses = resources.workspace + partials_bytes(problem, state.splits);
   if (gathers_mass(problem)) keep_rows(params, problem, state.splits, masses);
   const FwdParams whole = params;

@@ -6,6 +6,7 @@
 
 #include "cuda/attention/forward/block_work.cuh"
 #include "cuda/attention/forward/columns.cuh"
+#include "cuda/attention/forward/moved_list.cuh"
 #include "cuda/attention/forward/replayed_list.cuh"
 #include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/callables.cuh"
@@ -31,7 +32,7 @@ struct FwdMma {
   using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
-  using Online = Softmax<row_tiles, 15, C.rounded_sums>;
+  using Online = typename OnlineSoftmax<C, row_tiles>::type;
   using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
   static constexpr bool has_copier = C.loader == Loader::tma_warp;
   // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
@@ -66,6 +67,7 @@ struct FwdMma {
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = work;
       kept.non_finite = 0;
+      if constexpr (C.skip != Skip::none) kept.unknown = 0;
       if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
     }
     if constexpr (C.tiles == Tiles::range) {
@@ -87,6 +89,7 @@ struct FwdMma {
     Online softmax;
     o.clear();
     softmax.clear();
+    if constexpr (C.skip != Skip::none) softmax.begin(p, work);
     if (first.tiles.count() > 0) {
       if constexpr (!has_copier) load_queries(first);
       if constexpr (C.uses_tma()) {
@@ -99,11 +102,14 @@ struct FwdMma {
       ptx::cp_async_wait<0>();
     }
     sync();  // the epilogue reuses the memory of the tiles
+    if constexpr (C.skip != Skip::none) softmax.end_walk();
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, thread_again()};
     epilogue.store(o, softmax, epilogue.outputs());
-    if (work.non_finite == 0) return;
-    if constexpr (C.tiles == Tiles::list) sync();  // outputs have left the memory of tiles
-    add_replaced_values<C, typename User::Mask>(p, work, epilogue, warp_row, lane, work.list_replay(thread / 32));
+    if (work.non_finite != 0) {
+      if constexpr (C.tiles == Tiles::list) sync();  // outputs have left the memory of tiles
+      add_replaced_values<C, typename User::Mask>(p, work, epilogue, warp_row, lane, work.list_replay(thread / 32));
+    }
+    if constexpr (C.skip != Skip::none) softmax.move();
   }
 
   // Asked for again rather than kept.
@@ -175,8 +181,10 @@ struct FwdMma {
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(i, v_base(0)); });
+      if constexpr (C.skip != Skip::none) softmax.enter(tile);
       softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(0));
+      if constexpr (C.skip != Skip::none) softmax.leave();
     } while (++i < work.tiles.count());
   }
 
@@ -202,8 +210,10 @@ struct FwdMma {
       find_scores(s, q, k_base(i % C.stages));
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(i, v_base(i % C.stages)); });
+      if constexpr (C.skip != Skip::none) softmax.enter(tile);
       softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(i % C.stages));
+      if constexpr (C.skip != Skip::none) softmax.leave();
     }
   }
 

@@ -6,6 +6,7 @@
 #include "cuda/attention/forward/block_work.cuh"
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/softmax/non_finite.cuh"
+#include "cuda/attention/sparse/skip_step.cuh"
 #include "cuda/attention/tiles/tile_boxes.cuh"
 #include "cuda/attention/tiles/tile_counter.cuh"
 #include "cuda/attention/tiles/tile_list.cuh"
@@ -27,10 +28,18 @@ template <FwdConfig C>
 inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_q > C.tile_kv) &&
                                       (C.tiles == Tiles::range) && C.segments == 1;
 
+/// Of a row tile whose list moves on.
+template <bool moves>
+struct UnknownRows {};
+template <>
+struct UnknownRows<true> {
+  int unknown;  // whether the masses of a row are
+};
+
 /// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
 /// the others. With drawing_use the next row tile is drawn.
 template <FwdConfig C>
-struct WorkOfRings : SharedWork<C> {
+struct WorkOfRings : SharedWork<C>, UnknownRows<C.skip != Skip::none> {
   int item;
   int first_use, drawing_use, end_use;
   Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];
@@ -136,6 +145,9 @@ struct Producer {
         } else {
           publish(item);
         }
+        if constexpr (C.skip != Skip::none) {
+          if (item > 0) move_list(item - 1);
+        }
         ++item;
       }
       if (p.tile_counter.drawn == nullptr) break;
@@ -149,10 +161,20 @@ struct Producer {
     items().wait_empty(item);
     if (lane == 0) shared.end = item;
     publish(item);
+    if constexpr (C.skip != Skip::none) {
+      if (item > 0) move_list(item - 1);
+    }
     // The kernels in front have ended: this block has waited for that before its first draw, or, if it has no row tile,
     // above, because only the lengths of packed sequences leave it none.
     if (lane == 0 && p.tile_counter.left != nullptr) finish_counting(p.tile_counter);
   }
+  // Once all have released a row tile, its row of the list is the next step's.
+  __device__ __forceinline__ void move_list(int item) const {
+    items().wait_empty(item + 2);
+    const Work& work = shared.works[item % 2];
+    move_list_by_partials<C>(p, work, partials<C>(p, item), lane);
+  }
+
   __device__ __forceinline__ void publish(int item) const {
     __syncwarp();
     if (lane == 0) items().publish(item);
@@ -168,6 +190,7 @@ struct Producer {
     if (lane == 0) {
       found = work.find(p, C.varlen ? packed : Block::of<C>(p, tile));
       work.non_finite = 0;
+      if constexpr (C.skip != Skip::none) work.unknown = 0;
       if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
     }
     if (!ptx::uniform(found)) return false;
@@ -179,6 +202,7 @@ struct Producer {
     if (work.tiles.count() == 0) {
       ptx::griddepcontrol_wait_and_launch();
       Epilogue<C>{p, work.block, work.sequence, q_base, thread}.store_empty();
+      if constexpr (C.skip != Skip::none) move_unseen_list<C>(p, work, lane);
       __syncwarp();
       return false;
     }
@@ -222,6 +246,9 @@ struct Producer {
     const auto& tiles = shared.works[item % 2].tiles;
     if (at.rank < tiles.ranks().end) {
       const auto collector = collector_of(item);
+      if constexpr (C.skip == Skip::threshold) {
+        if (tiles.descends) return publish_descending(item, tiles.ranks().end, halves);
+      }
       int end = tiles.ranks().begin + C.list_granules();
 #pragma unroll 1
       for (bool first = true; at.rank < tiles.ranks().end; first = false, end += C.list_granules() / 2) {
@@ -236,6 +263,22 @@ struct Producer {
       }
     } else {
       publish(item);
+    }
+  }
+  // The same from the last rank on.
+  __device__ __forceinline__ void publish_descending(int item, int end, int& halves) const {
+    const auto collector = collector_of(item);
+    int begin = max(end - C.list_granules(), 0);
+    collector.fill_between(begin, end);
+    publish(item);
+#pragma unroll 1
+    while (begin > 0) {
+      ptx::mbarrier_wait(runs_read(), static_cast<u32>(halves) & 1);
+      end = begin;
+      begin = max(end - C.list_granules() / 2, 0);
+      collector.fill_between(begin, end);
+      if (lane == 0) ptx::mbarrier_arrive(runs_there());
+      ++halves;
     }
   }
   // Tiles of half a ring.

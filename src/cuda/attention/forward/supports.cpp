@@ -8,6 +8,7 @@
 #include "cuda/attention/forward/launch.h"
 #include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/scores/callable_source.h"
+#include "cuda/attention/sparse/skip_params.h"
 #include "cuda/attention/sparse/tile_mass.h"
 
 namespace tessera::cuda {
@@ -19,7 +20,7 @@ constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tile
 
 Support supports_features(const Problem& p) {
   if (p.pass != Pass::forward) return Support::no("does the forward only");
-  if (p.skip) return Support::no("moves no skip state on yet");
+  if (const Support s = supports_skip(p); !s) return s;
   if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
     return Support::no("wants q, k and v of one type, bf16 or fp16");
   }
@@ -51,6 +52,9 @@ Support supports_splits(const Problem& problem, std::int64_t splits) {
   if (splits > 1 && problem.residual) {
     return Support::no("splits is " + std::to_string(splits) + "; the residual of o is kept by blocks of all keys");
   }
+  if (splits > 1 && problem.skip) {
+    return Support::no("splits is " + std::to_string(splits) + "; a skip state's masses need whole rows");
+  }
   return Support::yes();
 }
 
@@ -79,6 +83,7 @@ Support supports_forward(const Problem& problem, const Target& target, const Wis
   const std::int64_t splits = choose_splits(problem, target, wishes, products);
   if (const Support s = supports_splits(problem, splits); !s) return s;
   const FwdConfig config = fwd_config(problem, target, splits, wishes, products);
+  if (const Support s = supports_skip_tiles(config, problem); !s) return s;
   if (const Support s = exists(config, problem, target, wishes); !s) return s;
   if (const Support s = supports_launch(config, problem, target, splits); !s) return s;
   if (problem.list && (wishes.tile_q || wishes.tile_kv || wishes.warps)) {

@@ -98,6 +98,10 @@ void fit_shared_memory(FwdConfig& config, const Problem& problem, const Target& 
     config.stages = 1;
     if (!problem.list) config.tile_kv = std::min(config.tile_kv, 96);  // a list's tiles are whole granules of its keys
   }
+  if (config.skip != Skip::none && config.smem_bytes() > target.shared_memory) config.stages = 1;
+  while (config.skip != Skip::none && config.smem_bytes() > target.shared_memory && config.tile_kv > 32) {
+    config.granule = config.tile_kv /= 2;
+  }
   // 99 KB hold 64 rows and 16 keys of 512 columns.
   if (config.d > 256 && config.smem_bytes() > target.shared_memory) {
     config.tile_kv = 16;

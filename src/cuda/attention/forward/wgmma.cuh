@@ -13,6 +13,7 @@
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/softmax/non_finite.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
+#include "cuda/attention/sparse/tile_measure.cuh"
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
@@ -35,9 +36,10 @@ struct FwdWgmma : Producer<C> {
                                             : groups == 3 || C.blocks() == 3 ? 32
                                                                              : 40;
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
-  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums>;
+  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums, C.skip == Skip::threshold>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
+  using Measure = TileMeasure<C>;
   using Probabilities = u32[C.tile_kv / 16][4];  // as an A operand
 
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
@@ -81,12 +83,14 @@ struct FwdWgmma : Producer<C> {
     Probabilities probabilities;
     Output o;
     Online softmax;
+    Measure measure;
     bool more = begin_queries(0);
 #pragma unroll 1
     for (int item = 0; more; ++item) {
       // What stays in memory takes no registers, which are short; item % 2 would keep one more.
       Work& work = shared.works[item & 1];
       int use = work.first_use;
+      if constexpr (C.skip != Skip::none) begin_measure(work, measure);
       await_queries(work.item);
       if constexpr (groups_differ) {
 #pragma unroll 1
@@ -100,7 +104,7 @@ struct FwdWgmma : Producer<C> {
       scheduler_barrier_arrive();
       o.clear();
       softmax.clear();
-      bool looked_through = softmax_step<true>(work, use, s, probabilities, o, softmax);
+      bool looked_through = softmax_step<true>(work, use, s, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
@@ -112,7 +116,7 @@ struct FwdWgmma : Producer<C> {
         await_values(use - 1, looked_through);
         begin_outputs<C.type, VTile>(o, probabilities, v);
         scheduler_barrier_arrive();
-        looked_through = softmax_step<false>(work, use, s, probabilities, o, softmax);
+        looked_through = softmax_step<false>(work, use, s, probabilities, o, softmax, measure);
       }
       use = end_of(work, end);
       const u32 v = ptx::uniform(v_at(use - 1));
@@ -129,6 +133,7 @@ struct FwdWgmma : Producer<C> {
       }
       group_barrier();  // all warps of the group have the scores of their rows, and have read Q
       more = begin_queries(work.item + 1);
+      if constexpr (C.skip != Skip::none) finish_measure(work, measure, softmax);
       await_outputs(o);
       if (!skips_more) release(values(), end_of(work, end) - 1);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
@@ -138,6 +143,36 @@ struct FwdWgmma : Producer<C> {
       __syncwarp();
       if (lane == 0) items().release(item);
     }
+  }
+
+  // What the group's rows say of a skip state's tiles.
+  __device__ __forceinline__ int rows_of_warp(const Work& work) const {
+    return static_cast<int>(work.sequence.q.length) - work.block.first_row - thread_again() / 32 * 16;
+  }
+  __device__ __forceinline__ PackedRows skip_lse(const Work& work) const {
+    const SkipParams& skip = skip_of_params(p);
+    return PackedRows(skip.lse, 4, skip.lse_strides, work.block, work.sequence.q.first, p.group);
+  }
+  __device__ __forceinline__ void begin_measure(const Work& work, Measure& measure) const {
+    const int thread = thread_again();
+    if constexpr (C.skip == Skip::mass) {
+      measure.begin(skip_lse(work), thread / 32 * 16, rows_of_warp(work), thread % 32);
+    } else {
+      measure.begin(rows_of_warp(work), thread % 32);
+    }
+  }
+  __device__ __forceinline__ auto store_measure(const Work& work) const {
+    return [this, &work](int block, float value) {
+      const int thread = thread_again();
+      if (thread % 32 < 4 && block >= 0) partials<C>(p, work.item)[thread / 32 * p.list.key_blocks + block] = value;
+    };
+  }
+  __device__ __forceinline__ void finish_measure(Work& work, Measure& measure, const Online& softmax) const {
+    const int thread = thread_again();
+    measure.finish(thread % 32, store_measure(work));
+    const bool unknown =
+        end_rows<C>(measure, softmax, skip_lse(work), thread / 32 * 16, rows_of_warp(work), thread % 32);
+    if (unknown) work.unknown = 1;
   }
 
   __device__ __forceinline__ void add_replaced(const Work& work) const {
@@ -212,8 +247,11 @@ struct FwdWgmma : Producer<C> {
   /// those of the keys before to those that the new probabilities' are added to. Whether the values are looked through.
   template <bool first>
   __device__ __forceinline__ bool softmax_step(Work& work, int use, Scores& s, Probabilities& probabilities, Output& o,
-                                               Online& softmax) const {
+                                               Online& softmax, Measure& measure) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
+    if constexpr (C.skip != Skip::none) {
+      measure.enter(key_block_of(p.list, tile), thread_again() % 32, store_measure(work));
+    }
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
     await_scores<first ? 0 : 1>(s);
@@ -222,7 +260,7 @@ struct FwdWgmma : Producer<C> {
       FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
-    const auto rescale = exponentiate<first>(work, s, tile, use, softmax);
+    const auto rescale = exponentiate<first>(work, s, tile, use, softmax, measure);
     release(keys(), use);
     if constexpr (!first) {
       await_outputs(o);
@@ -247,10 +285,12 @@ struct FwdWgmma : Producer<C> {
   // Identity.RowsDoNotKnowEachOther).
   template <bool first>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
-                                                                   int use, Online& softmax) const {
+                                                                   int use, Online& softmax, Measure& measure) const {
     typename Online::Rescale rescale{};
-    const bool looks = first || C.tests_elements() || tile.cut_begin || tile.cut_end;
+    const bool looks = first || C.tests_elements() || C.skip == Skip::threshold || tile.cut_begin || tile.cut_end;
     if (looks) rescale = softmax.raise(s, softmax_scale());
+    if constexpr (C.skip == Skip::threshold) measure.see(softmax.maximum[0]);
+    if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, softmax);
     if (!looks && softmax.overshoots(before)) {
@@ -268,7 +308,9 @@ struct FwdWgmma : Producer<C> {
         exponentiate(s, softmax);
       }
       softmax.follow(before, s, rescale);
+      if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
     }
+    if constexpr (C.skip == Skip::mass) measure.add(softmax.sum[0], softmax.origin[0], rescale.needed);
     return rescale;
   }
 

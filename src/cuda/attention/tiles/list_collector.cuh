@@ -82,6 +82,24 @@ struct ListCollector {
     }
     sync();
   }
+  /// Collects ranks [begin, end), from the front of the list on: for walks from the last tile to the first. Granules
+  /// are tiles there. Ends with a barrier.
+  __device__ __forceinline__ void fill_between(int begin, int end) const {
+    static_assert(granules == 1);
+    ListPosition at = start();
+#pragma unroll 1
+    while (at.rank < end) {
+      const int segment = C.segments == 1 || at.rank < list.first_tiles_ ? 0 : 1;
+      const int until = segment == 0 ? min(end, list.first_tiles_) : end;
+      if (at.granule < list.seen(segment).end) {
+        take(segment, at, until, {begin, end});
+      } else {
+        fill_up(at, until, {begin, end});
+      }
+      if (C.segments == 2 && segment == 0 && at.rank == list.first_tiles_) at.granule = list.seen(1).begin;
+    }
+    sync();
+  }
 
  private:
   static constexpr u32 kAll = 0xffffffffU;
@@ -103,6 +121,7 @@ struct ListCollector {
     if (block.first_row >= rows) return;
     const int first_query = PackedRow(block.first_row, p.group).query;
     const int last_query = PackedRow(min(block.first_row + C.tile_q, rows) - 1, p.group).query;
+    if constexpr (skip_of(C) == Skip::threshold) list.descends = (*skip().step & 1) != 0;
     list.query_blocks_ = {ptx::divide(first_query, p.list.block_q), ptx::divide(last_query, p.list.block_q) + 1};
     list.first_ = part_of(sequence, sequence.first, first_query, last_query);
     if constexpr (C.segments == 2) list.second_ = part_of(sequence, sequence.second, first_query, last_query);
@@ -125,6 +144,9 @@ struct ListCollector {
 
   __device__ __forceinline__ ListReader reader() const {
     return ListReader(p.list, block.batch, block.head, block.kv_head);
+  }
+  __device__ __forceinline__ const SkipParams& skip() const {
+    return static_cast<const SkipFwdParams&>(static_cast<const FwdParams&>(p)).skip;
   }
   __device__ __forceinline__ int block_of(int segment, int key) const {
     return ptx::divide(key, p.list.block_kv) + (segment == 0 ? 0 : p.list.second_block);
@@ -242,6 +264,7 @@ struct ListCollector {
       for (int qb = list.query_blocks_.begin; qb < list.query_blocks_.end && word < p.list.words; ++qb) {
         listed |= reader().bits(p.list.partial, qb, word);
         if (p.list.has_full) listed |= reader().bits(p.list.full, qb, word);
+        if constexpr (skip_of(C) != Skip::none) listed = with_musts(skip(), listed, word);
       }
       if (word == from / 32) listed &= kAll << from % 32;
       const u32 found = __ballot_sync(kAll, listed != 0);
@@ -276,7 +299,9 @@ struct ListCollector {
         }
       } else {
         for (int word = first / 32 + collector(); word <= last / 32; word += collectors) {
-          for (u32 left = reader().bits(table, qb, word); left != 0; left &= left - 1) {
+          u32 left = reader().bits(table, qb, word);
+          if constexpr (skip_of(C) != Skip::none) left = with_musts(skip(), left, word);
+          for (; left != 0; left &= left - 1) {
             mark_block(word * 32 + __ffs(static_cast<int>(left)) - 1, segment, window, to);
           }
         }

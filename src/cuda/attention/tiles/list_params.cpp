@@ -31,6 +31,12 @@ TileTable table_of(const TileList& list, const Tensor& counts, const Tensor& ind
   return table;
 }
 
+// The rows of a query block, which own its row of a skip state's list.
+int row_tile_of_skip(const Problem& problem, int fewest) {
+  const std::int64_t rows = std::min(problem.block_q, problem.seqlen_q);
+  return rows <= fewest ? fewest : rows <= 64 ? 64 : 128;
+}
+
 }  // namespace
 
 void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t packed_heads, int most_keys) {
@@ -45,8 +51,10 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   const int fewest = !wgmma ? 32 : widest <= 128 ? 64 : 128;
   while (config.tile_q > fewest && rows % config.tile_q != 0) config.tile_q /= 2;
   if (rows % config.tile_q != 0) config.tile_q = std::max(64, fewest);
+  if (config.skip != Skip::none) config.tile_q = row_tile_of_skip(problem, fewest);
   config.warps = wgmma ? config.tile_q / 16 : config.tile_q == 32 ? 2 : 4;
-  config.list_elements = rows % config.tile_q != 0 || problem.block_kv % smallest_granule != 0;
+  const bool whole_rows = problem.block_q >= problem.seqlen_q || rows % config.tile_q == 0;
+  config.list_elements = !whole_rows || problem.block_kv % smallest_granule != 0;
   const bool pairs = widest <= 64 && config.tile_q <= 64 && problem.block_kv % 64 == 0;
   if (!wgmma) config.tile_kv = pairs ? 128 : 64;
   if (wgmma && (config.list_elements || (config.tile_q == 64 && widest > 64))) {
@@ -55,6 +63,10 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
   config.tile_kv = std::min(config.tile_kv, most_keys);
   const std::int64_t granule = std::min<std::int64_t>(largest_power_of_two_in(problem.block_kv), config.tile_kv);
   config.granule = config.list_elements ? config.tile_kv : static_cast<int>(granule);
+  if (config.skip != Skip::none) {  // 16 rows a warp, and no tile of keys gathers two of the list's
+    config.warps = config.tile_q / 16;
+    if (!config.list_elements) config.tile_kv = config.granule;
+  }
   config.list_waives = config.user_mask && problem.list.full && !config.list_elements;
 }
 

@@ -33,6 +33,12 @@ struct ListRow {
   }
 };
 
+/// What of a word of a skip state's list is computed: docs/skip-state.md, equation 1.
+__device__ __forceinline__ u32 with_musts(const SkipParams& skip, u32 listed, int word) {
+  if (skip.must_do != nullptr) listed |= skip.must_do[word];
+  return skip.must_skip != nullptr ? listed & ~skip.must_skip[word] : listed;
+}
+
 /// The lists of one (batch, list head).
 struct ListReader {
   const ListParams& p;

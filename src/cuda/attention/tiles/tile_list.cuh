@@ -28,10 +28,27 @@ struct ListPart {
   Interval full{0, 0};      // keys that every row sees
 };
 
+/// Which rule moves the list on; other kernels than forwards have none.
+template <class Config>
+constexpr Skip skip_of(const Config& c) {
+  if constexpr (requires { Skip{c.skip}; }) return c.skip;
+  return Skip::none;
+}
+
+/// Whether the tiles are walked from the last to the first, of lists where that is said at run time.
+template <bool said>
+struct WalkDirection {
+  static constexpr bool descends = false;
+};
+template <>
+struct WalkDirection<true> {
+  bool descends = false;
+};
+
 /// Ranks number the granules of a row tile, those included that fill up the last tile of a segment. Rank r lies in the
 /// ring's entry r % entries; `entries`: a power of two.
 template <ListConfig auto C, int entries = C.list_granules()>
-class TileList {
+class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
  public:
   static constexpr int granules = C.tile_kv / C.granule;  // of a tile
   static_assert(entries % granules == 0 && (entries & (entries - 1)) == 0);
@@ -52,7 +69,10 @@ class TileList {
 
   /// In the order of the walk. Its granules must be in the ring.
   __device__ __forceinline__ KvTile at(int i) const {
-    const int index = first_tile_ + i;
+    int index = first_tile_ + i;
+    if constexpr (skip_of(C) == Skip::threshold) {
+      if (this->descends) index = first_tile_ + count_ - 1 - i;
+    }
     const int segment = C.segments == 1 || index < first_tiles_ ? 0 : 1;
     const Interval full = segment == 0 ? first_.full : second_.full;
     const int entry = index * granules & (entries - 1);
@@ -81,6 +101,11 @@ class TileList {
   /// Whether the list waives the user's mask there.
   __device__ __forceinline__ bool waives(const KvTile& tile, int column) const {
     return C.list_waives && (ring_[tile.entry + column / C.granule] & kWaived) != 0;
+  }
+
+  /// Whether the row tile walks such granules of a segment if they are listed.
+  __device__ __forceinline__ bool sees(int segment, const Interval& granules_of_block) const {
+    return max(granules_of_block.begin, seen(segment).begin) < min(granules_of_block.end, seen(segment).end);
   }
 
   /// Ranks of the block's own tiles: those of its split.

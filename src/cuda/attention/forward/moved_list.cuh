@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a forward by mma.sync moves a skip state on. Barriers of the block lie between its tiles, so that one warp brings
+// together what all said of four tiles when four more have been walked.
+#pragma once
+
+#include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/sparse/skip_step.cuh"
+
+namespace tessera::cuda {
+
+/// An online softmax that tells what its rows say of a list's tiles, and moves the list on in the end.
+template <FwdConfig C>
+struct MovingSoftmax : Softmax<1, 15, C.rounded_sums, C.skip == Skip::threshold> {
+  using Online = Softmax<1, 15, C.rounded_sums, C.skip == Skip::threshold>;
+  static_assert(C.rows_a_warp() == 16 && !C.has_producer());
+
+  const FwdParams* params;
+  BlockMemory<C>* memory;
+  TileMeasure<C> measure;
+  bool moved;  // whether the tile in work raised an origin
+
+  /// Before the first tile.
+  __device__ __forceinline__ void begin(const FwdParams& p, BlockMemory<C>& work) {
+    params = &p;
+    memory = &work;
+    if constexpr (C.skip == Skip::mass) {
+      measure.begin(priors(), warp() * 16, rows(), lane());
+    } else {
+      measure.begin(rows(), lane());
+      if (warp() != 0) return;
+      u32* next = next_words();
+      for (int word = lane(); word < p.list.words; word += 32) next[word] = 0;
+      __threadfence();
+      __syncwarp();
+    }
+  }
+
+  /// Before a tile's raise(); leave() when its exponentials are in the sums.
+  __device__ __forceinline__ void enter(const KvTile& tile) {
+    measure.enter(key_block_of(params->list, tile), lane(), [&](int block, float value) { say(block, value); });
+  }
+  template <int key_tiles>
+  __device__ __forceinline__ typename Online::Rescale raise(const Accumulator<1, key_tiles>& s, float scale) {
+    const auto rescale = Online::raise(s, scale);
+    if constexpr (C.skip == Skip::mass) {
+      moved = rescale.needed;
+      measure.set_aside(this->sum[0]);
+    } else {
+      measure.see(this->maximum[0]);
+    }
+    return rescale;
+  }
+  __device__ __forceinline__ void leave() {
+    if constexpr (C.skip == Skip::mass) measure.add(this->sum[0], this->origin[0], moved);
+  }
+
+  /// After the last tile and a barrier.
+  __device__ __forceinline__ void end_walk() {
+    measure.finish(lane(), [&](int block, float value) { say(block, value); });
+    const Online& online = *this;
+    if (end_rows<C>(measure, online, priors(), warp() * 16, rows(), lane())) memory->unknown = 1;
+  }
+
+  /// When nobody reads the list any more but for barriers.
+  __device__ __forceinline__ void move() const {
+    BlockMemory<C>& work = *memory;
+    if (rows_of_tile<C>(work) <= 0) return;
+    __syncthreads();
+    if (warp() == 0 && measure.walked > 0) bring_together(measure.walked / 4 - 1);
+    __syncthreads();
+    const SkipRow row(*params, work.block);
+    const u32* next = next_words();
+    const bool unknown = work.unknown != 0;
+#pragma unroll 1
+    for (int word = warp(); word < params->list.words; word += C.warps) {
+      row.template move_word<C>(word, work.tiles, unknown, lane(), [&](int block) -> int {
+        if constexpr (C.skip == Skip::mass) return row.codes[block];
+        return static_cast<int>(__ldcg(next + block / 32) >> (block % 32) & 1);
+      });
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
+  static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
+  /// That are used, from the warp's first on.
+  __device__ __forceinline__ int rows() const { return rows_of_tile<C>(*memory) - warp() * 16; }
+  __device__ __forceinline__ PackedRows priors() const {
+    const SkipParams& skip = skip_of_params(*params);
+    return PackedRows(skip.lse, 4, skip.lse_strides, memory->block, memory->sequence.q.first, params->group);
+  }
+  __device__ __forceinline__ u32* next_words() const {
+    const SkipParams& skip = skip_of_params(*params);
+    const Block& block = memory->block;
+    const int query_block = ptx::divide(block.first_row, params->list.block_q);
+    const i64 head = static_cast<i64>(block.batch) * skip.heads + block.head;
+    return skip.next + (head * skip.query_blocks + query_block) * params->list.words;
+  }
+
+  // Of four tiles, a lane's each.
+  __device__ __forceinline__ void say(int block, float value) const {
+    const int four = measure.walked / 4 - 1;
+    if (warp() == 0 && four > 0) bring_together(four - 1);
+    if (lane() >= 4) return;
+    memory->said[four & 1][warp()][lane()] = value;
+    if (warp() == 0) memory->blocks[four & 1][lane()] = block;
+  }
+  // By one warp, behind a barrier that all have reached since they said it.
+  __device__ __forceinline__ void bring_together(int four) const {
+    if (lane() >= 4) return;
+    const BlockMemory<C>& work = *memory;
+    const int block = work.blocks[four & 1][lane()];
+    if (block < 0) return;
+    float all = work.said[four & 1][0][lane()];
+#pragma unroll
+    for (int other = 1; other < C.warps; ++other) {
+      const float value = work.said[four & 1][other][lane()];
+      all = C.skip == Skip::mass ? all + value : fmaxf(all, value);
+    }
+    const SkipRow row(*params, work.block);
+    if constexpr (C.skip == Skip::mass) {
+      row.codes[block] = static_cast<unsigned char>(code_of_squares(all, rows_of_tile<C>(work)));
+    } else if (all > row.threshold) {
+      atomicOr(next_words() + block / 32, 1U << (block % 32));
+    }
+  }
+};
+
+/// The softmax of a configuration.
+template <FwdConfig C, int row_tiles, bool moves = C.skip != Skip::none>
+struct OnlineSoftmax {
+  using type = Softmax<row_tiles, 15, C.rounded_sums>;
+};
+template <FwdConfig C>
+struct OnlineSoftmax<C, 1, true> {
+  using type = MovingSoftmax<C>;
+};
+
+}  // namespace tessera::cuda

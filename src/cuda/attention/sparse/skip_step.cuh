@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// A row tile's row of a skip state, moved on a step: from what its rows say of the tiles to codes, bits and the next
+// list, in place. Who does it owns the row: nobody reads the list of this row any more.
+#pragma once
+
+#include "cuda/attention/sparse/tile_measure.cuh"
+
+namespace tessera::cuda {
+
+inline constexpr int kCodeOfOne = 239;  // eight codes an octave
+inline constexpr int kMostCode = 255;
+
+/// The code of a tile, from the sum of its rows' squared masses.
+__device__ __forceinline__ int code_of_squares(float sum, int rows) {
+  return clamp(__float2int_rn(4.0F * ptx::log2(sum / static_cast<float>(rows))) + kCodeOfOne, 0, kMostCode);
+}
+
+/// The row of a list that a block owns.
+struct SkipRow {
+  const SkipParams& skip;
+  const ListParams& list;
+  u32* bits;
+  unsigned char* codes;  // of the rule `mass`
+  float threshold;
+
+  __device__ __forceinline__ SkipRow(const AttentionParams& p, const Block& block)
+      : skip(skip_of_params(p)), list(p.list), codes(nullptr) {
+    const int query_block = ptx::divide(block.first_row, p.list.block_q);
+    const i64* e = p.list.partial.entry_strides;
+    bits = skip.bits + block.batch * e[0] + block.head * e[1] + query_block * e[2];
+    if (skip.codes != nullptr) {
+      const i64* c = skip.code_strides;
+      codes = skip.codes + block.batch * c[0] + block.head * c[1] + query_block * c[2];
+    }
+    threshold = skip.thresholds[block.head * skip.threshold_stride];
+  }
+
+  /// Whether a row tile's walk of `tiles` meets a key block if it is listed.
+  template <FwdConfig C, class Tiles>
+  __device__ __forceinline__ bool meets(const Tiles& tiles, int key_block) const {
+    const int segment = C.segments == 1 || key_block < list.second_block ? 0 : 1;
+    const int local = key_block - (segment == 0 ? 0 : list.second_block);
+    const int granules = static_cast<int>(list.block_kv.value) / C.granule;
+    return tiles.sees(segment, {local * granules, (local + 1) * granules});
+  }
+
+  /// Word `word` of the list, by a warp. `found(key block)`: of a tile that was walked its code or, of the rule
+  /// `threshold`, whether it is kept.
+  template <FwdConfig C, class Tiles, class Found>
+  __device__ __forceinline__ void move_word(int word, const Tiles& tiles, bool unknown, int lane, Found found) const {
+    const u32 listed = bits[word];
+    const bool computed = (with_musts(skip, listed, word) >> lane & 1) != 0;
+    const int key_block = word * 32 + lane;
+    const bool exists = key_block < list.key_blocks;
+    bool kept = (listed >> lane & 1) != 0;
+    if constexpr (C.skip == Skip::mass) {
+      int code = 0;
+      if (exists) {
+        if (!computed) {
+          code = min(codes[key_block] + skip.growth, kMostCode);
+        } else if (unknown) {
+          code = kMostCode;
+        } else if (meets<C>(tiles, key_block)) {
+          code = found(key_block);
+        }
+        codes[key_block] = static_cast<unsigned char>(code);
+      }
+      kept = static_cast<float>(code - kCodeOfOne) * 0.125F > threshold;
+    } else if (computed) {
+      kept = unknown || (exists && meets<C>(tiles, key_block) && found(key_block));
+    }
+    const u32 next = __ballot_sync(0xffffffffU, exists && kept);
+    if (lane == 0) bits[word] = next;
+  }
+};
+
+/// Rows of a row tile that are used.
+template <FwdConfig C, class Work>
+__device__ __forceinline__ int rows_of_tile(const Work& work) {
+  return min(static_cast<int>(work.sequence.q.length) - work.block.first_row, C.tile_q);
+}
+
+/// Moves a row tile's row of the list on, by a warp, from what each warp's rows said: (warp, key block).
+template <FwdConfig C, class Work>
+__device__ __forceinline__ void move_list_by_partials(const AttentionParams& p, const Work& work, const float* said,
+                                                      int lane) {
+  const SkipRow row(p, work.block);
+  const int rows = rows_of_tile<C>(work);
+  const bool unknown = work.unknown != 0;
+#pragma unroll 1
+  for (int word = 0; word < p.list.words; ++word) {
+    row.template move_word<C>(word, work.tiles, unknown, lane, [&](int block) -> int {
+      float all = __ldcg(said + block);
+#pragma unroll
+      for (int warp = 1; warp < C.warps; ++warp) {
+        const float other = __ldcg(said + warp * p.list.key_blocks + block);
+        all = C.skip == Skip::mass ? all + other : fmaxf(all, other);
+      }
+      return C.skip == Skip::mass ? code_of_squares(all, rows) : static_cast<int>(all > row.threshold);
+    });
+  }
+}
+
+/// The same of a row tile that walked no key.
+template <FwdConfig C, class Work>
+__device__ __forceinline__ void move_unseen_list(const AttentionParams& p, const Work& work, int lane) {
+  const int rows = rows_of_tile<C>(work);
+  if (rows <= 0) return;
+  if constexpr (C.skip == Skip::mass) {
+    const SkipParams& skip = skip_of_params(p);
+    const PackedRows lse(skip.lse, 4, skip.lse_strides, work.block, work.sequence.q.first, p.group);
+#pragma unroll 1
+    for (int row = lane; row < rows; row += 32) *reinterpret_cast<float*>(lse.writable(row)) = -kInfinity;
+  }
+  const SkipRow row(p, work.block);
+#pragma unroll 1
+  for (int word = 0; word < p.list.words; ++word) {
+    row.template move_word<C>(word, work.tiles, false, lane, [](int /*block*/) { return 0; });
+  }
+}
+
+}  // namespace tessera::cuda
