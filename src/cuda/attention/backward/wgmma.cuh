@@ -33,6 +33,9 @@ struct BwdWgmma : BwdProducer<Side> {
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
+  // One of RowValues' arrays, of a tile, as far as registers have room for it ahead of its use; as Side::values().
+  static constexpr int ahead = columns <= 96 ? columns / 8 : 8;
+  using Values = float2[ahead];
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
 
   /// See BwdProducer::run.
@@ -62,29 +65,35 @@ struct BwdWgmma : BwdProducer<Side> {
       for (int i = 0;; ++i) {
         Kept kept;
         if constexpr (B.dropout) side.draw(kept, tile(i), warp_row(), lane_again());
+        // Loaded in front of the waits: behind them loads would stand in line with those of the products.
+        const bool hides = tile(i).hides;
+        Values lse, delta;
+        load_values<kLse>(lse, own, i);
         ptx::wgmma_wait<finds_qk ? 1 : 0>();
         settle(s);
         Scores chain;  // see score_gradient()
         if constexpr (B.keeps_products()) chain = s;
         side.finish(s, chain, tile(i), warp_row(), lane_again());
-        if (tile(i).hides) {
+        if (hides) {
           checks().wait(i);
+          load_values<kLse>(lse, own, i);  // NaN where the check has found a row that is not finite
           if constexpr (B.adds_queries()) poison_own(s);
-          exponentiate<true>(s, scale, own, values_at(i));
+          exponentiate<true>(s, scale, lse, own, i);
         } else {
-          exponentiate<false>(s, scale, own, values_at(i));
+          exponentiate<false>(s, scale, lse, own, i);
         }
         if constexpr (finds_qk) {
+          load_values<kDelta>(delta, own, i);
           keep_in_front_of_wait(s, count);
           ptx::wgmma_wait<0>();
           settle(ds);
         }
         // Packed once no product runs: the assembler would let one that takes registers wait for those before it.
         Operand weights, gradients;
-        if (tile(i).hides) {
-          find_operands<true>(weights, gradients, s, ds, chain, own, i, kept);
+        if (hides) {
+          find_operands<true>(weights, gradients, s, ds, chain, own, delta, i, kept);
         } else {
-          find_operands<false>(weights, gradients, s, ds, chain, own, i, kept);
+          find_operands<false>(weights, gradients, s, ds, chain, own, delta, i, kept);
         }
         scheduler_barrier_sync();
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
@@ -159,20 +168,34 @@ struct BwdWgmma : BwdProducer<Side> {
     }
   }
   __device__ __forceinline__ const Tile& tile(int i) const { return memory.tiles[i % B.stages]; }
+  template <int array>
+  __device__ __forceinline__ void load_values(Values& values, const OwnValues& own, int i) const {
+    const u32 from = values_at(i);
+    const int lane = lane_again();
+#pragma unroll
+    for (int n = 0; n < ahead; ++n) values[n] = side.template values<array>(own, from, n, lane);
+  }
+  template <int array>
+  __device__ __forceinline__ float2 value(const Values& values, const OwnValues& own, int i, int n, int lane) const {
+    if (n < ahead) return values[n];
+    if (n % 4 == 0) __syncwarp();  // loads stay behind it: each takes registers
+    return side.template values<array>(own, values_at(i), n, lane);
+  }
   // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
   // what is only small; LSE of a hidden row may be NaN.
   template <bool hides>
-  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const OwnValues& own, u32 from) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Values& lse, const OwnValues& own,
+                                               int i) const {
     const int lane = lane_again();
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
-      if (hides && n % 4 == 0) __syncwarp();  // loads stay behind it: each takes registers
-      const float2 lse = side.template values<kLse>(own, from, n, lane);
+      const float2 of_tile = value<kLse>(lse, own, i, n, lane);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& element = s.tile[0][n][e];
-        const float probability = ptx::exp2(__fmaf_rn(element, scale, -side.at(lse, e)));
-        const bool is_hidden = element == -kInfinity || (B.truncates && side.at(lse, e) == kInfinity);
+        const float of_row = side.at(of_tile, e);
+        const float probability = ptx::exp2(__fmaf_rn(element, scale, -of_row));
+        const bool is_hidden = element == -kInfinity || (B.truncates && of_row == kInfinity);
         element = hides && is_hidden ? -0.0F : probability;
       }
     }
@@ -184,7 +207,7 @@ struct BwdWgmma : BwdProducer<Side> {
   // or a hidden row's dO, may be NaN.
   template <bool hides>
   __device__ __forceinline__ void find_operands(Operand& weights, Operand& gradients, Scores& s, const Scores& ds,
-                                                const Scores& chain, const OwnValues& own, int i,
+                                                const Scores& chain, const OwnValues& own, const Values& delta, int i,
                                                 const Kept& kept) const {
     const int lane = lane_again();
     const u32 from = values_at(i);
@@ -194,7 +217,7 @@ struct BwdWgmma : BwdProducer<Side> {
       float weighted[2][4], gradient[2][4];
 #pragma unroll
       for (int n = 2 * k; n < 2 * k + 2; ++n) {
-        const float2 delta = side.template values<kDelta>(own, from, n, lane);
+        const float2 of_tile = value<kDelta>(delta, own, i, n, lane);
         float2 weight{};
         if constexpr (B.has_weights()) weight = side.template values<kWeight>(own, from, n, lane);
 #pragma unroll
@@ -202,7 +225,7 @@ struct BwdWgmma : BwdProducer<Side> {
           const float probability = s.tile[0][n][e];
           const bool hidden = hides && is_hidden(probability);
           const float of_score = B.keeps_chain() ? chain.tile[0][n][e] : 0.0F;
-          const float found = score_gradient<B>(p, probability, of_score, ds.tile[0][n][e], side.at(delta, e),
+          const float found = score_gradient<B>(p, probability, of_score, ds.tile[0][n][e], side.at(of_tile, e),
                                                 side.at(weight, e), keeps(kept, n, e));
           gradient[n % 2][e] = hidden ? 0.0F : found;
           const float value = value_weight<B>(probability, side.at(weight, e), keeps(kept, n, e));
