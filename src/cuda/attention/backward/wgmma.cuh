@@ -96,11 +96,12 @@ struct BwdWgmma : BwdProducer<Side> {
           find_operands<false>(weights, gradients, s, ds, chain, own, delta, i, kept);
         }
         scheduler_barrier_sync();
+        if constexpr (B.adds_queries()) share_gradients(gradients, i);
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
           discard(ds);
-          begin_queries(ds, gradients, i);
+          begin_queries(ds, i);
         }
         if constexpr (finds_qk) begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
         if constexpr (B.adds_queries()) stage_queries(ds, i);
@@ -252,10 +253,10 @@ struct BwdWgmma : BwdProducer<Side> {
     for (const float element : s.tile[0][columns / 8 - 1]) bits |= __float_as_uint(element);
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
-  // dQ = dS·K of a tile, half of the rows or of the columns for each group. dS comes through memory, keys of both
-  // groups; the buffer is free, because a group ended its products of tile i − 2 before it arrived at the barrier of
-  // tile i − 1.
-  __device__ __forceinline__ void begin_queries(Scores& dq, const Operand& gradients, int i) const {
+  // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
+  // would be slow. The buffer is free, because a group ended its products of tile i − 2 before it arrived at the barrier
+  // of tile i − 1.
+  __device__ __forceinline__ void share_gradients(const Operand& gradients, int i) const {
     using Keys = typename Base::GradientTile;
     const u32 to = this->gradients_at(i);
     const int thread = thread_again();
@@ -263,6 +264,11 @@ struct BwdWgmma : BwdProducer<Side> {
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(to + Keys::at(key, 2 * k + thread % 32 / 16), gradients[k]);
     ptx::fence_async_proxy();
+  }
+  // dQ = dS·K of a tile, half of the rows or of the columns for each group.
+  __device__ __forceinline__ void begin_queries(Scores& dq, int i) const {
+    using Keys = typename Base::GradientTile;
+    const u32 to = this->gradients_at(i);
     ptx::barrier_sync(kGradientBarrier, B.threads());
     constexpr int part = Base::query_columns;
     constexpr int in_panel = OwnQk::panel_columns / part;  // parts that share a panel
