@@ -65,7 +65,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
         this->template load_values<Base::kLse>(lse, {}, i);
         ptx::wgmma_wait<0>();
         settle(s);
-        side.finish(s, s, this->tile(i), Base::warp_row(), Base::lane_again());
+        if (hides || B.scale_first) side.finish(s, s, this->tile(i), Base::warp_row(), Base::lane_again());
         Operand weights;
         if (hides) {
           checks().wait(i);
@@ -91,7 +91,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
  private:
   __device__ __forceinline__ void begin_products(Scores& s, u32 tile_qk) const {
     discard(s);
-    begin_scores<B.type, OwnQk, StreamQk>(s, Base::template group_rows<OwnQk>(this->own_qk()), tile_qk);
+    begin_scores<B.type, OwnQk, StreamQk>(s, this->template group_rows<OwnQk>(this->own_qk()), tile_qk);
   }
   template <bool hides>
   __device__ __forceinline__ void find_weights(Operand& weights, Scores& s, float scale,

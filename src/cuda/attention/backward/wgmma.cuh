@@ -73,7 +73,7 @@ struct BwdWgmma : BwdProducer<Side> {
         settle(s);
         Scores chain;  // see score_gradient()
         if constexpr (B.keeps_products()) chain = s;
-        side.finish(s, chain, tile(i), warp_row(), lane_again());
+        if (hides || B.scale_first) side.finish(s, chain, tile(i), warp_row(), lane_again());
         if (hides) {
           checks().wait(i);
           load_values<kLse>(lse, own, i);  // NaN where the check has found a row that is not finite
@@ -130,12 +130,10 @@ struct BwdWgmma : BwdProducer<Side> {
   static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
   static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
 
-  /// The first of the group's 64 rows of the block's own tile. Formed again for every product: descriptors that are
-  /// kept take registers.
+  /// The first of the group's 64 rows of the block's own tile.
   template <class Tile>
-  static __device__ __forceinline__ u32 group_rows(u32 tile) {
-    return ptx::uniform(ptx::afresh(static_cast<int>(tile)) +
-                        thread_again() % own_threads / 128 * static_cast<int>(Tile::rows_below(64)));
+  __device__ __forceinline__ u32 group_rows(u32 tile) const {
+    return tile + (own_threads > 128 ? this->warp() / 4 * static_cast<int>(Tile::rows_below(64)) : 0);
   }
 
   // dP, in the place of dS.
