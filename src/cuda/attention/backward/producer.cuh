@@ -191,12 +191,14 @@ struct BwdProducer {
     bool replaced = false;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      auto tile = side.describe(tile_of(i));
+      const auto tile = side.describe(tile_of(i));
       stream().wait_empty(i);
-      tile.may_be_non_finite = side.load_values(tile, values_at(i), lane);
+      auto& described = memory.tiles[i % B.stages];
+      if (lane == 0) described = tile;
+      const bool may_be_non_finite = side.load_values(tile, values_at(i), lane);
       if (B.adds_queries() && i == 0) replaced = own_replaced();
-      tile.hides = tile.hides || replaced;
-      if (lane == 0) memory.tiles[i % B.stages] = tile;
+      if (lane == 0) described.may_be_non_finite = may_be_non_finite;
+      if (lane == 0 && replaced) described.hides = true;
       __syncwarp();
       if (lane == 0) stream().publish(i);
     }
