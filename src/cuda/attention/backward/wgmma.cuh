@@ -34,7 +34,7 @@ struct BwdWgmma : BwdProducer<Side> {
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
   // One of RowValues' arrays, of a tile, as far as registers have room for it ahead of its use; as Side::values().
-  static constexpr int ahead = columns <= 96 ? columns / 8 : 8;
+  static constexpr int ahead = groups == 1 || columns > 96 ? 4 : columns / 8;
   using Values = float2[ahead];
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
 
