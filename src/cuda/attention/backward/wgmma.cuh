@@ -34,6 +34,9 @@ struct BwdWgmma : BwdProducer<Side> {
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
   // One of RowValues' arrays, of a tile, as far as registers have room for it ahead of its use; as Side::values().
+  // Of a tile's eights of columns those whose exponentials run beside the products of dP. The others' run beside the
+  // arithmetic of dS, which leaves the special function units idle.
+  static constexpr int in_front = finds_qk ? columns / 16 : columns / 8;
   static constexpr int ahead = groups == 1 || columns > 96 ? 4 : columns / 8;
   using Values = float2[ahead];
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
@@ -78,9 +81,9 @@ struct BwdWgmma : BwdProducer<Side> {
           checks().wait(i);
           load_values<kLse>(lse, own, i);  // NaN where the check has found a row that is not finite
           if constexpr (B.adds_queries()) poison_own(s);
-          exponentiate<true>(s, scale, lse, own, i);
+          exponentiate<true>(s, scale, lse, own, i, 0, in_front);
         } else {
-          exponentiate<false>(s, scale, lse, own, i);
+          exponentiate<false>(s, scale, lse, own, i, 0, in_front);
         }
         if constexpr (finds_qk) {
           load_values<kDelta>(delta, own, i);
@@ -91,9 +94,13 @@ struct BwdWgmma : BwdProducer<Side> {
         // Packed once no product runs: the assembler would let one that takes registers wait for those before it.
         Operand weights, gradients;
         if (hides) {
-          find_operands<true>(weights, gradients, s, ds, chain, own, delta, i, kept);
+          exponentiate<true>(s, scale, lse, own, i, in_front, columns / 8);
+          if constexpr (B.keeps_queries()) poison(s, i);
+          find_operands<true>(weights, gradients, s, ds, chain, own, delta, i, kept, [](int) {});
         } else {
-          find_operands<false>(weights, gradients, s, ds, chain, own, delta, i, kept);
+          find_operands<false>(weights, gradients, s, ds, chain, own, delta, i, kept, [&](int k) {
+            if (in_front + k < columns / 8) exponentiate<false>(s, scale, lse, own, i, in_front + k, in_front + k + 1);
+          });
         }
         scheduler_barrier_sync();
         if constexpr (B.adds_queries()) share_gradients(gradients, i);
@@ -181,13 +188,13 @@ struct BwdWgmma : BwdProducer<Side> {
     return side.template values<array>(own, values_at(i), n, lane);
   }
   // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
-  // what is only small; LSE of a hidden row may be NaN.
+  // what is only small; LSE of a hidden row may be NaN. `first` to `last`: eights of columns.
   template <bool hides>
-  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Values& lse, const OwnValues& own,
-                                               int i) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Values& lse, const OwnValues& own, int i,
+                                               int first, int last) const {
     const int lane = lane_again();
 #pragma unroll
-    for (int n = 0; n < columns / 8; ++n) {
+    for (int n = first; n < last; ++n) {
       const float2 of_tile = value<kLse>(lse, own, i, n, lane);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -203,16 +210,16 @@ struct BwdWgmma : BwdProducer<Side> {
     return __float_as_uint(probability) == 0x80000000U;
   }
   // From P and dP to P and dS as operands of products. What is hidden is selected and not multiplied: a hidden key's V,
-  // or a hidden row's dO, may be NaN.
-  template <bool hides>
+  // or a hidden row's dO, may be NaN. beside(k) is computed in front of step k.
+  template <bool hides, class Beside>
   __device__ __forceinline__ void find_operands(Operand& weights, Operand& gradients, Scores& s, const Scores& ds,
                                                 const Scores& chain, const OwnValues& own, const Values& delta, int i,
-                                                const Kept& kept) const {
+                                                const Kept& kept, Beside beside) const {
     const int lane = lane_again();
     const u32 from = values_at(i);
-    if constexpr (hides && B.keeps_queries()) poison(s, i, lane);
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) {
+      beside(k);
       float weighted[2][4], gradient[2][4];
 #pragma unroll
       for (int n = 2 * k; n < 2 * k + 2; ++n) {
@@ -236,9 +243,10 @@ struct BwdWgmma : BwdProducer<Side> {
     }
   }
   // Probabilities of a tile's keys that are not finite.
-  __device__ __forceinline__ void poison(Scores& s, int i, int lane) const {
+  __device__ __forceinline__ void poison(Scores& s, int i) const {
     const NonFinite* keys = this->non_finite(i);
     if (keys == nullptr) return;
+    const int lane = lane_again();
     for_each([&](int n, int e) {
       float& element = s.tile[0][n][e];
       if (!is_hidden(element) && keys->of(n * 8 + lane % 4 * 2 + e % 2) != 0) element = kNaN;
@@ -248,7 +256,7 @@ struct BwdWgmma : BwdProducer<Side> {
   __device__ __forceinline__ void keep_in_front_of_wait(const Scores& s, int count) const {
     u32 bits = 0;  // of the last, before which the assembler leaves the others
 #pragma unroll
-    for (const float element : s.tile[0][columns / 8 - 1]) bits |= __float_as_uint(element);
+    for (const float element : s.tile[0][in_front - 1]) bits |= __float_as_uint(element);
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
   // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
