@@ -72,6 +72,8 @@ struct BwdWgmma : BwdProducer<Side> {
         const bool hides = tile(i).hides;
         Values lse, delta;
         load_values<kLse>(lse, own, i);
+        u32 share_to = 0;
+        if constexpr (B.adds_queries()) share_to = shared_gradients(i);
         ptx::wgmma_wait<finds_qk ? 1 : 0>();
         settle(s);
         Scores chain;  // see score_gradient()
@@ -103,7 +105,7 @@ struct BwdWgmma : BwdProducer<Side> {
           });
         }
         scheduler_barrier_sync();
-        if constexpr (B.adds_queries()) share_gradients(gradients, i);
+        if constexpr (B.adds_queries()) share_gradients(gradients, share_to);
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
@@ -133,7 +135,11 @@ struct BwdWgmma : BwdProducer<Side> {
 
  protected:
   // Asked for again rather than kept, since registers are short.
-  static __device__ __forceinline__ int thread_again() { return ptx::afresh(static_cast<int>(threadIdx.x)); }
+  static __device__ __forceinline__ int thread_again() {
+    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(thread >= 0);  // else remainders take three instructions more
+    return thread;
+  }
   static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
   static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
 
@@ -262,14 +268,15 @@ struct BwdWgmma : BwdProducer<Side> {
   // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
   // would be slow. The buffer is free, because a group ended its products of tile i − 2 before it arrived at the barrier
   // of tile i − 1.
-  __device__ __forceinline__ void share_gradients(const Operand& gradients, int i) const {
-    using Keys = typename Base::GradientTile;
-    const u32 to = this->gradients_at(i);
-    const int thread = thread_again();
-    const int key = thread / 32 * 16 + thread % 16;
+  __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
 #pragma unroll
-    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(to + Keys::at(key, 2 * k + thread % 32 / 16), gradients[k]);
+    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(Base::GradientTile::chunk_pair(to, k), gradients[k]);
     ptx::fence_async_proxy();
+  }
+  // Where a thread's rows of 16 bytes of dS begin.
+  __device__ __forceinline__ u32 shared_gradients(int i) const {
+    const int thread = thread_again();
+    return this->gradients_at(i) + Base::GradientTile::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
   }
   // dQ = dS·K of a tile, half of the rows or of the columns for each group.
   __device__ __forceinline__ void begin_queries(Scores& dq, int i) const {
