@@ -113,17 +113,19 @@ struct BwdWgmma : BwdProducer<Side> {
           begin_queries(ds, i);
         }
         if constexpr (finds_qk) begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
+        if (i + 1 < count) stream().wait(i + 1);
         if constexpr (B.adds_queries()) stage_queries(ds, i);
         if (i + 1 == count) break;
         tile_qk = ptx::uniform(qk_at(i + 1));
-        stream().wait(i + 1);
         if constexpr (finds_qk && finds_ov && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
         begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
+        if constexpr (B.adds_queries()) publish_queries(i);
         ptx::wgmma_wait<1>();  // those of dS too
         if constexpr (finds_qk) begin_gradients(ds, tile_qk);
         scheduler_barrier_arrive();
         release(i);
       }
+      if constexpr (B.adds_queries()) publish_queries(count - 1);
       scheduler_barrier_arrive();
       ptx::wgmma_wait<0>();
       if constexpr (finds_qk) settle(dqk);
@@ -292,20 +294,21 @@ struct BwdWgmma : BwdProducer<Side> {
     begin_transposed<B.type, SharedTile<B.type, Keys::rows, 64>, OwnQk, part>(
         dq, ptx::uniform(to + rows * Keys::panel_bytes), ptx::uniform(keys));
   }
-  // Stages dQ of a tile in shared memory, for the warp that has it added to the sums: four columns of every eight of
-  // the group's part a thread.
+  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread.
   __device__ __forceinline__ void stage_queries(Scores& dq, int i) const {
+    const int group = this->warp() / 4;
+    this->query_sums().wait_empty(i * groups + group);
+    const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
     ptx::wgmma_wait<1>();  // the products of dK are still under way
     settle(dq);
-    const int group = this->warp() / 4;
-    const int use = i * groups + group;
-    this->query_sums().wait_empty(use);
-    const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
 #pragma unroll
     for (int n = 0; n < Base::query_columns / 8; ++n) ptx::store_shared_16(to + n * 2048, dq.tile[0][n]);
+  }
+  // Hands it to the warp that has it added to the sums.
+  __device__ __forceinline__ void publish_queries(int i) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    if (lane_again() == 0) this->query_sums().publish(use);
+    if (lane_again() == 0) this->query_sums().publish(i * groups + this->warp() / 4);
   }
   static constexpr int kGradientBarrier = 3;
 
