@@ -33,12 +33,12 @@ struct BwdWgmma : BwdProducer<Side> {
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
-  // One of RowValues' arrays, of a tile, as far as registers have room for it ahead of its use; as Side::values().
-  // Of a tile's eights of columns those whose exponentials run beside the products of dP. The others' run beside the
-  // arithmetic of dS, which leaves the special function units idle.
+  // Of a tile's column groups of 8, those whose exponentials run beside the products of dP. Those of the others run
+  // beside the arithmetic of dS, which leaves the special function units idle.
   static constexpr int in_front = finds_qk ? columns / 16 : columns / 8;
+  // Column groups whose LSE and δ are loaded ahead of their use: as many as registers have room for.
   static constexpr int ahead = groups == 1 || columns > 96 ? 4 : columns / 8;
-  using Values = float2[ahead];
+  using Values = float2[ahead];                                    // of one of RowValues' arrays
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
 
   /// See BwdProducer::run.
@@ -196,7 +196,7 @@ struct BwdWgmma : BwdProducer<Side> {
     return side.template values<array>(own, values_at(i), n, lane);
   }
   // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
-  // what is only small; LSE of a hidden row may be NaN. `first` to `last`: eights of columns.
+  // what is only small; LSE of a hidden row may be NaN. `first` to `last`: column groups of 8.
   template <bool hides>
   __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Values& lse, const OwnValues& own, int i,
                                                int first, int last) const {
@@ -268,8 +268,8 @@ struct BwdWgmma : BwdProducer<Side> {
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
   // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
-  // would be slow. The buffer is free, because a group ended its products of tile i − 2 before it arrived at the barrier
-  // of tile i − 1.
+  // would be slow. The buffer is free, because a group ended its products of tile i − 2 before it arrived at the
+  // barrier of tile i − 1.
   __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(Base::GradientTile::chunk_pair(to, k), gradients[k]);
