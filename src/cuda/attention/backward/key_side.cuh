@@ -29,6 +29,7 @@ struct KeySide {
   struct Tile : QueryTile {
     bool cut;
     bool hides;
+    bool may_be_non_finite;  // of tiles that hide: whether its rows want looking through
   };
   using Kept = KeptOfKeys<C>;
   using Scores = Accumulator<1, C.tile_q / 8>;
@@ -57,7 +58,7 @@ struct KeySide {
   __device__ __forceinline__ Place place(int i) const { return work.tile(i); }
   __device__ __forceinline__ Tile describe(const Place& tile) const {
     const bool cut = B.list_elements || work.is_cut(tile);
-    return {tile, cut, C.dropout || C.user_mask || B.truncates || cut};
+    return {tile, cut, C.dropout || C.user_mask || B.truncates || cut, true};
   }
 
   /// Copies K and V. By one thread.
@@ -82,15 +83,18 @@ struct KeySide {
   struct OwnValues {};
   static __device__ __forceinline__ OwnValues own_values(int /*warp_row*/, int /*lane*/) { return {}; }
   /// LSE, δ and weights of a tile's rows to shared memory, by a warp; behind the end of a sequence zeros, which nobody
-  /// sees.
-  __device__ __forceinline__ void load_values(const Tile& tile, u32 to, int lane) const {
+  /// sees. Whether Q or dO of a row may hold what is not finite: where they do, its LSE or its δ is not finite either;
+  /// of rows behind the end nothing is known.
+  __device__ __forceinline__ bool load_values(const Tile& tile, u32 to, int lane) const {
     const RowValues& values = params.values;
     const i64 first =
         (work.first_head + tile.head) * values.rows + first_value(params.forward, work.q, work.batch) + tile.first;
+    bool finite = tile.first + C.tile_q <= work.q.length;
     const auto load = [&](const float* from, int array) {
 #pragma unroll
       for (int row = lane; row < C.tile_q; row += 32) {
         const float value = tile.first + row < work.q.length ? from[first + row] : 0.0F;
+        finite = finite && fabsf(value) < kInfinity;
         ptx::store_shared_4(to + (array * C.tile_q + row) * 4, __float_as_uint(value));
       }
     };
@@ -101,6 +105,7 @@ struct KeySide {
     } else if constexpr (B.has_weights()) {
       for (int row = lane; row < C.tile_q; row += 32) ptx::store_shared_4(to + (2 * C.tile_q + row) * 4, 0x3f800000U);
     }
+    return !__all_sync(kAllLanes, finite);
   }
   /// Makes NaN what visible keys take of rows that are not finite; by dO of such a row a key that dropout drops is not
   /// looked at.

@@ -188,14 +188,17 @@ struct BwdProducer {
     return side.place(i);
   }
   __device__ __forceinline__ void describe(int count) const {
-    const bool replaced = B.adds_queries() && count > 0 && own_replaced();
+    bool replaced = false;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      auto tile = side.describe(tile_of(i));
-      tile.hides = tile.hides || replaced;
+      const auto tile = side.describe(tile_of(i));
       stream().wait_empty(i);
-      if (lane == 0) memory.tiles[i % B.stages] = tile;
-      side.load_values(tile, values_at(i), lane);
+      auto& described = memory.tiles[i % B.stages];
+      if (lane == 0) described = tile;
+      const bool may_be_non_finite = side.load_values(tile, values_at(i), lane);
+      if (B.adds_queries() && i == 0) replaced = own_replaced();
+      if (lane == 0) described.may_be_non_finite = may_be_non_finite;
+      if (lane == 0 && replaced) described.hides = true;
       __syncwarp();
       if (lane == 0) stream().publish(i);
     }
@@ -247,8 +250,9 @@ struct BwdProducer {
 #pragma unroll 1
     for (int i = first; i < count; i += kCheckers) {
       stream().wait(i);
-      if (memory.tiles[i % B.stages].hides) {
-        const bool replaced = replace_rows(i);
+      const auto& tile = memory.tiles[i % B.stages];
+      if (tile.hides) {
+        const bool replaced = tile.may_be_non_finite && replace_rows(i);
         if (lane == 0) memory.replaced[i % B.stages] = replaced;
         if (replaced) side.poison(memory.non_finite[i % B.stages], values_at(i), lane);
         ptx::fence_async_proxy();

@@ -60,15 +60,19 @@ struct ValueRole : BwdWgmma<Side, false, true> {
       for (int i = 0;; ++i) {
         typename Base::Kept kept;
         if constexpr (B.dropout) side.draw(kept, this->tile(i), Base::warp_row(), Base::lane_again());
+        const bool hides = this->tile(i).hides;
+        typename Base::Values lse;
+        this->template load_values<Base::kLse>(lse, {}, i);
         ptx::wgmma_wait<0>();
         settle(s);
-        side.finish(s, s, this->tile(i), Base::warp_row(), Base::lane_again());
+        if (hides || B.scale_first) side.finish(s, s, this->tile(i), Base::warp_row(), Base::lane_again());
         Operand weights;
-        if (this->tile(i).hides) {
+        if (hides) {
           checks().wait(i);
-          find_weights<true>(weights, s, scale, i, kept);
+          this->template load_values<Base::kLse>(lse, {}, i);
+          find_weights<true>(weights, s, scale, lse, i, kept);
         } else {
-          find_weights<false>(weights, s, scale, i, kept);
+          find_weights<false>(weights, s, scale, lse, i, kept);
         }
         begin_outputs<B.type, StreamOv>(dv, weights, tile_qk + StreamQk::bytes);
         if (i + 1 == count) break;
@@ -87,15 +91,16 @@ struct ValueRole : BwdWgmma<Side, false, true> {
  private:
   __device__ __forceinline__ void begin_products(Scores& s, u32 tile_qk) const {
     discard(s);
-    begin_scores<B.type, OwnQk, StreamQk>(s, Base::template group_rows<OwnQk>(this->own_qk()), tile_qk);
+    begin_scores<B.type, OwnQk, StreamQk>(s, this->template group_rows<OwnQk>(this->own_qk()), tile_qk);
   }
   template <bool hides>
-  __device__ __forceinline__ void find_weights(Operand& weights, Scores& s, float scale, int i,
+  __device__ __forceinline__ void find_weights(Operand& weights, Scores& s, float scale,
+                                               const typename Base::Values& lse, int i,
                                                const typename Base::Kept& kept) const {
-    this->template exponentiate<hides>(s, scale, {}, values_at(i));
+    this->template exponentiate<hides>(s, scale, lse, {}, i, 0, Base::in_front);
     ProbabilityExchange::put(s, this->probabilities_at(i), i, Base::thread_again() % 128);
     Operand none;
-    this->template find_operands<hides>(weights, none, s, s, s, {}, i, kept);
+    this->template find_operands<hides>(weights, none, s, s, s, {}, lse, i, kept, [](int) {});
   }
 };
 
@@ -120,17 +125,21 @@ struct KeyRole : BwdWgmma<Side, true, false> {
       for (int i = 0;; ++i) {
         typename Base::Kept kept;
         if constexpr (B.dropout) side.draw(kept, this->tile(i), Base::warp_row(), Base::lane_again());
+        const bool hides = this->tile(i).hides;
+        typename Base::Values delta;
+        this->template load_values<Base::kDelta>(delta, {}, i);
         ptx::wgmma_wait<0>();
         settle(ds);
         Scores s;
         ProbabilityExchange::take(s, this->probabilities_at(i), i, Base::thread_again() % 128,
                                   i + ProbabilityExchange::kBuffers >= count);
         Operand none, gradients;
-        if (this->tile(i).hides) {
+        if (hides) {
           checks().wait(i);
-          this->template find_operands<true>(none, gradients, s, ds, s, {}, i, kept);
+          this->template load_values<Base::kDelta>(delta, {}, i);
+          this->template find_operands<true>(none, gradients, s, ds, s, {}, delta, i, kept, [](int) {});
         } else {
-          this->template find_operands<false>(none, gradients, s, ds, s, {}, i, kept);
+          this->template find_operands<false>(none, gradients, s, ds, s, {}, delta, i, kept, [](int) {});
         }
         begin_outputs<B.type, StreamQk>(dk, gradients, tile_qk);
         if (i + 1 == count) break;

@@ -25,6 +25,7 @@ struct RowSide {
   /// A tile that streams, and whether an element of it may weigh nothing.
   struct Tile : KvTile {
     bool hides;
+    bool may_be_non_finite;  // as KeySide's
   };
   using Kept = KeptBits<C>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
@@ -50,7 +51,7 @@ struct RowSide {
   }
   __device__ __forceinline__ Place place(int i) const { return work.tiles.at(i); }
   __device__ __forceinline__ Tile describe(const Place& tile) const {
-    return {tile, work.may_hide(tile) || B.truncates};
+    return {tile, work.may_hide(tile) || B.truncates, true};
   }
 
   /// Copies Q and dO. By one thread.
@@ -82,7 +83,7 @@ struct RowSide {
     return {{{upper.lse, lower.lse}, {upper.delta, lower.delta}, {upper.weight, lower.weight}}};
   }
   /// LSE and δ stay in registers. They cannot tell of keys that are not finite; who computes looks for these.
-  __device__ __forceinline__ void load_values(const Tile& /*tile*/, u32 /*to*/, int /*lane*/) const {}
+  __device__ __forceinline__ bool load_values(const Tile& /*tile*/, u32 /*to*/, int /*lane*/) const { return true; }
   template <class NonFinite>
   __device__ __forceinline__ void poison(const NonFinite& /*keys*/, u32 /*values*/, int /*lane*/) const {}
   /// One of RowValues' arrays, of two rows; at() picks that of element `e` of a tile of 8 columns.
