@@ -65,6 +65,12 @@ def second_call_differs(rank: int, size: int) -> Any:
     return cp.attention(**given, softcap=2.0 * rank)
 
 
+def decode_disagrees(rank: int, size: int) -> Any:
+    cp = context_parallel(seqlen=0)
+    given = tensors(8)
+    return cp.decode(given["q"][:, : 1 + (rank == 2)], given["k"], given["v"])
+
+
 def silent_rank(rank: int, size: int, how: str, method: str) -> Any:
     cp = context_parallel(seqlen=48, method=method, timeout=3)
     given = tensors(cp.layout.rows(rank))
