@@ -52,6 +52,36 @@ def a_loss_of_the_whole_has_the_gradients_of_one_process(rank: int) -> None:
             torch.testing.assert_close(leaf.grad, cp.shard(alone[name].grad), rtol=1e-4, atol=1e-7)
 
 
+def gradients_through_the_lse_alone(rank: int) -> None:
+    given = _qkv()
+    alone = {name: x.clone().requires_grad_() for name, x in given.items()}
+    tessera.attention(**alone, causal=True, return_lse=True)[1].sum().backward()
+    for method in ("all_gather", "ring", "ulysses"):
+        cp = context_parallel(seqlen=50, method=method)
+        leaves = {name: cp.shard(x).requires_grad_() for name, x in given.items()}
+        cp.attention(**leaves, causal=True, return_lse=True)[1].sum().backward()
+        for name, leaf in leaves.items():
+            torch.testing.assert_close(leaf.grad, cp.shard(alone[name].grad), rtol=1e-4, atol=1e-6)
+
+
+def tensors_that_are_views(rank: int) -> None:
+    """(batch, heads, rows, dim) turned, and q, k and v of one projection."""
+    cp = context_parallel(seqlen=50)
+    given = {name: cp.shard(x) for name, x in _qkv().items()}
+    turned = {name: x.transpose(1, 2).contiguous().transpose(1, 2) for name, x in given.items()}
+    packed = torch.cat(list(given.values()), 2).split([4, 2, 2], 2)
+    for method in ("all_gather", "ring", "ulysses"):
+        other = context_parallel(seqlen=50, method=method)
+        results = []
+        for q, k, v in (given.values(), turned.values(), packed):
+            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+            out = other.attention(*leaves, causal=True)
+            results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+        for found in results[1:]:
+            for one, want in zip(found, results[0], strict=True):
+                torch.testing.assert_close(one, want, rtol=1e-5, atol=1e-6)
+
+
 def a_mesh_of_two_dimensions_is_two_level(rank: int) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     cp = context_parallel(mesh, seqlen=50)
@@ -194,6 +224,8 @@ ALL = {
         shards_come_back,
         positions_turn_shards_as_the_whole_is_turned,
         a_loss_of_the_whole_has_the_gradients_of_one_process,
+        gradients_through_the_lse_alone,
+        tensors_that_are_views,
         a_mesh_of_two_dimensions_is_two_level,
         methods_are_chosen_alike_and_can_be_asked_for,
         sequences_may_change_from_call_to_call,

@@ -6,6 +6,7 @@ The first run compiles kernels for minutes; they are kept on the disk.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -21,6 +22,7 @@ from distributed_ranks import run_ranks  # noqa: E402
 from distributed_worker import Case, shares  # noqa: E402
 
 RANKS = 1 << (min(torch.cuda.device_count(), 8).bit_length() - 1)  # 2, 4 or 8
+on_gpus = partial(run_ranks, RANKS, backend="nccl", group_timeout=300)  # another rank may be compiling kernels
 METHODS = ("all_gather", "ring", "ulysses", *(("two_level",) if RANKS >= 4 else ()))
 BALANCES, DTYPES = ("zigzag", "contiguous"), (torch.bfloat16, torch.float16)
 
@@ -34,7 +36,7 @@ def test_ranks_compute_what_one_gpu_does(method, deterministic):
         if dtype == torch.bfloat16 or problem in ("causal", "sinks", "packed_window")
     ]
     cases = cases[::3] if deterministic else cases
-    found = run_ranks(RANKS, shares, cases, timeout=580, backend="nccl")
+    found = on_gpus(shares, cases, timeout=580)
     assert all(isinstance(of_rank, list) for of_rank in found), found
     wrong = []
     for i, case in enumerate(cases):
@@ -47,16 +49,16 @@ def test_ranks_compute_what_one_gpu_does(method, deterministic):
 
 def test_exchanges_instead_of_collectives():
     """The same bits in every run, whatever order NCCL adds up in."""
-    assert run_ranks(RANKS, cuda_distributed.repeats, timeout=300, backend="nccl") == [None] * RANKS
+    assert on_gpus(cuda_distributed.repeats, timeout=300) == [None] * RANKS
 
 
 @pytest.mark.parametrize("name", cuda_distributed.ALL)
 def test_on_every_gpu(name):
-    assert run_ranks(RANKS, cuda_distributed.check, name, timeout=300, backend="nccl") == [None] * RANKS
+    assert on_gpus(cuda_distributed.check, name, timeout=300) == [None] * RANKS
 
 
 def test_ranks_that_disagree_on_gpus():
-    found = run_ranks(RANKS, cuda_distributed.disagree, timeout=120, backend="nccl")
+    found = on_gpus(cuda_distributed.disagree, timeout=120)
     for result in found:
         assert isinstance(result, ValueError), found
         assert f"softcap: got 0.0 on rank 0 and 2.0 on rank {RANKS - 1}" in str(result)

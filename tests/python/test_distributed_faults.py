@@ -65,6 +65,12 @@ def test_heads_that_do_not_split():
     refused(3, faults.call, {"method": "ulysses"}, text="q: got 4 heads; want a multiple of the 3 ranks")
 
 
+def test_decode_steps_that_disagree():
+    refused(
+        3, faults.decode_disagrees, text="q: got float32 (1, 1, 4, 16) on rank 0 and float32 (1, 2, 4, 16) on rank 2"
+    )
+
+
 @pytest.mark.parametrize("method", ["all_gather", "ring", "ulysses"])
 @pytest.mark.parametrize("how", ["dies", "hangs"])
 def test_a_rank_that_does_not_answer(method, how):
@@ -72,7 +78,7 @@ def test_a_rank_that_does_not_answer(method, how):
     begin = time.monotonic()
     ranks = 8 if method == "ring" else 4  # in a ring of 8 some have not met rank 2 yet
     alive = [rank for rank in range(ranks) if rank != 2]
-    text = "rank 2: got no answer within 3 s"
+    text = "rank 2: got no answer within 4 s"
     found = refused(ranks, faults.silent_rank, how, method, error=RankError, text=text, alive=alive)
     assert isinstance(found[2], Died)
     assert all(found[rank].ranks == (2,) for rank in alive), found

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import cost, function
-from .arguments import asked_of, refuse_bad_tensors, seed_of, summary_of
+from .arguments import asked_of, decode_summary, refuse_bad_tensors, seed_of, summary_of
 from .decode import decode
 from .faults import agree
 from .gather import Gather
@@ -247,6 +247,8 @@ class ContextParallel:
             raise ValueError(
                 "offsets: got None with causal=True; want the positions of queries and of this rank's keys"
             )
+        summary = decode_summary(q, sinks, out_dtype, options)
+        self._settle(summary, tuple(summary.items()))
         return decode(self.team, q, k, v, sinks=sinks, return_lse=return_lse, out_dtype=out_dtype, options=options)
 
     def method_of(self, q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> str:
@@ -281,11 +283,15 @@ class ContextParallel:
     def _compare(self, q: Tensor, k: Tensor, v: Tensor, *told: Any) -> None:
         """Raises on every rank what any rank is refused for, and where they disagree."""
         failure = refuse_bad_tensors(self.layout, self.rank, q, k, v, *told)
-        if self._checks == "never" or self.ranks == 1:
-            if failure is not None:
-                raise failure
-            return
+        if failure is not None and (self._checks == "never" or self.ranks == 1):
+            raise failure
         summary, key = summary_of(self, q, k, v, *told) if failure is None else ({}, None)
+        self._settle(summary, key, failure)
+
+    def _settle(self, summary: dict[str, str], key: Any, failure: Exception | None = None) -> None:
+        """Compares a summary with the other ranks', unless one of this key agreed before."""
+        if self._checks == "never" or self.ranks == 1:
+            return
         if self._checks == "always" or key is None or key not in self._agreed:
             agree(self.team, summary, failure)
             self._agreed.add(key)

@@ -134,6 +134,14 @@ def summary_of(
     return found, key
 
 
+def decode_summary(q: Tensor, sinks: Tensor | None, out_dtype: Any, options: dict[str, Any]) -> dict[str, str]:
+    """What must be the same on every rank of a decode step. Where its keys lie is each rank's own."""
+    found = {"decode: q": f"{str(q.dtype).removeprefix('torch.')} {tuple(q.shape)}", "out_dtype": f"{out_dtype}"}
+    found["sinks"] = "None" if sinks is None else f"{tuple(sinks.shape)}"
+    plain = (bool, int, float, str, tuple)
+    return found | {name: f"{value}" for name, value in sorted(options.items()) if type(value) in plain}
+
+
 def seed_of(team: Team, seed: Any) -> Any:
     """The seed, or one that the first rank draws from torch's default generator."""
     if seed is not None:

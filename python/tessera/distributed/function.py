@@ -37,7 +37,8 @@ class ContextParallelFunction(torch.autograd.Function):
                 raise RuntimeError("context parallel backward: got no gradient; want one of out or lse on every rank")
             like, v = kept[0], kept[2]
             dout = like.new_zeros((*dlse.transpose(-1, -2).shape, v.shape[-1]))
-        dout = dout.contiguous()
+        dout = dout.contiguous()  # sums have gradients whose rows are all one
+        dlse = None if dlse is None else dlse.contiguous()
         if isinstance(ctx.schedule, Ulysses):
             dq, dk, dv, dsinks = ctx.schedule.backward(ctx.asked, dout, dlse, kept)
         else:

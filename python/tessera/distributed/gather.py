@@ -120,7 +120,7 @@ class Gather:
         pieces: Pieces = {(self.rank, rows.part): pair for rows, pair in self._own(asked, (k, v), self.rank)}
         if self.wire is None or self.ranks == 1:
             return pieces
-        if self.wire.collectives and self._is_collective(asked.mask):
+        if self.wire.by_backend(k) and self._is_collective(asked.mask):
             gathered = []
             for x in (k, v):
                 mine = x
@@ -178,7 +178,7 @@ class Gather:
         pieces = self._fetch(asked, k, v)
         dq = zeros_like(given.q)
         dsinks = None if asked.sinks is None else torch.zeros_like(asked.sinks)
-        by_library = self._sums_by_library(asked)
+        by_library = self._sums_by_library(asked, k)
         sums = [self._padded(asked, x, torch.float32, self.ranks) for x in (k, v)] if by_library else []
         grads = (
             self._views(asked, (sums[0], sums[1]))
@@ -203,12 +203,12 @@ class Gather:
         dk, dv = self._return(asked, k, v, grads, sums)
         return dq.to(given.q.dtype), dk, dv, dsinks
 
-    def _sums_by_library(self, asked: Asked) -> bool:
+    def _sums_by_library(self, asked: Asked, k: Tensor) -> bool:
         exact = asked.options.get("deterministic") or torch.are_deterministic_algorithms_enabled()
         return bool(
             self.wire is not None
             and self.ranks > 1
-            and self.wire.collectives
+            and self.wire.by_backend(k)
             and not exact
             and self._is_collective(asked.mask)
         )

@@ -58,6 +58,14 @@ def hulls(mask: Mask, layout: Layout, reader: int, part: int, owner: int) -> tup
 
 
 @kept_by_layout
+def parts_of_hulls(mask: Mask, layout: Layout, reader: int, part: int, owner: int) -> tuple[tuple[Rows, Part], ...]:
+    """The same rows, each with what they are a part of."""
+    own = layout.parts(owner)
+    found = hulls(mask, layout, reader, part, owner)
+    return tuple((rows, own[rows.part].cut(rows.begin, rows.end)) for rows in found)
+
+
+@kept_by_layout
 def needs(mask: Mask, layout: Layout, reader: int, owner: int) -> tuple[Rows, ...]:
     """Rows of the owner's parts that the reader's queries may see, one range a part at most."""
     parts = range(len(layout.parts(reader)))

@@ -9,13 +9,15 @@ shares are added up in the order of the steps: bit for bit the same in every run
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from . import partial
 from .partial import Asked, Merged, Result, Sums, Upstream, zeros_like
-from .reach import Rows, hulls, needs
-from .shards import Layout
+from .reach import Rows, needs, parts_of_hulls
+from .shards import Layout, Part
 from .wire import Moved, Pending, Wire
 
 Pieces = dict[int, tuple[Tensor, Tensor]]  # (k, v) by the owner's part
@@ -84,15 +86,17 @@ class Ring:
         finished = [partial.finish(asked, merged[i], asked.rows(q, *own[i]), v.shape[-1]) for i in range(len(own))]
         return joined(asked, finished)
 
-    def _calls(self, asked: Asked, pieces: Pieces, owner: int):
+    def _calls(
+        self, asked: Asked, pieces: Pieces, owner: int
+    ) -> Iterator[tuple[int, Part, Rows, tuple[Tensor, Tensor], Part]]:
         """(part, its rows' Part, rows of the owner, (k, v) of these, their Part) of each pair that sees something."""
         rank = self.wire.rank
         held = {rows.part: rows for rows in needs(asked.mask, self.layout, rank, owner)}
         for i, part in enumerate(self.layout.parts(rank)):
-            for rows in hulls(asked.mask, self.layout, rank, i, owner):
+            for rows, keys in parts_of_hulls(asked.mask, self.layout, rank, i, owner):
                 first = held[rows.part].begin
                 k, v = (asked.rows(x, rows.begin - first, rows.end - first) for x in pieces[rows.part])
-                yield i, part, rows, (k, v), self.layout.parts(owner)[rows.part].cut(rows.begin, rows.end)
+                yield i, part, rows, (k, v), keys
 
     def backward(
         self, asked: Asked, given: Upstream, k: Tensor, v: Tensor

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from .faults import rank_error
 
+ANYONE = -1  # of the peers of work that several have to do with
+
 
 class Moved(NamedTuple):
     """A tensor on its way to or from a rank of the group; contiguous."""
@@ -35,9 +37,9 @@ class Pending:
     def wait(self) -> None:
         for peer, work in self._works:
             try:
-                work.wait() if self._wire.seconds is None else work.wait(timedelta(seconds=self._wire.seconds))
+                self._wire.wait_for(work, peer == ANYONE)
             except RuntimeError as error:
-                raise self._wire.error([peer], self._doing, error) from error
+                raise self._wire.error(peer, self._doing, error) from error
         self._works.clear()
         self._kept.clear()
 
@@ -46,8 +48,8 @@ class Wire:
     """A process group as the schedules see it.
 
     timeout: seconds that a rank is waited for; None for the group's own. On CUDA NCCL's watchdog has the last word: it
-    ends the process after the group's timeout. collectives: all-gather and reduce-scatter by the library's own, by
-    default where it is NCCL; otherwise by sends and receives, whose errors can name a rank.
+    ends the process after the group's timeout. collectives: all-gather and reduce-scatter by the backend's own, by
+    default of CUDA tensors; otherwise by sends and receives, whose errors can name a rank.
     """
 
     def __init__(self, group: Any, timeout: float | None = None, collectives: bool | None = None) -> None:
@@ -55,18 +57,27 @@ class Wire:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError(f"group: got one that rank {dist.get_rank()} is no member of; want one that it is in")
-        self.on_gpu = not _has_backend(group, "cpu")
-        self.control = torch.device("cuda", torch.cuda.current_device()) if self.on_gpu else torch.device("cpu")
-        self.collectives = self.on_gpu if collectives is None else collectives
-        self.seconds = None if self.on_gpu else timeout
+        on_cpu = _has_backend(group, "cpu")
+        self.control = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
+        self.seconds = timeout
+        self._collectives = collectives
         self._names = dist.get_process_group_ranks(group)
 
     def name(self, rank: int) -> int:
         """The global rank of one of the group."""
         return self._names[rank]
 
-    def error(self, peers: list[int], doing: str, cause: Exception) -> Exception:
-        return rank_error(self.group, [self.name(peer) for peer in peers], doing, self.seconds, cause)
+    def by_backend(self, tensor: Tensor) -> bool:
+        """Whether such tensors are moved by the backend's collectives."""
+        return tensor.is_cuda if self._collectives is None else self._collectives
+
+    def wait_for(self, work: Any, on_gpu: bool) -> None:
+        """NCCL's work would block the host if it were given a timeout."""
+        work.wait() if self.seconds is None or on_gpu else work.wait(timedelta(seconds=self.seconds))
+
+    def error(self, peer: int, doing: str, cause: Exception) -> Exception:
+        peers = [rank for rank in range(self.size) if rank != self.rank] if peer == ANYONE else [peer]
+        return rank_error(self.group, [self.name(rank) for rank in peers], doing, self.seconds, cause)
 
     def start(self, sends: list[Moved], receives: list[Moved], doing: str) -> Pending:
         """Queues all of it. Of one peer, tensors are received in the order in which it sends them."""
@@ -83,20 +94,20 @@ class Wire:
             return pending
         if any(op.tensor.is_cuda for op in ops):
             works = dist.batch_isend_irecv(ops)
-            pending._works = [(-1, work) for work in works]
+            pending._works = [(ANYONE, work) for work in works]
         else:
             for peer, op in zip(peers, ops, strict=True):
                 try:
                     pending._works.append((peer, op.op(op.tensor, op.peer, op.group, op.tag)))
                 except RuntimeError as error:
-                    raise self.error([peer], doing, error) from error
+                    raise self.error(peer, doing, error) from error
         pending._kept = [op.tensor for op in ops]
         return pending
 
     def gather(self, tensor: Tensor, doing: str) -> Tensor:
         """(ranks, …) of the tensors of all ranks, which have one shape."""
         gathered = tensor.new_empty((self.size, *tensor.shape))
-        if self.collectives:
+        if self.by_backend(tensor):
             self._collective("all_gather", gathered, tensor.contiguous(), doing)
             return gathered
         gathered[self.rank] = tensor
@@ -120,10 +131,9 @@ class Wire:
         try:
             flat = [_bytes(x) if moves else x.view(-1) for x in (output, given)]
             work = function(*flat, group=self.group, async_op=True)
-            work.wait() if self.seconds is None else work.wait(timedelta(seconds=self.seconds))
+            self.wait_for(work, given.is_cuda)
         except RuntimeError as error:
-            others = [rank for rank in range(self.size) if rank != self.rank]
-            raise self.error(others, doing, error) from error
+            raise self.error(ANYONE, doing, error) from error
 
 
 def _bytes(tensor: Tensor) -> Tensor:
