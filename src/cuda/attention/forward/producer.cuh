@@ -63,9 +63,10 @@ template <FwdConfig C>
 struct Producer {
   static constexpr int groups = C.warps / 4;  // that compute
   static constexpr bool groups_differ = kGroupsDiffer<C>;
-  // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
-  // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
-  static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
+  // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, more
+  // where a list is read, a tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
+  static constexpr int kDrawingClocks = C.tiles == Tiles::list ? 9000 : 5000;
+  static constexpr int kDrawnAhead = divide_up(kDrawingClocks * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
   using QTile = SharedTile<C.type, 64, C.d>;  // of a group
   using KTile = SharedTile<C.type, C.tile_kv, C.d>;
   using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
@@ -170,9 +171,8 @@ struct Producer {
   }
   // Once all have released a row tile, its row of the list is the next step's.
   __device__ __forceinline__ void move_list(int item) const {
-    items().wait_empty(item + 2);
-    const Work& work = shared.works[item % 2];
-    move_list_by_partials<C>(p, work, partials<C>(p, item), lane);
+    move_list_by_partials<C>(p, shared.works[item % 2], partials<C>(p, item), lane,
+                             [&] { items().wait_empty(item + 2); });
   }
 
   __device__ __forceinline__ void publish(int item) const {
