@@ -64,7 +64,8 @@ struct Producer {
   static constexpr int groups = C.warps / 4;  // that compute
   static constexpr bool groups_differ = kGroupsDiffer<C>;
   // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, more
-  // where a list is read, a tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
+  // where a list is read, a tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles
+  // behind.
   static constexpr int kDrawingClocks = C.tiles == Tiles::list ? 9000 : 5000;
   static constexpr int kDrawnAhead = divide_up(kDrawingClocks * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
   using QTile = SharedTile<C.type, 64, C.d>;  // of a group
@@ -137,17 +138,18 @@ struct Producer {
     int use = 0;
     ListPosition collected{0, 0};
     int halves = 0;  // of lists' rings, filled again
+    int moved = 0;   // row tiles whose rows of a skip state have moved on
 #pragma unroll 1
     while (tile < row_tiles.count()) {
       items().wait_empty(item);
+      if constexpr (C.skip != Skip::none) {
+        if (moved + 2 <= item) move_list(moved++);  // it lies where the next row tile's work will
+      }
       if (find(row_tiles, tile, item, use, collected)) {
         if constexpr (C.tiles == Tiles::list) {
           publish_list(item, collected, halves);
         } else {
           publish(item);
-        }
-        if constexpr (C.skip != Skip::none) {
-          if (item > 0) move_list(item - 1);
         }
         ++item;
       }
@@ -163,7 +165,7 @@ struct Producer {
     if (lane == 0) shared.end = item;
     publish(item);
     if constexpr (C.skip != Skip::none) {
-      if (item > 0) move_list(item - 1);
+      while (moved < item) move_list(moved++);
     }
     // The kernels in front have ended: this block has waited for that before its first draw, or, if it has no row tile,
     // above, because only the lengths of packed sequences leave it none.

@@ -32,6 +32,7 @@ struct FwdWgmma : Producer<C> {
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.compressed_causal || C.chunked;
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
   static constexpr int producer_registers = most_to_find                     ? 72
+                                            : C.skip != Skip::none           ? 64
                                             : much_to_find                   ? 56
                                             : groups == 3 || C.blocks() == 3 ? 32
                                                                              : 40;
@@ -45,6 +46,7 @@ struct FwdWgmma : Producer<C> {
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
 
   static constexpr bool registers_are_short = groups == 3;
+  static constexpr bool measures_ahead = C.skip != Skip::none && C.dv <= 192;  // before O is stored
 
   // Asked for again rather than kept.
   __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
@@ -85,7 +87,7 @@ struct FwdWgmma : Producer<C> {
     Online softmax;
     Measure measure;
     bool more = begin_queries(0);
-    if constexpr (C.skip != Skip::none) {
+    if constexpr (measures_ahead) {
       if (more) begin_measure(shared.works[0], measure);
     }
 #pragma unroll 1
@@ -93,6 +95,7 @@ struct FwdWgmma : Producer<C> {
       // What stays in memory takes no registers, which are short; item % 2 would keep one more.
       Work& work = shared.works[item & 1];
       int use = work.first_use;
+      if constexpr (C.skip != Skip::none && !measures_ahead) begin_measure(work, measure);
       await_queries(work.item);
       if constexpr (groups_differ) {
 #pragma unroll 1
@@ -135,9 +138,9 @@ struct FwdWgmma : Producer<C> {
       }
       group_barrier();  // all warps of the group have the scores of their rows, and have read Q
       more = begin_queries(work.item + 1);
-      if constexpr (C.skip != Skip::none) {
-        finish_measure(work, measure, softmax);
-        if (more) begin_measure(shared.works[(work.item + 1) & 1], measure);  // ahead of their use
+      if constexpr (C.skip != Skip::none) finish_measure(work, measure, softmax);
+      if constexpr (measures_ahead) {
+        if (more) begin_measure(shared.works[(work.item + 1) & 1], measure);
       }
       await_outputs(o);
       if (!skips_more) release(values(), end_of(work, end) - 1);

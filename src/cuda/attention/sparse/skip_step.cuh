@@ -94,8 +94,8 @@ __device__ __forceinline__ int rows_of_tile(const Work& work) {
   return min(static_cast<int>(work.sequence.q.length) - work.block.first_row, C.tile_q);
 }
 
-/// Moves a row tile's row of the list on, by a warp, from what each warp's rows said: (warp, key block). `wait()`: until
-/// they have; what is read before is known by then.
+/// Moves a row tile's row of the list on, by a warp, from what each warp's rows said: (warp, key block). `wait()`:
+/// until they have; what is read before is known by then.
 template <FwdConfig C, class Work, class Wait>
 __device__ __forceinline__ void move_list_by_partials(const AttentionParams& p, const Work& work, const float* said,
                                                       int lane, Wait wait) {
