@@ -145,14 +145,14 @@ def skip_rows(rows):
 
     def key_of(row):
         t = tokens(row["problem"])
-        return t.get("dtype", "fp32"), t.get("d", "64"), t["sq"]
+        return t.get("dtype", "fp32"), t.get("d", "64"), t["hq"], t["sq"]
 
     def kind_of(row):
         t = tokens(row["problem"])
         return t.get("skip", "listed" if "list" in t else "dense"), float(t.get("density", 1))
 
     times = {(key_of(row), kind_of(row)): row["us"] for row in rows}
-    head = ["dtype", "dim", "length", "tiles kept", "dense", "listed", "of the dense time"]
+    head = ["dtype", "dim", "heads", "length", "tiles kept", "dense", "listed", "of the dense time"]
     head += ["by `mass`", "over listed", "by `threshold`", "over listed"]
     body = []
     for (key, (kind, density)), listed in times.items():
