@@ -31,11 +31,11 @@ struct FwdWgmma : Producer<C> {
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.compressed_causal || C.chunked;
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
-  static constexpr int producer_registers = most_to_find                     ? 72
-                                            : C.skip != Skip::none           ? 64
-                                            : much_to_find                   ? 56
-                                            : groups == 3 || C.blocks() == 3 ? 32
-                                                                             : 40;
+  static constexpr int producer_registers = most_to_find                         ? 72
+                                            : C.skip != Skip::none && C.dv > 192 ? 64
+                                            : much_to_find                       ? 56
+                                            : groups == 3 || C.blocks() == 3     ? 32
+                                                                                 : 40;
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
   using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
