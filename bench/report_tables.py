@@ -140,6 +140,34 @@ def list_rows(rows):
     return table(head, body)
 
 
+def skip_rows(rows):
+    """Forwards that move a skip state on, beside the same list as it is and dense attention."""
+
+    def key_of(row):
+        t = tokens(row["problem"])
+        return t.get("dtype", "fp32"), t.get("d", "64"), t["hq"], t["sq"]
+
+    def kind_of(row):
+        t = tokens(row["problem"])
+        return t.get("skip", "listed" if "list" in t else "dense"), float(t.get("density", 1))
+
+    times = {(key_of(row), kind_of(row)): row["us"] for row in rows}
+    head = ["dtype", "dim", "heads", "length", "tiles kept", "dense", "listed", "of the dense time"]
+    head += ["by `mass`", "over listed", "by `threshold`", "over listed"]
+    body = []
+    for (key, (kind, density)), listed in times.items():
+        if kind != "listed":
+            continue
+        dense = times.get((key, ("dense", 1.0)))
+        cells = [*key, f"{density * 100:g} %", time_of(dense) if dense else "", time_of(listed)]
+        cells.append(f"{listed / dense * 100:.1f} %" if dense else "")
+        for rule in ("mass", "threshold"):
+            us = times.get((key, (rule, density)))
+            cells += [time_of(us), f"{(us / listed - 1) * 100:+.1f} %"] if us else ["", ""]
+        body.append(cells)
+    return table(head, body)
+
+
 def plain_rows(rows):
     peers = peers_of(rows)
     head = ["problem", "pass", "time", "GFLOP/s", "GB/s", "% of roofline"]

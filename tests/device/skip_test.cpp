@@ -46,7 +46,7 @@ class PlacedSteps {
 
   static SkipOptions options(const Problem& problem) {
     const bool mass = problem.skip.kind == SkipRule::Kind::mass;
-    return {.steps = kSteps, .warm_up = 1, .ramp = mass ? SkipOptions::Ramp{0.02F, 0.06F} : SkipOptions::Ramp{-4, -1}};
+    return {.steps = kSteps, .warm_up = 1, .ramp = mass ? SkipOptions::Ramp{0.02F, 0.06F} : SkipOptions::Ramp{-1, 0}};
   }
 
  private:
@@ -58,7 +58,7 @@ class PlacedSteps {
 
 const char* const kLines[] = {
     "attention sq=500 sk=2500 hq=2 d=64 dtype=bf16 block=64x64 list=bitmask skip=mass inputs=scale:2 seed=31",
-    "attention sq=500 sk=2500 hq=2 d=64 dtype=bf16 block=64x64 list=bitmask skip=threshold inputs=scale:2 seed=32",
+    "attention sq=500 sk=2500 hq=2 d=64 dtype=bf16 block=64x64 list=bitmask skip=threshold inputs=scale:4 seed=32",
     "attention b=2 sq=400 sk=900 hq=4 hkv=2 d=128 dtype=bf16 causal block=128x128 list=bitmask skip=mass seed=33",
     "attention b=2 sq=400 sk=900 hq=4 hkv=2 d=128 dtype=bf16 causal block=128x128 list=bitmask skip=threshold seed=34",
 };
@@ -82,7 +82,7 @@ TEST_P(SkipOnPlace, TenStepsAsOneGraphAreTenCalls) {
       EXPECT_EQ(captured.state().save(), calls.state().save()) << "launch " << launch;
     }
     EXPECT_EQ(captured.outputs(), calls.outputs());
-    EXPECT_LT(calls.state().active(), 0.98);
+    EXPECT_LT(calls.state().active(), 0.9);
     EXPECT_GT(calls.state().active(), 0.0);
   }
 }

@@ -10,8 +10,8 @@ namespace tessera::cuda {
 
 /// An online softmax that tells what its rows say of a list's tiles, and moves the list on in the end.
 template <FwdConfig C>
-struct MovingSoftmax : Softmax<1, 15, C.rounded_sums, C.skip == Skip::threshold> {
-  using Online = Softmax<1, 15, C.rounded_sums, C.skip == Skip::threshold>;
+struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
+  using Online = Softmax<1, 15, C.rounded_sums>;
   static_assert(C.rows_a_warp() == 16 && !C.has_producer());
 
   const FwdParams* params;
@@ -37,7 +37,8 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums, C.skip == Skip::threshold>
 
   /// Before a tile's raise(); leave() when its exponentials are in the sums.
   __device__ __forceinline__ void enter(const KvTile& tile) {
-    measure.enter(key_block_of(params->list, tile), lane(), [&](int block, float value) { say(block, value); });
+    measure.enter(key_block_of(params->list, tile), lane(), scale(),
+                  [&](int block, float value) { say(block, value); });
   }
   template <int key_tiles>
   __device__ __forceinline__ typename Online::Rescale raise(const Accumulator<1, key_tiles>& s, float scale) {
@@ -46,7 +47,8 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums, C.skip == Skip::threshold>
       moved = rescale.needed;
       measure.set_aside(this->sum[0]);
     } else {
-      measure.see(this->maximum[0]);
+#pragma unroll
+      for (const auto& tile : s.tile[0]) measure.see(tile);
     }
     return rescale;
   }
@@ -56,7 +58,7 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums, C.skip == Skip::threshold>
 
   /// After the last tile and a barrier.
   __device__ __forceinline__ void end_walk() {
-    measure.finish(lane(), [&](int block, float value) { say(block, value); });
+    measure.finish(lane(), scale(), [&](int block, float value) { say(block, value); });
     const Online& online = *this;
     if (end_rows<C>(measure, online, priors(), warp() * 16, rows(), lane())) memory->unknown = 1;
   }
@@ -73,14 +75,16 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums, C.skip == Skip::threshold>
     const bool unknown = work.unknown != 0;
 #pragma unroll 1
     for (int word = warp(); word < params->list.words; word += C.warps) {
-      row.template move_word<C>(word, work.tiles, unknown, lane(), [&](int block) -> int {
-        if constexpr (C.skip == Skip::mass) return row.codes[block];
+      const SkipRow::Word before = row.template read<C>(word, lane());
+      row.template move_word<C>(word, before, work.tiles, unknown, lane(), [&](int block) -> int {
+        if constexpr (C.skip == Skip::mass) return before.code;  // which is this step's where the tile was walked
         return static_cast<int>(__ldcg(next + block / 32) >> (block % 32) & 1);
       });
     }
   }
 
  private:
+  __device__ __forceinline__ float scale() const { return C.scale_first ? 1.0F : params->scale * kLog2E; }
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   /// That are used, from the warp's first on.

@@ -63,9 +63,11 @@ template <FwdConfig C>
 struct Producer {
   static constexpr int groups = C.warps / 4;  // that compute
   static constexpr bool groups_differ = kGroupsDiffer<C>;
-  // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, a
-  // tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles behind.
-  static constexpr int kDrawnAhead = divide_up(5000 * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
+  // Tiles of keys still to be copied when the next row tile is drawn: to draw and find it takes about 4000 clocks, more
+  // where a list is read, a tile as many as its multiply-adds, 2048 a clock, and what is computed lies some tiles
+  // behind.
+  static constexpr int kDrawingClocks = C.tiles == Tiles::list ? 9000 : 5000;
+  static constexpr int kDrawnAhead = divide_up(kDrawingClocks * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
   using QTile = SharedTile<C.type, 64, C.d>;  // of a group
   using KTile = SharedTile<C.type, C.tile_kv, C.d>;
   using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
@@ -136,17 +138,18 @@ struct Producer {
     int use = 0;
     ListPosition collected{0, 0};
     int halves = 0;  // of lists' rings, filled again
+    int moved = 0;   // row tiles whose rows of a skip state have moved on
 #pragma unroll 1
     while (tile < row_tiles.count()) {
       items().wait_empty(item);
+      if constexpr (C.skip != Skip::none) {
+        if (moved + 2 <= item) move_list(moved++);  // it lies where the next row tile's work will
+      }
       if (find(row_tiles, tile, item, use, collected)) {
         if constexpr (C.tiles == Tiles::list) {
           publish_list(item, collected, halves);
         } else {
           publish(item);
-        }
-        if constexpr (C.skip != Skip::none) {
-          if (item > 0) move_list(item - 1);
         }
         ++item;
       }
@@ -162,7 +165,7 @@ struct Producer {
     if (lane == 0) shared.end = item;
     publish(item);
     if constexpr (C.skip != Skip::none) {
-      if (item > 0) move_list(item - 1);
+      while (moved < item) move_list(moved++);
     }
     // The kernels in front have ended: this block has waited for that before its first draw, or, if it has no row tile,
     // above, because only the lengths of packed sequences leave it none.
@@ -170,9 +173,8 @@ struct Producer {
   }
   // Once all have released a row tile, its row of the list is the next step's.
   __device__ __forceinline__ void move_list(int item) const {
-    items().wait_empty(item + 2);
-    const Work& work = shared.works[item % 2];
-    move_list_by_partials<C>(p, work, partials<C>(p, item), lane);
+    move_list_by_partials<C>(p, shared.works[item % 2], partials<C>(p, item), lane,
+                             [&] { items().wait_empty(item + 2); });
   }
 
   __device__ __forceinline__ void publish(int item) const {

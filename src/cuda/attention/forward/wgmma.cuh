@@ -31,12 +31,13 @@ struct FwdWgmma : Producer<C> {
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.compressed_causal || C.chunked;
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
-  static constexpr int producer_registers = most_to_find                     ? 72
-                                            : much_to_find                   ? 56
-                                            : groups == 3 || C.blocks() == 3 ? 32
-                                                                             : 40;
+  static constexpr int producer_registers = most_to_find                         ? 72
+                                            : C.skip != Skip::none && C.dv > 192 ? 64
+                                            : much_to_find                       ? 56
+                                            : groups == 3 || C.blocks() == 3     ? 32
+                                                                                 : 40;
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
-  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums, C.skip == Skip::threshold>;
+  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Measure = TileMeasure<C>;
@@ -45,6 +46,7 @@ struct FwdWgmma : Producer<C> {
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
 
   static constexpr bool registers_are_short = groups == 3;
+  static constexpr bool measures_ahead = C.skip != Skip::none && C.dv <= 192;  // before O is stored
 
   // Asked for again rather than kept.
   __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
@@ -85,12 +87,15 @@ struct FwdWgmma : Producer<C> {
     Online softmax;
     Measure measure;
     bool more = begin_queries(0);
+    if constexpr (measures_ahead) {
+      if (more) begin_measure(shared.works[0], measure);
+    }
 #pragma unroll 1
     for (int item = 0; more; ++item) {
       // What stays in memory takes no registers, which are short; item % 2 would keep one more.
       Work& work = shared.works[item & 1];
       int use = work.first_use;
-      if constexpr (C.skip != Skip::none) begin_measure(work, measure);
+      if constexpr (C.skip != Skip::none && !measures_ahead) begin_measure(work, measure);
       await_queries(work.item);
       if constexpr (groups_differ) {
 #pragma unroll 1
@@ -134,6 +139,9 @@ struct FwdWgmma : Producer<C> {
       group_barrier();  // all warps of the group have the scores of their rows, and have read Q
       more = begin_queries(work.item + 1);
       if constexpr (C.skip != Skip::none) finish_measure(work, measure, softmax);
+      if constexpr (measures_ahead) {
+        if (more) begin_measure(shared.works[(work.item + 1) & 1], measure);
+      }
       await_outputs(o);
       if (!skips_more) release(values(), end_of(work, end) - 1);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
@@ -169,7 +177,7 @@ struct FwdWgmma : Producer<C> {
   }
   __device__ __forceinline__ void finish_measure(Work& work, Measure& measure, const Online& softmax) const {
     const int thread = thread_again();
-    measure.finish(thread % 32, store_measure(work));
+    measure.finish(thread % 32, softmax_scale(), store_measure(work));
     const bool unknown =
         end_rows<C>(measure, softmax, skip_lse(work), thread / 32 * 16, rows_of_warp(work), thread % 32);
     if (unknown) work.unknown = 1;
@@ -250,7 +258,7 @@ struct FwdWgmma : Producer<C> {
                                                Online& softmax, Measure& measure) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
     if constexpr (C.skip != Skip::none) {
-      measure.enter(key_block_of(p.list, tile), thread_again() % 32, store_measure(work));
+      measure.enter(key_block_of(p.list, tile), thread_again() % 32, softmax_scale(), store_measure(work));
     }
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
@@ -287,12 +295,11 @@ struct FwdWgmma : Producer<C> {
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
                                                                    int use, Online& softmax, Measure& measure) const {
     typename Online::Rescale rescale{};
-    const bool looks = first || C.tests_elements() || C.skip == Skip::threshold || tile.cut_begin || tile.cut_end;
+    const bool looks = first || C.tests_elements() || tile.cut_begin || tile.cut_end;
     if (looks) rescale = softmax.raise(s, softmax_scale());
-    if constexpr (C.skip == Skip::threshold) measure.see(softmax.maximum[0]);
     if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, softmax);
+    exponentiate(s, softmax, measure);
     if (!looks && softmax.overshoots(before)) {
       if (softmax.overflows(before)) {
         float slack[2];
@@ -305,7 +312,7 @@ struct FwdWgmma : Producer<C> {
         rescale = softmax.raise(s, softmax_scale(), slack);
         before[0] = softmax.sum[0][0];
         before[1] = softmax.sum[0][1];
-        exponentiate(s, softmax);
+        exponentiate(s, softmax, measure);
       }
       softmax.follow(before, s, rescale);
       if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
@@ -343,9 +350,12 @@ struct FwdWgmma : Producer<C> {
     if (thread_again() % 32 == 0) ring.release(use);
   }
 
-  __device__ __forceinline__ void exponentiate(Scores& s, Online& softmax) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, Online& softmax, Measure& measure) const {
 #pragma unroll
-    for (int n = 0; n < C.tile_kv / 8; ++n) softmax.exponentiate(0, s.tile[0][n], softmax_scale());
+    for (int n = 0; n < C.tile_kv / 8; ++n) {
+      if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
+      softmax.exponentiate(0, s.tile[0][n], softmax_scale());
+    }
     settle(s);
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }

@@ -77,9 +77,8 @@ struct Epilogue {
   }
 
   /// `out`: outputs(), which who has time has found out.
-  template <int slack_bits, bool keeps_maxima>
-  __device__ __forceinline__ void store(Output& o,
-                                        const Softmax<row_tiles, slack_bits, C.rounded_sums, keeps_maxima>& softmax,
+  template <int slack_bits>
+  __device__ __forceinline__ void store(Output& o, const Softmax<row_tiles, slack_bits, C.rounded_sums>& softmax,
                                         const PackedRows& out) const {
     float sums[row_tiles][2];
     float shares[row_tiles][2];  // of which O's are parts

@@ -19,19 +19,10 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
-/// The largest scores that raise() has met, in log2, where they are asked for.
-template <int row_tiles, bool kept>
-struct KeptMaxima {};
-template <int row_tiles>
-struct KeptMaxima<row_tiles, true> {
-  float maximum[row_tiles][2];
-};
-
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
 /// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded.
-/// `keeps_maxima`: each tile's maxima stay at hand.
-template <int row_tiles, int slack_bits = 15, bool rounded_sums = false, bool keeps_maxima = false>
-struct Softmax : KeptMaxima<row_tiles, keeps_maxima> {
+template <int row_tiles, int slack_bits = 15, bool rounded_sums = false>
+struct Softmax {
   static constexpr float kSlack = slack_bits;
   static constexpr float kLowest = -3.4028234e38F;
 
@@ -77,7 +68,6 @@ struct Softmax : KeptMaxima<row_tiles, keeps_maxima> {
           highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
         }
         highest = quad_maximum(highest) * scale;
-        if constexpr (keeps_maxima) this->maximum[m][half] = highest;
         // Rounded down: of large scores the sum nearest to it might let a probability of 2^16 pass.
         const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);
         rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;

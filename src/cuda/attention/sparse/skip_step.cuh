@@ -44,20 +44,34 @@ struct SkipRow {
     return tiles.sees(segment, {local * granules, (local + 1) * granules});
   }
 
-  /// Word `word` of the list, by a warp. `found(key block)`: of a tile that was walked its code or, of the rule
+  /// A word as the step found it, and the codes of its blocks, a lane's each.
+  struct Word {
+    u32 listed, computed;
+    int code;
+  };
+  template <FwdConfig C>
+  __device__ __forceinline__ Word read(int word, int lane) const {
+    Word found{bits[word], 0, 0};
+    found.computed = with_musts(skip, found.listed, word);
+    const int key_block = word * 32 + lane;
+    if (C.skip == Skip::mass && key_block < list.key_blocks) found.code = codes[key_block];
+    return found;
+  }
+
+  /// Moves a word of the list on, by a warp. `found(key block)`: of a tile that was walked its code or, of the rule
   /// `threshold`, whether it is kept.
   template <FwdConfig C, class Tiles, class Found>
-  __device__ __forceinline__ void move_word(int word, const Tiles& tiles, bool unknown, int lane, Found found) const {
-    const u32 listed = bits[word];
-    const bool computed = (with_musts(skip, listed, word) >> lane & 1) != 0;
+  __device__ __forceinline__ void move_word(int word, const Word& before, const Tiles& tiles, bool unknown, int lane,
+                                            Found found) const {
+    const bool computed = (before.computed >> lane & 1) != 0;
     const int key_block = word * 32 + lane;
     const bool exists = key_block < list.key_blocks;
-    bool kept = (listed >> lane & 1) != 0;
+    bool kept = (before.listed >> lane & 1) != 0;
     if constexpr (C.skip == Skip::mass) {
       int code = 0;
       if (exists) {
         if (!computed) {
-          code = min(codes[key_block] + skip.growth, kMostCode);
+          code = min(before.code + skip.growth, kMostCode);
         } else if (unknown) {
           code = kMostCode;
         } else if (meets<C>(tiles, key_block)) {
@@ -80,16 +94,21 @@ __device__ __forceinline__ int rows_of_tile(const Work& work) {
   return min(static_cast<int>(work.sequence.q.length) - work.block.first_row, C.tile_q);
 }
 
-/// Moves a row tile's row of the list on, by a warp, from what each warp's rows said: (warp, key block).
-template <FwdConfig C, class Work>
+/// Moves a row tile's row of the list on, by a warp, from what each warp's rows said: (warp, key block). `wait()`:
+/// until they have; what is read before is known by then.
+template <FwdConfig C, class Work, class Wait>
 __device__ __forceinline__ void move_list_by_partials(const AttentionParams& p, const Work& work, const float* said,
-                                                      int lane) {
+                                                      int lane, Wait wait) {
   const SkipRow row(p, work.block);
   const int rows = rows_of_tile<C>(work);
+  SkipRow::Word before{};
+  if (p.list.words > 0) before = row.template read<C>(0, lane);
+  wait();
   const bool unknown = work.unknown != 0;
 #pragma unroll 1
   for (int word = 0; word < p.list.words; ++word) {
-    row.template move_word<C>(word, work.tiles, unknown, lane, [&](int block) -> int {
+    if (word > 0) before = row.template read<C>(word, lane);
+    row.template move_word<C>(word, before, work.tiles, unknown, lane, [&](int block) -> int {
       float all = __ldcg(said + block);
 #pragma unroll
       for (int warp = 1; warp < C.warps; ++warp) {
@@ -115,7 +134,8 @@ __device__ __forceinline__ void move_unseen_list(const AttentionParams& p, const
   const SkipRow row(p, work.block);
 #pragma unroll 1
   for (int word = 0; word < p.list.words; ++word) {
-    row.template move_word<C>(word, work.tiles, false, lane, [](int /*block*/) { return 0; });
+    row.template move_word<C>(word, row.template read<C>(word, lane), work.tiles, false, lane,
+                              [](int /*block*/) { return 0; });
   }
 }
 

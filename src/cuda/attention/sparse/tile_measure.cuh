@@ -83,7 +83,7 @@ struct TileMeasure<C, Skip::mass> : FourTiles {
   /// The tile in work is of `to`, another key block than the one before or the same. `store(block, sum)` is called by
   /// the lanes that have any for store.
   template <class Store>
-  __device__ __forceinline__ void enter(int to, int lane, Store store) {
+  __device__ __forceinline__ void enter(int to, int lane, float /*scale*/, Store store) {
     if (to == block) return;
     if (block >= 0) end(lane, store);
     block = to;
@@ -91,7 +91,7 @@ struct TileMeasure<C, Skip::mass> : FourTiles {
   }
   /// After the last tile.
   template <class Store>
-  __device__ __forceinline__ void finish(int lane, Store store) {
+  __device__ __forceinline__ void finish(int lane, float /*scale*/, Store store) {
     if (block < 0) return;
     end(lane, store);
     block = -1;
@@ -157,8 +157,8 @@ struct TileMeasure<C, Skip::mass> : FourTiles {
 /// Rule `threshold`: how far any row's maximum rises in a tile, by equation 7, in octaves.
 template <FwdConfig C>
 struct TileMeasure<C, Skip::threshold> : FourTiles {
-  float before[2];   // largest score of this thread's rows in the tiles before; +∞ for a row that is none
-  float largest[2];  // in the tile in work
+  float before[2];   // largest score of this thread's rows in the tiles before, in log2; +∞ for a row that is none
+  float largest[2];  // in the tile in work, of this thread's columns, as the products are
   float rise;        // of this lane's tile
 
   __device__ __forceinline__ void begin(int rows, int lane) {
@@ -168,38 +168,40 @@ struct TileMeasure<C, Skip::threshold> : FourTiles {
     for (int half = 0; half < 2; ++half) before[half] = lane / 4 + half * 8 < rows ? -kInfinity : kInfinity;
   }
 
+  /// `scale`: a product's factor to log2.
   template <class Store>
-  __device__ __forceinline__ void enter(int to, int lane, Store store) {
+  __device__ __forceinline__ void enter(int to, int lane, float scale, Store store) {
     if (to == block) return;
-    if (block >= 0) end(lane, store);
+    if (block >= 0) end(lane, scale, store);
     block = to;
     largest[0] = largest[1] = -kInfinity;
   }
   template <class Store>
-  __device__ __forceinline__ void finish(int lane, Store store) {
+  __device__ __forceinline__ void finish(int lane, float scale, Store store) {
     if (block < 0) return;
-    end(lane, store);
+    end(lane, scale, store);
     block = -1;
     largest[0] = largest[1] = -kInfinity;
 #pragma unroll 1
-    while ((walked & 3) != 0) end(lane, store);
+    while ((walked & 3) != 0) end(lane, scale, store);
   }
 
-  /// A tile's maxima.
-  __device__ __forceinline__ void see(const float (&maximum)[2]) {
+  /// One 16 x 8 tile of scores, before they are probabilities.
+  __device__ __forceinline__ void see(const float (&s)[4]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) largest[half] = fmaxf(largest[half], maximum[half]);
+    for (int half = 0; half < 2; ++half) largest[half] = fmaxf(largest[half], fmaxf(s[half * 2], s[half * 2 + 1]));
   }
 
  private:
   // A row without a score here, or without rows, rises by −∞ − x or NaN, which fmaxf leaves out.
   template <class Store>
-  __device__ __forceinline__ void end(int lane, Store store) {
+  __device__ __forceinline__ void end(int lane, float scale, Store store) {
     float most = -kInfinity;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      most = fmaxf(most, largest[half] - before[half]);
-      before[half] = fmaxf(before[half], largest[half]);
+      const float maximum = quad_maximum(largest[half]) * scale;
+      most = fmaxf(most, maximum - before[half]);
+      before[half] = fmaxf(before[half], maximum);
     }
     if ((walked & 3) == (lane & 3)) rise = most;
     if (!end_tile(lane)) return;

@@ -202,6 +202,7 @@ struct ListCollector {
   // Every warp writes its share of each word's granules. `rank`: of the word's first.
   __device__ __forceinline__ void keep(int first_granule, u32 listed, u32 waived, int rank,
                                        const Interval& kept) const {
+    if constexpr (collectors == 32) return keep_words(first_granule - lane() * 32, listed, waived, rank, kept);
     constexpr int bits = 32 * 32 / collectors;
     u32 own = listed;
     if constexpr (bits < 32) {
@@ -216,6 +217,19 @@ struct ListCollector {
       if (rank < kept.begin || rank >= kept.end) continue;
       const u32 key = static_cast<u32>(first_granule + bit) * C.granule;
       list.ring_[rank & (entries - 1)] = C.list_waives && (waived >> bit & 1) != 0 ? key | kWaived : key;
+    }
+  }
+  // By one warp, a word after the other: lists with many granules have them in few words.
+  __device__ __forceinline__ void keep_words(int first_granule, u32 listed, u32 waived, int rank,
+                                             const Interval& kept) const {
+    for (u32 left = __ballot_sync(kAll, listed != 0); left != 0; left &= left - 1) {
+      const int word = __ffs(static_cast<int>(left)) - 1;
+      const u32 granules_of_word = __shfl_sync(kAll, listed, word);
+      const int own = __shfl_sync(kAll, rank, word) + __popc(granules_of_word & ((u32{1} << lane()) - 1));
+      u32 key = static_cast<u32>(first_granule + word * 32 + lane()) * C.granule;
+      if constexpr (C.list_waives) key |= (__shfl_sync(kAll, waived, word) >> lane() & 1) != 0 ? kWaived : 0;
+      const bool is_listed = (granules_of_word >> lane() & 1) != 0;
+      if (is_listed && own >= kept.begin && own < kept.end) list.ring_[own & (entries - 1)] = key;
     }
   }
   __device__ __forceinline__ void fill_up(ListPosition& at, int end, const Interval& kept) const {
@@ -288,6 +302,9 @@ struct ListCollector {
       }
       return;
     }
+    if (p.list.form == ListForm::bitmask && p.list.block_kv.value == C.granule) {
+      return mark_words(table, first, last, to);
+    }
     for (int qb = list.query_blocks_.begin; qb < list.query_blocks_.end; ++qb) {
       if (p.list.form == ListForm::indices) {
         const ListRow row = reader().row(table, qb);
@@ -307,6 +324,23 @@ struct ListCollector {
         }
       }
     }
+  }
+  // Blocks `first` to `last` of a bitmask, which are granules: the window's words are the list's, moved to begin there.
+  __device__ __forceinline__ void mark_words(const TileTable& table, int first, int last, u32* to) const {
+    const int own = first + collector() * 32;
+    if (own > last || (collectors > 32 && collector() >= 32)) return;
+    u32 marked = 0;
+    for (int qb = list.query_blocks_.begin; qb < list.query_blocks_.end; ++qb) {
+      u32 low = reader().bits(table, qb, own / 32);
+      u32 high = own / 32 < last / 32 ? reader().bits(table, qb, own / 32 + 1) : 0;
+      if constexpr (skip_of(C) != Skip::none) {
+        low = with_musts(skip(), low, own / 32);
+        if (own / 32 < last / 32) high = with_musts(skip(), high, own / 32 + 1);
+      }
+      marked |= __funnelshift_r(low, high, own % 32);
+    }
+    if (last - own < 31) marked &= (u32{2} << (last - own)) - 1;
+    to[collector()] |= marked;
   }
   __device__ __forceinline__ void mark_block(int key_block, int segment, const Interval& window, u32* to) const {
     const Interval listed = granules_of_block(key_block, segment, window);
