@@ -122,6 +122,13 @@ def with_residual(features: Features) -> Features:
     return features if "residual" in features.fields else features.with_field("residual", True)
 
 
+@lru_cache(maxsize=1024)
+def with_skip(features: Features, block: tuple[int, int], skip: tuple[str, bool, int]) -> Features:
+    """The same for a skip state's list."""
+    fields = {**features.fields, "block_q": block[0], "block_kv": block[1], "list": "bitmask", "skip": skip}
+    return Features(fields, features.out, features.threads, features.wishes, features.drops_residual)
+
+
 def _window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None] | None:
     left, right = (None, None) if window is None else window
     if causal:

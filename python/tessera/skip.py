@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 from copy import copy
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
 from ._arguments import Call, parse
 from ._checks import pair, real, whole
 from ._execute import forward_route, get_threads, shapes_of
-from ._features import BLOCK, Features
+from ._features import BLOCK, with_skip
 from ._gpu import KeptWorkspaces, run_on_gpu
 from ._libraries import CPU, library_of, numpy_dtype, refuse_gradient
 from ._problem import sizes_of
@@ -33,13 +32,6 @@ Range = tuple[int, int]
 
 _MAGIC = "tessera skip state 1"
 _RAMPS = {"mass": (0.002, 0.012), "threshold": (-5.0, -5.0)}
-
-
-@lru_cache(maxsize=1024)
-def _with_skip(features: Features, block: tuple[int, int], skip: tuple[str, bool, int]) -> Features:
-    """The same for a skip state's list. Cached, because features are told apart by identity."""
-    fields = {**features.fields, "block_q": block[0], "block_kv": block[1], "list": "bitmask", "skip": skip}
-    return Features(fields, features.out, features.threads, features.wishes, features.drops_residual)
 
 
 class SkipState:
@@ -318,7 +310,7 @@ class SkipState:
         told = {**self._arrays, **must, "skip_threshold": self._thresholds[step]}
         if self.rule == "threshold":
             told["skip_step"] = self._steps[step]
-        features = _with_skip(call.features, self.block, self._skip)
+        features = with_skip(call.features, self.block, self._skip)
         return call._replace(features=features, slots=(*call.slots, *told), tensors=(*call.tensors, *told.values()))
 
     def _run(self, call: Call, step: int, q: Array, k: Array, v: Array) -> tuple[Array, ...]:
