@@ -149,7 +149,7 @@ def skip_rows(rows):
 
     def kind_of(row):
         t = tokens(row["problem"])
-        return t.get("skip", "listed" if "list" in t else "dense"), float(t.get("density", 1))
+        return t.get("skip", "listed" if "list" in t else "dense").split(":")[0], float(t.get("density", 1))
 
     times = {(key_of(row), kind_of(row)): row["us"] for row in rows}
     head = ["dtype", "dim", "heads", "length", "tiles kept", "dense", "listed", "of the dense time"]
