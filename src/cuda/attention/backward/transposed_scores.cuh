@@ -71,7 +71,6 @@ struct TransposedScores {
     if constexpr (C.alibi) {
       slope = p.slopes[work.batch * p.slopes_batch + (work.first_head + tile.head) * p.slopes_head];
     }
-    const int rows = work.q.length;
 #pragma unroll
     for (int n = 0; n < C.tile_q / 8; ++n) {
       if constexpr (C.user_score) __syncwarp();  // what texts load stays behind it: each takes registers
@@ -79,7 +78,6 @@ struct TransposedScores {
       for (int column = 0; column < 2; ++column) {
         const int query = tile.first + n * 8 + lane % 4 * 2 + column;
         const Interval visible = work.bounds.of(query);
-        const int end = query < rows ? visible.end : visible.begin;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& score = s.tile[0][n][half * 2 + column];
@@ -91,7 +89,13 @@ struct TransposedScores {
             }
             score = score_of<C, typename User::Score>(score, p, slope, distance(query, key), point);
           }
-          bool hidden = (static_cast<int>(key < visible.begin) | static_cast<int>(key >= end)) != 0;  // no branch
+          bool hidden;
+          if constexpr (C.user_score) {
+            hidden = key < visible.begin || key >= visible.end || query >= work.q.length;
+          } else {  // no branches: the tests of all elements stand side by side, for which texts leave no registers
+            hidden = (static_cast<int>(key < visible.begin) | static_cast<int>(key >= visible.end) |
+                      static_cast<int>(query >= work.q.length)) != 0;
+          }
           if constexpr (C.list_elements) {
             hidden = hidden || listed.at(n, half, column);
           } else if constexpr (C.user_mask) {
