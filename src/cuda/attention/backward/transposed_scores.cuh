@@ -90,9 +90,9 @@ struct TransposedScores {
             score = score_of<C, typename User::Score>(score, p, slope, distance(query, key), point);
           }
           bool hidden;
-          if constexpr (C.user_score) {
+          if constexpr (C.user_score || C.warps == 4) {
             hidden = key < visible.begin || key >= visible.end || query >= work.q.length;
-          } else {  // no branches: the tests of all elements stand side by side, for which texts leave no registers
+          } else {  // no branches: the tests of all elements stand side by side, which takes registers
             hidden = (static_cast<int>(key < visible.begin) | static_cast<int>(key >= visible.end) |
                       static_cast<int>(query >= work.q.length)) != 0;
           }
