@@ -47,7 +47,7 @@ struct KeyWork {
     q = sequence.q;
     q_position = sequence.q_position;
     bounds = KeysOfQueries<C>(p, sequence, keys, 0);
-    find_rows();
+    find_rows(QueriesOfKeys<C>(p, sequence, keys, first_key));
     return true;
   }
 
@@ -71,32 +71,16 @@ struct KeyWork {
   }
 
  private:
-  // A row's interval moves monotonically with the row: the rows that see any of the keys are the inverse interval.
-  __device__ __forceinline__ void find_rows() {
+  // Both ends of a key's interval of rows move monotonically with the key.
+  __device__ __forceinline__ void find_rows(const QueriesOfKeys<C>& rows) {
     first_tile = tiles = 0;
     const int end = end_key();
     if (first_key >= end) return;
-    const int first = first_row([&](const Interval& seen) { return seen.end > first_key; });
-    const int behind = first_row([&](const Interval& seen) { return seen.begin >= end; });
+    const int first = rows.of(first_key).begin;
+    const int behind = rows.of(end - 1).end;
     if (first >= behind) return;
     first_tile = first / C.tile_q;
     tiles = divide_up(behind, C.tile_q) - first_tile;
-  }
-  /// The first row that a property holds for; it holds for all behind.
-  template <class Holds>
-  __device__ __forceinline__ int first_row(Holds holds) const {
-    int low = 0;
-    int high = q.length;
-#pragma unroll 1
-    while (low < high) {
-      const int middle = low + (high - low) / 2;
-      if (holds(bounds.of(middle))) {
-        high = middle;
-      } else {
-        low = middle + 1;
-      }
-    }
-    return low;
   }
 };
 

@@ -126,7 +126,11 @@ struct BwdWgmma : BwdProducer<Side> {
 
  protected:
   // Asked for again rather than kept, since registers are short.
-  static __device__ __forceinline__ int thread_again() { return ptx::afresh(static_cast<int>(threadIdx.x)); }
+  static __device__ __forceinline__ int thread_again() {
+    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(thread >= 0);  // else remainders take three instructions more
+    return thread;
+  }
   static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
   static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
 
@@ -256,11 +260,10 @@ struct BwdWgmma : BwdProducer<Side> {
   // barrier of tile i − 1.
   __device__ __forceinline__ void share_gradients(const Operand& gradients, int i) const {
     using Keys = typename Base::GradientTile;
-    const u32 to = this->gradients_at(i);
     const int thread = thread_again();
-    const int key = thread / 32 * 16 + thread % 16;
+    const u32 to = this->gradients_at(i) + Keys::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
 #pragma unroll
-    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(to + Keys::at(key, 2 * k + thread % 32 / 16), gradients[k]);
+    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(Keys::chunk_pair(to, k), gradients[k]);
     ptx::fence_async_proxy();
   }
   // dQ = dS·K of a tile, half of the rows or of the columns for each group.
