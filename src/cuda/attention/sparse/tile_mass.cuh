@@ -188,6 +188,7 @@ struct TileMass {
       for (int half = 0; half < 2; ++half) {
         const int query = work.block.first_row + row_of(m, half);
         const Interval visible = bounds.of(query);
+        const bool weighs = relative.origin[m][half] != kInfinity;
         const Distances distances(work.sequence, keys, work.block.first_row, first + lane % 4 * 2);
         const float near = distances.near_of(query);
         float slope = 0.0F;
@@ -206,7 +207,8 @@ struct TileMass {
             } else {
               difference = __fmaf_rn(product, relative.scale, -relative.origin[m][half]);
             }
-            bool sees = key >= visible.begin && key < min(visible.end, end);
+            // A row that weighs nothing is left out, not multiplied: a key may be NaN.
+            bool sees = weighs && key >= visible.begin && key < min(visible.end, end);
             if constexpr (C.user_mask) sees = sees && !hidden.at(half, n, i);
             if (sees) weight[m][half] += ptx::exp2(difference * relative.unit);
           }
