@@ -83,9 +83,9 @@ class SkipState {
   void set_ranges(std::span<const TokenRange> must_do, std::span<const TokenRange> must_skip);
 
   /// Binds what step `step` reads and writes: the list, the memory, thresholds, ranges. Step 0 begins anew, on a GPU in
-  /// the order of `stream`, which is to be the run's. The run
-  /// that follows moves the state on; if it fails or is interrupted, reset() is due. Throws Error for a step below
-  /// next_step() or beyond the run. The bindings are valid as long as the state, until reshape() and load().
+  /// the order of `stream`, which is to be the run's. The run that follows moves the state on; if it fails or is
+  /// interrupted, reset() is due. Throws Error for a step below next_step() or beyond the run. The bindings are valid
+  /// as long as the state, until reshape() and load().
   void bind(std::int64_t step, Bindings& bindings, Stream stream = {});
 
   /// Share of the tiles that the next step computes, 0 to 1; 0 where there are none.

@@ -206,14 +206,14 @@ TESSERA_API int tessera_violation_of(int32_t status, char* slot, size_t size, si
 /* A list of tiles that lives across the steps of a diffusion run: tessera/skip_state.h, docs/skip-state.md. */
 TESSERA_API int tessera_skip_state_create(const tessera_problem* problem, const tessera_skip_options* options,
                                           tessera_skip_state** state);
+/* The same in a GPU's memory. */
+TESSERA_API int tessera_skip_state_create_on(const tessera_problem* problem, const tessera_skip_options* options,
+                                             int device_index, tessera_skip_state** state);
 TESSERA_API int tessera_skip_state_reset(tessera_skip_state* state);
 TESSERA_API int tessera_skip_state_reshape(tessera_skip_state* state, const tessera_problem* problem);
 TESSERA_API int tessera_skip_state_set_ranges(tessera_skip_state* state, const tessera_token_range* must_do,
                                               size_t must_do_count, const tessera_token_range* must_skip,
                                               size_t must_skip_count);
-/* The same in a GPU's memory. */
-TESSERA_API int tessera_skip_state_create_on(const tessera_problem* problem, const tessera_skip_options* options,
-                                             int device_index, tessera_skip_state** state);
 /* Binds what the step reads and writes; 0 begins anew. The state must outlive the bindings' runs. On a GPU in the order
  * of its default stream, or of another one's. */
 TESSERA_API int tessera_skip_state_bind(tessera_skip_state* state, int64_t step, tessera_bindings* bindings);

@@ -42,8 +42,8 @@ class Features:
         self.wishes = wishes
         self.drops_residual = drops_residual
 
-    def with_field(self, name: str, value: Any) -> Features:
-        fields = {**self.fields, name: value}
+    def with_fields(self, **more: Any) -> Features:
+        fields = {**self.fields, **more}
         return Features(fields, self.out, self.threads, self.wishes, self.drops_residual)
 
     @property
@@ -113,20 +113,19 @@ def with_lse(features: Features) -> Features:
     """The same, and the LSE is written."""
     if features.lse:
         return features
-    return features.with_field("lse", True)
+    return features.with_fields(lse=True)
 
 
 @lru_cache(maxsize=1024)
 def with_residual(features: Features) -> Features:
     """The same, and what rounding the output lost is written, or read by a backward."""
-    return features if "residual" in features.fields else features.with_field("residual", True)
+    return features if "residual" in features.fields else features.with_fields(residual=True)
 
 
 @lru_cache(maxsize=1024)
 def with_skip(features: Features, block: tuple[int, int], skip: tuple[str, bool, int]) -> Features:
     """The same for a skip state's list."""
-    fields = {**features.fields, "block_q": block[0], "block_kv": block[1], "list": "bitmask", "skip": skip}
-    return Features(fields, features.out, features.threads, features.wishes, features.drops_residual)
+    return features.with_fields(block_q=block[0], block_kv=block[1], list="bitmask", skip=skip)
 
 
 def _window(causal: bool, window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None] | None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import cost, function
-from .arguments import asked_of, decode_summary, refuse_bad_tensors, seed_of, summary_of
+from .arguments import Given, asked_of, decode_summary, refuse_bad_tensors, seed_of, summary_of
 from .decode import decode
 from .faults import agree
 from .gather import Gather
@@ -188,7 +188,7 @@ class ContextParallel:
         }
         q, k, v = _autocast(q, k, v)
         masks = (causal, window, attention_chunk)
-        self._compare(q, k, v, masks, options, alibi_slopes, sinks, seed, return_lse)
+        self._compare(Given(q, k, v, masks, options, alibi_slopes, sinks, seed, return_lse))
         asked = asked_of(masks, options, alibi_slopes, sinks, self.layout.packed, q.shape[-2], keep_residual)
         if dropout:
             asked = asked._replace(seed=seed_of(self.team, seed))
@@ -280,12 +280,12 @@ class ContextParallel:
         inner = self.team.inner.size if self.team.outer is not None else 1
         return cost.choose(mask, self.layout, shape, machine, inner, self._memory_limit)
 
-    def _compare(self, q: Tensor, k: Tensor, v: Tensor, *told: Any) -> None:
+    def _compare(self, given: Given) -> None:
         """Raises on every rank what any rank is refused for, and where they disagree."""
-        failure = refuse_bad_tensors(self.layout, self.rank, q, k, v, *told)
+        failure = refuse_bad_tensors(self.layout, self.rank, given)
         if failure is not None and (self._checks == "never" or self.ranks == 1):
             raise failure
-        summary, key = summary_of(self, q, k, v, *told) if failure is None else ({}, None)
+        summary, key = summary_of(self, given) if failure is None else ({}, None)
         self._settle(summary, key, failure)
 
     def _settle(self, summary: dict[str, str], key: Any, failure: Exception | None = None) -> None:

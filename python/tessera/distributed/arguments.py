@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,21 @@ if TYPE_CHECKING:
     from .api import ContextParallel
 
 Masks = tuple[bool, "tuple[int | None, int | None] | None", int]  # causal, window, attention_chunk
+
+
+class Given(NamedTuple):
+    """The arguments of a call on this rank, as they came. options: keywords of `tessera.attention` that are no tensors
+    and no mask of positions."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    masks: Masks
+    options: dict[str, Any]
+    slopes: Tensor | None
+    sinks: Tensor | None
+    seed: Any
+    return_lse: bool
 
 
 def mask_of(masks: Masks) -> Mask:
@@ -50,19 +65,9 @@ def asked_of(
     )
 
 
-def refuse_bad_tensors(
-    layout: Layout,
-    rank: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    masks: Masks,
-    options: dict[str, Any],
-    slopes: Tensor | None,
-    sinks: Tensor | None,
-    *_: Any,
-) -> Exception | None:
+def refuse_bad_tensors(layout: Layout, rank: int, given: Given) -> Exception | None:
     """What this rank's own arguments are refused for."""
+    q, k, v, masks, options, slopes, sinks, *_ = given
     rank_of, rows = (3, layout.rows(rank)) if layout.packed else (4, layout.rows(rank))
     at = 0 if layout.packed else 1
     want = f"(rows, heads, dim) with {rows} rows" if layout.packed else f"(batch, rows, heads, dim) with {rows} rows"
@@ -97,19 +102,9 @@ def refuse_bad_tensors(
     return None
 
 
-def summary_of(
-    cp: ContextParallel,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    masks: Masks,
-    options: dict[str, Any],
-    slopes: Tensor | None,
-    sinks: Tensor | None,
-    seed: Any,
-    return_lse: bool,
-) -> tuple[dict[str, str], Any]:
+def summary_of(cp: ContextParallel, given: Given) -> tuple[dict[str, str], Any]:
     """(argument by argument what must be the same on every rank, a key of all of it but the seed)."""
+    q, k, v, masks, options, slopes, sinks, seed, return_lse = given
     layout = cp.layout
     lengths = hashlib.sha256(repr(layout.lengths).encode()).hexdigest()[:16]
     found = {

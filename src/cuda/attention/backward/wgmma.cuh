@@ -33,9 +33,9 @@ struct BwdWgmma : BwdProducer<Side> {
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
-  // One of RowValues' arrays, of a tile, as far as registers have room for it ahead of its use; as Side::values().
+  // Column groups of 8 whose LSE and δ are loaded ahead of their use: as many as registers have room for.
   static constexpr int ahead = groups == 1 || columns > 96 ? 4 : columns / 8;
-  using Values = float2[ahead];
+  using Values = float2[ahead];                                    // of one of RowValues' arrays
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
 
   /// See BwdProducer::run.

@@ -77,20 +77,20 @@ __device__ __forceinline__ u32* list_window(char* memory) {
   return list_ring<C>(memory, C.list_rings());
 }
 
-/// Of a list that moves on by mma.sync: what the warps say of four tiles, which one of them brings together behind the
-/// next barrier; and whether the masses of any row are unknown.
+/// Of a list that moves on by mma.sync: what the warps have measured of four tiles, which one of them brings together
+/// behind the next barrier; and whether the masses of any row are unknown.
 template <FwdConfig C, bool moves = C.skip != Skip::none>
-struct SaidOfTiles {};
+struct MeasuredTiles {};
 template <FwdConfig C>
-struct SaidOfTiles<C, true> {
-  float said[2][C.warps][4];
+struct MeasuredTiles<C, true> {
+  float measured[2][C.warps][4];
   int blocks[2][4];  // key blocks; −1 for none
   int unknown;
 };
 
 /// Of products by mma.sync: in front of the block's memory, with the barriers of the rings of keys and of values.
 template <FwdConfig C>
-struct BlockMemory : SharedWork<C>, SaidOfTiles<C> {
+struct BlockMemory : SharedWork<C>, MeasuredTiles<C> {
   u64 barriers[C.uses_tma() ? 4 * C.stages : 1];
   ListPosition collected;  // of a list's granules
 

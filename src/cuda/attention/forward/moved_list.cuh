@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a forward by mma.sync moves a skip state on. Barriers of the block lie between its tiles, so that one warp brings
-// together what all said of four tiles when four more have been walked.
+// together what all measured of four tiles when four more have been walked.
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
@@ -106,19 +106,19 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
     const int four = measure.walked / 4 - 1;
     if (warp() == 0 && four > 0) bring_together(four - 1);
     if (lane() >= 4) return;
-    memory->said[four & 1][warp()][lane()] = value;
+    memory->measured[four & 1][warp()][lane()] = value;
     if (warp() == 0) memory->blocks[four & 1][lane()] = block;
   }
-  // By one warp, behind a barrier that all have reached since they said it.
+  // By one warp, behind a barrier that all have reached since they measured it.
   __device__ __forceinline__ void bring_together(int four) const {
     if (lane() >= 4) return;
     const BlockMemory<C>& work = *memory;
     const int block = work.blocks[four & 1][lane()];
     if (block < 0) return;
-    float all = work.said[four & 1][0][lane()];
+    float all = work.measured[four & 1][0][lane()];
 #pragma unroll
     for (int other = 1; other < C.warps; ++other) {
-      const float value = work.said[four & 1][other][lane()];
+      const float value = work.measured[four & 1][other][lane()];
       all = C.skip == Skip::mass ? all + value : fmaxf(all, value);
     }
     const SkipRow row(*params, work.block);

@@ -94,10 +94,10 @@ __device__ __forceinline__ int rows_of_tile(const Work& work) {
   return min(static_cast<int>(work.sequence.q.length) - work.block.first_row, C.tile_q);
 }
 
-/// Moves a row tile's row of the list on, by a warp, from what each warp's rows said: (warp, key block). `wait()`:
+/// Moves a row tile's row of the list on, by a warp, from what each warp's rows measured: (warp, key block). `wait()`:
 /// until they have; what is read before is known by then.
 template <FwdConfig C, class Work, class Wait>
-__device__ __forceinline__ void move_list_by_partials(const AttentionParams& p, const Work& work, const float* said,
+__device__ __forceinline__ void move_list_by_partials(const AttentionParams& p, const Work& work, const float* measured,
                                                       int lane, Wait wait) {
   const SkipRow row(p, work.block);
   const int rows = rows_of_tile<C>(work);
@@ -109,10 +109,10 @@ __device__ __forceinline__ void move_list_by_partials(const AttentionParams& p, 
   for (int word = 0; word < p.list.words; ++word) {
     if (word > 0) before = row.template read<C>(word, lane);
     row.template move_word<C>(word, before, work.tiles, unknown, lane, [&](int block) -> int {
-      float all = __ldcg(said + block);
+      float all = __ldcg(measured + block);
 #pragma unroll
       for (int warp = 1; warp < C.warps; ++warp) {
-        const float other = __ldcg(said + warp * p.list.key_blocks + block);
+        const float other = __ldcg(measured + warp * p.list.key_blocks + block);
         all = C.skip == Skip::mass ? all + other : fmaxf(all, other);
       }
       return C.skip == Skip::mass ? code_of_squares(all, rows) : static_cast<int>(all > row.threshold);

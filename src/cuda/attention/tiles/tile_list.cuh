@@ -35,8 +35,8 @@ constexpr Skip skip_of(const Config& c) {
   return Skip::none;
 }
 
-/// Whether the tiles are walked from the last to the first, of lists where that is said at run time.
-template <bool said>
+/// Whether the tiles are walked from the last to the first, of lists where that is decided at run time.
+template <bool at_run_time>
 struct WalkDirection {
   static constexpr bool descends = false;
 };
