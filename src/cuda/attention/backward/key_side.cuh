@@ -82,28 +82,46 @@ struct KeySide {
 
   struct OwnValues {};
   static __device__ __forceinline__ OwnValues own_values(int /*warp_row*/, int /*lane*/) { return {}; }
-  /// LSE, δ and weights of a tile's rows to shared memory, by a warp; behind the end of a sequence zeros, which nobody
-  /// sees. Whether Q or dO of a row may hold what is not finite: where they do, its LSE or its δ is not finite either;
-  /// of rows behind the end nothing is known.
-  __device__ __forceinline__ bool load_values(const Tile& tile, u32 to, int lane) const {
-    const RowValues& values = params.values;
+  static_assert(C.tile_q % 32 == 0);
+  static constexpr int kArrays = B.sink ? 3 : 2;  // of RowValues that are read
+  /// LSE, δ and weights of every 32nd row of a tile.
+  struct Values {
+    float of[kArrays][C.tile_q / 32];
+    bool finite;
+  };
+  /// Those of a tile's rows, by a warp; behind the end of a sequence zeros, which nobody sees.
+  __device__ __forceinline__ Values load_values(const Tile& tile, int lane) const {
+    const RowValues& from = params.values;
+    const float* const arrays[3] = {from.lse, from.delta, from.weight};
     const i64 first =
-        (work.first_head + tile.head) * values.rows + first_value(params.forward, work.q, work.batch) + tile.first;
-    bool finite = tile.first + C.tile_q <= work.q.length;
-    const auto load = [&](const float* from, int array) {
+        (work.first_head + tile.head) * from.rows + first_value(params.forward, work.q, work.batch) + tile.first + lane;
+    Values values;
+    values.finite = tile.first + C.tile_q <= work.q.length;
 #pragma unroll
-      for (int row = lane; row < C.tile_q; row += 32) {
-        const float value = tile.first + row < work.q.length ? from[first + row] : 0.0F;
-        finite = finite && fabsf(value) < kInfinity;
-        ptx::store_shared_4(to + (array * C.tile_q + row) * 4, __float_as_uint(value));
+    for (int array = 0; array < kArrays; ++array) {
+#pragma unroll
+      for (int n = 0; n < C.tile_q / 32; ++n) {
+        const bool is_row = tile.first + n * 32 + lane < work.q.length;
+        values.of[array][n] = is_row ? arrays[array][first + n * 32] : 0.0F;
       }
-    };
-    load(values.lse, 0);
-    load(values.delta, 1);
-    if constexpr (B.sink) {
-      load(values.weight, 2);
-    } else if constexpr (B.has_weights()) {
-      for (int row = lane; row < C.tile_q; row += 32) ptx::store_shared_4(to + (2 * C.tile_q + row) * 4, 0x3f800000U);
+    }
+    return values;
+  }
+  /// Puts them into shared memory. Whether Q or dO of a row may hold what is not finite: where they do, its LSE or its δ
+  /// is not finite either; of rows behind the end nothing is known.
+  __device__ __forceinline__ bool store_values(const Values& values, u32 to, int lane) const {
+    bool finite = values.finite;
+#pragma unroll
+    for (int n = 0; n < C.tile_q / 32; ++n) {
+#pragma unroll
+      for (int array = 0; array < kArrays; ++array) {
+        const float value = values.of[array][n];
+        if (array < 2) finite = finite && fabsf(value) < kInfinity;
+        ptx::store_shared_4(to + (array * C.tile_q + n * 32 + lane) * 4, __float_as_uint(value));
+      }
+      if constexpr (B.has_weights() && !B.sink) {
+        ptx::store_shared_4(to + (2 * C.tile_q + n * 32 + lane) * 4, 0x3f800000U);
+      }
     }
     return !__all_sync(kAllLanes, finite);
   }

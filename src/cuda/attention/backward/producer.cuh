@@ -192,10 +192,11 @@ struct BwdProducer {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const auto tile = side.describe(tile_of(i));
+      const auto values = side.load_values(tile, lane);  // they come while the stage is still read
       stream().wait_empty(i);
       auto& described = memory.tiles[i % B.stages];
       if (lane == 0) described = tile;
-      const bool may_be_non_finite = side.load_values(tile, values_at(i), lane);
+      const bool may_be_non_finite = side.store_values(values, values_at(i), lane);
       if (B.adds_queries() && i == 0) replaced = own_replaced();
       if (lane == 0) described.may_be_non_finite = may_be_non_finite;
       if (lane == 0 && replaced) described.hides = true;

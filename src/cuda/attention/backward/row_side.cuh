@@ -83,7 +83,11 @@ struct RowSide {
     return {{{upper.lse, lower.lse}, {upper.delta, lower.delta}, {upper.weight, lower.weight}}};
   }
   /// LSE and δ stay in registers. They cannot tell of keys that are not finite; who computes looks for these.
-  __device__ __forceinline__ bool load_values(const Tile& /*tile*/, u32 /*to*/, int /*lane*/) const { return true; }
+  struct Values {};
+  __device__ __forceinline__ Values load_values(const Tile& /*tile*/, int /*lane*/) const { return {}; }
+  __device__ __forceinline__ bool store_values(const Values& /*values*/, u32 /*to*/, int /*lane*/) const {
+    return true;
+  }
   template <class NonFinite>
   __device__ __forceinline__ void poison(const NonFinite& /*keys*/, u32 /*values*/, int /*lane*/) const {}
   /// One of RowValues' arrays, of two rows; at() picks that of element `e` of a tile of 8 columns.
