@@ -97,10 +97,10 @@ struct ValueRole : BwdWgmma<Side, false, true> {
   __device__ __forceinline__ void find_weights(Operand& weights, Scores& s, float scale,
                                                const typename Base::Values& lse, int i,
                                                const typename Base::Kept& kept) const {
-    this->template exponentiate<hides>(s, scale, lse, {}, i);
+    this->template exponentiate<hides>(s, scale, lse, {}, i, 0, Base::in_front);
     ProbabilityExchange::put(s, this->probabilities_at(i), i, Base::thread_again() % 128);
     Operand none;
-    this->template find_operands<hides>(weights, none, s, s, s, {}, lse, i, kept);
+    this->template find_operands<hides>(weights, none, s, s, s, {}, lse, i, kept, [](int) {});
   }
 };
 
@@ -137,9 +137,9 @@ struct KeyRole : BwdWgmma<Side, true, false> {
         if (hides) {
           checks().wait(i);
           this->template load_values<Base::kDelta>(delta, {}, i);
-          this->template find_operands<true>(none, gradients, s, ds, s, {}, delta, i, kept);
+          this->template find_operands<true>(none, gradients, s, ds, s, {}, delta, i, kept, [](int) {});
         } else {
-          this->template find_operands<false>(none, gradients, s, ds, s, {}, delta, i, kept);
+          this->template find_operands<false>(none, gradients, s, ds, s, {}, delta, i, kept, [](int) {});
         }
         begin_outputs<B.type, StreamQk>(dk, gradients, tile_qk);
         if (i + 1 == count) break;

@@ -33,7 +33,10 @@ struct BwdWgmma : BwdProducer<Side> {
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
-  // Column groups of 8 whose LSE and δ are loaded ahead of their use: as many as registers have room for.
+  // Of a tile's column groups of 8, those whose exponentials run beside the products of dP. Those of the others run
+  // beside the arithmetic of dS, which leaves the special function units idle.
+  static constexpr int in_front = finds_qk ? columns / 16 : columns / 8;
+  // Column groups whose LSE and δ are loaded ahead of their use: as many as registers have room for.
   static constexpr int ahead = groups == 1 || columns > 96 ? 4 : columns / 8;
   using Values = float2[ahead];                                    // of one of RowValues' arrays
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
@@ -69,6 +72,8 @@ struct BwdWgmma : BwdProducer<Side> {
         const bool hides = tile(i).hides;
         Values lse, delta;
         load_values<kLse>(lse, own, i);
+        u32 share_to = 0;
+        if constexpr (B.adds_queries()) share_to = shared_gradients(i);
         ptx::wgmma_wait<finds_qk ? 1 : 0>();
         settle(s);
         Scores chain;  // see score_gradient()
@@ -78,9 +83,9 @@ struct BwdWgmma : BwdProducer<Side> {
           checks().wait(i);
           load_values<kLse>(lse, own, i);  // NaN where the check has found a row that is not finite
           if constexpr (B.adds_queries()) poison_own(s);
-          exponentiate<true>(s, scale, lse, own, i);
+          exponentiate<true>(s, scale, lse, own, i, 0, in_front);
         } else {
-          exponentiate<false>(s, scale, lse, own, i);
+          exponentiate<false>(s, scale, lse, own, i, 0, in_front);
         }
         if constexpr (finds_qk) {
           load_values<kDelta>(delta, own, i);
@@ -91,12 +96,16 @@ struct BwdWgmma : BwdProducer<Side> {
         // Packed once no product runs: the assembler would let one that takes registers wait for those before it.
         Operand weights, gradients;
         if (hides) {
-          find_operands<true>(weights, gradients, s, ds, chain, own, delta, i, kept);
+          exponentiate<true>(s, scale, lse, own, i, in_front, columns / 8);
+          if constexpr (B.keeps_queries()) poison(s, i);
+          find_operands<true>(weights, gradients, s, ds, chain, own, delta, i, kept, [](int) {});
         } else {
-          find_operands<false>(weights, gradients, s, ds, chain, own, delta, i, kept);
+          find_operands<false>(weights, gradients, s, ds, chain, own, delta, i, kept, [&](int k) {
+            if (in_front + k < columns / 8) exponentiate<false>(s, scale, lse, own, i, in_front + k, in_front + k + 1);
+          });
         }
         scheduler_barrier_sync();
-        if constexpr (B.adds_queries()) share_gradients(gradients, i);
+        if constexpr (B.adds_queries()) share_gradients(gradients, share_to);
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
@@ -104,17 +113,19 @@ struct BwdWgmma : BwdProducer<Side> {
           begin_queries(ds, i);
         }
         if constexpr (finds_qk) begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
+        if (i + 1 < count) stream().wait(i + 1);
         if constexpr (B.adds_queries()) stage_queries(ds, i);
         if (i + 1 == count) break;
         tile_qk = ptx::uniform(qk_at(i + 1));
-        stream().wait(i + 1);
         if constexpr (finds_qk && finds_ov && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
         begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
+        if constexpr (B.adds_queries()) publish_queries(i);
         ptx::wgmma_wait<1>();  // those of dS too
         if constexpr (finds_qk) begin_gradients(ds, tile_qk);
         scheduler_barrier_arrive();
         release(i);
       }
+      if constexpr (B.adds_queries()) publish_queries(count - 1);
       scheduler_barrier_arrive();
       ptx::wgmma_wait<0>();
       if constexpr (finds_qk) settle(dqk);
@@ -185,13 +196,13 @@ struct BwdWgmma : BwdProducer<Side> {
     return side.template values<array>(own, values_at(i), n, lane);
   }
   // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
-  // what is only small; LSE of a hidden row may be NaN.
+  // what is only small; LSE of a hidden row may be NaN. `first` to `last`: column groups of 8.
   template <bool hides>
-  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Values& lse, const OwnValues& own,
-                                               int i) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Values& lse, const OwnValues& own, int i,
+                                               int first, int last) const {
     const int lane = lane_again();
 #pragma unroll
-    for (int n = 0; n < columns / 8; ++n) {
+    for (int n = first; n < last; ++n) {
       const float2 of_tile = value<kLse>(lse, own, i, n, lane);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
@@ -207,16 +218,16 @@ struct BwdWgmma : BwdProducer<Side> {
     return __float_as_uint(probability) == 0x80000000U;
   }
   // From P and dP to P and dS as operands of products. What is hidden is selected and not multiplied: a hidden key's V,
-  // or a hidden row's dO, may be NaN.
-  template <bool hides>
+  // or a hidden row's dO, may be NaN. beside(k) is computed in front of step k.
+  template <bool hides, class Beside>
   __device__ __forceinline__ void find_operands(Operand& weights, Operand& gradients, Scores& s, const Scores& ds,
                                                 const Scores& chain, const OwnValues& own, const Values& delta, int i,
-                                                const Kept& kept) const {
+                                                const Kept& kept, Beside beside) const {
     const int lane = lane_again();
     const u32 from = values_at(i);
-    if constexpr (hides && B.keeps_queries()) poison(s, i, lane);
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) {
+      beside(k);
       float weighted[2][4], gradient[2][4];
 #pragma unroll
       for (int n = 2 * k; n < 2 * k + 2; ++n) {
@@ -240,9 +251,10 @@ struct BwdWgmma : BwdProducer<Side> {
     }
   }
   // Probabilities of a tile's keys that are not finite.
-  __device__ __forceinline__ void poison(Scores& s, int i, int lane) const {
+  __device__ __forceinline__ void poison(Scores& s, int i) const {
     const NonFinite* keys = this->non_finite(i);
     if (keys == nullptr) return;
+    const int lane = lane_again();
     for_each([&](int n, int e) {
       float& element = s.tile[0][n][e];
       if (!is_hidden(element) && keys->of(n * 8 + lane % 4 * 2 + e % 2) != 0) element = kNaN;
@@ -252,19 +264,21 @@ struct BwdWgmma : BwdProducer<Side> {
   __device__ __forceinline__ void keep_in_front_of_wait(const Scores& s, int count) const {
     u32 bits = 0;  // of the last, before which the assembler leaves the others
 #pragma unroll
-    for (const float element : s.tile[0][columns / 8 - 1]) bits |= __float_as_uint(element);
+    for (const float element : s.tile[0][in_front - 1]) bits |= __float_as_uint(element);
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
   }
   // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
   // would be slow. The buffer is free, because a group ended its products of tile i − 2 before it arrived at the
   // barrier of tile i − 1.
-  __device__ __forceinline__ void share_gradients(const Operand& gradients, int i) const {
-    using Keys = typename Base::GradientTile;
-    const int thread = thread_again();
-    const u32 to = this->gradients_at(i) + Keys::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
+  __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
 #pragma unroll
-    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(Keys::chunk_pair(to, k), gradients[k]);
+    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(Base::GradientTile::chunk_pair(to, k), gradients[k]);
     ptx::fence_async_proxy();
+  }
+  // Where a thread's rows of 16 bytes of dS begin.
+  __device__ __forceinline__ u32 shared_gradients(int i) const {
+    const int thread = thread_again();
+    return this->gradients_at(i) + Base::GradientTile::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
   }
   // dQ = dS·K of a tile, half of the rows or of the columns for each group.
   __device__ __forceinline__ void begin_queries(Scores& dq, int i) const {
@@ -280,19 +294,21 @@ struct BwdWgmma : BwdProducer<Side> {
     begin_transposed<B.type, SharedTile<B.type, Keys::rows, 64>, OwnQk, part>(
         dq, ptx::uniform(to + rows * Keys::panel_bytes), ptx::uniform(keys));
   }
-  // Stages dQ of a tile in shared memory, for the warp that has it added to the sums: four columns of every eight of
-  // the group's part a thread.
+  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread.
   __device__ __forceinline__ void stage_queries(Scores& dq, int i) const {
+    const int group = this->warp() / 4;
+    this->query_sums().wait_empty(i * groups + group);
+    const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
     ptx::wgmma_wait<1>();  // the products of dK are still under way
     settle(dq);
-    const int group = this->warp() / 4;
-    const int use = i * groups + group;
-    this->query_sums().wait_empty(use);
-    const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
 #pragma unroll
     for (int n = 0; n < Base::query_columns / 8; ++n) ptx::store_shared_16(to + n * 2048, dq.tile[0][n]);
+  }
+  // Hands it to the warp that has it added to the sums.
+  __device__ __forceinline__ void publish_queries(int i) const {
     ptx::fence_async_proxy();
     __syncwarp();
+    const int use = i * groups + this->warp() / 4;  // warp() is a shuffle: not behind the branch
     if (lane_again() == 0) this->query_sums().publish(use);
   }
   static constexpr int kGradientBarrier = 3;
