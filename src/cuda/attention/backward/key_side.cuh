@@ -82,11 +82,11 @@ struct KeySide {
 
   struct OwnValues {};
   static __device__ __forceinline__ OwnValues own_values(int /*warp_row*/, int /*lane*/) { return {}; }
-  static_assert(C.tile_q % 32 == 0);
-  static constexpr int kArrays = B.sink ? 3 : 2;  // of RowValues that are read
-  /// LSE, δ and weights of every 32nd row of a tile.
+  static constexpr int kArrays = B.sink ? 3 : 2;             // of RowValues that are read
+  static constexpr int rows_of_lane = (C.tile_q + 31) / 32;  // at most: every 32nd
+  /// LSE, δ and weights of a lane's rows.
   struct Values {
-    float of[kArrays][C.tile_q / 32];
+    float of[kArrays][rows_of_lane];
     bool finite;
   };
   /// Those of a tile's rows, by a warp; behind the end of a sequence zeros, which nobody sees.
@@ -94,33 +94,35 @@ struct KeySide {
     const RowValues& from = params.values;
     const float* const arrays[3] = {from.lse, from.delta, from.weight};
     const i64 first =
-        (work.first_head + tile.head) * from.rows + first_value(params.forward, work.q, work.batch) + tile.first + lane;
+        (work.first_head + tile.head) * from.rows + first_value(params.forward, work.q, work.batch) + tile.first;
     Values values;
     values.finite = tile.first + C.tile_q <= work.q.length;
 #pragma unroll
     for (int array = 0; array < kArrays; ++array) {
 #pragma unroll
-      for (int n = 0; n < C.tile_q / 32; ++n) {
-        const bool is_row = tile.first + n * 32 + lane < work.q.length;
-        values.of[array][n] = is_row ? arrays[array][first + n * 32] : 0.0F;
+      for (int n = 0; n < rows_of_lane; ++n) {
+        const int row = n * 32 + lane;
+        values.of[array][n] = tile.first + row < work.q.length ? arrays[array][first + row] : 0.0F;
       }
     }
     return values;
   }
-  /// Puts them into shared memory. Whether Q or dO of a row may hold what is not finite: where they do, its LSE or its δ
-  /// is not finite either; of rows behind the end nothing is known.
+  /// Puts them into shared memory. Whether Q or dO of a row may hold what is not finite: where they do, its LSE or its
+  /// δ is not finite either; of rows behind the end nothing is known.
   __device__ __forceinline__ bool store_values(const Values& values, u32 to, int lane) const {
     bool finite = values.finite;
 #pragma unroll
-    for (int n = 0; n < C.tile_q / 32; ++n) {
+    for (int n = 0; n < rows_of_lane; ++n) {
+      const int row = n * 32 + lane;
+      if (C.tile_q % 32 != 0 && row >= C.tile_q) break;
 #pragma unroll
       for (int array = 0; array < kArrays; ++array) {
         const float value = values.of[array][n];
         if (array < 2) finite = finite && fabsf(value) < kInfinity;
-        ptx::store_shared_4(to + (array * C.tile_q + n * 32 + lane) * 4, __float_as_uint(value));
+        ptx::store_shared_4(to + (array * C.tile_q + row) * 4, __float_as_uint(value));
       }
       if constexpr (B.has_weights() && !B.sink) {
-        ptx::store_shared_4(to + (2 * C.tile_q + n * 32 + lane) * 4, 0x3f800000U);
+        ptx::store_shared_4(to + (2 * C.tile_q + row) * 4, 0x3f800000U);
       }
     }
     return !__all_sync(kAllLanes, finite);
