@@ -94,15 +94,15 @@ struct KeySide {
     const RowValues& from = params.values;
     const float* const arrays[3] = {from.lse, from.delta, from.weight};
     const i64 first =
-        (work.first_head + tile.head) * from.rows + first_value(params.forward, work.q, work.batch) + tile.first;
+        (work.first_head + tile.head) * from.rows + first_value(params.forward, work.q, work.batch) + tile.first + lane;
     Values values;
     values.finite = tile.first + C.tile_q <= work.q.length;
 #pragma unroll
     for (int array = 0; array < kArrays; ++array) {
 #pragma unroll
       for (int n = 0; n < rows_of_lane; ++n) {
-        const int row = n * 32 + lane;
-        values.of[array][n] = tile.first + row < work.q.length ? arrays[array][first + row] : 0.0F;
+        const bool is_row = tile.first + n * 32 + lane < work.q.length;
+        values.of[array][n] = is_row ? arrays[array][first + n * 32] : 0.0F;
       }
     }
     return values;
