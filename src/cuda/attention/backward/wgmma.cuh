@@ -109,6 +109,7 @@ struct BwdWgmma : BwdProducer<Side> {
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
+          ptx::fence_async_proxy();
           discard(ds);
           begin_queries(ds, i);
         }
@@ -273,7 +274,6 @@ struct BwdWgmma : BwdProducer<Side> {
   __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(Base::GradientTile::chunk_pair(to, k), gradients[k]);
-    ptx::fence_async_proxy();
   }
   // Where a thread's rows of 16 bytes of dS begin.
   __device__ __forceinline__ u32 shared_gradients(int i) const {
