@@ -104,6 +104,8 @@ struct BwdWgmma : BwdProducer<Side> {
             if (in_front + k < columns / 8) exponentiate<false>(s, scale, lse, own, i, in_front + k, in_front + k + 1);
           });
         }
+        [[maybe_unused]] QueryOperands operands;  // found here: no product can begin before its descriptor is known
+        if constexpr (B.adds_queries()) operands = query_operands(i);
         scheduler_barrier_sync();
         if constexpr (B.adds_queries()) share_gradients(gradients, share_to);
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
@@ -111,7 +113,7 @@ struct BwdWgmma : BwdProducer<Side> {
         if constexpr (B.adds_queries()) {
           ptx::fence_async_proxy();
           discard(ds);
-          begin_queries(ds, i);
+          begin_queries(ds, operands);
         }
         if constexpr (finds_qk) begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
         if (i + 1 < count) stream().wait(i + 1);
@@ -280,19 +282,23 @@ struct BwdWgmma : BwdProducer<Side> {
     const int thread = thread_again();
     return this->gradients_at(i) + Base::GradientTile::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
   }
-  // dQ = dS·K of a tile, half of the rows or of the columns for each group.
-  __device__ __forceinline__ void begin_queries(Scores& dq, int i) const {
-    using Keys = typename Base::GradientTile;
-    const u32 to = this->gradients_at(i);
-    ptx::barrier_sync(kGradientBarrier, B.threads());
+  // Where the group's operands of dQ = dS·K of a tile lie: half of the rows or of the columns for each group.
+  struct QueryOperands {
+    u32 gradients, keys;
+  };
+  __device__ __forceinline__ QueryOperands query_operands(int i) const {
     constexpr int part = Base::query_columns;
     constexpr int in_panel = OwnQk::panel_columns / part;  // parts that share a panel
     const int group = this->warp() / 4;
     const int rows = part == B.d ? group : 0;  // a panel of 64
     const int columns = part == B.d ? 0 : group;
     const u32 keys = own_qk() + columns / in_panel * OwnQk::panel_bytes + columns % in_panel * part * bytes_of(B.type);
-    begin_transposed<B.type, SharedTile<B.type, Keys::rows, 64>, OwnQk, part>(
-        dq, ptx::uniform(to + rows * Keys::panel_bytes), ptx::uniform(keys));
+    return {ptx::uniform(this->gradients_at(i) + rows * Base::GradientTile::panel_bytes), ptx::uniform(keys)};
+  }
+  __device__ __forceinline__ void begin_queries(Scores& dq, const QueryOperands& from) const {
+    using Gradients = SharedTile<B.type, Base::GradientTile::rows, 64>;
+    ptx::barrier_sync(kGradientBarrier, B.threads());
+    begin_transposed<B.type, Gradients, OwnQk, Base::query_columns>(dq, from.gradients, from.keys);
   }
   // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread.
   __device__ __forceinline__ void stage_queries(Scores& dq, int i) const {
