@@ -41,7 +41,7 @@ struct ProbabilityExchange {
 template <class Side>
 struct ValueRole : BwdWgmma<Side, false, true> {
   using Base = BwdWgmma<Side, false, true>;
-  using Base::B, Base::checks, Base::p, Base::qk_at, Base::side, Base::stream, Base::values_at;
+  using Base::B, Base::checks, Base::p, Base::side, Base::stream, Base::values_at;
   using typename Base::Operand, typename Base::OwnQk, typename Base::Scores, typename Base::StreamOv,
       typename Base::StreamQk;
 
@@ -52,10 +52,10 @@ struct ValueRole : BwdWgmma<Side, false, true> {
     if (count > 0) {
       const float scale = score_scale<B>(p);
       this->await_own();
-      u32 tile_qk = ptx::uniform(qk_at(0));
+      typename Base::ScoreOperands from = this->score_operands(0);
       Scores s;
       stream().wait(0);
-      begin_products(s, tile_qk);
+      begin_products(s, from);
 #pragma unroll 1
       for (int i = 0;; ++i) {
         typename Base::Kept kept;
@@ -74,11 +74,11 @@ struct ValueRole : BwdWgmma<Side, false, true> {
         } else {
           find_weights<false>(weights, s, scale, lse, i, kept);
         }
-        begin_outputs<B.type, StreamOv>(dv, weights, tile_qk + StreamQk::bytes);
+        begin_outputs<B.type, StreamOv>(dv, weights, from.tile_qk + StreamQk::bytes);
         if (i + 1 == count) break;
-        tile_qk = ptx::uniform(qk_at(i + 1));
+        from = this->score_operands(i + 1);
         stream().wait(i + 1);
-        begin_products(s, tile_qk);
+        begin_products(s, from);
         ptx::wgmma_wait<1>();
         this->release(i);
       }
@@ -89,9 +89,9 @@ struct ValueRole : BwdWgmma<Side, false, true> {
   }
 
  private:
-  __device__ __forceinline__ void begin_products(Scores& s, u32 tile_qk) const {
+  __device__ __forceinline__ void begin_products(Scores& s, const typename Base::ScoreOperands& from) const {
     discard(s);
-    begin_scores<B.type, OwnQk, StreamQk>(s, this->template group_rows<OwnQk>(this->own_qk()), tile_qk);
+    begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
   }
   template <bool hides>
   __device__ __forceinline__ void find_weights(Operand& weights, Scores& s, float scale,
@@ -108,7 +108,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
 template <class Side>
 struct KeyRole : BwdWgmma<Side, true, false> {
   using Base = BwdWgmma<Side, true, false>;
-  using Base::B, Base::checks, Base::qk_at, Base::side, Base::stream;
+  using Base::B, Base::checks, Base::side, Base::stream;
   using typename Base::Operand, typename Base::Scores, typename Base::StreamQk;
 
   __device__ __forceinline__ void compute() const {
@@ -117,10 +117,10 @@ struct KeyRole : BwdWgmma<Side, true, false> {
     const int count = side.count();
     if (count > 0) {
       this->await_own();
-      u32 tile_qk = ptx::uniform(qk_at(0));
+      typename Base::ScoreOperands from = this->score_operands(0);
       Scores ds;
       stream().wait(0);
-      this->begin_gradients(ds, tile_qk);
+      this->begin_gradients(ds, from);
 #pragma unroll 1
       for (int i = 0;; ++i) {
         typename Base::Kept kept;
@@ -141,11 +141,11 @@ struct KeyRole : BwdWgmma<Side, true, false> {
         } else {
           this->template find_operands<false>(none, gradients, s, ds, s, {}, delta, i, kept, [](int) {});
         }
-        begin_outputs<B.type, StreamQk>(dk, gradients, tile_qk);
+        begin_outputs<B.type, StreamQk>(dk, gradients, from.tile_qk);
         if (i + 1 == count) break;
-        tile_qk = ptx::uniform(qk_at(i + 1));
+        from = this->score_operands(i + 1);
         stream().wait(i + 1);
-        this->begin_gradients(ds, tile_qk);
+        this->begin_gradients(ds, from);
         ptx::wgmma_wait<1>();
         this->release(i);
       }

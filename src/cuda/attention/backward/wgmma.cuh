@@ -59,10 +59,10 @@ struct BwdWgmma : BwdProducer<Side> {
       const float scale = score_scale<B>(p);
       this->await_own();
       Scores s, ds;
-      u32 tile_qk = ptx::uniform(qk_at(0));
+      ScoreOperands from = score_operands(0);
       stream().wait(0);
-      begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
-      if constexpr (finds_qk) begin_gradients(ds, tile_qk);
+      begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
+      if constexpr (finds_qk) begin_gradients(ds, from);
       if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
 #pragma unroll 1
       for (int i = 0;; ++i) {
@@ -108,23 +108,23 @@ struct BwdWgmma : BwdProducer<Side> {
         if constexpr (B.adds_queries()) operands = query_operands(i);
         scheduler_barrier_sync();
         if constexpr (B.adds_queries()) share_gradients(gradients, share_to);
-        if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, tile_qk + StreamQk::bytes);
+        if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, from.tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
           ptx::fence_async_proxy();
           discard(ds);
           begin_queries(ds, operands);
         }
-        if constexpr (finds_qk) begin_outputs<B.type, StreamQk>(dqk, gradients, tile_qk);
+        if constexpr (finds_qk) begin_outputs<B.type, StreamQk>(dqk, gradients, from.tile_qk);
         if (i + 1 < count) stream().wait(i + 1);
+        from = score_operands(i + 1);  // as early for the same reason
         if constexpr (B.adds_queries()) stage_queries(ds, i);
         if (i + 1 == count) break;
-        tile_qk = ptx::uniform(qk_at(i + 1));
         if constexpr (finds_qk && finds_ov && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
-        begin_scores<B.type, OwnQk, StreamQk>(s, group_rows<OwnQk>(own_qk()), tile_qk);
+        begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
         if constexpr (B.adds_queries()) publish_queries(i);
         ptx::wgmma_wait<1>();  // those of dS too
-        if constexpr (finds_qk) begin_gradients(ds, tile_qk);
+        if constexpr (finds_qk) begin_gradients(ds, from);
         scheduler_barrier_arrive();
         release(i);
       }
@@ -148,16 +148,19 @@ struct BwdWgmma : BwdProducer<Side> {
   static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
   static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
 
-  /// The first of the group's 64 rows of the block's own tile.
-  template <class Tile>
-  __device__ __forceinline__ u32 group_rows(u32 tile) const {
-    return tile + (own_threads > 128 ? this->warp() / 4 * static_cast<int>(Tile::rows_below(64)) : 0);
+  // Where the operands of S and dP of a tile lie: the group's 64 rows of the block's own tiles, and the tile.
+  struct ScoreOperands {
+    u32 own_qk, own_ov, tile_qk;
+  };
+  __device__ __forceinline__ ScoreOperands score_operands(int i) const {
+    const int group = own_threads > 128 ? this->warp() / 4 : 0;
+    return {own_qk() + group * static_cast<int>(OwnQk::rows_below(64)),
+            own_ov() + group * static_cast<int>(OwnOv::rows_below(64)), ptx::uniform(qk_at(i))};
   }
-
   // dP, in the place of dS.
-  __device__ __forceinline__ void begin_gradients(Scores& dp, u32 tile_qk) const {
+  __device__ __forceinline__ void begin_gradients(Scores& dp, const ScoreOperands& from) const {
     discard(dp);
-    begin_scores<B.type, OwnOv, StreamOv>(dp, group_rows<OwnOv>(own_ov()), tile_qk + StreamQk::bytes);
+    begin_scores<B.type, OwnOv, StreamOv>(dp, from.own_ov, from.tile_qk + StreamQk::bytes);
   }
 
   static constexpr int kLse = 0, kDelta = 1, kWeight = 2;  // arrays of RowValues
