@@ -89,13 +89,13 @@ __device__ __forceinline__ void begin_transposed(Accumulator<1, column_tiles>& o
   ptx::wgmma_commit();
 }
 
-/// Begins O += P·V.
-template <Element type, class VTile>
+/// Begins O += P·V, or its steps `first` to `last`, a product's depth of V's rows each.
+template <Element type, class VTile, int first = 0, int last = VTile::rows / depth_of_product(type)>
 __device__ __forceinline__ void begin_outputs(Accumulator<1, VTile::columns / 8>& o,
                                               const u32 (&p)[VTile::rows / depth_of_product(type)][4], u32 values) {
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < VTile::rows / depth_of_product(type); ++k) {
+  for (int k = first; k < last; ++k) {
     ptx::Wgmma<VTile::columns, type>::from_registers(&o.tile[0][0][0], p[k], Descriptor<VTile>::rows(values, k), true);
   }
   ptx::wgmma_commit();

@@ -114,11 +114,17 @@ struct BwdWgmma : BwdProducer<Side> {
           ptx::fence_async_proxy();
           discard(ds);
           begin_queries(ds, operands);
+          // A product that takes registers is begun only when those before it have ended, which holds the warp up: the
+          // stores of dQ run beside dK's first half, which reads little shared memory.
+          constexpr int half = columns / 32;
+          begin_outputs<B.type, StreamQk, 0, half>(dqk, gradients, from.tile_qk);
+          stage_queries(ds, i);
+          begin_outputs<B.type, StreamQk, half>(dqk, gradients, from.tile_qk);
+        } else if constexpr (finds_qk) {
+          begin_outputs<B.type, StreamQk>(dqk, gradients, from.tile_qk);
         }
-        if constexpr (finds_qk) begin_outputs<B.type, StreamQk>(dqk, gradients, from.tile_qk);
         if (i + 1 < count) stream().wait(i + 1);
-        from = score_operands(i + 1);  // as early for the same reason
-        if constexpr (B.adds_queries()) stage_queries(ds, i);
+        from = score_operands(i + 1);
         if (i + 1 == count) break;
         if constexpr (finds_qk && finds_ov && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
         begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
