@@ -61,6 +61,10 @@ struct BwdWgmma : BwdProducer<Side> {
       Scores s, ds;
       ScoreOperands from = score_operands(0);
       stream().wait(0);
+      // Loaded in front of the products, behind whose reads of shared memory they would stand in line.
+      bool hides = tile(0).hides;
+      Values lse, delta;
+      load_values<kLse>(lse, own, 0);
       begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
       if constexpr (finds_qk) begin_gradients(ds, from);
       if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
@@ -68,10 +72,6 @@ struct BwdWgmma : BwdProducer<Side> {
       for (int i = 0;; ++i) {
         Kept kept;
         if constexpr (B.dropout) side.draw(kept, tile(i), warp_row(), lane_again());
-        // Loaded in front of the waits: behind them loads would stand in line with those of the products.
-        const bool hides = tile(i).hides;
-        Values lse, delta;
-        load_values<kLse>(lse, own, i);
         u32 share_to = 0;
         if constexpr (B.adds_queries()) share_to = shared_gradients(i);
         ptx::wgmma_wait<finds_qk ? 1 : 0>();
@@ -126,6 +126,8 @@ struct BwdWgmma : BwdProducer<Side> {
         if (i + 1 < count) stream().wait(i + 1);
         from = score_operands(i + 1);
         if (i + 1 == count) break;
+        hides = tile(i + 1).hides;
+        load_values<kLse>(lse, own, i + 1);
         if constexpr (finds_qk && finds_ov && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
         begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
         if constexpr (B.adds_queries()) publish_queries(i);
