@@ -8,25 +8,10 @@
 #include "cuda/attention/softmax/softmax.cuh"
 #include "cuda/attention/tiles/packed_rows.cuh"
 #include "cuda/attention/tiles/tile_schedule.cuh"
+#include "cuda/tile/quad.cuh"
 #include "shared/config.h"
 
 namespace tessera::cuda {
-
-/// Word i of lane j of four goes to word j of lane i; `lane`: 0 to 3.
-__device__ __forceinline__ void transpose_quad(u32 (&words)[4], int lane) {
-#pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
-    const bool upper = (lane & step) != 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if ((i & step) != 0) continue;
-      u32& kept = words[i];
-      u32& other = words[i + step];
-      const u32 got = __shfl_xor_sync(0xffffffffU, upper ? kept : other, step);
-      (upper ? kept : other) = got;
-    }
-  }
-}
 
 /// What the epilogue asks of a configuration.
 template <class Config>

@@ -41,24 +41,6 @@ __device__ __forceinline__ u32 residual_pair(float first, float second) {
   return __byte_perm(static_cast<u32>(low), static_cast<u32>(high), 0x0040);
 }
 
-/// Each of four lanes has 16 bits of four tiles, of the first two in `low`, of the others in `high`; it gets all 64
-/// bits of the tile of its own number, those of the first lane first. `lane`: 0 to 3.
-__device__ __forceinline__ uint2 gather_quad(u32 low, u32 high, int lane) {
-  const bool upper = (lane & 2) != 0;
-  const bool odd = (lane & 1) != 0;
-  const u32 own = upper ? high : low;  // two tiles, of which one is this lane's
-  const u32 got = __shfl_xor_sync(0xffffffffU, upper ? low : high, 2);
-  const u32 of_lower = upper ? got : own;
-  const u32 of_upper = upper ? own : got;
-  const u32 even_tile = __byte_perm(of_lower, of_upper, 0x5410);
-  const u32 odd_tile = __byte_perm(of_lower, of_upper, 0x7632);
-  const u32 kept = odd ? odd_tile : even_tile;  // of lanes `lane` and the other one of its parity
-  const u32 other = __shfl_xor_sync(0xffffffffU, odd ? even_tile : odd_tile, 1);
-  const u32 of_even = odd ? other : kept;
-  const u32 of_odd = odd ? kept : other;
-  return make_uint2(__byte_perm(of_even, of_odd, 0x5410), __byte_perm(of_even, of_odd, 0x7632));
-}
-
 /// Adds what rounding 8 neighbouring columns lost; `from`: their bytes, aligned to 8.
 template <Element type>
 __device__ __forceinline__ void add_residual(float (&rounded)[8], const signed char* from) {
