@@ -113,7 +113,7 @@ LAYOUTS = {
     "gpu_mma_loader": ("Loaders of `cuda.fwd_mma`", loader_rows),
     "gpu_mma_loader_sm120": ("Loaders of `cuda.fwd_mma` under the plans of SM120", loader_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
-    "gpu_backward": ("Gradients of dense attention beside cuDNN, FlashAttention-4 and FlashAttention-2", gpu_rows),
+    "gpu_backward": ("Gradients of dense attention beside cuDNN and FlashAttention-4", gpu_rows),
     "gpu_backward_lists": ("Gradients by lists of tiles beside dense attention", list_rows),
     "gradient_errors": ("Errors of gradients against double precision", gradient_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),

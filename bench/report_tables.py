@@ -274,7 +274,9 @@ def gpu_rows(rows):
     """Rows on a GPU, with the peers' time, rate and ratio."""
     peers = peers_of(rows)
     drawn = any(kind_of(row) != "normal" for row in rows)
-    head = ["dim", "heads", "batch", "length", "mask", *["inputs"] * drawn, "Tessera", "TFLOP/s", "GB/s"]
+    fixed = any("deterministic" in tokens(row["problem"]) for row in rows)
+    head = ["dim", "heads", "batch", "length", "mask", *["sums"] * fixed, *["inputs"] * drawn]
+    head += ["Tessera", "TFLOP/s", "GB/s"]
     for peer in peers:
         head += [PEERS.get(peer, peer), "TFLOP/s", "ratio", "p10–p90"]
     body = []
@@ -282,7 +284,8 @@ def gpu_rows(rows):
         t = tokens(row["problem"])
         heads = t.get("hq", "1") + (f" / {t['hkv']}" if "hkv" in t else "")
         mask = "causal" if "causal" in t else "full"
-        cells = [t.get("d", "64"), heads, t.get("b", "1"), t["sq"], mask, *[kind_of(row)] * drawn]
+        order = "deterministic" if "deterministic" in t else "in any order"
+        cells = [t.get("d", "64"), heads, t.get("b", "1"), t["sq"], mask, *[order] * fixed, *[kind_of(row)] * drawn]
         cells += [time_of(row["us"]), f"{row['tflops']:.0f}", f"{row['gbytes_s']:.0f}"]
         for peer in peers:
             time, *ratio = peer_cells(row, peer, 3)

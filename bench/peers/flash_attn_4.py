@@ -52,6 +52,8 @@ def set_up(request, _, __):
     k = tensor("k", request["sk"], request["hkv"], request["d"])
     v = tensor("v", request["sk"], request["hkv"], request["dv"])
     options = {"softmax_scale": request["scale"], "causal": request["causal"] and request["sq"] > 1}
+    if request["deterministic"]:
+        options["deterministic"] = True
     if request["density"] < 1:
         options["block_sparse_tensors"] = random_list(request, device, generator)
 

@@ -190,6 +190,7 @@ def serve(backend, set_up=set_up, package="", output=lambda result: result.trans
                 part = part or take_part(request)  # the same for all problems
                 call = None  # frees the tensors of the last problem first
                 torch.cuda.empty_cache()
+                torch.use_deterministic_algorithms(request["deterministic"])
                 call, reason = set_up(request, backend, flush)
                 as_graph = request["graph"]
                 answer = {"ok": call is not None, "version": version, "reason": reason}

@@ -155,6 +155,7 @@ std::optional<std::string> Peer::set_up(const BenchCase& bench_case, const Array
                            {"slots", problem.linear.states},
                            {"dtype", std::string(to_string(problem.q_type))},
                            {"causal", causal},
+                           {"deterministic", problem.deterministic},
                            {"density", bench_case.density},
                            {"block", {problem.block_q, problem.block_kv}},
                            {"scale", problem.softmax_scale()},
