@@ -32,19 +32,23 @@ void define_registered(nb::module_& m) {
   m.def(
       "register_score",
       [](const std::string& name, const std::string& text, const std::vector<Extra>& extras,
-         std::optional<std::string> derivative_text) {
+         std::optional<std::string> derivative_text, std::string program) {
         ScoreText score{text, tensors_of(extras)};
         score.derivative_text = std::move(derivative_text);
+        score.program = std::move(program);
         register_score(name, std::move(score));
       },
-      nb::arg("name"), nb::arg("text"), nb::arg("extras"), nb::arg("derivative_text").none(),
-      "Names a score by its C++ text; extras: (name, dtype, dimensions) of each tensor that it reads.");
+      nb::arg("name"), nb::arg("text"), nb::arg("extras"), nb::arg("derivative_text").none(), nb::arg("program") = "",
+      "Names a score by its C++ text; extras: (name, dtype, dimensions) of each tensor that it reads; program: for the "
+      "CPU.");
   m.def(
       "register_mask",
-      [](const std::string& name, const std::string& text, const std::vector<Extra>& extras) {
-        register_mask(name, {text, tensors_of(extras)});
+      [](const std::string& name, const std::string& text, const std::vector<Extra>& extras, std::string program) {
+        MaskText mask{text, tensors_of(extras)};
+        mask.program = std::move(program);
+        register_mask(name, std::move(mask));
       },
-      nb::arg("name"), nb::arg("text"), nb::arg("extras"), "Names a mask, likewise.");
+      nb::arg("name"), nb::arg("text"), nb::arg("extras"), nb::arg("program") = "", "Names a mask, likewise.");
   m.def(
       "is_registered",
       [](const std::string& kind, const std::string& name) {

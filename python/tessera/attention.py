@@ -10,6 +10,7 @@ from ._execute import BackwardInputs, backward_outputs, forward_route, get_threa
 from ._gpu import run_on_gpu
 from ._kept import ATTENTION
 from ._libraries import CPU, common_library, dtype_name, is_compiling, library_of, refuse_gradient
+from .expressions.register import Options, with_traced
 from .tiles import TileList
 from .values import KeySource, Offsets, Tiles, arrays_of, unexpected
 
@@ -124,6 +125,9 @@ def attention(
     operators = library_of(q, "q").operators
     if out is not None:
         library_of(out, "out")
+    if callable(score) or callable(mask):  # names from here on, by which calls are kept
+        traced = with_traced(Options(causal, window, score, mask, extras), tiles, wishes)
+        causal, window, score, mask, extras = traced
     options = (
         # values: begin
         causal,

@@ -103,10 +103,13 @@ known.element_of = element_of
 
 
 def bindable(array: Any) -> Any:
-    """The array as bindings take it: truth as bytes, without a gradient; torch's last dimension contiguous."""
-    if str(array.dtype).endswith("bool"):
-        torch = sys.modules.get("torch")
-        array = (
-            array.view(torch.uint8) if torch is not None and isinstance(array, torch.Tensor) else array.view("uint8")
-        )
-    return array
+    """The array as bindings take it: truth as bytes, the last dimension contiguous."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        if array.dtype == torch.bool:
+            array = array.view(torch.uint8)
+        return array if array.dim() == 0 or array.stride(-1) == 1 else array.contiguous()
+    if str(array.dtype) == "bool":
+        array = array.view("uint8")
+    strides = getattr(array, "strides", None)
+    return array.copy() if strides and strides[-1] != array.itemsize else array

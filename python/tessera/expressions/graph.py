@@ -168,6 +168,21 @@ class Graph:
             return self.binary("or", kept, self.binary("and", self.unary("not", condition), b))
         return self._make("select", a.type, (condition, a, b))
 
+    def only(self, result: Node) -> tuple[Graph, Node]:
+        """A graph of `result` alone: its captured tensors are those that it reads."""
+        graph, made = Graph(), dict[int, Node]()
+        number: dict[int, int] = {}
+        for node in ordered(result):
+            data = node.data
+            if node.op == "load":
+                if data not in number:
+                    number[data] = len(graph.arrays)
+                    graph.arrays.append(self.arrays[data])
+                    graph.tensors.append(self.tensors[data])
+                data = number[data]
+            made[node.index] = graph._make(node.op, node.type, tuple([made[arg.index] for arg in node.args]), data)
+        return graph, made[result.index]
+
 
 def _fold_unary(op: str, x: Node) -> Any:
     value = x.data
