@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from .. import _core
 from .._checks import pair
+from .._libraries import is_compiling
 from .captured import bindable
 from .cuda_text import cuda_text, extra_name
 from .derivative import derivative
@@ -51,6 +52,11 @@ def with_traced(options: Options, tiles: Any, wishes: Any) -> Options:
     """
     if isinstance(wishes, str) and "cpu.reference" in wishes:
         return options
+    if is_compiling():
+        name = "score" if callable(options.score) else "mask"
+        raise NotImplementedError(
+            f"{name}: got a Python function under torch.compile; want a name of register_{name}, or the call outside"
+        )
     causal, window, score, mask, extras = options
     given = tuple(extras) if isinstance(extras, (tuple, list)) else extras
     if given and not isinstance(score, str) and not isinstance(mask, str):
