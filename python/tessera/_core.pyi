@@ -143,6 +143,17 @@ def register_score(
 def register_mask(name: str, text: str, extras: Sequence[tuple[str, str, int]], program: str = ...) -> None:
     """Names a mask, likewise."""
 
+def classify_mask(
+    name: str,
+    arrays: list[Any],
+    queries: int,
+    keys: int,
+    block: tuple[int, int],
+    q_offset: int,
+    out: Any,
+) -> None:
+    """What a traced mask says of each tile, into out: 0 hides all of it, 1 some, 2 nothing."""
+
 def is_registered(kind: str, name: str) -> bool:
     """Whether a "score" or "mask" has the name."""
 

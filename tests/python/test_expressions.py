@@ -385,3 +385,26 @@ def test_numpys_functions_are_those_of_the_module():
     ours = lambda s, b, h, q, k: ex.where(q > k, ex.tanh(s), ex.minimum(s, 2.0)) + ex.real(q)  # noqa: E731
     theirs = lambda s, b, h, q, k: np.where(q > k, np.tanh(s), np.minimum(s, np.float32(2))) + np.float32(1) * q  # noqa: E731
     assert program(trace(ours, SCORE).result) == program(trace(theirs, SCORE).result)
+
+
+@pytest.mark.parametrize("form", ["indices", "bitmask", "transposed"])
+@pytest.mark.parametrize("name", MASKS)
+def test_tile_lists_of_functions(qkv, name, form):
+    q, k, v = qkv[0][:, :50], *qkv[1:]
+    mask, block = MASKS[name], (8, 16)
+    tiles = tessera.TileList.from_function(mask, (2, 4, 50, 70), block=block, form=form)
+    sees = np.array(
+        [[[[mask(b, h, i + 20, j) for j in range(70)] for i in range(50)] for h in range(4)] for b in range(2)]
+    )
+    sees = np.pad(sees, ((0, 0), (0, 0), (0, 6), (0, 10))).reshape(2, 4, 7, 8, 5, 16)
+    any_seen = sees.any((3, 5))
+    listed = np.zeros_like(any_seen)
+    out = tessera.attention(q, k, v, mask=mask, tiles=tiles)
+    np.testing.assert_allclose(out, tessera.attention(q, k, v, mask=mask), atol=3e-6)
+    if form == "indices":
+        for counts, indices in ((tiles.counts, tiles.indices), (tiles.full_counts, tiles.full_indices)):
+            for at in np.ndindex(*counts.shape):
+                listed[(*at, indices[at][: counts[at]])] = True
+        assert not (any_seen & ~listed).any()
+        if name in ("causal", "prefix", "documents", "global", "nothing", "everything", "heads"):
+            assert (any_seen == listed).all()

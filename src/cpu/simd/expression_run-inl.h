@@ -128,17 +128,52 @@ class LaneRun {
   LaneSlot slots_[kExpressionSlots];
 };
 
+// The results go where they belong: all lanes by vectors, or one by one where the tile ends before.
+template <class Write>
+HWY_INLINE void for_live(std::int64_t live, const Write& write) {
+  if (live == kWide) {
+#pragma omp simd
+    for (int i = 0; i < kWide; ++i) write.at(i);
+  } else {
+    for (std::int64_t i = 0; i < live; ++i) write.at(static_cast<int>(i));
+  }
+}
+
+/// An operand as a number a lane; `space` holds one that is the same for all.
+template <class T>
+HWY_INLINE const T* every_lane(const Lanes<T>& operand, T* space) {
+  if (!operand.single) return operand.at;
+  std::fill_n(space, kWide, *operand.at);
+  return space;
+}
+
+struct WriteScore {
+  const float* HWY_RESTRICT value;
+  float* HWY_RESTRICT s;
+  HWY_INLINE void at(int i) const { s[i] = default_nan(value[i]); }
+};
+struct MultiplySlope {
+  const float* HWY_RESTRICT value;
+  float* HWY_RESTRICT slope;
+  HWY_INLINE void at(int i) const { slope[i] *= default_nan(value[i]); }
+};
+struct HideScore {
+  const std::int32_t* HWY_RESTRICT visible;
+  float* HWY_RESTRICT s;
+  HWY_INLINE void at(int i) const { s[i] = visible[i] != 0 ? s[i] : -std::numeric_limits<float>::infinity(); }
+};
+
 struct ScoreSink {
   const LaneProgram& program;
   float* derivative;
 
   void take(LaneRun& run, float* s, std::int64_t live, std::ptrdiff_t at) const {
+    alignas(64) float space[kWide];
     if (derivative != nullptr) {
-      const Lanes<float> slope = run.lanes<float>(program.derivative, LaneStage::element);
-      for (std::int64_t i = 0; i < live; ++i) derivative[at + i] *= default_nan(slope.at[slope.single ? 0 : i]);
+      const float* slope = every_lane(run.lanes<float>(program.derivative, LaneStage::element), space);
+      for_live(live, MultiplySlope{slope, derivative + at});
     }
-    const Lanes<float> value = run.lanes<float>(program.value, LaneStage::element);
-    for (std::int64_t i = 0; i < live; ++i) s[i] = default_nan(value.at[value.single ? 0 : i]);
+    for_live(live, WriteScore{every_lane(run.lanes<float>(program.value, LaneStage::element), space), s});
   }
 };
 
@@ -146,10 +181,8 @@ struct MaskSink {
   const LaneProgram& program;
 
   void take(LaneRun& run, float* s, std::int64_t live, std::ptrdiff_t /*at*/) const {
-    const Lanes<std::int32_t> visible = run.lanes<std::int32_t>(program.value, LaneStage::element);
-    for (std::int64_t i = 0; i < live; ++i) {
-      s[i] = visible.at[visible.single ? 0 : i] != 0 ? s[i] : -std::numeric_limits<float>::infinity();
-    }
+    alignas(64) std::int32_t space[kWide];
+    for_live(live, HideScore{every_lane(run.lanes<std::int32_t>(program.value, LaneStage::element), space), s});
   }
 };
 
