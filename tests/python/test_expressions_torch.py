@@ -83,8 +83,10 @@ def test_flex_attention_is_torchs(name, sq):
     made = mask or flex.noop_mask
     theirs = flex.create_block_mask(made, None, 4, sq, LENGTH, device="cpu", BLOCK_SIZE=32)
     ours = tessera.create_block_mask(made, None, 4, sq, LENGTH)
+    listed = tessera.create_block_mask(made, None, 4, sq, LENGTH)
+    listed.tiles = tessera.TileList.from_function(made, listed.shape, q_offset=0, block=(32, 32))  # as for a GPU
     want, aux = by_flex(q, k, v, score, theirs, return_aux=flex.AuxRequest(lse=True))
-    for block_mask in (theirs, ours):
+    for block_mask in (theirs, ours, listed.to("cpu")):
         got, lse = tessera.flex_attention(q, k, v, score, block_mask, enable_gqa=True, return_lse=True)
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(lse, aux.lse, atol=1e-5, rtol=1e-5)

@@ -14,6 +14,7 @@ from typing import Any
 from .._checks import shown
 from .._libraries import library_of
 from ..attention import attention
+from ..expressions.register import Options, mask_of, with_traced
 from ..tiles import TileList
 from ..values import Offsets
 
@@ -23,26 +24,40 @@ MaskMod = Callable[[Any, Any, Any, Any], Any]
 
 
 class BlockMask:
-    """A mask and the lengths that it is for. It has no lists of blocks: a run finds them by the mask's expression.
+    """A mask and the lengths that it is for.
 
-    shape: (B, H, Q_LEN, KV_LEN), 1 for a B or H of None. Source: torch.nn.attention.flex_attention.BlockMask.
+    shape: (B, H, Q_LEN, KV_LEN), 1 for a B or H of None. tiles: for a GPU, the blocks that the mask may show, as they
+    were when this was made; the CPU finds them in every run. Source: torch.nn.attention.flex_attention.BlockMask.
     """
 
     def __init__(
-        self, mask_mod: MaskMod, shape: tuple[int, int, int, int], BLOCK_SIZE: tuple[int, int] = (128, 128)
+        self,
+        mask_mod: MaskMod,
+        shape: tuple[int, int, int, int],
+        BLOCK_SIZE: tuple[int, int] = (128, 128),
+        tiles: TileList | None = None,
     ) -> None:
-        self.mask_mod, self.shape, self.BLOCK_SIZE = mask_mod, shape, BLOCK_SIZE
+        self.mask_mod, self.shape, self.BLOCK_SIZE, self.tiles = mask_mod, shape, BLOCK_SIZE, tiles
 
     @property
     def seq_lengths(self) -> tuple[int, int]:
         return self.shape[2:]
 
     def to(self, device: Any) -> BlockMask:
-        """Itself: there is nothing to be moved, captured tensors are the function's own."""
-        return self
+        """With the list on `device`; captured tensors are the function's own and stay where they are."""
+        return BlockMask(self.mask_mod, self.shape, self.BLOCK_SIZE, _moved(self.tiles, device))
 
     def __repr__(self) -> str:
         return f"BlockMask(shape={self.shape}, BLOCK_SIZE={self.BLOCK_SIZE}, mask_mod={self.mask_mod})"
+
+
+def _moved(tiles: TileList | None, device: Any) -> TileList | None:
+    if tiles is None:
+        return None
+    import torch
+
+    arrays = {name.removeprefix("tile_"): torch.as_tensor(array).to(device) for name, array in tiles.arrays()}
+    return TileList(form=tiles.form, block=tiles.block, **arrays)
 
 
 def noop_mask(batch: Any, head: Any, token_q: Any, token_kv: Any) -> Any:
@@ -95,15 +110,20 @@ def create_block_mask(
     compute_dq_write_order: bool = False,
     dq_kv_order: bool = True,
 ) -> BlockMask:
-    """The mask for these lengths. Computes nothing and takes no memory; what is behind KV_LEN is of no meaning here.
+    """The mask for these lengths. For the CPU it computes nothing; a `device` that is a GPU gets a list of blocks, by
+    intervals of the mask's expression, unless the mask is a window.
 
-    mask_mod(batch, head, q_idx, kv_idx) -> truth; B, H: for how many sequences and heads, None: any. Raises TypeError
-    for a mask_mod that is no function.
+    mask_mod(batch, head, q_idx, kv_idx) -> truth; B, H: for how many sequences and heads, None: any. What comes behind
+    BLOCK_SIZE changes nothing here. Raises TypeError for a mask_mod that is no function.
     """
     if not callable(mask_mod):
         raise TypeError(f"mask_mod: got {shown(mask_mod)}; want a function (batch, head, q_idx, kv_idx)")
     block = (BLOCK_SIZE, BLOCK_SIZE) if isinstance(BLOCK_SIZE, int) else (BLOCK_SIZE[0], BLOCK_SIZE[1])
-    return BlockMask(mask_mod, (B or 1, H or 1, Q_LEN, KV_LEN), block)
+    shape = (B or 1, H or 1, Q_LEN, KV_LEN)
+    tiles = None
+    if str(device).startswith("cuda") and mask_of(mask_mod).name is not None:
+        tiles = _moved(TileList.from_function(mask_mod, shape, q_offset=0, block=block), device)
+    return BlockMask(mask_mod, shape, block, tiles)
 
 
 def flex_attention(
@@ -138,12 +158,14 @@ def flex_attention(
     if getattr(return_aux, "max_scores", False):
         raise NotImplementedError("return_aux: got max_scores; want lse alone")
     mask, tiles = _mask_of(block_mask, (batch, heads, length, key.shape[2]))
+    # Blocks that a list of ours calls full show all keys, so that the window of a mask holds there too.
+    lists = None if isinstance(block_mask, BlockMask) else tiles
+    options = with_traced(Options(False, None, score_mod, mask, ()), lists, "")
     results = attention(
         *(x.swapaxes(1, 2) for x in (query, key, value)),
         scale=scale,
-        score=score_mod,
-        mask=mask,
         tiles=tiles,
+        **options._asdict(),
         offsets=None if length == key.shape[2] else Offsets(q=_zeros(query, batch)),
         return_lse=wants_lse,
     )
@@ -189,7 +211,7 @@ def _mask_of(block_mask: Any, shape: tuple[int, int, int, int]) -> tuple[Any, Ti
         if got not in (1, want):
             raise ValueError(f"block_mask: got one of {name} = {got}; want 1 or {want}")
     if isinstance(block_mask, BlockMask):
-        return block_mask.mask_mod, None
+        return block_mask.mask_mod, block_mask.tiles
     full = block_mask.full_kv_num_blocks
     tiles = TileList(
         counts=block_mask.kv_num_blocks,
