@@ -158,3 +158,29 @@ def test_the_names_and_defaults_are_torchs():
         assert [(p.name, p.default, p.kind) for p in ours.values()] == [
             (p.name, p.default, p.kind) for p in theirs.values()
         ]
+
+
+def test_compiled_calls_take_the_name_of_a_traced_function():
+    score, mask = ZOO["relative bias"][0], ZOO["dilated"][1]
+    names = tessera.expressions.score_of(score), tessera.expressions.mask_of(mask, False)
+
+    def call(q, k, v):
+        extras = (*names[0].tensors, *names[1].tensors)
+        return tessera.attention(q, k, v, score=names[0].name, mask=names[1].name, extras=extras)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    want = gradients(inputs(), lambda *x: tessera.attention(*x, score=score, mask=mask))
+    for ours, eager in zip(gradients(inputs(), compiled), want, strict=True):
+        torch.testing.assert_close(ours, eager, atol=2e-6, rtol=2e-6)
+    function = lambda *x: tessera.attention(*x, score=score)  # noqa: E731
+    with pytest.raises(Exception, match=r"score: got a Python function under torch.compile"):
+        torch.compile(function, fullgraph=True, backend="eager")(*inputs())
+    broken = torch.compile(function, backend="eager")(*inputs())  # traced between two graphs
+    torch.testing.assert_close(broken, function(*inputs()))
+
+
+def test_explain_prints_the_steps():
+    q, k, v = [x.detach() for x in inputs()]
+    text = tessera.explain(q, k, v, score=ZOO["captured cap"][0], mask=ZOO["prefix"][1])
+    assert "mask:           query;key;const.i 31;lt 1 2;le 1 0;or 3 4;value 5" in text
+    assert "score:          score;load 0;div 0 1;tanh 2;mul 1 3;" in text

@@ -24,6 +24,7 @@ from .functions import (
     truth,
     where,
 )
+from .register import mask_of, score_of
 from .symbols import Symbol, TraceError
 
 __all__ = [
@@ -36,9 +37,11 @@ __all__ = [
     "floor",
     "integer",
     "log",
+    "mask_of",
     "maximum",
     "minimum",
     "real",
+    "score_of",
     "sigmoid",
     "sin",
     "sqrt",

@@ -239,9 +239,12 @@ def method(symbol: Symbol, name: str) -> Any:
     return lambda *args, **kwargs: _called(found, name, (symbol, *args), kwargs)
 
 
+_signature = lru_cache(maxsize=256)(inspect.signature)
+
+
 def _called(function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        _signature(function).bind(*args, **kwargs)
     except TypeError as error:
         raise refuse(f"{name} with other arguments than symbols have: {error}", "those of one number") from None
     return function(*args, **kwargs)

@@ -55,7 +55,7 @@ def with_traced(options: Options, tiles: Any, wishes: Any) -> Options:
     if is_compiling():
         name = "score" if callable(options.score) else "mask"
         raise NotImplementedError(
-            f"{name}: got a Python function under torch.compile; want a name of register_{name}, or the call outside"
+            f"{name}: got a Python function under torch.compile; want the name that expressions.{name}_of gave outside"
         )
     causal, window, score, mask, extras = options
     given = tuple(extras) if isinstance(extras, (tuple, list)) else extras
@@ -98,7 +98,8 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 def score_of(function: Callable[..., Any]) -> Resolved:
-    """A score function, traced and registered with its derivative. Raises TraceError."""
+    """A score function, traced and registered with its derivative, for calls that take a name: `attention(score=name,
+    extras=tensors)`, which torch.compile traces. Raises TraceError."""
     graph, result = trace(function, SCORE)
     slope = derivative(graph, result)
     tensors = tuple(map(_checked, graph.arrays))
@@ -113,7 +114,8 @@ def score_of(function: Callable[..., Any]) -> Resolved:
 
 
 def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
-    """A mask function, traced and registered; with `windows` what is a window in it is taken out. Raises TraceError."""
+    """A mask function, likewise: `attention(mask=name, extras=tensors)`, and `window=window` unless `windows` is False.
+    Raises TraceError."""
     graph, result = trace(function, MASK)
     window: Window = (None, None)
     if windows:
@@ -131,7 +133,7 @@ def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
 
 
 def _name_of(key: tuple[Any, ...]) -> str:
-    return "traced:" + hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    return "traced." + hashlib.sha256(repr(key).encode()).hexdigest()[:16]
 
 
 def _extras(tensors: list[tuple[str, int]]) -> list[tuple[str, str, int]]:
