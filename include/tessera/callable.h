@@ -62,6 +62,9 @@ struct ScoreText {
   double (*derivative)(double score, const ScorePoint& at, const Extras& extras, void* user) = nullptr;
   void* user = nullptr;  // as long as the process
   std::optional<std::string> derivative_text = std::nullopt;
+  // Instead of host functions: what the texts say as steps that the CPU runs on whole tiles. It is written by
+  // python/tessera/expressions, src/problem/expressions/expression.h describes it; empty: none.
+  std::string program = {};
   bool operator==(const ScoreText&) const = default;
 };
 
@@ -71,6 +74,7 @@ struct MaskText {
   std::vector<ExtraTensor> extras;  // bound behind those of the problem's score
   bool (*visible)(const ScorePoint& at, const Extras& extras, void* user) = nullptr;
   void* user = nullptr;
+  std::string program = {};  // likewise; the CPU also finds by it which tiles hide nothing and which hide all
   bool operator==(const MaskText&) const = default;
 };
 
@@ -81,6 +85,7 @@ struct MaskText {
 ///   name     empty, of other characters than letters, digits and _ - . : /, a built-in's, or another text's
 ///   text, derivative_text    empty, or with a zero byte
 ///   extras   more than kMaxExtras, a name that is no identifier, or twice, another dtype or rank
+///   program  one that cannot be, or beside a host function
 void register_score(std::string_view name, ScoreText text);
 void register_mask(std::string_view name, MaskText text);
 

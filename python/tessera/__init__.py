@@ -30,6 +30,7 @@ from .values import KeySource, Offsets, Tiles
 if TYPE_CHECKING:
     from . import compat as compat
     from . import distributed as distributed
+    from . import expressions as expressions
     from . import plot as plot
     from . import torch as torch
     from . import transformers as transformers
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         flash_attn_varlen_qkvpacked_func,
         flash_attn_with_kvcache,
     )
+    from .compat.flex_attention import and_masks, create_block_mask, flex_attention, noop_mask, or_masks
 
 __version__: str = _core.version()
 
@@ -54,7 +56,8 @@ _FLASH_ATTN = (
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
 )
-_MODULES = ("compat", "distributed", "plot", "torch", "transformers")
+_FLEX = ("and_masks", "create_block_mask", "flex_attention", "noop_mask", "or_masks")
+_MODULES = ("compat", "distributed", "expressions", "plot", "torch", "transformers")
 
 __all__ = [
     "AttentionPlan",
@@ -63,11 +66,13 @@ __all__ = [
     "SkipState",
     "TileList",
     "Tiles",
+    "and_masks",
     "attention",
     "attention_backward",
     "build_info",
     "combine",
     "cpu_isas",
+    "create_block_mask",
     "decay_slopes",
     "dropout_keep",
     "explain",
@@ -78,6 +83,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "flex_attention",
     "get_threads",
     "kv_append",
     "linear_attention",
@@ -85,6 +91,8 @@ __all__ = [
     "linear_decode",
     "linear_flush",
     "merge_states",
+    "noop_mask",
+    "or_masks",
     "plan",
     "register_mask",
     "register_score",
@@ -110,6 +118,10 @@ if not TYPE_CHECKING:  # to a type checker every name is an attribute of a modul
     def __getattr__(name: str) -> Any:
         if name in _FLASH_ATTN:
             found = getattr(import_module(".compat.flash_attn_2", __name__), name)
+            globals()[name] = found
+            return found
+        if name in _FLEX:
+            found = getattr(import_module(".compat.flex_attention", __name__), name)
             globals()[name] = found
             return found
         if name in _MODULES:

@@ -12,6 +12,7 @@ from ._dropout_seed import add_dropout
 from ._features import BLOCK, Asked, Features, features
 from ._libraries import CPU, device_of, dtype_name, is_compiling
 from ._options import FIELDS, refuse_arrays
+from .expressions.register import Options, with_traced
 from .values import KeySource, Offsets, Tiles, unexpected
 
 if TYPE_CHECKING:
@@ -213,6 +214,9 @@ def parse(
     """
     if moved:
         raise unexpected("attention", moved)
+    if callable(score) or callable(mask):
+        options = with_traced(Options(causal, window, score, mask, extras), tiles, wishes)
+        causal, window, score, mask, extras = options
     slots: list[str] = []
     tensors: list[Any] = []
     size_q = size_k = size_k2 = 0

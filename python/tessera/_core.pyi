@@ -127,14 +127,32 @@ def builtin_scores() -> list[str]:
 def builtin_masks() -> list[str]:
     """Names that mask= knows."""
 
-def register_score(name: str, text: str, extras: Sequence[tuple[str, str, int]], derivative_text: str | None) -> None:
-    """Names a score by its C++ text; extras: (name, dtype, dimensions) of each tensor that it reads.
+def register_score(
+    name: str,
+    text: str,
+    extras: Sequence[tuple[str, str, int]],
+    derivative_text: str | None,
+    program: str = ...,
+) -> None:
+    """Names a score by its C++ text; extras: (name, dtype, dimensions) of each tensor that it reads; program: for the
+    CPU.
 
     Raises ValueError for a name, texts or extras that cannot be.
     """
 
-def register_mask(name: str, text: str, extras: Sequence[tuple[str, str, int]]) -> None:
+def register_mask(name: str, text: str, extras: Sequence[tuple[str, str, int]], program: str = ...) -> None:
     """Names a mask, likewise."""
+
+def classify_mask(
+    name: str,
+    arrays: list[Any],
+    queries: int,
+    keys: int,
+    block: tuple[int, int],
+    q_offset: int,
+    out: Any,
+) -> None:
+    """What a traced mask says of each tile, into out: 0 hides all of it, 1 some, 2 nothing."""
 
 def is_registered(kind: str, name: str) -> bool:
     """Whether a "score" or "mask" has the name."""

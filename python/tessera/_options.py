@@ -137,11 +137,12 @@ OPTIONS = (
         "Any",
         None,
         MASKS,
-        "score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) "
-        'and mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On '
-        "a GPU a built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the "
-        "arrays that the texts read, the score's first. Gradients want the function's attribute `derivative`, of the "
-        "same arguments, or `derivative_text` beside the text; extras have none.",
+        "score, mask: a Python function of positions, score(score, batch, head, query, key) and mask(batch, head, "
+        "query, key), which is traced (`tessera.expressions`): called with symbols in place of numbers, and "
+        "differentiated; tensors that it reads have no gradient. Or a built-in's name, or one that `register_score` or "
+        "`register_mask` gave to C++ text; extras: the arrays that the texts read, the score's first. With "
+        'wishes="implementation=cpu.reference" the oracle calls the function itself, whose attribute `derivative` '
+        "gradients want, and a text wants `derivative_text`.",
         "score",
         _as_given,
     ),

@@ -10,6 +10,7 @@ from ._execute import BackwardInputs, backward_outputs, forward_route, get_threa
 from ._gpu import run_on_gpu
 from ._kept import ATTENTION
 from ._libraries import CPU, common_library, dtype_name, is_compiling, library_of, refuse_gradient
+from .expressions.register import Options, with_traced
 from .tiles import TileList
 from .values import KeySource, Offsets, Tiles, arrays_of, unexpected
 
@@ -84,11 +85,12 @@ def attention(
             head in the denominator.
         dropout: probability of dropping; seed: an int or a uint64 array of 1, or two of them, (seed, offset). Without
             one it is drawn from torch's default generator for torch tensors, else from `random`.
-        score, mask: a built-in's name, or a Python function of positions, score(score, batch, head, query, key) and
-            mask(batch, head, query, key), which only the oracle calls: wishes="implementation=cpu.reference". On a GPU
-            a built-in's name, or one that `register_score` or `register_mask` gave to C++ text; extras: the arrays that
-            the texts read, the score's first. Gradients want the function's attribute `derivative`, of the same
-            arguments, or `derivative_text` beside the text; extras have none.
+        score, mask: a Python function of positions, score(score, batch, head, query, key) and mask(batch, head, query,
+            key), which is traced (`tessera.expressions`): called with symbols in place of numbers, and differentiated;
+            tensors that it reads have no gradient. Or a built-in's name, or one that `register_score` or
+            `register_mask` gave to C++ text; extras: the arrays that the texts read, the score's first. With
+            wishes="implementation=cpu.reference" the oracle calls the function itself, whose attribute `derivative`
+            gradients want, and a text wants `derivative_text`.
     Sequences (int32)
         cu_seqlens_q, cu_seqlens_k (b + 1): where packed sequences begin. max_seqlen_q, max_seqlen_k: the longest, read
             from cu_seqlens when not given; on a GPU the number of all tokens then stands for it. seqused_q, seqused_k
@@ -124,6 +126,9 @@ def attention(
     operators = library_of(q, "q").operators
     if out is not None:
         library_of(out, "out")
+    if callable(score) or callable(mask):  # names from here on, by which calls are kept
+        traced = with_traced(Options(causal, window, score, mask, extras), tiles, wishes)
+        causal, window, score, mask, extras = traced
     options = (
         # values: begin
         causal,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from . import _core
 from ._libraries import library_of_type
 
 Array = Any
@@ -113,6 +114,38 @@ class TileList:
             arrays |= _packed(waived, form, "full_")
         arrays = {name: in_library_of(mask, array) for name, array in arrays.items()}
         return cls(form=form, block=block, **arrays)
+
+    @classmethod
+    def from_function(
+        cls,
+        mask: Any,
+        shape: tuple[int, int, int, int],
+        *,
+        q_offset: int | None = None,
+        form: Form = "indices",
+        block: tuple[int, int] = (64, 64),
+    ) -> TileList:
+        """The tiles in which `mask`, a function of Python as `attention` takes it, may show a key; where it shows all
+        keys they are full tiles. For GPUs: the CPU needs no list to skip what a function hides.
+
+        shape: (batch or 1, heads or 1, seqlen_q, seqlen_k); q_offset: position of the first query, by default seqlen_k
+        − seqlen_q. Tiles are classified by interval arithmetic, so a tile on the list may be empty; none is missing.
+        Tensors that the function reads are looked at now, on the host. The arrays are numpy's. Needs numpy. Raises
+        TraceError for a function that cannot be traced.
+        """
+        import numpy
+
+        from .expressions.register import mask_of
+
+        batch, heads, queries, keys = shape
+        traced = mask_of(mask, False)
+        blocks = -(-queries // block[0]), -(-keys // block[1])
+        classes = numpy.full((batch, heads, *blocks), 2, numpy.uint8)
+        if traced.name is not None:
+            arrays = [array.cpu() if hasattr(array, "cpu") else array for array in traced.tensors]
+            offset = keys - queries if q_offset is None else q_offset
+            _core.classify_mask(traced.name, arrays, queries, keys, tuple(block), offset, classes)
+        return cls.from_mask(classes > 0, full=classes == 2, form=form, block=block)
 
     @classmethod
     def from_mass(

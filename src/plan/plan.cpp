@@ -186,6 +186,11 @@ std::string Plan::explain() const {
   text += "promises:       ";
   text += s.fixed_order ? "the same bits in every run" : "not the same bits in every run, unless deterministic";
   text += s.problem.batch_invariant ? ", and whatever shares the batch\n" : "\n";
+  const auto program = [&](const char* kind, const auto* callable) {
+    if (callable != nullptr && !callable->program.empty()) text += std::string(kind) + callable->program + "\n";
+  };
+  program("score:          ", s.callables.score);
+  program("mask:           ", s.callables.mask);
   if (!s.choice.empty()) text += "choices:\n" + indented(s.choice, "  ");
   std::string refused;
   for (const Candidate& candidate : s.candidates) {

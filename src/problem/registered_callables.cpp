@@ -159,23 +159,36 @@ void check_text(std::string_view argument, const std::string& text) {
   if (text.find('\0') != std::string::npos) refuse(argument, "a zero byte in it", "C++ text");
 }
 
+template <class Text>
+struct Entry {
+  Text text;
+  std::optional<detail::Expression> program;
+};
+
 /// The texts of one kind. Entries are never changed and never removed, so that pointers to them last.
 template <class Text>
 class Registry {
  public:
-  void add(std::string_view name, Text text, bool builtin) {
+  explicit Registry(detail::ExpressionType result) : result_(result) {}
+
+  void add(std::string_view name, Text text, bool builtin, bool host_function) {
     if (name.empty()) refuse("name", "nothing", "a name");
     detail::check_callable_name("name", name);
     if (builtin) refuse("name", "\"" + std::string(name) + "\", which is built in", "another name");
     check_text("text", text.text);
     check_extras(text.extras);
+    Entry<Text> entry{text, std::nullopt};
+    if (!text.program.empty()) {
+      if (host_function) refuse("program", "one beside a host function", "one of them");
+      entry.program = detail::Expression::parse(text.program, text.extras, result_);
+    }
     const std::unique_lock lock(mutex_);
-    const auto [at, added] = texts_.try_emplace(std::string(name), text);
-    if (!added && at->second != text) {
+    const auto [at, added] = texts_.try_emplace(std::string(name), std::move(entry));
+    if (!added && at->second.text != text) {
       refuse("name", "\"" + std::string(name) + "\", under which another text is registered", "a name of its own");
     }
   }
-  const Text* find(std::string_view name) noexcept {
+  const Entry<Text>* find(std::string_view name) noexcept {
     if (name.empty()) return nullptr;
     const std::shared_lock lock(mutex_);
     const auto at = texts_.find(name);
@@ -184,15 +197,16 @@ class Registry {
 
  private:
   std::shared_mutex mutex_;
-  std::map<std::string, Text, std::less<>> texts_;
+  std::map<std::string, Entry<Text>, std::less<>> texts_;
+  detail::ExpressionType result_;
 };
 
 Registry<ScoreText>& scores() {
-  static Registry<ScoreText> held;
+  static Registry<ScoreText> held(detail::ExpressionType::real);
   return held;
 }
 Registry<MaskText>& masks() {
-  static Registry<MaskText> held;
+  static Registry<MaskText> held(detail::ExpressionType::truth);
   return held;
 }
 
@@ -200,13 +214,21 @@ Registry<MaskText>& masks() {
 
 void register_score(std::string_view name, ScoreText text) {
   if (text.derivative_text) check_text("derivative_text", *text.derivative_text);
-  scores().add(name, std::move(text), builtin_score(name).has_value());
+  const bool host_function = text.value != nullptr;
+  scores().add(name, std::move(text), builtin_score(name).has_value(), host_function);
 }
 void register_mask(std::string_view name, MaskText text) {
-  masks().add(name, std::move(text), builtin_mask(name).has_value());
+  const bool host_function = text.visible != nullptr;
+  masks().add(name, std::move(text), builtin_mask(name).has_value(), host_function);
 }
-const ScoreText* registered_score(std::string_view name) noexcept { return scores().find(name); }
-const MaskText* registered_mask(std::string_view name) noexcept { return masks().find(name); }
+const ScoreText* registered_score(std::string_view name) noexcept {
+  const auto* entry = scores().find(name);
+  return entry != nullptr ? &entry->text : nullptr;
+}
+const MaskText* registered_mask(std::string_view name) noexcept {
+  const auto* entry = masks().find(name);
+  return entry != nullptr ? &entry->text : nullptr;
+}
 
 namespace detail {
 
@@ -218,18 +240,74 @@ void check_callable_name(std::string_view argument, std::string_view name) {
   if (!good) refuse(argument, "a name of other characters", "up to 64 of letters, digits and _ - . : /");
 }
 
+RegisteredCallables::RegisteredCallables(const Problem& problem) noexcept {
+  if (const auto* entry = scores().find(problem.score)) {
+    score = &entry->text;
+    score_program = entry->program ? &*entry->program : nullptr;
+  }
+  if (const auto* entry = masks().find(problem.mask)) {
+    mask = &entry->text;
+    mask_program = entry->program ? &*entry->program : nullptr;
+  }
+}
+
 HostCallables::HostCallables(const RegisteredCallables& registered, const Bindings& given, DeviceType device)
     : given_(given),
       registered_(registered),
       score_extras_(&given[extra_slot(0)], registered.score_extras()),
       mask_extras_(&given[extra_slot(registered.score_extras())], registered.mask_extras()) {
   if (device != DeviceType::cpu) return;
-  const bool score = registered.score != nullptr && registered.score->value != nullptr && given.score.value == nullptr;
-  const bool mask = registered.mask != nullptr && registered.mask->visible != nullptr && given.mask.visible == nullptr;
+  const bool score = registered.score != nullptr && given.score.value == nullptr &&
+                     (registered.score->value != nullptr || registered.score_program != nullptr);
+  const bool mask = registered.mask != nullptr && given.mask.visible == nullptr &&
+                    (registered.mask->visible != nullptr || registered.mask_program != nullptr);
   if (!score && !mask) return;
   filled_ = given;
-  if (score) filled_->score = {value, registered.score->derivative != nullptr ? derivative : nullptr, this};
-  if (mask) filled_->mask = {visible, nullptr, this};
+  if (score && registered.score_program != nullptr) {
+    const bool differentiable = registered.score_program->derivative >= 0;
+    filled_->score = {program_value, differentiable ? program_derivative : nullptr, this};
+  } else if (score) {
+    filled_->score = {value, registered.score->derivative != nullptr ? derivative : nullptr, this};
+  }
+  if (mask && registered.mask_program != nullptr) {
+    filled_->mask = {program_visible, program_classify, this};
+  } else if (mask) {
+    filled_->mask = {visible, nullptr, this};
+  }
+}
+
+HostCallables::Program HostCallables::program_of(const ScoreFunction& score) noexcept {
+  if (score.value != program_value) return {};
+  const auto& me = *static_cast<const HostCallables*>(score.user);
+  return {me.registered_.score_program, &me.score_extras_};
+}
+
+HostCallables::Program HostCallables::program_of(const MaskFunction& mask) noexcept {
+  if (mask.visible != program_visible) return {};
+  const auto& me = *static_cast<const HostCallables*>(mask.user);
+  return {me.registered_.mask_program, &me.mask_extras_};
+}
+
+double HostCallables::program_value(double score, const ScorePoint& at, void* self) {
+  const auto& me = *static_cast<const HostCallables*>(self);
+  const Expression& program = *me.registered_.score_program;
+  return program.real_at(program.value, score, at, me.score_extras_);
+}
+
+double HostCallables::program_derivative(double score, const ScorePoint& at, void* self) {
+  const auto& me = *static_cast<const HostCallables*>(self);
+  const Expression& program = *me.registered_.score_program;
+  return program.real_at(program.derivative, score, at, me.score_extras_);
+}
+
+bool HostCallables::program_visible(const ScorePoint& at, void* self) {
+  const auto& me = *static_cast<const HostCallables*>(self);
+  return me.registered_.mask_program->truth_at(at, me.mask_extras_);
+}
+
+TileClass HostCallables::program_classify(const TileBounds& tile, void* self) {
+  const auto& me = *static_cast<const HostCallables*>(self);
+  return me.registered_.mask_program->classify(tile, me.mask_extras_);
 }
 
 double HostCallables::value(double score, const ScorePoint& at, void* self) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "problem/expressions/expression.h"
 #include "tessera/callable.h"
 #include "tessera/problem.h"
 
@@ -13,14 +14,16 @@ namespace tessera::detail {
 /// Letters, digits and a few signs: a name has to survive a problem's line. Throws Error{invalid_argument}.
 void check_callable_name(std::string_view argument, std::string_view name);
 
-/// nullptr for names that are none, built in, or left to the bindings. Entries stay as long as the process.
+/// nullptr for names that are none, built in, or left to the bindings, and for what has no program. Entries stay as
+/// long as the process.
 struct RegisteredCallables {
   const ScoreText* score = nullptr;
   const MaskText* mask = nullptr;
+  const Expression* score_program = nullptr;
+  const Expression* mask_program = nullptr;
 
   RegisteredCallables() = default;
-  explicit RegisteredCallables(const Problem& problem) noexcept
-      : score(registered_score(problem.score)), mask(registered_mask(problem.mask)) {}
+  explicit RegisteredCallables(const Problem& problem) noexcept;
   [[nodiscard]] int score_extras() const noexcept {
     return score != nullptr ? static_cast<int>(score->extras.size()) : 0;
   }
@@ -45,7 +48,20 @@ class HostCallables {
   HostCallables& operator=(const HostCallables&) = delete;
   [[nodiscard]] const Bindings& bindings() const noexcept { return filled_ ? *filled_ : given_; }
 
+  /// A program and the extra tensors that it reads.
+  struct Program {
+    const Expression* expression = nullptr;
+    const Extras* extras = nullptr;
+  };
+  /// What a callable of bindings() stands for, if it is a program of the registry.
+  static Program program_of(const ScoreFunction& score) noexcept;
+  static Program program_of(const MaskFunction& mask) noexcept;
+
  private:
+  static double program_value(double score, const ScorePoint& at, void* self);
+  static double program_derivative(double score, const ScorePoint& at, void* self);
+  static bool program_visible(const ScorePoint& at, void* self);
+  static TileClass program_classify(const TileBounds& tile, void* self);
   static double value(double score, const ScorePoint& at, void* self);
   static double derivative(double score, const ScorePoint& at, void* self);
   static bool visible(const ScorePoint& at, void* self);

@@ -2,11 +2,13 @@
 // Scores and masks that are registered by name: what is refused, and what the CPU computes with their host functions.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core/call.h"
 #include "core/expect_error.h"
@@ -186,6 +188,48 @@ TEST(RegisteredOnTheCpu, AScoreOfMinusInfinityHasNoDerivative) {
       }
     }
   }
+}
+
+TEST(RegisteredOnTheCpu, AProgramIsWhatAHostFunctionSays) {
+  const ExtraTensor bias{"bias", DType::fp32, 2}, ids{"ids", DType::int32, 1};
+  register_score("host.distances", {"score + bias(at.head, at.query - at.key + 4)", {bias}, biased, two});
+  ScoreText score{"score + bias(at.head, at.query - at.key + 4)", {bias}};
+  score.program =
+      "score;head;query;key;sub 2 3;const.i 4;add 4 5;load 0 1 6;add 0 7;const.f 0x1p+1;value 8;derivative 9";
+  register_score("program.distances", score);
+  register_mask("host.same", {"ids(at.query) == ids(at.key)", {ids}, same_document});
+  MaskText mask{"ids(at.query) == ids(at.key)", {ids}};
+  mask.program = "query;key;load 0 0;load 0 1;eq 2 3;value 4";
+  register_mask("program.same", mask);
+  const std::string line = "b=1 sq=70 sk=70 hq=2 hkv=1 d=16 score=KIND.distances mask=KIND.same";
+  for (const char* pass : {"attention ", "attention pass=backward "}) {
+    for (const char* implementation : {"cpu.tiled", "cpu.reference"}) {
+      std::vector<std::vector<float>> results;
+      for (const std::string kind : {"host", "program"}) {
+        std::string text = pass + line;
+        for (std::size_t at; (at = text.find("KIND")) != std::string::npos;) text.replace(at, 4, kind);
+        Call call(text);
+        fill_inputs(call);
+        for (const Slot slot : {Slot::o, Slot::dout, Slot::lse}) fill(call[slot], 4);
+        fill(call.bind(Slot::extra0, DType::fp32, {2, 90}), 5);
+        auto* documents = call.bind(Slot::extra1, DType::int32, {70}).as<std::int32_t>();
+        for (std::int32_t i = 0; i < 70; ++i) documents[i] = i / 11;
+        Executor(
+            make_plan(call.problem, Target::cpu(1), Wishes::parse(std::string("implementation=") + implementation)))
+            .run(call.bindings);
+        const Tensor& result = call[call.problem.pass == Pass::forward ? Slot::o : Slot::dq];
+        results.emplace_back(result.as<float>(), result.as<float>() + result.numel());
+      }
+      for (std::size_t i = 0; i < results[0].size(); ++i) {
+        ASSERT_NEAR(results[0][i], results[1][i], 2e-5 * std::max(1.0F, std::fabs(results[0][i]))) << line << i;
+      }
+    }
+  }
+  score.value = biased;
+  expect_refused("program.both", score, "program");
+  score.value = nullptr;
+  score.program = "score;value 1";
+  expect_refused("program.wrong", score, "program");
 }
 
 TEST(RegisteredOnTheCpu, ExtraTensorsReachHostFunctions) {

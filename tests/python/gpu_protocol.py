@@ -211,7 +211,7 @@ def unsupported() -> None:
         lambda: tessera.attention_backward(wide[0], *wide, wide[0], lse),
         "cuda.bwd_wgmma, cuda.bwd_mma: wants q, k and v of one type",
     )
-    refused(NotImplementedError, lambda: tessera.attention(q, k, v, mask=lambda *_: True), "mask")
+    refused(ValueError, lambda: tessera.attention(q, k, v, mask=lambda b, h, i, j: i > j and True), "truth of a symbol")
     assert gpu.launches == 0
     assert gpu.allocations == held
 

@@ -170,11 +170,15 @@ class TestScoresAndMasks:
         )
         assert set(seen) == {(7, 10 + h, i, j) for h in range(4) for i in range(2) for j in range(2)}
 
-    def test_python_functions_are_for_the_oracle(self, qkv):
-        with pytest.raises(
-            NotImplementedError, match=r"score: got a Python function for cpu\.tiled; want .*cpu\.reference"
-        ):
-            tessera.attention(*qkv, score=lambda score, *at: score)
+    def test_python_functions_are_traced_but_for_the_oracle(self, qkv):
+        seen = []
+
+        def score(score, *at):
+            seen.append(type(score))
+            return score * 2.0
+
+        close(tessera.attention(*qkv, score=score), tessera.attention(*qkv, score=score, wishes=ORACLE))
+        assert set(seen) == {tessera.expressions.Symbol, float} and seen.count(tessera.expressions.Symbol) == 2
 
     def test_a_score_that_is_no_number(self, qkv):
         for answer, got in ((None, "None"), ("1", "'1'")):

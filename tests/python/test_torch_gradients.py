@@ -278,5 +278,8 @@ def test_python_functions_have_gradients_by_the_oracle():
     scaled = tessera.attention(q, k, v, scale=0.5 * 32**-0.5)
     for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (scored, scaled)), strict=True):
         torch.testing.assert_close(a, b)
-    with pytest.raises(NotImplementedError, match="reference"):
-        tessera.attention(q, k, v, mask=visible)
+    torch.testing.assert_close(tessera.attention(q, k, v, mask=visible), causal)  # traced
+    traced = tessera.attention(q, k, v, score=halved)
+    scaled = tessera.attention(q, k, v, scale=0.5 * 32**-0.5)
+    for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (traced, scaled)), strict=True):
+        torch.testing.assert_close(a, b)

@@ -55,11 +55,29 @@ bool BackwardUnit::trim_to_window(std::int64_t& begin, std::int64_t end, std::in
   return keys > 0;
 }
 
+bool BackwardUnit::trim_to_mask(std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t& keys) const {
+  if (!run_.scores.classifies_parts()) return true;
+  if (run_.list.active()) return true;  // full tiles of a list waive the mask
+  const std::int64_t first = sequence_.q_position + begin;
+  for (std::int64_t s = span_count_; s-- > 0;) {
+    const Span& span = b_.spans[s];
+    while (keys > span.row) {
+      const std::int64_t row = std::max(span.row, (keys - 1) / ScoreStage::kPartKeys * ScoreStage::kPartKeys);
+      const std::int64_t position = span.position + row - span.row;
+      const TileClass part =
+          run_.scores.classify(sequence_.batch, head, first, first + end - begin, position, position + keys - row);
+      if (part != TileClass::none) return true;
+      keys = row;
+    }
+  }
+  return false;
+}
+
 void BackwardUnit::query_tile(std::int64_t h, std::int64_t block, std::int64_t begin, std::int64_t end) {
   const std::int64_t head = kv_head_ * problem_.group() + h;
   if (!any_listed(head, block)) return;
   std::int64_t keys = keys_;
-  if (!trim_to_window(begin, end, keys)) return;
+  if (!trim_to_window(begin, end, keys) || !trim_to_mask(head, begin, end, keys)) return;
   const std::int64_t rows = end - begin;
   load_queries(head, begin, rows);
   scores(rows, keys);

@@ -31,7 +31,7 @@ struct BackwardRun {
         kernels(kernels_for(state.target.isa)),
         workers(run_workers),
         tiling(BackwardTiling::of(state)),
-        scores(state.problem, bound),
+        scores(state.problem, bound, kernels),
         list(state.problem, bound, bool{state.problem.bwd_list}) {}
 };
 
@@ -74,6 +74,8 @@ class BackwardUnit {
   // Whether nothing but masks stands between the products and the exponential, nor between dP and dO.
   [[nodiscard]] bool scores_are_plain() const;
   void scores(std::int64_t rows, std::int64_t keys);
+  // The keys less those at the end that the mask hides from all rows; false where it hides all.
+  bool trim_to_mask(std::int64_t head, std::int64_t begin, std::int64_t end, std::int64_t& keys) const;
   // p: scores to probabilities; slope: the derivative of everything between. True when any score was masked.
   bool scores_to_probabilities(std::int64_t head, std::int64_t block, std::int64_t begin, std::int64_t rows,
                                std::int64_t keys);

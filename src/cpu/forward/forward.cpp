@@ -108,17 +108,53 @@ void ForwardUnit::key_run(const Strip& strip, Rows run) {
   const std::int64_t last = strip.first_column + strip.columns;
   for (std::int64_t first = strip.first_column; first < last; first += kPanel) {
     const std::int64_t live = std::min(kPanel, last - first);
-    if (!has_window(problem_) || sees_all(first, live, run)) {
-      panel_step(first, live, run, false);
+    if (!run_.scores.classifies_parts()) {
+      panel_run(first, live, run);
       continue;
     }
-    // At the border of the window a narrower strip of queries leaves less of the triangle to be masked.
-    for (std::int64_t part = first; part < first + live; part += kWindowStrip) {
-      const std::int64_t columns = std::min(kWindowStrip, first + live - part);
-      const Rows rows = rows_seen(part, columns, run);
-      if (rows.first < rows.end) panel_step(part, columns, rows, true);
+    for (Rows shown = rows_shown(first, live, run); shown.first < shown.end;
+         shown = rows_shown(first, live, {shown.end, run.end})) {
+      panel_run(first, live, shown);
     }
   }
+}
+
+void ForwardUnit::panel_run(std::int64_t first, std::int64_t live, Rows run) {
+  if (!has_window(problem_) || sees_all(first, live, run)) return panel_step(first, live, run, false);
+  // At the border of the window a narrower strip of queries leaves less of the triangle to be masked.
+  for (std::int64_t part = first; part < first + live; part += kWindowStrip) {
+    const std::int64_t columns = std::min(kWindowStrip, first + live - part);
+    const Rows rows = rows_seen(part, columns, run);
+    if (rows.first < rows.end) panel_step(part, columns, rows, true);
+  }
+}
+
+TileClass ForwardUnit::part_class(std::int64_t first_column, std::int64_t live, const Span& span, std::int64_t row,
+                                  std::int64_t& end) const {
+  end = span.row + span.count;
+  if (!span.user_mask) return TileClass::full;
+  if (!run_.scores.classifies_parts()) return TileClass::partial;
+  end = std::min(end, (row / ScoreStage::kPartKeys + 1) * ScoreStage::kPartKeys);
+  const auto [low, high] = std::minmax_element(b_.position + first_column, b_.position + first_column + live);
+  const std::int64_t key = span.position + row - span.row;
+  return run_.scores.classify(sequence_.batch, *std::min_element(b_.head + first_column, b_.head + first_column + live),
+                              *low, *high + 1, key, key + end - row);
+}
+
+ForwardUnit::Rows ForwardUnit::rows_shown(std::int64_t first_column, std::int64_t live, Rows run) const {
+  Rows shown{run.end, run.end};
+  for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
+    const Span& span = b_.keys.spans[s];
+    for (std::int64_t row = std::max(span.row, run.first), end = row; row < std::min(span.row + span.count, run.end);
+         row = end) {
+      const bool visible = part_class(first_column, live, span, row, end) != TileClass::none;
+      end = std::min(end, run.end);
+      if (!visible && shown.first < shown.end) return shown;
+      if (visible && shown.first == run.end) shown = {row, end};
+      if (visible) shown.end = end;
+    }
+  }
+  return shown;
 }
 
 bool ForwardUnit::sees_all(std::int64_t first_column, std::int64_t live, Rows run) const {

@@ -37,7 +37,7 @@ struct ForwardRun {
         dots(uses_dots(state.problem, kernels)),
         reads_in_place(cpu::reads_in_place(state)),
         tiling(tiling_of(state)),
-        scores(state.problem, bound),
+        scores(state.problem, bound, kernels),
         list(state.problem, bound, false),
         key_tiles(problem, scores, list, tiling.tile_kv) {}
 };

@@ -86,12 +86,16 @@ bool ForwardUnit::mask_callable(ScoreTile tile, std::int64_t first, std::int64_t
     const Span& span = b_.keys.spans[s];
     const std::int64_t from = std::max(first, span.row);
     const std::int64_t to = std::min(end, span.row + span.count);
-    if (!span.user_mask || from >= to) continue;
-    tile.s = b_.s + from * kPanel;
-    tile.keys = to - from;
-    tile.key_position = b_.keys.position + from;
-    run_.scores.mask(tile);
-    asked = true;
+    for (std::int64_t row = from, past = to; row < to; row = past) {
+      const TileClass part = part_class(tile.head - b_.head, tile.queries, span, row, past);
+      past = std::min(past, to);
+      if (part == TileClass::full) continue;
+      tile.s = b_.s + row * kPanel;
+      tile.keys = past - row;
+      tile.key_position = b_.keys.position + row;
+      run_.scores.mask(tile);
+      asked = true;
+    }
   }
   return asked;
 }

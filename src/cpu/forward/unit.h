@@ -39,6 +39,12 @@ class ForwardUnit {
   // A strip against the spans collected for it; spans without a gap between them are one step of the softmax.
   void key_tile(const Strip& strip);
   void key_run(const Strip& strip, Rows run);
+  void panel_run(std::int64_t first, std::int64_t live, Rows run);
+  // The first keys of the run that the mask may show to some of the columns; empty: none.
+  [[nodiscard]] Rows rows_shown(std::int64_t first_column, std::int64_t live, Rows run) const;
+  // What the mask says of the columns and keys of one span from a row on; `end` becomes where the answer ends.
+  [[nodiscard]] TileClass part_class(std::int64_t first_column, std::int64_t live, const Span& span, std::int64_t row,
+                                     std::int64_t& end) const;
   // Whether every one of the columns sees every key of the run.
   [[nodiscard]] bool sees_all(std::int64_t first_column, std::int64_t live, Rows run) const;
   // The run's keys less those at either end that none of the columns sees.

@@ -6,16 +6,39 @@
 
 #include "cpu/scores/default_nan.h"
 #include "cpu/scores/philox.h"
+#include "problem/registered_callables.h"
 
 namespace tessera::cpu {
 
-ScoreStage::ScoreStage(const Problem& problem, const Bindings& bindings)
-    : batch_offset_(bindings.batch_offset), head_offset_(bindings.head_offset), heads_(problem.heads_q) {
+void ScoreStage::Lanes::make(const detail::Expression& expression, const Extras& read) {
+  extras = &read;
+  make_lane_program(expression, true, by_query);
+  make_lane_program(expression, false, by_key);
+}
+
+const LaneProgram* ScoreStage::Lanes::of(const ScoreTile& tile) const {
+  if (extras == nullptr) return nullptr;
+  const LaneProgram* program = tile.query_stride == 1 ? &by_query : (tile.key_stride == 1 ? &by_key : nullptr);
+  return program != nullptr && program->usable ? program : nullptr;
+}
+
+ScoreStage::ScoreStage(const Problem& problem, const Bindings& bindings, const Kernels& kernels)
+    : kernels_(kernels),
+      batch_offset_(bindings.batch_offset),
+      head_offset_(bindings.head_offset),
+      heads_(problem.heads_q) {
   if (!problem.score.empty()) {
     score_ = bindings.score.value != nullptr ? bindings.score : builtin_score(problem.score).value_or(ScoreFunction{});
   }
   if (!problem.mask.empty()) {
     mask_ = bindings.mask.visible != nullptr ? bindings.mask : builtin_mask(problem.mask).value_or(MaskFunction{});
+  }
+  using detail::HostCallables;
+  if (const auto program = HostCallables::program_of(score_); program.expression != nullptr) {
+    score_lanes_.make(*program.expression, *program.extras);
+  }
+  if (const auto program = HostCallables::program_of(mask_); program.expression != nullptr) {
+    mask_lanes_.make(*program.expression, *program.extras);
   }
   if (problem.alibi) {
     const Tensor& slopes = bindings[Slot::alibi_slopes];
@@ -32,15 +55,33 @@ ScoreStage::ScoreStage(const Problem& problem, const Bindings& bindings)
   }
 }
 
+LaneTile ScoreStage::lane_tile(const ScoreTile& tile, const Lanes& lanes) const {
+  const bool by_query = tile.query_stride == 1;
+  return {tile.s,
+          by_query ? tile.key_stride : tile.query_stride,
+          by_query ? tile.keys : tile.queries,
+          by_query ? tile.queries : tile.keys,
+          by_query ? tile.key_position : tile.query_position,
+          by_query ? tile.query_position : tile.key_position,
+          tile.head,
+          by_query,
+          tile.batch + batch_offset_,
+          head_offset_,
+          lanes.extras->count() > 0 ? &lanes.extras->tensor(0) : nullptr};
+}
+
+float ScoreStage::slope(const ScoreTile& tile, std::int64_t query) const {
+  return with_default_nan(slopes_[tile.batch * slope_batch_ + tile.head[query] * slope_head_]);
+}
+
 void ScoreStage::apply(const ScoreTile& tile, float* derivative) const {
-  for (std::int64_t i = 0; i < tile.queries; ++i) {
-    const std::int64_t query = tile.query_position[i];
-    const float slope =
-        slopes_ ? with_default_nan(slopes_[tile.batch * slope_batch_ + tile.head[i] * slope_head_]) : 0.0F;
-    ScorePoint point{tile.batch + batch_offset_, tile.head[i] + head_offset_, query, 0};
-    for (std::int64_t j = 0; j < tile.keys; ++j) {
-      const std::ptrdiff_t at = tile.at(i, j);
-      if (score_.value) {
+  if (const LaneProgram* program = score_lanes_.of(tile)) {
+    kernels_.run_score(*program, lane_tile(tile, score_lanes_), derivative);
+  } else if (score_.value != nullptr) {
+    for (std::int64_t i = 0; i < tile.queries; ++i) {
+      ScorePoint point{tile.batch + batch_offset_, tile.head[i] + head_offset_, tile.query_position[i], 0};
+      for (std::int64_t j = 0; j < tile.keys; ++j) {
+        const std::ptrdiff_t at = tile.at(i, j);
         point.key = tile.key_position[j];
         const double before = static_cast<double>(tile.s[at]);
         if (derivative) {
@@ -48,7 +89,16 @@ void ScoreStage::apply(const ScoreTile& tile, float* derivative) const {
         }
         tile.s[at] = with_default_nan(static_cast<float>(score_.value(before, point, score_.user)));
       }
-      if (slopes_) tile.s[at] -= slope * static_cast<float>(std::abs(query - tile.key_position[j]));
+    }
+  }
+  if (slopes_) apply_alibi(tile);
+}
+
+void ScoreStage::apply_alibi(const ScoreTile& tile) const {
+  for (std::int64_t i = 0; i < tile.queries; ++i) {
+    const float by = slope(tile, i);
+    for (std::int64_t j = 0; j < tile.keys; ++j) {
+      tile.s[tile.at(i, j)] -= by * static_cast<float>(std::abs(tile.query_position[i] - tile.key_position[j]));
     }
   }
 }
@@ -61,6 +111,10 @@ TileClass ScoreStage::classify(std::int64_t batch, std::int64_t head, std::int64
 }
 
 void ScoreStage::mask(const ScoreTile& tile) const {
+  if (const LaneProgram* program = mask_lanes_.of(tile)) {
+    kernels_.run_mask(*program, lane_tile(tile, mask_lanes_));
+    return;
+  }
   for (std::int64_t i = 0; i < tile.queries; ++i) {
     ScorePoint point{tile.batch + batch_offset_, tile.head[i] + head_offset_, tile.query_position[i], 0};
     for (std::int64_t j = 0; j < tile.keys; ++j) {

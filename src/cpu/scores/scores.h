@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/scores/lane_program.h"
+#include "cpu/simd/kernels.h"
 #include "tessera/executor.h"
 
 namespace tessera::cpu {
@@ -30,7 +32,7 @@ struct ScoreTile {
 /// Everything of a problem and its bindings that scores need, resolved once a run.
 class ScoreStage {
  public:
-  ScoreStage(const Problem& problem, const Bindings& bindings);
+  ScoreStage(const Problem& problem, const Bindings& bindings, const Kernels& kernels);
 
   /// Whether apply() changes anything beyond the softcap.
   [[nodiscard]] bool per_element() const { return score_.value != nullptr || slopes_ != nullptr; }
@@ -38,6 +40,10 @@ class ScoreStage {
   void apply(const ScoreTile& tile, float* derivative) const;
 
   [[nodiscard]] bool has_mask() const { return mask_.visible != nullptr; }
+  /// Whether the classifier is worth asking about small parts of a tile: it is a program's, which costs no call.
+  [[nodiscard]] bool classifies_parts() const { return mask_lanes_.extras != nullptr; }
+  /// Keys of such a part.
+  static constexpr std::int64_t kPartKeys = 64;
   /// What the mask's classifier says of a tile of positions; partial without one.
   [[nodiscard]] TileClass classify(std::int64_t batch, std::int64_t head, std::int64_t query_begin,
                                    std::int64_t query_end, std::int64_t key_begin, std::int64_t key_end) const;
@@ -49,8 +55,24 @@ class ScoreStage {
   void dropout_factors(const ScoreTile& tile, float* factor) const;
 
  private:
+  /// A callable that is a program of the registry, for tiles of either layout.
+  struct Lanes {
+    const Extras* extras = nullptr;
+    LaneProgram by_query;  // lanes are queries
+    LaneProgram by_key;
+
+    void make(const detail::Expression& expression, const Extras& read);
+    /// Of tiles whose elements lie as the scores do; nullptr where elements have to be asked for one by one.
+    [[nodiscard]] const LaneProgram* of(const ScoreTile& tile) const;
+  };
+  [[nodiscard]] LaneTile lane_tile(const ScoreTile& tile, const Lanes& lanes) const;
+  void apply_alibi(const ScoreTile& tile) const;
+  [[nodiscard]] float slope(const ScoreTile& tile, std::int64_t query) const;
+
+  const Kernels& kernels_;
   ScoreFunction score_;
   MaskFunction mask_;
+  Lanes score_lanes_, mask_lanes_;
   const float* slopes_ = nullptr;
   std::ptrdiff_t slope_batch_ = 0, slope_head_ = 0;
   std::int64_t batch_offset_ = 0, head_offset_ = 0, heads_ = 1;

@@ -2,11 +2,15 @@
 // Compiles the inner loops once per instruction set and keeps the table of tables.
 #include "cpu/simd/kernels.h"
 
+#include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 
 #include "base/element.h"
+#include "base/half.h"
 #include "tessera/error.h"
 
 // Vectors of SVE have no size that a compiler knows, so they cannot be elements of arrays, and register tiles are such.
@@ -19,6 +23,7 @@
 #include <hwy/foreach_target.h>
 //
 #include <hwy/cache_control.h>
+#include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -44,6 +49,10 @@ HWY_AFTER_NAMESPACE();
 #include "cpu/simd/pairs-inl.h"
 //
 #include "cpu/simd/decode-inl.h"
+//
+#include "cpu/simd/expression-inl.h"
+//
+#include "cpu/simd/expression_run-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
@@ -74,7 +83,9 @@ const Kernels* table() {
                                      bf16_finite,
                                      scale_rows,
                                      decode_scores,
-                                     decode_values};
+                                     decode_values,
+                                     run_score,
+                                     run_mask};
   return &kTable;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cpu/simd/dot_kernels.h"
+#include "cpu/simd/expression.h"
 #include "tessera/error.h"
 #include "tessera/tensor.h"
 
@@ -115,6 +116,11 @@ struct Kernels {
   /// o (queries × dim) += Σ rows[i]·s[i].
   void (*decode_values)(DType dtype, std::int64_t keys, const std::byte* const* rows, std::int64_t dim,
                         std::int64_t queries, const float* s, float* o, const RowsAhead& ahead);
+
+  /// A score on a tile; `derivative`, if not nullptr, lies as the scores do and is multiplied by d score' / d score.
+  void (*run_score)(const LaneProgram& program, const LaneTile& tile, float* derivative);
+  /// −inf where a mask hides.
+  void (*run_mask)(const LaneProgram& program, const LaneTile& tile);
 
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };

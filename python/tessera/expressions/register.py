@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From Python functions to what a call names: traced callables in the registry, their tensors, the window of a mask."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .. import _core
+from .._checks import pair
+from .._libraries import is_compiling
+from .captured import bindable
+from .cuda_text import cuda_text, extra_name
+from .derivative import derivative
+from .graph import program
+from .symbols import TraceError
+from .trace import MASK, SCORE, trace
+from .windows import Window, without_window
+
+_registered: dict[tuple[Any, ...], str] = {}
+
+
+class Resolved(NamedTuple):
+    """name: in the registry; None for a mask that is a window alone, or hides nothing. tensors: what it reads.
+
+    window: keys from `left` before to `right` after the query's position, None without an end, that hold besides.
+    """
+
+    name: str | None
+    tensors: tuple[Any, ...]
+    window: Window = (None, None)
+
+
+class Options(NamedTuple):
+    """The options of `attention` that functions of Python stand in, with what they were traced to."""
+
+    causal: bool
+    window: Any
+    score: Any
+    mask: Any
+    extras: Any
+
+
+def with_traced(options: Options, tiles: Any, wishes: Any) -> Options:
+    """Options in which names stand for functions, for every backend but the oracle, which calls the functions.
+
+    Extra tensors are the score's, then the mask's; those of `extras` belong to the one that is a name. The part of a
+    mask that is a window becomes one, but where a tile list may waive the mask.
+
+    Raises TraceError, and ValueError for extras that belong to nothing.
+    """
+    if isinstance(wishes, str) and "cpu.reference" in wishes:
+        return options
+    if is_compiling():
+        name = "score" if callable(options.score) else "mask"
+        raise NotImplementedError(
+            f"{name}: got a Python function under torch.compile; want the name that expressions.{name}_of gave outside"
+        )
+    causal, window, score, mask, extras = options
+    given = tuple(extras) if isinstance(extras, (tuple, list)) else extras
+    if given and not isinstance(score, str) and not isinstance(mask, str):
+        raise ValueError(
+            f"extras: got {len(given)} arrays beside functions of Python; want none, functions read tensors by name"
+        )
+    if callable(score):
+        traced = score_of(score)
+        score, given = traced.name, (*traced.tensors, *given)
+    if callable(mask):
+        traced = mask_of(mask, tiles is None)
+        joined = _narrower(causal, window, traced.window)
+        if joined is None:  # no key is in both: the mask says it
+            traced = mask_of(mask, False)
+        else:
+            causal, window = joined
+        mask, given = traced.name, (*given, *traced.tensors)
+    return Options(causal, window, score, mask, given)
+
+
+def _narrower(causal: Any, window: Any, own: Window) -> tuple[Any, Any] | None:
+    """(causal, window) of a call whose mask has the window `own`; None where no key is left."""
+    if own == (None, None):
+        return causal, window
+    left, right = own
+    if window is not None:
+        given_left, given_right = pair("window", window, "(left, right), each an integer or None")
+        left = _least(left, given_left)
+        right = _least(right, given_right)
+    if causal:
+        right = _least(right, 0)
+    if left is not None and right is not None and left + right < 0:
+        return None
+    return (True, None) if (left, right) == (None, 0) else (False, (left, right))
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def score_of(function: Callable[..., Any]) -> Resolved:
+    """A score function, traced and registered with its derivative, for calls that take a name: `attention(score=name,
+    extras=tensors)`, which torch.compile traces. Raises TraceError."""
+    graph, result = trace(function, SCORE)
+    slope = derivative(graph, result)
+    tensors = tuple(map(_checked, graph.arrays))
+    key = (SCORE, program(result, slope), *graph.tensors)
+    name = _registered.get(key)
+    if name is None:
+        name = _name_of(key)
+        texts = cuda_text(result), cuda_text(slope)
+        _core.register_score(name, texts[0], _extras(graph.tensors), texts[1], key[1])
+        _registered[key] = name
+    return Resolved(name, tensors)
+
+
+def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
+    """A mask function, likewise: `attention(mask=name, extras=tensors)`, and `window=window` unless `windows` is False.
+    Raises TraceError."""
+    graph, result = trace(function, MASK)
+    window: Window = (None, None)
+    if windows:
+        window, result = without_window(graph, result)
+    if result.is_constant and result.data:
+        return Resolved(None, (), window)
+    graph, result = graph.only(result)
+    key = (MASK, program(result), *graph.tensors)
+    name = _registered.get(key)
+    if name is None:
+        name = _name_of(key)
+        _core.register_mask(name, cuda_text(result), _extras(graph.tensors), key[1])
+        _registered[key] = name
+    return Resolved(name, tuple(map(_checked, graph.arrays)), window)
+
+
+def _name_of(key: tuple[Any, ...]) -> str:
+    return "traced." + hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+
+
+def _extras(tensors: list[tuple[str, int]]) -> list[tuple[str, str, int]]:
+    return [(extra_name(number), dtype, rank) for number, (dtype, rank) in enumerate(tensors)]
+
+
+def _checked(array: Any) -> Any:
+    if getattr(array, "requires_grad", False):
+        raise TraceError(
+            f"score, mask: got a captured tensor of shape {tuple(array.shape)} that requires grad; want one without: "
+            "captured tensors have no gradients, detach() says that none is wanted"
+        )
+    return bindable(array)

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// An expression (src/problem/expressions) as the kernels run it on tiles of scores: on lanes of one axis, with what
+// does not change along an axis computed once for it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "problem/expressions/expression.h"
+#include "tessera/tensor.h"
+
+namespace tessera::cpu {
+
+inline constexpr int kExpressionLanes = 64;
+inline constexpr int kExpressionSlots = 64;
+
+/// When a step is computed: once a tile, for all lines of the outer axis at once, for all lanes of the inner one at
+/// once, or for each line anew.
+enum class LaneStage : std::uint8_t { fixed, outer, inner, element };
+
+struct LaneOperand {
+  std::uint8_t slot;
+  LaneStage stage;  // fixed and outer: one number for all lanes, but for steps of the same stage
+};
+
+struct LaneStep {
+  detail::ExpressionOp op;
+  detail::ExpressionType type;
+  detail::ExpressionType operand;
+  std::uint8_t operands;
+  bool in_value;
+  std::int16_t tensor;
+  std::uint8_t out;  // slot
+  LaneStage stage;
+  LaneOperand from[4];
+  float real;
+  std::int64_t integer;
+};
+
+/// The steps in order of their stages. 64 steps wide at most, or usable() is false.
+struct LaneProgram {
+  LaneStep steps[detail::Expression::kMostSteps];
+  int end[4];  // of each stage's steps
+  LaneOperand value, derivative;
+  bool has_derivative;
+  bool usable;
+};
+
+/// A tile: element (outer o, inner i) is at s[o·stride + i].
+struct LaneTile {
+  float* s;
+  std::ptrdiff_t stride;
+  std::int64_t outer, inner;
+  const std::int64_t* outer_position;  // (outer)
+  const std::int64_t* inner_position;  // (inner)
+  const std::int32_t* head;            // of each query, the inner axis or the outer one
+  bool inner_is_query;
+  std::int64_t batch, head_offset;
+  const Tensor* tensors;
+};
+
+}  // namespace tessera::cpu

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Runs an expression on a tile of scores, 64 lanes a step. Included once per instruction set, after expression-inl.h.
+HWY_BEFORE_NAMESPACE();
+namespace tessera::cpu {
+namespace HWY_NAMESPACE {
+
+/// The steps of a program on one tile.
+class LaneRun {
+ public:
+  LaneRun(const LaneProgram& program, const LaneTile& tile, bool derivative)
+      : program_(program), tile_(tile), derivative_(derivative) {}
+
+  /// Calls sink(line, first lane, lanes) with the results in place.
+  template <class Sink>
+  void run(const Sink& sink) {
+    stage(LaneStage::fixed);
+    for (std::int64_t outer = 0; outer < tile_.outer; outer += kWide) {
+      outer_ = outer;
+      stage(LaneStage::outer);
+      for (inner_ = 0; inner_ < tile_.inner; inner_ += kWide) {
+        stage(LaneStage::inner);
+        const std::int64_t live = std::min<std::int64_t>(kWide, tile_.inner - inner_);
+        for (line_ = 0; line_ < std::min<std::int64_t>(kWide, tile_.outer - outer); ++line_) {
+          stage(LaneStage::element);
+          sink.take(*this, tile_.s + (outer + line_) * tile_.stride + inner_, live,
+                    (outer + line_) * tile_.stride + inner_);
+        }
+      }
+    }
+  }
+
+  /// An operand of a step of the stage.
+  template <class T>
+  Lanes<T> lanes(const LaneOperand& operand, LaneStage stage) {
+    const T* at = lanes_of(slots_[operand.slot], T{});
+    if (operand.stage == stage || operand.stage == LaneStage::inner) return {at, false};
+    return {at + (operand.stage == LaneStage::outer ? line_ : 0), true};
+  }
+
+ private:
+  void stage(LaneStage stage) {
+    const int index = static_cast<int>(stage);
+    for (int i = index == 0 ? 0 : program_.end[index - 1]; i < program_.end[index]; ++i) {
+      const LaneStep& step = program_.steps[i];
+      if (step.in_value || derivative_) compute(step);
+    }
+  }
+
+  void compute(const LaneStep& step) {
+    LaneSlot& out = slots_[step.out];
+    switch (step.op) {
+      case ExprOp::constant:
+        return constant(step, out);
+      case ExprOp::score:
+        return scores(out.real);
+      case ExprOp::batch:
+        std::fill_n(out.integer, kWide, tile_.batch);
+        return;
+      case ExprOp::head:
+        return heads(step.stage, out.integer);
+      case ExprOp::query:
+      case ExprOp::key:
+        return positions(step.stage, out.integer);
+      case ExprOp::load: {
+        Lanes<std::int64_t> index[4];
+        for (int k = 0; k < step.operands; ++k) index[k] = lanes<std::int64_t>(step.from[k], step.stage);
+        return load_lanes(tile_.tensors[step.tensor], step.operands, index, out);
+      }
+      case ExprOp::select:
+        if (step.type == ExprType::real) return select<float>(step, out.real);
+        return select<std::int64_t>(step, out.integer);
+      default:
+        break;
+    }
+    const LaneOperand& first = step.from[0];
+    const LaneOperand& second = step.from[step.operands - 1];
+    if (step.operand == ExprType::real) {
+      of_reals(step.op, lanes<float>(first, step.stage), lanes<float>(second, step.stage), out);
+    } else if (step.operand == ExprType::integer) {
+      of_integers(step.op, lanes<std::int64_t>(first, step.stage), lanes<std::int64_t>(second, step.stage), out);
+    } else {
+      of_truths(step.op, lanes<std::int32_t>(first, step.stage), lanes<std::int32_t>(second, step.stage), out);
+    }
+  }
+
+  template <class T>
+  void select(const LaneStep& step, T* out) {
+    select_lanes(lanes<std::int32_t>(step.from[0], step.stage), lanes<T>(step.from[1], step.stage),
+                 lanes<T>(step.from[2], step.stage), out);
+  }
+
+  static void constant(const LaneStep& step, LaneSlot& out) {
+    if (step.type == ExprType::real) {
+      std::fill_n(out.real, kWide, step.real);
+    } else if (step.type == ExprType::integer) {
+      std::fill_n(out.integer, kWide, step.integer);
+    } else {
+      std::fill_n(out.truth, kWide, static_cast<std::int32_t>(step.integer));
+    }
+  }
+
+  void scores(float* out) const {
+    const std::int64_t live = std::min<std::int64_t>(kWide, tile_.inner - inner_);
+    std::copy_n(tile_.s + (outer_ + line_) * tile_.stride + inner_, live, out);
+    std::fill(out + live, out + kWide, 0.0F);
+  }
+
+  // Lanes past the end repeat the last position, whose element there is.
+  void positions(LaneStage stage, std::int64_t* out) const {
+    const bool inner = stage == LaneStage::inner;
+    const std::int64_t first = inner ? inner_ : outer_;
+    const std::int64_t live = std::min<std::int64_t>(kWide, (inner ? tile_.inner : tile_.outer) - first);
+    std::copy_n((inner ? tile_.inner_position : tile_.outer_position) + first, live, out);
+    std::fill(out + live, out + kWide, out[live - 1]);
+  }
+
+  void heads(LaneStage stage, std::int64_t* out) const {
+    const bool inner = stage == LaneStage::inner;
+    const std::int64_t first = inner ? inner_ : outer_;
+    const std::int64_t last = (inner ? tile_.inner : tile_.outer) - 1;
+    for (std::int64_t i = 0; i < kWide; ++i) out[i] = tile_.head[std::min(first + i, last)] + tile_.head_offset;
+  }
+
+  const LaneProgram& program_;
+  const LaneTile& tile_;
+  bool derivative_;
+  std::int64_t outer_ = 0, inner_ = 0, line_ = 0;
+  LaneSlot slots_[kExpressionSlots];
+};
+
+// The results go where they belong: all lanes by vectors, or one by one where the tile ends before.
+template <class Write>
+HWY_INLINE void for_live(std::int64_t live, const Write& write) {
+  if (live == kWide) {
+#pragma omp simd
+    for (int i = 0; i < kWide; ++i) write.at(i);
+  } else {
+    for (std::int64_t i = 0; i < live; ++i) write.at(static_cast<int>(i));
+  }
+}
+
+/// An operand as a number a lane; `space` holds one that is the same for all.
+template <class T>
+HWY_INLINE const T* every_lane(const Lanes<T>& operand, T* space) {
+  if (!operand.single) return operand.at;
+  std::fill_n(space, kWide, *operand.at);
+  return space;
+}
+
+struct WriteScore {
+  const float* HWY_RESTRICT value;
+  float* HWY_RESTRICT s;
+  HWY_INLINE void at(int i) const { s[i] = default_nan(value[i]); }
+};
+struct MultiplySlope {
+  const float* HWY_RESTRICT value;
+  float* HWY_RESTRICT slope;
+  HWY_INLINE void at(int i) const { slope[i] *= default_nan(value[i]); }
+};
+struct HideScore {
+  const std::int32_t* HWY_RESTRICT visible;
+  float* HWY_RESTRICT s;
+  HWY_INLINE void at(int i) const { s[i] = visible[i] != 0 ? s[i] : -std::numeric_limits<float>::infinity(); }
+};
+
+struct ScoreSink {
+  const LaneProgram& program;
+  float* derivative;
+
+  void take(LaneRun& run, float* s, std::int64_t live, std::ptrdiff_t at) const {
+    alignas(64) float space[kWide];
+    if (derivative != nullptr) {
+      const float* slope = every_lane(run.lanes<float>(program.derivative, LaneStage::element), space);
+      for_live(live, MultiplySlope{slope, derivative + at});
+    }
+    for_live(live, WriteScore{every_lane(run.lanes<float>(program.value, LaneStage::element), space), s});
+  }
+};
+
+struct MaskSink {
+  const LaneProgram& program;
+
+  void take(LaneRun& run, float* s, std::int64_t live, std::ptrdiff_t /*at*/) const {
+    alignas(64) std::int32_t space[kWide];
+    for_live(live, HideScore{every_lane(run.lanes<std::int32_t>(program.value, LaneStage::element), space), s});
+  }
+};
+
+void run_score(const LaneProgram& program, const LaneTile& tile, float* derivative) {
+  LaneRun(program, tile, derivative != nullptr).run(ScoreSink{program, derivative});
+}
+
+void run_mask(const LaneProgram& program, const LaneTile& tile) {
+  LaneRun(program, tile, false).run(MaskSink{program});
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace tessera::cpu
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traced scores and masks on a GPU: the zoo, forward and backward, beside the same calls on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+import expressions_zoo  # noqa: E402
+import tessera  # noqa: E402
+from cuda_torch import CUDA, half, on_gpu  # noqa: E402
+from expressions_zoo import LENGTH  # noqa: E402
+
+HERE, THERE = expressions_zoo.zoo(), expressions_zoo.zoo(CUDA)
+
+
+def inputs(dtype=torch.bfloat16):
+    shapes = (2, LENGTH, 4, 64), (2, LENGTH, 2, 64), (2, LENGTH, 2, 64)
+    return [half(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes, 1)]
+
+
+def gradients(tensors, call):
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = call(*leaves)
+    dout = half(*out.shape, seed=9, dtype=out.dtype).to(out.device)
+    return out.detach(), *torch.autograd.grad(out, leaves, dout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", HERE)
+def test_the_zoo_and_its_gradients(name, dtype):
+    (score, mask), (score_there, mask_there) = HERE[name], THERE[name]
+    want = gradients(inputs(dtype), lambda *x: tessera.attention(*x, score=score, mask=mask))
+    there = [on_gpu(x) for x in inputs(dtype)]
+    got = gradients(there, lambda *x: tessera.attention(*x, score=score_there, mask=mask_there))
+    for ours, cpus in zip(got, want, strict=True):
+        torch.testing.assert_close(ours.cpu().float(), cpus.float(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_lists_of_block_masks(name):
+    mask = THERE[name][1]
+    if mask is None:
+        pytest.skip("no mask")
+    q, k, v = (on_gpu(x).transpose(1, 2) for x in inputs())
+    block_mask = tessera.create_block_mask(mask, None, 4, LENGTH, LENGTH, device="cuda")
+    got = tessera.flex_attention(q, k, v, None, block_mask, enable_gqa=True)
+    want = tessera.attention(*(x.transpose(1, 2) for x in (q, k, v)), mask=mask).transpose(1, 2)
+    torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
