@@ -100,7 +100,16 @@ enum class Slot : std::uint8_t {
   ring_cursor,  // linear_decode with ring: int32 (b), half·(ring + 1) + tokens that wait there; ring_advance() moves it
   dstate_final,  // backward of linear_chunk: fp32 (b, hq, …state): gradient of the states that the forward ended with
   dstate_initial,  // likewise: output, the gradient of those it began with
-  extra0,          // extra tensors of a registered score, then of a registered mask: callable.h
+  k_pooled,        // nsa_pool: (b, blocks, hkv, d), or (floor(tk / stride), hkv, d) packed: output of the forward
+  v_pooled,        // likewise with dv
+  dk_pooled,       // backward of nsa_pool: as k_pooled
+  dv_pooled,
+  cu_blocks,     // int32 (b + 1): where the compressed blocks of packed sequences begin; output of nsa_pool
+  k_projection,  // nsa_pool with project: (hkv, d, d), rows are the mean's dimensions, as k
+  v_projection,  // likewise (hkv, dv, dv), as v
+  dk_projection,
+  dv_projection,  // backward of nsa_pool: fp32, as the projections
+  extra0,         // extra tensors of a registered score, then of a registered mask: callable.h
   extra1,
   extra2,
   extra3,

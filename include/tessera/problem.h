@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-enum class Operation : std::uint8_t { attention, combine, kv_append, linear_decode, linear_chunk };
+enum class Operation : std::uint8_t { attention, combine, kv_append, linear_decode, linear_chunk, nsa_pool };
 enum class Pass : std::uint8_t { forward, backward };
 enum class Layout : std::uint8_t { dense, varlen };
 enum class KvLayout : std::uint8_t { dense, varlen, paged_table, paged_csr };
@@ -107,6 +107,14 @@ struct LinearStates {
   bool operator==(const LinearStates&) const = default;
 };
 
+/// What nsa_pool alone has (docs/nsa.md). Its tokens are kv's, dense or packed.
+struct Nsa {
+  std::int64_t length = 64;  // tokens of a compressed block
+  std::int64_t stride = 64;  // from one block to the next, at most length
+  bool project = false;      // means are multiplied by a matrix of each key head
+  bool operator==(const Nsa&) const = default;
+};
+
 /// What all operations share, attention's fields, and a struct for each other operation. Problem::check refuses fields
 /// of operations other than the problem's.
 struct Problem {
@@ -168,6 +176,7 @@ struct Problem {
   Combine combine;
   KvAppend append;
   LinearStates linear;
+  Nsa nsa;
 
   bool operator==(const Problem&) const = default;
 

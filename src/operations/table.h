@@ -13,8 +13,10 @@ extern const OperationRules kCombine;       // combine.cpp
 extern const OperationRules kKvAppend;      // kv_append.cpp
 extern const OperationRules kLinearDecode;  // linear_decode.cpp
 extern const OperationRules kLinearChunk;   // linear_chunk.cpp
+extern const OperationRules kNsaPool;       // nsa_pool.cpp
 
 /// In the order of enum Operation.
-inline constexpr std::array kOperations = {&kAttention, &kCombine, &kKvAppend, &kLinearDecode, &kLinearChunk};
+inline constexpr std::array kOperations = {&kAttention,    &kCombine,     &kKvAppend,
+                                           &kLinearDecode, &kLinearChunk, &kNsaPool};
 
 }  // namespace tessera::detail

@@ -33,6 +33,9 @@ class Call {
       case Operation::linear_chunk:
         linear();
         break;
+      case Operation::nsa_pool:
+        nsa_pool();
+        break;
     }
   }
 
@@ -281,6 +284,39 @@ class Call {
     if (!backward) return;
     bind(Slot::dstate_final, DType::fp32, {p.batch, p.heads_q, outer, inner});
     bind(Slot::dstate_initial, DType::fp32, {p.batch, p.heads_q, outer, inner});
+  }
+
+  void pooled(Slot slot, DType dtype, std::int64_t dim) {
+    const Nsa& nsa = problem.nsa;
+    const std::int64_t blocks = problem.kv.seqlen < nsa.length ? 0 : (problem.kv.seqlen - nsa.length) / nsa.stride + 1;
+    if (problem.kv.layout == KvLayout::varlen) {
+      bind(slot, dtype, {problem.kv.total / nsa.stride, problem.heads_kv, dim});
+    } else {
+      bind(slot, dtype, {problem.batch, blocks, problem.heads_kv, dim});
+    }
+  }
+
+  void nsa_pool() {
+    const Problem& p = problem;
+    const bool backward = p.pass == Pass::backward;
+    source(p.kv, false, 0);
+    if (p.kv.layout == KvLayout::varlen && !backward) bind(Slot::cu_blocks, DType::int32, {p.batch + 1});
+    if (!backward || p.nsa.project) {
+      keys(Slot::k, p.kv, p.k_type, p.head_dim_qk);
+      keys(Slot::v, p.kv, p.v_type, p.head_dim_v);
+    }
+    if (p.nsa.project) {
+      bind(Slot::k_projection, p.k_type, {p.heads_kv, p.head_dim_qk, p.head_dim_qk});
+      bind(Slot::v_projection, p.v_type, {p.heads_kv, p.head_dim_v, p.head_dim_v});
+    }
+    pooled(backward ? Slot::dk_pooled : Slot::k_pooled, p.k_type, p.head_dim_qk);
+    pooled(backward ? Slot::dv_pooled : Slot::v_pooled, p.v_type, p.head_dim_v);
+    if (!backward) return;
+    keys(Slot::dk, p.kv, p.k_type, p.head_dim_qk);
+    keys(Slot::dv, p.kv, p.v_type, p.head_dim_v);
+    if (!p.nsa.project) return;
+    bind(Slot::dk_projection, DType::fp32, {p.heads_kv, p.head_dim_qk, p.head_dim_qk});
+    bind(Slot::dv_projection, DType::fp32, {p.heads_kv, p.head_dim_v, p.head_dim_v});
   }
 
   std::vector<std::unique_ptr<Block>> memory_;

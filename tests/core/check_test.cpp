@@ -28,6 +28,7 @@ const char* const kSkip = "attention b=2 sq=8 hq=4 hkv=2 list=bitmask skip=mass"
 const char* const kCombine = "combine b=2 sq=8 hq=4";
 const char* const kAppend = "kv_append b=2 sq=8 hkv=4";
 
+const char* const kPool = "nsa_pool b=2 sk=300 hkv=2";
 const char* const kLinear = "linear_decode b=2 t=2 h=4 slots=3";
 
 const Broken kBroken[] = {
@@ -230,6 +231,19 @@ const Broken kBroken[] = {
     {kLinear, [](Problem& p) { p.lse = true; }, kInvalid, "lse"},
     {kLinear, [](Problem& p) { p.combine.parts = 3; }, kInvalid, "combine.parts"},
     {kLinear, [](Problem& p) { p.append.rotary = Rotary::half; }, kInvalid, "append.rotary"},
+    {kPool, [](Problem& p) { p.nsa.length = 0; }, kInvalid, "nsa.length"},
+    {kPool, [](Problem& p) { p.nsa.stride = 0; }, kInvalid, "nsa.stride"},
+    {kPool, [](Problem& p) { p.nsa.stride = 65; }, kInvalid, "nsa.stride"},
+    {kPool, [](Problem& p) { p.nsa.length = 4 * kHuge; }, ErrorCode::overflow, "nsa.length"},
+    {kPool, [](Problem& p) { p.kv.layout = KvLayout::paged_csr, p.kv.page_size = 8; }, kInvalid, "kv.layout"},
+    {kPool, [](Problem& p) { p.kv.seqused = true; }, kInvalid, "kv.seqused"},
+    {kPool, [](Problem& p) { p.kv.seqlen = -1; }, kInvalid, "kv.seqlen"},
+    {kPool, [](Problem& p) { p.seqlen_q = 1; }, kInvalid, "seqlen_q"},
+    {kPool, [](Problem& p) { p.heads_q = 4; }, kInvalid, "heads_q"},
+    {kPool, [](Problem& p) { p.scale = 1.0F; }, kInvalid, "scale"},
+    {kPool, [](Problem& p) { p.sink = true; }, kInvalid, "sink"},
+    {kPool, [](Problem& p) { p.kv2.emplace(); }, kInvalid, "kv2"},
+    {kForward, [](Problem& p) { p.nsa.stride = 8; }, kInvalid, "nsa.stride"},
 };
 
 class CheckRefuses : public testing::TestWithParam<Broken> {};
@@ -253,7 +267,8 @@ TEST(Check, ZeroSizesAreFine) {
        {"attention sq=0", "attention b=0 sq=8", "attention sq=8 sk=0", "attention sq=0 layout=varlen",
         "attention sq=3 sk=0 kv=table page=4", "combine sq=0", "kv_append sq=0", "linear_decode b=0",
         "linear_decode b=0 slots=4", "linear_decode t=0 ring=1", "linear_decode b=0 ring=64", "linear_chunk b=0 t=8",
-        "linear_chunk t=0 slots=2", "linear_chunk b=2 t=8 varlen tq=0"}) {
+        "linear_chunk t=0 slots=2", "linear_chunk b=2 t=8 varlen tq=0", "nsa_pool sk=0", "nsa_pool b=0 sk=8 project",
+        "nsa_pool b=2 sk=80 kv=varlen tk=0"}) {
     EXPECT_NO_THROW(Problem::parse(line)) << line;
   }
 }

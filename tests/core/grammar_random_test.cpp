@@ -22,9 +22,10 @@ class RandomProblem {
   Problem draw() {
     Problem p;
     p.operation = pick({Operation::attention, Operation::attention, Operation::combine, Operation::kv_append,
-                        Operation::linear_decode, Operation::linear_chunk});
+                        Operation::linear_decode, Operation::linear_chunk, Operation::nsa_pool});
     const bool attention = p.operation == Operation::attention;
     if (p.is_linear()) return linear(p);
+    if (p.operation == Operation::nsa_pool) return nsa(p);
     p.batch = below(5);
     p.seqlen_q = below(300);
     p.heads_kv = 1 + below(4);
@@ -87,6 +88,23 @@ class RandomProblem {
     }
     if (coin()) p.scale = number();
     p.deterministic = coin();
+    p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
+    return p;
+  }
+  Problem nsa(Problem p) {
+    p.pass = pick({Pass::forward, Pass::backward});
+    p.batch = below(5);
+    p.kv.seqlen = below(300);
+    p.heads_q = p.heads_kv = 1 + below(4);
+    p.head_dim_qk = 1 + below(512);
+    p.head_dim_v = rarely() ? 1 + below(512) : p.head_dim_qk;
+    p.q_type = p.k_type = p.v_type = p.o_type = float_type();
+    if (rarely()) p.v_type = float_type();
+    p.kv.layout = pick({KvLayout::dense, KvLayout::varlen});
+    if (p.kv.layout == KvLayout::varlen) p.kv.total = rarely() ? below(1000) : p.batch * p.kv.seqlen;
+    if (coin()) p.nsa.length = 1 + below(64);
+    p.nsa.stride = coin() ? p.nsa.length : 1 + below(64);
+    p.nsa.project = coin();
     p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
     return p;
   }

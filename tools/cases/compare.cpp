@@ -118,6 +118,19 @@ void compare_numbers(Slot slot, const Bindings& bindings, const reference::Resul
                                oracle.values[static_cast<std::size_t>(worst_index)], worst, allowed);
 }
 
+/// Integers that have one right value.
+std::string compare_integers(Slot slot, const Tensor& got, const reference::Output& oracle) {
+  std::string failure;
+  reference::for_each_element(got, [&](std::int64_t index, std::int64_t offset) {
+    const auto at = static_cast<std::size_t>(index);
+    const double value = reference::read(got, offset);
+    if (oracle.written[at] == 0 || value == oracle.values[at] || !failure.empty()) return;
+    failure = fmt::format("{}: element ({}): got {}, oracle {}", tessera::to_string(slot), place(got, index), value,
+                          oracle.values[at]);
+  });
+  return failure;
+}
+
 /// Whether tile `block` of row `row` is in the list that the run wrote.
 class NextList {
  public:
@@ -210,6 +223,10 @@ Comparison compare(const Problem& problem, const Bindings& got, const reference:
     const auto slot = static_cast<Slot>(index);
     if (oracle[slot].values.empty() || is_integer(got[slot].dtype)) continue;
     compare_numbers(slot, got, oracle, plain, result);
+  }
+  if (!oracle[Slot::cu_blocks].values.empty() && result.passed) {
+    result.failure = compare_integers(Slot::cu_blocks, got[Slot::cu_blocks], oracle[Slot::cu_blocks]);
+    result.passed = result.failure.empty();
   }
   if (problem.next != TileList::Form::none) compare_next(problem, got, oracle, plain, result);
   if (!problem.skip || !result.passed) return result;

@@ -39,6 +39,8 @@ void Inputs::bind_operation() {
       return bind_linear_decode();
     case Operation::linear_chunk:
       return bind_linear_chunk();
+    case Operation::nsa_pool:
+      return bind_nsa_pool();
     default:
       return bind_by_rules();
   }

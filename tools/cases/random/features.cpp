@@ -19,12 +19,15 @@ enum Operations : unsigned {
   kDecode = 16,
   kChunk = 32,  // forward
   kChunkBackward = 64,
+  kPool = 128,  // forward
+  kPoolBackward = 256,
 };
 constexpr unsigned kAttention = kForward | kBackward;
 constexpr unsigned kOfSequences = kAttention | kCombine | kAppend;
 constexpr unsigned kChunks = kChunk | kChunkBackward;
 constexpr unsigned kLinear = kDecode | kChunks;
-constexpr unsigned kAll = kOfSequences | kLinear;
+constexpr unsigned kPools = kPool | kPoolBackward;
+constexpr unsigned kAll = kOfSequences | kLinear | kPools;
 
 struct Feature {
   std::string_view name;
@@ -42,7 +45,11 @@ bool mixed_types(const Problem& p) {
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
 }
-bool has_keys(const Problem& p) { return p.operation == Operation::attention || p.operation == Operation::kv_append; }
+bool is_pool(const Case& c) { return c.problem.operation == Operation::nsa_pool; }
+bool has_keys(const Problem& p) {
+  return p.operation == Operation::attention || p.operation == Operation::kv_append ||
+         p.operation == Operation::nsa_pool;
+}
 bool is_decode(const Case& c) { return c.problem.operation == Operation::linear_decode; }
 bool is_chunk(const Case& c) { return c.problem.operation == Operation::linear_chunk; }
 bool negative(const Window& window) { return window.left.value_or(0) < 0 || window.right.value_or(0) < 0; }
@@ -67,8 +74,9 @@ bool spans(const Case& c) {
 bool has_empty_sequence(const Case& c) {
   if (is_decode(c)) return false;  // a step of no tokens is a flush
   const Values& v = c.values;
-  return c.problem.seqlen_q == 0 || (has_keys(c.problem) && c.problem.kv.seqlen == 0) || has_zero(v.lens_q) ||
-         has_zero(v.used_q) || has_zero(v.lens_k) || has_zero(v.used_k) || has_zero(v.lens_k2) || has_zero(v.used_k2);
+  return (c.problem.seqlen_q == 0 && !is_pool(c)) || (has_keys(c.problem) && c.problem.kv.seqlen == 0) ||
+         has_zero(v.lens_q) || has_zero(v.used_q) || has_zero(v.lens_k) || has_zero(v.used_k) || has_zero(v.lens_k2) ||
+         has_zero(v.used_k2);
 }
 bool is_drawn(const Case& c, InputKind::Kind kind) { return c.values.inputs.kind == kind; }
 
@@ -83,6 +91,11 @@ constexpr Feature kFeatures[] = {
     {"linear_chunk", "operation", kChunk, [](const Case& c) { return is_chunk(c) && c.problem.pass == Pass::forward; }},
     {"linear_chunk_backward", "operation", kChunkBackward,
      [](const Case& c) { return is_chunk(c) && c.problem.pass == Pass::backward; }},
+    {"nsa_pool", "operation", kPool, [](const Case& c) { return is_pool(c) && c.problem.pass == Pass::forward; }},
+    {"nsa_pool_backward", "operation", kPoolBackward,
+     [](const Case& c) { return is_pool(c) && c.problem.pass == Pass::backward; }},
+    {"nsa_overlap", "", kPools, [](const Case& c) { return c.problem.nsa.stride < c.problem.nsa.length; }},
+    {"nsa_project", "", kPools, [](const Case& c) { return c.problem.nsa.project; }},
     {"fp32", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp32); }},
     {"fp16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp16); }},
     {"bf16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::bf16); }},
@@ -90,9 +103,9 @@ constexpr Feature kFeatures[] = {
     {"three_tiles", "", kAttention, spans},
     {"varlen_q", "", kOfSequences | kChunks, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
     {"seqused_q", "", kAttention | kAppend, [](const Case& c) { return c.problem.seqused_q; }},
-    {"kv_dense", "kv", kAttention | kAppend,
+    {"kv_dense", "kv", kAttention | kAppend | kPools,
      [](const Case& c) { return has_keys(c.problem) && c.problem.kv.layout == KvLayout::dense; }},
-    {"kv_varlen", "kv", kAttention, [](const Case& c) { return c.problem.kv.layout == KvLayout::varlen; }},
+    {"kv_varlen", "kv", kAttention | kPools, [](const Case& c) { return c.problem.kv.layout == KvLayout::varlen; }},
     {"kv_table", "kv", kForward | kAppend, [](const Case& c) { return c.problem.kv.layout == KvLayout::paged_table; }},
     {"kv_csr", "kv", kForward | kAppend, [](const Case& c) { return c.problem.kv.layout == KvLayout::paged_csr; }},
     {"seqused_k", "", kAttention | kAppend, [](const Case& c) { return c.problem.kv.seqused; }},
@@ -106,7 +119,7 @@ constexpr Feature kFeatures[] = {
     {"batch", "", kAll, [](const Case& c) { return c.problem.batch > 1; }},
     {"dims_differ", "", kAll, [](const Case& c) { return c.problem.head_dim_qk != c.problem.head_dim_v; }},
     {"dim_over_64", "", kAll, [](const Case& c) { return std::max(c.problem.head_dim_qk, c.problem.head_dim_v) > 64; }},
-    {"empty_sequence", "", kOfSequences | kChunks, has_empty_sequence},
+    {"empty_sequence", "", kOfSequences | kChunks | kPools, has_empty_sequence},
     {"q_offset", "", kAttention, [](const Case& c) { return !c.values.q_offset.empty(); }},
     {"far_offset", "", kAttention,
      [](const Case& c) {
@@ -190,8 +203,8 @@ constexpr Feature kFeatures[] = {
     {"dlse", "", kBackward, [](const Case& c) { return c.problem.dlse; }},
     {"grad_fp32", "", kBackward, [](const Case& c) { return c.problem.grad_fp32; }},
     {"accumulate", "", kBackward, [](const Case& c) { return c.problem.accumulate; }},
-    {"deterministic", "", kAttention | kLinear, [](const Case& c) { return c.problem.deterministic; }},
-    {"batch_invariant", "", kAttention | kLinear, [](const Case& c) { return c.problem.batch_invariant; }},
+    {"deterministic", "", kAttention | kLinear | kPools, [](const Case& c) { return c.problem.deterministic; }},
+    {"batch_invariant", "", kAttention | kLinear | kPools, [](const Case& c) { return c.problem.batch_invariant; }},
     {"splits", "", kAttention, [](const Case& c) { return c.wishes.splits.value_or(1) > 1; }},
     {"two_threads", "", kAll, [](const Case& c) { return c.threads > 1; }},
     {"heads_first", "strides", kAll, [](const Case& c) { return c.values.strides == Strides::heads_first; }},

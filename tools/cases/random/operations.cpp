@@ -94,6 +94,28 @@ void RandomDraw::linear_chunk() {
   v_.unbound_gradients = p_.pass == Pass::backward && random_.chance(0.3);
 }
 
+void RandomDraw::key_tokens() {
+  p_.kv.seqlen = random_.chance(0.1) ? random_.between(0, 3) : random_.between(4, 150);
+  static constexpr std::int64_t kLengths[] = {1, 4, 5, 8, 16, 24, 32, 64};
+  p_.nsa.length = random_.chance(0.7) ? random_.pick(kLengths) : random_.between(1, 40);
+  p_.nsa.stride = random_.chance(0.5) ? p_.nsa.length : random_.between(1, p_.nsa.length);
+  if (!random_.chance(0.4)) return;
+  p_.kv.layout = KvLayout::varlen;
+  for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_k.push_back(length(p_.kv.seqlen, b == 0));
+  p_.kv.total = std::accumulate(v_.lens_k.begin(), v_.lens_k.end(), random_.between(0, 5));
+}
+
+void RandomDraw::nsa_pool() {
+  p_.operation = Operation::nsa_pool;
+  p_.pass = random_.chance(0.5) ? Pass::backward : Pass::forward;
+  heads_and_dims();
+  p_.heads_q = p_.heads_kv;
+  key_tokens();
+  p_.nsa.project = random_.chance(0.4);
+  p_.deterministic = random_.chance(0.2);
+  p_.batch_invariant = random_.chance(0.2);
+}
+
 void RandomDraw::state_slots(bool elsewhere) {
   p_.linear.states = 2 * p_.batch + random_.between(0, 3);
   std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.linear.states));

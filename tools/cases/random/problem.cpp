@@ -32,6 +32,8 @@ class Generator : public RandomDraw {
       linear_decode();
     } else if (operation < 21) {
       linear_chunk();
+    } else if (operation < 24 && !gpu_) {
+      nsa_pool();
     } else {
       attention();
     }
