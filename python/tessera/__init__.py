@@ -21,6 +21,8 @@ from .callables import register_mask, register_score
 from .decay import decay_slopes
 from .linear import linear_attention, linear_chunk, linear_decode
 from .linear_ring import linear_flush, ring_advance
+from .native_sparse import nsa
+from .nsa_operations import nsa_gate, nsa_gate_backward, nsa_pool, nsa_pool_backward, nsa_select
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .skip import SkipState
@@ -85,6 +87,12 @@ __all__ = [
     "linear_decode",
     "linear_flush",
     "merge_states",
+    "nsa",
+    "nsa_gate",
+    "nsa_gate_backward",
+    "nsa_pool",
+    "nsa_pool_backward",
+    "nsa_select",
     "plan",
     "register_mask",
     "register_score",

@@ -62,7 +62,25 @@ std::string_view own_nsa_field(const Problem& p) {
   const Nsa none;
   if (p.nsa.length != none.length) return "nsa.length";
   if (p.nsa.stride != none.stride) return "nsa.stride";
-  return p.nsa.project ? "nsa.project" : "";
+  if (p.nsa.project) return "nsa.project";
+  if (p.nsa.block != none.block) return "nsa.block";
+  if (p.nsa.top != none.top) return "nsa.top";
+  if (p.nsa.tile != none.tile) return "nsa.tile";
+  if (p.nsa.query_heads) return "nsa.query_heads";
+  if (p.nsa.score != none.score) return "nsa.score";
+  if (p.nsa.reduce != none.reduce) return "nsa.reduce";
+  if (p.nsa.visible != none.visible) return "nsa.visible";
+  if (p.nsa.initial != none.initial) return "nsa.initial";
+  if (p.nsa.local != none.local) return "nsa.local";
+  if (p.nsa.causal) return "nsa.causal";
+  return p.nsa.gate != none.gate ? "nsa.gate" : "";
+}
+
+void refuse_nsa_fields_of_others(const Problem& p, void (*forget)(Nsa& nsa)) {
+  Problem others = p;
+  forget(others.nsa);
+  const std::string_view field = own_nsa_field(others);
+  if (!field.empty()) refuse_unused(p, {{field, true}});
 }
 
 SlotRule& pooled_rows(RuleWriter& w, const Problem& p, Slot slot, RuleWriter::Access access, DType dtype,

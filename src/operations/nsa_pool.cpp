@@ -34,6 +34,10 @@ void check(const Problem& p) {
                     {"q_layout", p.q_layout != Layout::dense},
                     {"seqused_q", p.seqused_q},
                     {"heads_q", p.heads_q != p.heads_kv}});
+  refuse_nsa_fields_of_others(p, [](Nsa& nsa) {
+    nsa.length = nsa.stride = Nsa{}.length;
+    nsa.project = false;
+  });
   check_compression(p);
 }
 

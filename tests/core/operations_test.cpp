@@ -13,16 +13,16 @@ namespace tessera {
 namespace {
 
 /// The shortest line of each operation, in the order of enum Operation.
-const char* const kLines[] = {"attention sq=8", "combine sq=8", "kv_append sq=8",
-                              "linear_decode",  "linear_chunk", "nsa_pool sk=8"};
+const char* const kLines[] = {"attention sq=8", "combine sq=8",  "kv_append sq=8",  "linear_decode",
+                              "linear_chunk",   "nsa_pool sk=8", "nsa_select sq=8", "nsa_gate sq=8"};
 
 struct Field {
   const char* name;
   void (*set)(Problem& problem);
 };
 
-/// Which of kFields each operation has: linear_chunk has those of linear_decode.
-constexpr std::size_t kFieldsOf[] = {0, 1, 2, 3, 3, 4};
+/// Which of kFields each operation has: linear_chunk has those of linear_decode, those of NSA share theirs.
+constexpr std::size_t kFieldsOf[] = {0, 1, 2, 3, 3, 4, 4, 4};
 
 /// Fields of each operation alone, or of several that share them.
 const std::initializer_list<Field> kFields[] = {
@@ -44,7 +44,18 @@ const std::initializer_list<Field> kFields[] = {
      {"linear.rounding", [](Problem& p) { p.linear.rounding = Rounding::stochastic; }}},
     {{"nsa.length", [](Problem& p) { p.nsa.length = 32; }},
      {"nsa.stride", [](Problem& p) { p.nsa.stride = 16; }},
-     {"nsa.project", [](Problem& p) { p.nsa.project = true; }}},
+     {"nsa.project", [](Problem& p) { p.nsa.project = true; }},
+     {"nsa.block", [](Problem& p) { p.nsa.block = 32; }},
+     {"nsa.top", [](Problem& p) { p.nsa.top = 4; }},
+     {"nsa.tile", [](Problem& p) { p.nsa.tile = 32; }},
+     {"nsa.query_heads", [](Problem& p) { p.nsa.query_heads = true; }},
+     {"nsa.score", [](Problem& p) { p.nsa.score = SelectScore::softmax; }},
+     {"nsa.reduce", [](Problem& p) { p.nsa.reduce = TileReduce::max; }},
+     {"nsa.visible", [](Problem& p) { p.nsa.visible = BlockVisible::started; }},
+     {"nsa.initial", [](Problem& p) { p.nsa.initial = 0; }},
+     {"nsa.local", [](Problem& p) { p.nsa.local = 0; }},
+     {"nsa.causal", [](Problem& p) { p.nsa.causal = true; }},
+     {"nsa.gate", [](Problem& p) { p.nsa.gate = GateKind::mean; }}},
 };
 
 std::string want_of(const Problem& problem) {
@@ -119,6 +130,9 @@ TEST(Operations, KnowNoKeysOfOthers) {
       {"nsa_pool sk=8 sq=8", "sq"},
       {"nsa_pool sk=8 top=4", "top"},
       {"attention sq=8 length=4", "length"},
+      {"nsa_select sq=8 project", "project"},
+      {"nsa_select sq=8 pass=backward", "pass"},
+      {"nsa_gate sq=8 top=4", "top"},
   };
   for (const auto& row : rows) {
     SCOPED_TRACE(row.line);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cases/compare_nsa.h"
 #include "cases/compare_skip.h"
 #include "cpu/reference/number.h"
 
@@ -229,11 +230,11 @@ Comparison compare(const Problem& problem, const Bindings& got, const reference:
     result.passed = result.failure.empty();
   }
   if (problem.next != TileList::Form::none) compare_next(problem, got, oracle, plain, result);
-  if (!problem.skip || !result.passed) return result;
   const auto masses = [](const reference::Result& of) -> const std::vector<double>& { return of.next_mass; };
-  result.failure =
-      compare_skip(problem, got, oracle, find_tolerance(oracle, plain, masses, nullptr, DType::fp32).allowed());
-  result.passed = result.failure.empty();
+  const auto allowed = [&] { return find_tolerance(oracle, plain, masses, nullptr, DType::fp32).allowed(); };
+  if (problem.skip && result.passed) result.failure = compare_skip(problem, got, oracle, allowed());
+  if (problem.operation == Operation::nsa_select) result.failure = compare_selected(problem, got, oracle, allowed());
+  result.passed &= result.failure.empty();
   return result;
 }
 

@@ -35,6 +35,8 @@ class RandomDraw {
   void linear_decode();
   void linear_chunk();
   void nsa_pool();
+  void nsa_select();
+  void nsa_gate();
 
   RandomNumbers random_;
   RandomNumbers kernel_{0, 0};

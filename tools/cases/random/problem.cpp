@@ -34,6 +34,10 @@ class Generator : public RandomDraw {
       linear_chunk();
     } else if (operation < 24 && !gpu_) {
       nsa_pool();
+    } else if (operation < 27 && !gpu_) {
+      nsa_select();
+    } else if (operation < 30 && !gpu_) {
+      nsa_gate();
     } else {
       attention();
     }
