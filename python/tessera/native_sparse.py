@@ -7,9 +7,10 @@ from typing import Any, Literal, NamedTuple
 
 from ._arguments import longest
 from ._checks import whole
-from ._libraries import common_library
+from ._libraries import common_library, dtype_name
 from .attention import attention
-from .nsa_operations import Heads, Reduce, Score, Visible, compressed_blocks, nsa_gate, nsa_pool, nsa_select
+from .nsa_gates import BRANCHES, nsa_gate
+from .nsa_operations import Heads, Reduce, Score, Visible, compressed_blocks, nsa_pool, nsa_select
 from .tiles import TileList
 
 Array = Any
@@ -127,8 +128,9 @@ def attend_branches(
     pooled: tuple[Array, ...],
     tiles: TileList,
     cu_seqlens: Array | None,
+    out: Array | None,
 ) -> tuple[Array, Array, Array]:
-    """Results of the compressed, selected and window branches. `pooled` as nsa_pool returns it."""
+    """Results of the compressed, selected and window branches. `pooled` as nsa_pool returns it; out (3, …): memory."""
     o = call.options
     common = {"scale": call.scale, "threads": call.threads}
     own: dict[str, Any] = {}
@@ -145,10 +147,11 @@ def attend_branches(
     if call.causal:
         compressed["compressed_causal"] = (o.length if o.visible == "complete" else 1, o.stride)
     window = (o.window - 1, 0 if call.causal else o.window - 1)
+    memory = (None, None, None) if out is None else (out[0], out[1], out[2])
     return (
-        attention(q, pooled[0], pooled[1], **compressed, **common),
-        attention(q, k, v, causal=call.causal, tiles=tiles, **own, **common),
-        attention(q, k, v, window=window, **own, **common),
+        attention(q, pooled[0], pooled[1], out=memory[0], **compressed, **common),
+        attention(q, k, v, causal=call.causal, tiles=tiles, out=memory[1], **own, **common),
+        attention(q, k, v, window=window, out=memory[2], **own, **common),
     )
 
 
@@ -194,12 +197,16 @@ def nsa(
     Source: Yuan et al. 2025, Native Sparse Attention (arXiv:2502.11089), equation 5.
     """
     call = call_of(q, k, options_of(preset, options), causal, scale, cu_seqlens, max_seqlen, threads)
-    named = [("q", q), ("k", k), ("v", v)]
-    library = common_library(named)
-    if library.operators is not None:
+    library = common_library([("q", q), ("k", k), ("v", v)])
+    pool, gate, out = nsa_pool, nsa_gate, None
+    if library.operators is not None and library.operators.wants_gradient(
+        q, k, v, gate_weight, gates, k_projection, v_projection
+    ):
         pool, gate = library.operators.nsa_pool, library.operators.nsa_gate
     else:
-        pool, gate = nsa_pool, nsa_gate
+        out = library.empty((BRANCHES, *q.shape[:-1], v.shape[-1]), dtype_name(q.dtype), q)
+        if not hasattr(out, "__getitem__"):  # memory that the library is to take over
+            out = None
     pooled = pool(
         k,
         v,
@@ -213,9 +220,9 @@ def nsa(
     )
     if tiles is None:
         tiles = select_tiles(call, q, pooled[0], cu_seqlens)
-    branches = attend_branches(call, q, k, v, pooled, tiles, cu_seqlens)
-    out = gate(
-        branches,
+    branches = attend_branches(call, q, k, v, pooled, tiles, cu_seqlens, out)
+    result = gate(
+        branches if out is None else out,
         q=None if gate_weight is None else q,
         gate_weight=gate_weight,
         gates=gates,
@@ -223,4 +230,4 @@ def nsa(
         max_seqlen=call.max_seqlen,
         threads=threads,
     )
-    return (out, tiles) if return_tiles else out
+    return (result, tiles) if return_tiles else result

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 # As modules: torch keeps the classes below to the very end, and through a function of theirs every cached plan.
-from .. import native_sparse, nsa_operations, tiles
+from .. import native_sparse, nsa_gates, nsa_operations, tiles
 
 
 class _Pool(torch.autograd.Function):
@@ -78,15 +78,13 @@ class _Gate(torch.autograd.Function):
         ctx.save_for_backward(compressed, selected, window, q, gate_weight, gates, cu_seqlens)
         ctx.options = options
         branches = (compressed, selected, window)
-        return nsa_operations.nsa_gate(
-            branches, q=q, gate_weight=gate_weight, gates=gates, cu_seqlens=cu_seqlens, **options
-        )
+        return nsa_gates.nsa_gate(branches, q=q, gate_weight=gate_weight, gates=gates, cu_seqlens=cu_seqlens, **options)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         compressed, selected, window, q, gate_weight, gates, cu_seqlens = ctx.saved_tensors
-        made = nsa_operations.nsa_gate_backward(
+        made = nsa_gates.nsa_gate_backward(
             dout.contiguous(),
             (compressed, selected, window),
             q=q,
@@ -99,6 +97,11 @@ class _Gate(torch.autograd.Function):
         if gate_weight is not None:
             return (*dbranches, made[1], made[2].to(gate_weight.dtype), None, None, None)
         return (*dbranches, None, None, made[1] if gates is not None else None, None, None)
+
+
+def wants_gradient(*arrays: Any) -> bool:
+    """Whether any of them, None for what is not given, is a tensor whose gradient will be asked for."""
+    return torch.is_grad_enabled() and any(getattr(array, "requires_grad", False) for array in arrays)
 
 
 def nsa_pool(
@@ -152,7 +155,7 @@ class NativeSparseAttention(torch.nn.Module):
         self.options = native_sparse.options_of(preset, options)
         self.preset, self.causal, self._given = preset, causal, options
         made = {"device": device, "dtype": dtype}
-        self.gate_weight = torch.nn.Parameter(torch.zeros(heads_q, nsa_operations.BRANCHES, head_dim, **made))
+        self.gate_weight = torch.nn.Parameter(torch.zeros(heads_q, nsa_gates.BRANCHES, head_dim, **made))
         self.k_projection: torch.nn.Parameter | None = None
         self.v_projection: torch.nn.Parameter | None = None
         if project:

@@ -27,15 +27,15 @@ struct Buffers {
   Buffers(Arena& arena, const Problem& problem) {
     const std::int64_t width = padded(problem.head_dim_qk), width_v = padded(problem.head_dim_v);
     sums = arena.take<float>(width_v);
-    branch = arena.take<float>(width_v);
+    branches = arena.take<float>(kBranches, width_v);
     gates = arena.take<float>(kRows, kColumns);
     if (problem.nsa.gate != GateKind::sigmoid) return;
     q = arena.take<float>(kRows, width);
     weight = arena.take<float>(kColumns, width);
     transposed = arena.take<float>(width, kColumns);
   }
-  float *sums, *branch;  // rows of O
-  float* gates;          // (rows, columns), of a backward gradients of logits too
+  float *sums, *branches;  // rows of O
+  float* gates;            // (rows, columns), of a backward gradients of logits too
   float *q = nullptr, *weight = nullptr, *transposed = nullptr;  // weight: rows are branches, those behind them 0
 };
 
@@ -95,13 +95,17 @@ class Rows {
     find_gates();
     const RowView o = rows_of(p_, bindings_[Slot::o], sequence_);
     for (std::int64_t i = 0; i < count_; ++i) {
-      std::fill_n(b_.sums, width_v_, 0.0F);
+      const float* gates = b_.gates + i * kColumns;
       for (std::int64_t x = 0; x < kBranches; ++x) {
-        const float gate = b_.gates[i * kColumns + x];
-        if (gate == 0.0F) continue;  // a branch that is shut may hold anything
-        kernels_.load_row(p_.v_type, parts_[x].at(first_ + i, head_), p_.head_dim_v, gate, b_.branch, width_v_);
-        for (std::int64_t c = 0; c < width_v_; ++c) b_.sums[c] += b_.branch[c];
+        float* row = b_.branches + x * width_v_;
+        if (gates[x] == 0.0F) {  // a branch that is shut may hold anything
+          std::fill_n(row, width_v_, 0.0F);
+        } else {
+          kernels_.load_row(p_.v_type, parts_[x].at(first_ + i, head_), p_.head_dim_v, 1.0F, row, width_v_);
+        }
       }
+      kernels_.matmul(1, width_v_, kBranches, {gates, kColumns, 1}, b_.branches, width_v_, b_.sums, width_v_, false,
+                      nullptr);
       kernels_.store_row(p_.o_type, b_.sums, p_.head_dim_v, o.at(first_ + i, head_));
     }
   }
@@ -114,9 +118,9 @@ class Rows {
       float* gates = b_.gates + i * kColumns;
       for (std::int64_t x = 0; x < kBranches; ++x) {
         kernels_.load_row(p_.o_type, dout.at(first_ + i, head_), p_.head_dim_v, 1.0F, b_.sums, width_v_);
-        kernels_.load_row(p_.v_type, parts_[x].at(first_ + i, head_), p_.head_dim_v, 1.0F, b_.branch, width_v_);
+        kernels_.load_row(p_.v_type, parts_[x].at(first_ + i, head_), p_.head_dim_v, 1.0F, b_.branches, width_v_);
         float gradient = 0.0F;
-        kernels_.dot_rows(1, width_v_, b_.sums, b_.branch, width_v_, &gradient);
+        kernels_.dot_rows(1, width_v_, b_.sums, b_.branches, width_v_, &gradient);
         for (std::int64_t c = 0; c < width_v_; ++c) b_.sums[c] *= gates[x];
         kernels_.store_row(p_.v_type, b_.sums, p_.head_dim_v, gradients_[x].at(first_ + i, head_));
         // The gate is not needed any more: its gradient takes its place.
