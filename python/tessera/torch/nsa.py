@@ -33,7 +33,6 @@ class _Pool(torch.autograd.Function):
         )
         if cu_seqlens_k is not None:
             ctx.mark_non_differentiable(made[2])
-            _zero_behind(made, int(made[2][-1]))
         return made
 
     @staticmethod
@@ -54,12 +53,6 @@ class _Pool(torch.autograd.Function):
             return (*gradients, None, None, None, None)
         dk, dv, dk_projection, dv_projection = gradients
         return dk, dv, dk_projection.to(k_projection.dtype), dv_projection.to(v_projection.dtype), None, None
-
-
-def _zero_behind(pooled: tuple[Tensor, ...], blocks: int) -> None:
-    """Spare rows are part of a tensor that autograd hands on: no one shall find a NaN there."""
-    for array in pooled[:2]:
-        array[blocks:].zero_()
 
 
 class _Gate(torch.autograd.Function):
