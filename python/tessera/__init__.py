@@ -22,8 +22,8 @@ from .decay import decay_slopes
 from .linear import linear_attention, linear_chunk, linear_decode
 from .linear_ring import linear_flush, ring_advance
 from .native_sparse import nsa
-from .nsa_gates import nsa_gate, nsa_gate_backward
-from .nsa_operations import nsa_pool, nsa_pool_backward, nsa_select
+from .native_sparse.gates import nsa_gate, nsa_gate_backward
+from .native_sparse.operations import nsa_pool, nsa_pool_backward, nsa_select
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .skip import SkipState

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 # As modules: torch keeps the classes below to the very end, and through a function of theirs every cached plan.
-from .. import native_sparse, nsa_gates, nsa_operations, tiles
+from .. import native_sparse, tiles
+from ..native_sparse import gates as nsa_gates
+from ..native_sparse import operations as nsa_operations
 
 
 class _Pool(torch.autograd.Function):

@@ -6,12 +6,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from . import _core
-from ._arguments import longest
-from ._checks import whole
-from ._libraries import common_library, dtype_name, refuse_gradient
-from .operations import run_problem
-from .tiles import TileList
+from .. import _core
+from .._arguments import longest
+from .._checks import whole
+from .._libraries import common_library, dtype_name, refuse_gradient
+from ..operations import run_problem
+from ..tiles import TileList
 
 Array = Any
 Shape = tuple[int, ...]

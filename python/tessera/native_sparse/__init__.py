@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from ._arguments import longest
-from ._checks import whole
-from ._libraries import common_library, dtype_name
-from .attention import attention
-from .nsa_gates import BRANCHES, nsa_gate
-from .nsa_operations import Heads, Reduce, Score, Visible, compressed_blocks, nsa_pool, nsa_select
-from .tiles import TileList
+from .._arguments import longest
+from .._checks import whole
+from .._libraries import common_library, dtype_name
+from ..attention import attention
+from ..tiles import TileList
+from .gates import BRANCHES, nsa_gate
+from .operations import Heads, Reduce, Score, Visible, compressed_blocks, nsa_pool, nsa_select
 
 Array = Any
 Preset = Literal["strict", "paper", "reference"]

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _core
-from ._arguments import longest
-from ._libraries import dtype_name, library_of, refuse_gradient
-from .operations import run_problem, stacked
+from .. import _core
+from .._arguments import longest
+from .._libraries import dtype_name, library_of, refuse_gradient
+from ..operations import run_problem, stacked
 
 Array = Any
 
