@@ -82,7 +82,7 @@ enum class Slot : std::uint8_t {
   must_skip_bits,  // likewise, that it leaves out; no block is in both
   dropout_seed,    // uint64 (1): overrides Bindings::seed; of rounding=stochastic too
   dropout_offset,  // uint64 (1)
-  o_parts,         // combine: (parts, …o)
+  o_parts,         // combine: (parts, …o); nsa_gate: (3, …o)
   lse_parts,       // combine: fp32 (parts, …lse)
   k_new,
   v_new,       // kv_append: (b, sq, hkv, d) or (tq, hkv, d)
@@ -100,7 +100,23 @@ enum class Slot : std::uint8_t {
   ring_cursor,  // linear_decode with ring: int32 (b), half·(ring + 1) + tokens that wait there; ring_advance() moves it
   dstate_final,  // backward of linear_chunk: fp32 (b, hq, …state): gradient of the states that the forward ended with
   dstate_initial,  // likewise: output, the gradient of those it began with
-  extra0,          // extra tensors of a registered score, then of a registered mask: callable.h
+  k_pooled,        // nsa_pool: (b, blocks, hkv, d), or (floor(tk / stride), hkv, d) packed: output of the forward
+  v_pooled,        // likewise with dv
+  dk_pooled,       // backward of nsa_pool: as k_pooled
+  dv_pooled,
+  cu_blocks,     // int32 (b + 1): where the compressed blocks of packed sequences begin; output of nsa_pool
+  k_projection,  // nsa_pool with project: (hkv, d, d), rows are the mean's dimensions, as k
+  v_projection,  // likewise (hkv, dv, dv), as v
+  dk_projection,
+  dv_projection,     // backward of nsa_pool: fp32, as the projections
+  selected_counts,   // nsa_select: int32 (b, hkv or hq, ceil(sq / tile)): blocks that were taken
+  selected_indices,  // int32 (…, top): which, in ascending order, and −1 behind them
+  gates,             // nsa_gate with gate=given: fp32 (b, sq, hq, 3) or (tq, hq, 3)
+  dgates,
+  gate_weight,   // nsa_gate with gate=sigmoid: (hq, 3, d), as q
+  dgate_weight,  // fp32
+  do_parts,      // backward of nsa_gate: as o_parts
+  extra0,        // extra tensors of a registered score, then of a registered mask: callable.h
   extra1,
   extra2,
   extra3,

@@ -11,7 +11,16 @@
 
 namespace tessera {
 
-enum class Operation : std::uint8_t { attention, combine, kv_append, linear_decode, linear_chunk };
+enum class Operation : std::uint8_t {
+  attention,
+  combine,
+  kv_append,
+  linear_decode,
+  linear_chunk,
+  nsa_pool,
+  nsa_select,
+  nsa_gate
+};
 enum class Pass : std::uint8_t { forward, backward };
 enum class Layout : std::uint8_t { dense, varlen };
 enum class KvLayout : std::uint8_t { dense, varlen, paged_table, paged_csr };
@@ -22,6 +31,15 @@ enum class StateLayout : std::uint8_t { vk, kv };
 /// How a bf16 state is rounded when it is written: to nearest, or up or down by chance so that the expected value is
 /// exact.
 enum class Rounding : std::uint8_t { nearest, stochastic };
+/// By what nsa_select chooses blocks: sums of probabilities over compressed keys, or products with one compressed key.
+enum class SelectScore : std::uint8_t { dot, softmax };
+/// Whose scores a tile of queries shares: its first row's, those of the mean of its rows, or the largest of any row.
+enum class TileReduce : std::uint8_t { first, mean, max };
+/// When a row sees a compressed key under nsa_select's causal mask: once its block is complete, or once it has begun,
+/// which shows the row later tokens.
+enum class BlockVisible : std::uint8_t { complete, started };
+/// Gates of the three branches: a sigmoid of q times a weight, bound, or 1/3.
+enum class GateKind : std::uint8_t { sigmoid, given, mean };
 enum class Metadata : std::uint8_t { trust, clamp, report };
 
 /// One source of keys and values. Two of them may share one softmax (segments).
@@ -107,6 +125,26 @@ struct LinearStates {
   bool operator==(const LinearStates&) const = default;
 };
 
+/// What nsa_pool, nsa_select and nsa_gate have (docs/nsa.md). Tokens of compressed keys are kv's, dense or packed.
+struct Nsa {
+  std::int64_t length = 64;  // nsa_pool, nsa_select: tokens of a compressed block
+  std::int64_t stride = 64;  // from one block to the next, at most length
+  bool project = false;      // nsa_pool: means are multiplied by a matrix of each key head
+  // nsa_select:
+  std::int64_t block = 64;   // tokens of a selection block
+  std::int64_t top = 16;     // blocks in a list, forced ones among them
+  std::int64_t tile = 1;     // query rows that share a list
+  bool query_heads = false;  // a list for each query head, not for each key head
+  SelectScore score = SelectScore::dot;
+  TileReduce reduce = TileReduce::first;
+  BlockVisible visible = BlockVisible::complete;
+  std::int64_t initial = 1;           // first blocks of the sequence that are always taken
+  std::int64_t local = 2;             // likewise the tile's own blocks and local − 1 before them; 0: none
+  bool causal = false;                // row i is token i and sees nothing behind it
+  GateKind gate = GateKind::sigmoid;  // nsa_gate
+  bool operator==(const Nsa&) const = default;
+};
+
 /// What all operations share, attention's fields, and a struct for each other operation. Problem::check refuses fields
 /// of operations other than the problem's.
 struct Problem {
@@ -168,6 +206,7 @@ struct Problem {
   Combine combine;
   KvAppend append;
   LinearStates linear;
+  Nsa nsa;
 
   bool operator==(const Problem&) const = default;
 

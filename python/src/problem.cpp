@@ -63,6 +63,8 @@ void complete(Problem& p, const nb::dict& given) {
     if (p.operation == Operation::linear_decode && !has(given, "slots")) p.linear.states = p.batch;
     return;
   }
+  if (!has(given, "compress_stride")) p.nsa.stride = p.nsa.length;
+  if (!has(given, "select_block") && p.operation == Operation::nsa_select) p.nsa.block = p.nsa.length;
   const nb::dict kv = source_given(given, "kv");
   if (!has(kv, "layout") && p.operation == Operation::attention && p.q_layout == Layout::varlen) {
     p.kv.layout = KvLayout::varlen;
@@ -130,7 +132,8 @@ void define_problem(nb::module_& m) {
             new (self) Problem(problem_from(std::move(operation), fields));
           },
           nb::arg("operation"), nb::arg("fields"),
-          "operation: \"attention\", \"combine\", \"kv_append\", \"linear_decode\" or \"linear_chunk\".\n"
+          "operation: \"attention\", \"combine\", \"kv_append\", \"linear_decode\", \"linear_chunk\",\n"
+          "\"nsa_pool\", \"nsa_select\" or \"nsa_gate\".\n"
           "Raises ValueError naming the field, TypeError for a keyword that is none.")
       .def_static(
           "fields",

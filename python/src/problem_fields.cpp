@@ -239,6 +239,20 @@ const std::vector<Field<Problem>>& problem_fields() {
       TESSERA_FIELD(Problem, "state_layout", linear.state_layout),
       TESSERA_FIELD(Problem, "ring", linear.ring),
       TESSERA_FIELD(Problem, "rounding", linear.rounding),
+      TESSERA_FIELD(Problem, "compress_length", nsa.length),
+      TESSERA_FIELD(Problem, "compress_stride", nsa.stride),
+      TESSERA_FIELD(Problem, "project", nsa.project),
+      TESSERA_FIELD(Problem, "select_block", nsa.block),
+      TESSERA_FIELD(Problem, "select_top", nsa.top),
+      TESSERA_FIELD(Problem, "select_tile", nsa.tile),
+      TESSERA_FIELD(Problem, "select_query_heads", nsa.query_heads),
+      TESSERA_FIELD(Problem, "select_score", nsa.score),
+      TESSERA_FIELD(Problem, "tile_reduce", nsa.reduce),
+      TESSERA_FIELD(Problem, "block_visible", nsa.visible),
+      TESSERA_FIELD(Problem, "initial_blocks", nsa.initial),
+      TESSERA_FIELD(Problem, "local_blocks", nsa.local),
+      TESSERA_FIELD(Problem, "select_causal", nsa.causal),
+      TESSERA_FIELD(Problem, "gate", nsa.gate),
   };
   return fields;
 }

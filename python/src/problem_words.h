@@ -39,6 +39,18 @@ template <>
 inline constexpr ValueWord<Rounding> kWords<Rounding>[] = {{"nearest", Rounding::nearest},
                                                            {"stochastic", Rounding::stochastic}};
 template <>
+inline constexpr ValueWord<SelectScore> kWords<SelectScore>[] = {{"dot", SelectScore::dot},
+                                                                 {"softmax", SelectScore::softmax}};
+template <>
+inline constexpr ValueWord<TileReduce> kWords<TileReduce>[] = {
+    {"first", TileReduce::first}, {"mean", TileReduce::mean}, {"max", TileReduce::max}};
+template <>
+inline constexpr ValueWord<BlockVisible> kWords<BlockVisible>[] = {{"complete", BlockVisible::complete},
+                                                                   {"started", BlockVisible::started}};
+template <>
+inline constexpr ValueWord<GateKind> kWords<GateKind>[] = {
+    {"sigmoid", GateKind::sigmoid}, {"given", GateKind::given}, {"mean", GateKind::mean}};
+template <>
 inline constexpr ValueWord<Metadata> kWords<Metadata>[] = {
     {"trust", Metadata::trust}, {"clamp", Metadata::clamp}, {"report", Metadata::report}};
 template <>

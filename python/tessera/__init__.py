@@ -21,6 +21,9 @@ from .callables import register_mask, register_score
 from .decay import decay_slopes
 from .linear import linear_attention, linear_chunk, linear_decode
 from .linear_ring import linear_flush, ring_advance
+from .native_sparse import nsa
+from .native_sparse.gates import nsa_gate, nsa_gate_backward
+from .native_sparse.operations import nsa_pool, nsa_pool_backward, nsa_select
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
 from .skip import SkipState
@@ -92,6 +95,12 @@ __all__ = [
     "linear_flush",
     "merge_states",
     "noop_mask",
+    "nsa",
+    "nsa_gate",
+    "nsa_gate_backward",
+    "nsa_pool",
+    "nsa_pool_backward",
+    "nsa_select",
     "or_masks",
     "plan",
     "register_mask",

@@ -39,7 +39,7 @@ def run_problem(
         run_on_gpu(library, _plan(problem, 0, device), slots, arrays, q, seeds)
 
 
-def _stacked(parts: tuple[Array, ...], name: str) -> Any:
+def stacked(parts: tuple[Array, ...], name: str) -> Any:
     """The parts as one tensor (parts, ...): where they lie when their distances are even, else a copy."""
     library = library_of(parts[0], name)
     device = library.device(parts[0])
@@ -118,7 +118,7 @@ def _listed(parts: Any, name: str) -> tuple[Any, Array]:
 
 
 def _placed(parts: Any, name: str) -> Any:
-    return _stacked(parts, name) if isinstance(parts, tuple) else parts
+    return stacked(parts, name) if isinstance(parts, tuple) else parts
 
 
 @lru_cache(maxsize=512)

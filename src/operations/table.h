@@ -13,8 +13,12 @@ extern const OperationRules kCombine;       // combine.cpp
 extern const OperationRules kKvAppend;      // kv_append.cpp
 extern const OperationRules kLinearDecode;  // linear_decode.cpp
 extern const OperationRules kLinearChunk;   // linear_chunk.cpp
+extern const OperationRules kNsaPool;       // nsa_pool.cpp
+extern const OperationRules kNsaSelect;     // nsa_select.cpp
+extern const OperationRules kNsaGate;       // nsa_gate.cpp
 
 /// In the order of enum Operation.
-inline constexpr std::array kOperations = {&kAttention, &kCombine, &kKvAppend, &kLinearDecode, &kLinearChunk};
+inline constexpr std::array kOperations = {&kAttention,   &kCombine, &kKvAppend,  &kLinearDecode,
+                                           &kLinearChunk, &kNsaPool, &kNsaSelect, &kNsaGate};
 
 }  // namespace tessera::detail

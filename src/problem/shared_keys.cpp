@@ -8,10 +8,6 @@
 namespace tessera::detail {
 namespace {
 
-std::optional<std::int64_t> default_total(const Problem& p, const KvSource& kv) noexcept {
-  return kv.layout == KvLayout::varlen ? checked_multiply(p.batch, kv.seqlen) : 0;
-}
-
 std::optional<std::int64_t> default_pages(const Problem& p, const KvSource& kv) noexcept {
   if (!is_paged(kv.layout) || kv.page_size < 1 || kv.seqlen < 0) return 0;
   return checked_multiply(p.batch, ceil_div(kv.seqlen, kv.page_size));
@@ -38,6 +34,10 @@ std::int64_t or_default(const LineReader& line, std::string_view key, std::optio
 
 std::optional<std::int64_t> default_total_q(const Problem& p) noexcept {
   return p.q_layout == Layout::varlen ? checked_multiply(p.batch, p.seqlen_q) : 0;
+}
+
+std::optional<std::int64_t> default_total(const Problem& p, const KvSource& kv) noexcept {
+  return kv.layout == KvLayout::varlen ? checked_multiply(p.batch, kv.seqlen) : 0;
 }
 
 void read_types(const LineReader& line, Problem& p) {

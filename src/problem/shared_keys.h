@@ -17,6 +17,9 @@ std::int64_t or_default(const LineReader& line, std::string_view key, std::optio
 /// tq: batch · seqlen_q when packed.
 std::optional<std::int64_t> default_total_q(const Problem& problem) noexcept;
 
+/// tk: batch · seqlen when packed.
+std::optional<std::int64_t> default_total(const Problem& problem, const KvSource& kv) noexcept;
+
 /// dtype
 void read_types(const LineReader& line, Problem& problem);
 void write_types(LineWriter& line, const Problem& problem);

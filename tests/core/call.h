@@ -33,6 +33,15 @@ class Call {
       case Operation::linear_chunk:
         linear();
         break;
+      case Operation::nsa_pool:
+        nsa_pool();
+        break;
+      case Operation::nsa_select:
+        nsa_select();
+        break;
+      case Operation::nsa_gate:
+        nsa_gate();
+        break;
     }
   }
 
@@ -281,6 +290,76 @@ class Call {
     if (!backward) return;
     bind(Slot::dstate_final, DType::fp32, {p.batch, p.heads_q, outer, inner});
     bind(Slot::dstate_initial, DType::fp32, {p.batch, p.heads_q, outer, inner});
+  }
+
+  void pooled(Slot slot, DType dtype, std::int64_t dim) {
+    const Nsa& nsa = problem.nsa;
+    const std::int64_t blocks = problem.kv.seqlen < nsa.length ? 0 : (problem.kv.seqlen - nsa.length) / nsa.stride + 1;
+    if (problem.kv.layout == KvLayout::varlen) {
+      bind(slot, dtype, {problem.kv.total / nsa.stride, problem.heads_kv, dim});
+    } else {
+      bind(slot, dtype, {problem.batch, blocks, problem.heads_kv, dim});
+    }
+  }
+
+  void nsa_pool() {
+    const Problem& p = problem;
+    const bool backward = p.pass == Pass::backward;
+    source(p.kv, false, 0);
+    if (p.kv.layout == KvLayout::varlen && !backward) bind(Slot::cu_blocks, DType::int32, {p.batch + 1});
+    if (!backward || p.nsa.project) {
+      keys(Slot::k, p.kv, p.k_type, p.head_dim_qk);
+      keys(Slot::v, p.kv, p.v_type, p.head_dim_v);
+    }
+    if (p.nsa.project) {
+      bind(Slot::k_projection, p.k_type, {p.heads_kv, p.head_dim_qk, p.head_dim_qk});
+      bind(Slot::v_projection, p.v_type, {p.heads_kv, p.head_dim_v, p.head_dim_v});
+    }
+    pooled(backward ? Slot::dk_pooled : Slot::k_pooled, p.k_type, p.head_dim_qk);
+    pooled(backward ? Slot::dv_pooled : Slot::v_pooled, p.v_type, p.head_dim_v);
+    if (!backward) return;
+    keys(Slot::dk, p.kv, p.k_type, p.head_dim_qk);
+    keys(Slot::dv, p.kv, p.v_type, p.head_dim_v);
+    if (!p.nsa.project) return;
+    bind(Slot::dk_projection, DType::fp32, {p.heads_kv, p.head_dim_qk, p.head_dim_qk});
+    bind(Slot::dv_projection, DType::fp32, {p.heads_kv, p.head_dim_v, p.head_dim_v});
+  }
+
+  void nsa_select() {
+    const Problem& p = problem;
+    rows(Slot::q, p.q_type, p.heads_q, p.head_dim_qk);
+    if (varlen()) lengths(Slot::cu_seqlens_q, p.batch + 1, p.seqlen_q);
+    source(p.kv, false, 0);
+    pooled(Slot::k_pooled, p.k_type, p.head_dim_qk);
+    const std::int64_t heads = p.nsa.query_heads ? p.heads_q : p.heads_kv;
+    const std::int64_t tiles = (p.seqlen_q + p.nsa.tile - 1) / p.nsa.tile;
+    bind(Slot::selected_counts, DType::int32, {p.batch, heads, tiles});
+    bind(Slot::selected_indices, DType::int32, {p.batch, heads, tiles, p.nsa.top});
+  }
+
+  void branches(Slot slot, DType dtype) {
+    if (varlen()) {
+      bind(slot, dtype, {3, problem.total_q, problem.heads_q, problem.head_dim_v});
+    } else {
+      bind(slot, dtype, {3, problem.batch, problem.seqlen_q, problem.heads_q, problem.head_dim_v});
+    }
+  }
+
+  void nsa_gate() {
+    const Problem& p = problem;
+    const bool backward = p.pass == Pass::backward;
+    const bool sigmoid = p.nsa.gate == GateKind::sigmoid, given = p.nsa.gate == GateKind::given;
+    branches(Slot::o_parts, p.v_type);
+    if (varlen()) lengths(Slot::cu_seqlens_q, p.batch + 1, p.seqlen_q);
+    if (sigmoid) rows(Slot::q, p.q_type, p.heads_q, p.head_dim_qk);
+    if (sigmoid) bind(Slot::gate_weight, p.q_type, {p.heads_q, 3, p.head_dim_qk});
+    if (given) rows(Slot::gates, DType::fp32, p.heads_q, 3);
+    rows(backward ? Slot::dout : Slot::o, p.o_type, p.heads_q, p.head_dim_v);
+    if (!backward) return;
+    branches(Slot::do_parts, p.v_type);
+    if (sigmoid) rows(Slot::dq, p.q_type, p.heads_q, p.head_dim_qk);
+    if (sigmoid) bind(Slot::dgate_weight, DType::fp32, {p.heads_q, 3, p.head_dim_qk});
+    if (given) rows(Slot::dgates, DType::fp32, p.heads_q, 3);
   }
 
   std::vector<std::unique_ptr<Block>> memory_;

@@ -28,6 +28,9 @@ const char* const kSkip = "attention b=2 sq=8 hq=4 hkv=2 list=bitmask skip=mass"
 const char* const kCombine = "combine b=2 sq=8 hq=4";
 const char* const kAppend = "kv_append b=2 sq=8 hkv=4";
 
+const char* const kSelect = "nsa_select b=2 sq=300 hq=4 hkv=2 causal";
+const char* const kGate = "nsa_gate b=2 sq=300 hq=4";
+const char* const kPool = "nsa_pool b=2 sk=300 hkv=2";
 const char* const kLinear = "linear_decode b=2 t=2 h=4 slots=3";
 
 const Broken kBroken[] = {
@@ -230,6 +233,43 @@ const Broken kBroken[] = {
     {kLinear, [](Problem& p) { p.lse = true; }, kInvalid, "lse"},
     {kLinear, [](Problem& p) { p.combine.parts = 3; }, kInvalid, "combine.parts"},
     {kLinear, [](Problem& p) { p.append.rotary = Rotary::half; }, kInvalid, "append.rotary"},
+    {kPool, [](Problem& p) { p.nsa.length = 0; }, kInvalid, "nsa.length"},
+    {kPool, [](Problem& p) { p.nsa.stride = 0; }, kInvalid, "nsa.stride"},
+    {kPool, [](Problem& p) { p.nsa.stride = 65; }, kInvalid, "nsa.stride"},
+    {kPool, [](Problem& p) { p.nsa.length = 4 * kHuge; }, ErrorCode::overflow, "nsa.length"},
+    {kPool, [](Problem& p) { p.kv.layout = KvLayout::paged_csr, p.kv.page_size = 8; }, kInvalid, "kv.layout"},
+    {kPool, [](Problem& p) { p.kv.seqused = true; }, kInvalid, "kv.seqused"},
+    {kPool, [](Problem& p) { p.kv.seqlen = -1; }, kInvalid, "kv.seqlen"},
+    {kPool, [](Problem& p) { p.seqlen_q = 1; }, kInvalid, "seqlen_q"},
+    {kPool, [](Problem& p) { p.heads_q = 4; }, kInvalid, "heads_q"},
+    {kPool, [](Problem& p) { p.scale = 1.0F; }, kInvalid, "scale"},
+    {kPool, [](Problem& p) { p.sink = true; }, kInvalid, "sink"},
+    {kPool, [](Problem& p) { p.kv2.emplace(); }, kInvalid, "kv2"},
+    {kForward, [](Problem& p) { p.nsa.stride = 8; }, kInvalid, "nsa.stride"},
+    {kPool, [](Problem& p) { p.nsa.top = 8; }, kInvalid, "nsa.top"},
+    {kPool, [](Problem& p) { p.nsa.gate = GateKind::mean; }, kInvalid, "nsa.gate"},
+    {kSelect, [](Problem& p) { p.nsa.project = true; }, kInvalid, "nsa.project"},
+    {kSelect, [](Problem& p) { p.nsa.length = 0; }, kInvalid, "nsa.length"},
+    {kSelect, [](Problem& p) { p.nsa.block = 0; }, kInvalid, "nsa.block"},
+    {kSelect, [](Problem& p) { p.nsa.block = 32; }, kInvalid, "nsa.score"},
+    {kSelect, [](Problem& p) { p.nsa.score = SelectScore::softmax, p.nsa.stride = 48; }, kInvalid, "nsa.stride"},
+    {kSelect, [](Problem& p) { p.nsa.score = SelectScore::softmax, p.nsa.block = 96; }, kInvalid, "nsa.stride"},
+    {kSelect, [](Problem& p) { p.nsa.top = 0; }, kInvalid, "nsa.top"},
+    {kSelect, [](Problem& p) { p.nsa.top = 2; }, kInvalid, "nsa.top"},
+    {kSelect, [](Problem& p) { p.nsa.top = 5, p.nsa.tile = 256; }, kInvalid, "nsa.top"},
+    {kSelect, [](Problem& p) { p.nsa.top = 3, p.nsa.tile = 48; }, kInvalid, "nsa.top"},
+    {kSelect, [](Problem& p) { p.nsa.tile = 0; }, kInvalid, "nsa.tile"},
+    {kSelect, [](Problem& p) { p.nsa.initial = -1; }, kInvalid, "nsa.initial"},
+    {kSelect, [](Problem& p) { p.nsa.local = -1; }, kInvalid, "nsa.local"},
+    {kSelect, [](Problem& p) { p.nsa.top = 4 * kHuge; }, ErrorCode::overflow, "nsa.top"},
+    {kSelect, [](Problem& p) { p.heads_kv = 3; }, kInvalid, "heads_kv"},
+    {kSelect, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
+    {kSelect, [](Problem& p) { p.seqused_q = true; }, kInvalid, "seqused_q"},
+    {kSelect, [](Problem& p) { p.scale = std::numeric_limits<float>::infinity(); }, kInvalid, "scale"},
+    {kGate, [](Problem& p) { p.nsa.length = 8; }, kInvalid, "nsa.length"},
+    {kGate, [](Problem& p) { p.kv.layout = KvLayout::varlen; }, kInvalid, "kv"},
+    {kGate, [](Problem& p) { p.seqused_q = true; }, kInvalid, "seqused_q"},
+    {kGate, [](Problem& p) { p.lse = true; }, kInvalid, "lse"},
 };
 
 class CheckRefuses : public testing::TestWithParam<Broken> {};
@@ -249,11 +289,27 @@ TEST_P(CheckRefuses, TheField) {
 INSTANTIATE_TEST_SUITE_P(Problem, CheckRefuses, testing::ValuesIn(kBroken));
 
 TEST(Check, ZeroSizesAreFine) {
-  for (const char* line :
-       {"attention sq=0", "attention b=0 sq=8", "attention sq=8 sk=0", "attention sq=0 layout=varlen",
-        "attention sq=3 sk=0 kv=table page=4", "combine sq=0", "kv_append sq=0", "linear_decode b=0",
-        "linear_decode b=0 slots=4", "linear_decode t=0 ring=1", "linear_decode b=0 ring=64", "linear_chunk b=0 t=8",
-        "linear_chunk t=0 slots=2", "linear_chunk b=2 t=8 varlen tq=0"}) {
+  for (const char* line : {"attention sq=0",
+                           "attention b=0 sq=8",
+                           "attention sq=8 sk=0",
+                           "attention sq=0 layout=varlen",
+                           "attention sq=3 sk=0 kv=table page=4",
+                           "combine sq=0",
+                           "kv_append sq=0",
+                           "linear_decode b=0",
+                           "linear_decode b=0 slots=4",
+                           "linear_decode t=0 ring=1",
+                           "linear_decode b=0 ring=64",
+                           "linear_chunk b=0 t=8",
+                           "linear_chunk t=0 slots=2",
+                           "linear_chunk b=2 t=8 varlen tq=0",
+                           "nsa_pool sk=0",
+                           "nsa_pool b=0 sk=8 project",
+                           "nsa_pool b=2 sk=80 kv=varlen tk=0",
+                           "nsa_select sq=0",
+                           "nsa_select sq=9 sk=0 causal",
+                           "nsa_gate sq=0",
+                           "nsa_gate pass=backward b=0 sq=8"}) {
     EXPECT_NO_THROW(Problem::parse(line)) << line;
   }
 }

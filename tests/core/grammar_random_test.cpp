@@ -22,9 +22,12 @@ class RandomProblem {
   Problem draw() {
     Problem p;
     p.operation = pick({Operation::attention, Operation::attention, Operation::combine, Operation::kv_append,
-                        Operation::linear_decode, Operation::linear_chunk});
+                        Operation::linear_decode, Operation::linear_chunk, Operation::nsa_pool, Operation::nsa_select,
+                        Operation::nsa_gate});
     const bool attention = p.operation == Operation::attention;
     if (p.is_linear()) return linear(p);
+    if (p.operation == Operation::nsa_pool) return nsa(p);
+    if (p.operation == Operation::nsa_select || p.operation == Operation::nsa_gate) return nsa_of_queries(p);
     p.batch = below(5);
     p.seqlen_q = below(300);
     p.heads_kv = 1 + below(4);
@@ -88,6 +91,57 @@ class RandomProblem {
     if (coin()) p.scale = number();
     p.deterministic = coin();
     p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
+    return p;
+  }
+  Problem nsa(Problem p) {
+    p.pass = pick({Pass::forward, Pass::backward});
+    p.batch = below(5);
+    p.kv.seqlen = below(300);
+    p.heads_q = p.heads_kv = 1 + below(4);
+    p.head_dim_qk = 1 + below(512);
+    p.head_dim_v = rarely() ? 1 + below(512) : p.head_dim_qk;
+    p.q_type = p.k_type = p.v_type = p.o_type = float_type();
+    if (rarely()) p.v_type = float_type();
+    p.kv.layout = pick({KvLayout::dense, KvLayout::varlen});
+    if (p.kv.layout == KvLayout::varlen) p.kv.total = rarely() ? below(1000) : p.batch * p.kv.seqlen;
+    if (coin()) p.nsa.length = 1 + below(64);
+    p.nsa.stride = coin() ? p.nsa.length : 1 + below(64);
+    p.nsa.project = coin();
+    p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
+    return p;
+  }
+  Problem nsa_of_queries(Problem p) {
+    p.batch = below(5);
+    p.seqlen_q = below(300);
+    p.heads_kv = 1 + below(4);
+    p.heads_q = p.heads_kv * (1 + below(4));
+    p.q_type = p.k_type = p.v_type = p.o_type = float_type();
+    p.q_layout = pick({Layout::dense, Layout::varlen});
+    if (p.q_layout == Layout::varlen) p.total_q = rarely() ? below(1000) : p.batch * p.seqlen_q;
+    p.kv.seqlen = rarely() ? below(300) : p.seqlen_q;
+    p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
+    if (p.operation == Operation::nsa_gate) {
+      p.pass = pick({Pass::forward, Pass::backward});
+      p.nsa.gate = pick({GateKind::sigmoid, GateKind::given, GateKind::mean});
+      return p;
+    }
+    p.kv.layout = pick({KvLayout::dense, KvLayout::varlen});
+    if (p.kv.layout == KvLayout::varlen) p.kv.total = rarely() ? below(1000) : p.batch * p.kv.seqlen;
+    p.nsa.length = p.nsa.stride = p.nsa.block = 1 + below(64);
+    if (coin()) {
+      p.nsa.score = SelectScore::softmax;
+      p.nsa.length *= 1 + below(3);
+      p.nsa.block *= 1 + below(3);
+    }
+    p.nsa.tile = rarely() ? 1 : 1 + below(300);
+    p.nsa.query_heads = coin();
+    p.nsa.reduce = pick({TileReduce::first, TileReduce::mean, TileReduce::max});
+    p.nsa.visible = pick({BlockVisible::complete, BlockVisible::started});
+    p.nsa.initial = below(3);
+    p.nsa.local = below(3);
+    p.nsa.causal = coin();
+    p.nsa.top = 320 + below(30);
+    if (coin()) p.scale = number();
     return p;
   }
   DType float_type() { return pick({DType::fp32, DType::fp16, DType::bf16, DType::e4m3}); }

@@ -2,7 +2,6 @@
 // The table of operations: every operation has its own keys and fields, and refuses those of the others.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <iterator>
 #include <set>
 #include <string>
@@ -14,14 +13,18 @@ namespace tessera {
 namespace {
 
 /// The shortest line of each operation, in the order of enum Operation.
-const char* const kLines[] = {"attention sq=8", "combine sq=8", "kv_append sq=8", "linear_decode", "linear_chunk"};
+const char* const kLines[] = {"attention sq=8", "combine sq=8",  "kv_append sq=8",  "linear_decode",
+                              "linear_chunk",   "nsa_pool sk=8", "nsa_select sq=8", "nsa_gate sq=8"};
 
 struct Field {
   const char* name;
   void (*set)(Problem& problem);
 };
 
-/// Fields of each operation alone.
+/// Which of kFields each operation has: linear_chunk has those of linear_decode, those of NSA share theirs.
+constexpr std::size_t kFieldsOf[] = {0, 1, 2, 3, 3, 4, 4, 4};
+
+/// Fields of each operation alone, or of several that share them.
 const std::initializer_list<Field> kFields[] = {
     {{"kv2", [](Problem& p) { p.kv2.emplace(); }},
      {"alibi", [](Problem& p) { p.alibi = true; }},
@@ -39,6 +42,20 @@ const std::initializer_list<Field> kFields[] = {
      {"linear.state_layout", [](Problem& p) { p.linear.state_layout = StateLayout::kv; }},
      {"linear.ring", [](Problem& p) { p.linear.ring = 8; }},
      {"linear.rounding", [](Problem& p) { p.linear.rounding = Rounding::stochastic; }}},
+    {{"nsa.length", [](Problem& p) { p.nsa.length = 32; }},
+     {"nsa.stride", [](Problem& p) { p.nsa.stride = 16; }},
+     {"nsa.project", [](Problem& p) { p.nsa.project = true; }},
+     {"nsa.block", [](Problem& p) { p.nsa.block = 32; }},
+     {"nsa.top", [](Problem& p) { p.nsa.top = 4; }},
+     {"nsa.tile", [](Problem& p) { p.nsa.tile = 32; }},
+     {"nsa.query_heads", [](Problem& p) { p.nsa.query_heads = true; }},
+     {"nsa.score", [](Problem& p) { p.nsa.score = SelectScore::softmax; }},
+     {"nsa.reduce", [](Problem& p) { p.nsa.reduce = TileReduce::max; }},
+     {"nsa.visible", [](Problem& p) { p.nsa.visible = BlockVisible::started; }},
+     {"nsa.initial", [](Problem& p) { p.nsa.initial = 0; }},
+     {"nsa.local", [](Problem& p) { p.nsa.local = 0; }},
+     {"nsa.causal", [](Problem& p) { p.nsa.causal = true; }},
+     {"nsa.gate", [](Problem& p) { p.nsa.gate = GateKind::mean; }}},
 };
 
 std::string want_of(const Problem& problem) {
@@ -70,10 +87,9 @@ TEST(Operations, AreInTheOrderOfTheEnumeration) {
 
 TEST(Operations, RefuseFieldsOfOthers) {
   for (std::size_t own = 0; own < std::size(kLines); ++own) {
-    const std::size_t own_fields = std::min(own, std::size(kFields) - 1);  // linear_chunk has those of linear_decode
-    for (std::size_t other = 0; other < std::size(kFields); ++other) {
-      if (other == own_fields) continue;
-      for (const Field& field : kFields[other]) {
+    for (std::size_t other = 0; other < std::size(kLines); ++other) {
+      if (kFieldsOf[other] == kFieldsOf[own] || (other > 0 && kFieldsOf[other] == kFieldsOf[other - 1])) continue;
+      for (const Field& field : kFields[kFieldsOf[other]]) {
         SCOPED_TRACE(std::string(kLines[own]) + " with " + field.name);
         Problem problem = Problem::parse(kLines[own]);
         field.set(problem);
@@ -111,6 +127,12 @@ TEST(Operations, KnowNoKeysOfOthers) {
       {"kv_append sq=8 scale=1", "scale"},
       {"linear_decode causal", "causal"},
       {"linear_chunk rounding=nearest", "rounding"},
+      {"nsa_pool sk=8 sq=8", "sq"},
+      {"nsa_pool sk=8 top=4", "top"},
+      {"attention sq=8 length=4", "length"},
+      {"nsa_select sq=8 project", "project"},
+      {"nsa_select sq=8 pass=backward", "pass"},
+      {"nsa_gate sq=8 top=4", "top"},
   };
   for (const auto& row : rows) {
     SCOPED_TRACE(row.line);

@@ -49,7 +49,13 @@ INSTANTIATE_TEST_SUITE_P(
         "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 state=bf16 slots=5", "linear_decode b=2 h=2 layout=kv",
         "linear_decode b=3 t=3 h=2 d=128 dtype=bf16 slots=5 ring=7", "linear_decode b=2 t=0 layout=kv ring=9",
         "linear_decode b=2 state=bf16 rounding=stochastic", "linear_chunk b=2 t=150 h=2 dtype=bf16 slots=3",
-        "linear_chunk pass=backward b=2 t=150 h=2 dtype=fp16 slots=3 layout=kv"));
+        "linear_chunk pass=backward b=2 t=150 h=2 dtype=fp16 slots=3 layout=kv",
+        "nsa_pool b=2 sk=300 hkv=2 dtype=bf16 kv=varlen length=32 stride=16 project",
+        "nsa_pool pass=backward b=2 sk=300 hkv=2 dtype=fp16 length=32 stride=16 project",
+        "nsa_select b=2 sq=300 hq=4 hkv=2 dtype=bf16 tile=32 causal",
+        "nsa_select b=2 sq=300 hq=4 hkv=2 layout=varlen length=32 stride=16 block=64 score=softmax reduce=max tile=8",
+        "nsa_gate b=2 sq=100 hq=3 dtype=bf16", "nsa_gate pass=backward b=2 sq=100 hq=3 layout=varlen",
+        "nsa_gate pass=backward sq=100 gate=given"));
 
 TEST(NoAllocationThroughC, InRun) {
   if (!TESSERA_OWN_ALLOCATOR) GTEST_SKIP() << "a sanitizer owns the allocator";

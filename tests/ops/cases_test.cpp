@@ -70,7 +70,8 @@ TEST(CaseLines, LengthsBeyondTheCapacityAreRefused) {
 }
 
 TEST(CaseFiles, ReferenceImplementationPassesToo) {
-  for (const char* file : {"segments", "lists", "mass_next", "combine", "kv_append", "linear", "empty"}) {
+  for (const char* file : {"segments", "lists", "mass_next", "combine", "kv_append", "linear", "empty", "nsa_pool",
+                           "nsa_select", "nsa_gate"}) {
     for (Case one : read_case_file(std::string(TESSERA_SOURCE_DIR "/tests/cases/") + file + ".txt")) {
       one.wishes = Wishes::parse("implementation=cpu.reference");
       const Outcome outcome = run_case(one);

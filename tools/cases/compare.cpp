@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cases/compare_nsa.h"
 #include "cases/compare_skip.h"
 #include "cpu/reference/number.h"
 
@@ -118,6 +119,19 @@ void compare_numbers(Slot slot, const Bindings& bindings, const reference::Resul
                                oracle.values[static_cast<std::size_t>(worst_index)], worst, allowed);
 }
 
+/// Integers that have one right value.
+std::string compare_integers(Slot slot, const Tensor& got, const reference::Output& oracle) {
+  std::string failure;
+  reference::for_each_element(got, [&](std::int64_t index, std::int64_t offset) {
+    const auto at = static_cast<std::size_t>(index);
+    const double value = reference::read(got, offset);
+    if (oracle.written[at] == 0 || value == oracle.values[at] || !failure.empty()) return;
+    failure = fmt::format("{}: element ({}): got {}, oracle {}", tessera::to_string(slot), place(got, index), value,
+                          oracle.values[at]);
+  });
+  return failure;
+}
+
 /// Whether tile `block` of row `row` is in the list that the run wrote.
 class NextList {
  public:
@@ -211,12 +225,16 @@ Comparison compare(const Problem& problem, const Bindings& got, const reference:
     if (oracle[slot].values.empty() || is_integer(got[slot].dtype)) continue;
     compare_numbers(slot, got, oracle, plain, result);
   }
+  if (!oracle[Slot::cu_blocks].values.empty() && result.passed) {
+    result.failure = compare_integers(Slot::cu_blocks, got[Slot::cu_blocks], oracle[Slot::cu_blocks]);
+    result.passed = result.failure.empty();
+  }
   if (problem.next != TileList::Form::none) compare_next(problem, got, oracle, plain, result);
-  if (!problem.skip || !result.passed) return result;
   const auto masses = [](const reference::Result& of) -> const std::vector<double>& { return of.next_mass; };
-  result.failure =
-      compare_skip(problem, got, oracle, find_tolerance(oracle, plain, masses, nullptr, DType::fp32).allowed());
-  result.passed = result.failure.empty();
+  const auto allowed = [&] { return find_tolerance(oracle, plain, masses, nullptr, DType::fp32).allowed(); };
+  if (problem.skip && result.passed) result.failure = compare_skip(problem, got, oracle, allowed());
+  if (problem.operation == Operation::nsa_select) result.failure = compare_selected(problem, got, oracle, allowed());
+  result.passed &= result.failure.empty();
   return result;
 }
 

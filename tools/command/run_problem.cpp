@@ -289,6 +289,10 @@ RunProblem problem_of(Arrays& arrays, const std::string& text) {
   if (line.operation() == "combine") return combine_of(arrays, line);
   if (line.operation() == "linear_decode") return linear_decode_of(arrays, line);
   if (line.operation() == "linear_chunk") return linear_chunk_of(arrays, line);
+  if (line.operation().substr(0, 4) == "nsa_") {
+    throw Error(ErrorCode::unsupported, "operation", std::string(line.operation()),
+                "attention, combine, kv_append, linear_decode or linear_chunk; tessera.nsa of Python has these");
+  }
   const bool append = line.operation() == "kv_append";
   const Slot q = append ? Slot::k_new : Slot::q;
   RunProblem result;

@@ -26,10 +26,11 @@ import warnings
 from .calls import forward
 from .library import LIBRARY as LIBRARY
 from .linear import linear_attention
+from .nsa import NativeSparseAttention
 from .sdpa import SdpaReport, sdpa_replacement
 from .skip import SkipAttention
 
 # torch.compile traces through caches and says so once for each; ours are of pure functions.
 warnings.filterwarnings("ignore", message=r"(?s)Dynamo detected a call to a `functools\.lru_cache`.*tessera")
 
-__all__ = ["SdpaReport", "SkipAttention", "forward", "linear_attention", "sdpa_replacement"]
+__all__ = ["NativeSparseAttention", "SdpaReport", "SkipAttention", "forward", "linear_attention", "sdpa_replacement"]

@@ -39,6 +39,12 @@ void Inputs::bind_operation() {
       return bind_linear_decode();
     case Operation::linear_chunk:
       return bind_linear_chunk();
+    case Operation::nsa_pool:
+      return bind_nsa_pool();
+    case Operation::nsa_select:
+      return bind_nsa_select();
+    case Operation::nsa_gate:
+      return bind_nsa_gate();
     default:
       return bind_by_rules();
   }

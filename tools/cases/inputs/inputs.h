@@ -89,6 +89,11 @@ class Inputs {
   void bind_kv_append();
   void bind_linear_decode();
   void bind_linear_chunk();
+  void bind_nsa_pool();
+  void bind_nsa_select();
+  void bind_nsa_gate();
+  [[nodiscard]] std::vector<std::int64_t> pooled_shape(std::int64_t dim) const;
+  void fill_pooled(Slot slot);
   void bind_pool();
   void bind_ring();
   void bind_seeds();

@@ -34,6 +34,9 @@ class RandomDraw {
   void kv_append();
   void linear_decode();
   void linear_chunk();
+  void nsa_pool();
+  void nsa_select();
+  void nsa_gate();
 
   RandomNumbers random_;
   RandomNumbers kernel_{0, 0};
@@ -45,6 +48,8 @@ class RandomDraw {
 
  private:
   std::int64_t head_dim();
+  /// Tokens of keys, dense or packed, and their compression.
+  void key_tokens();
   /// A pool, and slots of the sequences in it.
   void state_slots(bool elsewhere);
 };

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cases/random/features.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <tuple>
 
 namespace tessera::cases {
 namespace {
@@ -19,12 +16,20 @@ enum Operations : unsigned {
   kDecode = 16,
   kChunk = 32,  // forward
   kChunkBackward = 64,
+  kPool = 128,  // forward
+  kPoolBackward = 256,
+  kSelect = 512,
+  kGate = 1024,  // forward
+  kGateBackward = 2048,
 };
 constexpr unsigned kAttention = kForward | kBackward;
 constexpr unsigned kOfSequences = kAttention | kCombine | kAppend;
 constexpr unsigned kChunks = kChunk | kChunkBackward;
 constexpr unsigned kLinear = kDecode | kChunks;
-constexpr unsigned kAll = kOfSequences | kLinear;
+constexpr unsigned kPools = kPool | kPoolBackward;
+constexpr unsigned kGates = kGate | kGateBackward;
+constexpr unsigned kCompressed = kPools | kSelect;
+constexpr unsigned kAll = kOfSequences | kLinear | kCompressed | kGates;
 
 struct Feature {
   std::string_view name;
@@ -42,7 +47,13 @@ bool mixed_types(const Problem& p) {
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
 }
-bool has_keys(const Problem& p) { return p.operation == Operation::attention || p.operation == Operation::kv_append; }
+bool is_pool(const Case& c) { return c.problem.operation == Operation::nsa_pool; }
+bool is_select(const Case& c) { return c.problem.operation == Operation::nsa_select; }
+bool is_gate(const Case& c) { return c.problem.operation == Operation::nsa_gate; }
+bool has_keys(const Problem& p) {
+  return p.operation == Operation::attention || p.operation == Operation::kv_append ||
+         p.operation == Operation::nsa_pool || p.operation == Operation::nsa_select;
+}
 bool is_decode(const Case& c) { return c.problem.operation == Operation::linear_decode; }
 bool is_chunk(const Case& c) { return c.problem.operation == Operation::linear_chunk; }
 bool negative(const Window& window) { return window.left.value_or(0) < 0 || window.right.value_or(0) < 0; }
@@ -67,8 +78,9 @@ bool spans(const Case& c) {
 bool has_empty_sequence(const Case& c) {
   if (is_decode(c)) return false;  // a step of no tokens is a flush
   const Values& v = c.values;
-  return c.problem.seqlen_q == 0 || (has_keys(c.problem) && c.problem.kv.seqlen == 0) || has_zero(v.lens_q) ||
-         has_zero(v.used_q) || has_zero(v.lens_k) || has_zero(v.used_k) || has_zero(v.lens_k2) || has_zero(v.used_k2);
+  return (c.problem.seqlen_q == 0 && !is_pool(c)) || (has_keys(c.problem) && c.problem.kv.seqlen == 0) ||
+         has_zero(v.lens_q) || has_zero(v.used_q) || has_zero(v.lens_k) || has_zero(v.used_k) || has_zero(v.lens_k2) ||
+         has_zero(v.used_k2);
 }
 bool is_drawn(const Case& c, InputKind::Kind kind) { return c.values.inputs.kind == kind; }
 
@@ -83,16 +95,36 @@ constexpr Feature kFeatures[] = {
     {"linear_chunk", "operation", kChunk, [](const Case& c) { return is_chunk(c) && c.problem.pass == Pass::forward; }},
     {"linear_chunk_backward", "operation", kChunkBackward,
      [](const Case& c) { return is_chunk(c) && c.problem.pass == Pass::backward; }},
+    {"nsa_pool", "operation", kPool, [](const Case& c) { return is_pool(c) && c.problem.pass == Pass::forward; }},
+    {"nsa_pool_backward", "operation", kPoolBackward,
+     [](const Case& c) { return is_pool(c) && c.problem.pass == Pass::backward; }},
+    {"nsa_select", "operation", kSelect, is_select},
+    {"nsa_gate", "operation", kGate, [](const Case& c) { return is_gate(c) && c.problem.pass == Pass::forward; }},
+    {"nsa_gate_backward", "operation", kGateBackward,
+     [](const Case& c) { return is_gate(c) && c.problem.pass == Pass::backward; }},
+    {"nsa_softmax", "", kSelect, [](const Case& c) { return c.problem.nsa.score == SelectScore::softmax; }},
+    {"nsa_first", "reduce", kSelect,
+     [](const Case& c) { return is_select(c) && c.problem.nsa.reduce == TileReduce::first; }},
+    {"nsa_mean", "reduce", kSelect, [](const Case& c) { return c.problem.nsa.reduce == TileReduce::mean; }},
+    {"nsa_max", "reduce", kSelect, [](const Case& c) { return c.problem.nsa.reduce == TileReduce::max; }},
+    {"nsa_query_heads", "", kSelect, [](const Case& c) { return c.problem.nsa.query_heads; }},
+    {"nsa_causal", "", kSelect, [](const Case& c) { return c.problem.nsa.causal; }},
+    {"nsa_started", "", kSelect, [](const Case& c) { return c.problem.nsa.visible == BlockVisible::started; }},
+    {"nsa_sigmoid", "gate", kGates,
+     [](const Case& c) { return is_gate(c) && c.problem.nsa.gate == GateKind::sigmoid; }},
+    {"nsa_given", "gate", kGates, [](const Case& c) { return c.problem.nsa.gate == GateKind::given; }},
+    {"nsa_overlap", "", kCompressed, [](const Case& c) { return c.problem.nsa.stride < c.problem.nsa.length; }},
+    {"nsa_project", "", kPools, [](const Case& c) { return c.problem.nsa.project; }},
     {"fp32", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp32); }},
     {"fp16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp16); }},
     {"bf16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::bf16); }},
     {"mixed_types", "types", kAll, [](const Case& c) { return mixed_types(c.problem); }},
     {"three_tiles", "", kAttention, spans},
-    {"varlen_q", "", kOfSequences | kChunks, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
+    {"varlen_q", "", kOfSequences | kChunks | kSelect | kGates, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
     {"seqused_q", "", kAttention | kAppend, [](const Case& c) { return c.problem.seqused_q; }},
-    {"kv_dense", "kv", kAttention | kAppend,
+    {"kv_dense", "kv", kAttention | kAppend | kCompressed,
      [](const Case& c) { return has_keys(c.problem) && c.problem.kv.layout == KvLayout::dense; }},
-    {"kv_varlen", "kv", kAttention, [](const Case& c) { return c.problem.kv.layout == KvLayout::varlen; }},
+    {"kv_varlen", "kv", kAttention | kCompressed, [](const Case& c) { return c.problem.kv.layout == KvLayout::varlen; }},
     {"kv_table", "kv", kForward | kAppend, [](const Case& c) { return c.problem.kv.layout == KvLayout::paged_table; }},
     {"kv_csr", "kv", kForward | kAppend, [](const Case& c) { return c.problem.kv.layout == KvLayout::paged_csr; }},
     {"seqused_k", "", kAttention | kAppend, [](const Case& c) { return c.problem.kv.seqused; }},
@@ -102,11 +134,11 @@ constexpr Feature kFeatures[] = {
     {"kv2_varlen", "kv2", kAttention,
      [](const Case& c) { return c.problem.kv2 && c.problem.kv2->layout == KvLayout::varlen; }},
     {"kv2_paged", "kv2", kForward, [](const Case& c) { return c.problem.kv2 && is_paged(*c.problem.kv2); }},
-    {"grouped_heads", "", kAttention | kAppend, [](const Case& c) { return c.problem.heads_q != c.problem.heads_kv; }},
+    {"grouped_heads", "", kAttention | kAppend | kSelect, [](const Case& c) { return c.problem.heads_q != c.problem.heads_kv; }},
     {"batch", "", kAll, [](const Case& c) { return c.problem.batch > 1; }},
-    {"dims_differ", "", kAll, [](const Case& c) { return c.problem.head_dim_qk != c.problem.head_dim_v; }},
+    {"dims_differ", "", kAll & ~kSelect, [](const Case& c) { return c.problem.head_dim_qk != c.problem.head_dim_v; }},
     {"dim_over_64", "", kAll, [](const Case& c) { return std::max(c.problem.head_dim_qk, c.problem.head_dim_v) > 64; }},
-    {"empty_sequence", "", kOfSequences | kChunks, has_empty_sequence},
+    {"empty_sequence", "", kOfSequences | kChunks | kCompressed | kGates, has_empty_sequence},
     {"q_offset", "", kAttention, [](const Case& c) { return !c.values.q_offset.empty(); }},
     {"far_offset", "", kAttention,
      [](const Case& c) {
@@ -132,8 +164,8 @@ constexpr Feature kFeatures[] = {
     {"negative_window", "window", kAttention, [](const Case& c) { return negative(c.problem.window); }},
     {"compressed_causal", "", kAttention, [](const Case& c) { return c.problem.compressed_causal.has_value(); }},
     {"chunk", "", kAttention, [](const Case& c) { return c.problem.chunk > 0; }},
-    {"scale", "", kAttention | kLinear, [](const Case& c) { return c.problem.scale.has_value(); }},
-    {"scale_not_positive", "", kAttention, [](const Case& c) { return c.problem.scale.value_or(1.0F) <= 0.0F; }},
+    {"scale", "", kAttention | kLinear | kSelect, [](const Case& c) { return c.problem.scale.has_value(); }},
+    {"scale_not_positive", "", kAttention | kSelect, [](const Case& c) { return c.problem.scale.value_or(1.0F) <= 0.0F; }},
     {"softcap", "", kAttention, [](const Case& c) { return c.problem.softcap > 0; }},
     {"softcap_extreme", "", kAttention,
      [](const Case& c) { return c.problem.softcap > 0 && std::abs(std::log10(c.problem.softcap)) > 2; }},
@@ -190,8 +222,8 @@ constexpr Feature kFeatures[] = {
     {"dlse", "", kBackward, [](const Case& c) { return c.problem.dlse; }},
     {"grad_fp32", "", kBackward, [](const Case& c) { return c.problem.grad_fp32; }},
     {"accumulate", "", kBackward, [](const Case& c) { return c.problem.accumulate; }},
-    {"deterministic", "", kAttention | kLinear, [](const Case& c) { return c.problem.deterministic; }},
-    {"batch_invariant", "", kAttention | kLinear, [](const Case& c) { return c.problem.batch_invariant; }},
+    {"deterministic", "", kAttention | kLinear | kPools | kGates, [](const Case& c) { return c.problem.deterministic; }},
+    {"batch_invariant", "", kAttention | kLinear | kCompressed | kGates, [](const Case& c) { return c.problem.batch_invariant; }},
     {"splits", "", kAttention, [](const Case& c) { return c.wishes.splits.value_or(1) > 1; }},
     {"two_threads", "", kAll, [](const Case& c) { return c.threads > 1; }},
     {"heads_first", "strides", kAll, [](const Case& c) { return c.values.strides == Strides::heads_first; }},
@@ -288,10 +320,6 @@ bool meets_a_state(const Feature& a, const Feature& b) {
          std::find(std::begin(kNotBesideStates), std::end(kNotBesideStates), b.name) != std::end(kNotBesideStates);
 }
 
-std::string share(std::uint64_t count, std::uint64_t total) {
-  return fmt::format("{:5.1f}%", total == 0 ? 0.0 : 100.0 * static_cast<double>(count) / static_cast<double>(total));
-}
-
 }  // namespace
 
 std::size_t feature_count() noexcept { return std::size(kFeatures); }
@@ -316,62 +344,6 @@ std::string_view why_apart(std::size_t a, std::size_t b) noexcept {
     if (exclusion.a == y.name && exclusion.b == x.name) return exclusion.reason;
   }
   return "";
-}
-
-FeatureHistogram::FeatureHistogram() : counts_(std::size(kFeatures) * std::size(kFeatures), 0) {}
-
-void FeatureHistogram::add(const FeatureSet& features) {
-  ++total_;
-  const std::size_t n = std::size(kFeatures);
-  for (std::size_t a = 0; a < n; ++a) {
-    if (!features[a]) continue;
-    for (std::size_t b = a; b < n; ++b) counts_[a * n + b] += features[b] ? 1 : 0;
-  }
-}
-
-std::uint64_t FeatureHistogram::count(std::size_t a, std::size_t b) const noexcept {
-  return counts_[std::min(a, b) * std::size(kFeatures) + std::max(a, b)];
-}
-
-std::string FeatureHistogram::summary(std::uint64_t least) const {
-  std::string text = fmt::format("{} problems, {} features\n", total_, std::size(kFeatures));
-  std::vector<std::tuple<std::uint64_t, std::size_t, std::size_t>> pairs;
-  std::size_t apart = 0;
-  for (std::size_t a = 0; a < std::size(kFeatures); ++a) {
-    text += fmt::format("  {:<20} {:>8} {}\n", kFeatures[a].name, count(a, a), share(count(a, a), total_));
-    for (std::size_t b = a + 1; b < std::size(kFeatures); ++b) {
-      if (why_apart(a, b).empty()) {
-        pairs.emplace_back(count(a, b), a, b);
-      } else {
-        ++apart;
-      }
-    }
-  }
-  std::sort(pairs.begin(), pairs.end());
-  text += fmt::format("{} pairs of features can be combined, {} cannot\n", pairs.size(), apart);
-  std::size_t shown = 0;
-  for (const auto& [times, a, b] : pairs) {
-    if (times >= least && shown >= 3) break;
-    text += fmt::format("  {} {} + {}: {}\n", times < least ? "below" : "rarest", kFeatures[a].name, kFeatures[b].name,
-                        times);
-    ++shown;
-  }
-  const auto below =
-      std::count_if(pairs.begin(), pairs.end(), [&](const auto& pair) { return std::get<0>(pair) < least; });
-  text += fmt::format("pairs that came up less than {} times: {}\n", least, below);
-  return text;
-}
-
-std::string FeatureHistogram::table() const {
-  std::string text = "feature\tfeature\tproblems\n";
-  for (std::size_t a = 0; a < std::size(kFeatures); ++a) {
-    for (std::size_t b = a; b < std::size(kFeatures); ++b) {
-      const std::string_view reason = why_apart(a, b);
-      text += reason.empty() ? fmt::format("{}\t{}\t{}\n", kFeatures[a].name, kFeatures[b].name, count(a, b))
-                             : fmt::format("{}\t{}\tapart: {}\n", kFeatures[a].name, kFeatures[b].name, reason);
-    }
-  }
-  return text;
 }
 
 }  // namespace tessera::cases

@@ -94,6 +94,84 @@ void RandomDraw::linear_chunk() {
   v_.unbound_gradients = p_.pass == Pass::backward && random_.chance(0.3);
 }
 
+void RandomDraw::key_tokens() {
+  p_.kv.seqlen = random_.chance(0.1) ? random_.between(0, 3) : random_.between(4, 150);
+  static constexpr std::int64_t kLengths[] = {1, 4, 5, 8, 16, 24, 32, 64};
+  p_.nsa.length = random_.chance(0.7) ? random_.pick(kLengths) : random_.between(1, 40);
+  p_.nsa.stride = random_.chance(0.5) ? p_.nsa.length : random_.between(1, p_.nsa.length);
+  if (!random_.chance(0.4)) return;
+  p_.kv.layout = KvLayout::varlen;
+  for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_k.push_back(length(p_.kv.seqlen, b == 0));
+  p_.kv.total = std::accumulate(v_.lens_k.begin(), v_.lens_k.end(), random_.between(0, 5));
+}
+
+void RandomDraw::nsa_pool() {
+  p_.operation = Operation::nsa_pool;
+  p_.pass = random_.chance(0.5) ? Pass::backward : Pass::forward;
+  heads_and_dims();
+  p_.heads_q = p_.heads_kv;
+  key_tokens();
+  p_.nsa.project = random_.chance(0.4);
+  p_.deterministic = random_.chance(0.2);
+  p_.batch_invariant = random_.chance(0.2);
+}
+
+void RandomDraw::nsa_select() {
+  p_.operation = Operation::nsa_select;
+  heads_and_dims();
+  p_.head_dim_v = p_.head_dim_qk;
+  key_tokens();
+  Nsa& nsa = p_.nsa;
+  if (random_.chance(0.5)) {
+    nsa.score = SelectScore::softmax;
+    static constexpr std::int64_t kStrides[] = {1, 2, 4, 8, 16};
+    nsa.stride = random_.pick(kStrides);
+    nsa.length = nsa.stride * random_.between(1, 4);
+    nsa.block = nsa.stride * random_.between(1, 6);
+  } else {
+    nsa.stride = nsa.block = nsa.length;
+  }
+  static constexpr std::int64_t kTiles[] = {1, 1, 2, 8, 16, 32, 40, 256};
+  nsa.tile = random_.pick(kTiles);
+  nsa.query_heads = random_.chance(0.4);
+  static constexpr TileReduce kReductions[] = {TileReduce::first, TileReduce::mean, TileReduce::max};
+  nsa.reduce = random_.pick(kReductions);
+  if (random_.chance(0.3)) nsa.visible = BlockVisible::started;
+  nsa.initial = random_.between(0, 2);
+  nsa.local = random_.between(0, 3);
+  nsa.causal = random_.chance(0.7);
+  nsa.top = nsa.initial + nsa.local + nsa.tile / nsa.block + 1 + random_.between(0, 10);
+  p_.seqlen_q = random_.chance(0.7) ? p_.kv.seqlen : random_.between(0, 90);
+  if (random_.chance(p_.kv.layout == KvLayout::varlen ? 0.8 : 0.2)) {
+    p_.q_layout = Layout::varlen;
+    for (std::int64_t b = 0; b < p_.batch; ++b) {
+      const bool alike = p_.kv.layout == KvLayout::varlen && p_.seqlen_q == p_.kv.seqlen && random_.chance(0.8);
+      v_.lens_q.push_back(alike ? v_.lens_k[static_cast<std::size_t>(b)] : length(p_.seqlen_q, b == 0));
+    }
+    p_.total_q = std::accumulate(v_.lens_q.begin(), v_.lens_q.end(), random_.between(0, 5));
+  }
+  if (random_.chance(0.3)) p_.scale = static_cast<float>(random_.between(-100, 200)) / 100.0F;
+  p_.batch_invariant = random_.chance(0.2);
+}
+
+void RandomDraw::nsa_gate() {
+  p_.operation = Operation::nsa_gate;
+  p_.pass = random_.chance(0.5) ? Pass::backward : Pass::forward;
+  heads_and_dims();
+  p_.heads_kv = p_.heads_q;
+  static constexpr GateKind kGates[] = {GateKind::sigmoid, GateKind::sigmoid, GateKind::given, GateKind::mean};
+  p_.nsa.gate = random_.pick(kGates);
+  p_.seqlen_q = random_.chance(0.1) ? 0 : random_.between(1, 90);
+  p_.kv.seqlen = p_.seqlen_q;
+  if (random_.chance(0.4)) {
+    p_.q_layout = Layout::varlen;
+    for (std::int64_t b = 0; b < p_.batch; ++b) v_.lens_q.push_back(length(p_.seqlen_q, b == 0));
+    p_.total_q = std::accumulate(v_.lens_q.begin(), v_.lens_q.end(), random_.between(0, 5));
+  }
+  p_.deterministic = random_.chance(0.2);
+  p_.batch_invariant = random_.chance(0.2);
+}
+
 void RandomDraw::state_slots(bool elsewhere) {
   p_.linear.states = 2 * p_.batch + random_.between(0, 3);
   std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.linear.states));

@@ -32,6 +32,12 @@ class Generator : public RandomDraw {
       linear_decode();
     } else if (operation < 21) {
       linear_chunk();
+    } else if (operation < 24 && !gpu_) {
+      nsa_pool();
+    } else if (operation < 27 && !gpu_) {
+      nsa_select();
+    } else if (operation < 30 && !gpu_) {
+      nsa_gate();
     } else {
       attention();
     }

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native sparse attention: compressed, selected and window branches, gated."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+from .._arguments import longest
+from .._checks import whole
+from .._libraries import common_library, dtype_name
+from ..attention import attention
+from ..tiles import TileList
+from .gates import BRANCHES, nsa_gate
+from .operations import Heads, Reduce, Score, Visible, compressed_blocks, nsa_pool, nsa_select
+
+Array = Any
+Preset = Literal["strict", "paper", "reference"]
+
+
+class NsaOptions(NamedTuple):
+    """What the presets set; `nsa` takes each by keyword too. docs/nsa.md defines them."""
+
+    length: int = 64
+    stride: int = 64
+    block: int = 64
+    top: int = 16
+    tile: int | None = None  # 128 // group
+    heads: Heads = "kv"
+    score: Score = "dot"
+    reduce: Reduce = "first"
+    visible: Visible = "complete"
+    initial: int = 1
+    local: int = 2
+    window: int = 512
+
+
+PRESETS: dict[str, NsaOptions] = {
+    "strict": NsaOptions(),
+    "paper": NsaOptions(length=32, stride=16, tile=1, score="softmax"),
+    "reference": NsaOptions(tile=256, heads="q", reduce="mean", visible="started", initial=0, local=0),
+}
+
+
+class NsaCall(NamedTuple):
+    """A call of `nsa` whose options are known."""
+
+    options: NsaOptions
+    tile: int
+    causal: bool
+    scale: float | None
+    max_seqlen: int | None
+    threads: int
+
+
+def options_of(preset: str, given: dict[str, Any]) -> NsaOptions:
+    """Raises ValueError naming the preset, or an option that has no meaning."""
+    if preset not in PRESETS:
+        raise ValueError(f"preset: got {preset!r}; want one of {', '.join(PRESETS)}")
+    unknown = sorted(given.keys() - set(NsaOptions._fields))
+    if unknown:
+        raise TypeError(f"{unknown[0]}: got a keyword that nsa has not; want one of {', '.join(NsaOptions._fields)}")
+    options = PRESETS[preset]._replace(**given)
+    if whole("window", options.window) < 1:
+        raise ValueError(f"window: got {options.window}; want 1 key or more")
+    return options
+
+
+def call_of(
+    q: Array,
+    k: Array,
+    options: NsaOptions,
+    causal: bool,
+    scale: float | None,
+    cu_seqlens: Array | None,
+    max_seqlen: int | None,
+    threads: int,
+) -> NsaCall:
+    """Raises ValueError for shapes that are not those of one sequence's tokens."""
+    rank = 3 if cu_seqlens is not None else 4
+    for name, array in (("q", q), ("k", k)):
+        if len(array.shape) != rank:
+            sizes = "(tokens, heads, dim)" if rank == 3 else "(batch, seqlen, heads, dim), or packed with cu_seqlens"
+            raise ValueError(f"{name}: got {len(array.shape)} dimensions, shape {tuple(array.shape)}; want {sizes}")
+    if q.shape[:-2] != k.shape[:-2]:
+        raise ValueError(
+            f"k: got tokens of shape {tuple(k.shape[:-2])}; want those of q, {tuple(q.shape[:-2])}: row i is token i"
+        )
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
+        raise ValueError(f"k: got {k.shape[-2]} heads for {q.shape[-2]} query heads; want a divisor")
+    tile = max(1, 128 // (q.shape[-2] // k.shape[-2])) if options.tile is None else whole("tile", options.tile)
+    if cu_seqlens is not None:
+        max_seqlen = longest("cu_seqlens", cu_seqlens, max_seqlen) or q.shape[0]
+    return NsaCall(options, tile, causal, scale, max_seqlen, threads)
+
+
+def select_tiles(call: NsaCall, q: Array, k_pooled: Array, cu_seqlens: Array | None) -> TileList:
+    """The blocks of the selected branch."""
+    o = call.options
+    return nsa_select(
+        q,
+        k_pooled,
+        length=o.length,
+        stride=o.stride,
+        block=o.block,
+        top=o.top,
+        tile=call.tile,
+        heads=o.heads,
+        score=o.score,
+        reduce=o.reduce,
+        visible=o.visible,
+        initial=o.initial,
+        local=o.local,
+        causal=call.causal,
+        scale=call.scale,
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_k=cu_seqlens,
+        max_seqlen_q=call.max_seqlen,
+        max_seqlen_k=call.max_seqlen,
+        threads=call.threads,
+    )
+
+
+def attend_branches(
+    call: NsaCall,
+    q: Array,
+    k: Array,
+    v: Array,
+    pooled: tuple[Array, ...],
+    tiles: TileList,
+    cu_seqlens: Array | None,
+    out: Array | None,
+) -> tuple[Array, Array, Array]:
+    """Results of the compressed, selected and window branches. `pooled` as nsa_pool returns it; out (3, …): memory."""
+    o = call.options
+    common = {"scale": call.scale, "threads": call.threads}
+    own: dict[str, Any] = {}
+    compressed: dict[str, Any] = {}
+    if cu_seqlens is not None and call.max_seqlen is not None:
+        own = {
+            "cu_seqlens_q": cu_seqlens,
+            "cu_seqlens_k": cu_seqlens,
+            "max_seqlen_q": call.max_seqlen,
+            "max_seqlen_k": call.max_seqlen,
+        }
+        most = max(1, compressed_blocks(call.max_seqlen, o.length, o.stride))
+        compressed = own | {"cu_seqlens_k": pooled[2], "max_seqlen_k": most}
+    if call.causal:
+        compressed["compressed_causal"] = (o.length if o.visible == "complete" else 1, o.stride)
+    window = (o.window - 1, 0 if call.causal else o.window - 1)
+    memory = (None, None, None) if out is None else (out[0], out[1], out[2])
+    return (
+        attention(q, pooled[0], pooled[1], out=memory[0], **compressed, **common),
+        attention(q, k, v, causal=call.causal, tiles=tiles, out=memory[1], **own, **common),
+        attention(q, k, v, window=window, out=memory[2], **own, **common),
+    )
+
+
+def nsa(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    preset: Preset = "strict",
+    causal: bool = True,
+    gate_weight: Array | None = None,
+    gates: Array | None = None,
+    k_projection: Array | None = None,
+    v_projection: Array | None = None,
+    tiles: TileList | None = None,
+    return_tiles: bool = False,
+    scale: float | None = None,
+    cu_seqlens: Array | None = None,
+    max_seqlen: int | None = None,
+    threads: int = 0,
+    **options: Any,
+) -> Any:
+    """Native sparse attention: g_cmp · O_cmp + g_slc · O_slc + g_win · O_win, docs/nsa.md is the definition.
+
+    q (b, n, hq, d), k, v (b, n, hkv, d | dv), or packed (tokens, heads, dim) with cu_seqlens int32 (b + 1) and
+    max_seqlen (read from it if not given): row i is token i of its sequence. hq is a multiple of hkv; d and dv are
+    multiples of 8 to 512; fp32, fp16 or bf16. On the CPU only.
+
+    preset: "strict", nothing of row i depends on anything behind it; "paper" (Yuan et al. 2025: blocks of 32 every 16
+    tokens, each token selects for itself); "reference", which leaks up to 63 later tokens to each row and selects by
+    means over 256 queries, for comparing figures and checkpoints. **options override what a preset sets: length,
+    stride, block, top, tile, heads, score, reduce, visible, initial, local (`nsa_select` says what they are) and
+    window, in keys, 1 or more. tile None is 128 // (hq / hkv), at least 1.
+
+    gate_weight (hq, 3, d), as q: gates are sigmoid(q · w) of each branch; gates: fp32 (b, n, hq, 3), given; neither:
+    1/3. k_projection (hkv, d, d), v_projection (hkv, dv, dv): of compressed keys and values, see `nsa_pool`. tiles:
+    the selected blocks, instead of choosing them; return_tiles: (out, tiles), which another layer may take.
+
+    Returns (b, n, hq, dv) in the dtype of q. torch tensors may require grad: q, k, v, gate_weight, gates and both
+    projections have gradients, the choice of blocks has none. Rows that see nothing in a branch get 0 from it. Raises
+    as `attention` does, ValueError naming the argument, TypeError for a keyword that there is not.
+
+    Source: Yuan et al. 2025, Native Sparse Attention (arXiv:2502.11089), equation 5.
+    """
+    call = call_of(q, k, options_of(preset, options), causal, scale, cu_seqlens, max_seqlen, threads)
+    library = common_library([("q", q), ("k", k), ("v", v)])
+    pool, gate, out = nsa_pool, nsa_gate, None
+    if library.operators is not None and library.operators.wants_gradient(
+        q, k, v, gate_weight, gates, k_projection, v_projection
+    ):
+        pool, gate = library.operators.nsa_pool, library.operators.nsa_gate
+    else:
+        out = library.empty((BRANCHES, *q.shape[:-1], v.shape[-1]), dtype_name(q.dtype), q)
+        if not hasattr(out, "__getitem__"):  # memory that the library is to take over
+            out = None
+    pooled = pool(
+        k,
+        v,
+        length=call.options.length,
+        stride=call.options.stride,
+        k_projection=k_projection,
+        v_projection=v_projection,
+        cu_seqlens_k=cu_seqlens,
+        max_seqlen_k=call.max_seqlen,
+        threads=threads,
+    )
+    if tiles is None:
+        tiles = select_tiles(call, q, pooled[0], cu_seqlens)
+    branches = attend_branches(call, q, k, v, pooled, tiles, cu_seqlens, out)
+    result = gate(
+        branches if out is None else out,
+        q=None if gate_weight is None else q,
+        gate_weight=gate_weight,
+        gates=gates,
+        cu_seqlens=cu_seqlens,
+        max_seqlen=call.max_seqlen,
+        threads=threads,
+    )
+    return (result, tiles) if return_tiles else result

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the operations of native sparse attention share: tokens of sequences and the compressed blocks among them.
+#pragma once
+
+#include <cstdint>
+
+#include "base/checked.h"
+#include "bindings/rule_writer.h"
+#include "problem/operation.h"
+#include "problem/shared_keys.h"
+
+namespace tessera::detail {
+
+/// Compressed, selected, window.
+inline constexpr std::int64_t kNsaBranches = 3;
+
+/// Complete blocks of a sequence.
+constexpr std::int64_t compressed_blocks(const Nsa& nsa, std::int64_t tokens) noexcept {
+  return tokens < nsa.length ? 0 : (tokens - nsa.length) / nsa.stride + 1;
+}
+
+/// Query tiles of the longest sequence, and lists for each.
+constexpr std::int64_t select_tiles(const Problem& problem) noexcept {
+  return ceil_div(problem.seqlen_q, problem.nsa.tile);
+}
+constexpr std::int64_t select_heads(const Problem& problem) noexcept {
+  return problem.nsa.query_heads ? problem.heads_q : problem.heads_kv;
+}
+
+/// b sk hkv d dv dtype kv tk
+void read_key_tokens(const LineReader& line, Problem& problem);
+void write_key_tokens(LineWriter& line, const Problem& problem);
+/// length stride
+void read_compression(const LineReader& line, Problem& problem);
+void write_compression(LineWriter& line, const Problem& problem);
+
+/// Tokens of keys, dense or packed, and the compression of them.
+void check_compression(const Problem& problem);
+/// A field that is not at its default.
+std::string_view own_nsa_field(const Problem& problem);
+/// Refuses a field that is not at its default although the operation has no use for it; `forget` puts those that it has
+/// a use for back to their defaults.
+void refuse_nsa_fields_of_others(const Problem& problem, void (*forget)(Nsa& nsa));
+
+/// Rows of compressed keys, of all sequences.
+SlotRule& pooled_rows(RuleWriter& rules, const Problem& problem, Slot slot, RuleWriter::Access access, DType dtype,
+                      std::int64_t dim);
+
+}  // namespace tessera::detail

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of native sparse attention against torch's own of the same formulas, with the same blocks; the module."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import numpy as np  # noqa: E402
+import tessera  # noqa: E402
+from nsa_textbook import listed  # noqa: E402
+
+OPTIONS = {"length": 8, "stride": 4, "block": 16, "top": 5, "window": 20, "score": "softmax", "tile": 16}
+
+
+def tensors(*leading, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+
+    q, k, v = normal(*leading, 4, 16), normal(*leading, 2, 16), normal(*leading, 2, 24)
+    return q, k, v, normal(4, 3, 16), normal(2, 16, 16), normal(2, 24, 24)
+
+
+def attend(q, k, v, visible):
+    group = q.shape[1] // k.shape[1]
+    scores = torch.einsum("ihd,jhd->hij", q, k.repeat_interleave(group, 1)) * q.shape[-1] ** -0.5
+    weights = torch.exp(scores).masked_fill(~visible, 0)
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(1e-30)
+    return torch.einsum("hij,jhd->ihd", weights, v.repeat_interleave(group, 1))
+
+
+def textbook(q, k, v, weight, k_projection, v_projection, tiles, sequence=0, gates=None):
+    """Of one sequence, in double."""
+    rows = len(q)
+    starts = range(0, rows - OPTIONS["length"] + 1, OPTIONS["stride"])
+
+    def pooled(x, projection):
+        means = torch.stack([x[s : s + OPTIONS["length"]].mean(0) for s in starts]) if len(starts) else x[:0]
+        return torch.einsum("nhd,hde->nhe", means, projection)
+
+    i, j = torch.arange(rows)[:, None], torch.arange(rows)[None]
+    complete = torch.tensor([s + OPTIONS["length"] for s in starts], dtype=torch.long)[None] <= i + 1
+    blocks = torch.from_numpy(listed(tiles, sequence, rows, rows, q.shape[1]))
+    if gates is None:
+        gates = torch.sigmoid(torch.einsum("ihd,hxd->ihx", q, weight))
+    branches = (
+        attend(q, pooled(k, k_projection), pooled(v, v_projection), complete),
+        attend(q, k, v, blocks & (j <= i)),
+        attend(q, k, v, (j <= i) & (i - j < OPTIONS["window"])),
+    )
+    return sum(gates[..., x : x + 1] * branch for x, branch in enumerate(branches))
+
+
+def check(got, want):
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one.detach(), other.detach(), rtol=2e-4, atol=2e-4)
+
+
+def run(arrays, **options):
+    q, k, v, weight, k_projection, v_projection = arrays
+    return tessera.nsa(
+        q,
+        k,
+        v,
+        gate_weight=weight,
+        k_projection=k_projection,
+        v_projection=v_projection,
+        return_tiles=True,
+        **OPTIONS,
+        **options,
+    )
+
+
+def test_gradients_are_those_of_the_formulas():
+    arrays = tensors(1, 75)
+    out, tiles = run(arrays)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(4))
+    got = torch.autograd.grad(out, arrays, dout)
+    double = [x.detach().double().requires_grad_() for x in arrays]
+    want = textbook(*(x[0] for x in double[:3]), *double[3:], tiles)
+    check([out[0]], [want])
+    check(got, torch.autograd.grad(want, double, dout[0].double()))
+
+
+def test_gradients_of_packed_sequences():
+    lengths, starts = [30, 0, 7, 41], torch.tensor([0, 30, 30, 37, 78], dtype=torch.int32)
+    arrays = tensors(80)
+    out, tiles = run(arrays, cu_seqlens=starts)
+    dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(4))
+    dout[78:] = 0  # spare tokens
+    got = torch.autograd.grad(out, arrays, dout)
+    double = [x.detach().double().requires_grad_() for x in arrays]
+    rows, begin = [], 0
+    for sequence, length in enumerate(lengths):
+        part = (x[begin : begin + length] for x in double[:3])
+        rows.append(textbook(*part, *double[3:], tiles, sequence))
+        begin += length
+    want = torch.cat(rows)
+    check([out[:78]], [want])
+    wanted = torch.autograd.grad(want, double, dout[:78].double())
+    check([x[:78] for x in got[:3]], [x[:78] for x in wanted[:3]])
+    check(got[3:], wanted[3:])
+
+
+def test_gradients_of_given_gates():
+    q, k, v, _, k_projection, v_projection = tensors(1, 40)
+    gates = torch.rand(1, 40, 4, 3, generator=torch.Generator().manual_seed(5)).requires_grad_()
+    inputs = (q, k, v, gates, k_projection, v_projection)
+    call = {"gates": gates, "k_projection": k_projection, "v_projection": v_projection}
+    out, tiles = tessera.nsa(q, k, v, return_tiles=True, **call, **OPTIONS)
+    got = torch.autograd.grad(out.square().sum(), inputs)
+    double = [x.detach().double().requires_grad_() for x in inputs]
+    want = textbook(*(x[0] for x in double[:3]), None, *double[4:], tiles, gates=double[3][0])
+    check(got, torch.autograd.grad(want.square().sum(), double))
+
+
+def test_no_gradient_reaches_what_is_behind_a_row():
+    arrays = tensors(1, 75)
+    out, _ = run(arrays)
+    for row in (0, 7, 30, 60):
+        gradients = torch.autograd.grad(out[0, row].sum(), arrays[:3], retain_graph=True)
+        assert all((x[0, row + 1 :] == 0).all() for x in gradients), row
+
+
+def test_module_in_bf16_and_its_parameters():
+    q, k, v = (x.detach() for x in tensors(2, 100, dtype=torch.bfloat16)[:3])
+    module = tessera.torch.NativeSparseAttention(4, 2, 16, 24, project=True, dtype=torch.bfloat16, **OPTIONS)
+    assert {name for name, _ in module.named_parameters()} == {"gate_weight", "k_projection", "v_projection"}
+    out = module(q, k, v)
+    assert out.dtype == torch.bfloat16 and out.shape == (2, 100, 4, 24)
+    # Gates of weights that are 0 are 1/2; identities leave means as they are.
+    halves = torch.full((2, 100, 4, 3), 0.5)
+    np.testing.assert_array_equal(out.detach().float(), tessera.nsa(q, k, v, gates=halves, **OPTIONS).float())
+    out.float().square().sum().backward()
+    for name, parameter in module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.dtype == torch.bfloat16, name
+        assert parameter.grad.isfinite().all() and parameter.grad.abs().sum() > 0, name
+    plain = tessera.torch.NativeSparseAttention(4, 2, 16, 24, **OPTIONS)
+    assert [name for name, _ in plain.named_parameters()] == ["gate_weight"]
+
+
+def test_operations_by_themselves_refuse_what_wants_a_gradient():
+    q, k, v, weight, *_ = tensors(1, 40)
+    with pytest.raises(ValueError, match="k: got a tensor that requires grad"):
+        tessera.nsa_pool(k, v)
+    with pytest.raises(ValueError, match="gate_weight: got a tensor that requires grad"):
+        branches = torch.zeros(3, 1, 40, 4, 24)
+        tessera.nsa_gate(branches, q=q.detach(), gate_weight=weight)

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cases/compare_nsa.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "cpu/reference/number.h"
+
+namespace tessera::cases {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+std::vector<std::int64_t> integers_of(const Tensor& tensor) {
+  std::vector<std::int64_t> values;
+  reference::for_each_element(tensor, [&](std::int64_t, std::int64_t offset) {
+    values.push_back(static_cast<std::int64_t>(reference::read(tensor, offset)));
+  });
+  return values;
+}
+
+/// One list: `entries` has all its places, `scores` all blocks.
+std::string check_list(std::int64_t count, double want, const std::int64_t* entries, std::int64_t places,
+                       const double* scores, std::int64_t blocks, double allowed) {
+  if (static_cast<double>(count) != want) return fmt::format("count {}, oracle {}", count, want);
+  std::vector<bool> taken(static_cast<std::size_t>(blocks));
+  std::int64_t previous = -1;
+  double least_taken = kInfinity;
+  for (std::int64_t i = 0; i < places; ++i) {
+    const std::int64_t block = entries[i];
+    if (i >= count ? block != -1 : block <= previous || block >= blocks) {
+      return fmt::format("entry {} of {}: got {} after {}", i, count, block, previous);
+    }
+    if (i >= count) continue;
+    previous = block;
+    if (std::isnan(scores[block])) return fmt::format("block {} may not be taken", block);
+    taken[static_cast<std::size_t>(block)] = true;
+    least_taken = std::min(least_taken, scores[block]);
+  }
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    if (taken[static_cast<std::size_t>(block)] || std::isnan(scores[block]) || scores[block] <= least_taken) continue;
+    if (scores[block] - least_taken <= allowed) continue;
+    return fmt::format("block {} of score {:.9g} is left out, one of {:.9g} is taken", block, scores[block],
+                       least_taken);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string compare_selected(const Problem& problem, const Bindings& got, const reference::Result& oracle,
+                             double allowed) {
+  const std::vector<std::int64_t> counts = integers_of(got[Slot::selected_counts]);
+  const std::vector<std::int64_t> indices = integers_of(got[Slot::selected_indices]);
+  const std::int64_t top = problem.nsa.top;
+  const std::int64_t blocks = (problem.kv.seqlen + problem.nsa.block - 1) / problem.nsa.block;
+  for (std::size_t list = 0; list < counts.size(); ++list) {
+    const auto at = static_cast<std::int64_t>(list);
+    const std::string failure =
+        check_list(counts[list], oracle[Slot::selected_counts].values[list], indices.data() + at * top, top,
+                   oracle.next_mass.data() + at * blocks, blocks, allowed);
+    if (!failure.empty()) return fmt::format("selected_indices: list {}: {}", list, failure);
+  }
+  return "";
+}
+
+}  // namespace tessera::cases
