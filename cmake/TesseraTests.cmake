@@ -38,6 +38,9 @@ endif()
 
 file(GLOB TESSERA_TEST_FOLDERS CONFIGURE_DEPENDS LIST_DIRECTORIES true RELATIVE ${PROJECT_SOURCE_DIR}/tests tests/*)
 list(REMOVE_ITEM TESSERA_TEST_FOLDERS consumer fuzz cases fakes)
+if(NOT TARGET emulated_cuda)
+  list(REMOVE_ITEM TESSERA_TEST_FOLDERS emulator)
+endif()
 foreach(folder IN LISTS TESSERA_TEST_FOLDERS)
   # CTest runs in parallel and begins with what costs most: no long test may be left for the end, alone.
   set(cost 0)
@@ -53,8 +56,12 @@ foreach(folder IN LISTS TESSERA_TEST_FOLDERS)
     target_link_libraries(test_${folder} PRIVATE tessera ${TESSERA_TOOL_LIBRARIES} GTest::gtest GTest::gtest_main
                           OpenMP::OpenMP_CXX ${CMAKE_DL_LIBS})
     target_compile_definitions(test_${folder} PRIVATE TESSERA_SOURCE_DIR="${PROJECT_SOURCE_DIR}"
-                               TESSERA_FAKES="${PROJECT_BINARY_DIR}/fakes")
+                               TESSERA_FAKES="${PROJECT_BINARY_DIR}/fakes"
+                               TESSERA_EMULATOR="${PROJECT_BINARY_DIR}/emulator")
     add_dependencies(test_${folder} fake_cuda fake_nvrtc)
+    if(folder STREQUAL emulator)
+      add_dependencies(test_${folder} emulated_cuda emulated_nvrtc)
+    endif()
     set_target_properties(test_${folder} PROPERTIES C_STANDARD 11 C_EXTENSIONS OFF LINKER_LANGUAGE CXX)
     tessera_warnings(test_${folder})
     tessera_outer(test_${folder})

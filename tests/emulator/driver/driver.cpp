@@ -159,7 +159,7 @@ int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
       for (at.x = 0; at.x < config->grid[0] && failure.empty(); ++at.x) {
         emulator::poison_shared();
         failure = emulator::run_block(kernel.entry, parameters, static_cast<int>(config->block[0]), order);
-        if (failure.empty()) failure = emulator::check_shared();
+        if (failure.empty()) failure = emulator::check_ends();
       }
     }
   }

@@ -156,8 +156,9 @@ void fail(const std::string& what, Place at) {
 void fail(const char* what, Place at) { fail(std::string(what), at); }
 
 void fail_from_signal(const std::string& what) {
-  const Place last = fibres[static_cast<std::size_t>(thread())].wait.at;
-  failure = "thread " + std::to_string(thread()) + ", which last waited at " + to_string(last) + ": " + what;
+  const Wait& last = fibres[static_cast<std::size_t>(thread())].wait;
+  const std::string where = *last.what != '\0' ? "last waited at " + to_string(last.at) : "has not waited yet";
+  failure = "thread " + std::to_string(thread()) + ", which " + where + ": " + what;
   std::longjmp(scheduler, 1);
 }
 

@@ -40,11 +40,21 @@ std::size_t whole_pages(std::size_t bytes) { return (bytes + kPage - 1) / kPage 
 
 struct Region {
   char* mapped;
-  std::size_t mapped_bytes, bytes;
+  std::size_t mapped_bytes;
+  std::size_t bytes, slack;  // wanted, and behind that up to the page that cannot be touched
 };
 std::map<char*, Region>& regions() {
   static std::map<char*, Region> all;
   return all;
+}
+
+/// "" or that the guard behind so many bytes is not what it was.
+std::string written_behind(const char* begin, std::size_t bytes, std::size_t guard, const char* what) {
+  for (std::size_t i = 0; i < guard; ++i) {
+    if (static_cast<unsigned char>(begin[bytes + i]) == kGuard) continue;
+    return "something was written " + std::to_string(i) + " bytes behind the " + std::to_string(bytes) + " of " + what;
+  }
+  return "";
 }
 
 }  // namespace
@@ -59,15 +69,12 @@ void begin_shared(u32 bytes) {
 
 void poison_shared() { std::memset(shared_memory, kPoison, shared_bytes); }
 
-std::string check_shared() {
-  const std::size_t used = whole_pages(shared_bytes);
-  for (std::size_t at = shared_bytes; at < used; ++at) {
-    if (static_cast<unsigned char>(shared_memory[at]) != kGuard) {
-      return "something was written " + std::to_string(at - shared_bytes) + " bytes behind the " +
-             std::to_string(shared_bytes) + " of shared memory";
-    }
+std::string check_ends() {
+  std::string found = written_behind(shared_memory, shared_bytes, whole_pages(shared_bytes) - shared_bytes, "shared memory");
+  for (const auto& [begin, region] : regions()) {
+    if (found.empty()) found = written_behind(begin, region.bytes, region.slack, "an allocation");
   }
-  return "";
+  return found;
 }
 
 void end_shared() { ::mprotect(memory, sizeof(memory), PROT_READ | PROT_WRITE); }
@@ -85,7 +92,7 @@ u32 shared_address(const void* pointer) {
 }
 
 void* allocate(std::size_t bytes) {
-  constexpr std::size_t kAlignment = 16;  // of vectors: the end shall be near the page that cannot be touched
+  constexpr std::size_t kAlignment = 64;  // what a workspace wants, so that ends are near the page behind them
   const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const std::size_t used = whole_pages(rounded);
   void* mapped = ::mmap(nullptr, kPage + used + kPage, PROT_READ | PROT_WRITE,
@@ -96,7 +103,8 @@ void* allocate(std::size_t bytes) {
   ::mprotect(first + kPage + used, kPage, PROT_NONE);
   char* begin = first + kPage + used - rounded;
   std::memset(begin, kPoison, bytes);
-  regions()[begin] = {first, kPage + used + kPage, bytes};
+  std::memset(begin + bytes, kGuard, rounded - bytes);
+  regions()[begin] = {first, kPage + used + kPage, bytes, rounded - bytes};
   return begin;
 }
 

@@ -13,8 +13,8 @@ namespace emulator {
 void begin_shared(u32 bytes);
 /// Makes NaN of all of it.
 void poison_shared();
-/// "" or that somebody wrote behind its end.
-std::string check_shared();
+/// "" or that somebody wrote behind its end or that of an allocation.
+std::string check_ends();
 void end_shared();
 
 /// Memory that ends where nothing is mapped, filled with NaN; nullptr when there is none.
