@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small kernels, right and wrong ones: what the emulator computes, and that it tells of every kind of mistake it is for.
+// Small kernels, right and wrong ones: what the emulator computes, and that it tells of every kind of mistake it is
+// for.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +64,8 @@ struct Ran {
   std::vector<float> out;
 };
 
-/// Runs `body` in blocks of `threads` threads with `shared` bytes in `memory`; `out` has `count` floats, all NaN before.
+/// Runs `body` in blocks of `threads` threads with `shared` bytes in `memory`; `out` has `count` floats, all NaN
+/// before.
 Ran run(const std::string& body, int threads, std::uint32_t shared = 0, std::size_t count = 256, int blocks = 1) {
   const std::string cubin = compile(
       "#include \"cuda/ptx/cp_async.cuh\"\n#include \"cuda/ptx/ldmatrix.cuh\"\n#include \"cuda/ptx/math.cuh\"\n"
@@ -80,7 +82,11 @@ Ran run(const std::string& body, int threads, std::uint32_t shared = 0, std::siz
   std::uint64_t out = 0;
   driver<int(std::uint64_t*, std::size_t)>("cuMemAlloc_v2")(&out, count * 4);
   const LaunchConfig config{{static_cast<std::uint32_t>(blocks), 1, 1},
-                            {static_cast<std::uint32_t>(threads), 1, 1}, shared, nullptr, nullptr, 0};
+                            {static_cast<std::uint32_t>(threads), 1, 1},
+                            shared,
+                            nullptr,
+                            nullptr,
+                            0};
   std::array<void*, 1> parameters = {&out};
   const int result = driver<int(const LaunchConfig*, void*, void**, void**)>("cuLaunchKernelEx")(
       &config, function, parameters.data(), nullptr);
@@ -172,7 +178,8 @@ TEST(Emulator, SharedMemoryEnds) {
 
 TEST(Emulator, GlobalMemoryEnds) {
   expect_failure(run(std::string(kFloats) + "o[256 + t] = 0.0F;\n", 32), " of 1024 of an allocation");
-  expect_failure(run(std::string(kFloats) + "if (t < 4) o[248 + t] = 0.0F;\n", 32, 0, 250), "something was written 0 bytes behind the 1000 of an allocation");
+  expect_failure(run(std::string(kFloats) + "if (t < 4) o[248 + t] = 0.0F;\n", 32, 0, 250),
+                 "something was written 0 bytes behind the 1000 of an allocation");
   expect_failure(run(std::string(kFloats) + "const u32 v[4] = {}; ptx::store_16(o + 1, v);\n", 32),
                  "16 bytes at no multiple of 16");
 }
@@ -219,8 +226,9 @@ TEST(Emulator, ProductsOfWarpgroupsComeWhenTheyAreWaitedFor) {
 }
 
 TEST(Emulator, MbarriersCount) {
-  const std::string begin = "const u32 b = ptx::shared_address(memory); if (t == 0) ptx::mbarrier_init(b, 1);\n"
-                            "__syncthreads();\n";
+  const std::string begin =
+      "const u32 b = ptx::shared_address(memory); if (t == 0) ptx::mbarrier_init(b, 1);\n"
+      "__syncthreads();\n";
   EXPECT_EQ(run(begin + "if (t == 9) ptx::mbarrier_arrive(b); ptx::mbarrier_wait(b, 0);\n", 32, 64).failure, "");
   expect_failure(run("ptx::mbarrier_wait(ptx::shared_address(memory), 0);\n", 32, 64), "no mbarrier was initialised");
   expect_failure(run(begin + "if (t == 9) ptx::mbarrier_arrive_expecting(b, 16);\nptx::mbarrier_wait(b, 0);\n", 32, 64),

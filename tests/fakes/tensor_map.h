@@ -3,7 +3,8 @@
 
 #include <cstdint>
 
-/// What cuTensorMapEncodeTiled answers by the driver's documentation: 0, or 1 for an invalid value. Elements of 16 bits.
+/// What cuTensorMapEncodeTiled answers by the driver's documentation: 0, or 1 for an invalid value. Elements of 16
+/// bits.
 inline int check_tensor_map(const void* map, std::uint32_t rank, const void* address, const std::uint64_t* sizes,
                             const std::uint64_t* strides, const std::uint32_t* box, int swizzle) {
   constexpr int kInvalidValue = 1;

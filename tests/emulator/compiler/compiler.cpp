@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compiles kernels for the CPU, by g++: what NVRTC's entry points (tests/fakes/nvrtc.cpp) call. Headers are those that the
-// library hands to NVRTC, but for src/cuda/ptx: there kernel/cuda/ptx stands in front.
-// TESSERA_EMULATOR_FLAGS adds options of g++, TESSERA_EMULATOR_KEEP=FOLDER keeps sources and objects there.
+// Compiles kernels for the CPU, by g++: what NVRTC's entry points (tests/fakes/nvrtc.cpp) call. Headers are those that
+// the library hands to NVRTC, but for src/cuda/ptx: there kernel/cuda/ptx stands in front. TESSERA_EMULATOR_FLAGS adds
+// options of g++, TESSERA_EMULATOR_KEEP=FOLDER keeps sources and objects there.
 #include <stdlib.h>
 #include <sys/wait.h>
 
@@ -18,10 +18,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// -ftrivial-auto-var-init: what a thread has not set is a large number, the same in each run. Types are punned in shared
-// memory, which nvcc allows.
+// -Og: more takes longer to compile than it saves of runs. -ftrivial-auto-var-init: what a thread has not set is a
+// large number, the same in each run. Types are punned in shared memory, which nvcc allows.
 constexpr const char* kOptions =
-    " -std=c++20 -O1 -w -fPIC -shared -fvisibility=hidden -fno-gnu-unique -fno-extern-tls-init -fno-exceptions -fno-rtti"
+    " -std=c++20 -Og -w -fPIC -shared -fvisibility=hidden -fno-gnu-unique -fno-extern-tls-init -fno-exceptions "
+    "-fno-rtti"
     " -fno-asynchronous-unwind-tables -ffp-contract=off -fno-math-errno -fno-strict-aliasing"
     " -ftrivial-auto-var-init=pattern";
 
@@ -44,7 +45,8 @@ std::string read(const fs::path& path) {
 class Folder {
  public:
   Folder() : kept_(variable("TESSERA_EMULATOR_KEEP")) {
-    std::string path = ((kept_.empty() ? fs::temp_directory_path() : fs::path(kept_)) / "tessera-kernel-XXXXXX").string();
+    std::string path =
+        ((kept_.empty() ? fs::temp_directory_path() : fs::path(kept_)) / "tessera-kernel-XXXXXX").string();
     if (!kept_.empty()) fs::create_directories(kept_);
     if (::mkdtemp(path.data()) != nullptr) path_ = path;
   }
@@ -96,8 +98,8 @@ int nvrtcCompileProgram(FakeProgram* program, int count, const char* const* opti
   const std::string command = std::string(TESSERA_EMULATOR_COMPILER) + kOptions +
                               " -D__CUDA_ARCH__=" + std::to_string(architecture(count, options)) + " -include " + here +
                               "/kernel/cuda.h -I" + here + "/kernel -I" + (folder.path() / "headers").string() + " " +
-                              variable("TESSERA_EMULATOR_FLAGS") + " " + source.string() + " " TESSERA_EMULATOR_DRIVER
-                              " -o " + object.string() + " >" + log.string() + " 2>&1";
+                              variable("TESSERA_EMULATOR_FLAGS") + " " + source.string() +
+                              " " TESSERA_EMULATOR_DRIVER " -o " + object.string() + " >" + log.string() + " 2>&1";
   const int status = std::system(command.c_str());
   program->log = read(log);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return 6;

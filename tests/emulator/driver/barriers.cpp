@@ -111,7 +111,8 @@ bool block_barrier(bool predicate, Place at) {
 void named_barrier(int number, int threads, bool waits, Place at) {
   if (number < 0 || number > 15) fail("barrier " + std::to_string(number) + "; want 0 to 15", at);
   if (threads <= 0 || threads % 32 != 0 || static_cast<unsigned>(threads) > block_size.x) {
-    fail("a barrier of " + std::to_string(threads) + " of the block's " + std::to_string(block_size.x) + " threads", at);
+    fail("a barrier of " + std::to_string(threads) + " of the block's " + std::to_string(block_size.x) + " threads",
+         at);
   }
   Barrier& barrier = barriers[static_cast<std::size_t>(number)];
   if (barrier.arrived == 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asynchronous copies, each done at the time at which it hurts most: what its destination held is gone as soon as the copy
-// begins, and what it brings is there only once somebody has waited.
+// Asynchronous copies, each done at the time at which it hurts most: what its destination held is gone as soon as the
+// copy begins, and what it brings is there only once somebody has waited.
 #include <cstring>
 #include <vector>
 
@@ -100,7 +100,8 @@ void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int ro
 }
 
 void tma_add(float* to, u32 from, u32 bytes, Place at) {
-  if (bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0) fail("TMA of what is not aligned to 16 bytes", at);
+  if (bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    fail("TMA of what is not aligned to 16 bytes", at);
   if (bytes == 0) return;
   shared(from, 16, at);
   shared(from + bytes - 16, 16, at);

@@ -172,7 +172,8 @@ int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* address, co
                            const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int,
                            int swizzle, int, int) {
   if (const int result = check_tensor_map(map, rank, address, sizes, strides, box, swizzle); result != 0) return result;
-  if (box[0] * 2 != (swizzle == 3 ? 128U : 64U)) return fail(kInvalidValue, "a box of another width than the swizzle's");
+  if (box[0] * 2 != (swizzle == 3 ? 128U : 64U))
+    return fail(kInvalidValue, "a box of another width than the swizzle's");
   emulator::TensorMap tensor{.mark = emulator::TensorMap::kMark, .address = static_cast<const char*>(address)};
   std::memcpy(tensor.sizes, sizes, sizeof(tensor.sizes));
   std::memcpy(tensor.strides, strides, sizeof(tensor.strides));

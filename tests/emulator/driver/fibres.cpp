@@ -64,8 +64,8 @@ int take_ready() {
 
 void body();
 
-/// Goes on with a fibre that can. longjmp, because swapcontext makes two system calls; the first time a fibre runs it needs
-/// a context all the same, as nothing else in C++ changes to another stack.
+/// Goes on with a fibre that can. longjmp, because swapcontext makes two system calls; the first time a fibre runs it
+/// needs a context all the same, as nothing else in C++ changes to another stack.
 [[noreturn]] void run_next() {
   if (ready.empty()) std::longjmp(scheduler, 1);
   const int next = take_ready();
@@ -114,8 +114,8 @@ std::string report_stuck() {
     const Wait& wait = fibres[i].wait;
     std::string place = "have ended";
     if (!fibres[i].ended) {
-      place = "wait " + std::string(wait.what) + (wait.describe != nullptr ? " (" + wait.describe(wait.object) + ")" : "") +
-              " at " + to_string(wait.at);
+      place = "wait " + std::string(wait.what) +
+              (wait.describe != nullptr ? " (" + wait.describe(wait.object) + ")" : "") + " at " + to_string(wait.at);
     }
     places[place].push_back(static_cast<int>(i));
   }

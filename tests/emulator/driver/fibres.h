@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The threads of a block as fibres of one thread of the process. A fibre runs until it waits; then another does that can.
+// The threads of a block as fibres of one thread of the process. A fibre runs until it waits; then another does that
+// can.
 #pragma once
 
 #include <cstddef>
@@ -47,13 +48,13 @@ void thread_ends_with_copies(Place at);
 void begin_products(int threads);
 void thread_ends_with_products(Place at);
 
-/// Work that every lane of the mask hands in and the last one does for all: `run` gets what each lane handed in, nullptr
-/// of lanes outside the mask. Returns once it is done.
+/// Work that every lane of the mask hands in and the last one does for all: `run` gets what each lane handed in,
+/// nullptr of lanes outside the mask. Returns once it is done.
 using LaneWork = void (*)(void* const (&lanes)[32], u32 mask, Place at);
 void collect(const char* what, u32 mask, void* own, LaneWork run, Place at);
 inline constexpr u32 kWholeWarp = 0xffffffffU;
 
-/// 8 bytes at the mbarrier count `bytes` that an asynchronous copy has brought.
+/// `bytes` that an asynchronous copy has brought count at the mbarrier.
 void mbarrier_complete(u32 barrier, u32 bytes, Place at);
 
 }  // namespace emulator

@@ -70,7 +70,8 @@ void begin_shared(u32 bytes) {
 void poison_shared() { std::memset(shared_memory, kPoison, shared_bytes); }
 
 std::string check_ends() {
-  std::string found = written_behind(shared_memory, shared_bytes, whole_pages(shared_bytes) - shared_bytes, "shared memory");
+  std::string found =
+      written_behind(shared_memory, shared_bytes, whole_pages(shared_bytes) - shared_bytes, "shared memory");
   for (const auto& [begin, region] : regions()) {
     if (found.empty()) found = written_behind(begin, region.bytes, region.slack, "an allocation");
   }
@@ -80,8 +81,9 @@ std::string check_ends() {
 void end_shared() { ::mprotect(memory, sizeof(memory), PROT_READ | PROT_WRITE); }
 
 void refuse_shared(u32 address, u32 bytes, Place at) {
-  fail(std::to_string(bytes) + " bytes of shared memory at " + std::to_string(static_cast<int>(address - kSharedBegin)) +
-           " of " + std::to_string(shared_bytes) + (address % bytes != 0 ? ", not aligned" : ""),
+  fail(std::to_string(bytes) + " bytes of shared memory at " +
+           std::to_string(static_cast<int>(address - kSharedBegin)) + " of " + std::to_string(shared_bytes) +
+           (address % bytes != 0 ? ", not aligned" : ""),
        at);
 }
 
@@ -95,8 +97,8 @@ void* allocate(std::size_t bytes) {
   constexpr std::size_t kAlignment = 64;  // what a workspace wants, so that ends are near the page behind them
   const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   const std::size_t used = whole_pages(rounded);
-  void* mapped = ::mmap(nullptr, kPage + used + kPage, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapped =
+      ::mmap(nullptr, kPage + used + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
   char* first = static_cast<char*>(mapped);
   ::mprotect(first, kPage, PROT_NONE);

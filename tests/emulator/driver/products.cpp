@@ -43,12 +43,9 @@ struct WarpProduct {
   bool bf16;
 };
 
-struct Group {
-  std::vector<GroupProduct> products;
-};
 struct Groups {
-  std::vector<GroupProduct> begun;  // not committed
-  std::vector<std::vector<GroupProduct>> committed;
+  std::vector<GroupProduct> begun;                   // not committed
+  std::vector<std::vector<GroupProduct>> committed;  // the oldest first
 };
 std::vector<Groups> groups;  // of each thread
 
@@ -90,7 +87,7 @@ bool same(const GroupProduct& x, const GroupProduct& y) {
   return x.a == y.a && x.b == y.b && x.n == y.n && x.add == y.add && x.at.line == y.at.line && x.at.file == y.at.file;
 }
 
-/// `index` of the oldest group of each lane.
+/// Product `index` of each lane's oldest group.
 void multiply(void* const (&lanes)[32], std::size_t index) {
   const auto product_of = [&](int lane) -> const GroupProduct& {
     return static_cast<const Groups*>(lanes[lane])->committed.front()[index];
@@ -121,7 +118,8 @@ void multiply(void* const (&lanes)[32], std::size_t index) {
   const auto exchange = [&](auto copy) {
     for (int lane = 0; lane < 32; ++lane) {
       float* own = product_of(lane).d;
-      for (int i = 0; i < product.n / 2; ++i) copy(own[i], d[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2]);
+      for (int i = 0; i < product.n / 2; ++i)
+        copy(own[i], d[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2]);
     }
   };
   if (product.add) {
@@ -168,7 +166,7 @@ void thread_ends_with_products(Place at) {
 
 void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bool bf16, Place at) {
   WarpProduct own{&c, &a, {b0, b1}, bf16};
-  const auto run = [](void* const (&lanes)[32], u32 /*mask*/, Place /*place*/) {
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place /*place*/) {
     float a_all[16][kDepth];
     float b_all[kDepth][8];
     float d[16][8];
@@ -205,7 +203,7 @@ void wgmma_commit(Place /*at*/) {
 // the wait gets other numbers than the oracle.
 void wgmma_wait(int later, Place at) {
   Waiting own{&groups[static_cast<std::size_t>(thread())], later};
-  const auto run = [](void* const (&lanes)[32], u32 /*mask*/, Place place) {
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place place) {
     void* all[32];
     for (int l = 0; l < 32; ++l) all[l] = static_cast<const Waiting*>(lanes[l])->groups;
     const auto of = [&](int lane) -> Groups& { return *static_cast<Groups*>(all[lane]); };

@@ -16,7 +16,7 @@ class CaughtSignals {
   CaughtSignals& operator=(const CaughtSignals&) = delete;
 
  private:
-  struct sigaction before_[4] {};
+  struct sigaction before_[4]{};
   stack_t stack_before_{};
 };
 

@@ -18,10 +18,8 @@ struct TensorMap {
 };
 static_assert(sizeof(TensorMap) <= 128);
 
-/// Where TMA and wgmma have what a tile of plain rows has at an address: chunks of 16 bytes exchanged by the row's number,
-/// which is to be seen in the address.
-inline u32 swizzled(u32 address, u32 row_bytes) {
-  return address ^ (address >> 7 & (row_bytes == 128 ? 7U : 3U)) << 4;
-}
+/// Where TMA and wgmma have what a tile of plain rows has at an address: chunks of 16 bytes exchanged by the row's
+/// number, which is to be seen in the address.
+inline u32 swizzled(u32 address, u32 row_bytes) { return address ^ (address >> 7 & (row_bytes == 128 ? 7U : 3U)) << 4; }
 
 }  // namespace emulator

@@ -85,9 +85,7 @@ u32 half_at(u32 address, int index, Place at) {
 
 }  // namespace
 
-void begin_warps(int warps) {
-  meetings.assign(static_cast<std::size_t>(warps), std::vector<Meeting>(8));
-}
+void begin_warps(int warps) { meetings.assign(static_cast<std::size_t>(warps), std::vector<Meeting>(8)); }
 
 void collect(const char* what, u32 mask, void* own, LaneWork run, Place at) {
   const int self = lane();
@@ -111,7 +109,7 @@ void collect(const char* what, u32 mask, void* own, LaneWork run, Place at) {
 
 u64 shuffle(u32 mask, u64 value, int source, Place at) {
   Shuffled own{value, source, 0};
-  const auto run = [](void* const (&lanes)[32], u32 /*mask*/, Place place) {
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place place) {
     for (void* lane : lanes) {
       if (lane == nullptr) continue;
       auto& to = *static_cast<Shuffled*>(lane);
@@ -126,7 +124,7 @@ u64 shuffle(u32 mask, u64 value, int source, Place at) {
 
 u32 ballot(u32 mask, bool predicate, Place at) {
   Counted own{static_cast<int>(predicate), 0};
-  const auto run = [](void* const (&lanes)[32], u32 /*mask*/, Place /*place*/) {
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place /*place*/) {
     u32 votes = 0;
     for (int i = 0; i < 32; ++i) {
       if (lanes[i] != nullptr && static_cast<const Counted*>(lanes[i])->value != 0) votes |= 1U << i;
@@ -141,7 +139,7 @@ u32 ballot(u32 mask, bool predicate, Place at) {
 
 int reduce_add(u32 mask, int value, Place at) {
   Counted own{value, 0};
-  const auto run = [](void* const (&lanes)[32], u32 /*mask*/, Place /*place*/) {
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place /*place*/) {
     reduce(lanes, [](int a, int b) { return static_cast<int>(static_cast<u32>(a) + static_cast<u32>(b)); });
   };
   collect("for a sum", mask, &own, run, at);
@@ -150,7 +148,7 @@ int reduce_add(u32 mask, int value, Place at) {
 
 int reduce_min(u32 mask, int value, Place at) {
   Counted own{value, 0};
-  const auto run = [](void* const (&lanes)[32], u32 /*mask*/, Place /*place*/) {
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place /*place*/) {
     reduce(lanes, [](int a, int b) { return a < b ? a : b; });
   };
   collect("for a minimum", mask, &own, run, at);
@@ -161,7 +159,7 @@ void warp_barrier(u32 mask, Place at) { collect("for a warp", mask, &mask, nullp
 
 void ldmatrix(u32 (&to)[4], u32 row_address, bool transposed, Place at) {
   Rows own{row_address, {}, transposed};
-  const auto run = [](void* const (&lanes)[32], u32 /*mask*/, Place place) {
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place place) {
     // Row r of matrix i.
     const auto row = [&](int i, int r) { return static_cast<const Rows*>(lanes[i * 8 + r])->address; };
     for (int l = 0; l < 32; ++l) {
@@ -181,7 +179,7 @@ void ldmatrix(u32 (&to)[4], u32 row_address, bool transposed, Place at) {
 
 void stmatrix(u32 row_address, const u32 (&from)[4], Place at) {
   Rows own{row_address, {from[0], from[1], from[2], from[3]}, false};
-  const auto run = [](void* const (&lanes)[32], u32 /*mask*/, Place place) {
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place place) {
     for (int l = 0; l < 32; ++l) {
       const auto& lane = *static_cast<const Rows*>(lanes[l]);
       for (int i = 0; i < 4; ++i) {

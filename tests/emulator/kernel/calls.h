@@ -35,7 +35,8 @@ extern u32 shared_bytes;     // of the launch
 /// `bytes` of shared memory, a power of 2 at which the address must be aligned.
 inline char* shared(u32 address, u32 bytes, Place at = {}) {
   const u32 offset = address - kSharedBegin;
-  if (address % bytes != 0 || offset >= shared_bytes || shared_bytes - offset < bytes) refuse_shared(address, bytes, at);
+  if (address % bytes != 0 || offset >= shared_bytes || shared_bytes - offset < bytes)
+    refuse_shared(address, bytes, at);
   return shared_memory + offset;
 }
 u32 shared_address(const void* pointer);

@@ -11,8 +11,8 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// All threads of a block are one of the process, and blocks come one after another. Of an array in a function this makes
-// one that outlives the call, of an extern one no definition.
+// All threads of a block are one of the process, and blocks come one after another. Of an array in a function this
+// makes one that outlives the call, of an extern one no definition.
 #define __shared__ thread_local
 // What the compiler may take for granted must be so.
 #define __builtin_assume(condition) \
@@ -99,7 +99,9 @@ inline int __float2int_rn(float x) {
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
+}
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return static_cast<unsigned long long>(static_cast<unsigned __int128>(a) * b >> 64);
 }
@@ -204,12 +206,8 @@ inline int __any_sync(unsigned mask, int predicate, Place at = {}) {
 inline int __all_sync(unsigned mask, int predicate, Place at = {}) {
   return static_cast<int>(emulator::ballot(mask, predicate == 0, at) == 0);
 }
-inline int __reduce_add_sync(unsigned mask, int value, Place at = {}) {
-  return emulator::reduce_add(mask, value, at);
-}
-inline int __reduce_min_sync(unsigned mask, int value, Place at = {}) {
-  return emulator::reduce_min(mask, value, at);
-}
+inline int __reduce_add_sync(unsigned mask, int value, Place at = {}) { return emulator::reduce_add(mask, value, at); }
+inline int __reduce_min_sync(unsigned mask, int value, Place at = {}) { return emulator::reduce_min(mask, value, at); }
 
 namespace emulator {
 

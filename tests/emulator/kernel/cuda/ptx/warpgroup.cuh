@@ -5,15 +5,11 @@
 
 namespace tessera::cuda::ptx {
 
-inline void barrier_sync(int id, int threads, Place at = {}) {
-  emulator::named_barrier(id, threads, true, at);
-}
+inline void barrier_sync(int id, int threads, Place at = {}) { emulator::named_barrier(id, threads, true, at); }
 inline void barrier_sync_of_branches(int id, int threads, Place at = {}) {
   emulator::named_barrier(id, threads, true, at);
 }
-inline void barrier_arrive(int id, int threads, Place at = {}) {
-  emulator::named_barrier(id, threads, false, at);
-}
+inline void barrier_arrive(int id, int threads, Place at = {}) { emulator::named_barrier(id, threads, false, at); }
 template <int registers>
 void setmaxnreg_dec() {}
 template <int registers>
