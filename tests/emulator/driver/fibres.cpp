@@ -6,10 +6,10 @@
 
 #include <csetjmp>
 #include <csignal>
-#include <deque>
 #include <map>
 #include <vector>
 
+#include "driver/ready.h"
 #include "driver/signals.h"
 
 namespace emulator {
@@ -29,10 +29,9 @@ struct Fibre {
 
 // One block runs at a time: launches are serialised (driver.cpp).
 std::vector<Fibre> fibres;
-std::deque<int> ready;
+Ready ready;
 std::jmp_buf scheduler;
 int left = 0;
-std::uint64_t draw = 0;
 Entry entry = nullptr;
 void** parameters = nullptr;
 std::string failure;
@@ -50,25 +49,13 @@ char* stack_of(int thread) {
   return stacks[static_cast<std::size_t>(thread)];
 }
 
-int take_ready() {
-  if (draw != 0) {
-    draw ^= draw << 13U;
-    draw ^= draw >> 7U;
-    draw ^= draw << 17U;
-    std::swap(ready.front(), ready[draw % ready.size()]);
-  }
-  const int next = ready.front();
-  ready.pop_front();
-  return next;
-}
-
 void body();
 
 /// Goes on with a fibre that can. longjmp, because swapcontext makes two system calls; the first time a fibre runs it
 /// needs a context all the same, as nothing else in C++ changes to another stack.
 [[noreturn]] void run_next() {
   if (ready.empty()) std::longjmp(scheduler, 1);
-  const int next = take_ready();
+  const int next = ready.take();
   thread_index.x = static_cast<unsigned>(next);
   Fibre& fibre = fibres[static_cast<std::size_t>(next)];
   if (fibre.started) std::longjmp(fibre.here, 1);
@@ -147,7 +134,7 @@ void suspend(const Wait& wait) {
   if (setjmp(self.here) == 0) run_next();
 }
 
-void wake(int thread) { ready.push_back(thread); }
+void wake(int thread) { ready.add(thread); }
 
 void fail(const std::string& what, Place at) {
   failure = "thread " + std::to_string(thread()) + " at " + to_string(at) + ": " + what;
@@ -167,9 +154,8 @@ std::string run_block(Entry kernel, void** kernel_parameters, int threads, std::
   parameters = kernel_parameters;
   fibres.assign(static_cast<std::size_t>(threads), {});
   left = threads;
-  draw = order;
   failure.clear();
-  ready.clear();
+  ready.begin(threads / 32, order);
   begin_barriers();
   begin_warps(threads / 32);
   begin_copies(threads);
