@@ -243,6 +243,13 @@ TEST(Emulator, MbarriersCount) {
                  "the mbarrier was overwritten");
 }
 
+TEST(Emulator, UndefinedBehaviourEndsTheLaunch) {
+  expect_failure(run(std::string(kFloats) + "*reinterpret_cast<float4*>(o + 1) = make_float4(0, 0, 0, 0);\n", 32),
+                 "a vector at an address that is not aligned");
+  expect_failure(run("int kept[4] = {}; kept[t % 8] = t; if (kept[t % 4] < 0) __syncthreads();\n", 32),
+                 "an index behind an array's end");
+}
+
 TEST(Emulator, WhatTheCompilerMayAssumeHolds) {
   expect_failure(run("__builtin_assume(t < 31);\n", 32), "does not hold: t < 31");
 }

@@ -18,7 +18,9 @@ alignas(16) char handler_stack[64 * 1024];
 void handle(int signal, siginfo_t* info, void* /*context*/) {
   char text[160];
   if (signal == SIGILL) {
-    std::snprintf(text, sizeof(text), "undefined behaviour (trap of a sanitizer)");
+    std::snprintf(text, sizeof(text),
+                  "a vector at an address that is not aligned, an index behind an array's end, a division by zero or a "
+                  "shift by too much");
   } else if (signal == SIGFPE) {
     std::snprintf(text, sizeof(text), "division of integers by zero");
   } else {
