@@ -1,19 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stand-in for NVRTC's entry points: "compiles" a source to bytes that name it, so that what surrounds the compiler
-// is tested where there is none. A source with #error fails; one with #pragma spill uses local memory,
-// one with #pragma serialize has products that wait for each other. Like the real one, 12.8 knows no family (sm_120f).
-#include <atomic>
+// NVRTC's entry points around a compiler that is another file's: named_source.cpp beside this one, and tests/emulator,
+// which has the source compiled for the CPU.
+#include "fakes/nvrtc.h"
+
 #include <cstring>
-#include <string>
 
 namespace {
-
-struct Program {
-  std::string source, log, cubin;
-};
-
-std::atomic<int> compilations{0};
-std::atomic<int> minor_version{9};
 
 std::size_t with_end(const std::string& text) { return text.size() + 1; }
 
@@ -21,70 +13,36 @@ std::size_t with_end(const std::string& text) { return text.size() + 1; }
 
 extern "C" {
 
-int fake_nvrtc_compilations() { return compilations; }
-
-void fake_nvrtc_set_minor_version(int minor) { minor_version = minor; }
-
-int nvrtcVersion(int* major, int* minor) {
-  *major = 12;
-  *minor = minor_version;
-  return 0;
-}
 const char* nvrtcGetErrorString(int result) {
   return result == 0   ? "NVRTC_SUCCESS"
          : result == 5 ? "NVRTC_ERROR_INVALID_OPTION"
          : result == 6 ? "NVRTC_ERROR_COMPILATION"
                        : "NVRTC_ERROR";
 }
-int nvrtcCreateProgram(Program** out, const char* source, const char* /*name*/, int /*headers*/,
-                       const char* const* /*texts*/, const char* const* /*names*/) {
-  *out = new Program{source, "", ""};
+int nvrtcCreateProgram(FakeProgram** out, const char* source, const char* name, int headers, const char* const* texts,
+                       const char* const* names) {
+  *out = new FakeProgram{name != nullptr ? name : "", source, {}, "", ""};
+  for (int i = 0; i < headers; ++i) (*out)->headers.emplace_back(names[i], texts[i]);
   return 0;
 }
-int nvrtcDestroyProgram(Program** program) {
+int nvrtcDestroyProgram(FakeProgram** program) {
   delete *program;
   *program = nullptr;
   return 0;
 }
-int nvrtcCompileProgram(Program* program, int count, const char* const* options) {
-  ++compilations;
-  if (program->source.find("#error") != std::string::npos) {
-    program->log = "kernel(1): error: #error directive";
-    return 6;
-  }
-  for (int i = 0; i < count; ++i) {
-    const std::string option = options[i];
-    if (minor_version < 9 && option.starts_with("--gpu-architecture=") && option.ends_with('f')) {
-      program->log = "nvrtc: error: invalid value for --gpu-architecture (-arch)";
-      return 5;
-    }
-  }
-  const bool spills = program->source.find("#pragma spill") != std::string::npos;
-  program->log =
-      "kernel(1): warning #1: a warning\nptxas info    : Function properties for tessera_kernel\n" +
-      std::string(spills ? "ptxas         .     24 bytes stack frame, 16 bytes spill stores, 8 bytes spill loads\n"
-                         : "ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n") +
-      "ptxas info    : Used 42 registers, 96 bytes smem, 400 bytes cmem[0]\n";
-  if (program->source.find("#pragma serialize") != std::string::npos) {
-    program->log += "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized\n";
-  }
-  program->cubin = "cubin of\n" + program->source;
-  for (int i = 0; i < count; ++i) program->cubin += std::string(options[i]) + "\n";
-  return 0;
-}
-int nvrtcGetProgramLogSize(Program* program, std::size_t* bytes) {
+int nvrtcGetProgramLogSize(FakeProgram* program, std::size_t* bytes) {
   *bytes = with_end(program->log);
   return 0;
 }
-int nvrtcGetProgramLog(Program* program, char* log) {
+int nvrtcGetProgramLog(FakeProgram* program, char* log) {
   std::memcpy(log, program->log.c_str(), with_end(program->log));
   return 0;
 }
-int nvrtcGetCUBINSize(Program* program, std::size_t* bytes) {
+int nvrtcGetCUBINSize(FakeProgram* program, std::size_t* bytes) {
   *bytes = program->cubin.size();
   return 0;
 }
-int nvrtcGetCUBIN(Program* program, char* cubin) {
+int nvrtcGetCUBIN(FakeProgram* program, char* cubin) {
   std::memcpy(cubin, program->cubin.data(), program->cubin.size());
   return 0;
 }

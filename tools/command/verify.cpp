@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -31,6 +32,7 @@ struct VerifyOptions {
   DeviceOptions device;
   std::string filter;
   bool spread = false;
+  std::string share;
 };
 
 struct Batch {
@@ -103,6 +105,23 @@ void keep_spread(std::vector<Batch>& batches) {
   }
 }
 
+/// Of "K/N" the K-th of every N cases of each file, from 1 on.
+void keep_share(std::vector<Batch>& batches, const std::string& share) {
+  std::size_t which = 0, of = 0;
+  const char* end = share.data() + share.size();
+  const auto [slash, first] = std::from_chars(share.data(), end, which);
+  if (first == std::errc() && slash != end && *slash == '/') {
+    const auto [rest, second] = std::from_chars(slash + 1, end, of);
+    if (second != std::errc() || rest != end) of = 0;
+  }
+  if (which == 0 || which > of) throw Error(ErrorCode::parse, "--share", share, "K/N with 1 <= K <= N, as in 1/2");
+  for (Batch& batch : batches) {
+    std::vector<cases::Case> taken;
+    for (std::size_t i = which - 1; i < batch.cases.size(); i += of) taken.push_back(std::move(batch.cases[i]));
+    batch.cases = std::move(taken);
+  }
+}
+
 /// Instruction sets of case `number` of its file. By turns it is one after another, but for cases that name one.
 std::vector<std::string> chosen_isas(const std::string& isa, const cases::Case& one, std::size_t number) {
   if (isa != "all" && isa != "turns") return {isa};  // "": what each case says
@@ -161,6 +180,7 @@ void verify(const VerifyOptions& options, int& exit_code) {
   std::vector<Batch> batches = collect(options.sources);
   keep_matching(batches, options.filter);
   if (options.spread) keep_spread(batches);
+  if (!options.share.empty()) keep_share(batches, options.share);
   std::size_t total = 0;
   for (const Batch& batch : batches) total += batch.cases.size();
   Progress progress(total);
@@ -208,6 +228,7 @@ void add_verify(CLI::App& app, int& exit_code) {
   add_device_options(*verb, options->device);
   verb->add_option("--filter", options->filter, "Only cases whose line matches this regular expression");
   verb->add_flag("--spread", options->spread, "Of each file only cases that have every feature and value that it has");
+  verb->add_option("--share", options->share, "K/N: the K-th of every N cases of each file that are left by then");
   verb->callback([options, &exit_code] { verify(*options, exit_code); });
 }
 

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Asynchronous copies, each done at the time at which it hurts most: what its destination held is gone as soon as the
+// copy begins, and what it brings is there only once somebody has waited.
+#include <cstring>
+#include <vector>
+
+#include "driver/fibres.h"
+#include "driver/tensor_map.h"
+
+namespace emulator {
+namespace {
+
+struct Copy {
+  u32 to, bytes;
+  const void* from;  // nullptr: zeros
+};
+struct Sum {
+  float* to;
+  u32 from, bytes;
+};
+
+struct Copies {
+  std::vector<Copy> begun;                // not committed
+  std::vector<std::vector<Copy>> groups;  // the oldest first
+  std::vector<Sum> sums;
+  std::size_t sums_committed = 0;
+};
+std::vector<Copies> copies;  // of each thread
+
+Copies& own() { return copies[static_cast<std::size_t>(thread())]; }
+
+constexpr int kPoison = 0xff;
+
+}  // namespace
+
+void begin_copies(int threads) { copies.assign(static_cast<std::size_t>(threads), {}); }
+
+void thread_ends_with_copies(Place at) {
+  if (!own().sums.empty()) fail("ends while TMA may still read shared memory: no wait behind tma_add", at);
+}
+
+void cp_async(u32 to, const void* from, u32 bytes, bool valid, Place at) {
+  if (valid && reinterpret_cast<std::uintptr_t>(from) % bytes != 0) fail("cp.async from an address not aligned", at);
+  std::memset(shared(to, bytes, at), kPoison, bytes);
+  own().begun.push_back({to, bytes, valid ? from : nullptr});
+}
+
+void cp_async_commit() {
+  Copies& all = own();
+  all.groups.push_back(std::move(all.begun));
+  all.begun.clear();
+}
+
+void cp_async_wait(int pending) {
+  Copies& all = own();
+  while (static_cast<int>(all.groups.size()) > pending) {
+    for (const Copy& copy : all.groups.front()) {
+      char* to = shared(copy.to, copy.bytes);
+      if (copy.from != nullptr) {
+        std::memcpy(to, copy.from, copy.bytes);
+      } else {
+        std::memset(to, 0, copy.bytes);
+      }
+    }
+    all.groups.erase(all.groups.begin());
+  }
+}
+
+void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int row, int batch, Place at) {
+  TensorMap tensor;
+  std::memcpy(&tensor, map, sizeof(tensor));
+  if (to % 128 != 0) fail("TMA to an address that is no multiple of 128", at);
+  if (tensor.mark != TensorMap::kMark) fail("TMA by what is no tensor map", at);
+  const u32 row_bytes = tensor.box[0] * 2;
+  const auto inside = [&](std::int64_t index, int dim) {
+    return index >= 0 && index < static_cast<std::int64_t>(tensor.sizes[dim]);
+  };
+  u32 line = 0;
+  for (u32 r = 0; r < tensor.box[2]; ++r) {
+    for (u32 h = 0; h < tensor.box[1]; ++h, ++line) {
+      const std::int64_t at_row = std::int64_t{row} + r;
+      const std::int64_t at_head = std::int64_t{head} + h;
+      const bool is_there = inside(at_row, 2) && inside(at_head, 1) && inside(batch, 3);
+      const char* from = is_there ? tensor.address + at_head * static_cast<std::int64_t>(tensor.strides[0]) +
+                                        at_row * static_cast<std::int64_t>(tensor.strides[1]) +
+                                        batch * static_cast<std::int64_t>(tensor.strides[2])
+                                  : nullptr;
+      for (u32 c = 0; c < tensor.box[0]; ++c) {
+        const std::int64_t at_column = std::int64_t{column} + c;
+        char* place = shared(swizzled(to + line * row_bytes + c * 2, row_bytes), 2, at);
+        if (from != nullptr && inside(at_column, 0)) {
+          std::memcpy(place, from + at_column * 2, 2);
+        } else {
+          std::memset(place, 0, 2);
+        }
+      }
+    }
+  }
+  mbarrier_complete(barrier, line * row_bytes, at);
+}
+
+void tma_add(float* to, u32 from, u32 bytes, Place at) {
+  if (bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    fail("TMA of what is not aligned to 16 bytes", at);
+  if (bytes == 0) return;
+  shared(from, 16, at);
+  shared(from + bytes - 16, 16, at);
+  own().sums.push_back({to, from, bytes});
+}
+
+void tma_commit() { own().sums_committed = own().sums.size(); }
+
+void tma_wait() {
+  Copies& all = own();
+  for (std::size_t i = 0; i < all.sums_committed; ++i) {
+    const Sum& sum = all.sums[i];
+    for (u32 offset = 0; offset < sum.bytes; offset += 4) {
+      float value;
+      std::memcpy(&value, shared(sum.from + offset, 4), 4);
+      sum.to[offset / 4] += value;
+    }
+  }
+  all.sums.erase(all.sums.begin(), all.sums.begin() + static_cast<std::ptrdiff_t>(all.sums_committed));
+  all.sums_committed = 0;
+}
+
+}  // namespace emulator
