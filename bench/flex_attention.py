@@ -3,6 +3,7 @@
 """Times scores and masks written in Python on the CPU, beside torch's compiled flex_attention.
 
 usage: bench/flex_attention.py [--length N] [--heads N] [--dim N] [--dtype float32] [--threads N] [--repeat N]
+       [--rows NAME...]
 Each call is timed N times, in turn with the others of its row, and the least time counts; compiling and torch's block
 masks are not timed. torch's flex_attention has no backward on the CPU. Prints a Markdown table, times in ms. Needs the
 tessera package, torch and a C++ compiler.
@@ -37,10 +38,7 @@ def zoo(length: int, heads: int) -> dict[str, tuple[Any, Any]]:
         "prefix of 500": (None, lambda b, h, q, k: (k < 500) | (q >= k)),
         "documents of 300": (None, lambda b, h, q, k: documents[q] == documents[k]),
         "documents, causal": (None, lambda b, h, q, k: (documents[q] == documents[k]) & (q >= k)),
-        "neighbourhood 5 x 5 of 64": (
-            None,
-            lambda b, h, q, k: (abs(q // 64 - k // 64) <= 2) & (abs(q % 64 - k % 64) <= 2),
-        ),
+        "neighbourhood 5 x 5 of 64": (None, near),
         "dilated, causal": (None, lambda b, h, q, k: ((q - k) % 3 == 0) & (q >= k)),
         "bits of a hash": (None, lambda b, h, q, k: ((q * 40507 + k * 40503) >> 7) & 3 != 0),
         "ALiBi": (lambda s, b, h, q, k: s + slopes[h] * (k - q), None),

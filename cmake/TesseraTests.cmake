@@ -23,7 +23,8 @@ tessera_stand_in(fake_nvrtc nvrtc.12 fakes tests/fakes/nvrtc.cpp tests/fakes/nam
 # tests/emulator: kernels run on the CPU. They are compiled by g++, and fibres are more than sanitizers follow.
 find_program(TESSERA_EMULATOR_COMPILER NAMES g++)
 mark_as_advanced(TESSERA_EMULATOR_COMPILER)
-if(TESSERA_EMULATOR_COMPILER AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64" AND NOT TESSERA_SANITIZE)
+if(TESSERA_EMULATOR_COMPILER AND CMAKE_SYSTEM_NAME STREQUAL "Linux" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64"
+   AND CMAKE_SIZEOF_VOID_P EQUAL 8 AND NOT TESSERA_SANITIZE)
   file(GLOB sources CONFIGURE_DEPENDS tests/emulator/driver/*.cpp)
   tessera_stand_in(emulated_cuda cuda.1 emulator tests/fakes/cuda.cpp ${sources})
   tessera_stand_in(emulated_nvrtc nvrtc.12 emulator tests/fakes/nvrtc.cpp tests/emulator/compiler/compiler.cpp)

@@ -19,9 +19,9 @@ const char* nvrtcGetErrorString(int result) {
          : result == 6 ? "NVRTC_ERROR_COMPILATION"
                        : "NVRTC_ERROR";
 }
-int nvrtcCreateProgram(FakeProgram** out, const char* source, const char* name, int headers, const char* const* texts,
+int nvrtcCreateProgram(FakeProgram** out, const char* source, const char*, int headers, const char* const* texts,
                        const char* const* names) {
-  *out = new FakeProgram{name != nullptr ? name : "", source, {}, "", ""};
+  *out = new FakeProgram{source, {}, "", ""};
   for (int i = 0; i < headers; ++i) (*out)->headers.emplace_back(names[i], texts[i]);
   return 0;
 }

@@ -7,7 +7,7 @@
 
 /// What nvrtcProgram points at.
 struct FakeProgram {
-  std::string name, source;
+  std::string source;
   std::vector<std::pair<std::string, std::string>> headers;  // name and text
   std::string log, cubin;
 };

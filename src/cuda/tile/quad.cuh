@@ -6,7 +6,7 @@
 
 namespace tessera::cuda {
 
-/// Word i of lane j of four goes to word j of lane i; `lane`: 0 to 3.
+/// Word i of lane j of four goes to word j of lane i; `lane`: 0 to 3. By the whole warp.
 __device__ __forceinline__ void transpose_quad(u32 (&words)[4], int lane) {
 #pragma unroll
   for (int step = 1; step <= 2; step *= 2) {

@@ -75,13 +75,20 @@ int architecture(int count, const char* const* options) {
   return 800;
 }
 
+// A word of a shell's command.
+std::string quoted(const std::string& word) {
+  std::string text = "'";
+  for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
+}
+
 }  // namespace
 
 extern "C" {
 
 int nvrtcVersion(int* major, int* minor) {
   *major = 12;
-  *minor = 9;
+  *minor = 99;  // no NVRTC's, so that nobody takes its kernels from a cache
   return 0;
 }
 
@@ -96,11 +103,12 @@ int nvrtcCompileProgram(FakeProgram* program, int count, const char* const* opti
                     "\nextern \"C\" __attribute__((visibility(\"default\"))) void emulated_entry(void** parameters) {\n"
                     "  emulator::call(tessera_kernel, parameters);\n}\n");
   const std::string here = TESSERA_EMULATOR_SOURCES;
-  const std::string command = std::string(TESSERA_EMULATOR_COMPILER) + kOptions +
-                              " -D__CUDA_ARCH__=" + std::to_string(architecture(count, options)) + " -include " + here +
-                              "/kernel/cuda.h -I" + here + "/kernel -I" + (folder.path() / "headers").string() + " " +
-                              variable("TESSERA_EMULATOR_FLAGS") + " " + source.string() +
-                              " " TESSERA_EMULATOR_DRIVER " -o " + object.string() + " >" + log.string() + " 2>&1";
+  const std::string command = quoted(TESSERA_EMULATOR_COMPILER) + kOptions +
+                              " -D__CUDA_ARCH__=" + std::to_string(architecture(count, options)) + " -include " +
+                              quoted(here + "/kernel/cuda.h") + " -I" + quoted(here + "/kernel") + " -I" +
+                              quoted((folder.path() / "headers").string()) + " " + variable("TESSERA_EMULATOR_FLAGS") +
+                              " " + quoted(source.string()) + " " + quoted(TESSERA_EMULATOR_DRIVER) + " -o " +
+                              quoted(object.string()) + " >" + quoted(log.string()) + " 2>&1";
   const int status = std::system(command.c_str());
   program->log = read(log);
   if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) return 6;

@@ -60,7 +60,12 @@ int environment(const char* name, int otherwise) {
 int compute_capability() {
   static const int sm = [] {
     const char* text = std::getenv("TESSERA_EMULATED_GPU");
-    return text != nullptr && std::strncmp(text, "sm_", 3) == 0 ? std::atoi(text + 3) : 80;
+    if (text == nullptr || *text == '\0') return 80;
+    for (const int known : {80, 89, 90, 120}) {
+      if (text == "sm_" + std::to_string(known)) return known;
+    }
+    std::fprintf(stderr, "TESSERA_EMULATED_GPU: got '%s'; want sm_80, sm_89, sm_90 or sm_120\n", text);
+    std::exit(2);
   }();
   return sm;
 }

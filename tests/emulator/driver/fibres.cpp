@@ -99,6 +99,7 @@ std::string report_stuck() {
   std::map<std::string, std::vector<int>> places;
   for (std::size_t i = 0; i < fibres.size(); ++i) {
     const Wait& wait = fibres[i].wait;
+    thread_index.x = static_cast<unsigned>(i);  // describe() asks for the warp
     std::string place = "have ended";
     if (!fibres[i].ended) {
       place = "wait " + std::string(wait.what) +

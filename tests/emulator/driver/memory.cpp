@@ -104,6 +104,7 @@ void* allocate(std::size_t bytes) {
   ::mprotect(first, kPage, PROT_NONE);
   ::mprotect(first + kPage + used, kPage, PROT_NONE);
   char* begin = first + kPage + used - rounded;
+  std::memset(first + kPage, kGuard, used - rounded);
   std::memset(begin, kPoison, bytes);
   std::memset(begin + bytes, kGuard, rounded - bytes);
   regions()[begin] = {first, kPage + used + kPage, bytes, rounded - bytes};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What lanes of a warp do together: shuffles, votes, matrices from shared memory.
 #include <array>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 

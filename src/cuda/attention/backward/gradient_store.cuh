@@ -17,8 +17,7 @@ template <Element gradient, int tiles, class To, class IsUsed>
 __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums, float factor, int columns,
                                                bool accumulates, int lane, To to, IsUsed is_used) {
   constexpr int bytes = bytes_of(gradient);
-  // 16 bits an element: the lanes of a row exchange words, so that each has 8 columns of every four tiles.
-  constexpr int exchanged = gradient == Element::fp32 ? 0 : tiles / 4 * 4;
+  static_assert(gradient == Element::fp32 || tiles % 4 == 0);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + 8 * half;
@@ -28,25 +27,25 @@ __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums
       return used ? make_float2(sums.tile[0][n][half * 2] * factor, sums.tile[0][n][half * 2 + 1] * factor)
                   : make_float2(0.0F, 0.0F);
     };
+    if constexpr (gradient == Element::fp32) {
 #pragma unroll
-    for (int n = 0; n < exchanged; n += 4) {
-      u32 words[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = ptx::pack<gradient>(value(n + i).x, value(n + i).y);
-      transpose_quad(words, lane % 4);
-      const int column = (n + lane % 4) * 8;
-      if (at != nullptr && column < columns) ptx::store_16(at + column * bytes, words);
-    }
-#pragma unroll
-    for (int n = exchanged; n < tiles; ++n) {
-      const int column = n * 8 + lane % 4 * 2;
-      if (at == nullptr || column >= columns) continue;
-      const float2 own = value(n);
-      if constexpr (gradient == Element::fp32) {
+      for (int n = 0; n < tiles; ++n) {
+        const int column = n * 8 + lane % 4 * 2;
+        if (at == nullptr || column >= columns) continue;
+        const float2 own = value(n);
         float2& sum = *reinterpret_cast<float2*>(at + column * bytes);
         sum = accumulates ? make_float2(sum.x + own.x, sum.y + own.y) : own;
-      } else {
-        *reinterpret_cast<u32*>(at + column * bytes) = ptx::pack<gradient>(own.x, own.y);
+      }
+    } else {
+      // The lanes of a row exchange words, so that each has 8 columns of every four tiles.
+#pragma unroll
+      for (int n = 0; n < tiles; n += 4) {
+        u32 words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[i] = ptx::pack<gradient>(value(n + i).x, value(n + i).y);
+        transpose_quad(words, lane % 4);
+        const int column = (n + lane % 4) * 8;
+        if (at != nullptr && column < columns) ptx::store_16(at + column * bytes, words);
       }
     }
   }

@@ -82,11 +82,11 @@ struct KeySide {
 
   struct OwnValues {};
   static __device__ __forceinline__ OwnValues own_values(int /*warp_row*/, int /*lane*/) { return {}; }
-  static constexpr int kArrays = B.sink ? 3 : 2;             // of RowValues that are read
-  static constexpr int rows_of_lane = (C.tile_q + 31) / 32;  // at most: every 32nd
+  static constexpr int kArrays = B.sink ? 3 : 2;          // of RowValues that are read
+  static constexpr int kLaneRows = (C.tile_q + 31) / 32;  // at most: rows lane, lane + 32, …
   /// LSE, δ and weights of a lane's rows.
   struct Values {
-    float of[kArrays][rows_of_lane];
+    float of[kArrays][kLaneRows];
     bool finite;
   };
   /// Those of a tile's rows, by a warp; behind the end of a sequence zeros, which nobody sees.
@@ -100,7 +100,7 @@ struct KeySide {
 #pragma unroll
     for (int array = 0; array < kArrays; ++array) {
 #pragma unroll
-      for (int n = 0; n < rows_of_lane; ++n) {
+      for (int n = 0; n < kLaneRows; ++n) {
         const bool is_row = tile.first + n * 32 + lane < work.q.length;
         values.of[array][n] = is_row ? arrays[array][first + n * 32] : 0.0F;
       }
@@ -112,7 +112,7 @@ struct KeySide {
   __device__ __forceinline__ bool store_values(const Values& values, u32 to, int lane) const {
     bool finite = values.finite;
 #pragma unroll
-    for (int n = 0; n < rows_of_lane; ++n) {
+    for (int n = 0; n < kLaneRows; ++n) {
       const int row = n * 32 + lane;
       if (C.tile_q % 32 != 0 && row >= C.tile_q) break;
 #pragma unroll
@@ -142,7 +142,7 @@ struct KeySide {
       }
     }
   }
-  /// One of RowValues' arrays, from where load_values has put them, of two columns of 8-column tile `n`; at() picks
+  /// One of RowValues' arrays, from where store_values has put them, of two columns of 8-column tile `n`; at() picks
   /// that of element `e`.
   template <int array>
   static __device__ __forceinline__ float2 values(const OwnValues& /*own*/, u32 from, int n, int lane) {

@@ -124,7 +124,8 @@ struct BwdWgmma : BwdProducer<Side> {
           begin_outputs<B.type, StreamQk>(dqk, gradients, from.tile_qk);
         }
         if (i + 1 < count) stream().wait(i + 1);
-        from = score_operands(i + 1);
+        from =
+            score_operands(i + 1);  // in front of the exit too: found behind it, S of the next tile would wait for it
         if (i + 1 == count) break;
         hides = tile(i + 1).hides;
         load_values<kLse>(lse, own, i + 1);
