@@ -119,7 +119,7 @@ class TileList:
     def from_function(
         cls,
         mask: Any,
-        shape: tuple[int, int, int, int],
+        shape: tuple[int | None, int | None, int, int],
         *,
         q_offset: int | None = None,
         form: Form = "indices",
@@ -128,10 +128,10 @@ class TileList:
         """The tiles in which `mask`, a function of Python as `attention` takes it, may show a key; where it shows all
         keys they are full tiles. For GPUs: the CPU needs no list to skip what a function hides.
 
-        shape: (batch or 1, heads or 1, seqlen_q, seqlen_k); q_offset: position of the first query, by default seqlen_k
-        − seqlen_q. Tiles are classified by interval arithmetic, so a tile on the list may be empty; none is missing.
+        shape: (batch, heads, seqlen_q, seqlen_k), None for any number of sequences or query heads, where the mask does
+        not read which; q_offset: position of the first query, by default seqlen_k − seqlen_q. Tiles are classified by interval arithmetic, so a tile on the list may be empty; none is missing.
         Tensors that the function reads are looked at now, on the host. The arrays are numpy's. Needs numpy. Raises
-        TraceError for a function that cannot be traced.
+        TraceError for a function that cannot be traced, ValueError for a None that the mask reads.
         """
         import numpy
 
@@ -139,8 +139,11 @@ class TileList:
 
         batch, heads, queries, keys = shape
         traced = mask_of(mask, False)
+        for name, number, many in (("batch", batch, "sequences"), ("head", heads, "query heads")):
+            if number is None and name in traced.inputs:
+                raise ValueError(f"shape: got {shape} for a mask that reads the {name}; want the number of {many}")
         blocks = -(-queries // block[0]), -(-keys // block[1])
-        classes = numpy.full((batch, heads, *blocks), 2, numpy.uint8)
+        classes = numpy.full((batch or 1, heads or 1, *blocks), 2, numpy.uint8)
         if traced.name is not None:
             arrays = [array.cpu() if hasattr(array, "cpu") else array for array in traced.tensors]
             offset = keys - queries if q_offset is None else q_offset

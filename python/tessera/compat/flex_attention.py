@@ -114,7 +114,8 @@ def create_block_mask(
     intervals of the mask's expression, unless the mask is a window.
 
     mask_mod(batch, head, q_idx, kv_idx) -> truth; B, H: for how many sequences and heads, None: any. What comes behind
-    BLOCK_SIZE changes nothing here. Raises TypeError for a mask_mod that is no function.
+    BLOCK_SIZE changes nothing here. Raises TypeError for a mask_mod that is no function, ValueError for a list whose B or
+    H is None and whose mask reads which.
     """
     if not callable(mask_mod):
         raise TypeError(f"mask_mod: got {shown(mask_mod)}; want a function (batch, head, q_idx, kv_idx)")
@@ -122,7 +123,8 @@ def create_block_mask(
     shape = (B or 1, H or 1, Q_LEN, KV_LEN)
     tiles = None
     if str(device).startswith("cuda") and mask_of(mask_mod).name is not None:
-        tiles = _moved(TileList.from_function(mask_mod, shape, q_offset=0, block=block), device)
+        made = TileList.from_function(mask_mod, (B, H, Q_LEN, KV_LEN), q_offset=0, block=block)
+        tiles = _moved(made, device)
     return BlockMask(mask_mod, shape, block, tiles)
 
 
@@ -142,7 +144,8 @@ def flex_attention(
     """Attention of query (B, Hq, L, E), key (B, Hkv, S, E) and value (B, Hkv, S, Ev); the result is (B, Hq, L, Ev).
 
     score_mod(score, batch, head, q_idx, kv_idx) -> float; block_mask: of `create_block_mask`, or torch's; indices
-    count from 0. scale: default E ** −0.5. enable_gqa: Hq may be a multiple of Hkv. return_lse: (out, LSE), the LSE
+    count from 0, and one outside a captured tensor is moved to the nearest inside, also a negative one, which torch counts
+    from the end. scale: default E ** −0.5. enable_gqa: Hq may be a multiple of Hkv. return_lse: (out, LSE), the LSE
     fp32 (B, Hq, L), natural. kernel_options are Triton's and change nothing here. return_aux: torch's AuxRequest; the
     largest scores are NotImplementedError. Dtypes and gradients are those of `tessera.attention`.
 
@@ -191,6 +194,9 @@ def _check_shapes(query: Array, key: Array, value: Array, enable_gqa: bool) -> N
 
 def _zeros(like: Array, count: int) -> Array:
     library = library_of(like, "query")
+    if hasattr(like, "__array_namespace__"):
+        space = like.__array_namespace__()
+        return space.zeros((count,), dtype=space.int32, device=like.device)
     zeros = library.empty((count,), "int64", like)
     zeros[:] = 0
     return zeros

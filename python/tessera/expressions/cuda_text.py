@@ -66,6 +66,8 @@ def _operation(node: Node, operands: list[str]) -> str:
         return f"{extra_name(node.data)}({', '.join(operands)})"
     if op == "select":
         return f"{a} ? {b} : {c}"
+    if op == "int" and type_ == "f":  # cvt to 64 bits gives the least of NaN
+        return f"{a} != {a} ? 0LL : (long long){a}"
     if op in ("float", "int"):
         return f"({_TYPES[node.type]}){a}"
     if op in ("lt", "le", "eq", "ne"):
@@ -114,18 +116,16 @@ def _of_integers(node: Node, a: str, b: str) -> str:
 
 def _division(op: str, a: str, b: str, divisor: Node) -> str:
     """Rounded to −∞; by a variable 0 the quotient and the remainder are 0, as on the CPU."""
+    quotient = f"{a} / {b} - ({a} % {b} != 0 && ({a} < 0) != ({b} < 0) ? 1 : 0)"
+    rest = f"{a} % {b} + ({a} % {b} != 0 && ({a} < 0) != ({b} < 0) ? {b} : 0)"
     if divisor.is_constant:
         number = divisor.data
         if number > 0 and number & (number - 1) == 0:
             return f"{a} >> {number.bit_length() - 1}" if op == "div" else f"{a} & ({number - 1}LL)"
         if number == -1:
             return f"(long long)(0ULL - (unsigned long long){a})" if op == "div" else "0LL"
-        if op == "div":
-            return f"{a} / {b} - ({a} % {b} != 0 && ({a} < 0) != ({b} < 0) ? 1 : 0)"
-        return f"{a} % {b} + ({a} % {b} != 0 && ({a} < 0) != ({b} < 0) ? {b} : 0)"
+        return quotient if op == "div" else rest
     # −1 apart: the smallest integer by it does not fit
     if op == "div":
-        usual = f"{a} / {b} - ({a} % {b} != 0 && ({a} < 0) != ({b} < 0) ? 1 : 0)"
-        return f"{b} == 0 ? 0LL : {b} == -1 ? (long long)(0ULL - (unsigned long long){a}) : {usual}"
-    usual = f"{a} % {b} + ({a} % {b} != 0 && ({a} < 0) != ({b} < 0) ? {b} : 0)"
-    return f"{b} == 0 || {b} == -1 ? 0LL : {usual}"
+        return f"{b} == 0 ? 0LL : {b} == -1 ? (long long)(0ULL - (unsigned long long){a}) : {quotient}"
+    return f"{b} == 0 || {b} == -1 ? 0LL : {rest}"

@@ -75,7 +75,7 @@ def truth(x: Any) -> Any:
 
 
 def _relu(x: Any) -> Any:
-    return where(binary("gt", x, 0), x, 0)
+    return where(binary("le", x, 0), 0, x)  # NaN of NaN
 
 
 def _divide(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .. import _core
@@ -13,7 +15,7 @@ from .._libraries import is_compiling
 from .captured import bindable
 from .cuda_text import cuda_text, extra_name
 from .derivative import derivative
-from .graph import program
+from .graph import INPUTS, GraphError, Node, ordered, program
 from .symbols import TraceError
 from .trace import MASK, SCORE, trace
 from .windows import Window, without_window
@@ -22,14 +24,17 @@ _registered: dict[tuple[Any, ...], str] = {}
 
 
 class Resolved(NamedTuple):
-    """name: in the registry; None for a mask that is a window alone, or hides nothing. tensors: what it reads.
+    """name: in the registry of this process; None for a mask that is a window alone, or hides nothing. tensors: what it
+    reads, for `extras=`.
 
     window: keys from `left` before to `right` after the query's position, None without an end, that hold besides.
+    inputs: which of "batch", "head", "query", "key" and "score" the expression reads.
     """
 
     name: str | None
     tensors: tuple[Any, ...]
     window: Window = (None, None)
+    inputs: frozenset[str] = frozenset()
 
 
 class Options(NamedTuple):
@@ -101,16 +106,17 @@ def score_of(function: Callable[..., Any]) -> Resolved:
     """A score function, traced and registered with its derivative, for calls that take a name: `attention(score=name,
     extras=tensors)`, which torch.compile traces. Raises TraceError."""
     graph, result = trace(function, SCORE)
-    slope = derivative(graph, result)
     tensors = tuple(map(_checked, graph.arrays))
-    key = (SCORE, program(result, slope), *graph.tensors)
+    with _named(SCORE):
+        slope = derivative(graph, result)
+        key = (SCORE, program(result, slope), *graph.tensors)
     name = _registered.get(key)
     if name is None:
         name = _name_of(key)
         texts = cuda_text(result), cuda_text(slope)
         _core.register_score(name, texts[0], _extras(graph.tensors), texts[1], key[1])
         _registered[key] = name
-    return Resolved(name, tensors)
+    return Resolved(name, tensors, inputs=_inputs(result))
 
 
 def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
@@ -122,14 +128,28 @@ def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
         window, result = without_window(graph, result)
     if result.is_constant and result.data:
         return Resolved(None, (), window)
-    graph, result = graph.only(result)
-    key = (MASK, program(result), *graph.tensors)
+    with _named(MASK):
+        graph, result = graph.only(result)
+        key = (MASK, program(result), *graph.tensors)
     name = _registered.get(key)
     if name is None:
         name = _name_of(key)
         _core.register_mask(name, cuda_text(result), _extras(graph.tensors), key[1])
         _registered[key] = name
-    return Resolved(name, tuple(map(_checked, graph.arrays)), window)
+    return Resolved(name, tuple(map(_checked, graph.arrays)), window, _inputs(result))
+
+
+@contextmanager
+def _named(kind: str) -> Iterator[None]:
+    """Errors of the graph as those of the argument."""
+    try:
+        yield
+    except GraphError as error:
+        raise TraceError(f"{kind}: {error}") from None
+
+
+def _inputs(result: Node) -> frozenset[str]:
+    return frozenset(node.op for node in ordered(result) if node.op in INPUTS)
 
 
 def _name_of(key: tuple[Any, ...]) -> str:
@@ -141,7 +161,7 @@ def _extras(tensors: list[tuple[str, int]]) -> list[tuple[str, str, int]]:
 
 
 def _checked(array: Any) -> Any:
-    if getattr(array, "requires_grad", False):
+    if getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
         raise TraceError(
             f"score, mask: got a captured tensor of shape {tuple(array.shape)} that requires grad; want one without: "
             "captured tensors have no gradients, detach() says that none is wanted"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import linecache
+import math
 import numbers
 import os
 import sys
@@ -32,7 +33,10 @@ def refuse(got: str, want: str) -> TraceError:
 
 
 def _is_inside(file: str) -> bool:
-    return os.path.dirname(file) == _HERE or f"{os.sep}torch{os.sep}" in file or f"{os.sep}numpy{os.sep}" in file
+    if os.path.dirname(file) == _HERE:
+        return True
+    found = [getattr(sys.modules.get(name), "__file__", None) for name in ("torch", "numpy")]
+    return any(file.startswith(os.path.dirname(module) + os.sep) for module in found if module)
 
 
 class _Known:
@@ -90,7 +94,9 @@ class Symbol:
         return known.apply(function, args, kwargs or {})
 
     def __array_ufunc__(self, ufunc: Any, how: str, *args: Any, **kwargs: Any) -> Any:
-        return known.apply(ufunc, args, kwargs)
+        # NumPy makes a new array without dimensions of a number on the left: no captured one.
+        numbers_of = [x[()] if getattr(x, "shape", None) == () and not isinstance(x, Symbol) else x for x in args]
+        return known.apply(ufunc, tuple(numbers_of), kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return known.apply(function, args, kwargs)
@@ -173,7 +179,7 @@ def binary(op: str, a: Any, b: Any) -> Any:
 def _power(graph: Graph, x: Symbol, y: Symbol) -> Symbol:
     """By multiplications where the exponent is a small whole constant, by sqrt where it is a half."""
     exponent = y.node.data if y.node.is_constant else None
-    if exponent is not None and exponent == int(exponent) and 0 <= exponent <= 16:
+    if exponent is not None and math.isfinite(exponent) and exponent == int(exponent) and 0 <= exponent <= 16:
         result, square, left = graph.constant(1, x.node.type), x.node, int(exponent)
         while left:
             if left & 1:
@@ -217,6 +223,8 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def cast(x: Any, type_: str) -> Any:
+    if not isinstance(x, Symbol):
+        raise refuse(f"a cast of {type(x).__name__}", "a symbol")
     return Symbol(x.graph, x.graph.cast(x.node, type_))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .functions import watching
-from .graph import Graph, Node, program
+from .graph import Graph, GraphError, Node, program
 from .symbols import Symbol, TraceError, as_symbol
 
 SCORE, MASK = "score", "mask"
@@ -37,7 +37,11 @@ def trace(function: Callable[..., Any], kind: str) -> Traced:
     traced = _once(function, kind)
     if not _is_steady(function):
         again = _once(function, kind)
-        if program(traced.result) != program(again.result) or not _same(traced.graph.arrays, again.graph.arrays):
+        try:
+            programs = program(traced.result), program(again.result)
+        except GraphError as error:
+            raise TraceError(f"{kind}: {error}") from None
+        if programs[0] != programs[1] or not _same(traced.graph.arrays, again.graph.arrays):
             raise TraceError(
                 f"{kind}: got another expression from the second call of {_name(function)} than from the first; want a "
                 "function of its arguments alone, without randomness or counters, that makes no tensors"

@@ -99,7 +99,9 @@ def nsa_gate(
 
     Source: Yuan et al. 2025 (arXiv:2502.11089), equation 5; docs/nsa.md.
     """
-    named = {"branches[0]": branches[0], "q": q, "gate_weight": gate_weight, "gates": gates}
+    parts = branches if isinstance(branches, (tuple, list)) else (branches,)
+    named = {f"branches[{number}]": part for number, part in enumerate(parts)}
+    named |= {"q": q, "gate_weight": gate_weight, "gates": gates}
     refuse_gradient("nsa_gate", "has none, nsa has", **{name: x for name, x in named.items() if x is not None})
     call = _Gating(branches, q, gate_weight, gates, cu_seqlens, max_seqlen, out_dtype, False)
     out = call.library.empty(call.shape, call.out_dtype, call.first)

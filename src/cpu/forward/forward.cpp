@@ -164,8 +164,11 @@ bool ForwardUnit::sees_all(std::int64_t first_column, std::int64_t live, Rows ru
   }
   for (std::int64_t s = 0; s < b_.keys.span_count; ++s) {
     const Span& span = b_.keys.spans[s];
-    if (span.row < run.first || span.row >= run.end) continue;
-    if (span.position < all.low || span.position + span.count - 1 > all.high) return false;
+    const std::int64_t first = std::max(span.row, run.first);
+    const std::int64_t end = std::min(span.row + span.count, run.end);
+    if (first >= end) continue;
+    const std::int64_t position = span.position + first - span.row;
+    if (position < all.low || position + end - first - 1 > all.high) return false;
   }
   return true;
 }

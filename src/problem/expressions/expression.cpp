@@ -3,7 +3,6 @@
 #include "problem/expressions/expression.h"
 
 #include <charconv>
-#include <cstdlib>
 #include <iterator>
 #include <string>
 #include <utility>
@@ -141,12 +140,22 @@ class Reader {
     if (&which == &e_.derivative && result_ != Type::real) refuse("no derivative of a mask");
   }
 
+  // As Python's float.hex() writes it, or inf, nan; by no locale.
+  float real(std::string_view text) const {
+    const bool negative = text.starts_with('-');
+    if (negative) text.remove_prefix(1);
+    const bool hexadecimal = text.starts_with("0x");
+    if (hexadecimal) text.remove_prefix(2);
+    float value = 0.0F;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value,
+                                              hexadecimal ? std::chars_format::hex : std::chars_format::general);
+    if (error != std::errc() || end != text.data() + text.size()) refuse("a number");
+    return negative ? -value : value;
+  }
+
   void read_constant(std::string_view type, ExpressionStep& step) {
     if (type == "f") {
-      const std::string text(word());
-      char* end = nullptr;
-      step.real = static_cast<double>(std::strtof(text.c_str(), &end));
-      if (text.empty() || *end != '\0') refuse("a number");
+      step.real = static_cast<double>(real(word()));
       return;
     }
     if (type != "i" && type != "b") refuse("const.f, const.i or const.b");
@@ -164,7 +173,6 @@ class Reader {
       if (op == Op::score) step.axes = kChangesWithQuery | kChangesWithKey;
       if (op == Op::query || op == Op::head) step.axes = kChangesWithQuery;
       if (op == Op::key) step.axes = kChangesWithKey;
-      e_.reads_head |= op == Op::head;
       return true;
     }
     return false;

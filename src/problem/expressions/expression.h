@@ -88,7 +88,6 @@ struct Expression {
   std::vector<ExpressionStep> steps;
   int value = -1;
   int derivative = -1;  // −1: none
-  bool reads_head = false;
 
   /// Throws Error{invalid_argument} about "program" for a text that is none, or whose result is not of `result`.
   static Expression parse(std::string_view text, const std::vector<ExtraTensor>& extras, ExpressionType result);
@@ -123,7 +122,7 @@ constexpr std::int64_t floor_remainder(std::int64_t a, std::int64_t b) noexcept 
   const std::int64_t rest = a % b;
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
-/// A float without its fraction; the nearest of 64 bits beyond them, and 0 of NaN, as CUDA converts.
+/// A float without its fraction; the nearest of 64 bits beyond them, and 0 of NaN.
 constexpr std::int64_t to_integer(double value) noexcept {
   if (value != value) return 0;
   if (value >= 9223372036854775808.0) return INT64_MAX;
