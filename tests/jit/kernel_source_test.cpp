@@ -11,42 +11,42 @@
 namespace tessera {
 namespace {
 
-cuda::KernelSource source_of(const std::string& problem, int sm = 80) {
+cuda::KernelSource source_for(const std::string& problem, int sm = 80) {
   const Plan plan = make_plan(Problem::parse(problem), Target::cuda(sm));
   EXPECT_FALSE(plan.state().kernels.empty()) << problem;
   return plan.state().kernels.front();
 }
 
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+bool has_text(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
 
 TEST(KernelSource, NamesOneConfigurationInTenLines) {
   const cuda::KernelSource source =
-      source_of("attention sq=100 hq=4 hkv=2 d=64 dtype=fp16 softcap=30 kv=table page=16");
-  EXPECT_TRUE(contains(source.text, "#include \"cuda/attention/forward/mma.cuh\"")) << source.text;
-  EXPECT_TRUE(contains(source.text, "__global__")) << source.text;
-  EXPECT_TRUE(contains(source.text, cuda::kKernelEntry)) << source.text;
-  EXPECT_TRUE(contains(source.text, "Element::fp16")) << source.text;
-  EXPECT_TRUE(contains(source.text, ".d = 64")) << source.text;
-  EXPECT_TRUE(contains(source.text, ".softcap = Softcap::exponential")) << source.text;
-  EXPECT_TRUE(contains(source.text, "Source::paged")) << source.text;
+      source_for("attention sq=100 hq=4 hkv=2 d=64 dtype=fp16 softcap=30 kv=table page=16");
+  EXPECT_TRUE(has_text(source.text, "#include \"cuda/attention/forward/mma.cuh\"")) << source.text;
+  EXPECT_TRUE(has_text(source.text, "__global__")) << source.text;
+  EXPECT_TRUE(has_text(source.text, cuda::kKernelEntry)) << source.text;
+  EXPECT_TRUE(has_text(source.text, "Element::fp16")) << source.text;
+  EXPECT_TRUE(has_text(source.text, ".d = 64")) << source.text;
+  EXPECT_TRUE(has_text(source.text, ".softcap = Softcap::exponential")) << source.text;
+  EXPECT_TRUE(has_text(source.text, "Source::paged")) << source.text;
   EXPECT_LE(std::count(source.text.begin(), source.text.end(), '\n'), 12);
-  for (const char* part : {"fp16", "d=64:64", "paged", "softcap"}) EXPECT_TRUE(contains(source.name, part)) << part;
+  for (const char* part : {"fp16", "d=64:64", "paged", "softcap"}) EXPECT_TRUE(has_text(source.name, part)) << part;
 }
 
 TEST(KernelSource, LengthsHeadsAndMasksOfPositionsAreNotInIt) {
   for (const int sm : {80, 90}) {
-    const std::string one = source_of("attention sq=4096 hq=16 d=128 dtype=bf16 causal", sm).text;
+    const std::string one = source_for("attention sq=4096 hq=16 d=128 dtype=bf16 causal", sm).text;
     for (const char* other :
          {"attention sq=4000 hq=16 d=128 dtype=bf16", "attention b=7 sq=4096 hq=16 hkv=4 d=128 dtype=bf16",
           "attention sq=4096 hq=16 d=120 dtype=bf16 window=100:50 sink lse",
           "attention b=3 sq=4096 hq=16 d=128 dtype=bf16 seqused_q kv=varlen"}) {
-      EXPECT_EQ(source_of(other, sm).text, one) << other;
+      EXPECT_EQ(source_for(other, sm).text, one) << other;
     }
-    const std::string varlen = source_of("attention b=3 sq=4096 hq=16 d=128 dtype=bf16 layout=varlen", sm).text;
+    const std::string varlen = source_for("attention b=3 sq=4096 hq=16 d=128 dtype=bf16 layout=varlen", sm).text;
     EXPECT_EQ(varlen == one, sm == 80) << "by wgmma packed sequences have row tiles of their own";
     for (const char* other : {"attention b=99 sq=4000 hq=16 hkv=4 d=128 dtype=bf16 layout=varlen tq=50000 causal",
                               "attention b=3 sq=4096 hq=16 d=128 dtype=bf16 layout=varlen seqused_q lse"}) {
-      EXPECT_EQ(source_of(other, sm).text, varlen) << other;
+      EXPECT_EQ(source_for(other, sm).text, varlen) << other;
     }
   }
 }
@@ -70,7 +70,7 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
                             "attention sq=4096 d=128 dtype=bf16 scale=-1"};
   for (const int sm : {80, 90}) {
     for (const char* problem : problems) {
-      const cuda::KernelSource source = source_of(problem, sm);
+      const cuda::KernelSource source = source_for(problem, sm);
       // What wgmma does not take is the same kernel on both.
       const bool known = sm == 90 && source.text.find("forward/mma.cuh") != std::string::npos;
       EXPECT_TRUE(texts.insert(source.text).second || known) << problem << "\n" << source.text;
@@ -82,7 +82,7 @@ TEST(KernelSource, WhatChangesInstructionsIs) {
 TEST(KernelSource, CapsOutsideOfAMiddleRangeAndThoseBesideAScoreCallableAreRational) {
   for (const int sm : {80, 90}) {
     const auto has = [sm](const std::string& form, const std::string& problem) {
-      return contains(source_of("attention sq=4096 d=128 dtype=bf16 " + problem, sm).text, "Softcap::" + form);
+      return has_text(source_for("attention sq=4096 d=128 dtype=bf16 " + problem, sm).text, "Softcap::" + form);
     };
     for (const char* cap : {"softcap=0.0009765625", "softcap=1", "softcap=64"}) {
       EXPECT_TRUE(has("exponential", cap)) << cap;
@@ -100,9 +100,9 @@ TEST(KernelSource, OutputsOfFp32AreDividedByRoundedSumsButPartialsAreNot) {
     const auto text_of = [&](const std::string& problem) {
       return make_plan(Problem::parse("attention d=128 " + problem), target).state().kernels.front().text;
     };
-    const auto rounds = [&](const std::string& problem) { return contains(text_of(problem), ".rounded_sums = true"); };
+    const auto rounds = [&](const std::string& problem) { return has_text(text_of(problem), ".rounded_sums = true"); };
     const auto has_partials = [&](const std::string& problem) {
-      return contains(text_of(problem), ".output = Element::fp32");
+      return has_text(text_of(problem), ".output = Element::fp32");
     };
     for (const char* problem : {"sq=4096 dtype=bf16:bf16:bf16:fp32", "sq=4096 dtype=fp16:fp16:fp16:fp32 dropout=0.1",
                                 "sq=1 sk=4096 dtype=bf16:bf16:bf16:fp32"}) {
@@ -115,8 +115,8 @@ TEST(KernelSource, OutputsOfFp32AreDividedByRoundedSumsButPartialsAreNot) {
 }
 
 TEST(KernelSource, EitherSegmentOfTwoMayBeThePagedOne) {
-  EXPECT_EQ(source_of("attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100").text,
-            source_of("attention sq=4096 d=128 dtype=bf16 kv=varlen kv2=csr sk2=100 page2=16").text);
+  EXPECT_EQ(source_for("attention sq=4096 d=128 dtype=bf16 kv=table page=16 kv2=dense sk2=100").text,
+            source_for("attention sq=4096 d=128 dtype=bf16 kv=varlen kv2=csr sk2=100 page2=16").text);
 }
 
 // The table of gpu_mma_loader under SM120's plans says where which loader is fastest.
@@ -126,7 +126,7 @@ TEST(KernelSource, OnSm120TheLoaderFollowsRowTilesAndColumns) {
     target.multiprocessors = 100;
     const std::string text =
         make_plan(Problem::parse("attention dtype=bf16 " + problem), target).state().kernels.front().text;
-    return contains(text, "Loader::tma_warp") ? "tma_warp" : contains(text, "Loader::tma") ? "tma" : "cp_async";
+    return has_text(text, "Loader::tma_warp") ? "tma_warp" : has_text(text, "Loader::tma") ? "tma" : "cp_async";
   };
   EXPECT_STREQ(loader_of("sq=2560 hq=10 d=64"), "tma_warp");  // 20 row tiles of 128 for each of 10 heads
   EXPECT_STREQ(loader_of("sq=2561 hq=10 d=64"), "tma");

@@ -14,8 +14,8 @@
 namespace tessera::cases {
 namespace {
 
-constexpr std::size_t kGuardBytes = 256;  // behind the workspace
-constexpr double kHopeless = 1000;        // times the tolerance: rounding does not explain that
+constexpr std::size_t kWorkspaceGuardBytes = 256;  // behind the workspace
+constexpr double kHopeless = 1000;                 // times the tolerance: rounding does not explain that
 
 /// The bits of every written element of the outputs, one after another.
 std::vector<std::byte> output_bits(const Bindings& bindings, const reference::Result& expected) {
@@ -84,7 +84,7 @@ class Trial::CpuRunner : public Runner {
   CpuRunner(const Plan& plan, Inputs& inputs, std::uint64_t kind)
       : inputs_(inputs),
         bytes_(plan.workspace_bytes()),
-        workspace_(bytes_ + kGuardBytes),
+        workspace_(bytes_ + kWorkspaceGuardBytes),
         kind_(kind),
         executor_(plan, workspace_.data(), bytes_) {}
 
