@@ -129,9 +129,10 @@ class TileList:
         keys they are full tiles. For GPUs: the CPU needs no list to skip what a function hides.
 
         shape: (batch, heads, seqlen_q, seqlen_k), None for any number of sequences or query heads, where the mask does
-        not read which; q_offset: position of the first query, by default seqlen_k − seqlen_q. Tiles are classified by interval arithmetic, so a tile on the list may be empty; none is missing.
-        Tensors that the function reads are looked at now, on the host. The arrays are numpy's. Needs numpy. Raises
-        TraceError for a function that cannot be traced, ValueError for a None that the mask reads.
+        not read which; q_offset: position of the first query, by default seqlen_k − seqlen_q. Tiles are classified by
+        interval arithmetic, so a tile on the list may be empty; none is missing. Tensors that the function reads are
+        looked at now, on the host. The arrays are numpy's. Needs numpy. Raises TraceError for a function that cannot be
+        traced, ValueError for a None that the mask reads.
         """
         import numpy
 

@@ -47,7 +47,7 @@ def test_a_window_beside_keys_that_a_mask_hides(window):
 
 
 def test_a_list_for_any_number_of_heads_is_of_a_mask_that_reads_none():
-    with pytest.raises(ValueError, match="shape: got .* a mask that reads the head; want the number of query heads"):
+    with pytest.raises(ValueError, match=r"shape: got .* a mask that reads the head; want the number of query heads"):
         tessera.TileList.from_function(lambda b, h, i, j: j // 64 == h, (None, None, 256, 256))
     made = tessera.TileList.from_function(lambda b, h, i, j: j // 64 == h, (None, 4, 256, 256))
     assert made.full_counts.shape[:2] == (1, 4) and (made.full_counts == 1).all() and not made.counts.any()
@@ -91,7 +91,7 @@ def test_errors_of_long_expressions_and_odd_operands_are_trace_errors():
             score = score * (1 + step / 1000) + query
         return score
 
-    with pytest.raises(ex.TraceError, match="score: got an expression of .* steps; want at most 256"):
+    with pytest.raises(ex.TraceError, match=r"score: got an expression of .* steps; want at most 256"):
         ex.score_of(long)
     with pytest.raises(ex.TraceError, match="a cast of int; want a symbol"):
         ex.score_of(lambda s, *_: s * ex.real(2))

@@ -114,8 +114,8 @@ def create_block_mask(
     intervals of the mask's expression, unless the mask is a window.
 
     mask_mod(batch, head, q_idx, kv_idx) -> truth; B, H: for how many sequences and heads, None: any. What comes behind
-    BLOCK_SIZE changes nothing here. Raises TypeError for a mask_mod that is no function, ValueError for a list whose B or
-    H is None and whose mask reads which.
+    BLOCK_SIZE changes nothing here. Raises TypeError for a mask_mod that is no function, ValueError for a list whose B
+    or H is None and whose mask reads which.
     """
     if not callable(mask_mod):
         raise TypeError(f"mask_mod: got {shown(mask_mod)}; want a function (batch, head, q_idx, kv_idx)")
@@ -143,8 +143,8 @@ def flex_attention(
 ) -> Any:
     """Attention of query (B, Hq, L, E), key (B, Hkv, S, E) and value (B, Hkv, S, Ev); the result is (B, Hq, L, Ev).
 
-    score_mod(score, batch, head, q_idx, kv_idx) -> float; block_mask: of `create_block_mask`, or torch's; indices
-    count from 0, and one outside a captured tensor is moved to the nearest inside, also a negative one, which torch counts
+    score_mod(score, batch, head, q_idx, kv_idx) -> float; block_mask: of `create_block_mask`, or torch's; indices count
+    from 0, and one outside a captured tensor is moved to the nearest inside, also a negative one, which torch counts
     from the end. scale: default E ** −0.5. enable_gqa: Hq may be a multiple of Hkv. return_lse: (out, LSE), the LSE
     fp32 (B, Hq, L), natural. kernel_options are Triton's and change nothing here. return_aux: torch's AuxRequest; the
     largest scores are NotImplementedError. Dtypes and gradients are those of `tessera.attention`.
