@@ -12,6 +12,7 @@
 
 #include "cuda/jit/headers.h"
 #include "fakes/fakes.h"
+#include "fakes/launch_config.h"
 
 namespace {
 
@@ -25,15 +26,6 @@ template <class Function>
 Function* compiler(const char* name) {
   return fake_symbol<Function>(std::string(TESSERA_EMULATOR) + "/libnvrtc.so.12", name);
 }
-
-struct LaunchConfig {
-  std::uint32_t grid[3];
-  std::uint32_t block[3];
-  std::uint32_t shared_bytes;
-  void* stream;
-  void* attributes;
-  std::uint32_t attribute_count;
-};
 
 /// The cubin; "" and the compiler's words as a failure of the test.
 std::string compile(const std::string& source) {

@@ -4,18 +4,10 @@
 #include <cstring>
 
 #include "fakes/cuda.h"
+#include "fakes/launch_config.h"
 #include "fakes/tensor_map.h"
 
 namespace {
-
-struct LaunchConfig {
-  std::uint32_t grid[3];
-  std::uint32_t block[3];
-  std::uint32_t shared_bytes;
-  void* stream;
-  void* attributes;
-  std::uint32_t attribute_count;
-};
 
 int attribute_of(int which) {
   switch (which) {

@@ -147,7 +147,7 @@ class NativeSparseAttention(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.options = native_sparse.options_of(preset, options)
+        native_sparse.options_of(preset, options)  # raises for those that do not fit
         self.preset, self.causal, self._given = preset, causal, options
         made = {"device": device, "dtype": dtype}
         self.gate_weight = torch.nn.Parameter(torch.zeros(heads_q, nsa_gates.BRANCHES, head_dim, **made))

@@ -16,6 +16,7 @@
 #include "driver/signals.h"
 #include "driver/tensor_map.h"
 #include "fakes/cuda.h"
+#include "fakes/launch_config.h"
 #include "fakes/tensor_map.h"
 #include "kernel_image.h"
 
@@ -25,15 +26,6 @@ constexpr int kInvalidValue = 1;
 constexpr int kInvalidImage = 200;
 constexpr int kIllegalAddress = 700;
 constexpr int kLaunchFailed = 719;
-
-struct LaunchConfig {
-  std::uint32_t grid[3];
-  std::uint32_t block[3];
-  std::uint32_t shared_bytes;
-  void* stream;
-  void* attributes;
-  std::uint32_t attribute_count;
-};
 
 struct Kernel {
   int file = -1;  // open as long as the library: its number is in the name by which dlopen knows it again

@@ -123,9 +123,9 @@ struct BwdWgmma : BwdProducer<Side> {
         } else if constexpr (finds_qk) {
           begin_outputs<B.type, StreamQk>(dqk, gradients, from.tile_qk);
         }
+        // In front of the exit: S of the next tile would wait for operands that are found behind it.
         if (i + 1 < count) stream().wait(i + 1);
-        from =
-            score_operands(i + 1);  // in front of the exit too: found behind it, S of the next tile would wait for it
+        from = score_operands(i + 1);
         if (i + 1 == count) break;
         hides = tile(i + 1).hides;
         load_values<kLse>(lse, own, i + 1);
