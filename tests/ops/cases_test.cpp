@@ -291,6 +291,20 @@ TEST(Judge, AcceptsTheOracle) {
   EXPECT_EQ(judge("attention pass=backward b=2 sq=9 sk=12 hq=2 d=8 dtype=fp16 sink", nothing), "");
 }
 
+TEST(Judge, AcceptsNotFiniteGradientsOnlyWherePlainOverflows) {
+  const auto spoil = [](const Bindings& b) {
+    reference::write(b[Slot::dq], 0, std::numeric_limits<double>::quiet_NaN());
+  };
+  const std::string backward = "attention pass=backward sq=64 sk=256 dtype=fp16 ";
+  // In a tile that the forward left out, ALiBi makes P larger than fp16 holds.
+  EXPECT_EQ(
+      judge("attention pass=backward sq=74 sk=395 hq=3 hkv=1 dtype=fp16 scale=0.2425 softcap=0.5 alibi slopes=batch "
+            "block=64x128 list=bitmask:kv bwd_list=transposed:q:1:full seed=13541477 density=0.6",
+            spoil),
+      "");
+  EXPECT_NE(judge(backward, spoil).find("dq: element (0, 0, 0, 0)"), std::string::npos);
+}
+
 TEST(Judge, ObjectsToOneWrongElement) {
   const std::string line = "attention b=2 sq=20 sk=12 hq=2 d=8 causal lse";
   EXPECT_NE(judge(line, [](const Bindings& b) { add(b[Slot::o], 600, 2e-5); }).find("o: element"), std::string::npos);

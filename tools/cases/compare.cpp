@@ -61,6 +61,14 @@ bool overflowed(DType dtype, double got, double want, double allowed) {
   return std::isinf(got) && (got > 0) == (want > 0) && std::fabs(want) + allowed >= reference::format_of(dtype).largest;
 }
 
+/// Whether an intermediate result of the dtype overflowed in some run of plain, of which element `at` then is not
+/// finite.
+template <class Values>
+bool overflows_in_plain(const std::vector<reference::Result>& plain, Values values, std::size_t at) {
+  return std::any_of(plain.begin(), plain.end(),
+                     [&](const reference::Result& run) { return !std::isfinite(values(run)[at]); });
+}
+
 /// O and its residual are one number, nearer to O before its rounding than half a step of the residual.
 class WithResidual {
  public:
@@ -100,8 +108,9 @@ void compare_numbers(Slot slot, const Bindings& bindings, const reference::Resul
     const double want = oracle.values[at];
     double error = std::fabs(got - want);
     if (!std::isfinite(want) || !std::isfinite(got)) {
-      const bool same = got == want || (std::isnan(got) && std::isnan(want)) ||
-                        (std::isfinite(want) && overflowed(dtype, got, want, allowed));
+      const bool same =
+          got == want || (std::isnan(got) && std::isnan(want)) ||
+          (std::isfinite(want) && (overflowed(dtype, got, want, allowed) || overflows_in_plain(plain, values, at)));
       error = same ? 0 : std::numeric_limits<double>::infinity();
     }
     if (error > worst) {

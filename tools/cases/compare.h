@@ -5,7 +5,8 @@
 //
 // over the elements that the oracle writes, where oracle is the double-precision reference, plain the same-dtype
 // reference (reference.h), and ulp(x) the spacing of the output's dtype at x. Where the oracle is NaN or infinite, got
-// must be the same NaN or infinity, and nowhere else; a finite oracle beyond the dtype's range may come as infinity.
+// must be the same NaN or infinity, and nowhere else; a finite oracle beyond the dtype's range may come as infinity,
+// and one of which plain is not finite, since it rounds P, dP or dS beyond that range, as any value that is not finite.
 // o_residual is judged with the o beside it: their sum is got, O before its rounding is oracle and plain, and ulp(x) is
 // half a step of the residual. Elements that the oracle leaves alone must keep their bits (Inputs::find_damage).
 // Counts, indices and bits must be equal, except that a tile may be in or out of the next list when the oracle's mass

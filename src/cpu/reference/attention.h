@@ -62,10 +62,15 @@ class Attention {
     if constexpr (std::is_same_v<Real, double>) return value;
     return round_to(dtype, value);
   }
+  /// Subnormal numbers as 0 in fp32, as the exponentials of GPUs and vector units have them.
+  [[nodiscard]] static Real flush(Real value) noexcept {
+    if constexpr (std::is_same_v<Real, double>) return value;
+    return value < std::numeric_limits<Real>::min() ? Real{0} : value;
+  }
   /// e^(x − shift).
   [[nodiscard]] Real exponential(Real x, Real shift) const noexcept {
     constexpr auto kLog2e = static_cast<Real>(1.4426950408889634);
-    return other_form_ ? std::exp2(x * kLog2e - shift * kLog2e) : std::exp(x - shift);
+    return flush(other_form_ ? std::exp2(x * kLog2e - shift * kLog2e) : std::exp(x - shift));
   }
   void put(Slot slot, std::int64_t index, double value) { result_[slot].set(index, value); }
 

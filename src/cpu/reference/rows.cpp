@@ -143,7 +143,7 @@ void Attention<Real>::backward_row(const Row& row) {
       const auto sink = static_cast<Real>(read(in_[Slot::sink], row.head * in_[Slot::sink].strides[0]));
       const Real larger = std::max(lse, sink);
       lse_sink = larger + std::log(std::exp(lse - larger) + std::exp(sink - larger));
-      const Real share = other_form_ ? 1 / (1 + std::exp(lse - sink)) : std::exp(sink - lse_sink);
+      const Real share = other_form_ ? flush(1 / (1 + std::exp(lse - sink))) : exponential(sink, lse_sink);
       double& dsink = result_[Slot::dsink].values[static_cast<std::size_t>(row.head)];
       dsink = static_cast<Real>(dsink) - share * delta;
     }
