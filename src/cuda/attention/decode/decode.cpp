@@ -52,7 +52,7 @@ void plan(detail::PlanState& state) { plan_forward(state, Products::mma_by_keys)
 
 }  // namespace
 
-const Implementation kFwdDecode = {
-    {kName, DeviceType::cuda, Operation::attention, supports, plan, Pass::forward}, run_forward};
+const Implementation kFwdDecode = {{kName, DeviceType::cuda, Operation::attention, supports, plan, Pass::forward},
+                                   run_forward};
 
 }  // namespace tessera::cuda

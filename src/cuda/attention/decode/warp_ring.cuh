@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of keys and values that a warp brings to memory of its own and reads itself: it waits for no other warp, and asks
-// for the next tile as soon as it has read one. docs/kernels.md, section 13.
+// Tiles of keys and values that a warp brings to memory of its own and reads itself: it waits for no other warp, and
+// asks for the next tile as soon as it has read one. docs/kernels.md, section 13.
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
@@ -10,8 +10,8 @@
 
 namespace tessera::cuda {
 
-/// A tile of rows by the lanes of a warp; `address`: of a row, called by all lanes. Rows from `valid_rows` on and columns
-/// past `columns` become zeros.
+/// A tile of rows by the lanes of a warp; `address`: of a row, called by all lanes. Rows from `valid_rows` on and
+/// columns past `columns` become zeros.
 template <class Tile, class Address>
 __device__ __forceinline__ void copy_rows_by_warp(u32 to, int valid_rows, int columns, int lane, Address address) {
   constexpr int rows_a_step = 32 / Tile::row_chunks;  // 4 or 8
@@ -134,9 +134,10 @@ struct WarpRing {
     const int rows = work.sequence.segment(segment).extent.length - places.tile.first;
     const auto copy = [&](const KvRows<C>& source, auto tile, u32 to, int columns) {
       copy_rows_by_warp<decltype(tile)>(to, rows, columns, lane, [&](int row) {
-        if constexpr (C.source == Source::strided) return source.at(RowPlace{0, places.tile.first + min(row, rows - 1)});
-        return source.at(RowPlace{__shfl_sync(0xffffffffU, places.row.page, row),
-                                  __shfl_sync(0xffffffffU, places.row.row, row)});
+        if constexpr (C.source == Source::strided)
+          return source.at(RowPlace{0, places.tile.first + min(row, rows - 1)});
+        return source.at(
+            RowPlace{__shfl_sync(0xffffffffU, places.row.page, row), __shfl_sync(0xffffffffU, places.row.row, row)});
       });
     };
     copy(keys(segment), KTile{}, k_at(use), p.d);

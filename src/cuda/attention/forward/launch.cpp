@@ -93,7 +93,8 @@ void plan_forward(detail::PlanState& state, Products products) {
   state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(launch.shared_bytes) +
                  " bytes a block of " + std::to_string(launch.block.x) + " threads\n";
   if (config.merges) {
-    state.choice += "splits: " + std::to_string(state.splits) + " parts of the keys, merged by the last block of each row\n";
+    state.choice +=
+        "splits: " + std::to_string(state.splits) + " parts of the keys, merged by the last block of each row\n";
   } else if (state.splits > 1) {
     state.kernels.push_back(source_of(CombineConfig{Element::fp32, element_of(problem.o_type)}));
     state.choice +=

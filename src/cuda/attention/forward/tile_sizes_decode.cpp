@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles, loader and splits of the forward of few rows (attention/decode): what keeps memory busy from the first block to
-// the last. The figures of an H200 behind it: docs/kernels.md, section 13.
+// Tiles, loader and splits of the forward of few rows (attention/decode): what keeps memory busy from the first block
+// to the last. The figures of an H200 behind it: docs/kernels.md, section 13.
 #include <algorithm>
 #include <limits>
 
@@ -57,7 +57,7 @@ void choose_decode_tiles(FwdConfig& config, const Problem& problem, const Target
   config.tile_kv = 32;
   // Whole tiles that lie together come by TMA, whose boxes are to be large: 32 rows.
   const bool together = box_rows(config, problem.kv) == config.tile_kv;
-  const bool by_tma = together && plain && has_decode_tma(config, problem, target);
+  const bool by_tma = together && plain && target.sm < 120 && has_decode_tma(config, problem, target);
   config.loader = by_tma ? Loader::tma : Loader::cp_async;
   if (widest > 64 && !by_tma) config.tile_kv = 16;
   if (widest > 128) config.tile_kv = 16;
@@ -76,7 +76,7 @@ std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& proble
   const std::int64_t most = std::clamp<std::int64_t>(tiles / config.warps, 1, kMostSplits);
   std::int64_t least = 1;
   if (!knows_lengths(problem)) {
-    least = std::clamp<std::int64_t>(kWavesOfLengths * places / blocks, 1,
+    least = std::clamp<std::int64_t>(divide_up(kWavesOfLengths * places, blocks), 1,
                                      std::clamp<std::int64_t>(tiles * tile_bytes / kLeastOfLengths, 1, most));
   }
   std::int64_t best = least;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Splits merged by the block that is the last to end, without a launch of their own: as splits/combine.cuh has it, in the
-// order of the splits, so that the bits do not tell which block it was.
+// Splits merged by the block that is the last to end, without a launch of their own: as splits/combine.cuh has it, in
+// the order of the splits, so that the bits do not tell which block it was.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -12,8 +12,8 @@
 
 namespace tessera::cuda {
 
-/// Counts a block among those of its rows; whether it is the last, which leaves the counter as the next run wants it. By
-/// one thread, behind what the block has stored.
+/// Counts a block among those of its rows; whether it is the last, which leaves the counter as the next run wants it.
+/// By one thread, behind what the block has stored.
 template <RowTileConfig auto C>
 __device__ __forceinline__ int count_split(const MergingFwdParams& p, const Block& block) {
   const int heads = static_cast<int>(p.schedule.heads.value);
@@ -80,21 +80,18 @@ struct RowMerge {
 #pragma unroll 1
     for (int first = 0; first < parts; first += 16) {
       const float own = weight_of(lse_of(first + lane));
+      RowVector<Element::fp32, 8> part[16];
 #pragma unroll
-      for (int half = 0; half < 16; half += 8) {
-        RowVector<Element::fp32, 8> part[8];
+      for (int i = 0; i < 16; ++i) {  // together under way
+        const i64 number = min(first + i, parts - 1);
+        part[i].load(o_parts + (number * p.o_split + column) * 4);
+      }
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // together under way
-          const i64 number = min(first + half + i, parts - 1);
-          part[i].load(o_parts + (number * p.o_split + column) * 4);
-        }
+      for (int i = 0; i < 16; ++i) {
+        const float weight = __shfl_sync(0xffffffffU, own, (static_cast<int>(threadIdx.x) & 16) + i);
+        if (weight < 0.0F) continue;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-          const float weight = __shfl_sync(0xffffffffU, own, (static_cast<int>(threadIdx.x) & 16) + half + i);
-          if (weight < 0.0F) continue;
-#pragma unroll
-          for (int e = 0; e < 8; ++e) merged.at[e] += weight * inverse * part[i].at[e];
-        }
+        for (int e = 0; e < 8; ++e) merged.at[e] += weight * inverse * part[i].at[e];
       }
     }
     return merged;
