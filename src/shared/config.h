@@ -241,6 +241,8 @@ struct FwdConfig {
   /// Those that compute.
   constexpr int threads() const { return warps * 32; }
   constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
+  /// By keys: tiles that splits of sequences shorter than the longest have at least (tiles/tile_range.cuh).
+  constexpr int least_share() const { return by_keys() ? 8 * warps : 0; }
   constexpr bool by_keys() const { return products == Products::mma_by_keys; }
   constexpr int rows_a_warp() const { return by_keys() ? tile_q : tile_q / warps; }
   /// By keys: the memory of a warp's tiles, and what of it holds its part of O, origins and sums in the end.

@@ -37,6 +37,8 @@ TEST(Decode, SplitsFillTheLastWave) {
     EXPECT_GE(splits(line), 3) << line;
     EXPECT_LE(splits(line), 8) << line;
   }
+  EXPECT_GE(splits("b=64 sk=30000 kv=table page=16"), 15);                // 1 MB of the longest for each block
+  EXPECT_EQ(splits("b=1 sk=131072 window=255:0"), splits("b=1 sk=256"));  // what a window hides is nobody's
   for (const std::int64_t sk : {500, 4096, 16384, 100000}) {
     for (const int batch : {1, 3, 17, 40, 200}) {
       const std::string line = "b=" + std::to_string(batch) + " sk=" + std::to_string(sk);

@@ -3,6 +3,7 @@
 // to the last. The figures of an H200 behind it: docs/kernels.md, section 13.
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/schedule.h"
@@ -19,8 +20,10 @@ constexpr std::int64_t kBeginning = std::int64_t{24} << 10;
 // The same for merging splits: a wait for the last of them, and what each adds.
 constexpr std::int64_t kMerging = std::int64_t{16} << 10;
 constexpr std::int64_t kMergingOne = 512;
-// Sequences of their own lengths: blocks enough that the longest ones even out, none of them shorter than this.
+// Sequences of their own lengths: blocks enough that the longest ones even out, each of which has at most so many bytes
+// of the longest sequence there may be, and not much less than so many.
 constexpr std::int64_t kWavesOfLengths = 4;
+constexpr std::int64_t kMostOfLengths = std::int64_t{1} << 20;
 constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;
 constexpr std::int64_t kMostSplits = 256;
 
@@ -36,6 +39,14 @@ void choose_ring(FwdConfig& config, const Target& target, int most_warps) {
   config.warps = most_warps;
   config.stages = 2;
   while (config.ring_bytes() < config.warp_part_bytes()) ++config.stages;
+}
+
+// Keys that a sequence's rows see at most, by capacities and the window.
+std::int64_t most_keys_seen(const Problem& problem) {
+  const std::int64_t far = std::int64_t{1} << 30;
+  const auto side = [far](const std::optional<std::int64_t>& s) { return std::clamp(s.value_or(far), -far, far); };
+  const std::int64_t window = side(problem.window.left) + side(problem.window.right) + problem.seqlen_q;
+  return std::clamp<std::int64_t>(window, 1, std::max<std::int64_t>(count_keys(problem), 1));
 }
 
 bool knows_lengths(const Problem& problem) {
@@ -68,7 +79,7 @@ void choose_decode_tiles(FwdConfig& config, const Problem& problem, const Target
 // The fewest splits whose waves of blocks take least, each wave as long as a block.
 std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& problem, const Target& target) {
   const std::int64_t blocks = count_blocks(config, problem, 1);
-  const std::int64_t tiles = (count_keys(problem) + config.tile_kv - 1) / config.tile_kv;
+  const std::int64_t tiles = divide_up<std::int64_t>(most_keys_seen(problem), config.tile_kv);
   if (blocks == 0) return 1;
   const std::int64_t tile_bytes = config.k_bytes() + config.v_bytes();
   const std::int64_t fit = std::clamp(blocks_that_fit(config.smem_bytes(), target), 1, config.blocks());
@@ -76,8 +87,10 @@ std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& proble
   const std::int64_t most = std::clamp<std::int64_t>(tiles / config.warps, 1, kMostSplits);
   std::int64_t least = 1;
   if (!knows_lengths(problem)) {
-    least = std::clamp<std::int64_t>(divide_up(kWavesOfLengths * places, blocks), 1,
-                                     std::clamp<std::int64_t>(tiles * tile_bytes / kLeastOfLengths, 1, most));
+    const std::int64_t wanted =
+        std::max(divide_up(kWavesOfLengths * places, blocks), divide_up(tiles * tile_bytes, kMostOfLengths));
+    least =
+        std::clamp<std::int64_t>(wanted, 1, std::clamp<std::int64_t>(tiles * tile_bytes / kLeastOfLengths, 1, most));
   }
   std::int64_t best = least;
   std::int64_t best_cost = std::numeric_limits<std::int64_t>::max();

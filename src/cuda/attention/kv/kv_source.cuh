@@ -69,7 +69,7 @@ struct KvRows {
         row_stride(static_cast<int>(element_bytes * strides.row)) {
     if (!is_paged(p)) {
       base += element_bytes * (batch * strides.batch + extent.first * strides.row);
-      if constexpr (source == Source::mixed) pages.pages = nullptr, page_stride = 0;
+      if constexpr (source == Source::mixed) pages.pages = nullptr;
     } else {
       page_stride = element_bytes * strides.batch;
       pages = KvPages(p, extent.first, batch);
@@ -108,6 +108,7 @@ struct KvRows {
   }
   __device__ __forceinline__ const char* at(const RowPlace& place) const {
     if constexpr (source == Source::strided) return ptx::advance(base, place.row, row_stride);
+    if (source == Source::mixed && pages.pages == nullptr) return ptx::advance(base, place.row, row_stride);
     return ptx::advance(base + place.page * page_stride, place.row, row_stride);
   }
 
