@@ -52,11 +52,12 @@ struct FwdDecode {
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   template <class Params>
   static __device__ __forceinline__ void run(const Params& params, char* memory, const TensorMaps* maps) {
-    ptx::griddepcontrol_wait_and_launch();
     Memory& kept = *reinterpret_cast<Memory*>(memory);
     const FwdDecode kernel{params, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     BlockWork<C> first;
+    if (!params.finds_early) ptx::griddepcontrol_wait_and_launch();
     const bool has_rows = first.find(params, Block::of<C>(params, static_cast<int>(blockIdx.x)));
+    if (params.finds_early) ptx::griddepcontrol_wait_and_launch();
     if (threadIdx.x == 0) {
       static_cast<BlockWork<C>&>(kept) = first;
       kept.non_finite = 0;
