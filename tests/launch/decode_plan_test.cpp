@@ -22,6 +22,23 @@ Plan decode_plan(const std::string& line, const Target& target, const std::strin
                    Wishes::parse("implementation=cuda.fwd_decode " + wishes));
 }
 
+// Taken unasked where a row tile has all rows.
+TEST(Decode, IsTakenForFewRows) {
+  const auto implementation = [](const std::string& line, int sm) {
+    return make_plan(Problem::parse("attention dtype=bf16 " + line), chip(sm, 132)).implementation();
+  };
+  for (const int sm : {80, 89, 90, 100, 120}) {
+    for (const char* line : {"sq=1 d=128", "sq=32 d=64", "sq=8 hq=32 hkv=8 d=128 kv=table page=16", "sq=16 d=256",
+                             "sq=1 hq=8 hkv=1 d=64 dropout=0.1", "sq=4 d=96 kv=csr page=1 kv2=dense sk2=9"}) {
+      EXPECT_EQ(implementation(line, sm), "cuda.fwd_decode") << line;
+    }
+    for (const char* line : {"sq=33 d=64", "sq=9 hq=32 hkv=8 d=128", "sq=17 d=256", "sq=1 d=512", "sq=1 d=64 mass=mean",
+                             "sq=1 sk=128 d=64 block=1x64 list=indices"}) {
+      EXPECT_NE(implementation(line, sm), "cuda.fwd_decode") << line;
+    }
+  }
+}
+
 // Splits fill the places of whole waves; sequences of their own lengths get several waves.
 TEST(Decode, SplitsFillTheLastWave) {
   const auto splits = [](const std::string& line, const std::string& wishes = "") {

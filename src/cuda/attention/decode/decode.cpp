@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row cuda.fwd_decode of the table.
 #include "cuda/attention/forward/config.h"
+#include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/launch.h"
 #include "cuda/attention/forward/tile_sizes.h"
 #include "cuda/attention/sparse/tile_mass.h"
 
 namespace tessera::cuda {
 namespace {
-
-constexpr const char* kName = "cuda.fwd_decode";
 
 Support supports_tiles(const FwdConfig& c) {
   const auto refuse = [](const char* what, std::int64_t got, const std::string& want) {
@@ -29,6 +28,14 @@ Support supports_tiles(const FwdConfig& c) {
   return Support::yes();
 }
 
+// More rows would read keys once for each row tile.
+Support has_few_rows(const FwdConfig& c, const Problem& problem) {
+  const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
+  if (rows <= c.tile_q) return Support::yes();
+  return Support::no("is slower for " + std::to_string(rows) + " rows a sequence and head; wants at most " +
+                     std::to_string(c.tile_q) + ", or to be wished for");
+}
+
 Support exists(const FwdConfig& c, const Problem& problem, const Target& target, const Wishes& wishes) {
   if (c.tiles != Tiles::range) return Support::no("walks no lists");
   if (c.dv_parts > 1 || c.d > 256) return Support::no("wants at most 256 columns");
@@ -39,8 +46,7 @@ Support exists(const FwdConfig& c, const Problem& problem, const Target& target,
   if (c.uses_tma() && !has_decode_tma(c, problem, target)) {
     return Support::no("loader is tma; that wants SM90 or newer and one source of keys");
   }
-  if (wishes.implementation != kName) return Support::no("wants to be wished for");
-  return Support::yes();
+  return wishes.implementation.empty() ? has_few_rows(c, problem) : Support::yes();
 }
 
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {
@@ -52,7 +58,7 @@ void plan(detail::PlanState& state) { plan_forward(state, Products::mma_by_keys)
 
 }  // namespace
 
-const Implementation kFwdDecode = {{kName, DeviceType::cuda, Operation::attention, supports, plan, Pass::forward},
-                                   run_forward};
+const Implementation kFwdDecode = {
+    {"cuda.fwd_decode", DeviceType::cuda, Operation::attention, supports, plan, Pass::forward}, run_forward};
 
 }  // namespace tessera::cuda
