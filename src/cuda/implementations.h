@@ -27,6 +27,7 @@ struct Implementation : detail::Implementation {
 
 extern const Implementation kFwdWgmma;          // attention/forward/wgmma.cpp
 extern const Implementation kFwdMma;            // attention/forward/mma.cpp
+extern const Implementation kFwdDecode;         // attention/decode/decode.cpp
 extern const Implementation kBwdWgmma;          // attention/backward/wgmma.cpp
 extern const Implementation kBwdMma;            // attention/backward/mma.cpp
 extern const Implementation kCombine;           // attention/splits/combine.cpp
@@ -36,8 +37,8 @@ extern const Implementation kLinearChunkWgmma;  // linear/linear_chunk.cpp
 extern const Implementation kLinearChunk;
 
 /// Best first.
-inline constexpr const detail::Implementation* kImplementations[] = {&kFwdWgmma,     &kFwdMma,           &kBwdWgmma,
-                                                                     &kBwdMma,       &kCombine,          &kKvAppend,
-                                                                     &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk};
+inline constexpr const detail::Implementation* kImplementations[] = {
+    &kFwdDecode, &kFwdWgmma, &kFwdMma,       &kBwdWgmma,         &kBwdMma,
+    &kCombine,   &kKvAppend, &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk};
 
 }  // namespace tessera::cuda

@@ -47,4 +47,9 @@ struct CombineParams {
   const int* cu_seqlens_q;  // null: every sequence has seqlen_q rows
 };
 
+/// What forwards are given whose blocks merge splits themselves; its tile_counter.drawn is a counter for each row tile.
+struct MergingFwdParams : FwdParams {
+  CombineParams merge;
+};
+
 }  // namespace tessera::cuda

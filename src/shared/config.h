@@ -81,10 +81,11 @@ constexpr Spelling spelling(Loader loader) {
   return {};
 }
 
-/// By which instructions products are computed.
+/// By which instructions products are computed, and what of them a warp takes.
 enum class Products : unsigned char {
-  mma_sync,  // by a warp: SM80 and newer
-  wgmma,     // by a warpgroup of four, asynchronously, beside a warpgroup that asks for copies: SM90
+  mma_sync,     // by a warp, which has rows of its own: SM80 and newer
+  wgmma,        // by a warpgroup of four, asynchronously, beside a warpgroup that asks for copies: SM90
+  mma_by_keys,  // by a warp, which has all rows of the block and tiles of keys of its own: few rows, SM80 and newer
 };
 
 constexpr Spelling spelling(Products products) {
@@ -93,6 +94,8 @@ constexpr Spelling spelling(Products products) {
       return {"Products", "mma_sync"};
     case Products::wgmma:
       return {"Products", "wgmma"};
+    case Products::mma_by_keys:
+      return {"Products", "mma_by_keys"};
   }
   return {};
 }
@@ -124,7 +127,7 @@ struct FwdConfig {
   int dv_parts = 1;                // blocks that share the columns of v and o; each computes all scores
   int tile_q = 128;                // rows of queries, heads of a group packed
   int tile_kv = 64;                // keys
-  int warps = 4;                   // each takes tile_q / warps rows, a multiple of 16
+  int warps = 4;                   // each takes rows_a_warp() rows, a multiple of 16
   int stages = 1;                  // tiles of K and V in flight
   bool ping_pong = true;           // by wgmma: groups of 64 rows begin their products one after the other
   int q_kept = 0;  // columns of Q, a multiple of 16, that stay in registers; others are read for every tile of keys
@@ -155,6 +158,7 @@ struct FwdConfig {
   bool user_score = false;
   bool user_mask = false;
   Skip skip = Skip::none;  // of lists whose tiles are whole tiles of keys, with a row tile for each query block
+  bool merges = false;     // by keys: the last block of a row tile merges its splits
 
   static constexpr const char* type_name() { return "FwdConfig"; }
   /// Every field, in the order above. A kernel's source and name follow from this list
@@ -193,6 +197,7 @@ struct FwdConfig {
     visit("user_score", c.user_score);
     visit("user_mask", c.user_mask);
     visit("skip", c.skip);
+    visit("merges", c.merges);
   }
 
   constexpr bool operator==(const FwdConfig&) const = default;
@@ -236,7 +241,13 @@ struct FwdConfig {
   /// Those that compute.
   constexpr int threads() const { return warps * 32; }
   constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
-  constexpr int rows_a_warp() const { return tile_q / warps; }
+  /// By keys: tiles that splits of sequences shorter than the longest have at least (tiles/tile_range.cuh).
+  constexpr int least_share() const { return by_keys() ? 8 * warps : 0; }
+  constexpr bool by_keys() const { return products == Products::mma_by_keys; }
+  constexpr int rows_a_warp() const { return by_keys() ? tile_q : tile_q / warps; }
+  /// By keys: the memory of a warp's tiles, and what of it holds its part of O, origins and sums in the end.
+  constexpr int ring_bytes() const { return stages * (k_bytes() + v_bytes()); }
+  constexpr int warp_part_bytes() const { return tile_q * dv * 4 + tile_q / 16 * 6 * 32 * 4; }
   constexpr int q_bytes() const { return tile_q * d * bytes_of(type); }
   constexpr int k_bytes() const { return tile_kv * d * bytes_of(type); }
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(type); }
@@ -250,7 +261,7 @@ struct FwdConfig {
   constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }
   /// Without what a list needs.
   constexpr int tiles_end() const {
-    const int tiles_bytes = q_bytes() + stages * (k_bytes() + v_bytes());
+    const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes();
     return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());
   }
   constexpr int smem_bytes() const { return tiles_end() + list_bytes(); }

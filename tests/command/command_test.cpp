@@ -153,7 +153,7 @@ TEST_F(Command, InfoAndExplain) {
   EXPECT_EQ(absent.code, 0) << absent.err;
   EXPECT_NE(absent.out.find("sm=120"), std::string::npos) << absent.out;
   EXPECT_NE(absent.out.find("multiprocessors=170"), std::string::npos) << absent.out;
-  EXPECT_NE(absent.out.find("cuda.fwd_mma"), std::string::npos) << absent.out;
+  EXPECT_NE(absent.out.find("cuda.fwd_decode"), std::string::npos) << absent.out;
   EXPECT_EQ(absent.out.find("splits:         1\n"), std::string::npos) << absent.out;
   EXPECT_NE(here.run(decode + "--arch sm_120").out.find("splits:         1\n"), std::string::npos);
   expect_error(decode + "--arch 120", 2, "arch");

@@ -26,8 +26,8 @@ TEST(Wgmma, IsTakenWhereItIsFaster) {
     EXPECT_EQ(implementation(line, 90), "cuda.fwd_wgmma") << line;
     for (const int sm : {80, 89, 100, 120}) EXPECT_EQ(implementation(line, sm), "cuda.fwd_mma") << line;
   }
-  for (const char* line : {"sq=32 d=64", "sq=64 d=128", "sq=100 d=64 dropout=0.1", "sq=100 d=64 kv=table page=8",
-                           "sq=100 d=128 kv=csr page=100"}) {
+  for (const char* line :
+       {"sq=64 d=128", "sq=100 d=64 dropout=0.1", "sq=100 d=64 kv=table page=8", "sq=100 d=128 kv=csr page=100"}) {
     EXPECT_EQ(implementation(line, 90), "cuda.fwd_mma") << line;
     EXPECT_EQ(implementation(line, 90, wish), "cuda.fwd_wgmma") << line;
   }

@@ -114,7 +114,7 @@ class TestPlans:
         line = "attention sq=1 sk=4096 hq=8 hkv=1 d=128 dtype=fp16 lse"
         text = tessera.explain(q, k, v, return_lse=True, target="sm_120f", multiprocessors=170)
         assert f"problem:        {line}\n" in text and "sm=120" in text and "multiprocessors=170" in text
-        assert "implementation: cuda.fwd_mma" in text and "splits:         1\n" not in text
+        assert "implementation: cuda.fwd_decode" in text and "splits:         1\n" not in text
         assert text == tessera.explain(line, target="sm_120f", multiprocessors=170)
         assert "splits:         1\n" in tessera.explain(line, target="sm_120f")
         wishes = "splits=3 stages=1"  # a CPU has no stages

@@ -67,12 +67,15 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   config.products = products;
   if (wgmma) {
     choose_wgmma_tiles(config, problem, target);
+  } else if (config.by_keys()) {
+    choose_decode_tiles(config, problem, target);
   } else {
     choose_mma_tiles(config, problem, target);
   }
-  config.loader = wgmma ? Loader::tma : loader_of(config, problem, target);
+  if (!config.by_keys()) config.loader = wgmma ? Loader::tma : loader_of(config, problem, target);
   apply(wishes, config);
   config.ping_pong = !gains_without_ping_pong(config, problem, target);
+  config.merges = config.by_keys() && splits > 1;
   config.varlen = wgmma && problem.q_layout == Layout::varlen;
   if (!problem.list) config.granule = FwdConfig{}.granule;  // ranges have none
   return config;
@@ -86,6 +89,7 @@ std::int64_t choose_splits(const Problem& problem, const Target& target, const W
   if (problem.batch_invariant || problem.residual || problem.skip || target.multiprocessors == 0) return 1;
   if (gathers_mass(problem) && !problem.mass_prior_lse) return 1;
   const FwdConfig config = fwd_config(problem, target, 2, wishes, products);  // that of any parts
+  if (config.by_keys()) return choose_decode_splits(config, problem, target);
   const std::int64_t blocks = count_blocks(config, problem, 1);
   const std::int64_t tiles = count_keys(problem) / config.tile_kv;
   if (blocks == 0 || blocks * 5 > std::int64_t{target.multiprocessors} * 4) return 1;

@@ -14,7 +14,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
                      Products products);
 /// Parts of the keys, each for blocks of its own.
 std::int64_t choose_splits(const Problem& problem, const Target& target, const Wishes& wishes, Products products);
-/// Whether keys of products by mma.sync may come by TMA.
+/// Whether keys of products by mma.sync, whose warps have rows of their own, may come by TMA.
 bool has_tma(const FwdConfig& config, const Target& target);
 
 }  // namespace tessera::cuda

@@ -92,7 +92,10 @@ void plan_forward(detail::PlanState& state, Products products) {
   state.kernels = {fwd_source(config, callable_sources(problem))};
   state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(launch.shared_bytes) +
                  " bytes a block of " + std::to_string(launch.block.x) + " threads\n";
-  if (state.splits > 1) {
+  if (config.merges) {
+    state.choice +=
+        "splits: " + std::to_string(state.splits) + " parts of the keys, merged by the last block of each row\n";
+  } else if (state.splits > 1) {
     state.kernels.push_back(source_of(CombineConfig{Element::fp32, element_of(problem.o_type)}));
     state.choice +=
         "splits: " + std::to_string(state.splits) + " parts of the keys, then " + state.kernels.back().name + "\n";
@@ -110,6 +113,12 @@ void plan_forward(detail::PlanState& state, Products products) {
     launch.tag = next_tag();
     launch.counters_at = round_up<std::size_t>(state.workspace_bytes, alignof(u64));
     state.workspace_bytes = launch.counters_at + 2 * sizeof(u64);
+  }
+  if (config.merges) {
+    launch.tag = next_tag();
+    launch.counters_at = state.workspace_bytes;
+    const std::int64_t row_tiles = count_blocks(config, problem, 1);
+    state.workspace_bytes += round_up<std::size_t>(static_cast<std::size_t>(row_tiles) * sizeof(u64), 64);
   }
   state.prepared = launch;
 }
@@ -138,10 +147,13 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   params.schedule = launch.schedule;
   params.tile_counter = tile_counter(launch, resources.workspace);
   TensorMaps maps = add_boxes(launch, problem, params);
-  void* parameters[] = {&params, &maps};
+  MergingFwdParams merging{params, merge};
+  void* parameters[] = {config.merges ? static_cast<void*>(&merging) : &params, &maps};
   resources.kernels.front()->launch(launch.grid, launch.block, bytes_to_ask_for(launch.shared_bytes, state.target),
                                     resources.stream.handle, parameters, Begins::early);
-  if (state.splits > 1) launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
+  if (state.splits > 1 && !config.merges) {
+    launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
+  }
   if (gathers_mass(problem)) {
     launch_mass(config, whole, problem, bindings, state.splits, masses, resources.kernels.last(2), resources.stream);
   }

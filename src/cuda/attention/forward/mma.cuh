@@ -8,6 +8,7 @@
 #include "cuda/attention/forward/columns.cuh"
 #include "cuda/attention/forward/moved_list.cuh"
 #include "cuda/attention/forward/replayed_list.cuh"
+#include "cuda/attention/forward/warp_products.cuh"
 #include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
@@ -27,13 +28,13 @@ namespace tessera::cuda {
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
 struct FwdMma {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using QTile = SharedTile<C.type, C.tile_q, C.d>;
-  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
-  using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
-  using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
-  using Output = Accumulator<row_tiles, C.dv / 8>;
+  using QTile = typename WarpProducts<C>::QTile;
+  using KTile = typename WarpProducts<C>::KTile;
+  using VTile = typename WarpProducts<C>::VTile;
+  using Scores = typename WarpProducts<C>::Scores;
+  using Output = typename WarpProducts<C>::Output;
   using Online = typename OnlineSoftmax<C, row_tiles>::type;
-  using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
+  using Queries = typename WarpProducts<C>::Queries;
   static constexpr bool has_copier = C.loader == Loader::tma_warp;
   // What a block has at its start, 128 a thread of 256 (two blocks) or 168 of 384, shared out anew.
   static constexpr int producer_registers = 24;
@@ -318,14 +319,7 @@ struct FwdMma {
 
   // S = Q·Kᵀ of the warp's rows.
   __device__ __forceinline__ void find_scores(Scores& s, const Queries& q, u32 k_at) const {
-    s.clear();
-    const u32 keys = keys_address<KTile>(k_at, lane);
-#pragma unroll
-    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
-      u32 a[row_tiles][4];
-      q.read(a, k);
-      multiply_keys<C.type, KTile>(s, a, keys, k);
-    }
+    WarpProducts<C>::find_scores(s, q, k_at, lane);
   }
 
   // Products to scores; `replace` is called where keys may be hidden.
@@ -345,52 +339,13 @@ struct FwdMma {
     sync();
   }
 
-  // O += P·V. The exponentials of 16 keys run beside the products of the 16 before; P's fragments are rounded from the
-  // scores' in place.
+  // O += P·V.
   __device__ __forceinline__ void add_values(Output& o, Scores& s, Online& softmax, const KvTile& tile,
                                              u32 v_at) const {
-    KeptBits<C> kept[row_tiles];
-    if constexpr (C.dropout) {
-#pragma unroll
-      for (int m = 0; m < row_tiles; ++m) kept[m].draw(p, work, warp_row + m * 16, tile, lane);
-    }
-    const u32 values = values_address<VTile>(v_at, lane);
-#pragma unroll
-    for (int k = 0; k < C.tile_kv / 16; ++k) {
-      u32 a[row_tiles][4];
-      u32 rest[row_tiles][4];
-#pragma unroll
-      for (int m = 0; m < row_tiles; ++m) {
-        auto& left = s.tile[m][2 * k];
-        auto& right = s.tile[m][2 * k + 1];
-        softmax.exponentiate(m, left, softmax_scale());
-        softmax.exponentiate(m, right, softmax_scale());
-        if constexpr (C.keeps_rests()) {
-          softmax.template split<C.type>(m, left, right, a[m], rest[m]);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const u32 kept_halves = kept[m].mask(k, i);
-            a[m][i] &= kept_halves;
-            rest[m][i] &= kept_halves;
-          }
-          continue;
-        }
-        if constexpr (C.dropout) {
-          kept[m].apply(left, k, 0);
-          kept[m].apply(right, k, 1);
-        }
-        a[m][0] = ptx::pack<C.type>(left[0], left[1]);
-        a[m][1] = ptx::pack<C.type>(left[2], left[3]);
-        a[m][2] = ptx::pack<C.type>(right[0], right[1]);
-        a[m][3] = ptx::pack<C.type>(right[2], right[3]);
-        if constexpr (C.rounded_sums) softmax.template add_rounded<C.type>(m, a[m]);
-      }
-      multiply_values<C.type, VTile>(o, a, values, k);
-      if constexpr (C.keeps_rests()) multiply_values<C.type, VTile>(o, rest, values, k);
-    }
+    WarpProducts<C>::add_values(p, work, warp_row, lane, tile, v_at, o, s, softmax);
   }
 
-  __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
+  __device__ __forceinline__ float softmax_scale() const { return WarpProducts<C>::softmax_scale(p); }
 };
 
 }  // namespace tessera::cuda

@@ -39,6 +39,12 @@ concept SourceConfig = requires(const Config& c) {
   bool{c.trusts};
 };
 
+/// Where a row is: looked up once for keys and values, and before there is memory for it.
+struct RowPlace {
+  int page;  // 0 where there are none
+  int row;   // of the page, or of the sequence
+};
+
 /// The rows of K or of V of one (sequence, kv head, segment). Strides in bytes; that of a row fits 32 bits: the launch
 /// refuses row strides of 2^29 elements and more.
 template <SourceConfig auto C>
@@ -91,6 +97,19 @@ struct KvRows {
   /// Makes `first` the row that at() counts from.
   __device__ __forceinline__ void advance(int first) {
     if constexpr (source == Source::strided) base = ptx::advance(base, first, row_stride);
+  }
+
+  /// Where row `row` is, and the address of a place.
+  __device__ __forceinline__ RowPlace find(int row) const {
+    if constexpr (source == Source::strided) return {0, row};
+    if (source == Source::mixed && pages.pages == nullptr) return {0, row};
+    const int entry = ptx::divide(row, page_size);
+    return {pages.template at<C.trusts>(entry), row - entry * static_cast<int>(page_size.value)};
+  }
+  __device__ __forceinline__ const char* at(const RowPlace& place) const {
+    if constexpr (source == Source::strided) return ptx::advance(base, place.row, row_stride);
+    if (source == Source::mixed && pages.pages == nullptr) return ptx::advance(base, place.row, row_stride);
+    return ptx::advance(base + place.page * page_stride, place.row, row_stride);
   }
 
   /// Address of row `first + row`.

@@ -16,6 +16,13 @@ concept WalkConfig = RowTileConfig<Config> && MaskConfig<Config> && requires(con
   int{c.segments};
 };
 
+/// Tiles that splits of short sequences have at least; 0: all splits share what there is.
+template <WalkConfig auto C>
+constexpr int least_share() {
+  if constexpr (requires { C.least_share(); }) return C.least_share();
+  return 0;
+}
+
 /// tile_kv keys of a segment, from `first` on unless a list's tile gathers several granules.
 struct KvTile {
   int segment;
@@ -61,11 +68,7 @@ class TileRange {
     if constexpr (C.segments == 2) {
       second_ = Span(KeysOfQueries<C>(p, sequence, sequence.second, first_query), first_query, last_query);
     }
-    const int total = first_.count + second_.count;
-    const int share = ptx::divide(total, p.splits);
-    const int longer = total - share * static_cast<int>(p.splits.value);  // splits that have one tile more
-    count_ = share + (block.split < longer ? 1 : 0);
-    last_ = block.split * share + min(block.split, longer) + count_ - 1;
+    share_out(p, block, first_.count + second_.count);
   }
 
   __device__ __forceinline__ int count() const { return count_; }
@@ -103,6 +106,29 @@ class TileRange {
   static __device__ __forceinline__ KvTile tile_of(const Span& span, int index, int segment) {
     const int key = span.first(index);
     return {segment, key, key<span.full.begin, key + C.tile_kv> span.full.end};
+  }
+
+  // `total` tiles to splits, the first of which have one more.
+  __device__ __forceinline__ void share_out(const AttentionParams& p, const Block& block, int total) {
+    int share = ptx::divide(total, p.splits);
+    int longer = total - share * static_cast<int>(p.splits.value);  // splits that have one tile more
+    if constexpr (least_share<C>() > 0) {
+      const int parts = parts_of(p, total);
+      if (block.split >= parts) return;
+      share = total / parts;
+      longer = total - share * parts;
+    }
+    count_ = share + (block.split < longer ? 1 : 0);
+    last_ = block.split * share + min(block.split, longer) + count_ - 1;
+  }
+  // Splits that have tiles: of short sequences fewer, so that none has less than the longest sequence gives each, or
+  // than least_share().
+  static __device__ __forceinline__ int parts_of(const AttentionParams& p, int total) {
+    i64 keys = i64{p.kv[0].capacity} + (C.segments == 2 ? p.kv[1].capacity : 0);
+    keys = min(keys, max(i64{to_int(p.window_left)} + to_int(p.window_right) + p.seqlen_q, i64{1}));
+    const int capacity = divide_up(to_int(keys), C.tile_kv);
+    const int least = clamp(ptx::divide(capacity, p.splits), 1, least_share<C>());
+    return clamp(total / least, 1, static_cast<int>(p.splits.value));
   }
 
   Span first_;

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles, loader and splits of the forward of few rows (attention/decode): what keeps memory busy from the first block
+// to the last. The figures of an H200 behind it: docs/kernels.md, section 13.
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "cuda/attention/forward/features.h"
+#include "cuda/attention/forward/schedule.h"
+#include "cuda/attention/forward/tile_sizes.h"
+#include "cuda/attention/kv/tensor_map.h"
+#include "cuda/attention/params.h"
+#include "cuda/driver/occupancy.h"
+
+namespace tessera::cuda {
+namespace {
+
+// Bytes that a block's share of the memory's speed brings while it begins and ends: about 1.5 µs of 16 KB.
+constexpr std::int64_t kBeginning = std::int64_t{24} << 10;
+// The same for merging splits: a wait for the last of them, and what each adds.
+constexpr std::int64_t kMerging = std::int64_t{16} << 10;
+constexpr std::int64_t kMergingOne = 512;
+// Sequences of their own lengths: blocks enough that the longest ones even out, each of which has at most so many bytes
+// of the longest sequence there may be, and not much less than so many.
+constexpr std::int64_t kWavesOfLengths = 4;
+constexpr std::int64_t kMostOfLengths = std::int64_t{1} << 20;
+constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;
+constexpr std::int64_t kMostSplits = 256;
+
+// Two blocks on a multiprocessor: while one begins or ends the other reads. Of four warps, or two where memory holds no
+// two tiles for each of four; the ring as deep as there is room for.
+void choose_ring(FwdConfig& config, const Target& target, int most_warps) {
+  for (config.warps = most_warps; config.warps >= 1; config.warps /= 2) {
+    for (config.stages = 4; config.stages >= 2; --config.stages) {
+      if (config.ring_bytes() < config.warp_part_bytes()) break;
+      if (blocks_that_fit(config.smem_bytes(), target) >= 2) return;
+    }
+  }
+  config.warps = most_warps;
+  config.stages = 2;
+  while (config.ring_bytes() < config.warp_part_bytes()) ++config.stages;
+}
+
+// Keys that a sequence's rows see at most, by capacities and the window.
+std::int64_t most_keys_seen(const Problem& problem) {
+  const std::int64_t far = std::int64_t{1} << 30;
+  const auto side = [far](const std::optional<std::int64_t>& s) { return std::clamp(s.value_or(far), -far, far); };
+  const std::int64_t window = side(problem.window.left) + side(problem.window.right) + problem.seqlen_q;
+  return std::clamp<std::int64_t>(window, 1, std::max<std::int64_t>(count_keys(problem), 1));
+}
+
+bool knows_lengths(const Problem& problem) {
+  const auto dense = [](const KvSource& source) { return source.layout == KvLayout::dense && !source.seqused; };
+  return dense(problem.kv) && (!problem.kv2 || dense(*problem.kv2));
+}
+
+}  // namespace
+
+bool has_decode_tma(const FwdConfig& config, const Problem& problem, const Target& target) {
+  if (target.sm < 90 || config.segments != 1 || config.source == Source::mixed) return false;
+  return config.panel_bytes() == 128 || box_rows(config, problem.kv) % 2 == 0;
+}
+
+void choose_decode_tiles(FwdConfig& config, const Problem& problem, const Target& target) {
+  const int widest = std::max(config.d, config.dv);
+  const bool plain = !config.dropout && !config.user_score && !config.user_mask;
+  config.tile_q = problem.seqlen_q * packed_heads(problem) > 16 && widest <= 128 ? 32 : 16;
+  config.tile_kv = 32;
+  // Whole tiles that lie together come by TMA, whose boxes are to be large: 32 rows.
+  const bool together = box_rows(config, problem.kv) == config.tile_kv;
+  const bool by_tma = together && plain && target.sm < 120 && has_decode_tma(config, problem, target);
+  config.loader = by_tma ? Loader::tma : Loader::cp_async;
+  if (widest > 64 && !by_tma) config.tile_kv = 16;
+  if (widest > 128) config.tile_kv = 16;
+  if (config.tile_q == 16 && widest <= 128) config.q_kept = config.d;
+  choose_ring(config, target, 4);
+}
+
+// The fewest splits whose waves of blocks take least. Blocks of a last wave that is not full are faster, but not by as
+// much as there are fewer of them.
+std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& problem, const Target& target) {
+  const std::int64_t blocks = count_blocks(config, problem, 1);
+  const std::int64_t tiles = divide_up<std::int64_t>(most_keys_seen(problem), config.tile_kv);
+  if (blocks == 0) return 1;
+  const std::int64_t tile_bytes = config.k_bytes() + config.v_bytes();
+  const std::int64_t fit = std::clamp(blocks_that_fit(config.smem_bytes(), target), 1, config.blocks());
+  const std::int64_t places = fit * target.multiprocessors;
+  const std::int64_t most = std::clamp<std::int64_t>(tiles / config.warps, 1, kMostSplits);
+  std::int64_t least = 1;
+  if (!knows_lengths(problem)) {
+    const std::int64_t wanted =
+        std::max(divide_up(kWavesOfLengths * places, blocks), divide_up(tiles * tile_bytes, kMostOfLengths));
+    least =
+        std::clamp<std::int64_t>(wanted, 1, std::clamp<std::int64_t>(tiles * tile_bytes / kLeastOfLengths, 1, most));
+  }
+  std::int64_t best = least;
+  std::int64_t best_cost = std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t splits = least; splits <= most; ++splits) {
+    const std::int64_t of_block = (tiles + splits - 1) / splits * tile_bytes;
+    const std::int64_t whole = blocks * splits / places;
+    const std::int64_t rest = blocks * splits % places;
+    const std::int64_t of_rest = rest == 0 ? 0 : kBeginning + of_block * (rest + places) / (2 * places);
+    const std::int64_t merging = splits > 1 ? kMerging + splits * kMergingOne : 0;
+    const std::int64_t cost = whole * (of_block + kBeginning) + of_rest + merging;
+    if (cost < best_cost) best_cost = cost, best = splits;
+  }
+  return best;
+}
+
+}  // namespace tessera::cuda
