@@ -188,6 +188,10 @@ inline constexpr int kMarkedRows = 4;
 /// Rows of a tile of QuerySums.
 inline constexpr int kSumRows = 64;
 
+/// Of a tile of QuerySums, or of dQ of so many rows, the columns of the first of two warpgroups; the second has the
+/// others. Half of them, but 64 of 96: panels of 32 columns cannot be halved.
+constexpr int sum_columns(int d) { return d % 64 == 0 ? d / 2 : d / 64 * 64; }
+
 /// The configuration of the kernel behind a pass that finds all gradients.
 struct QuerySumsConfig {
   Element gradient = Element::bf16;  // of dq

@@ -105,10 +105,10 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
     for (const auto& kernel : plan.state().kernels) names += kernel.name + "; ";
     return names;
   };
-  for (const char* words : {"d=128", "d=64 causal", "d=120 dv=64 sink window=100:0"}) {
+  for (const char* words : {"d=128", "d=64 causal", "d=120 dv=64 sink window=100:0", "d=96", "d=72 dv=128"}) {
     EXPECT_NE(kernels(words).find("bwd_wgmma dqkv"), std::string::npos) << kernels(words);
   }
-  for (const char* words : {"d=128 deterministic", "d=128 batch_invariant", "d=96", "d=256", "d=64 dv=192",
+  for (const char* words : {"d=128 deterministic", "d=128 batch_invariant", "d=32", "d=256", "d=64 dv=192",
                             "d=64 softcap=30", "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
     EXPECT_EQ(kernels(words).find("dqkv"), std::string::npos) << kernels(words);
   }

@@ -75,8 +75,8 @@ __device__ __forceinline__ void begin_shared(Accumulator<1, VTile::columns / 8>&
   ptx::wgmma_commit();
 }
 
-/// Begins O = Aᵀ·B, both in shared memory: of A 64 columns, of B `columns` that lie in one panel, the first at `b`. O
-/// is the first columns of `o`.
+/// Begins O = Aᵀ·B, both in shared memory: of A 64 columns, of B `columns` that lie in one panel or begin one, the
+/// first at `b`. O is the first columns of `o`.
 template <Element type, class ATile, class BTile, int columns, int column_tiles>
 __device__ __forceinline__ void begin_transposed(Accumulator<1, column_tiles>& o, u32 a, u32 b) {
   static_assert(ATile::columns == 64 && ATile::rows == BTile::rows && columns <= column_tiles * 8);

@@ -151,7 +151,8 @@ bool finds_all(const Problem& problem, Products products) {
   config.tile_q = kSumRows;
   config.tile_kv = 128;
   choose_list_tests(config, problem);
-  return (config.d == 64 || config.d == 128) && config.dv <= 128 && is_plain(config) && config.segments == 1;
+  return (config.d == 64 || config.d == 96 || config.d == 128) && config.dv <= 128 && is_plain(config) &&
+         config.segments == 1;
 }
 
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {

@@ -25,8 +25,10 @@ struct BwdProducer {
   using GradientTile = SharedTile<B.type, B.own_rows(), B.stream_rows()>;  // dS, from which dQ is computed
   static constexpr int groups = B.warps / 4;                               // that compute
   static_assert(groups == 2 || (groups == 1 && B.has_list() && !B.adds_queries()));
-  /// Each group has 64 rows of dQ of a tile, and so many of its columns.
-  static constexpr int query_columns = B.stream_rows() >= 128 ? B.d : B.d / 2;
+  /// Each group has 64 rows of dQ of a tile, and of its columns so many, of which the second group may want fewer.
+  static constexpr int query_columns = B.stream_rows() >= 128 ? B.d : sum_columns(B.d);
+  static constexpr int last_query_columns = B.stream_rows() >= 128 ? B.d : B.d - sum_columns(B.d);
+  static constexpr u32 query_part_bytes = kSumRows * query_columns * 4;  // of the first group
   // Of 504 that three warpgroups have a thread of each at their start, or 256 that two have.
   static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
   static constexpr int producer_registers = much_to_find                ? (groups == 1 ? 32 : 56)
@@ -95,7 +97,7 @@ struct BwdProducer {
   }
   /// A group's part of dQ of a tile.
   __device__ __forceinline__ u32 query_sums_at(int group) const {
-    return own_ov() + OwnOv::bytes + B.exchange_bytes() + group * (B.query_sum_bytes() / groups);
+    return own_ov() + OwnOv::bytes + B.exchange_bytes() + group * query_part_bytes;
   }
   __device__ __forceinline__ u32 qk_at(int i) const {
     return own_ov() + OwnOv::bytes + B.exchange_bytes() + B.query_sum_bytes() +
@@ -233,11 +235,11 @@ struct BwdProducer {
       float* to = side.query_sums(tile);
 #pragma unroll 1
       for (int group = 0; group < groups; ++group) {
-        constexpr u32 bytes = B.query_sum_bytes() / groups;
         const int use = i * groups + group;
         query_sums().wait(use);
         if (query_columns != B.d || side.has_row(tile, group * kSumRows)) {
-          ptx::tma_add(to + group * (bytes / 4), query_sums_at(group), bytes);
+          const u32 bytes = group == 0 ? query_part_bytes : kSumRows * last_query_columns * 4;
+          ptx::tma_add(to + group * (query_part_bytes / 4), query_sums_at(group), bytes);
         }
         ptx::tma_commit();
         ptx::tma_wait_read();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums of dQ in memory, to which the blocks of a pass by keys add. A tile of 64 rows is as long as its rows by the
-// padded columns d. Two warpgroups have half the columns each; element e of a thread, of tile n of 8 columns, lies at
+// padded columns d, of which the first of two warpgroups has sum_columns(d); element e of a thread, of tile n of 8
+// columns, lies at
 //
-//     thread / 128 · 32·d + n · 512 + thread % 128 · 4 + e
+//     thread / 128 · 64·sum_columns(d) + n · 512 + thread % 128 · 4 + e
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -20,7 +21,7 @@ __device__ __forceinline__ float* query_sums_of(const BwdParams& params, const E
   // floor(f / 64) + ceil(L / 64) is at most floor((f + L) / 64) + 1.
   const int first = p.cu_seqlens_q != nullptr ? q.first / kSumRows + batch : batch * divide_up(p.seqlen_q, kSumRows);
   return params.query_sums.data + head * params.query_sums.head_stride + (i64{first} + tile) * (kSumRows * d) +
-         thread / 128 * (kSumRows * d / 2) + thread % 128 * 4;
+         thread / 128 * (kSumRows * sum_columns(d)) + thread % 128 * 4;
 }
 
 /// Zeros for the share that a block of FindRowValues has of a tile's sums: as many of 64 as it has rows.

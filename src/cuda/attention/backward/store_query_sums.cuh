@@ -22,9 +22,12 @@ struct StoreQuerySums {
     const Extent q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
     if (tile * kSumRows >= q.capacity) return;
     const float* from = query_sums_of<C.d>(params, q, batch, head, tile, thread);
-    Accumulator<1, C.d / 16> dq;
+    constexpr int columns = sum_columns(C.d);
+    const int column = thread / 128 * columns;
+    Accumulator<1, columns / 8> dq;
 #pragma unroll
-    for (int n = 0; n < C.d / 16; ++n) {
+    for (int n = 0; n < columns / 8; ++n) {
+      if (n * 8 >= C.d - columns && column > 0) break;
       const float4 loaded = *reinterpret_cast<const float4*>(from + n * 512);
       dq.tile[0][n][0] = loaded.x;
       dq.tile[0][n][1] = loaded.y;
@@ -32,7 +35,6 @@ struct StoreQuerySums {
       dq.tile[0][n][3] = loaded.w;
     }
     constexpr int bytes = bytes_of(C.gradient);
-    const int column = thread / 128 * (C.d / 2);
     const int first = tile * kSumRows + thread % 128 / 32 * 16;
     const Strides& strides = params.dq_strides;
     char* to = static_cast<char*>(params.dq) +

@@ -294,17 +294,18 @@ struct BwdWgmma : BwdProducer<Side> {
     const int thread = thread_again();
     return this->gradients_at(i) + Base::GradientTile::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
   }
-  // Where the group's operands of dQ = dS·K of a tile lie: half of the rows or of the columns for each group.
+  // Where the group's operands of dQ = dS·K of a tile lie: half of the rows or of the columns for each group. Of 96
+  // columns the second group wants 32 and computes 64, of which nobody takes those that come of what lies behind K.
   struct QueryOperands {
     u32 gradients, keys;
   };
   __device__ __forceinline__ QueryOperands query_operands(int i) const {
     constexpr int part = Base::query_columns;
-    constexpr int in_panel = OwnQk::panel_columns / part;  // parts that share a panel
     const int group = this->warp() / 4;
     const int rows = part == B.d ? group : 0;  // a panel of 64
-    const int columns = part == B.d ? 0 : group;
-    const u32 keys = own_qk() + columns / in_panel * OwnQk::panel_bytes + columns % in_panel * part * bytes_of(B.type);
+    const int column = part == B.d ? 0 : group * part;
+    const u32 keys = own_qk() + column / OwnQk::panel_columns * OwnQk::panel_bytes +
+                     column % OwnQk::panel_columns * bytes_of(B.type);
     return {ptx::uniform(this->gradients_at(i) + rows * Base::GradientTile::panel_bytes), ptx::uniform(keys)};
   }
   __device__ __forceinline__ void begin_queries(Scores& dq, const QueryOperands& from) const {
@@ -320,7 +321,10 @@ struct BwdWgmma : BwdProducer<Side> {
     ptx::wgmma_wait<1>();  // the products of dK are still under way
     settle(dq);
 #pragma unroll
-    for (int n = 0; n < Base::query_columns / 8; ++n) ptx::store_shared_16(to + n * 2048, dq.tile[0][n]);
+    for (int n = 0; n < Base::query_columns / 8; ++n) {
+      if (n * 8 >= Base::last_query_columns && group > 0) break;
+      ptx::store_shared_16(to + n * 2048, dq.tile[0][n]);
+    }
   }
   // Hands it to the warp that has it added to the sums.
   __device__ __forceinline__ void publish_queries(int i) const {
