@@ -11,7 +11,7 @@ namespace tessera::cuda {
 enum class Gradients : unsigned char {
   queries,  // a block has rows of queries, and the keys stream: dQ
   keys,     // a block has keys, and the rows of all query heads of their head stream: dK and dV
-  all,      // likewise, and a block's share of dQ is added to sums in memory, in no fixed order
+  all,      // likewise, and a block's share of dQ is added to sums in memory
 };
 
 constexpr Spelling spelling(Gradients gradients) {
@@ -53,6 +53,7 @@ struct BwdConfig {
   Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other, or that waive masks
   bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
+  bool ordered = false;  // shares of dQ are added in the order of the key tiles, so that all runs give the same bits
 
   static constexpr const char* type_name() { return "BwdConfig"; }
   /// Calls visit(name, value) for every field, in the order of the struct.
@@ -83,6 +84,7 @@ struct BwdConfig {
     visit("tiles", c.tiles);
     visit("list_elements", c.list_elements);
     visit("truncates", c.truncates);
+    visit("ordered", c.ordered);
   }
 
   constexpr bool operator==(const BwdConfig&) const = default;
@@ -213,7 +215,8 @@ struct QuerySumsConfig {
 /// them, so that a warp adds 512 bytes in a row (backward/query_sums.cuh).
 struct QuerySums {
   float* data;
-  i64 head_stride;
+  i64 head_tiles;  // of kSumRows rows
+  int* key_tiles;  // (heads, tiles of rows): of a pass that is `ordered`, the key tiles up to the last that was added
 };
 
 /// What a row of queries brings into every element of its scores' gradient: fp32, (heads, rows of all sequences) each.

@@ -233,6 +233,7 @@ struct BwdProducer {
       if constexpr (B.has_list()) query_sums().wait(i * groups);  // then the tile is known, too
       const auto tile = B.has_list() ? memory.listed[i % kListed] : side.place(i);
       float* to = side.query_sums(tile);
+      if constexpr (B.ordered) side.await_turn(tile);
 #pragma unroll 1
       for (int group = 0; group < groups; ++group) {
         const int use = i * groups + group;
@@ -244,6 +245,10 @@ struct BwdProducer {
         ptx::tma_commit();
         ptx::tma_wait_read();
         query_sums().release(use);
+      }
+      if constexpr (B.ordered) {
+        ptx::tma_wait();
+        side.end_turn(tile);
       }
     }
     ptx::tma_wait();

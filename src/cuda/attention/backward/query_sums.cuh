@@ -11,16 +11,21 @@
 
 namespace tessera::cuda {
 
+/// Which of all tiles of sums a tile of a sequence's rows is.
+__device__ __forceinline__ i64 sum_tile_of(const BwdParams& params, const Extent& q, int batch, int head, int tile) {
+  const FwdParams& p = params.forward;
+  // Packed sequences begin anywhere; with one tile more for each their tiles are apart: of a sequence at f of length L
+  // floor(f / 64) + ceil(L / 64) is at most floor((f + L) / 64) + 1.
+  const int first = p.cu_seqlens_q != nullptr ? q.first / kSumRows + batch : batch * divide_up(p.seqlen_q, kSumRows);
+  return head * params.query_sums.head_tiles + first + tile;
+}
+
 /// Where a thread, of 256, has its part of a tile of rows of a sequence; 512 floats lead from a tile of 8 columns to
 /// the next.
 template <int d>
 __device__ __forceinline__ float* query_sums_of(const BwdParams& params, const Extent& q, int batch, int head, int tile,
                                                 int thread) {
-  const FwdParams& p = params.forward;
-  // Packed sequences begin anywhere; with one tile more for each their tiles are apart: of a sequence at f of length L
-  // floor(f / 64) + ceil(L / 64) is at most floor((f + L) / 64) + 1.
-  const int first = p.cu_seqlens_q != nullptr ? q.first / kSumRows + batch : batch * divide_up(p.seqlen_q, kSumRows);
-  return params.query_sums.data + head * params.query_sums.head_stride + (i64{first} + tile) * (kSumRows * d) +
+  return params.query_sums.data + sum_tile_of(params, q, batch, head, tile) * (kSumRows * d) +
          thread / 128 * (kSumRows * sum_columns(d)) + thread % 128 * 4;
 }
 
@@ -32,6 +37,8 @@ __device__ __forceinline__ void clear_query_sums(const BwdParams& params, const 
   if (tile * kSumRows >= q.capacity) return;  // the next sequence's
   constexpr int floats = C.rows() * C.sums_d;
   const int share = static_cast<int>(blockIdx.x) % shares * floats;
+  int* key_tiles = params.query_sums.key_tiles;
+  if (key_tiles != nullptr && threadIdx.x == 0) key_tiles[sum_tile_of(params, q, batch, head, tile)] = 0;
   float* to = query_sums_of<C.sums_d>(params, q, batch, head, tile, 0) + share;
   for (int i = static_cast<int>(threadIdx.x) * 4; i < floats; i += C.threads() * 4) {
     *reinterpret_cast<float4*>(to + i) = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
