@@ -200,7 +200,7 @@ TEST_F(Backward, WhatTheKernelsAreGiven) {
   EXPECT_EQ(p.dsink_parts - p.values.weight, 4 * 600);
 }
 
-// Of sums of dQ in a fixed order each tile of 64 rows has a count behind them, whose zeros come with theirs.
+// Of sums of dQ in a fixed order each tile of 64 rows has a count behind them; counts begin at zero instead of sums.
 TEST_F(Backward, CountsOfSumsInAFixedOrder) {
   const auto given = [&](const std::string& words) {
     const Problem problem =
@@ -218,6 +218,11 @@ TEST_F(Backward, CountsOfSumsInAFixedOrder) {
   EXPECT_EQ(static_cast<const void*>(p.values.lse), static_cast<const void*>(p.query_sums.key_tiles + 4 * 2 * 5));
   EXPECT_EQ(free_order.query_sums.key_tiles, nullptr);
   EXPECT_EQ(bytes - fewer_bytes, 4 * 2 * 5 * 4U);
+  const Problem problem = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16 batch_invariant");
+  const cuda::RowValuesConfig ordered = cuda::row_values_config(problem, true);
+  EXPECT_TRUE(ordered.counts_sums && ordered.sums_d == 0);
+  const Problem any_order = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16");
+  EXPECT_EQ(cuda::row_values_config(any_order, true).sums_d, 96);
 }
 
 // Keys that no query sees still have gradients: zeros.

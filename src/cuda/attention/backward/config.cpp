@@ -163,7 +163,8 @@ bool finds_all(const Problem& problem, Products products) {
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {
   return {element_of(problem.q_type),
           padded_dim(problem.head_dim_v),
-          sums ? padded_dim(problem.head_dim_qk) : 0,
+          sums && !has_fixed_order(problem) ? padded_dim(problem.head_dim_qk) : 0,
+          sums && has_fixed_order(problem),
           problem.sink,
           bool{backward_list(problem)},
           problem.residual};

@@ -185,16 +185,24 @@ struct KeySide {
     return query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, 0);
   }
 
-  /// Until the tile of keys before the block's has added its share to a tile's sums, if it has one.
+  /// Whether no other block has a share of a tile's sums before the block's.
+  __device__ __forceinline__ bool is_first(const Place& tile) const {
+    return tile.first / C.tile_q >= work.end_tile_before;
+  }
+  /// Else: until the one with the tile of keys before has added its share.
   __device__ __forceinline__ void await_turn(const Place& tile) const {
-    if (tile.first / C.tile_q >= work.end_tile_before) return;
     ptx::await_count(key_tiles(tile), work.first_key / C.tile_kv);
     ptx::fence_sums();
   }
   /// Once the block's share has been added.
   __device__ __forceinline__ void end_turn(const Place& tile) const {
     ptx::fence_sums();
-    ptx::store_count(key_tiles(tile), work.first_key / C.tile_kv + 1);
+#pragma unroll
+    for (int part = C.tile_q / kSumRows - 1; part >= 0; --part) {
+      if (part == 0 || has_row(tile, part * kSumRows)) {
+        ptx::store_count(key_tiles(tile) + part, work.first_key / C.tile_kv + 1);
+      }
+    }
   }
 
   template <class Sums>

@@ -131,7 +131,7 @@ void plan_backward(detail::PlanState& state, Products products) {
   if (launch.keys.has_list()) state.kernels.push_back(mark_tiles_source());
   if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
   state.kernels.push_back(bwd_source(launch.keys, callables));
-  if (all) state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d}));
+  if (all) state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d, launch.keys.ordered}));
   if (problem.sink) state.kernels.push_back(sum_sinks_source());
   for (const KernelSource& source : state.kernels) {
     state.choice += (state.choice.empty() ? "kernel: " : "then ") + source.name + "\n";

@@ -37,12 +37,18 @@ __device__ __forceinline__ void clear_query_sums(const BwdParams& params, const 
   if (tile * kSumRows >= q.capacity) return;  // the next sequence's
   constexpr int floats = C.rows() * C.sums_d;
   const int share = static_cast<int>(blockIdx.x) % shares * floats;
-  int* key_tiles = params.query_sums.key_tiles;
-  if (key_tiles != nullptr && threadIdx.x == 0) key_tiles[sum_tile_of(params, q, batch, head, tile)] = 0;
   float* to = query_sums_of<C.sums_d>(params, q, batch, head, tile, 0) + share;
   for (int i = static_cast<int>(threadIdx.x) * 4; i < floats; i += C.threads() * 4) {
     *reinterpret_cast<float4*>(to + i) = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   }
+}
+
+/// Likewise a zero for the count of a tile, where the block's rows begin one: its sums are stored before any are added.
+template <RowValuesConfig C>
+__device__ __forceinline__ void clear_key_tiles(const BwdParams& params, const Extent& q, int batch, int head) {
+  const int row = static_cast<int>(blockIdx.x) * C.rows();
+  if (row % kSumRows != 0 || row >= q.capacity || threadIdx.x != 0) return;
+  params.query_sums.key_tiles[sum_tile_of(params, q, batch, head, row / kSumRows)] = 0;
 }
 
 }  // namespace tessera::cuda
