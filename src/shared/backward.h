@@ -11,7 +11,7 @@ namespace tessera::cuda {
 enum class Gradients : unsigned char {
   queries,  // a block has rows of queries, and the keys stream: dQ
   keys,     // a block has keys, and the rows of all query heads of their head stream: dK and dV
-  all,      // likewise, and a block's share of dQ is added to sums in memory, in no fixed order
+  all,      // likewise, and a block's share of dQ is added to sums in memory
 };
 
 constexpr Spelling spelling(Gradients gradients) {
@@ -53,6 +53,7 @@ struct BwdConfig {
   Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other, or that waive masks
   bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
+  bool ordered = false;  // shares of dQ are added in the order of the key tiles, so that all runs give the same bits
 
   static constexpr const char* type_name() { return "BwdConfig"; }
   /// Calls visit(name, value) for every field, in the order of the struct.
@@ -83,6 +84,7 @@ struct BwdConfig {
     visit("tiles", c.tiles);
     visit("list_elements", c.list_elements);
     visit("truncates", c.truncates);
+    visit("ordered", c.ordered);
   }
 
   constexpr bool operator==(const BwdConfig&) const = default;
@@ -158,7 +160,8 @@ struct BwdConfig {
 struct RowValuesConfig {
   Element type = Element::bf16;  // of o and dout
   int dv = 128;                  // padded: a multiple of 32
-  int sums_d = 0;                // padded columns of QuerySums, which it sets to zeros; 0: there are none
+  int sums_d = 0;                // padded columns of QuerySums, which it sets to zeros; 0: there are none, or in order
+  bool counts_sums = false;      // of sums in order it sets the counts to zeros
   bool sink = false;
   bool list = false;      // it sets TileBits to zeros
   bool residual = false;  // what rounding o lost is there
@@ -169,6 +172,7 @@ struct RowValuesConfig {
     visit("type", c.type);
     visit("dv", c.dv);
     visit("sums_d", c.sums_d);
+    visit("counts_sums", c.counts_sums);
     visit("sink", c.sink);
     visit("list", c.list);
     visit("residual", c.residual);
@@ -196,12 +200,14 @@ constexpr int sum_columns(int d) { return d % 64 == 0 ? d / 2 : d / 64 * 64; }
 struct QuerySumsConfig {
   Element gradient = Element::bf16;  // of dq
   int d = 128;                       // padded, as the pass has it
+  bool ordered = false;              // as the pass is: without a count there are no sums
 
   static constexpr const char* type_name() { return "QuerySumsConfig"; }
   template <class Config, class Visitor>
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("gradient", c.gradient);
     visit("d", c.d);
+    visit("ordered", c.ordered);
   }
 
   constexpr bool operator==(const QuerySumsConfig&) const = default;
@@ -209,11 +215,13 @@ struct QuerySumsConfig {
   static constexpr int threads() { return 256; }
 };
 
-/// Where a pass that finds all gradients adds up dQ: fp32, zeros before it. A tile's numbers lie as the threads have
-/// them, so that a warp adds 512 bytes in a row (backward/query_sums.cuh).
+/// Where a pass that finds all gradients adds up dQ: fp32, zeros before it unless it is ordered. A tile's numbers lie
+/// as the threads have them, so that a warp adds 512 bytes in a row (backward/query_sums.cuh).
 struct QuerySums {
   float* data;
-  i64 head_stride;
+  i64 head_tiles;  // of kSumRows rows
+  // (heads, tiles of rows): of a pass that is `ordered`, the key tiles up to the last that was added, zeros before it
+  int* key_tiles;
 };
 
 /// What a row of queries brings into every element of its scores' gradient: fp32, (heads, rows of all sequences) each.

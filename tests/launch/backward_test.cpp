@@ -64,7 +64,7 @@ TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
     Products products;
     Gradients of;  // the last pass over scores
   } forms[] = {{"cuda.bwd_mma", "", Products::mma_sync, Gradients::keys},
-               {"cuda.bwd_wgmma", " deterministic", Products::wgmma, Gradients::keys},
+               {"cuda.bwd_wgmma", " dropout=0.1", Products::wgmma, Gradients::keys},
                {"cuda.bwd_wgmma", "", Products::wgmma, Gradients::all}};
   for (const auto& [implementation, words, products, of] : forms) {
     for (const bool sink : {false, true}) {
@@ -96,7 +96,8 @@ TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
   }
 }
 
-// The pass by keys adds dQ up in no fixed order where it may, and where the registers of plain scores are enough.
+// The pass by keys adds dQ up where the registers of plain scores are enough; in a fixed order where the problem wants
+// one, and then without lists.
 TEST_F(Backward, FindsAllGradientsInOnePass) {
   const auto kernels = [](const char* words) {
     const std::string line = std::string("attention pass=backward sq=300 hq=2 dtype=bf16 ") + words;
@@ -108,7 +109,12 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
   for (const char* words : {"d=128", "d=64 causal", "d=120 dv=64 sink window=100:0", "d=96", "d=72 dv=128"}) {
     EXPECT_NE(kernels(words).find("bwd_wgmma dqkv"), std::string::npos) << kernels(words);
   }
-  for (const char* words : {"d=128 deterministic", "d=128 batch_invariant", "d=32", "d=256", "d=64 dv=192",
+  for (const char* words : {"d=128 deterministic", "d=64 batch_invariant causal"}) {
+    EXPECT_NE(kernels(words).find("dqkv"), std::string::npos) << kernels(words);
+    EXPECT_NE(kernels(words).find("ordered"), std::string::npos) << kernels(words);
+  }
+  EXPECT_EQ(kernels("d=128").find("ordered"), std::string::npos);
+  for (const char* words : {"d=128 deterministic list=indices block=128x128", "d=32", "d=256", "d=64 dv=192",
                             "d=64 softcap=30", "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
     EXPECT_EQ(kernels(words).find("dqkv"), std::string::npos) << kernels(words);
   }
@@ -120,7 +126,7 @@ TEST_F(Backward, GradientsOfWideKeysAndValuesArePartedByRoles) {
     const char* words;
     bool roles, apart;
     unsigned key_tiles;  // of 200 keys
-  } all[] = {{"d=128", false, false, 2},
+  } all[] = {{"d=128 dropout=0.1", false, false, 2},
              {"d=192", true, false, 4},
              {"d=256", true, false, 4},
              {"d=64 dv=192", true, false, 4},
@@ -192,6 +198,31 @@ TEST_F(Backward, WhatTheKernelsAreGiven) {
   EXPECT_EQ(p.values.delta - p.values.lse, 4 * 600);
   EXPECT_EQ(p.values.weight - p.values.delta, 4 * 600);
   EXPECT_EQ(p.dsink_parts - p.values.weight, 4 * 600);
+}
+
+// Of sums of dQ in a fixed order each tile of 64 rows has a count behind them; counts begin at zero instead of sums.
+TEST_F(Backward, CountsOfSumsInAFixedOrder) {
+  const auto given = [&](const std::string& words) {
+    const Problem problem =
+        Problem::parse("attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 d=96 dtype=bf16 " + words);
+    const Plan plan = make_plan(problem, Target::cuda_device(0));
+    Executor(plan).run(dense(problem));
+    return std::pair{params(), plan.workspace_bytes()};
+  };
+  const auto [p, bytes] = given("deterministic");
+  const auto [free_order, fewer_bytes] = given("");
+  EXPECT_EQ(p.query_sums.head_tiles, 2 * 5);
+  ASSERT_NE(p.query_sums.key_tiles, nullptr);
+  EXPECT_EQ(static_cast<const void*>(p.query_sums.key_tiles),
+            static_cast<const void*>(p.query_sums.data + 4 * 2 * 5 * 64 * 96));
+  EXPECT_EQ(static_cast<const void*>(p.values.lse), static_cast<const void*>(p.query_sums.key_tiles + 4 * 2 * 5));
+  EXPECT_EQ(free_order.query_sums.key_tiles, nullptr);
+  EXPECT_EQ(bytes - fewer_bytes, 4 * 2 * 5 * 4U);
+  const Problem problem = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16 batch_invariant");
+  const cuda::RowValuesConfig ordered = cuda::row_values_config(problem, true);
+  EXPECT_TRUE(ordered.counts_sums && ordered.sums_d == 0);
+  const Problem any_order = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16");
+  EXPECT_EQ(cuda::row_values_config(any_order, true).sums_d, 96);
 }
 
 // Keys that no query sees still have gradients: zeros.

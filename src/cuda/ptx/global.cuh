@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.9.8 and 9.7.9.12: memory that a kernel reads once or writes once.
+// PTX ISA 9.7.9.8 and 9.7.9.12: memory that a kernel reads once or writes once, and counts that blocks wait for.
 #pragma once
 
 #include "shared/types.h"
@@ -40,6 +40,28 @@ __device__ __forceinline__ i64 load_index(const void* array, bool is_long, int i
       : "memory");
   const u32 sign = static_cast<u32>(static_cast<int>(low) >> 31);
   return static_cast<i64>(static_cast<u64>(is_long ? high : sign) << 32 | low);
+}
+
+/// Until a count in memory is `least` or more, and what the block that stored it had done before is done; at best a
+/// block in front of this one in the grid, or this one may wait for what cannot begin.
+__device__ __forceinline__ void await_count(const int* count, int least) {
+  asm volatile(
+      "{\n"
+      ".reg .pred fewer;\n"
+      ".reg .s32 found;\n"
+      "again:\n"
+      "ld.acquire.gpu.global.s32 found, [%0];\n"
+      "setp.lt.s32 fewer, found, %1;\n"
+      "@fewer bra again;\n"
+      "}\n" ::"l"(count),
+      "r"(least)
+      : "memory");
+}
+/// Orders sums by TMA, before it and behind it, with counts.
+__device__ __forceinline__ void fence_sums() { asm volatile("fence.proxy.async.global;\n" ::: "memory"); }
+/// For await_count() of other blocks, behind what the thread has done.
+__device__ __forceinline__ void store_count(int* count, int value) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(count), "r"(value) : "memory");
 }
 
 /// 16 bytes that no kernel soon reads: the first that L2 gives up.

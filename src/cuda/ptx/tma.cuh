@@ -32,6 +32,11 @@ __device__ __forceinline__ void tma_add(float* to, u32 from, u32 bytes) {
                "r"(bytes)
                : "memory");
 }
+/// Copies `bytes` of shared memory, under the same terms.
+__device__ __forceinline__ void tma_store(float* to, u32 from, u32 bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void tma_commit() { asm volatile("cp.async.bulk.commit_group;\n" ::: "memory"); }
 /// Until the shared memory of what the thread has committed has been read.
 __device__ __forceinline__ void tma_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;\n" ::: "memory"); }

@@ -17,6 +17,7 @@ struct Copy {
 struct Sum {
   float* to;
   u32 from, bytes;
+  bool adds;
 };
 
 struct Copies {
@@ -99,14 +100,21 @@ void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int ro
   mbarrier_complete(barrier, line * row_bytes, at);
 }
 
-void tma_add(float* to, u32 from, u32 bytes, Place at) {
+namespace {
+
+void begin_bulk(float* to, u32 from, u32 bytes, bool adds, Place at) {
   if (bytes % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
     fail("TMA of what is not aligned to 16 bytes", at);
   if (bytes == 0) return;
   shared(from, 16, at);
   shared(from + bytes - 16, 16, at);
-  own().sums.push_back({to, from, bytes});
+  own().sums.push_back({to, from, bytes, adds});
 }
+
+}  // namespace
+
+void tma_add(float* to, u32 from, u32 bytes, Place at) { begin_bulk(to, from, bytes, true, at); }
+void tma_store(float* to, u32 from, u32 bytes, Place at) { begin_bulk(to, from, bytes, false, at); }
 
 void tma_commit() { own().sums_committed = own().sums.size(); }
 
@@ -117,7 +125,7 @@ void tma_wait() {
     for (u32 offset = 0; offset < sum.bytes; offset += 4) {
       float value;
       std::memcpy(&value, shared(sum.from + offset, 4), 4);
-      sum.to[offset / 4] += value;
+      sum.to[offset / 4] = sum.adds ? sum.to[offset / 4] + value : value;
     }
   }
   all.sums.erase(all.sums.begin(), all.sums.begin() + static_cast<std::ptrdiff_t>(all.sums_committed));

@@ -69,6 +69,7 @@ void cp_async_commit();
 void cp_async_wait(int pending);
 void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int row, int batch, Place at);
 void tma_add(float* to, u32 from, u32 bytes, Place at);
+void tma_store(float* to, u32 from, u32 bytes, Place at);
 void tma_commit();
 void tma_wait();
 

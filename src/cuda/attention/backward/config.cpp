@@ -18,6 +18,8 @@ int padded_dim(std::int64_t dim) {
   return 256;
 }
 
+bool has_fixed_order(const Problem& problem) { return problem.deterministic || problem.batch_invariant; }
+
 void choose_list(BwdConfig& config, const Problem& problem) {
   const TileList& list = backward_list(problem);
   if (!list) return;
@@ -130,6 +132,7 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   BwdConfig config;
   config.of = of;
   config.products = products;
+  config.ordered = of == Gradients::all && has_fixed_order(problem);
   choose_features(config, problem);
   const auto choose_tiles = [&] {
     if (products == Products::wgmma) {
@@ -145,7 +148,9 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
 }
 
 bool finds_all(const Problem& problem, Products products) {
-  if (products != Products::wgmma || problem.deterministic || problem.batch_invariant) return false;
+  if (products != Products::wgmma) return false;
+  if (has_fixed_order(problem) && backward_list(problem))
+    return false;  // whose turn it is would take the list's inverse
   BwdConfig config;
   choose_features(config, problem);
   config.tile_q = kSumRows;
@@ -158,7 +163,8 @@ bool finds_all(const Problem& problem, Products products) {
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {
   return {element_of(problem.q_type),
           padded_dim(problem.head_dim_v),
-          sums ? padded_dim(problem.head_dim_qk) : 0,
+          sums && !has_fixed_order(problem) ? padded_dim(problem.head_dim_qk) : 0,
+          sums && has_fixed_order(problem),
           problem.sink,
           bool{backward_list(problem)},
           problem.residual};

@@ -12,14 +12,23 @@
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/transposed_scores.cuh"
 #include "cuda/attention/tiles/tile_boxes.cuh"
+#include "cuda/ptx/global.cuh"
 
 namespace tessera::cuda {
+
+/// What a block knows of the one before it where sums of dQ have a fixed order.
+template <bool ordered>
+struct SumOrder {};
+template <>
+struct SumOrder<true> {
+  int end_tile_before;  // see KeyWork
+};
 
 template <BwdConfig B_, class User>
 struct KeySide {
   static constexpr BwdConfig B = B_;
   static constexpr FwdConfig C = B.as_forward();
-  struct Work : KeyWork<C>, ListedCount<B.has_list()> {
+  struct Work : KeyWork<C>, ListedCount<B.has_list()>, SumOrder<B.ordered> {
     DropoutDraws dropout;
   };
   using Listed = ListedRowTiles<B, Work>;
@@ -43,6 +52,7 @@ struct KeySide {
     if (!static_cast<KeyWork<C>&>(work).find(params, index)) return false;
     if constexpr (C.dropout) work.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
     if constexpr (B.has_list()) work.listed = Listed{params, work}.count(static_cast<int>(threadIdx.x) % 32);
+    if constexpr (B.ordered) work.end_tile_before = work.find_end_before(params.forward);
     return true;
   }
   __device__ __forceinline__ int count() const { return B.has_list() ? work.listed : work.count(params.forward); }
@@ -55,7 +65,13 @@ struct KeySide {
     }
     return place(i);
   }
-  __device__ __forceinline__ Place place(int i) const { return work.tile(i); }
+  /// In a fixed order from the last rows to the first. Then a block's tile was mostly visited, by the block with the
+  /// keys before, as many tiles ago as the blocks' intervals of rows begin apart.
+  __device__ __forceinline__ Place place(int i) const {
+    const Place tile = work.tile(i);
+    if constexpr (!B.ordered) return tile;
+    return {tile.head, (2 * work.first_tile + work.tiles - 1) * C.tile_q - tile.first};
+  }
   __device__ __forceinline__ Tile describe(const Place& tile) const {
     const bool cut = B.list_elements || work.is_cut(tile);
     return {tile, cut, C.dropout || C.user_mask || B.truncates || cut, true};
@@ -169,6 +185,26 @@ struct KeySide {
     return query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, 0);
   }
 
+  /// Whether no other block has a share of a tile's sums before the block's.
+  __device__ __forceinline__ bool is_first(const Place& tile) const {
+    return tile.first / C.tile_q >= work.end_tile_before;
+  }
+  /// Else: until the one with the tile of keys before has added its share.
+  __device__ __forceinline__ void await_turn(const Place& tile) const {
+    ptx::await_count(key_tiles(tile), work.first_key / C.tile_kv);
+    ptx::fence_sums();
+  }
+  /// Once the block's share has been added.
+  __device__ __forceinline__ void end_turn(const Place& tile) const {
+    ptx::fence_sums();
+#pragma unroll
+    for (int part = C.tile_q / kSumRows - 1; part >= 0; --part) {
+      if (part == 0 || has_row(tile, part * kSumRows)) {
+        ptx::store_count(key_tiles(tile) + part, work.first_key / C.tile_kv + 1);
+      }
+    }
+  }
+
   template <class Sums>
   __device__ __forceinline__ void store_qk(const Sums& dk, int warp_row, int lane) const {
     const FwdParams& p = params.forward;
@@ -182,6 +218,10 @@ struct KeySide {
   }
 
  private:
+  __device__ __forceinline__ int* key_tiles(const Place& tile) const {
+    return params.query_sums.key_tiles +
+           sum_tile_of(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows);
+  }
   __device__ __forceinline__ int segment() const { return C.segments == 2 ? work.segment : 0; }
 };
 

@@ -66,11 +66,13 @@ Support supports_wishes(const Wishes& wishes) {
 /// Where in the workspace what lies, in bytes from its beginning, where sums of dQ lie.
 struct Workspace {
   std::int64_t array;  // of row values, in floats
-  std::size_t values = 0, parts, bits, bytes;
+  std::size_t key_tiles = 0, values = 0, parts, bits, bytes;
   std::int64_t row_bits, key_bits;  // words, of tile lists
 
   Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)) {
-    if (launch.finds_all()) values = static_cast<std::size_t>(p.heads_q * sum_tiles(p) * kSumRows * launch.keys.d) * 4;
+    const std::int64_t tiles = p.heads_q * sum_tiles(p);
+    if (launch.finds_all()) key_tiles = static_cast<std::size_t>(tiles * kSumRows * launch.keys.d) * 4;
+    values = key_tiles + (launch.keys.ordered ? static_cast<std::size_t>(tiles_of(tiles, 4)) * 16 : 0);
     parts = values + static_cast<std::size_t>((p.sink ? 3 : 2) * array) * 4;
     const std::int64_t count = p.sink ? p.heads_q * p.batch * value_blocks(p, launch.values) : 0;
     bits = parts + static_cast<std::size_t>(count) * 4;
@@ -122,14 +124,14 @@ void plan_backward(detail::PlanState& state, Products products) {
                          bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys),
                          row_values_config(problem, all)};
   const CallableSources callables = callable_sources(problem);
-  state.fixed_order = !all;
+  state.fixed_order = !all || launch.keys.ordered;
   state.tile_q = all ? launch.keys.tile_q : launch.rows.tile_q;
   state.tile_kv = all ? launch.keys.tile_kv : launch.rows.tile_kv;
   state.kernels = {row_values_source(launch.values)};
   if (launch.keys.has_list()) state.kernels.push_back(mark_tiles_source());
   if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
   state.kernels.push_back(bwd_source(launch.keys, callables));
-  if (all) state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d}));
+  if (all) state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d, launch.keys.ordered}));
   if (problem.sink) state.kernels.push_back(sum_sinks_source());
   for (const KernelSource& source : state.kernels) {
     state.choice += (state.choice.empty() ? "kernel: " : "then ") + source.name + "\n";
@@ -189,7 +191,8 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
   if (launch.finds_all()) {
-    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem) * kSumRows * launch.keys.d};
+    int* key_tiles = launch.keys.ordered ? reinterpret_cast<int*>(workspace + place.key_tiles) : nullptr;
+    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem), key_tiles};
   }
   const std::int64_t l2_heads = key_l2_heads(problem, launch);
   p.key_l2_heads = Divisor(static_cast<int>(l2_heads));

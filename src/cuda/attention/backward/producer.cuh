@@ -233,17 +233,31 @@ struct BwdProducer {
       if constexpr (B.has_list()) query_sums().wait(i * groups);  // then the tile is known, too
       const auto tile = B.has_list() ? memory.listed[i % kListed] : side.place(i);
       float* to = side.query_sums(tile);
+      bool is_first = false;
+      if constexpr (B.ordered) {
+        is_first = side.is_first(tile);
+        if (!is_first) side.await_turn(tile);
+      }
 #pragma unroll 1
       for (int group = 0; group < groups; ++group) {
         const int use = i * groups + group;
         query_sums().wait(use);
         if (query_columns != B.d || side.has_row(tile, group * kSumRows)) {
           const u32 bytes = group == 0 ? query_part_bytes : kSumRows * last_query_columns * 4;
-          ptx::tma_add(to + group * (query_part_bytes / 4), query_sums_at(group), bytes);
+          float* part = to + group * (query_part_bytes / 4);
+          if (is_first) {
+            ptx::tma_store(part, query_sums_at(group), bytes);
+          } else {
+            ptx::tma_add(part, query_sums_at(group), bytes);
+          }
         }
         ptx::tma_commit();
         ptx::tma_wait_read();
         query_sums().release(use);
+      }
+      if constexpr (B.ordered) {
+        ptx::tma_wait();
+        side.end_turn(tile);
       }
     }
     ptx::tma_wait();

@@ -58,6 +58,14 @@ struct KeyWork {
     const int head = i / tiles;
     return {head, (first_tile + i - head * tiles) * C.tile_q};
   }
+  /// Number of the first tile of rows that sees no key of the tile of keys before the block's, and neither do those
+  /// behind it. Those in front of it do, as far as they are the block's: both ends move monotonically with the key.
+  __device__ __forceinline__ int find_end_before(const FwdParams& p) const {
+    if (first_key == 0) return 0;
+    const QueriesOfKeys<C> rows(p, Sequence(p, batch, C.segments), keys, first_key - C.tile_kv);
+    const int behind = rows.of(first_key - 1).end;
+    return rows.of(first_key - C.tile_kv).begin < behind ? divide_up(behind, C.tile_q) : 0;
+  }
   __device__ __forceinline__ int end_key() const { return min(first_key + C.tile_kv, keys.extent.length); }
 
   /// Whether some row of the tile does not see some key of the block, or is none.

@@ -11,16 +11,21 @@
 
 namespace tessera::cuda {
 
+/// Which of all tiles of sums a tile of a sequence's rows is.
+__device__ __forceinline__ i64 sum_tile_of(const BwdParams& params, const Extent& q, int batch, int head, int tile) {
+  const FwdParams& p = params.forward;
+  // Packed sequences begin anywhere; with one tile more for each their tiles are apart: of a sequence at f of length L
+  // floor(f / 64) + ceil(L / 64) is at most floor((f + L) / 64) + 1.
+  const int first = p.cu_seqlens_q != nullptr ? q.first / kSumRows + batch : batch * divide_up(p.seqlen_q, kSumRows);
+  return head * params.query_sums.head_tiles + first + tile;
+}
+
 /// Where a thread, of 256, has its part of a tile of rows of a sequence; 512 floats lead from a tile of 8 columns to
 /// the next.
 template <int d>
 __device__ __forceinline__ float* query_sums_of(const BwdParams& params, const Extent& q, int batch, int head, int tile,
                                                 int thread) {
-  const FwdParams& p = params.forward;
-  // Packed sequences begin anywhere; with one tile more for each their tiles are apart: of a sequence at f of length L
-  // floor(f / 64) + ceil(L / 64) is at most floor((f + L) / 64) + 1.
-  const int first = p.cu_seqlens_q != nullptr ? q.first / kSumRows + batch : batch * divide_up(p.seqlen_q, kSumRows);
-  return params.query_sums.data + head * params.query_sums.head_stride + (i64{first} + tile) * (kSumRows * d) +
+  return params.query_sums.data + sum_tile_of(params, q, batch, head, tile) * (kSumRows * d) +
          thread / 128 * (kSumRows * sum_columns(d)) + thread % 128 * 4;
 }
 
@@ -36,6 +41,14 @@ __device__ __forceinline__ void clear_query_sums(const BwdParams& params, const 
   for (int i = static_cast<int>(threadIdx.x) * 4; i < floats; i += C.threads() * 4) {
     *reinterpret_cast<float4*>(to + i) = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   }
+}
+
+/// Likewise a zero for the count of a tile, where the block's rows begin one: its sums are stored before any are added.
+template <RowValuesConfig C>
+__device__ __forceinline__ void clear_key_tiles(const BwdParams& params, const Extent& q, int batch, int head) {
+  const int row = static_cast<int>(blockIdx.x) * C.rows();
+  if (row % kSumRows != 0 || row >= q.capacity || threadIdx.x != 0) return;
+  params.query_sums.key_tiles[sum_tile_of(params, q, batch, head, row / kSumRows)] = 0;
 }
 
 }  // namespace tessera::cuda

@@ -22,6 +22,10 @@ struct StoreQuerySums {
     const Extent q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
     if (tile * kSumRows >= q.capacity) return;
     const float* from = query_sums_of<C.d>(params, q, batch, head, tile, thread);
+    bool has_sums = true;
+    if constexpr (C.ordered) {
+      has_sums = params.query_sums.key_tiles[sum_tile_of(params, q, batch, head, tile)] != 0;
+    }
     constexpr int columns = sum_columns(C.d);
     const int column = thread / 128 * columns;
     Accumulator<1, columns / 8> dq;
@@ -42,7 +46,7 @@ struct StoreQuerySums {
     store_gradient<C.gradient>(
         dq, p.scale, p.d - column, params.accumulates, thread % 32,
         [&](int row) { return first + row < q.capacity ? to + bytes * strides.row * row : nullptr; },
-        [&](int row) { return first + row < q.length; });
+        [&](int row) { return has_sums && first + row < q.length; });
   }
 };
 
