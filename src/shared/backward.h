@@ -132,6 +132,8 @@ struct BwdConfig {
   constexpr int value_bytes() const { return keeps_queries() ? 0 : (has_weights() ? 3 : 2) * 4 * tile_q; }
   /// Whether rows have weights: a sink's share, or NaN where dropout tells who looks at a row that is not finite.
   constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
+  /// Tiles that have LSE and δ in shared memory; the third stage of 128 rows just fits without those of its own.
+  constexpr int value_stages() const { return adds_queries() && tile_q >= 128 ? 2 : stages; }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
   /// Two tiles of what warpgroups exchange: dS, from which dQ is computed, or, of `roles`, P in fp32.
   constexpr int exchange_bytes() const {
@@ -141,7 +143,7 @@ struct BwdConfig {
   constexpr int query_sum_bytes() const { return adds_queries() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {
     return FwdConfig::kWorkBytes + own_rows() * row_bytes() + exchange_bytes() + query_sum_bytes() +
-           stages * (stage_bytes() + value_bytes());
+           stages * stage_bytes() + value_stages() * value_bytes();
   }
   /// Whether the chain rule wants more of a score than where it has come to: the product that a softcap changed, or the
   /// derivative of a user's score, found with it.

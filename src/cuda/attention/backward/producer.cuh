@@ -106,7 +106,8 @@ struct BwdProducer {
   __device__ __forceinline__ u32 ov_at(int i) const { return qk_at(i) + StreamQk::bytes; }
   /// LSE, δ and weights of rows that stream, behind all tiles.
   __device__ __forceinline__ u32 values_at(int i) const {
-    return qk_at(0) + B.stages * (StreamQk::bytes + StreamOv::bytes) + static_cast<u32>(i) % B.stages * B.value_bytes();
+    const u32 behind = qk_at(0) + B.stages * (StreamQk::bytes + StreamOv::bytes);
+    return behind + static_cast<u32>(i) % B.value_stages() * B.value_bytes();
   }
   __device__ __forceinline__ Ring<B.stages> stream() const { return {ptx::shared_address(memory.stream)}; }
   __device__ __forceinline__ Ring<B.stages> checks() const { return {ptx::shared_address(memory.checks)}; }
@@ -195,7 +196,8 @@ struct BwdProducer {
     for (int i = 0; i < count; ++i) {
       const auto tile = side.describe(tile_of(i));
       const auto values = side.load_values(tile, lane);  // they come while the stage is still read
-      stream().wait_empty(i);
+      // Of a later tile where tiles with values are fewer than stages: that which had these before has been read.
+      stream().wait_empty(i + B.stages - B.value_stages());
       auto& described = memory.tiles[i % B.stages];
       if (lane == 0) described = tile;
       const bool may_be_non_finite = side.store_values(values, values_at(i), lane);
