@@ -63,6 +63,7 @@ void complete(Problem& p, const nb::dict& given) {
     if (p.operation == Operation::linear_decode && !has(given, "slots")) p.linear.states = p.batch;
     return;
   }
+  if (p.operation == Operation::quantize) return;
   if (!has(given, "compress_stride")) p.nsa.stride = p.nsa.length;
   if (!has(given, "select_block") && p.operation == Operation::nsa_select) p.nsa.block = p.nsa.length;
   const nb::dict kv = source_given(given, "kv");
@@ -133,7 +134,7 @@ void define_problem(nb::module_& m) {
           },
           nb::arg("operation"), nb::arg("fields"),
           "operation: \"attention\", \"combine\", \"kv_append\", \"linear_decode\", \"linear_chunk\",\n"
-          "\"nsa_pool\", \"nsa_select\" or \"nsa_gate\".\n"
+          "\"nsa_pool\", \"nsa_select\", \"nsa_gate\" or \"quantize\".\n"
           "Raises ValueError naming the field, TypeError for a keyword that is none.")
       .def_static(
           "fields",
