@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "base/element.h"
 #include "problem/operation.h"
 #include "problem_fields.h"
 #include "problem_words.h"
@@ -52,7 +53,7 @@ void complete_rows(Problem& p, const nb::dict& given) {
   if (!has(given, "head_dim_v")) p.head_dim_v = p.head_dim_qk;
   if (!has(given, "k_type")) p.k_type = p.q_type;
   if (!has(given, "v_type")) p.v_type = p.q_type;
-  if (!has(given, "o_type")) p.o_type = p.q_type;
+  if (!has(given, "o_type")) p.o_type = detail::is_quantised(p.q_type) ? DType::bf16 : p.q_type;
   if (p.q_layout == Layout::varlen && !has(given, "total_q")) p.total_q = product(p.batch, p.seqlen_q, "total_q");
 }
 

@@ -26,7 +26,7 @@ from .native_sparse.gates import nsa_gate, nsa_gate_backward
 from .native_sparse.operations import nsa_pool, nsa_pool_backward, nsa_select
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
-from .quantization import Quantized, dequantize, quantize
+from .quantization.operations import Quantized, dequantize, quantize
 from .skip import SkipState
 from .tiles import TileList
 from .values import KeySource, Offsets, Tiles

@@ -12,7 +12,7 @@ from ._kept import ATTENTION
 from ._libraries import CPU, common_library, dtype_name, is_compiling, library_of, refuse_gradient
 from ._options import OPTIONS
 from .expressions.register import Options, with_traced
-from .quantization import attend_quantised
+from .quantization.operands import attend_quantised
 from .tiles import TileList
 from .values import KeySource, Offsets, Tiles, arrays_of, unexpected
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..attention import attention_backward
-from ..quantization import attend_operands, dequantize, quantize_operands
+from ..quantization.operands import attend_operands, quantize_operands
+from ..quantization.operations import dequantize
 
 
 class _Quantised(torch.autograd.Function):
