@@ -83,12 +83,40 @@ def test_what_has_no_gradient_says_so():
         tessera.attention(q, k, v, quantization="fp8", alibi_slopes=torch.ones(4, requires_grad=True))
 
 
-class TestFlashAttention3:
-    def quantised(self, *leading):
-        return [tessera.quantize(x, heads_kv=2) for x in tensors(*leading)]
+def quantised(*leading):
+    return [tessera.quantize(x, heads_kv=2) for x in tensors(*leading)]
 
+
+def test_autocast_leaves_8_bits_alone():
+    a, b, c = quantised(1, 20)
+    descales = {"q_descale": a.descale, "k_descale": b.descale, "v_descale": c.descale}
+    want = tessera.attention(a.values, b.values, c.values, **descales)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = tessera.attention(a.values, b.values, c.values, **descales)
+    assert torch.equal(got, want)
+
+
+def test_a_compiler_traces_attention_of_8_bits():
+    a, b, c = quantised(1, 20)
+
+    def attend_8(q, k, v, q_descale, k_descale, v_descale):
+        return tessera.attention(q, k, v, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+
+    given = (a.values, b.values, c.values, a.descale, b.descale, c.descale)
+    compiled = torch.compile(attend_8, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(*given), attend_8(*given))
+
+
+def test_8_bits_themselves_have_no_gradient():
+    a, b, c = quantised(1, 20)
+    descales = {"q_descale": a.descale, "k_descale": b.descale, "v_descale": c.descale}
+    with pytest.raises(ValueError, match=r"^pass: got a backward of 8-bit operands; want "):
+        tessera.attention(a.values.requires_grad_(), b.values, c.values, **descales).float().sum().backward()
+
+
+class TestFlashAttention3:
     def test_descales_by_head(self):
-        a, b, c = self.quantised(2, 40)
+        a, b, c = quantised(2, 40)
         values, descales = (a.values, b.values, c.values), (a.descale, b.descale, c.descale)
         names = ("q_descale", "k_descale", "v_descale")
         out, lse = flash_attn_3.flash_attn_func(
@@ -100,7 +128,7 @@ class TestFlashAttention3:
         torch.testing.assert_close(out.float(), want, atol=0.02, rtol=0.02)
 
     def test_a_descale_that_is_missing_is_one_and_one_number_may_be_expanded(self):
-        a, b, c = self.quantised(2, 40)
+        a, b, c = quantised(2, 40)
         two = torch.tensor(2.0).expand(2, 2)
         ones = flash_attn_3.flash_attn_func(a.values, b.values, c.values, v_descale=two)
         plain = flash_attn_3.flash_attn_func(a.values, b.values, c.values, 32**-0.5)
@@ -108,7 +136,7 @@ class TestFlashAttention3:
 
     def test_caches(self):
         cache = [torch.zeros((2, 64, 2, 32), dtype=torch.float8_e4m3fn) for _ in range(2)]
-        a, b, c = self.quantised(2, 8)
+        a, b, c = quantised(2, 8)
         used = torch.tensor([5, 20], dtype=torch.int32)
         descales = {"q_descale": a.descale, "k_descale": b.descale, "v_descale": c.descale}
         out = flash_attn_3.flash_attn_with_kvcache(a.values, *cache, b.values, c.values, cache_seqlens=used, **descales)
@@ -126,6 +154,6 @@ class TestFlashAttention3:
         assert torch.equal(out, tessera.attention(*values, cu_seqlens_q=cu, cu_seqlens_k=cu, **descales))
 
     def test_shapes(self):
-        a, b, c = self.quantised(2, 40)
+        a, b, c = quantised(2, 40)
         with pytest.raises(ValueError, match=r"^k_descale: got .*; want fp32 \(2, 2\), \(batch, heads_kv\)"):
             flash_attn_3.flash_attn_func(a.values, b.values, c.values, k_descale=torch.ones(2, 4))
