@@ -45,9 +45,11 @@ Format format_of(DType dtype) {
 /// Random signs, then blocks of a Hadamard matrix as long as the largest power of two that divides the row.
 class Rotation {
  public:
-  Rotation(std::int64_t dim, std::uint64_t seed) : dim_(dim), block_(dim & -dim) {
+  Rotation(const Problem& problem, std::uint64_t seed)
+      : dim_(problem.head_dim_qk), block_(problem.head_dim_qk & -problem.head_dim_qk) {
+    if (!problem.quantization.hadamard) return;
     const float scale = 1.0F / std::sqrt(static_cast<float>(block_));
-    for (std::int64_t c = 0; c < dim; ++c) {
+    for (std::int64_t c = 0; c < dim_; ++c) {
       const PhiloxCounter words =
           philox4x32({static_cast<std::uint32_t>(c / 128), 0, 0, 0},
                      {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
@@ -209,7 +211,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const Resourc
   const Problem& problem = state.problem;
   const Tensor& seed = bindings[Slot::dropout_seed];
   Run shared{problem, bindings, kernels_for(state.target.isa), format_of(problem.o_type),
-             Rotation(problem.head_dim_qk, seed ? *seed.as<std::uint64_t>() : bindings.seed)};
+             Rotation(problem, seed ? *seed.as<std::uint64_t>() : bindings.seed)};
   resources.workers.parallel_for(problem.batch * problem.heads_kv, [&](std::int64_t index) {
     Unit(shared, index / problem.heads_kv, index % problem.heads_kv).compute();
   });
