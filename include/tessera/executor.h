@@ -116,7 +116,18 @@ enum class Slot : std::uint8_t {
   gate_weight,   // nsa_gate with gate=sigmoid: (hq, 3, d), as q
   dgate_weight,  // fp32
   do_parts,      // backward of nsa_gate: as o_parts
-  extra0,        // extra tensors of a registered score, then of a registered mask: callable.h
+  // Descales, fp32: positive and finite. By head (b, hkv); by block (b, hq or hkv, ceil(sq or sk / block)), of paged
+  // keys (pages, hkv, page_size / block); by token as lse, of keys (b, hkv, sk), (hkv, tk) or (pages, hkv, page_size).
+  q_descale,    // attention: what elements of an 8-bit q are multiplied by
+  k_descale,    // likewise
+  v_descale,    // likewise
+  k_mean,       // attention with smooth: fp32 (b, hkv, d), added to every row of k
+  x,            // quantize: (b, sq, hq, d) or (tq, hq, d), fp32, fp16 or bf16
+  x_quantized,  // output, as x
+  x_descale,    // output, or input where descales are given
+  x_mean,       // quantize with smooth: output, fp32 (b, hq, d)
+  saturated,    // quantize with saturated: output, int64 (1)
+  extra0,       // extra tensors of a registered score, then of a registered mask: callable.h
   extra1,
   extra2,
   extra3,

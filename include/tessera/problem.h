@@ -19,7 +19,8 @@ enum class Operation : std::uint8_t {
   linear_chunk,
   nsa_pool,
   nsa_select,
-  nsa_gate
+  nsa_gate,
+  quantize
 };
 enum class Pass : std::uint8_t { forward, backward };
 enum class Layout : std::uint8_t { dense, varlen };
@@ -40,6 +41,8 @@ enum class TileReduce : std::uint8_t { first, mean, max };
 enum class BlockVisible : std::uint8_t { complete, started };
 /// Gates of the three branches: a sigmoid of q times a weight, bound, or 1/3.
 enum class GateKind : std::uint8_t { sigmoid, given, mean };
+/// Which 8-bit elements share a descale: those of a (batch, key head), of a block of a head's tokens, or of a row.
+enum class Grain : std::uint8_t { head, block, token };
 enum class Metadata : std::uint8_t { trust, clamp, report };
 
 /// One source of keys and values. Two of them may share one softmax (segments).
@@ -145,6 +148,18 @@ struct Nsa {
   bool operator==(const Nsa&) const = default;
 };
 
+/// What attention of 8-bit operands and quantize have (docs/quantization.md).
+struct Quantization {
+  Grain grain = Grain::head;
+  std::int64_t block = 64;  // of Grain::block: tokens
+  bool smooth = false;      // K is without its mean over the sequence: quantize writes the mean, attention adds it
+  // quantize:
+  bool hadamard = false;  // rows are rotated first: random signs by the call's seed, then a Hadamard matrix
+  bool given = false;     // descales are bound, not found
+  bool counts = false;    // how many elements were out of range is written
+  bool operator==(const Quantization&) const = default;
+};
+
 /// What all operations share, attention's fields, and a struct for each other operation. Problem::check refuses fields
 /// of operations other than the problem's.
 struct Problem {
@@ -162,7 +177,7 @@ struct Problem {
   DType q_type = DType::fp32;
   DType k_type = DType::fp32;
   DType v_type = DType::fp32;
-  DType o_type = DType::fp32;  // also of dout; combine: q_type is that of o_parts
+  DType o_type = DType::fp32;  // also of dout; combine: q_type is that of o_parts; quantize: what it writes
 
   Layout q_layout = Layout::dense;
   bool seqused_q = false;
@@ -207,6 +222,7 @@ struct Problem {
   KvAppend append;
   LinearStates linear;
   Nsa nsa;
+  Quantization quantization;  // attention's too
 
   bool operator==(const Problem&) const = default;
 

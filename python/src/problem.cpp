@@ -10,6 +10,7 @@
 #include <string>
 
 #include "base/checked.h"
+#include "base/element.h"
 #include "problem/operation.h"
 #include "problem_fields.h"
 #include "problem_words.h"
@@ -52,7 +53,7 @@ void complete_rows(Problem& p, const nb::dict& given) {
   if (!has(given, "head_dim_v")) p.head_dim_v = p.head_dim_qk;
   if (!has(given, "k_type")) p.k_type = p.q_type;
   if (!has(given, "v_type")) p.v_type = p.q_type;
-  if (!has(given, "o_type")) p.o_type = p.q_type;
+  if (!has(given, "o_type")) p.o_type = detail::is_quantised(p.q_type) ? DType::bf16 : p.q_type;
   if (p.q_layout == Layout::varlen && !has(given, "total_q")) p.total_q = product(p.batch, p.seqlen_q, "total_q");
 }
 
@@ -63,6 +64,7 @@ void complete(Problem& p, const nb::dict& given) {
     if (p.operation == Operation::linear_decode && !has(given, "slots")) p.linear.states = p.batch;
     return;
   }
+  if (p.operation == Operation::quantize) return;
   if (!has(given, "compress_stride")) p.nsa.stride = p.nsa.length;
   if (!has(given, "select_block") && p.operation == Operation::nsa_select) p.nsa.block = p.nsa.length;
   const nb::dict kv = source_given(given, "kv");
@@ -133,7 +135,7 @@ void define_problem(nb::module_& m) {
           },
           nb::arg("operation"), nb::arg("fields"),
           "operation: \"attention\", \"combine\", \"kv_append\", \"linear_decode\", \"linear_chunk\",\n"
-          "\"nsa_pool\", \"nsa_select\" or \"nsa_gate\".\n"
+          "\"nsa_pool\", \"nsa_select\", \"nsa_gate\" or \"quantize\".\n"
           "Raises ValueError naming the field, TypeError for a keyword that is none.")
       .def_static(
           "fields",

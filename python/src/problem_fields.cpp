@@ -158,6 +158,23 @@ nb::object shown(const SkipRule& field) {
   return nb::make_tuple(shown(field.kind), shown(field.own_lse), shown(field.growth));
 }
 
+/// How descales are laid out: "head", "token", or the tokens of a block.
+void read(Quantization& field, nb::handle value, std::string_view name) {
+  field.block = Quantization{}.block;
+  if (PyUnicode_Check(value.ptr())) {
+    const auto text = nb::cast<std::string>(value);
+    if (text != "head" && text != "token") reject(name, value, "head, token or the tokens of a block");
+    field.grain = text == "head" ? Grain::head : Grain::token;
+    return;
+  }
+  field.grain = Grain::block;
+  read(field.block, value, name);
+}
+nb::object shown(const Quantization& field) {
+  if (field.grain == Grain::block) return shown(field.block);
+  return nb::str(field.grain == Grain::head ? "head" : "token");
+}
+
 void read(KvSource& field, nb::handle value, std::string_view name) {
   if (!PyDict_Check(value.ptr())) reject(name, value, "a dict of a source's fields");
   for (const auto& [key, member] : nb::borrow<nb::dict>(value)) {
@@ -253,6 +270,11 @@ const std::vector<Field<Problem>>& problem_fields() {
       TESSERA_FIELD(Problem, "local_blocks", nsa.local),
       TESSERA_FIELD(Problem, "select_causal", nsa.causal),
       TESSERA_FIELD(Problem, "gate", nsa.gate),
+      TESSERA_FIELD(Problem, "descale", quantization),
+      TESSERA_FIELD(Problem, "smooth", quantization.smooth),
+      TESSERA_FIELD(Problem, "hadamard", quantization.hadamard),
+      TESSERA_FIELD(Problem, "given_descales", quantization.given),
+      TESSERA_FIELD(Problem, "counts_saturated", quantization.counts),
   };
   return fields;
 }

@@ -26,6 +26,7 @@ from .native_sparse.gates import nsa_gate, nsa_gate_backward
 from .native_sparse.operations import nsa_pool, nsa_pool_backward, nsa_select
 from .operations import combine, dropout_keep, kv_append, merge_states, violation_of
 from .plans import AttentionPlan, explain, plan
+from .quantization.operations import Quantized, dequantize, quantize
 from .skip import SkipState
 from .tiles import TileList
 from .values import KeySource, Offsets, Tiles
@@ -66,6 +67,7 @@ __all__ = [
     "AttentionPlan",
     "KeySource",
     "Offsets",
+    "Quantized",
     "SkipState",
     "TileList",
     "Tiles",
@@ -77,6 +79,7 @@ __all__ = [
     "cpu_isas",
     "create_block_mask",
     "decay_slopes",
+    "dequantize",
     "dropout_keep",
     "explain",
     "flash_attn_func",
@@ -103,6 +106,7 @@ __all__ = [
     "nsa_select",
     "or_masks",
     "plan",
+    "quantize",
     "register_mask",
     "register_score",
     "ring_advance",

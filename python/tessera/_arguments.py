@@ -47,6 +47,12 @@ if TYPE_CHECKING:
         k2: KeySource | None
         offsets: Offsets | None
         tiles: TileList | Tiles | None
+        quantization: str | None
+        q_descale: Array | None
+        k_descale: Array | None
+        v_descale: Array | None
+        k_mean: Array | None
+        descale: str | int
         return_lse: bool
         return_residual: bool
         keep_residual: bool
@@ -193,6 +199,12 @@ def parse(
     k2: KeySource | None = None,
     offsets: Offsets | None = None,
     tiles: TileList | Tiles | None = None,
+    quantization: str | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    k_mean: Array | None = None,
+    descale: str | int = "head",
     return_lse: bool = False,
     return_residual: bool = False,
     keep_residual: bool = True,
@@ -214,6 +226,8 @@ def parse(
     """
     if moved:
         raise unexpected("attention", moved)
+    if quantization is not None:
+        raise ValueError(f"quantization: got {quantization!r}; want None: only `attention` itself quantises")
     if callable(score) or callable(mask):
         options = with_traced(Options(causal, window, score, mask, extras), tiles, wishes)
         causal, window, score, mask, extras = options
@@ -250,6 +264,12 @@ def parse(
         slots += ("k2", "v2")
         tensors += (k2.k, k2.v)
         size_k2 = _add_source("2", k2, slots, tensors)
+    if k_descale is not None or q_descale is not None or v_descale is not None or k_mean is not None:
+        named = (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale), ("k_mean", k_mean))
+        for name, array in named:
+            if array is not None:
+                slots.append(name)
+                tensors.append(array)
     batch_offset = head_offset = 0
     if offsets is not None:
         batch_offset, head_offset = _add_offsets(offsets, slots, tensors)
@@ -295,6 +315,7 @@ def parse(
         dropout,
         score,
         mask,
+        descale,
         return_lse,
         return_residual,
         keep_residual,

@@ -65,6 +65,16 @@ def _chunk(name: str, value: Any) -> int | None:
     return keys
 
 
+def _grain(name: str, value: Any) -> Any:
+    if value == "head":
+        return None
+    if value == "token":
+        return value
+    if isinstance(value, str) or whole(name, value) < 1:
+        raise ValueError(f"{name}: got {value!r}; want 'head', 'token' or the rows of a block")
+    return whole(name, value)
+
+
 def one_of(*known: str) -> Callable[[str, Any], Any]:
     """The check of a name, or None."""
 
@@ -77,6 +87,7 @@ def one_of(*known: str) -> Callable[[str, Any], Any]:
 
 
 MASKS, SEQUENCES, TILES, PROMISES = "Masks and scores", "Sequences (int32)", "Tiles", "Promises and results"
+EIGHT_BITS = "8 bits"
 
 OPTIONS = (
     Option(
@@ -172,6 +183,29 @@ OPTIONS = (
         "tiles: a `TileList` of those to compute, or `Tiles`: lists of both passes, masses, the list for the next "
         "call.",
     ),
+    Option(
+        "quantization",
+        "str | None",
+        None,
+        EIGHT_BITS,
+        'quantization: "fp8" quantises q, k and v to e4m3 first, "int8" q and k, without the mean of k; descales as '
+        "`descale` says. torch's gradients are those of the values that the forward saw, as if rounding had none.",
+        plain="None or a name",
+    ),
+    Option(
+        "q_descale",
+        "Array | None",
+        None,
+        EIGHT_BITS,
+        "q_descale, k_descale, v_descale: fp32, positive: what elements of 8 bits are multiplied by, which "
+        "`quantize` gives. k_mean: fp32 (b, hkv, d), added to every key. descale: which elements share one: 'head', "
+        "those of a (batch, key head), (b, hkv); N, blocks of N rows of a head, (b, hq or hkv, blocks), of pages "
+        "(pages, hkv, page_size / N); 'token', (b, hq or hkv, tokens), (hq or hkv, tokens), (pages, hkv, page_size).",
+    ),
+    Option("k_descale", "Array | None", None, EIGHT_BITS),
+    Option("v_descale", "Array | None", None, EIGHT_BITS),
+    Option("k_mean", "Array | None", None, EIGHT_BITS),
+    Option("descale", "str | int", "head", EIGHT_BITS, "", "descale", _grain, "'head', 'token' or an integer"),
     Option(
         "return_lse",
         "bool",

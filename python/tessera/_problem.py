@@ -109,6 +109,11 @@ def tile_grid(sizes: Sizes, block: tuple[int, int]) -> tuple[Any, Any]:
     return -(-sizes.seqlen_q // block[0]), key_blocks
 
 
+def out_dtype_of(q_dtype: str) -> str:
+    """That of out, unless the call says: that of q, and bf16 for 8 bits."""
+    return "bf16" if q_dtype in ("e4m3", "e5m2", "int8") else q_dtype
+
+
 def forward_outputs(features: Features, shapes: Shapes, q_dtype: str) -> tuple[tuple[str, Shape, str], ...]:
     """(slot, shape, Tessera's dtype name) of what a forward writes: o, then lse, residual, mass and next list as far as
     asked.
@@ -116,7 +121,7 @@ def forward_outputs(features: Features, shapes: Shapes, q_dtype: str) -> tuple[t
     Only arithmetic, so that sizes may be symbolic.
     """
     q = shapes.q
-    out: tuple[tuple[str, Shape, str], ...] = (("o", (*q[:-1], shapes.v[-1]), features.out or q_dtype),)
+    out: tuple[tuple[str, Shape, str], ...] = (("o", (*q[:-1], shapes.v[-1]), features.out or out_dtype_of(q_dtype)),)
     if features.lse:
         out += (("lse", (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1]), "fp32"),)
     if "residual" in features.fields:
@@ -215,5 +220,6 @@ def problem_for(
         seqused_q="seqused_q" in by_slot,
         alibi="alibi_slopes" in by_slot,
         sink="sink" in by_slot,
+        smooth="k_mean" in by_slot,
         **fields,
     )

@@ -10,7 +10,9 @@ from ._execute import BackwardInputs, backward_outputs, forward_route, get_threa
 from ._gpu import run_on_gpu
 from ._kept import ATTENTION
 from ._libraries import CPU, common_library, dtype_name, is_compiling, library_of, refuse_gradient
+from ._options import OPTIONS
 from .expressions.register import Options, with_traced
+from .quantization.operands import attend_quantised
 from .tiles import TileList
 from .values import KeySource, Offsets, Tiles, arrays_of, unexpected
 
@@ -52,6 +54,12 @@ def attention(
     k2: KeySource | None = None,
     offsets: Offsets | None = None,
     tiles: TileList | Tiles | None = None,
+    quantization: str | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    k_mean: Array | None = None,
+    descale: str | int = "head",
     return_lse: bool = False,
     return_residual: bool = False,
     keep_residual: bool = True,
@@ -99,6 +107,13 @@ def attention(
         offsets: positions, as `Offsets`.
     Tiles
         tiles: a `TileList` of those to compute, or `Tiles`: lists of both passes, masses, the list for the next call.
+    8 bits
+        quantization: "fp8" quantises q, k and v to e4m3 first, "int8" q and k, without the mean of k; descales as
+            `descale` says. torch's gradients are those of the values that the forward saw, as if rounding had none.
+        q_descale, k_descale, v_descale: fp32, positive: what elements of 8 bits are multiplied by, which `quantize`
+            gives. k_mean: fp32 (b, hkv, d), added to every key. descale: which elements share one: 'head', those of a
+            (batch, key head), (b, hkv); N, blocks of N rows of a head, (b, hq or hkv, blocks), of pages (pages, hkv,
+            page_size / N); 'token', (b, hq or hkv, tokens), (hq or hkv, tokens), (pages, hkv, page_size).
     Promises and results
         return_lse: the LSE too. return_residual: what rounding out to fp16 or bf16 lost too, int8 as out, for
             `attention_backward`; keep_residual: torch's autograd keeps it, a byte an element of out, until the
@@ -153,6 +168,12 @@ def attention(
         k2,
         offsets,
         tiles,
+        quantization,
+        q_descale,
+        k_descale,
+        v_descale,
+        k_mean,
+        descale,
         return_lse,
         return_residual,
         keep_residual,
@@ -165,6 +186,9 @@ def attention(
         status,
         # values: end
     )
+    if quantization is not None:
+        named = {option.name: value for option, value in zip(OPTIONS, options, strict=True)}
+        return attend_quantised(attention, q, k, v, out, named)
     if operators is not None and out is None and not is_compiling():
         result = ATTENTION.call(q, k, v, options)
         if result is not None:

@@ -12,6 +12,8 @@ namespace tessera::detail {
 bool is_operand(DType dtype) noexcept;
 /// Outputs may be of it too: numbers that need no scales.
 bool is_result(DType dtype) noexcept;
+/// 8 bits, which stand for a number only with a descale.
+inline bool is_quantised(DType dtype) noexcept { return is_operand(dtype) && !is_result(dtype); }
 /// "fp32, fp16 or bf16", for errors.
 std::string operand_types();
 std::string result_types();

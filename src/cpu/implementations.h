@@ -27,10 +27,12 @@ extern const Implementation kLinearChunk;   // linear/linear_chunk.cpp
 extern const Implementation kNsaPool;       // sparse/nsa_pool.cpp
 extern const Implementation kNsaSelect;     // sparse/nsa_select.cpp
 extern const Implementation kNsaGate;       // sparse/nsa_gate.cpp
+extern const Implementation kQuantize;      // quantize/quantize.cpp
 extern const Implementation kReference;     // reference/implementation.cpp
 
 /// Best first. The reference is taken only by name: it is slow by design.
 inline constexpr const detail::Implementation* kImplementations[] = {
-    &kTiled, &kCombine, &kKvAppend, &kLinearDecode, &kLinearChunk, &kNsaPool, &kNsaSelect, &kNsaGate, &kReference};
+    &kTiled,   &kCombine,   &kKvAppend, &kLinearDecode, &kLinearChunk,
+    &kNsaPool, &kNsaSelect, &kNsaGate,  &kQuantize,     &kReference};
 
 }  // namespace tessera::cpu

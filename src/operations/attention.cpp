@@ -2,6 +2,7 @@
 // attention on the problem line.
 #include "operations/attention.h"
 
+#include "operations/descales.h"
 #include "operations/table.h"
 #include "problem/grammar.h"
 #include "problem/shared_keys.h"
@@ -132,6 +133,7 @@ void parse(const LineReader& line, Problem& p) {
   read_pass(line, p);
   read_sizes(line, p);
   read_sources(line, p);
+  read_descales(line, p);
   read_scores_and_masks(line, p);
   read_tiles(line, p);
   read_outputs(line, p);
@@ -197,6 +199,7 @@ void print(LineWriter& line, const Problem& p) {
   line.flag("seqused_q", p.seqused_q);
   write_source(line, p, p.kv, first_source(p));
   if (p.kv2) write_source(line, p, *p.kv2, {}, "2");
+  write_descales(line, p);
   write_scores_and_masks(line, p);
   write_tiles(line, p);
   line.flag("lse", p.lse);

@@ -5,7 +5,9 @@
 #include <limits>
 
 #include "base/checked.h"
+#include "base/element.h"
 #include "operations/attention.h"
+#include "operations/descales.h"
 #include "problem/grammar.h"
 #include "problem/registered_callables.h"
 #include "problem/shared_checks.h"
@@ -121,6 +123,40 @@ void check_gradients(const Problem& p) {
   if (p.accumulate && !p.grad_fp32) refuse_field("accumulate", "gradients in the types of q, k, v", "grad=fp32");
 }
 
+bool is_fp8(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2; }
+
+/// Types of 8 bits that belong together.
+bool types_match(const Problem& p) {
+  if (p.k_type == DType::int8) return p.q_type == DType::int8 && (is_result(p.v_type) || is_fp8(p.v_type));
+  if (p.q_type == DType::e4m3) return p.k_type == DType::e4m3 && is_fp8(p.v_type);
+  return is_result(p.q_type) && is_fp8(p.k_type) && is_fp8(p.v_type);  // a cache of 8 bits
+}
+
+void check_quantization(const Problem& p) {
+  const Quantization& q = p.quantization;
+  if (!is_quantised(p.q_type) && !is_quantised(p.k_type) && !is_quantised(p.v_type)) {
+    if (q != Quantization{}) refuse_field("quantization", "no operand of 8 bits", "k_type e4m3, e5m2 or int8");
+    return;
+  }
+  if (!types_match(p)) {
+    refuse_field("k_type",
+                 "q " + std::string(to_string(p.q_type)) + ", k " + std::string(to_string(p.k_type)) + ", v " +
+                     std::string(to_string(p.v_type)),
+                 "q and k e4m3 with v e4m3 or e5m2, q and k int8 with any v but int8, or k and v e4m3 or e5m2 with q " +
+                     result_types());
+  }
+  if (p.pass == Pass::backward) {
+    refuse_field("pass", "a backward of 8-bit operands", "a forward; a backward takes the dequantised values");
+  }
+  check_grain(q);
+  if (q.grain == Grain::head) return;
+  if (p.kv2) refuse_field("quantization.grain", "a second source of keys", "Grain::head, which both sources share");
+  if (q.grain == Grain::block && is_paged(p.kv.layout) && p.kv.page_size % q.block != 0) {
+    refuse_field("quantization.block", std::to_string(q.block),
+                 "a divisor of the " + std::to_string(p.kv.page_size) + " tokens of a page");
+  }
+}
+
 }  // namespace
 
 void check_attention(const Problem& p) {
@@ -135,6 +171,7 @@ void check_attention(const Problem& p) {
   check_scores_and_masks(p);
   check_tiles(p);
   check_gradients(p);
+  check_quantization(p);
   if (p.residual && p.o_type == DType::fp32) {
     refuse_field("residual", "an o of fp32, which loses nothing", "o in fp16 or bf16, or no residual");
   }

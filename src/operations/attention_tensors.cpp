@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tensors attention takes, and what may be inside them.
 #include "base/checked.h"
+#include "base/element.h"
 #include "bindings/rule_writer.h"
 #include "bindings/validate_parts.h"
 #include "operations/attention.h"
+#include "operations/descales.h"
 
 namespace tessera::detail {
 namespace {
@@ -95,6 +97,10 @@ void attention_tensors(RuleWriter& w, const Problem& p) {
   w.allow(Slot::q_offset, DType::int64, {p.batch});
   source_tensors(w, p, p.kv, source_slots(false));
   if (p.kv2) source_tensors(w, p, *p.kv2, source_slots(true));
+  if (is_quantised(p.q_type)) query_descales(w, p, Slot::q_descale, Access::read, p.heads_q);
+  if (is_quantised(p.k_type)) key_descales(w, p, Slot::k_descale);
+  if (is_quantised(p.v_type)) key_descales(w, p, Slot::v_descale);
+  if (p.quantization.smooth) w.require(Slot::k_mean, Access::read, DType::fp32, {p.batch, p.heads_kv, p.head_dim_qk});
   if (p.alibi) {
     w.require(Slot::alibi_slopes, Access::read, DType::fp32, {p.batch, p.heads_q}).leading_batch = true;
   }
@@ -112,6 +118,10 @@ void check_attention_values(const Problem& p, const Bindings& bindings) {
   check_query_lengths(p, bindings);
   check_source_lengths(p, p.kv, source_slots(false), bindings);
   if (p.kv2) check_source_lengths(p, *p.kv2, source_slots(true), bindings);
+  if (bindings[Slot::q_descale]) check_query_descales(p, bindings, Slot::q_descale);
+  for (const Slot slot : {Slot::k_descale, Slot::v_descale}) {
+    if (bindings[slot]) check_key_descales(p, bindings, slot);
+  }
   check_offsets(p, bindings);
   check_lists(p, bindings);
   if (p.skip) check_skip_step(p, bindings);

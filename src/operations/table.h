@@ -16,9 +16,10 @@ extern const OperationRules kLinearChunk;   // linear_chunk.cpp
 extern const OperationRules kNsaPool;       // nsa_pool.cpp
 extern const OperationRules kNsaSelect;     // nsa_select.cpp
 extern const OperationRules kNsaGate;       // nsa_gate.cpp
+extern const OperationRules kQuantize;      // quantize.cpp
 
 /// In the order of enum Operation.
-inline constexpr std::array kOperations = {&kAttention,   &kCombine, &kKvAppend,  &kLinearDecode,
-                                           &kLinearChunk, &kNsaPool, &kNsaSelect, &kNsaGate};
+inline constexpr std::array kOperations = {&kAttention, &kCombine,   &kKvAppend, &kLinearDecode, &kLinearChunk,
+                                           &kNsaPool,   &kNsaSelect, &kNsaGate,  &kQuantize};
 
 }  // namespace tessera::detail

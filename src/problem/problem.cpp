@@ -25,7 +25,10 @@ void check_types(const Problem& p) {
   for (const auto& input : inputs) {
     if (!is_operand(input.type)) refuse_field(input.name, std::string(to_string(input.type)), operand_types());
   }
-  if (!is_result(p.o_type)) refuse_field("o_type", std::string(to_string(p.o_type)), result_types());
+  const bool quantizes = p.operation == Operation::quantize;
+  if (quantizes ? !is_quantised(p.o_type) : !is_result(p.o_type)) {
+    refuse_field("o_type", std::string(to_string(p.o_type)), quantizes ? "e4m3, e5m2 or int8" : result_types());
+  }
 }
 
 /// Rows of any operation; some want multiples of 8 besides.
@@ -64,6 +67,14 @@ void check_no_others_fields(const Problem& p, const OperationRules& own) {
   }
 }
 
+/// Attention and quantize share how descales are laid out.
+void check_no_descales(const Problem& p) {
+  if (p.operation == Operation::attention || p.operation == Operation::quantize) return;
+  if (p.quantization == Quantization{}) return;
+  refuse_field("quantization", std::string(name_of(p.operation)),
+               "attention or quantize; this field has no meaning here");
+}
+
 }  // namespace
 
 Problem Problem::parse(std::string_view text) {
@@ -89,6 +100,7 @@ void Problem::check() const {
   const OperationRules& rules = rules_of(operation);
   check_shared(*this);
   check_no_others_fields(*this, rules);
+  check_no_descales(*this);
   rules.check(*this);
 }
 

@@ -181,6 +181,36 @@ TEST_F(Command, RunEqualsTheLibrary) {
   EXPECT_EQ(values(files::read_npy(here.file("o.lse.npy"))), values(lse));
 }
 
+TEST_F(Command, RunTakesOperandsOf8BitsWithTheirDescales) {
+  Bindings bindings;
+  std::vector<Array> arrays;
+  std::string arguments;
+  const auto bind = [&](Slot slot, Array array) {
+    const std::string name(to_string(slot));
+    files::write_npy(here.file(name + ".npy"), array.tensor());
+    arguments += " --in " + name + "=" + name + ".npy";
+    bindings[slot] = array.tensor();
+    arrays.push_back(std::move(array));
+  };
+  bind(Slot::q, random_array(DType::int8, {2, 9, 4, 16}, 1));
+  bind(Slot::k, random_array(DType::int8, {2, 13, 2, 16}, 2));
+  bind(Slot::v, random_array(DType::bf16, {2, 13, 2, 24}, 3));
+  bind(Slot::k_mean, random_array(DType::fp32, {2, 2, 16}, 4));
+  for (const auto& [slot, tokens] : {std::pair{Slot::q_descale, 9}, std::pair{Slot::k_descale, 13}}) {
+    Array ones(DType::fp32, {2, slot == Slot::q_descale ? 4 : 2, tokens});
+    std::fill_n(ones.tensor().as<float>(), ones.tensor().numel(), 1.5F);
+    bind(slot, std::move(ones));
+  }
+  const Outcome outcome = here.run("run" + arguments + " --out o.npy descale=token");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Array o(DType::bf16, {2, 9, 4, 24});
+  bindings[Slot::o] = o.tensor();
+  const char* line = "attention b=2 sq=9 sk=13 hq=4 hkv=2 d=16 dv=24 dtype=int8:int8:bf16:bf16 descale=token smooth";
+  Executor(make_plan(Problem::parse(line))).run(bindings);
+  EXPECT_EQ(values(files::read_npy(here.file("o.npy"))), values(o));
+  expect_error("run --in q=q.npy --out o.npy quantize", 3, "tessera.quantize of Python has it");
+}
+
 TEST_F(Command, BackwardOfThreeDimensionsWithPrefixRunsTheForwardFirst) {
   const Array q = random_array(DType::fp32, {11, 4, 16}, 1), k = random_array(DType::fp32, {11, 2, 16}, 2),
               v = random_array(DType::fp32, {11, 2, 16}, 3), dout = random_array(DType::fp32, {11, 4, 16}, 4);

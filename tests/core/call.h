@@ -42,6 +42,9 @@ class Call {
       case Operation::nsa_gate:
         nsa_gate();
         break;
+      case Operation::quantize:
+        quantize();
+        break;
     }
   }
 
@@ -192,6 +195,7 @@ class Call {
       keys(second ? Slot::dk2 : Slot::dk, kv, gradient(p.k_type), p.head_dim_qk);
       keys(second ? Slot::dv2 : Slot::dv, kv, gradient(p.v_type), p.head_dim_v);
     }
+    descales();
     if (p.alibi) bind(Slot::alibi_slopes, DType::fp32, {p.heads_q});
     if (p.sink) bind(Slot::sink, DType::fp32, {p.heads_q});
     if (p.residual) rows(Slot::o_residual, DType::int8, p.heads_q, p.head_dim_v);
@@ -300,6 +304,47 @@ class Call {
     } else {
       bind(slot, dtype, {problem.batch, blocks, problem.heads_kv, dim});
     }
+  }
+
+  /// Ones: bytes of zeros are no descales.
+  void ones(Slot slot, std::initializer_list<std::int64_t> shape) {
+    Tensor& tensor = bind(slot, DType::fp32, shape);
+    std::fill_n(tensor.as<float>(), tensor.numel(), 1.0F);
+  }
+  void query_descales(Slot slot) {
+    const Problem& p = problem;
+    const std::int64_t blocks = (p.seqlen_q + p.quantization.block - 1) / p.quantization.block;
+    if (p.quantization.grain == Grain::head) return ones(slot, {p.batch, p.heads_kv});
+    if (p.quantization.grain == Grain::block) return ones(slot, {p.batch, p.heads_q, blocks});
+    if (varlen()) return ones(slot, {p.heads_q, p.total_q});
+    ones(slot, {p.batch, p.heads_q, p.seqlen_q});
+  }
+  void key_descales(Slot slot) {
+    const Problem& p = problem;
+    const bool by_token = p.quantization.grain == Grain::token;
+    const std::int64_t step = by_token ? 1 : p.quantization.block;
+    if (p.quantization.grain == Grain::head) return ones(slot, {p.batch, p.heads_kv});
+    if (p.kv.page_size > 0) return ones(slot, {p.kv.pages, p.heads_kv, p.kv.page_size / step});
+    if (by_token && p.kv.layout == KvLayout::varlen) return ones(slot, {p.heads_kv, p.kv.total});
+    ones(slot, {p.batch, p.heads_kv, (p.kv.seqlen + step - 1) / step});
+  }
+  void descales() {
+    const Problem& p = problem;
+    if (size_of(p.q_type) == 1) query_descales(Slot::q_descale);
+    if (size_of(p.k_type) == 1) key_descales(Slot::k_descale);
+    if (size_of(p.v_type) == 1) key_descales(Slot::v_descale);
+    if (p.quantization.smooth) bind(Slot::k_mean, DType::fp32, {p.batch, p.heads_kv, p.head_dim_qk});
+  }
+
+  void quantize() {
+    const Problem& p = problem;
+    rows(Slot::x, p.q_type, p.heads_q, p.head_dim_qk);
+    rows(Slot::x_quantized, p.o_type, p.heads_q, p.head_dim_qk);
+    if (varlen()) lengths(Slot::cu_seqlens_q, p.batch + 1, p.seqlen_q);
+    if (p.seqused_q) constant(Slot::seqused_q, p.seqlen_q);
+    query_descales(Slot::x_descale);
+    if (p.quantization.smooth) bind(Slot::x_mean, DType::fp32, {p.batch, p.heads_q, p.head_dim_qk});
+    if (p.quantization.counts) bind(Slot::saturated, DType::int64, {1});
   }
 
   void nsa_pool() {

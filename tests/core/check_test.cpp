@@ -32,8 +32,40 @@ const char* const kSelect = "nsa_select b=2 sq=300 hq=4 hkv=2 causal";
 const char* const kGate = "nsa_gate b=2 sq=300 hq=4";
 const char* const kPool = "nsa_pool b=2 sk=300 hkv=2";
 const char* const kLinear = "linear_decode b=2 t=2 h=4 slots=3";
+const char* const kFp8 = "attention b=2 sq=8 hq=4 hkv=2 dtype=e4m3:e4m3:e4m3:bf16";
+const char* const kInt8 = "attention b=2 sq=8 hq=4 hkv=2 dtype=int8:int8:bf16:bf16";
+const char* const kQuantize = "quantize b=2 sq=8 hq=4 dtype=bf16";
 
 const Broken kBroken[] = {
+    {kFp8, [](Problem& p) { p.q_type = DType::e5m2; }, kInvalid, "k_type"},
+    {kFp8, [](Problem& p) { p.q_type = DType::int8; }, kInvalid, "k_type"},
+    {kFp8, [](Problem& p) { p.k_type = DType::bf16; }, kInvalid, "k_type"},
+    {kFp8, [](Problem& p) { p.k_type = DType::e5m2; }, kInvalid, "k_type"},
+    {kFp8, [](Problem& p) { p.v_type = DType::bf16; }, kInvalid, "k_type"},
+    {kFp8, [](Problem& p) { p.v_type = DType::int8; }, kInvalid, "k_type"},
+    {kFp8, [](Problem& p) { p.o_type = DType::e4m3; }, kInvalid, "o_type"},
+    {kFp8, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
+    {kFp8, [](Problem& p) { p.quantization = {.grain = Grain::block, .block = 0}; }, kInvalid, "quantization.block"},
+    {kFp8, [](Problem& p) { p.quantization.block = 8; }, kInvalid, "quantization.block"},
+    {kFp8, [](Problem& p) { p.quantization.hadamard = true; }, kInvalid, "quantization.hadamard"},
+    {"attention sq=8 kv=table page=12 dtype=e4m3:e4m3:e4m3:bf16",
+     [](Problem& p) { p.quantization = {.grain = Grain::block, .block = 8}; }, kInvalid, "quantization.block"},
+    {"attention sq=8 kv2=dense sk2=8 dtype=e4m3:e4m3:e4m3:bf16",
+     [](Problem& p) { p.quantization.grain = Grain::token; }, kInvalid, "quantization.grain"},
+    {kInt8, [](Problem& p) { p.v_type = DType::int8; }, kInvalid, "k_type"},
+    {kInt8, [](Problem& p) { p.q_type = DType::bf16; }, kInvalid, "k_type"},
+    {kInt8, [](Problem& p) { p.k_type = DType::e4m3; }, kInvalid, "k_type"},
+    {kForward, [](Problem& p) { p.k_type = DType::e4m3; }, kInvalid, "k_type"},
+    {kForward, [](Problem& p) { p.v_type = DType::e4m3; }, kInvalid, "k_type"},
+    {kForward, [](Problem& p) { p.quantization.smooth = true; }, kInvalid, "quantization"},
+    {kQuantize, [](Problem& p) { p.pass = Pass::backward; }, kInvalid, "pass"},
+    {kQuantize, [](Problem& p) { p.o_type = DType::bf16; }, kInvalid, "o_type"},
+    {kQuantize, [](Problem& p) { p.q_type = p.k_type = p.v_type = DType::e4m3; }, kInvalid, "q_type"},
+    {kQuantize, [](Problem& p) { p.k_type = DType::fp16; }, kInvalid, "k_type"},
+    {kQuantize, [](Problem& p) { p.head_dim_v = 32; }, kInvalid, "head_dim_v"},
+    {kQuantize, [](Problem& p) { p.heads_kv = 3; }, kInvalid, "heads_kv"},
+    {kQuantize, [](Problem& p) { p.heads_kv = 2, p.quantization.smooth = true; }, kInvalid, "quantization.smooth"},
+    {kQuantize, [](Problem& p) { p.kv.seqlen = 8; }, kInvalid, "kv"},
     {kForward, [](Problem& p) { p.batch = -1; }, kInvalid, "batch"},
     {kForward, [](Problem& p) { p.seqlen_q = -1; }, kInvalid, "seqlen_q"},
     {kForward, [](Problem& p) { p.seqlen_q = std::numeric_limits<std::int64_t>::max(); }, ErrorCode::overflow,
@@ -309,6 +341,8 @@ TEST(Check, ZeroSizesAreFine) {
                            "nsa_select sq=0",
                            "nsa_select sq=9 sk=0 causal",
                            "nsa_gate sq=0",
+                           "quantize sq=0",
+                           "quantize b=0 sq=8 descale=token smooth hadamard",
                            "nsa_gate pass=backward b=0 sq=8"}) {
     EXPECT_NO_THROW(Problem::parse(line)) << line;
   }

@@ -23,10 +23,11 @@ class RandomProblem {
     Problem p;
     p.operation = pick({Operation::attention, Operation::attention, Operation::combine, Operation::kv_append,
                         Operation::linear_decode, Operation::linear_chunk, Operation::nsa_pool, Operation::nsa_select,
-                        Operation::nsa_gate});
+                        Operation::nsa_gate, Operation::quantize});
     const bool attention = p.operation == Operation::attention;
     if (p.is_linear()) return linear(p);
     if (p.operation == Operation::nsa_pool) return nsa(p);
+    if (p.operation == Operation::quantize) return quantize(p);
     if (p.operation == Operation::nsa_select || p.operation == Operation::nsa_gate) return nsa_of_queries(p);
     p.batch = below(5);
     p.seqlen_q = below(300);
@@ -144,7 +145,30 @@ class RandomProblem {
     if (coin()) p.scale = number();
     return p;
   }
-  DType float_type() { return pick({DType::fp32, DType::fp16, DType::bf16, DType::e4m3}); }
+  Problem quantize(Problem p) {
+    p.batch = below(5);
+    p.seqlen_q = below(300);
+    p.heads_kv = 1 + below(4);
+    p.heads_q = p.heads_kv * (1 + below(3));
+    p.head_dim_qk = p.head_dim_v = 1 + below(512);
+    p.q_type = p.k_type = p.v_type = pick({DType::fp32, DType::fp16, DType::bf16});
+    p.o_type = pick({DType::e4m3, DType::e5m2, DType::int8});
+    p.q_layout = pick({Layout::dense, Layout::varlen});
+    if (p.q_layout == Layout::varlen) p.total_q = rarely() ? below(1000) : p.batch * p.seqlen_q;
+    p.seqused_q = coin();
+    descales(p);
+    p.quantization.hadamard = coin();
+    p.quantization.given = coin();
+    p.quantization.counts = coin();
+    p.metadata = pick({Metadata::trust, Metadata::clamp, Metadata::report});
+    return p;
+  }
+  void descales(Problem& p) {
+    p.quantization.grain = pick({Grain::head, Grain::block, Grain::token});
+    if (p.quantization.grain == Grain::block) p.quantization.block = 1 + below(100);
+    p.quantization.smooth = coin();
+  }
+  DType float_type() { return pick({DType::fp32, DType::fp16, DType::bf16}); }
   TileList list() {
     if (coin()) return {};
     return {pick({TileList::Form::indices, TileList::Form::bitmask, TileList::Form::transposed}),
@@ -166,6 +190,12 @@ class RandomProblem {
       p.kv2.emplace();
       p.kv2->seqlen = below(300);
       source(p, *p.kv2);
+    }
+    if (rarely()) {
+      p.q_type = p.k_type = p.v_type = pick({DType::e4m3, DType::int8});
+      if (p.k_type == DType::int8 || coin()) p.v_type = DType::e5m2;
+      p.o_type = DType::bf16;
+      descales(p);
     }
     if (coin()) p.scale = number();
     if (coin()) p.softcap = number();

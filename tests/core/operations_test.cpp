@@ -13,8 +13,8 @@ namespace tessera {
 namespace {
 
 /// The shortest line of each operation, in the order of enum Operation.
-const char* const kLines[] = {"attention sq=8", "combine sq=8",  "kv_append sq=8",  "linear_decode",
-                              "linear_chunk",   "nsa_pool sk=8", "nsa_select sq=8", "nsa_gate sq=8"};
+const char* const kLines[] = {"attention sq=8", "combine sq=8",    "kv_append sq=8", "linear_decode", "linear_chunk",
+                              "nsa_pool sk=8",  "nsa_select sq=8", "nsa_gate sq=8",  "quantize sq=8"};
 
 struct Field {
   const char* name;
@@ -22,7 +22,7 @@ struct Field {
 };
 
 /// Which of kFields each operation has: linear_chunk has those of linear_decode, those of NSA share theirs.
-constexpr std::size_t kFieldsOf[] = {0, 1, 2, 3, 3, 4, 4, 4};
+constexpr std::size_t kFieldsOf[] = {0, 1, 2, 3, 3, 4, 4, 4, 5};
 
 /// Fields of each operation alone, or of several that share them.
 const std::initializer_list<Field> kFields[] = {
@@ -56,6 +56,9 @@ const std::initializer_list<Field> kFields[] = {
      {"nsa.local", [](Problem& p) { p.nsa.local = 0; }},
      {"nsa.causal", [](Problem& p) { p.nsa.causal = true; }},
      {"nsa.gate", [](Problem& p) { p.nsa.gate = GateKind::mean; }}},
+    {{"quantization.hadamard", [](Problem& p) { p.quantization.hadamard = true; }},
+     {"quantization.given", [](Problem& p) { p.quantization.given = true; }},
+     {"quantization.counts", [](Problem& p) { p.quantization.counts = true; }}},
 };
 
 std::string want_of(const Problem& problem) {
@@ -101,6 +104,19 @@ TEST(Operations, RefuseFieldsOfOthers) {
   }
 }
 
+TEST(Operations, DescalesAreOfAttentionAndQuantize) {
+  for (const char* line : kLines) {
+    Problem problem = Problem::parse(line);
+    problem.quantization.grain = Grain::token;
+    if (problem.operation == Operation::quantize) {
+      EXPECT_NO_THROW(problem.check());
+    } else {
+      SCOPED_TRACE(line);
+      expect_error([&] { problem.check(); }, ErrorCode::invalid_argument, "quantization");
+    }
+  }
+}
+
 TEST(Operations, NameEveryOwnerOfAField) {
   Problem problem = Problem::parse("combine sq=8");
   problem.linear.states = 3;
@@ -133,6 +149,9 @@ TEST(Operations, KnowNoKeysOfOthers) {
       {"nsa_select sq=8 project", "project"},
       {"nsa_select sq=8 pass=backward", "pass"},
       {"nsa_gate sq=8 top=4", "top"},
+      {"nsa_gate sq=8 descale=token", "descale"},
+      {"attention sq=8 hadamard", "hadamard"},
+      {"quantize sq=8 sk=8", "sk"},
   };
   for (const auto& row : rows) {
     SCOPED_TRACE(row.line);

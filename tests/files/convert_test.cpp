@@ -47,11 +47,14 @@ TEST(Convert, RoundsToNearestEven) {
 }
 
 TEST(Convert, ReadsAndStoresByType) {
-  for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16}) {
+  for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16, DType::e4m3, DType::e5m2}) {
     const Array array(dtype, {2, 2});
     for (std::int64_t at = 0; at < 4; ++at) store_float(array.tensor(), at, static_cast<float>(at) - 1.5F);
     EXPECT_EQ(to_floats(array.tensor()), (std::vector<float>{-1.5F, -0.5F, 0.5F, 1.5F}));
   }
+  const Array bytes(DType::int8, {3});
+  for (std::int64_t at = 0; at < 3; ++at) store_float(bytes.tensor(), at, 100.5F * static_cast<float>(at) - 50.5F);
+  EXPECT_EQ(to_floats(bytes.tensor()), (std::vector<float>{-50.0F, 50.0F, 127.0F}));
   const Array doubles(DType::fp64, {1});
   doubles.tensor().as<double>()[0] = 0.25;
   EXPECT_EQ(to_floats(doubles.tensor()), std::vector<float>{0.25F});

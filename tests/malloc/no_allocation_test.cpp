@@ -55,7 +55,9 @@ INSTANTIATE_TEST_SUITE_P(
         "nsa_select b=2 sq=300 hq=4 hkv=2 dtype=bf16 tile=32 causal",
         "nsa_select b=2 sq=300 hq=4 hkv=2 layout=varlen length=32 stride=16 block=64 score=softmax reduce=max tile=8",
         "nsa_gate b=2 sq=100 hq=3 dtype=bf16", "nsa_gate pass=backward b=2 sq=100 hq=3 layout=varlen",
-        "nsa_gate pass=backward sq=100 gate=given"));
+        "nsa_gate pass=backward sq=100 gate=given", "attention b=2 sq=70 hq=4 hkv=2 dtype=e4m3:e4m3:e5m2:bf16 smooth",
+        "attention sq=70 dtype=int8:int8:bf16:bf16 descale=block:32", "quantize b=2 sq=70 hq=2 dtype=bf16 hadamard",
+        "quantize sq=70 to=int8 descale=token smooth saturated"));
 
 TEST(NoAllocationThroughC, InRun) {
   if (!TESSERA_OWN_ALLOCATOR) GTEST_SKIP() << "a sanitizer owns the allocator";

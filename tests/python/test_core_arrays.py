@@ -334,8 +334,8 @@ class TestRefusals:
     def test_slots_of_the_extension(self, qkv):
         plan = _core.Plan("attention sq=5 sk=7 hq=2 d=16")
         out = np.empty_like(qkv[0])
-        with pytest.raises(ValueError, match='slots: got "x"; want the name of a slot'):
-            plan.run(("q", "x"), (qkv[0], out))
+        with pytest.raises(ValueError, match='slots: got "xx"; want the name of a slot'):
+            plan.run(("q", "xx"), (qkv[0], out))
         with pytest.raises(ValueError, match="slots: got q twice; want each slot once"):
             plan.run(("q", "q"), (qkv[0], out))
         with pytest.raises(ValueError, match="arrays: got 3 arrays; want 4, one for each slot"):

@@ -55,6 +55,7 @@ def test_options_become_fields():
         "score": "relative",
         "mask": "prefix",
         "attention_chunk": 3,
+        "descale": 32,
     }
     assert set(given) == {option.name for option in fields}
     q = np.zeros((1, 4, 2, 16), np.float32)

@@ -105,8 +105,8 @@ class TestPlans:
             tessera.explain("attention sq=4", causal=True)
         with pytest.raises(ValueError, match="sq: got "):
             tessera.explain("attention hq=4")
-        with pytest.raises(NotImplementedError, match=r"cpu\.tiled: "):
-            tessera.explain("attention sq=4 dtype=e4m3:e4m3:e4m3:bf16")
+        with pytest.raises(NotImplementedError, match=r"cpu\.combine: "):
+            tessera.explain("combine sq=4 dtype=e4m3:e4m3:e4m3:bf16")
 
     def test_explains_gpus_that_are_not_there(self):
         q = np.zeros((1, 1, 8, 128), np.float16)

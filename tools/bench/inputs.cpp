@@ -9,6 +9,7 @@
 #include <random>
 
 #include "bindings/slot_rules.h"
+#include "cases/inputs/inputs.h"
 #include "cases/inputs/poison.h"
 #include "files/convert.h"
 
@@ -24,12 +25,20 @@ void fill_normal(const Tensor& tensor, std::mt19937_64& random) {
   std::normal_distribution<float> normal;
   const std::int64_t count = tensor.numel();
   const std::int64_t drawn = std::min(count, kDrawn);
-  for (std::int64_t at = 0; at < drawn; ++at) files::store_float(tensor, at, normal(random));
+  const float gain = size_of(tensor.dtype) == 1 ? static_cast<float>(cases::kQuantisedGain) : 1.0F;
+  for (std::int64_t at = 0; at < drawn; ++at) files::store_float(tensor, at, gain * normal(random));
   auto* bytes = static_cast<std::byte*>(tensor.data);
   const auto size = static_cast<std::int64_t>(size_of(tensor.dtype));
   for (std::int64_t at = drawn; at < count; at += drawn) {
     std::memcpy(bytes + at * size, bytes, static_cast<std::size_t>(std::min(drawn, count - at) * size));
   }
+}
+
+// Of elements that fill_normal has drawn.
+constexpr auto kDescale = static_cast<float>(1 / cases::kQuantisedGain);
+
+bool is_descale(Slot slot) {
+  return slot == Slot::q_descale || slot == Slot::k_descale || slot == Slot::v_descale || slot == Slot::x_descale;
 }
 
 Array int32_array(const std::vector<std::int64_t>& shape, const std::vector<std::int64_t>& values) {
@@ -164,6 +173,7 @@ void add_values(const BenchCase& bench_case, std::mt19937_64& random, Arrays& ar
     } else {
       fill_normal(array.tensor(), random);
     }
+    if (is_descale(slot.slot)) std::fill_n(array.tensor().as<float>(), array.tensor().numel(), kDescale);
     if (slot.slot == Slot::alibi_slopes || slot.slot == Slot::decay_slopes) {  // positive, as ALiBi's are
       for (std::int64_t head = 0; head < problem.heads_q; ++head) {
         array.tensor().as<float>()[head] =

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/element.h"
 #include "cases/compare_nsa.h"
+#include "cases/compare_quantized.h"
 #include "cases/compare_skip.h"
 #include "cpu/reference/number.h"
 
@@ -15,7 +17,9 @@ namespace {
 
 constexpr double kResidualSteps = 254;  // of a spacing of O's type
 
-bool is_integer(DType dtype) { return dtype == DType::int32 || dtype == DType::uint32 || dtype == DType::uint8; }
+bool is_integer(DType dtype) {
+  return dtype == DType::int32 || dtype == DType::uint32 || dtype == DType::uint8 || dtype == DType::int64;
+}
 
 std::string place(const Tensor& tensor, std::int64_t index) {
   std::string text;
@@ -231,7 +235,12 @@ Comparison compare(const Problem& problem, const Bindings& got, const reference:
   Comparison result;
   for (std::size_t index = 0; index < oracle.outputs.size(); ++index) {
     const auto slot = static_cast<Slot>(index);
-    if (oracle[slot].values.empty() || is_integer(got[slot].dtype)) continue;
+    if (oracle[slot].values.empty() || is_integer(got[slot].dtype) || slot == Slot::x_quantized) continue;
+    if (detail::is_quantised(got[slot].dtype) && slot != Slot::o_residual) {  // rows of a cache, copied
+      if (result.passed) result.failure = compare_integers(slot, got[slot], oracle[slot]);
+      result.passed &= result.failure.empty();
+      continue;
+    }
     compare_numbers(slot, got, oracle, plain, result);
   }
   if (!oracle[Slot::cu_blocks].values.empty() && result.passed) {
@@ -243,6 +252,17 @@ Comparison compare(const Problem& problem, const Bindings& got, const reference:
   const auto allowed = [&] { return find_tolerance(oracle, plain, masses, nullptr, DType::fp32).allowed(); };
   if (problem.skip && result.passed) result.failure = compare_skip(problem, got, oracle, allowed());
   if (problem.operation == Operation::nsa_select) result.failure = compare_selected(problem, got, oracle, allowed());
+  if (problem.operation == Operation::quantize && result.passed) {
+    const auto scaled = [](const reference::Result& of) -> const std::vector<double>& {
+      return of[Slot::x_quantized].values;
+    };
+    const auto& written = oracle[Slot::x_quantized].written;
+    result.failure =
+        compare_quantized(got, oracle, find_tolerance(oracle, plain, scaled, &written, DType::fp32).allowed());
+    if (result.failure.empty() && problem.quantization.counts) {
+      result.failure = compare_integers(Slot::saturated, got[Slot::saturated], oracle[Slot::saturated]);
+    }
+  }
   result.passed &= result.failure.empty();
   return result;
 }

@@ -169,14 +169,18 @@ bool add_key_sizes(Arrays& arrays, Line& line, bool second) {
 std::string type_of(const Arrays& arrays, Slot slot) { return std::string(to_string(need(arrays, slot).dtype())); }
 
 void add_types(const Arrays& arrays, Line& line, Slot q) {
-  const std::string o = has(arrays, Slot::o) ? type_of(arrays, Slot::o) : type_of(arrays, q);
+  const std::string of_q = size_of(need(arrays, q).dtype()) == 1 ? "bf16" : type_of(arrays, q);
+  const std::string o = has(arrays, Slot::o) ? type_of(arrays, Slot::o) : of_q;
   line.add("dtype",
            fmt::format("{}:{}:{}:{}", type_of(arrays, q), type_of(arrays, Slot::k), type_of(arrays, Slot::v), o));
 }
 
 void add_flags(const Arrays& arrays, Line& line) {
-  for (const auto& [slot, key] : std::initializer_list<std::pair<Slot, const char*>>{
-           {Slot::seqused_q, "seqused_q"}, {Slot::sink, "sink"}, {Slot::alibi_slopes, "alibi"}, {Slot::dlse, "dlse"}}) {
+  for (const auto& [slot, key] : std::initializer_list<std::pair<Slot, const char*>>{{Slot::seqused_q, "seqused_q"},
+                                                                                     {Slot::sink, "sink"},
+                                                                                     {Slot::alibi_slopes, "alibi"},
+                                                                                     {Slot::dlse, "dlse"},
+                                                                                     {Slot::k_mean, "smooth"}}) {
     if (has(arrays, slot)) line.add(key);
   }
   if (has(arrays, Slot::prior_lse) && (line.has("mass") || line.has("next"))) line.add("mass_lse", "prior");
@@ -292,6 +296,10 @@ RunProblem problem_of(Arrays& arrays, const std::string& text) {
   if (line.operation().substr(0, 4) == "nsa_") {
     throw Error(ErrorCode::unsupported, "operation", std::string(line.operation()),
                 "attention, combine, kv_append, linear_decode or linear_chunk; tessera.nsa of Python has these");
+  }
+  if (line.operation() == "quantize") {
+    throw Error(ErrorCode::unsupported, "operation", "quantize",
+                "attention, combine, kv_append, linear_decode or linear_chunk; tessera.quantize of Python has it");
   }
   const bool append = line.operation() == "kv_append";
   const Slot q = append ? Slot::k_new : Slot::q;

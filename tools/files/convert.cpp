@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/float8.h"
 #include "tessera/error.h"
 
 namespace tessera::files {
@@ -49,8 +50,18 @@ std::vector<float> to_floats(const Tensor& tensor) {
     case DType::bf16:
       fill(tensor.as<std::uint16_t>(), from_bf16);
       break;
+    case DType::e4m3:
+      fill(tensor.as<std::uint8_t>(), detail::from_e4m3);
+      break;
+    case DType::e5m2:
+      fill(tensor.as<std::uint8_t>(), detail::from_e5m2);
+      break;
+    case DType::int8:
+      fill(tensor.as<std::int8_t>(), [](std::int8_t value) { return static_cast<float>(value); });
+      break;
     default:
-      throw Error(ErrorCode::invalid_argument, "tensor", tensor.describe(), "fp64, fp32, fp16 or bf16");
+      throw Error(ErrorCode::invalid_argument, "tensor", tensor.describe(),
+                  "fp64, fp32, fp16, bf16, e4m3, e5m2 or int8");
   }
   return values;
 }
@@ -66,8 +77,17 @@ void store_float(const Tensor& tensor, std::int64_t index, float value) {
     case DType::bf16:
       tensor.as<std::uint16_t>()[index] = to_bf16(value);
       return;
+    case DType::e4m3:
+      tensor.as<std::uint8_t>()[index] = detail::to_e4m3(value);
+      return;
+    case DType::e5m2:
+      tensor.as<std::uint8_t>()[index] = detail::to_e5m2(value);
+      return;
+    case DType::int8:
+      tensor.as<std::int8_t>()[index] = static_cast<std::int8_t>(std::nearbyint(std::clamp(value, -128.0F, 127.0F)));
+      return;
     default:
-      throw Error(ErrorCode::invalid_argument, "tensor", tensor.describe(), "fp32, fp16 or bf16");
+      throw Error(ErrorCode::invalid_argument, "tensor", tensor.describe(), "fp32, fp16, bf16, e4m3, e5m2 or int8");
   }
 }
 

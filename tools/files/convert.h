@@ -16,9 +16,9 @@ using detail::from_fp16;
 std::uint16_t to_fp16(float value) noexcept;
 std::uint16_t to_bf16(float value) noexcept;
 
-/// The elements of a contiguous tensor of fp64, fp32, fp16 or bf16. Throws Error{invalid_argument} on another dtype.
+/// The elements of a contiguous tensor of a floating type or int8. Throws Error{invalid_argument} on another dtype.
 std::vector<float> to_floats(const Tensor& tensor);
-/// Stores into element `index` of a contiguous tensor of fp32, fp16 or bf16.
+/// Stores into element `index` of a contiguous tensor of such a type but fp64.
 void store_float(const Tensor& tensor, std::int64_t index, float value);
 
 }  // namespace tessera::files

@@ -13,7 +13,9 @@ bottom right corner.
 - `pack_gqa`, `sm_margin`, `scheduler_metadata` tune flash-attention's kernels: accepted, without effect.
 - `attention_chunk`: a query at position p sees keys of its own chunk only, floor(p / attention_chunk), besides the
   other masks; 0: no chunks. Here it has gradients, too.
-- `qv`, `q_descale`, `k_descale`, `v_descale` raise NotImplementedError.
+- `q_descale`, `k_descale`, `v_descale` fp32 (batch, h_k) are of q, k and v in float8_e4m3fn, whose out is bf16 and
+  which have no gradient; one that is not given is 1. On CPUs only.
+- `qv` raises NotImplementedError.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from .arguments import (
     visible_window,
 )
 from .combining import combine_parts
+from .descales import descales_of
 from .kv_cache import attend_cache
 
 __all__ = [
@@ -50,16 +53,13 @@ __all__ = [
 ]
 
 
-def _refuse_unsupported(qv: Any, q_descale: Any, k_descale: Any, v_descale: Any) -> None:
+def _refuse_qv(qv: Any) -> None:
     if qv is not None:
         refuse(
             "qv",
             qv,
             "None: nothing takes a second query for the values; concatenate q, qv and k, v along the head dim instead",
         )
-    for name, value in (("q_descale", q_descale), ("k_descale", k_descale), ("v_descale", v_descale)):
-        if value is not None:
-            refuse(name, value, "None: fp32, fp16 and bf16 need no descale, and fp8 is not there yet")
 
 
 _QKVPACKED = {**NAMES, **dict.fromkeys(("q", "k", "v", "q_type", "k_type", "v_type"), "qkv")}
@@ -77,11 +77,13 @@ def _attend(
     num_splits: int,
     deterministic: bool,
     return_attn_probs: bool,
+    descales: tuple[Any, Any, Any] = (None, None, None),
     names: dict[str, str] = NAMES,
     **lengths: Any,
 ) -> Any:
     try:
         check_inputs(q, k, v)
+        starts = lengths.get("cu_seqlens_q")
         causal, window = visible_window(causal, window_size)
         return attention(
             q,
@@ -95,6 +97,7 @@ def _attend(
             deterministic=deterministic,
             return_lse=return_attn_probs,
             wishes=split_wish(num_splits),
+            **descales_of(q, k, q.shape[0] if starts is None else starts.shape[0] - 1, *descales),
             **lengths,
         )
     except (NotImplementedError, TypeError, ValueError) as error:
@@ -125,8 +128,7 @@ def flash_attn_func(
 
     With `return_attn_probs` returns (out, softmax_lse), the latter fp32 (b, h, sq).
     """
-    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
-        _refuse_unsupported(qv, q_descale, k_descale, v_descale)
+    _refuse_qv(qv)
     return _attend(
         q,
         k,
@@ -139,6 +141,7 @@ def flash_attn_func(
         num_splits,
         deterministic,
         return_attn_probs,
+        (q_descale, k_descale, v_descale),
     )
 
 
@@ -161,11 +164,10 @@ def flash_attn_qkvpacked_func(
 
     q, k and v are views; the gradient comes back as one tensor shaped as qkv.
     """
-    _refuse_unsupported(None, q_descale, k_descale, v_descale)
     library_of(qkv, "qkv")
     q, k, v = unpack("qkv", qkv, 2, 3) if len(qkv.shape) == 5 else _split_heads(qkv, num_heads_q)
     shared = (softmax_scale, causal, window_size, attention_chunk, softcap, 1, deterministic, return_attn_probs)
-    return _attend(q, k, v, *shared, _QKVPACKED)
+    return _attend(q, k, v, *shared, (q_descale, k_descale, v_descale), _QKVPACKED)
 
 
 def _split_heads(qkv: Array, num_heads_q: int | None) -> tuple[Array, Array, Array]:
@@ -212,8 +214,7 @@ def flash_attn_varlen_func(
     `seqused_q`, `seqused_k` int32 (batch,): tokens used of every sequence; rows behind them are 0 with an LSE of
     −inf. With `return_attn_probs` returns (out, softmax_lse), the latter fp32 (h, total_q).
     """
-    if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None:
-        _refuse_unsupported(qv, q_descale, k_descale, v_descale)
+    _refuse_qv(qv)
     check_int32("cu_seqlens_q", cu_seqlens_q, "(batch + 1)", 1)
     check_int32("cu_seqlens_k", cu_seqlens_k, "(batch + 1)", 1)
     return _attend(
@@ -228,6 +229,7 @@ def flash_attn_varlen_func(
         num_splits,
         deterministic,
         return_attn_probs,
+        (q_descale, k_descale, v_descale),
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
         max_seqlen_q=max_seqlen_q,
@@ -294,7 +296,7 @@ def flash_attn_with_kvcache(
     lse_accum), the last two of shape (0,), because partial results do not leave the call. There is no gradient: a
     backward raises NotImplementedError.
     """
-    _refuse_unsupported(qv, q_descale, k_descale, v_descale)
+    _refuse_qv(qv)
     result = attend_cache(
         q,
         k_cache,
@@ -319,6 +321,7 @@ def flash_attn_with_kvcache(
         cu_seqlens_k_new=cu_seqlens_k_new,
         max_seqlen_q=max_seqlen_q,
         rotary_seqlens=rotary_seqlens,
+        descales=(q_descale, k_descale, v_descale),
         names=CACHE_NAMES,
     )
     return (*result, empty(result[1]), empty(result[1])) if return_softmax_lse else result

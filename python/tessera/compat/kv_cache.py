@@ -32,6 +32,7 @@ from .arguments import (
     split_wish,
     visible_window,
 )
+from .descales import descales_of
 
 Lengths = Any  # int32 (batch,) in the library of q
 
@@ -91,9 +92,11 @@ def _attend(
     cu_seqlens_k_new: Array | None = None,
     max_seqlen_q: int | None = None,
     rotary_seqlens: Array | None = None,
+    descales: tuple[Any, Any, Any] = (None, None, None),
 ) -> Any:
     causal, window = visible_window(causal, window_size)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+    scales = descales_of(q, k_cache, batch, *descales)
     lengths = _lengths(cache_seqlens, batch, q)
     if page_table is not None:
         if cache_batch_idx is not None:
@@ -152,6 +155,7 @@ def _attend(
         seqused_k=None if paged else lengths,
         return_lse=return_lse,
         wishes=split_wish(num_splits),
+        **scales,
     )
     if head_dim_v % 8:
         return (result[0][..., :head_dim_v], result[1]) if return_lse else result[..., :head_dim_v]

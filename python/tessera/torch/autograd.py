@@ -330,8 +330,8 @@ def _attention_backward_autograd(
 
 
 def _lowered(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """As autocast treats scaled_dot_product_attention: every floating type but fp64."""
-    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+    """As autocast treats scaled_dot_product_attention: every floating type but fp64, and those of 8 bits."""
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype.itemsize in (2, 4) else tensor
 
 
 def _attention_autocast(

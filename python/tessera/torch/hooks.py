@@ -7,5 +7,16 @@ from .calls import forward
 from .in_place import append, flush, linear
 from .linear import linear_attention
 from .nsa import nsa_gate, nsa_pool, wants_gradient
+from .quantized import attend_quantised
 
-__all__ = ["append", "flush", "forward", "linear", "linear_attention", "nsa_gate", "nsa_pool", "wants_gradient"]
+__all__ = [
+    "append",
+    "attend_quantised",
+    "flush",
+    "forward",
+    "linear",
+    "linear_attention",
+    "nsa_gate",
+    "nsa_pool",
+    "wants_gradient",
+]

@@ -15,7 +15,9 @@ namespace {
 constexpr std::int64_t kLongestRow = 512;  // Problem::check's limit of the head dims
 
 Support supports(const Problem& problem, const Target& /*target*/, const Wishes& /*wishes*/) {
-  return has_kernels_of({problem.q_type, problem.k_type, problem.v_type});
+  // Rows that are not rotated are copied, whatever their type.
+  if (problem.append.rotary == Rotary::none) return Support::yes();
+  return has_kernels_of({problem.q_type, problem.k_type});
 }
 
 void plan(detail::PlanState& state) { state.workspace_bytes = 0; }

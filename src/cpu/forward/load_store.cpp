@@ -40,7 +40,8 @@ void ForwardUnit::load_panel(const Strip& strip, std::int64_t first) {
     if (run_.dots) {
       copy_rows(source, 0, 1, d, reinterpret_cast<std::uint16_t*>(target), 2 * width);
     } else {
-      run_.kernels.load_row(problem_.q_type, source, d, problem_.softmax_scale(), target, width);
+      const float descale = sequence_.query_descale(row, b_.head[strip.first_column + first + c]);
+      run_.kernels.load_row(problem_.q_type, source, d, problem_.softmax_scale() * descale, target, width);
     }
   }
   std::fill_n(b_.staging + live * width, (kPanel - live) * width, 0.0F);

@@ -2,6 +2,7 @@
 // The row cpu.tiled of the table: what it supports and how it cuts a problem into tiles.
 #include <algorithm>
 
+#include "base/element.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/tiles/dot_keys.h"
 #include "cpu/tiles/tiling.h"
@@ -65,8 +66,6 @@ Support supports_wishes(const Problem& problem, const Wishes& wishes) {
 }
 
 Support supports(const Problem& problem, const Target& /*target*/, const Wishes& wishes) {
-  if (Support types = has_kernels_of({problem.q_type, problem.k_type, problem.v_type, problem.o_type}); !types)
-    return types;
   if (problem.pass == Pass::backward) {
     if (is_paged(problem.kv) || (problem.kv2 && is_paged(*problem.kv2))) {
       return Support::no("paged keys have no gradient: a page may belong to several sequences");
@@ -216,6 +215,7 @@ Tiling tiling_of(const detail::PlanState& state) {
 bool reads_in_place(const detail::PlanState& state) {
   const Problem& p = state.problem;
   const bool dots = uses_dots(p, kernels_for(state.target.isa));
+  if (detail::is_quantised(p.k_type)) return false;
   return p.pass == Pass::forward && p.mask.empty() && p.dropout <= 0.0F && !gathers_mass(p) &&
          p.head_dim_qk % (dots ? kDotStep : kPad) == 0 && p.head_dim_v % kPad == 0;
 }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/parallel.h"
+#include "cpu/reference/descales.h"
 #include "cpu/reference/operations.h"
 
 namespace tessera::reference {
@@ -14,6 +15,7 @@ namespace {
 DType narrowest(const Problem& problem) {
   DType step = DType::fp32;
   for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type}) {
+    if (size_of(dtype) == 1) continue;  // with its descale a number of fp32
     if (format_of(dtype).digits < format_of(step).digits) step = dtype;
   }
   return step;
@@ -148,12 +150,17 @@ void Attention<Real>::load_keys(std::int64_t batch, std::int64_t head_kv) {
     const Tensor& v = in_[slots.v];
     const std::int64_t k_at = token_offset(k, token, head_kv);
     const std::int64_t v_at = token_offset(v, token, head_kv);
+    const auto k_descale =
+        static_cast<Real>(key_descale(problem_, in_[Slot::k_descale], batch, head_kv, key.index, token));
+    const auto v_descale =
+        static_cast<Real>(key_descale(problem_, in_[Slot::v_descale], batch, head_kv, key.index, token));
     for (std::size_t c = 0; c < d; ++c) {
-      k_[j * d + c] = static_cast<Real>(read(k, k_at + static_cast<std::int64_t>(c)));
+      k_[j * d + c] = static_cast<Real>(read(k, k_at + static_cast<std::int64_t>(c))) * k_descale +
+                      static_cast<Real>(mean_of(in_[Slot::k_mean], batch, head_kv, static_cast<std::int64_t>(c)));
       k_by_dim_[c * n + j] = k_[j * d + c];
     }
     for (std::size_t c = 0; c < dv; ++c) {
-      v_[j * dv + c] = static_cast<Real>(read(v, v_at + static_cast<std::int64_t>(c)));
+      v_[j * dv + c] = static_cast<Real>(read(v, v_at + static_cast<std::int64_t>(c))) * v_descale;
       v_by_dim_[c * n + j] = v_[j * dv + c];
     }
   }
@@ -253,6 +260,9 @@ void Attention<Real>::score_row(const Row& row) {
   find_visible(row);
   if (visible_.empty()) return;
   load_row(in_[Slot::q], row, q_);
+  const auto q_descale =
+      static_cast<Real>(query_descale(problem_, in_[Slot::q_descale], row.batch, row.head, row.index, row.token));
+  for (Real& q : q_) q *= q_descale;
   first_ = static_cast<std::size_t>(visible_.front());
   last_ = static_cast<std::size_t>(visible_.back()) + 1;
   shuffle(visible_);

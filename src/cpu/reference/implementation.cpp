@@ -18,7 +18,10 @@ Support supports_reference(const Problem& problem, const Target& /*target*/, con
       (is_paged(problem.kv) || (problem.kv2 && is_paged(*problem.kv2)))) {
     return Support::no("a page may belong to several sequences, so paged KV has no backward");
   }
+  const bool quantised = problem.operation == Operation::attention || problem.operation == Operation::quantize ||
+                         (problem.operation == Operation::kv_append && problem.append.rotary == Rotary::none);
   for (const DType dtype : {problem.q_type, problem.k_type, problem.v_type, problem.o_type}) {
+    if (quantised && detail::is_operand(dtype)) continue;
     if (!detail::is_result(dtype)) {
       return Support::no("dtype " + std::string(to_string(dtype)) + " is not " + detail::result_types());
     }

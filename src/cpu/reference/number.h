@@ -29,6 +29,10 @@ inline Format format_of(DType dtype) noexcept {
       return {10, 5, 65504.0};
     case DType::bf16:
       return {7, 8, 0x1.FEp127};
+    case DType::e4m3:
+      return {3, 4, 448.0};
+    case DType::e5m2:
+      return {2, 5, 57344.0};
     default:
       return {23, 8, std::numeric_limits<float>::max()};
   }
@@ -112,6 +116,48 @@ inline std::uint16_t float_to_fp16(float value) noexcept {
   return static_cast<std::uint16_t>(sign | (((bits & 0x7fffffffU) >> 13) - (112U << 10)));
 }
 
+/// A byte of e4m3 or e5m2 as a number: sign · (1.fraction or 0.fraction) · 2^exponent. The highest exponent of e5m2
+/// holds infinity and NaN as fp16's does, in e4m3 only a fraction of all ones is NaN.
+inline double float8_to_double(DType dtype, std::uint8_t byte) noexcept {
+  const Format format = format_of(dtype);
+  const int ones = (1 << format.digits) - 1;
+  const int fraction = byte & ones;
+  const int exponent = (byte & 0x7f) >> format.digits;
+  const double sign = byte < 0x80 ? 1 : -1;
+  if (exponent == (1 << format.exponent_bits) - 1 && (dtype == DType::e5m2 || fraction == ones)) {
+    return sign * (dtype == DType::e5m2 && fraction == 0 ? std::numeric_limits<double>::infinity()
+                                                         : std::numeric_limits<double>::quiet_NaN());
+  }
+  const double leading = exponent == 0 ? 0 : ones + 1;
+  return sign * std::ldexp(leading + fraction, format.least_exponent() - format.digits + std::max(exponent - 1, 0));
+}
+
+/// The nearest number of e4m3, e5m2 or int8 to a finite one, ties to even, of those without a largest one.
+inline double nearest_quantised(DType dtype, double value) noexcept {
+  if (dtype == DType::int8) return std::nearbyint(value);
+  const Format format = format_of(dtype);
+  const int exponent = value == 0 ? format.least_exponent() : std::max(std::ilogb(value), format.least_exponent());
+  const double spacing = std::ldexp(1.0, exponent - format.digits);
+  return std::nearbyint(value / spacing) * spacing;
+}
+
+inline std::uint8_t double_to_float8(DType dtype, double value) noexcept {
+  const Format format = format_of(dtype);
+  const std::uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const int highest = ((1 << format.exponent_bits) - 1) << format.digits;
+  if (std::isnan(value)) return static_cast<std::uint8_t>(sign | (dtype == DType::e4m3 ? 0x7f : highest | 2));
+  const double rounded = std::isinf(value) ? value : nearest_quantised(dtype, std::fabs(value));
+  if (!(std::fabs(rounded) <= format.largest)) {
+    return static_cast<std::uint8_t>(sign | (dtype == DType::e4m3 ? 0x7f : highest));
+  }
+  for (int byte = 0; byte < 0x80; ++byte) {
+    if (float8_to_double(dtype, static_cast<std::uint8_t>(byte)) == rounded) {
+      return static_cast<std::uint8_t>(sign | byte);
+    }
+  }
+  return sign;
+}
+
 /// Element at `offset` (in elements from the first) of a tensor of any floating or integer type.
 inline double read(const Tensor& tensor, std::int64_t offset) noexcept {
   const std::byte* at = tensor.bytes() + offset * static_cast<std::int64_t>(size_of(tensor.dtype));
@@ -142,7 +188,7 @@ inline double read(const Tensor& tensor, std::int64_t offset) noexcept {
       return static_cast<double>(as(std::uint64_t{}));
     case DType::e4m3:
     case DType::e5m2:
-      break;
+      return float8_to_double(tensor.dtype, as(std::uint8_t{}));
   }
   return std::numeric_limits<double>::quiet_NaN();
 }
@@ -162,7 +208,7 @@ inline void write(const Tensor& tensor, std::int64_t offset, double value) noexc
       return put(
           static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(round_to_bf16(static_cast<float>(value))) >> 16));
     case DType::int8:
-      return put(static_cast<std::int8_t>(value));
+      return put(static_cast<std::int8_t>(std::nearbyint(value)));
     case DType::uint8:
       return put(static_cast<std::uint8_t>(value));
     case DType::int32:
@@ -175,7 +221,7 @@ inline void write(const Tensor& tensor, std::int64_t offset, double value) noexc
       return put(static_cast<std::uint64_t>(value));
     case DType::e4m3:
     case DType::e5m2:
-      return;
+      return put(double_to_float8(tensor.dtype, value));
   }
 }
 

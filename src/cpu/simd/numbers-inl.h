@@ -79,11 +79,45 @@ HWY_INLINE Vector load_as_float(const hwy::float16_t* source) {
   return from_half_bits(hn::PromoteTo(d32, hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(source))));
 }
 
+// Bytes of 8-bit floating types, told apart by their types here.
+struct E4m3 {
+  std::uint8_t bits;
+};
+struct E5m2 {
+  std::uint8_t bits;
+};
+
+HWY_INLINE Bits load_bytes(const void* source) {
+  const hn::Rebind<std::uint8_t, FloatTag> d8;
+  return hn::PromoteTo(BitsTag(), hn::LoadU(d8, static_cast<const std::uint8_t*>(source)));
+}
+
+// As from_half_bits, with 2^120; the largest magnitude is NaN.
+HWY_INLINE Vector load_as_float(const E4m3* source) {
+  const BitsTag d;
+  const FloatTag df;
+  const Bits x = load_bytes(source);
+  const Bits magnitude = hn::And(x, hn::Set(d, 0x7F));
+  const Vector scaled = hn::Mul(hn::BitCast(df, hn::ShiftLeft<20>(magnitude)), hn::Set(df, 0x1p120F));
+  const Bits result =
+      hn::IfThenElse(hn::Eq(magnitude, hn::Set(d, 0x7F)), hn::Set(d, 0x7FC00000), hn::BitCast(d, scaled));
+  return hn::BitCast(df, hn::Or(result, hn::ShiftLeft<24>(hn::And(x, hn::Set(d, 0x80)))));
+}
+
+// The upper byte of an fp16.
+HWY_INLINE Vector load_as_float(const E5m2* source) { return from_half_bits(hn::ShiftLeft<8>(load_bytes(source))); }
+
+HWY_INLINE Vector load_as_float(const std::int8_t* source) {
+  const hn::Rebind<std::int8_t, FloatTag> d8;
+  const hn::RebindToSigned<FloatTag> d32;
+  return hn::ConvertTo(FloatTag(), hn::PromoteTo(d32, hn::LoadU(d8, source)));
+}
+
 // fp32 bits to those of a narrower type, in the low half of each lane.
 HWY_INLINE Bits bits_of(hwy::bfloat16_t /*type*/, Bits x) { return to_bfloat_bits(x); }
 HWY_INLINE Bits bits_of(hwy::float16_t /*type*/, Bits x) { return to_half_bits(x); }
 
-// Calls the task with a number of the type.
+// Calls the task with a number of a type that results may have too.
 template <class Task>
 void with_number_of(DType dtype, const Task& task) {
   if (dtype == DType::fp32) {
@@ -92,6 +126,20 @@ void with_number_of(DType dtype, const Task& task) {
     task(hwy::bfloat16_t());
   } else {
     task(hwy::float16_t());
+  }
+}
+
+// With a number of any type that operands may have.
+template <class Task>
+void with_operand_of(DType dtype, const Task& task) {
+  if (dtype == DType::e4m3) {
+    task(E4m3());
+  } else if (dtype == DType::e5m2) {
+    task(E5m2());
+  } else if (dtype == DType::int8) {
+    task(std::int8_t());
+  } else {
+    with_number_of(dtype, task);
   }
 }
 

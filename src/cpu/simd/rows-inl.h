@@ -32,7 +32,7 @@ void load_rows_as(const std::byte* source, std::ptrdiff_t stride, std::int64_t r
 
 void load_rows(DType dtype, const std::byte* source, std::ptrdiff_t stride, std::int64_t rows, std::int64_t count,
                float scale, float* target, std::int64_t width) {
-  with_number_of(
+  with_operand_of(
       dtype, [&](auto number) { load_rows_as<decltype(number)>(source, stride, rows, count, scale, target, width); });
 }
 

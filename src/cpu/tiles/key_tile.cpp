@@ -105,6 +105,17 @@ std::int64_t KeyTiles::skip(const Sequence& sequence, const QueryTile& queries, 
   return from;
 }
 
+void KeyTiles::dequantise(const Kernels& kernels, const Sequence& sequence, const Segment& source, std::int64_t kv_head,
+                          std::int64_t first, std::int64_t count, float* k, float* v) const {
+  if (source.k_descale.base != nullptr) {
+    const float* mean = sequence.k_mean == nullptr ? nullptr : sequence.k_mean + kv_head * sequence.k_mean_head;
+    dequantise_keys(kernels, source.k_descale, mean, problem_.head_dim_qk, first, count, kv_head, k);
+  }
+  if (source.v_descale.base != nullptr) {
+    dequantise_keys(kernels, source.v_descale, nullptr, problem_.head_dim_v, first, count, kv_head, v);
+  }
+}
+
 void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const {
   const std::int64_t d = padded(problem_.head_dim_qk);
   const std::int64_t dv = padded(problem_.head_dim_v);
@@ -126,6 +137,7 @@ void KeyTiles::load(const Kernels& kernels, const Sequence& sequence, std::int64
       }
       load_keys(kernels, source.k, problem_.k_type, problem_.head_dim_qk, first, count, kv_head, tile.k + row * d);
       load_keys(kernels, source.v, problem_.v_type, problem_.head_dim_v, first, count, kv_head, tile.v + row * dv);
+      dequantise(kernels, sequence, source, kv_head, first, count, tile.k + row * d, tile.v + row * dv);
     }
   }
   if (tile.dots.rows > 0) tile.dots.transpose_values(kernels);

@@ -73,6 +73,9 @@ class KeyTiles {
   void load(const Kernels& kernels, const Sequence& sequence, std::int64_t kv_head, KeyTile& tile) const;
 
  private:
+  // Loaded rows of 8 bits become what they stand for.
+  void dequantise(const Kernels& kernels, const Sequence& sequence, const Segment& source, std::int64_t kv_head,
+                  std::int64_t first, std::int64_t count, float* k, float* v) const;
   // Keys [first, end) of a segment, of which key 0 would be row `base`, cut into spans at block borders where blocks
   // matter.
   void add(const QueryTile& queries, int segment, const Segment& keys, std::int64_t base, std::int64_t first,

@@ -73,6 +73,66 @@ KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& 
   return view;
 }
 
+namespace {
+
+// Stride of a dimension in elements.
+std::ptrdiff_t stride_of(const Tensor& tensor, int dimension) {
+  const auto at = static_cast<std::size_t>(dimension);
+  return tensor.shape[at] > 1 ? tensor.strides[at] : 0;
+}
+
+/// Descales of a sequence's rows, which begin at token `first` of packed ones.
+DescaleView descales_of(const Problem& problem, const Tensor& tensor, bool packed, std::int64_t batch,
+                        std::int64_t first) {
+  DescaleView view;
+  if (!tensor) return view;
+  const Quantization& q = problem.quantization;
+  view.base = tensor.as<const float>();
+  if (q.grain == Grain::token && packed) {
+    view.head = stride_of(tensor, 0);
+    view.step = stride_of(tensor, 1);
+    view.base += first * view.step;
+    return view;
+  }
+  view.base += batch * stride_of(tensor, 0);
+  view.head = stride_of(tensor, 1);
+  if (q.grain == Grain::head) return view;
+  view.step = stride_of(tensor, 2);
+  if (q.grain == Grain::block) view.block = q.block;
+  return view;
+}
+
+DescaleView key_descales_of(const Problem& problem, const Bindings& bindings, const Tensor& tensor, int segment,
+                            std::int64_t batch, const KeyView& keys) {
+  const KvSource& source = source_of(problem, segment);
+  const bool packed = source.layout == KvLayout::varlen;
+  const Tensor& cu = bindings[detail::source_slots(segment == 1).cu_seqlens];
+  const bool by_page = keys.pages != nullptr && problem.quantization.grain != Grain::head;
+  DescaleView view = descales_of(problem, tensor, packed, by_page ? 0 : batch, packed ? int_at(cu, batch) : 0);
+  if (view.base == nullptr || !by_page) return view;
+  view.pages = keys.pages;
+  view.page_size = keys.page_size;
+  view.page = stride_of(tensor, 0);
+  return view;
+}
+
+void find_descales(const Problem& problem, const Bindings& bindings, std::int64_t batch, Sequence& sequence) {
+  sequence.q_descale =
+      descales_of(problem, bindings[Slot::q_descale], problem.q_layout == Layout::varlen, batch, sequence.q_first);
+  if (problem.quantization.grain == Grain::head) sequence.q_descale_heads = problem.group();
+  for (int segment = 0; segment < (problem.kv2 ? 2 : 1); ++segment) {
+    Segment& keys = sequence.segments[static_cast<std::size_t>(segment)];
+    keys.k_descale = key_descales_of(problem, bindings, bindings[Slot::k_descale], segment, batch, keys.k);
+    keys.v_descale = key_descales_of(problem, bindings, bindings[Slot::v_descale], segment, batch, keys.v);
+  }
+  const Tensor& mean = bindings[Slot::k_mean];
+  if (!mean) return;
+  sequence.k_mean = mean.as<const float>() + batch * stride_of(mean, 0);
+  sequence.k_mean_head = stride_of(mean, 1);
+}
+
+}  // namespace
+
 Sequence find_query_rows(const Problem& problem, const Bindings& bindings, std::int64_t batch) {
   Sequence sequence;
   sequence.batch = batch;
@@ -105,6 +165,7 @@ Sequence find_sequence(const Problem& problem, const Bindings& bindings, std::in
   const Tensor& offset = bindings[Slot::q_offset];
   const std::int64_t aligned = problem.compressed_causal ? 0 : sequence.keys() - sequence.q_length;
   sequence.q_position = offset ? int_at(offset, batch) : aligned;
+  if (bindings[Slot::k_descale]) find_descales(problem, bindings, batch, sequence);
   return sequence;
 }
 
@@ -142,6 +203,14 @@ void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::in
     first += rows;
     count -= rows;
     target += rows * padded(dim);
+  }
+}
+
+void dequantise_keys(const Kernels& kernels, const DescaleView& descales, const float* mean, std::int64_t dim,
+                     std::int64_t first, std::int64_t count, std::int64_t head, float* rows) {
+  for (std::int64_t row = 0; row < count; ++row, rows += padded(dim)) {
+    kernels.scale_rows(1, padded(dim), rows, 0, descales.at(first + row, head));
+    for (std::int64_t c = 0; mean != nullptr && c < dim; ++c) rows[c] += mean[c];
   }
 }
 

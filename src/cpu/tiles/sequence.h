@@ -47,20 +47,45 @@ struct KeyView {
   }
 };
 
+/// Descales of 8-bit keys of one segment of one sequence, or of its query rows; without a base elements are what they
+/// say.
+struct DescaleView {
+  const float* base = nullptr;
+  std::ptrdiff_t step = 0;  // elements from one row's or block's to the next's
+  std::ptrdiff_t head = 0;
+  std::int64_t block = 1;               // rows that share one
+  const std::int32_t* pages = nullptr;  // as in KeyView
+  std::int64_t page_size = 1;
+  std::ptrdiff_t page = 0;
+  [[nodiscard]] float at(std::int64_t index, std::int64_t h) const {
+    if (base == nullptr) return 1.0F;
+    if (pages == nullptr) return base[index / block * step + h * head];
+    return base[pages[index / page_size] * page + index % page_size / block * step + h * head];
+  }
+};
+
 struct Segment {
   std::int64_t length = 0;    // keys used
   std::int64_t capacity = 0;  // keys in the tensor for this sequence; those past length get zero gradients
   std::int64_t position = 0;  // of key 0
   KeyView k, v;
+  DescaleView k_descale, v_descale;
 };
 
 struct Sequence {
   std::int64_t batch = 0;
-  std::int64_t q_length = 0;    // rows used
-  std::int64_t q_capacity = 0;  // rows in the tensor; those past q_length are padding
-  std::int64_t q_first = 0;     // varlen: token of row 0; dense: batch · seqlen_q
-  std::int64_t q_position = 0;  // of row 0
+  std::int64_t q_length = 0;         // rows used
+  std::int64_t q_capacity = 0;       // rows in the tensor; those past q_length are padding
+  std::int64_t q_first = 0;          // varlen: token of row 0; dense: batch · seqlen_q
+  std::int64_t q_position = 0;       // of row 0
+  DescaleView q_descale;             // by group or head: see find_sequence
+  std::int64_t q_descale_heads = 1;  // query heads that share one
+  const float* k_mean = nullptr;     // (hkv, d) of the sequence, added to every key
+  std::ptrdiff_t k_mean_head = 0;
   std::array<Segment, 2> segments;
+  [[nodiscard]] float query_descale(std::int64_t index, std::int64_t h) const {
+    return q_descale.at(index, h / q_descale_heads);
+  }
   [[nodiscard]] std::int64_t keys() const { return segments[0].length + segments[1].length; }
 };
 
@@ -78,5 +103,8 @@ KeyView keys_of(const Problem& problem, const Bindings& bindings, const Tensor& 
 /// Keys [first, first + count) of a head in fp32, rows padded to the internal width.
 void load_keys(const Kernels& kernels, const KeyView& view, DType dtype, std::int64_t dim, std::int64_t first,
                std::int64_t count, std::int64_t head, float* target);
+/// Multiplies such rows by their descales and adds `mean` (dim), if there is one.
+void dequantise_keys(const Kernels& kernels, const DescaleView& descales, const float* mean, std::int64_t dim,
+                     std::int64_t first, std::int64_t count, std::int64_t head, float* rows);
 
 }  // namespace tessera::cpu

@@ -45,6 +45,8 @@ void Inputs::bind_operation() {
       return bind_nsa_select();
     case Operation::nsa_gate:
       return bind_nsa_gate();
+    case Operation::quantize:
+      return bind_quantize();
     default:
       return bind_by_rules();
   }
@@ -79,6 +81,7 @@ void Inputs::bind_attention() {
   apply_input_kind(values_.inputs, problem_, bindings_);
   set_non_finite_keys();
   set_non_finite_rows(Slot::q, 1);
+  bind_descales();
   bind_score_parameters();
   bind_list(problem_.list, false);
   bind_list(problem_.bwd_list, true);

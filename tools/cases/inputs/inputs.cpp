@@ -56,6 +56,20 @@ bool may_share_heads(Slot slot) {
   return std::find(std::begin(kSlots), std::end(kSlots), slot) != std::end(kSlots);
 }
 
+/// (…, heads, tokens), or (…, heads, dim) without tokens.
+bool is_head_major(Slot slot) {
+  constexpr Slot kSlots[] = {Slot::lse,       Slot::dlse,      Slot::prior_lse, Slot::skip_lse,
+                             Slot::lse_parts, Slot::tile_mass, Slot::q_descale, Slot::k_descale,
+                             Slot::v_descale, Slot::k_mean,    Slot::x_descale, Slot::x_mean};
+  return std::find(std::begin(kSlots), std::end(kSlots), slot) != std::end(kSlots);
+}
+
+/// An element of N(0, 1); of 8-bit types 28 times as large, which stays within int8's range.
+double draw_element(DType dtype, RandomNumbers& random) {
+  const double drawn = random.normal();
+  return detail::is_quantised(dtype) ? kQuantisedGain * drawn : drawn;
+}
+
 }  // namespace
 
 bool Inputs::is_output(Slot slot) const noexcept {
@@ -79,10 +93,8 @@ std::vector<Inputs::BufferView> Inputs::buffers() {
 Tensor& Inputs::allocate(Slot slot, DType dtype, std::vector<std::int64_t> shape, bool output) {
   Tensor& tensor = bindings_[slot];
   tensor = Tensor::contiguous(nullptr, dtype, shape.data(), static_cast<int>(shape.size()));
-  const bool floating = detail::is_result(dtype) || slot == Slot::o_residual;
-  const bool token_major = floating && shape.size() >= 3 && slot != Slot::lse && slot != Slot::dlse &&
-                           slot != Slot::prior_lse && slot != Slot::skip_lse && slot != Slot::lse_parts &&
-                           slot != Slot::tile_mass;
+  const bool floating = detail::is_operand(dtype);
+  const bool token_major = floating && shape.size() >= 3 && !is_head_major(slot);
   const Strides strides = floating && shape.size() >= 2 ? values_.strides : Strides::packed;
   const auto element = static_cast<std::int64_t>(size_of(dtype));
   const bool may_share = token_major && !output && may_share_heads(slot);
@@ -131,7 +143,7 @@ void Inputs::fill_queries(Slot slot) {
       for (std::int64_t h = 0; h < tensor.shape[last - 1]; ++h) {
         const std::int64_t at = reference::token_offset(tensor, rows.first_token + i, h);
         for (std::int64_t c = 0; c < tensor.shape[last]; ++c) {
-          reference::write(tensor, at + c, random.normal());
+          reference::write(tensor, at + c, draw_element(tensor.dtype, random));
         }
       }
     }
@@ -151,7 +163,7 @@ void Inputs::fill_keys(std::size_t segment) {
         for (std::int64_t h = 0; h < problem_.heads_kv; ++h) {
           const std::int64_t at = reference::token_offset(tensor, token, h);
           for (std::int64_t c = 0; c < dim; ++c) {
-            reference::write(tensor, at + c, random.normal());
+            reference::write(tensor, at + c, draw_element(tensor.dtype, random));
           }
         }
       }

@@ -21,6 +21,9 @@
 
 namespace tessera::cases {
 
+/// What 8-bit elements are of N(0, 1); their descales are about 1 over it.
+inline constexpr double kQuantisedGain = 28;
+
 class Inputs {
  public:
   /// For a backward, o and lse come from the oracle's forward, rounded to their types. Throws Error where the values do
@@ -92,6 +95,10 @@ class Inputs {
   void bind_nsa_pool();
   void bind_nsa_select();
   void bind_nsa_gate();
+  void bind_quantize();
+  void bind_descales();
+  void fill_query_descales(Slot slot, std::int64_t heads);
+  void fill_key_descales(Slot slot);
   [[nodiscard]] std::vector<std::int64_t> pooled_shape(std::int64_t dim) const;
   void fill_pooled(Slot slot);
   void bind_pool();

@@ -17,6 +17,7 @@ constexpr std::size_t kAlignment = 64;
 }  // namespace
 
 std::uint32_t nan_bits(DType dtype, std::uint64_t kind) noexcept {
+  if (size_of(dtype) == 1 && dtype != DType::e5m2) return kind % 2 == 0 ? 0x7FU : 0xFFU;  // int8 has no NaN
   const reference::Format format = reference::format_of(dtype);
   const std::uint32_t quiet = 1U << (format.digits - 1);
   const std::uint32_t infinity = ((1U << format.exponent_bits) - 1U) << format.digits;

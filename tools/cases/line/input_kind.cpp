@@ -97,6 +97,11 @@ float InputKind::key(float drawn, std::int64_t key, std::int64_t keys, std::int6
 void apply_input_kind(const InputKind& kind, const Problem& problem, const Bindings& bindings) {
   using Kind = InputKind::Kind;
   if (kind.kind == Kind::normal || kind.kind == Kind::nan_tail) return;
+  if (size_of(problem.k_type) == 1) {
+    throw Error(ErrorCode::invalid_argument, "inputs",
+                kind.to_string() + " for keys of " + std::string(tessera::to_string(problem.k_type)),
+                "normal or nan_tail for operands of 8 bits");
+  }
   const bool from_file = kind.kind == Kind::activations;
   const std::vector<ActivationSet> sets =
       from_file ? load_activations(kind.file, problem) : std::vector<ActivationSet>();

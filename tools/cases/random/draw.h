@@ -37,6 +37,9 @@ class RandomDraw {
   void nsa_pool();
   void nsa_select();
   void nsa_gate();
+  void quantize();
+  /// Of a forward, now and then: operands of 8 bits and how their descales are laid out.
+  void eight_bits();
 
   RandomNumbers random_;
   RandomNumbers kernel_{0, 0};
@@ -48,6 +51,7 @@ class RandomDraw {
 
  private:
   std::int64_t head_dim();
+  void grain(RandomNumbers& random);
   /// Tokens of keys, dense or packed, and their compression.
   void key_tokens();
   /// A pool, and slots of the sequences in it.

@@ -21,6 +21,7 @@ enum Operations : unsigned {
   kSelect = 512,
   kGate = 1024,  // forward
   kGateBackward = 2048,
+  kQuantize = 4096,
 };
 constexpr unsigned kAttention = kForward | kBackward;
 constexpr unsigned kOfSequences = kAttention | kCombine | kAppend;
@@ -29,7 +30,9 @@ constexpr unsigned kLinear = kDecode | kChunks;
 constexpr unsigned kPools = kPool | kPoolBackward;
 constexpr unsigned kGates = kGate | kGateBackward;
 constexpr unsigned kCompressed = kPools | kSelect;
-constexpr unsigned kAll = kOfSequences | kLinear | kCompressed | kGates;
+constexpr unsigned kSixteenBits = kOfSequences | kLinear | kCompressed | kGates;
+constexpr unsigned kEightBits = kForward | kQuantize;
+constexpr unsigned kAll = kSixteenBits | kQuantize;
 
 struct Feature {
   std::string_view name;
@@ -41,8 +44,14 @@ struct Feature {
 bool same_types(const Problem& p, DType type) {
   return p.q_type == type && p.k_type == type && p.v_type == type && p.o_type == type;
 }
+bool has_type(const Problem& p, DType type) {
+  return p.k_type == type || p.v_type == type || (p.operation == Operation::quantize && p.o_type == type);
+}
+bool eight_bits(const Problem& p) {
+  return has_type(p, DType::e4m3) || has_type(p, DType::e5m2) || has_type(p, DType::int8);
+}
 bool mixed_types(const Problem& p) {
-  return !same_types(p, DType::fp32) && !same_types(p, DType::fp16) && !same_types(p, DType::bf16);
+  return !eight_bits(p) && !same_types(p, DType::fp32) && !same_types(p, DType::fp16) && !same_types(p, DType::bf16);
 }
 bool is_paged(const KvSource& source) {
   return source.layout == KvLayout::paged_table || source.layout == KvLayout::paged_csr;
@@ -102,6 +111,7 @@ constexpr Feature kFeatures[] = {
     {"nsa_gate", "operation", kGate, [](const Case& c) { return is_gate(c) && c.problem.pass == Pass::forward; }},
     {"nsa_gate_backward", "operation", kGateBackward,
      [](const Case& c) { return is_gate(c) && c.problem.pass == Pass::backward; }},
+    {"quantize", "operation", kQuantize, [](const Case& c) { return c.problem.operation == Operation::quantize; }},
     {"nsa_softmax", "", kSelect, [](const Case& c) { return c.problem.nsa.score == SelectScore::softmax; }},
     {"nsa_first", "reduce", kSelect,
      [](const Case& c) { return is_select(c) && c.problem.nsa.reduce == TileReduce::first; }},
@@ -115,13 +125,22 @@ constexpr Feature kFeatures[] = {
     {"nsa_given", "gate", kGates, [](const Case& c) { return c.problem.nsa.gate == GateKind::given; }},
     {"nsa_overlap", "", kCompressed, [](const Case& c) { return c.problem.nsa.stride < c.problem.nsa.length; }},
     {"nsa_project", "", kPools, [](const Case& c) { return c.problem.nsa.project; }},
-    {"fp32", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp32); }},
-    {"fp16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::fp16); }},
-    {"bf16", "types", kAll, [](const Case& c) { return same_types(c.problem, DType::bf16); }},
-    {"mixed_types", "types", kAll, [](const Case& c) { return mixed_types(c.problem); }},
+    {"fp32", "types", kSixteenBits, [](const Case& c) { return same_types(c.problem, DType::fp32); }},
+    {"fp16", "types", kSixteenBits, [](const Case& c) { return same_types(c.problem, DType::fp16); }},
+    {"bf16", "types", kSixteenBits, [](const Case& c) { return same_types(c.problem, DType::bf16); }},
+    {"mixed_types", "types", kSixteenBits, [](const Case& c) { return mixed_types(c.problem); }},
+    {"int8", "types", kEightBits, [](const Case& c) { return has_type(c.problem, DType::int8); }},
+    {"fp8", "types", kEightBits,
+     [](const Case& c) { return eight_bits(c.problem) && !has_type(c.problem, DType::int8); }},
+    {"descale_block", "grain", kEightBits, [](const Case& c) { return c.problem.quantization.grain == Grain::block; }},
+    {"descale_token", "grain", kEightBits, [](const Case& c) { return c.problem.quantization.grain == Grain::token; }},
+    {"smooth", "", kEightBits, [](const Case& c) { return c.problem.quantization.smooth; }},
+    {"hadamard", "", kQuantize, [](const Case& c) { return c.problem.quantization.hadamard; }},
+    {"given_descales", "", kQuantize, [](const Case& c) { return c.problem.quantization.given; }},
+    {"saturated", "", kQuantize, [](const Case& c) { return c.problem.quantization.counts; }},
     {"three_tiles", "", kAttention, spans},
-    {"varlen_q", "", kOfSequences | kChunks | kSelect | kGates, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
-    {"seqused_q", "", kAttention | kAppend, [](const Case& c) { return c.problem.seqused_q; }},
+    {"varlen_q", "", kOfSequences | kChunks | kSelect | kGates | kQuantize, [](const Case& c) { return c.problem.q_layout == Layout::varlen; }},
+    {"seqused_q", "", kAttention | kAppend | kQuantize, [](const Case& c) { return c.problem.seqused_q; }},
     {"kv_dense", "kv", kAttention | kAppend | kCompressed,
      [](const Case& c) { return has_keys(c.problem) && c.problem.kv.layout == KvLayout::dense; }},
     {"kv_varlen", "kv", kAttention | kCompressed, [](const Case& c) { return c.problem.kv.layout == KvLayout::varlen; }},
@@ -134,11 +153,11 @@ constexpr Feature kFeatures[] = {
     {"kv2_varlen", "kv2", kAttention,
      [](const Case& c) { return c.problem.kv2 && c.problem.kv2->layout == KvLayout::varlen; }},
     {"kv2_paged", "kv2", kForward, [](const Case& c) { return c.problem.kv2 && is_paged(*c.problem.kv2); }},
-    {"grouped_heads", "", kAttention | kAppend | kSelect, [](const Case& c) { return c.problem.heads_q != c.problem.heads_kv; }},
+    {"grouped_heads", "", kAttention | kAppend | kSelect | kQuantize, [](const Case& c) { return c.problem.heads_q != c.problem.heads_kv; }},
     {"batch", "", kAll, [](const Case& c) { return c.problem.batch > 1; }},
-    {"dims_differ", "", kAll & ~kSelect, [](const Case& c) { return c.problem.head_dim_qk != c.problem.head_dim_v; }},
+    {"dims_differ", "", kSixteenBits & ~kSelect, [](const Case& c) { return c.problem.head_dim_qk != c.problem.head_dim_v; }},
     {"dim_over_64", "", kAll, [](const Case& c) { return std::max(c.problem.head_dim_qk, c.problem.head_dim_v) > 64; }},
-    {"empty_sequence", "", kOfSequences | kChunks | kCompressed | kGates, has_empty_sequence},
+    {"empty_sequence", "", kOfSequences | kChunks | kCompressed | kGates | kQuantize, has_empty_sequence},
     {"q_offset", "", kAttention, [](const Case& c) { return !c.values.q_offset.empty(); }},
     {"far_offset", "", kAttention,
      [](const Case& c) {
@@ -180,7 +199,7 @@ constexpr Feature kFeatures[] = {
     {"sink_extreme", "", kAttention, [](const Case& c) { return c.values.extreme_sinks; }},
     {"dropout", "", kAttention, [](const Case& c) { return c.problem.dropout > 0; }},
     {"dropout_near_one", "", kAttention, [](const Case& c) { return c.problem.dropout >= 0.99F; }},
-    {"non_finite", "", kAttention, [](const Case& c) { return !c.values.non_finite.empty(); }},
+    {"non_finite", "", kAttention | kQuantize, [](const Case& c) { return !c.values.non_finite.empty(); }},
     {"list_indices", "list", kAttention, [](const Case& c) { return c.problem.list.form == TileList::Form::indices; }},
     {"list_bitmask", "list", kAttention, [](const Case& c) { return c.problem.list.form == TileList::Form::bitmask; }},
     {"list_transposed", "list", kAttention,
@@ -310,6 +329,15 @@ constexpr Exclusion kExclusions[] = {
     {"splits", "mass_prior_lse", "a tile's mass needs whole rows"},
 };
 
+/// 8-bit elements are N(0, 1) before their descales; descales of blocks and tokens are those of one source.
+bool meets_eight_bits(const Feature& a, const Feature& b) {
+  const bool eight = a.group == "grain" || a.name == "fp8" || a.name == "int8" || a.name == "smooth";
+  if (!eight) return false;
+  if (b.group == "kv2" || b.name == "k_offset2") return a.group == "grain";
+  const bool wide = b.name == "fp32" || b.name == "fp16" || b.name == "bf16" || b.name == "mixed_types";
+  return wide || (b.group == "inputs" && b.name != "inputs_nan_tail");
+}
+
 /// What a skip state takes the place of.
 constexpr std::string_view kNotBesideStates[] = {"list_indices",   "list_transposed", "list_heads_one", "list_heads_kv",
                                                  "list_batch_one", "list_full",       "next_indices",   "next_bitmask",
@@ -338,6 +366,7 @@ std::string_view why_apart(std::size_t a, std::size_t b) noexcept {
   if (a == b) return "";
   if (!x.group.empty() && x.group == y.group) return "a problem has one of these";
   if ((x.operations & y.operations) == 0) return "of different operations";
+  if (meets_eight_bits(x, y) || meets_eight_bits(y, x)) return "8-bit elements are drawn N(0, 1), of one source";
   if (meets_a_state(x, y) || meets_a_state(y, x)) return "a state has list and masses, of whole rows";
   for (const Exclusion& exclusion : kExclusions) {
     if (exclusion.a == x.name && exclusion.b == y.name) return exclusion.reason;

@@ -12,7 +12,7 @@
 
 namespace tessera::cases {
 
-inline constexpr std::size_t kMostFeatures = 128;
+inline constexpr std::size_t kMostFeatures = 144;
 using FeatureSet = std::bitset<kMostFeatures>;
 
 std::size_t feature_count() noexcept;

@@ -172,6 +172,56 @@ void RandomDraw::nsa_gate() {
   p_.batch_invariant = random_.chance(0.2);
 }
 
+void RandomDraw::grain(RandomNumbers& random) {
+  static constexpr std::int64_t kBlocks[] = {1, 4, 16, 32, 64, 100};
+  static constexpr Grain kGrains[] = {Grain::head, Grain::block, Grain::token};
+  p_.quantization.grain = random.pick(kGrains);
+  if (p_.quantization.grain == Grain::block) p_.quantization.block = random.pick(kBlocks);
+}
+
+void RandomDraw::quantize() {
+  p_.operation = Operation::quantize;
+  static constexpr DType kTypes[] = {DType::e4m3, DType::e4m3, DType::int8, DType::e5m2};
+  heads_and_dims();
+  p_.head_dim_v = p_.head_dim_qk;
+  p_.k_type = p_.v_type = p_.q_type;
+  p_.o_type = random_.pick(kTypes);
+  query_sizes(random_.chance(0.1) ? 0 : random_.between(1, 100));
+  grain(random_);
+  Quantization& q = p_.quantization;
+  q.smooth = p_.group() == 1 && random_.chance(0.4);
+  q.hadamard = random_.chance(0.4);
+  q.given = random_.chance(0.25);
+  q.counts = random_.chance(0.5);
+  if (q.hadamard) seeds();
+  if (p_.seqlen_q > 0 && random_.chance(0.1)) v_.non_finite.push_back(random_.below(p_.seqlen_q));
+}
+
+void RandomDraw::eight_bits() {
+  RandomNumbers random(v_.seed, 8);  // of its own: other problems stay as they are
+  if (gpu_ || p_.pass != Pass::forward || !random.chance(0.15)) return;
+  static constexpr DType kFloats[] = {DType::e4m3, DType::e4m3, DType::e5m2};
+  static constexpr DType kWide[] = {DType::fp32, DType::fp16, DType::bf16};
+  const std::int64_t kind = random.below(3);
+  if (kind == 0) {
+    p_.q_type = p_.k_type = DType::e4m3;
+    p_.v_type = random.pick(kFloats);
+  } else if (kind == 1) {
+    p_.q_type = p_.k_type = DType::int8;
+    p_.v_type = random.chance(0.3) ? random.pick(kFloats) : random.pick(kWide);
+  } else {
+    p_.q_type = random.pick(kWide);
+    p_.k_type = random.pick(kFloats);
+    p_.v_type = random.pick(kFloats);
+  }
+  if (!p_.kv2) grain(random);
+  Quantization& q = p_.quantization;
+  if (q.grain == Grain::block && p_.kv.page_size % q.block != 0) q.block = p_.kv.page_size;
+  q.smooth = random.chance(0.3);
+  if (v_.inputs.kind != InputKind::Kind::nan_tail) v_.inputs = {};
+  if (p_.k_type == DType::int8) v_.non_finite.clear();
+}
+
 void RandomDraw::state_slots(bool elsewhere) {
   p_.linear.states = 2 * p_.batch + random_.between(0, 3);
   std::vector<std::int64_t> slots(static_cast<std::size_t>(p_.linear.states));

@@ -38,6 +38,8 @@ class Generator : public RandomDraw {
       nsa_select();
     } else if (operation < 30 && !gpu_) {
       nsa_gate();
+    } else if (operation >= 96 && !gpu_) {
+      quantize();
     } else {
       attention();
     }
@@ -103,6 +105,7 @@ class Generator : public RandomDraw {
     tiles();
     outputs();
     make_extreme(case_, random_, gpu_);
+    eight_bits();
   }
 
   /// Fewer sequences, then heads, then dims, until the work fits the budget.
