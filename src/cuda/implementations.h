@@ -34,10 +34,11 @@ extern const Implementation kKvAppend;          // cache/kv_append.cpp
 extern const Implementation kLinearDecode;      // linear/linear_decode.cpp
 extern const Implementation kLinearChunkWgmma;  // linear/linear_chunk.cpp
 extern const Implementation kLinearChunk;
+extern const Implementation kNsaPool;  // sparse/nsa_pool.cpp
 
 /// Best first.
-inline constexpr const detail::Implementation* kImplementations[] = {&kFwdWgmma,     &kFwdMma,           &kBwdWgmma,
-                                                                     &kBwdMma,       &kCombine,          &kKvAppend,
-                                                                     &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk};
+inline constexpr const detail::Implementation* kImplementations[] = {
+    &kFwdWgmma, &kFwdMma,       &kBwdWgmma,         &kBwdMma,      &kCombine,
+    &kKvAppend, &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool};
 
 }  // namespace tessera::cuda
