@@ -35,10 +35,11 @@ extern const Implementation kLinearDecode;      // linear/linear_decode.cpp
 extern const Implementation kLinearChunkWgmma;  // linear/linear_chunk.cpp
 extern const Implementation kLinearChunk;
 extern const Implementation kNsaPool;  // sparse/nsa_pool.cpp
+extern const Implementation kNsaGate;  // sparse/nsa_gate.cpp
 
 /// Best first.
 inline constexpr const detail::Implementation* kImplementations[] = {
-    &kFwdWgmma, &kFwdMma,       &kBwdWgmma,         &kBwdMma,      &kCombine,
-    &kKvAppend, &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool};
+    &kFwdWgmma,     &kFwdMma,           &kBwdWgmma,    &kBwdMma,  &kCombine, &kKvAppend,
+    &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool, &kNsaGate};
 
 }  // namespace tessera::cuda
