@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row cuda.nsa_select of the table: which blocks of tokens the queries of a tile attend to.
 #include "shared/nsa_select.h"
+#include "cuda/driver/occupancy.h"
 #include "cuda/implementations.h"
 #include "cuda/jit/element.h"
 #include "cuda/jit/kernel.h"
@@ -122,11 +123,12 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
 void plan(detail::PlanState& state) {
   const Cut cut = choose(state.problem, state.target);
   const SelectConfig& c = cut.config;
+  const int blocks = std::clamp(blocks_that_fit(cut.shared_bytes, state.target), 1, 2);  // have registers to themselves
   KernelSource source;
   source.name = "nsa_select" + words_of(c, Words::all);
   source.text = to_string({.file = "cuda/sparse/nsa_select.cuh",
                            .definitions = configuration_line(c),
-                           .bounds = "config.threads(), 2",
+                           .bounds = "config.threads(), " + std::to_string(blocks),
                            .parameters = {"SelectParams params"},
                            .call = "NsaSelect<config>::run(params, memory)",
                            .has_memory = true});

@@ -106,8 +106,10 @@ struct SelectProducts<C, true> {
     ptx::cp_async_wait<0>();
     __syncthreads();
     if (C.stages > 1 && next >= 0) ask(next, stage ^ 1);
-    Accumulator<1, kWarpKeys / 8> sum;
+    // Products add with truncation: what is small beside the first terms has a sum of its own.
+    Accumulator<1, kWarpKeys / 8> sum, rest;
     sum.clear();
+    rest.clear();
     const int lane = thread() % 32;
     const int first_row = thread() / 32 % kRowWarps * 16;
     const int first = thread() / 32 / kRowWarps * kWarpKeys;
@@ -128,9 +130,17 @@ struct SelectProducts<C, true> {
         ptx::ldmatrix_x4(a, QueryTile::chunk_pair(rows, k) + static_cast<u32>(term * QueryTile::bytes));
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 16; ++n) {
-          ptx::mma_m16n8k16<C.q>(sum.tile[0][2 * n], a, b[n][0], b[n][1]);
-          ptx::mma_m16n8k16<C.q>(sum.tile[0][2 * n + 1], a, b[n][2], b[n][3]);
+          auto& tiles = term == 0 ? sum.tile[0] : rest.tile[0];
+          ptx::mma_m16n8k16<C.q>(tiles[2 * n], a, b[n][0], b[n][1]);
+          ptx::mma_m16n8k16<C.q>(tiles[2 * n + 1], a, b[n][2], b[n][3]);
         }
+      }
+    }
+    if constexpr (C.terms > 1) {
+#pragma unroll
+      for (int n = 0; n < kWarpKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum.tile[0][n][i] += rest.tile[0][n][i];
       }
     }
     write(sum, first_row + lane / 4, first + lane % 4 * 2);

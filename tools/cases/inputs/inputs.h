@@ -92,6 +92,7 @@ class Inputs {
   void bind_nsa_pool();
   void bind_nsa_select();
   void bind_nsa_gate();
+  void shut_branches();
   [[nodiscard]] std::vector<std::int64_t> pooled_shape(std::int64_t dim) const;
   void fill_pooled(Slot slot);
   void bind_pool();
