@@ -178,7 +178,7 @@ def nsa(
 
     q (b, n, hq, d), k, v (b, n, hkv, d | dv), or packed (tokens, heads, dim) with cu_seqlens int32 (b + 1) and
     max_seqlen (read from it if not given): row i is token i of its sequence. hq is a multiple of hkv; d and dv are
-    multiples of 8 to 512; fp32, fp16 or bf16. On the CPU only.
+    multiples of 8 to 512; fp32, fp16 or bf16. On a GPU fp16 and bf16, with gradients as `attention` has them.
 
     preset: "strict", nothing of row i depends on anything behind it; "paper" (Yuan et al. 2025: blocks of 32 every 16
     tokens, each token selects for itself); "reference", which leaks up to 63 later tokens to each row and selects by

@@ -151,7 +151,7 @@ def nsa_pool(
     Returns (k_pooled, v_pooled), (b, n, hkv, d | dv) in the dtypes of k and v; of packed tokens (k_pooled, v_pooled,
     cu_blocks), (tokens // stride, hkv, d | dv) and int32 (b + 1), where each sequence's blocks begin. Rows behind the
     last block hold anything. Raises as `attention` does; ValueError for torch tensors that require grad: `nsa` has
-    gradients. On the CPU only.
+    gradients.
 
     Source: Yuan et al. 2025 (arXiv:2502.11089), equation 7, with the mean for φ; docs/nsa.md.
     """
