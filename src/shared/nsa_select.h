@@ -90,9 +90,14 @@ struct SelectConfig {
   constexpr int sum_bytes() const { return has_stats() ? score_bytes() : 0; }
   constexpr int stat_bytes(int vectors) const { return has_stats() ? vectors * 2 * 4 : 0; }
   constexpr int tile_bytes(int tiles) const { return scoring == ScoringRows::all ? tiles * kPitch * 4 : 0; }
-  constexpr int smem_bytes(int dim, int vectors, int tiles, int top) const {
-    return query_bytes(dim) + key_bytes() + score_bytes() + factor_bytes() + sum_bytes() + stat_bytes(vectors) +
-           tile_bytes(tiles) + tiles * top * 8;
+  static constexpr int kStateBytes = 32;  // of a tile
+  /// What each scoring row sees, where that is asked for again and again.
+  constexpr int row_bytes(int all_rows) const {
+    return has_stats() || scoring == ScoringRows::all ? round_up(all_rows, 4) * 4 : 0;
+  }
+  constexpr int smem_bytes(int dim, int vectors, int all_rows, int tiles, int top) const {
+    return query_bytes(dim) + key_bytes() + score_bytes() + factor_bytes() + sum_bytes() + tiles * kStateBytes +
+           row_bytes(all_rows) + stat_bytes(vectors) + tile_bytes(tiles) + tiles * top * 8;
   }
 };
 

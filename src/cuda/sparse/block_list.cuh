@@ -15,6 +15,10 @@ __device__ __forceinline__ u64 entry_of(float score, int block) {
   const u32 ordered = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
   return static_cast<u64>(ordered) << 32 | ~static_cast<u32>(block);
 }
+__device__ __forceinline__ float score_of(u64 entry) {
+  const auto ordered = static_cast<u32>(entry >> 32);
+  return __uint_as_float((ordered & 0x80000000U) != 0 ? ordered ^ 0x80000000U : ~ordered);
+}
 __device__ __forceinline__ int block_of(u64 entry) { return static_cast<int>(~static_cast<u32>(entry)); }
 
 template <int slots>

@@ -54,7 +54,8 @@ Cut cut_of(const Problem& p, SelectConfig config) {
   constexpr std::int64_t most = std::int64_t{1} << 24;  // of shared memory there is less
   cut.shared_bytes = vectors > most ? static_cast<int>(most)
                                     : config.smem_bytes(static_cast<int>(p.head_dim_qk), cut.vectors,
-                                                        cut.tiles_together, static_cast<int>(p.nsa.top));
+                                                        cut.tiles_together * cut.tile_rows, cut.tiles_together,
+                                                        static_cast<int>(p.nsa.top));
   return cut;
 }
 

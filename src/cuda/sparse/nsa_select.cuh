@@ -11,6 +11,14 @@
 
 namespace tessera::cuda {
 
+/// What a block keeps of a tile.
+struct alignas(16) SelectTile {
+  float bar;  // scores up to this change the list no more; NaN: all do
+  int end;    // of the candidates
+  ForcedBlocks forced;
+};
+static_assert(sizeof(SelectTile) == SelectConfig::kStateBytes);
+
 template <SelectConfig C>
 struct NsaSelect {
   static constexpr bool kDot = C.score == BlockScore::dot;
@@ -22,6 +30,8 @@ struct NsaSelect {
   const SelectParams& p;
   const SelectWork& work;
   SelectProducts<C>& products;
+  SelectTile* tiles;
+  int* row_visible;    // (rows): compressed keys, where a panel has more than the tiles' rows or probabilities
   float* sums;         // (rows of a panel, kPitch): scores of blocks, where they are sums of probabilities
   float* maxima;       // (vectors): the largest product; where scores are probabilities
   float* totals;       // (vectors): sums of exponentials
@@ -33,12 +43,20 @@ struct NsaSelect {
     const SelectWork work(p);
     SelectProducts<C> products(work, memory);
     const int vectors = p.tiles_together * tile_rows(p) * heads_apart(p);
-    char* behind = memory + C.query_bytes(p.d) + C.key_bytes() + C.score_bytes() + C.factor_bytes();
-    auto* sums = reinterpret_cast<float*>(behind);
-    auto* maxima = reinterpret_cast<float*>(behind + C.sum_bytes());
-    auto* tile_scores = reinterpret_cast<float*>(behind + C.sum_bytes() + C.stat_bytes(vectors));
-    auto* lists = reinterpret_cast<u64*>(reinterpret_cast<char*>(tile_scores) + C.tile_bytes(p.tiles_together));
-    NsaSelect{p, work, products, sums, maxima, maxima + vectors, tile_scores, lists}.select(vectors);
+    char* at = memory + C.query_bytes(p.d) + C.key_bytes() + C.score_bytes() + C.factor_bytes();
+    const auto take = [&at](int bytes) {
+      char* const from = at;
+      at += bytes;
+      return from;
+    };
+    auto* tiles = reinterpret_cast<SelectTile*>(take(p.tiles_together * SelectConfig::kStateBytes));
+    auto* row_visible = reinterpret_cast<int*>(take(C.row_bytes(p.tiles_together * tile_rows(p))));
+    auto* sums = reinterpret_cast<float*>(take(C.sum_bytes()));
+    auto* maxima = reinterpret_cast<float*>(take(C.stat_bytes(vectors)));
+    auto* tile_scores = reinterpret_cast<float*>(take(C.tile_bytes(p.tiles_together)));
+    auto* lists = reinterpret_cast<u64*>(at);
+    NsaSelect{p, work, products, tiles, row_visible, sums, maxima, maxima + vectors, tile_scores, lists}.select(
+        vectors);
   }
 
   /// Vectors of a scoring row.
@@ -66,8 +84,13 @@ struct NsaSelect {
       maxima[i] = -kInfinity;
       totals[i] = 0.0F;
     }
-    int visible = 0;
-    for (int tile = 0; tile < p.tiles_together; ++tile) visible = max(visible, work.most_visible(tile, C.scoring));
+    for (int i = thread(); i < p.tiles_together; i += C.threads()) describe_tile(i);
+    for (int i = thread(); (C.has_stats() || kAllRows) && i < rows(); i += C.threads()) {
+      row_visible[i] = work.visible_to(i, C.scoring);
+    }
+    int last = p.tiles_together - 1;
+    while (last > 0 && !work.has_rows(last)) --last;
+    const int visible = work.most_visible(last, C.scoring);
     if (panels() == 1) load_panel(0);
     if constexpr (!kDot) {
       for (int panel = 0; panel < panels(); ++panel) add_exponentials(panel, visible);
@@ -78,6 +101,17 @@ struct NsaSelect {
     for (int tile = warp(); tile < p.tiles_together; tile += kWarps) write_list(tile);
   }
 
+  __device__ __forceinline__ void describe_tile(int index) const {
+    SelectTile tile{};
+    if (work.has_rows(index)) {
+      tile.bar = __int_as_float(0x7fffffff);
+      tile.forced = ForcedBlocks(work, index);
+      const int end = min(tile.forced.begun, work.candidates(work.most_visible(index, C.scoring)));
+      tile.end = tile.forced.places > 0 ? end : 0;
+    }
+    tiles[index] = tile;
+  }
+
   /// The first pass: what probabilities of a panel's vectors are divided by.
   __device__ __forceinline__ void add_exponentials(int panel, int visible) const {
     if (panels() > 1) load_panel(panel);
@@ -85,7 +119,7 @@ struct NsaSelect {
       products.multiply(first, first + kKeys < visible ? first + kKeys : -1);
       for (int i = warp(); i < panel_vectors(); i += kWarps) {
         const int vector = panel * panel_vectors() + i;
-        const int keys = min(kKeys, work.visible_to(row_of(vector), C.scoring) - first);
+        const int keys = min(kKeys, row_visible[row_of(vector)] - first);
         if (keys > 0) add_exponentials_of(vector, products.scores + i * kPitch, keys);
       }
     }
@@ -141,7 +175,7 @@ struct NsaSelect {
       for (int i = thread(); i < panel_vectors() * kKeys; i += C.threads()) {
         const int vector = panel * panel_vectors() + i / kKeys;
         float& a = products.scores[i / kKeys * kPitch + i % kKeys];
-        const bool sees = key + i % kKeys < work.visible_to(row_of(vector), C.scoring);
+        const bool sees = key + i % kKeys < row_visible[row_of(vector)];
         a = sees ? expf(a - maxima[vector]) / totals[vector] : 0.0F;
       }
       __syncthreads();
@@ -183,7 +217,7 @@ struct NsaSelect {
       float largest = panel == 0 ? -kInfinity : tile_scores[tile * kPitch + block];
       const int last = min(end, (tile + 1) * tile_rows(p));
       for (int row = max(begin, tile * tile_rows(p)); row < last; ++row) {
-        if (first + block >= work.candidates(work.visible_to(row, C.scoring))) continue;
+        if (first + block >= work.candidates(row_visible[row])) continue;
         largest = fmaxf(largest, scores[(row - begin) * kPitch + block]);  // which is no NaN
       }
       tile_scores[tile * kPitch + block] = largest;
@@ -191,20 +225,32 @@ struct NsaSelect {
     __syncthreads();
   }
 
-  __device__ __forceinline__ void offer(int tile, int first, const float* scores) const {
-    if (!work.has_rows(tile)) return;
-    const ForcedBlocks forced(work, tile);
-    const int end = min(forced.begun, work.candidates(work.most_visible(tile, C.scoring)));
-    if (first >= end || forced.places == 0) return;
-    BlockList<C.slots> list;
-    list.load(lists + tile * p.top, p.top);
-    const int count = min(p.blocks_together, end - first);
-    for (int begin = 0; begin < count; begin += 32) {
-      const int at = begin + lane();
-      const bool counts = at < count && !forced.has(first + at);
-      list.offer(counts ? entry_of(scores[at], first + at) : 0, forced.places);
+  /// Blocks come in ascending order, so that one as good as the last of a full list is not taken.
+  __device__ __forceinline__ void offer(int index, int first, const float* scores) const {
+    SelectTile& tile = tiles[index];
+    const int count = min(p.blocks_together, tile.end - first);
+    if (count <= 0) return;
+    const float bar = tile.bar;
+    const ForcedBlocks forced = tile.forced;
+    bool counts[2];
+    float score[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = half * 32 + lane();
+      counts[half] = at < count && !forced.has(first + at);
+      score[half] = counts[half] ? scores[at] : 0.0F;
+      counts[half] = counts[half] && !(score[half] <= bar);
     }
-    list.store(lists + tile * p.top, p.top);
+    if (__ballot_sync(0xffffffffU, counts[0] || counts[1]) == 0) return;
+    BlockList<C.slots> list;
+    list.load(lists + index * p.top, p.top);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      list.offer(counts[half] ? entry_of(score[half], first + half * 32 + lane()) : 0, forced.places);
+    }
+    list.store(lists + index * p.top, p.top);
+    const u64 least = list.at(forced.places - 1);
+    if (lane() == 0 && least != 0) tile.bar = score_of(least);
   }
 
   __device__ __forceinline__ void write_list(int tile) const {
@@ -218,7 +264,7 @@ struct NsaSelect {
     if (work.has_rows(tile)) {
       BlockList<C.slots> list;
       list.load(lists + tile * p.top, p.top);
-      taken = list.write(indices, ForcedBlocks(work, tile), p.top);
+      taken = list.write(indices, tiles[tile].forced, p.top);
     } else {
       for (int i = lane(); i < p.top; i += 32) indices[i] = -1;
     }

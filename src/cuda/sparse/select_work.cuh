@@ -80,6 +80,7 @@ struct ForcedBlocks {
   int begun;
   int places;  // in the list for others
 
+  ForcedBlocks() = default;
   __device__ __forceinline__ ForcedBlocks(const SelectWork& work, int tile) {
     const SelectParams& p = work.p;
     const int first = work.begin_of(tile);
