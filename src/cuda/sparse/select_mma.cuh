@@ -117,7 +117,7 @@ struct SelectProducts<C, true> {
     const u32 columns =
         keys_address<KeyTile>(ptx::shared_address(keys) + static_cast<u32>(stage * KeyTile::bytes), lane) +
         static_cast<u32>(first * KeyTile::row_bytes);
-#pragma unroll
+#pragma unroll 2
     for (int k = 0; k < C.d / 16; ++k) {
       u32 b[kWarpKeys / 16][4];
 #pragma unroll
