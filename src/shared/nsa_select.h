@@ -107,6 +107,7 @@ struct SelectParams {
   HeadRows q;
   HeadRows keys;
   const int* cu_seqlens_q;  // (b + 1); null: dense
+  const i64* q_offset;      // (b): positions of rows 0; null: 0
   int seqlen_q, total_q;
   int* counts;   // (b, lists, tiles)
   int* indices;  // (b, lists, tiles, top)

@@ -124,7 +124,9 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
 void plan(detail::PlanState& state) {
   const Cut cut = choose(state.problem, state.target);
   const SelectConfig& c = cut.config;
-  const int blocks = std::clamp(blocks_that_fit(cut.shared_bytes, state.target), 1, 2);  // have registers to themselves
+  // Two blocks that share a multiprocessor have 128 registers a thread.
+  const bool is_light = c.scoring == ScoringRows::first || (c.scoring == ScoringRows::mean && !c.has_stats());
+  const int blocks = is_light ? std::clamp(blocks_that_fit(cut.shared_bytes, state.target), 1, 2) : 1;
   KernelSource source;
   source.name = "nsa_select" + words_of(c, Words::all);
   source.text = to_string({.file = "cuda/sparse/nsa_select.cuh",
@@ -158,6 +160,7 @@ SelectParams params_of(const Problem& problem, const Bindings& bindings, const C
   p.q = head_rows(bindings[Slot::q]);
   p.keys = head_rows(bindings[Slot::k_pooled]);
   if (const Tensor& ends = bindings[Slot::cu_seqlens_q]) p.cu_seqlens_q = ends.as<int>();
+  if (const Tensor& offsets = bindings[Slot::q_offset]) p.q_offset = offsets.as<i64>();
   p.seqlen_q = static_cast<int>(problem.seqlen_q);
   p.total_q = static_cast<int>(problem.total_q);
   p.counts = counts.as<int>();

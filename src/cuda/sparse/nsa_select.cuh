@@ -91,6 +91,7 @@ struct NsaSelect {
     int last = p.tiles_together - 1;
     while (last > 0 && !work.has_rows(last)) --last;
     const int visible = work.most_visible(last, C.scoring);
+    products.end = visible;
     if (panels() == 1) load_panel(0);
     if constexpr (!kDot) {
       for (int panel = 0; panel < panels(); ++panel) add_exponentials(panel, visible);

@@ -24,6 +24,7 @@ struct SelectProducts<C, true> {
   char* queries;   // a tile for each term
   char* keys;      // stages
   float* scores;   // (rows, SelectConfig::kPitch)
+  int end = 0;     // of the keys that some row sees
   float* factors;  // (rows)
   int* largest;    // (rows): bits of absolute values
   int asked = -1;  // the first of the keys that are under way
@@ -190,13 +191,13 @@ struct SelectProducts<C, true> {
     return sum;
   }
 
-  /// Keys behind the sequence's and columns behind the last are 0.
+  /// Keys that no row sees, which may hold anything, and columns behind the last are 0.
   __device__ __forceinline__ void ask(int first_key, int to_stage) const {
     const u32 to = ptx::shared_address(keys) + static_cast<u32>(to_stage * KeyTile::bytes);
     for (int i = thread(); i < kKeys * kChunks; i += C.threads()) {
       const int key = i / kChunks;
       const int chunk = i % kChunks;
-      const bool exists = first_key + key < work.keys.blocks && chunk * 8 < work.p.d;
+      const bool exists = first_key + key < end && chunk * 8 < work.p.d;
       const i64 row = static_cast<i64>(work.keys.first_block) + first_key + key;
       const char* from =
           exists ? row_at<C.k>(work.p.keys, work.batch, row, work.key_head(), chunk * 8) : work.p.keys.data;

@@ -16,6 +16,7 @@ struct SelectProducts {
   float* queries;  // (rows, pitch)
   float* slice;    // (keys, slice + 1): columns of the keys
   float* scores;   // (rows, SelectConfig::kPitch)
+  int end = 0;     // of the keys that some row sees
   int pitch;
 
   __device__ __forceinline__ SelectProducts(const SelectWork& of, char* memory)
@@ -75,7 +76,7 @@ struct SelectProducts {
     __syncthreads();
   }
 
-  /// Keys behind the sequence's and columns behind the last are 0.
+  /// Keys that no row sees, which may hold anything, and columns behind the last are 0.
   __device__ __forceinline__ void load_slice(int first_key, int begin) {
     constexpr int columns = kSlice / C.width;
     for (int i = static_cast<int>(threadIdx.x); i < kKeys * columns; i += C.threads()) {
@@ -84,7 +85,7 @@ struct SelectProducts {
       RowVector<C.k, C.width> x;
 #pragma unroll
       for (int j = 0; j < C.width; ++j) x.at[j] = 0.0F;
-      if (first_key + key < work.keys.blocks && begin + column < work.p.d) {
+      if (first_key + key < end && begin + column < work.p.d) {
         x.load(row_at<C.k>(work.p.keys, work.batch, static_cast<i64>(work.keys.first_block) + first_key + key,
                            work.key_head(), begin + column));
       }

@@ -13,6 +13,7 @@ struct SelectWork {
   const SelectParams& p;
   int batch, list;
   int first_tile;  // the last tiles see most and go first
+  int position;    // of row 0
   Extent queries;
   CompressedSequence keys;
 
@@ -21,8 +22,16 @@ struct SelectWork {
         batch(static_cast<int>(blockIdx.z)),
         list(static_cast<int>(blockIdx.y)),
         first_tile(static_cast<int>(gridDim.x - 1 - blockIdx.x) * params.tiles_together),
+        position(find_position(params, static_cast<int>(blockIdx.z))),
         queries(find_extent(params.cu_seqlens_q, nullptr, batch, params.seqlen_q, params.total_q)),
         keys(params.compression, batch) {}
+
+  /// A multiple of the tile's rows, whatever is given, and so small that sums with it are numbers of 32 bits.
+  static __device__ __forceinline__ int find_position(const SelectParams& p, int batch) {
+    if (p.q_offset == nullptr) return 0;
+    const auto offset = static_cast<int>(min(max(p.q_offset[batch], i64{0}), i64{1} << 29));
+    return ptx::divide(offset, p.tile) * static_cast<int>(p.tile.value);
+  }
 
   __device__ __forceinline__ int key_head() const { return ptx::divide(list, p.lists_a_kv); }
   __device__ __forceinline__ int rows_of_tile() const { return static_cast<int>(p.tile.value); }
@@ -32,7 +41,7 @@ struct SelectWork {
     return tile < p.tiles_together && first_tile + tile < p.tiles && begin_of(tile) < queries.length;
   }
   __device__ __forceinline__ int position_of(int tile, int row, ScoringRows scoring) const {
-    return begin_of(tile) + (scoring == ScoringRows::mean ? rows_of_tile() - 1 : row);
+    return position + begin_of(tile) + (scoring == ScoringRows::mean ? rows_of_tile() - 1 : row);
   }
   /// Scoring rows of a tile that are in the sequence.
   __device__ __forceinline__ int rows_of(int tile) const {
@@ -83,7 +92,7 @@ struct ForcedBlocks {
   ForcedBlocks() = default;
   __device__ __forceinline__ ForcedBlocks(const SelectWork& work, int tile) {
     const SelectParams& p = work.p;
-    const int first = work.begin_of(tile);
+    const int first = work.position + work.begin_of(tile);
     const int last_block = ptx::divide(first + work.rows_of_tile() - 1, p.block);
     initial = p.initial;
     local_begin = p.local == 0 ? 0 : max(initial, ptx::divide(first, p.block) - p.local + 1);

@@ -72,6 +72,7 @@ void Inputs::bind_nsa_pool() {
 /// Compressed keys of any numbers: nothing says that they are means. Those of non_finite are NaN.
 void Inputs::bind_nsa_select() {
   bind_query_lengths();
+  bind_offsets();
   bind_key_lengths(0);
   sequences_ = reference::resolve_sequences(problem_, bindings_);
   allocate(Slot::q, problem_.q_type, query_shape(problem_.heads_q, problem_.head_dim_qk));
