@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from .._arguments import longest
 from .._checks import whole
-from .._libraries import common_library, dtype_name
+from .._libraries import common_library, dtype_name, is_compiling
 from ..attention import attention
 from ..tiles import TileList
 from .gates import BRANCHES, nsa_gate
@@ -96,6 +96,12 @@ def call_of(
 def select_tiles(call: NsaCall, q: Array, k_pooled: Array, cu_seqlens: Array | None) -> TileList:
     """The blocks of the selected branch."""
     o = call.options
+    if is_compiling():
+        options = (o.length, o.stride, o.block, o.top, call.tile, o.heads, o.score, o.reduce, o.visible, o.initial)
+        made = common_library([("q", q)]).operators.nsa_select(
+            q, k_pooled, (*options, o.local, call.causal, call.scale, call.threads), cu_seqlens, call.max_seqlen
+        )
+        return TileList(counts=made[0], indices=made[1], block=(call.tile, o.block))
     return nsa_select(
         q,
         k_pooled,
@@ -199,7 +205,7 @@ def nsa(
     call = call_of(q, k, options_of(preset, options), causal, scale, cu_seqlens, max_seqlen, threads)
     library = common_library([("q", q), ("k", k), ("v", v)])
     pool, gate, out = nsa_pool, nsa_gate, None
-    if library.operators is not None and library.operators.wants_gradient(
+    if library.operators is not None and library.operators.wants_operators(
         q, k, v, gate_weight, gates, k_projection, v_projection
     ):
         pool, gate = library.operators.nsa_pool, library.operators.nsa_gate

@@ -6,6 +6,16 @@ from __future__ import annotations
 from .calls import forward
 from .in_place import append, flush, linear
 from .linear import linear_attention
-from .nsa import nsa_gate, nsa_pool, wants_gradient
+from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
 
-__all__ = ["append", "flush", "forward", "linear", "linear_attention", "nsa_gate", "nsa_pool", "wants_gradient"]
+__all__ = [
+    "append",
+    "flush",
+    "forward",
+    "linear",
+    "linear_attention",
+    "nsa_gate",
+    "nsa_pool",
+    "nsa_select",
+    "wants_operators",
+]
