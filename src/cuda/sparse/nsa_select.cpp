@@ -25,8 +25,7 @@ struct Cut {
   int tile_rows;       // scoring rows of a tile
   int panel_rows;      // whose vectors meet the keys together
   int tiles_together;  // of a block of threads
-  int vectors;         // of these tiles
-  int shared_bytes;
+  int shared_bytes;    // of as many tiles as fit
 };
 
 bool has_tensor_cores(const Problem& p) {
@@ -50,10 +49,9 @@ Cut cut_of(const Problem& p, SelectConfig config) {
   cut.panel_rows = static_cast<int>(std::max<std::int64_t>(config.rows / apart, 1));
   cut.tiles_together = std::max(cut.panel_rows / cut.tile_rows, 1);
   const std::int64_t vectors = cut.tiles_together * cut.tile_rows * apart;
-  cut.vectors = static_cast<int>(std::min<std::int64_t>(vectors, kMostTokens));
   constexpr std::int64_t most = std::int64_t{1} << 24;  // of shared memory there is less
   cut.shared_bytes = vectors > most ? static_cast<int>(most)
-                                    : config.smem_bytes(static_cast<int>(p.head_dim_qk), cut.vectors,
+                                    : config.smem_bytes(static_cast<int>(p.head_dim_qk), static_cast<int>(vectors),
                                                         cut.tiles_together * cut.tile_rows, cut.tiles_together,
                                                         static_cast<int>(p.nsa.top));
   return cut;
@@ -121,8 +119,18 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
   return Support::yes();
 }
 
+/// Fewer tiles for each block of threads where multiprocessors would idle: warps make their lists one after another.
+void spread(Cut& cut, const Problem& p, const Target& target) {
+  const std::int64_t lists = p.batch * detail::select_heads(p), tiles = detail::select_tiles(p);
+  const auto idles = [&] {
+    return divide_up<std::int64_t>(tiles, cut.tiles_together) * lists < 2 * std::int64_t{target.multiprocessors};
+  };
+  while (cut.tiles_together > SelectConfig::kWarps && idles()) cut.tiles_together = divide_up(cut.tiles_together, 2);
+}
+
 void plan(detail::PlanState& state) {
-  const Cut cut = choose(state.problem, state.target);
+  Cut cut = choose(state.problem, state.target);
+  spread(cut, state.problem, state.target);
   const SelectConfig& c = cut.config;
   // Two blocks that share a multiprocessor have 128 registers a thread.
   const bool is_light = c.scoring == ScoringRows::first || (c.scoring == ScoringRows::mean && !c.has_stats());

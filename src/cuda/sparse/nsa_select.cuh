@@ -72,10 +72,12 @@ struct NsaSelect {
   /// Only where all rows score can a tile have more of them than a panel.
   __device__ __forceinline__ int panels() const { return kAllRows ? p.panels : 1; }
   __device__ __forceinline__ int row_of(int vector) const { return ptx::divide(vector, p.shared_heads); }
-  __device__ __forceinline__ int panel_vectors() const { return p.panel_rows * heads_apart(p); }
+  /// Rows of a panel, of which the last may have fewer.
+  __device__ __forceinline__ int rows_of(int panel) const { return min(p.panel_rows, rows() - panel * p.panel_rows); }
+  __device__ __forceinline__ int first_vector(int panel) const { return panel * p.panel_rows * heads_apart(p); }
+  __device__ __forceinline__ int vectors_of(int panel) const { return rows_of(panel) * heads_apart(p); }
   __device__ __forceinline__ void load_panel(int panel) const {
-    const int vectors = rows() * heads_apart(p);
-    products.load_queries(panel * panel_vectors(), min(panel_vectors(), vectors - panel * panel_vectors()));
+    products.load_queries(first_vector(panel), vectors_of(panel));
   }
 
   __device__ __forceinline__ void select(int vectors) const {
@@ -118,8 +120,8 @@ struct NsaSelect {
     if (panels() > 1) load_panel(panel);
     for (int first = 0; first < visible; first += kKeys) {
       products.multiply(first, first + kKeys < visible ? first + kKeys : -1);
-      for (int i = warp(); i < panel_vectors(); i += kWarps) {
-        const int vector = panel * panel_vectors() + i;
+      for (int i = warp(); i < vectors_of(panel); i += kWarps) {
+        const int vector = first_vector(panel) + i;
         const int keys = min(kKeys, row_visible[row_of(vector)] - first);
         if (keys > 0) add_exponentials_of(vector, products.scores + i * kPitch, keys);
       }
@@ -173,14 +175,14 @@ struct NsaSelect {
     const int end = min(visible, work.end_key(first, p.blocks_together));
     for (int key = begin; key < end; key += kKeys) {
       products.multiply(key, key + kKeys < end ? key + kKeys : next);
-      for (int i = thread(); i < panel_vectors() * kKeys; i += C.threads()) {
-        const int vector = panel * panel_vectors() + i / kKeys;
+      for (int i = thread(); i < vectors_of(panel) * kKeys; i += C.threads()) {
+        const int vector = first_vector(panel) + i / kKeys;
         float& a = products.scores[i / kKeys * kPitch + i % kKeys];
         const bool sees = key + i % kKeys < row_visible[row_of(vector)];
         a = sees ? expf(a - maxima[vector]) / totals[vector] : 0.0F;
       }
       __syncthreads();
-      for (int i = thread(); i < p.panel_rows * p.blocks_together; i += C.threads()) {
+      for (int i = thread(); i < rows_of(panel) * p.blocks_together; i += C.threads()) {
         const int row = i / p.blocks_together;
         const int block = i - row * p.blocks_together;
         float& sum = sums[row * kPitch + block];
@@ -211,7 +213,7 @@ struct NsaSelect {
   __device__ __forceinline__ void take_largest(int panel, int first) const {
     const float* scores = kDot ? products.scores : sums;
     const int begin = panel * p.panel_rows;  // rows of all tiles
-    const int end = min(begin + p.panel_rows, rows());
+    const int end = begin + rows_of(panel);
     for (int i = thread(); i < p.tiles_together * p.blocks_together; i += C.threads()) {
       const int tile = i / p.blocks_together;
       const int block = i - tile * p.blocks_together;
