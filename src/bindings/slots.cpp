@@ -51,7 +51,7 @@ constexpr SlotRow kSlots[] = {
     {Slot::page_indptr2, "page_indptr2", "kv2=csr"},
     {Slot::page_indices2, "page_indices2", "kv2=csr"},
     {Slot::last_page_len2, "last_page_len2", "kv2=csr"},
-    {Slot::q_offset, "q_offset", "the operation attention"},
+    {Slot::q_offset, "q_offset", "the operations attention and nsa_select"},
     {Slot::k_offset, "k_offset", "the operation attention"},
     {Slot::k_offset2, "k_offset2", "kv2="},
     {Slot::tile_counts, "tile_counts", "list=indices or list=transposed"},

@@ -35,10 +35,13 @@ extern const Implementation kKvAppend;          // cache/kv_append.cpp
 extern const Implementation kLinearDecode;      // linear/linear_decode.cpp
 extern const Implementation kLinearChunkWgmma;  // linear/linear_chunk.cpp
 extern const Implementation kLinearChunk;
+extern const Implementation kNsaPool;    // sparse/nsa_pool.cpp
+extern const Implementation kNsaSelect;  // sparse/nsa_select.cpp
+extern const Implementation kNsaGate;    // sparse/nsa_gate.cpp
 
 /// Best first.
 inline constexpr const detail::Implementation* kImplementations[] = {
-    &kFwdDecode, &kFwdWgmma, &kFwdMma,       &kBwdWgmma,         &kBwdMma,
-    &kCombine,   &kKvAppend, &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk};
+    &kFwdDecode,    &kFwdWgmma,         &kFwdMma,      &kBwdWgmma, &kBwdMma,    &kCombine, &kKvAppend,
+    &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool,  &kNsaSelect, &kNsaGate};
 
 }  // namespace tessera::cuda

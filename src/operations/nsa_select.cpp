@@ -117,6 +117,7 @@ void tensors(RuleWriter& w, const Problem& p) {
   w.query_lengths();
   pooled_rows(w, p, Slot::k_pooled, Access::read, p.k_type, p.head_dim_qk);
   w.key_lengths(p.kv, source_slots(false), Presence::optional);
+  w.allow(Slot::q_offset, DType::int64, {p.batch});
   const std::int64_t heads = select_heads(p), tiles = select_tiles(p);
   w.require(Slot::selected_counts, Access::write, DType::int32, {p.batch, heads, tiles});
   w.require(Slot::selected_indices, Access::write, DType::int32, {p.batch, heads, tiles, p.nsa.top});
@@ -125,6 +126,13 @@ void tensors(RuleWriter& w, const Problem& p) {
 void check_values(const Problem& p, const Bindings& bindings) {
   check_query_lengths(p, bindings);
   check_source_lengths(p, p.kv, source_slots(false), bindings);
+  check_offsets(p, bindings);
+  const Tensor& offsets = bindings[Slot::q_offset];
+  for (std::int64_t b = 0; offsets && b < p.batch; ++b) {
+    const std::int64_t offset = offsets.as<const std::int64_t>()[b];
+    if (offset >= 0 && offset % p.nsa.tile == 0) continue;
+    refuse_element(Slot::q_offset, b, offset, "0 or more, a multiple of nsa.tile, " + std::to_string(p.nsa.tile));
+  }
 }
 
 }  // namespace

@@ -130,6 +130,24 @@ TEST_P(GraphReplay, Gradients) {
                   "drop_offset=12884901893 seed=94"});
 }
 
+TEST_P(GraphReplay, NativeSparseAttention) {
+  for (const char* words : {"", "project", "pass=backward project"}) {
+    expect_replays(
+        "nsa_pool b=3 sk=200 hkv=2 d=64 dtype=bf16 kv=varlen tk=330 length=32 stride=16 " + std::string(words),
+        {"lens_k=200,0,127 seed=61", "lens_k=31,32,33 seed=62", "lens_k=0,0,0 seed=63"});
+  }
+  expect_replays(
+      "nsa_select b=3 sq=200 sk=200 hq=4 hkv=2 d=64 dtype=bf16 layout=varlen tq=330 tk=330 length=16 tile=32 top=5 "
+      "causal",
+      {"lens_q=200,0,127 lens_k=200,0,127 seed=64", "lens_q=16,100,17 lens_k=16,100,17 seed=65"});
+  expect_replays("nsa_select b=2 sq=1 sk=300 hq=4 hkv=2 d=64 dtype=fp16 length=8 tile=32 top=9 causal",
+                 {"q_offset=288,32 seed=66", "q_offset=0,256 seed=67"});
+  for (const char* pass : {"", "pass=backward "}) {
+    expect_replays("nsa_gate " + std::string(pass) + "b=3 sq=100 hq=3 d=64 dtype=bf16 layout=varlen tq=170",
+                   {"lens_q=100,0,65 seed=68", "lens_q=1,2,3 seed=69", "lens_q=0,0,0 seed=70"});
+  }
+}
+
 TEST_P(GraphReplay, PositionsAndDropoutsSeed) {
   expect_replays("attention b=2 sq=70 sk=150 hq=2 d=64 dtype=bf16 seqused_k window=40:3 alibi dropout=0.25 lse",
                  {"lens_k=150,90 q_offset=80,20 k_offset=0,0 drop_scalars drop_seed=3 drop_offset=4 seed=55",

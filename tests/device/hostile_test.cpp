@@ -125,18 +125,16 @@ class HostileCase {
   [[nodiscard]] std::string damage(bool refused) const { return inputs_.find_damage(refused ? nothing_ : everything_); }
   /// "" or the output that holds what no number inside the tensors can give.
   [[nodiscard]] std::string impossible_output() {
-    const Problem& problem = case_.problem;
     for (const auto& buffer : inputs_.buffers()) {
       if (!inputs_.is_output(buffer.slot)) continue;
       const Tensor& tensor = inputs_.bindings()[buffer.slot];
       std::string found;
       reference::for_each_element(tensor, [&](std::int64_t index, std::int64_t offset) {
         const double value = reference::read(tensor, offset);
-        // Untouched entries hold −1; counts are of key blocks, indices one less.
-        const bool possible =
-            tensor.dtype == DType::uint32 ||
-            (is_floating(tensor.dtype) ? !std::isnan(value)
-                                       : value >= -1 && value <= static_cast<double>(problem.key_blocks()));
+        // Untouched entries hold −1; counts are of blocks, indices one less.
+        const bool possible = tensor.dtype == DType::uint32 ||
+                              (is_floating(tensor.dtype) ? !std::isnan(value)
+                                                         : value >= -1 && value <= static_cast<double>(most_blocks()));
         if (!possible && found.empty()) {
           found = std::string(to_string(buffer.slot)) + " element " + std::to_string(index) + " is " +
                   std::to_string(value);
@@ -148,6 +146,12 @@ class HostileCase {
   }
 
  private:
+  [[nodiscard]] std::int64_t most_blocks() const {
+    const Problem& p = case_.problem;
+    if (p.operation == Operation::nsa_pool) return p.kv.total / p.nsa.stride;
+    if (p.operation != Operation::nsa_select) return p.key_blocks();
+    return (p.kv.seqlen + p.nsa.block - 1) / p.nsa.block;
+  }
   static void put(const Tensor& tensor, std::int64_t offset, std::int64_t value) {
     std::memcpy(tensor.bytes() + offset * static_cast<std::int64_t>(size_of(tensor.dtype)), &value,
                 size_of(tensor.dtype));  // the low bytes
@@ -312,6 +316,20 @@ TEST_P(HostileMetadata, MassesAndNextLists) {
   expect_contained(common +
                    "layout=varlen tq=150 tk=300 seqused_q list=transposed mass=rms next=bitmask threshold=0.05");
   expect_contained(common + "seqused_k seqused_q next=indices threshold=0.1");
+}
+
+TEST_P(HostileMetadata, NativeSparseAttention) {
+  for (const char* pass : {"", "pass=backward "}) {
+    const std::string tokens = std::string(pass) + "b=3 sk=150 hkv=2 d=64 kv=varlen tk=300 length=16 stride=8 ";
+    expect_contained("nsa_pool " + tokens + "dtype=bf16");
+    expect_contained("nsa_pool " + tokens + "dtype=bf16 project");
+    expect_contained("nsa_gate " + std::string(pass) + "b=3 sq=90 layout=varlen tq=200 hq=4 d=64 dtype=bf16");
+  }
+  const std::string common = "nsa_select b=3 sq=90 sk=150 layout=varlen tq=200 tk=300 hq=4 hkv=2 d=64 dtype=bf16 ";
+  expect_contained(common + "length=8 tile=16 top=9 causal");
+  expect_contained(common + "length=8 stride=4 block=16 tile=8 top=9 score=softmax reduce=max");
+  expect_contained(
+      "nsa_select b=2 sq=40 sk=150 hq=4 hkv=2 d=64 dtype=fp16 length=8 tile=16 top=9 q_offset=96,16 causal");
 }
 
 TEST_P(HostileMetadata, CacheAppend) {

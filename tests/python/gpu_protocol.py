@@ -272,6 +272,22 @@ def beside_attention() -> None:
     assert gpu.launches == 10 and list(gpu.last.grid)[1:] == [2, 2]
 
 
+def native_sparse_attention() -> None:
+    """Pool, select, three branches and gates: six kernels on the arrays' stream, without a wait."""
+    cupy = fake_gpu.install_cupy()
+    cupy.stream = _Stream(9)
+    q, k, v = (cupy.ndarray((1, 300, heads, 64)) for heads in (4, 2, 2))
+    out, tiles = tessera.nsa(q, k, v, return_tiles=True)
+    assert isinstance(out, cupy.ndarray) and out.shape == (1, 300, 4, 64)
+    assert tiles.counts.shape == (1, 2, 5) and tiles.indices.shape == (1, 2, 5, 16) and tiles.block == (64, 64)
+    assert (gpu.launches, gpu.last.stream, gpu.synchronisations) == (6, 9, 0)
+    assert set(q.streams) == set(k.streams) == set(v.streams) == {9}
+    weight, starts = cupy.ndarray((4, 3, 64)), cupy.ndarray((3,), "int32")
+    packed = [cupy.ndarray((300, heads, 64)) for heads in (4, 2, 2)]
+    out = tessera.nsa(*packed, gate_weight=weight, cu_seqlens=starts, max_seqlen=200)
+    assert gpu.launches == 12 and out.shape == (300, 4, 64) and set(starts.streams) == {9}
+
+
 def capture_needs_a_warm_kernel() -> None:
     cupy = fake_gpu.install_cupy()
     q, k, v = three(cupy.ndarray)

@@ -262,3 +262,29 @@ def test_lists_that_are_wrong_are_refused(rng):
         with pytest.raises(ValueError, match="tile_indices"):
             wrong = tessera.TileList(counts=tiles.counts, indices=indices, block=tiles.block)
             tessera.nsa(q, k, v, tiles=wrong, **PRESETS["strict"])
+
+
+@pytest.mark.parametrize("preset", ["strict", "paper"])
+def test_a_decode_finds_the_tiles_of_the_prefill(rng, preset):
+    options = {**tessera.native_sparse.PRESETS[preset]._asdict(), **PRESETS[preset]}
+    del options["window"]
+    tile = options["tile"] = options["tile"] or 1
+    q, k, v = inputs(rng, 1, 131)
+    cache, _ = tessera.nsa_pool(k, v, length=options["length"], stride=options["stride"])
+    whole = tessera.nsa_select(q, cache, causal=True, **options)
+    for row in range(0, 131, tile):
+        known = cache.copy()
+        known[:, max(0, row + 1 - options["length"]) // options["stride"] + 1 :] = np.nan  # not complete yet
+        position = np.array([row], np.int64)
+        step = tessera.nsa_select(q[:, row : row + 1], known, causal=True, seqlen_k=131, q_offset=position, **options)
+        np.testing.assert_array_equal(step.counts[..., 0], whole.counts[..., row // tile])
+        np.testing.assert_array_equal(step.indices[..., 0, :], whole.indices[..., row // tile, :])
+
+
+def test_positions_that_no_tile_begins_at_are_refused(rng):
+    q, k, v = inputs(rng, 1, 40)
+    cache, _ = tessera.nsa_pool(k, v, length=8)
+    with pytest.raises(ValueError, match=r"q_offset: got \[0\] = 12; want 0 or more, a multiple of nsa.tile, 16"):
+        tessera.nsa_select(
+            q[:, :8], cache, length=8, top=9, tile=16, causal=True, seqlen_k=40, q_offset=np.array([12], np.int64)
+        )

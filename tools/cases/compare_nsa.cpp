@@ -23,13 +23,16 @@ std::vector<std::int64_t> integers_of(const Tensor& tensor) {
   return values;
 }
 
-/// One list: `entries` has all its places, `scores` all blocks.
+/// One list: `entries` has all its places, `scores` all blocks. Where scores have no errors, as those of scale=0, ties
+/// go to the lower index.
 std::string check_list(std::int64_t count, double want, const std::int64_t* entries, std::int64_t places,
                        const double* scores, std::int64_t blocks, double allowed) {
+  const bool is_exact = allowed < std::numeric_limits<float>::min();
   if (static_cast<double>(count) != want) return fmt::format("count {}, oracle {}", count, want);
   std::vector<bool> taken(static_cast<std::size_t>(blocks));
   std::int64_t previous = -1;
   double least_taken = kInfinity;
+  std::int64_t last_of_least = -1;
   for (std::int64_t i = 0; i < places; ++i) {
     const std::int64_t block = entries[i];
     if (i >= count ? block != -1 : block <= previous || block >= blocks) {
@@ -39,11 +42,15 @@ std::string check_list(std::int64_t count, double want, const std::int64_t* entr
     previous = block;
     if (std::isnan(scores[block])) return fmt::format("block {} may not be taken", block);
     taken[static_cast<std::size_t>(block)] = true;
+    if (scores[block] <= least_taken) last_of_least = block;
     least_taken = std::min(least_taken, scores[block]);
   }
   for (std::int64_t block = 0; block < blocks; ++block) {
-    if (taken[static_cast<std::size_t>(block)] || std::isnan(scores[block]) || scores[block] <= least_taken) continue;
-    if (scores[block] - least_taken <= allowed) continue;
+    if (taken[static_cast<std::size_t>(block)] || std::isnan(scores[block])) continue;
+    if (is_exact && scores[block] == least_taken && block < last_of_least) {
+      return fmt::format("block {} is left out, {} of the same score is taken", block, last_of_least);
+    }
+    if (scores[block] <= least_taken || scores[block] - least_taken <= allowed) continue;
     return fmt::format("block {} of score {:.9g} is left out, one of {:.9g} is taken", block, scores[block],
                        least_taken);
   }

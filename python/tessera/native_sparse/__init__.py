@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from .._arguments import longest
 from .._checks import whole
-from .._libraries import common_library, dtype_name
+from .._libraries import common_library, dtype_name, is_compiling
 from ..attention import attention
 from ..tiles import TileList
 from .gates import BRANCHES, nsa_gate
@@ -96,6 +96,12 @@ def call_of(
 def select_tiles(call: NsaCall, q: Array, k_pooled: Array, cu_seqlens: Array | None) -> TileList:
     """The blocks of the selected branch."""
     o = call.options
+    if is_compiling():
+        options = (o.length, o.stride, o.block, o.top, call.tile, o.heads, o.score, o.reduce, o.visible, o.initial)
+        made = common_library([("q", q)]).operators.nsa_select(
+            q, k_pooled, (*options, o.local, call.causal, call.scale, call.threads), cu_seqlens, call.max_seqlen
+        )
+        return TileList(counts=made[0], indices=made[1], block=(call.tile, o.block))
     return nsa_select(
         q,
         k_pooled,
@@ -178,7 +184,7 @@ def nsa(
 
     q (b, n, hq, d), k, v (b, n, hkv, d | dv), or packed (tokens, heads, dim) with cu_seqlens int32 (b + 1) and
     max_seqlen (read from it if not given): row i is token i of its sequence. hq is a multiple of hkv; d and dv are
-    multiples of 8 to 512; fp32, fp16 or bf16. On the CPU only.
+    multiples of 8 to 512; fp32, fp16 or bf16. On a GPU fp16 and bf16, with gradients as `attention` has them.
 
     preset: "strict", nothing of row i depends on anything behind it; "paper" (Yuan et al. 2025: blocks of 32 every 16
     tokens, each token selects for itself); "reference", which leaks up to 63 later tokens to each row and selects by
@@ -199,7 +205,7 @@ def nsa(
     call = call_of(q, k, options_of(preset, options), causal, scale, cu_seqlens, max_seqlen, threads)
     library = common_library([("q", q), ("k", k), ("v", v)])
     pool, gate, out = nsa_pool, nsa_gate, None
-    if library.operators is not None and library.operators.wants_gradient(
+    if library.operators is not None and library.operators.wants_operators(
         q, k, v, gate_weight, gates, k_projection, v_projection
     ):
         pool, gate = library.operators.nsa_pool, library.operators.nsa_gate

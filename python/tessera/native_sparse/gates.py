@@ -95,7 +95,7 @@ def nsa_gate(
     Packed: (3, tokens, hq, dv) with cu_seqlens int32 (b + 1). Gates: sigmoid(q · gate_weight), gate_weight (hq, 3, d)
     as q (b, sq, hq, d); or `gates`, fp32 (b, sq, hq, 3); or neither: 1/3. A gate of exactly 0 leaves its branch out,
     whatever it holds. Returns (b, sq, hq, dv) in `out_dtype` (default: that of the branches). Raises as `attention`
-    does; ValueError for torch tensors that require grad: `nsa` has gradients. On the CPU only.
+    does; ValueError for torch tensors that require grad: `nsa` has gradients.
 
     Source: Yuan et al. 2025 (arXiv:2502.11089), equation 5; docs/nsa.md.
     """

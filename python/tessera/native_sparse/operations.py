@@ -151,7 +151,7 @@ def nsa_pool(
     Returns (k_pooled, v_pooled), (b, n, hkv, d | dv) in the dtypes of k and v; of packed tokens (k_pooled, v_pooled,
     cu_blocks), (tokens // stride, hkv, d | dv) and int32 (b + 1), where each sequence's blocks begin. Rows behind the
     last block hold anything. Raises as `attention` does; ValueError for torch tensors that require grad: `nsa` has
-    gradients. On the CPU only.
+    gradients.
 
     Source: Yuan et al. 2025 (arXiv:2502.11089), equation 7, with the mean for φ; docs/nsa.md.
     """
@@ -217,6 +217,7 @@ def nsa_select(
     local: int = 2,
     causal: bool = False,
     scale: float | None = None,
+    q_offset: Array | None = None,
     cu_seqlens_q: Array | None = None,
     cu_seqlens_k: Array | None = None,
     max_seqlen_q: int | None = None,
@@ -227,7 +228,9 @@ def nsa_select(
 
     q: (b, sq, hq, d), or (tokens, hq, d) with cu_seqlens_q int32 (b + 1); k_pooled as `nsa_pool` made it, with the
     same length and stride: (b, n, hkv, d) of seqlen_k tokens (default: sq), or packed with the cu_seqlens_k of the
-    tokens. Row i stands at token i. heads: a list for each key head or for each query head. score: "dot" of q and one
+    tokens. Row i stands at token i, or at q_offset + i, int64 (b), multiples of tile: so a chunk of a prefill, or the
+    first token of a tile that is decoded, has the lists of the whole; rows of k_pooled that are not there yet may hold
+    anything then. heads: a list for each key head or for each query head. score: "dot" of q and one
     compressed key (length, stride and block are equal then), or "softmax", probabilities over compressed keys that
     share tokens with the block; both summed over the heads of a list. reduce: the tile's first row scores, the mean of
     its rows, or the largest of any. visible, with causal: compressed keys of complete blocks, or of "started" ones,
@@ -256,7 +259,7 @@ def nsa_select(
         kv = {"layout": "dense", "seqlen": most if seqlen_k is None else whole("seqlen_k", seqlen_k)}
     bound = {
         name: array
-        for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k))
+        for name, array in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k), ("q_offset", q_offset))
         if array is not None
     }
     library = common_library([("q", q), ("k_pooled", k_pooled), *bound.items()])

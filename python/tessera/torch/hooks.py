@@ -6,7 +6,7 @@ from __future__ import annotations
 from .calls import forward
 from .in_place import append, flush, linear
 from .linear import linear_attention
-from .nsa import nsa_gate, nsa_pool, wants_gradient
+from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
 from .quantized import attend_quantised
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "linear_attention",
     "nsa_gate",
     "nsa_pool",
-    "wants_gradient",
+    "nsa_select",
+    "wants_operators",
 ]

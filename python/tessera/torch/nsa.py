@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients of native sparse attention's pooling and gates, and a module of it. The branches are `tessera.attention`.
 
-Not traced by torch.compile: it breaks its graph here.
+Graphs of torch.compile have the operators of nsa_operators instead.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from torch import Tensor
 from .. import native_sparse, tiles
 from ..native_sparse import gates as nsa_gates
 from ..native_sparse import operations as nsa_operations
+from .nsa_operators import nsa_gate as gate_operator
+from .nsa_operators import nsa_pool as pool_operator
+from .nsa_operators import nsa_select as select_operator
 
 
 class _Pool(torch.autograd.Function):
@@ -94,8 +97,11 @@ class _Gate(torch.autograd.Function):
         return (*dbranches, None, None, made[1] if gates is not None else None, None, None)
 
 
-def wants_gradient(*arrays: Any) -> bool:
-    """Whether any of them, None for what is not given, is a tensor whose gradient will be asked for."""
+def wants_operators(*arrays: Any) -> bool:
+    """Whether nsa_pool and nsa_gate of this file are to be called: a graph is made, or a gradient of any of the arrays,
+    None for what is not given, will be asked for."""
+    if torch.compiler.is_compiling():
+        return True
     return torch.is_grad_enabled() and any(getattr(array, "requires_grad", False) for array in arrays)
 
 
@@ -108,6 +114,9 @@ def nsa_pool(
     cu_seqlens_k: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, ...]:
+    if torch.compiler.is_compiling():
+        call = (options["max_seqlen_k"], options["length"], options["stride"], options["threads"])
+        return pool_operator(k, v, k_projection, v_projection, cu_seqlens_k, *call)
     return _Pool.apply(k, v, k_projection, v_projection, cu_seqlens_k, options)
 
 
@@ -120,7 +129,17 @@ def nsa_gate(
     cu_seqlens: Tensor | None,
     **options: Any,
 ) -> Tensor:
+    if torch.compiler.is_compiling():
+        call = (options["max_seqlen"], options["threads"])
+        return gate_operator(*branches, q, gate_weight, gates, cu_seqlens, *call)
     return _Gate.apply(*branches, q, gate_weight, gates, cu_seqlens, options)
+
+
+def nsa_select(
+    q: Tensor, k_pooled: Tensor, options: tuple[Any, ...], cu_seqlens: Tensor | None, max_seqlen: int | None
+) -> tuple[Tensor, Tensor]:
+    """Counts and indices, in a graph. `options` in the order of the operator."""
+    return select_operator(q.detach(), k_pooled.detach(), cu_seqlens, max_seqlen, *options)
 
 
 class NativeSparseAttention(torch.nn.Module):

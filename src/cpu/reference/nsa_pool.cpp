@@ -41,7 +41,10 @@ class Pool {
         if (p_.nsa.project) result_[side.dprojection].resize(p_.heads_kv * side.dim * side.dim);
       }
     }
-    if (packed && p_.pass == Pass::forward) result_[Slot::cu_blocks].resize(p_.batch + 1);
+    if (packed && p_.pass == Pass::forward) {
+      result_[Slot::cu_blocks].resize(p_.batch + 1);
+      result_[Slot::cu_blocks].set(0, 0);
+    }
     for (const Side& side : sides) {
       dprojection_.assign(static_cast<std::size_t>(p_.heads_kv * side.dim * side.dim), 0);
       std::int64_t first_block = 0;
@@ -49,7 +52,6 @@ class Pool {
         const Rows& tokens = sequences.keys[0][static_cast<std::size_t>(b)];
         const std::int64_t blocks = blocks_of(tokens.length);
         if (!result_[Slot::cu_blocks].values.empty()) {
-          result_[Slot::cu_blocks].set(b, static_cast<double>(first_block));
           result_[Slot::cu_blocks].set(b + 1, static_cast<double>(first_block + blocks));
         }
         for (std::int64_t h = 0; h < p_.heads_kv; ++h) {

@@ -39,6 +39,8 @@ class Selection {
       rows_ = sequences.query[static_cast<std::size_t>(b)];
       tokens_ = sequences.keys[0][static_cast<std::size_t>(b)].length;
       blocks_ = complete_blocks(tokens_);
+      const Tensor& offsets = bindings_[Slot::q_offset];
+      offset_ = offsets ? static_cast<std::int64_t>(read(offsets, b * offsets.strides[0])) : 0;
       for (std::int64_t h = 0; h < list_heads; ++h) {
         for (std::int64_t tile = 0; tile < tiles; ++tile, ++list) {
           std::vector<double> scores(static_cast<std::size_t>(most), kNotCandidate);
@@ -68,29 +70,29 @@ class Selection {
     const std::int64_t end = std::min(begin + nsa_.tile, rows_.length);
     std::vector<double> scores(static_cast<std::size_t>(most), kNotCandidate);
     if (nsa_.reduce == TileReduce::max) {
-      for (std::int64_t row = begin; row < end; ++row) add_row(h, {row}, row, scores);
+      for (std::int64_t row = begin; row < end; ++row) add_row(h, {row}, offset_ + row, scores);
     } else if (nsa_.reduce == TileReduce::first) {
-      add_row(h, {begin}, begin, scores);
+      add_row(h, {begin}, offset_ + begin, scores);
     } else {
       std::vector<std::int64_t> all(static_cast<std::size_t>(end - begin));
       std::iota(all.begin(), all.end(), begin);
-      add_row(h, all, begin + nsa_.tile - 1, scores);
+      add_row(h, all, offset_ + begin + nsa_.tile - 1, scores);
     }
     for (std::int64_t block = 0; block * nsa_.block < tokens_; ++block) {
       double& score = scores[static_cast<std::size_t>(block)];
       if (is_forced(tile, block)) score = kInfinity;
-      if (nsa_.causal && block * nsa_.block > begin + nsa_.tile - 1) score = kNotCandidate;
+      if (nsa_.causal && block * nsa_.block > offset_ + begin + nsa_.tile - 1) score = kNotCandidate;
     }
     return scores;
   }
 
   [[nodiscard]] bool is_forced(std::int64_t tile, std::int64_t block) const {
-    const std::int64_t first = tile * nsa_.tile, last = first + nsa_.tile - 1;
+    const std::int64_t last = offset_ + (tile + 1) * nsa_.tile - 1;
     if (nsa_.causal && block * nsa_.block > last) return false;
     return keeps_place(tile, block);
   }
   [[nodiscard]] bool keeps_place(std::int64_t tile, std::int64_t block) const {
-    const std::int64_t first = tile * nsa_.tile, last = first + nsa_.tile - 1;
+    const std::int64_t first = offset_ + tile * nsa_.tile, last = first + nsa_.tile - 1;
     if (block < nsa_.initial) return true;
     return nsa_.local > 0 && block > first / nsa_.block - nsa_.local && block <= last / nsa_.block;
   }
@@ -163,7 +165,7 @@ class Selection {
   void write(std::int64_t list, const std::vector<double>& scores) {
     const std::int64_t tile = list % ((p_.seqlen_q + nsa_.tile - 1) / nsa_.tile);
     std::int64_t places = nsa_.top;
-    for (std::int64_t block = 0; block <= (tile + 1) * nsa_.tile / nsa_.block + nsa_.initial; ++block) {
+    for (std::int64_t block = 0; block <= (offset_ + (tile + 1) * nsa_.tile) / nsa_.block + nsa_.initial; ++block) {
       if (keeps_place(tile, block)) --places;
     }
     std::vector<std::int64_t> taken, others;
@@ -193,6 +195,7 @@ class Selection {
   std::vector<std::int64_t> columns_;  // in the order in which products are added
   Rows rows_;
   std::int64_t tokens_ = 0, blocks_ = 0, first_block_ = 0;  // of the sequence
+  std::int64_t offset_ = 0;                                 // position of its row 0
 };
 
 }  // namespace

@@ -86,7 +86,9 @@ class Tiles {
         list_head_(list_head),
         first_head_(list_head * shared_heads(problem)),
         b_(buffers),
-        width_(padded(problem.head_dim_qk)) {}
+        width_(padded(problem.head_dim_qk)) {
+    if (const Tensor& offsets = bindings[Slot::q_offset]) offset_ = offsets.as<const std::int64_t>()[queries.batch];
+  }
 
   /// Lists of tiles [begin, end), which have rows.
   void run(std::int64_t begin, std::int64_t end, detail::Workers& workers) const {
@@ -116,7 +118,7 @@ class Tiles {
  private:
   /// Of the row that scores.
   [[nodiscard]] std::int64_t position(std::int64_t tile, std::int64_t row) const {
-    const std::int64_t first = tile * nsa_.tile;
+    const std::int64_t first = offset_ + tile * nsa_.tile;
     return nsa_.reduce == TileReduce::mean ? first + nsa_.tile - 1 : first + row;
   }
 
@@ -177,7 +179,7 @@ class Tiles {
     const std::int64_t first = of.tile * nsa_.tile;
     if (of.row + 1 < std::min(scoring_rows(nsa_), queries_.q_length - first)) return;
     const std::int32_t count =
-        choose_blocks(nsa_, {first, keys_.tokens, tile_candidates}, b_.tile_scores, b_.order, b_.indices);
+        choose_blocks(nsa_, {offset_ + first, keys_.tokens, tile_candidates}, b_.tile_scores, b_.order, b_.indices);
     write_list(of.tile, count);
   }
 
@@ -218,6 +220,7 @@ class Tiles {
   std::int64_t list_head_, first_head_;
   const Buffers& b_;
   std::int64_t width_;
+  std::int64_t offset_ = 0;  // position of row 0
 };
 
 void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {

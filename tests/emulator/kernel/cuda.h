@@ -141,6 +141,12 @@ T atomicMin(T* at, T value) {
   return before;
 }
 template <class T>
+T atomicMax(T* at, T value) {
+  const T before = *at;
+  if (value > before) *at = value;
+  return before;
+}
+template <class T>
 T atomicExch(T* at, T value) {
   const T before = *at;
   *at = value;

@@ -72,6 +72,7 @@ void Inputs::bind_nsa_pool() {
 /// Compressed keys of any numbers: nothing says that they are means. Those of non_finite are NaN.
 void Inputs::bind_nsa_select() {
   bind_query_lengths();
+  bind_offsets();
   bind_key_lengths(0);
   sequences_ = reference::resolve_sequences(problem_, bindings_);
   allocate(Slot::q, problem_.q_type, query_shape(problem_.heads_q, problem_.head_dim_qk));
@@ -90,6 +91,27 @@ void Inputs::bind_nsa_select() {
   const std::int64_t tiles = (problem_.seqlen_q + problem_.nsa.tile - 1) / problem_.nsa.tile;
   allocate(Slot::selected_counts, DType::int32, {problem_.batch, heads, tiles}, true);
   allocate(Slot::selected_indices, DType::int32, {problem_.batch, heads, tiles, problem_.nsa.top}, true);
+}
+
+/// Gates of 0 in front of branches that are NaN, one in each seventh row of a head.
+void Inputs::shut_branches() {
+  const Tensor& gates = bindings_[Slot::gates];
+  const Tensor& parts = bindings_[Slot::o_parts];
+  Tensor one = parts;
+  one.rank = parts.rank - 1;
+  std::copy(parts.shape.begin() + 1, parts.shape.end(), one.shape.begin());
+  std::copy(parts.strides.begin() + 1, parts.strides.end(), one.strides.begin());
+  for (const reference::Rows& rows : sequences_.query) {
+    for (std::int64_t i = 0; i < rows.length; ++i) {
+      const std::int64_t token = rows.first_token + i, h = i % problem_.heads_q, x = i % parts.shape[0];
+      if (i % 7 != 3) continue;
+      reference::write(gates, reference::token_offset(gates, token, h) + x, 0.0);
+      const std::int64_t at = x * parts.strides[0] + reference::token_offset(one, token, h);
+      for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+        reference::write(parts, at + c, std::numeric_limits<double>::quiet_NaN());
+      }
+    }
+  }
 }
 
 /// Rows of the three branches that are in use.
@@ -127,6 +149,7 @@ void Inputs::bind_nsa_gate() {
     fill(Slot::gate_weight);
   }
   if (problem_.nsa.gate == GateKind::given) queries(Slot::gates, DType::fp32, kBranches);
+  if (forward && problem_.nsa.gate == GateKind::given) shut_branches();
   if (forward) {
     allocate(Slot::o, problem_.o_type, query_shape(problem_.heads_q, problem_.head_dim_v), true);
     return;

@@ -99,6 +99,7 @@ class Inputs {
   void bind_descales();
   void fill_query_descales(Slot slot, std::int64_t heads);
   void fill_key_descales(Slot slot);
+  void shut_branches();
   [[nodiscard]] std::vector<std::int64_t> pooled_shape(std::int64_t dim) const;
   void fill_pooled(Slot slot);
   void bind_pool();

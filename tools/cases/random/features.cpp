@@ -158,7 +158,7 @@ constexpr Feature kFeatures[] = {
     {"dims_differ", "", kSixteenBits & ~kSelect, [](const Case& c) { return c.problem.head_dim_qk != c.problem.head_dim_v; }},
     {"dim_over_64", "", kAll, [](const Case& c) { return std::max(c.problem.head_dim_qk, c.problem.head_dim_v) > 64; }},
     {"empty_sequence", "", kOfSequences | kChunks | kCompressed | kGates | kQuantize, has_empty_sequence},
-    {"q_offset", "", kAttention, [](const Case& c) { return !c.values.q_offset.empty(); }},
+    {"q_offset", "", kAttention | kSelect, [](const Case& c) { return !c.values.q_offset.empty(); }},
     {"far_offset", "", kAttention,
      [](const Case& c) {
        const std::vector<std::int64_t>& q = c.values.q_offset;

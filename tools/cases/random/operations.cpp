@@ -151,6 +151,11 @@ void RandomDraw::nsa_select() {
     p_.total_q = std::accumulate(v_.lens_q.begin(), v_.lens_q.end(), random_.between(0, 5));
   }
   if (random_.chance(0.3)) p_.scale = static_cast<float>(random_.between(-100, 200)) / 100.0F;
+  if (random_.chance(0.25)) {
+    for (std::int64_t b = 0; b < p_.batch; ++b) {
+      v_.q_offset.push_back(nsa.tile * random_.between(0, p_.kv.seqlen / nsa.tile + 1));
+    }
+  }
   p_.batch_invariant = random_.chance(0.2);
 }
 

@@ -32,11 +32,11 @@ class Generator : public RandomDraw {
       linear_decode();
     } else if (operation < 21) {
       linear_chunk();
-    } else if (operation < 24 && !gpu_) {
+    } else if (operation < 24) {
       nsa_pool();
-    } else if (operation < 27 && !gpu_) {
+    } else if (operation < 27) {
       nsa_select();
-    } else if (operation < 30 && !gpu_) {
+    } else if (operation < 30) {
       nsa_gate();
     } else if (operation >= 96 && !gpu_) {
       quantize();

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scores of blocks and the best of them for each tile of queries, in one pass over the compressed keys (two where
+// scores are probabilities) and in memory that does not grow with them. Vectors of scoring rows meet 64 keys at a time;
+// where scores are dot products a vector is the sum over the heads that share a list, else each head has its own.
+#pragma once
+
+#include "cuda/ptx/grid.cuh"
+#include "cuda/sparse/block_list.cuh"
+#include "cuda/sparse/select_mma.cuh"
+#include "cuda/sparse/select_products.cuh"
+
+namespace tessera::cuda {
+
+/// What a block keeps of a tile.
+struct alignas(16) SelectTile {
+  float bar;  // scores up to this change the list no more; NaN: all do
+  int end;    // of the candidates
+  ForcedBlocks forced;
+};
+static_assert(sizeof(SelectTile) == SelectConfig::kStateBytes);
+
+template <SelectConfig C>
+struct NsaSelect {
+  static constexpr bool kDot = C.score == BlockScore::dot;
+  static constexpr bool kAllRows = C.scoring == ScoringRows::all;
+  static constexpr int kKeys = SelectConfig::kKeys;
+  static constexpr int kPitch = SelectConfig::kPitch;
+  static constexpr int kWarps = SelectConfig::kWarps;
+
+  const SelectParams& p;
+  const SelectWork& work;
+  SelectProducts<C>& products;
+  SelectTile* tiles;
+  int* row_visible;    // (rows): compressed keys, where a panel has more than the tiles' rows or probabilities
+  float* sums;         // (rows of a panel, kPitch): scores of blocks, where they are sums of probabilities
+  float* maxima;       // (vectors): the largest product; where scores are probabilities
+  float* totals;       // (vectors): sums of exponentials
+  float* tile_scores;  // (tiles, kPitch), where all rows score
+  u64* lists;          // (tiles, top)
+
+  static __device__ __forceinline__ void run(const SelectParams& p, char* memory) {
+    ptx::griddepcontrol_wait_and_launch();
+    const SelectWork work(p);
+    SelectProducts<C> products(work, memory);
+    const int vectors = p.tiles_together * tile_rows(p) * heads_apart(p);
+    char* at = memory + C.query_bytes(p.d) + C.key_bytes() + C.score_bytes() + C.factor_bytes();
+    const auto take = [&at](int bytes) {
+      char* const from = at;
+      at += bytes;
+      return from;
+    };
+    auto* tiles = reinterpret_cast<SelectTile*>(take(p.tiles_together * SelectConfig::kStateBytes));
+    auto* row_visible = reinterpret_cast<int*>(take(C.row_bytes(p.tiles_together * tile_rows(p))));
+    auto* sums = reinterpret_cast<float*>(take(C.sum_bytes()));
+    auto* maxima = reinterpret_cast<float*>(take(C.stat_bytes(vectors)));
+    auto* tile_scores = reinterpret_cast<float*>(take(C.tile_bytes(p.tiles_together)));
+    auto* lists = reinterpret_cast<u64*>(at);
+    NsaSelect{p, work, products, tiles, row_visible, sums, maxima, maxima + vectors, tile_scores, lists}.select(
+        vectors);
+  }
+
+  /// Vectors of a scoring row.
+  static __device__ __forceinline__ int heads_apart(const SelectParams& p) {
+    return kDot ? 1 : static_cast<int>(p.shared_heads.value);
+  }
+  static __device__ __forceinline__ int tile_rows(const SelectParams& p) { return static_cast<int>(p.tile_rows.value); }
+  static __device__ __forceinline__ int thread() { return static_cast<int>(threadIdx.x); }
+  static __device__ __forceinline__ int warp() { return thread() / 32; }
+  static __device__ __forceinline__ int lane() { return thread() % 32; }
+
+  __device__ __forceinline__ int rows() const { return p.tiles_together * tile_rows(p); }
+  /// Only where all rows score can a tile have more of them than a panel.
+  __device__ __forceinline__ int panels() const { return kAllRows ? p.panels : 1; }
+  __device__ __forceinline__ int row_of(int vector) const { return ptx::divide(vector, p.shared_heads); }
+  /// Rows of a panel, of which the last may have fewer.
+  __device__ __forceinline__ int rows_of(int panel) const { return min(p.panel_rows, rows() - panel * p.panel_rows); }
+  __device__ __forceinline__ int first_vector(int panel) const { return panel * p.panel_rows * heads_apart(p); }
+  __device__ __forceinline__ int vectors_of(int panel) const { return rows_of(panel) * heads_apart(p); }
+  __device__ __forceinline__ void load_panel(int panel) const {
+    products.load_queries(first_vector(panel), vectors_of(panel));
+  }
+
+  __device__ __forceinline__ void select(int vectors) const {
+    for (int i = thread(); i < p.tiles_together * p.top; i += C.threads()) lists[i] = 0;
+    for (int i = thread(); C.has_stats() && i < vectors; i += C.threads()) {
+      maxima[i] = -kInfinity;
+      totals[i] = 0.0F;
+    }
+    for (int i = thread(); i < p.tiles_together; i += C.threads()) describe_tile(i);
+    for (int i = thread(); (C.has_stats() || kAllRows) && i < rows(); i += C.threads()) {
+      row_visible[i] = work.visible_to(i, C.scoring);
+    }
+    int last = p.tiles_together - 1;
+    while (last > 0 && !work.has_rows(last)) --last;
+    const int visible = work.most_visible(last, C.scoring);
+    products.end = visible;
+    if (panels() == 1) load_panel(0);
+    if constexpr (!kDot) {
+      for (int panel = 0; panel < panels(); ++panel) add_exponentials(panel, visible);
+    }
+    const int candidates = work.candidates(visible);
+    for (int first = 0; first < candidates; first += p.blocks_together) score_blocks(first, visible);
+    __syncthreads();
+    for (int tile = warp(); tile < p.tiles_together; tile += kWarps) write_list(tile);
+  }
+
+  __device__ __forceinline__ void describe_tile(int index) const {
+    SelectTile tile{};
+    if (work.has_rows(index)) {
+      tile.bar = __int_as_float(0x7fffffff);
+      tile.forced = ForcedBlocks(work, index);
+      const int end = min(tile.forced.begun, work.candidates(work.most_visible(index, C.scoring)));
+      tile.end = tile.forced.places > 0 ? end : 0;
+    }
+    tiles[index] = tile;
+  }
+
+  /// The first pass: what probabilities of a panel's vectors are divided by.
+  __device__ __forceinline__ void add_exponentials(int panel, int visible) const {
+    if (panels() > 1) load_panel(panel);
+    for (int first = 0; first < visible; first += kKeys) {
+      products.multiply(first, first + kKeys < visible ? first + kKeys : -1);
+      for (int i = warp(); i < vectors_of(panel); i += kWarps) {
+        const int vector = first_vector(panel) + i;
+        const int keys = min(kKeys, row_visible[row_of(vector)] - first);
+        if (keys > 0) add_exponentials_of(vector, products.scores + i * kPitch, keys);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void add_exponentials_of(int vector, const float* a, int keys) const {
+    const float low = lane() < keys ? a[lane()] : -kInfinity;
+    const float high = lane() + 32 < keys ? a[lane() + 32] : -kInfinity;
+    const float before = maxima[vector];
+    float largest = fmaxf(before, fmaxf(low, high));
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, step));
+    }
+    // −∞ adds nothing, even to a maximum of −∞.
+    float sum = (low == -kInfinity ? 0.0F : expf(low - largest)) + (high == -kInfinity ? 0.0F : expf(high - largest));
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, step);
+    if (lane() == 0) {
+      totals[vector] = (before == largest ? totals[vector] : totals[vector] * expf(before - largest)) + sum;
+      maxima[vector] = largest;
+    }
+    __syncwarp();
+  }
+
+  /// Scores of blocks [first, first + blocks_together) of all tiles, offered to their lists.
+  __device__ __forceinline__ void score_blocks(int first, int visible) const {
+    for (int panel = 0; panel < panels(); ++panel) {
+      if (panels() > 1) load_panel(panel);
+      if constexpr (kDot) {
+        products.multiply(first, next_key(first, visible));  // a block is a key
+      } else {
+        add_probabilities(panel, first, visible, next_key(first, visible));
+      }
+      if constexpr (kAllRows) take_largest(panel, first);
+    }
+    const float* scores = kAllRows ? tile_scores : kDot ? products.scores : sums;
+    for (int tile = warp(); tile < p.tiles_together; tile += kWarps) offer(tile, first, scores + tile * kPitch);
+  }
+
+  /// The first key of the blocks behind those from `first` on, if they are next; else −1.
+  __device__ __forceinline__ int next_key(int first, int visible) const {
+    const int next = first + p.blocks_together;
+    return panels() == 1 && next < work.candidates(visible) ? work.first_key(next) : -1;
+  }
+
+  /// Sums of probabilities of the blocks' keys, 64 at a time. `next`: the keys behind them.
+  __device__ __forceinline__ void add_probabilities(int panel, int first, int visible, int next) const {
+    const int begin = work.first_key(first);
+    const int end = min(visible, work.end_key(first, p.blocks_together));
+    for (int key = begin; key < end; key += kKeys) {
+      products.multiply(key, key + kKeys < end ? key + kKeys : next);
+      for (int i = thread(); i < vectors_of(panel) * kKeys; i += C.threads()) {
+        const int vector = first_vector(panel) + i / kKeys;
+        float& a = products.scores[i / kKeys * kPitch + i % kKeys];
+        const bool sees = key + i % kKeys < row_visible[row_of(vector)];
+        a = sees ? expf(a - maxima[vector]) / totals[vector] : 0.0F;
+      }
+      __syncthreads();
+      for (int i = thread(); i < rows_of(panel) * p.blocks_together; i += C.threads()) {
+        const int row = i / p.blocks_together;
+        const int block = i - row * p.blocks_together;
+        float& sum = sums[row * kPitch + block];
+        sum = (key == begin ? 0.0F : sum) + add_keys(row, first + block, key, min(end, key + kKeys));
+      }
+    }
+    __syncthreads();
+  }
+
+  /// What keys [begin, end) add to the score of a block for a row of the panel.
+  __device__ __forceinline__ float add_keys(int row, int block, int begin, int end) const {
+    const int stride = static_cast<int>(p.compression.stride.value);
+    const int last = min(end, work.end_key(block, 1));
+    const int first_token = block * static_cast<int>(p.block.value);
+    const int end_token = first_token + static_cast<int>(p.block.value);
+    float sum = 0.0F;
+    for (int key = max(begin, work.first_key(block)); key < last; ++key) {
+      const int token = key * stride;
+      const int shared = min(token + p.compression.length, end_token) - max(token, first_token);
+      const auto weight = static_cast<float>(ptx::divide(shared, p.compression.stride));
+      const float* probability = products.scores + row * heads_apart(p) * kPitch + key - begin;
+      for (int head = 0; head < heads_apart(p); ++head) sum += weight * probability[head * kPitch];
+    }
+    return sum;
+  }
+
+  /// Into scores of tiles, those of a panel's rows.
+  __device__ __forceinline__ void take_largest(int panel, int first) const {
+    const float* scores = kDot ? products.scores : sums;
+    const int begin = panel * p.panel_rows;  // rows of all tiles
+    const int end = begin + rows_of(panel);
+    for (int i = thread(); i < p.tiles_together * p.blocks_together; i += C.threads()) {
+      const int tile = i / p.blocks_together;
+      const int block = i - tile * p.blocks_together;
+      float largest = panel == 0 ? -kInfinity : tile_scores[tile * kPitch + block];
+      const int last = min(end, (tile + 1) * tile_rows(p));
+      for (int row = max(begin, tile * tile_rows(p)); row < last; ++row) {
+        if (first + block >= work.candidates(row_visible[row])) continue;
+        largest = fmaxf(largest, scores[(row - begin) * kPitch + block]);  // which is no NaN
+      }
+      tile_scores[tile * kPitch + block] = largest;
+    }
+    __syncthreads();
+  }
+
+  /// Blocks come in ascending order, so that one as good as the last of a full list is not taken.
+  __device__ __forceinline__ void offer(int index, int first, const float* scores) const {
+    SelectTile& tile = tiles[index];
+    const int count = min(p.blocks_together, tile.end - first);
+    if (count <= 0) return;
+    const float bar = tile.bar;
+    const ForcedBlocks forced = tile.forced;
+    bool counts[2];
+    float score[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int at = half * 32 + lane();
+      counts[half] = at < count && !forced.has(first + at);
+      score[half] = counts[half] ? scores[at] : 0.0F;
+      counts[half] = counts[half] && !(score[half] <= bar);
+    }
+    if (__ballot_sync(0xffffffffU, counts[0] || counts[1]) == 0) return;
+    BlockList<C.slots> list;
+    list.load(lists + index * p.top, p.top);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      list.offer(counts[half] ? entry_of(score[half], first + half * 32 + lane()) : 0, forced.places);
+    }
+    list.store(lists + index * p.top, p.top);
+    const u64 least = list.at(forced.places - 1);
+    if (lane() == 0 && least != 0) tile.bar = score_of(least);
+  }
+
+  __device__ __forceinline__ void write_list(int tile) const {
+    if (work.first_tile + tile >= p.tiles) return;
+    const i64 at_tile = work.first_tile + tile;
+    int* count =
+        p.counts + work.batch * p.count_strides[0] + work.list * p.count_strides[1] + at_tile * p.count_strides[2];
+    int* indices =
+        p.indices + work.batch * p.index_strides[0] + work.list * p.index_strides[1] + at_tile * p.index_strides[2];
+    int taken = 0;
+    if (work.has_rows(tile)) {
+      BlockList<C.slots> list;
+      list.load(lists + tile * p.top, p.top);
+      taken = list.write(indices, tiles[tile].forced, p.top);
+    } else {
+      for (int i = lane(); i < p.top; i += 32) indices[i] = -1;
+    }
+    if (lane() == 0) *count = taken;
+  }
+};
+
+}  // namespace tessera::cuda

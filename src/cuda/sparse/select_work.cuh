@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a block of threads selects for: some tiles of the queries of one list head of one sequence, what each of their
+// rows sees, and which blocks are taken whatever they score.
+#pragma once
+
+#include "cuda/sparse/compressed.cuh"
+#include "cuda/tile/row_vector.cuh"
+#include "shared/nsa_select.h"
+
+namespace tessera::cuda {
+
+struct SelectWork {
+  const SelectParams& p;
+  int batch, list;
+  int first_tile;  // the last tiles see most and go first
+  int position;    // of row 0
+  Extent queries;
+  CompressedSequence keys;
+
+  __device__ __forceinline__ explicit SelectWork(const SelectParams& params)
+      : p(params),
+        batch(static_cast<int>(blockIdx.z)),
+        list(static_cast<int>(blockIdx.y)),
+        first_tile(static_cast<int>(gridDim.x - 1 - blockIdx.x) * params.tiles_together),
+        position(find_position(params, static_cast<int>(blockIdx.z))),
+        queries(find_extent(params.cu_seqlens_q, nullptr, batch, params.seqlen_q, params.total_q)),
+        keys(params.compression, batch) {}
+
+  /// A multiple of the tile's rows, whatever is given, and so small that sums with it are numbers of 32 bits.
+  static __device__ __forceinline__ int find_position(const SelectParams& p, int batch) {
+    if (p.q_offset == nullptr) return 0;
+    const auto offset = static_cast<int>(min(max(p.q_offset[batch], i64{0}), i64{1} << 29));
+    return ptx::divide(offset, p.tile) * static_cast<int>(p.tile.value);
+  }
+
+  __device__ __forceinline__ int key_head() const { return ptx::divide(list, p.lists_a_kv); }
+  __device__ __forceinline__ int rows_of_tile() const { return static_cast<int>(p.tile.value); }
+  /// Query of row 0 of a tile of the block.
+  __device__ __forceinline__ int begin_of(int tile) const { return (first_tile + tile) * rows_of_tile(); }
+  __device__ __forceinline__ bool has_rows(int tile) const {
+    return tile < p.tiles_together && first_tile + tile < p.tiles && begin_of(tile) < queries.length;
+  }
+  __device__ __forceinline__ int position_of(int tile, int row, ScoringRows scoring) const {
+    return position + begin_of(tile) + (scoring == ScoringRows::mean ? rows_of_tile() - 1 : row);
+  }
+  /// Scoring rows of a tile that are in the sequence.
+  __device__ __forceinline__ int rows_of(int tile) const {
+    return min(static_cast<int>(p.tile_rows.value), queries.length - begin_of(tile));
+  }
+
+  /// Compressed keys that a row at `position` sees.
+  __device__ __forceinline__ int visible_at(int position) const {
+    if (!p.causal) return keys.blocks;
+    if (position + 1 < p.needed) return 0;
+    return min(keys.blocks, ptx::divide(position + 1 - p.needed, p.compression.stride) + 1);
+  }
+  /// What the scoring row of this number among the block's sees; 0 if there is no such row.
+  __device__ __forceinline__ int visible_to(int row, ScoringRows scoring) const {
+    const int tile = ptx::divide(row, p.tile_rows);
+    const int of_tile = row - tile * static_cast<int>(p.tile_rows.value);
+    if (!has_rows(tile) || of_tile >= rows_of(tile)) return 0;
+    return visible_at(position_of(tile, of_tile, scoring));
+  }
+  /// The most that a row of a tile sees.
+  __device__ __forceinline__ int most_visible(int tile, ScoringRows scoring) const {
+    return has_rows(tile) ? visible_at(position_of(tile, rows_of(tile) - 1, scoring)) : 0;
+  }
+  /// Selection blocks below this share a token with a compressed block that is seen. Blocks are complete, so that their
+  /// tokens are numbers of 32 bits.
+  __device__ __forceinline__ int candidates(int visible) const {
+    if (visible == 0) return 0;
+    const int last = (visible - 1) * static_cast<int>(p.compression.stride.value) + p.compression.length - 1;
+    return ptx::divide(last, p.block) + 1;
+  }
+  /// Compressed keys [first_key, end_key) share tokens with selection blocks [begin, begin + count).
+  __device__ __forceinline__ int first_key(int begin) const {
+    const int token = begin * static_cast<int>(p.block.value);
+    return token < p.compression.length ? 0 : ptx::divide(token - p.compression.length, p.compression.stride) + 1;
+  }
+  __device__ __forceinline__ int end_key(int begin, int count) const {
+    return ptx::divide((begin + count) * static_cast<int>(p.block.value) - 1, p.compression.stride) + 1;
+  }
+};
+
+/// Blocks of a tile that are there and have begun, and those of them that it takes whatever they score.
+struct ForcedBlocks {
+  int initial;                 // below this
+  int local_begin, local_end;  // and these; of both only blocks below `begun` are there
+  int begun;
+  int places;  // in the list for others
+
+  ForcedBlocks() = default;
+  __device__ __forceinline__ ForcedBlocks(const SelectWork& work, int tile) {
+    const SelectParams& p = work.p;
+    const int first = work.position + work.begin_of(tile);
+    const int last_block = ptx::divide(first + work.rows_of_tile() - 1, p.block);
+    initial = p.initial;
+    local_begin = p.local == 0 ? 0 : max(initial, ptx::divide(first, p.block) - p.local + 1);
+    local_end = p.local == 0 ? 0 : max(local_begin, last_block + 1);
+    const int tokens = work.keys.tokens.length;
+    const int all = tokens == 0 ? 0 : ptx::divide(tokens - 1, p.block) + 1;
+    begun = p.causal ? min(all, last_block + 1) : all;
+    places = p.top - initial - (local_end - local_begin);
+  }
+  __device__ __forceinline__ bool has(int block) const {
+    return block < initial || (block >= local_begin && block < local_end);
+  }
+  __device__ __forceinline__ int initial_count() const { return min(initial, begun); }
+  __device__ __forceinline__ int local_count() const { return max(0, min(local_end, begun) - local_begin); }
+};
+
+/// Numbers of a scoring vector: of one head of a scoring row, or of the sum of all that share the list.
+template <SelectConfig C>
+__device__ __forceinline__ RowVector<C.q, C.width> load_query(const SelectWork& work, int vector, int column) {
+  const SelectParams& p = work.p;
+  const bool sums_heads = C.score == BlockScore::dot;
+  const auto shared = static_cast<int>(p.shared_heads.value);
+  const int row = sums_heads ? vector : ptx::divide(vector, p.shared_heads);
+  const int tile = ptx::divide(row, p.tile_rows);
+  const int of_tile = row - tile * static_cast<int>(p.tile_rows.value);
+  RowVector<C.q, C.width> sum;
+#pragma unroll
+  for (int i = 0; i < C.width; ++i) sum.at[i] = 0.0F;
+  if (!work.has_rows(tile) || of_tile >= work.rows_of(tile)) return sum;
+  const int begin = work.begin_of(tile) + of_tile;
+  const int rows = C.scoring == ScoringRows::mean ? min(work.rows_of_tile(), work.queries.length - begin) : 1;
+  const int first_head = work.list * shared + (sums_heads ? 0 : vector - row * shared);
+  const int heads = sums_heads ? shared : 1;
+#pragma unroll 1
+  for (int i = 0; i < rows; ++i) {
+    for (int head = first_head; head < first_head + heads; ++head) {
+      RowVector<C.q, C.width> one;
+      one.load(row_at<C.q>(p.q, work.batch, static_cast<i64>(work.queries.first) + begin + i, head, column));
+#pragma unroll
+      for (int j = 0; j < C.width; ++j) sum.at[j] += one.at[j];
+    }
+  }
+  if constexpr (C.scoring == ScoringRows::mean) {
+#pragma unroll
+    for (int i = 0; i < C.width; ++i) sum.at[i] /= static_cast<float>(rows);
+  }
+  return sum;
+}
+
+}  // namespace tessera::cuda

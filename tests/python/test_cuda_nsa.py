@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Native sparse attention of torch's CUDA tensors: the CPU's results and gradients, graphs, calls without a wait."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+import tessera  # noqa: E402
+from cuda_torch import CUDA, nobody_waits, on_gpu  # noqa: E402
+
+SMALL = {"length": 32, "stride": 32, "block": 32, "top": 6, "window": 100}
+
+
+def tensors(*leading, device="cpu"):
+    """q, k, v, gate_weight, k_projection, v_projection in bf16."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=generator).bfloat16().to(device).requires_grad_()
+
+    return (
+        normal(*leading, 8, 64),
+        normal(*leading, 2, 64),
+        normal(*leading, 2, 64),
+        normal(8, 3, 64),
+        normal(2, 64, 64),
+        normal(2, 64, 64),
+    )
+
+
+def run(arrays, **options):
+    q, k, v, weight, k_projection, v_projection = arrays
+    projections = {"k_projection": k_projection, "v_projection": v_projection}
+    return tessera.nsa(q, k, v, gate_weight=weight, **projections, **SMALL, **options)
+
+
+def near(got, want):
+    """In bf16, whose roundings of means, branches and gates add up."""
+    got, want = got.detach().float().cpu(), want.detach().float()
+    assert (got - want).abs().max() <= 0.02 * want.abs().max()
+    assert (got - want).norm() <= 0.01 * want.norm()
+
+
+@pytest.mark.parametrize("preset", ["strict", "reference"])
+def test_results_and_gradients_are_those_of_the_cpu(preset):
+    on_cpu, on_cuda = tensors(2, 700), tensors(2, 700, device=CUDA)
+    _, tiles = run(on_cpu, preset=preset, return_tiles=True)
+    want = run(on_cpu, preset=preset, tiles=tiles)
+    got = run(on_cuda, preset=preset, tiles=on_gpu(tiles))
+    near(got, want)
+    dout = torch.randn(want.shape, generator=torch.Generator().manual_seed(4)).bfloat16()
+    wanted = torch.autograd.grad(want, on_cpu, dout)
+    for one, other in zip(torch.autograd.grad(got, on_cuda, dout.to(CUDA)), wanted, strict=True):
+        near(one, other)
+
+
+@pytest.mark.parametrize("preset", ["strict", "paper", "reference"])
+def test_most_blocks_are_those_of_the_cpu(preset):
+    with torch.no_grad():
+        _, want = run(tensors(1, 700), preset=preset, return_tiles=True)
+        _, got = run(tensors(1, 700, device=CUDA), preset=preset, return_tiles=True)
+    assert torch.equal(got.counts.cpu(), want.counts)
+    # Compressed keys are rounded to bf16, now and then to its other neighbour.
+    assert (got.indices.cpu() == want.indices).float().mean() > 0.97
+
+
+def test_no_row_depends_on_later_tokens():
+    arrays = [x.detach() for x in tensors(1, 700, device=CUDA)]
+    before = run(arrays)
+    for row in (31, 200, 511):
+        later = [x.clone() for x in arrays[:3]]
+        for x in later:
+            x[:, row + 1 :] = torch.randn_like(x[:, row + 1 :]) * 3
+        after = run([*later, *arrays[3:]])
+        assert torch.equal(after[:, : row + 1], before[:, : row + 1]), row
+        assert not torch.equal(after[:, row + 1 :], before[:, row + 1 :])
+
+
+def test_packed_sequences_are_single_ones():
+    starts = torch.tensor([0, 300, 300, 310, 700], dtype=torch.int32, device=CUDA)
+    arrays = [x.detach() for x in tensors(700, device=CUDA)]
+    packed = run(arrays, cu_seqlens=starts, max_seqlen=390)
+    for begin, end in ((0, 300), (300, 310), (310, 700)):
+        single = run([*(x[None, begin:end] for x in arrays[:3]), *arrays[3:]])
+        near(packed[begin:end], single[0].cpu())
+
+
+def test_graphs_of_both_passes_take_other_inputs():
+    arrays = tensors(1, 700, device=CUDA)
+    dout = torch.randn(1, 700, 8, 64, device=CUDA).bfloat16()
+
+    def step():
+        out = run(arrays)
+        return (out, *torch.autograd.grad(out, arrays, dout))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    with torch.no_grad():
+        for x in arrays:
+            x.copy_(torch.randn_like(x))
+    graph.replay()
+    want = step()
+    for one, other in zip(got, want, strict=True):
+        near(one, other.cpu())
+
+
+def test_calls_wait_for_nothing():
+    arrays = tensors(1, 700, device=CUDA)
+    run(arrays).float().sum().backward()
+    with nobody_waits():
+        run(arrays).float().sum().backward()
