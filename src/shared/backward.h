@@ -223,7 +223,7 @@ struct QuerySums {
   float* data;
   i64 head_tiles;  // of kSumRows rows
   // (heads, tiles of rows): of a pass that is `ordered`, the key tiles up to the last that was added, zeros before it
-  int* key_tiles;
+  int* added;
 };
 
 /// What a row of queries brings into every element of its scores' gradient: fp32, (heads, rows of all sequences) each.

@@ -306,6 +306,8 @@ TEST_P(HostileMetadata, Gradients) {
        {"d=64", "d=128", "d=128 deterministic", "d=64 sink dlse", "d=192 dv=128", "d=64 dropout=0.2"}) {
     expect_contained(packed + words);
   }
+  // Sequences that share rows, and so the counts of an order of sums, with many tiles of keys in the one.
+  expect_contained(common + "b=3 sq=256 sk=1100 layout=varlen tq=512 tk=1300 hq=2 d=128 deterministic");
   expect_contained(common + "b=2 sq=60 sk=150 seqused_q seqused_k hq=2 d=64 window=30:5 q_offset=90,3 k_offset=0,4");
   expect_contained(common + "b=2 sq=40 sk=100 hq=4 hkv=2 d=64 seqused_k kv2=varlen sk2=70 tk2=120 causal");
 }

@@ -212,11 +212,11 @@ TEST_F(Backward, CountsOfSumsInAFixedOrder) {
   const auto [p, bytes] = given("deterministic");
   const auto [free_order, fewer_bytes] = given("");
   EXPECT_EQ(p.query_sums.head_tiles, 2 * 5);
-  ASSERT_NE(p.query_sums.key_tiles, nullptr);
-  EXPECT_EQ(static_cast<const void*>(p.query_sums.key_tiles),
+  ASSERT_NE(p.query_sums.added, nullptr);
+  EXPECT_EQ(static_cast<const void*>(p.query_sums.added),
             static_cast<const void*>(p.query_sums.data + 4 * 2 * 5 * 64 * 96));
-  EXPECT_EQ(static_cast<const void*>(p.values.lse), static_cast<const void*>(p.query_sums.key_tiles + 4 * 2 * 5));
-  EXPECT_EQ(free_order.query_sums.key_tiles, nullptr);
+  EXPECT_EQ(static_cast<const void*>(p.values.lse), static_cast<const void*>(p.query_sums.added + 4 * 2 * 5));
+  EXPECT_EQ(free_order.query_sums.added, nullptr);
   EXPECT_EQ(bytes - fewer_bytes, 4 * 2 * 5 * 4U);
   const Problem problem = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16 batch_invariant");
   const cuda::RowValuesConfig ordered = cuda::row_values_config(problem, true);

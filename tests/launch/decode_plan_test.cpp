@@ -54,6 +54,14 @@ TEST(Decode, SplitsFillTheLastWave) {
     EXPECT_GE(splits(line), 3) << line;
     EXPECT_LE(splits(line), 8) << line;
   }
+  EXPECT_EQ(splits("b=1 sk=131072 chunk=255"), splits("b=1 sk=256"));
+  const Plan many = decode_plan("sq=1 d=128 hq=64 hkv=8 b=4096 sk=32768 kv=table page=64", chip(90, 132));
+  EXPECT_LE(many.state().splits * 4096, 65535);
+  for (const char* line : {"b=1023 sk=131072", "b=255 sk=1048576", "b=1024 sk=131072"}) {  // parts of 256 MB at most
+    const Plan large = decode_plan(std::string("sq=1 d=128 hq=64 hkv=8 kv=table page=16 ") + line, chip(90, 132));
+    EXPECT_GT(large.state().splits, 1) << line;
+    EXPECT_LE(large.workspace_bytes(), std::size_t{257} << 20) << line;
+  }
   EXPECT_GE(splits("b=64 sk=30000 kv=table page=16"), 15);                // 1 MB of the longest for each block
   EXPECT_EQ(splits("b=1 sk=131072 window=255:0"), splits("b=1 sk=256"));  // what a window hides is nobody's
   for (const std::int64_t sk : {500, 4096, 16384, 100000}) {

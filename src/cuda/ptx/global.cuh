@@ -42,8 +42,8 @@ __device__ __forceinline__ i64 load_index(const void* array, bool is_long, int i
   return static_cast<i64>(static_cast<u64>(is_long ? high : sign) << 32 | low);
 }
 
-/// Until a count in memory is `least` or more, and what the block that stored it had done before is done; at best a
-/// block in front of this one in the grid, or this one may wait for what cannot begin.
+/// Until a count in memory is `least` or more, and what the block that raised it had done before is done. That must be
+/// a block in front of this one in the grid: one behind it may never begin.
 __device__ __forceinline__ void await_count(const int* count, int least) {
   asm volatile(
       "{\n"
@@ -59,9 +59,10 @@ __device__ __forceinline__ void await_count(const int* count, int least) {
 }
 /// Orders sums by TMA, before it and behind it, with counts.
 __device__ __forceinline__ void fence_sums() { asm volatile("fence.proxy.async.global;\n" ::: "memory"); }
-/// For await_count() of other blocks, behind what the thread has done.
-__device__ __forceinline__ void store_count(int* count, int value) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;\n" ::"l"(count), "r"(value) : "memory");
+/// For await_count() of other blocks, behind what the thread has done. A count never falls: where wrong sequence
+/// boundaries make two sequences share one, nobody waits forever.
+__device__ __forceinline__ void raise_count(int* count, int value) {
+  asm volatile("red.release.gpu.global.max.s32 [%0], %1;\n" ::"l"(count), "r"(value) : "memory");
 }
 
 /// 16 bytes that no kernel soon reads: the first that L2 gives up.

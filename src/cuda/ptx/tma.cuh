@@ -32,7 +32,7 @@ __device__ __forceinline__ void tma_add(float* to, u32 from, u32 bytes) {
                "r"(bytes)
                : "memory");
 }
-/// Copies `bytes` of shared memory, under the same terms.
+/// Copies `bytes` of shared memory; both are 16-byte aligned. One thread, which commits it.
 __device__ __forceinline__ void tma_store(float* to, u32 from, u32 bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n" ::"l"(to), "r"(from), "r"(bytes)
                : "memory");

@@ -191,7 +191,7 @@ struct KeySide {
   }
   /// Else: until the one with the tile of keys before has added its share.
   __device__ __forceinline__ void await_turn(const Place& tile) const {
-    ptx::await_count(key_tiles(tile), work.first_key / C.tile_kv);
+    ptx::await_count(added(tile), work.first_key / C.tile_kv);
     ptx::fence_sums();
   }
   /// Once the block's share has been added.
@@ -200,7 +200,7 @@ struct KeySide {
 #pragma unroll
     for (int part = C.tile_q / kSumRows - 1; part >= 0; --part) {
       if (part == 0 || has_row(tile, part * kSumRows)) {
-        ptx::store_count(key_tiles(tile) + part, work.first_key / C.tile_kv + 1);
+        ptx::raise_count(added(tile) + part, work.first_key / C.tile_kv + 1);
       }
     }
   }
@@ -218,8 +218,8 @@ struct KeySide {
   }
 
  private:
-  __device__ __forceinline__ int* key_tiles(const Place& tile) const {
-    return params.query_sums.key_tiles +
+  __device__ __forceinline__ int* added(const Place& tile) const {
+    return params.query_sums.added +
            sum_tile_of(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows);
   }
   __device__ __forceinline__ int segment() const { return C.segments == 2 ? work.segment : 0; }

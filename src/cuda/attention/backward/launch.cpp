@@ -66,13 +66,13 @@ Support supports_wishes(const Wishes& wishes) {
 /// Where in the workspace what lies, in bytes from its beginning, where sums of dQ lie.
 struct Workspace {
   std::int64_t array;  // of row values, in floats
-  std::size_t key_tiles = 0, values = 0, parts, bits, bytes;
+  std::size_t added = 0, values = 0, parts, bits, bytes;
   std::int64_t row_bits, key_bits;  // words, of tile lists
 
   Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)) {
     const std::int64_t tiles = p.heads_q * sum_tiles(p);
-    if (launch.finds_all()) key_tiles = static_cast<std::size_t>(tiles * kSumRows * launch.keys.d) * 4;
-    values = key_tiles + (launch.keys.ordered ? static_cast<std::size_t>(tiles_of(tiles, 4)) * 16 : 0);
+    if (launch.finds_all()) added = static_cast<std::size_t>(tiles * kSumRows * launch.keys.d) * 4;
+    values = added + (launch.keys.ordered ? static_cast<std::size_t>(tiles_of(tiles, 4)) * 16 : 0);
     parts = values + static_cast<std::size_t>((p.sink ? 3 : 2) * array) * 4;
     const std::int64_t count = p.sink ? p.heads_q * p.batch * value_blocks(p, launch.values) : 0;
     bits = parts + static_cast<std::size_t>(count) * 4;
@@ -191,8 +191,8 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
   if (launch.finds_all()) {
-    int* key_tiles = launch.keys.ordered ? reinterpret_cast<int*>(workspace + place.key_tiles) : nullptr;
-    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem), key_tiles};
+    int* added = launch.keys.ordered ? reinterpret_cast<int*>(workspace + place.added) : nullptr;
+    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem), added};
   }
   const std::int64_t l2_heads = key_l2_heads(problem, launch);
   p.key_l2_heads = Divisor(static_cast<int>(l2_heads));

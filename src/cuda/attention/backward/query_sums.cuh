@@ -45,10 +45,10 @@ __device__ __forceinline__ void clear_query_sums(const BwdParams& params, const 
 
 /// Likewise a zero for the count of a tile, where the block's rows begin one: its sums are stored before any are added.
 template <RowValuesConfig C>
-__device__ __forceinline__ void clear_key_tiles(const BwdParams& params, const Extent& q, int batch, int head) {
+__device__ __forceinline__ void clear_added(const BwdParams& params, const Extent& q, int batch, int head) {
   const int row = static_cast<int>(blockIdx.x) * C.rows();
   if (row % kSumRows != 0 || row >= q.capacity || threadIdx.x != 0) return;
-  params.query_sums.key_tiles[sum_tile_of(params, q, batch, head, row / kSumRows)] = 0;
+  params.query_sums.added[sum_tile_of(params, q, batch, head, row / kSumRows)] = 0;
 }
 
 }  // namespace tessera::cuda

@@ -24,7 +24,7 @@ struct StoreQuerySums {
     const float* from = query_sums_of<C.d>(params, q, batch, head, tile, thread);
     bool has_sums = true;
     if constexpr (C.ordered) {
-      has_sums = params.query_sums.key_tiles[sum_tile_of(params, q, batch, head, tile)] != 0;
+      has_sums = params.query_sums.added[sum_tile_of(params, q, batch, head, tile)] != 0;
     }
     constexpr int columns = sum_columns(C.d);
     const int column = thread / 128 * columns;

@@ -85,6 +85,10 @@ struct FwdDecode {
     o.clear();
     softmax.clear();
     const int count = first.tiles.count();
+    if (C.merges && count == 0) {
+      if (warp == 0) Epilogue<C>{p, first.block, first.sequence, q_base, lane}.store_empty_lse();
+      return;
+    }
     if (count > 0) {
       load_queries(first);
       auto next = ring(first).begin(count);
@@ -212,13 +216,15 @@ struct FwdDecode {
   // By every block, with rows or without: the number of those that come decides who is last.
   __device__ __forceinline__ void merge_splits(const MergingFwdParams& params) const {
     if (warp == 0) {
-      __threadfence();
       __syncwarp();
-      if (lane == 0) work.is_last = count_split<C>(params, work.block);
+      if (lane == 0) {
+        __threadfence();
+        work.is_last = count_split<C>(params, work.block);
+        __threadfence();
+      }
     }
     __syncthreads();
     if (work.is_last == 0) return;
-    __threadfence();
     const int rows = static_cast<int>(work.sequence.q.capacity * p.group.value) - work.block.first_row;
     merge_rows<C.rounded_sums ? Element::fp32 : C.type, C.threads()>(params, work.block, work.sequence,
                                                                      min(rows, C.tile_q));

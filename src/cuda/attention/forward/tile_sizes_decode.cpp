@@ -10,6 +10,7 @@
 #include "cuda/attention/forward/tile_sizes.h"
 #include "cuda/attention/kv/tensor_map.h"
 #include "cuda/attention/params.h"
+#include "cuda/attention/splits/partials.h"
 #include "cuda/driver/occupancy.h"
 
 namespace tessera::cuda {
@@ -26,9 +27,11 @@ constexpr std::int64_t kWavesOfLengths = 4;
 constexpr std::int64_t kMostOfLengths = std::int64_t{1} << 20;
 constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;
 constexpr std::int64_t kMostSplits = 256;
+constexpr std::int64_t kMostParts = 65535;  // of all sequences
+constexpr std::int64_t kMostBytesOfParts = std::int64_t{256} << 20;
 
-// Two blocks on a multiprocessor: while one begins or ends the other reads. Of four warps, or two where memory holds no
-// two tiles for each of four; the ring as deep as there is room for.
+// Two blocks on a multiprocessor: while one begins or ends the other reads. Of four warps, or of two or one where
+// memory holds no two tiles for each of more; the ring as deep as there is room for.
 void choose_ring(FwdConfig& config, const Target& target, int most_warps) {
   for (config.warps = most_warps; config.warps >= 1; config.warps /= 2) {
     for (config.stages = 4; config.stages >= 2; --config.stages) {
@@ -41,12 +44,13 @@ void choose_ring(FwdConfig& config, const Target& target, int most_warps) {
   while (config.ring_bytes() < config.warp_part_bytes()) ++config.stages;
 }
 
-// Keys that a sequence's rows see at most, by capacities and the window.
+// Keys that a sequence's rows see at most, by capacities, the window and chunks.
 std::int64_t most_keys_seen(const Problem& problem) {
   const std::int64_t far = std::int64_t{1} << 30;
   const auto side = [far](const std::optional<std::int64_t>& s) { return std::clamp(s.value_or(far), -far, far); };
   const std::int64_t window = side(problem.window.left) + side(problem.window.right) + problem.seqlen_q;
-  return std::clamp<std::int64_t>(window, 1, std::max<std::int64_t>(count_keys(problem), 1));
+  const std::int64_t chunks = problem.chunk == 0 ? far : std::min(problem.chunk, far) + problem.seqlen_q;
+  return std::clamp<std::int64_t>(std::min(window, chunks), 1, std::max<std::int64_t>(count_keys(problem), 1));
 }
 
 bool knows_lengths(const Problem& problem) {
@@ -85,7 +89,10 @@ std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& proble
   const std::int64_t tile_bytes = config.k_bytes() + config.v_bytes();
   const std::int64_t fit = std::clamp(blocks_that_fit(config.smem_bytes(), target), 1, config.blocks());
   const std::int64_t places = fit * target.multiprocessors;
-  const std::int64_t most = std::clamp<std::int64_t>(tiles / config.warps, 1, kMostSplits);
+  const auto bytes = static_cast<std::int64_t>(Partials(problem, 1).bytes());
+  const std::int64_t room = std::min({kMostSplits, kMostParts / std::max<std::int64_t>(problem.batch, 1),
+                                      kMostBytesOfParts / std::max<std::int64_t>(bytes, 1)});
+  const std::int64_t most = std::clamp<std::int64_t>(std::min(tiles / config.warps, room), 1, kMostSplits);
   std::int64_t least = 1;
   if (!knows_lengths(problem)) {
     const std::int64_t wanted =

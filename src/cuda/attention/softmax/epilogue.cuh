@@ -111,8 +111,12 @@ struct Epilogue {
         }
       }
     }
+    store_empty_lse();
+  }
+  /// Of these rows the LSE alone, which tells who merges splits that the rest is not to be read.
+  __device__ __forceinline__ void store_empty_lse() const {
 #pragma unroll 1
-    for (int row = lane; p.lse != nullptr && row < min(rows(), C.tile_q); row += 32) {
+    for (int row = thread % 32; p.lse != nullptr && row < min(rows(), C.tile_q); row += 32) {
       *reinterpret_cast<float*>(rows_of(p.lse, 4, p.lse_strides, p.lse_split).writable(row)) = -kInfinity;
     }
   }

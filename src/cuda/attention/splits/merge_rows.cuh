@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Splits merged by the block that is the last to end, without a launch of their own: as splits/combine.cuh has it, in
-// the order of the splits, so that the bits do not tell which block it was.
+// an order of the splits that is fixed, so that the bits do not tell which block it was.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -30,6 +30,11 @@ __device__ __forceinline__ float maximum_of_16(float x) {
   for (int other = 1; other < 16; other *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, other));
   return x;
 }
+__device__ __forceinline__ int maximum_of_16(int x) {
+#pragma unroll
+  for (int other = 1; other < 16; other *= 2) x = max(x, __shfl_xor_sync(0xffffffffU, x, other));
+  return x;
+}
 __device__ __forceinline__ float sum_of_16(float x) {
 #pragma unroll
   for (int other = 1; other < 16; other *= 2) x += __shfl_xor_sync(0xffffffffU, x, other);
@@ -44,6 +49,7 @@ struct RowMerge {
   const char* o_parts;
   int lane;  // of 16
 
+  int used;  // parts up to the last with keys
   float highest;
   float sum;
   float inverse;
@@ -60,8 +66,14 @@ struct RowMerge {
   __device__ __forceinline__ void weigh(const float* sink) {
     const int parts = static_cast<int>(p.splits.value);
     highest = -kInfinity;  // of numbers; a NaN comes in by the sum
-    for (int part = lane; part < parts; part += 16) highest = fmaxf(highest, lse_of(part));
+    used = 0;
+    for (int part = lane; part < parts; part += 16) {
+      const float lse = lse_of(part);
+      highest = fmaxf(highest, lse);
+      if (lse != -kInfinity) used = part + 1;
+    }
     highest = maximum_of_16(highest);
+    used = maximum_of_16(used);
     sum = 0.0F;
     for (int part = lane; part < parts; part += 16) {
       const float lse = lse_of(part);
@@ -76,14 +88,14 @@ struct RowMerge {
   /// Eight columns from `column` on, which is one of the row's.
   __device__ __forceinline__ RowVector<output, 8> merge(int column) const {
     RowVector<output, 8> merged{};
-    const int parts = static_cast<int>(p.splits.value);
+    const int most = max(used, __shfl_xor_sync(0xffffffffU, used, 16));  // of both rows of the warp
 #pragma unroll 1
-    for (int first = 0; first < parts; first += 16) {
+    for (int first = 0; first < most; first += 16) {
       const float own = weight_of(lse_of(first + lane));
       RowVector<Element::fp32, 8> part[16];
 #pragma unroll
       for (int i = 0; i < 16; ++i) {  // together under way
-        const i64 number = min(first + i, parts - 1);
+        const i64 number = min(first + i, max(used - 1, 0));
         part[i].load(o_parts + (number * p.o_split + column) * 4);
       }
 #pragma unroll

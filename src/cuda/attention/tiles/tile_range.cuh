@@ -110,13 +110,16 @@ class TileRange {
 
   // `total` tiles to splits, the first of which have one more.
   __device__ __forceinline__ void share_out(const AttentionParams& p, const Block& block, int total) {
-    int share = ptx::divide(total, p.splits);
-    int longer = total - share * static_cast<int>(p.splits.value);  // splits that have one tile more
+    int share = 0;
+    int longer = 0;  // splits that have one tile more
     if constexpr (least_share<C>() > 0) {
       const int parts = parts_of(p, total);
       if (block.split >= parts) return;
       share = total / parts;
       longer = total - share * parts;
+    } else {
+      share = ptx::divide(total, p.splits);
+      longer = total - share * static_cast<int>(p.splits.value);
     }
     count_ = share + (block.split < longer ? 1 : 0);
     last_ = block.split * share + min(block.split, longer) + count_ - 1;

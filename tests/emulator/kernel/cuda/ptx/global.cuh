@@ -17,10 +17,10 @@ inline i64 load_index(const void* array, bool is_long, int index) {
 }
 // Blocks run one after another: what a block waits for one in front of it has done.
 inline void await_count(const int* count, int least, Place at = {}) {
-  if (*count < least) emulator::fail("a block waits for a count that no block in front of it has stored", at);
+  if (*count < least) emulator::fail("a block waits for a count that no block in front of it has raised", at);
 }
 inline void fence_sums() {}
-inline void store_count(int* count, int value) { *count = value; }
+inline void raise_count(int* count, int value) { *count = *count < value ? value : *count; }
 inline void store_once_16(void* to, const u32 (&value)[4], Place at = {}) {
   __builtin_memcpy(aligned_16(to, at), value, 16);
 }
