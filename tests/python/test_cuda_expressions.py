@@ -50,3 +50,11 @@ def test_lists_of_block_masks(name):
     got = tessera.flex_attention(q, k, v, None, block_mask, enable_gqa=True)
     want = tessera.attention(*(x.transpose(1, 2) for x in (q, k, v)), mask=mask).transpose(1, 2)
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_captured_tensors_have_no_gradient_on_a_gpu():
+    bias = torch.zeros(LENGTH, device=CUDA, requires_grad=True)
+    q, k, v = (on_gpu(x) for x in inputs())
+    with pytest.raises(NotImplementedError, match=r"captured tensor bias of shape \(150,\) in float32 on cuda:0 that"):
+        tessera.attention(q, k, v, score=lambda s, b, h, i, j: s + bias[j])
+    tessera.attention(q, k, v, score=lambda s, b, h, i, j: s + bias.detach()[j])

@@ -92,7 +92,7 @@ class RandomFunction:
     def __init__(self, seed, steps):
         random_ = random.Random(seed)
         self.plan = [
-            (random_.randrange(12), random_.random(), random_.random(), random_.randint(1, 9)) for _ in range(steps)
+            (random_.randrange(14), random_.random(), random_.random(), random_.randint(1, 9)) for _ in range(steps)
         ]
 
     def __call__(self, score, batch, head, query, key):
@@ -126,6 +126,10 @@ class RandomFunction:
                 reals.append(a + (i - j) * 0.0078125)
             elif kind == 10:
                 reals.append(abs(a) - b)
+            elif kind == 12:
+                reals.append((ex.maximum if smooth else max)(a, tanh(b)))
+            elif kind == 13:
+                reals.append((ex.minimum if smooth else min)(b * 0.5, a))
             else:
                 reals.append((tanh(a) ** 2 + 1.0) ** 0.5)
         return reals[-1]

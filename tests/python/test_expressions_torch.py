@@ -142,14 +142,6 @@ def test_what_flex_attention_refuses():
             call()
 
 
-def test_captured_tensors_have_no_gradient():
-    bias = torch.zeros(LENGTH, requires_grad=True)
-    with pytest.raises(tessera.expressions.TraceError, match=r"captured tensor of shape \(150,\) that requires grad"):
-        tessera.attention(*inputs(), score=lambda s, b, h, q, k: s + bias[k])
-    made = inputs()
-    tessera.attention(*made, score=lambda s, b, h, q, k: s + bias.detach()[k])
-
-
 def test_the_names_and_defaults_are_torchs():
     import inspect
 

@@ -15,12 +15,19 @@ from .._libraries import is_compiling
 from .captured import bindable
 from .cuda_text import cuda_text, extra_name
 from .derivative import derivative
-from .graph import INPUTS, GraphError, Node, ordered, program
+from .graph import INPUTS, Graph, GraphError, Node, ordered, program
 from .symbols import TraceError
-from .trace import MASK, SCORE, trace
+from .trace import MASK, SCORE, Traced, trace
 from .windows import Window, without_window
 
+# Names of what was traced and registered, and their expressions, whose arrays are those of the calls.
 _registered: dict[tuple[Any, ...], str] = {}
+_traced: dict[str, Traced] = {}
+
+
+def traced_by_name(name: str) -> Traced | None:
+    """What was traced to `name`, without its captured arrays; None for a name that is no traced function's."""
+    return _traced.get(name)
 
 
 class Resolved(NamedTuple):
@@ -104,9 +111,12 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 def score_of(function: Callable[..., Any]) -> Resolved:
     """A score function, traced and registered with its derivative, for calls that take a name: `attention(score=name,
-    extras=tensors)`, which torch.compile traces. Raises TraceError."""
+    extras=tensors)`, which torch.compile traces. Raises TraceError, NotImplementedError for a captured tensor that
+    requires grad and is not in fp32 on the CPU."""
     graph, result = trace(function, SCORE)
-    tensors = tuple(map(_checked, graph.arrays))
+    for array in graph.arrays:
+        _check_gradient(function, array)
+    tensors = tuple(map(bindable, graph.arrays))
     with _named(SCORE):
         slope = derivative(graph, result)
         key = (SCORE, program(result, slope), *graph.tensors)
@@ -115,7 +125,7 @@ def score_of(function: Callable[..., Any]) -> Resolved:
         name = _name_of(key)
         texts = cuda_text(result), cuda_text(slope)
         _core.register_score(name, texts[0], _extras(graph.tensors), texts[1], key[1])
-        _registered[key] = name
+        _keep(key, name, graph, result)
     return Resolved(name, tensors, inputs=_inputs(result))
 
 
@@ -131,12 +141,19 @@ def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
     with _named(MASK):
         graph, result = graph.only(result)
         key = (MASK, program(result), *graph.tensors)
+    tensors = tuple(map(_of_mask, graph.arrays))
     name = _registered.get(key)
     if name is None:
         name = _name_of(key)
         _core.register_mask(name, cuda_text(result), _extras(graph.tensors), key[1])
-        _registered[key] = name
-    return Resolved(name, tuple(map(_checked, graph.arrays)), window, _inputs(result))
+        _keep(key, name, graph, result)
+    return Resolved(name, tensors, window, _inputs(result))
+
+
+def _keep(key: tuple[Any, ...], name: str, graph: Graph, result: Node) -> None:
+    graph.arrays = []
+    _registered[key] = name
+    _traced[name] = Traced(graph, result)
 
 
 @contextmanager
@@ -160,10 +177,40 @@ def _extras(tensors: list[tuple[str, int]]) -> list[tuple[str, str, int]]:
     return [(extra_name(number), dtype, rank) for number, (dtype, rank) in enumerate(tensors)]
 
 
-def _checked(array: Any) -> Any:
-    if getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+def _requires_grad(array: Any) -> bool:
+    return getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled()
+
+
+def _check_gradient(function: Callable[..., Any], array: Any) -> None:
+    """Raises NotImplementedError for a captured tensor of a score whose gradient is asked for where there is none."""
+    if not _requires_grad(array):
+        return
+    place, dtype = str(array.device), str(array.dtype).removeprefix("torch.")
+    if place == "cpu" and dtype == "float32":
+        return
+    raise NotImplementedError(
+        f"score: got the captured tensor {_own_name(function, array)}of shape {tuple(array.shape)} in {dtype} on "
+        f"{place} that requires grad; want float32 on cpu: nothing computes its gradient elsewhere, detach() says that "
+        "none is wanted"
+    )
+
+
+def _own_name(function: Callable[..., Any], array: Any) -> str:
+    """What the function calls the array, with a space; nothing where it is no variable of its closure or module."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    named = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    for name, cell in named.items():
+        if cell.cell_contents is array:
+            return f"{name} "
+    return next((f"{name} " for name in code.co_names if function.__globals__.get(name) is array), "")
+
+
+def _of_mask(array: Any) -> Any:
+    if _requires_grad(array):
         raise TraceError(
-            f"score, mask: got a captured tensor of shape {tuple(array.shape)} that requires grad; want one without: "
-            "captured tensors have no gradients, detach() says that none is wanted"
+            f"mask: got a captured tensor of shape {tuple(array.shape)} that requires grad; want one without: a mask "
+            "has no derivative, detach() says that none is wanted"
         )
     return bindable(array)
