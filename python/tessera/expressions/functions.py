@@ -96,7 +96,8 @@ def _to(x: Any, dtype: Any = None, *_: Any, **kwargs: Any) -> Any:
     dtype = kwargs.get("dtype", dtype)
     if isinstance(dtype, Symbol) or hasattr(dtype, "dtype"):  # of another tensor, as to(tensor) takes it
         dtype = dtype.dtype
-    return x if dtype is None or "device" in type(dtype).__name__ else cast(x, _type_of(dtype))
+    names_device = isinstance(dtype, str) and dtype.partition(":")[0] in ("cpu", "cuda", "meta")
+    return x if dtype is None or names_device or "device" in type(dtype).__name__ else cast(x, _type_of(dtype))
 
 
 def _type_of(dtype: Any) -> str:
