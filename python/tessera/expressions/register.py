@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .. import _core
-from .._checks import pair
+from .._checks import frames_of_the_package, pair
 from .._libraries import is_compiling
 from .captured import bindable
 from .cuda_text import cuda_text, extra_name
@@ -20,14 +23,21 @@ from .symbols import TraceError
 from .trace import MASK, SCORE, Traced, trace
 from .windows import Window, without_window
 
-# Names of what was traced and registered, and their expressions, whose arrays are those of the calls.
-_registered: dict[tuple[Any, ...], str] = {}
-_traced: dict[str, Traced] = {}
+# What was traced and registered last, by name, without captured arrays. The library's registry of texts keeps all.
+_MOST = 1024
+_traced: OrderedDict[str, Traced] = OrderedDict()
+_made = 0
+_lock = threading.Lock()
 
 
 def traced_by_name(name: str) -> Traced | None:
-    """What was traced to `name`, without its captured arrays; None for a name that is no traced function's."""
-    return _traced.get(name)
+    """What was traced to `name`, without its captured arrays; None for a name that is no traced function's, or one of
+    1024 functions ago."""
+    with _lock:
+        found = _traced.get(name)
+        if found is not None:
+            _traced.move_to_end(name)
+        return found
 
 
 class Resolved(NamedTuple):
@@ -111,8 +121,12 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 def score_of(function: Callable[..., Any]) -> Resolved:
     """A score function, traced and registered with its derivative, for calls that take a name: `attention(score=name,
-    extras=tensors)`, which torch.compile traces. Raises TraceError, NotImplementedError for a captured tensor that
-    requires grad and is not in fp32 on the CPU."""
+    extras=tensors)`, which torch.compile traces.
+
+    function(score, batch, head, query, key) -> float: the score in fp32, the others int64. Raises TraceError (a
+    ValueError) for what no expression can say or more than 256 steps with the derivative, NotImplementedError for a
+    captured tensor that requires grad and is not in fp32 on the CPU.
+    """
     graph, result = trace(function, SCORE)
     for array in graph.arrays:
         _check_gradient(function, array)
@@ -120,18 +134,20 @@ def score_of(function: Callable[..., Any]) -> Resolved:
     with _named(SCORE):
         slope = derivative(graph, result)
         key = (SCORE, program(result, slope), *graph.tensors)
-    name = _registered.get(key)
-    if name is None:
-        name = _name_of(key)
+    name = _name_of(key)
+    if traced_by_name(name) is None:
         texts = cuda_text(result), cuda_text(slope)
         _core.register_score(name, texts[0], _extras(graph.tensors), texts[1], key[1])
-        _keep(key, name, graph, result)
+        _keep(name, graph, result)
     return Resolved(name, tensors, inputs=_inputs(result))
 
 
 def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
     """A mask function, likewise: `attention(mask=name, extras=tensors)`, and `window=window` unless `windows` is False.
-    Raises TraceError."""
+
+    function(batch, head, query, key) -> truth, all int64. Raises TraceError as `score_of` does, and for a captured
+    tensor that requires grad.
+    """
     graph, result = trace(function, MASK)
     window: Window = (None, None)
     if windows:
@@ -142,18 +158,29 @@ def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
         graph, result = graph.only(result)
         key = (MASK, program(result), *graph.tensors)
     tensors = tuple(map(_of_mask, graph.arrays))
-    name = _registered.get(key)
-    if name is None:
-        name = _name_of(key)
+    name = _name_of(key)
+    if traced_by_name(name) is None:
         _core.register_mask(name, cuda_text(result), _extras(graph.tensors), key[1])
-        _keep(key, name, graph, result)
+        _keep(name, graph, result)
     return Resolved(name, tensors, window, _inputs(result))
 
 
-def _keep(key: tuple[Any, ...], name: str, graph: Graph, result: Node) -> None:
+def _keep(name: str, graph: Graph, result: Node) -> None:
+    global _made
     graph.arrays = []
-    _registered[key] = name
-    _traced[name] = Traced(graph, result)
+    with _lock:
+        _traced[name] = Traced(graph, result)
+        if len(_traced) > _MOST:
+            _traced.popitem(last=False)
+        _made += 1
+        many = _made >= _MOST and _made & (_made - 1) == 0
+    if many:
+        warnings.warn(
+            f"score, mask: got {_made} different expressions in this process; want numbers that change from call to "
+            "call in a tensor without dimensions: every constant is another expression, whose text stays",
+            RuntimeWarning,
+            stacklevel=frames_of_the_package(),
+        )
 
 
 @contextmanager

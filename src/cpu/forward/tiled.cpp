@@ -2,6 +2,7 @@
 // The row cpu.tiled of the table: what it supports and how it cuts a problem into tiles.
 #include <algorithm>
 
+#include "cpu/scores/lane_program.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/tiles/dot_keys.h"
 #include "cpu/tiles/tiling.h"
@@ -170,6 +171,7 @@ void plan(detail::PlanState& state) {
   if (const Tiling tiling = tiling_of(state); forward && tiling.all_decode) {
     line("few queries: keys are read where they lie; key heads together: " + std::to_string(tiling.tiles_a_unit));
   }
+  state.choice += element_calls(state.callables);
 }
 
 void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
