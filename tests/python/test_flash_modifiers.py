@@ -42,6 +42,11 @@ def score_mod(score, b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):
     return score + aux_tensors[0][h_idx, q_idx] * kv_idx / 64
 
 
+def named(options):
+    """Without the addresses of functions, which differ from process to process."""
+    return " ".join(options) or "plain" if isinstance(options, dict) else None
+
+
 def mask_mod(b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):
     return kv_idx <= q_idx + seqlen_info.seqlen_k - seqlen_info.seqlen_q
 
@@ -68,14 +73,14 @@ def close(got, want):
         ({"window_size": (None, -3)}, lambda m, n: lambda b, h, i, j: j <= i + n - m - 3),
         ({}, None),
     ],
-    ids=str,
+    ids=named,
 )
 def test_indices_count_from_0_and_windows_from_the_last_key(options, visible):
     out, _ = flash_attn_4.flash_attn_func(Q, K, V, score_mod=score_mod, aux_tensors=[BIAS], **options)
     close(out, textbooks(biased, visible))
 
 
-@pytest.mark.parametrize("options", [{"mask_mod": mask_mod}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("options", [{"mask_mod": mask_mod}, {"causal": True}], ids=named)
 def test_lengths_in_use(options):
     used = np.array([60, 33], np.int32)
     used_q = np.array([17, 40], np.int32)
@@ -90,7 +95,7 @@ def test_lengths_in_use(options):
 @pytest.mark.parametrize(
     ("options", "equal"),
     [({}, False), ({"causal": True}, False), ({}, True), ({"causal": True}, True), ({"mask_mod": mask_mod}, True)],
-    ids=str,
+    ids=named,
 )
 def test_packed_sequences_know_where_they_begin(options, equal):
     cu_q = np.array([0, 10, 40], np.int32)
