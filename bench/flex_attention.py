@@ -12,39 +12,30 @@ tessera package, torch and a C++ compiler.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tessera
 import torch
 import torch.nn.attention.flex_attention as flex
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "python"))
+import expressions_zoo
+
+ROWS = (
+    *("causal", "window", "prefix", "document", "document causal", "neighbourhood", "dilated", "hash"),
+    *("alibi", "relative bias", "softcap"),
+)
+
 
 def zoo(length: int, heads: int) -> dict[str, tuple[Any, Any]]:
-    documents = (torch.arange(length) // 300).to(torch.int32)
-    bias, slopes = torch.randn(heads, 2 * length), torch.rand(heads)
-
-    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return q >= k
-
-    def near(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return (abs(q // 64 - k // 64) <= 2) & (abs(q % 64 - k % 64) <= 2)
-
-    return {
-        "none": (None, None),
-        "causal": (None, causal),
-        "window of 256": (None, lambda b, h, q, k: (q >= k) & (q - k < 256)),
-        "prefix of 500": (None, lambda b, h, q, k: (k < 500) | (q >= k)),
-        "documents of 300": (None, lambda b, h, q, k: documents[q] == documents[k]),
-        "documents, causal": (None, lambda b, h, q, k: (documents[q] == documents[k]) & (q >= k)),
-        "neighbourhood 5 x 5 of 64": (None, near),
-        "dilated, causal": (None, lambda b, h, q, k: ((q - k) % 3 == 0) & (q >= k)),
-        "bits of a hash": (None, lambda b, h, q, k: ((q * 40507 + k * 40503) >> 7) & 3 != 0),
-        "ALiBi": (lambda s, b, h, q, k: s + slopes[h] * (k - q), None),
-        "relative bias": (lambda s, b, h, q, k: s + bias[h, q - k + length], None),
-        "softcap": (lambda s, b, h, q, k: 20 * torch.tanh(s / 20), None),
-    }
+    """Functions of the tests' zoo, whose scores are without masks here."""
+    every = expressions_zoo.zoo(length=length, heads=heads, sizes=expressions_zoo.LARGE)
+    alone = {name: (score, None if score else mask) for name, (score, mask) in every.items() if name in ROWS}
+    return {"none": (None, None), **{name: alone[name] for name in ROWS}}
 
 
 def least_times(calls: list[Callable[[], Any]], repeat: int) -> list[float]:

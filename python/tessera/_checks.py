@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import operator
+import sys
+from types import FrameType
 from typing import Any
 
 
@@ -61,3 +63,12 @@ def pair(name: str, value: Any, want: str) -> tuple[Any, Any]:
         except (TypeError, ValueError):
             pass
     raise ValueError(f"{name}: got {shown(value)}; want {want}")
+
+
+def frames_of_the_package() -> int:
+    """How many frames lie between the function that asks and the code that called Tessera, as `stacklevel` counts."""
+    level = 1
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tessera":
+        level, frame = level + 1, frame.f_back
+    return level

@@ -6,14 +6,12 @@ The only state between calls is the cache of plans, and in the extension the num
 
 from __future__ import annotations
 
-import sys
 import warnings
 from functools import lru_cache
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
-from ._checks import whole
+from ._checks import frames_of_the_package, whole
 from ._features import Features
 from ._gpu import run_on_gpu
 from ._libraries import CPU, device_of, dtype_name, library_of
@@ -100,15 +98,6 @@ def _threads_on(device: int) -> int:
     return get_threads() if device == CPU else 0
 
 
-def _frames_of_the_package() -> int:
-    """How many frames lie between the function that asks and the code that called Tessera, as `stacklevel` counts."""
-    level = 1
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tessera":
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 @lru_cache(maxsize=1024)
 def _plan_for(
     kind: str,
@@ -130,7 +119,7 @@ def _plan_for(
             error.args = (f"{error} ({hint})",)
         raise
     if hint is not None:
-        warnings.warn(hint, stacklevel=_frames_of_the_package())
+        warnings.warn(hint, stacklevel=frames_of_the_package())
     slots = shapes.slots
     taken = tuple(i for i, slot in enumerate(slots) if _takes(kind, slot))
     bound = ("q", "k", "v", *(slots[i] for i in taken))

@@ -150,8 +150,9 @@ OPTIONS = (
         MASKS,
         "score, mask: a Python function of positions, score(score, batch, head, query, key) and mask(batch, head, "
         "query, key), which is traced (`tessera.expressions`): called with symbols in place of numbers, and "
-        "differentiated; tensors that it reads have no gradient. Or a built-in's name, or one that `register_score` or "
-        "`register_mask` gave to C++ text; extras: the arrays that the texts read, the score's first. With "
+        "differentiated; on the CPU fp32 torch tensors that a score reads have gradients. Or a built-in's name, or "
+        "one that `register_score` or `register_mask` gave to C++ text; extras: the arrays that the texts read, the "
+        "score's first. With "
         'wishes="implementation=cpu.reference" the oracle calls the function itself, whose attribute `derivative` '
         "gradients want, and a text wants `derivative_text`.",
         "score",

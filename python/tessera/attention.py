@@ -95,10 +95,10 @@ def attention(
             one it is drawn from torch's default generator for torch tensors, else from `random`.
         score, mask: a Python function of positions, score(score, batch, head, query, key) and mask(batch, head, query,
             key), which is traced (`tessera.expressions`): called with symbols in place of numbers, and differentiated;
-            tensors that it reads have no gradient. Or a built-in's name, or one that `register_score` or
-            `register_mask` gave to C++ text; extras: the arrays that the texts read, the score's first. With
-            wishes="implementation=cpu.reference" the oracle calls the function itself, whose attribute `derivative`
-            gradients want, and a text wants `derivative_text`.
+            on the CPU fp32 torch tensors that a score reads have gradients. Or a built-in's name, or one that
+            `register_score` or `register_mask` gave to C++ text; extras: the arrays that the texts read, the score's
+            first. With wishes="implementation=cpu.reference" the oracle calls the function itself, whose attribute
+            `derivative` gradients want, and a text wants `derivative_text`.
     Sequences (int32)
         cu_seqlens_q, cu_seqlens_k (b + 1): where packed sequences begin. max_seqlen_q, max_seqlen_k: the longest, read
             from cu_seqlens when not given; on a GPU the number of all tokens then stands for it. seqused_q, seqused_k
@@ -189,6 +189,8 @@ def attention(
     if quantization is not None:
         named = {option.name: value for option, value in zip(OPTIONS, options, strict=True)}
         return attend_quantised(attention, q, k, v, out, named)
+    if extras and operators is not None and not is_compiling() and operators.trains(score, extras):
+        return operators.attend_and_train(q, k, v, out, options)
     if operators is not None and out is None and not is_compiling():
         result = ATTENTION.call(q, k, v, options)
         if result is not None:

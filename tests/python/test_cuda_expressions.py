@@ -50,3 +50,29 @@ def test_lists_of_block_masks(name):
     got = tessera.flex_attention(q, k, v, None, block_mask, enable_gqa=True)
     want = tessera.attention(*(x.transpose(1, 2) for x in (q, k, v)), mask=mask).transpose(1, 2)
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_captured_tensors_have_no_gradient_on_a_gpu():
+    bias = torch.zeros(LENGTH, device=CUDA, requires_grad=True)
+    q, k, v = (on_gpu(x) for x in inputs())
+    with pytest.raises(NotImplementedError, match=r"captured tensor bias of shape \(150,\) in float32 on cuda:0 that"):
+        tessera.attention(q, k, v, score=lambda s, b, h, i, j: s + bias[j])
+    tessera.attention(q, k, v, score=lambda s, b, h, i, j: s + bias.detach()[j])
+
+
+def test_flash_attention_4s_functions():
+    from tessera.compat import flash_attn_4
+
+    def score_mod(score, b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors, aux_scalars):
+        return score + aux_tensors[0][h_idx] * (q_idx - kv_idx) * aux_scalars[0]
+
+    def mask_mod(b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors, aux_scalars):
+        return kv_idx <= q_idx + seqlen_info.seqlen_k - seqlen_info.seqlen_q
+
+    def call(*tensors):
+        slopes = torch.linspace(0.1, 0.4, 4, device=tensors[0].device)
+        options = dict(score_mod=score_mod, mask_mod=mask_mod, aux_tensors=[slopes], aux_scalars=(-0.125,))
+        return flash_attn_4.flash_attn_func(tensors[0][:, :40], *tensors[1:], **options)[0]
+
+    for ours, cpus in zip(gradients([on_gpu(x) for x in inputs()], call), gradients(inputs(), call), strict=True):
+        torch.testing.assert_close(ours.cpu().float(), cpus.float(), rtol=2e-2, atol=2e-2)

@@ -92,7 +92,7 @@ class RandomFunction:
     def __init__(self, seed, steps):
         random_ = random.Random(seed)
         self.plan = [
-            (random_.randrange(12), random_.random(), random_.random(), random_.randint(1, 9)) for _ in range(steps)
+            (random_.randrange(14), random_.random(), random_.random(), random_.randint(1, 9)) for _ in range(steps)
         ]
 
     def __call__(self, score, batch, head, query, key):
@@ -126,6 +126,10 @@ class RandomFunction:
                 reals.append(a + (i - j) * 0.0078125)
             elif kind == 10:
                 reals.append(abs(a) - b)
+            elif kind == 12:
+                reals.append((ex.maximum if smooth else max)(a, tanh(b)))
+            elif kind == 13:
+                reals.append((ex.minimum if smooth else min)(b * 0.5, a))
             else:
                 reals.append((tanh(a) ** 2 + 1.0) ** 0.5)
         return reals[-1]
@@ -408,3 +412,34 @@ def test_tile_lists_of_functions(qkv, name, form):
         assert not (any_seen & ~listed).any()
         if name in ("causal", "prefix", "documents", "global", "nothing", "everything", "heads"):
             assert (any_seen == listed).all()
+
+
+def test_what_was_traced_is_kept_up_to_a_number(qkv, monkeypatch):
+    from tessera.expressions import register
+
+    monkeypatch.setattr(register, "_MOST", 4)
+    monkeypatch.setattr(register, "_made", 0)
+    monkeypatch.setattr(register, "_traced", register.OrderedDict())
+    names = [ex.score_of(lambda s, b, h, q, k, i=i: s * (i + 0.125)).name for i in range(3)]
+    with pytest.warns(RuntimeWarning, match="got 4 different expressions in this process; want numbers"):
+        ex.mask_of(lambda b, h, q, k: k % 3 != 1)
+    assert register.traced_by_name(names[0]) is not None  # and is now the last to go
+    ex.score_of(lambda s, b, h, q, k: s * 4.125)
+    assert names[0] in register._traced and names[1] not in register._traced
+    with pytest.warns(RuntimeWarning, match="got 8 different expressions"):
+        for i in range(5, 8):
+            ex.score_of(lambda s, b, h, q, k, i=i: s * (i + 0.125))
+    assert len(register._traced) == 4
+    out = tessera.attention(*qkv, score=names[1])  # the library knows it for good
+    np.testing.assert_array_equal(out, tessera.attention(*qkv, score=lambda s, b, h, q, k: s * 1.125))
+
+
+def test_explain_says_where_a_function_is_called_for_each_element(qkv):
+    def wide(batch, head, query, key):
+        return sum((query * (2 * number + 1)) ^ (key + number) for number in range(40)) % 3 != 0
+
+    words = "mask: element by element, not by vectors: of its"
+    assert words in tessera.explain(*qkv, mask=wide)
+    assert words not in tessera.explain(*qkv, mask=wide, wishes=ORACLE)
+    assert "element by element" not in tessera.explain(*qkv, mask=lambda b, h, q, k: (q ^ k) % 3 != 0)
+    same_as_oracle(qkv, mask=wide)

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -142,14 +145,6 @@ def test_what_flex_attention_refuses():
             call()
 
 
-def test_captured_tensors_have_no_gradient():
-    bias = torch.zeros(LENGTH, requires_grad=True)
-    with pytest.raises(tessera.expressions.TraceError, match=r"captured tensor of shape \(150,\) that requires grad"):
-        tessera.attention(*inputs(), score=lambda s, b, h, q, k: s + bias[k])
-    made = inputs()
-    tessera.attention(*made, score=lambda s, b, h, q, k: s + bias.detach()[k])
-
-
 def test_the_names_and_defaults_are_torchs():
     import inspect
 
@@ -184,3 +179,9 @@ def test_explain_prints_the_steps():
     text = tessera.explain(q, k, v, score=ZOO["captured cap"][0], mask=ZOO["prefix"][1])
     assert "mask:           query;key;const.i 31;lt 1 2;le 1 0;or 3 4;value 5" in text
     assert "score:          score;load 0;div 0 1;tanh 2;mul 1 3;" in text
+
+
+def test_the_gallery_is_what_the_zoo_gives():
+    script = Path(__file__).resolve().parent.parent.parent / "bench" / "gallery.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -346,7 +346,7 @@ class TestBlockSparsity:
 
 QUERIES, KEYS, VALUES = arrays((2, 5, 4, 16), (2, 9, 2, 16), (2, 9, 2, 16))
 REFUSED_3 = ["qv", "q_descale", "k_descale", "v_descale"]  # descales: of inputs that are not fp8
-REFUSED_4 = ["qv", "gather_kv_indices", "score_mod", "score_mod_bwd", "mask_mod", "aux_tensors", "aux_scalars"]
+REFUSED_4 = ["qv", "gather_kv_indices"]
 
 
 class TestRefusals:

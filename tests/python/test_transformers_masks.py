@@ -263,3 +263,38 @@ def test_register_under_another_name():
         assert AttentionMaskInterface()["another"] is visible_keys
     finally:
         del AttentionInterface._global_mapping["another"], AttentionMaskInterface._global_mapping["another"]
+
+
+@pytest.mark.parametrize("size", ["prefill", "several on a past", "static step", "sliding cache"])
+@pytest.mark.parametrize("padding", ["none", "left", "holes"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_block_masks_of_its_flex_attention(kind, padding, size):
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    b, (sq, sk, first_query, first_key) = 3, SIZES[size]
+    real = padding_of(padding, b, first_key + sk)
+    function = predicate(kind, real, b)
+    if real is not None:
+        function = masks.and_masks(function, masks.padding_mask_function(real))
+    function = masks.add_offsets_to_mask_function(function, first_query, first_key)
+    dense = torch.stack([flex.create_mask(function, b, None, sq, sk, device="cpu")[row] for row in range(b)])
+    q, k, v = (x.requires_grad_() for x in tensors(b, sq, sk, "tokens outside"))
+    options = {"scaling": 0.3, "softcap": 9.0, "s_aux": torch.linspace(-1, 1, HEADS)}
+
+    def of(mask):
+        out = attention(LAYER, q, k, v, mask, **options)[0]
+        return out, *torch.autograd.grad((out * torch.arange(DIM)).sum(), (q, k, v))
+
+    wants = of(dense)
+    for made in (
+        flex.create_block_mask(function, b, None, sq, sk, device="cpu", BLOCK_SIZE=16),
+        tessera.create_block_mask(function, b, None, sq, sk),
+    ):
+        for got, want in zip(of(made), wants, strict=True):
+            torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
+
+
+def test_block_masks_of_other_lengths_are_refused():
+    q, k, v = tensors(2, 8, 9, "tokens outside")
+    block_mask = tessera.create_block_mask(tessera.noop_mask, None, None, 8, 8)
+    with pytest.raises(ValueError, match=r"^block_mask: got one of \(Q_LEN, KV_LEN\) = \(8, 8\)"):
+        attention(LAYER, q, k, v, block_mask)

@@ -230,3 +230,20 @@ def test_bidirectional(kind, side):
         with torch.no_grad():
             results[name] = [model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]]
     check(results, ["hidden states"])
+
+
+def test_a_block_mask_of_ones_own():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    ids = prompt(2, TOKENS)
+    kinds = (ids % 3 != 0).int()
+
+    def own(b, h, i, j):
+        return (i >= j) & ((kinds[b, j] == kinds[b, i]) | (i - j < 5))
+
+    block_mask = flex.create_block_mask(own, 2, None, TOKENS, TOKENS, device="cpu", BLOCK_SIZE=16)
+    dense = flex.create_mask(own, 2, None, TOKENS, TOKENS, device="cpu")
+    bias = torch.zeros(dense.shape).masked_fill(~dense, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        want = make("llama", "eager")(input_ids=ids, attention_mask=bias, use_cache=False).logits
+        got = make("llama")(input_ids=ids, attention_mask=block_mask, use_cache=False).logits
+    torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)

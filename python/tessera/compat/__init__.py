@@ -7,7 +7,7 @@ that changing one import is enough to try Tessera:
 ====================  =================================================================================
 ``flash_attn_2``      flash-attn 2.8: ``flash_attn_func`` returns the tensor alone unless asked for more
 ``flash_attn_3``      the Hopper interface: ``return_attn_probs`` adds the LSE, ``qv`` and descales exist
-``flash_attn_4``      the CuTe interface: always ``(out, lse)``, learnable sinks, block-sparse tensors
+``flash_attn_4``      the CuTe interface: always ``(out, lse)``, learnable sinks, block-sparse tensors, score_mod
 ``bert_padding``      ``flash_attn.bert_padding``: padded batches to packed tokens and back; torch only
 ====================  =================================================================================
 

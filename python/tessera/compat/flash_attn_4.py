@@ -25,9 +25,14 @@ learnable sink.
 - Head dims that are no multiples of 8 up to 512 raise an error that is a ValueError and, as in flash-attn 4, an
   AssertionError.
 - `pack_gqa`, `min_seqlen_k`, `scheduler_metadata`, `disable_scheduler_metadata` tune a GPU: accepted, without effect.
-- `qv`, `gather_kv_indices`, `score_mod`, `score_mod_bwd`, `mask_mod`, `aux_tensors`, `aux_scalars` raise
-  NotImplementedError: the callables are CuTe programs. :func:`tessera.attention` takes a Python function for the
-  oracle.
+- `score_mod(score, b_idx, h_idx, q_idx=, kv_idx=, seqlen_info=, aux_tensors=)` and `mask_mod(b_idx, h_idx, q_idx,
+  kv_idx, seqlen_info, aux_tensors)`, with `aux_scalars` behind them where given, are functions of Python, which are
+  traced (`tessera.expressions`): operators, torch's functions, tensors indexed by what they are given. They get
+  numbers, not vectors of CuTe, whose functions cannot be traced. Indices count from 0 in each sequence; `seqlen_info`
+  has seqlen_q, seqlen_k, offset_q and offset_k, and arrays that it reads count among the four that one call can have.
+  Beside a mask_mod `causal` and `window_size` change nothing, and full blocks waive it. `score_mod_bwd` changes
+  nothing: the derivative is found from score_mod. A softcap beside a score_mod raises ValueError.
+- `qv` and `gather_kv_indices` raise NotImplementedError.
 """
 
 from __future__ import annotations
@@ -54,6 +59,7 @@ from .arguments import (
 )
 from .block_sparse import BlockSparseTensorsTorch, tile_list
 from .combining import combine_parts
+from .modifiers import Lengths, Modifiers, options_of
 from .scheduler_metadata import SchedulerMetadataTensorsTorch, get_scheduler_metadata
 
 __all__ = [
@@ -70,14 +76,13 @@ class UnsupportedHeadDimError(AssertionError, ValueError):
     """Tessera's error for a wrong value that is an assertion, too, as flash-attn 4's callers expect."""
 
 
-_CALLABLES = "None: a CuTe callable cannot be called here; tessera.attention(score=, mask=) takes other forms of them"
 _MLA = "None: the kernels for absorbed multi-head latent attention are not there yet"
 
 
 def _refuse_unsupported(**arguments: Any) -> None:
     for name, value in arguments.items():
-        if value is not None and not (name.startswith("aux") and isinstance(value, (list, tuple)) and not value):
-            refuse(name, value, _MLA if name in ("qv", "gather_kv_indices") else _CALLABLES)
+        if value is not None:
+            refuse(name, value, _MLA)
 
 
 _WINDOW = "(left, right), each an integer or None"
@@ -105,6 +110,9 @@ def _check_head_dims(head_dim: int, head_dim_v: int) -> None:
 _LIST = ("tiles", "tile_counts", "tile_indices", "full_counts", "full_indices")
 _NAMES = {
     **NAMES,
+    "score": "score_mod",
+    "mask": "mask_mod",
+    "extras": "aux_tensors",
     "sink": "learnable_sink",
     "dropout": "dropout_p",
     "seed": "dropout_seed",
@@ -124,6 +132,7 @@ def _attend(
     softcap: float,
     num_splits: int,
     deterministic: bool,
+    modifiers: Modifiers,
     return_lse: bool,
     dropout_p: float,
     dropout_seed: Any,
@@ -137,16 +146,20 @@ def _attend(
         check_inputs(q, k, v)
         _check_head_dims(q.shape[-1], v.shape[-1])
         causal, window = _signed_window(causal, window_size)
+        softcap = 0.0 if softcap is None else cap(softcap)
+        masks: dict[str, Any] = {"causal": causal, "window": window}
+        if any(x is not None for x in modifiers):
+            given = source or KeySource(k, v, options.get("cu_seqlens_k"), seqused=options.get("seqused_k"))
+            masks = options_of(modifiers, q, _lengths(q, given, options), softcap, **masks)
         sink = _fp32(learnable_sink)
         wants_lse = return_lse or (is_torch(q) and _requires_grad(q, k, v, learnable_sink))
         result = attention(
             q,
             k if source is None else source,
             v if source is None else None,
-            causal=causal,
-            window=window,
+            **masks,
             scale=softmax_scale,
-            softcap=0.0 if softcap is None else cap(softcap),
+            softcap=softcap,
             sinks=sink,
             dropout=dropout_p,
             seed=dropout_seed,
@@ -165,6 +178,20 @@ def _attend(
         return result, None
     out, lse = result
     return out, lse if sink is None else _with_sink(lse, sink)
+
+
+def _lengths(q: Array, source: KeySource, options: dict[str, Any]) -> Lengths:
+    cu_seqlens_q, shape = options.get("cu_seqlens_q"), source.k.shape
+    packed, fixed = cu_seqlens_q is not None, source.cu_seqlens is None and source.page_table is None
+    return Lengths(
+        cu_seqlens_q.shape[0] - 1 if packed else q.shape[0],
+        None if packed else q.shape[1],
+        shape[1] if fixed else None,
+        cu_seqlens_q,
+        source.cu_seqlens,
+        options.get("seqused_q"),
+        source.seqused,
+    )
 
 
 def _attend_source(
@@ -250,15 +277,7 @@ def flash_attn_func(
 
     `seqused_k` int32 (b,): keys in use, of which there are at most `max_seqlen_k`. The module's docstring says more.
     """
-    _refuse_unsupported(
-        qv=qv,
-        gather_kv_indices=gather_kv_indices,
-        score_mod=score_mod,
-        score_mod_bwd=score_mod_bwd,
-        mask_mod=mask_mod,
-        aux_tensors=aux_tensors,
-        aux_scalars=aux_scalars,
-    )
+    _refuse_unsupported(qv=qv, gather_kv_indices=gather_kv_indices)
     tiles = tile_list("block_sparse_tensors", block_sparse_tensors, "indices")
     bwd_tiles = tile_list("block_sparse_tensors_bwd", block_sparse_tensors_bwd, "transposed")
     if tiles is not None and bwd_tiles is not None and tiles.block != bwd_tiles.block:
@@ -278,6 +297,7 @@ def flash_attn_func(
         softcap=softcap,
         num_splits=num_splits,
         deterministic=deterministic,
+        modifiers=Modifiers(score_mod, score_mod_bwd, mask_mod, aux_tensors, aux_scalars),
         return_lse=return_lse,
         dropout_p=dropout_p,
         dropout_seed=dropout_seed,
@@ -323,15 +343,7 @@ def flash_attn_varlen_func(
     """(out, lse) where lengths vary: by `cu_seqlens` (tokens packed), `seqused` (padded), or `page_table` (k and v
     are pages). The module's docstring says more.
     """
-    _refuse_unsupported(
-        qv=qv,
-        gather_kv_indices=gather_kv_indices,
-        score_mod=score_mod,
-        score_mod_bwd=score_mod_bwd,
-        mask_mod=mask_mod,
-        aux_tensors=aux_tensors,
-        aux_scalars=aux_scalars,
-    )
+    _refuse_unsupported(qv=qv, gather_kv_indices=gather_kv_indices)
     if seqlen_k_per_split is not None:
         refuse(
             "seqlen_k_per_split",
@@ -357,6 +369,7 @@ def flash_attn_varlen_func(
         softcap=softcap,
         num_splits=num_splits,
         deterministic=deterministic,
+        modifiers=Modifiers(score_mod, score_mod_bwd, mask_mod, aux_tensors, aux_scalars),
         return_lse=return_lse,
         dropout_p=dropout_p,
         dropout_seed=dropout_seed,

@@ -154,22 +154,15 @@ def flex_attention(
     Source: Dong et al. 2024, Flex Attention (arXiv:2412.05496).
     """
     _check_shapes(query, key, value, enable_gqa)
-    batch, heads, length = query.shape[0], query.shape[1], query.shape[2]
     wants_lse = return_lse or bool(getattr(return_aux, "lse", False))
     if return_lse and return_aux is not None:
         raise ValueError("return_lse: got True beside return_aux; want one of them")
     if getattr(return_aux, "max_scores", False):
         raise NotImplementedError("return_aux: got max_scores; want lse alone")
-    mask, tiles = _mask_of(block_mask, (batch, heads, length, key.shape[2]))
-    # Blocks that a list of ours calls full show all keys, so that the window of a mask holds there too.
-    lists = None if isinstance(block_mask, BlockMask) else tiles
-    options = with_traced(Options(False, None, score_mod, mask, ()), lists, "")
     results = attention(
         *(x.swapaxes(1, 2) for x in (query, key, value)),
         scale=scale,
-        tiles=tiles,
-        **options._asdict(),
-        offsets=None if length == key.shape[2] else Offsets(q=_zeros(query, batch)),
+        **options_of(query, key, score_mod, block_mask),
         return_lse=wants_lse,
     )
     out, lse = results if wants_lse else (results, None)
@@ -179,6 +172,21 @@ def flex_attention(
 
         return out, AuxOutput(lse=lse)
     return (out, lse) if return_lse else out
+
+
+def options_of(query: Array, key: Array, score_mod: ScoreMod | None, block_mask: Any) -> dict[str, Any]:
+    """`causal`, `window`, `score`, `mask`, `extras`, `tiles` and `offsets` of :func:`tessera.attention` for query
+    (B, Hq, L, E) and key (B, Hkv, S, E), whose indices count from 0.
+
+    Raises TypeError for what is no BlockMask, ValueError for one of other lengths, TraceError.
+    """
+    (batch, heads, length), keys = query.shape[:3], key.shape[2]
+    mask, tiles = _mask_of(block_mask, (batch, heads, length, keys))
+    # Blocks that a list of ours calls full show all keys, so that the window of a mask holds there too.
+    lists = None if isinstance(block_mask, BlockMask) else tiles
+    traced = with_traced(Options(False, None, score_mod, mask, ()), lists, "")
+    offsets = None if length == keys else Offsets(q=_zeros(query, batch))
+    return {**traced._asdict(), "tiles": tiles, "offsets": offsets}
 
 
 def _check_shapes(query: Array, key: Array, value: Array, enable_gqa: bool) -> None:

@@ -16,7 +16,9 @@ _DTYPES = ("fp32", "fp16", "bf16", "int32", "int64", "uint8")
 class Captured:
     """An array whose elements a score or a mask function reads: `captured(array)[head, q_idx - kv_idx]`.
 
-    fp32, fp16, bf16, int32, int64, uint8 or truth, of up to 4 dimensions. torch tensors need no wrapping.
+    fp32, fp16 and bf16 are read as fp32, int32, int64 and uint8 as int64, truth as truth; up to 4 dimensions, none
+    empty, and up to four arrays a call. torch tensors need no wrapping. An index outside is moved to the nearest
+    inside; a constant one outside raises TraceError, as do indices that are floats, too many of them, other dtypes.
     """
 
     def __init__(self, array: Any) -> None:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The derivative of a graph by the score, a graph of the same nodes."""
+"""The derivative of a graph by the score or by an element of a captured tensor, a graph of the same nodes."""
 
 from __future__ import annotations
 
 from .graph import Graph, Node, ordered
 
 
-def derivative(graph: Graph, result: Node) -> Node:
-    """d result / d score, in forward mode. Where there are two one-sided ones: of abs 0, of min and max of equal
-    operands their mean, as torch has them; floor, comparisons and integers have 0."""
+def derivative(graph: Graph, result: Node, by: Node | None = None) -> Node:
+    """d result / d by, in forward mode; by: a node of type f without operands of type f, default the score. Where there
+    are two one-sided ones: of abs 0, of min and max of equal operands their mean, as torch has them; floor, comparisons
+    and integers have 0. Raises GraphError where the graph becomes too large."""
+    variable = graph.input("score") if by is None else by
     by_node: dict[int, Node | None] = {}
     for node in ordered(result):
-        by_node[node.index] = _Rules(graph, by_node).of(node) if node.type == "f" else None
+        by_node[node.index] = _Rules(graph, by_node, variable).of(node) if node.type == "f" else None
     found = by_node[result.index]
     return graph.constant(0.0) if found is None else found
 
@@ -19,11 +21,11 @@ def derivative(graph: Graph, result: Node) -> Node:
 class _Rules:
     """The rules of differentiation. None stands for 0, so that no product with 0 is ever written down."""
 
-    def __init__(self, graph: Graph, known: dict[int, Node | None]) -> None:
-        self.graph, self.known = graph, known
+    def __init__(self, graph: Graph, known: dict[int, Node | None], variable: Node) -> None:
+        self.graph, self.known, self.variable = graph, known, variable
 
     def of(self, node: Node) -> Node | None:
-        if node.op == "score":
+        if node is self.variable:
             return self.graph.constant(1.0)
         inner = [self.known[arg.index] for arg in node.args]
         if all([each is None for each in inner]):
@@ -82,7 +84,7 @@ class _Rules:
 
     def _max(self, node: Node, a: Node | None, b: Node | None) -> Node:
         x, y = node.args
-        return self._smaller(y, x, self._or_zero(b), self._or_zero(a))
+        return self._smaller(y, x, self._or_zero(a), self._or_zero(b))
 
     def _smaller(self, x: Node, y: Node, of_x: Node, of_y: Node) -> Node:
         graph = self.graph

@@ -15,62 +15,75 @@ from .symbols import Symbol, as_symbol, binary, cast, graph_of, known, refuse, u
 
 
 def exp(x: Any) -> Any:
+    """e to the power of `x`; an integer or truth counts as fp32. Raises TraceError for what is no symbol."""
     return unary("exp", x)
 
 
 def log(x: Any) -> Any:
+    """The natural logarithm, likewise: NaN below 0, −∞ of 0."""
     return unary("log", x)
 
 
 def sqrt(x: Any) -> Any:
+    """The square root, likewise: NaN below 0."""
     return unary("sqrt", x)
 
 
 def tanh(x: Any) -> Any:
+    """The hyperbolic tangent, likewise."""
     return unary("tanh", x)
 
 
 def sin(x: Any) -> Any:
+    """The sine of `x` in radians, likewise."""
     return unary("sin", x)
 
 
 def cos(x: Any) -> Any:
+    """The cosine, likewise."""
     return unary("cos", x)
 
 
 def floor(x: Any) -> Any:
+    """The largest whole number that is at most `x`: fp32 of fp32, an integer itself."""
     return unary("floor", x)
 
 
 def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(−x)) in fp32."""
     return 1.0 / (1.0 + exp(-x))
 
 
 def minimum(x: Any, y: Any) -> Any:
+    """The smaller of two symbols or numbers, in fp32 if one of them is; NaN if one is. Of truths, "and"."""
     return binary("min", x, y)
 
 
 def maximum(x: Any, y: Any) -> Any:
+    """The larger, likewise; of truths, "or"."""
     return binary("max", x, y)
 
 
 def clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    """`x` from `min` to `max`; its derivative is 1 at both ends, as torch's is."""
+    """`x` from `min` to `max`, each a symbol, a number or None, in fp32 if one of them is; its derivative is 1 at both
+    ends, as torch's is."""
     if min is not None:
         x = where(binary("lt", x, min), min, x)
     return x if max is None else where(binary("gt", x, max), max, x)
 
 
 def integer(x: Any) -> Any:
-    """A float without its fraction, or 0 and 1 of a truth."""
+    """int64: a float without its fraction (0 of NaN), or 0 and 1 of a truth."""
     return cast(x, "i")
 
 
 def real(x: Any) -> Any:
+    """`x`, an integer or a truth, as fp32."""
     return cast(x, "f")
 
 
 def truth(x: Any) -> Any:
+    """Whether `x` is not 0."""
     return cast(x, "b")
 
 
@@ -96,7 +109,8 @@ def _to(x: Any, dtype: Any = None, *_: Any, **kwargs: Any) -> Any:
     dtype = kwargs.get("dtype", dtype)
     if isinstance(dtype, Symbol) or hasattr(dtype, "dtype"):  # of another tensor, as to(tensor) takes it
         dtype = dtype.dtype
-    return x if dtype is None or "device" in type(dtype).__name__ else cast(x, _type_of(dtype))
+    names_device = isinstance(dtype, str) and dtype.partition(":")[0] in ("cpu", "cuda", "meta")
+    return x if dtype is None or names_device or "device" in type(dtype).__name__ else cast(x, _type_of(dtype))
 
 
 def _type_of(dtype: Any) -> str:

@@ -5,22 +5,39 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import threading
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .. import _core
-from .._checks import pair
+from .._checks import frames_of_the_package, pair
 from .._libraries import is_compiling
 from .captured import bindable
 from .cuda_text import cuda_text, extra_name
 from .derivative import derivative
-from .graph import INPUTS, GraphError, Node, ordered, program
+from .graph import INPUTS, Graph, GraphError, Node, ordered, program
 from .symbols import TraceError
-from .trace import MASK, SCORE, trace
+from .trace import MASK, SCORE, Traced, trace
 from .windows import Window, without_window
 
-_registered: dict[tuple[Any, ...], str] = {}
+# What was traced and registered last, by name, without captured arrays. The library's registry of texts keeps all.
+_MOST = 1024
+_traced: OrderedDict[str, Traced] = OrderedDict()
+_made = 0
+_lock = threading.Lock()
+
+
+def traced_by_name(name: str) -> Traced | None:
+    """What was traced to `name`, without its captured arrays; None for a name that is no traced function's, or one of
+    1024 functions ago."""
+    with _lock:
+        found = _traced.get(name)
+        if found is not None:
+            _traced.move_to_end(name)
+        return found
 
 
 class Resolved(NamedTuple):
@@ -104,24 +121,33 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 def score_of(function: Callable[..., Any]) -> Resolved:
     """A score function, traced and registered with its derivative, for calls that take a name: `attention(score=name,
-    extras=tensors)`, which torch.compile traces. Raises TraceError."""
+    extras=tensors)`, which torch.compile traces.
+
+    function(score, batch, head, query, key) -> float: the score in fp32, the others int64. Raises TraceError (a
+    ValueError) for what no expression can say or more than 256 steps with the derivative, NotImplementedError for a
+    captured tensor that requires grad and is not in fp32 on the CPU.
+    """
     graph, result = trace(function, SCORE)
-    tensors = tuple(map(_checked, graph.arrays))
+    for array in graph.arrays:
+        _check_gradient(function, array)
+    tensors = tuple(map(bindable, graph.arrays))
     with _named(SCORE):
         slope = derivative(graph, result)
         key = (SCORE, program(result, slope), *graph.tensors)
-    name = _registered.get(key)
-    if name is None:
-        name = _name_of(key)
+    name = _name_of(key)
+    if traced_by_name(name) is None:
         texts = cuda_text(result), cuda_text(slope)
         _core.register_score(name, texts[0], _extras(graph.tensors), texts[1], key[1])
-        _registered[key] = name
+        _keep(name, graph, result)
     return Resolved(name, tensors, inputs=_inputs(result))
 
 
 def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
     """A mask function, likewise: `attention(mask=name, extras=tensors)`, and `window=window` unless `windows` is False.
-    Raises TraceError."""
+
+    function(batch, head, query, key) -> truth, all int64. Raises TraceError as `score_of` does, and for a captured
+    tensor that requires grad.
+    """
     graph, result = trace(function, MASK)
     window: Window = (None, None)
     if windows:
@@ -131,12 +157,30 @@ def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
     with _named(MASK):
         graph, result = graph.only(result)
         key = (MASK, program(result), *graph.tensors)
-    name = _registered.get(key)
-    if name is None:
-        name = _name_of(key)
+    tensors = tuple(map(_of_mask, graph.arrays))
+    name = _name_of(key)
+    if traced_by_name(name) is None:
         _core.register_mask(name, cuda_text(result), _extras(graph.tensors), key[1])
-        _registered[key] = name
-    return Resolved(name, tuple(map(_checked, graph.arrays)), window, _inputs(result))
+        _keep(name, graph, result)
+    return Resolved(name, tensors, window, _inputs(result))
+
+
+def _keep(name: str, graph: Graph, result: Node) -> None:
+    global _made
+    graph.arrays = []
+    with _lock:
+        _traced[name] = Traced(graph, result)
+        if len(_traced) > _MOST:
+            _traced.popitem(last=False)
+        _made += 1
+        many = _made >= _MOST and _made & (_made - 1) == 0
+    if many:
+        warnings.warn(
+            f"score, mask: got {_made} different expressions in this process; want numbers that change from call to "
+            "call in a tensor without dimensions: every constant is another expression, whose text stays",
+            RuntimeWarning,
+            stacklevel=frames_of_the_package(),
+        )
 
 
 @contextmanager
@@ -160,10 +204,40 @@ def _extras(tensors: list[tuple[str, int]]) -> list[tuple[str, str, int]]:
     return [(extra_name(number), dtype, rank) for number, (dtype, rank) in enumerate(tensors)]
 
 
-def _checked(array: Any) -> Any:
-    if getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+def _requires_grad(array: Any) -> bool:
+    return getattr(array, "requires_grad", False) and sys.modules["torch"].is_grad_enabled()
+
+
+def _check_gradient(function: Callable[..., Any], array: Any) -> None:
+    """Raises NotImplementedError for a captured tensor of a score whose gradient is asked for where there is none."""
+    if not _requires_grad(array):
+        return
+    place, dtype = str(array.device), str(array.dtype).removeprefix("torch.")
+    if place == "cpu" and dtype == "float32":
+        return
+    raise NotImplementedError(
+        f"score: got the captured tensor {_own_name(function, array)}of shape {tuple(array.shape)} in {dtype} on "
+        f"{place} that requires grad; want float32 on cpu: nothing computes its gradient elsewhere, detach() says that "
+        "none is wanted"
+    )
+
+
+def _own_name(function: Callable[..., Any], array: Any) -> str:
+    """What the function calls the array, with a space; nothing where it is no variable of its closure or module."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    named = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+    for name, cell in named.items():
+        if cell.cell_contents is array:
+            return f"{name} "
+    return next((f"{name} " for name in code.co_names if function.__globals__.get(name) is array), "")
+
+
+def _of_mask(array: Any) -> Any:
+    if _requires_grad(array):
         raise TraceError(
-            f"score, mask: got a captured tensor of shape {tuple(array.shape)} that requires grad; want one without: "
-            "captured tensors have no gradients, detach() says that none is wanted"
+            f"mask: got a captured tensor of shape {tuple(array.shape)} that requires grad; want one without: a mask "
+            "has no derivative, detach() says that none is wanted"
         )
     return bindable(array)

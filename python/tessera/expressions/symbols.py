@@ -54,7 +54,10 @@ class Symbol:
     """A number that is known when the kernel runs: the score, a position, an element of a tensor, and what is computed
     of them.
 
-    It has Python's operators, torch's functions and methods and NumPy's functions of `functions.py`.
+    It has no dimensions and is of one of three types: float (fp32), integer (int64, wrapping) or truth; an operation of
+    two types is one of the first of these. It has Python's operators, torch's functions and methods and NumPy's
+    functions of `functions.py`. What needs its value raises TraceError: `if`, `and`, `or`, `not`, int(), float(), a
+    loop, an array's index.
     """
 
     __slots__ = ("graph", "node")
@@ -216,6 +219,8 @@ def unary(op: str, x: Any) -> Any:
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
+    """`a` where `condition` is not 0, else `b`: symbols or numbers, in fp32 if one of `a` and `b` is. Only the
+    chosen one's NaN counts. Raises TraceError where none of the three is a symbol."""
     graph = graph_of(condition, a, b)
     chosen = graph.cast(as_symbol(graph, condition).node, "b")
     x, y = together(graph, a, b)

@@ -3,8 +3,9 @@
 
 ``tessera.attention`` comes here with torch tensors; there is no need to import this module for it.
 
-- Gradients: of q, k, v, sinks, k2, v2, through the output and the LSE, once (a double backward is refused). Whatever
-  else requires grad is refused, and so is any gradient through paged keys.
+- Gradients: of q, k, v, sinks, k2, v2, through the output and the LSE, once (a double backward is refused), and on the
+  CPU of fp32 tensors that a traced score reads. Whatever else requires grad is refused, and so is any gradient through
+  paged keys.
 - ``torch.autocast`` casts q, k, v, k2, v2 as it does for scaled_dot_product_attention; sinks and slopes stay fp32.
 - ``torch.compile(fullgraph=True)`` traces one operator, dynamic shapes included. With packed sequences give
   max_seqlen_q and max_seqlen_k: compiled code cannot read them from cu_seqlens, and takes the token count instead.

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import _kept
 from .._arguments import Call
+from ..expressions.register import traced_by_name
 from . import autograd, operators
 from .oracle import OracleFunction
 
@@ -121,3 +122,20 @@ def _by_oracle(
         autograd.refuse_out_with_gradients(out)
     out, lse, *extra = OracleFunction.apply(call, out, q, k, v, *call.tensors)
     return out, lse, tuple(extra)
+
+
+def trains(score: Any, extras: Sequence[Any]) -> bool:
+    """Whether a score, traced from Python, reads a tensor whose gradient is asked for."""
+    return (
+        torch.is_grad_enabled()
+        and any([isinstance(x, Tensor) and x.requires_grad for x in extras])
+        and isinstance(score, str)
+        and traced_by_name(score) is not None
+    )
+
+
+def attend_and_train(q: Tensor, k: Any, v: Tensor | None, out: Tensor | None, options: tuple[Any, ...]) -> Any:
+    """What `tessera.attention` of these returns, with gradients of the tensors that its score reads."""
+    from .captured import attend
+
+    return attend(q, k, v, out, options)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .calls import forward
+from .calls import attend_and_train, forward, trains
 from .in_place import append, flush, linear
 from .linear import linear_attention
 from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
@@ -11,6 +11,7 @@ from .quantized import attend_quantised
 
 __all__ = [
     "append",
+    "attend_and_train",
     "attend_quantised",
     "flush",
     "forward",
@@ -19,5 +20,6 @@ __all__ = [
     "nsa_gate",
     "nsa_pool",
     "nsa_select",
+    "trains",
     "wants_operators",
 ]

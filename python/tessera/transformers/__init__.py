@@ -7,7 +7,7 @@
 
 Causal, sliding, chunked and bidirectional masks, padding on either side, packed sequences, static, dynamic and sliding
 caches, sinks, softcap and dropout reach the kernels as windows, lengths and varlen boundaries. No (b, 1, sq, sk) mask
-is made for them.
+is made for them. A mask of one's own is `attention_mask=` of the model: dense, or a BlockMask of torch's.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import guard_scalar
+from torch.nn.attention.flex_attention import BlockMask
 
 import tessera
 from tessera.compat.arguments import rename
+from tessera.compat.flex_attention import options_of
 from tessera.transformers.forms import Pieces, Tiles, VisibleKeys, Window, pack_bits
 
 # What a model may pass on that changes the result and that this attention has no form for.
@@ -27,7 +29,7 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: VisibleKeys | torch.Tensor | None,
+    attention_mask: VisibleKeys | BlockMask | torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -43,7 +45,8 @@ def attention(
         query: (b, hq, sq, d). key: (b, hkv, sk, d). value: (b, hkv, sk, dv). fp32, fp16 or bf16; d and dv are multiples
             of 8.
         attention_mask: what the mask function made; or a dense mask of one's own, (b or 1, 1 or hq, sq, sk) bool, True
-            for visible, or floating, 0 for visible and -inf or the lowest number of its type for hidden; or None.
+            for visible, or floating, 0 for visible and -inf or the lowest number of its type for hidden; or a BlockMask
+            of torch's or `tessera.create_block_mask`, whose function is traced (`tessera.expressions`); or None.
         dropout: probability; drawn from torch's default generator.
         scaling: factor on query·key; default 1 / sqrt(d).
         sliding_window: keys a query sees, itself included; read only without a mask, which knows it otherwise.
@@ -55,7 +58,7 @@ def attention(
         Output (b, sq, hq, dv), and None for the weights, which are never made.
 
     Raises:
-        ValueError: a mask of another shape than query and key.
+        ValueError: a mask of another shape than query and key; a BlockMask's function that cannot be traced.
         NotImplementedError: what changes the result and has no form here, such as a bias by position.
     """
     for name, want in _REFUSED.items():
@@ -79,6 +82,9 @@ def attention(
                 "max_length_q and max_length_k beside them",
             )
         form = attention_mask.form
+    elif hasattr(attention_mask, "mask_mod"):
+        options |= options_of(query, key, None, attention_mask)
+        return tessera.attention(*(x.transpose(1, 2) for x in (query, key, value)), **options), None
     elif attention_mask is not None:
         form = _dense_mask(attention_mask, query, key)
     else:

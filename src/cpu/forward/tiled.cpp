@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/element.h"
+#include "cpu/scores/lane_program.h"
 #include "cpu/simd/kernels.h"
 #include "cpu/tiles/dot_keys.h"
 #include "cpu/tiles/tiling.h"
@@ -169,6 +170,7 @@ void plan(detail::PlanState& state) {
   if (const Tiling tiling = tiling_of(state); forward && tiling.all_decode) {
     line("few queries: keys are read where they lie; key heads together: " + std::to_string(tiling.tiles_a_unit));
   }
+  state.choice += element_calls(state.callables);
 }
 
 void run(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {

@@ -111,4 +111,22 @@ void make_lane_program(const Expression& expression, bool inner_is_query, LanePr
   Maker(expression, inner_is_query, program).make();
 }
 
+std::string element_calls(const detail::RegisteredCallables& callables) {
+  std::string lines;
+  const auto add = [&](const char* kind, const Expression* expression) {
+    if (expression == nullptr) return;
+    LaneProgram by_query{};
+    LaneProgram by_key{};
+    make_lane_program(*expression, true, by_query);
+    make_lane_program(*expression, false, by_key);
+    if (by_query.usable && by_key.usable) return;
+    lines += std::string(kind) + ": element by element, not by vectors: of its " +
+             std::to_string(expression->steps.size()) + " steps more than " + std::to_string(kExpressionSlots) +
+             " values are needed at once\n";
+  };
+  add("score", callables.score_program);
+  add("mask", callables.mask_program);
+  return lines;
+}
+
 }  // namespace tessera::cpu
