@@ -18,7 +18,7 @@ def level_queries(
     bounds = [0, *(run.stop for run in level)]
     if cu_seqlens_q is None:
         return prefixes.placed(("queries", number, each), lambda: int32([bound * each for bound in bounds]), q)
-    return cu_seqlens_q[prefixes.placed(("bounds", number), lambda: int32(bounds), cu_seqlens_q)]
+    return cu_seqlens_q[prefixes.placed(("bounds", number), lambda: _indices(bounds), cu_seqlens_q)]
 
 
 def level_source(source: KeySource, prefixes: SharedPrefixes, number: int, level: tuple[Run, ...]) -> KeySource:
@@ -29,10 +29,10 @@ def level_source(source: KeySource, prefixes: SharedPrefixes, number: int, level
         pages = table[:1, level[0].begin : level[0].end]
     else:
         width = range(max(run.end - run.begin for run in level))
-        rows = prefixes.placed(("rows", number), lambda: int32([[run.first] for run in level]), table)
+        rows = prefixes.placed(("rows", number), lambda: _indices([[run.first] for run in level]), table)
         columns = prefixes.placed(
             ("columns", number),
-            lambda: int32([[min(run.begin + i, max(run.end - 1, 0)) for i in width] for run in level]),
+            lambda: _indices([[min(run.begin + i, max(run.end - 1, 0)) for i in width] for run in level]),
             table,
         )
         pages = table[rows, columns]
@@ -49,12 +49,14 @@ def rest_source(source: KeySource, prefixes: SharedPrefixes) -> KeySource:
     if all(each == least for each in pages):
         left, own = used - least * size, table[:, min(least, max(columns - 1, 0)) :]
     else:
-        rows = prefixes.placed("rows", lambda: int32([[i] for i in range(prefixes.batch)]), table)
+        rows = prefixes.placed("own rows", lambda: _indices([[i] for i in range(prefixes.batch)]), table)
         width = range(columns - least)
         places = prefixes.placed(
-            ("columns", columns), lambda: int32([[min(each + i, columns - 1) for i in width] for each in pages]), table
+            ("own columns", columns),
+            lambda: _indices([[min(each + i, columns - 1) for i in width] for each in pages]),
+            table,
         )
-        left = used - prefixes.placed("pages", lambda: int32([each * size for each in pages]), used)
+        left = used - prefixes.placed("prefix lengths", lambda: int32([each * size for each in pages]), used)
         own = table[rows, places]
     left = left.clamp(min=0) if hasattr(left, "clamp") else left.clip(0)
     return source._replace(page_table=own, seqused=left)
@@ -64,3 +66,9 @@ def int32(values: Any) -> Any:
     import numpy
 
     return numpy.array(values, numpy.int32)
+
+
+def _indices(values: Any) -> Any:
+    import numpy
+
+    return numpy.array(values, numpy.int64)
