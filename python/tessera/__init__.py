@@ -18,6 +18,7 @@ from ._execute import get_threads, set_threads
 from ._libraries import Library, register_loader
 from .attention import attention, attention_backward
 from .callables import register_mask, register_score
+from .cascade import SharedPrefix, SharedPrefixes, cascade_attention, check_tree, find_shared_prefixes, tree_mask
 from .decay import decay_slopes
 from .linear import linear_attention, linear_chunk, linear_decode
 from .linear_ring import linear_flush, ring_advance
@@ -68,6 +69,8 @@ __all__ = [
     "KeySource",
     "Offsets",
     "Quantized",
+    "SharedPrefix",
+    "SharedPrefixes",
     "SkipState",
     "TileList",
     "Tiles",
@@ -75,6 +78,8 @@ __all__ = [
     "attention",
     "attention_backward",
     "build_info",
+    "cascade_attention",
+    "check_tree",
     "combine",
     "cpu_isas",
     "create_block_mask",
@@ -82,6 +87,7 @@ __all__ = [
     "dequantize",
     "dropout_keep",
     "explain",
+    "find_shared_prefixes",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -111,6 +117,7 @@ __all__ = [
     "register_score",
     "ring_advance",
     "set_threads",
+    "tree_mask",
     "violation_of",
 ]
 
