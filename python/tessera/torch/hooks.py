@@ -7,11 +7,12 @@ from .calls import forward
 from .in_place import append, flush, linear
 from .linear import linear_attention
 from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
-from .quantized import attend_quantised
+from .quantized import attend_quantised, autocast, wants_gradient
 
 __all__ = [
     "append",
     "attend_quantised",
+    "autocast",
     "flush",
     "forward",
     "linear",
@@ -19,5 +20,6 @@ __all__ = [
     "nsa_gate",
     "nsa_pool",
     "nsa_select",
+    "wants_gradient",
     "wants_operators",
 ]
