@@ -40,6 +40,26 @@ def test_every_byte_and_half_converts_as_torch_does():
     torch.testing.assert_close(numbers, every.float(), equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.fixture
+def flushing():
+    """The processor reads subnormals of fp32 as 0."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("a processor that has no such mode")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("rows", [1, 60])
+def test_subnormals_of_8_bits_are_none_of_fp32(flushing, dtype, rows):
+    a, b, _ = quantised(1, rows)
+    small = torch.arange(32, dtype=torch.uint8).view(dtype)
+    v = small.expand(1, rows, 2, 32).contiguous()
+    descales = {"q_descale": a.descale, "k_descale": b.descale, "v_descale": torch.ones(1, 2)}
+    out = tessera.attention(a.values, b.values, v, out_dtype=torch.float32, threads=1, **descales)
+    torch.testing.assert_close(out, small.float().expand(out.shape), atol=0, rtol=1e-5)
+
+
 @pytest.mark.parametrize("grain", ["head", 16, "token"])
 @pytest.mark.parametrize(("kind", "causal"), [("fp8", True), ("int8", False)])
 def test_gradients_are_those_of_the_dequantised_values(kind, causal, grain):

@@ -120,8 +120,8 @@ def quantize(
     that `seed` draws and a Hadamard matrix of the largest power of two that divides d: q and k rotated alike have the
     same products, and outliers are spread over the row. saturated: count elements out of range too.
 
-    A group of zeros has a descale of 1. NaN and ∞ are no magnitudes; ∞ becomes the largest number, NaN stays NaN and
-    becomes 0 in int8, both out of range.
+    A group of zeros has a descale of 1. NaN and ∞ are no magnitudes. ∞ becomes the largest number, out of range. NaN
+    stays NaN, which is not counted; in int8 it becomes 0, out of range.
 
     Raises as `attention` does; ValueError for torch tensors that require grad.
 
