@@ -13,6 +13,7 @@ from ._features import BLOCK, Asked, Features, features
 from ._libraries import CPU, device_of, dtype_name, is_compiling
 from ._options import FIELDS, refuse_arrays
 from .expressions.register import Options, with_traced
+from .quantization.descales import packed
 from .values import KeySource, Offsets, Tiles, unexpected
 
 if TYPE_CHECKING:
@@ -269,7 +270,7 @@ def parse(
         for name, array in named:
             if array is not None:
                 slots.append(name)
-                tensors.append(array)
+                tensors.append(packed(array))
     batch_offset = head_offset = 0
     if offsets is not None:
         batch_offset, head_offset = _add_offsets(offsets, slots, tensors)

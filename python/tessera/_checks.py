@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import operator
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -17,6 +19,18 @@ def shown(value: Any) -> str:
         return f"an array of shape {tuple(shape)} and dtype {dtype}"
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+@contextmanager
+def renamed(names: dict[str, str]) -> Iterator[None]:
+    """Gives errors that begin with one of these names that which the caller knows."""
+    try:
+        yield
+    except (IndexError, NotImplementedError, TypeError, ValueError) as error:
+        argument, separator, rest = str(error).partition(": ")
+        if separator and argument in names:
+            error.args = (f"{names[argument]}: {rest}",)
+        raise
 
 
 def whole(name: str, value: Any, want: str = "an integer") -> int:

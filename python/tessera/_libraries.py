@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, TypeVar, cast
 
 from . import _core
 
 Array = Any
 Shape = tuple[int, ...]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 CPU = -1  # as a device; a GPU is its index
 _DLPACK_CUDA = 2
@@ -197,6 +198,7 @@ class _ArrayApi(Library):
 
 _loaders: dict[str, Callable[[], Library]] = {}
 _traces: Callable[[], bool] = bool  # of the library that has a compiler; bool() is False
+_run_untraced: Callable[..., Any]  # its too; called only while it traces
 
 
 def register_loader(name: str, load: Callable[[], Library]) -> None:
@@ -204,15 +206,31 @@ def register_loader(name: str, load: Callable[[], Library]) -> None:
     _loaders[name] = load
 
 
-def register_tracer(is_compiling: Callable[[], bool]) -> None:
-    """`is_compiling`: whether a compiler of the library traces, so that there is no data to look at."""
-    global _traces
+def register_tracer(is_compiling: Callable[[], bool], run_untraced: Callable[..., Any]) -> None:
+    """`is_compiling`: whether a compiler of the library traces, so that there is no data to look at.
+
+    `run_untraced`: calls a function with arguments, between two graphs.
+    """
+    global _traces, _run_untraced
     _traces = is_compiling
+    _run_untraced = run_untraced
 
 
 def is_compiling() -> bool:
     """Whether a compiler traces. It sees through an lru_cache, with a warning: then call what the cache wraps."""
     return _traces()
+
+
+def untraced(function: Function) -> Function:
+    """`function`, which calls the core, where no operator of a graph does: a compiler's graph ends before it."""
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if is_compiling():
+            return _run_untraced(function, *arguments, **options)
+        return function(*arguments, **options)
+
+    return cast("Function", call)
 
 
 def _find_library(kind: type) -> Library | None:

@@ -11,7 +11,7 @@ from . import _core
 from ._arguments import longest
 from ._execute import get_threads
 from ._gpu import run_on_gpu
-from ._libraries import CPU, Library, common_library, device_of, dtype_name, library_of, refuse_gradient
+from ._libraries import CPU, Library, common_library, device_of, dtype_name, library_of, refuse_gradient, untraced
 
 Array = Any
 Shape = tuple[int, ...]
@@ -49,6 +49,7 @@ def stacked(parts: tuple[Array, ...], name: str) -> Any:
     return library.stack(parts)
 
 
+@untraced
 def combine(
     out_parts: Array | Sequence[Array],
     lse_parts: Array | Sequence[Array],

@@ -55,6 +55,8 @@ TEST(Convert, ReadsAndStoresByType) {
   const Array bytes(DType::int8, {3});
   for (std::int64_t at = 0; at < 3; ++at) store_float(bytes.tensor(), at, 100.5F * static_cast<float>(at) - 50.5F);
   EXPECT_EQ(to_floats(bytes.tensor()), (std::vector<float>{-50.0F, 50.0F, 127.0F}));
+  store_float(bytes.tensor(), 1, NAN);
+  EXPECT_EQ(to_floats(bytes.tensor()), (std::vector<float>{-50.0F, 0.0F, 127.0F}));
   const Array doubles(DType::fp64, {1});
   doubles.tensor().as<double>()[0] = 0.25;
   EXPECT_EQ(to_floats(doubles.tensor()), std::vector<float>{0.25F});

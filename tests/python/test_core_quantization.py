@@ -161,6 +161,35 @@ def test_attention_quantises_by_itself(rng, kind, limit):
     assert np.array_equal(again, out)
 
 
+def test_rows_behind_the_last_sequence_count_as_no_ones(rng):
+    x = normal(rng, 100, 2, 16)
+    for cu in (np.array([0, 4], np.int32), np.array([0], np.int32)):
+        for grain in ("head", 16, "token"):
+            made = tessera.quantize(x, cu_seqlens=cu, descale=grain)
+            back = tessera.dequantize(made.values, made.descale, grain=grain, cu_seqlens=cu)
+            assert back.shape == x.shape
+            assert np.abs(back - x)[: cu[-1]].max(initial=0) < 0.2
+
+
+def test_a_descale_may_be_one_number_expanded(rng):
+    x = normal(rng, 2, 9, 2, 16)
+    one = np.broadcast_to(np.float32(0.01), (2, 2))
+    a = tessera.quantize(x, given=one)
+    assert np.array_equal(a.values.view(np.uint8), tessera.quantize(x, given=one.copy()).values.view(np.uint8))
+    values = (a.values,) * 3
+    out = tessera.attention(*values, q_descale=one, k_descale=one, v_descale=one)
+    assert np.array_equal(out, tessera.attention(*values, **dict.fromkeys(DESCALES, one.copy())))
+
+
+DESCALES = ("q_descale", "k_descale", "v_descale")
+
+
+def test_a_type_by_any_name(rng):
+    x = normal(rng, 1, 9, 2, 16)
+    for to in (ml_dtypes.float8_e4m3fn, "float8_e4m3fn", np.int8, np.dtype(np.int8)):
+        assert tessera.quantize(x, to=to).values.dtype == np.dtype(to)
+
+
 class TestRefusals:
     @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
     @pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
@@ -205,3 +234,53 @@ class TestRefusals:
             tessera.explain(x, x, x, quantization="fp8")
         with pytest.raises(NotImplementedError, match=r"^quantization: got keys of a KeySource"):
             tessera.attention(x, tessera.KeySource(x, x), quantization="fp8")
+
+    def test_errors_name_the_arguments(self, rng):
+        x = normal(rng, 1, 9, 2, 16)
+        cu, long = np.array([1, 9], np.int32), np.array([12], np.int32)
+        ones = np.ones((1, 2), np.float32)
+        for options, message in (
+            ({"given": 0 * ones}, r"^given: got \[0, 0\] = 0"),
+            ({"given": np.ones((1, 3), np.float32)}, r"^given: got fp32 \(1, 3\) .*; want fp32 \(1, 2\)"),
+            ({"seqused": long}, r"^seqused: got \[0\] = 12; want 0 to 9"),
+            ({"seed": -1}, r"^seed: got -1; want 0 to below 2\^64"),
+            ({"seed": 2**64}, r"^seed: got 18446744073709551616; want 0 to below 2\^64"),
+            ({"to": np.float32}, r"^to: got .*; want 'e4m3', 'e5m2' or 'int8'"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                tessera.quantize(x, **options)
+        with pytest.raises(ValueError, match=r"^cu_seqlens: got \[0\] = 1; want 0"):
+            tessera.quantize(x[0], cu_seqlens=cu)
+        with pytest.raises(ValueError, match=r"^x: got int32; want fp32"):
+            tessera.quantize(x.astype(np.int32))
+
+    def test_errors_of_attention_name_its_arguments(self, rng):
+        x = normal(rng, 1, 9, 2, 16)
+        for arrays, message in (
+            ((x[0], x, x), r"^q: got 3 dimensions, shape \(9, 2, 16\); want \(batch, seqlen, heads, dim\)"),
+            ((x, x[0, 0, 0], x), r"^k: got 1 dimensions"),
+            ((x, x, x[..., ::2]), r"^v: got stride 2"),
+            ((x, x.astype(np.int32), x), r"^k: got int32"),
+            ((x[:, :, [0, 1, 0]], x, x), r"^k: got 2 heads; want a divisor of q's 3"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                tessera.attention(*arrays, quantization="fp8")
+        with pytest.raises(ValueError, match=r"^seqused_k: got \[0\] = 12"):
+            tessera.attention(x, x, x, quantization="fp8", seqused_k=np.array([12], np.int32))
+
+    def test_what_does_not_belong_together(self, rng):
+        made = tessera.quantize(normal(rng, 2, 9, 2, 16))
+        values, descale = made.values, made.descale
+        for arguments, options, message in (
+            ((values, descale), {"grain": "row"}, r"^grain: got 'row'; want 'head', 'token' or a number of rows"),
+            ((values, descale), {"grain": 0}, r"^grain: got 0; want"),
+            ((values, descale), {"grain": "token"}, r"^descale: got .*; want fp32 \(2, 2, 9\)"),
+            ((values, descale), {"grain": 4}, r"^descale: got .*; want fp32 \(2, 2, 3\)"),
+            ((values, descale[:1]), {}, r"^descale: got .*; want fp32 \(2, 2\)"),
+            ((values, descale.astype(np.float64)), {}, r"^descale: got .*float64; want fp32 \(2, 2\)"),
+            ((values, descale), {"mean": descale}, r"^mean: got .*; want fp32 \(2, 2, 16\)"),
+            ((values[0], descale), {}, r"^values: got .*; want \(batch, seqlen, heads, dim\)"),
+            ((descale[:, :, None, None], descale), {}, r"^values: got .*; want e4m3, e5m2 or int8"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                tessera.dequantize(*arguments, **options)

@@ -27,11 +27,37 @@ def attend(q, k, v, causal=False):
 
 
 def test_every_byte_and_half_converts_as_torch_does():
-    x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(1, 128, 1, 512)
-    x = torch.nan_to_num(x.float(), 1.0, 448.0, -448.0).clamp(-448, 448).bfloat16()
-    made = tessera.quantize(x, given=torch.ones(1, 1))
-    assert made.values.dtype is torch.float8_e4m3fn
-    assert torch.equal(made.values.view(torch.uint8), x.to(torch.float8_e4m3fn).view(torch.uint8))
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype).reshape(1, 128, 1, 512)
+        made = tessera.quantize(x, given=torch.ones(1, 1))
+        assert made.values.dtype is torch.float8_e4m3fn
+        numbers = ~x.isnan()
+        assert torch.equal(made.values.float().isnan(), ~numbers)
+        want = x.float().clamp(-448, 448).to(torch.float8_e4m3fn)
+        assert torch.equal(made.values.view(torch.uint8)[numbers], want.view(torch.uint8)[numbers])
+    every = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn).reshape(1, 1, 1, 256)
+    numbers = tessera.dequantize(every, torch.ones(1, 1))
+    torch.testing.assert_close(numbers, every.float(), equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.fixture
+def flushing():
+    """The processor reads subnormals of fp32 as 0."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("a processor that has no such mode")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("rows", [1, 60])
+def test_subnormals_of_8_bits_are_none_of_fp32(flushing, dtype, rows):
+    a, b, _ = quantised(1, rows)
+    small = torch.arange(32, dtype=torch.uint8).view(dtype)
+    v = small.expand(1, rows, 2, 32).contiguous()
+    descales = {"q_descale": a.descale, "k_descale": b.descale, "v_descale": torch.ones(1, 2)}
+    out = tessera.attention(a.values, b.values, v, out_dtype=torch.float32, threads=1, **descales)
+    torch.testing.assert_close(out, small.float().expand(out.shape), atol=0, rtol=1e-5)
 
 
 @pytest.mark.parametrize("grain", ["head", 16, "token"])
@@ -69,6 +95,136 @@ def test_sinks_packed_sequences_and_16_bits_have_gradients():
     out.float().square().sum().backward()
     assert all(x.grad is not None and x.grad.isfinite().all() for x in (q, k, v, sinks))
     assert sinks.grad.abs().sum() > 0
+
+
+def dequantised(q, k, v, kind, dtype=torch.float32):
+    """q, k and v as the forward saw them, rounded to `dtype`."""
+    to, smooth = ("e4m3", False) if kind == "fp8" else ("int8", True)
+    with torch.no_grad():
+        a, b = tessera.quantize(q, to=to, heads_kv=2), tessera.quantize(k, to=to, smooth=smooth)
+        c = tessera.quantize(v, to=to)
+        wide = [
+            tessera.dequantize(*a[:2]),
+            tessera.dequantize(*b[:2], mean=b.mean),
+            tessera.dequantize(*c[:2]) if kind == "fp8" else v.detach(),
+        ]
+    return [x.to(dtype).requires_grad_() for x in wide]
+
+
+def distance(got, want):
+    return ((got.float() - want.float()).norm() / want.float().norm()).item()
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("result", ["sum", "transposed", "lse"])
+def test_gradients_of_results_come_in_any_strides(kind, result):
+    q, k, v = tensors(2, 37, grad=True)
+    weights = torch.randn((2, 37, 32, 4), generator=torch.Generator().manual_seed(5))
+
+    def loss(out, lse):
+        return {"sum": out.sum(), "transposed": (out.transpose(-1, -2) * weights).sum(), "lse": lse.sum()}[result]
+
+    loss(*tessera.attention(q, k, v, quantization=kind, return_lse=True)).backward()
+    wide = dequantised(q, k, v, kind)
+    loss(*tessera.attention(*wide, return_lse=True)).backward()
+    for x, y in zip((q, k, v), wide, strict=True):
+        torch.testing.assert_close(x.grad, y.grad, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_gradients_of_16_bits_are_those_of_what_the_forward_saw(kind):
+    """Scores of ±16 make rounding q and k to bf16 once more visible in the gradient: 4%."""
+    q, k, v = tensors(2, 200)
+    q, k, v = [x.bfloat16().requires_grad_() for x in (q * 4, k * 4, v)]
+    weights = torch.randn(q.shape, generator=torch.Generator().manual_seed(5))
+    (tessera.attention(q, k, v, quantization=kind).float() * weights).sum().backward()
+    wide = dequantised(q, k, v, kind)
+    (attend(wide[0], wide[1], wide[2].float()) * weights.bfloat16().float()).sum().backward()
+    for x, y in zip((q, k, v), wide, strict=True):
+        assert x.grad.dtype is torch.bfloat16
+        assert distance(x.grad, y.grad) < 0.005
+
+
+def test_where_no_kernel_takes_fp32_gradients_are_those_of_rounded_operands(monkeypatch):
+    from tessera.torch import quantized
+
+    monkeypatch.setattr(quantized, "_takes_fp32", lambda _: False)
+    q, k, v = [(x * 4).bfloat16().requires_grad_() for x in tensors(2, 200)]
+    weights = torch.randn(q.shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+    out, lse = tessera.attention(q, k, v, quantization="fp8", return_lse=True)
+    ((out * weights).sum() + lse.sum()).backward()
+    wide = dequantised(q, k, v, "fp8", torch.bfloat16)
+    out, lse = tessera.attention(*wide, return_lse=True)
+    ((out * weights).sum() + lse.sum()).backward()
+    for x, y in zip((q, k, v), wide, strict=True):
+        torch.testing.assert_close(x.grad, y.grad)
+
+
+def test_options_that_are_written_to_before_the_backward_are_noticed():
+    q, k, v = tensors(50, grad=True)
+    options = {
+        "cu_seqlens_q": torch.tensor([0, 20, 50], dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([0, 20, 50], dtype=torch.int32),
+        "seqused_k": torch.tensor([20, 30], dtype=torch.int32),
+        "alibi_slopes": torch.ones(4),
+    }
+    for name, option in options.items():
+        out = tessera.attention(q, k, v, quantization="fp8", **options)
+        option.mul_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+        assert name in options
+    tessera.attention(q, k, v, quantization="fp8", **options).sum().backward()
+    assert q.grad.isfinite().all()
+
+
+def test_tokens_behind_the_last_sequence_have_descales_of_no_one():
+    q, k, v = tensors(100, grad=True)
+    cu = torch.tensor([0, 4], dtype=torch.int32)
+    out = tessera.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, quantization="fp8", descale=2)
+    out[:4].sum().backward()
+    assert q.grad[:4].isfinite().all()
+    one = tessera.attention(*(x.detach()[None, :4] for x in (q, k, v)), quantization="fp8", descale=2)
+    assert torch.equal(out[:4], one[0])
+
+
+def test_there_are_first_derivatives_only():
+    q, k, v = tensors(1, 20, grad=True)
+    out = tessera.attention(q, k, v, quantization="fp8")
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="double backward"):
+        dq.sum().backward()
+
+
+def test_autocast_decides_of_what_is_quantised():
+    q, k, v = tensors(1, 20, grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = tessera.attention(q, k, v, quantization="fp8")
+    assert out.dtype is torch.bfloat16
+    assert torch.equal(out, tessera.attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), quantization="fp8"))
+    out.sum().backward()
+    assert q.grad.dtype is torch.float32
+
+
+def test_a_compiler_makes_a_graph_of_what_stands_beside():
+    q, k, v = tensors(1, 20)
+
+    def attend_8(q, k, v):
+        made = tessera.quantize(k)
+        out = tessera.attention(q * 2, k, v, quantization="int8")
+        return out + 1, tessera.dequantize(made.values, made.descale) + 1
+
+    compiled = torch.compile(attend_8, backend="eager")
+    for got, want in zip(compiled(q, k, v), attend_8(q, k, v), strict=True):
+        assert torch.equal(got, want)
+    x = q.clone().requires_grad_()
+    torch.compile(lambda x: tessera.attention(x, k, v, quantization="fp8").sum(), backend="eager")(x).backward()
+    assert x.grad.abs().sum() > 0
+    parts, lses = torch.stack([q, q]), torch.zeros(2, 1, 4, 20)
+    merged = torch.compile(lambda parts, lses: tessera.combine(parts, lses)[0], backend="eager")(parts, lses)
+    torch.testing.assert_close(merged, q)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"torch\.compiler\.disable"):
+        torch.compile(lambda q: tessera.quantize(q).values, backend="eager", fullgraph=True)(q)
 
 
 def test_what_has_no_gradient_says_so():
@@ -143,6 +299,18 @@ class TestFlashAttention3:
         assert out.dtype is torch.bfloat16
         for row, first in enumerate(used.tolist()):
             assert torch.equal(cache[0][row, first : first + 8].view(torch.uint8), b.values[row].view(torch.uint8))
+            keys, values = (
+                tessera.dequantize(x[row : row + 1], y.descale[row : row + 1])[:, : first + 8]
+                for x, y in zip(cache, (b, c), strict=True)
+            )
+            queries = tessera.dequantize(a.values[row : row + 1], a.descale[row : row + 1])
+            torch.testing.assert_close(out[row : row + 1].float(), attend(queries, keys, values), atol=0.02, rtol=0.02)
+
+    def test_descales_are_not_read_beside_other_types(self):
+        q, k, v = tensors(2, 40)
+        q_descale = torch.full((2, 2), 3.0)
+        descales = {"q_descale": q_descale, "k_descale": q_descale, "v_descale": torch.ones(1)}
+        assert torch.equal(flash_attn_3.flash_attn_func(q, k, v, **descales), flash_attn_3.flash_attn_func(q, k, v))
 
     def test_packed(self):
         q, k, v = tensors(50)

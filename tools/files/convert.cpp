@@ -84,7 +84,8 @@ void store_float(const Tensor& tensor, std::int64_t index, float value) {
       tensor.as<std::uint8_t>()[index] = detail::to_e5m2(value);
       return;
     case DType::int8:
-      tensor.as<std::int8_t>()[index] = static_cast<std::int8_t>(std::nearbyint(std::clamp(value, -128.0F, 127.0F)));
+      tensor.as<std::int8_t>()[index] =
+          std::isnan(value) ? 0 : static_cast<std::int8_t>(std::nearbyint(std::clamp(value, -128.0F, 127.0F)));
       return;
     default:
       throw Error(ErrorCode::invalid_argument, "tensor", tensor.describe(), "fp32, fp16, bf16, e4m3, e5m2 or int8");

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .._checks import shown
-from .._libraries import dtype_name, library_of
+from .._checks import renamed, shown
+from .._libraries import dtype_name, library_of, untraced
 from ..values import KeySource, Tiles
 from .operations import Quantized, quantize
 
@@ -33,10 +33,17 @@ def quantize_operands(q: Array, k: Array, v: Array, options: dict[str, Any]) -> 
     rows_q = {name: options[f"{name}_q"] for name in ("cu_seqlens", "max_seqlen", "seqused")}
     rows_k = {name: options[f"{name}_k"] for name in ("cu_seqlens", "max_seqlen", "seqused")}
     return Operands(
-        quantize(q, to=to, heads_kv=heads_kv, **shared, **rows_q),
-        quantize(k, to=to, smooth=smooth, **shared, **rows_k),
-        None if v_to is None else quantize(v, to=v_to, **shared, **rows_k),
+        _quantized("q", q, to=to, heads_kv=heads_kv, **shared, **rows_q),
+        _quantized("k", k, to=to, smooth=smooth, **shared, **rows_k),
+        None if v_to is None else _quantized("v", v, to=v_to, **shared, **rows_k),
     )
+
+
+def _quantized(name: str, x: Array, **options: Any) -> Quantized:
+    """`quantize`, whose errors name the arguments of `attention`."""
+    rows = "q" if name == "q" else "k"
+    with renamed({"x": name, **{each: f"{each}_{rows}" for each in ("cu_seqlens", "max_seqlen", "seqused")}}):
+        return quantize(x, **options)
 
 
 def attend_operands(
@@ -50,6 +57,7 @@ def attend_operands(
     return attention(q.values, k.values, v if quantised_v is None else quantised_v.values, out=out, **given)
 
 
+@untraced
 def attend_quantised(
     attention: Callable[..., Any], q: Array, k: Array, v: Array | None, out: Array | None, options: dict[str, Any]
 ) -> Any:
@@ -65,9 +73,12 @@ def attend_quantised(
     for name in ("q_descale", "k_descale", "v_descale", "k_mean"):
         if options[name] is not None:
             raise ValueError(f"{name}: got {shown(options[name])} beside quantization={kind!r}; want one of them")
+    _check_shapes(q, k, v, options)
+    operators = library_of(q, "q").operators
+    if operators is not None:
+        q, k, v = operators.autocast(q, k, v)
     if options["out_dtype"] is None:
         options = {**options, "out_dtype": dtype_name(q.dtype, "q")}
-    operators = library_of(q, "q").operators
     if operators is not None and operators.wants_gradient(q, k, v, options["sinks"]):
         tiles = options["tiles"]
         if out is not None or options["return_residual"] or (isinstance(tiles, Tiles) and (tiles.mass or tiles.next)):
@@ -79,3 +90,15 @@ def attend_quantised(
             raise ValueError("seed: got None; want a seed, which the gradient of dropout with quantization needs")
         return operators.attend_quantised(attention, q, k, v, options)
     return attend_operands(attention, quantize_operands(q, k, v, options), v, options, out)
+
+
+def _check_shapes(q: Array, k: Array, v: Array, options: dict[str, Any]) -> None:
+    for name, array in (("q", q), ("k", k), ("v", v)):
+        library_of(array, name)
+        starts = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
+        packed = options[starts] is not None
+        if len(array.shape) != (3 if packed else 4):
+            want = "(tokens, heads, dim)" if packed else f"(batch, seqlen, heads, dim), or {starts}"
+            raise ValueError(f"{name}: got {len(array.shape)} dimensions, shape {tuple(array.shape)}; want {want}")
+    if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
+        raise ValueError(f"k: got {k.shape[-2]} heads; want a divisor of q's {q.shape[-2]}")

@@ -7,12 +7,13 @@ from .calls import attend_and_train, forward, trains
 from .in_place import append, flush, linear
 from .linear import linear_attention
 from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
-from .quantized import attend_quantised
+from .quantized import attend_quantised, autocast, wants_gradient
 
 __all__ = [
     "append",
     "attend_and_train",
     "attend_quantised",
+    "autocast",
     "flush",
     "forward",
     "linear",
@@ -21,5 +22,6 @@ __all__ = [
     "nsa_pool",
     "nsa_select",
     "trains",
+    "wants_gradient",
     "wants_operators",
 ]

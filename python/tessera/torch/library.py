@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -78,7 +79,14 @@ class Torch(Library):
 
 
 LIBRARY = Torch()
-register_tracer(torch.compiler.is_compiling)
+
+
+@torch.compiler.disable
+def _run_untraced(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    return function(*arguments, **options)
+
+
+register_tracer(torch.compiler.is_compiling, _run_untraced)
 
 
 def _is_capturing(device: int) -> bool:

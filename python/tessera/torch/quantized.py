@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of `attention` with quantization=: those of the values that the forward saw, in q's dtype."""
+"""Gradients of `attention` with quantization=: those of the values that the forward saw, in q's, k's and v's dtypes."""
 
 from __future__ import annotations
 
@@ -9,61 +9,138 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import attention_backward
+from .. import _features
+from .._arguments import parse
+from .._execute import BackwardInputs, backward_outputs, run_backward, shapes_of
+from .._libraries import dtype_name
+from ..attention import compute_forward
 from ..quantization.operands import attend_operands, quantize_operands
 from ..quantization.operations import dequantize
+from .autograd import refuse_missing_gradients
+from .layouts import with_aligned_rows, with_rows, with_rows_apart
+from .operators import DTYPES
+
+_OF_8_BITS = ("quantization", "q_descale", "k_descale", "v_descale", "k_mean", "descale", "out_dtype")
+
+
+def wants_gradient(*arrays: Tensor | None) -> bool:
+    """Whether a gradient of any of the arrays, None for what is not given, will be asked for."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
+
+
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """q, k and v in autocast's dtype where it is enabled, as `attention` without quantization= has them."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype.itemsize in (2, 4) else x for x in tensors)
+
+
+def _takes_fp32(q: Tensor) -> bool:
+    """Whether there are kernels of fp32 operands where q lies."""
+    return q.is_cpu
 
 
 class _Quantised(torch.autograd.Function):
-    """out and LSE. Rounding to 8 bits counts as the identity (a straight-through estimate: Bengio et al. 2013)."""
+    """out and LSE. Rounding to 8 bits counts as the identity (a straight-through estimate: Bengio et al. 2013).
+
+    `call`: that of the backward, without its tensors, which are inputs of their own, so that autograd notes whether
+    they are written to between the passes.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         attention: Callable[..., Any],
+        call: Any,
         options: dict[str, Any],
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        sinks: Tensor | None,
+        *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:
         operands = quantize_operands(q, k, v, options)
-        out, lse = attend_operands(attention, operands, v, {**options, "sinks": sinks, "return_lse": True})
+        wide = _takes_fp32(q)
+        asked = {**options, "return_lse": True, "return_residual": wide and _has_residual(call)}
+        out, lse, *residual = attend_operands(attention, operands, v, asked)
         quantised_v = operands.v
         kept_v = (v, None) if quantised_v is None else (quantised_v.values, quantised_v.descale)
-        ctx.save_for_backward(*operands.q[:2], *operands.k[:3], *kept_v, sinks, out, lse)
+        of_out = (out, lse, residual[0] if residual else None) if wide else (None, None, None)
+        ctx.save_for_backward(*operands.q[:2], *operands.k[:3], *kept_v, *of_out, *tensors)
         ctx.set_materialize_grads(False)
-        ctx.options = options
+        ctx.call = call
+        ctx.grain = options["descale"]
         ctx.dtypes = (q.dtype, k.dtype, v.dtype)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, q_descale, k, k_descale, k_mean, v, v_descale, sinks, out, lse = ctx.saved_tensors
-        if dout is None:
-            if dlse is None:
-                return (None,) * 6
-            dout = torch.zeros_like(out)
-        options = dict(ctx.options)
-        grain, of_q, of_k = options["descale"], options["cu_seqlens_q"], options["cu_seqlens_k"]
-        q_type, k_type, v_type = ctx.dtypes
-        wide_q = dequantize(q, q_descale, grain=grain, cu_seqlens=of_q).to(q_type)
-        wide_k = dequantize(k, k_descale, grain=grain, mean=k_mean, cu_seqlens=of_k).to(k_type)
-        wide_v = v if v_descale is None else dequantize(v, v_descale, grain=grain, cu_seqlens=of_k).to(v_type)
-        for name in ("quantization", "q_descale", "k_descale", "v_descale", "k_mean", "descale", "out_dtype"):
-            options.pop(name)
-        options["sinks"] = sinks
-        gradients = attention_backward(dout, wide_q, wide_k, wide_v, out, lse, dlse=dlse, **options)
-        dsinks = gradients[3] if sinks is not None else None
-        return (None, None, *gradients[:3], dsinks)
+        q, q_descale, k, k_descale, k_mean, v, v_descale, out, lse, residual, *tensors = ctx.saved_tensors
+        call = ctx.call._replace(tensors=tuple(tensors))
+        if dout is None and dlse is None:
+            return (None,) * (6 + len(tensors))
+        grain = ctx.grain
+        by_slot = dict(zip(call.slots, tensors, strict=True))
+        of_q, of_k = by_slot.get("cu_seqlens_q"), by_slot.get("cu_seqlens_k")
+        wide_q = dequantize(q, q_descale, grain=grain, cu_seqlens=of_q)
+        wide_k = dequantize(k, k_descale, grain=grain, mean=k_mean, cu_seqlens=of_k)
+        wide_v = v if v_descale is None else dequantize(v, v_descale, grain=grain, cu_seqlens=of_k)
+        if out is None:
+            wide_q, wide_k, wide_v = (x.to(its) for x, its in zip((wide_q, wide_k, wide_v), ctx.dtypes, strict=True))
+            wide_v = with_rows_apart(wide_v)
+            out, lse, *others = compute_forward(
+                call._replace(features=_features.with_lse(call.features)), wide_q, wide_k, wide_v
+            )
+            residual = others[0] if others else None
+        dout = torch.zeros_like(out) if dout is None else with_aligned_rows(dout.to(out.dtype))
+        made = _gradients(call, (wide_q, wide_k, wide_v, out, lse), residual, dout, dlse)
+        dq, dk, dv = (x.to(its) for x, its in zip(made, ctx.dtypes, strict=False))
+        if torch.is_grad_enabled():
+            dq, dk, dv, *made[3:] = _FirstDerivatives.apply(*[x.requires_grad_() for x in (dq, dk, dv, *made[3:])])
+        return (None, None, None, dq, dk, dv, *(made[3] if slot == "sink" else None for slot in call.slots))
+
+
+def _has_residual(call: Any) -> bool:
+    return "residual" in call.features.fields
+
+
+def _gradients(
+    call: Any, inputs: tuple[Tensor, ...], residual: Tensor | None, dout: Tensor, dlse: Tensor | None
+) -> list[Tensor]:
+    """Those of q, k, v and, where there are sinks, of them. `inputs`: q, k, v, out and LSE."""
+    q, k, v, out, lse = inputs
+    if residual is not None:
+        call = call._replace(slots=(*call.slots, "o_residual"), tensors=(*call.tensors, residual))
+    wanted = backward_outputs(shapes_of(call, q, k, v), tuple(dtype_name(x.dtype) for x in (q, k, v)), None)
+    made = [torch.empty(shape, dtype=DTYPES[dtype], device=q.device) for _, shape, dtype in wanted]
+    rows = None if dlse is None else with_rows(dlse)
+    run_backward(call, BackwardInputs(q, k, v, out, lse, dout, rows), tuple(made), False)
+    return made
+
+
+class _FirstDerivatives(torch.autograd.Function):
+    """Gradients of which none is taken, where their graph is asked for (create_graph=True)."""
+
+    @staticmethod
+    def forward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in gradients)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError(
+            "attention: got a derivative of a gradient (double backward); want first derivatives only"
+        )
 
 
 def attend_quantised(
     attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Raises NotImplementedError for slopes that require grad."""
-    slopes = options["alibi_slopes"]
-    if slopes is not None and slopes.requires_grad:
-        raise NotImplementedError("alibi_slopes: got a tensor that requires grad; want one that does not")
-    out, lse = _Quantised.apply(attention, {**options, "sinks": None}, q, k, v, options["sinks"])
+    """Raises NotImplementedError for other tensors than q, k, v and sinks that require grad."""
+    plain = {name: value for name, value in options.items() if name not in _OF_8_BITS}
+    plain["return_lse"] = False
+    plain["return_residual"] = options["keep_residual"] and dtype_name(options["out_dtype"]) in ("bf16", "fp16")
+    call = parse(q, k, v, **plain)
+    refuse_missing_gradients(q, k, v, call.tensors, " ".join(call.slots))
+    out, lse = _Quantised.apply(attention, call._replace(tensors=()), options, q, k, v, *call.tensors)
     return (out, lse) if options["return_lse"] else out

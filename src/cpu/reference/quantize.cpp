@@ -15,7 +15,7 @@
 namespace tessera::reference {
 namespace {
 
-/// Half a step above the largest number begins what is out of range: what would be rounded down to it is not.
+/// What is out of range begins half a step above the largest number, the tie itself included.
 struct Range {
   double largest;
   double end;

@@ -92,20 +92,39 @@ HWY_INLINE Bits load_bytes(const void* source) {
   return hn::PromoteTo(BitsTag(), hn::LoadU(d8, static_cast<const std::uint8_t*>(source)));
 }
 
-// As from_half_bits, with 2^120; the largest magnitude is NaN.
-HWY_INLINE Vector load_as_float(const E4m3* source) {
+// The magnitude of an 8-bit number, whose exponent and mantissa stand at fp32's places: its exponent is re-biased by
+// `bias`. A subnormal one is a normal one less its leading 1, so that no fp32 is subnormal, which the caller's thread
+// may have set the processor to read as 0.
+HWY_INLINE Bits rebias(Bits magnitude, std::uint32_t bias) {
   const BitsTag d;
   const FloatTag df;
-  const Bits x = load_bytes(source);
-  const Bits magnitude = hn::And(x, hn::Set(d, 0x7F));
-  const Vector scaled = hn::Mul(hn::BitCast(df, hn::ShiftLeft<20>(magnitude)), hn::Set(df, 0x1p120F));
-  const Bits result =
-      hn::IfThenElse(hn::Eq(magnitude, hn::Set(d, 0x7F)), hn::Set(d, 0x7FC00000), hn::BitCast(d, scaled));
-  return hn::BitCast(df, hn::Or(result, hn::ShiftLeft<24>(hn::And(x, hn::Set(d, 0x80)))));
+  const Bits normal = hn::Add(magnitude, hn::Set(d, bias << 23));
+  const Bits one = hn::Set(d, 1U << 23);
+  const Vector least = hn::BitCast(df, hn::Set(d, (bias + 1) << 23));
+  const Vector tiny = hn::Sub(hn::BitCast(df, hn::Add(normal, one)), least);
+  return hn::IfThenElse(hn::Eq(hn::ShiftRight<23>(magnitude), hn::Zero(d)), hn::BitCast(d, tiny), normal);
 }
 
-// The upper byte of an fp16.
-HWY_INLINE Vector load_as_float(const E5m2* source) { return from_half_bits(hn::ShiftLeft<8>(load_bytes(source))); }
+// The largest magnitude is NaN.
+HWY_INLINE Vector load_as_float(const E4m3* source) {
+  const BitsTag d;
+  const Bits x = load_bytes(source);
+  const Bits magnitude = hn::And(x, hn::Set(d, 0x7F));
+  const Bits number = rebias(hn::ShiftLeft<20>(magnitude), 120);
+  const Bits result = hn::IfThenElse(hn::Eq(magnitude, hn::Set(d, 0x7F)), hn::Set(d, 0x7FC00000), number);
+  return hn::BitCast(FloatTag(), hn::Or(result, hn::ShiftLeft<24>(hn::And(x, hn::Set(d, 0x80)))));
+}
+
+// Exponent 31 is that of infinity and NaN.
+HWY_INLINE Vector load_as_float(const E5m2* source) {
+  const BitsTag d;
+  const Bits x = load_bytes(source);
+  const Bits magnitude = hn::ShiftLeft<21>(hn::And(x, hn::Set(d, 0x7F)));
+  const Bits number = rebias(magnitude, 112);
+  const auto special = hn::Eq(hn::ShiftRight<23>(magnitude), hn::Set(d, 31));
+  const Bits result = hn::IfThenElse(special, hn::Or(magnitude, hn::Set(d, 0x7F800000)), number);
+  return hn::BitCast(FloatTag(), hn::Or(result, hn::ShiftLeft<24>(hn::And(x, hn::Set(d, 0x80)))));
+}
 
 HWY_INLINE Vector load_as_float(const std::int8_t* source) {
   const hn::Rebind<std::int8_t, FloatTag> d8;
