@@ -32,13 +32,14 @@ extern const Implementation kBwdWgmma;          // attention/backward/wgmma.cpp
 extern const Implementation kBwdMma;            // attention/backward/mma.cpp
 extern const Implementation kCombine;           // attention/splits/combine.cpp
 extern const Implementation kKvAppend;          // cache/kv_append.cpp
+extern const Implementation kQuantize;          // quantize/quantize.cpp
 extern const Implementation kLinearDecode;      // linear/linear_decode.cpp
 extern const Implementation kLinearChunkWgmma;  // linear/linear_chunk.cpp
 extern const Implementation kLinearChunk;
 
 /// Best first.
 inline constexpr const detail::Implementation* kImplementations[] = {
-    &kFwdDecode, &kFwdWgmma, &kFwdMma,       &kBwdWgmma,         &kBwdMma,
-    &kCombine,   &kKvAppend, &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk};
+    &kFwdDecode, &kFwdWgmma, &kFwdMma,       &kBwdWgmma,         &kBwdMma,     &kCombine,
+    &kKvAppend,  &kQuantize, &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk};
 
 }  // namespace tessera::cuda
