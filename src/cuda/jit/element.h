@@ -32,9 +32,10 @@ constexpr const char* name_of(Element element) { return spelling(element).word; 
 
 /// The driver's CUtensorMapDataType (cuda.h, CUDA 12.0): an unsigned integer as wide, since TMA copies bits.
 constexpr int tensor_map_type(Element element) {
+  constexpr int kUint8 = 0;
   constexpr int kUint16 = 1;
   constexpr int kUint32 = 2;
-  return bytes_of(element) == 4 ? kUint32 : kUint16;
+  return bytes_of(element) == 4 ? kUint32 : bytes_of(element) == 2 ? kUint16 : kUint8;
 }
 
 }  // namespace tessera::cuda
