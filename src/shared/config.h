@@ -152,7 +152,7 @@ struct FwdConfig {
   bool dropout = false;
   // O is divided by the sum of P as it is rounded for P·V, which outputs of fp32, or of 16 bits and a residual, are
   // precise enough to tell. P of rows with dropout, whose outputs are those of few keys, is two numbers: what rounding
-  // leaves is multiplied too.
+  // leaves is multiplied too. So is P under queries of 8 bits, which promise nothing of 16.
   bool rounded_sums = false;
   bool residual = false;  // what rounding O to 16 bits loses is kept too (softmax/residual.cuh)
   bool user_score = false;
@@ -163,6 +163,7 @@ struct FwdConfig {
   bool eight_bits = false;
   Element key = Element::e4m3;    // with eight_bits
   Element value = Element::e4m3;  // likewise
+  bool widens_queries = false;    // likewise: Q is e4m3 and becomes `type` on its way into shared memory
 
   static constexpr const char* type_name() { return "FwdConfig"; }
   /// Every field, in the order above. A kernel's source and name follow from this list
@@ -205,6 +206,7 @@ struct FwdConfig {
     visit("eight_bits", c.eight_bits);
     visit("key", c.key);
     visit("value", c.value);
+    visit("widens_queries", c.widens_queries);
   }
 
   constexpr bool operator==(const FwdConfig&) const = default;
@@ -212,7 +214,7 @@ struct FwdConfig {
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
   /// Whether P is two numbers of 16 bits.
-  constexpr bool keeps_rests() const { return rounded_sums && dropout; }
+  constexpr bool keeps_rests() const { return rounded_sums && (dropout || widens_queries); }
   constexpr bool gathers() const { return tiles == Tiles::list && granule < tile_kv; }
   /// Of lists: how many granules are collected at a time, and how many of a row tile lie in shared memory, 32 bits each
   /// (tiles/list_collector.cuh). 97 of the 99 KB of SM89 and SM120 hold tiles.

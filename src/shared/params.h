@@ -200,8 +200,10 @@ struct ResidualFwdParams : FwdParams {
 
 /// What configurations with `eight_bits` are given: descales by key head, (batch, key heads).
 struct DescaleParams {
+  const float* q;  // of configurations with `widens_queries`
   const float* k;
   const float* v;
+  i64 q_batch, q_head;
   i64 k_batch, k_head;
   i64 v_batch, v_head;
 };

@@ -40,13 +40,13 @@ __device__ __forceinline__ u32 with_non_finite(u32 upper, u32 pair) {
 }
 
 /// Bytes 0 and 1 to `low` and 2 and 3 to `high`; `alternates`: 0 and 2, 1 and 3.
-template <Element to, Element from, bool alternates>
-__device__ __forceinline__ void widen(const u32 (&bytes)[4], u32 (&low)[4], u32 (&high)[4]) {
+template <Element to, Element from, bool alternates, int words>
+__device__ __forceinline__ void widen(const u32 (&bytes)[words], u32 (&low)[words], u32 (&high)[words]) {
   constexpr u32 low_bytes = alternates ? 0x2404 : 0x1404;
   constexpr u32 high_bytes = alternates ? 0x3414 : 0x3424;
   u32 flags = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < words; ++i) {
     low[i] = widen_finite<to, from>(__byte_perm(bytes[i], 0, low_bytes));
     high[i] = widen_finite<to, from>(__byte_perm(bytes[i], 0, high_bytes));
     flags |= non_finite_bytes<from>(bytes[i]);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void widen(const u32 (&bytes)[4], u32 (&low)[4], u32 
   if (to == Element::fp16 && from == Element::e5m2) return;
   if (flags == 0) return;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < words; ++i) {
     low[i] = with_non_finite<to, from>(__byte_perm(bytes[i], 0, low_bytes), low[i]);
     high[i] = with_non_finite<to, from>(__byte_perm(bytes[i], 0, high_bytes), high[i]);
   }

@@ -90,6 +90,9 @@ struct FwdDecode {
     float k_descale = 1.0F;
     if constexpr (C.eight_bits) {
       k_descale = descales.k[first.block.batch * descales.k_batch + first.block.kv_head * descales.k_head];
+      if constexpr (C.widens_queries) {
+        k_descale *= descales.q[first.block.batch * descales.q_batch + first.block.kv_head * descales.q_head];
+      }
     }
     if (count > 0) {
       load_queries(first);
@@ -124,7 +127,8 @@ struct FwdDecode {
 
   // By all threads, a chunk of 16 bytes each. Rows behind the end of the sequence become zeros.
   __device__ __forceinline__ void load_queries(const BlockWork<C>& first) const {
-    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, first.block, first.sequence.q.first, p.group);
+    constexpr Element stored = C.widens_queries ? Element::e4m3 : C.type;
+    const PackedRows rows(p.q, bytes_of(stored), p.q_strides, first.block, first.sequence.q.first, p.group);
     const int used = static_cast<int>(first.sequence.q.length * p.group.value) - first.block.first_row;
     constexpr int row_chunks = C.d / QTile::chunk_elements;
 #pragma unroll
@@ -135,9 +139,25 @@ struct FwdDecode {
       const int chunk = at % row_chunks;
       const bool valid = row < used && chunk * QTile::chunk_elements < p.d;
       const char* from = rows.at(row < used ? row : 0);
+      if constexpr (C.widens_queries) {
+        store_widened(q_base + QTile::at(row, chunk), from + chunk * QTile::chunk_elements, valid);
+        continue;
+      }
       ptx::cp_async_16_or_zeros(q_base + QTile::at(row, chunk), valid ? from + chunk * kChunkBytes : from, valid);
     }
     ptx::cp_async_commit();
+  }
+
+  /// A chunk of 8 elements.
+  static __device__ __forceinline__ void store_widened(u32 to, const char* from, bool valid) {
+    uint2 loaded = make_uint2(0, 0);
+    if (valid) loaded = *reinterpret_cast<const uint2*>(from);
+    const u32 bytes[2] = {loaded.x, loaded.y};
+    u32 low[2];
+    u32 high[2];
+    widen<C.type, Element::e4m3, false>(bytes, low, high);
+    const u32 chunk[4] = {low[0], high[0], low[1], high[1]};
+    ptx::store_shared_16(to, chunk);
   }
 
   __device__ __forceinline__ void add_tile(const KvTile& tile, u32 k_at, u32 v_at, const Queries& q, float k_descale,

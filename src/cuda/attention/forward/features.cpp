@@ -64,7 +64,9 @@ std::int64_t count_keys(const Problem& problem) { return problem.kv.seqlen + (pr
 
 FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   FwdConfig config;
-  config.type = element_of(problem.q_type);
+  config.widens_queries = detail::is_quantised(problem.q_type);
+  const DType wide = problem.o_type == DType::bf16 ? DType::bf16 : DType::fp16;
+  config.type = element_of(config.widens_queries ? wide : problem.q_type);
   config.output = splits > 1 ? Element::fp32 : element_of(problem.o_type);
   config.eight_bits = detail::is_quantised(problem.k_type);
   if (config.eight_bits) {

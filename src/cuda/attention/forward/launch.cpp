@@ -80,6 +80,11 @@ DescaleParams descale_params(const Bindings& bindings) {
   const Tensor& k = bindings[Slot::k_descale];
   const Tensor& v = bindings[Slot::v_descale];
   if (!k || !v) return p;
+  if (const Tensor& q = bindings[Slot::q_descale]) {
+    p.q = q.as<float>();
+    p.q_batch = q.strides[0];
+    p.q_head = q.strides[1];
+  }
   p.k = k.as<float>();
   p.v = v.as<float>();
   p.k_batch = k.strides[0];

@@ -19,10 +19,11 @@ constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y a
 constexpr std::int64_t kMostSplits = 256;
 constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
 
-// A cache of 8 bits under queries of 16.
+// Keys and values of 8 bits under queries of 16, or of e4m3.
 Support supports_eight_bits(const Problem& p, Products products) {
   if (products != Products::mma_by_keys) return Support::no("has no keys of 8 bits");
-  if (p.q_type != DType::bf16 && p.q_type != DType::fp16) return Support::no("wants q in bf16 or fp16 beside 8 bits");
+  if (p.k_type == DType::int8) return Support::no("has no int8");
+  if (p.q_type == DType::fp32) return Support::no("wants q in bf16, fp16 or e4m3 beside keys of 8 bits");
   if (p.quantization.grain != Grain::head) return Support::no("wants descales by head");
   if (p.quantization.smooth) return Support::no("adds no mean to keys");
   if (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0) {
@@ -43,7 +44,9 @@ Support supports_features(const Problem& p, Products products) {
   if (p.pass != Pass::forward) return Support::no("does the forward only");
   if (const Support s = supports_skip(p); !s) return s;
   if (const Support s = supports_types(p, products); !s) return s;
-  if (p.o_type != p.q_type && p.o_type != DType::fp32) return Support::no("writes o in q's type or fp32");
+  if (p.o_type != p.q_type && p.o_type != DType::fp32 && !detail::is_quantised(p.q_type)) {
+    return Support::no("writes o in q's type or fp32");
+  }
   if (const Support s = has_callables(p); !s) return s;
   return Support::yes();
 }

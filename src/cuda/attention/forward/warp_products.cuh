@@ -63,11 +63,13 @@ struct WarpProducts {
         softmax.exponentiate(m, right, softmax_scale(p));
         if constexpr (C.keeps_rests()) {
           softmax.template split<C.type>(m, left, right, a[m], rest[m]);
+          if constexpr (C.dropout) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const u32 kept_halves = kept[m].mask(k, i);
-            a[m][i] &= kept_halves;
-            rest[m][i] &= kept_halves;
+            for (int i = 0; i < 4; ++i) {
+              const u32 kept_halves = kept[m].mask(k, i);
+              a[m][i] &= kept_halves;
+              rest[m][i] &= kept_halves;
+            }
           }
           continue;
         }
