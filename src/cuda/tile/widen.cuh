@@ -9,8 +9,8 @@ namespace tessera::cuda {
 /// Of four bytes the highest bit of each that is not finite.
 template <Element from>
 __device__ __forceinline__ u32 non_finite_bytes(u32 bytes) {
-  if constexpr (from == Element::e4m3) return (bytes & 0x7F7F7F7FU) + 0x01010101U & 0x80808080U;
-  return (bytes & 0x7C7C7C7CU) + 0x04040404U & 0x80808080U;
+  if constexpr (from == Element::e4m3) return ((bytes & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
+  return ((bytes & 0x7C7C7C7CU) + 0x04040404U) & 0x80808080U;
 }
 
 /// Two bytes, the upper ones of 16 bits each, to two numbers. Those that are not finite may come out finite.
