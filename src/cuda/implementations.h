@@ -32,6 +32,7 @@ extern const Implementation kBwdWgmma;          // attention/backward/wgmma.cpp
 extern const Implementation kBwdMma;            // attention/backward/mma.cpp
 extern const Implementation kCombine;           // attention/splits/combine.cpp
 extern const Implementation kKvAppend;          // cache/kv_append.cpp
+extern const Implementation kQuantize;          // quantize/quantize.cpp
 extern const Implementation kLinearDecode;      // linear/linear_decode.cpp
 extern const Implementation kLinearChunkWgmma;  // linear/linear_chunk.cpp
 extern const Implementation kLinearChunk;
@@ -41,7 +42,7 @@ extern const Implementation kNsaGate;    // sparse/nsa_gate.cpp
 
 /// Best first.
 inline constexpr const detail::Implementation* kImplementations[] = {
-    &kFwdDecode,    &kFwdWgmma,         &kFwdMma,      &kBwdWgmma, &kBwdMma,    &kCombine, &kKvAppend,
-    &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool,  &kNsaSelect, &kNsaGate};
+    &kFwdDecode, &kFwdWgmma,     &kFwdMma,           &kBwdWgmma,    &kBwdMma,  &kCombine,   &kKvAppend,
+    &kQuantize,  &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool, &kNsaSelect, &kNsaGate};
 
 }  // namespace tessera::cuda

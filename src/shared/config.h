@@ -152,13 +152,18 @@ struct FwdConfig {
   bool dropout = false;
   // O is divided by the sum of P as it is rounded for P·V, which outputs of fp32, or of 16 bits and a residual, are
   // precise enough to tell. P of rows with dropout, whose outputs are those of few keys, is two numbers: what rounding
-  // leaves is multiplied too.
+  // leaves is multiplied too. So is P under queries of 8 bits, which promise nothing of 16.
   bool rounded_sums = false;
   bool residual = false;  // what rounding O to 16 bits loses is kept too (softmax/residual.cuh)
   bool user_score = false;
   bool user_mask = false;
   Skip skip = Skip::none;  // of lists whose tiles are whole tiles of keys, with a row tile for each query block
   bool merges = false;     // by keys: the last block of a row tile merges its splits
+  // By keys: K and V are of 8 bits, with descales by key head, and become `type` in registers.
+  bool eight_bits = false;
+  Element key = Element::e4m3;    // with eight_bits
+  Element value = Element::e4m3;  // likewise
+  bool widens_queries = false;    // likewise: Q is e4m3 and becomes `type` on its way into shared memory
 
   static constexpr const char* type_name() { return "FwdConfig"; }
   /// Every field, in the order above. A kernel's source and name follow from this list
@@ -198,6 +203,10 @@ struct FwdConfig {
     visit("user_mask", c.user_mask);
     visit("skip", c.skip);
     visit("merges", c.merges);
+    visit("eight_bits", c.eight_bits);
+    visit("key", c.key);
+    visit("value", c.value);
+    visit("widens_queries", c.widens_queries);
   }
 
   constexpr bool operator==(const FwdConfig&) const = default;
@@ -205,7 +214,7 @@ struct FwdConfig {
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
   /// Whether P is two numbers of 16 bits.
-  constexpr bool keeps_rests() const { return rounded_sums && dropout; }
+  constexpr bool keeps_rests() const { return rounded_sums && (dropout || widens_queries); }
   constexpr bool gathers() const { return tiles == Tiles::list && granule < tile_kv; }
   /// Of lists: how many granules are collected at a time, and how many of a row tile lie in shared memory, 32 bits each
   /// (tiles/list_collector.cuh). 97 of the 99 KB of SM89 and SM120 hold tiles.
@@ -248,14 +257,17 @@ struct FwdConfig {
   /// By keys: the memory of a warp's tiles, and what of it holds its part of O, origins and sums in the end.
   constexpr int ring_bytes() const { return stages * (k_bytes() + v_bytes()); }
   constexpr int warp_part_bytes() const { return tile_q * dv * 4 + tile_q / 16 * 6 * 32 * 4; }
+  /// As they lie in memory.
+  constexpr Element k_type() const { return eight_bits ? key : type; }
+  constexpr Element v_type() const { return eight_bits ? value : type; }
   constexpr int q_bytes() const { return tile_q * d * bytes_of(type); }
-  constexpr int k_bytes() const { return tile_kv * d * bytes_of(type); }
-  constexpr int v_bytes() const { return tile_kv * dv * bytes_of(type); }
+  constexpr int k_bytes() const { return tile_kv * d * bytes_of(k_type()); }
+  constexpr int v_bytes() const { return tile_kv * dv * bytes_of(v_type()); }
   /// Bytes of a row of the narrowest panel that K or V is cut into.
   constexpr int panel_bytes() const {
-    const int of_k = columns_of_panel(type, d);
-    const int of_v = columns_of_panel(type, dv);
-    return (of_k < of_v ? of_k : of_v) * bytes_of(type);
+    const int of_k = columns_of_panel(k_type(), d);
+    const int of_v = columns_of_panel(v_type(), dv);
+    return (of_k < of_v ? of_k : of_v) * bytes_of(k_type());
   }
   /// O leaves through the shared memory of Q and of the ring.
   constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }

@@ -198,6 +198,16 @@ struct ResidualFwdParams : FwdParams {
   Strides o_residual_strides;
 };
 
+/// What configurations with `eight_bits` are given: descales by key head, (batch, key heads).
+struct DescaleParams {
+  const float* q;  // of configurations with `widens_queries`
+  const float* k;
+  const float* v;
+  i64 q_batch, q_head;
+  i64 k_batch, k_head;
+  i64 v_batch, v_head;
+};
+
 /// A skip state, which a forward moves on a step in place (docs/skip-state.md). Strides of (batch, head, block); rows
 /// of tiles are contiguous.
 struct SkipParams {

@@ -14,7 +14,7 @@ struct Spelling {
   const char* word;
 };
 
-enum class Element : unsigned char { bf16, fp16, fp32 };
+enum class Element : unsigned char { bf16, fp16, fp32, e4m3, e5m2, int8 };
 
 constexpr Spelling spelling(Element element) {
   switch (element) {
@@ -24,11 +24,18 @@ constexpr Spelling spelling(Element element) {
       return {"Element", "fp16"};
     case Element::fp32:
       return {"Element", "fp32"};
+    case Element::e4m3:
+      return {"Element", "e4m3"};
+    case Element::e5m2:
+      return {"Element", "e5m2"};
+    case Element::int8:
+      return {"Element", "int8"};
   }
   return {};
 }
 
-constexpr int bytes_of(Element element) { return element == Element::fp32 ? 4 : 2; }
+constexpr bool has_eight_bits(Element element) { return element > Element::fp32; }
+constexpr int bytes_of(Element element) { return element == Element::fp32 ? 4 : has_eight_bits(element) ? 1 : 2; }
 
 /// What a thread copies at once and a swizzle exchanges.
 inline constexpr int kChunkBytes = 16;

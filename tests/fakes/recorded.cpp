@@ -67,11 +67,12 @@ int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   return 0;
 }
 
-int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* address, const std::uint64_t* sizes,
+int cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* address, const std::uint64_t* sizes,
                            const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int,
                            int swizzle, int, int) {
   FakeCuda& state = *fake_cuda();
-  if (const int result = check_tensor_map(map, rank, address, sizes, strides, box, swizzle); result != 0) return result;
+  if (const int result = check_tensor_map(map, type, rank, address, sizes, strides, box, swizzle); result != 0)
+    return result;
   if (state.map_count < state.maps.size()) {
     state.maps[state.map_count] = {{sizes[0], sizes[1], sizes[2], sizes[3]}, {box[0], box[1], box[2], box[3]}};
   }

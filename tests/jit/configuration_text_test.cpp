@@ -16,14 +16,15 @@
 #include "shared/config.h"
 #include "shared/linear.h"
 #include "shared/linear_chunk.h"
+#include "shared/quantize.h"
 
 namespace tessera::cuda {
 namespace {
 
 template <class Config>
 class ConfigurationText : public ::testing::Test {};
-using Configurations =
-    ::testing::Types<FwdConfig, CombineConfig, AppendConfig, LinearConfig, LinearSumConfig, ChunkConfig>;
+using Configurations = ::testing::Types<FwdConfig, CombineConfig, AppendConfig, QuantizeConfig, LinearConfig,
+                                        LinearSumConfig, ChunkConfig>;
 TYPED_TEST_SUITE(ConfigurationText, Configurations);
 
 void change(int& value) { ++value; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/element.h"
 #include "cuda/attention/params.h"
 #include "cuda/implementations.h"
 #include "cuda/jit/element.h"
@@ -19,8 +20,9 @@ constexpr std::int64_t kMost = std::numeric_limits<int>::max() / 2;
 
 Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*/) {
   if (target.sm < 80) return Support::no("wants SM80 or newer");
-  for (const DType dtype : {p.q_type, p.k_type, p.v_type}) {
-    if (!is_float(dtype)) return Support::no("has no " + std::string(to_string(dtype)) + "; want fp32, fp16 or bf16");
+  for (const DType rotated : {p.q_type, p.k_type}) {
+    if (p.append.rotary == Rotary::none || !detail::is_quantised(rotated)) continue;
+    return Support::no("rotates no " + std::string(to_string(rotated)) + "; want fp32, fp16 or bf16");
   }
   if (p.seqlen_q > kMost || p.kv.seqlen > kMost || p.total_q > kMost || p.kv.pages > kMost) {
     return Support::no("counts tokens and pages in 32 bits");

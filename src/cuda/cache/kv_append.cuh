@@ -65,7 +65,7 @@ struct KvAppend {
   __device__ __forceinline__ void move(const void* from, i64 from_at, i64 from_head, void* to, i64 to_at, i64 to_head,
                                        int heads, int columns) const {
     constexpr int size = bytes_of(type);
-    constexpr bool rotated = rotates && C.rotation != Rotation::none;
+    constexpr bool rotated = rotates && C.rotation != Rotation::none && !has_eight_bits(type);
     const int rotary = rotated ? p.rotary_dim : 0;
     const int pair_steps = rotary / (2 * C.width);
     const int steps = pair_steps + (columns - rotary) / C.width;  // of a row

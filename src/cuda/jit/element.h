@@ -9,9 +9,22 @@ namespace tessera::cuda {
 
 constexpr bool is_float(DType dtype) { return dtype == DType::fp32 || dtype == DType::fp16 || dtype == DType::bf16; }
 
-/// The kernels' name of a type for which is_float holds.
+/// The kernels' name of a type for which is_float holds, or of an operand of 8 bits.
 constexpr Element element_of(DType dtype) {
-  return dtype == DType::fp32 ? Element::fp32 : dtype == DType::fp16 ? Element::fp16 : Element::bf16;
+  switch (dtype) {
+    case DType::fp32:
+      return Element::fp32;
+    case DType::fp16:
+      return Element::fp16;
+    case DType::e4m3:
+      return Element::e4m3;
+    case DType::e5m2:
+      return Element::e5m2;
+    case DType::int8:
+      return Element::int8;
+    default:
+      return Element::bf16;
+  }
 }
 
 /// As it is written in a kernel's name.
@@ -19,9 +32,10 @@ constexpr const char* name_of(Element element) { return spelling(element).word; 
 
 /// The driver's CUtensorMapDataType (cuda.h, CUDA 12.0): an unsigned integer as wide, since TMA copies bits.
 constexpr int tensor_map_type(Element element) {
+  constexpr int kUint8 = 0;
   constexpr int kUint16 = 1;
   constexpr int kUint32 = 2;
-  return bytes_of(element) == 4 ? kUint32 : kUint16;
+  return bytes_of(element) == 4 ? kUint32 : bytes_of(element) == 2 ? kUint16 : kUint8;
 }
 
 }  // namespace tessera::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.9.21, cvt: two 16-bit values of a 32-bit register to fp32. A bf16 is the upper half of its fp32.
+// PTX ISA 9.7.9.21, cvt: two 16-bit values of a 32-bit register to fp32, where a bf16 is the upper half; fp32 to 8
+// bits.
 #pragma once
 
 #include "shared/types.h"
@@ -16,6 +17,19 @@ __device__ __forceinline__ void unpack(u32 both, float& low, float& high) {
         : "=f"(low), "=f"(high)
         : "r"(both));
   }
+}
+
+/// Two numbers rounded to e4m3 or e5m2, to nearest, ties to even; `low` goes into the low byte. What is out of range
+/// becomes the largest number of its sign. SM89 and newer.
+template <Element type>
+__device__ __forceinline__ u32 pack_bytes(float low, float high) {
+  unsigned short both;
+  if constexpr (type == Element::e4m3) {
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;\n" : "=h"(both) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;\n" : "=h"(both) : "f"(high), "f"(low));
+  }
+  return both;
 }
 
 }  // namespace tessera::cuda::ptx

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma_sync.cuh"
 #include "cuda/tile/swizzle.cuh"
 
@@ -20,6 +21,17 @@ struct Accumulator {
       for (int n = 0; n < column_tiles; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) tile[m][n][i] = 0.0F;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < column_tiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) tile[m][n][i] *= factor;
       }
     }
   }
@@ -49,17 +61,40 @@ __device__ __forceinline__ void load_rows(u32 (&a)[row_tiles][4], u32 address, i
   }
 }
 
+/// The same, in the order of columns that gemm_bytes.cuh has; `address`: of column 4·(lane % 4) of row lane / 4.
+template <class Tile, int row_tiles>
+__device__ __forceinline__ void load_rows_of_bytes(u32 (&a)[row_tiles][4], u32 address, int k_tile) {
+#pragma unroll
+  for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float pair[2];
+      ptx::load_shared_8(pair[0], pair[1], Tile::chunk_pair(address, k_tile) + Tile::rows_below(m * 16 + half * 8));
+      a[m][half] = __float_as_uint(pair[0]);
+      a[m][half + 2] = __float_as_uint(pair[1]);
+    }
+  }
+}
+
 /// A warp's rows of an A operand in shared memory. Fragments of the first `kept_tiles` columns of tiles are read once,
-/// the others at every use.
-template <class Tile, int row_tiles, int kept_tiles>
+/// the others at every use. `of_bytes`: for products with a B operand of 8 bits.
+template <class Tile, int row_tiles, int kept_tiles, bool of_bytes = false>
 struct Rows {
   u32 address;
   u32 kept[kept_tiles > 0 ? kept_tiles : 1][row_tiles][4];
 
   __device__ __forceinline__ Rows(u32 base, int first_row, int lane)
-      : address(rows_address<Tile>(base, first_row, lane)) {
+      : address(of_bytes ? base + Tile::at(first_row + lane / 4, lane / 2 % 2) + lane % 2 * 8
+                         : rows_address<Tile>(base, first_row, lane)) {
 #pragma unroll
-    for (int k = 0; k < kept_tiles; ++k) load_rows<Tile>(kept[k], address, k);
+    for (int k = 0; k < kept_tiles; ++k) load(kept[k], k);
+  }
+  __device__ __forceinline__ void load(u32 (&a)[row_tiles][4], int k_tile) const {
+    if constexpr (of_bytes) {
+      load_rows_of_bytes<Tile>(a, address, k_tile);
+    } else {
+      load_rows<Tile>(a, address, k_tile);
+    }
   }
   __device__ __forceinline__ void read(u32 (&a)[row_tiles][4], int k_tile) const {
     if (k_tile < kept_tiles) {
@@ -69,7 +104,7 @@ struct Rows {
         for (int i = 0; i < 4; ++i) a[m][i] = kept[k_tile][m][i];
       }
     } else {
-      load_rows<Tile>(a, address, k_tile);
+      load(a, k_tile);
     }
   }
 };

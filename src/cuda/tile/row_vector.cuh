@@ -62,7 +62,13 @@ struct RowVector {
 /// The bits themselves, where nothing is computed: a NaN keeps its payload.
 template <Element type, int width>
 __device__ __forceinline__ void copy_elements(const void* from, void* to) {
-  if constexpr (width == 8) {
+  if constexpr (has_eight_bits(type)) {
+    if constexpr (width == 8) {
+      *static_cast<uint2*>(to) = *static_cast<const uint2*>(from);
+    } else {
+      *static_cast<unsigned char*>(to) = *static_cast<const unsigned char*>(from);
+    }
+  } else if constexpr (width == 8) {
     static_cast<uint4*>(to)[0] = static_cast<const uint4*>(from)[0];
     if constexpr (type == Element::fp32) static_cast<uint4*>(to)[1] = static_cast<const uint4*>(from)[1];
   } else if constexpr (type == Element::fp32) {

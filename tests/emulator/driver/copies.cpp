@@ -72,7 +72,8 @@ void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int ro
   std::memcpy(&tensor, map, sizeof(tensor));
   if (to % 128 != 0) fail("TMA to an address that is no multiple of 128", at);
   if (tensor.mark != TensorMap::kMark) fail("TMA by what is no tensor map", at);
-  const u32 row_bytes = tensor.box[0] * 2;
+  const u32 size = tensor.element;
+  const u32 row_bytes = tensor.box[0] * size;
   const auto inside = [&](std::int64_t index, int dim) {
     return index >= 0 && index < static_cast<std::int64_t>(tensor.sizes[dim]);
   };
@@ -88,11 +89,11 @@ void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int ro
                                   : nullptr;
       for (u32 c = 0; c < tensor.box[0]; ++c) {
         const std::int64_t at_column = std::int64_t{column} + c;
-        char* place = shared(swizzled(to + line * row_bytes + c * 2, row_bytes), 2, at);
+        char* place = shared(swizzled(to + line * row_bytes + c * size, row_bytes), size, at);
         if (from != nullptr && inside(at_column, 0)) {
-          std::memcpy(place, from + at_column * 2, 2);
+          std::memcpy(place, from + at_column * size, size);
         } else {
-          std::memset(place, 0, 2);
+          std::memset(place, 0, size);
         }
       }
     }

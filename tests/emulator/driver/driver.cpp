@@ -165,13 +165,15 @@ int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** paramete
   return fail(failure.find("an access to") != std::string::npos ? kIllegalAddress : kLaunchFailed, failure);
 }
 
-int cuTensorMapEncodeTiled(void* map, int, std::uint32_t rank, void* address, const std::uint64_t* sizes,
+int cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* address, const std::uint64_t* sizes,
                            const std::uint64_t* strides, const std::uint32_t* box, const std::uint32_t*, int,
                            int swizzle, int, int) {
-  if (const int result = check_tensor_map(map, rank, address, sizes, strides, box, swizzle); result != 0) return result;
-  if (box[0] * 2 != (swizzle == 3 ? 128U : 64U))
+  if (const int result = check_tensor_map(map, type, rank, address, sizes, strides, box, swizzle); result != 0)
+    return result;
+  if (box[0] * bytes_of_map_type(type) != (swizzle == 3 ? 128U : 64U))
     return fail(kInvalidValue, "a box of another width than the swizzle's");
   emulator::TensorMap tensor{.mark = emulator::TensorMap::kMark, .address = static_cast<const char*>(address)};
+  tensor.element = bytes_of_map_type(type);
   std::memcpy(tensor.sizes, sizes, sizeof(tensor.sizes));
   std::memcpy(tensor.strides, strides, sizeof(tensor.strides));
   std::memcpy(tensor.box, box, sizeof(tensor.box));

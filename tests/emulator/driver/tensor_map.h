@@ -7,7 +7,7 @@
 
 namespace emulator {
 
-/// What the driver writes into a CUtensorMap of 16-bit elements.
+/// What the driver writes into a CUtensorMap.
 struct TensorMap {
   static constexpr std::uint64_t kMark = 0x70616d5f726f736e;
   std::uint64_t mark = 0;
@@ -15,6 +15,7 @@ struct TensorMap {
   std::uint64_t sizes[4] = {};
   std::uint64_t strides[3] = {};  // in bytes, from the second dimension on
   std::uint32_t box[4] = {};
+  std::uint32_t element = 2;  // bytes
 };
 static_assert(sizeof(TensorMap) <= 128);
 

@@ -38,7 +38,7 @@ class Generator : public RandomDraw {
       nsa_select();
     } else if (operation < 30) {
       nsa_gate();
-    } else if (operation >= 96 && !gpu_) {
+    } else if (operation >= 96) {
       quantize();
     } else {
       attention();

@@ -46,7 +46,7 @@ Support exists(const FwdConfig& c, const Problem& problem, const Target& target,
   if (c.uses_tma() && !has_decode_tma(c, problem, target)) {
     return Support::no("loader is tma; that wants SM90 or newer and one source of keys");
   }
-  return wishes.implementation.empty() ? has_few_rows(c, problem) : Support::yes();
+  return wishes.implementation.empty() && !c.eight_bits ? has_few_rows(c, problem) : Support::yes();
 }
 
 Support supports(const Problem& problem, const Target& target, const Wishes& wishes) {

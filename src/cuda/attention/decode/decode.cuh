@@ -42,6 +42,7 @@ struct FwdDecode {
   static_assert(C.warps == 1 || C.ring_bytes() >= C.warp_part_bytes());
 
   const FwdParams& p;
+  const DescaleParams& descales;
   const TensorMaps* maps;  // of keys that come by TMA
   Memory& work;
   const u32 q_base;
@@ -51,9 +52,10 @@ struct FwdDecode {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   template <class Params>
-  static __device__ __forceinline__ void run(const Params& params, char* memory, const TensorMaps* maps) {
+  static __device__ __forceinline__ void run(const Params& params, char* memory, const TensorMaps* maps,
+                                             const DescaleParams& descales = {}) {
     Memory& kept = *reinterpret_cast<Memory*>(memory);
-    const FwdDecode kernel{params, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
+    const FwdDecode kernel{params, descales, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     BlockWork<C> first;
     if (!params.finds_early) ptx::griddepcontrol_wait_and_launch();
     const bool has_rows = first.find(params, Block::of<C>(params, static_cast<int>(blockIdx.x)));
@@ -89,6 +91,13 @@ struct FwdDecode {
       if (warp == 0) Epilogue<C>{p, first.block, first.sequence, q_base, lane}.store_empty_lse();
       return;
     }
+    float k_descale = 1.0F;
+    if constexpr (C.eight_bits) {
+      k_descale = descales.k[first.block.batch * descales.k_batch + first.block.kv_head * descales.k_head];
+      if constexpr (C.widens_queries) {
+        k_descale *= descales.q[first.block.batch * descales.q_batch + first.block.kv_head * descales.q_head];
+      }
+    }
     if (count > 0) {
       load_queries(first);
       auto next = ring(first).begin(count);
@@ -99,7 +108,7 @@ struct FwdDecode {
 #pragma unroll 1
       for (int use = 0; tiles.tile_of(use) < count; ++use) {
         tiles.template wait<C.stages - 1>(use);
-        add_tile(work.tiles.at(tiles.tile_of(use)), tiles.k_at(use), tiles.v_at(use), q, o, softmax);
+        add_tile(work.tiles.at(tiles.tile_of(use)), tiles.k_at(use), tiles.v_at(use), q, k_descale, o, softmax);
         __syncwarp();  // no lane reads the tile any more
         tiles.copy(use + C.stages, count, next);
         next = tiles.find(use + C.stages + 1, count);
@@ -109,6 +118,10 @@ struct FwdDecode {
     if constexpr (C.warps > 1) merge_warps(o, softmax);
     if constexpr (C.warps == 1) __syncwarp();
     if (warp != 0) return;
+    if constexpr (C.eight_bits) {
+      const float* v = descales.v + work.block.batch * descales.v_batch + work.block.kv_head * descales.v_head;
+      restore_columns(o, *v, lane);
+    }
     const Epilogue<C> epilogue{p, work.block, work.sequence, q_base, lane};
     epilogue.store(o, softmax, epilogue.outputs());
     if (work.non_finite != 0) {
@@ -118,7 +131,8 @@ struct FwdDecode {
 
   // By all threads, a chunk of 16 bytes each. Rows behind the end of the sequence become zeros.
   __device__ __forceinline__ void load_queries(const BlockWork<C>& first) const {
-    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, first.block, first.sequence.q.first, p.group);
+    constexpr Element stored = C.widens_queries ? Element::e4m3 : C.type;
+    const PackedRows rows(p.q, bytes_of(stored), p.q_strides, first.block, first.sequence.q.first, p.group);
     const int used = static_cast<int>(first.sequence.q.length * p.group.value) - first.block.first_row;
     constexpr int row_chunks = C.d / QTile::chunk_elements;
 #pragma unroll
@@ -129,15 +143,32 @@ struct FwdDecode {
       const int chunk = at % row_chunks;
       const bool valid = row < used && chunk * QTile::chunk_elements < p.d;
       const char* from = rows.at(row < used ? row : 0);
+      if constexpr (C.widens_queries) {
+        store_widened(q_base + QTile::at(row, chunk), from + chunk * QTile::chunk_elements, valid);
+        continue;
+      }
       ptx::cp_async_16_or_zeros(q_base + QTile::at(row, chunk), valid ? from + chunk * kChunkBytes : from, valid);
     }
     ptx::cp_async_commit();
   }
 
-  __device__ __forceinline__ void add_tile(const KvTile& tile, u32 k_at, u32 v_at, const Queries& q, Output& o,
-                                           Online& softmax) const {
+  /// A chunk of 8 elements.
+  static __device__ __forceinline__ void store_widened(u32 to, const char* from, bool valid) {
+    uint2 loaded = make_uint2(0, 0);
+    if (valid) loaded = *reinterpret_cast<const uint2*>(from);
+    const u32 bytes[2] = {loaded.x, loaded.y};
+    u32 low[2];
+    u32 high[2];
+    widen<C.type, Element::e4m3, false>(bytes, low, high);
+    const u32 chunk[4] = {low[0], high[0], low[1], high[1]};
+    ptx::store_shared_16(to, chunk);
+  }
+
+  __device__ __forceinline__ void add_tile(const KvTile& tile, u32 k_at, u32 v_at, const Queries& q, float k_descale,
+                                           Output& o, Online& softmax) const {
     Scores s;
     Products::find_scores(s, q, k_at, lane);
+    if constexpr (C.eight_bits) s.scale(k_descale);
     FinishScores<C, User, Memory>{p, work, 0, lane}.finish(s, tile);
     if (work.may_hide(tile)) replace_values(tile, v_at);
     softmax.apply(softmax.raise(s, Products::softmax_scale(p)), o);
@@ -148,7 +179,7 @@ struct FwdDecode {
   // TMA brings others', or what nobody wrote; copies by threads bring zeros.
   __device__ __forceinline__ void replace_values(const KvTile& tile, u32 v_at) const {
     const auto keys = [&] { return C.uses_tma() ? work.keys_of(tile) : C.tile_kv; };
-    if (cuda::replace_values<C.type, VTile, 32>(v_at, lane, keys)) work.non_finite = 1;
+    if (cuda::replace_values<C.v_type(), VTile, 32>(v_at, lane, keys)) work.non_finite = 1;
     if constexpr (C.uses_tma()) ptx::fence_async_proxy();
     __syncwarp();
   }

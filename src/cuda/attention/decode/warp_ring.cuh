@@ -40,8 +40,8 @@ __device__ __forceinline__ void copy_rows_by_warp(u32 to, int valid_rows, int co
 /// Uses of the ring are numbered from 0; use u is of tile `warp + u · warps` of the block's walk.
 template <FwdConfig C>
 struct WarpRing {
-  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
-  using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
+  using KTile = SharedTile<C.k_type(), C.tile_kv, C.d>;
+  using VTile = SharedTile<C.v_type(), C.tile_kv, C.dv>;
   static_assert(C.tile_kv <= 32);  // a lane for each row
 
   const AttentionParams& p;

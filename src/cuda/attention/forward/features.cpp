@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/forward/features.h"
 
+#include "base/element.h"
 #include "cuda/attention/params.h"
 #include "cuda/attention/sparse/skip_params.h"
 #include "cuda/jit/element.h"
@@ -24,7 +25,11 @@ int padded_dim(std::int64_t dim) {
 // 16 rows of more than 256 columns of O do not fit a warp's registers: two blocks share them.
 void choose_dims(FwdConfig& config, const Problem& problem) {
   config.d = padded_dim(problem.head_dim_qk);
-  const int dv = padded_dim(problem.head_dim_v);
+  int dv = padded_dim(problem.head_dim_v);
+  if (config.eight_bits) {  // panels of 64 bytes at least
+    config.d = round_up(config.d, 64);
+    dv = round_up(dv, 64);
+  }
   config.dv_parts = dv > 256 ? 2 : 1;
   config.dv = dv / config.dv_parts;
   // Panels of 128 bytes: copies then go by 16 rows.
@@ -59,8 +64,15 @@ std::int64_t count_keys(const Problem& problem) { return problem.kv.seqlen + (pr
 
 FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   FwdConfig config;
-  config.type = element_of(problem.q_type);
+  config.widens_queries = detail::is_quantised(problem.q_type);
+  const DType wide = problem.o_type == DType::bf16 ? DType::bf16 : DType::fp16;
+  config.type = element_of(config.widens_queries ? wide : problem.q_type);
   config.output = splits > 1 ? Element::fp32 : element_of(problem.o_type);
+  config.eight_bits = detail::is_quantised(problem.k_type);
+  if (config.eight_bits) {
+    config.key = element_of(problem.k_type);
+    config.value = element_of(problem.v_type);
+  }
   choose_dims(config, problem);
   config.source = source_of(problem);
   config.segments = problem.kv2 ? 2 : 1;

@@ -75,6 +75,41 @@ TensorMaps add_boxes(const FwdLaunch& launch, const Problem& problem, FwdParams&
   return tensor_maps(launch.config, problem, params, launch.packed_heads);
 }
 
+DescaleParams descale_params(const Bindings& bindings) {
+  DescaleParams p{};
+  const Tensor& k = bindings[Slot::k_descale];
+  const Tensor& v = bindings[Slot::v_descale];
+  if (!k || !v) return p;
+  if (const Tensor& q = bindings[Slot::q_descale]) {
+    p.q = q.as<float>();
+    p.q_batch = q.strides[0];
+    p.q_head = q.strides[1];
+  }
+  p.k = k.as<float>();
+  p.v = v.as<float>();
+  p.k_batch = k.strides[0];
+  p.k_head = k.strides[1];
+  p.v_batch = v.strides[0];
+  p.v_head = v.strides[1];
+  return p;
+}
+
+// Copies of 16 bytes are more than 8 elements of 8 bits, by which rows are aligned elsewhere.
+void check_byte_rows(const Bindings& bindings) {
+  for (const Slot slot : {Slot::k, Slot::v, Slot::k2, Slot::v2}) {
+    const Tensor& tensor = bindings[slot];
+    if (!tensor) continue;
+    bool aligned = reinterpret_cast<std::uintptr_t>(tensor.bytes()) % kChunkBytes == 0;
+    for (int i = 0; i + 1 < tensor.rank; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      aligned = aligned && (tensor.shape[at] <= 1 || tensor.strides[at] % kChunkBytes == 0);
+    }
+    if (aligned) continue;
+    throw Error(ErrorCode::unsupported, std::string(to_string(slot)), tensor.describe(),
+                "rows of 8 bits that begin at multiples of 16 bytes on cuda");
+  }
+}
+
 bool has_rows(const Problem& problem) {
   const bool no_tokens = problem.q_layout == Layout::varlen && problem.total_q == 0;
   return problem.seqlen_q > 0 && problem.batch > 0 && (!no_tokens || gathers_mass(problem));
@@ -130,6 +165,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   if (!has_rows(problem)) return;
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
   const FwdConfig& config = launch.config;
+  if (config.eight_bits) check_byte_rows(bindings);
   SkipFwdParams params{{fwd_params(problem, bindings, launch.packed_heads), nullptr, {}}, {}};
   if (problem.residual) {
     params.o_residual = bindings[Slot::o_residual].as<signed char>();
@@ -148,7 +184,9 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   params.tile_counter = tile_counter(launch, resources.workspace);
   TensorMaps maps = add_boxes(launch, problem, params);
   MergingFwdParams merging{params, merge};
-  void* parameters[] = {config.merges ? static_cast<void*>(&merging) : &params, &maps};
+  DescaleParams descales = descale_params(bindings);
+  void* parameters[] = {config.merges ? static_cast<void*>(&merging) : &params, &maps, &descales};
+  if (!config.uses_tma()) parameters[1] = &descales;
   resources.kernels.front()->launch(launch.grid, launch.block, bytes_to_ask_for(launch.shared_bytes, state.target),
                                     resources.stream.handle, parameters, Begins::early);
   if (state.splits > 1 && !config.merges) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/element.h"
 #include "cuda/attention/forward/config.h"
 #include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/launch.h"
@@ -18,13 +19,34 @@ constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y a
 constexpr std::int64_t kMostSplits = 256;
 constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
 
-Support supports_features(const Problem& p) {
-  if (p.pass != Pass::forward) return Support::no("does the forward only");
-  if (const Support s = supports_skip(p); !s) return s;
+// Keys and values of 8 bits under queries of 16, or of e4m3.
+Support supports_eight_bits(const Problem& p, Products products) {
+  if (products != Products::mma_by_keys) return Support::no("has no keys of 8 bits");
+  if (p.k_type == DType::int8) return Support::no("has no int8");
+  if (p.q_type == DType::fp32) return Support::no("wants q in bf16, fp16 or e4m3 beside keys of 8 bits");
+  if (p.quantization.grain != Grain::head) return Support::no("wants descales by head");
+  if (p.quantization.smooth) return Support::no("adds no mean to keys");
+  if (p.head_dim_qk % 16 != 0 || p.head_dim_v % 16 != 0) {
+    return Support::no("wants head dims of 8 bits that are multiples of 16");
+  }
+  return Support::yes();
+}
+
+Support supports_types(const Problem& p, Products products) {
+  if (detail::is_quantised(p.k_type)) return supports_eight_bits(p, products);
   if (p.q_type != p.k_type || p.q_type != p.v_type || (p.q_type != DType::bf16 && p.q_type != DType::fp16)) {
     return Support::no("wants q, k and v of one type, bf16 or fp16");
   }
-  if (p.o_type != p.q_type && p.o_type != DType::fp32) return Support::no("writes o in q's type or fp32");
+  return Support::yes();
+}
+
+Support supports_features(const Problem& p, Products products) {
+  if (p.pass != Pass::forward) return Support::no("does the forward only");
+  if (const Support s = supports_skip(p); !s) return s;
+  if (const Support s = supports_types(p, products); !s) return s;
+  if (p.o_type != p.q_type && p.o_type != DType::fp32 && !detail::is_quantised(p.q_type)) {
+    return Support::no("writes o in q's type or fp32");
+  }
   if (const Support s = has_callables(p); !s) return s;
   return Support::yes();
 }
@@ -78,7 +100,7 @@ Support supports_launch(const FwdConfig& config, const Problem& problem, const T
 Support supports_forward(const Problem& problem, const Target& target, const Wishes& wishes, Products products,
                          ConfigSupport exists) {
   if (target.sm < 80) return Support::no("wants SM80 or newer");
-  if (const Support s = supports_features(problem); !s) return s;
+  if (const Support s = supports_features(problem, products); !s) return s;
   if (const Support s = supports_sizes(problem); !s) return s;
   const std::int64_t splits = choose_splits(problem, target, wishes, products);
   if (const Support s = supports_splits(problem, splits); !s) return s;

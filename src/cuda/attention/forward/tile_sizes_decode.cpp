@@ -74,7 +74,7 @@ void choose_decode_tiles(FwdConfig& config, const Problem& problem, const Target
   const bool together = box_rows(config, problem.kv) == config.tile_kv;
   const bool by_tma = together && plain && target.sm < 120 && has_decode_tma(config, problem, target);
   config.loader = by_tma ? Loader::tma : Loader::cp_async;
-  if (widest > 64 && !by_tma) config.tile_kv = 16;
+  if (widest * bytes_of(config.k_type()) > 128 && !by_tma) config.tile_kv = 16;
   if (widest > 128) config.tile_kv = 16;
   if (config.tile_q == 16 && widest <= 128) config.q_kept = config.d;
   choose_ring(config, target, 4);

@@ -5,6 +5,7 @@
 #include "cuda/attention/scores/dropout.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
 #include "cuda/attention/tiles/tile_work.cuh"
+#include "cuda/tile/gemm_bytes.cuh"
 #include "shared/config.h"
 
 namespace tessera::cuda {
@@ -13,21 +14,28 @@ template <FwdConfig C>
 struct WarpProducts {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
   using QTile = SharedTile<C.type, C.tile_q, C.d>;
-  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
-  using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
+  using KTile = SharedTile<C.k_type(), C.tile_kv, C.d>;
+  using VTile = SharedTile<C.v_type(), C.tile_kv, C.dv>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
-  using Queries = Rows<QTile, row_tiles, C.q_kept / 16>;
+  using Queries = Rows<QTile, row_tiles, C.q_kept / 16, C.eight_bits>;
 
   /// S = Q·Kᵀ
   static __device__ __forceinline__ void find_scores(Scores& s, const Queries& q, u32 k_at, int lane) {
     s.clear();
     const u32 keys = keys_address<KTile>(k_at, lane);
 #pragma unroll
-    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
-      u32 a[row_tiles][4];
-      q.read(a, k);
-      multiply_keys<C.type, KTile>(s, a, keys, k);
+    for (int k = 0; k < C.d / depth_of_product(C.k_type()); ++k) {
+      if constexpr (C.eight_bits) {
+        u32 a[2][row_tiles][4];
+        q.read(a[0], 2 * k);
+        q.read(a[1], 2 * k + 1);
+        multiply_byte_keys<C.type, KTile>(s, a, keys, k);
+      } else {
+        u32 a[row_tiles][4];
+        q.read(a, k);
+        multiply_keys<C.type, KTile>(s, a, keys, k);
+      }
     }
   }
 
@@ -55,11 +63,13 @@ struct WarpProducts {
         softmax.exponentiate(m, right, softmax_scale(p));
         if constexpr (C.keeps_rests()) {
           softmax.template split<C.type>(m, left, right, a[m], rest[m]);
+          if constexpr (C.dropout) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const u32 kept_halves = kept[m].mask(k, i);
-            a[m][i] &= kept_halves;
-            rest[m][i] &= kept_halves;
+            for (int i = 0; i < 4; ++i) {
+              const u32 kept_halves = kept[m].mask(k, i);
+              a[m][i] &= kept_halves;
+              rest[m][i] &= kept_halves;
+            }
           }
           continue;
         }
@@ -73,8 +83,15 @@ struct WarpProducts {
         a[m][3] = ptx::pack<C.type>(right[2], right[3]);
         if constexpr (C.rounded_sums) softmax.template add_rounded<C.type>(m, a[m]);
       }
-      multiply_values<C.type, VTile>(o, a, values, k);
-      if constexpr (C.keeps_rests()) multiply_values<C.type, VTile>(o, rest, values, k);
+      add_products(o, a, values, k);
+      if constexpr (C.keeps_rests()) add_products(o, rest, values, k);
+    }
+  }
+  static __device__ __forceinline__ void add_products(Output& o, const u32 (&p)[row_tiles][4], u32 values, int k) {
+    if constexpr (C.eight_bits) {
+      multiply_byte_values<C.type, VTile>(o, p, values, k);
+    } else {
+      multiply_values<C.type, VTile>(o, p, values, k);
     }
   }
 

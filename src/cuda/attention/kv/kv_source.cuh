@@ -39,6 +39,13 @@ concept SourceConfig = requires(const Config& c) {
   bool{c.trusts};
 };
 
+/// Bytes of an element of K and of V.
+template <SourceConfig auto C>
+constexpr int element_bytes_of_keys() {
+  if constexpr (requires { C.k_type(); }) return bytes_of(C.k_type());
+  return bytes_of(C.type);
+}
+
 /// Where a row is: looked up once for keys and values, and before there is memory for it.
 struct RowPlace {
   int page;  // 0 where there are none
@@ -50,7 +57,7 @@ struct RowPlace {
 template <SourceConfig auto C>
 struct KvRows {
   static constexpr Source source = C.source;
-  static constexpr int element_bytes = bytes_of(C.type);
+  static constexpr int element_bytes = element_bytes_of_keys<C>();
 
   const char* base;
   int row_stride;

@@ -107,13 +107,12 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
     check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides, sizes, "the wish loader=cp_async");
     check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides, sizes, "the wish loader=cp_async");
     // The driver wants an address for what is empty too.
-    const auto map = [&](const void* tensor, const Strides& strides, std::int64_t dim, int padded) {
-      return tensor_map(tensor != nullptr ? tensor : params.q, strides, config.type,
-                        {dim, problem.heads_kv, rows, batch},
-                        {.columns = columns_of_panel(config.type, padded), .heads = 1, .rows = kv.box_rows});
+    const auto map = [&](const void* tensor, const Strides& strides, Element type, std::int64_t dim, int padded) {
+      return tensor_map(tensor != nullptr ? tensor : params.q, strides, type, {dim, problem.heads_kv, rows, batch},
+                        {.columns = columns_of_panel(type, padded), .heads = 1, .rows = kv.box_rows});
     };
-    maps.keys[i] = map(kv.k, kv.k_strides, params.d, config.d);
-    maps.values[i] = map(kv.v, kv.v_strides, params.dv, config.dv);
+    maps.keys[i] = map(kv.k, kv.k_strides, config.k_type(), params.d, config.d);
+    maps.values[i] = map(kv.v, kv.v_strides, config.v_type(), params.dv, config.dv);
   }
   return maps;
 }

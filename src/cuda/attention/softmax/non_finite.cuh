@@ -12,6 +12,7 @@
 #include "cuda/attention/tiles/tile_work.cuh"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/widen.cuh"
 
 namespace tessera::cuda {
 
@@ -24,22 +25,32 @@ __device__ __forceinline__ bool is_finite(u32 bits) {
   return (bits & infinity) != infinity;
 }
 
-/// Two values, with zeros for what is not finite.
+/// Two values, or four of 8 bits, with zeros for what is not finite.
 template <Element type>
 __device__ __forceinline__ u32 finite_of(u32 pair) {
+  if constexpr (has_eight_bits(type)) return pair & ~((non_finite_bytes<type>(pair) >> 7) * 0xFFU);
   return (is_finite<type>(pair) ? pair & 0xFFFF : 0) | (is_finite<type>(pair >> 16) ? pair & 0xFFFF0000 : 0);
 }
 
 /// Looks at many values and tells whether one of them was not finite.
 template <Element type>
 struct FiniteTest {
-  u32 sums[4] = {};  // of 0 · v: NaN where a v is not finite
+  u32 sums[4] = {};  // of 0 · v: NaN where a v is not finite; of 8 bits flags
 
   __device__ __forceinline__ void look_at(const u32 (&value)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = ptx::fma_pair<type>(value[i], 0, sums[i]);
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (has_eight_bits(type)) {
+        sums[i] |= non_finite_bytes<type>(value[i]);
+      } else {
+        sums[i] = ptx::fma_pair<type>(value[i], 0, sums[i]);
+      }
+    }
   }
-  __device__ __forceinline__ bool passed() const { return ((sums[0] | sums[1] | sums[2] | sums[3]) & 0x7FFF7FFF) == 0; }
+  __device__ __forceinline__ bool passed() const {
+    constexpr u32 signs = has_eight_bits(type) ? 0 : 0x80008000;
+    return ((sums[0] | sums[1] | sums[2] | sums[3]) & ~signs) == 0;
+  }
 };
 
 /// Replaces values of a tile in shared memory, by `threads` threads, while nobody else uses it. Returns whether this
@@ -79,10 +90,19 @@ template <class Config>
 concept ReplacingConfig = EpilogueConfig<Config> && SourceConfig<Config> && MaskConfig<Config> &&
                           ElementMaskConfig<Config> && requires(const Config& c) { int{c.segments}; };
 
+/// Of V, as it lies in memory.
+template <ReplacingConfig auto C>
+constexpr Element value_type() {
+  if constexpr (requires { C.v_type(); }) return C.v_type();
+  return C.type;
+}
+
 /// The values that a block replaced, added to the outputs that see them. Rare, so in plain loops. `work`: with dropout
 /// DrawingWork too; of a list's tiles those that collect() leaves readable.
 template <ReplacingConfig auto C, class Mask, HidingWork Work>
 struct ReplacedValues {
+  static constexpr Element kType = value_type<C>();
+
   const AttentionParams& p;
   Work& work;
   const Epilogue<C>& epilogue;
@@ -123,10 +143,10 @@ struct ReplacedValues {
     return rows.at(0, key);
   }
   __device__ __forceinline__ bool all_finite(const char* values) const {
-    FiniteTest<C.type> test;
+    FiniteTest<kType> test;
 #pragma unroll 4
-    for (int dim = 0; dim < p.dv; dim += elements_of_chunk(C.type)) {
-      const uint4 loaded = *reinterpret_cast<const uint4*>(values + dim * bytes_of(C.type));
+    for (int dim = 0; dim < p.dv; dim += elements_of_chunk(kType)) {
+      const uint4 loaded = *reinterpret_cast<const uint4*>(values + dim * bytes_of(kType));
       test.look_at({loaded.x, loaded.y, loaded.z, loaded.w});
     }
     return test.passed();
@@ -142,13 +162,23 @@ struct ReplacedValues {
       for (u32 left = keys; left != 0; left &= left - 1) {
         const auto from = __shfl_sync(kAllLanes, reinterpret_cast<u64>(values), __ffs(static_cast<int>(left)) - 1);
         if (dim >= p.dv) continue;
-        const u32 pair = reinterpret_cast<const u32*>(from)[dim / 2];
         float value[2];
-        ptx::unpack<C.type>(pair ^ finite_of<C.type>(pair), value[0], value[1]);
+        load_non_finite(value, reinterpret_cast<const char*>(from), dim);
         sums[0] += value[0];
         sums[1] += value[1];
       }
       if (sums[0] != 0.0F || sums[1] != 0.0F) add_pair(out + dim * bytes_of(C.output), sums);
+    }
+  }
+  /// Elements `dim` and dim + 1 of a key's values, where they are finite 0.
+  static __device__ __forceinline__ void load_non_finite(float (&value)[2], const char* values, int dim) {
+    if constexpr (has_eight_bits(kType)) {
+      const u32 bytes = reinterpret_cast<const unsigned short*>(values)[dim / 2];
+      const u32 upper = __byte_perm(bytes ^ finite_of<kType>(bytes), 0, 0x1404);
+      ptx::unpack<Element::fp16>(with_non_finite<Element::fp16, kType>(upper, 0), value[0], value[1]);
+    } else {
+      const u32 pair = reinterpret_cast<const u32*>(values)[dim / 2];
+      ptx::unpack<kType>(pair ^ finite_of<kType>(pair), value[0], value[1]);
     }
   }
   static __device__ __forceinline__ void add_pair(char* outputs, const float (&sums)[2]) {

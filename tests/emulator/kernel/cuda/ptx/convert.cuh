@@ -11,4 +11,23 @@ void unpack(u32 both, float& low, float& high) {
   high = emulator::to_float(both >> 16, type == Element::bf16);
 }
 
+inline u32 byte_of(float x, int digits, int least_exponent, int bias, float largest, u32 nan) {
+  const u32 sign = __float_as_uint(x) >> 31 << 7;
+  if (x != x) return sign | nan;
+  const float magnitude = fminf(fabsf(x), largest);
+  int exponent = static_cast<int>(__float_as_uint(magnitude) >> 23) - 127;
+  if (exponent < least_exponent) exponent = least_exponent;
+  const double step = __builtin_ldexp(1.0, exponent - digits);
+  const auto steps = static_cast<u32>(nearbyint(magnitude / step));  // 2^digits is the exponent's 1
+  return sign | (steps + (static_cast<u32>(exponent + bias - 1) << digits));
+}
+
+template <Element type>
+u32 pack_bytes(float low, float high) {
+  const auto byte = [](float x) {
+    return type == Element::e4m3 ? byte_of(x, 3, -6, 7, 448.0F, 0x7F) : byte_of(x, 2, -14, 15, 57344.0F, 0x7F);
+  };
+  return byte(low) | byte(high) << 8;
+}
+
 }  // namespace tessera::cuda::ptx

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// e4m3 and e5m2 to fp16 or bf16 in registers. Every number of the former is one of the latter.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+
+namespace tessera::cuda {
+
+/// Of four bytes the highest bit of each that is not finite.
+template <Element from>
+__device__ __forceinline__ u32 non_finite_bytes(u32 bytes) {
+  if constexpr (from == Element::e4m3) return ((bytes & 0x7F7F7F7FU) + 0x01010101U) & 0x80808080U;
+  return ((bytes & 0x7C7C7C7CU) + 0x04040404U) & 0x80808080U;
+}
+
+/// Two bytes, the upper ones of 16 bits each, to two numbers. Those that are not finite may come out finite.
+template <Element to, Element from>
+__device__ __forceinline__ u32 widen_finite(u32 upper) {
+  if constexpr (to == Element::fp16 && from == Element::e5m2) return upper;
+  constexpr int shift = (to == Element::fp16 ? 5 : 8) - (from == Element::e4m3 ? 4 : 5);
+  constexpr u32 magnitude = (0x7F00U >> shift) * 0x10001U;
+  // The exponent's bias is that of `from` still; a power of two mends it, of subnormal numbers too.
+  constexpr u32 power = (to == Element::fp16 ? 15 : 127) - (from == Element::e4m3 ? 7 : 15);
+  constexpr u32 factor = (to == Element::fp16 ? (15U + power) << 10U : (127U + power) << 7U) * 0x10001U;
+  return ptx::fma_pair<to>((upper & 0x80008000U) | (upper >> shift & magnitude), factor, 0x80008000U);
+}
+
+/// Puts NaN and infinities where they belong.
+template <Element to, Element from>
+__device__ __forceinline__ u32 with_non_finite(u32 upper, u32 pair) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const u32 byte = upper >> (16 * half + 8) & 0xFFU;
+    if (non_finite_bytes<from>(byte) == 0) continue;
+    const bool infinite = from == Element::e5m2 && (byte & 3U) == 0;
+    const u32 value = infinite ? (to == Element::fp16 ? 0x7C00U : 0x7F80U) : 0x7FFFU;
+    pair = (pair & (0xFFFF0000U >> (16 * half))) | ((byte & 0x80U) << 8U | value) << (16 * half);
+  }
+  return pair;
+}
+
+/// Bytes 0 and 1 to `low` and 2 and 3 to `high`; `alternates`: 0 and 2, 1 and 3.
+template <Element to, Element from, bool alternates, int words>
+__device__ __forceinline__ void widen(const u32 (&bytes)[words], u32 (&low)[words], u32 (&high)[words]) {
+  constexpr u32 low_bytes = alternates ? 0x2404 : 0x1404;
+  constexpr u32 high_bytes = alternates ? 0x3414 : 0x3424;
+  u32 flags = 0;
+#pragma unroll
+  for (int i = 0; i < words; ++i) {
+    low[i] = widen_finite<to, from>(__byte_perm(bytes[i], 0, low_bytes));
+    high[i] = widen_finite<to, from>(__byte_perm(bytes[i], 0, high_bytes));
+    flags |= non_finite_bytes<from>(bytes[i]);
+  }
+  if (to == Element::fp16 && from == Element::e5m2) return;
+  if (flags == 0) return;
+#pragma unroll
+  for (int i = 0; i < words; ++i) {
+    low[i] = with_non_finite<to, from>(__byte_perm(bytes[i], 0, low_bytes), low[i]);
+    high[i] = with_non_finite<to, from>(__byte_perm(bytes[i], 0, high_bytes), high[i]);
+  }
+}
+
+}  // namespace tessera::cuda
