@@ -166,7 +166,10 @@ def textbook(q, k, v, score, mask, sinks=None, softcap=0.0, scale=1.0, offset=0)
     return (torch.exp(s - total[..., None]).nan_to_num(0) @ v).transpose(1, 2), lse
 
 
-def test_sinks_softcap_the_window_and_the_gradient_of_the_lse():
+@pytest.mark.parametrize("rows", [7, LENGTH])
+def test_sinks_softcap_the_window_and_the_gradient_of_the_lse(rows, monkeypatch):
+    monkeypatch.setattr(captured, "_ELEMENTS", 4 * LENGTH * rows)
+
     def of(call, dtype):
         tensors = tensors_of(dtype)
         sinks = torch.linspace(-1, 1, 4, dtype=dtype).requires_grad_()

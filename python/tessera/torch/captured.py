@@ -153,7 +153,7 @@ class CapturedGradients(torch.autograd.Function):
             problem = problem._replace(score=problem.score._replace(arrays=tuple(arrays)))
             sums = _Sums(problem, wanted)
             for sequence in _sequences(q, k, v, dout, dlse, **places):
-                for block in sequence.blocks():
+                for block in sequence.blocks(problem.window):
                     _add_block(sums, problem, sinks, block)
         found = sums.gradients()
         if torch.is_grad_enabled():
@@ -230,24 +230,42 @@ class Rows(NamedTuple):
     lists: tuple[Tensor, Tensor] | None
     tile: tuple[int, int]
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self, window: tuple[int | None, int | None]) -> Iterator[Block]:
+        """Some rows each, and the keys that their window reaches."""
         whole, (heads, length) = self.whole, self.whole.q.shape[:2]
         step = max(1, _ELEMENTS // max(1, heads * whole.k.shape[1]))
-        keys = torch.arange(whole.k.shape[1]) // self.tile[1]
         for begin in range(0, length, step):
             rows = slice(begin, min(begin + step, length))
+            keys = _reached(whole, rows, window)
+            if keys.start >= keys.stop:
+                continue
             listed = full = None
             if self.lists is not None:
-                tiles = torch.arange(rows.start, rows.stop) // self.tile[0]
-                listed, full = (each[:, tiles[:, None], keys[None, :]] for each in self.lists)
+                ranges = zip((rows, keys), self.tile, strict=True)
+                tiles, others = (torch.arange(part.start, part.stop) // size for part, size in ranges)
+                listed, full = (each[:, tiles[:, None], others[None, :]] for each in self.lists)
             yield whole._replace(
                 q=whole.q[:, rows],
+                k=whole.k[:, keys],
+                v=whole.v[:, keys],
+                key=whole.key[..., keys],
                 dout=None if whole.dout is None else whole.dout[:, rows],
                 dlse=None if whole.dlse is None else whole.dlse[:, rows],
                 query=whole.query[:, rows],
                 listed=listed,
                 full=full,
             )
+
+
+def _reached(whole: Block, rows: slice, window: tuple[int | None, int | None]) -> slice:
+    """The keys in the window of one of the rows."""
+    (left, right), count = window, whole.k.shape[1]
+    if count == 0:
+        return slice(0, 0)
+    shift = int(whole.query[0, rows.start, 0]) - int(whole.key[0, 0, 0])  # key that the first row stands at
+    begin = 0 if left is None else min(max(shift - left, 0), count)
+    end = count if right is None else min(max(shift + rows.stop - rows.start + right, 0), count)
+    return slice(begin, end)
 
 
 def _sequences(
