@@ -103,6 +103,8 @@ LAYOUTS = {
     "gpu_inputs": ("Inputs of larger and rising scores", input_rows),
     "gpu_accuracy": ("Relative L2 distance of outputs from double precision", accuracy_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
+    "gpu_decode": ("Decode steps as CUDA graphs", plain_rows),
+    "gpu_nsa": ("Native sparse attention: its operations, and attention of its branches", plain_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
     "gpu_linear_part": ("Linear attention: decode steps on a part of the multiprocessors", linear_rows),
     "gpu_linear_sweep": ("Linear attention: blocks of a decode step", linear_rows),

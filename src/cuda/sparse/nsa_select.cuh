@@ -141,6 +141,7 @@ struct NsaSelect {
     float sum = (low == -kInfinity ? 0.0F : expf(low - largest)) + (high == -kInfinity ? 0.0F : expf(high - largest));
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffU, sum, step);
+    __syncwarp();  // all lanes have read the maximum before
     if (lane() == 0) {
       totals[vector] = (before == largest ? totals[vector] : totals[vector] * expf(before - largest)) + sum;
       maxima[vector] = largest;
