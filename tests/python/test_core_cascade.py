@@ -70,6 +70,13 @@ class TestResults:
         got = tessera.cascade_attention(q, source, prefixes, causal=True, return_lse=True)
         close(got, expected(q, dense, causal_rows))
 
+    @pytest.mark.parametrize("groups", GROUPS.values(), ids=GROUPS)
+    def test_a_source_with_max_seqlen(self, groups):
+        source, dense = paged(groups)
+        prefixes = tessera.SharedPrefixes(groups, batch=5, page_size=PAGE)
+        got = tessera.cascade_attention(queries(2), source._replace(max_seqlen=100), prefixes, return_lse=True)
+        close(got, expected(queries(2), dense))
+
     def test_options(self):
         source, dense = paged(GROUPS["a tree"])
         q, sinks = queries(2), np.float32([1, -2, 3, 0.5])
@@ -294,6 +301,14 @@ class TestTrees:
         got = tessera.attention(q, k, v, mask=tessera.tree_mask(words, 20))
         sees = np.concatenate([np.ones((2, 3, 17), bool), words[..., None] >> np.arange(3) & 1 == 1], -1)
         np.testing.assert_allclose(got, textbook.attention(q, k, v, visible=sees[:, None]).out, rtol=3e-6, atol=3e-6)
+
+    def test_lengths_of_other_steps_are_no_other_masks(self, rng):
+        words = np.uint32([[1, 3, 5], [1, 3, 7]])
+        lines = set()
+        for length in (20, 21, 22):
+            q, k, v = (rng.standard_normal((2, n, 2, 16)).astype(np.float32) for n in (3, 24, 24))
+            lines.add(tessera.plan(q, k, v, mask=tessera.tree_mask(words, length)).problem)
+        assert len(lines) == 1
 
     @pytest.mark.parametrize(
         ("row", "error"),

@@ -48,8 +48,8 @@ def cascade_attention(
 
     Each level of groups is one problem, whose query rows are the tokens of all sequences of a group; what is left of
     the sequences is another; `combine` merges their results, in fp32, by LSE. Arrays of numpy, torch and cupy. On a GPU
-    nothing is read or waited for, but in the first call with `prefixes`, so a CUDA graph may be captured after it and
-    replayed with other contents of q, pages, page_table and seqused, as long as the groups stay true.
+    nothing is read or waited for, but in the first call with `prefixes` and a number of tokens and of columns of the
+    table, so a CUDA graph may be captured after it and replayed with other contents of q, pages, page_table and seqused, as long as the groups stay true.
 
     Returns out, or (out, lse) as `attention` does, lse sink-free and maybe a view. No gradient.
 
@@ -109,7 +109,7 @@ def _check(q: Array, source: KeySource, prefixes: SharedPrefixes, out: Array | N
     library: Library = common_library([*arrays.items(), *((name, x) for name, x in optional.items() if x is not None)])
     if library.name not in ("numpy", "torch", "cupy"):
         raise TypeError(f"q: got an array of {library.name}; want one of numpy, torch or cupy")
-    refuse_gradient("cascade_attention", "has no gradient", q=q, k=source.k, v=source.v)
+    refuse_gradient("cascade_attention", "has no gradient", q=q, k=source.k, v=source.v, sinks=sinks)
     if len(source.k.shape) != 4 or source.k.shape[1] != prefixes.page_size:
         raise ValueError(f"k: got {shown(source.k)}; want pages of {prefixes.page_size} tokens, as prefixes says")
     prefixes.check_shapes(source.page_table.shape, source.seqused.shape)

@@ -37,7 +37,8 @@ def level_source(source: KeySource, prefixes: SharedPrefixes, number: int, level
         )
         pages = table[rows, columns]
     lengths = [(run.end - run.begin) * prefixes.page_size for run in level]
-    return source._replace(page_table=pages, seqused=prefixes.placed(("used", number), lambda: int32(lengths), used))
+    own = prefixes.placed(("used", number), lambda: int32(lengths), used)
+    return source._replace(page_table=pages, seqused=own, max_seqlen=None)
 
 
 def rest_source(source: KeySource, prefixes: SharedPrefixes) -> KeySource:
@@ -59,7 +60,8 @@ def rest_source(source: KeySource, prefixes: SharedPrefixes) -> KeySource:
         left = used - prefixes.placed("prefix lengths", lambda: int32([each * size for each in pages]), used)
         own = table[rows, places]
     left = left.clamp(min=0) if hasattr(left, "clamp") else left.clip(0)
-    return source._replace(page_table=own, seqused=left)
+    most = None if source.max_seqlen is None else max(source.max_seqlen - least * size, 0)
+    return source._replace(page_table=own, seqused=left, max_seqlen=most)
 
 
 def int32(values: Any) -> Any:

@@ -37,8 +37,8 @@ class SharedPrefixes:
     and the rest once for the inner one. Every depth of the tree is a level: a launch, and a partial result to merge.
     batch: sequences; page_size: tokens of a page, of which every prefix is a multiple.
 
-    Values are the host's. What a device needs of them is copied there by the first call and kept here: keep the object
-    as long as a CUDA graph that was captured with it.
+    Values are the host's. What a device needs of them is copied there by the first call with so many tokens and columns
+    and kept here: keep the object as long as a CUDA graph that was captured with it.
 
     Raises ValueError for prefixes that are no whole pages, sequences outside of the batch and groups that overlap
     without one being inside of the other.

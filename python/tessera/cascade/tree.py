@@ -31,18 +31,31 @@ def tree_mask(bits: Array, seqused_k: Any) -> Callable[..., Any]:
         check_tree(bits)
     tokens, ranked = bits.shape[1], len(bits.shape) == 3
     words = Captured(bits.view(_signed(bits, width)))
-    one_length = getattr(seqused_k, "shape", None) is None
-    used: Any = whole("seqused_k", seqused_k, "int32 (b) or a number") if one_length else Captured(seqused_k)
-    if not one_length and tuple(seqused_k.shape) != (bits.shape[0],):
+    if getattr(seqused_k, "shape", None) is None:
+        # An array, since a number would be a part of the expression: another one at each step.
+        seqused_k = _lengths(whole("seqused_k", seqused_k, "int32 (b) or a number"), bits)
+    elif tuple(seqused_k.shape) != (bits.shape[0],):
         raise ValueError(f"seqused_k: got {shown(seqused_k)}; want int32 ({bits.shape[0]},), as bits has sequences")
+    used: Any = Captured(seqused_k)
 
     def tree(batch: Any, head: Any, query: Any, key: Any) -> Any:
-        first = (used if one_length else used[batch]) - tokens  # position of the first new token
+        first = used[batch] - tokens  # position of the first new token
         row, column = query - first, key - first
         word = words[batch, row, column // width] if ranked else words[batch, row]
         return (column < 0) | (((word >> (column % width)) & 1) == 1)
 
     return tree
+
+
+def _lengths(number: int, like: Array) -> Array:
+    """int32 (b) where `like`, (b, ...), is, without a copy from the host."""
+    if hasattr(like, "new_full"):
+        import torch
+
+        return like.new_full(like.shape[:1], number, dtype=torch.int32)
+    import numpy
+
+    return numpy.full_like(like, number, dtype=numpy.int32, shape=like.shape[:1])
 
 
 def check_tree(bits: Array) -> None:

@@ -186,7 +186,8 @@ def _array_of(q: Array, number: Any) -> Array:
     if not isinstance(number, (int, float)):
         refuse("aux_scalars", number, "integers or floats", TypeError)
     module, keywords = array_module(q)
-    return module.asarray(number, dtype=module.float32 if isinstance(number, float) else module.int64, **keywords)
+    # A fill: a copy from the host would wait for a GPU and break a graph's capture.
+    return module.full((), number, dtype=module.float32 if isinstance(number, float) else module.int64, **keywords)
 
 
 def _check(name: str, function: Any, count: int, want: str) -> None:

@@ -72,6 +72,10 @@ def attention(
     if s_aux is not None:
         options["sinks"] = s_aux.to(torch.float32)
     if context.get("cu_seq_lens_q") is not None:
+        if hasattr(attention_mask, "mask_mod"):
+            raise NotImplementedError(
+                "attention_mask: got a BlockMask beside cu_seq_lens_q; want one of them: a mask of packed sequences"
+            )
         return _packed(module, query, key, value, attention_mask, sliding_window, is_causal, context, options), None
     if isinstance(attention_mask, VisibleKeys):
         _check_shape(attention_mask.shape, query, key)
