@@ -39,8 +39,11 @@ int terms_of(const Problem& p) {
   return p.q_type == DType::bf16 ? 3 : 2;
 }
 
+/// Vectors of a scoring row.
+std::int64_t vectors_apart(const Problem& p) { return p.nsa.score == SelectScore::dot ? 1 : shared_heads(p); }
+
 Cut cut_of(const Problem& p, SelectConfig config) {
-  const std::int64_t apart = p.nsa.score == SelectScore::dot ? 1 : shared_heads(p);  // vectors of a scoring row
+  const std::int64_t apart = vectors_apart(p);
   Cut cut{};
   cut.config = config;
   cut.tile_rows = p.nsa.reduce == TileReduce::max
@@ -72,11 +75,10 @@ SelectConfig base_config(const Problem& p) {
 
 /// The most rows and stages that fit; tensor cores where they can be had.
 Cut choose(const Problem& p, const Target& target) {
-  const std::int64_t apart = p.nsa.score == SelectScore::dot ? 1 : shared_heads(p);
   Cut cut{};
   const auto fits = [&](SelectConfig config) {
     cut = cut_of(p, config);
-    return cut.shared_bytes <= target.shared_memory && config.rows >= apart;
+    return cut.shared_bytes <= target.shared_memory && config.rows >= vectors_apart(p);
   };
   SelectConfig config = base_config(p);
   for (const int rows : {64, 32}) {
@@ -115,6 +117,10 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
   if (cut.shared_bytes > target.shared_memory) {
     return Support::no("needs " + std::to_string(cut.shared_bytes) + " bytes of shared memory; the target has " +
                        std::to_string(target.shared_memory));
+  }
+  if (cut.config.rows < vectors_apart(p)) {
+    return Support::no("has shared memory for scores of " + std::to_string(cut.config.rows) +
+                       " rows; want one for each of " + std::to_string(vectors_apart(p)) + " heads of a list");
   }
   return Support::yes();
 }
