@@ -14,6 +14,7 @@ flex = pytest.importorskip("torch.nn.attention.flex_attention")
 import expressions_zoo  # noqa: E402
 import tessera  # noqa: E402
 from tessera.expressions import Symbol  # noqa: E402
+from tessera.expressions.register import traced_by_name  # noqa: E402
 from tessera.torch import captured  # noqa: E402
 
 LENGTH = 90
@@ -315,3 +316,64 @@ def test_what_has_no_such_gradient_is_refused_by_name():
     (first,) = torch.autograd.grad(loss, tensors["bias"], create_graph=True)
     with pytest.raises(NotImplementedError, match="double backward"):
         first.sum().backward()
+
+
+def options_by_what_is_written():
+    """name: (a tensor, options of a call that reads it)."""
+    cu = [torch.tensor([0, 30, LENGTH], dtype=torch.int32) for _ in range(2)]
+    packed = {"cu_seqlens_q": cu[0], "cu_seqlens_k": cu[1]}
+    tiles = tessera.TileList.from_mask(torch.ones(1, 1, 3, 3, dtype=torch.bool), block=(32, 32))
+    sinks, seen, first = torch.ones(4), torch.ones(LENGTH, dtype=torch.bool), torch.full((2,), 3)
+    return {
+        "sinks": (sinks, {"sinks": sinks}),
+        "cu_seqlens_q": (cu[0], packed),
+        "cu_seqlens_k": (cu[1], packed),
+        "positions of queries": (first, {"offsets": tessera.Offsets(q=first)}),
+        "positions of keys": (first, {"offsets": tessera.Offsets(k=first)}),
+        "counts of tiles": (tiles.counts, {"tiles": tiles}),
+        "indices of tiles": (tiles.indices, {"tiles": tiles}),
+        "what the mask reads": (seen, {"mask": lambda b, h, q, k: seen[k]}),
+    }
+
+
+@pytest.mark.parametrize("name", options_by_what_is_written())
+def test_what_is_written_between_the_passes_is_noticed_where_only_a_bias_trains(name):
+    written, options = options_by_what_is_written()[name]
+    tensors = tensors_of(torch.float32)
+    qkv = [x.detach()[0] if name.startswith("cu") else x.detach() for x in inputs()]
+    outs = [tessera.attention(*qkv, score=SCORES["relative bias"][1](tensors), **options) for _ in range(2)]
+    outs[0].sum().backward()
+    written.fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outs[1].sum().backward()
+
+
+def test_a_score_whose_derivatives_are_more_than_256_steps_together():
+    def score_of(t):
+        def score(s, b, h, q, k):
+            for i in range(16):
+                s = s + torch.tanh(t["keys"][(k + 5 * i) % LENGTH]) * t["bias"][h, (q + i) % LENGTH] / 8
+            return s
+
+        return score
+
+    def of(call, dtype):
+        tensors = tensors_of(dtype)
+        out = call(*(x.detach().to(dtype) for x in inputs()), score_of(tensors), causal)
+        return torch.autograd.grad(out.sum(), [tensors["keys"], tensors["bias"]])
+
+    got = of(lambda q, k, v, f, g: tessera.attention(q, k, v, score=f, mask=g), torch.float32)
+    exact, unfused = (of(expressions_zoo.attention, x) for x in (torch.float64, torch.float32))
+    near(got, exact, unfused, torch.float32)
+
+
+def test_a_backward_leaves_the_graph_that_threads_share_as_it_was():
+    keys = tensors_of(torch.float32)["keys"]
+
+    def score(s, b, h, q, k):  # no other test has this expression
+        return s * torch.tanh(keys[k] * 0.40625)
+
+    kept = traced_by_name(tessera.expressions.score_of(score).name)
+    nodes = dict(kept.graph._made)
+    tessera.attention(*(x.detach() for x in inputs()), score=score).sum().backward()
+    assert kept.graph._made == nodes
