@@ -377,3 +377,56 @@ def test_a_backward_leaves_the_graph_that_threads_share_as_it_was():
     nodes = dict(kept.graph._made)
     tessera.attention(*(x.detach() for x in inputs()), score=score).sum().backward()
     assert kept.graph._made == nodes
+
+
+def test_a_result_may_be_written_to():
+    def of(train_q, written, returns):
+        tensors = tensors_of(torch.float32)
+        q, k, v = (x.detach().requires_grad_(train_q) for x in inputs())
+        results = tessera.attention(q, k, v, score=SCORES["relative bias"][1](tensors), return_lse=returns)
+        out = results[0] if returns else results
+        if written:
+            out += 1
+            out *= 2
+        else:
+            out = (out + 1) * 2
+        out.square().sum().backward()
+        return out.detach(), tensors["bias"].grad
+
+    for returns in (False, True):
+        for got, want in zip(of(False, True, returns), of(False, False, returns), strict=True):
+            assert torch.equal(got, want)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # q's gradient reads out, as always
+        of(True, True, False)
+
+
+def test_nan_spoils_what_reads_it_and_rows_that_see_nothing_give_nothing():
+    tensors = tensors_of(torch.float32)
+    q, k, v = (x.detach() for x in inputs())
+    q[0, 40, 2] = torch.nan
+    score = SCORES["relative bias"][1](tensors)
+    results = tessera.attention(
+        q, k, v, score=score, mask=lambda b, h, i, j: i > j + 3, sinks=torch.zeros(4), return_lse=True
+    )
+    for part in ([0], [1], [0, 1]):  # out, the LSE and both
+        (got,) = torch.autograd.grad(
+            [results[i].sum() for i in part], tensors["bias"], retain_graph=True, allow_unused=True
+        )
+        want = torch.zeros_like(got, dtype=torch.bool)
+        want[2, LENGTH + 4 : LENGTH + 41] = True
+        assert torch.equal(got.isnan(), want)
+
+
+def test_autocast_decides_of_what_the_gradient_of_a_bias_is_computed():
+    def of(qkv, enabled):
+        tensors = tensors_of(torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            out = tessera.attention(*qkv, score=SCORES["relative bias"][1](tensors))
+        out.float().square().sum().backward()
+        return out.detach(), tensors["bias"].grad, *(x.grad for x in qkv if x.is_leaf)
+
+    wide = inputs()
+    got, want = of(wide, True), of([x.bfloat16().detach().requires_grad_() for x in wide], False)
+    assert got[0].dtype is torch.bfloat16
+    for ours, theirs in zip(got, want, strict=True):
+        assert torch.equal(ours, theirs.to(ours.dtype))

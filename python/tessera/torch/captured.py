@@ -23,6 +23,7 @@ from ..expressions.register import traced_by_name
 from ..expressions.trace import Traced
 from ..tiles import Form, TileList
 from ..values import KeySource, Offsets
+from .arguments import autocast
 from .graph_values import inside, values
 
 # Scores of the rows that are computed together: 16 MiB in fp64, and some ten tensors are of this size.
@@ -65,7 +66,8 @@ def attend(q: Tensor, k: Any, v: Tensor | None, out: Tensor | None, options: Seq
     given = dict(zip([option.name for option in OPTIONS], options, strict=True))
     _refuse_others(q, k, out, given)
     problem = _problem(q, given)
-    detached = tuple([x.detach() for x in given["extras"]])
+    q, k, v = autocast(q, k, v)
+    detached = tuple([x.detach() if isinstance(x, Tensor) else x for x in given["extras"]])
     results = attention(q, k, v, **{**given, "extras": detached})
     several = results if isinstance(results, tuple) else (results,)
     trained = given["extras"][: len(problem.score.graph.tensors)]
@@ -78,7 +80,7 @@ def attend(q: Tensor, k: Any, v: Tensor | None, out: Tensor | None, options: Seq
 
 def _refuse_others(q: Tensor, k: Any, out: Tensor | None, given: dict[str, Any]) -> None:
     for number, tensor in enumerate(given["extras"]):
-        if not tensor.requires_grad:
+        if not (isinstance(tensor, Tensor) and tensor.requires_grad):
             continue
         named = f"extras[{number}]: got a captured tensor of shape {tuple(tensor.shape)} that requires grad"
         if not (q.is_cpu and tensor.is_cpu):
@@ -141,7 +143,7 @@ def _others(given: dict[str, Any], of_mask: Sequence[Tensor]) -> dict[str, Tenso
 
 
 class CapturedGradients(torch.autograd.Function):
-    """The results of a call as they are; the backward adds the gradients of the captured tensors.
+    """The results of a call, in the same memory; the backward adds the gradients of the captured tensors.
 
     All that the backward reads is an input, so that autograd notes whether it is written to between the passes.
     """
@@ -152,7 +154,7 @@ class CapturedGradients(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, *tensors[:count])
         ctx.set_materialize_grads(False)
         ctx.call = call
-        return tensors[count:]
+        return tuple([x.detach() for x in tensors[count:]])  # inputs as they are would be views, not to be written to
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
@@ -179,7 +181,7 @@ class _FirstDerivative(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *read: Tensor) -> Tensor:
-        return gradient
+        return gradient.detach()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -369,12 +371,12 @@ def _by_score(biased: Tensor, v: Tensor, sinks: Tensor | None, hidden: Tensor, b
     total = lse if sinks is None else torch.logaddexp(lse, sinks.double().view(-1, 1, 1))
     found = torch.zeros_like(biased)
     if block.dout is not None:
-        p = torch.exp(biased - total).nan_to_num(0.0)
+        p = torch.exp(biased - total)
         dp = torch.where(hidden, 0.0, block.dout @ v.transpose(-1, -2))
         found = p * (dp - (p * dp).sum(-1, keepdim=True))
     if block.dlse is not None:
-        found = found + torch.exp(biased - lse).nan_to_num(0.0) * block.dlse[..., None]
-    return torch.where(hidden, 0.0, found)
+        found = found + torch.exp(biased - lse) * block.dlse[..., None]
+    return torch.where(hidden | (lse == -torch.inf), 0.0, found)  # a row that sees nothing gives nothing
 
 
 def _hidden(problem: Problem, others: Mapping[str, Tensor], block: Block, inputs: dict[str, Tensor]) -> Tensor:
