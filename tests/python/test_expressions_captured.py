@@ -430,3 +430,24 @@ def test_autocast_decides_of_what_the_gradient_of_a_bias_is_computed():
     assert got[0].dtype is torch.bfloat16
     for ours, theirs in zip(got, want, strict=True):
         assert torch.equal(ours, theirs.to(ours.dtype))
+
+
+def test_rows_whose_scores_are_all_minus_infinity_give_nothing():
+    def of(score_of, mask):
+        bias = tensors_of(torch.float32)["bias"]
+        results = tessera.attention(
+            *(x.detach() for x in inputs()), score=score_of(bias), mask=mask, sinks=torch.zeros(4), return_lse=True
+        )
+        generator = torch.Generator().manual_seed(3)
+        return torch.autograd.grad(results, bias, [torch.randn(x.shape, generator=generator) for x in results])[0]
+
+    def seen(b, h, i, j):
+        return i > j + 3
+
+    def biased(bias):
+        return SCORES["relative bias"][1]({"bias": bias})
+
+    def hiding(bias):
+        return lambda *x: torch.where(seen(*x[1:]), biased(bias)(*x), -torch.inf)
+
+    torch.testing.assert_close(of(hiding, None), of(biased, seen))

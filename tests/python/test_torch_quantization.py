@@ -247,12 +247,25 @@ def test_a_compiler_makes_a_graph_of_what_stands_beside():
         torch.compile(lambda q: tessera.quantize(q).values, backend="eager", fullgraph=True)(q)
 
 
+@pytest.mark.parametrize("seed", [None, (None, 5)])
+def test_a_seed_that_is_drawn_is_that_of_both_passes(seed):
+    q, k, v = tensors(2, 37, grad=True)
+    options = {"dropout": 0.4, "seed": seed, "quantization": "int8"}
+    torch.manual_seed(8)
+    out = tessera.attention(q, k, v, **options)
+    torch.manual_seed(8)
+    with torch.no_grad():
+        assert torch.equal(out, tessera.attention(q, k, v, **options))
+        assert not torch.equal(out, tessera.attention(q, k, v, **options))
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    (out * weights).sum().backward()  # out is linear in v, which stays as it is
+    torch.testing.assert_close((v.grad * v).sum(), (out * weights).sum())
+
+
 def test_what_has_no_gradient_says_so():
     q, k, v = tensors(1, 20, grad=True)
     with pytest.raises(ValueError, match="quantize"):
         tessera.quantize(q)
-    with pytest.raises(ValueError, match=r"^seed: got None"):
-        tessera.attention(q, k, v, dropout=0.1, quantization="fp8")
     with pytest.raises(NotImplementedError, match=r"^quantization: got out"):
         tessera.attention(q, k, v, quantization="fp8", return_residual=True, out_dtype=torch.bfloat16)
     with pytest.raises(NotImplementedError, match=r"^alibi_slopes: got a tensor that requires grad"):

@@ -103,12 +103,13 @@ def _by_oracle(
     return out, lse, tuple(extra)
 
 
-def trains(score: Any, extras: Sequence[Any]) -> bool:
-    """Whether a score, traced from Python, reads a tensor whose gradient is asked for."""
+def trains(score: Any, extras: Any) -> bool:
+    """Whether a score, traced from Python, reads a tensor whose gradient is asked for. No argument is checked yet."""
     return (
         torch.is_grad_enabled()
-        and any([isinstance(x, Tensor) and x.requires_grad for x in extras])
         and isinstance(score, str)
+        and isinstance(extras, (tuple, list))
+        and any([isinstance(x, Tensor) and x.requires_grad for x in extras])
         and traced_by_name(score) is not None
     )
 
