@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import _core
-from ._checks import pair, real, shown, whole
-from ._dropout_seed import add_dropout
+from ._checks import check_extras, pair, real, shown, whole
+from ._dropout_seed import add_dropout, seed_pair
 from ._features import BLOCK, Asked, Features, features
 from ._libraries import CPU, device_of, dtype_name, is_compiling
 from ._options import FIELDS, refuse_arrays
@@ -282,13 +282,13 @@ def parse(
         tensors.append(status)
     seed_value = offset_value = 0
     if dropout or seed is not None:
-        seed_value, offset_value = add_dropout(q, *_seed_pair(seed), bool(dropout), slots, tensors)
+        seed_value, offset_value = add_dropout(q, *seed_pair(seed), bool(dropout), slots, tensors)
     score_function = mask_function = None
     if score is not None or mask is not None:
         score, score_function = _callable_name("score", score)
         mask, mask_function = _callable_name("mask", mask)
-    if type(extras) is not tuple and not isinstance(extras, (tuple, list)):
-        raise TypeError(f"extras: got {shown(extras)}; want a tuple or list of arrays")
+    if type(extras) is not tuple:
+        check_extras(extras)
     for i, extra in enumerate(extras):
         slots.append(f"extra{i}")
         tensors.append(extra)
@@ -347,11 +347,6 @@ def _refuse_twice(**given: Any) -> None:
     for name, value in given.items():
         if value is not None:
             raise TypeError(f"{name}: got {shown(value)} beside a KeySource; want it as a field of that")
-
-
-def _seed_pair(seed: Any) -> tuple[Any, Any]:
-    """(seed, offset) of a seed alone, or of both."""
-    return pair("seed", seed, "a seed, or (seed, offset)") if isinstance(seed, (tuple, list)) else (seed, 0)
 
 
 def _add_offsets(offsets: Offsets, slots: list[str], tensors: list[Any]) -> tuple[int, int]:

@@ -79,6 +79,12 @@ def pair(name: str, value: Any, want: str) -> tuple[Any, Any]:
     raise ValueError(f"{name}: got {shown(value)}; want {want}")
 
 
+def check_extras(extras: Any) -> None:
+    """Raises TypeError for what is no tuple or list."""
+    if not isinstance(extras, (tuple, list)):
+        raise TypeError(f"extras: got {shown(extras)}; want a tuple or list of arrays")
+
+
 def frames_of_the_package() -> int:
     """How many frames lie between the function that asks and the code that called Tessera, as `stacklevel` counts."""
     level = 1

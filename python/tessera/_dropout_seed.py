@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._checks import whole
+from ._checks import pair, whole
 from ._libraries import CPU, device_of, library_of
 
 Array = Any
@@ -27,6 +27,11 @@ def add_dropout(q: Array, seed: Any, offset: Any, drops: bool, slots: list[str],
             if not 0 <= values[-1] < 1 << 64:
                 raise ValueError(f"{name[8:]}: got {values[-1]}; want 0 to below 2^64")
     return values[0], values[1]
+
+
+def seed_pair(seed: Any) -> tuple[Any, Any]:
+    """(seed, offset) of a seed alone, or of both."""
+    return pair("seed", seed, "a seed, or (seed, offset)") if isinstance(seed, (tuple, list)) else (seed, 0)
 
 
 def drawn_seed(q: Array) -> Any:

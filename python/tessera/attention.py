@@ -189,7 +189,7 @@ def attention(
     if quantization is not None:
         named = {option.name: value for option, value in zip(OPTIONS, options, strict=True)}
         return attend_quantised(attention, q, k, v, out, named)
-    if extras and operators is not None and not is_compiling() and operators.trains(score, extras):
+    if score is not None and operators is not None and not is_compiling() and operators.trains(score, extras):
         return operators.attend_and_train(q, k, v, out, options)
     if operators is not None and out is None and not is_compiling():
         result = ATTENTION.call(q, k, v, options)

@@ -14,6 +14,7 @@ flex = pytest.importorskip("torch.nn.attention.flex_attention")
 import expressions_zoo  # noqa: E402
 import tessera  # noqa: E402
 from tessera.expressions import Symbol  # noqa: E402
+from tessera.expressions.register import traced_by_name  # noqa: E402
 from tessera.torch import captured  # noqa: E402
 
 LENGTH = 90
@@ -315,3 +316,138 @@ def test_what_has_no_such_gradient_is_refused_by_name():
     (first,) = torch.autograd.grad(loss, tensors["bias"], create_graph=True)
     with pytest.raises(NotImplementedError, match="double backward"):
         first.sum().backward()
+
+
+def options_by_what_is_written():
+    """name: (a tensor, options of a call that reads it)."""
+    cu = [torch.tensor([0, 30, LENGTH], dtype=torch.int32) for _ in range(2)]
+    packed = {"cu_seqlens_q": cu[0], "cu_seqlens_k": cu[1]}
+    tiles = tessera.TileList.from_mask(torch.ones(1, 1, 3, 3, dtype=torch.bool), block=(32, 32))
+    sinks, seen, first = torch.ones(4), torch.ones(LENGTH, dtype=torch.bool), torch.full((2,), 3)
+    return {
+        "sinks": (sinks, {"sinks": sinks}),
+        "cu_seqlens_q": (cu[0], packed),
+        "cu_seqlens_k": (cu[1], packed),
+        "positions of queries": (first, {"offsets": tessera.Offsets(q=first)}),
+        "positions of keys": (first, {"offsets": tessera.Offsets(k=first)}),
+        "counts of tiles": (tiles.counts, {"tiles": tiles}),
+        "indices of tiles": (tiles.indices, {"tiles": tiles}),
+        "what the mask reads": (seen, {"mask": lambda b, h, q, k: seen[k]}),
+    }
+
+
+@pytest.mark.parametrize("name", options_by_what_is_written())
+def test_what_is_written_between_the_passes_is_noticed_where_only_a_bias_trains(name):
+    written, options = options_by_what_is_written()[name]
+    tensors = tensors_of(torch.float32)
+    qkv = [x.detach()[0] if name.startswith("cu") else x.detach() for x in inputs()]
+    outs = [tessera.attention(*qkv, score=SCORES["relative bias"][1](tensors), **options) for _ in range(2)]
+    outs[0].sum().backward()
+    written.fill_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outs[1].sum().backward()
+
+
+def test_a_score_whose_derivatives_are_more_than_256_steps_together():
+    def score_of(t):
+        def score(s, b, h, q, k):
+            for i in range(16):
+                s = s + torch.tanh(t["keys"][(k + 5 * i) % LENGTH]) * t["bias"][h, (q + i) % LENGTH] / 8
+            return s
+
+        return score
+
+    def of(call, dtype):
+        tensors = tensors_of(dtype)
+        out = call(*(x.detach().to(dtype) for x in inputs()), score_of(tensors), causal)
+        return torch.autograd.grad(out.sum(), [tensors["keys"], tensors["bias"]])
+
+    got = of(lambda q, k, v, f, g: tessera.attention(q, k, v, score=f, mask=g), torch.float32)
+    exact, unfused = (of(expressions_zoo.attention, x) for x in (torch.float64, torch.float32))
+    near(got, exact, unfused, torch.float32)
+
+
+def test_a_backward_leaves_the_graph_that_threads_share_as_it_was():
+    keys = tensors_of(torch.float32)["keys"]
+
+    def score(s, b, h, q, k):  # no other test has this expression
+        return s * torch.tanh(keys[k] * 0.40625)
+
+    kept = traced_by_name(tessera.expressions.score_of(score).name)
+    nodes = dict(kept.graph._made)
+    tessera.attention(*(x.detach() for x in inputs()), score=score).sum().backward()
+    assert kept.graph._made == nodes
+
+
+def test_a_result_may_be_written_to():
+    def of(train_q, written, returns):
+        tensors = tensors_of(torch.float32)
+        q, k, v = (x.detach().requires_grad_(train_q) for x in inputs())
+        results = tessera.attention(q, k, v, score=SCORES["relative bias"][1](tensors), return_lse=returns)
+        out = results[0] if returns else results
+        if written:
+            out += 1
+            out *= 2
+        else:
+            out = (out + 1) * 2
+        out.square().sum().backward()
+        return out.detach(), tensors["bias"].grad
+
+    for returns in (False, True):
+        for got, want in zip(of(False, True, returns), of(False, False, returns), strict=True):
+            assert torch.equal(got, want)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):  # q's gradient reads out, as always
+        of(True, True, False)
+
+
+def test_nan_spoils_what_reads_it_and_rows_that_see_nothing_give_nothing():
+    tensors = tensors_of(torch.float32)
+    q, k, v = (x.detach() for x in inputs())
+    q[0, 40, 2] = torch.nan
+    score = SCORES["relative bias"][1](tensors)
+    results = tessera.attention(
+        q, k, v, score=score, mask=lambda b, h, i, j: i > j + 3, sinks=torch.zeros(4), return_lse=True
+    )
+    for part in ([0], [1], [0, 1]):  # out, the LSE and both
+        (got,) = torch.autograd.grad(
+            [results[i].sum() for i in part], tensors["bias"], retain_graph=True, allow_unused=True
+        )
+        want = torch.zeros_like(got, dtype=torch.bool)
+        want[2, LENGTH + 4 : LENGTH + 41] = True
+        assert torch.equal(got.isnan(), want)
+
+
+def test_autocast_decides_of_what_the_gradient_of_a_bias_is_computed():
+    def of(qkv, enabled):
+        tensors = tensors_of(torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            out = tessera.attention(*qkv, score=SCORES["relative bias"][1](tensors))
+        out.float().square().sum().backward()
+        return out.detach(), tensors["bias"].grad, *(x.grad for x in qkv if x.is_leaf)
+
+    wide = inputs()
+    got, want = of(wide, True), of([x.bfloat16().detach().requires_grad_() for x in wide], False)
+    assert got[0].dtype is torch.bfloat16
+    for ours, theirs in zip(got, want, strict=True):
+        assert torch.equal(ours, theirs.to(ours.dtype))
+
+
+def test_rows_whose_scores_are_all_minus_infinity_give_nothing():
+    def of(score_of, mask):
+        bias = tensors_of(torch.float32)["bias"]
+        results = tessera.attention(
+            *(x.detach() for x in inputs()), score=score_of(bias), mask=mask, sinks=torch.zeros(4), return_lse=True
+        )
+        generator = torch.Generator().manual_seed(3)
+        return torch.autograd.grad(results, bias, [torch.randn(x.shape, generator=generator) for x in results])[0]
+
+    def seen(b, h, i, j):
+        return i > j + 3
+
+    def biased(bias):
+        return SCORES["relative bias"][1]({"bias": bias})
+
+    def hiding(bias):
+        return lambda *x: torch.where(seen(*x[1:]), biased(bias)(*x), -torch.inf)
+
+    torch.testing.assert_close(of(hiding, None), of(biased, seen))

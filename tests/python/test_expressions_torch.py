@@ -185,3 +185,19 @@ def test_the_gallery_is_what_the_zoo_gives():
     script = Path(__file__).resolve().parent.parent.parent / "bench" / "gallery.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_extras_that_are_no_tuple_are_refused_before_anyone_asks_for_their_truth():
+    q, k, v = (torch.zeros(1, 20, 2, 16) for _ in range(3))
+    bias = torch.zeros(20)
+    name = tessera.expressions.score_of(lambda s, b, h, i, j: s + bias[j]).name
+    words = r"^extras: got an array of shape \(20,\) and dtype float32; want a tuple or list of arrays"
+    for extras in (bias, bias.clone().requires_grad_()):
+        for options in (
+            {"score": name},
+            {},
+            {"score": name, "mask": lambda b, h, i, j: i >= j},
+            {"score": lambda *x: x[0]},
+        ):
+            with pytest.raises(TypeError, match=words):
+                tessera.attention(q, k, v, extras=extras, **options)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -160,22 +163,39 @@ def test_where_no_kernel_takes_fp32_gradients_are_those_of_rounded_operands(monk
         torch.testing.assert_close(x.grad, y.grad)
 
 
-def test_options_that_are_written_to_before_the_backward_are_noticed():
-    q, k, v = tensors(50, grad=True)
-    options = {
-        "cu_seqlens_q": torch.tensor([0, 20, 50], dtype=torch.int32),
-        "cu_seqlens_k": torch.tensor([0, 20, 50], dtype=torch.int32),
-        "seqused_k": torch.tensor([20, 30], dtype=torch.int32),
-        "alibi_slopes": torch.ones(4),
+def options_by_shape_in_errors():
+    return {
+        "IntTensor [3]": ("cu_seqlens_q", torch.tensor([0, 20, 50], dtype=torch.int32)),
+        "IntTensor [2]": ("seqused_k", torch.tensor([20, 30], dtype=torch.int32)),
+        "FloatTensor [4]": ("alibi_slopes", torch.ones(4)),
     }
-    for name, option in options.items():
-        out = tessera.attention(q, k, v, quantization="fp8", **options)
-        option.mul_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
-        assert name in options
-    tessera.attention(q, k, v, quantization="fp8", **options).sum().backward()
+
+
+@pytest.mark.parametrize("written", options_by_shape_in_errors())
+def test_an_option_that_is_written_to_before_the_backward_is_noticed(written):
+    q, k, v = tensors(50, grad=True)
+    options = dict(options_by_shape_in_errors().values())
+    options["cu_seqlens_k"] = options["cu_seqlens_q"].clone()
+    one, other = (tessera.attention(q, k, v, quantization="fp8", **options) for _ in range(2))
+    one.sum().backward()
     assert q.grad.isfinite().all()
+    options[options_by_shape_in_errors()[written][0]].mul_(1)
+    with pytest.raises(RuntimeError, match=rf"inplace operation: \[torch\.{re.escape(written)}\] is at version 1"):
+        other.sum().backward()
+
+
+def test_arrays_of_another_library_beside_torchs_are_refused_by_name():
+    for name, place, grad in itertools.product(("k", "v", "sinks"), (True, False), (True, False)):
+        q, k, v = tensors(2, 20)
+        given = {"q": q.requires_grad_(grad), "k": k, "v": v, "sinks": torch.zeros(4)}
+        given[name] = given[name].numpy()
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16, enabled=place),
+            pytest.raises(
+                TypeError, match=rf"^{name.rstrip('s')}: got numpy.ndarray; want a torch.Tensor, as q is one"
+            ),
+        ):
+            tessera.attention(**given, quantization="fp8")
 
 
 def test_tokens_behind_the_last_sequence_have_descales_of_no_one():
@@ -227,12 +247,25 @@ def test_a_compiler_makes_a_graph_of_what_stands_beside():
         torch.compile(lambda q: tessera.quantize(q).values, backend="eager", fullgraph=True)(q)
 
 
+@pytest.mark.parametrize("seed", [None, (None, 5)])
+def test_a_seed_that_is_drawn_is_that_of_both_passes(seed):
+    q, k, v = tensors(2, 37, grad=True)
+    options = {"dropout": 0.4, "seed": seed, "quantization": "int8"}
+    torch.manual_seed(8)
+    out = tessera.attention(q, k, v, **options)
+    torch.manual_seed(8)
+    with torch.no_grad():
+        assert torch.equal(out, tessera.attention(q, k, v, **options))
+        assert not torch.equal(out, tessera.attention(q, k, v, **options))
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    (out * weights).sum().backward()  # out is linear in v, which stays as it is
+    torch.testing.assert_close((v.grad * v).sum(), (out * weights).sum())
+
+
 def test_what_has_no_gradient_says_so():
     q, k, v = tensors(1, 20, grad=True)
     with pytest.raises(ValueError, match="quantize"):
         tessera.quantize(q)
-    with pytest.raises(ValueError, match=r"^seed: got None"):
-        tessera.attention(q, k, v, dropout=0.1, quantization="fp8")
     with pytest.raises(NotImplementedError, match=r"^quantization: got out"):
         tessera.attention(q, k, v, quantization="fp8", return_residual=True, out_dtype=torch.bfloat16)
     with pytest.raises(NotImplementedError, match=r"^alibi_slopes: got a tensor that requires grad"):

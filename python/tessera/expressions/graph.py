@@ -48,9 +48,11 @@ class Node:
 
 
 class Graph:
-    """Makes nodes. tensors: (dtype name, dimensions) of each captured tensor, in the order in which loads name them."""
+    """Makes nodes, at most `most` if that is given. tensors: (dtype name, dimensions) of each captured tensor, in the
+    order in which loads name them."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = 4 * MOST_NODES) -> None:
+        self._most = most
         self._made: dict[tuple[Any, ...], Node] = {}
         self.tensors: list[tuple[str, int]] = []
         self.arrays: list[Any] = []  # the captured arrays themselves
@@ -61,8 +63,8 @@ class Graph:
         key = (op, type_, tuple([arg.index for arg in args]), type(data), shown)
         found = self._made.get(key)
         if found is None:
-            if len(self._made) >= 4 * MOST_NODES:
-                raise GraphError(f"got an expression of more than {4 * MOST_NODES} steps; want at most {MOST_NODES}")
+            if self._most is not None and len(self._made) >= self._most:
+                raise GraphError(f"got an expression of more than {self._most} steps; want at most {MOST_NODES}")
             found = self._made[key] = Node(len(self._made), op, type_, args, data)
         return found
 
@@ -168,6 +170,16 @@ class Graph:
             return self.binary("or", kept, self.binary("and", self.unary("not", condition), b))
         return self._make("select", a.type, (condition, a, b))
 
+    def unbounded(self, result: Node) -> tuple[Graph, Node]:
+        """A graph of `result` alone to which any number of nodes may be added; loads keep their numbers. This graph
+        is not changed, so that threads may share it."""
+        graph, made = Graph(most=None), {}
+        graph.tensors = list(self.tensors)
+        for node in ordered(result):
+            operands = tuple([made[arg.index] for arg in node.args])
+            made[node.index] = graph._make(node.op, node.type, operands, node.data)
+        return graph, made[result.index]
+
     def only(self, result: Node) -> tuple[Graph, Node]:
         """A graph of `result` alone: its captured tensors are those that it reads."""
         graph, made = Graph(), dict[int, Node]()
@@ -226,7 +238,15 @@ def _fold_integers(op: str, x: int, y: int) -> int | None:
 
 
 def ordered(*results: Node | None) -> list[Node]:
-    """The nodes that the results need, operands first."""
+    """The nodes that the results need, operands first. Raises GraphError for more than MOST_NODES."""
+    found = needed(*results)
+    if len(found) > MOST_NODES:
+        raise GraphError(f"got an expression of {len(found)} steps; want at most {MOST_NODES}")
+    return found
+
+
+def needed(*results: Node | None) -> list[Node]:
+    """The nodes that the results need, operands first, however many."""
     found: dict[int, Node] = {}
     waiting = [result for result in results if result is not None]
     while waiting:
@@ -234,8 +254,6 @@ def ordered(*results: Node | None) -> list[Node]:
         if node.index not in found:
             found[node.index] = node
             waiting += node.args
-    if len(found) > MOST_NODES:
-        raise GraphError(f"got an expression of {len(found)} steps; want at most {MOST_NODES}")
     return [found[index] for index in sorted(found)]
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from .. import _core
-from .._checks import frames_of_the_package, pair
+from .._checks import check_extras, frames_of_the_package, pair
 from .._libraries import is_compiling
 from .captured import bindable
 from .cuda_text import cuda_text, extra_name
@@ -70,7 +70,7 @@ def with_traced(options: Options, tiles: Any, wishes: Any) -> Options:
     Extra tensors are the score's, then the mask's; those of `extras` belong to the one that is a name. The part of a
     mask that is a window becomes one, but where a tile list may waive the mask.
 
-    Raises TraceError, and ValueError for extras that belong to nothing.
+    Raises TraceError, ValueError for extras that belong to nothing, TypeError for extras that are no tuple or list.
     """
     if isinstance(wishes, str) and "cpu.reference" in wishes:
         return options
@@ -80,7 +80,8 @@ def with_traced(options: Options, tiles: Any, wishes: Any) -> Options:
             f"{name}: got a Python function under torch.compile; want the name that expressions.{name}_of gave outside"
         )
     causal, window, score, mask, extras = options
-    given = tuple(extras) if isinstance(extras, (tuple, list)) else extras
+    check_extras(extras)
+    given = tuple(extras)
     if given and not isinstance(score, str) and not isinstance(mask, str):
         raise ValueError(
             f"extras: got {len(given)} arrays beside functions of Python; want none, functions read tensors by name"

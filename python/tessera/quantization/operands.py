@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .._checks import renamed, shown
+from .._dropout_seed import drawn_seed, seed_pair
 from .._libraries import dtype_name, library_of, untraced
 from ..values import KeySource, Tiles
 from .operations import Quantized, quantize
@@ -86,8 +87,9 @@ def attend_quantised(
                 "quantization: got out, a residual, masses or a next list while gradients are recorded; want none, or "
                 "torch.no_grad()"
             )
-        if options["dropout"] and options["seed"] is None:
-            raise ValueError("seed: got None; want a seed, which the gradient of dropout with quantization needs")
+        seed, offset = seed_pair(options["seed"])
+        if options["dropout"] and seed is None:  # both passes drop the same
+            options = {**options, "seed": (drawn_seed(q), offset)}
         return operators.attend_quantised(attention, q, k, v, options)
     return attend_operands(attention, quantize_operands(q, k, v, options), v, options, out)
 

@@ -329,7 +329,7 @@ def _attention_backward_autograd(
         return operators.attention_backward(*arguments)
 
 
-def _lowered(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def lowered(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As autocast treats scaled_dot_product_attention: every floating type but fp64, and those of 8 bits."""
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype.itemsize in (2, 4) else tensor
 
@@ -340,10 +340,10 @@ def _attention_autocast(
     """q, k, v, k2 and v2 in autocast's dtype; sinks and slopes stay fp32, as their slots want them."""
     dtype = torch.get_autocast_dtype(q.device.type)
     tensors = [
-        _lowered(x, dtype) if name in ("k2", "v2") else x for name, x in zip(names_of(slots), tensors, strict=True)
+        lowered(x, dtype) if name in ("k2", "v2") else x for name, x in zip(names_of(slots), tensors, strict=True)
     ]
     with _ExcludeDispatchKeyGuard(_AUTOCAST):
-        return operators.attention(_lowered(q, dtype), _lowered(k, dtype), _lowered(v, dtype), tensors, slots, *call)
+        return operators.attention(lowered(q, dtype), lowered(k, dtype), lowered(v, dtype), tensors, slots, *call)
 
 
 def _folded(tensor: Tensor, in_dim: int | None, size: int) -> Tensor:

@@ -14,6 +14,7 @@ from .. import _kept
 from .._arguments import Call
 from ..expressions.register import traced_by_name
 from . import autograd, operators
+from .arguments import check_tensors
 from .oracle import OracleFunction
 
 
@@ -39,7 +40,7 @@ def forward(
         if options is not None and _is_kept(call):
             _kept.ATTENTION.keep(q, k, v, options, computes)
         return results if isinstance(results, tuple) else (results,)
-    _check_tensors(call, q, k, v, out)
+    check_tensors(call, q, k, v, out)
     if "status" in call.slots and torch.compiler.is_compiling():
         raise NotImplementedError("status: got a tensor under torch.compile; want None: no operator declares it")
     if call.callables != (None, None) and not q.is_cpu:
@@ -92,28 +93,6 @@ def _dispatch(
     return out, lse, extra
 
 
-def _check_tensors(call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
-    named = [("q", q), ("k", k), ("v", v), *zip(call.slots, call.tensors, strict=True)]
-    if out is not None:
-        named.append(("out", out))
-    for name, tensor in named:
-        if not isinstance(tensor, Tensor):
-            kind = type(tensor)
-            raise TypeError(f"{name}: got {kind.__module__}.{kind.__qualname__}; want a torch.Tensor, as q is one")
-        _refuse_layout(name, tensor)
-        # Tensors on "meta" have shapes and no data; results then have neither.
-        if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
-            raise ValueError(f"{name}: got a tensor on {tensor.device}; want one on cpu or cuda")
-        if tensor.device != q.device:
-            raise ValueError(f"{name}: got a tensor on {tensor.device}; want one on {q.device}, as q is")
-
-
-def _refuse_layout(name: str, tensor: Tensor) -> None:
-    if tensor.layout != torch.strided or tensor.is_nested:
-        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
-        raise ValueError(f"{name}: got {kind}; want torch.strided, sequences of several lengths with cu_seqlens")
-
-
 def _by_oracle(
     call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
@@ -124,12 +103,13 @@ def _by_oracle(
     return out, lse, tuple(extra)
 
 
-def trains(score: Any, extras: Sequence[Any]) -> bool:
-    """Whether a score, traced from Python, reads a tensor whose gradient is asked for."""
+def trains(score: Any, extras: Any) -> bool:
+    """Whether a score, traced from Python, reads a tensor whose gradient is asked for. No argument is checked yet."""
     return (
         torch.is_grad_enabled()
-        and any([isinstance(x, Tensor) and x.requires_grad for x in extras])
         and isinstance(score, str)
+        and isinstance(extras, (tuple, list))
+        and any([isinstance(x, Tensor) and x.requires_grad for x in extras])
         and traced_by_name(score) is not None
     )
 

@@ -9,7 +9,7 @@ cancel.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +18,12 @@ from torch import Tensor
 from .._options import OPTIONS
 from ..attention import attention
 from ..expressions.derivative import derivative
-from ..expressions.graph import Graph, Node, ordered
+from ..expressions.graph import Node, ordered
 from ..expressions.register import traced_by_name
-from ..tiles import TileList
+from ..expressions.trace import Traced
+from ..tiles import Form, TileList
 from ..values import KeySource, Offsets
+from .arguments import autocast
 from .graph_values import inside, values
 
 # Scores of the rows that are computed together: 16 MiB in fp64, and some ten tensors are of this size.
@@ -33,24 +35,27 @@ _PLAIN = (
 )
 
 
-class Expression(NamedTuple):
-    """A traced function: arrays are its captured tensors."""
-
-    graph: Graph
-    result: Node
-    arrays: tuple[Tensor, ...]
-
-
 class Problem(NamedTuple):
-    """What the backward has to know besides tensors that have gradients."""
+    """What the backward has to know besides tensors. score: what was traced; mask: its result; tiles: form and block of
+    a list."""
 
-    score: Expression
-    mask: Expression | None
+    score: Traced
+    mask: Node | None
+    tiles: tuple[Form, tuple[int, int]] | None
     window: tuple[int | None, int | None]
     scale: float
     softcap: float
     batch_offset: int
     head_offset: int
+
+
+class Call(NamedTuple):
+    """trained: how many captured tensors the score has; others: names of what else the backward reads."""
+
+    problem: Problem
+    trained: int
+    others: tuple[str, ...]
+    has_lse: bool
 
 
 def attend(q: Tensor, k: Any, v: Tensor | None, out: Tensor | None, options: Sequence[Any]) -> Any:
@@ -60,21 +65,22 @@ def attend(q: Tensor, k: Any, v: Tensor | None, out: Tensor | None, options: Seq
     """
     given = dict(zip([option.name for option in OPTIONS], options, strict=True))
     _refuse_others(q, k, out, given)
-    problem, tensors = _problem(q, given)
-    detached = tuple([x.detach() for x in given["extras"]])
+    problem = _problem(q, given)
+    q, k, v = autocast(q, k, v)
+    detached = tuple([x.detach() if isinstance(x, Tensor) else x for x in given["extras"]])
     results = attention(q, k, v, **{**given, "extras": detached})
     several = results if isinstance(results, tuple) else (results,)
-    places = {name: given[name] for name in ("cu_seqlens_q", "cu_seqlens_k", "offsets", "tiles")}
-    sinks = given["sinks"]
-    shared = None if sinks is None else sinks.detach()
-    told = (problem, places, shared, given["return_lse"], len(tensors))
-    attached = CapturedGradients.apply(told, q.detach(), k.detach(), v.detach(), *tensors, *several[:2])
+    trained = given["extras"][: len(problem.score.graph.tensors)]
+    others = _others(given, detached[len(trained) :])
+    call = Call(problem, len(trained), tuple(others), given["return_lse"])
+    tensors = (*trained, *others.values(), *several[:2])
+    attached = CapturedGradients.apply(call, q.detach(), k.detach(), v.detach(), *tensors)
     return attached[0] if len(several) == 1 else tuple(attached)
 
 
 def _refuse_others(q: Tensor, k: Any, out: Tensor | None, given: dict[str, Any]) -> None:
     for number, tensor in enumerate(given["extras"]):
-        if not tensor.requires_grad:
+        if not (isinstance(tensor, Tensor) and tensor.requires_grad):
             continue
         named = f"extras[{number}]: got a captured tensor of shape {tuple(tensor.shape)} that requires grad"
         if not (q.is_cpu and tensor.is_cpu):
@@ -101,65 +107,73 @@ def _is_set(value: Any, default: Any) -> bool:
     return value is not None and (isinstance(value, Tensor) or value != default)
 
 
-def _problem(q: Tensor, given: dict[str, Any]) -> tuple[Problem, list[Tensor]]:
-    """The problem, and the captured tensors that the score reads."""
-    extras = given["extras"]
-    score = traced_by_name(given["score"])
-    count = len(score.graph.tensors)
-    mask = given["mask"]
+def _problem(q: Tensor, given: dict[str, Any]) -> Problem:
+    mask, tiles = given["mask"], given["tiles"]
     if mask is not None:
         traced = traced_by_name(mask)
         if traced is None:
             raise NotImplementedError(
                 f"mask: got {mask!r} beside a captured tensor that requires grad; want a function of Python"
             )
-        mask = Expression(traced.graph, traced.result, tuple([x.detach() for x in extras[count:]]))
+        mask = traced.result
     left, right = (None, None) if given["window"] is None else given["window"]
     if given["causal"]:
         right = 0 if right is None else min(right, 0)
     offsets = given["offsets"] or Offsets()
-    problem = Problem(
-        Expression(score.graph, score.result, ()),
+    return Problem(
+        traced_by_name(given["score"]),
         mask,
+        None if tiles is None else (tiles.form, tiles.block),
         (left, right),
         q.shape[-1] ** -0.5 if given["scale"] is None else float(given["scale"]),
         float(given["softcap"] or 0.0),
         offsets.batch,
         offsets.head,
     )
-    return problem, list(extras[:count])
+
+
+def _others(given: dict[str, Any], of_mask: Sequence[Tensor]) -> dict[str, Tensor]:
+    """By name what the backward reads besides q, k, v and the score's captured tensors; of_mask: the mask's."""
+    offsets = given["offsets"] or Offsets()
+    named = {name: given[name] for name in ("sinks", "cu_seqlens_q", "cu_seqlens_k")}
+    named |= {"offset_q": offsets.q, "offset_k": offsets.k}
+    named |= {} if given["tiles"] is None else dict(given["tiles"].arrays())
+    named |= {f"mask {number}": array for number, array in enumerate(of_mask)}
+    return {name: array.detach() for name, array in named.items() if array is not None}
 
 
 class CapturedGradients(torch.autograd.Function):
-    """The results of a call as they are; the backward adds the gradients of the captured tensors."""
+    """The results of a call, in the same memory; the backward adds the gradients of the captured tensors.
+
+    All that the backward reads is an input, so that autograd notes whether it is written to between the passes.
+    """
 
     @staticmethod
-    def forward(ctx: Any, told: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Any:
-        count = told[-1]
+    def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, *tensors: Tensor) -> Any:
+        count = call.trained + len(call.others)
         ctx.save_for_backward(q, k, v, *tensors[:count])
         ctx.set_materialize_grads(False)
-        ctx.told = told
-        return tensors[count:]
+        ctx.call = call
+        return tuple([x.detach() for x in tensors[count:]])  # inputs as they are would be views, not to be written to
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
-        problem, places, sinks, has_lse, count = ctx.told
-        q, k, v, *arrays = ctx.saved_tensors
+        problem, count, names, has_lse = ctx.call
+        q, k, v, *saved = ctx.saved_tensors
         passed = (dout, dlse) if has_lse else (dout,)
-        wanted = ctx.needs_input_grad[4 : 4 + count]
         if dout is None and dlse is None:
-            return (None,) * (4 + count + len(passed))
+            return (None,) * (4 + len(saved) + len(passed))
+        arrays, others = saved[:count], dict(zip(names, saved[count:], strict=True))
         with torch.no_grad():
-            problem = problem._replace(score=problem.score._replace(arrays=tuple(arrays)))
-            sums = _Sums(problem, wanted)
-            for sequence in _sequences(q, k, v, dout, dlse, **places):
+            sums = _Sums(problem.score, arrays, ctx.needs_input_grad[4 : 4 + count])
+            for sequence in _sequences(q, k, v, dout, dlse, others, problem.tiles):
                 for block in sequence.blocks(problem.window):
-                    _add_block(sums, problem, sinks, block)
+                    _add_block(sums, problem, others, block)
         found = sums.gradients()
         if torch.is_grad_enabled():
             read = [x for x in (*arrays, dout, dlse) if x is not None and x.requires_grad]
             found = [None if x is None else _FirstDerivative.apply(x, *read) for x in found]
-        return (None, None, None, None, *found, *passed)
+        return (None, None, None, None, *found, *(None for _ in names), *passed)
 
 
 class _FirstDerivative(torch.autograd.Function):
@@ -167,7 +181,7 @@ class _FirstDerivative(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *read: Tensor) -> Tensor:
-        return gradient
+        return gradient.detach()
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -177,16 +191,17 @@ class _FirstDerivative(torch.autograd.Function):
 
 
 class _Sums:
-    """Gradients of the captured tensors, summed in fp64."""
+    """Gradients of the captured tensors, summed in fp64. by_load: derivatives of the score by what its loads read."""
 
-    def __init__(self, problem: Problem, wanted: Sequence[bool]) -> None:
-        graph, result, self.arrays = problem.score
+    def __init__(self, score: Traced, arrays: Sequence[Tensor], wanted: Sequence[bool]) -> None:
+        graph, self.result = score.graph.unbounded(score.result)
+        self.arrays = arrays
         self.sums = [
             torch.zeros(x.numel(), dtype=torch.float64) if asked else None
             for x, asked in zip(self.arrays, wanted, strict=True)
         ]
-        loads = [node for node in ordered(result) if node.op == "load" and self.sums[node.data] is not None]
-        self.by_load = [(load, derivative(graph, result, load)) for load in loads]
+        loads = [node for node in ordered(self.result) if node.op == "load" and self.sums[node.data] is not None]
+        self.by_load = [(load, derivative(graph, self.result, load)) for load in loads]
 
     def add(self, load: Node, indices: Sequence[Tensor], gradient: Tensor) -> None:
         """gradient (heads, rows, keys) of the elements at `indices`, each of which broadcasts to that shape."""
@@ -274,20 +289,24 @@ def _sequences(
     v: Tensor,
     dout: Tensor | None,
     dlse: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    offsets: Offsets | None,
-    tiles: TileList | None,
+    others: Mapping[str, Tensor],
+    form: tuple[Form, tuple[int, int]] | None,
 ) -> Iterator[Rows]:
+    cu_seqlens_q, cu_seqlens_k = others.get("cu_seqlens_q"), others.get("cu_seqlens_k")
+    offset_q, offset_k = others.get("offset_q"), others.get("offset_k")
     count = (q if cu_seqlens_q is None else k).shape[0]
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         count = cu_seqlens_q.shape[0] - 1
-    lists = None if tiles is None else _lists(tiles, q.shape[-3], k.shape[-3], q.shape[-2])
+    lists, tile = None, (1, 1)
+    if form is not None:
+        listing = {name.removeprefix("tile_"): x for name, x in others.items() if name.startswith(("tile_", "full_"))}
+        tiles = TileList(form=form[0], block=form[1], **listing)
+        lists, tile = _lists(tiles, q.shape[-3], k.shape[-3], q.shape[-2]), tiles.block
     for b in range(count):
         rows, keys = (_part(b, cu) for cu in (cu_seqlens_q, cu_seqlens_k))
-        length, others = q[rows].shape[0], k[keys].shape[0]
-        first = others - length if offsets is None or offsets.q is None else int(offsets.q[b])
-        first_key = 0 if offsets is None or offsets.k is None else int(offsets.k[b])
+        length, count_k = q[rows].shape[0], k[keys].shape[0]
+        first = count_k - length if offset_q is None else int(offset_q[b])
+        first_key = 0 if offset_k is None else int(offset_k[b])
         lse_rows = rows if isinstance(rows, int) else (slice(None), rows)
         whole = Block(
             *(x[part].double().transpose(0, 1) for x, part in ((q, rows), (k, keys), (v, keys))),
@@ -295,12 +314,12 @@ def _sequences(
             None if dlse is None else dlse[lse_rows].double(),
             b,
             (torch.arange(length) + first).view(1, -1, 1),
-            (torch.arange(others) + first_key).view(1, 1, -1),
+            (torch.arange(count_k) + first_key).view(1, 1, -1),
             None,
             None,
         )
         own = None if lists is None else tuple([each[b if each.shape[0] > 1 else 0] for each in lists])
-        yield Rows(whole, own, (1, 1) if tiles is None else tiles.block)
+        yield Rows(whole, own, tile)
 
 
 def _part(sequence: int, cu_seqlens: Tensor | None) -> int | slice:
@@ -321,7 +340,7 @@ def _lists(tiles: TileList, queries: int, keys: int, heads: int) -> tuple[Tensor
     return listed, full
 
 
-def _add_block(sums: _Sums, problem: Problem, sinks: Tensor | None, block: Block) -> None:
+def _add_block(sums: _Sums, problem: Problem, others: Mapping[str, Tensor], block: Block) -> None:
     heads, group = block.q.shape[0], block.q.shape[0] // block.k.shape[0]
     k, v = (x.repeat_interleave(group, 0) for x in (block.k, block.v))
     scores = block.q @ k.transpose(-1, -2) * problem.scale
@@ -335,11 +354,11 @@ def _add_block(sums: _Sums, problem: Problem, sinks: Tensor | None, block: Block
         "key": block.key,
     }
     by_load = sums.by_load
-    results = (problem.score.result, *(slope for _, slope in by_load), *(i for load, _ in by_load for i in load.args))
-    found = values(results, inputs, problem.score.arrays)
-    hidden = _hidden(problem, block, inputs)
-    biased = torch.where(hidden, -torch.inf, found[problem.score.result.index])
-    slope_of_score = _by_score(biased, v, sinks, hidden, block)
+    results = (sums.result, *(slope for _, slope in by_load), *(i for load, _ in by_load for i in load.args))
+    found = values(results, inputs, sums.arrays)
+    hidden = _hidden(problem, others, block, inputs)
+    biased = torch.where(hidden, -torch.inf, found[sums.result.index])
+    slope_of_score = _by_score(biased, v, others.get("sinks"), hidden, block)
     for load, slope in by_load:
         gradient = slope_of_score * found[slope.index]
         gradient = torch.where(slope_of_score == 0, 0.0, gradient)  # where no probability is, the slope may be NaN
@@ -352,21 +371,22 @@ def _by_score(biased: Tensor, v: Tensor, sinks: Tensor | None, hidden: Tensor, b
     total = lse if sinks is None else torch.logaddexp(lse, sinks.double().view(-1, 1, 1))
     found = torch.zeros_like(biased)
     if block.dout is not None:
-        p = torch.exp(biased - total).nan_to_num(0.0)
+        p = torch.exp(biased - total)
         dp = torch.where(hidden, 0.0, block.dout @ v.transpose(-1, -2))
         found = p * (dp - (p * dp).sum(-1, keepdim=True))
     if block.dlse is not None:
-        found = found + torch.exp(biased - lse).nan_to_num(0.0) * block.dlse[..., None]
-    return torch.where(hidden, 0.0, found)
+        found = found + torch.exp(biased - lse) * block.dlse[..., None]
+    return torch.where(hidden | (lse == -torch.inf), 0.0, found)  # a row that sees nothing gives nothing
 
 
-def _hidden(problem: Problem, block: Block, inputs: dict[str, Tensor]) -> Tensor:
+def _hidden(problem: Problem, others: Mapping[str, Tensor], block: Block, inputs: dict[str, Tensor]) -> Tensor:
     """bool, of a shape that broadcasts to (hq, rows, sk)."""
     distance = block.query - block.key
     left, right = problem.window
     seen = torch.ones((1, 1, 1), dtype=torch.bool)
     if problem.mask is not None:
-        seen = values([problem.mask.result], inputs, problem.mask.arrays)[problem.mask.result.index]
+        arrays = [x for name, x in others.items() if name.startswith("mask ")]
+        seen = values([problem.mask], inputs, arrays)[problem.mask.index]
     if block.listed is not None:
         seen = block.listed & (block.full | seen)
     if left is not None:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from ..expressions.graph import Node, ordered
+from ..expressions.graph import Node, needed
 
 _TYPES = {"f": torch.float64, "i": torch.int64, "b": torch.bool}
 
@@ -46,14 +47,17 @@ _BOTH: dict[str, Callable[..., Tensor]] = {
 
 
 def values(results: Sequence[Node], inputs: Mapping[str, Tensor], arrays: Sequence[Tensor]) -> dict[int, Tensor]:
-    """The value of each node that `results` need, by its index: fp64, int64 or bool, of the shape that what it reads
-    broadcasts to.
+    """The values of `results` by their indices: fp64, int64 or bool, each of the shape that what it reads broadcasts
+    to.
 
-    inputs: score fp64; batch, head, query and key int64. arrays: captured tensors by their numbers.
+    inputs: score fp64; batch, head, query and key int64. arrays: captured tensors by their numbers. Any number of nodes
+    may lie between: a value goes when the last node that reads it has been computed.
     """
     device = inputs["key"].device
     found: dict[int, Tensor] = {}
-    for node in ordered(*results):
+    nodes = needed(*results)
+    readers = Counter([arg.index for node in nodes for arg in node.args] + [result.index for result in results])
+    for node in nodes:
         operands = [found[arg.index] for arg in node.args]
         if node.is_constant:
             found[node.index] = torch.tensor(node.data, dtype=_TYPES[node.type], device=device)
@@ -65,6 +69,10 @@ def values(results: Sequence[Node], inputs: Mapping[str, Tensor], arrays: Sequen
         else:
             own = _FLOATS if node.args[0].type == "f" else _INTEGERS
             found[node.index] = (own.get(node.op) or _BOTH[node.op])(*operands)
+        for arg in node.args:
+            readers[arg.index] -= 1
+            if not readers[arg.index]:
+                del found[arg.index]
     return found
 
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from .arguments import autocast
 from .calls import attend_and_train, forward, trains
 from .in_place import append, flush, linear
 from .linear import linear_attention
 from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
-from .quantized import attend_quantised, autocast, wants_gradient
+from .quantized import attend_quantised, wants_gradient
 
 __all__ = [
     "append",

@@ -16,6 +16,7 @@ from .._libraries import dtype_name
 from ..attention import compute_forward
 from ..quantization.operands import attend_operands, quantize_operands
 from ..quantization.operations import dequantize
+from .arguments import check_tensors
 from .autograd import refuse_missing_gradients
 from .layouts import with_aligned_rows, with_rows, with_rows_apart
 from .operators import DTYPES
@@ -23,18 +24,10 @@ from .operators import DTYPES
 _OF_8_BITS = ("quantization", "q_descale", "k_descale", "v_descale", "k_mean", "descale", "out_dtype")
 
 
-def wants_gradient(*arrays: Tensor | None) -> bool:
-    """Whether a gradient of any of the arrays, None for what is not given, will be asked for."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arrays)
-
-
-def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """q, k and v in autocast's dtype where it is enabled, as `attention` without quantization= has them."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype.itemsize in (2, 4) else x for x in tensors)
+def wants_gradient(*arrays: Any) -> bool:
+    """Whether a gradient of any of the arrays, None for what is not given, will be asked for. Those of other libraries
+    have none."""
+    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in arrays)
 
 
 def _takes_fp32(q: Tensor) -> bool:
@@ -136,11 +129,13 @@ class _FirstDerivatives(torch.autograd.Function):
 def attend_quantised(
     attention: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Raises NotImplementedError for other tensors than q, k, v and sinks that require grad."""
+    """Raises NotImplementedError for other tensors than q, k, v and sinks that require grad, TypeError for arrays that
+    are no tensors."""
     plain = {name: value for name, value in options.items() if name not in _OF_8_BITS}
     plain["return_lse"] = False
     plain["return_residual"] = options["keep_residual"] and dtype_name(options["out_dtype"]) in ("bf16", "fp16")
     call = parse(q, k, v, **plain)
+    check_tensors(call, q, k, v)
     refuse_missing_gradients(q, k, v, call.tensors, " ".join(call.slots))
     out, lse = _Quantised.apply(attention, call._replace(tensors=()), options, q, k, v, *call.tensors)
     return (out, lse) if options["return_lse"] else out
