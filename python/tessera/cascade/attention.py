@@ -49,7 +49,8 @@ def cascade_attention(
     Each level of groups is one problem, whose query rows are the tokens of all sequences of a group; what is left of
     the sequences is another; `combine` merges their results, in fp32, by LSE. Arrays of numpy, torch and cupy. On a GPU
     nothing is read or waited for, but in the first call with `prefixes` and a number of tokens and of columns of the
-    table, so a CUDA graph may be captured after it and replayed with other contents of q, pages, page_table and seqused, as long as the groups stay true.
+    table, so a CUDA graph may be captured after it and replayed with other contents of q, pages, page_table and
+    seqused, as long as the groups stay true.
 
     Returns out, or (out, lse) as `attention` does, lse sink-free and maybe a view. No gradient.
 

@@ -14,7 +14,8 @@ bottom right corner.
 - `attention_chunk`: a query at position p sees keys of its own chunk only, floor(p / attention_chunk), besides the
   other masks; 0: no chunks. Here it has gradients, too.
 - `q_descale`, `k_descale`, `v_descale` fp32 (batch, h_k) are of q, k and v in float8_e4m3fn, whose out is bf16 and
-  which have no gradient; one that is not given is 1. GPUs take few queries of them. Beside other inputs they are not read.
+  which have no gradient; one that is not given is 1. GPUs take few queries of them. Beside other inputs they are not
+  read.
 - `qv` raises NotImplementedError.
 """
 
