@@ -21,15 +21,20 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def rename(error: Exception, names: dict[str, str]) -> None:
+    """Gives an error that begins with one of these names that which the caller knows."""
+    argument, separator, rest = str(error).partition(": ")
+    if separator and argument in names:
+        error.args = (f"{names[argument]}: {rest}",)
+
+
 @contextmanager
 def renamed(names: dict[str, str]) -> Iterator[None]:
-    """Gives errors that begin with one of these names that which the caller knows."""
+    """As `rename`, for the errors of a block."""
     try:
         yield
     except (IndexError, NotImplementedError, TypeError, ValueError) as error:
-        argument, separator, rest = str(error).partition(": ")
-        if separator and argument in names:
-            error.args = (f"{names[argument]}: {rest}",)
+        rename(error, names)
         raise
 
 

@@ -2,6 +2,7 @@
 // What the operations of native sparse attention share: tokens of sequences and the compressed blocks among them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "base/checked.h"
@@ -17,6 +18,19 @@ inline constexpr std::int64_t kNsaBranches = 3;
 /// Complete blocks of a sequence.
 constexpr std::int64_t compressed_blocks(const Nsa& nsa, std::int64_t tokens) noexcept {
   return tokens < nsa.length ? 0 : (tokens - nsa.length) / nsa.stride + 1;
+}
+
+/// What `nsa_pool` makes of K, or of V.
+struct PoolSide {
+  Slot tokens, pooled, projection, dtokens, dpooled, dprojection;
+  DType dtype;
+  std::int64_t dim;
+};
+inline std::array<PoolSide, 2> pool_sides(const Problem& p) {
+  return {{{Slot::k, Slot::k_pooled, Slot::k_projection, Slot::dk, Slot::dk_pooled, Slot::dk_projection, p.k_type,
+            p.head_dim_qk},
+           {Slot::v, Slot::v_pooled, Slot::v_projection, Slot::dv, Slot::dv_pooled, Slot::dv_projection, p.v_type,
+            p.head_dim_v}}};
 }
 
 /// Query tiles of the longest sequence, and lists for each.

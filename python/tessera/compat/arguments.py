@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from tessera._checks import flag, pair, real, shown, whole
+from tessera._checks import flag, pair, real, rename, shown, whole
 from tessera._libraries import CPU, device_of, dtype_name, library_of
 from tessera.values import KeySource
 
@@ -89,13 +89,6 @@ CACHE_NAMES = {
     "v_new": "v",
     "seqused_k": "cache_seqlens",
 }
-
-
-def rename(error: Exception, names: dict[str, str]) -> None:
-    """Gives an error of Tessera, which begins with an argument's name, the name that the caller of flash-attn knows."""
-    argument, separator, rest = str(error).partition(": ")
-    if separator and argument in names:
-        error.args = (f"{names[argument]}: {rest}",)
 
 
 def check_inputs(q: Array, k: Array, v: Array, names: tuple[str, str, str] = ("q", "k", "v")) -> None:

@@ -17,20 +17,6 @@ constexpr std::int64_t kBlocks = 16;      // of a unit of work of the forward, a
 constexpr std::int64_t kTokens = 256;     // of a unit of work of the gradient of tokens
 constexpr std::int64_t kMatrixRows = 64;  // of a unit of work of the gradient of a projection
 
-/// What is made of K, or of V.
-struct Side {
-  Slot tokens, pooled, projection, dtokens, dpooled, dprojection;
-  DType dtype;
-  std::int64_t dim;
-};
-
-std::array<Side, 2> sides_of(const Problem& p) {
-  return {{{Slot::k, Slot::k_pooled, Slot::k_projection, Slot::dk, Slot::dk_pooled, Slot::dk_projection, p.k_type,
-            p.head_dim_qk},
-           {Slot::v, Slot::v_pooled, Slot::v_projection, Slot::dv, Slot::dv_pooled, Slot::dv_projection, p.v_type,
-            p.head_dim_v}}};
-}
-
 /// A thread's memory; rows are padded to `width` floats.
 struct Buffers {
   Buffers(Arena& arena, const Problem& problem) {
@@ -67,7 +53,7 @@ void plan(detail::PlanState& state) {
 /// One head of one sequence, of K or of V.
 class Head {
  public:
-  Head(const Problem& problem, const Bindings& bindings, const Kernels& kernels, const Side& side,
+  Head(const Problem& problem, const Bindings& bindings, const Kernels& kernels, const detail::PoolSide& side,
        const CompressedSequence& sequence, std::int64_t head, const Buffers& buffers)
       : p_(problem),
         bindings_(bindings),
@@ -187,7 +173,7 @@ class Head {
   const Problem& p_;
   const Bindings& bindings_;
   const Kernels& kernels_;
-  const Side& side_;
+  const detail::PoolSide& side_;
   const CompressedSequence& sequence_;
   std::int64_t head_;
   const Buffers& b_;
@@ -199,7 +185,7 @@ struct Run {
   const Problem& problem;
   const Bindings& bindings;
   const Kernels& kernels;
-  std::array<Side, 2> sides;
+  std::array<detail::PoolSide, 2> sides;
   const std::int64_t* first_blocks;
 
   [[nodiscard]] CompressedSequence sequence(std::int64_t batch) const {
@@ -212,7 +198,7 @@ void pool_unit(const Run& run, std::int64_t index, std::int64_t parts, const Buf
   const Problem& p = run.problem;
   const std::int64_t part = index % parts, head = index / parts % p.heads_kv;
   const std::int64_t batch = index / parts / p.heads_kv % p.batch;
-  const Side& side = run.sides[static_cast<std::size_t>(index / parts / p.heads_kv / p.batch)];
+  const detail::PoolSide& side = run.sides[static_cast<std::size_t>(index / parts / p.heads_kv / p.batch)];
   const CompressedSequence sequence = run.sequence(batch);
   const Head unit(p, run.bindings, run.kernels, side, sequence, head, buffers);
   if (p.pass == Pass::forward) {
@@ -225,7 +211,8 @@ void pool_unit(const Run& run, std::int64_t index, std::int64_t parts, const Buf
 }
 
 /// Rows [begin, end) of the gradient of one projection: of all sequences, one after another.
-void projection_unit(const Run& run, const Side& side, std::int64_t head, std::int64_t begin, const Buffers& buffers) {
+void projection_unit(const Run& run, const detail::PoolSide& side, std::int64_t head, std::int64_t begin,
+                     const Buffers& buffers) {
   const std::int64_t end = std::min(begin + kMatrixRows, side.dim);
   const std::int64_t width = padded(side.dim);
   std::fill_n(buffers.matrix, (end - begin) * width, 0.0F);
@@ -254,7 +241,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const Resourc
     for (std::int64_t b = 0; b < p.batch; ++b) to[b] = static_cast<std::int32_t>(first_blocks[b]);
     to[p.batch] = static_cast<std::int32_t>(all_blocks);
   }
-  const Run run{p, bindings, kernels_for(state.target.isa), sides_of(p), first_blocks};
+  const Run run{p, bindings, kernels_for(state.target.isa), detail::pool_sides(p), first_blocks};
   const bool forward = p.pass == Pass::forward;
   const std::int64_t parts = forward ? detail::ceil_div(detail::compressed_blocks(p.nsa, p.kv.seqlen), kBlocks)
                                      : detail::ceil_div(p.kv.seqlen, kTokens);
@@ -267,7 +254,7 @@ void run(const detail::PlanState& state, const Bindings& bindings, const Resourc
     const Buffers buffers(own, p);
     queue.drain([&](std::int64_t index) {
       if (index >= matrices) return pool_unit(run, index - matrices, parts, buffers);
-      const Side& side = run.sides[static_cast<std::size_t>(index / slices / p.heads_kv)];
+      const detail::PoolSide& side = run.sides[static_cast<std::size_t>(index / slices / p.heads_kv)];
       const std::int64_t begin = index % slices * kMatrixRows;
       if (begin < side.dim) projection_unit(run, side, index / slices % p.heads_kv, begin, buffers);
     });

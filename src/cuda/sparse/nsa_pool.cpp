@@ -15,20 +15,6 @@
 namespace tessera::cuda {
 namespace {
 
-/// What is made of K, or of V.
-struct Side {
-  Slot tokens, pooled, projection, dtokens, dpooled, dprojection;
-  DType dtype;
-  std::int64_t dim;
-};
-
-std::array<Side, 2> sides_of(const Problem& p) {
-  return {{{Slot::k, Slot::k_pooled, Slot::k_projection, Slot::dk, Slot::dk_pooled, Slot::dk_projection, p.k_type,
-            p.head_dim_qk},
-           {Slot::v, Slot::v_pooled, Slot::v_projection, Slot::dv, Slot::dv_pooled, Slot::dv_projection, p.v_type,
-            p.head_dim_v}}};
-}
-
 /// Sides of one type share their launches.
 struct Part {
   int first, count;
@@ -103,7 +89,7 @@ void add_kernels(detail::PlanState& state, Element type) {
 
 void plan(detail::PlanState& state) {
   const Problem& p = state.problem;
-  const std::array<Side, 2> sides = sides_of(p);
+  const std::array<detail::PoolSide, 2> sides = detail::pool_sides(p);
   for (const Part& part : parts_of(p)) {
     add_kernels(state, element_of(sides[static_cast<std::size_t>(part.first)].dtype));
   }
@@ -118,7 +104,7 @@ void plan(detail::PlanState& state) {
 class Launches {
  public:
   Launches(const Problem& problem, const Bindings& bindings, const Resources& resources, const Part& part)
-      : p_(problem), bindings_(bindings), resources_(resources), part_(part), sides_(sides_of(problem)) {
+      : p_(problem), bindings_(bindings), resources_(resources), part_(part), sides_(detail::pool_sides(problem)) {
     compression_ = compression_params(problem, bindings);
     batches_ = static_cast<std::uint32_t>(std::max<std::int64_t>(problem.batch, 1) * part.count);
   }
@@ -192,7 +178,7 @@ class Launches {
   }
 
  private:
-  [[nodiscard]] const Side& side(int i) const { return sides_[static_cast<std::size_t>(part_.first + i)]; }
+  [[nodiscard]] const detail::PoolSide& side(int i) const { return sides_[static_cast<std::size_t>(part_.first + i)]; }
 
   [[nodiscard]] PoolParams pool_params() const {
     PoolParams params{};
@@ -232,7 +218,7 @@ class Launches {
   const Bindings& bindings_;
   const Resources& resources_;
   Part part_;
-  std::array<Side, 2> sides_;
+  std::array<detail::PoolSide, 2> sides_;
   CompressionParams compression_{};
   std::uint32_t batches_ = 1;
 };
