@@ -374,8 +374,8 @@ class SkipState:
             raise ValueError(f"saved: got {len(lines[4])} bytes of arrays; want {self.nbytes}")
         # The first array is the list. Rows end with a word that may have bits behind the last key block.
         bits = self._arrays["tile_bits"]
-        if bits.size and self._blocks[1] % 32:
-            words = numpy.frombuffer(lines[4], bits.dtype, bits.size).reshape(bits.shape)
+        if bits.nbytes and self._blocks[1] % 32:
+            words = numpy.frombuffer(lines[4], numpy.uint32, bits.nbytes // 4).reshape(tuple(bits.shape))
             last = int(numpy.bitwise_or.reduce(words[..., -1], axis=None))
             if last >> self._blocks[1] % 32:
                 block = self._blocks[1] // 32 * 32 + last.bit_length() - 1

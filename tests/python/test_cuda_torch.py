@@ -279,7 +279,6 @@ def test_gradients_are_the_same_bits_every_time():
             "^seqused_k: got a tensor on cpu; want one on cuda:0",
             lambda q, k, v: ((q, k, v), {"seqused_k": torch.tensor([9, 9], dtype=torch.int32)}),
         ),
-        (NotImplementedError, "^mask: got a Python function", lambda q, k, v: ((q, k, v), {"mask": lambda *_: True})),
         (NotImplementedError, "runs on the CPU", lambda q, k, v: ((q, k, v), {"wishes": "implementation=cpu.tiled"})),
         (
             ValueError,
