@@ -102,6 +102,8 @@ TEST_F(Command, NumbersOutOfTheirRangeAreRefusedByName) {
   // 2^64 - 1 is a seed, and 010 is ten.
   EXPECT_EQ(here.run("random --print-only --count 2 --seed 18446744073709551615").code, 0);
   EXPECT_EQ(here.run("random --print-only --count 010").out, here.run("random --print-only --count 10").out);
+  expect_error("random --match pass=sideways", 2, "--match: got 'pass=sideways', which none of 100000 problems has");
+  expect_error("random --values 0", 2, "--values: got '0'; want an integer from 1 to 1000000");
 }
 
 TEST_F(Command, UnsupportedIsThreeAndFilesAreFour) {

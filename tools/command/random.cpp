@@ -27,11 +27,14 @@ namespace {
 
 constexpr std::uint64_t kLeastPairs = 100;  // how often every pair of features is to come up in 100 000 problems
 constexpr std::uint64_t kLeastPairsPer = 100'000;
+constexpr std::uint64_t kMostUnlike = 100'000;  // problems of which one has the text of `--match`
 
 struct RandomOptions {
   std::uint64_t count = 1000;
   double seconds = 0;
   std::uint64_t seed = 1;
+  std::uint64_t values = 1;
+  std::string match;
   int jobs = 1;
   std::string isa;
   std::string implementation;
@@ -60,6 +63,7 @@ class RandomRun {
   }
 
   void run() {
+    check_match();
     std::vector<std::thread> workers;
     for (int worker = 1; worker < options_.jobs; ++worker) workers.emplace_back([this] { work(); });
     work();
@@ -89,10 +93,9 @@ class RandomRun {
     return failures_ == 0;
   }
 
-  void print_lines() const {
-    for (std::uint64_t index = 0; index < options_.count; ++index) {
-      fmt::print("{}\n", draw(index).to_string());
-    }
+  void print_lines() {
+    check_match();
+    for (std::uint64_t i = 0; i < options_.count; ++i) fmt::print("{}\n", next_problem().to_string());
   }
 
  private:
@@ -102,12 +105,12 @@ class RandomRun {
 
   void work() {
     while (true) {
-      const std::uint64_t index = next_.fetch_add(1);
+      const std::uint64_t taken = taken_.fetch_add(1);
       // As many more as were skipped, unless all are.
       const std::uint64_t most = options_.count + std::min(skipped_.load(), options_.count);
-      if (options_.seconds > 0 ? elapsed() >= options_.seconds : index >= most) return;
+      if (options_.seconds > 0 ? elapsed() >= options_.seconds : taken >= most) return;
       if (stopped_) return;
-      cases::Case problem = draw(index);
+      cases::Case problem = next_problem();
       const cases::FeatureSet features = cases::features_of(problem);
       if (!on_gpu_ && !options_.implementation.empty()) {
         problem.wishes = {};
@@ -138,7 +141,31 @@ class RandomRun {
   }
 
   [[nodiscard]] cases::Case draw(std::uint64_t index) const {
-    return on_gpu_ ? cases::random_gpu_case(options_.seed, index) : cases::random_case(options_.seed, index, isas_);
+    const std::uint64_t plan = index / options_.values;
+    cases::Case problem =
+        on_gpu_ ? cases::random_gpu_case(options_.seed, plan) : cases::random_case(options_.seed, plan, isas_);
+    if (index % options_.values != 0) cases::redraw_values(problem, options_.seed, index);
+    return problem;
+  }
+
+  [[nodiscard]] bool matches(const cases::Case& problem) const {
+    return options_.match.empty() || problem.to_string().find(options_.match) != std::string::npos;
+  }
+
+  /// Throws where no problem has the text of --match.
+  void check_match() const {
+    for (std::uint64_t index = 0; index < kMostUnlike; ++index)
+      if (matches(draw(index * options_.values))) return;
+    throw Error(ErrorCode::invalid_argument, "--match",
+                fmt::format("'{}', which none of {} problems has", options_.match, kMostUnlike),
+                "a part of problem lines, say pass=backward");
+  }
+
+  cases::Case next_problem() {
+    while (true) {
+      cases::Case problem = draw(next_.fetch_add(1));
+      if (matches(problem)) return problem;
+    }
   }
 
   void record(const Problem& problem, const cases::Outcome& outcome) {
@@ -162,7 +189,8 @@ class RandomRun {
   const RandomOptions& options_;
   std::vector<std::string> isas_;
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-  std::atomic<std::uint64_t> next_{0};
+  std::atomic<std::uint64_t> taken_{0};  // problems that workers have begun
+  std::atomic<std::uint64_t> next_{0};   // the index that is drawn next
   std::mutex mutex_;
   Progress progress_;
   cases::FeatureHistogram histogram_;
@@ -191,6 +219,10 @@ void add_random(CLI::App& app, int& exit_code) {
   add_number(*verb, "--seconds", options->seconds, 1e-3, 1e9, "For how long instead");
   add_number(*verb, "--seed", options->seed, 0, std::numeric_limits<std::uint64_t>::max(), "Which sequence of problems")
       ->default_str(fmt::to_string(options->seed));
+  add_number(*verb, "--values", options->values, 1, 1'000'000,
+             "Problems of each plan, which differ in inputs and lengths: on a GPU their kernels are compiled once")
+      ->default_str("1");
+  verb->add_option("--match", options->match, "Only problems whose line has this text, say pass=backward");
   add_number(*verb, "--jobs", options->jobs, 1, 1024, "Problems under way at once")->default_str("1");
   verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: each problem on every one");
   verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");

@@ -249,4 +249,21 @@ Case random_case(std::uint64_t seed, std::uint64_t index, const std::vector<std:
 
 Case random_gpu_case(std::uint64_t seed, std::uint64_t index) { return Generator(seed, index).generate(); }
 
+void redraw_values(Case& problem, std::uint64_t seed, std::uint64_t index) {
+  RandomNumbers random(seed ^ 0x76616c756573, index);
+  Values& values = problem.values;
+  values.seed = random.bits() >> 40;
+  if (problem.problem.operation != Operation::attention) return;
+  for (auto* lengths :
+       {&values.lens_q, &values.lens_k, &values.lens_k2, &values.used_q, &values.used_k, &values.used_k2})
+    for (std::int64_t& length : *lengths)
+      if (!random.chance(0.3)) length = random.between(0, length);
+  const auto cut = [](std::vector<std::int64_t>& used, const std::vector<std::int64_t>& lengths) {
+    for (std::size_t i = 0; i < used.size(); ++i) used[i] = std::min(used[i], lengths[i]);
+  };
+  cut(values.used_q, values.lens_q);
+  cut(values.used_k, values.lens_k);
+  cut(values.used_k2, values.lens_k2);
+}
+
 }  // namespace tessera::cases

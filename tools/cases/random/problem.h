@@ -16,4 +16,8 @@ Case random_case(std::uint64_t seed, std::uint64_t index, const std::vector<std:
 /// alike, so that compiling them takes little of the time.
 Case random_gpu_case(std::uint64_t seed, std::uint64_t index);
 
+/// The same plan with other values: of any operation other inputs, of attention other lengths too, each at most what it
+/// was. Nothing is compiled anew for it.
+void redraw_values(Case& problem, std::uint64_t seed, std::uint64_t index);
+
 }  // namespace tessera::cases
