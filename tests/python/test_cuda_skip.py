@@ -17,7 +17,7 @@ RULES = {"mass": (0.02, 0.06), "threshold": (-4.0, -1.0)}
 
 
 def inputs(seed=0, seqlen=512, device=CUDA):
-    """Queries and keys of a block of 64 have scores above all others by 8, so that tiles off the diagonal are skipped."""
+    """Scores of the 64 keys around a query are above all others by 8, so that tiles off the diagonal are skipped."""
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(1, seqlen, 2, 64, generator=generator) for _ in range(3))
     block = 8 * torch.eye(64)[torch.arange(seqlen) // 64, None]
