@@ -39,6 +39,7 @@ Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Res
       score_(bindings.score),
       mask_(bindings.mask),
       step_(order % 2 == 0 ? narrowest(problem) : DType::fp32),
+      rounding_scale_(static_cast<Real>(std::exp2(-std::fmod(order * 0.6180339887498949, 1.0)))),
       order_(order),
       other_form_(order % 2 != 0),
       d_(problem.head_dim_qk),

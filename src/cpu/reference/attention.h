@@ -56,7 +56,8 @@ class Attention {
 
   [[nodiscard]] Real round(Real value) const noexcept {
     if constexpr (std::is_same_v<Real, double>) return value;
-    return round_to(step_, value);
+    if (step_ == DType::fp32) return value;
+    return round_to(step_, value * rounding_scale_) / rounding_scale_;
   }
   [[nodiscard]] static Real round_as(DType dtype, Real value) noexcept {
     if constexpr (std::is_same_v<Real, double>) return value;
@@ -82,6 +83,7 @@ class Attention {
   ScoreFunction score_;
   MaskFunction mask_;
   DType step_;  // narrowest of q, k, v
+  Real rounding_scale_;  // in (1/2, 1], of each run another: what is rounded is drawn anew
   std::uint32_t order_;
   bool other_form_;  // of the same formulas: q scaled before the products, exponentials to base 2, …
   std::uint32_t shuffles_ = 0;
