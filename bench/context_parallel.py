@@ -4,7 +4,8 @@
 divided by the ranks.
 
 usage: bench/context_parallel.py [--ranks N] [--seqlen N] [--heads HQ/HKV] [--dim D] [--methods all_gather,ring]
-                                 [--balance zigzag] [--window N] [--repetitions N] [--device cuda|cpu] [--json FILE]
+                                 [--inner N] [--balance zigzag] [--window N] [--repetitions N]
+                                 [--device cuda|cpu] [--json FILE]
 A process a rank: NCCL on GPUs in bf16, Gloo with --device cpu in fp32 (to try the script, with a small --seqlen).
 Times are of the slowest rank, by CUDA events, median of the repetitions; a barrier stands in front of each. Forward and
 forward + backward are timed apart. The share of the ideal is ideal / time.
@@ -29,6 +30,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from tessera.distributed import ContextParallel, Mask, context_parallel
+from torch.distributed.device_mesh import init_device_mesh
 
 Tensors = dict[str, torch.Tensor]
 
@@ -40,6 +42,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", default="32/8")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--methods", default="all_gather,ring")
+    parser.add_argument("--inner", type=int, default=2, help="ranks of an inner group of two_level")
     parser.add_argument("--balance", default="zigzag")
     parser.add_argument("--window", type=int, default=0, help="keys of a sliding window; 0: none")
     parser.add_argument("--repetitions", type=int, default=10)
@@ -128,7 +131,10 @@ def rank_of(rank: int, given: argparse.Namespace, store: str) -> None:
     rows = {"one GPU" if given.device == "cuda" else "one process": alone}
     told: dict[str, Any] = {}
     for method in given.methods.split(","):
-        cp = context_parallel(seqlen=given.seqlen, balance=given.balance, method=method)
+        grid = None
+        if method == "two_level":
+            grid = init_device_mesh(given.device, (given.ranks // given.inner, given.inner))
+        cp = context_parallel(grid, seqlen=given.seqlen, balance=given.balance, method=method)
         tensors = drawn(given, cp.layout.rows(rank), 1 + rank)
         rows[method] = measured(given, calls(lambda q, k, v, cp=cp: cp.attention(q, k, v, **options), tensors))
         told[method] = model_of(cp, tensors, given)

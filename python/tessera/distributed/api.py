@@ -189,7 +189,9 @@ class ContextParallel:
         q, k, v = _autocast(q, k, v)
         masks = (causal, window, attention_chunk)
         self._compare(Given(q, k, v, masks, options, alibi_slopes, sinks, seed, return_lse))
-        asked = asked_of(masks, options, alibi_slopes, sinks, self.layout.packed, q.shape[-2], keep_residual)
+        recorded = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, sinks))
+        residual = keep_residual and recorded
+        asked = asked_of(masks, options, alibi_slopes, sinks, self.layout.packed, q.shape[-2], residual)
         if dropout:
             asked = asked._replace(seed=seed_of(self.team, seed))
         schedule = self._schedule(self.method_of(q, k, v, asked.mask), q.shape[-2], k.shape[-2])

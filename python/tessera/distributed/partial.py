@@ -44,6 +44,14 @@ class Asked(NamedTuple):
     def rows(self, tensor: Tensor, begin: int, end: int) -> Tensor:
         return tensor.narrow(self.dim, begin, end - begin)
 
+    def of_heads(self, begin: int, end: int) -> Asked:
+        """The same of query heads [begin, end) of those that are computed."""
+        return self._replace(
+            first_head=self.first_head + begin,
+            slopes=None if self.slopes is None else self.slopes[..., begin:end].contiguous(),
+            sinks=None if self.sinks is None else self.sinks[begin:end].contiguous(),
+        )
+
     def makes_residual(self, dtype: torch.dtype) -> bool:
         return self.keeps_residual and dtype in (torch.float16, torch.bfloat16)
 

@@ -132,18 +132,10 @@ class Ulysses:
             results.append(total)
         return results
 
-    def _inside(self, asked: Asked, ranges: list) -> Asked:
-        begin, end = ranges[self.wire.rank][0]
-        return asked._replace(
-            first_head=asked.first_head + begin,
-            slopes=None if asked.slopes is None else asked.slopes[..., begin:end].contiguous(),
-            sinks=None if asked.sinks is None else asked.sinks[begin:end].contiguous(),
-        )
-
     def forward(self, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Result:
         ranges = self.ranges
         moved = self._to_heads(asked, [(q, 0), (k, 1), (v, 1)], ranges, "the exchange of rows for heads")
-        result = self.inner.forward(self._inside(asked, ranges), *moved)
+        result = self.inner.forward(asked.of_heads(*ranges[self.wire.rank][0]), *moved)
         at = asked.dim
         back = [(result.out, at, at + 1, 0, False), (result.lse, result.lse.dim() - 1, result.lse.dim() - 2, 0, False)]
         kept = (*moved, result.out, result.lse, result.residual)
@@ -163,7 +155,7 @@ class Ulysses:
             tensors.append((dlse.transpose(-1, -2)[..., None].contiguous(), 0))
         dout, *dlses = self._to_heads(asked, tensors, ranges, "the exchange of rows for heads")
         dlse = dlses[0][..., 0].transpose(-1, -2).contiguous() if dlses else None
-        inside = self._inside(asked, ranges)
+        inside = asked.of_heads(*ranges[self.wire.rank][0])
         upstream = Upstream(q, dout, out, residual, lse, dlse)
         dq, dk, dv, dsinks = self.inner.backward(inside, upstream, k, v)
         shared = ranges[0][1] == ranges[1][1] if len(ranges) > 1 else False
