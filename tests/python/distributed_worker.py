@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import distributed_problems as problems
 import torch
 import torch.distributed as dist
-from tessera.distributed import context_parallel, gather
+from tessera.distributed import context_parallel
 
 
 class Case(NamedTuple):
@@ -44,7 +44,6 @@ def shares(rank: int, size: int, cases: list[Case]) -> list[Any]:
 
 
 def share(case: Case, grid: Any) -> dict[str, torch.Tensor]:
-    gather.LEAST_BYTES = 0  # heads go in groups where collectives move them, however few bytes they are
     problem = problems.ALL[case.problem]
     sizes = {"seqlen": problem.tokens} if problem.ends is None else {"cu_seqlens": problem.ends}
     cp = context_parallel(

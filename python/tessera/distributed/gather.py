@@ -3,13 +3,11 @@
 
 No partial results and no merging: sinks, softcap and every mask are the kernel's own. The price is memory for the keys
 of all ranks (Llama 3, Grattafiori et al. 2024, arXiv:2407.21783, section 3.3.2, trains like this). Gradients of keys go
-back in fp32 and are added up by their owner. Where the backend's collectives move them, heads go in groups: those of
-the next are under way while those of one are computed with.
+back in fp32 and are added up by their owner.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,10 +18,7 @@ from .partial import Asked, Result, Sums, Upstream, zeros_like
 from .reach import Mask, Rows, hulls, needs
 from .ring import bounds, joined, upstream_rows
 from .shards import Layout, Part, kept_by_layout
-from .wire import Moved, Pending, Wire
-
-GROUPS = 4  # of heads, at most
-LEAST_BYTES = 4 << 20  # that a rank sends of a group's keys: less is not worth another call
+from .wire import Moved, Wire
 
 Pair = tuple[Tensor, Tensor]  # of keys and values
 Pieces = dict[tuple[int, int], Pair]  # by owner and part
@@ -121,32 +116,19 @@ class Gather:
             made.append(x.new_zeros(shape, dtype=dtype))
         return made[0], made[1]
 
-    def _head_groups(self, asked: Asked, q: Tensor, k: Tensor) -> list[tuple[range, range]]:
-        """Heads of q and of k that are computed with at a time."""
-        heads_q, heads_kv = q.shape[-2], k.shape[-2]
-        groups = 1
-        if self.wire is not None and self.ranks > 1 and self.wire.by_backend(k) and self._is_collective(asked.mask):
-            most = min(GROUPS, k.numel() * k.element_size() // LEAST_BYTES if LEAST_BYTES else GROUPS)
-            groups = next((n for n in range(most, 0, -1) if heads_kv % n == 0), 1)
-        each_q, each_kv = heads_q // groups, heads_kv // groups
-        return [(range(i * each_q, (i + 1) * each_q), range(i * each_kv, (i + 1) * each_kv)) for i in range(groups)]
-
-    def _start(self, asked: Asked, k: Tensor, v: Tensor) -> tuple[Pieces, list[Pending]]:
-        """Keys and values that this rank's queries see, under way."""
+    def _fetch(self, asked: Asked, k: Tensor, v: Tensor) -> Pieces:
         pieces: Pieces = {(self.rank, rows.part): pair for rows, pair in self._own(asked, (k, v), self.rank)}
         if self.wire is None or self.ranks == 1:
-            return pieces, []
+            return pieces
         if self.wire.by_backend(k) and self._is_collective(asked.mask):
-            gathered, pending = [], []
+            gathered = []
             for x in (k, v):
                 mine = x
                 if x.shape[asked.dim] * self.ranks != self.layout.tokens:
                     mine = self._padded(asked, x, x.dtype)
                     asked.rows(mine, 0, x.shape[asked.dim]).copy_(x)
-                of_all, under_way = self.wire.start_gather(mine, "the all-gather of keys and values")
-                gathered.append(of_all)
-                pending.append(under_way)
-            return self._views(asked, (gathered[0], gathered[1])), pending
+                gathered.append(self.wire.gather(mine, "the all-gather of keys and values"))
+            return self._views(asked, (gathered[0], gathered[1]))
         sends, receives = [], []
         for other in range(self.ranks):
             if other != self.rank:
@@ -155,7 +137,8 @@ class Gather:
                 for rows in needs(asked.mask, self.layout, self.rank, other):
                     pieces[other, rows.part] = pair = self._empty(asked, (k, v), rows)
                     receives += [Moved(other, x) for x in pair]
-        return pieces, [self.wire.start(sends, receives, "the exchange of keys and values")]
+        self.wire.start(sends, receives, "the exchange of keys and values").wait()
+        return pieces
 
     def _keys(self, asked: Asked, pieces: Pieces, call: Call, part: int) -> Pair:
         """Keys and values of the call of a part."""
@@ -175,31 +158,14 @@ class Gather:
         return k, v
 
     def forward(self, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Result:
-        groups = self._head_groups(asked, q, k)
-        started = [self._start(asked, _heads(k, of_k), _heads(v, of_k)) for _, of_k in groups]
-        found = []
-        for (of_q, _), (pieces, pending) in zip(groups, started, strict=True):
-            for under_way in pending:
-                under_way.wait()
-            own = asked if len(groups) == 1 else asked.of_heads(of_q.start, of_q.stop)
-            found.append(self._forward(own, _heads(q, of_q), v.shape[-1], pieces))
-        if len(found) == 1:
-            return found[0]
-        residuals = [x.residual for x in found if x.residual is not None]
-        return Result(
-            torch.cat([x.out for x in found], -2),
-            torch.cat([x.lse for x in found], -2),
-            torch.cat(residuals, -2) if residuals else None,
-        )
-
-    def _forward(self, asked: Asked, q: Tensor, dim_v: int, pieces: Pieces) -> Result:
+        pieces = self._fetch(asked, k, v)
         results = []
         for i, (own, queries) in enumerate(
             zip(bounds(self.layout, self.rank), self.layout.parts(self.rank), strict=True)
         ):
             q1, call = asked.rows(q, *own), call_of(asked.mask, self.layout, self.rank, i)
             if call is None or not queries.rows:
-                results.append(partial.finish(asked, None, q1, dim_v))
+                results.append(partial.finish(asked, None, q1, v.shape[-1]))
                 continue
             k1, v1 = self._keys(asked, pieces, call, i)
             results.append(partial.forward(asked, q1, k1, v1, queries, call.keys, partial=False))
@@ -209,35 +175,7 @@ class Gather:
         self, asked: Asked, given: Upstream, k: Tensor, v: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """dq in q's dtype; dk, dv and dsinks in fp32, the last of this rank's queries only."""
-        groups = self._head_groups(asked, given.q, k)
-        started = [self._start(asked, _heads(k, of_k), _heads(v, of_k)) for _, of_k in groups]
-        found = []
-        for (of_q, of_k), (pieces, pending) in zip(groups, started, strict=True):
-            for under_way in pending:
-                under_way.wait()
-            if len(groups) == 1:
-                found.append(self._backward(asked, given, k, v, pieces))
-                continue
-            upstream = Upstream(
-                *(None if x is None else _heads(x, of_q) for x in given[:4]),
-                *(None if x is None else x[..., of_q.start : of_q.stop, :] for x in given[4:]),
-            )
-            own = asked.of_heads(of_q.start, of_q.stop)
-            found.append(self._backward(own, upstream, _heads(k, of_k), _heads(v, of_k), pieces))
-        dq, dsinks = [x[0] for x in found], [x[1] for x in found if x[1] is not None]
-        returned = [x[2]() for x in found]
-        dk, dv = (pair[0] if len(found) == 1 else torch.cat(pair, -2) for pair in zip(*returned, strict=True))
-        return (
-            dq[0] if len(found) == 1 else torch.cat(dq, -2),
-            dk,
-            dv,
-            torch.cat(dsinks) if dsinks else None,
-        )
-
-    def _backward(
-        self, asked: Asked, given: Upstream, k: Tensor, v: Tensor, pieces: Pieces
-    ) -> tuple[Tensor, Tensor | None, Callable[[], Pair]]:
-        """dq and dsinks; and what waits for (dk, dv) and gives them."""
+        pieces = self._fetch(asked, k, v)
         dq = zeros_like(given.q)
         dsinks = None if asked.sinks is None else torch.zeros_like(asked.sinks)
         by_library = self._sums_by_library(asked, k)
@@ -262,7 +200,8 @@ class Gather:
             rows_sums = Sums(asked.rows(dq, *own), dk1, dv1, dsinks)
             partial.backward(asked, upstream_rows(asked, given, *own), k1, v1, queries, call.keys, rows_sums)
             self._spread(asked, grads, call, i, (dk1, dv1))
-        return dq.to(given.q.dtype), dsinks, self._return(asked, k, v, grads, sums)
+        dk, dv = self._return(asked, k, v, grads, sums)
+        return dq.to(given.q.dtype), dk, dv, dsinks
 
     def _sums_by_library(self, asked: Asked, k: Tensor) -> bool:
         exact = asked.options.get("deterministic") or torch.are_deterministic_algorithms_enabled()
@@ -288,18 +227,12 @@ class Gather:
                 self._piece(asked, grads, owner, rows)[which].add_(asked.rows(x, first, first + count))
                 first += count
 
-    def _return(self, asked: Asked, k: Tensor, v: Tensor, grads: Pieces, sums: list[Tensor]) -> Callable[[], Pair]:
-        """Gradients of this rank's own keys, under way: shares of all ranks, in the order of the ranks."""
+    def _return(self, asked: Asked, k: Tensor, v: Tensor, grads: Pieces, sums: list[Tensor]) -> Pair:
+        """Gradients of this rank's own keys: shares of all ranks, in the order of the ranks."""
         if self.wire is not None and sums:
-            started = [self.wire.start_scatter_sum(x, "the reduce-scatter of gradients") for x in sums]
-
-            def summed() -> Pair:
-                for _, pending in started:
-                    pending.wait()
-                dk, dv = (asked.rows(x, 0, k.shape[asked.dim]) for x, _ in started)
-                return dk, dv
-
-            return summed
+            mine = [self.wire.scatter_sum(x, "the reduce-scatter of gradients") for x in sums]
+            dk, dv = (asked.rows(x, 0, k.shape[asked.dim]) for x in mine)
+            return dk, dv
         dk, dv = zeros_like(k), zeros_like(v)
         sends, receives = [], []
         shares: dict[int, list[tuple[Pair, Pair]]] = {}
@@ -312,19 +245,10 @@ class Gather:
                     receives += [Moved(other, x) for x in share]
             if other != self.rank:
                 sends += [Moved(other, x) for (owner, _), pair in grads.items() if owner == other for x in pair]
-        pending = None if self.wire is None else self.wire.start(sends, receives, "the return of gradients")
-
-        def added() -> Pair:
-            if pending is not None:
-                pending.wait()
-            for other in range(self.ranks):
-                for to, share in shares[other]:
-                    for x, more in zip(to, share, strict=True):
-                        x.add_(more)
-            return dk, dv
-
-        return added
-
-
-def _heads(tensor: Tensor, heads: range) -> Tensor:
-    return tensor[..., heads.start : heads.stop, :]
+        if self.wire is not None:
+            self.wire.start(sends, receives, "the return of gradients").wait()
+        for other in range(self.ranks):
+            for to, share in shares[other]:
+                for x, more in zip(to, share, strict=True):
+                    x.add_(more)
+        return dk, dv

@@ -29,15 +29,15 @@ class Moved(NamedTuple):
 class Pending:
     """Operations under way. `wait` once, before what was received is read or what was sent is written."""
 
-    def __init__(self, wire: Wire, doing: str, on_gpu: bool = False) -> None:
-        self._wire, self._doing, self.on_gpu = wire, doing, on_gpu
+    def __init__(self, wire: Wire, doing: str) -> None:
+        self._wire, self._doing = wire, doing
         self._works: list[tuple[int, Any]] = []  # receives first: their peers are those that may be missing
         self._kept: list[Tensor] = []
 
     def wait(self) -> None:
         for peer, work in self._works:
             try:
-                self._wire.wait_for(work, self.on_gpu)
+                self._wire.wait_for(work, peer == ANYONE)
             except RuntimeError as error:
                 raise self._wire.error(peer, self._doing, error) from error
         self._works.clear()
@@ -81,7 +81,7 @@ class Wire:
 
     def start(self, sends: list[Moved], receives: list[Moved], doing: str) -> Pending:
         """Queues all of it. Of one peer, tensors are received in the order in which it sends them."""
-        pending = Pending(self, doing, any(moved.tensor.is_cuda for moved in (*sends, *receives)))
+        pending = Pending(self, doing)
         ops, peers = [], []
         for kind, moved in ((dist.irecv, receives), (dist.isend, sends)):
             counts: dict[int, int] = {}
@@ -92,7 +92,7 @@ class Wire:
                     peers.append(peer)
         if not ops:
             return pending
-        if pending.on_gpu:
+        if any(op.tensor.is_cuda for op in ops):
             works = dist.batch_isend_irecv(ops)
             pending._works = [(ANYONE, work) for work in works]
         else:
@@ -106,41 +106,34 @@ class Wire:
 
     def gather(self, tensor: Tensor, doing: str) -> Tensor:
         """(ranks, …) of the tensors of all ranks, which have one shape."""
-        if self.by_backend(tensor):
-            gathered, pending = self.start_gather(tensor, doing)
-            pending.wait()
-            return gathered
         gathered = tensor.new_empty((self.size, *tensor.shape))
+        if self.by_backend(tensor):
+            self._collective("all_gather", gathered, tensor.contiguous(), doing)
+            return gathered
         gathered[self.rank] = tensor
         others = [rank for rank in range(self.size) if rank != self.rank]
         sends = [Moved(rank, gathered[self.rank]) for rank in others]
         self.start(sends, [Moved(rank, gathered[rank]) for rank in others], doing).wait()
         return gathered
 
-    def start_gather(self, tensor: Tensor, doing: str) -> tuple[Tensor, Pending]:
-        """`gather` by the backend, under way."""
-        gathered = tensor.new_empty((self.size, *tensor.shape))
-        return gathered, self._collective("all_gather", gathered, tensor.contiguous(), doing)
-
-    def start_scatter_sum(self, parts: Tensor, doing: str) -> tuple[Tensor, Pending]:
-        """The sum over ranks of their `parts[this rank]`, added up by the library in an order of its own; under way."""
+    def scatter_sum(self, parts: Tensor, doing: str) -> Tensor:
+        """The sum over ranks of their `parts[this rank]`, added up by the library in an order of its own."""
         summed = parts.new_empty(parts.shape[1:])
-        return summed, self._collective("reduce_scatter", summed, parts.contiguous(), doing)
+        self._collective("reduce_scatter", summed, parts.contiguous(), doing)
+        return summed
 
-    def _collective(self, name: str, output: Tensor, given: Tensor, doing: str) -> Pending:
+    def _collective(self, name: str, output: Tensor, given: Tensor, doing: str) -> None:
         # torch 2.13 calls them all_gather_single and reduce_scatter_single.
         function = getattr(dist, f"{name}_single", None) or getattr(
             dist, {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}[name]
         )
         moves = name == "all_gather"
-        pending = Pending(self, doing, given.is_cuda)
         try:
             flat = [_bytes(x) if moves else x.view(-1) for x in (output, given)]
-            pending._works = [(ANYONE, function(*flat, group=self.group, async_op=True))]
+            work = function(*flat, group=self.group, async_op=True)
+            self.wait_for(work, given.is_cuda)
         except RuntimeError as error:
             raise self.error(ANYONE, doing, error) from error
-        pending._kept = flat
-        return pending
 
 
 def _bytes(tensor: Tensor) -> Tensor:
