@@ -159,11 +159,12 @@ struct FwdConfig {
   bool user_mask = false;
   Skip skip = Skip::none;  // of lists whose tiles are whole tiles of keys, with a row tile for each query block
   bool merges = false;     // by keys: the last block of a row tile merges its splits
-  // By keys: K and V are of 8 bits, with descales by key head, and become `type` in registers.
+  // K and V are of 8 bits, with descales by key head. By keys they become `type` in registers; by wgmma `type` is e4m3
+  // too, and so is P.
   bool eight_bits = false;
   Element key = Element::e4m3;    // with eight_bits
   Element value = Element::e4m3;  // likewise
-  bool widens_queries = false;    // likewise: Q is e4m3 and becomes `type` on its way into shared memory
+  bool widens_queries = false;    // by keys: Q is e4m3 and becomes `type` on its way into shared memory
 
   static constexpr const char* type_name() { return "FwdConfig"; }
   /// Every field, in the order above. A kernel's source and name follow from this list
@@ -255,7 +256,7 @@ struct FwdConfig {
   constexpr bool by_keys() const { return products == Products::mma_by_keys; }
   constexpr int rows_a_warp() const { return by_keys() ? tile_q : tile_q / warps; }
   /// By keys: the memory of a warp's tiles, and what of it holds its part of O, origins and sums in the end.
-  constexpr int ring_bytes() const { return stages * (k_bytes() + v_bytes()); }
+  constexpr int ring_bytes() const { return stages * stage_bytes(); }
   constexpr int warp_part_bytes() const { return tile_q * dv * 4 + tile_q / 16 * 6 * 32 * 4; }
   /// As they lie in memory.
   constexpr Element k_type() const { return eight_bits ? key : type; }
@@ -263,6 +264,12 @@ struct FwdConfig {
   constexpr int q_bytes() const { return tile_q * d * bytes_of(type); }
   constexpr int k_bytes() const { return tile_kv * d * bytes_of(k_type()); }
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(v_type()); }
+  /// Whether all products are of 8 bits. V is transposed for them in shared memory (tile/transposed_bytes.cuh).
+  constexpr bool multiplies_bytes() const { return products == Products::wgmma && eight_bits; }
+  constexpr int transposed_keys() const { return round_up(tile_kv, 64); }
+  constexpr int stage_bytes() const {
+    return k_bytes() + v_bytes() + (multiplies_bytes() ? transposed_keys() * dv : 0);
+  }
   /// Bytes of a row of the narrowest panel that K or V is cut into.
   constexpr int panel_bytes() const {
     const int of_k = columns_of_panel(k_type(), d);

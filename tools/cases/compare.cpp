@@ -230,6 +230,12 @@ double ulp(DType dtype, double magnitude) noexcept {
   return std::ldexp(1.0, std::max(exponent, least) - format.digits);
 }
 
+reference::Arithmetic plain_arithmetic(const Plan& plan) {
+  const bool of_bytes = plan.problem().operation == Operation::attention && plan.problem().q_type == DType::e4m3 &&
+                        plan.implementation() == "cuda.fwd_wgmma";
+  return of_bytes ? reference::Arithmetic::byte_products : reference::Arithmetic::plain;
+}
+
 Comparison compare(const Problem& problem, const Bindings& got, const reference::Result& oracle,
                    const std::vector<reference::Result>& plain) {
   Comparison result;

@@ -34,6 +34,9 @@ inline constexpr std::uint32_t kPlainRuns = 256;
 /// Spacing of the floating dtype's numbers at `magnitude`.
 double ulp(DType dtype, double magnitude) noexcept;
 
+/// In which arithmetic plain is what a plan's results are judged by: that of products of 8 bits where it has these.
+reference::Arithmetic plain_arithmetic(const Plan& plan);
+
 struct Comparison {
   bool passed = true;
   std::string failure;     // "dq: element 17 (0, 2, 1): got …, oracle …, error … > tolerance …"

@@ -133,8 +133,9 @@ Outcome Trial::run(const std::string& isa) {
   if (!isa.empty()) rerun.isa = isa;
   outcome.rerun = fmt::format("\"{}\"", rerun.to_string());
   try {
-    CpuRunner runner(make_plan(case_.problem, Target::cpu(case_.threads, rerun.isa), case_.wishes), inputs_,
-                     case_.values.seed);
+    const Plan plan = make_plan(case_.problem, Target::cpu(case_.threads, rerun.isa), case_.wishes);
+    take_arithmetic_of(plan);
+    CpuRunner runner(plan, inputs_, case_.values.seed);
     judge(runner, outcome);
   } catch (const std::exception& error) {
     outcome.failure = error.what();
@@ -148,7 +149,9 @@ Outcome Trial::run(const Gpu& gpu) {
   Outcome outcome;
   outcome.rerun = rerun_on(case_, gpu);
   try {
-    GpuRunner runner(make_plan(case_.problem, gpu.target, wishes_on(case_, gpu)), inputs_, gpu);
+    const Plan plan = make_plan(case_.problem, gpu.target, wishes_on(case_, gpu));
+    take_arithmetic_of(plan);
+    GpuRunner runner(plan, inputs_, gpu);
     judge(runner, outcome);
   } catch (const std::exception& error) {
     outcome.failure = error.what();
@@ -173,13 +176,22 @@ void Trial::judge(Runner& runner, Outcome& outcome) {
   }
 }
 
+/// Runs of plain that were made in another arithmetic than the plan's are no measure of it.
+void Trial::take_arithmetic_of(const Plan& plan) {
+  const reference::Arithmetic wanted = plain_arithmetic(plan);
+  if (wanted == arithmetic_) return;
+  inputs_.restore();
+  arithmetic_ = wanted;
+  plain_ = {reference::compute(case_.problem, inputs_.bindings(), arithmetic_)};
+}
+
 /// Eight times as many as there are.
 void Trial::run_plain_again() {
   inputs_.restore();  // gradients that accumulate begin with what the outputs hold
   const std::size_t enough = std::min<std::size_t>(kPlainRuns, plain_.size() * 8);
   while (plain_.size() < enough) {
     const auto order = static_cast<std::uint32_t>(plain_.size());
-    plain_.push_back(reference::compute(case_.problem, inputs_.bindings(), reference::Arithmetic::plain, order));
+    plain_.push_back(reference::compute(case_.problem, inputs_.bindings(), arithmetic_, order));
   }
 }
 

@@ -48,11 +48,13 @@ class Trial {
   void judge(Runner& runner, Outcome& outcome);
   void run_plain_again();
   std::string attempt(Runner& runner, Outcome& outcome);
+  void take_arithmetic_of(const Plan& plan);
 
   Case case_;
   Inputs inputs_;
   reference::Result oracle_;
-  std::vector<reference::Result> plain_;  // as many runs as were needed
+  reference::Arithmetic arithmetic_ = reference::Arithmetic::plain;
+  std::vector<reference::Result> plain_;  // as many runs as were needed, in this arithmetic
 };
 
 /// One outcome for each instruction set ("": what the case says). Errors while the inputs are made are failures too.

@@ -29,7 +29,8 @@ std::uint64_t scalar(const Tensor& tensor, std::uint64_t otherwise) {
 }  // namespace
 
 template <class Real>
-Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Result& result, std::uint32_t order)
+Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Result& result, std::uint32_t order,
+                           bool of_bytes)
     : problem_(problem),
       in_(bindings),
       result_(result),
@@ -42,6 +43,7 @@ Attention<Real>::Attention(const Problem& problem, const Bindings& bindings, Res
       rounding_scale_(static_cast<Real>(std::exp2(-std::fmod(order * 0.6180339887498949, 1.0)))),
       order_(order),
       other_form_(order % 2 != 0),
+      of_bytes_(of_bytes),
       d_(problem.head_dim_qk),
       dv_(problem.head_dim_v),
       dims_(shuffled(d_)),
@@ -268,7 +270,9 @@ void Attention<Real>::score_row(const Row& row) {
   last_ = static_cast<std::size_t>(visible_.back()) + 1;
   shuffle(visible_);
   std::fill(&scores_[first_], &scores_[first_] + (last_ - first_), Real{0});
+  if (of_bytes_) multiply_byte_keys();
   for (const std::int64_t c : dims_) {
+    if (of_bytes_) break;
     const auto dim = static_cast<std::size_t>(c);
     const Real q = other_form_ ? q_[dim] * static_cast<Real>(problem_.softmax_scale()) : q_[dim];
     add_scaled(&scores_[first_], q, &k_by_dim_[dim * keys_.size() + first_], last_ - first_);
@@ -296,7 +300,7 @@ void compute_operation<Operation::attention>(const Problem& problem, const Bindi
   if (arithmetic == Arithmetic::oracle) {
     Attention<double>(problem, bindings, result, order).run();
   } else {
-    Attention<float>(problem, bindings, result, order).run();
+    Attention<float>(problem, bindings, result, order, arithmetic == Arithmetic::byte_products).run();
   }
 }
 

@@ -19,7 +19,9 @@ namespace tessera::reference {
 template <class Real>
 class Attention {
  public:
-  Attention(const Problem& problem, const Bindings& bindings, Result& result, std::uint32_t order);
+  /// `of_bytes`: Arithmetic::byte_products.
+  Attention(const Problem& problem, const Bindings& bindings, Result& result, std::uint32_t order,
+            bool of_bytes = false);
   void run();
 
  private:
@@ -40,6 +42,8 @@ class Attention {
   [[nodiscard]] std::int64_t chunk_of(std::int64_t position) const;
   void find_visible(const Row& row);
   void score_row(const Row& row);
+  void multiply_byte_keys();
+  void weigh_byte_values(const Row& row, Real normalise_at, Real denominator);
   [[nodiscard]] Real score(const Row& row, std::int64_t key, Real dot, Real& slope) const;
   [[nodiscard]] bool kept(const Row& row, std::int64_t key) const;
   void forward_row(const Row& row);
@@ -86,6 +90,7 @@ class Attention {
   Real rounding_scale_;  // in (1/2, 1], of each run another: what is rounded is drawn anew
   std::uint32_t order_;
   bool other_form_;  // of the same formulas: q scaled before the products, exponentials to base 2, …
+  bool of_bytes_;
   std::uint32_t shuffles_ = 0;
   std::int64_t d_, dv_;
   std::vector<std::int64_t> dims_, value_dims_;  // orders of summation over d and dv

@@ -17,6 +17,8 @@ enum class Arithmetic : std::uint8_t {
   plain,  // fp32, and what an unfused implementation of the inputs' dtype would round on its way: the scores after each
           // step, P, dP, dS are rounded to the narrowest of q, k, v's types, outputs to their own. Only a yardstick for
           // the error that the dtype itself costs.
+  byte_products,  // plain, where q, k and v are e4m3 and so is P (docs/quantization.md): P is rounded to e4m3, and of
+                  // the summands of 32 products as many bits are kept as tensor cores of SM90 keep
 };
 
 /// An output in the row-major order of its tensor's shape. That of o_residual is the O of which the residual is kept,

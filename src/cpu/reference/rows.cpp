@@ -33,7 +33,9 @@ void Attention<Real>::forward_row(const Row& row) {
       normalise_at = std::max(largest, sink);
       denominator = sum * std::exp(largest - normalise_at) + std::exp(sink - normalise_at);
     }
+    if (of_bytes_) weigh_byte_values(row, normalise_at, denominator);
     for (const std::int64_t j : visible_) {
+      if (of_bytes_) break;
       Real p = round(exponential(scores_[static_cast<std::size_t>(j)], normalise_at) / denominator);
       if (problem_.dropout > 0) {
         p = kept(row, j) ? round(p * (Real{65536} / static_cast<Real>(threshold_))) : Real{0};

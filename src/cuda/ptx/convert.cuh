@@ -32,4 +32,16 @@ __device__ __forceinline__ u32 pack_bytes(float low, float high) {
   return both;
 }
 
+/// Four numbers rounded to e4m3 likewise, the first into the lowest byte. SM89 and newer.
+__device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
+  u32 bytes;
+  asm("{.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};}\n"
+      : "=r"(bytes)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return bytes;
+}
+
 }  // namespace tessera::cuda::ptx

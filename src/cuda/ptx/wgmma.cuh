@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PTX ISA 9.7.15: products by the four warps of a warpgroup together, m64nNk16 of 16-bit operands with fp32
-// accumulation, asynchronous; SM90 alone (sm_90a).
+// PTX ISA 9.7.15: products by the four warps of a warpgroup together, m64nNk16 of 16-bit operands and m64nNk32 of e4m3
+// with fp32 accumulation, asynchronous; SM90 alone (sm_90a).
 //
 // D (64 x N): warp w of the group holds rows 16w … 16w + 15, as N / 8 tiles C (16 x 8) of ptx/mma_sync.cuh side by
 // side. A (64 x 16) comes from shared memory, or from registers: the A (16 x 16) of mma_sync.cuh of each warp. B
@@ -9,7 +9,8 @@
 //     bits  0–13  address / 16                       16–29  leading offset / 16      32–45  stride offset / 16
 //           62–63  swizzle: 1 = 128-byte rows, 2 = 64-byte rows (tile/swizzle.cuh)
 //
-// Rows along the products' depth (Q, K): eight rows follow each other; the stride offset leads to the next eight.
+// Rows along the products' depth (Q, K): eight rows follow each other; the stride offset leads to the next eight. Of
+// e4m3 these are the only ones; in registers a lane has four neighbours of A (64 x 32) where it has two of 16 bits.
 // Rows across it (V, "transposed"): the stride offset leads to the next eight rows, the leading one to the next panel.
 #pragma once
 
@@ -87,7 +88,29 @@ struct Wgmma;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));               \
     }                                                                                                               \
   }
+// Of e4m3 nothing is transposed.
+#define TESSERA_WGMMA_E4M3(n, numbers, i0, i1, i2, i3, i4, i5, ...)                                                   \
+  template <>                                                                                                         \
+  struct Wgmma<n, Element::e4m3> {                                                                                    \
+    static __device__ __forceinline__ void from_shared(float* d, u64 a, u64 b, bool add) {                            \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i2                                                        \
+                   ", 0;\n"                                                                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" numbers "}, %" i0 ", %" i1            \
+                   ", add, 1, 1;\n}\n"                                                                                \
+                   : __VA_ARGS__                                                                                      \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                     \
+    }                                                                                                                 \
+    static __device__ __forceinline__ void from_registers(float* d, const u32 (&a)[4], u64 b, bool add) {             \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i5                                                        \
+                   ", 0;\n"                                                                                           \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" numbers "}, {%" i0 ", %" i1 ", %" i2   \
+                   ", %" i3 "}, %" i4 ", add, 1, 1;\n}\n"                                                             \
+                   : __VA_ARGS__                                                                                      \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));                 \
+    }                                                                                                                 \
+  }
 #define TESSERA_WGMMA_OF(n, numbers, i0, i1, i2, i3, i4, i5, ...)               \
+  TESSERA_WGMMA_E4M3(n, numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__);          \
   TESSERA_WGMMA(n, bf16, "bf16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__); \
   TESSERA_WGMMA(n, fp16, "f16", numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__)
 
@@ -113,6 +136,7 @@ TESSERA_WGMMA_OF(256,
                  TESSERA_D16(48), TESSERA_D16(64), TESSERA_D16(80), TESSERA_D16(96), TESSERA_D16(112));
 
 #undef TESSERA_WGMMA_OF
+#undef TESSERA_WGMMA_E4M3
 #undef TESSERA_WGMMA
 #undef TESSERA_D16
 #undef TESSERA_D4

@@ -101,4 +101,17 @@ __device__ __forceinline__ void begin_outputs(Accumulator<1, VTile::columns / 8>
   ptx::wgmma_commit();
 }
 
+/// Begins O += P·V of e4m3, with V transposed (tile/transposed_bytes.cuh) and P packed by pack_bytes there.
+template <class VtTile, int steps>
+__device__ __forceinline__ void begin_byte_outputs(Accumulator<1, VtTile::rows / 8>& o, const u32 (&p)[steps][4],
+                                                   u32 values) {
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < steps; ++k) {
+    ptx::Wgmma<VtTile::rows, VtTile::type>::from_registers(&o.tile[0][0][0], p[k],
+                                                           Descriptor<VtTile>::columns(values, k), true);
+  }
+  ptx::wgmma_commit();
+}
+
 }  // namespace tessera::cuda

@@ -11,6 +11,7 @@ namespace emulator {
 namespace {
 
 constexpr int kDepth = 16;
+constexpr int kByteDepth = 32;  // of e4m3
 
 /// fp16 as fp32, from a table: a conversion by bits takes longer than the products.
 const std::array<float, 65536>& halves() {
@@ -27,12 +28,30 @@ const std::array<float, 65536>& halves() {
   return table;
 }
 
+/// e4m3 as fp32.
+float from_byte(u32 byte) {
+  const float sign = (byte & 0x80) != 0 ? -1.0F : 1.0F;
+  const int exponent = static_cast<int>(byte >> 3 & 15);
+  const auto digits = static_cast<float>(byte & 7);
+  if ((byte & 0x7f) == 0x7f) return __builtin_nanf("");
+  return sign * (exponent == 0 ? __builtin_ldexpf(digits, -9) : __builtin_ldexpf(8 + digits, exponent - 10));
+}
+
 float element(u32 both, int index, bool bf16) { return to_float(index == 0 ? both & 0xffff : both >> 16, bf16); }
 
 /// The lanes' parts of A (16 x 16), see src/cuda/ptx/mma_sync.cuh.
 void gather_a(float (&a)[16][kDepth], int lane, const u32 (&parts)[4], bool bf16) {
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 2; ++j) a[lane / 4 + i % 2 * 8][lane % 4 * 2 + i / 2 * 8 + j] = element(parts[i], j, bf16);
+  }
+}
+
+/// Likewise of e4m3, A (16 x 32): see src/cuda/ptx/wgmma.cuh.
+void gather_bytes(float (&a)[16][kByteDepth], int lane, const u32 (&parts)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    for (int j = 0; j < 4; ++j) {
+      a[lane / 4 + i % 2 * 8][lane % 4 * 4 + i / 2 * 16 + j] = from_byte(parts[i] >> (8 * j) & 0xff);
+    }
   }
 }
 
@@ -52,18 +71,19 @@ std::vector<Groups> groups;  // of each thread
 /// A matrix in shared memory by its descriptor: see src/cuda/ptx/wgmma.cuh.
 class SharedMatrix {
  public:
-  SharedMatrix(u64 descriptor, bool bf16, Place at)
+  SharedMatrix(u64 descriptor, const GroupProduct& product)
       : base_(static_cast<u32>(descriptor & 0x3fff) << 4),
         leading_(static_cast<u32>(descriptor >> 16 & 0x3fff) << 4),
         stride_(static_cast<u32>(descriptor >> 32 & 0x3fff) << 4),
         row_bytes_(descriptor >> 62 == 1 ? 128 : 64),
-        bf16_(bf16),
-        at_(at) {
-    if (descriptor >> 62 != 1 && descriptor >> 62 != 2) fail("a descriptor of another swizzle than 1 or 2", at);
+        bf16_(product.bf16),
+        bytes_(product.bytes),
+        at_(product.at) {
+    if (descriptor >> 62 != 1 && descriptor >> 62 != 2) fail("a descriptor of another swizzle than 1 or 2", at_);
   }
   /// Rows along the depth.
   [[nodiscard]] float along(u32 row, u32 k) const {
-    return at(base_ + row / 8 * stride_ + row % 8 * row_bytes_ + k * 2);
+    return at(base_ + row / 8 * stride_ + row % 8 * row_bytes_ + k * (bytes_ ? 1 : 2));
   }
   /// Rows across it.
   [[nodiscard]] float across(u32 k, u32 column) const {
@@ -73,13 +93,14 @@ class SharedMatrix {
 
  private:
   [[nodiscard]] float at(u32 address) const {
+    if (bytes_) return from_byte(static_cast<unsigned char>(*shared(swizzled(address, row_bytes_), 1, at_)));
     std::uint16_t bits;
     std::memcpy(&bits, shared(swizzled(address, row_bytes_), 2, at_), 2);
     return to_float(bits, bf16_);
   }
 
   u32 base_, leading_, stride_, row_bytes_;
-  bool bf16_;
+  bool bf16_, bytes_;
   Place at_;
 };
 
@@ -93,23 +114,33 @@ void multiply(void* const (&lanes)[32], std::size_t index) {
     return static_cast<const Groups*>(lanes[lane])->committed.front()[index];
   };
   const GroupProduct& product = product_of(0);
-  float a[16][kDepth];
+  const u32 depth = product.bytes ? kByteDepth : kDepth;
+  float a[16][kByteDepth];
+  float halves_of_a[16][kDepth];
   for (int lane = 0; lane < 32; ++lane) {
     if (!same(product, product_of(lane))) fail("lanes of a warp differ in their operands of wgmma", product.at);
-    if (product.a_in_registers) gather_a(a, lane, product_of(lane).a_own, product.bf16);
+    if (!product.a_in_registers) continue;
+    if (product.bytes) {
+      gather_bytes(a, lane, product_of(lane).a_own);
+    } else {
+      gather_a(halves_of_a, lane, product_of(lane).a_own, product.bf16);
+    }
+  }
+  if (product.a_in_registers && !product.bytes) {
+    for (int r = 0; r < 16; ++r) std::memcpy(a[r], halves_of_a[r], sizeof(halves_of_a[r]));
   }
   if (!product.a_in_registers) {
-    const SharedMatrix matrix(product.a, product.bf16, product.at);
+    const SharedMatrix matrix(product.a, product);
     const auto first = static_cast<u32>(warp() % 4 * 16);
     for (u32 r = 0; r < 16; ++r) {
-      for (u32 k = 0; k < kDepth; ++k) {
+      for (u32 k = 0; k < depth; ++k) {
         a[r][k] = product.a_transposed ? matrix.across(k, first + r) : matrix.along(first + r, k);
       }
     }
   }
-  const SharedMatrix matrix(product.b, product.bf16, product.at);
-  float b[kDepth][256];
-  for (u32 k = 0; k < kDepth; ++k) {
+  const SharedMatrix matrix(product.b, product);
+  float b[kByteDepth][256];
+  for (u32 k = 0; k < depth; ++k) {
     for (u32 n = 0; n < static_cast<u32>(product.n); ++n) {
       b[k][n] = product.b_transposed ? matrix.across(k, n) : matrix.along(n, k);
     }
@@ -128,7 +159,7 @@ void multiply(void* const (&lanes)[32], std::size_t index) {
     std::memset(d, 0, sizeof(d));
   }
   for (int r = 0; r < 16; ++r) {
-    for (int k = 0; k < kDepth; ++k) {
+    for (u32 k = 0; k < depth; ++k) {
       for (int n = 0; n < product.n; ++n) d[r][n] += a[r][k] * b[k][n];
     }
   }

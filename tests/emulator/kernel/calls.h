@@ -85,7 +85,7 @@ struct GroupProduct {
   u64 a, b;      // descriptors
   u32 a_own[4];  // or A in registers
   int n;
-  bool bf16, add, a_in_registers, a_transposed, b_transposed;
+  bool bf16, bytes /* e4m3 */, add, a_in_registers, a_transposed, b_transposed;
   Place at;
 };
 void wgmma(const GroupProduct& product);

@@ -11,6 +11,13 @@
 namespace tessera::cuda {
 namespace {
 
+// By wgmma products are of 8 bits themselves, P included, whose sums are not of what it is rounded to.
+void multiply_bytes(FwdConfig& config) {
+  config.type = Element::e4m3;
+  config.widens_queries = false;
+  config.rounded_sums = false;
+}
+
 // Groups of 64 rows find phases of their own then, 1 to 3% better ones than in turn; but they begin in step, which
 // costs a block about one tile of keys once. Those of narrower and wider heads, lists and pages do not; what else is
 // left out was not measured.
@@ -65,6 +72,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   const bool wgmma = products == Products::wgmma;
   FwdConfig config = features_of(problem, splits);
   config.products = products;
+  if (config.multiplies_bytes()) multiply_bytes(config);
   if (wgmma) {
     choose_wgmma_tiles(config, problem, target);
   } else if (config.by_keys()) {

@@ -95,8 +95,9 @@ DescaleParams descale_params(const Bindings& bindings) {
 }
 
 // Copies of 16 bytes are more than 8 elements of 8 bits, by which rows are aligned elsewhere.
-void check_byte_rows(const Bindings& bindings) {
-  for (const Slot slot : {Slot::k, Slot::v, Slot::k2, Slot::v2}) {
+void check_byte_rows(const FwdConfig& config, const Bindings& bindings) {
+  for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
+    if (slot == Slot::q && config.type != config.k_type()) continue;
     const Tensor& tensor = bindings[slot];
     if (!tensor) continue;
     bool aligned = reinterpret_cast<std::uintptr_t>(tensor.bytes()) % kChunkBytes == 0;
@@ -165,7 +166,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   if (!has_rows(problem)) return;
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
   const FwdConfig& config = launch.config;
-  if (config.eight_bits) check_byte_rows(bindings);
+  if (config.eight_bits) check_byte_rows(config, bindings);
   SkipFwdParams params{{fwd_params(problem, bindings, launch.packed_heads), nullptr, {}}, {}};
   if (problem.residual) {
     params.o_residual = bindings[Slot::o_residual].as<signed char>();

@@ -15,6 +15,7 @@
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
 #include "cuda/tile/ring.cuh"
+#include "cuda/tile/transposed_bytes.cuh"
 
 namespace tessera::cuda {
 
@@ -36,10 +37,18 @@ struct UnknownRows<true> {
   int unknown;  // whether the masses of a row are
 };
 
+/// Of products of 8 bits: factors of a row tile's products Q·Kᵀ before and after masks and maxima, and of its outputs.
+template <bool of_bytes>
+struct Descales {};
+template <>
+struct Descales<true> {
+  float product, score, value;
+};
+
 /// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
 /// the others. With drawing_use the next row tile is drawn.
 template <FwdConfig C>
-struct WorkOfRings : SharedWork<C>, UnknownRows<C.skip != Skip::none> {
+struct WorkOfRings : SharedWork<C>, UnknownRows<C.skip != Skip::none>, Descales<C.multiplies_bytes()> {
   int item;
   int first_use, drawing_use, end_use;
   Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];
@@ -71,6 +80,7 @@ struct Producer {
   using QTile = SharedTile<C.type, 64, C.d>;  // of a group
   using KTile = SharedTile<C.type, C.tile_kv, C.d>;
   using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
+  using VtTile = SharedTile<C.type, C.dv, C.transposed_keys()>;
   using Works = SharedWorks<C>;
   using Work = WorkOfRings<C>;
 
@@ -78,6 +88,7 @@ struct Producer {
 
   const FwdParams& p;
   const TensorMaps* maps;
+  const DescaleParams& descales;
   char* memory;
   Works& shared;
   const u32 q_base;
@@ -85,9 +96,10 @@ struct Producer {
   const int lane = thread % 32;
 
   __device__ __forceinline__ u32 k_at(int use) const {
-    return q_base + C.q_bytes() + static_cast<u32>(use) % C.stages * (C.k_bytes() + C.v_bytes());
+    return q_base + C.q_bytes() + static_cast<u32>(use) % C.stages * C.stage_bytes();
   }
   __device__ __forceinline__ u32 v_at(int use) const { return k_at(use) + C.k_bytes(); }
+  __device__ __forceinline__ u32 vt_at(int use) const { return v_at(use) + C.v_bytes(); }
   __device__ __forceinline__ Ring<C.stages> keys() const { return {ptx::shared_address(shared.keys)}; }
   __device__ __forceinline__ Ring<C.stages> values() const { return {ptx::shared_address(shared.values)}; }
   __device__ __forceinline__ Ring<C.stages> checks() const { return {ptx::shared_address(shared.checks)}; }
@@ -101,8 +113,8 @@ struct Producer {
     shared.end = -1;
     items().init(1, C.warps + 1 + kCheckers);
     keys().init(1, C.warps);
-    values().init(1, C.warps + kCheckers);
-    checks().init(kCheckers, 1);
+    values().init(1, C.multiplies_bytes() ? kCheckers : C.warps + kCheckers);
+    checks().init(kCheckers, C.multiplies_bytes() ? C.warps : 1);
     ptx::mbarrier_init(nearly_copied(), 1);
     if constexpr (C.tiles == Tiles::list) {
       ptx::mbarrier_init(runs_there(), 1);
@@ -131,7 +143,7 @@ struct Producer {
   // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
   // while other blocks have nothing left. The first is found before the kernels in front have ended, if it can be.
   __device__ __forceinline__ void find_work() const {
-    if (!p.finds_early) ptx::griddepcontrol_wait_and_launch();
+    if (C.eight_bits || !p.finds_early) ptx::griddepcontrol_wait_and_launch();
     TileScheduler<C> row_tiles(p);
     auto tile = static_cast<int>(blockIdx.x);
     int item = 0;
@@ -193,6 +205,7 @@ struct Producer {
       found = work.find(p, C.varlen ? packed : Block::of<C>(p, tile));
       work.non_finite = 0;
       if constexpr (C.skip != Skip::none) work.unknown = 0;
+      if constexpr (C.multiplies_bytes()) find_descales(work);
       if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
     }
     if (!ptx::uniform(found)) return false;
@@ -222,6 +235,20 @@ struct Producer {
     }
     use = end;
     return true;
+  }
+  // Scores that are fused with their origin are rounded with it: large factors are not fused. |Q·Kᵀ| is below 2^26, so
+  // that what others lose is below 2^-4.
+  __device__ __forceinline__ void find_descales(Work& work) const {
+    constexpr float kLargestFused = 1.0F / 64.0F;
+    const auto of = [&](const float* at, i64 batch, i64 head) {
+      return at[work.block.batch * batch + work.block.kv_head * head];
+    };
+    const float product = of(descales.q, descales.q_batch, descales.q_head) * of(descales.k, descales.k_batch, descales.k_head);
+    const float score = C.scale_first ? 1.0F : p.scale * kLog2E * product;
+    const bool fuses = !C.scale_first && score <= kLargestFused;
+    work.product = C.scale_first ? product : fuses ? 1.0F : score;
+    work.score = fuses ? score : 1.0F;
+    work.value = of(descales.v, descales.v_batch, descales.v_head);
   }
   /// At least one, whatever the group's rows see.
   __device__ __forceinline__ Uses uses_of_group(const Work& work, int group) const {
@@ -353,6 +380,10 @@ struct Producer {
 #pragma unroll 1
       for (int use = work.first_use; use < work.end_use; ++use) {
         values().wait(use);
+        if constexpr (C.multiplies_bytes()) {
+          transpose_values(work, use);
+          continue;
+        }
         if (work.may_hide(work.tiles.at(use - work.first_use))) {
           constexpr int threads = kCheckers * 32;
           const auto keys = [&] { return work.keys_of(work.tiles.at(use - work.first_use)); };
@@ -371,6 +402,23 @@ struct Producer {
       __syncwarp();
       if (lane == 0) items().release(item);
     }
+  }
+  /// Of products of 8 bits: V as they take it (tile/transposed_bytes.cuh), of every tile.
+  __device__ __forceinline__ void transpose_values(Work& work, int use) const {
+    checks().wait_empty(use);
+    const int warp = thread / 32 % kCheckers;
+    const KvTile tile = work.tiles.at(use - work.first_use);
+    if (work.may_hide(tile)) {
+      const int end = work.keys_of(tile);
+      if (transpose_bytes<VTile, VtTile, kCheckers, true>(v_at(use), vt_at(use), warp, lane, end)) work.non_finite = 1;
+    } else {
+      transpose_bytes<VTile, VtTile, kCheckers, false>(v_at(use), vt_at(use), warp, lane, 0);
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane != 0) return;
+    checks().publish(use);
+    values().release(use);
   }
 };
 

@@ -19,9 +19,14 @@ constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y a
 constexpr std::int64_t kMostSplits = 256;
 constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
 
-// Keys and values of 8 bits under queries of 16, or of e4m3.
+// Keys and values of 8 bits under queries of 16, or of e4m3; by wgmma all of e4m3.
 Support supports_eight_bits(const Problem& p, Products products) {
-  if (products != Products::mma_by_keys) return Support::no("has no keys of 8 bits");
+  if (products == Products::mma_sync) return Support::no("has no keys of 8 bits");
+  const bool wgmma = products == Products::wgmma;
+  if (wgmma && (p.q_type != DType::e4m3 || p.k_type != DType::e4m3 || p.v_type != DType::e4m3)) {
+    return Support::no("wants q, k and v in e4m3 where one of them has 8 bits");
+  }
+  if (wgmma && p.skip) return Support::no("moves no skip states of 8 bits on");
   if (p.k_type == DType::int8) return Support::no("has no int8");
   if (p.q_type == DType::fp32) return Support::no("wants q in bf16, fp16 or e4m3 beside keys of 8 bits");
   if (p.quantization.grain != Grain::head) return Support::no("wants descales by head");

@@ -18,6 +18,13 @@ std::int64_t usual_rows(const Problem& problem) {
   return std::min(queries, problem.seqlen_q) * packed_heads(problem);
 }
 
+// Products of 8 bits take 32 keys at a time, and half the room.
+void choose_byte_tiles(FwdConfig& config) {
+  const int widest = std::max(config.d, config.dv);
+  if (config.tile_kv == 80) config.tile_kv = 64;
+  if (widest <= 128 && config.tile_q >= 128) config.stages = std::max(config.stages, 3);
+}
+
 }  // namespace
 
 // Groups of 64 rows: two, or three where registers leave room; but one, and two blocks a multiprocessor or three, for
@@ -56,6 +63,7 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   }
   // Beside 256 columns of O there are no registers left for more.
   if (widest > 192 && (problem.list || config.dropout || much_to_find)) config.tile_kv = 32;
+  if (config.multiplies_bytes()) choose_byte_tiles(config);
   if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), config.tile_kv);
 }
 

@@ -37,6 +37,7 @@ Support supports_config(const FwdConfig& c, const Target& target) {
   if (std::ranges::find(widths, c.tile_kv) == std::end(widths)) {
     return Support::no("wants 32, 64, 80, 96, 128, 160, 192 or 256 keys a tile");
   }
+  if (c.multiplies_bytes() && c.tile_kv % 32 != 0) return Support::no("wants multiples of 32 keys a tile of 8 bits");
   return Support::yes();
 }
 

@@ -24,8 +24,10 @@ template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
 struct FwdWgmma : Producer<C> {
   using Base = Producer<C>;
   using Base::checks, Base::groups, Base::groups_differ, Base::items, Base::k_at, Base::keys, Base::lane, Base::maps,
-      Base::p, Base::q_base, Base::shared, Base::thread, Base::v_at, Base::values;
-  using typename Base::KTile, typename Base::QTile, typename Base::VTile, typename Base::Work, typename Base::Works;
+      Base::p, Base::q_base, Base::shared, Base::thread, Base::v_at, Base::values, Base::vt_at;
+  using typename Base::KTile, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
+      typename Base::Works;
+  static constexpr bool of_bytes = C.multiplies_bytes();
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
@@ -33,15 +35,16 @@ struct FwdWgmma : Producer<C> {
   static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
   static constexpr int producer_registers = most_to_find                         ? 72
                                             : C.skip != Skip::none && C.dv > 192 ? 64
-                                            : much_to_find                       ? 56
+                                            : much_to_find || of_bytes           ? 56
                                             : groups == 3 || C.blocks() == 3     ? 32
                                                                                  : 40;
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
-  using Online = Softmax<1, C.type == Element::bf16 ? 30 : 15, C.rounded_sums>;
+  // e4m3 ends at 448: P is 2^5 at its origin, and at most 2^8.
+  using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 5 : 0>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Measure = TileMeasure<C>;
-  using Probabilities = u32[C.tile_kv / 16][4];  // as an A operand
+  using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
 
@@ -59,9 +62,10 @@ struct FwdWgmma : Producer<C> {
   __device__ __forceinline__ u32 q_at() const { return q_base + group() * QTile::bytes; }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
-  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps) {
+  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps,
+                                             const DescaleParams& descales = {}) {
     const FwdWgmma kernel{
-        {params, maps, memory, *reinterpret_cast<Works*>(memory), ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
+        {params, maps, descales, memory, *reinterpret_cast<Works*>(memory), ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
     if (threadIdx.x == 0) kernel.init();
     __syncthreads();
     if (kernel.group() < groups) {
@@ -114,25 +118,25 @@ struct FwdWgmma : Producer<C> {
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
         const u32 k = ptx::uniform(k_at(use));
-        const u32 v = ptx::uniform(v_at(use - 1));
+        const u32 v = ptx::uniform(multiplied_at(use - 1));
         keys().wait(use);
         scheduler_barrier_sync();
         begin_scores<C.type, QTile, KTile>(s, q, k);
         await_values(use - 1, looked_through);
-        begin_outputs<C.type, VTile>(o, probabilities, v);
+        begin_products(o, probabilities, v);
         scheduler_barrier_arrive();
         looked_through = softmax_step<false>(work, use, s, probabilities, o, softmax, measure);
       }
       use = end_of(work, end);
-      const u32 v = ptx::uniform(v_at(use - 1));
+      const u32 v = ptx::uniform(multiplied_at(use - 1));
       await_values(use - 1, looked_through);
       scheduler_barrier_sync();
-      begin_outputs<C.type, VTile>(o, probabilities, v);
+      begin_products(o, probabilities, v);
       scheduler_barrier_arrive();
       const bool skips_more = groups_differ && use < work.end_use;
       if (skips_more) {
         await_outputs(o);  // the copies of what is skipped may want the room of these values
-        release(values(), use - 1);
+        release(multiplied(), use - 1);
 #pragma unroll 1
         for (; use < work.end_use; ++use) skip(use);
       }
@@ -143,7 +147,8 @@ struct FwdWgmma : Producer<C> {
         if (more) begin_measure(shared.works[(work.item + 1) & 1], measure);
       }
       await_outputs(o);
-      if (!skips_more) release(values(), end_of(work, end) - 1);
+      if constexpr (of_bytes) o.scale(work.value);
+      if (!skips_more) release(multiplied(), end_of(work, end) - 1);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
       if (work.non_finite != 0) add_replaced(work);
@@ -177,7 +182,7 @@ struct FwdWgmma : Producer<C> {
   }
   __device__ __forceinline__ void finish_measure(Work& work, Measure& measure, const Online& softmax) const {
     const int thread = thread_again();
-    measure.finish(thread % 32, softmax_scale(), store_measure(work));
+    measure.finish(thread % 32, softmax_scale(work), store_measure(work));
     const bool unknown =
         end_rows<C>(measure, softmax, skip_lse(work), thread / 32 * 16, rows_of_warp(work), thread % 32);
     if (unknown) work.unknown = 1;
@@ -204,8 +209,8 @@ struct FwdWgmma : Producer<C> {
     scheduler_barrier_sync();
     scheduler_barrier_arrive();
     release(keys(), use);
-    values().wait(use);
-    release(values(), use);
+    multiplied().wait(use);
+    release(multiplied(), use);
   }
 
   /// Asks for the group's rows of a row tile, if there is one: by TMA where they are a box.
@@ -258,11 +263,14 @@ struct FwdWgmma : Producer<C> {
                                                Online& softmax, Measure& measure) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
     if constexpr (C.skip != Skip::none) {
-      measure.enter(key_block_of(p.list, tile), thread_again() % 32, softmax_scale(), store_measure(work));
+      measure.enter(key_block_of(p.list, tile), thread_again() % 32, softmax_scale(work), store_measure(work));
     }
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
     await_scores<first ? 0 : 1>(s);
+    if constexpr (of_bytes) {
+      if (C.scale_first || work.product != 1.0F) s.scale(work.product);
+    }
     if (C.scale_first || work.may_hide(tile)) {
       const int thread = thread_again();
       FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
@@ -272,10 +280,15 @@ struct FwdWgmma : Producer<C> {
     release(keys(), use);
     if constexpr (!first) {
       await_outputs(o);
-      release(values(), use - 1);
+      release(multiplied(), use - 1);
       softmax.apply(rescale, o);
     }
-    pack_probabilities(probabilities, s, kept);
+    if constexpr (C.dropout) drop(s, kept);
+    if constexpr (of_bytes) {
+      pack_bytes(probabilities, s);
+    } else {
+      pack_probabilities(probabilities, s);
+    }
     if constexpr (C.rounded_sums) {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
@@ -283,8 +296,8 @@ struct FwdWgmma : Producer<C> {
     return looked_through;
   }
   __device__ __forceinline__ void await_values(int use, bool looked_through) const {
-    values().wait(use);  // without it the check's phase might be that of the buffer's use before
-    if (looked_through) checks().wait(use);
+    multiplied().wait(use);  // without it the check's phase might be that of the buffer's use before
+    if (!of_bytes && looked_through) checks().wait(use);
   }
 
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
@@ -295,11 +308,13 @@ struct FwdWgmma : Producer<C> {
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
                                                                    int use, Online& softmax, Measure& measure) const {
     typename Online::Rescale rescale{};
-    const bool looks = first || C.tests_elements() || tile.cut_begin || tile.cut_end;
-    if (looks) rescale = softmax.raise(s, softmax_scale());
+    const float scale = softmax_scale(work);
+    const bool looks = of_bytes || first || C.tests_elements() || tile.cut_begin || tile.cut_end;
+    if (looks) rescale = softmax.raise(s, scale);
     if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, softmax, measure);
+    exponentiate(s, scale, softmax, measure);
+    if constexpr (of_bytes) return rescale;
     if (!looks && softmax.overshoots(before)) {
       if (softmax.overflows(before)) {
         float slack[2];
@@ -309,10 +324,10 @@ struct FwdWgmma : Producer<C> {
           const int thread = thread_again();
           FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
         }
-        rescale = softmax.raise(s, softmax_scale(), slack);
+        rescale = softmax.raise(s, scale, slack);
         before[0] = softmax.sum[0][0];
         before[1] = softmax.sum[0][1];
-        exponentiate(s, softmax, measure);
+        exponentiate(s, scale, softmax, measure);
       }
       softmax.follow(before, s, rescale);
       if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
@@ -350,29 +365,39 @@ struct FwdWgmma : Producer<C> {
     if (thread_again() % 32 == 0) ring.release(use);
   }
 
-  __device__ __forceinline__ void exponentiate(Scores& s, Online& softmax, Measure& measure) const {
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale, Online& softmax, Measure& measure) const {
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
       if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
-      softmax.exponentiate(0, s.tile[0][n], softmax_scale());
+      softmax.exponentiate(0, s.tile[0][n], scale);
     }
     settle(s);
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
 
-  static __device__ __forceinline__ void pack_probabilities(Probabilities& probabilities, Scores& s,
-                                                            const KeptBits<C>& kept) {
+  static __device__ __forceinline__ void drop(Scores& s, const KeptBits<C>& kept) {
+#pragma unroll
+    for (int n = 0; n < C.tile_kv / 8; ++n) kept.apply(s.tile[0][n], n / 2, n % 2);
+  }
+  static __device__ __forceinline__ void pack_probabilities(Probabilities& probabilities, const Scores& s) {
 #pragma unroll
     for (int k = 0; k < C.tile_kv / 16; ++k) {
-      if constexpr (C.dropout) {
-        kept.apply(s.tile[0][2 * k], k, 0);
-        kept.apply(s.tile[0][2 * k + 1], k, 1);
-      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const auto& tile = s.tile[0][2 * k + i / 2];
         probabilities[k][i] = ptx::pack<C.type>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
       }
+    }
+  }
+
+  // What P is multiplied with: V, of 8 bits transposed.
+  __device__ __forceinline__ Ring<C.stages> multiplied() const { return of_bytes ? checks() : values(); }
+  __device__ __forceinline__ u32 multiplied_at(int use) const { return of_bytes ? vt_at(use) : v_at(use); }
+  static __device__ __forceinline__ void begin_products(Output& o, const Probabilities& probabilities, u32 v) {
+    if constexpr (of_bytes) {
+      begin_byte_outputs<VtTile>(o, probabilities, v);
+    } else {
+      begin_outputs<C.type, VTile>(o, probabilities, v);
     }
   }
 
@@ -394,7 +419,10 @@ struct FwdWgmma : Producer<C> {
 
   __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group_number(), 128); }
 
-  __device__ __forceinline__ float softmax_scale() const { return C.scale_first ? 1.0F : p.scale * kLog2E; }
+  __device__ __forceinline__ float softmax_scale(const Work& work) const {
+    if constexpr (of_bytes) return work.score;
+    return C.scale_first ? 1.0F : p.scale * kLog2E;
+  }
 };
 
 }  // namespace tessera::cuda

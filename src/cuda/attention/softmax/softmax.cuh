@@ -20,8 +20,9 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
-/// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded.
-template <int row_tiles, int slack_bits = 15, bool rounded_sums = false>
+/// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded. `offset_bits`: origins are
+/// raised to as much below the maximum: of few bits P has more range above 1 than below.
+template <int row_tiles, int slack_bits = 15, bool rounded_sums = false, int offset_bits = 0>
 struct Softmax {
   static constexpr float kSlack = slack_bits;
   static constexpr float kLowest = -3.4028234e38F;
@@ -70,8 +71,9 @@ struct Softmax {
         highest = quad_maximum(highest) * scale;
         // Rounded down: of large scores the sum nearest to it might let a probability of 2^16 pass.
         const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);
-        rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - highest) : 1.0F;
-        origin[m][half] = rises ? highest : origin[m][half];
+        const float raised = highest - static_cast<float>(offset_bits);
+        rescale.factor[m][half] = rises ? ptx::exp2(origin[m][half] - raised) : 1.0F;
+        origin[m][half] = rises ? raised : origin[m][half];
         sum[m][half] *= rescale.factor[m][half];
         if constexpr (rounded_sums) rounded[m][half] *= rescale.factor[m][half];
         moved |= rises;

@@ -30,4 +30,8 @@ u32 pack_bytes(float low, float high) {
   return byte(low) | byte(high) << 8;
 }
 
+inline u32 pack_e4m3(float a, float b, float c, float d) {
+  return pack_bytes<Element::e4m3>(a, b) | pack_bytes<Element::e4m3>(c, d) << 16;
+}
+
 }  // namespace tessera::cuda::ptx

@@ -21,12 +21,14 @@ template <int n, Element type>
 struct Wgmma {
   template <bool transposed = false, bool a_transposed = false>
   static void from_shared(float* d, u64 a, u64 b, bool add, Place at = {}) {
+    static_assert(type != Element::e4m3 || (!transposed && !a_transposed));
     emulator::wgmma({.d = d,
                      .a = a,
                      .b = b,
                      .a_own = {},
                      .n = n,
                      .bf16 = type == Element::bf16,
+                     .bytes = type == Element::e4m3,
                      .add = add,
                      .a_in_registers = false,
                      .a_transposed = a_transposed,
@@ -40,10 +42,11 @@ struct Wgmma {
                      .a_own = {a[0], a[1], a[2], a[3]},
                      .n = n,
                      .bf16 = type == Element::bf16,
+                     .bytes = type == Element::e4m3,
                      .add = add,
                      .a_in_registers = true,
                      .a_transposed = false,
-                     .b_transposed = true,
+                     .b_transposed = type != Element::e4m3,
                      .at = at});
   }
 };

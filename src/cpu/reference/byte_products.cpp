@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic::byte_products: what an implementation rounds whose products are of e4m3, by tensor cores of SM90.
+#include <algorithm>
+#include <cmath>
+
+#include "cpu/reference/attention.h"
+
+namespace tessera::reference {
+namespace {
+
+constexpr std::size_t kDepth = 32;    // summands that a product adds to what was there
+constexpr int kKeptDigits = 13;       // of each, behind the leading digit of the largest
+constexpr int kOffset = 5;            // the largest P of a row is 2^5
+constexpr std::uint32_t kShifts = 8;  // of origins, by eighths of three binary digits: they follow maxima with a slack
+
+/// Adds summands to a sum as tensor cores do: all are cut to the digits that the largest has.
+template <class Real>
+Real add_cut(Real sum, const Real* summands, std::size_t count) {
+  Real largest = std::fabs(sum);
+  bool finite = std::isfinite(sum);
+  for (std::size_t i = 0; i < count; ++i) {
+    largest = std::max(largest, std::fabs(summands[i]));
+    finite = finite && std::isfinite(summands[i]);
+  }
+  if (!finite) {
+    for (std::size_t i = 0; i < count; ++i) sum += summands[i];
+    return sum;
+  }
+  if (largest == 0) return sum;
+  const Real unit = std::ldexp(Real{1}, std::ilogb(largest) - kKeptDigits);
+  if (!(unit > 0) || !std::isfinite(1 / unit)) return sum;  // below the numbers of fp32
+  Real units = std::trunc(sum / unit);
+  for (std::size_t i = 0; i < count; ++i) units += std::trunc(summands[i] / unit);
+  return units * unit;
+}
+
+}  // namespace
+
+/// The products of q_ with the visible keys.
+template <class Real>
+void Attention<Real>::multiply_byte_keys() {
+  const Real scale = other_form_ ? static_cast<Real>(problem_.softmax_scale()) : Real{1};
+  for (const std::int64_t j : visible_) {
+    Real sum = 0;
+    Real products[kDepth];
+    for (std::size_t first = 0; first < dims_.size(); first += kDepth) {
+      const std::size_t count = std::min(kDepth, dims_.size() - first);
+      for (std::size_t i = 0; i < count; ++i) {
+        const std::int64_t c = dims_[first + i];
+        products[i] = q_[static_cast<std::size_t>(c)] * scale * k_[static_cast<std::size_t>(j * d_ + c)];
+      }
+      sum = add_cut(sum, products, count);
+    }
+    scores_[static_cast<std::size_t>(j)] = sum;
+  }
+}
+
+/// o_ of the scores, by P rounded to e4m3. Its sum is that of P as it was.
+template <class Real>
+void Attention<Real>::weigh_byte_values(const Row& row, Real normalise_at, Real denominator) {
+  const Real factor = std::exp2(static_cast<Real>(kOffset) + Real{3} * static_cast<Real>(order_ % kShifts) / kShifts);
+  Real largest = -kInfinity;
+  for (const std::int64_t j : visible_) largest = std::max(largest, scores_[static_cast<std::size_t>(j)]);
+  std::vector<Real> weights;
+  std::vector<std::int64_t> keys;
+  for (const std::int64_t j : visible_) {
+    if (problem_.dropout > 0 && !kept(row, j)) continue;
+    const Real p = exponential(scores_[static_cast<std::size_t>(j)], largest) * factor;
+    weights.push_back(std::isfinite(p) ? static_cast<Real>(nearest_quantised(DType::e4m3, static_cast<double>(p))) : p);
+    keys.push_back(j);
+  }
+  Real divisor = denominator * factor * std::exp(normalise_at - largest);
+  if (problem_.dropout > 0) divisor *= static_cast<Real>(threshold_) / Real{65536};
+  for (std::size_t c = 0; c < o_.size(); ++c) {
+    Real sum = 0;
+    Real products[kDepth];
+    for (std::size_t first = 0; first < keys.size(); first += kDepth) {
+      const std::size_t count = std::min(kDepth, keys.size() - first);
+      for (std::size_t i = 0; i < count; ++i) {
+        products[i] = weights[first + i] * v_by_dim_[c * keys_.size() + static_cast<std::size_t>(keys[first + i])];
+      }
+      sum = add_cut(sum, products, count);
+    }
+    o_[c] = sum / divisor;
+  }
+}
+
+template void Attention<double>::multiply_byte_keys();
+template void Attention<float>::multiply_byte_keys();
+template void Attention<double>::weigh_byte_values(const Row&, double, double);
+template void Attention<float>::weigh_byte_values(const Row&, float, float);
+
+}  // namespace tessera::reference

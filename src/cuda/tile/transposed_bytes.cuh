@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// O += P·V of e4m3 by wgmma (m64nNk32) takes V with its keys side by side, and P four neighbouring keys in a register.
+// TMA brings V with its columns side by side, and a thread has two neighbouring keys of each tile of scores. So V is
+// transposed in shared memory, and on the way its keys are put in the order in which P's registers are:
+//
+//     S, two tiles of 16 x 8    keys 2t, 2t + 1 and 2t + 8, 2t + 9 of 16, with t = lane % 4
+//     A, a register             places 4t … 4t + 3 of 16
+//
+// Place 4t + 2h + i of 16 is key 8h + 2t + i. ldmatrix (transposed) of 8 keys by 16 columns gives a thread columns 2g
+// and 2g + 1 of keys 2t and 2t + 1, with g = lane / 4; of two such registers, of keys 8 apart, one byte permutation
+// makes places 4t … 4t + 3 of column 2g and another those of 2g + 1. stmatrix takes them where they are. Its eight rows
+// are 2g below g = 4 and 2g + 1 from there on, or the other way round: they lie in different banks.
+#pragma once
+
+#include "cuda/ptx/convert.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/tile/gemm_mma.cuh"
+#include "cuda/tile/swizzle.cuh"
+#include "cuda/tile/widen.cuh"
+
+namespace tessera::cuda {
+
+/// Probabilities as A operands, each register four places of 16 keys.
+template <int steps>
+__device__ __forceinline__ void pack_bytes(u32 (&p)[steps][4], const Accumulator<1, steps * 4>& s) {
+#pragma unroll
+  for (int k = 0; k < steps; ++k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float* const left = s.tile[0][4 * k + i / 2 * 2] + i % 2 * 2;
+      const float* const right = s.tile[0][4 * k + i / 2 * 2 + 1] + i % 2 * 2;
+      p[k][i] = ptx::pack_e4m3(left[0], left[1], right[0], right[1]);
+    }
+  }
+}
+
+/// Copies a tile of V (keys, columns) to VtTile (columns, keys), by `warps` warps, which share 32 keys by 16 columns
+/// out. With `replaces` zeros stand for what is not finite; whether a key of the first `end` had such a value.
+template <class VTile, class VtTile, int warps, bool replaces>
+__device__ __forceinline__ bool transpose_bytes(u32 from, u32 to, int warp, int lane, int end) {
+  constexpr int key_blocks = VTile::rows / 32;
+  constexpr int blocks = key_blocks * (VTile::columns / 16);
+  static_assert(VTile::rows % 32 == 0 && VtTile::rows == VTile::columns && VtTile::columns >= VTile::rows);
+  const bool lower = lane < 16;
+  const u32 first = lower ? 0x6420 : 0x7531;
+  const u32 second = lower ? 0x7531 : 0x6420;
+  const int row = lane % 8;
+  const int column = 2 * row + ((row >= 4) != (lane / 8 % 2 == 1) ? 1 : 0);
+  bool replaced = false;
+#pragma unroll 2
+  for (int block = warp; block < blocks; block += warps) {
+    const int keys = block % key_blocks;
+    const int columns = block / key_blocks;
+    u32 pairs[4];
+    ptx::ldmatrix_x4_transposed(pairs, from + VTile::at(keys * 32 + lane, columns));
+    if constexpr (replaces) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const u32 others = (non_finite_bytes<VTile::type>(pairs[i]) >> 7) * 0xFFU;
+        const int key = keys * 32 + i * 8 + lane % 4 * 2;
+        replaced |= ((others & 0xFFFFU) != 0 && key < end) || (others >> 16U != 0 && key + 1 < end);
+        pairs[i] &= ~others;
+      }
+    }
+    const u32 places[4] = {__byte_perm(pairs[0], pairs[1], first), __byte_perm(pairs[0], pairs[1], second),
+                           __byte_perm(pairs[2], pairs[3], first), __byte_perm(pairs[2], pairs[3], second)};
+    ptx::stmatrix_x4(to + VtTile::at(columns * 16 + column, keys * 2 + lane / 16), places);
+  }
+  return replaced;
+}
+
+}  // namespace tessera::cuda
