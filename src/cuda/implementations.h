@@ -42,7 +42,7 @@ extern const Implementation kNsaGate;    // sparse/nsa_gate.cpp
 
 /// Best first.
 inline constexpr const detail::Implementation* kImplementations[] = {
-    &kFwdWgmma,  &kFwdDecode,    &kFwdMma,           &kBwdWgmma,    &kBwdMma,  &kCombine,   &kKvAppend,
-    &kQuantize,  &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool, &kNsaSelect, &kNsaGate};
+    &kFwdWgmma, &kFwdDecode,    &kFwdMma,           &kBwdWgmma,    &kBwdMma,  &kCombine,   &kKvAppend,
+    &kQuantize, &kLinearDecode, &kLinearChunkWgmma, &kLinearChunk, &kNsaPool, &kNsaSelect, &kNsaGate};
 
 }  // namespace tessera::cuda

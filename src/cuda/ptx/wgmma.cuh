@@ -89,25 +89,25 @@ struct Wgmma;
     }                                                                                                               \
   }
 // Of e4m3 nothing is transposed.
-#define TESSERA_WGMMA_E4M3(n, numbers, i0, i1, i2, i3, i4, i5, ...)                                                   \
-  template <>                                                                                                         \
-  struct Wgmma<n, Element::e4m3> {                                                                                    \
-    static __device__ __forceinline__ void from_shared(float* d, u64 a, u64 b, bool add) {                            \
-      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i2                                                        \
-                   ", 0;\n"                                                                                           \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" numbers "}, %" i0 ", %" i1            \
-                   ", add, 1, 1;\n}\n"                                                                                \
-                   : __VA_ARGS__                                                                                      \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                     \
-    }                                                                                                                 \
-    static __device__ __forceinline__ void from_registers(float* d, const u32 (&a)[4], u64 b, bool add) {             \
-      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i5                                                        \
-                   ", 0;\n"                                                                                           \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" numbers "}, {%" i0 ", %" i1 ", %" i2   \
-                   ", %" i3 "}, %" i4 ", add, 1, 1;\n}\n"                                                             \
-                   : __VA_ARGS__                                                                                      \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));                 \
-    }                                                                                                                 \
+#define TESSERA_WGMMA_E4M3(n, numbers, i0, i1, i2, i3, i4, i5, ...)                                                  \
+  template <>                                                                                                        \
+  struct Wgmma<n, Element::e4m3> {                                                                                   \
+    static __device__ __forceinline__ void from_shared(float* d, u64 a, u64 b, bool add) {                           \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i2                                                       \
+                   ", 0;\n"                                                                                          \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" numbers "}, %" i0 ", %" i1           \
+                   ", add, 1, 1;\n}\n"                                                                               \
+                   : __VA_ARGS__                                                                                     \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                    \
+    }                                                                                                                \
+    static __device__ __forceinline__ void from_registers(float* d, const u32 (&a)[4], u64 b, bool add) {            \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i5                                                       \
+                   ", 0;\n"                                                                                          \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" numbers "}, {%" i0 ", %" i1 ", %" i2 \
+                   ", %" i3 "}, %" i4 ", add, 1, 1;\n}\n"                                                            \
+                   : __VA_ARGS__                                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));                \
+    }                                                                                                                \
   }
 #define TESSERA_WGMMA_OF(n, numbers, i0, i1, i2, i3, i4, i5, ...)               \
   TESSERA_WGMMA_E4M3(n, numbers, i0, i1, i2, i3, i4, i5, __VA_ARGS__);          \

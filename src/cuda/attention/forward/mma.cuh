@@ -5,7 +5,6 @@
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
-#include "cuda/attention/forward/columns.cuh"
 #include "cuda/attention/forward/moved_list.cuh"
 #include "cuda/attention/forward/replayed_list.cuh"
 #include "cuda/attention/forward/warp_products.cuh"
@@ -347,5 +346,22 @@ struct FwdMma {
 
   __device__ __forceinline__ float softmax_scale() const { return WarpProducts<C>::softmax_scale(p); }
 };
+
+/// The problem of one of the blocks that share the columns of V and O: its own columns. The first writes the LSE.
+template <FwdConfig C, class Params>
+__device__ __forceinline__ Params column_part(const Params& whole) {
+  const int first = static_cast<int>(blockIdx.x % C.dv_parts) * C.dv;
+  Params p = whole;
+  p.dv = min(p.dv - first, C.dv);
+  p.o = static_cast<char*>(p.o) + first * bytes_of(C.output);
+  if constexpr (C.residual) p.o_residual += first;
+  if (first != 0) {
+    p.lse = nullptr;
+    p.row_sums = nullptr;
+  }
+#pragma unroll
+  for (int i = 0; i < C.segments; ++i) p.kv[i].v = static_cast<const char*>(p.kv[i].v) + first * bytes_of(C.type);
+  return p;
+}
 
 }  // namespace tessera::cuda

@@ -19,55 +19,6 @@
 
 namespace tessera::cuda {
 
-/// Uses of the rings of keys and values, [first, end).
-struct Uses {
-  int first, end;
-};
-
-/// Whether groups of 64 rows see different tiles, often enough to be worth the asking (2% of S=512).
-template <FwdConfig C>
-inline constexpr bool kGroupsDiffer = C.warps > 4 && (C.tile_q > C.tile_kv) &&
-                                      (C.tiles == Tiles::range) && C.segments == 1;
-
-/// Of a row tile whose list moves on.
-template <bool moves>
-struct UnknownRows {};
-template <>
-struct UnknownRows<true> {
-  int unknown;  // whether the masses of a row are
-};
-
-/// Of products of 8 bits: factors of a row tile's products Q·Kᵀ before and after masks and maxima, and of its outputs.
-template <bool of_bytes>
-struct Descales {};
-template <>
-struct Descales<true> {
-  float product, score, value;
-};
-
-/// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
-/// the others. With drawing_use the next row tile is drawn.
-template <FwdConfig C>
-struct WorkOfRings : SharedWork<C>, UnknownRows<C.skip != Skip::none>, Descales<C.multiplies_bytes()> {
-  int item;
-  int first_use, drawing_use, end_use;
-  Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];
-  const char* outputs;  // of the block's first head: O of query 0
-};
-
-/// In front of the tiles: the row tile in work and the next, and the barriers of rings.
-template <FwdConfig C>
-struct SharedWorks {
-  WorkOfRings<C> works[2];
-  int end;  // the number behind that of the last row tile, once it is known; until then -1
-  u64 items[4], keys[2 * C.stages], values[2 * C.stages];
-  u64 checks[2 *
-             C.stages];  // of values: see softmax/non_finite.cuh; who computes waits only for some, and releases none
-  u64 nearly_copied;     // a phase for each row tile
-  u64 queries[C.warps / 4];   // of each group, likewise
-  u64 runs_there, runs_read;  // of lists longer than their ring: a phase for each half of it that is filled again
-};
-
 template <FwdConfig C>
 struct Producer {
   static constexpr int groups = C.warps / 4;  // that compute
@@ -243,7 +194,8 @@ struct Producer {
     const auto of = [&](const float* at, i64 batch, i64 head) {
       return at[work.block.batch * batch + work.block.kv_head * head];
     };
-    const float product = of(descales.q, descales.q_batch, descales.q_head) * of(descales.k, descales.k_batch, descales.k_head);
+    const float product =
+        of(descales.q, descales.q_batch, descales.q_head) * of(descales.k, descales.k_batch, descales.k_head);
     const float score = C.scale_first ? 1.0F : p.scale * kLog2E * product;
     const bool fuses = !C.scale_first && score <= kLargestFused;
     work.product = C.scale_first ? product : fuses ? 1.0F : score;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward for SM90, by wgmma. A block stays on its multiprocessor and computes row tiles one after another, each of
-// its warpgroups 64 packed rows of every tile; a further warpgroup feeds them (forward/producer.cuh). The products of a
-// tile's scores, and those of the tile before it with V, run while the softmax of the others is computed; so do the end
-// of one row tile and the first copies of the next.
+// its warpgroups 64 packed rows of every tile; a further warpgroup feeds them (forward/producer.cuh). The
+// products of a tile's scores, and those of the tile before it with V, run while the softmax of the others is computed;
+// so do the end of one row tile and the first copies of the next.
 #pragma once
 
-#include "cuda/attention/forward/producer.cuh"
+#include "cuda/attention/forward/query_tiles.cuh"
 #include "cuda/attention/forward/replayed_list.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
@@ -21,10 +21,12 @@
 namespace tessera::cuda {
 
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
-struct FwdWgmma : Producer<C> {
-  using Base = Producer<C>;
-  using Base::checks, Base::groups, Base::groups_differ, Base::items, Base::k_at, Base::keys, Base::lane, Base::maps,
-      Base::p, Base::q_base, Base::shared, Base::thread, Base::v_at, Base::values, Base::vt_at;
+struct FwdWgmma : QueryTiles<C> {
+  using Base = QueryTiles<C>;
+  using Base::await_queries, Base::begin_queries, Base::checks, Base::group, Base::group_barrier, Base::group_number,
+      Base::groups, Base::groups_differ, Base::items, Base::k_at, Base::keys, Base::lane, Base::p, Base::q_at,
+      Base::q_base, Base::registers_are_short, Base::shared, Base::thread, Base::thread_again, Base::v_at, Base::values,
+      Base::vt_at;
   using typename Base::KTile, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
       typename Base::Works;
   static constexpr bool of_bytes = C.multiplies_bytes();
@@ -48,24 +50,13 @@ struct FwdWgmma : Producer<C> {
 
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
 
-  static constexpr bool registers_are_short = groups == 3;
   static constexpr bool measures_ahead = C.skip != Skip::none && C.dv <= 192;  // before O is stored
-
-  // Asked for again rather than kept.
-  __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
-  static __device__ __forceinline__ int thread_again() {
-    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
-    __builtin_assume(registers_are_short || thread >= 0);  // divisions are shifts; 1% slower with three groups
-    return thread;
-  }
-
-  __device__ __forceinline__ u32 q_at() const { return q_base + group() * QTile::bytes; }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps,
                                              const DescaleParams& descales = {}) {
-    const FwdWgmma kernel{
-        {params, maps, descales, memory, *reinterpret_cast<Works*>(memory), ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
+    const FwdWgmma kernel{{params, maps, descales, memory, *reinterpret_cast<Works*>(memory),
+                           ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
     if (threadIdx.x == 0) kernel.init();
     __syncthreads();
     if (kernel.group() < groups) {
@@ -211,49 +202,6 @@ struct FwdWgmma : Producer<C> {
     release(keys(), use);
     multiplied().wait(use);
     release(multiplied(), use);
-  }
-
-  /// Asks for the group's rows of a row tile, if there is one: by TMA where they are a box.
-  __device__ __forceinline__ bool begin_queries(int item) const {
-    items().wait(item);
-    if (item == shared.end) return false;
-    const Work& work = shared.works[item & 1];
-    const int first = work.block.first_row + group() * 64;
-    const int in_group = thread_again() % 128;
-    if (maps->has_queries != 0) {
-      if (in_group == 0) copy_queries(work, first);
-      return true;
-    }
-    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, work.block, work.sequence.q.first, p.group);
-    const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - first;
-    load_tile<QTile, 128>(q_at(), valid, p.d, in_group,
-                          [&](int row) { return rows.at(first - work.block.first_row + row); });
-    ptx::cp_async_commit();
-    return true;
-  }
-  // By one thread, with addresses formed here rather than kept. Rows beyond the sequence's are others', or zeros behind
-  // the tensor's; nothing comes of them.
-  __device__ __forceinline__ void copy_queries(const Work& work, int first) const {
-    const int head = p.q_strides.head == 0 ? 0 : work.block.head;
-    const int row = work.sequence.q.first + PackedRow(first, p.group).query;
-    const int batch = p.q_strides.batch == 0 ? 0 : work.block.batch;
-    const u32 to = ptx::afresh(static_cast<int>(q_base)) + thread_again() / 128 * QTile::bytes;
-    ptx::mbarrier_arrive_expecting(queries(), QTile::bytes);
-    copy_box<QTile>(&maps->queries, to, queries(), head, row, batch);
-  }
-  __device__ __forceinline__ u32 queries() const {
-    const int group = thread_again() / 128;
-    return ptx::afresh(static_cast<int>(ptx::shared_address(shared.queries))) + group * 8;
-  }
-  // Copies by threads and the zeros beside them are wgmma's to read after the barrier.
-  __device__ __forceinline__ void await_queries(int item) const {
-    if (maps->has_queries != 0) {
-      ptx::mbarrier_wait(queries(), static_cast<u32>(item) & 1);
-      return;
-    }
-    ptx::cp_async_wait<0>();
-    ptx::fence_async_proxy();
-    group_barrier();
   }
 
   /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
@@ -402,11 +350,7 @@ struct FwdWgmma : Producer<C> {
   }
 
   // Groups begin their products in turn unless C says at will, so that one's softmax runs beside the others' products.
-  __device__ __forceinline__ int group_number() const {
-    return registers_are_short ? group() : static_cast<int>(threadIdx.x) / 128;
-  }
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
-  static constexpr int kGroup = 4;             // likewise
   __device__ __forceinline__ void scheduler_barrier_sync() const {
     if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + group_number(), 256);
   }
@@ -416,8 +360,6 @@ struct FwdWgmma : Producer<C> {
       ptx::barrier_arrive(number == groups - 1 ? kSchedulerBarrier : kSchedulerBarrier + 1 + number, 256);
     }
   }
-
-  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group_number(), 128); }
 
   __device__ __forceinline__ float softmax_scale(const Work& work) const {
     if constexpr (of_bytes) return work.score;

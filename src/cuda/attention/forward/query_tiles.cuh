@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward by wgmma: which rows of Q a warpgroup that computes has, and how they come into its shared memory.
+#pragma once
+
+#include "cuda/attention/forward/producer.cuh"
+
+namespace tessera::cuda {
+
+template <FwdConfig C>
+struct QueryTiles : Producer<C> {
+  using Base = Producer<C>;
+  using Base::groups, Base::items, Base::maps, Base::p, Base::q_base, Base::shared;
+  using typename Base::QTile, typename Base::Work;
+  static constexpr bool registers_are_short = groups == 3;
+  // Barriers, one for each group.
+  static constexpr int kGroup = 4;
+
+  // Asked for again rather than kept.
+  __device__ __forceinline__ int group() const { return ptx::uniform(static_cast<int>(threadIdx.x) / 128); }
+  static __device__ __forceinline__ int thread_again() {
+    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(registers_are_short || thread >= 0);  // divisions are shifts; 1% slower with three groups
+    return thread;
+  }
+
+  __device__ __forceinline__ u32 q_at() const { return q_base + group() * QTile::bytes; }
+
+  __device__ __forceinline__ int group_number() const {
+    return registers_are_short ? group() : static_cast<int>(threadIdx.x) / 128;
+  }
+  __device__ __forceinline__ void group_barrier() const { ptx::barrier_sync(kGroup + group_number(), 128); }
+
+  /// Asks for the group's rows of a row tile, if there is one: by TMA where they are a box.
+  __device__ __forceinline__ bool begin_queries(int item) const {
+    items().wait(item);
+    if (item == shared.end) return false;
+    const Work& work = shared.works[item & 1];
+    const int first = work.block.first_row + group() * 64;
+    const int in_group = thread_again() % 128;
+    if (maps->has_queries != 0) {
+      if (in_group == 0) copy_queries(work, first);
+      return true;
+    }
+    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, work.block, work.sequence.q.first, p.group);
+    const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - first;
+    load_tile<QTile, 128>(q_at(), valid, p.d, in_group,
+                          [&](int row) { return rows.at(first - work.block.first_row + row); });
+    ptx::cp_async_commit();
+    return true;
+  }
+  // By one thread, with addresses formed here rather than kept. Rows beyond the sequence's are others', or zeros behind
+  // the tensor's; nothing comes of them.
+  __device__ __forceinline__ void copy_queries(const Work& work, int first) const {
+    const int head = p.q_strides.head == 0 ? 0 : work.block.head;
+    const int row = work.sequence.q.first + PackedRow(first, p.group).query;
+    const int batch = p.q_strides.batch == 0 ? 0 : work.block.batch;
+    const u32 to = ptx::afresh(static_cast<int>(q_base)) + thread_again() / 128 * QTile::bytes;
+    ptx::mbarrier_arrive_expecting(queries(), QTile::bytes);
+    copy_box<QTile>(&maps->queries, to, queries(), head, row, batch);
+  }
+  __device__ __forceinline__ u32 queries() const {
+    const int group = thread_again() / 128;
+    return ptx::afresh(static_cast<int>(ptx::shared_address(shared.queries))) + group * 8;
+  }
+  // Copies by threads and the zeros beside them are wgmma's to read after the barrier.
+  __device__ __forceinline__ void await_queries(int item) const {
+    if (maps->has_queries != 0) {
+      ptx::mbarrier_wait(queries(), static_cast<u32>(item) & 1);
+      return;
+    }
+    ptx::cp_async_wait<0>();
+    ptx::fence_async_proxy();
+    group_barrier();
+  }
+};
+
+}  // namespace tessera::cuda
