@@ -228,7 +228,7 @@ std::string refusal(const char* line, const Target& target, const char* wishes =
 TEST(MakePlan, RefusalsNameTheRowsOfThatDeviceAndOperationAndWhatWouldDo) {
   EXPECT_EQ(
       refusal("attention sq=8", Target::cuda(90)),
-      "what an implementation there supports (cuda.fwd_decode, cuda.fwd_wgmma, cuda.fwd_mma: wants q, k and v of one "
+      "what an implementation there supports (cuda.fwd_wgmma, cuda.fwd_decode, cuda.fwd_mma: wants q, k and v of one "
       "type, bf16 or fp16); cpu.tiled takes it on the CPU");
   EXPECT_EQ(
       refusal("attention pass=backward sq=8", Target::cuda(80)),

@@ -39,6 +39,33 @@ TEST(Wgmma, IsTakenWhereItIsFaster) {
   EXPECT_THROW(implementation("sq=100 d=64", 100, wish), Error);
 }
 
+// Products of 8 bits where q, k and v are of e4m3; few rows go to the kernel of decode steps, and so does what is left.
+TEST(Wgmma, MultipliesEightBits) {
+  const auto plan = [](const std::string& line, int sm) {
+    return make_plan(Problem::parse("attention " + line), Target::cuda(sm), {});
+  };
+  const std::string e4m3 = "dtype=e4m3:e4m3:e4m3:";
+  for (const char* line : {"bf16 sq=100 d=64", "fp16 sq=100 d=128 kv=table page=8", "fp32 sq=100 d=256 causal",
+                           "bf16 sq=40 d=64 dropout=0.1", "bf16 sq=20 hq=8 hkv=2 d=128 list=indices"}) {
+    const Plan bytes = plan(e4m3 + line, 90);
+    EXPECT_EQ(bytes.implementation(), "cuda.fwd_wgmma") << line;
+    EXPECT_EQ(bytes.state().tile_kv % 32, 0) << line;
+    EXPECT_EQ(bytes.state().kernels.front().name.find("fwd_wgmma e4m3"), 0U) << bytes.state().kernels.front().name;
+    if (std::string(line).find("list") == std::string::npos) {
+      EXPECT_EQ(plan(e4m3 + line, 80).implementation(), "cuda.fwd_decode") << line;
+    }
+  }
+  for (const std::string& line :
+       {e4m3 + "bf16 sq=1 d=128", e4m3 + "bf16 sq=32 d=64", std::string("dtype=bf16:e4m3:e4m3:bf16 sq=100 d=64"),
+        std::string("dtype=e4m3:e4m3:e5m2:bf16 sq=100 d=64")}) {
+    EXPECT_EQ(plan(line, 90).implementation(), "cuda.fwd_decode") << line;
+  }
+  for (const char* line : {"bf16 sq=100 d=64 descale=token", "bf16 sq=100 d=64 smooth", "bf16 sq=100 d=40",
+                           "bf16 sq=100 d=64 mass=mean list=indices", "bf16 sq=128 d=64 list=bitmask skip=mass"}) {
+    EXPECT_THROW(plan(e4m3 + line, 90), Error) << line;
+  }
+}
+
 // Three groups of 64 rows for narrow heads, but where a fifth of their rows or some multiprocessors had nothing to do.
 TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
   const auto tile_q = [](const std::string& line) {

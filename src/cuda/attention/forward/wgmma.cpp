@@ -48,8 +48,10 @@ Support supports_pages(const FwdConfig& c, const KvSource& source) {
   return Support::no("page_size is " + std::to_string(source.page_size) + "; wants even ones for these head dims");
 }
 
-// Whether it is faster than mma.sync: docs/experiments/gpu-forward-wgmma.md.
+// Whether it is faster than mma.sync: docs/experiments/gpu-forward-wgmma.md. Of 8 bits there is only the kernel for few
+// rows.
 Support is_faster(const FwdConfig& config, const Problem& problem) {
+  if (config.eight_bits && config.tiles == Tiles::list) return Support::yes();  // no other kernel walks any
   const bool narrow = std::max(config.d, config.dv) <= 64;
   const std::int64_t least_rows = narrow ? 33 : 65;
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
@@ -57,6 +59,7 @@ Support is_faster(const FwdConfig& config, const Problem& problem) {
     return Support::no("is slower for " + std::to_string(rows) + " rows a sequence and head; wants " +
                        std::to_string(least_rows) + ", or to be wished for");
   }
+  if (config.eight_bits) return Support::yes();
   if (config.dropout && narrow) return Support::no("is slower for dropout at these head dims; wants to be wished for");
   const int box = std::min(box_rows(config, problem.kv), problem.kv2 ? box_rows(config, *problem.kv2) : 256);
   if (box < 16) {
