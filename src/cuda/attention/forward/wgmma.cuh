@@ -231,12 +231,7 @@ struct FwdWgmma : QueryTiles<C> {
       release(multiplied(), use - 1);
       softmax.apply(rescale, o);
     }
-    if constexpr (C.dropout) drop(s, kept);
-    if constexpr (of_bytes) {
-      pack_bytes(probabilities, s);
-    } else {
-      pack_probabilities(probabilities, s);
-    }
+    pack_probabilities(probabilities, s, kept);
     if constexpr (C.rounded_sums) {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
@@ -262,23 +257,24 @@ struct FwdWgmma : QueryTiles<C> {
     if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, scale, softmax, measure);
-    if constexpr (of_bytes) return rescale;
-    if (!looks && softmax.overshoots(before)) {
-      if (softmax.overflows(before)) {
-        float slack[2];
-        softmax.take_back(before, slack);
-        multiply_again(s, k_at(use));
-        if constexpr (C.scale_first) {  // no key is hidden
-          const int thread = thread_again();
-          FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+    if constexpr (!of_bytes) {
+      if (!looks && softmax.overshoots(before)) {
+        if (softmax.overflows(before)) {
+          float slack[2];
+          softmax.take_back(before, slack);
+          multiply_again(s, k_at(use));
+          if constexpr (C.scale_first) {  // no key is hidden
+            const int thread = thread_again();
+            FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+          }
+          rescale = softmax.raise(s, scale, slack);
+          before[0] = softmax.sum[0][0];
+          before[1] = softmax.sum[0][1];
+          exponentiate(s, scale, softmax, measure);
         }
-        rescale = softmax.raise(s, scale, slack);
-        before[0] = softmax.sum[0][0];
-        before[1] = softmax.sum[0][1];
-        exponentiate(s, scale, softmax, measure);
+        softmax.follow(before, s, rescale);
+        if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
       }
-      softmax.follow(before, s, rescale);
-      if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
     }
     if constexpr (C.skip == Skip::mass) measure.add(softmax.sum[0], softmax.origin[0], rescale.needed);
     return rescale;
@@ -323,19 +319,23 @@ struct FwdWgmma : QueryTiles<C> {
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
 
-  static __device__ __forceinline__ void drop(Scores& s, const KeptBits<C>& kept) {
-#pragma unroll
-    for (int n = 0; n < C.tile_kv / 8; ++n) kept.apply(s.tile[0][n], n / 2, n % 2);
-  }
-  static __device__ __forceinline__ void pack_probabilities(Probabilities& probabilities, const Scores& s) {
+  static __device__ __forceinline__ void pack_probabilities(Probabilities& probabilities, Scores& s,
+                                                            const KeptBits<C>& kept) {
 #pragma unroll
     for (int k = 0; k < C.tile_kv / 16; ++k) {
+      if constexpr (C.dropout) {
+        kept.apply(s.tile[0][2 * k], k, 0);
+        kept.apply(s.tile[0][2 * k + 1], k, 1);
+      }
+      if constexpr (!of_bytes) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const auto& tile = s.tile[0][2 * k + i / 2];
-        probabilities[k][i] = ptx::pack<C.type>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+        for (int i = 0; i < 4; ++i) {
+          const auto& tile = s.tile[0][2 * k + i / 2];
+          probabilities[k][i] = ptx::pack<C.type>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+        }
       }
     }
+    if constexpr (of_bytes) pack_bytes(probabilities, s);
   }
 
   // What P is multiplied with: V, of 8 bits transposed.
