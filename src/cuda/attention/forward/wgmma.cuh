@@ -138,8 +138,8 @@ struct FwdWgmma : QueryTiles<C> {
         if (more) begin_measure(shared.works[(work.item + 1) & 1], measure);
       }
       await_outputs(o);
-      if constexpr (of_bytes) o.scale(work.value);
       if (!skips_more) release(multiplied(), end_of(work, end) - 1);
+      if constexpr (of_bytes) o.scale(work.value);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
       if (work.non_finite != 0) add_replaced(work);
