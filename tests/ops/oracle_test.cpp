@@ -130,6 +130,34 @@ TEST(Oracle, OrderOfSummationChangesOnlyRounding) {
   }
 }
 
+// P of e4m3 costs what three digits of it cost, and not more: a row of one key nothing, others up to 2^-4 of a value.
+TEST(Oracle, ProductsOfBytesRoundProbabilitiesToThreeDigits) {
+  const Case one = Case::parse("attention sq=64 hq=2 d=64 dtype=e4m3:e4m3:e4m3:fp32 causal lse seed=3");
+  Inputs inputs(one);
+  const auto run = [&](Arithmetic arithmetic, std::uint32_t order) {
+    return reference::compute(one.problem, inputs.bindings(), arithmetic, order);
+  };
+  const reference::Result oracle = run(Arithmetic::oracle, 0);
+  double largest = 0;
+  for (const double value : oracle[Slot::o].values) largest = std::max(largest, std::fabs(value));
+  for (const std::uint32_t order : {0U, 1U, 2U, 7U}) {
+    const reference::Result bytes = run(Arithmetic::byte_products, order);
+    double worst = 0;
+    for (std::size_t i = 0; i < oracle[Slot::o].values.size(); ++i) {
+      const double error = std::fabs(bytes[Slot::o].values[i] - oracle[Slot::o].values[i]);
+      worst = std::max(worst, error);
+      if (i < 128 && order == 0) {  // the first token sees one key
+        EXPECT_NEAR(error, 0, 1e-5 * largest) << i;
+      }
+    }
+    EXPECT_GT(worst, 1e-3 * largest) << order;
+    EXPECT_LT(worst, largest / 16) << order;
+    for (std::size_t i = 0; i < oracle[Slot::lse].values.size(); ++i) {
+      EXPECT_NEAR(bytes[Slot::lse].values[i], oracle[Slot::lse].values[i], 0x1p-9) << i;
+    }
+  }
+}
+
 TEST(Numbers, HalvesRoundTripAndRoundToEven) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<std::uint16_t>(bits);

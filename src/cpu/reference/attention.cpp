@@ -153,10 +153,12 @@ void Attention<Real>::load_keys(std::int64_t batch, std::int64_t head_kv) {
     const Tensor& v = in_[slots.v];
     const std::int64_t k_at = token_offset(k, token, head_kv);
     const std::int64_t v_at = token_offset(v, token, head_kv);
-    const auto k_descale =
-        static_cast<Real>(key_descale(problem_, in_[Slot::k_descale], batch, head_kv, key.index, token));
-    const auto v_descale =
-        static_cast<Real>(key_descale(problem_, in_[Slot::v_descale], batch, head_kv, key.index, token));
+    auto k_descale = static_cast<Real>(key_descale(problem_, in_[Slot::k_descale], batch, head_kv, key.index, token));
+    auto v_descale = static_cast<Real>(key_descale(problem_, in_[Slot::v_descale], batch, head_kv, key.index, token));
+    if (of_bytes_) {  // of all keys one, which multiplies sums instead
+      k_factor_ = std::exchange(k_descale, Real{1});
+      v_factor_ = std::exchange(v_descale, Real{1});
+    }
     for (std::size_t c = 0; c < d; ++c) {
       k_[j * d + c] = static_cast<Real>(read(k, k_at + static_cast<std::int64_t>(c))) * k_descale +
                       static_cast<Real>(mean_of(in_[Slot::k_mean], batch, head_kv, static_cast<std::int64_t>(c)));
@@ -265,12 +267,12 @@ void Attention<Real>::score_row(const Row& row) {
   load_row(in_[Slot::q], row, q_);
   const auto q_descale =
       static_cast<Real>(query_descale(problem_, in_[Slot::q_descale], row.batch, row.head, row.index, row.token));
-  for (Real& q : q_) q *= q_descale;
+  for (Real& q : q_) q *= of_bytes_ ? Real{1} : q_descale;
   first_ = static_cast<std::size_t>(visible_.front());
   last_ = static_cast<std::size_t>(visible_.back()) + 1;
   shuffle(visible_);
   std::fill(&scores_[first_], &scores_[first_] + (last_ - first_), Real{0});
-  if (of_bytes_) multiply_byte_keys();
+  if (of_bytes_) multiply_byte_keys(q_descale * k_factor_);
   for (const std::int64_t c : dims_) {
     if (of_bytes_) break;
     const auto dim = static_cast<std::size_t>(c);

@@ -42,7 +42,7 @@ class Attention {
   [[nodiscard]] std::int64_t chunk_of(std::int64_t position) const;
   void find_visible(const Row& row);
   void score_row(const Row& row);
-  void multiply_byte_keys();
+  void multiply_byte_keys(Real descale);
   void weigh_byte_values(const Row& row, Real normalise_at, Real denominator);
   [[nodiscard]] Real score(const Row& row, std::int64_t key, Real dot, Real& slope) const;
   [[nodiscard]] bool kept(const Row& row, std::int64_t key) const;
@@ -91,6 +91,7 @@ class Attention {
   std::uint32_t order_;
   bool other_form_;  // of the same formulas: q scaled before the products, exponentials to base 2, …
   bool of_bytes_;
+  Real k_factor_ = 1, v_factor_ = 1;  // of_bytes_: descales of the keys being computed
   std::uint32_t shuffles_ = 0;
   std::int64_t d_, dv_;
   std::vector<std::int64_t> dims_, value_dims_;  // orders of summation over d and dv

@@ -36,10 +36,10 @@ Real add_cut(Real sum, const Real* summands, std::size_t count) {
 
 }  // namespace
 
-/// The products of q_ with the visible keys.
+/// The products of q_ with the visible keys, times the descale of both.
 template <class Real>
-void Attention<Real>::multiply_byte_keys() {
-  const Real scale = other_form_ ? static_cast<Real>(problem_.softmax_scale()) : Real{1};
+void Attention<Real>::multiply_byte_keys(Real descale) {
+  const Real factor = other_form_ ? descale * static_cast<Real>(problem_.softmax_scale()) : descale;
   for (const std::int64_t j : visible_) {
     Real sum = 0;
     Real products[kDepth];
@@ -47,11 +47,11 @@ void Attention<Real>::multiply_byte_keys() {
       const std::size_t count = std::min(kDepth, dims_.size() - first);
       for (std::size_t i = 0; i < count; ++i) {
         const std::int64_t c = dims_[first + i];
-        products[i] = q_[static_cast<std::size_t>(c)] * scale * k_[static_cast<std::size_t>(j * d_ + c)];
+        products[i] = q_[static_cast<std::size_t>(c)] * k_[static_cast<std::size_t>(j * d_ + c)];
       }
       sum = add_cut(sum, products, count);
     }
-    scores_[static_cast<std::size_t>(j)] = sum;
+    scores_[static_cast<std::size_t>(j)] = sum * factor;
   }
 }
 
@@ -81,12 +81,12 @@ void Attention<Real>::weigh_byte_values(const Row& row, Real normalise_at, Real 
       }
       sum = add_cut(sum, products, count);
     }
-    o_[c] = sum / divisor;
+    o_[c] = sum * v_factor_ / divisor;
   }
 }
 
-template void Attention<double>::multiply_byte_keys();
-template void Attention<float>::multiply_byte_keys();
+template void Attention<double>::multiply_byte_keys(double);
+template void Attention<float>::multiply_byte_keys(float);
 template void Attention<double>::weigh_byte_values(const Row&, double, double);
 template void Attention<float>::weigh_byte_values(const Row&, float, float);
 
