@@ -39,32 +39,43 @@ __device__ __forceinline__ void pack_bytes(u32 (&p)[steps][4], const Accumulator
 template <class VTile, class VtTile, int warps, bool replaces>
 __device__ __forceinline__ bool transpose_bytes(u32 from, u32 to, int warp, int lane, int end) {
   constexpr int key_blocks = VTile::rows / 32;
-  constexpr int blocks = key_blocks * (VTile::columns / 16);
+  constexpr int column_blocks = VTile::columns / 16;
+  constexpr int together = column_blocks / warps % 4 == 0 && !replaces ? 4 : 2;  // loads under way; registers are short
   static_assert(VTile::rows % 32 == 0 && VtTile::rows == VTile::columns && VtTile::columns >= VTile::rows);
+  static_assert(column_blocks % (warps * together) == 0);
   const bool lower = lane < 16;
   const u32 first = lower ? 0x6420 : 0x7531;
   const u32 second = lower ? 0x7531 : 0x6420;
   const int row = lane % 8;
   const int column = 2 * row + ((row >= 4) != (lane / 8 % 2 == 1) ? 1 : 0);
   bool replaced = false;
-#pragma unroll 2
-  for (int block = warp; block < blocks; block += warps) {
-    const int keys = block % key_blocks;
-    const int columns = block / key_blocks;
-    u32 pairs[4];
-    ptx::ldmatrix_x4_transposed(pairs, from + VTile::at(keys * 32 + lane, columns));
-    if constexpr (replaces) {
+#pragma unroll 1
+  for (int keys = 0; keys < key_blocks; ++keys) {
+#pragma unroll 1
+    for (int columns = warp * together; columns < column_blocks; columns += warps * together) {
+      u32 pairs[together][4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const u32 others = (non_finite_bytes<VTile::type>(pairs[i]) >> 7) * 0xFFU;
-        const int key = keys * 32 + i * 8 + lane % 4 * 2;
-        replaced |= ((others & 0xFFFFU) != 0 && key < end) || (others >> 16U != 0 && key + 1 < end);
-        pairs[i] &= ~others;
+      for (int i = 0; i < together; ++i) {
+        ptx::ldmatrix_x4_transposed(pairs[i], from + VTile::at(keys * 32 + lane, columns + i));
+      }
+      if constexpr (replaces) {
+#pragma unroll
+        for (int i = 0; i < together * 4; ++i) {
+          u32& pair = pairs[i / 4][i % 4];
+          const u32 others = (non_finite_bytes<VTile::type>(pair) >> 7) * 0xFFU;
+          const int key = keys * 32 + i % 4 * 8 + lane % 4 * 2;
+          replaced |= ((others & 0xFFFFU) != 0 && key < end) || (others >> 16U != 0 && key + 1 < end);
+          pair &= ~others;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < together; ++i) {
+        const u32(&pair)[4] = pairs[i];
+        const u32 places[4] = {__byte_perm(pair[0], pair[1], first), __byte_perm(pair[0], pair[1], second),
+                               __byte_perm(pair[2], pair[3], first), __byte_perm(pair[2], pair[3], second)};
+        ptx::stmatrix_x4(to + VtTile::at((columns + i) * 16 + column, keys * 2 + lane / 16), places);
       }
     }
-    const u32 places[4] = {__byte_perm(pairs[0], pairs[1], first), __byte_perm(pairs[0], pairs[1], second),
-                           __byte_perm(pairs[2], pairs[3], first), __byte_perm(pairs[2], pairs[3], second)};
-    ptx::stmatrix_x4(to + VtTile::at(columns * 16 + column, keys * 2 + lane / 16), places);
   }
   return replaced;
 }
