@@ -86,7 +86,7 @@ class Attention {
   TileStates tiles_;
   ScoreFunction score_;
   MaskFunction mask_;
-  DType step_;  // narrowest of q, k, v
+  DType step_;           // narrowest of q, k, v
   Real rounding_scale_;  // in (1/2, 1], of each run another: what is rounded is drawn anew
   std::uint32_t order_;
   bool other_form_;  // of the same formulas: q scaled before the products, exponentials to base 2, …

@@ -8,10 +8,10 @@
 namespace tessera::reference {
 namespace {
 
-constexpr std::size_t kDepth = 32;    // summands that a product adds to what was there
-constexpr int kKeptDigits = 13;       // of each, behind the leading digit of the largest
-constexpr int kOffset = 5;            // the largest P of a row is 2^5
-constexpr std::uint32_t kShifts = 8;  // of origins, by eighths of three binary digits: they follow maxima with a slack
+constexpr std::size_t kDepth = 32;  // summands that a product adds to what was there
+constexpr int kKeptDigits = 13;     // of each, behind the leading digit of the largest
+constexpr double kOffset = 5;       // the largest P of a row is 2^5, and up to 2^8: origins follow maxima with a slack
+constexpr double kSlack = 3;
 
 /// Adds summands to a sum as tensor cores do: all are cut to the digits that the largest has.
 template <class Real>
@@ -58,7 +58,7 @@ void Attention<Real>::multiply_byte_keys(Real descale) {
 /// o_ of the scores, by P rounded to e4m3. Its sum is that of P as it was.
 template <class Real>
 void Attention<Real>::weigh_byte_values(const Row& row, Real normalise_at, Real denominator) {
-  const Real factor = std::exp2(static_cast<Real>(kOffset) + Real{3} * static_cast<Real>(order_ % kShifts) / kShifts);
+  const auto factor = static_cast<Real>(std::exp2(kOffset + kSlack * std::fmod(order_ * 0.6180339887498949, 1.0)));
   Real largest = -kInfinity;
   for (const std::int64_t j : visible_) largest = std::max(largest, scores_[static_cast<std::size_t>(j)]);
   std::vector<Real> weights;
