@@ -10,8 +10,9 @@ namespace {
 
 constexpr std::size_t kDepth = 32;  // summands that a product adds to what was there
 constexpr int kKeptDigits = 13;     // of each, behind the leading digit of the largest
-constexpr double kOffset = 5;       // the largest P of a row is 2^5, and up to 2^8: origins follow maxima with a slack
-constexpr double kSlack = 3;
+// The largest P of a row is 2^4, and up to 2^8: origins follow maxima with a slack.
+constexpr double kOffset = 4;
+constexpr double kSlack = 4;
 
 /// Adds summands to a sum as tensor cores do: all are cut to the digits that the largest has.
 template <class Real>

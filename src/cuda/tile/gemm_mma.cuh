@@ -125,6 +125,29 @@ __device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, KTile::rows
   }
 }
 
+/// Products of e4m3 of a warp's rows with all keys of a tile, times a factor, in place of those of S in the halves of
+/// rows that `which` names. `rows`, `keys`: rows_address and keys_address.
+template <class QTile, class KTile>
+__device__ __forceinline__ void overwrite_byte_scores(Accumulator<1, KTile::rows / 8>& s, const bool (&which)[2],
+                                                      u32 rows, u32 keys, float factor) {
+#pragma unroll
+  for (int n = 0; n < KTile::rows / 8; ++n) {
+    float c[4] = {};
+#pragma unroll 1
+    for (int k = 0; k < KTile::columns / 32; ++k) {
+      u32 a[1][4];
+      u32 b[4];
+      load_rows<QTile>(a, rows, k);
+      ptx::ldmatrix_x4(b, KTile::chunk_pair(keys, k) + KTile::rows_below(n / 2 * 16));
+      ptx::mma_m16n8k32_e4m3(c, a[0], b[n % 2 * 2], b[n % 2 * 2 + 1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (which[i / 2]) s.tile[0][n][i] = c[i] * factor;
+    }
+  }
+}
+
 /// O += P · V for one tile of 16 keys: P's column of tiles in registers, V (keys, dv) in shared memory.
 template <Element type, class VTile, int row_tiles>
 __device__ __forceinline__ void multiply_values(Accumulator<row_tiles, VTile::columns / 8>& o,

@@ -222,6 +222,27 @@ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bool bf16, P
   collect("for mma", kWholeWarp, &own, run, at);
 }
 
+void mma_m16n8k32_e4m3(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Place at) {
+  WarpProduct own{&c, &a, {b0, b1}, false};
+  const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place /*place*/) {
+    float a_all[16][kByteDepth];
+    float b_all[kByteDepth][8];
+    for (int l = 0; l < 32; ++l) {
+      const auto& lane = *static_cast<const WarpProduct*>(lanes[l]);
+      gather_bytes(a_all, l, *lane.a);
+      for (int i = 0; i < 8; ++i)
+        b_all[l % 4 * 4 + i / 4 * 16 + i % 4][l / 4] = from_byte(lane.b[i / 4] >> (i % 4 * 8) & 0xff);
+    }
+    for (int l = 0; l < 32; ++l) {
+      const auto& lane = *static_cast<const WarpProduct*>(lanes[l]);
+      for (int i = 0; i < 4; ++i) {
+        for (int k = 0; k < kByteDepth; ++k) (*lane.c)[i] += a_all[l / 4 + i / 2 * 8][k] * b_all[k][l % 4 * 2 + i % 2];
+      }
+    }
+  };
+  collect("for mma", kWholeWarp, &own, run, at);
+}
+
 void wgmma(const GroupProduct& product) { groups[static_cast<std::size_t>(thread())].begun.push_back(product); }
 
 void wgmma_commit(Place /*at*/) {

@@ -79,6 +79,8 @@ void ldmatrix(u32 (&to)[4], u32 row_address, bool transposed, Place at);
 void stmatrix(u32 row_address, const u32 (&from)[4], Place at);
 void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bool bf16, Place at);
 
+void mma_m16n8k32_e4m3(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Place at);
+
 /// A product of a warpgroup, begun.
 struct GroupProduct {
   float* d;

@@ -30,6 +30,9 @@ struct FwdWgmma : QueryTiles<C> {
   using typename Base::KTile, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
       typename Base::Works;
   static constexpr bool of_bytes = C.multiplies_bytes();
+  // Of 8 bits, where registers do not suffice for rows to be computed again, or where that would take more than
+  // products.
+  static constexpr bool looks_always = of_bytes && (C.scale_first || C.tile_kv / 2 + C.dv / 2 + C.tile_kv / 8 > 180);
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
@@ -41,8 +44,8 @@ struct FwdWgmma : QueryTiles<C> {
                                             : groups == 3 || C.blocks() == 3     ? 32
                                                                                  : 40;
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
-  // e4m3 ends at 448: P is 2^5 at its origin, and at most 2^8.
-  using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 5 : 0>;
+  // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
+  using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Measure = TileMeasure<C>;
@@ -252,12 +255,17 @@ struct FwdWgmma : QueryTiles<C> {
                                                                    int use, Online& softmax, Measure& measure) const {
     typename Online::Rescale rescale{};
     const float scale = softmax_scale(work);
-    const bool looks = of_bytes || first || C.tests_elements() || tile.cut_begin || tile.cut_end;
+    const bool looks = first || looks_always || C.tests_elements() || tile.cut_begin || tile.cut_end;
     if (looks) rescale = softmax.raise(s, scale);
     if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, scale, softmax, measure);
-    if constexpr (!of_bytes) {
+    if constexpr (of_bytes) {
+      if (!looks_always && !looks && softmax.overshoots(before)) {
+        if (softmax.overflows(before)) exponentiate_again(work, s, scale, use, before, softmax, rescale);
+        softmax.recentre(s, rescale);
+      }
+    } else {
       if (!looks && softmax.overshoots(before)) {
         if (softmax.overflows(before)) {
           float slack[2];
@@ -278,6 +286,17 @@ struct FwdWgmma : QueryTiles<C> {
     }
     if constexpr (C.skip == Skip::mass) measure.add(softmax.sum[0], softmax.origin[0], rescale.needed);
     return rescale;
+  }
+
+  // Of 8 bits only for the rows that need it: products by mma.sync are not those by wgmma to the bit.
+  __device__ __forceinline__ void exponentiate_again(const Work& work, Scores& s, float scale, int use,
+                                                     const float (&before)[2], Online& softmax,
+                                                     typename Online::Rescale& rescale) const {
+    const bool which[2] = {softmax.overflows(before, 0), softmax.overflows(before, 1)};
+    const int thread = thread_again();
+    overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), thread / 32 % 4 * 16, thread % 32),
+                                        keys_address<KTile>(k_at(use), thread % 32), work.product);
+    softmax.exponentiate_again(which, before, s, scale, rescale);
   }
 
   __device__ __forceinline__ void multiply_again(Scores& s, u32 k_tile) const {

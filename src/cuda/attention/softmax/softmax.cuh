@@ -130,12 +130,84 @@ struct Softmax {
     }
   }
 
+  /// Raises the origins of rows of which a probability in `s` is above 2^slack, by the power of two that brings their
+  /// largest to 2^offset, and divides sums and `s` by it.
+  template <int key_tiles>
+  __device__ __forceinline__ void recentre(Accumulator<1, key_tiles>& s, Rescale& rescale) {
+    float factors[2];
+    bool moved = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float highest = 0.0F;
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n) {
+        highest = fmaxf(highest, fmaxf(s.tile[0][n][half * 2], s.tile[0][n][half * 2 + 1]));
+      }
+      highest = quad_maximum(highest);
+      const bool rises = highest > kMostSum;
+      moved |= rises;
+      const int power = rises ? (__float_as_int(highest) >> 23) - 127 - offset_bits : 0;
+      factors[half] = __int_as_float((127 - power) << 23);
+      origin[0][half] += static_cast<float>(power);
+      sum[0][half] *= factors[half];
+    }
+    if (!__any_sync(0xffffffffU, moved)) return;
+    if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
+    rescale.needed = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      rescale.factor[0][half] *= factors[half];
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n) {
+        s.tile[0][n][half * 2] *= factors[half];
+        s.tile[0][n][half * 2 + 1] *= factors[half];
+      }
+    }
+  }
+
   /// Whether what came since `before` is so large that follow() may not divide it.
   __device__ __forceinline__ bool overflows(const float (&before)[2]) const {
     static_assert(row_tiles == 1);
     return __any_sync(0xffffffffU, fmaxf(sum[0][0] - before[0], sum[0][1] - before[1]) > kMostFollowed) != 0;
   }
+  /// The same of one row.
+  __device__ __forceinline__ bool overflows(const float (&before)[2], int half) const {
+    return quad_maximum(sum[0][half] - before[half]) > kMostFollowed;
+  }
   static constexpr float kMostFollowed = 1.0e30F;  // by it and 2^15 the reciprocal is still a normal number
+
+  /// Rows of which what came since `before` is too large to be divided: their `s` is scores again now, which become
+  /// probabilities anew, relative to their maxima.
+  template <int key_tiles>
+  __device__ __forceinline__ void exponentiate_again(const bool (&which)[2], const float (&before)[2],
+                                                     Accumulator<1, key_tiles>& s, float scale, Rescale& rescale) {
+    if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
+    rescale.needed = true;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!__any_sync(0xffffffffU, which[half])) continue;
+      float highest = s.tile[0][0][half * 2];
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n) {
+        highest = fmaxf(highest, fmaxf(s.tile[0][n][half * 2], s.tile[0][n][half * 2 + 1]));
+      }
+      const float raised = quad_maximum(highest) * scale - static_cast<float>(offset_bits);
+      if (!which[half]) continue;
+      const float factor = ptx::exp2(origin[0][half] - raised);
+      rescale.factor[0][half] *= factor;
+      origin[0][half] = raised;
+      sum[0][half] = before[half] * factor;
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n) {
+#pragma unroll
+        for (int i = half * 2; i < half * 2 + 2; ++i) {
+          float& p = s.tile[0][n][i];
+          p = ptx::exp2(__fmaf_rn(p, scale, -raised));
+          sum[0][half] += p;
+        }
+      }
+    }
+  }
 
   /// Takes back what came since `before`. `slack`: with which rows' origins are to be raised then, those that overflow
   /// to their maxima; no other row may change.
