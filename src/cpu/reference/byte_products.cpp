@@ -14,7 +14,8 @@ constexpr int kKeptDigits = 13;     // of each, behind the leading digit of the 
 constexpr double kOffset = 4;
 constexpr double kSlack = 4;
 
-/// Adds summands to a sum as tensor cores do: all are cut to the digits that the largest has.
+/// Adds summands to a sum as tensor cores do: all are cut to the digits that are kept of the largest, and the sum to
+/// its own.
 template <class Real>
 Real add_cut(Real sum, const Real* summands, std::size_t count) {
   Real largest = std::fabs(sum);
@@ -32,7 +33,8 @@ Real add_cut(Real sum, const Real* summands, std::size_t count) {
   if (!(unit > 0) || !std::isfinite(1 / unit)) return sum;  // below the numbers of fp32
   Real units = std::trunc(sum / unit);
   for (std::size_t i = 0; i < count; ++i) units += std::trunc(summands[i] / unit);
-  return units * unit;
+  const Real kept = std::ldexp(Real{1}, std::max(std::ilogb(units) - kKeptDigits, 0));
+  return units == 0 ? units : std::trunc(units / kept) * kept * unit;
 }
 
 }  // namespace

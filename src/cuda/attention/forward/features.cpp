@@ -97,8 +97,8 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
 
 bool walks_plainly(const FwdConfig& config) {
   return config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
-         config.output == config.type && !config.compressed_causal && !config.chunked && !config.dropout &&
-         !config.user_score && !config.user_mask;
+         (config.output == config.type || config.eight_bits) && !config.compressed_causal && !config.chunked &&
+         !config.dropout && !config.user_score && !config.user_mask;
 }
 
 bool is_plain(const FwdConfig& config) { return walks_plainly(config) && !config.scale_first; }

@@ -18,11 +18,11 @@ std::int64_t usual_rows(const Problem& problem) {
   return std::min(queries, problem.seqlen_q) * packed_heads(problem);
 }
 
-// Products of 8 bits take 32 keys at a time, and half the room.
+// Products of 8 bits take 32 keys at a time, and P has half the registers.
 void choose_byte_tiles(FwdConfig& config) {
-  const int widest = std::max(config.d, config.dv);
+  const bool widest = std::max(config.d, config.dv) > 192;
+  if (widest && walks_plainly(config) && !config.scale_first) config.tile_kv = 96;
   if (config.tile_kv == 80) config.tile_kv = 64;
-  if (widest <= 128 && config.tile_q >= 128) config.stages = std::max(config.stages, 3);
 }
 
 }  // namespace
