@@ -240,7 +240,7 @@ struct FwdConfig {
   /// needs half as many.
   constexpr int blocks() const {
     const bool plainest = tiles == Tiles::range && segments == 1 && !compressed_causal && !chunked && !scale_first &&
-                          !dropout && !user_mask;
+                          !dropout && !user_mask && !eight_bits;
     const bool narrow = tile_kv <= 64 && d <= 64 && dv <= 64;
     if (products == Products::wgmma && threads() == 128 && plainest && narrow) return 3;
     return threads() < 256 ? 256 / threads() : 1;
@@ -266,6 +266,11 @@ struct FwdConfig {
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(v_type()); }
   /// Whether all products are of 8 bits. V is transposed for them in shared memory (tile/transposed_bytes.cuh).
   constexpr bool multiplies_bytes() const { return products == Products::wgmma && eight_bits; }
+  /// Whether O is added to sums in shared memory every kPromotedKeys keys (tile/promoted_sums.cuh); of wider heads
+  /// there is no room.
+  static constexpr int kPromotedKeys = 4096;
+  constexpr bool promotes() const { return multiplies_bytes() && dv <= 128; }
+  constexpr int promoted_bytes() const { return promotes() ? tile_q * (dv * 4 + 16) : 0; }
   constexpr int transposed_keys() const { return round_up(tile_kv, 64); }
   constexpr int stage_bytes() const {
     return k_bytes() + v_bytes() + (multiplies_bytes() ? transposed_keys() * dv : 0);
@@ -280,7 +285,7 @@ struct FwdConfig {
   constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }
   /// Without what a list needs.
   constexpr int tiles_end() const {
-    const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes();
+    const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes() + promoted_bytes();
     return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());
   }
   constexpr int smem_bytes() const { return tiles_end() + list_bytes(); }

@@ -57,7 +57,7 @@ TEST(Wgmma, MultipliesEightBits) {
   }
   for (const std::string& line :
        {e4m3 + "bf16 sq=1 d=128", e4m3 + "bf16 sq=32 d=64", std::string("dtype=bf16:e4m3:e4m3:bf16 sq=100 d=64"),
-        std::string("dtype=e4m3:e4m3:e5m2:bf16 sq=100 d=64")}) {
+        std::string("dtype=e4m3:e4m3:e5m2:bf16 sq=100 d=64"), e4m3 + "bf16 sq=100 sk=32769 d=192"}) {
     EXPECT_EQ(plan(line, 90).implementation(), "cuda.fwd_decode") << line;
   }
   for (const char* line : {"bf16 sq=100 d=64 descale=token", "bf16 sq=100 d=64 smooth", "bf16 sq=100 d=40",

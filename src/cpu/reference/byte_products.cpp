@@ -2,14 +2,16 @@
 // Arithmetic::byte_products: what an implementation rounds whose products are of e4m3, by tensor cores of SM90.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cpu/reference/attention.h"
 
 namespace tessera::reference {
 namespace {
 
-constexpr std::size_t kDepth = 32;  // summands that a product adds to what was there
-constexpr int kKeptDigits = 13;     // of each, behind the leading digit of the largest
+constexpr std::size_t kDepth = 32;           // summands that a product adds to what was there
+constexpr std::size_t kPromotedKeys = 4096;  // whose sum is added to one of fp32, up to 128 columns
+constexpr int kKeptDigits = 13;              // of each, behind the leading digit of the largest
 // The largest P of a row is 2^4, and up to 2^8: origins follow maxima with a slack.
 constexpr double kOffset = 4;
 constexpr double kSlack = 4;
@@ -75,16 +77,18 @@ void Attention<Real>::weigh_byte_values(const Row& row, Real normalise_at, Real 
   Real divisor = denominator * factor * std::exp(normalise_at - largest);
   if (problem_.dropout > 0) divisor *= static_cast<Real>(threshold_) / Real{65536};
   for (std::size_t c = 0; c < o_.size(); ++c) {
+    Real total = 0;
     Real sum = 0;
     Real products[kDepth];
     for (std::size_t first = 0; first < keys.size(); first += kDepth) {
+      if (dv_ <= 128 && first % kPromotedKeys == 0) total += std::exchange(sum, Real{0});
       const std::size_t count = std::min(kDepth, keys.size() - first);
       for (std::size_t i = 0; i < count; ++i) {
         products[i] = weights[first + i] * v_by_dim_[c * keys_.size() + static_cast<std::size_t>(keys[first + i])];
       }
       sum = add_cut(sum, products, count);
     }
-    o_[c] = sum * v_factor_ / divisor;
+    o_[c] = (total + sum) * v_factor_ / divisor;
   }
 }
 

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::int64_t kMostGrid = 65535;  // sequences and heads: blocks in y and z of other kernels
 constexpr std::int64_t kMostSplits = 256;
+constexpr std::int64_t kMostUnpromotedKeys = 32768;  // in products of 8 bits (tile/promoted_sums.cuh)
 constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
 
 // Keys and values of 8 bits under queries of 16, or of e4m3; by wgmma all of e4m3.
@@ -25,6 +26,10 @@ Support supports_eight_bits(const Problem& p, Products products) {
   const bool wgmma = products == Products::wgmma;
   if (wgmma && (p.q_type != DType::e4m3 || p.k_type != DType::e4m3 || p.v_type != DType::e4m3)) {
     return Support::no("wants q, k and v in e4m3 where one of them has 8 bits");
+  }
+  if (wgmma && p.head_dim_v > 128 && count_keys(p) > kMostUnpromotedKeys) {
+    return Support::no("keeps 14 digits of sums over " + std::to_string(count_keys(p)) + " keys; wants at most " +
+                       std::to_string(kMostUnpromotedKeys) + " above 128 columns of V");
   }
   if (wgmma && p.skip) return Support::no("moves no skip states of 8 bits on");
   if (p.k_type == DType::int8) return Support::no("has no int8");

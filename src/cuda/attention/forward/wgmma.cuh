@@ -17,6 +17,7 @@
 #include "cuda/ptx/grid.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
+#include "cuda/tile/promoted_sums.cuh"
 
 namespace tessera::cuda {
 
@@ -30,8 +31,7 @@ struct FwdWgmma : QueryTiles<C> {
   using typename Base::KTile, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
       typename Base::Works;
   static constexpr bool of_bytes = C.multiplies_bytes();
-  // Of 8 bits, where registers do not suffice for rows to be computed again, or where that would take more than
-  // products.
+  // Of 8 bits, where registers do not suffice to compute rows again, or scores are changed before maxima are taken.
   static constexpr bool looks_always = of_bytes && (C.scale_first || C.tile_kv / 2 + C.dv / 2 + C.tile_kv / 8 > 180);
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
@@ -48,6 +48,7 @@ struct FwdWgmma : QueryTiles<C> {
   using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
+  using Sums = PromotedSums<C.dv, C.threads()>;
   using Measure = TileMeasure<C>;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
@@ -120,6 +121,7 @@ struct FwdWgmma : QueryTiles<C> {
         begin_products(o, probabilities, v);
         scheduler_barrier_arrive();
         looked_through = softmax_step<false>(work, use, s, probabilities, o, softmax, measure);
+        if constexpr (C.promotes()) promote(work, use, o, softmax);
       }
       use = end_of(work, end);
       const u32 v = ptx::uniform(multiplied_at(use - 1));
@@ -142,6 +144,7 @@ struct FwdWgmma : QueryTiles<C> {
       }
       await_outputs(o);
       if (!skips_more) release(multiplied(), end_of(work, end) - 1);
+      if (C.promotes() && has_promoted(work, end_of(work, end))) promoted_sums().add_to(o, softmax.origin[0]);
       if constexpr (of_bytes) o.scale(work.value);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
@@ -150,6 +153,19 @@ struct FwdWgmma : QueryTiles<C> {
       __syncwarp();
       if (lane == 0) items().release(item);
     }
+  }
+
+  // Every kPromotedKeys keys of the row tile O is added to what was there. Whether any was before use `end`.
+  static constexpr int promoted_tiles = FwdConfig::kPromotedKeys / C.tile_kv;
+  __device__ __forceinline__ Sums promoted_sums() const {
+    return {q_base + C.q_bytes() + C.ring_bytes(), thread_again()};
+  }
+  __device__ __forceinline__ bool has_promoted(const Work& work, int end) const {
+    return (end - work.first_use) / promoted_tiles > (own(work).first + 1 - work.first_use) / promoted_tiles;
+  }
+  __device__ __forceinline__ void promote(const Work& work, int use, Output& o, const Online& softmax) const {
+    if ((use + 1 - work.first_use) % promoted_tiles != 0) return;
+    promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
   }
 
   // What the group's rows say of a skip state's tiles.
@@ -249,7 +265,7 @@ struct FwdWgmma : QueryTiles<C> {
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
   // looked for, and the sum of the probabilities tells when it should have been. They are divided then; and only where
   // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
-  // Identity.RowsDoNotKnowEachOther).
+  // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   template <bool first>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
                                                                    int use, Online& softmax, Measure& measure) const {
@@ -262,7 +278,13 @@ struct FwdWgmma : QueryTiles<C> {
     exponentiate(s, scale, softmax, measure);
     if constexpr (of_bytes) {
       if (!looks_always && !looks && softmax.overshoots(before)) {
-        if (softmax.overflows(before)) exponentiate_again(work, s, scale, use, before, softmax, rescale);
+        if (softmax.overflows(before)) {
+          softmax.exponentiate_again(before, s, scale, rescale, [&](const bool(&which)[2]) {
+            const int own = thread_again();
+            overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
+                                                keys_address<KTile>(k_at(use), own % 32), work.product);
+          });
+        }
         softmax.recentre(s, rescale);
       }
     } else {
@@ -286,17 +308,6 @@ struct FwdWgmma : QueryTiles<C> {
     }
     if constexpr (C.skip == Skip::mass) measure.add(softmax.sum[0], softmax.origin[0], rescale.needed);
     return rescale;
-  }
-
-  // Of 8 bits only for the rows that need it: products by mma.sync are not those by wgmma to the bit.
-  __device__ __forceinline__ void exponentiate_again(const Work& work, Scores& s, float scale, int use,
-                                                     const float (&before)[2], Online& softmax,
-                                                     typename Online::Rescale& rescale) const {
-    const bool which[2] = {softmax.overflows(before, 0), softmax.overflows(before, 1)};
-    const int thread = thread_again();
-    overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), thread / 32 % 4 * 16, thread % 32),
-                                        keys_address<KTile>(k_at(use), thread % 32), work.product);
-    softmax.exponentiate_again(which, before, s, scale, rescale);
   }
 
   __device__ __forceinline__ void multiply_again(Scores& s, u32 k_tile) const {

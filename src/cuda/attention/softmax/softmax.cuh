@@ -176,11 +176,13 @@ struct Softmax {
   }
   static constexpr float kMostFollowed = 1.0e30F;  // by it and 2^15 the reciprocal is still a normal number
 
-  /// Rows of which what came since `before` is too large to be divided: their `s` is scores again now, which become
-  /// probabilities anew, relative to their maxima.
-  template <int key_tiles>
-  __device__ __forceinline__ void exponentiate_again(const bool (&which)[2], const float (&before)[2],
-                                                     Accumulator<1, key_tiles>& s, float scale, Rescale& rescale) {
+  /// Rows of which what came since `before` is too large to be divided: `restore`, which is told which of a thread's
+  /// two they are, makes scores of their `s` again, and these become probabilities relative to their maxima.
+  template <int key_tiles, class Restore>
+  __device__ __forceinline__ void exponentiate_again(const float (&before)[2], Accumulator<1, key_tiles>& s,
+                                                     float scale, Rescale& rescale, Restore restore) {
+    const bool which[2] = {overflows(before, 0), overflows(before, 1)};
+    restore(which);
     if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
     rescale.needed = true;
 #pragma unroll
