@@ -19,9 +19,10 @@ std::int64_t usual_rows(const Problem& problem) {
 }
 
 // Products of 8 bits take 32 keys at a time, and P has half the registers.
-void choose_byte_tiles(FwdConfig& config) {
+void choose_byte_tiles(FwdConfig& config, const Problem& problem) {
   const bool widest = std::max(config.d, config.dv) > 192;
-  if (widest && walks_plainly(config) && !config.scale_first) config.tile_kv = 96;
+  if (widest && walks_plainly(config) && !config.scale_first && problem.kv.seqlen >= 1024) config.tile_kv = 96;
+  if (config.tile_q == 192) config.stages = 2;
   if (config.tile_kv == 80) config.tile_kv = 64;
 }
 
@@ -63,7 +64,7 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   }
   // Beside 256 columns of O there are no registers left for more.
   if (widest > 192 && (problem.list || config.dropout || much_to_find)) config.tile_kv = 32;
-  if (config.multiplies_bytes()) choose_byte_tiles(config);
+  if (config.multiplies_bytes()) choose_byte_tiles(config, problem);
   if (problem.list) choose_list_tiles(config, problem, packed_heads(problem), config.tile_kv);
 }
 

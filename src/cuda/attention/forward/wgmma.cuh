@@ -108,6 +108,7 @@ struct FwdWgmma : QueryTiles<C> {
       scheduler_barrier_arrive();
       o.clear();
       softmax.clear();
+      int promoted_at = use + promoted_tiles;
       bool looked_through = softmax_step<true>(work, use, s, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
@@ -121,7 +122,10 @@ struct FwdWgmma : QueryTiles<C> {
         begin_products(o, probabilities, v);
         scheduler_barrier_arrive();
         looked_through = softmax_step<false>(work, use, s, probabilities, o, softmax, measure);
-        if constexpr (C.promotes()) promote(work, use, o, softmax);
+        if (C.promotes() && use == promoted_at) {
+          promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
+          promoted_at += promoted_tiles;
+        }
       }
       use = end_of(work, end);
       const u32 v = ptx::uniform(multiplied_at(use - 1));
@@ -155,17 +159,13 @@ struct FwdWgmma : QueryTiles<C> {
     }
   }
 
-  // Every kPromotedKeys keys of the row tile O is added to what was there. Whether any was before use `end`.
+  // Every kPromotedKeys keys O is added to what was there. Whether any was before use `end`.
   static constexpr int promoted_tiles = FwdConfig::kPromotedKeys / C.tile_kv;
   __device__ __forceinline__ Sums promoted_sums() const {
     return {q_base + C.q_bytes() + C.ring_bytes(), thread_again()};
   }
   __device__ __forceinline__ bool has_promoted(const Work& work, int end) const {
-    return (end - work.first_use) / promoted_tiles > (own(work).first + 1 - work.first_use) / promoted_tiles;
-  }
-  __device__ __forceinline__ void promote(const Work& work, int use, Output& o, const Online& softmax) const {
-    if ((use + 1 - work.first_use) % promoted_tiles != 0) return;
-    promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
+    return end - own(work).first > promoted_tiles;
   }
 
   // What the group's rows say of a skip state's tiles.
