@@ -274,7 +274,8 @@ BenchInputs make_inputs(const BenchCase& bench_case, std::uint64_t seed) {
   add(problem.bwd_list, detail::list_slots(true));
   if (problem.skip) add_skip(problem, inputs.arrays);
   if (!bench_case.lengths.empty()) {
-    for (const Slot slot : {Slot::cu_seqlens_q, Slot::cu_seqlens_k}) inputs.arrays[slot] = ends_of(bench_case.lengths);
+    inputs.arrays[Slot::cu_seqlens_q] = ends_of(bench_case.lengths);
+    if (problem.kv.layout == KvLayout::varlen) inputs.arrays[Slot::cu_seqlens_k] = ends_of(bench_case.lengths);
   }
   if (problem.operation == Operation::attention) {
     const Bindings bindings = bindings_of(inputs.arrays);

@@ -28,16 +28,30 @@ std::vector<std::string> alternatives(const std::string& text) {
   return parts;
 }
 
+constexpr std::int64_t kMostSequences = 1 << 20;  // of one length
+
 std::vector<std::int64_t> parse_lengths(const char* key, const std::string& text) {
   std::vector<std::int64_t> lengths;
   for (const std::string& part : alternatives(text)) {
     const char* end = part.data() + part.size();
-    const auto [stop, error] = std::from_chars(part.data(), end, lengths.emplace_back());
-    if (error != std::errc{} || stop != end) {
-      throw Error(ErrorCode::parse, key, "'" + text + "'", fmt::format("{}=100,300", key));
+    std::int64_t length = 0, times = 1;
+    auto [stop, error] = std::from_chars(part.data(), end, length);
+    if (error == std::errc{} && stop != end && *stop == 'x') {
+      const auto [behind, wrong] = std::from_chars(stop + 1, end, times);
+      stop = behind;
+      error = wrong;
     }
+    if (error != std::errc{} || stop != end || times < 1 || times > kMostSequences) {
+      throw Error(ErrorCode::parse, key, "'" + text + "'", fmt::format("{}=100,300, or {}=100x8,300", key, key));
+    }
+    lengths.insert(lengths.end(), static_cast<std::size_t>(times), length);
   }
   return lengths;
+}
+
+// Keys whose lengths are told apart from where the sequences lie.
+bool has_cache(const Problem& problem) {
+  return problem.kv.layout != KvLayout::varlen && (problem.kv.seqused || problem.kv.page_size > 0);
 }
 
 void check_lengths(const BenchCase& of) {
@@ -46,21 +60,24 @@ void check_lengths(const BenchCase& of) {
   const auto fail = [](const std::string& got, const std::string& want) {
     throw Error(ErrorCode::invalid_argument, "lens", got, want);
   };
-  if (problem.q_layout != Layout::varlen || problem.is_linear() || problem.kv.layout != KvLayout::varlen) {
-    fail("a problem of dense queries or keys", "attention with layout=varlen, keys packed too");
+  const bool packs_keys = problem.kv.layout == KvLayout::varlen;
+  if (problem.q_layout != Layout::varlen || problem.is_linear() || !(packs_keys || has_cache(problem))) {
+    fail("a problem of dense queries or keys", "attention with layout=varlen, keys packed too or in a cache");
   }
   if (problem.list || problem.bwd_list || problem.kv2) fail("a problem with a list or two sources", "neither");
   std::int64_t sum = 0;
   for (const std::int64_t length : of.lengths) {
-    if (length < 0 || length > std::min(problem.seqlen_q, problem.kv.seqlen)) {
-      fail(std::to_string(length), "0 to sq and sk");
+    if (length < 0 || length > (packs_keys ? std::min(problem.seqlen_q, problem.kv.seqlen) : problem.seqlen_q)) {
+      fail(std::to_string(length), packs_keys ? "0 to sq and sk" : "0 to sq");
     }
     sum += length;
   }
   if (static_cast<std::int64_t>(of.lengths.size()) != problem.batch) {
     fail(std::to_string(of.lengths.size()) + " lengths", "one for each of " + std::to_string(problem.batch));
   }
-  if (sum > std::min(problem.total_q, problem.kv.total)) fail(std::to_string(sum) + " tokens", "at most tq and tk");
+  if (sum > problem.total_q || (packs_keys && sum > problem.kv.total)) {
+    fail(std::to_string(sum) + " tokens", packs_keys ? "at most tq and tk" : "at most tq");
+  }
 }
 
 void check_key_lengths(const BenchCase& of) {
@@ -75,8 +92,7 @@ void check_key_lengths(const BenchCase& of) {
     }
     return;
   }
-  const bool has_lengths = problem.kv.seqused || problem.kv.page_size > 0;
-  if (problem.operation != Operation::attention || problem.kv.layout == KvLayout::varlen || !has_lengths) {
+  if (problem.operation != Operation::attention || !has_cache(problem)) {
     fail("a problem without a cache", "attention with keys in pages, or dense ones with seqused_k");
   }
   if (problem.list || problem.bwd_list) fail("a problem with a list", "none");

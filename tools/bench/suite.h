@@ -14,7 +14,8 @@ namespace tessera::cli {
 struct BenchCase {
   Problem problem;
   double density = 1.0;  // part of the visible tiles that the tile list keeps; the token density=0.25 of a line
-  // Lengths of packed sequences, queries and keys alike; the token lens=100,300 of a line. Empty: equal ones.
+  // Lengths of packed sequences, of keys too where these are packed; the token lens=100,300x4 of a line. Empty: equal
+  // ones.
   std::vector<std::int64_t> lengths;
   // Keys that the sequences of a cache have; one for all, or one each; the token lens_k=100,300. Empty: all full.
   std::vector<std::int64_t> key_lengths;

@@ -166,16 +166,12 @@ Work work_of(const BenchCase& bench_case, const std::vector<KeptTiles>& kept) {
   }
   if (problem.operation != Operation::attention) return work;
   double pairs = 0;
-  if (!bench_case.lengths.empty()) {
-    Problem one = problem;
-    for (const std::int64_t length : bench_case.lengths) {
-      one.seqlen_q = one.kv.seqlen = length;
-      pairs += visible_pairs(one, {}) * static_cast<double>(problem.heads_q);
-    }
-  } else if (!bench_case.key_lengths.empty()) {
+  if (!bench_case.lengths.empty() || !bench_case.key_lengths.empty()) {
     Problem one = of_equal_lengths(problem);
+    const bool packs_keys = problem.kv.layout == KvLayout::varlen;
     for (std::int64_t b = 0; b < problem.batch; ++b) {
-      one.kv.seqlen = bench_case.key_length(b);
+      if (!bench_case.lengths.empty()) one.seqlen_q = bench_case.lengths[static_cast<std::size_t>(b)];
+      one.kv.seqlen = packs_keys ? one.seqlen_q : bench_case.key_length(b);
       pairs += visible_pairs(one, {}) * static_cast<double>(problem.heads_q);
     }
   } else if (kept.empty()) {
