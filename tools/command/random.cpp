@@ -39,6 +39,7 @@ struct RandomOptions {
   std::string isa;
   std::string implementation;
   std::string histogram;
+  cases::RandomScope scope;
   bool print_only = false;
   DeviceOptions device;
 };
@@ -74,7 +75,8 @@ class RandomRun {
   [[nodiscard]] bool report() const {
     const double seconds = elapsed();
     for (const auto& [reason, count] : reasons_) fmt::print("skipped {}: {}\n", count, reason);
-    std::fputs(histogram_.summary(kLeastPairs * histogram_.total() / kLeastPairsPer).c_str(), stdout);
+    const std::uint64_t least = options_.scope.queries > 0 ? 0 : kLeastPairs * histogram_.total() / kLeastPairsPer;
+    std::fputs(histogram_.summary(least).c_str(), stdout);
     fmt::print(
         "{}seed {}: {} problems in {:.1f} s ({:.2f} ms each on {} {}), {} failed; largest error {:.2f} of its "
         "tolerance\n",
@@ -142,8 +144,9 @@ class RandomRun {
 
   [[nodiscard]] cases::Case draw(std::uint64_t index) const {
     const std::uint64_t plan = index / options_.values;
-    cases::Case problem =
-        on_gpu_ ? cases::random_gpu_case(options_.seed, plan) : cases::random_case(options_.seed, plan, isas_);
+    const cases::RandomScope& scope = options_.scope;
+    cases::Case problem = on_gpu_ ? cases::random_gpu_case(options_.seed, plan, scope)
+                                  : cases::random_case(options_.seed, plan, isas_, scope);
     if (index % options_.values != 0) cases::redraw_values(problem, options_.seed, index);
     return problem;
   }
@@ -226,6 +229,8 @@ void add_random(CLI::App& app, int& exit_code) {
   add_number(*verb, "--jobs", options->jobs, 1, 1024, "Problems under way at once")->default_str("1");
   verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: each problem on every one");
   verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");
+  add_number(*verb, "--queries", options->scope.queries, 1, 256,
+             "Attention forwards alone, of at most so many queries a sequence, and mixed batches: decode steps");
   verb->add_option("--histogram", options->histogram, "File for the counts of all pairs of features");
   add_device_options(*verb, options->device);
   verb->add_flag("--print-only", options->print_only, "Print the lines and run nothing");

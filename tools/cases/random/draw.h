@@ -12,6 +12,13 @@
 
 namespace tessera::cases {
 
+/// Which cases are drawn.
+struct RandomScope {
+  /// Above 0: attention forwards of at most so many queries a sequence, of long keys, mostly in pages and often in
+  /// parts; and mixed batches, where one sequence in eight has more.
+  std::int64_t queries = 0;
+};
+
 class RandomDraw {
  public:
   RandomDraw(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas);

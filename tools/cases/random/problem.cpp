@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "cases/random/draw.h"
 #include "cases/random/extremes.h"
@@ -19,10 +20,16 @@ constexpr std::int64_t kGpuFactor = 12;
 
 class Generator : public RandomDraw {
  public:
-  using RandomDraw::RandomDraw;
+  template <class... Arguments>
+  explicit Generator(const RandomScope& scope, Arguments&&... arguments)
+      : RandomDraw(std::forward<Arguments>(arguments)...), scope_(scope) {}
 
   Case generate() {
     types();
+    if (scope_.queries > 0) {
+      few_queries();
+      return case_;
+    }
     const std::int64_t operation = chooser_.below(100);
     if (operation < 5) {
       combine();
@@ -47,11 +54,11 @@ class Generator : public RandomDraw {
   }
 
  private:
+  /// `paged`: how often keys of a forward lie in pages.
   void key_sizes(KvSource& source, std::int64_t longest, std::vector<std::int64_t>& lens,
-                 std::vector<std::int64_t>& used) {
+                 std::vector<std::int64_t>& used, double paged = 0.4) {
     source.seqlen = longest;
-    const double paged = p_.pass == Pass::forward ? 0.4 : 0.0;
-    if (chooser_.chance(paged)) {
+    if (chooser_.chance(p_.pass == Pass::forward ? paged : 0.0)) {
       source.layout = random_.chance(0.5) ? KvLayout::paged_table : KvLayout::paged_csr;
       source.page_size = page_size();
       const std::int64_t pages = (longest + source.page_size - 1) / source.page_size;
@@ -104,6 +111,40 @@ class Generator : public RandomDraw {
     scores();
     tiles();
     outputs();
+    make_extreme(case_, random_, gpu_);
+    eight_bits();
+  }
+
+  /// Decode steps, speculative ones, and batches that hold a prefill or two beside them.
+  void few_queries() {
+    heads_and_dims();
+    p_.batch = random_.between(1, gpu_ ? 40 : 6);
+    std::int64_t rows = random_.between(random_.chance(0.05) ? 0 : 1, scope_.queries);
+    std::int64_t keys = random_.between(0, gpu_ ? random_.chance(0.1) ? 9000 : 1500 : 200);
+    const bool mixed = random_.chance(0.2);
+    shrink(rows, keys);
+    if (mixed) {
+      p_.q_layout = Layout::varlen;
+      for (std::int64_t b = 0; b < p_.batch; ++b) {
+        v_.lens_q.push_back(random_.chance(0.125) ? random_.between(0, gpu_ ? 300 : 40) : random_.between(0, rows));
+      }
+      p_.seqlen_q = *std::ranges::max_element(v_.lens_q) + random_.between(0, 2);
+      p_.total_q = std::accumulate(v_.lens_q.begin(), v_.lens_q.end(), random_.between(0, 5));
+    } else {
+      query_sizes(rows);
+    }
+    key_sizes(p_.kv, keys, v_.lens_k, v_.used_k, 0.7);
+    if (random_.chance(0.1)) {
+      p_.kv2.emplace();
+      key_sizes(*p_.kv2, random_.between(0, 60), v_.lens_k2, v_.used_k2);
+    }
+    if (random_.chance(0.3)) positions();
+    if (random_.chance(0.5)) p_.window.right = 0;
+    if (random_.chance(0.4)) window();
+    scores();
+    p_.lse = random_.chance(0.6);
+    p_.batch_invariant = random_.chance(0.1);
+    if (!p_.batch_invariant && random_.chance(0.5)) case_.wishes.splits = random_.between(2, 9);
     make_extreme(case_, random_, gpu_);
     eight_bits();
   }
@@ -239,15 +280,20 @@ class Generator : public RandomDraw {
     const bool whole = p_.batch_invariant || p_.next != TileList::Form::none || p_.mass != MassKind::none || p_.skip;
     if (!whole && random_.chance(forward ? 0.4 : 0.3)) case_.wishes.splits = random_.between(2, 4);
   }
+
+  const RandomScope scope_;
 };
 
 }  // namespace
 
-Case random_case(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas) {
-  return Generator(seed, index, isas).generate();
+Case random_case(std::uint64_t seed, std::uint64_t index, const std::vector<std::string>& isas,
+                 const RandomScope& scope) {
+  return Generator(scope, seed, index, isas).generate();
 }
 
-Case random_gpu_case(std::uint64_t seed, std::uint64_t index) { return Generator(seed, index).generate(); }
+Case random_gpu_case(std::uint64_t seed, std::uint64_t index, const RandomScope& scope) {
+  return Generator(scope, seed, index).generate();
+}
 
 void redraw_values(Case& problem, std::uint64_t seed, std::uint64_t index) {
   RandomNumbers random(seed ^ 0x76616c756573, index);
