@@ -71,6 +71,10 @@ TEST_F(Command, BadUsageIsTwo) {
   expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8'", 2, "lens");
   expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8,9'", 2, "lens");
   expect_error("bench 'attention b=2 sq=8 layout=varlen list=indices lens=8,8'", 2, "lens");
+  expect_error("bench 'attention b=2 sq=8 layout=varlen kv=dense lens=8,8'", 2, "keys packed too or in a cache");
+  expect_error("bench 'attention b=2 sq=8 sk=4 layout=varlen kv=table page=2 lens=9x2'", 2, "want 0 to sq");
+  expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8x'", 2, "lens=100x8,300");
+  expect_error("bench 'attention b=2 sq=8 layout=varlen lens=8x0'", 2, "lens=100x8,300");
   expect_error("bench 'attention sq=8 lens_k=8'", 2, "lens_k");
   expect_error("bench 'attention sq=8 layout=varlen seqused_k lens_k=8'", 2, "lens_k");
   expect_error("bench 'attention b=3 sq=8 seqused_k lens_k=8,7'", 2, "got 2 lengths; want 1, or one for each of 3");
@@ -93,6 +97,7 @@ TEST_F(Command, NumbersOutOfTheirRangeAreRefusedByName) {
   for (const char* seconds : {"nan", "0", "-1", "inf"}) {
     expect_error(std::string("random --seconds ") + seconds, 2, "--seconds: got '");
   }
+  expect_error("random --queries 0", 2, "--queries: got '0'; want an integer from 1 to 256");
   expect_error("random --jobs 0", 2, "--jobs: got '0'; want an integer from 1 to 1024");
   expect_error("compile --arch sm_80 --jobs 2.5 'attention sq=8'", 2, "--jobs: got '2.5'");
   expect_error("explain attention sq=4 --threads -2", 2, "--threads: got '-2'");
@@ -279,6 +284,19 @@ TEST_F(Command, BenchCountsPackedSequencesAsLongAsTheyAre) {
   };
   EXPECT_NEAR(gflop("") / (2 * 16 * 16 * 2 * 64e-9), 1, 1e-5) << "32 tokens shared";
   EXPECT_NEAR(gflop("lens=24,8") / ((24 * 24 + 8 * 8) * 2 * 64e-9), 1, 1e-5);
+  EXPECT_NEAR(gflop("lens=16x2") / (2 * 16 * 16 * 2 * 64e-9), 1, 1e-5);
+}
+
+TEST_F(Command, BenchCountsMixedBatchesWithACache) {
+  for (const char* keys : {"kv=dense seqused_k", "kv=table page=16", "kv=csr page=16"}) {
+    const std::string line =
+        "'attention b=4 sq=32 sk=64 layout=varlen tq=42 hq=2 d=16 lens=32,8,1x2 lens_k=32,40,64,0 " +
+        std::string(keys) + "'";
+    const Outcome outcome = here.run("bench " + line + " --repetitions 1 --threads 1 --json a.json");
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    const auto row = nlohmann::json::parse(here.text("a.json"))["rows"][0];
+    EXPECT_NEAR(row["gflop"].get<double>() / ((32 * 32 + 8 * 40 + 64) * 2 * 64e-9), 1, 1e-5);
+  }
 }
 
 TEST_F(Command, BenchDrawsInputsAsALineSays) {
