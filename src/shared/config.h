@@ -142,6 +142,7 @@ struct FwdConfig {
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other: tested key by key
   bool list_waives = false;    // of lists with full tiles, where the user's mask is waived
   bool varlen = false;         // by wgmma: sequences lie packed; each has the row tiles of its own length
+  bool whole_rows = false;     // by wgmma: boxes bring all columns of a page's rows (tile/swizzle.cuh)
   bool trusts = false;         // page ids and key blocks of lists are not tested; wrong ones address what is not theirs
   // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
   bool scale_first = false;
@@ -191,6 +192,7 @@ struct FwdConfig {
     visit("list_elements", c.list_elements);
     visit("list_waives", c.list_waives);
     visit("varlen", c.varlen);
+    visit("whole_rows", c.whole_rows);
     visit("trusts", c.trusts);
     visit("scale_first", c.scale_first);
     visit("compressed_causal", c.compressed_causal);

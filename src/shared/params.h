@@ -84,13 +84,19 @@ struct ExtraParams {
   i64 strides[3];  // elements
 };
 
-/// What kernels whose loader is tma are given: for each source boxes of its box_rows and a panel's columns; by wgmma
-/// boxes of 64 packed rows of Q, where these are boxes.
+/// With FwdConfig::whole_rows heads and pages are one dimension of a tensor map: how far from one to the next.
+struct PageSteps {
+  int head, page;
+};
+
+/// What kernels whose loader is tma are given: for each source boxes of its box_rows and a panel's columns, with
+/// FwdConfig::whole_rows of all columns; by wgmma boxes of 64 packed rows of Q, where these are boxes.
 struct TensorMaps {
   TensorMap keys[2];
   TensorMap values[2];
   TensorMap queries;
   int has_queries;
+  PageSteps key_steps, value_steps;  // with FwdConfig::whole_rows
 };
 
 /// The rows that the blocks of a grid of one dimension take: L2 group after L2 group, whose keys and values fit

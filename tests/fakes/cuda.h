@@ -18,8 +18,8 @@ struct FakeLaunch {
 };
 
 struct FakeMap {
-  std::array<std::uint64_t, 4> sizes{};
-  std::array<std::uint32_t, 4> box{};
+  std::array<std::uint64_t, 5> sizes{};
+  std::array<std::uint32_t, 5> box{};
 };
 
 struct FakeCuda {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a driver does with kernels, here written down for the test (FakeCuda) and not done.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -74,7 +75,9 @@ int cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* addres
   if (const int result = check_tensor_map(map, type, rank, address, sizes, strides, box, swizzle); result != 0)
     return result;
   if (state.map_count < state.maps.size()) {
-    state.maps[state.map_count] = {{sizes[0], sizes[1], sizes[2], sizes[3]}, {box[0], box[1], box[2], box[3]}};
+    FakeMap& kept = state.maps[state.map_count] = {};
+    std::copy_n(sizes, rank, kept.sizes.begin());
+    std::copy_n(box, rank, kept.box.begin());
   }
   ++state.map_count;
   return std::memset(map, 1, 128), 0;

@@ -12,7 +12,8 @@ inline int check_tensor_map(const void* map, int type, std::uint32_t rank, const
                             int swizzle) {
   constexpr int kInvalidValue = 1;
   if (type < 0 || type > 2) return kInvalidValue;
-  if (rank != 4 || address == nullptr || reinterpret_cast<std::uintptr_t>(address) % 16 != 0) return kInvalidValue;
+  if (rank < 4 || rank > 5 || address == nullptr || reinterpret_cast<std::uintptr_t>(address) % 16 != 0)
+    return kInvalidValue;
   if (reinterpret_cast<std::uintptr_t>(map) % 64 != 0) return kInvalidValue;
   for (std::uint32_t i = 0; i < rank; ++i) {
     if (sizes[i] == 0 || box[i] == 0 || box[i] > 256) return kInvalidValue;

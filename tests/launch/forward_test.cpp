@@ -122,8 +122,8 @@ TEST_F(Launch, TmaTakesQueriesWhere64PackedRowsAreABox) {
   const char* single = "attention b=2 sq=300 hq=4 d=64 dtype=bf16";
   const char* threes = "attention b=2 sq=300 hq=6 hkv=2 d=64 dtype=bf16";
   EXPECT_EQ(maps(pairs, [](Tensor&) {}), kBesides + 1);
-  using Sizes = std::array<std::uint64_t, 4>;
-  using Box = std::array<std::uint32_t, 4>;
+  using Sizes = decltype(FakeMap::sizes);
+  using Box = decltype(FakeMap::box);
   EXPECT_EQ(gpu_.maps.front().sizes, (Sizes{64, 4, 300, 2}));  // column, head, row, sequence
   EXPECT_EQ(gpu_.maps.front().box, (Box{64, 2, 32, 1}));
   EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[0] = 0; }), kBesides + 1);
@@ -134,6 +134,51 @@ TEST_F(Launch, TmaTakesQueriesWhere64PackedRowsAreABox) {
   EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[1] = 0; }), kBesides);
   EXPECT_EQ(maps(pairs, [](Tensor& q) { q.strides[0] = std::int64_t{1} << 39; }), kBesides);  // elements
   EXPECT_EQ(maps(threes, [](Tensor&) {}), kBesides);
+}
+
+// Of a tensor of (column, row of eight, panel, eight rows, head and page), so that a box is a page's rows of all
+// columns.
+TEST_F(Launch, TmaTakesAllColumnsOfSmallPages) {
+  const auto bind = [this](const Problem& problem, std::int64_t pages, std::int64_t page_size) {
+    Bindings bindings;
+    for (const Slot slot : {Slot::q, Slot::o}) bindings[slot] = tensor(DType::bf16, {2, 300, 4, 128});
+    for (const Slot slot : {Slot::k, Slot::v}) bindings[slot] = tensor(DType::bf16, {pages, page_size, 2, 128});
+    bindings[Slot::page_table] = tensor(DType::int32, {2, (problem.kv.seqlen + page_size - 1) / page_size});
+    bindings[Slot::seqused_k] = tensor(DType::int32, {2});
+    return bindings;
+  };
+  const auto plan = [](const Problem& problem) {
+    return make_plan(problem, Target::cuda_device(0), Wishes::parse("implementation=cuda.fwd_wgmma"));
+  };
+  const std::string line = "attention b=2 sq=300 hq=4 hkv=2 d=128 dtype=bf16 kv=table pages=50";
+  using Sizes = decltype(FakeMap::sizes);
+  using Box = decltype(FakeMap::box);
+  const Problem small = Problem::parse(line + " page=16");
+  Executor executor(plan(small));
+  gpu_.map_count = 0;
+  executor.run(bind(small, 50, 16));
+  ASSERT_EQ(gpu_.map_count, 3U);
+  EXPECT_EQ(gpu_.maps[1].sizes,
+            (Sizes{64, 8, 2, 2, 16 * 2 * 49 + 2}));  // heads lie 128 elements apart, pages 32 times that
+  EXPECT_EQ(gpu_.maps[1].box, (Box{64, 8, 2, 2, 1}));
+  Bindings heads_first = bind(small, 50, 16);
+  heads_first[Slot::v].strides = {16 * 2 * 128, 128, 16 * 128, 1};
+  gpu_.map_count = 0;
+  executor.run(heads_first);
+  EXPECT_EQ(gpu_.maps[2].sizes, (Sizes{64, 8, 2, 2, 2 * 49 + 2}));
+  Bindings one_head = bind(small, 50, 16);
+  one_head[Slot::k].strides[2] = 0;
+  gpu_.map_count = 0;
+  executor.run(one_head);
+  EXPECT_EQ(gpu_.maps[1].sizes, (Sizes{64, 8, 2, 2, 50}));
+  Bindings far = bind(small, 50, 16);
+  far[Slot::v].strides[0] = (std::int64_t{1} << 32) + 8;
+  expect_error([&] { executor.run(far); }, ErrorCode::unsupported, "v");
+  const Problem large = Problem::parse(line + " page=64");
+  gpu_.map_count = 0;
+  Executor(plan(large)).run(bind(large, 50, 64));
+  EXPECT_EQ(gpu_.maps[1].sizes, (Sizes{128, 2, 64, 50}));
+  EXPECT_EQ(gpu_.maps[1].box, (Box{64, 1, 64, 1}));
 }
 
 TEST_F(Launch, EmptySourcesNeedNoMemory) {

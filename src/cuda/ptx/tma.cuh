@@ -22,6 +22,14 @@ __device__ __forceinline__ void tma_load(u32 to, const void* tensor_map, u32 bar
                "l"(tensor_map), "r"(barrier), "r"(column), "r"(head), "r"(row), "r"(batch)
                : "memory");
 }
+/// Likewise of a 5-dimensional tensor, at (0, 0, panel, eight, page).
+__device__ __forceinline__ void tma_load_rows(u32 to, const void* tensor_map, u32 barrier, int panel, int eight,
+                                              int page) {
+  asm volatile("cp.async.bulk.tensor.5d." TESSERA_TMA_TO
+               ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %3, %4, %5, %6}], [%2];\n" ::"r"(to),
+               "l"(tensor_map), "r"(barrier), "r"(0), "r"(panel), "r"(eight), "r"(page)
+               : "memory");
+}
 
 #undef TESSERA_TMA_TO
 

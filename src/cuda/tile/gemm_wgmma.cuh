@@ -14,7 +14,7 @@ template <class Tile>
 struct Descriptor {
   static constexpr u32 row_bytes = Tile::row_bytes;
   static constexpr u32 low = static_cast<u32>(Tile::panel_bytes / 16) << 16;
-  static constexpr u32 high = (row_bytes == 128 ? 1U : 2U) << 30 | row_bytes * 8 / 16;
+  static constexpr u32 high = (row_bytes == 128 ? 1U : 2U) << 30 | Tile::eight_rows / 16;
 
   // Only the low half depends on the place; one address serves all steps.
   static __device__ __forceinline__ u64 at(u32 tile, int offset) {

@@ -8,13 +8,16 @@
 //
 // Eight rows of one column then lie in eight different groups of banks, which is what ldmatrix reads at a time. These
 // are also the layouts that a TMA box of one panel writes with SWIZZLE_128B and SWIZZLE_64B.
+//
+// With `whole_rows` eight rows of all panels lie together instead, panel after panel, so that a box of five dimensions
+// brings some rows with all their columns. wgmma takes either layout, its descriptors name the distances.
 #pragma once
 
 #include "shared/types.h"
 
 namespace tessera::cuda {
 
-template <Element type_, int rows_, int columns_>
+template <Element type_, int rows_, int columns_, bool whole_rows = false>
 struct SharedTile {
   static constexpr Element type = type_;
   static constexpr int rows = rows_;
@@ -24,8 +27,9 @@ struct SharedTile {
   static constexpr int row_bytes = panel_columns * bytes_of(type);  // of a panel
   static constexpr int row_chunks = row_bytes / kChunkBytes;
   static constexpr int chunk_elements = elements_of_chunk(type);
-  static constexpr int panel_bytes = rows * row_bytes;
-  static constexpr int bytes = panels * panel_bytes;
+  static constexpr int panel_bytes = (whole_rows ? 8 : rows) * row_bytes;       // from a panel to the next
+  static constexpr int eight_rows = (whole_rows ? panels : 1) * 8 * row_bytes;  // from eight rows to the next
+  static constexpr int bytes = panels * rows * row_bytes;
   static_assert(columns % panel_columns == 0 && rows % 8 == 0);
 
   /// Offset of chunk `chunk` of a row.
@@ -33,11 +37,15 @@ struct SharedTile {
     const int panel = chunk / row_chunks;
     const int within = chunk % row_chunks;
     const int turned = within ^ (row_chunks == 8 ? row & 7 : (row >> 1) & 3);
-    return static_cast<u32>(panel * panel_bytes + row * row_bytes + turned * kChunkBytes);
+    const int line = whole_rows ? row / 8 * eight_rows + row % 8 * row_bytes : row * row_bytes;
+    return static_cast<u32>(panel * panel_bytes + line + turned * kChunkBytes);
   }
 
   /// Row of a byte of the tile.
-  static __device__ __forceinline__ int row_of(int offset) { return offset % panel_bytes / row_bytes; }
+  static __device__ __forceinline__ int row_of(int offset) {
+    if (whole_rows) return offset / eight_rows * 8 + offset % panel_bytes / row_bytes;
+    return offset % panel_bytes / row_bytes;
+  }
 
   /// at(row, chunk + 2·pair) from at(row, chunk) with chunk 0 or 1, for a tile that begins at a multiple of 128 bytes:
   /// exchanging chunks is an exclusive or with bits that neither row nor base touch, one instruction with a constant.
@@ -46,7 +54,7 @@ struct SharedTile {
     return (address ^ static_cast<u32>(pair * 2 % row_chunks * kChunkBytes)) + static_cast<u32>(panel * panel_bytes);
   }
   /// Offset of rows `count` below, a multiple of 8 of them.
-  static constexpr u32 rows_below(int count) { return static_cast<u32>(count * row_bytes); }
+  static constexpr u32 rows_below(int count) { return static_cast<u32>(count * (eight_rows / 8)); }
 };
 
 }  // namespace tessera::cuda

@@ -67,38 +67,48 @@ void cp_async_wait(int pending) {
   }
 }
 
-void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int row, int batch, Place at) {
+namespace {
+
+// A box at `first` of each dimension, which the tensor need not have.
+void load_box(u32 to, const void* map, u32 barrier, int rank, const int (&first)[5], Place at) {
   TensorMap tensor;
   std::memcpy(&tensor, map, sizeof(tensor));
   if (to % 128 != 0) fail("TMA to an address that is no multiple of 128", at);
-  if (tensor.mark != TensorMap::kMark) fail("TMA by what is no tensor map", at);
+  if (tensor.mark != TensorMap::kMark || tensor.rank != rank) fail("TMA by what is no tensor map of its rank", at);
   const u32 size = tensor.element;
   const u32 row_bytes = tensor.box[0] * size;
-  const auto inside = [&](std::int64_t index, int dim) {
-    return index >= 0 && index < static_cast<std::int64_t>(tensor.sizes[dim]);
-  };
-  u32 line = 0;
-  for (u32 r = 0; r < tensor.box[2]; ++r) {
-    for (u32 h = 0; h < tensor.box[1]; ++h, ++line) {
-      const std::int64_t at_row = std::int64_t{row} + r;
-      const std::int64_t at_head = std::int64_t{head} + h;
-      const bool is_there = inside(at_row, 2) && inside(at_head, 1) && inside(batch, 3);
-      const char* from = is_there ? tensor.address + at_head * static_cast<std::int64_t>(tensor.strides[0]) +
-                                        at_row * static_cast<std::int64_t>(tensor.strides[1]) +
-                                        batch * static_cast<std::int64_t>(tensor.strides[2])
-                                  : nullptr;
-      for (u32 c = 0; c < tensor.box[0]; ++c) {
-        const std::int64_t at_column = std::int64_t{column} + c;
-        char* place = shared(swizzled(to + line * row_bytes + c * size, row_bytes), size, at);
-        if (from != nullptr && inside(at_column, 0)) {
-          std::memcpy(place, from + at_column * size, size);
-        } else {
-          std::memset(place, 0, size);
-        }
+  u32 lines = 1;
+  for (int dim = 1; dim < rank; ++dim) lines *= tensor.box[dim];
+  for (u32 line = 0; line < lines; ++line) {
+    const char* from = tensor.address;
+    bool is_there = true;
+    u32 rest = line;
+    for (int dim = 1; dim < rank; ++dim) {
+      const std::int64_t index = std::int64_t{first[dim]} + rest % tensor.box[dim];
+      rest /= tensor.box[dim];
+      is_there = is_there && index >= 0 && index < static_cast<std::int64_t>(tensor.sizes[dim]);
+      if (is_there) from += index * static_cast<std::int64_t>(tensor.strides[dim - 1]);
+    }
+    for (u32 c = 0; c < tensor.box[0]; ++c) {
+      const std::int64_t column = std::int64_t{first[0]} + c;
+      char* place = shared(swizzled(to + line * row_bytes + c * size, row_bytes), size, at);
+      if (is_there && column >= 0 && column < static_cast<std::int64_t>(tensor.sizes[0])) {
+        std::memcpy(place, from + column * size, size);
+      } else {
+        std::memset(place, 0, size);
       }
     }
   }
-  mbarrier_complete(barrier, line * row_bytes, at);
+  mbarrier_complete(barrier, lines * row_bytes, at);
+}
+
+}  // namespace
+
+void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int row, int batch, Place at) {
+  load_box(to, map, barrier, 4, {column, head, row, batch, 0}, at);
+}
+void tma_load_rows(u32 to, const void* map, u32 barrier, int panel, int eight, int page, Place at) {
+  load_box(to, map, barrier, 5, {0, 0, panel, eight, page}, at);
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -173,10 +174,11 @@ int cuTensorMapEncodeTiled(void* map, int type, std::uint32_t rank, void* addres
   if (box[0] * bytes_of_map_type(type) != (swizzle == 3 ? 128U : 64U))
     return fail(kInvalidValue, "a box of another width than the swizzle's");
   emulator::TensorMap tensor{.mark = emulator::TensorMap::kMark, .address = static_cast<const char*>(address)};
-  tensor.element = bytes_of_map_type(type);
-  std::memcpy(tensor.sizes, sizes, sizeof(tensor.sizes));
-  std::memcpy(tensor.strides, strides, sizeof(tensor.strides));
-  std::memcpy(tensor.box, box, sizeof(tensor.box));
+  tensor.element = static_cast<std::uint8_t>(bytes_of_map_type(type));
+  tensor.rank = static_cast<std::uint8_t>(rank);
+  std::copy_n(sizes, rank, tensor.sizes);
+  std::copy_n(strides, rank - 1, tensor.strides);
+  std::copy_n(box, rank, tensor.box);
   std::memset(map, 0, 128);
   std::memcpy(map, &tensor, sizeof(tensor));
   return 0;

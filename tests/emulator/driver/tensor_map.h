@@ -12,10 +12,11 @@ struct TensorMap {
   static constexpr std::uint64_t kMark = 0x70616d5f726f736e;
   std::uint64_t mark = 0;
   const char* address = nullptr;
-  std::uint64_t sizes[4] = {};
-  std::uint64_t strides[3] = {};  // in bytes, from the second dimension on
-  std::uint32_t box[4] = {};
-  std::uint32_t element = 2;  // bytes
+  std::uint64_t sizes[5] = {};
+  std::uint64_t strides[4] = {};  // in bytes, from the second dimension on
+  std::uint32_t box[5] = {};
+  std::uint8_t rank = 4;
+  std::uint8_t element = 2;  // bytes
 };
 static_assert(sizeof(TensorMap) <= 128);
 

@@ -68,6 +68,7 @@ void cp_async(u32 to, const void* from, u32 bytes, bool valid, Place at);
 void cp_async_commit();
 void cp_async_wait(int pending);
 void tma_load(u32 to, const void* map, u32 barrier, int column, int head, int row, int batch, Place at);
+void tma_load_rows(u32 to, const void* map, u32 barrier, int panel, int eight, int page, Place at);
 void tma_add(float* to, u32 from, u32 bytes, Place at);
 void tma_store(float* to, u32 from, u32 bytes, Place at);
 void tma_commit();

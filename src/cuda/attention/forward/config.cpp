@@ -6,6 +6,7 @@
 #include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/forward/tile_sizes.h"
+#include "cuda/attention/kv/tensor_map.h"
 #include "cuda/attention/sparse/tile_mass.h"
 
 namespace tessera::cuda {
@@ -85,6 +86,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   apply(wishes, config);
   config.ping_pong = !gains_without_ping_pong(config, problem, target);
   config.merges = config.by_keys() && splits > 1;
+  config.whole_rows = has_whole_rows(config, problem);
   config.varlen = wgmma && problem.q_layout == Layout::varlen;
   if (!problem.list) config.granule = FwdConfig{}.granule;  // ranges have none
   return config;

@@ -29,8 +29,8 @@ struct Producer {
   static constexpr int kDrawingClocks = C.tiles == Tiles::list ? 9000 : 5000;
   static constexpr int kDrawnAhead = divide_up(kDrawingClocks * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
   using QTile = SharedTile<C.type, 64, C.d>;  // of a group
-  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
-  using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
+  using KTile = SharedTile<C.type, C.tile_kv, C.d, C.whole_rows>;
+  using VTile = SharedTile<C.type, C.tile_kv, C.dv, C.whole_rows>;
   using VtTile = SharedTile<C.type, C.dv, C.transposed_keys()>;
   using Works = SharedWorks<C>;
   using Work = WorkOfRings<C>;
@@ -298,11 +298,13 @@ struct Producer {
       const int segment = C.segments == 2 ? boxes.tile.segment : 0;
       const KvParams& kv = p.kv[segment];
       acquire(keys(), use, C.k_bytes());
-      copy_tile<C, KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), keys().full(use), lane);
+      copy_tile<C, KTile>(work, kv, maps->keys + segment, kv.k_strides, boxes, k_at(use), keys().full(use), lane,
+                          maps->key_steps);
       const TileBoxes next = use + 1 < work.end_use ? boxes_of(work, use + 1, halves) : boxes;
       acquire(values(), use, C.v_bytes());
       if constexpr (C.tiles == Tiles::list) release_runs(work, use - work.first_use);
-      copy_tile<C, VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane);
+      copy_tile<C, VTile>(work, kv, maps->values + segment, kv.v_strides, boxes, v_at(use), values().full(use), lane,
+                          maps->value_steps);
       boxes = next;
     }
   }

@@ -62,9 +62,10 @@ Support is_faster(const FwdConfig& config, const Problem& problem) {
   if (config.eight_bits) return Support::yes();
   if (config.dropout && narrow) return Support::no("is slower for dropout at these head dims; wants to be wished for");
   const int box = std::min(box_rows(config, problem.kv), problem.kv2 ? box_rows(config, *problem.kv2) : 256);
-  if (box < 16) {
-    return Support::no("is slower where only " + std::to_string(box) +
-                       " keys lie together; wants 16, or to be wished for");
+  const int least_box = config.whole_rows ? 8 : 16;
+  if (box < least_box) {
+    return Support::no("is slower where only " + std::to_string(box) + " keys lie together; wants " +
+                       std::to_string(least_box) + ", or to be wished for");
   }
   return Support::yes();
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -88,6 +89,59 @@ int box_rows(const FwdConfig& config, const KvSource& source) {
   return is_paged(source) ? static_cast<int>(std::gcd<std::int64_t>(together, source.page_size)) : together;
 }
 
+// A box costs TMA as much as some 30 rows of a panel: docs/experiments/gpu-lists-and-pages.md.
+bool has_whole_rows(const FwdConfig& config, const Problem& problem) {
+  const auto panels = [](Element type, int columns, std::int64_t dim) {
+    const bool whole = dim == columns && columns * bytes_of(type) % 128 == 0;
+    return whole ? columns / columns_of_panel(type, columns) : 0;
+  };
+  const int of_k = panels(config.k_type(), config.d, problem.head_dim_qk);
+  const int of_v = panels(config.v_type(), config.dv, problem.head_dim_v);
+  const int rows = box_rows(config, problem.kv);
+  return config.products == Products::wgmma && !config.eight_bits && config.source == Source::paged &&
+         config.tiles == Tiles::range && config.segments == 1 && std::min(of_k, of_v) >= 1 &&
+         std::max(of_k, of_v) >= 2 && rows % 8 == 0 && rows < 64;
+}
+
+namespace {
+
+// As (column of a panel, row of eight, panel, eight rows, head and page): what they lie apart is one dimension's steps.
+TensorMap page_rows_map(const void* tensor, const Strides& strides, Element element, const MapSizes& sizes, int rows,
+                        Slot slot, PageSteps& steps) {
+  const auto encode = driver().tensor_map_encode_tiled;
+  if (encode == nullptr) throw Error(ErrorCode::unsupported, "driver", "one without tensor maps", "CUDA 12 or newer");
+  const auto columns = columns_of_panel(element, static_cast<int>(sizes.columns));
+  const i64 head = sizes.heads > 1 ? strides.head : 0;
+  const i64 page = sizes.batch > 1 ? strides.batch : 0;
+  const i64 both = std::gcd(head, page);
+  const i64 step = both != 0 ? both : kChunkBytes;
+  const i64 count = (head / step) * (sizes.heads - 1) + (page / step) * std::max<i64>(sizes.batch - 1, 0) + 1;
+  if (count > std::numeric_limits<int>::max()) {
+    throw Error(
+        ErrorCode::unsupported, std::string(to_string(slot)),
+        "strides of " + std::to_string(head) + " and " + std::to_string(page) + " elements between heads and pages",
+        "ones whose greatest common divisor is larger, or the wish implementation=cuda.fwd_mma");
+  }
+  steps = {static_cast<int>(head / step), static_cast<int>(page / step)};
+  const std::array<std::uint64_t, 5> extents = {
+      static_cast<std::uint64_t>(columns), 8, static_cast<std::uint64_t>(sizes.columns / columns),
+      static_cast<std::uint64_t>(std::max<std::int64_t>(sizes.rows / 8, 1)), static_cast<std::uint64_t>(count)};
+  const std::uint64_t row = stride_bytes(strides.row, sizes.rows, element);
+  const std::array<std::uint64_t, 4> apart = {row, static_cast<std::uint64_t>(columns * bytes_of(element)), 8 * row,
+                                              static_cast<std::uint64_t>(step * bytes_of(element))};
+  const std::array<std::uint32_t, 5> box = {static_cast<std::uint32_t>(columns), 8,
+                                            static_cast<std::uint32_t>(sizes.columns / columns),
+                                            static_cast<std::uint32_t>(rows / 8), 1};
+  const std::array<std::uint32_t, 5> every = {1, 1, 1, 1, 1};
+  TensorMap map{};
+  check(encode(&map, tensor_map_type(element), 5, const_cast<void*>(tensor), extents.data(), apart.data(), box.data(),
+               every.data(), kNoInterleave, kSwizzle128, kPromote256, kFillZeros),
+        "cuTensorMapEncodeTiled");
+  return map;
+}
+
+}  // namespace
+
 TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params, int packed_heads) {
   TensorMaps maps{};
   const std::int64_t queries = params.cu_seqlens_q != nullptr ? problem.total_q : problem.seqlen_q;
@@ -106,6 +160,16 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
     const MapSizes sizes{0, problem.heads_kv, rows, batch};
     check_map_strides(i == 0 ? Slot::k : Slot::k2, kv.k_strides, sizes, "the wish loader=cp_async");
     check_map_strides(i == 0 ? Slot::v : Slot::v2, kv.v_strides, sizes, "the wish loader=cp_async");
+    if (config.whole_rows) {
+      const auto map = [&](const void* tensor, const Strides& strides, Element type, int dim, Slot slot,
+                           PageSteps& steps) {
+        return page_rows_map(tensor != nullptr ? tensor : params.q, strides, type, {dim, problem.heads_kv, rows, batch},
+                             kv.box_rows, slot, steps);
+      };
+      maps.keys[i] = map(kv.k, kv.k_strides, config.k_type(), config.d, Slot::k, maps.key_steps);
+      maps.values[i] = map(kv.v, kv.v_strides, config.v_type(), config.dv, Slot::v, maps.value_steps);
+      continue;
+    }
     // The driver wants an address for what is empty too.
     const auto map = [&](const void* tensor, const Strides& strides, Element type, std::int64_t dim, int padded) {
       return tensor_map(tensor != nullptr ? tensor : params.q, strides, type, {dim, problem.heads_kv, rows, batch},

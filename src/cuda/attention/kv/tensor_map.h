@@ -29,6 +29,9 @@ void check_map_strides(Slot slot, const Strides& strides, const MapSizes& sizes,
 /// Rows of a source that a tile takes together and that lie together: as far as pages and granules of a list do.
 int box_rows(const FwdConfig& config, const KvSource& source);
 
+/// Whether boxes of small pages are to bring all columns of their rows: where that spares boxes, which wgmma alone can.
+bool has_whole_rows(const FwdConfig& config, const Problem& problem);
+
 /// Maps of the tensors in `params`, whose sources have their box_rows. Throws Error{unsupported} where the driver or
 /// the strides of keys and values allow none; queries whose strides allow none are copied otherwise.
 TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const FwdParams& params, int packed_heads);

@@ -14,6 +14,7 @@ template <class Config>
 concept BoxConfig = SourceConfig<Config> && requires(const Config& c) {
   int{c.tile_kv};
   bool{c.gathers()};
+  bool{c.whole_rows};
 };
 
 /// Lanes that ask TMA for a tile: one where a tile is one box.
@@ -68,20 +69,30 @@ __device__ __forceinline__ void copy_rows(const TensorMap* map, const Strides& s
   copy_box<Tile>(map, to, barrier, strides.head == 0 ? 0 : head, row, strides.batch == 0 ? 0 : batch);
 }
 
+/// The same of a page's rows with all their columns, from a multiple of eight rows on.
+__device__ __forceinline__ void copy_page_rows(const TensorMap* map, const PageSteps& steps, u32 to, u32 barrier,
+                                               int head, const BoxPlace& place) {
+  ptx::tma_load_rows(to, map, barrier, 0, place.row / 8, head * steps.head + place.batch * steps.page);
+}
+
 /// Copies a tile of keys or of values, whose bytes count at `barrier`. The first kCopiers lanes of a warp each ask for
-/// boxes of their own.
+/// boxes of their own. `steps`: with whole_rows.
 template <BoxConfig auto C, class Tile, TileWork Work>
 __device__ __forceinline__ void copy_tile(const Work& work, const KvParams& kv, const TensorMap* map,
-                                          const Strides& strides, const TileBoxes& boxes, u32 to, u32 barrier,
-                                          int lane) {
+                                          const Strides& strides, const TileBoxes& boxes, u32 to, u32 barrier, int lane,
+                                          const PageSteps& steps = {}) {
   const int box_rows = kCopiers<C> == 1 ? C.tile_kv : kv.box_rows;
   const int head = strides.head == 0 ? 0 : work.block.kv_head;
   BoxPlace place = boxes.first;
   int row = lane * box_rows;
 #pragma unroll 1
   while (row < C.tile_kv) {
-    const int batch = strides.batch == 0 ? 0 : place.batch;
-    copy_box<Tile>(map, to + Tile::rows_below(row), barrier, head, place.row, batch);
+    if constexpr (C.whole_rows) {
+      copy_page_rows(map, steps, to + Tile::rows_below(row), barrier, head, place);
+    } else {
+      const int batch = strides.batch == 0 ? 0 : place.batch;
+      copy_box<Tile>(map, to + Tile::rows_below(row), barrier, head, place.row, batch);
+    }
     row += kCopiers<C> * box_rows;
     if (kCopiers<C> == 1 || row >= C.tile_kv) break;
     place = place_of<C>(work, kv, boxes.tile.segment, work.tiles.key(boxes.tile, row));
