@@ -9,12 +9,13 @@ usage: bench/context_parallel.py [--ranks N] [--seqlen N] [--heads HQ/HKV] [--di
 A process a rank: NCCL on GPUs in bf16, Gloo with --device cpu in fp32 (to try the script, with a small --seqlen).
 Times are of the slowest rank, by CUDA events, median of the repetitions; a barrier stands in front of each. Forward and
 forward + backward are timed apart. The share of the ideal is ideal / time.
-Needs the tessera package and torch, with as many GPUs as ranks.
+--json adds its rows to those of the file. Needs the tessera package and torch, with as many GPUs as ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import statistics
@@ -163,14 +164,30 @@ def report(given: argparse.Namespace, rows: dict[str, dict[str, float]], told: d
         cells = [f"{times[what]:.2f} | {share}" for what, share in zip(one, shares, strict=True)]
         print(f"| {name} | {' | '.join(cells)} |")
     if given.json:
-        words = {name: x for name, x in vars(given).items() if isinstance(x, int | str)}
-        shares = {
-            name: {what: one[what] / given.ranks / times[what] for what in one}
-            for name, times in rows.items()
-            if times is not one
-        }
-        found = {"arguments": words, "device": device, "torch": torch.__version__, "milliseconds": rows}
-        given.json.write_text(json.dumps(found | {"of_ideal": shares, "model": told}, indent=1) + "\n")
+        write_json(given, rows, told, mask)
+
+
+def write_json(given: argparse.Namespace, rows: dict[str, dict[str, float]], told: dict[str, Any], mask: str) -> None:
+    """A row for each method, behind those that the file has."""
+    device = f"{given.ranks} {torch.cuda.get_device_name()}" if given.device == "cuda" else "cpu"
+    machine = {
+        "device": device,
+        "version": tessera.__version__,
+        "peers": {"torch": f"torch {torch.__version__}"},
+        "date": datetime.date.today().isoformat(),
+    }
+    found = json.loads(given.json.read_text()) if given.json.exists() else {"machine": machine, "rows": []}
+    if found["machine"] != machine:
+        raise ValueError(f"--json: got {given.json}, of {found['machine']}; want one of {machine}")
+    words = {"seqlen": given.seqlen, "heads": given.heads, "dim": given.dim, "mask": mask, "ranks": given.ranks}
+    one = next(iter(rows.values()))
+    for name, times in rows.items():
+        row: dict[str, Any] = {**words, "method": name, "milliseconds": times}
+        if times is not one:
+            row["of_ideal"] = {what: one[what] / given.ranks / times[what] for what in one}
+            row["model"] = told[name]
+        found["rows"].append(row)
+    given.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main() -> int:

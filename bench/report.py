@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from report_context_parallel import context_parallel_rows
 from report_quantization import quantization_rows
 from report_tables import (
     accuracy_rows,
@@ -118,6 +119,7 @@ LAYOUTS = {
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "gpu_backward": ("Gradients of dense attention beside cuDNN and FlashAttention-4", gpu_rows),
     "gpu_backward_lists": ("Gradients by lists of tiles beside dense attention", list_rows),
+    "context_parallel": ("Context parallel attention on GPUs of one host", context_parallel_rows),
     "gradient_errors": ("Errors of gradients against double precision", gradient_rows),
     "quantization_errors": ("Attention of quantised operands beside double precision", quantization_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
