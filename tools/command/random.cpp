@@ -230,7 +230,7 @@ void add_random(CLI::App& app, int& exit_code) {
   verb->add_option("--isa", options->isa, "Run all on this instruction set; `all`: each problem on every one");
   verb->add_option("--implementation", options->implementation, "Implementation to wish for, without other wishes");
   add_number(*verb, "--queries", options->scope.queries, 1, 256,
-             "Attention forwards alone, of at most so many queries a sequence, and mixed batches: decode steps");
+             "Forwards of at most so many queries a sequence alone, and batches that they share with prefills");
   verb->add_option("--histogram", options->histogram, "File for the counts of all pairs of features");
   add_device_options(*verb, options->device);
   verb->add_flag("--print-only", options->print_only, "Print the lines and run nothing");
