@@ -91,6 +91,28 @@ def write_json(runs: Runs, path: Path, what: str, words: dict[str, object]) -> N
     path.write_text(json.dumps({"what": what, "arguments": words, "runs": told}) + "\n")
 
 
+def merge_json(paths: list[Path]) -> tuple[Runs, str, dict[str, object]]:
+    """What `write_json` wrote of one training each, as one with all of their seeds.
+
+    Raises ValueError where they differ in more than seed and machine.
+    """
+    runs: Runs = {}
+    files = [json.loads(path.read_text()) for path in paths]
+    first = files[0]
+    for path, told in zip(paths, files, strict=True):
+        arguments = first["arguments"].keys() & told["arguments"].keys() - {"seed", "seeds", "threads", "device"}
+        same = all(first["arguments"][name] == told["arguments"][name] for name in arguments)
+        if not same or (told["what"], [*told["runs"]]) != (first["what"], [*first["runs"]]):
+            raise ValueError(f"--merge: got {path}, of another training than {paths[0]}; want other seeds of one")
+        for name, of_seeds in told["runs"].items():
+            runs.setdefault(name, []).extend(Run(**run) for run in of_seeds)
+    seeds = [run.seed for run in next(iter(runs.values()))]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"--merge: got seeds {seeds}; want each once")
+    devices = ", ".join(sorted({str(told["arguments"]["device"]) for told in files}))
+    return runs, first["what"], {**first["arguments"], "seed": min(seeds), "seeds": len(seeds), "device": devices}
+
+
 def picture(runs: Runs, path: Path, what: str) -> None:
     """Loss curves above, how far they are apart below; the format is that of the path's suffix."""
     from matplotlib.figure import Figure

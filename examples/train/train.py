@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT / "examples" / "gpt"), str(HERE)]
 
 from context_parallel import Spread, in_processes  # noqa: E402
 from model import GPT, Attention, Config, initialise, rotary_tables, rotate, save  # noqa: E402
-from report import Run, picture, table, write_json  # noqa: E402
+from report import Run, Runs, merge_json, picture, table, write_json  # noqa: E402
 
 SUFFIXES = {".md", ".cpp", ".h", ".py"}
 
@@ -207,6 +207,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--judge", action="store_true", help="a third training, with attention by SDPA's math in fp32")
     words = "Tessera alone, and again with each window spread over N processes"
     parser.add_argument("--context-parallel", type=int, default=0, metavar="N", help=words)
+    words = "train nothing: tell of the runs of these, of one training with other seeds"
+    parser.add_argument("--merge", type=Path, nargs="+", metavar="JSON", help=words)
     parser.add_argument("--picture", type=Path, metavar="FILE", help="loss curves, .png or .svg (needs matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every loss of every run")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write Tessera's model, for examples/gpt/run.py")
@@ -232,6 +234,14 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = arguments()
+    if given.merge:
+        try:
+            runs, what, words = merge_json(given.merge)
+        except (OSError, ValueError) as error:
+            print(f"train.py: {error}", file=sys.stderr)
+            return 2
+        tell(given, runs, what, words)
+        return 0
     if given.threads:
         torch.set_num_threads(given.threads)
         tessera.set_threads(given.threads)
@@ -262,14 +272,18 @@ def main() -> int:
         f"{weights / 1e6:.1f} M weights, {len(text) / 1e6:.2f} MB of {files} files, "
         f"{given.batch} windows of {given.context} bytes a step, {given.device.type}"
     )
+    words = {name: x for name, x in vars(given).items() if isinstance(x, int | float)}
+    machine = torch.cuda.get_device_name(given.device) if given.device.type == "cuda" else "cpu"
+    tell(given, runs, what, {**words, "device": machine, "torch": torch.__version__})
+    return 0
+
+
+def tell(given: argparse.Namespace, runs: Runs, what: str, words: dict[str, object]) -> None:
     print(f"{what}\n\n{table(runs)}")
     if given.json:
-        words = {name: x for name, x in vars(given).items() if isinstance(x, int | float)}
-        machine = torch.cuda.get_device_name(given.device) if given.device.type == "cuda" else "cpu"
-        write_json(runs, given.json, what, {**words, "device": machine, "torch": torch.__version__})
+        write_json(runs, given.json, what, words)
     if given.picture:
         picture(runs, given.picture, what)
-    return 0
 
 
 if __name__ == "__main__":
