@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::uint64_t kLeastPairs = 100;  // how often every pair of features is to come up in 100 000 problems
 constexpr std::uint64_t kLeastPairsPer = 100'000;
-constexpr std::uint64_t kMostUnlike = 100'000;  // problems of which one has the text of `--match`
+constexpr std::uint64_t kMostUnlike = 100'000;  // problems of which one has the text of `--match`, or runs on a GPU
 
 struct RandomOptions {
   std::uint64_t count = 1000;
@@ -87,12 +87,14 @@ class RandomRun {
         "Rounding (docs/testing.md): {} passed by further runs of plain; all in fp32, {} of ours fail by plain's first "
         "run and {} of plain's first runs by ours\n",
         retried_, ours_fail_, plain_fails_);
-    if (options_.histogram.empty()) return failures_ == 0;
+    if (histogram_.total() == 0) fmt::print("FAIL none of {} problems ran\n", skipped_.load());
+    const bool passed = failures_ == 0 && histogram_.total() > 0;
+    if (options_.histogram.empty()) return passed;
     std::ofstream file(options_.histogram);
     file << histogram_.table();
     if (!file.flush())
       throw Error(ErrorCode::io, options_.histogram, "a file that cannot be written", "a writable path");
-    return failures_ == 0;
+    return passed;
   }
 
   void print_lines() {
@@ -108,8 +110,8 @@ class RandomRun {
   void work() {
     while (true) {
       const std::uint64_t taken = taken_.fetch_add(1);
-      // As many more as were skipped, unless all are.
-      const std::uint64_t most = options_.count + std::min(skipped_.load(), options_.count);
+      // As many more as were skipped, unless a GPU has nothing for any.
+      const std::uint64_t most = options_.count + std::min(skipped_.load(), std::max(options_.count, kMostUnlike));
       if (options_.seconds > 0 ? elapsed() >= options_.seconds : taken >= most) return;
       if (stopped_) return;
       cases::Case problem = next_problem();
