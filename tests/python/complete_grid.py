@@ -2,12 +2,13 @@
 """Runs the complete flash-attn grids on many processes, with a limit of time, and goes on where an earlier run ended.
 
     python tests/python/complete_grid.py --results grid.jsonl --processes 64 --textbook-device cuda --limit 500
+    python tests/python/complete_grid.py --results gpu.jsonl --grid-device cuda --textbook-device cuda --share 0.05
 
 The results are JSON lines, one a shard: module, test, shard, shards, version, passed, failed, seconds, and failures, a
 list of (case, message) of at most 20. A shard whose line is there already is not run again, unless a case of it failed
-and ``--again`` is given. The version is of the files that draw the inputs and bound the errors: lines of another one
-stay in the file and do not count. Closes with a table per test; exits with 1 if a case failed, with 2 if none failed
-but some have not been run.
+and ``--again`` is given. The version is of the files that draw the inputs and bound the errors, and of the device that
+Tessera's calls run on if it is no CPU: lines of another one stay in the file and do not count. Closes with a table per
+test; exits with 1 if a case failed, with 2 if none failed but some have not been run.
 """
 
 from __future__ import annotations
@@ -172,15 +173,20 @@ def return_memory() -> None:
         getattr(ctypes.CDLL(None), "malloc_trim", lambda _: 0)(0)
 
 
-def work(number: int, device: str, threads: int, tests: Any, current: Any, pipe: Connection) -> None:
+def device_of(number: int, device: str) -> str:
+    """Of a process; GPUs take turns."""
+    return f"cuda:{number % torch.cuda.device_count()}" if device == "cuda" else device
+
+
+def work(number: int, options: argparse.Namespace, tests: Any, current: Any, pipe: Connection) -> None:
     """A process: shards come in, results go out, until None comes in."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_memory()
-    if device == "cuda":
-        device = f"cuda:{number % torch.cuda.device_count()}"
-    flash_reference.use_device(device)
+    flash_reference.use_device(device_of(number, options.textbook_device))
+    if options.grid_device != "cpu":
+        torch.set_default_device(device_of(number, options.grid_device))
     while (shard := pipe.recv()) is not None:
-        pipe.send(run_shard(tests[shard.module, shard.test], shard, threads, current))
+        pipe.send(run_shard(tests[shard.module, shard.test], shard, options.threads, current))
         return_memory()
 
 
@@ -190,7 +196,7 @@ class Worker:
         self.shard: Shard | None = None
         self.current = multiprocessing.RawArray(ctypes.c_char, 500)
         self.pipe, other = multiprocessing.Pipe()
-        arguments = (number, options.textbook_device, options.threads, tests, self.current, other)
+        arguments = (number, options, tests, self.current, other)
         self.process = multiprocessing.get_context("fork").Process(target=work, args=arguments, daemon=True)
         self.process.start()
         other.close()
@@ -273,15 +279,21 @@ def main() -> int:
     parser.add_argument("--results", type=Path, required=True, help="JSON lines: read first, then appended to")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--threads", type=int, default=1, help="Tessera's threads in each process")
+    parser.add_argument("--grid-device", default="cpu", help="where Tessera's calls run: cpu, cuda or cuda:1")
     parser.add_argument("--textbook-device", default="cpu", help="cpu, cuda (GPUs in turn by process) or cuda:1")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds after which no shard begins")
     parser.add_argument("--grace", type=float, default=60, help="seconds for the shards then running")
     parser.add_argument("--again", action="store_true", help="run shards with failures again")
     parser.add_argument("--share", type=float, default=1.0, help="of the shards, at random")
+    parser.add_argument("--modules", nargs="+", choices=MODULES, help="only those")
     options = parser.parse_args()
     torch.set_num_threads(1)
     tests = find_tests()
+    if options.modules:
+        tests = {place: test for place, test in tests.items() if place[0] in options.modules}
     shards = all_shards(tests)
+    if options.grid_device != "cpu":
+        shards = [shard._replace(version=f"{shard.version} {options.grid_device}") for shard in shards]
     all_lines = earlier_results(options.results)
     if options.again:
         all_lines = [line for line in all_lines if not line["failed"]]

@@ -21,10 +21,12 @@ import os
 import sys
 
 import complete_grid
+import torch
 from flash_grid import Grid
 
 
 def test_small(case):
+    assert torch.empty(0).device.type == os.environ.get("DEVICE", "cpu")
     if case.a == 3 and os.environ.get("CRASH"):
         os._exit(5)
     assert case.a != 7 or case.b != 1, f"a is {case.a}"
@@ -40,12 +42,18 @@ sys.exit(complete_grid.main())
 
 
 def run(
-    results: Path, *arguments: str, crash: bool = False, version: str = "first"
+    results: Path, *arguments: str, crash: bool = False, version: str = "first", device: str = "cpu"
 ) -> subprocess.CompletedProcess[str]:
     here = Path(__file__).parent
     return subprocess.run(
         [sys.executable, "-c", PROGRAM, "--results", str(results), "--processes", "2", *arguments],
-        env={"PYTHONPATH": str(here), "PATH": "", "VERSION": version, **({"CRASH": "1"} if crash else {})},
+        env={
+            "PYTHONPATH": str(here),
+            "PATH": "",
+            "VERSION": version,
+            "DEVICE": device,
+            **({"CRASH": "1"} if crash else {}),
+        },
         cwd=results.parent,
         capture_output=True,
         text=True,
@@ -108,6 +116,15 @@ def test_lines_of_another_version_do_not_count(tmp_path: Path) -> None:
     assert outcome.stdout.splitlines()[-1].split()[:5] == ["all", "40", "0", "0", "40"]
     assert run(results, version="second").stdout.splitlines()[-1].split()[:5] == ["all", "40", "39", "1", "0"]
     assert len(results.read_text().splitlines()) == 3 * len(lines)
+
+
+def test_lines_of_another_device_do_not_count(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    run(results)
+    outcome = run(results, "--grid-device", "meta", device="meta")
+    assert outcome.returncode == 1, outcome.stderr
+    assert " 0 there already, " in outcome.stdout
+    assert outcome.stdout.splitlines()[-1].split()[:5] == ["all", "40", "39", "1", "0"]
 
 
 def test_a_version_is_of_the_contents(tmp_path: Path) -> None:
