@@ -59,7 +59,7 @@ def test_it_is_the_threshold_rule():
 
 
 def test_tiles_with_a_token_that_must_be_done_are_done():
-    """must_do_list rounds outward; LiteAttention before 0.3 ignored it on SM80 and dropped the first tile of a range."""
+    """must_do_list rounds outward; LiteAttention before 0.3 ignored it on SM80, dropped the first tile of a range."""
     module = LiteAttention(threshold=-1e-3, block=BLOCK)
     for _ in range(3):
         module(*inputs(), must_do_list=[20, 21, 50, 66])
@@ -112,7 +112,7 @@ def test_state_dict_brings_a_run_back():
     other.load_state_dict(module.state_dict())
     assert other.active == module.active < 1
     assert torch.equal(other(*inputs(1)), module(*inputs(1)))
-    with pytest.raises(ValueError, match="^threshold: got a state of -2.0; want one of -3.0"):
+    with pytest.raises(ValueError, match=r"^threshold: got a state of -2\.0; want one of -3\.0"):
         LiteAttention(threshold=-3.0, block=BLOCK).load_state_dict(module.state_dict())
 
 
@@ -124,27 +124,27 @@ def test_parts_of_keys_have_lists_of_their_own():
     outs, lses = zip(*parts, strict=True)
     weights = torch.softmax(torch.stack(lses), 0).transpose(-1, -2)[..., None]
     torch.testing.assert_close(sum(weights * torch.stack(outs)), tessera.attention(q, k, v), rtol=0, atol=1e-5)
-    with pytest.raises(ValueError, match="^split_idx: got 2; want 0 to below num_nodes, 2"):
+    with pytest.raises(ValueError, match=r"^split_idx: got 2; want 0 to below num_nodes, 2"):
         module(q, k, v, 2)
 
 
 def test_bad_arguments_are_named():
     q, k, v = inputs(batch=3)
-    with pytest.raises(ValueError, match="^query: got a batch of 3; want at most max_batch_size, 2"):
+    with pytest.raises(ValueError, match=r"^query: got a batch of 3; want at most max_batch_size, 2"):
         LiteAttention()(q, k, v)
     for threshold in (0.0, 1.0, float("nan"), -101.0):
-        with pytest.raises(ValueError, match="^threshold: got"):
+        with pytest.raises(ValueError, match=r"^threshold: got"):
             LiteAttention(threshold=threshold)
     for name, value in (("use_int8", True), ("reverse_skip_list", False), ("config", {})):
-        with pytest.raises(NotImplementedError, match=f"^{name}: got"):
+        with pytest.raises(NotImplementedError, match=rf"^{name}: got"):
             LiteAttention(**{name: value})
     module = LiteAttention(block=BLOCK, steps=1)
     q, k, v = inputs()
     for given in ([1], [5, 5], [9, 4], [0, 20, 10, 30], [-1, 4], [0, 97]):
         with pytest.raises(ValueError, match=r"^must_do_list: got \["):
             module(q, k, v, must_do_list=given)
-    with pytest.raises(ValueError, match="^must_skip"):
+    with pytest.raises(ValueError, match=r"^must_skip"):
         module(q, k, v, must_do_list=[0, 20], must_skip_list=[0, 32])
     module(q, k, v)
-    with pytest.raises(ValueError, match="^steps: got call 2; want at most 1 before reset_skip_state"):
+    with pytest.raises(ValueError, match=r"^steps: got call 2; want at most 1 before reset_skip_state"):
         module(q, k, v)

@@ -14,6 +14,7 @@ are given to. Not here: use_int8, reverse_skip_list=False, config and LiteAttent
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -200,7 +201,7 @@ def _ranges(name: str, given: Sequence[int] | None, keys: int) -> list[tuple[int
     """[begin, end, …] as pairs."""
     flat = [int(x) for x in given or ()]
     pairs = list(zip(flat[::2], flat[1::2], strict=False))
-    ascending = all(a < b for a, b in pairs) and all(a[1] <= b[0] for a, b in zip(pairs, pairs[1:], strict=False))
+    ascending = all(a < b for a, b in pairs) and all(a[1] <= b[0] for a, b in pairwise(pairs))
     if len(flat) % 2 or not ascending or (flat and (flat[0] < 0 or flat[-1] > keys)):
         raise ValueError(f"{name}: got {flat}; want [begin, end, begin, end, …], ascending, within {keys} keys")
     return pairs

@@ -35,8 +35,9 @@ Real add_cut(Real sum, const Real* summands, std::size_t count) {
   if (!(unit > 0) || !std::isfinite(1 / unit)) return sum;  // below the numbers of fp32
   Real units = std::trunc(sum / unit);
   for (std::size_t i = 0; i < count; ++i) units += std::trunc(summands[i] / unit);
+  if (units == 0) return units;
   const Real kept = std::ldexp(Real{1}, std::max(std::ilogb(units) - kKeptDigits, 0));
-  return units == 0 ? units : std::trunc(units / kept) * kept * unit;
+  return std::trunc(units / kept) * kept * unit;
 }
 
 }  // namespace
