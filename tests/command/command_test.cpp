@@ -57,6 +57,22 @@ TEST_F(Command, HelpAndVersion) {
   EXPECT_EQ(here.run("--version").out.compare(0, 8, "tessera "), 0);
 }
 
+// Processors of a brand without a number are told apart by family and model.
+TEST_F(Command, ResultsAreSavedUnderTheProcessor) {
+  std::filesystem::create_directories(here.file("bench/suites"));
+  here.write("bench/suites/small.txt", "attention sq=8 d=32\n");
+  ASSERT_EQ(here.run("bench bench/suites/small.txt -r 1 --save").code, 0);
+  const nlohmann::json info = nlohmann::json::parse(here.run("info --json").out);
+  const auto machine = info.at("cpu").get<std::string>() + " " + info.at("identity").get<std::string>();
+  const auto folder = std::filesystem::directory_iterator(here.file("bench/results"))->path();
+  EXPECT_TRUE(std::filesystem::exists(folder / "small.json"));
+  int family = 0, model = 0;
+  if (std::sscanf(machine.c_str(), "AMD EPYC family %d model %d", &family, &model) == 2) {
+    EXPECT_EQ(
+        folder.filename().string().find("amd-epyc-f" + std::to_string(family) + "-m" + std::to_string(model) + "-"), 0);
+  }
+}
+
 TEST_F(Command, BadUsageIsTwo) {
   expect_error("", 2, "subcommand");
   expect_error("explode", 2, "explode");

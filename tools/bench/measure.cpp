@@ -81,8 +81,9 @@ void run_forward(const BenchCase& bench_case, const MeasureOptions& options, Arr
   for (auto& [slot, array] : inputs.arrays) arrays.at(slot) = std::move(array);
 }
 
-// Lets the threads of whoever ran last fall asleep: idle OpenMP threads spin for some milliseconds.
-void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+// Lets the threads of whoever ran last fall asleep: idle threads of OpenMP spin for some milliseconds, those of ONNX
+// Runtime for fifty.
+void settle() { std::this_thread::sleep_for(std::chrono::milliseconds(100)); }
 
 /// Microseconds of one call, of `calls` in a row after `warm_up` untimed ones.
 using TimedCalls = std::function<double(int calls, int warm_up)>;

@@ -5,7 +5,9 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cctype>
+#include <cstdio>
 #include <fstream>
 #include <string_view>
 
@@ -104,7 +106,14 @@ std::string folder_name(const std::string& hardware) {
 }
 
 std::string folder_name(const Machine& machine) {
-  const std::string name = folder_name(machine.cpu);
+  std::string name = folder_name(machine.cpu);
+  int family = 0;
+  int model = 0;
+  // Virtual machines often name a processor by its brand alone.
+  const bool says_model = std::any_of(name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+  if (!says_model && std::sscanf(machine.identity.c_str(), "family %d model %d", &family, &model) == 2) {
+    name += fmt::format("-f{}-m{}", family, model);
+  }
   return name + (name.empty() ? "" : "-") + fmt::format("{}c", machine.cores_usable);
 }
 

@@ -25,7 +25,8 @@ struct Machine {
 
 /// Reads /proc and /sys and asks the CUDA driver where there is one.
 Machine describe_machine();
-/// A folder name for results: lower-case letters, digits and '-', for example "intel-xeon-processor-2c".
+/// A folder name for results: lower-case letters, digits and '-', with family and model of a processor whose name has
+/// no number, for example "amd-epyc-f26-m2-2c".
 std::string folder_name(const Machine& machine);
 /// The same of a processor's or GPU's name: "nvidia-h100-80gb-hbm3".
 std::string folder_name(const std::string& name);

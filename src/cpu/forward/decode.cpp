@@ -38,6 +38,7 @@ DecodeBuffers DecodeBuffers::place(Arena& arena, const Problem& problem, const T
     b.q = arena.take<float>(b.columns * padded(problem.head_dim_qk));
   }
   b.o = arena.take<float>(b.columns * padded(problem.head_dim_v));
+  if (!dots) b.step_o = arena.take<float>(b.columns * padded(problem.head_dim_v));
   b.s = arena.take<float>(panels * b.rows_s * kPanel);
   b.maximum = arena.take<float>(b.columns);
   b.sum = arena.take<float>(b.columns);
@@ -157,13 +158,20 @@ void DecodeUnit::step(std::int64_t first, std::int64_t last) {
   const float scale = score();
   const bool masked = has_window(problem_) && mask_window(first, last);
   softmax(scale);
-  for (std::int64_t c = 0; c < columns(); ++c) {
-    if (b_.correction[c] != 1.0F) run_.kernels.scale_rows(1, dv, b_.o + c * dv, 0, b_.correction[c]);
+  if (run_.dots) {
+    for (std::int64_t c = 0; c < columns(); ++c) {
+      if (b_.correction[c] != 1.0F) run_.kernels.scale_rows(1, dv, b_.o + c * dv, 0, b_.correction[c]);
+    }
+  } else {
+    std::fill_n(b_.step_o, columns() * dv, 0.0F);
   }
   if (masked) {
     add_masked_values();
   } else {
     add_values(0, rows_);
+  }
+  for (std::int64_t c = 0; !run_.dots && c < columns(); ++c) {
+    run_.kernels.add_row(dv, b_.correction[c], b_.step_o + c * dv, b_.o + c * dv);
   }
 }
 
@@ -302,11 +310,11 @@ void DecodeUnit::multiply_values(std::int64_t keys, const std::byte* const* rows
                                  std::int64_t column, std::int64_t row, const RowsAhead& ahead) const {
   const Kernels& kernels = run_.kernels;
   const std::int64_t dv = problem_.head_dim_v;
-  float* o = b_.o + column * dv;
   if (run_.dots) {
-    kernels.dots->decode_values(keys / 2, rows, dv, queries, pairs_at(column, row), o, ahead);
+    kernels.dots->decode_values(keys / 2, rows, dv, queries, pairs_at(column, row), b_.o + column * dv, ahead);
   } else {
-    kernels.decode_values(problem_.v_type, keys, rows, dv, queries, scores_at(column, row), o, ahead);
+    kernels.decode_values(problem_.v_type, keys, rows, dv, queries, scores_at(column, row), b_.step_o + column * dv,
+                          ahead);
   }
 }
 

@@ -23,6 +23,7 @@ struct DecodeBuffers {
   float* q;                 // (columns, d), scaled
   std::uint16_t* q_bf16;    // (columns, d), not scaled: instead of q, for dot products
   float* o;                 // (columns, dv), not yet divided by the sum
+  float* step_o;            // (columns, dv): of a step, which is added to o; not for dot products
   float* s;                 // (panels, rows_s, kPanel): scores, then probabilities
   std::uint32_t* p;         // (panels, rows_s / 2, kPanel): probabilities as pairs of keys, for dot products
   std::int64_t rows_s;      // tile_kv, to a multiple of kDecodeKeys
@@ -72,7 +73,7 @@ class DecodeUnit {
   // Masks what not all columns see; true if there was something.
   bool mask_window(std::int64_t first, std::int64_t last);
   void softmax(float scale);
-  // O += Vᵀ·P over rows [first, end) of the step.
+  // O += Vᵀ·P over rows [first, end) of the step, or the step's own sums for fp32 products.
   void add_values(std::int64_t first, std::int64_t end);
   // The same where a weight may be 0 because of a mask: values that are not finite must not reach that sum.
   void add_masked_values();

@@ -11,17 +11,17 @@
 namespace tessera::cpu {
 namespace {
 
-// Tiles measured best on a 2-core Xeon (AVX-512, 2 MiB of L2) over the rows of bench/suites/cpu_dense.txt; see
-// docs/experiments/cpu-forward.md for the ones that lost.
-constexpr std::int64_t kQueryBytes =
-    512 * 1024;  // of Q and O panels a thread; halved twice while threads would lack work
+// Tiles measured best over the rows of bench/suites/cpu_dense.txt; docs/experiments/cpu-forward.md has the ones that
+// lost.
+
+// Of Q and O panels a thread, at least: tiles are halved down to it while threads would lack work.
+constexpr std::int64_t kLeastQueryBytes = 128 * 1024;
 // With a list more rows share keys, of which each block uses a few (measured on a 2-core Zen 5).
 constexpr std::int64_t kListedBytes = 2048 * 1024;
+constexpr std::int64_t kLeastListedBytes = 512 * 1024;
 // Sums of the rows of blocks that walk the keys together, where masses are gathered.
 constexpr std::int64_t kMassBytes = 4096 * 1024;
-constexpr std::int64_t kPanels = 16;  // at most, for short rows
-constexpr std::int64_t kListedPanels = 32;
-constexpr std::int64_t kForwardKeys = 128;
+constexpr std::int64_t kPanels = 32;  // at most, for short rows
 constexpr std::int64_t kBackwardQueries = 64;
 constexpr std::int64_t kBackwardKeys = 128;
 // By dot products sums are cheap and what surrounds them is not: dK and dV come through L2 once for 128 queries, and a
@@ -92,14 +92,16 @@ bool shares_group(const Problem& problem) {
 }
 
 // Long tiles spread the cost of bringing keys in over more queries; results do not depend on their length.
-std::int64_t forward_queries(detail::PlanState state) {
+std::int64_t forward_queries(detail::PlanState state, const ForwardTiles& tiles) {
   const std::int64_t row =
       (state.problem.head_dim_qk + state.problem.head_dim_v) * static_cast<std::int64_t>(sizeof(float));
+  const auto rows_of = [&](std::int64_t bytes, std::int64_t least, std::int64_t most) {
+    return std::clamp<std::int64_t>(bytes / row / kPanel, least, most) * kPanel;
+  };
   const bool listed(state.problem.list);
-  const std::int64_t bytes = listed ? kListedBytes : kQueryBytes;
-  const std::int64_t longest =
-      std::clamp<std::int64_t>(bytes / row / kPanel, 4, listed ? kListedPanels : kPanels) * kPanel;
-  for (state.tile_q = longest; state.tile_q > longest / 4; state.tile_q /= 2) {
+  const std::int64_t least = rows_of(listed ? kLeastListedBytes : kLeastQueryBytes, 1, kPanels / 4);
+  state.tile_q = rows_of(listed ? kListedBytes : tiles.query_bytes, 4, kPanels);
+  for (; state.tile_q > least; state.tile_q /= 2) {
     const Tiling tiling = tiling_of(state);
     if (tiling.row_units * tiling.head_tiles * state.problem.batch >= 4 * state.target.threads) break;
   }
@@ -131,8 +133,8 @@ std::int64_t backward_parts(const detail::PlanState& state) {
 }
 
 // Under a window long tiles would be hidden for the most part.
-std::int64_t forward_keys(const Problem& problem, const Kernels& kernels, bool dots) {
-  return dots && !problem.window.left ? kernels.dots->forward_keys : kForwardKeys;
+std::int64_t forward_keys(const Problem& problem, const ForwardTiles& tiles) {
+  return problem.window.left ? kFloatTiles.keys : tiles.keys;
 }
 
 std::int64_t backward_keys(const Problem& problem, bool dots) {
@@ -148,11 +150,11 @@ void plan(detail::PlanState& state) {
   const bool forward = problem.pass == Pass::forward;
   const Kernels& kernels = kernels_for(state.target.isa);
   const bool dots = uses_dots(problem, kernels);
+  const ForwardTiles& tiles = dots ? kernels.dots->forward : kFloatTiles;
   state.shared_group = forward && shares_group(problem);
   state.splits = 1;
-  state.tile_kv =
-      state.wishes.tile_kv.value_or(forward ? forward_keys(problem, kernels, dots) : backward_keys(problem, dots));
-  state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state)
+  state.tile_kv = state.wishes.tile_kv.value_or(forward ? forward_keys(problem, tiles) : backward_keys(problem, dots));
+  state.tile_q = state.wishes.tile_q.value_or(forward ? forward_queries(state, tiles)
                                               : dots  ? kBackwardDotQueries
                                                       : kBackwardQueries);
   state.splits = forward ? forward_splits(state) : backward_parts(state);

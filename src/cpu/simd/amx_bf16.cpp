@@ -112,7 +112,7 @@ void release() { _tile_release(); }
 constexpr DotKernels kKernels = {configure,
                                  release,
                                  dot_tiles_matmul<AmxTiles>,
-                                 kTileKeys,
+                                 kAmxTiles,
                                  kDotStep,
                                  decode_tile_scores<Avx512Chains>,
                                  decode_tile_values<Avx512Chains>,

@@ -43,7 +43,7 @@ void nothing() {}
 constexpr DotKernels kKernels = {nothing,
                                  nothing,
                                  dot_vectors_matmul<Avx512Pairs>,
-                                 kVectorKeys,
+                                 kVectorTiles,
                                  2,
                                  dot_decode_scores<Avx512Pairs>,
                                  dot_decode_values<Avx512Pairs>,

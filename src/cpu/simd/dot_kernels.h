@@ -37,9 +37,16 @@ inline void put_decode_scores(std::int64_t queries, const float* sums, float* s,
   for (std::int64_t i = 0; i < kDecodeKeys; ++i) s[i * kPanel] = sums[i];
 }
 
-/// Keys of a forward's tile by vectors and by AMX tiles, measured best (docs/experiments/cpu-forward.md): for every
-/// tile the sums of the outputs come from L2 and go back, which counts the more the faster the products are.
-inline constexpr std::int64_t kVectorKeys = 128, kTileKeys = 512;
+/// A forward's tiles, measured best (docs/experiments/cpu-forward.md). For every tile of keys the sums of the outputs
+/// come from L2 and go back, which counts the more the faster the products are; for every tile of queries the keys are
+/// brought in anew.
+struct ForwardTiles {
+  std::int64_t keys;
+  std::int64_t query_bytes;  // of Q and O in fp32
+};
+inline constexpr ForwardTiles kFloatTiles = {128, std::int64_t{2048} * 1024};
+inline constexpr ForwardTiles kVectorTiles = {256, std::int64_t{2048} * 1024};
+inline constexpr ForwardTiles kAmxTiles = {512, std::int64_t{512} * 1024};
 
 struct DotKernels {
   /// Before the first product of a thread and after its last one: AMX wants its tiles configured.
@@ -53,7 +60,7 @@ struct DotKernels {
                  const std::uint32_t* b, std::ptrdiff_t ldb, float* c, std::ptrdiff_t ldc, bool accumulate,
                  const float* column_scale);
 
-  std::int64_t forward_keys;
+  ForwardTiles forward;
 
   /// Keys whose values are added in one go, counted from the tile's first: pairs, or a row of an AMX tile.
   std::int64_t keys_together;

@@ -82,6 +82,7 @@ const Kernels* table() {
                                      interleave,
                                      bf16_finite,
                                      scale_rows,
+                                     add_row,
                                      decode_scores,
                                      decode_values,
                                      run_score,

@@ -34,7 +34,8 @@ struct Kernels {
   const char* isa;
   bool fused;  // multiply-adds round once
 
-  /// C (m × n) = A (m × k) · B (k × n), or C·column_scale + A·B when accumulate. n is padded to kPad by the caller's
+  /// C (m × n) = A (m × k) · B (k × n), or C·column_scale + A·B when accumulate: A·B is summed by itself, in order of
+  /// k, so that long sums do not add a small product to a large sum k times. n is padded to kPad by the caller's
   /// buffers; rows of B and C have strides ldb and ldc. column_scale (n) may be nullptr (1).
   void (*matmul)(std::int64_t m, std::int64_t n, std::int64_t k, Broadcast a, const float* b, std::ptrdiff_t ldb,
                  float* c, std::ptrdiff_t ldc, bool accumulate, const float* column_scale);
@@ -107,6 +108,8 @@ struct Kernels {
 
   /// s *= factor, rows × columns (padded).
   void (*scale_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, float factor);
+  /// s = factor·s + x over n floats (padded), rounded as where matmul accumulates.
+  void (*add_row)(std::int64_t n, float factor, const float* x, float* s);
 
   /// The two products for `queries` (1, or a multiple of 4 up to kDecodeQueries) and dims that are multiples of kPad,
   /// to the bit as matmul's, on up to kDecodeKeys rows of K and V where they lie. Scores: s (kDecodeKeys × queries, of

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Register-tiled matrix product. A micro-tile holds kRows × kVectors accumulators; one element of A is broadcast
-// against kVectors vectors of a row of B. Every element of C is one chain of fused multiply-adds over k in order, so
-// that results do not depend on where in a tile an element lies.
+// against kVectors vectors of a row of B. Every element of C is one chain of fused multiply-adds over k in order, to
+// which what was in C is added last: results do not depend on where in a tile an element lies, and the rounding errors
+// of a long sum of products are those of its parts.
 // Included once per instruction set: no include guard by design of foreach_target.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
@@ -41,14 +42,6 @@ HWY_INLINE void micro_tile(const MatmulCall& call) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) sum[i][v] = hn::Zero(d);
   }
-  if (call.accumulate) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Vector scale = call.column_scale ? hn::LoadU(d, call.column_scale + v * kLanes) : hn::Set(d, 1.0F);
-#pragma GCC unroll 16
-      for (int i = 0; i < kRows; ++i) sum[i][v] = hn::Mul(scale, hn::LoadU(d, call.c + i * call.ldc + v * kLanes));
-    }
-  }
   const float* a = call.a;
   const float* b = call.b;
   const std::ptrdiff_t a_row = call.a_row;
@@ -64,6 +57,20 @@ HWY_INLINE void micro_tile(const MatmulCall& call) {
     }
     a += call.a_column;
     b += call.ldb;
+  }
+  if (call.accumulate) {
+    Vector scale[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      scale[v] = call.column_scale ? hn::LoadU(d, call.column_scale + v * kLanes) : hn::Set(d, 1.0F);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        sum[i][v] = hn::MulAdd(scale[v], hn::LoadU(d, call.c + i * call.ldc + v * kLanes), sum[i][v]);
+      }
+    }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {

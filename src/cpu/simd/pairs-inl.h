@@ -76,9 +76,8 @@ HWY_INLINE void softmax_pairs_strip(std::int64_t rows, float* s, float scale, fl
     shift[v] = hn::Max(old[v], hn::Mul(shift[v], hn::Set(d, scale)));
     hn::StoreU(shift[v], d, maximum + v * kLanes);
     shift[v] = finite_shift(shift[v]);
-    const Vector rescale = exp_nonpositive(hn::Sub(old[v], shift[v]));
-    hn::StoreU(rescale, d, correction + v * kLanes);
-    total[v] = hn::Mul(rescale, hn::LoadU(d, sum + v * kLanes));
+    hn::StoreU(exp_nonpositive(hn::Sub(old[v], shift[v])), d, correction + v * kLanes);
+    total[v] = hn::Zero(d);
     large = large || is_large(shift[v]);
     shift[v] = hn::Mul(shift[v], hn::Set(d, kLog2E));
   }
@@ -103,8 +102,7 @@ HWY_INLINE void softmax_pairs_strip(std::int64_t rows, float* s, float scale, fl
       hn::StoreU(join_probabilities(first, second), di, pairs + row / 2 * kPanel + v * kLanes);
     }
   }
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) hn::StoreU(total[v], d, sum + v * kLanes);
+  add_to_sums<kVectors>(total, correction, sum);
 }
 
 void softmax_pairs(std::int64_t rows, std::int64_t columns, float* s, float scale, float* maximum, float* sum,
@@ -189,6 +187,13 @@ void scale_rows(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_
       float* at = s + row * ld + column;
       hn::StoreU(hn::Mul(hn::LoadU(d, at), hn::Set(d, factor)), d, at);
     }
+  }
+}
+
+void add_row(std::int64_t n, float factor, const float* x, float* s) {
+  const FloatTag d;
+  for (std::int64_t i = 0; i < n; i += kLanes) {
+    hn::StoreU(hn::MulAdd(hn::Set(d, factor), hn::LoadU(d, s + i), hn::LoadU(d, x + i)), d, s + i);
   }
 }
 

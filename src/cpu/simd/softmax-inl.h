@@ -63,6 +63,17 @@ HWY_INLINE Vector finite_shift(Vector maximum) {
   return hn::IfThenElseZero(hn::Lt(lowest, maximum), maximum);
 }
 
+// The sum of a tile's weights, found by itself, is added to those of the tiles before it, corrected.
+template <int kVectors>
+HWY_INLINE void add_to_sums(const Vector* total, const float* correction, float* sum) {
+  const FloatTag d;
+#pragma GCC unroll 4
+  for (int v = 0; v < kVectors; ++v) {
+    const Vector rescale = hn::LoadU(d, correction + v * kLanes);
+    hn::StoreU(hn::MulAdd(rescale, hn::LoadU(d, sum + v * kLanes), total[v]), d, sum + v * kLanes);
+  }
+}
+
 template <int kVectors>
 HWY_INLINE void softmax_strip(std::int64_t rows, float* s, float* maximum, float* sum, float* correction) {
   const FloatTag d;
@@ -77,9 +88,8 @@ HWY_INLINE void softmax_strip(std::int64_t rows, float* s, float* maximum, float
   for (int v = 0; v < kVectors; ++v) {
     hn::StoreU(shift[v], d, maximum + v * kLanes);
     shift[v] = finite_shift(shift[v]);
-    const Vector rescale = exp_nonpositive(hn::Sub(old[v], shift[v]));
-    hn::StoreU(rescale, d, correction + v * kLanes);
-    total[v] = hn::Mul(rescale, hn::LoadU(d, sum + v * kLanes));
+    hn::StoreU(exp_nonpositive(hn::Sub(old[v], shift[v])), d, correction + v * kLanes);
+    total[v] = hn::Zero(d);
   }
   for (std::int64_t row = 0; row < rows; ++row) {
     float* at = s + row * kPanel;
@@ -90,8 +100,7 @@ HWY_INLINE void softmax_strip(std::int64_t rows, float* s, float* maximum, float
       hn::StoreU(p, d, at + v * kLanes);
     }
   }
-#pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) hn::StoreU(total[v], d, sum + v * kLanes);
+  add_to_sums<kVectors>(total, correction, sum);
 }
 
 void softmax_step(std::int64_t rows, std::int64_t columns, float* s, float* maximum, float* sum, float* correction) {
