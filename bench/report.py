@@ -31,9 +31,8 @@ from report_tables import (
     ratio_summary,
     skip_rows,
     sweep_rows,
-    tokens,
-    wrapped,
 )
+from report_text import tokens, wrapped
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -86,8 +85,8 @@ def profiled_machine(machine, _):
 
 
 LAYOUTS = {
-    "cpu_dense": ("Dense attention beside PyTorch", dense_rows),
-    "cpu_dense_two": ("Dense attention beside PyTorch, two threads", dense_rows),
+    "cpu_dense": ("Dense attention beside other libraries", dense_rows),
+    "cpu_dense_two": ("Dense attention beside other libraries, two threads", dense_rows),
     "cpu_lists": ("A list of tiles beside dense attention", list_rows),
     "cpu_window": ("A sliding window beside the causal mask", plain_rows),
     "cpu_decode": ("Decode", plain_rows),
@@ -165,7 +164,9 @@ def readme_summary():
         peers = ", ".join(machine.get("peers", {}).values())
         threads = rows[0].get("threads", "?") if rows else "?"
         beside = f", beside {peers}" if peers else ""
-        lines.append(wrapped(f"{machine.get('cpu', file.parent.name)}, {threads} threads{beside}:") + "\n")
+        family = " ".join(machine.get("identity", "").split()[:4])  # without the stepping
+        name = machine.get("cpu", file.parent.name) + (f" ({family})" if family else "")
+        lines.append(wrapped(f"{name}, {threads} threads{beside}:") + "\n")
         lines.append(ratio_summary(rows))
     for file in sorted((ROOT / "bench" / "results").glob("*/gpu_dense.json")):
         data = json.loads(file.read_text())

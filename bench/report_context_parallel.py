@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of context_parallel.py."""
 
-from report_tables import table, time_of
+from report_text import table, time_of
 
 
 def context_parallel_rows(rows):

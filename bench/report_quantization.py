@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables of quantization_errors.py."""
 
-from report_tables import table, wrapped
+from report_text import table, wrapped
 
 
 def quantization_rows(rows):

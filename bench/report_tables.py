@@ -1,45 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured rows of one JSON file as a Markdown table, a function for each kind of measurement; see report.py."""
 
-import math
-import textwrap
-
-COLUMNS = 120  # of a line of text; those of tables are as long as they must be
-PEERS = {"torch_cpu": "PyTorch", "torch_flash": "FlashAttention-2", "torch_cudnn": "cuDNN"}
-PEERS |= {"flash_attn_4": "FlashAttention-4", "fla_chunk": "Flash Linear Attention"}
-PEERS |= {"fla_decode": "Flash Linear Attention", "cula_decode": "cuLA"}
-
-
-def tokens(problem):
-    """The key=value words and flags of a problem's text form."""
-    words = problem.split()[1:]
-    return {key: value for key, _, value in (word.partition("=") for word in words)}
-
-
-def time_of(us):
-    return f"{us / 1e6:.2f} s" if us >= 1e6 else f"{us / 1e3:.2f} ms" if us >= 1e3 else f"{us:.0f} µs"
-
-
-def size_of(count):
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
-
-
-def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
-
-
-def wrapped(text, indent=""):
-    """`indent`: of the lines after the first."""
-    return textwrap.fill(text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def item(text):
-    return wrapped(f"- {text}", "  ")
-
-
-def mean(ratios):
-    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+from report_text import PEERS, item, mean, size_of, table, time_of, tokens, wrapped
 
 
 def peers_of(rows):
@@ -47,21 +9,26 @@ def peers_of(rows):
 
 
 def ratio_summary(rows):
+    """Geometric means and least ratios of each pass, beside each peer and beside the fastest of them in each row."""
+    peers = peers_of(rows)
+    kinds = [(f"time of {PEERS.get(peer, peer)}", lambda ratios, peer=peer: ratios.get(peer)) for peer in peers]
+    if len(peers) > 1:
+        kinds.append(("time of the fastest of them in each row", lambda ratios: min(ratios.values(), default=None)))
     lines = []
-    for peer in peers_of(rows):
+    for time, ratio_of in kinds:
         for name in ("forward", "backward"):
-            part = [row for row in rows if row["pass"] == name and peer in row["ratios"]]
-            if not part:
-                continue
-            kinds = []
-            for dtype in ("fp32", "bf16"):
-                ratios = [r["ratios"][peer] for r in part if tokens(r["problem"]).get("dtype", "fp32") == dtype]
-                if ratios:
-                    kinds.append(f"{dtype} {mean(ratios):.2f}, least {min(ratios):.2f}")
-            ratios = [row["ratios"][peer] for row in part]
-            times = f"time of {PEERS.get(peer, peer)} / time of Tessera"
-            found = f"geometric mean **{mean(ratios):.2f}** of {len(ratios)} rows ({'; '.join(kinds)})"
-            lines.append(item(f"{name}, {times}: {found}"))
+            by_type = {"fp32": [], "bf16": []}
+            for row in rows:
+                ratio = ratio_of(row["ratios"])
+                if row["pass"] == name and ratio is not None:
+                    by_type.setdefault(tokens(row["problem"]).get("dtype", "fp32"), []).append(ratio)
+            found = [
+                f"{dtype} {mean(ratios):.2f}, least {min(ratios):.2f}" for dtype, ratios in by_type.items() if ratios
+            ]
+            ratios = [ratio for part in by_type.values() for ratio in part]
+            if ratios:
+                means = f"geometric mean **{mean(ratios):.2f}** of {len(ratios)} rows ({'; '.join(found)})"
+                lines.append(item(f"{name}, {time} / time of Tessera: {means}"))
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX Runtime (pip: onnxruntime, onnx), its MultiHeadAttention on the CPU, as a peer of `tessera bench`: forward, fp32,
-without groups of heads.
+"""ONNX Runtime (pip: onnxruntime, onnx), its MultiHeadAttention on the CPU, as a peer of `tessera bench`: forward, in
+fp32, without groups of heads.
 
 The model is this one operation on (batch, seqlen, heads · dim). Inputs and output are bound, not copied.
 """

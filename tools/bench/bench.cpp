@@ -264,7 +264,8 @@ void add_bench(CLI::App& app, int& exit_code) {
   verb->add_flag("--sweep", options->sweep,
                  "Try all tiles, stages and warps, or the axes of --wish, beside the plan's own choice; print winners");
   verb->add_option("--peer", options->peers,
-                   "Measure this peer interleaved with Tessera; repeatable: torch_cpu, torch_flash, torch_cudnn, "
+                   "Measure this peer interleaved with Tessera; repeatable: torch_cpu, openvino_cpu, onnxruntime_cpu, "
+                   "torch_flash, torch_cudnn, "
                    "flash_attn_4, fla_chunk, fla_decode, cula_decode");
   verb->add_option("--peer-folder", options->peer_folder, "Where the peers' scripts lie")->capture_default_str();
   add_number(*verb, "--warm-up", options->warm_up, 1, 1000, "Untimed calls")

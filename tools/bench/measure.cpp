@@ -103,8 +103,9 @@ struct Runner {
     const double most = is_on_gpu(options) ? DeviceRun::kMostCalls : 100000.0;
     return static_cast<int>(std::clamp(std::ceil(options.batch_seconds * 1e6 / each), 1.0, most));
   }
-  // After the pause a short call needs its threads and caches woken; a long one does not notice.
-  [[nodiscard]] int wake_up_calls() const { return call_us < 200e3 ? 1 : 0; }
+  // After the pause short calls need their threads woken, which the kernel may leave on one core for some milliseconds,
+  // and caches; a long one does not notice.
+  [[nodiscard]] int wake_up_calls() const { return call_us < 200e3 ? (is_on_gpu(options) ? 1 : calls()) : 0; }
 };
 
 double time_on_host(Executor& executor, const Bindings& bindings, int calls, int warm_up) {

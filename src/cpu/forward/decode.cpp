@@ -180,6 +180,7 @@ void DecodeUnit::find_rows(std::int64_t first, std::int64_t last) {
   std::int64_t row = 0;
   const auto add_zeros = [&] { b_.k[row] = b_.v[row] = {b_.zeros, 0}, ++row; };
   lead_ = b_.keys.spans[first].row % together_;
+  place_ = b_.keys.spans[first].row - lead_;
   while (row < lead_) add_zeros();
   for (std::int64_t s = first; s < last; ++s) {
     const Span& span = b_.keys.spans[s];
@@ -281,7 +282,7 @@ void DecodeUnit::softmax(float scale) {
   for (std::int64_t c = 0; c < width; c += kPanel) {
     const std::int64_t columns = std::min(kPanel, width - c);
     if (!run_.dots) {
-      run_.kernels.softmax_step(rows_, columns, scores_at(c, 0), b_.maximum + c, b_.sum + c, b_.correction + c);
+      run_.kernels.softmax_step(place_, rows_, columns, scores_at(c, 0), b_.maximum + c, b_.sum + c, b_.correction + c);
       continue;
     }
     // From pair to pair, as the panels have it: the order of the sum depends on where it begins.
@@ -294,7 +295,8 @@ void DecodeUnit::softmax(float scale) {
     float* s = scores_at(c, first);
     if (problem_.o_type == DType::fp32) {  // likewise as the panels have it
       if (scale != 1.0F) run_.kernels.scale_rows(past - first, columns, s, kPanel, scale);
-      run_.kernels.softmax_step(past - first, columns, s, b_.maximum + c, b_.sum + c, b_.correction + c);
+      run_.kernels.softmax_step(place_ + first, past - first, columns, s, b_.maximum + c, b_.sum + c,
+                                b_.correction + c);
       run_.kernels.round_pairs(past - first, columns, s, kPanel, pairs_at(c, first));
     } else {
       run_.kernels.softmax_pairs(past - first, columns, s, scale, b_.maximum + c, b_.sum + c, b_.correction + c,

@@ -113,6 +113,7 @@ class DecodeUnit {
   Visible seen_by_all_{};     // key positions
   // Rows of a step: [lead_, lead_ + keys_) are keys. Dot products take some together as the grid has them; rows of
   // zeros stand for what the first and the last ones lack.
+  std::int64_t place_ = 0;  // of the first row in its tile
   std::int64_t lead_ = 0;
   std::int64_t keys_ = 0;
   std::int64_t rows_ = 0;

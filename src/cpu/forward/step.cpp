@@ -37,7 +37,7 @@ void ForwardUnit::panel_step(std::int64_t first_column, std::int64_t live, Rows 
     probabilities_as_pairs(tile, first_column, columns, first, end, plain ? scale : 1.0F);
   } else {
     look_at_scores(tile, first_column, first, end);
-    kernels.softmax_step(end - first, columns, s, b_.maximum + first_column, b_.sum + first_column,
+    kernels.softmax_step(first, end - first, columns, s, b_.maximum + first_column, b_.sum + first_column,
                          b_.correction + first_column);
     look_at_probabilities(tile, first_column, columns, first, end);
   }
@@ -114,7 +114,7 @@ void ForwardUnit::probabilities_as_pairs(const ScoreTile& tile, std::int64_t fir
   if (gathers_mass(problem_) || run_.scores.has_dropout() || problem_.o_type == DType::fp32) {
     if (scale != 1.0F) kernels.scale_rows(past - even, columns, s, kPanel, scale);
     look_at_scores(tile, first_column, first, end);
-    kernels.softmax_step(past - even, columns, s, maximum, b_.sum + first_column, b_.correction + first_column);
+    kernels.softmax_step(even, past - even, columns, s, maximum, b_.sum + first_column, b_.correction + first_column);
     look_at_probabilities(tile, first_column, columns, first, end);
     kernels.round_pairs(past - even, columns, s, kPanel, p);
   } else {

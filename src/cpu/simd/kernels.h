@@ -42,9 +42,10 @@ struct Kernels {
 
   /// One step of the online softmax (Milakov and Gimelshein 2018) on a panel whose rows are keys and whose columns are
   /// queries: s (rows × kPanel) becomes exp(s − new maximum); maximum, sum (columns) are updated and correction
-  /// (columns) gets exp(old maximum − new maximum).
-  void (*softmax_step)(std::int64_t rows, std::int64_t columns, float* s, float* maximum, float* sum,
-                       float* correction);
+  /// (columns) gets exp(old maximum − new maximum). `first` is the place of the first row in its tile, by which the
+  /// order of summation goes.
+  void (*softmax_step)(std::int64_t first, std::int64_t rows, std::int64_t columns, float* s, float* maximum,
+                       float* sum, float* correction);
 
   /// s[i·ld + j] = exp(s[i·ld + j] − shift[i]) for i < rows, j < columns (padded); shift +inf gives 0.
   void (*exp_rows)(std::int64_t rows, std::int64_t columns, float* s, std::ptrdiff_t ld, const float* shift);

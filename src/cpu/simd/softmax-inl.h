@@ -74,8 +74,13 @@ HWY_INLINE void add_to_sums(const Vector* total, const float* correction, float*
   }
 }
 
+// Weights whose sum is found by itself: beside one that is nearly all of its row's, each one added would cost a
+// rounding error of the whole sum.
+constexpr std::int64_t kSummed = 16;
+
 template <int kVectors>
-HWY_INLINE void softmax_strip(std::int64_t rows, float* s, float* maximum, float* sum, float* correction) {
+HWY_INLINE void softmax_strip(std::int64_t first, std::int64_t rows, float* s, float* maximum, float* sum,
+                              float* correction) {
   const FloatTag d;
   Vector old[kVectors], shift[kVectors], total[kVectors];
 #pragma GCC unroll 4
@@ -91,28 +96,37 @@ HWY_INLINE void softmax_strip(std::int64_t rows, float* s, float* maximum, float
     hn::StoreU(exp_nonpositive(hn::Sub(old[v], shift[v])), d, correction + v * kLanes);
     total[v] = hn::Zero(d);
   }
-  for (std::int64_t row = 0; row < rows; ++row) {
-    float* at = s + row * kPanel;
+  for (std::int64_t row = 0; row < rows;) {
+    Vector part[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Vector p = exp_nonpositive(hn::Sub(hn::LoadU(d, at + v * kLanes), shift[v]));
-      total[v] = hn::Add(total[v], p);
-      hn::StoreU(p, d, at + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) part[v] = hn::Zero(d);
+    const std::int64_t end = std::min(rows, row + kSummed - (first + row) % kSummed);
+    for (; row < end; ++row) {
+      float* at = s + row * kPanel;
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const Vector p = exp_nonpositive(hn::Sub(hn::LoadU(d, at + v * kLanes), shift[v]));
+        part[v] = hn::Add(part[v], p);
+        hn::StoreU(p, d, at + v * kLanes);
+      }
     }
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) total[v] = hn::Add(total[v], part[v]);
   }
   add_to_sums<kVectors>(total, correction, sum);
 }
 
-void softmax_step(std::int64_t rows, std::int64_t columns, float* s, float* maximum, float* sum, float* correction) {
+void softmax_step(std::int64_t first, std::int64_t rows, std::int64_t columns, float* s, float* maximum, float* sum,
+                  float* correction) {
   std::int64_t column = 0;
   for (; column + kMaxVectors * kLanes <= columns; column += kMaxVectors * kLanes) {
-    softmax_strip<kMaxVectors>(rows, s + column, maximum + column, sum + column, correction + column);
+    softmax_strip<kMaxVectors>(first, rows, s + column, maximum + column, sum + column, correction + column);
   }
   for (; column + 2 * kLanes <= columns; column += 2 * kLanes) {
-    softmax_strip<2>(rows, s + column, maximum + column, sum + column, correction + column);
+    softmax_strip<2>(first, rows, s + column, maximum + column, sum + column, correction + column);
   }
   for (; column < columns; column += kLanes) {
-    softmax_strip<1>(rows, s + column, maximum + column, sum + column, correction + column);
+    softmax_strip<1>(first, rows, s + column, maximum + column, sum + column, correction + column);
   }
 }
 
