@@ -10,9 +10,11 @@ import json
 import time
 from pathlib import Path
 
+import calibrate
 import model
 import tessera
 import torch
+from tessera.calibration import SkipThresholds
 
 RULES = {
     "mass": {"rule": "mass", "ramp": (0.002, 0.012)},
@@ -43,7 +45,10 @@ class Dense:
 
 
 class Skipping(Dense):
-    """A skip state a layer. There is one stream of calls: the model has no text and no guidance."""
+    """A skip state a layer. There is one stream of calls: the model has no text and no guidance.
+
+    options: those of every layer's state, or a function from a layer's name to them.
+    """
 
     def __init__(self, options):
         super().__init__()
@@ -53,7 +58,9 @@ class Skipping(Dense):
         if layer not in self.states:
             _, tokens, heads, _ = q.shape
             shape = {"seqlen_q": tokens, "seqlen_k": tokens, "heads_q": heads}
-            self.states[layer] = tessera.SkipState(**shape, layer=f"blocks.{layer}", **self.options)
+            name = f"blocks.{layer}"
+            options = self.options(name) if callable(self.options) else {**self.options, "layer": name}
+            self.states[layer] = tessera.SkipState(**shape, **options)
         state = self.states[layer]
         self.shares.append(state.active if self.step else 1.0)
         return state(q, k, v, step=self.step)
@@ -65,15 +72,24 @@ def psnr(video, reference):
     return (10 * torch.log10(4 / error)).item()
 
 
-def run(args):
+def attention_of(rule, args):
+    if rule == "dense":
+        return Dense()
+    if rule == "calibrated":
+        return Skipping(SkipThresholds.load(args.thresholds).options)
+    return Skipping({**RULES[rule], "steps": args.steps, "warm_up": min(2, args.steps)})
+
+
+def run(args, network):
     """A row for each seed and rule, and the videos by rule of the last seed."""
-    network = model.load(args.weights, getattr(torch, args.dtype))
     rows, videos = [], {}
+    rules = ["dense", *args.rules]
+    if args.thresholds is not None:
+        rules.append("calibrated")
     for seed in args.seeds:
         reference = None
-        for rule in ["dense", *args.rules]:
-            options = {"steps": args.steps, "warm_up": min(2, args.steps)}
-            attention = Dense() if rule == "dense" else Skipping({**RULES[rule], **options})
+        for rule in rules:
+            attention = attention_of(rule, args)
             begin = time.perf_counter()
             shape = {"frames": args.frames, "side": args.side, "steps": args.steps}
             video = network.sample(attention, **shape, seed=seed, on_step=attention.on_step)
@@ -118,11 +134,21 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[3])
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--rules", nargs="*", choices=list(RULES), default=list(RULES))
+    parser.add_argument("--calibrate", type=float, metavar="ERROR", help="find thresholds of this relative L2 a layer")
+    parser.add_argument("--calibration-seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--calibration-rule", choices=["mass", "threshold"], default="mass")
+    parser.add_argument("--by-head", action="store_true", help="find thresholds of single heads")
+    parser.add_argument("--thresholds", type=Path, help="JSON of thresholds: written by --calibrate, else read")
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--sheet", type=Path, help="PNG of frames, a row for each rule; needs matplotlib")
     args = parser.parse_args()
     torch.set_num_threads(tessera.get_threads())
-    rows, videos = run(args)
+    network = model.load(args.weights, getattr(torch, args.dtype))
+    if args.calibrate is not None:
+        if args.thresholds is None:
+            parser.error("--calibrate: got no --thresholds; want the file to write")
+        calibrate.calibrate(network, args)
+    rows, videos = run(args, network)
     if args.json is not None:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.sheet is not None:

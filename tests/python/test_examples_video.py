@@ -50,3 +50,17 @@ def test_each_rule_has_a_row_beside_dense(weights, tmp_path):
             assert 0.5 < row["active"] <= 1
             assert row["relative_l2"] < 0.05
             assert row["psnr_db"] > 40
+
+
+def test_calibration_writes_thresholds_that_a_run_takes(weights, tmp_path):
+    rows, thresholds = tmp_path / "rows.json", tmp_path / "thresholds.json"
+    words = ["--weights", weights, "--frames", 4, "--side", 8, "--steps", 5, "--dtype", "float32", "--json", rows]
+    words += ["--calibrate", 0.02, "--thresholds", thresholds, "--calibration-seeds", 0, "--rules"]
+    done = subprocess.run([sys.executable, VIDEO / "run.py", *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["layer", "0"], ["layer", "1"]]
+    told = json.loads(thresholds.read_text())
+    assert list(told["layers"]) == ["blocks.0", "blocks.1"] and told["target"] == 0.02
+    found = {row["rule"]: row for row in json.loads(rows.read_text())}
+    assert list(found) == ["dense", "calibrated"]
+    assert found["calibrated"]["relative_l2"] < 0.1
