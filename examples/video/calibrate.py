@@ -64,8 +64,8 @@ def calibrate(network, args):
         ramp = " ".join(f"{end:.5f}" for end in found.ramp)
         print(
             f"layer {layer}  ramp {ramp}  {found.active:.3f} active",
-            f"error {found.error:.4f} on calibration seeds, {error:.4f} on {args.seeds}: {error / args.calibrate:.3f} of "
-            f"{args.calibrate}",
+            f"error {found.error:.4f} on calibration seeds",
+            f"{error:.4f} on {args.seeds}: {error / args.calibrate:.3f} of {args.calibrate}",
             sep="  ",
             flush=True,
         )

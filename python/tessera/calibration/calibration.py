@@ -129,7 +129,7 @@ class Calibration:
         return SkipState(**sizes, heads=each, like=like, **self._options)
 
     def curves(self, layer: str) -> dict[str, Any]:
-        """What was measured: NumPy arrays `first` (candidates, heads), the first step's thresholds; `error` and `active`
+        """What was measured: NumPy arrays `first` (candidates, heads), the first step's thresholds; `error`, `active`
         (candidates, heads + 1), whose last column is the layer. Raises KeyError for a layer that was not called."""
         import numpy
 
