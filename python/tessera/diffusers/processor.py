@@ -1,14 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Video transformers of diffusers with Tessera's attention, dense or with skip states by layer and stream.
-
-    from tessera.diffusers import install
-
-    handle = install(pipe.transformer, steps=50)        # skip states; install(pipe.transformer, dense=True) has none
-    video = pipe(prompt, num_inference_steps=50)
-    print(handle.active)
-
-Needs torch and diffusers 0.35 or newer.
-"""
+"""Attention processors around those of diffusers, and the streams and steps of their calls."""
 
 from __future__ import annotations
 
@@ -23,9 +14,9 @@ from diffusers.hooks.hooks import BaseState, HookRegistry, ModelHook, StateManag
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .attention import attention
-from .calibration import SkipThresholds
-from .torch import SkipAttention
+from ..attention import attention
+from ..calibration import SkipThresholds
+from ..torch import SkipAttention
 
 Range = tuple[int, int]
 
