@@ -112,9 +112,10 @@ class Calibration:
         for at, state in enumerate(found.states[stream, shape]):
             share = _share_by_head(state) if counted else 1.0
             out = state(q, k, v, step=step, **options)
-            found.active[at].append(share)
-            found.errors[at].append(_squares(out, dense))
-        found.norms.append(_squares(dense, None))
+            found.active[at] = found.active[at] + share
+            found.errors[at] = found.errors[at] + _squares(out, dense)
+        found.norms = found.norms + _squares(dense, None)
+        found.calls += 1
         return dense
 
     def _ends(self, position: float) -> tuple[float, float]:
@@ -134,14 +135,12 @@ class Calibration:
         import numpy
 
         found = self._layers[layer]
-        errors = numpy.stack([sum(as_numpy(x) for x in each) for each in found.errors])  # (candidates, heads)
-        norms = numpy.asarray(sum(as_numpy(x) for x in found.norms))
+        errors = numpy.stack([as_numpy(each) for each in found.errors])  # (candidates, heads)
+        norms = as_numpy(found.norms)
         with numpy.errstate(divide="ignore", invalid="ignore"):
             by_head = numpy.nan_to_num(errors / norms)
             whole_layer = numpy.nan_to_num(errors.sum(1) / norms.sum())
-        active = numpy.stack(
-            [numpy.mean([numpy.broadcast_to(x, found.heads) for x in each], 0) for each in found.active]
-        )
+        active = numpy.stack([numpy.broadcast_to(each / found.calls, found.heads) for each in found.active])
         return {
             "first": numpy.asarray([[self._ends(x)[0] for x in grid] for grid in found.grid]).T,
             "error": numpy.sqrt(numpy.column_stack((by_head, whole_layer))),
@@ -167,7 +166,7 @@ class Calibration:
             share = {c: _read(grid[min(c, found.heads - 1)], curves["active"][:, c], at[c]) for c in columns}
             ends = {c: self._ends(at[c]) for c in columns}
             heads = {int(c): ends[c] for c in columns} if self.by_head else {}
-            norms = [float(sum(as_numpy(x)[h] for x in found.norms)) for h in range(found.heads)]
+            norms = as_numpy(found.norms).tolist()
             if self.by_head:
                 total = sum(norms) or 1.0
                 whole_error = math.sqrt(sum(norms[c] * error[c] ** 2 for c in columns) / total)
@@ -215,9 +214,10 @@ class _Layer:
     def __init__(self, heads: int, grid: list[list[float]]) -> None:
         self.heads, self.grid = heads, grid  # grid: of each head, ascending
         self.states: dict[Any, list[SkipState]] = {}
-        self.errors: list[list[Array]] = [[] for _ in grid[0]]  # of each candidate: (heads) for each call
-        self.active: list[list[Any]] = [[] for _ in grid[0]]
-        self.norms: list[Array] = []
+        self.calls = 0
+        self.errors: list[Any] = [0.0 for _ in grid[0]]  # of each candidate: sums over calls, (heads)
+        self.active: list[Any] = [0.0 for _ in grid[0]]
+        self.norms: Any = 0.0
 
 
 def _share_by_head(state: SkipState) -> Any:
