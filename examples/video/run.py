@@ -12,6 +12,7 @@ from pathlib import Path
 
 import calibrate
 import model
+import report
 import tessera
 import torch
 from tessera.calibration import SkipThresholds
@@ -29,6 +30,7 @@ class Dense:
 
     def __init__(self):
         self.seconds, self.shares = 0.0, []
+        self.calls, self.maps = [], []  # for the report
 
     def on_step(self, step):
         self.step = step
@@ -36,7 +38,9 @@ class Dense:
     def __call__(self, layer, q, k, v):
         begin = time.perf_counter()
         out = self.attend(layer, q, k, v)
-        self.seconds += time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        self.seconds += seconds
+        self.calls.append({"layer": layer, "step": self.step, "active": self.shares[-1], "seconds": seconds})
         return out
 
     def attend(self, layer, q, k, v):
@@ -63,6 +67,9 @@ class Skipping(Dense):
             self.states[layer] = tessera.SkipState(**shape, **options)
         state = self.states[layer]
         self.shares.append(state.active if self.step else 1.0)
+        if layer == 0 and self.step:
+            mask = state.tile_list().to_mask(key_blocks=-(-q.shape[1] // state.block[1]))
+            self.maps.append((f"step {self.step}", mask[0].mean(0).tolist()))
         return state(q, k, v, step=self.step)
 
 
@@ -81,8 +88,8 @@ def attention_of(rule, args):
 
 
 def run(args, network):
-    """A row for each seed and rule, and the videos by rule of the last seed."""
-    rows, videos = [], {}
+    """A row for each seed and rule, the videos by rule of the last seed, and what the report shows of each row."""
+    rows, videos, shown = [], {}, []
     rules = ["dense", *args.rules]
     if args.thresholds is not None:
         rules.append("calibrated")
@@ -111,7 +118,11 @@ def run(args, network):
             print(f"seed {seed} {rule:18}", *text, sep="  ", flush=True)
             rows.append(row)
             videos[rule] = video
-    return rows, videos
+            numbers = {name: value for name, value in row.items() if name not in ("seed", "rule")}
+            shown.append(
+                {"title": f"seed {seed}, {rule}", "row": numbers, "calls": attention.calls, "maps": attention.maps}
+            )
+    return rows, videos, shown
 
 
 def draw(videos, path):
@@ -140,6 +151,7 @@ def main():
     parser.add_argument("--by-head", action="store_true", help="find thresholds of single heads")
     parser.add_argument("--thresholds", type=Path, help="JSON of thresholds: written by --calibrate, else read")
     parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--report", type=Path, help="HTML of shares by layer and step, times, errors and tile maps")
     parser.add_argument("--sheet", type=Path, help="PNG of frames, a row for each rule; needs matplotlib")
     args = parser.parse_args()
     torch.set_num_threads(tessera.get_threads())
@@ -148,7 +160,9 @@ def main():
         if args.thresholds is None:
             parser.error("--calibrate: got no --thresholds; want the file to write")
         calibrate.calibrate(network, args)
-    rows, videos = run(args, network)
+    rows, videos, shown = run(args, network)
+    if args.report is not None:
+        args.report.write_text(report.page(shown), encoding="utf-8")
     if args.json is not None:
         args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.sheet is not None:
