@@ -14,7 +14,7 @@ from ._options import OPTIONS
 from .expressions.register import Options, with_traced
 from .quantization.operands import attend_quantised
 from .tiles import TileList
-from .values import KeySource, Offsets, Tiles, arrays_of, unexpected
+from .values import KeySource, Offsets, Tiles, arrays_of, unexpected, with_backward_list
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ._arguments import AttentionOptions
 
 Array = Any
+
+_LISTED = (TileList, type(None))
 
 
 def attention(
@@ -141,6 +143,8 @@ def attention(
     operators = library_of(q, "q").operators
     if out is not None:
         library_of(out, "out")
+    if isinstance(tiles, Tiles) and not isinstance(tiles.backward, _LISTED):
+        tiles = with_backward_list(tiles, q)
     if callable(score) or callable(mask):  # names from here on, by which calls are kept
         traced = with_traced(Options(causal, window, score, mask, extras), tiles, wishes)
         causal, window, score, mask, extras = traced
@@ -189,6 +193,11 @@ def attention(
     if quantization is not None:
         named = {option.name: value for option, value in zip(OPTIONS, options, strict=True)}
         return attend_quantised(attention, q, k, v, out, named)
+    if isinstance(tiles, Tiles) and not isinstance(tiles.backward, _LISTED):
+        if operators is None:
+            raise TypeError("tiles.backward: got a number for arrays without autograd; want a list, or torch tensors")
+        named = {option.name: value for option, value in zip(OPTIONS, options, strict=True)}
+        return operators.attend_by_masses(q, k, v, out, named)
     if score is not None and operators is not None and not is_compiling() and operators.trains(score, extras):
         return operators.attend_and_train(q, k, v, out, options)
     if operators is not None and out is None and not is_compiling():
@@ -280,6 +289,9 @@ def attention_backward(
     options["return_residual"] = residual is not None
     tiles = options.get("tiles")
     if isinstance(tiles, Tiles):
+        tiles = with_backward_list(tiles, q)
+        if not isinstance(tiles.backward, _LISTED):
+            raise TypeError("tiles.backward: got a number; want the list that a forward made of it")
         options["tiles"] = Tiles(tiles.forward, tiles.backward, tiles.block)
     call = parse(q, source, values, **options)
     if residual is not None:

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from .tiles import TileList
+from .tiles import TileList
 
 Array = Any
 
@@ -73,17 +72,48 @@ class Tiles(NamedTuple):
     forward: the tiles to compute, backward: those of the gradient (default: the same). block: (query rows, keys) of a
     tile where no list says it, default (64, 64).
 
+    backward may also be a bool array (B, H, query blocks, key blocks), uint32 words of that as a bit mask has them, a
+    `SkipState`, whose list it is then, or, for torch's autograd, a number above 0 and below 1: the gradient leaves out
+    the lightest tiles of a query block that hold less than that share of its mass together, masses being this
+    forward's (as BackLite has it). The list is made by the forward and kept for its backward.
+
     mass: "mean" or "rms", the probability mass per tile, fp32 (b, hq, query blocks, key blocks), normalised by this
     run's LSE or by prior_lse. next: "indices" or "bitmask", the list of the tiles with mass > threshold.
     """
 
     forward: TileList | None = None
-    backward: TileList | None = None
+    backward: TileList | Any = None
     block: tuple[int, int] | None = None
     mass: str | None = None
     prior_lse: Array | None = None
     next: str | None = None
     threshold: float = 0.0
+
+
+def with_backward_list(tiles: Tiles, q: Array) -> Tiles:
+    """The same with a `TileList` for whatever else names the backward's tiles, but for a number. Raises TypeError for
+    what names none."""
+    given = tiles.backward
+    if given is None or isinstance(given, TileList):
+        return tiles
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        if not 0 < given < 1:
+            raise ValueError(f"tiles.backward: got {given}; want a share of the mass above 0 and below 1")
+        if tiles.mass is not None or tiles.next is not None:
+            raise NotImplementedError("tiles.backward: got a number beside mass or next; want neither of those")
+        return tiles
+    if hasattr(given, "tile_list"):
+        listed = given.tile_list(q)
+    elif "bool" in str(getattr(given, "dtype", "")):
+        listed = TileList.from_mask(given, form="bitmask", block=tiles.block or (64, 64))
+    elif "uint32" in str(getattr(given, "dtype", "")):
+        listed = TileList(bits=given, form="bitmask", block=tiles.block or (64, 64))
+    else:
+        raise TypeError(
+            f"tiles.backward: got {type(given).__name__} {getattr(given, 'dtype', '')}; want a TileList, a SkipState, "
+            "a bool or uint32 array, or a number"
+        )
+    return tiles._replace(backward=listed)
 
 
 # Keywords of before, and how it is said now.

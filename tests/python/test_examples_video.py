@@ -5,6 +5,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,24 @@ def test_each_rule_has_a_row_beside_dense(weights, tmp_path):
             assert 0.5 < row["active"] <= 1
             assert row["relative_l2"] < 0.05
             assert row["psnr_db"] > 40
+
+
+def test_calibration_writes_thresholds_that_a_run_takes(weights, tmp_path):
+    rows, thresholds = tmp_path / "rows.json", tmp_path / "thresholds.json"
+    words = ["--weights", weights, "--frames", 4, "--side", 8, "--steps", 5, "--dtype", "float32", "--json", rows]
+    page = tmp_path / "report.html"
+    words += ["--calibrate", 0.02, "--thresholds", thresholds, "--calibration-seeds", 0, "--report", page, "--rules"]
+    done = subprocess.run([sys.executable, VIDEO / "run.py", *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[:2] for line in done.stdout.splitlines()[:2]] == [["layer", "0"], ["layer", "1"]]
+    told = json.loads(thresholds.read_text())
+    assert list(told["layers"]) == ["blocks.0", "blocks.1"] and told["target"] == 0.02
+    found = {row["rule"]: row for row in json.loads(rows.read_text())}
+    assert list(found) == ["dense", "calibrated"]
+    assert found["calibrated"]["relative_l2"] < 0.1
+    # Well-formed, with a cell for each layer and step, and a map of 2 × 2 tiles for each step but the first.
+    text = page.read_text().replace("<!doctype html>", "").replace('"utf-8">', '"utf-8"/>')
+    parsed = xml.etree.ElementTree.fromstring(text)
+    pictures = [len(each.findall("rect")) for each in parsed.iter("svg")]
+    assert pictures == [2 * 5, *[4] * 4]
+    assert "seed 3, calibrated" in page.read_text()

@@ -119,3 +119,10 @@ def attend_and_train(q: Tensor, k: Any, v: Tensor | None, out: Tensor | None, op
     from .captured import attend
 
     return attend(q, k, v, out, options)
+
+
+def attend_by_masses(q: Tensor, k: Any, v: Tensor | None, out: Tensor | None, named: dict[str, Any]) -> Any:
+    """What `tessera.attention` of these returns, where a backward's list is to be made of the forward's masses."""
+    from .backward_lists import attend
+
+    return attend(q, k, v, out, named)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .arguments import autocast
-from .calls import attend_and_train, forward, trains
+from .calls import attend_and_train, attend_by_masses, forward, trains
 from .in_place import append, flush, linear
 from .linear import linear_attention
 from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
@@ -13,6 +13,7 @@ from .quantized import attend_quantised, wants_gradient
 __all__ = [
     "append",
     "attend_and_train",
+    "attend_by_masses",
     "attend_quantised",
     "autocast",
     "flush",

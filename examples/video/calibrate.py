@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the thresholds of a wanted error a layer, and measures on other seeds what they reach."""
+
+import tessera
+from tessera.calibration import Calibration, SkipThresholds
+
+
+class Listener:
+    """An attention call of the model that goes on with dense attention: receive(layer, step, q, k, v) returns that."""
+
+    def __init__(self, receive):
+        self.receive, self.step = receive, 0
+
+    def on_step(self, step):
+        self.step = step
+
+    def __call__(self, layer, q, k, v):
+        return self.receive(layer, self.step, q, k, v)
+
+
+def sample(network, args, seed, receive):
+    listener = Listener(receive)
+    shape = {"frames": args.frames, "side": args.side, "steps": args.steps}
+    network.sample(listener, **shape, seed=seed, on_step=listener.on_step)
+
+
+class Judge:
+    """Relative L2 of each layer's states against dense attention of the same inputs."""
+
+    def __init__(self, thresholds):
+        self.thresholds, self.states, self.wrong, self.norm = thresholds, {}, {}, {}
+
+    def receive(self, layer, step, q, k, v):
+        if layer not in self.states:
+            _, tokens, heads, _ = q.shape
+            shape = {"seqlen_q": tokens, "seqlen_k": tokens, "heads_q": heads}
+            self.states[layer] = tessera.SkipState(**shape, **self.thresholds.options(f"blocks.{layer}"))
+            self.wrong[layer] = self.norm[layer] = 0.0
+        dense, out = tessera.attention(q, k, v), self.states[layer](q, k, v, step=step)
+        self.wrong[layer] += (out.double() - dense.double()).square().sum().item()
+        self.norm[layer] += dense.double().square().sum().item()
+        return dense
+
+    def errors(self):
+        return {layer: (self.wrong[layer] / self.norm[layer]) ** 0.5 for layer in self.states}
+
+
+def calibrate(network, args):
+    """Writes args.thresholds, and prints what they reach on the calibration's seeds and on args.seeds."""
+    shared = {"rule": args.calibration_rule, "by_head": args.by_head}
+    calibration = Calibration(args.calibrate, **shared, steps=args.steps, warm_up=min(2, args.steps))
+    for rounds in range(2):
+        if rounds:
+            calibration.narrow()
+        for seed in args.calibration_seeds:
+            sample(network, args, seed, lambda n, step, *qkv: calibration(*qkv, layer=f"blocks.{n}", step=step))
+    calibration.solve().save(args.thresholds)
+    thresholds = SkipThresholds.load(args.thresholds)
+    judge = Judge(thresholds)
+    for seed in args.seeds:
+        sample(network, args, seed, judge.receive)
+    for layer, error in judge.errors().items():
+        found = thresholds.layers[f"blocks.{layer}"]
+        ramp = " ".join(f"{end:.5f}" for end in found.ramp)
+        print(
+            f"layer {layer}  ramp {ramp}  {found.active:.3f} active",
+            f"error {found.error:.4f} on calibration seeds",
+            f"{error:.4f} on {args.seeds}: {error / args.calibrate:.3f} of {args.calibrate}",
+            sep="  ",
+            flush=True,
+        )
