@@ -188,6 +188,34 @@ TEST_F(Command, InfoAndExplain) {
   EXPECT_NE(explain.out.find("cpu.reference"), std::string::npos);
 }
 
+TEST_F(Command, InfoTellsOfThePack) {
+  here.write("kernel.cu", "text");
+  const std::string compile = "compile --source kernel.cu --arch sm_80,sm_90a --nvrtc " + std::string(TESSERA_FAKES);
+  const Outcome packed = here.run(compile + " --pack a.pack");
+  ASSERT_EQ(packed.code, 0) << packed.err;
+  EXPECT_NE(packed.out.find("a.pack: 2 kernels"), std::string::npos) << packed.out;
+  const auto info_with = [&](const std::string& pack) {
+    ::setenv("TESSERA_PACK", pack.c_str(), 1);
+    const Outcome info = here.run("info");
+    ::unsetenv("TESSERA_PACK");
+    EXPECT_EQ(info.code, 0) << info.err;
+    return info.out;
+  };
+  const std::string good = info_with("a.pack");
+  EXPECT_NE(good.find("kernel pack:      a.pack: 2 kernels, "), std::string::npos) << good;
+  EXPECT_NE(good.find("sm_80                      1 kernels"), std::string::npos) << good;
+  EXPECT_NE(good.find("kernel.cu                  2 kernels"), std::string::npos) << good;
+  here.write("b.pack", here.text("a.pack").substr(0, 200));
+  const std::string bad = info_with("b.pack");
+  EXPECT_NE(bad.find("kernel pack:      passed over: b.pack: got a truncated"), std::string::npos) << bad;
+  EXPECT_NE(info_with("none").find("kernel pack:      none\n"), std::string::npos);
+  // What a new pack holds is compiled, not copied from the pack in use.
+  ::setenv("TESSERA_PACK", "a.pack", 1);
+  const Outcome again = here.run(compile + " --cache cache --pack c.pack");
+  ::unsetenv("TESSERA_PACK");
+  EXPECT_NE(again.out.find("  compiler\n"), std::string::npos) << again.out;
+}
+
 TEST_F(Command, RunEqualsTheLibrary) {
   const Array q = random_array(DType::bf16, {2, 9, 4, 16}, 1), k = random_array(DType::bf16, {2, 13, 2, 16}, 2),
               v = random_array(DType::bf16, {2, 13, 2, 24}, 3);
