@@ -50,7 +50,7 @@ class Command : public ::testing::Test {
 TEST_F(Command, HelpAndVersion) {
   const Outcome help = here.run("--help");
   EXPECT_EQ(help.code, 0);
-  for (const char* verb : {"info", "explain", "run", "verify", "bench", "random", "Exit codes"}) {
+  for (const char* verb : {"info", "doctor", "explain", "run", "verify", "bench", "random", "Exit codes"}) {
     EXPECT_NE(help.out.find(verb), std::string::npos) << verb;
   }
   EXPECT_EQ(here.run("run --help").code, 0);
@@ -186,34 +186,6 @@ TEST_F(Command, InfoAndExplain) {
   const Outcome explain = here.run("explain attention sq=64 causal --wish tile_kv=64 --threads 1");
   EXPECT_EQ(explain.code, 0) << explain.err;
   EXPECT_NE(explain.out.find("cpu.reference"), std::string::npos);
-}
-
-TEST_F(Command, InfoTellsOfThePack) {
-  here.write("kernel.cu", "text");
-  const std::string compile = "compile --source kernel.cu --arch sm_80,sm_90a --nvrtc " + std::string(TESSERA_FAKES);
-  const Outcome packed = here.run(compile + " --pack a.pack");
-  ASSERT_EQ(packed.code, 0) << packed.err;
-  EXPECT_NE(packed.out.find("a.pack: 2 kernels"), std::string::npos) << packed.out;
-  const auto info_with = [&](const std::string& pack) {
-    ::setenv("TESSERA_PACK", pack.c_str(), 1);
-    const Outcome info = here.run("info");
-    ::unsetenv("TESSERA_PACK");
-    EXPECT_EQ(info.code, 0) << info.err;
-    return info.out;
-  };
-  const std::string good = info_with("a.pack");
-  EXPECT_NE(good.find("kernel pack:      a.pack: 2 kernels, "), std::string::npos) << good;
-  EXPECT_NE(good.find("sm_80                      1 kernels"), std::string::npos) << good;
-  EXPECT_NE(good.find("kernel.cu                  2 kernels"), std::string::npos) << good;
-  here.write("b.pack", here.text("a.pack").substr(0, 200));
-  const std::string bad = info_with("b.pack");
-  EXPECT_NE(bad.find("kernel pack:      passed over: b.pack: got a truncated"), std::string::npos) << bad;
-  EXPECT_NE(info_with("none").find("kernel pack:      none\n"), std::string::npos);
-  // What a new pack holds is compiled, not copied from the pack in use.
-  ::setenv("TESSERA_PACK", "a.pack", 1);
-  const Outcome again = here.run(compile + " --cache cache --pack c.pack");
-  ::unsetenv("TESSERA_PACK");
-  EXPECT_NE(again.out.find("  compiler\n"), std::string::npos) << again.out;
 }
 
 TEST_F(Command, RunEqualsTheLibrary) {
