@@ -46,9 +46,17 @@ void set_nvrtc(std::string path);
 std::string cache_folder();
 void set_cache_folder(std::string folder);
 
+/// The file of kernels compiled beforehand (`tessera compile --pack`) that this process looks into before it looks into
+/// the cache and compiles: what set_kernel_pack names, else $TESSERA_PACK, else tessera.pack beside the code, as a
+/// wheel has it, or share/tessera/tessera.pack of its prefix. "" when there is none; one that cannot be used is passed
+/// over, which is logged.
+std::string kernel_pack();
+/// A pack's file; "none" for none; "" to search.
+void set_kernel_pack(std::string path);
+
 /// Receives one line, without its end, before each compilation and one after with its time, and one for a cache entry
-/// that is corrupt or cannot be written. Called from the threads that compile, one at a time. nullptr: silence, which
-/// is the default.
+/// that is corrupt or cannot be written, or a pack that cannot be used. Called from the threads that compile, one at a
+/// time. nullptr: silence, which is the default.
 using LogFunction = std::function<void(std::string_view line)>;
 void set_log(LogFunction log);
 

@@ -50,8 +50,10 @@ class Workplace {
   void write(const std::string& name, const std::string& contents) const { std::ofstream(folder_ / name) << contents; }
   /// `arguments` as typed into a shell.
   [[nodiscard]] Outcome run(const std::string& arguments) const {
-    const std::string line = "cd '" + folder_.string() + "' && '" + command_path().string() + "' " + arguments +
-                             " > stdout.txt 2> stderr.txt";
+    return run_line("'" + command_path().string() + "' " + arguments);
+  }
+  [[nodiscard]] Outcome run_line(const std::string& command) const {
+    const std::string line = "cd '" + folder_.string() + "' && " + command + " > stdout.txt 2> stderr.txt";
     const int status = std::system(line.c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text("stdout.txt"), text("stderr.txt")};
   }

@@ -50,7 +50,7 @@ class Command : public ::testing::Test {
 TEST_F(Command, HelpAndVersion) {
   const Outcome help = here.run("--help");
   EXPECT_EQ(help.code, 0);
-  for (const char* verb : {"info", "explain", "run", "verify", "bench", "random", "Exit codes"}) {
+  for (const char* verb : {"info", "doctor", "explain", "run", "verify", "bench", "random", "Exit codes"}) {
     EXPECT_NE(help.out.find(verb), std::string::npos) << verb;
   }
   EXPECT_EQ(here.run("run --help").code, 0);

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A compiled kernel as bytes, its key, and packs of them.
+// A compiled kernel as bytes, and its key.
 #include "cuda/jit/cache_entry.h"
 
 #include <gtest/gtest.h>
-
-#include <set>
-
-#include "core/expect_error.h"
-#include "cuda/jit/pack.h"
 
 namespace tessera::cuda {
 namespace {
@@ -90,74 +85,6 @@ TEST(Entry, LengthsThatOverflowAreRefused) {
   std::vector<char> bytes = write_entry(key_of("a"), "a kernel", some_compiled(40));
   for (std::size_t at = 56; at < 88; ++at) bytes[at] = '\xff';  // the four lengths
   EXPECT_FALSE(read_entry(bytes, Checksum::skip));
-}
-
-std::vector<char> some_pack(int kernels) {
-  PackWriter writer;
-  for (int i = 0; i < kernels; ++i) {
-    Compiled compiled = some_compiled(100 + static_cast<std::size_t>(i));
-    compiled.registers = i;
-    writer.add(key_of(std::to_string(i).c_str()), "kernel " + std::to_string(i), compiled);
-  }
-  EXPECT_EQ(writer.size(), static_cast<std::size_t>(kernels));
-  return writer.bytes();
-}
-
-TEST(PackFormat, EveryKernelIsFoundAndNoOther) {
-  for (const int kernels : {0, 1, 2, 50}) {
-    const std::vector<char> bytes = some_pack(kernels);
-    const Pack pack(bytes);
-    EXPECT_EQ(pack.size(), static_cast<std::size_t>(kernels));
-    std::set<std::string> names;
-    for (int i = 0; i < kernels; ++i) {
-      const auto found = pack.find(key_of(std::to_string(i).c_str()), Checksum::verify);
-      ASSERT_TRUE(found) << i;
-      EXPECT_EQ(found->registers, i);
-      EXPECT_EQ(found->cubin.size(), 100 + static_cast<std::size_t>(i));
-      const auto entry = pack.entry(static_cast<std::size_t>(i));
-      ASSERT_TRUE(entry);
-      names.insert(entry->name);
-    }
-    EXPECT_EQ(names.size(), static_cast<std::size_t>(kernels));
-    EXPECT_FALSE(pack.find(key_of("another"), Checksum::verify));
-  }
-}
-
-TEST(PackFormat, TheSameKernelTwiceIsThereOnce) {
-  PackWriter writer;
-  writer.add(key_of("a"), "first", some_compiled());
-  writer.add(key_of("a"), "second", some_compiled());
-  EXPECT_EQ(writer.size(), 1U);
-}
-
-TEST(PackFormat, ADamagedEntryIsNotReturned) {
-  std::vector<char> bytes = some_pack(3);
-  const std::string cubin_begin{'\0', '\7', '\16', '\25'};
-  const auto at = std::search(bytes.begin(), bytes.end(), cubin_begin.begin(), cubin_begin.end());
-  ASSERT_NE(at, bytes.end());
-  *at = 'x';
-  const Pack pack(bytes);
-  int found = 0;
-  for (int i = 0; i < 3; ++i) found += pack.find(key_of(std::to_string(i).c_str()), Checksum::verify).has_value();
-  EXPECT_EQ(found, 2);
-}
-
-TEST(PackFormat, GarbageIsRefused) {
-  const auto refused = [](const std::vector<char>& bytes) {
-    expect_error([&] { Pack(bytes, "pack"); }, ErrorCode::parse, "pack");
-  };
-  refused({});
-  refused(std::vector<char>(1000, 'x'));
-  const std::vector<char> good = some_pack(3);
-  for (const std::size_t size : {std::size_t{15}, std::size_t{16}, std::size_t{100}, good.size() - 1}) {
-    refused({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size)});
-  }
-  std::vector<char> many = good;
-  for (std::size_t at = 8; at < 16; ++at) many[at] = '\x7f';  // the count
-  refused(many);
-  std::vector<char> swapped = good;  // rows 0 and 1 of the index
-  std::swap_ranges(swapped.begin() + 16, swapped.begin() + 64, swapped.begin() + 64);
-  refused(swapped);
 }
 
 }  // namespace

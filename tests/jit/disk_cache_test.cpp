@@ -127,6 +127,14 @@ TEST_F(DiskCacheTest, AFolderThatCannotBeWrittenIsLoggedAndNoMore) {
   EXPECT_THROW(replace_file(file + "/below/name", {}), Error);
 }
 
+TEST_F(DiskCacheTest, WhetherItCanBeWrittenIsAskedWithoutATrace) {
+  const fs::path folder = fs::path(folder_.path()) / "new";
+  DiskCache(folder.string()).check_writable();
+  EXPECT_TRUE(fs::is_empty(folder));
+  fs::permissions(folder, fs::perms::others_write, fs::perm_options::add);
+  expect_error([&] { DiskCache(folder.string()).check_writable(); }, ErrorCode::io, folder.string());
+}
+
 TEST_F(DiskCacheTest, WithoutAFolderNothingIsKept) {
   set_cache_folder("");
   EXPECT_EQ(look_up(source_).origin, Origin::compiler);

@@ -135,7 +135,8 @@ class Compilation {
     cuda::PackWriter writer;
     for (const auto& job : jobs_) {
       if (job->compiled) {
-        writer.add(cuda::kernel_key(job->source, job->architecture), job->source.name, *job->compiled);
+        writer.add(cuda::kernel_key(job->source, job->architecture), job->source.name, job->architecture,
+                   *job->compiled);
       }
     }
     const std::vector<char> bytes = writer.bytes();
@@ -235,7 +236,8 @@ void compile(const CompileOptions& options, int& exit_code) {
   }
   cuda::set_nvrtc(options.nvrtc);
   if (!options.cache.empty()) cuda::set_cache_folder(options.cache);
-  if (options.cache.empty()) cuda::compiler();  // without one, say so once
+  if (options.cache.empty()) cuda::compiler();      // without one, say so once
+  if (!options.pack.empty()) cuda::ignore_packs();  // a new one is no copy of the one in use
   options.texts.register_all();
   Compilation compilation(options);
   if (!compilation.run()) exit_code = kCheckFailed;
@@ -260,9 +262,10 @@ void add_compile(CLI::App& app, int& exit_code) {
       ->delimiter(',')
       ->required();
   verb->add_option("--cache", options->cache, "Look up and keep kernels in this cache folder");
-  verb->add_option("--pack", options->pack,
-                   "Write all kernels, if all compile, into this file, to be embedded"
-                   " (TESSERA_CUDA_PACK)");
+  verb->add_option(
+      "--pack", options->pack,
+      "Write all kernels, if all compile, into this file: tessera.pack beside the package, TESSERA_PACK in the"
+      " environment, or embedded (TESSERA_CUDA_PACK)");
   add_number(*verb, "--jobs", options->jobs, 1, 256, "Compilations at once")->default_str("1");
   verb->add_option("--headers", options->headers, "A src folder to read device headers from, not the embedded ones");
   verb->add_option("--nvrtc", options->nvrtc, "libnvrtc, or a folder that holds it");
@@ -275,6 +278,7 @@ memory than the architecture has, or loses speed by what the assembler says of i
 Examples:
   tessera compile --list src/cuda/aot/kernels.list --arch sm_80,sm_89,sm_90a,sm_100f,sm_120f --jobs 2
   tessera compile "attention sq=4096 hq=32 hkv=8 d=128 dtype=bf16 causal" --arch sm_90a --cache ~/.cache/tessera
+  tessera compile --list kernels.list --arch sm_90a --pack tessera.pack && TESSERA_PACK=tessera.pack tessera info
   tessera compile --source kernel.cu --arch sm_90a --headers src)");
   verb->callback([options, &exit_code] {
     if (options->problems.empty() && options->lists.empty() && options->sources.empty()) {

@@ -2,9 +2,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstdint>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
 
 #include "bench/probe.h"
 #include "cuda/jit/pack.h"
@@ -31,6 +35,55 @@ void print_gpus(const Machine& machine) {
   }
 }
 
+double megabytes(std::uint64_t bytes) { return static_cast<double>(bytes) / 1e6; }
+
+/// Kernels and bytes of each family (the first word of their names) and architecture.
+void print_contents(const cuda::Pack& pack) {
+  std::map<std::string, std::pair<int, std::uint64_t>> families, architectures;
+  for (const cuda::Pack::Listed& kernel : pack.listed()) {
+    for (auto* sums : {&families[kernel.name.substr(0, kernel.name.find(' '))], &architectures[kernel.architecture]}) {
+      ++sums->first;
+      sums->second += kernel.bytes;
+    }
+  }
+  for (const auto* table : {&architectures, &families}) {
+    for (const auto& [name, sums] : *table) {
+      fmt::print("  {:<22} {:>5} kernels {:>7.1f} MB\n", name, sums.first, megabytes(sums.second));
+    }
+  }
+}
+
+void print_pack(const char* what, const cuda::Pack& pack, const std::string& path) {
+  fmt::print("{:<17} {}{} kernels, {:.1f} MB, by Tessera {} and NVRTC {}{}\n", what, path, pack.size(),
+             megabytes(pack.total_bytes()), pack.version(), pack.compiler(),
+             pack.version() == version() ? "" : " (those that have changed since are compiled)");
+  print_contents(pack);
+}
+
+void print_packs() {
+  if (const cuda::Pack& pack = cuda::embedded_pack(); pack.size() > 0) print_pack("embedded kernels:", pack, "");
+  const cuda::PackInUse& in_use = cuda::pack_in_use();
+  if (!in_use.problem.empty()) {
+    fmt::print("kernel pack:      passed over: {}\n", in_use.problem);
+  } else if (in_use.pack.path().empty()) {
+    fmt::print("kernel pack:      none{}\n",
+               in_use.sought.empty() ? "" : fmt::format(" (sought: {})", fmt::join(in_use.sought, ", ")));
+  } else {
+    print_pack("kernel pack:", in_use.pack, in_use.pack.path() + ": ");
+  }
+}
+
+nlohmann::json packs_json() {
+  const cuda::PackInUse& in_use = cuda::pack_in_use();
+  return {{"embedded_kernels", cuda::embedded_pack().size()},
+          {"path", in_use.pack.path()},
+          {"kernels", in_use.pack.size()},
+          {"bytes", in_use.pack.total_bytes()},
+          {"version", in_use.pack.version()},
+          {"compiler", in_use.pack.compiler()},
+          {"problem", in_use.problem}};
+}
+
 void print_compiler() {
   try {
     const cuda::Compiler compiler = cuda::compiler();
@@ -40,7 +93,7 @@ void print_compiler() {
   }
   const std::string folder = cuda::cache_folder();
   fmt::print("kernel cache:     {}\n", folder.empty() ? "none" : folder);
-  fmt::print("embedded kernels: {}\n", cuda::embedded_pack().size());
+  print_packs();
 }
 
 void print_machine(const Machine& machine) {
@@ -88,7 +141,7 @@ void add_info(CLI::App& app, int& exit_code) {
   verb->add_flag("--roofline", *limits,
                  "Measure what the cores can do at most: multiply-adds, dot products, reading memory");
   auto timing = std::make_shared<bool>(false);
-  verb->add_flag("--timing", *timing, "Time how a kernel is found: compiled, on disk, embedded; then runs of it");
+  verb->add_flag("--timing", *timing, "Time how a kernel is found: compiled, on disk, in a pack; then runs of it");
   verb->callback([json, timing, limits, &exit_code] {
     if (*timing) {
       print_kernel_timing();
@@ -102,6 +155,7 @@ void add_info(CLI::App& app, int& exit_code) {
       nlohmann::json object = to_json(machine);
       object["version"] = version();
       object["build"] = build_info();
+      object["pack"] = packs_json();
       if (*limits) {
         object["roofline"] = {{"threads", roofline.threads},
                               {"gflops", roofline.gflops},

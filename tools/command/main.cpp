@@ -46,6 +46,7 @@ constexpr const char* kFooter = R"(Exit codes:
 
 Examples:
   tessera info
+  tessera doctor
   tessera explain "attention b=2 sq=1024 hq=8 hkv=2 d=64 dtype=bf16 causal"
   tessera run --in model.safetensors --prefix layer0. --out o.npy causal
   tessera verify tests/cases
@@ -73,6 +74,7 @@ int run_command(int argc, char** argv) {
   app.set_version_flag("--version", std::string("tessera ") + version());
   app.require_subcommand(1);
   add_info(app, exit_code);
+  add_doctor(app, exit_code);
   add_explain(app, exit_code);
   add_run(app, exit_code);
   add_verify(app, exit_code);
@@ -88,7 +90,8 @@ int run_command(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     const std::string first = argc > 1 ? argv[1] : "";
     if (app.get_subcommands().empty() && !first.empty() && first[0] != '-') {
-      return fail("verb: got '" + first + "'; want info, explain, run, verify, bench, random or compile", kBadInput);
+      return fail("verb: got '" + first + "'; want info, doctor, explain, run, verify, bench, random or compile",
+                  kBadInput);
     }
     return fail(std::string(error.what()) + " (see tessera --help)", kBadInput);
   } catch (const Error& error) {

@@ -134,25 +134,24 @@ void print_kernel_timing() {
   if (folder == nullptr) throw Error(ErrorCode::io, pattern, "a folder that cannot be made", "a temporary folder");
   const std::string cache = folder;
   fmt::print("kernel of {}\n", kProblem);
-  const bool embedded = cuda::embedded_pack().size() > 0;
-  // The pack would answer first: the other two are timed without it.
+  // A pack would answer first: the other two are timed without.
   in_child([&] {
     cuda::set_cache_folder(cache);
-    cuda::ignore_embedded_pack();
+    cuda::ignore_packs();
     time_look_up("first compile:");
   });
   in_child([&] {
     cuda::set_cache_folder(cache);
-    cuda::ignore_embedded_pack();
+    cuda::ignore_packs();
     time_look_up("disk cache:");
   });
-  if (embedded) {
+  if (cuda::embedded_pack().size() > 0 || cuda::pack_in_use().pack.size() > 0) {
     in_child([] {
       cuda::set_cache_folder("");
-      time_look_up("embedded pack:");
+      time_look_up("pack:");
     });
   } else {
-    fmt::print("{:<18}none in this build\n", "embedded pack:");
+    fmt::print("{:<18}none\n", "pack:");
   }
   std::error_code ignored;
   std::filesystem::remove_all(cache, ignored);

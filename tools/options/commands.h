@@ -32,6 +32,7 @@ struct TargetOptions {
 void add_target_options(CLI::App& verb, TargetOptions& options);
 
 void add_info(CLI::App& app, int& exit_code);
+void add_doctor(CLI::App& app, int& exit_code);
 void add_explain(CLI::App& app, int& exit_code);
 void add_run(CLI::App& app, int& exit_code);
 void add_verify(CLI::App& app, int& exit_code);

@@ -24,7 +24,7 @@ using Shared = std::shared_ptr<const Compiled>;
 struct Process {
   std::mutex mutex;
   std::map<Digest, std::shared_future<Shared>> kernels;
-  std::atomic<bool> ignore_pack{false};
+  std::atomic<bool> ignore_packs{false};
 };
 Process& process() {
   static Process held;
@@ -73,11 +73,20 @@ std::string expected_compiler(const DiskCache& disk, const std::string& folder) 
   return known->compiler;
 }
 
+/// A driver loads code of its own major version's compilers, and of older ones.
+bool driver_takes(const Compiled& compiled) {
+  const int driver_major = driver_version_or_zero() / 1000;
+  return driver_major == 0 || major_of(compiled.compiler) <= driver_major;
+}
+
 Found find_further(const Digest& key, const KernelSource& source, const std::string& architecture) {
   const auto share = [](Compiled compiled) { return std::make_shared<const Compiled>(std::move(compiled)); };
-  // The embedded pack is as trustworthy as the code around it.
-  if (!process().ignore_pack) {
+  // The embedded pack is as trustworthy as the code around it. A file may be damaged.
+  if (!process().ignore_packs) {
     if (auto found = embedded_pack().find(key, Checksum::skip)) return {share(std::move(*found)), Origin::embedded};
+    if (auto found = pack_in_use().pack.find(key, Checksum::verify); found && driver_takes(*found)) {
+      return {share(std::move(*found)), Origin::pack};
+    }
   }
   const std::string folder = cache_folder();
   const DiskCache disk(folder);
@@ -105,6 +114,8 @@ const char* to_string(Origin origin) noexcept {
       return "process";
     case Origin::embedded:
       return "embedded pack";
+    case Origin::pack:
+      return "pack";
     case Origin::disk:
       return "disk cache";
     case Origin::compiler:
@@ -148,6 +159,6 @@ void forget_compiled() {
   held.kernels.clear();
 }
 
-void ignore_embedded_pack() { process().ignore_pack = true; }
+void ignore_packs() { process().ignore_packs = true; }
 
 }  // namespace tessera::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a kernel's source to its cubin by the shortest way: this process, the embedded pack, the disk, the compiler.
+// From a kernel's source to its cubin by the shortest way: this process, the packs, the disk, the
+// compiler.
 #pragma once
 
 #include <memory>
@@ -9,7 +10,7 @@
 
 namespace tessera::cuda {
 
-enum class Origin { process, embedded, disk, compiler };
+enum class Origin { process, embedded, pack, disk, compiler };
 const char* to_string(Origin origin) noexcept;
 
 struct Found {
@@ -22,8 +23,8 @@ struct Found {
 Found find_or_compile(const KernelSource& source, const std::string& architecture);
 
 /// For measurements and tests: forgets what this process holds, so that the next look-up goes further; and looks no
-/// longer into the embedded pack.
+/// longer into packs.
 void forget_compiled();
-void ignore_embedded_pack();
+void ignore_packs();
 
 }  // namespace tessera::cuda

@@ -219,6 +219,13 @@ void DiskCache::store(const Digest& key, const std::string& architecture, const 
   replace_file(path, write_entry(key, name, compiled));
 }
 
+void DiskCache::check_writable() const {
+  own_folder(folder_);
+  const std::string probe = folder_ + "/writable." + std::to_string(::getpid());
+  replace_file(probe, {});
+  ::unlink(probe.c_str());
+}
+
 std::optional<std::vector<char>> DiskCache::read_compilers() const {
   const File folder = open_folder({folder_});
   return folder ? read(open_file(folder, kCompilers)) : std::nullopt;

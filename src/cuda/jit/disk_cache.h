@@ -22,6 +22,8 @@ class DiskCache {
   /// Throws Error{io} when the file cannot be written, or a folder of the cache could be written by another user.
   void store(const Digest& key, const std::string& architecture, const std::string& name,
              const Compiled& compiled) const;
+  /// Throws as store does where store would: the folder is made, a file in it written and removed.
+  void check_writable() const;
   [[nodiscard]] std::string path_of(const Digest& key, const std::string& architecture,
                                     const std::string& compiler) const;
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where NVRTC may be. Only the file system is asked, so that a cached kernel is found without opening 100 MB of
 // library.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -10,7 +8,6 @@
 
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/settings.h"
-#include "tessera/version.h"
 
 namespace tessera::cuda {
 namespace {
@@ -116,17 +113,9 @@ class Search {
   std::vector<NvrtcFile> files_;
 };
 
-/// The file that holds this code: libtessera, the Python extension or the command.
-fs::path own_file() {
-  Dl_info info{};
-  std::error_code ignored;
-  if (dladdr(reinterpret_cast<const void*>(&version), &info) == 0 || info.dli_fname == nullptr) return {};
-  return fs::weakly_canonical(info.dli_fname, ignored);
-}
-
 void search_python(Search& search) {
   // Installed into site-packages itself, nvidia is beside us or some levels up.
-  fs::path folder = own_file().parent_path();
+  fs::path folder = fs::path(own_file()).parent_path();
   for (int up = 0; up < 4 && folder.has_relative_path(); ++up, folder = folder.parent_path()) {
     if (folder.filename() == "site-packages" || folder.filename() == "dist-packages") search.packages(folder);
     if (is_file(folder / "pyvenv.cfg")) search.prefix(folder);

@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/jit/settings.h"
 
+#include <dlfcn.h>
+#include <link.h>
+
 #include <cstdlib>
+#include <filesystem>
 #include <mutex>
 #include <optional>
 #include <utility>
 
 #include "tessera/cuda.h"
+#include "tessera/version.h"
 
 namespace tessera::cuda {
 namespace {
@@ -15,6 +20,7 @@ struct Settings {
   std::mutex mutex;
   NvrtcSetting nvrtc;
   std::optional<std::string> cache_folder;
+  std::optional<PackSetting> pack;
 };
 Settings& settings() {
   static Settings held;
@@ -66,6 +72,36 @@ void set_nvrtc(std::string path) {
   const std::lock_guard lock(held.mutex);
   held.nvrtc.path = std::move(path);
   ++held.nvrtc.changes;
+}
+
+PackSetting pack_setting() {
+  Settings& held = settings();
+  const std::lock_guard lock(held.mutex);
+  if (!held.pack) held.pack = PackSetting{variable("TESSERA_PACK"), 0};
+  return *held.pack;
+}
+
+void set_kernel_pack(std::string path) {
+  Settings& held = settings();
+  const std::lock_guard lock(held.mutex);
+  const unsigned changes = held.pack ? held.pack->changes + 1 : 1;
+  held.pack = PackSetting{path.empty() ? variable("TESSERA_PACK") : std::move(path), changes};
+}
+
+std::string own_file() {
+  Dl_info info{};
+  link_map* object = nullptr;
+  if (dladdr1(reinterpret_cast<const void*>(&version), &info, reinterpret_cast<void**>(&object), RTLD_DL_LINKMAP) ==
+      0) {
+    return "";
+  }
+  // A program's name here is what it was called by, which need not lead to its file.
+  const bool program = object == nullptr || object->l_name == nullptr || *object->l_name == '\0';
+  std::error_code error;
+  std::filesystem::path path(info.dli_fname);
+  if (program) path = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) path = std::filesystem::weakly_canonical(path, error);
+  return error ? "" : path.string();
 }
 
 std::string cache_folder() {

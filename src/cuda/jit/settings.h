@@ -17,4 +17,16 @@ struct NvrtcSetting {
 };
 NvrtcSetting nvrtc_setting();
 
+/// What set_kernel_pack was given, else $TESSERA_PACK; kNoPack for none, "" to search.
+struct PackSetting {
+  std::string path;
+  unsigned changes = 0;
+};
+PackSetting pack_setting();
+inline constexpr const char* kNoPack = "none";
+inline constexpr const char* kPackName = "tessera.pack";
+
+/// The file that holds this code: libtessera, the Python extension or a program.
+std::string own_file();
+
 }  // namespace tessera::cuda
