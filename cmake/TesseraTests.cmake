@@ -74,3 +74,8 @@ foreach(folder IN LISTS TESSERA_TEST_FOLDERS)
                          PROPERTIES TIMEOUT 1800 COST ${cost})
   endif()
 endforeach()
+
+# The C ABI's example, which holds its outputs against a plain loop.
+if(TARGET tessera_c_decode)
+  add_test(NAME examples.c_decode COMMAND tessera_c_decode)
+endif()

@@ -16,5 +16,7 @@ void define_streams(nanobind::module_& m);
 void define_skip_state(nanobind::module_& m);
 /// Scores and masks as C++ text.
 void define_registered(nanobind::module_& m);
+/// Functions that XLA calls.
+void define_jax_run(nanobind::module_& m);
 
 }  // namespace tessera::python

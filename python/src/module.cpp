@@ -28,6 +28,7 @@ NB_MODULE(_core, m) {
   tessera::python::define_registered(m);
   tessera::python::define_torch_run(m);
   tessera::python::define_kept_calls(m);
+  tessera::python::define_jax_run(m);
   m.def("version", &tessera::version, "The library's version, \"0.1.0\".");
   m.def("build_info", &tessera::build_info,
         "Version, compiler, build type, instruction sets, OpenMP and Highway, one a line.");

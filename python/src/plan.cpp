@@ -146,26 +146,26 @@ std::unique_ptr<Executor> PythonPlan::take_executor(void* workspace, std::size_t
   return executor;
 }
 
-void PythonPlan::execute(const Bindings& bindings, const ArrayView* workspace, const Queue& queue) {
+void PythonPlan::execute(const Bindings& bindings, const Tensor* workspace, Stream stream) {
   if (!on_gpu()) {
     const WorkspacePool::Lease lease(WorkspacePool::shared(), plan_.workspace_bytes());
     Executor(plan_, lease.data(), lease.bytes()).run(bindings);
     return;
   }
   if (workspace != nullptr || plan_.workspace_bytes() == 0) {
-    void* memory = workspace == nullptr ? nullptr : workspace->tensor().bytes();
-    std::unique_ptr<Executor> executor =
-        take_executor(memory, workspace == nullptr ? 0 : bytes_of(workspace->tensor()));
-    executor->run(bindings, queue.stream);
+    void* memory = workspace == nullptr ? nullptr : workspace->bytes();
+    std::unique_ptr<Executor> executor = take_executor(memory, workspace == nullptr ? 0 : bytes_of(*workspace));
+    executor->run(bindings, stream);
     const std::lock_guard lock(mutex_);
     idle_.push_back(std::move(executor));
   } else {
-    Executor(plan_).run(bindings, queue.stream);  // freeing device memory waits for its use
+    Executor(plan_).run(bindings, stream);  // freeing device memory waits for its use
   }
-  if (!queue.wait) return;
+}
+
+void PythonPlan::wait_for(Stream stream) const {
   const cuda::CurrentContext context(plan_.target().index);
-  cuda::check(cuda::driver().stream_synchronize(static_cast<cuda::StreamHandle>(queue.stream.handle)),
-              "cuStreamSynchronize");
+  cuda::check(cuda::driver().stream_synchronize(static_cast<cuda::StreamHandle>(stream.handle)), "cuStreamSynchronize");
 }
 
 void PythonPlan::compute(Bindings& bindings, const ArrayView* workspace, const Queue& queue, Lock lock) {
@@ -173,7 +173,8 @@ void PythonPlan::compute(Bindings& bindings, const ArrayView* workspace, const Q
   try {
     std::optional<nb::gil_scoped_release> released;
     if (lock == Lock::released) released.emplace();
-    execute(bindings, workspace, queue);
+    execute(bindings, workspace == nullptr ? nullptr : &workspace->tensor(), queue.stream);
+    if (on_gpu() && queue.wait) wait_for(queue.stream);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::cancelled) nb::raise_python_error();
     throw;

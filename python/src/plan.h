@@ -66,12 +66,15 @@ class PythonPlan {
   enum class Lock : bool { held, released };
   /// Runs with bindings whose arrays the caller keeps; `workspace` is the view of queue.workspace, nullptr for none.
   void compute(Bindings& bindings, const ArrayView* workspace, const Queue& queue, Lock lock);
+  /// The same without Python: nothing of it is asked, and the lock may be held or not. Of a GPU, `workspace` are at
+  /// least workspace_bytes there, or nullptr for memory that this run allocates.
+  void execute(const Bindings& bindings, const Tensor* workspace, Stream stream);
   /// Where a run queued on the stream takes its arrays.
   [[nodiscard]] Place place_of(Stream stream) const noexcept;
   [[nodiscard]] bool on_gpu() const noexcept { return plan_.target().device == DeviceType::cuda; }
 
  private:
-  void execute(const Bindings& bindings, const ArrayView* workspace, const Queue& queue);
+  void wait_for(Stream stream) const;
   std::unique_ptr<Executor> take_executor(void* workspace, std::size_t bytes);
   using Slots = std::vector<Slot>;
   const Slots& slots_of(const nanobind::tuple& names);

@@ -270,3 +270,10 @@ def dropout_keep(
     batch, head: positions of the first; heads: of the whole problem (default: out's); q_offset: default
     seqlen_k − seqlen_q.
     """
+
+def ffi_handlers() -> tuple[Any, Any]:
+    """(for CPUs, for CUDA): functions for jax.ffi.register_ffi_target, which run a plan on XLA's buffers.
+
+    Attributes: problem, wishes, inputs, outputs (texts; slots separated by spaces, `-` for what is not bound,
+    `slot:int64` for uint32 words), scalars (int64: seed, offset, batch_offset, head_offset, threads).
+    """

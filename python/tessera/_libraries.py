@@ -272,7 +272,7 @@ def library_of(array: Array, argument: str) -> Library:
         kind = type(array)
         want = "an array with shape, dtype and __dlpack__"
         if any(base.__module__.startswith("jax.") and base.__name__ == "Tracer" for base in kind.__mro__):
-            want = "an array with memory, outside of jax.jit, grad and vmap, or inside of jax.pure_callback"
+            want = "an array with memory, or tessera.jax.attention, which jax.jit, grad and vmap trace"
         raise TypeError(f"{argument}: got {kind.__module__}.{kind.__qualname__}; want {want}")
     return library
 

@@ -56,6 +56,7 @@ _SIZES = {
     "eos_token_id": None,
     "initializer_range": 0.2,  # of 0.02, the default, all attention is flat and any mask looks right
     "attention_dropout": 0.0,
+    "tie_word_embeddings": False,  # or the large embeddings of Gemma give every token back, whatever attention does
 }
 _ALTERNATING = ["sliding_attention", "full_attention"]
 

@@ -12,6 +12,7 @@ from torch.nn.attention.flex_attention import BlockMask
 import tessera
 from tessera.compat.arguments import rename
 from tessera.compat.flex_attention import options_of
+from tessera.transformers.blocks import decode_pages
 from tessera.transformers.forms import Pieces, Tiles, VisibleKeys, Window, pack_bits
 
 # What a model may pass on that changes the result and that this attention has no form for.
@@ -53,6 +54,8 @@ def attention(
         softcap: c·tanh(x / c) on the scores.
         s_aux: (hq), a logit a head in the softmax's denominator. Differentiable.
         context: of packed sequences, `cu_seq_lens_q`, `cu_seq_lens_k` (sequences + 1), `max_length_q`, `max_length_k`.
+            Of a decode step of continuous batching `block_table` (sequences, blocks), `k_cache` and `v_cache` (pages,
+            page_size, hkv, d) too: key and value are the new tokens, which are written there.
 
     Returns:
         Output (b, sq, hq, dv), and None for the weights, which are never made.
@@ -71,6 +74,8 @@ def attention(
     options: dict[str, Any] = {"scale": _fixed(scaling), "softcap": _fixed(softcap) or 0.0, "dropout": _fixed(dropout)}
     if s_aux is not None:
         options["sinks"] = s_aux.to(torch.float32)
+    if context.get("block_table") is not None:
+        return decode_pages(query, key, value, sliding_window, context, options), None
     if context.get("cu_seq_lens_q") is not None:
         if hasattr(attention_mask, "mask_mod"):
             raise NotImplementedError(
