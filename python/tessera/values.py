@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ._checks import shown
 from .tiles import TileList
 
 Array = Any
@@ -110,8 +111,7 @@ def with_backward_list(tiles: Tiles, q: Array) -> Tiles:
         listed = TileList(bits=given, form="bitmask", block=tiles.block or (64, 64))
     else:
         raise TypeError(
-            f"tiles.backward: got {type(given).__name__} {getattr(given, 'dtype', '')}; want a TileList, a SkipState, "
-            "a bool or uint32 array, or a number"
+            f"tiles.backward: got {shown(given)}; want a TileList, a SkipState, a bool or uint32 array, or a number"
         )
     return tiles._replace(backward=listed)
 

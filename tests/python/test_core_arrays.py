@@ -251,6 +251,7 @@ class TestRefusals:
                 {"offsets": tessera.Offsets(batch=1 << 62)},
                 "batch_offset: got 4611686018427387904; want at most 2^60 either way",
             ),
+            ({"tiles": tessera.Tiles(backward=3)}, "tiles.backward: got 3; want a share of the mass above 0 and below"),
         ],
     )
     def test_options(self, qkv, options, text):
@@ -277,7 +278,7 @@ class TestRefusals:
                 "return_lse: got an array of shape (2,) and dtype float64; want True or False",
             ),
             ({"tiles": np.ones((1, 1))}, "tiles: got an array of shape (1, 1) and dtype float64; want a TileList"),
-            ({"tiles": tessera.Tiles(backward=3)}, "tiles.backward: got 3; want a TileList"),
+            ({"tiles": tessera.Tiles(backward="all")}, "tiles.backward: got 'all'; want a TileList"),
             (
                 {"tiles": tessera.Tiles(mass=np.ones(2))},
                 "tiles.mass: got an array of shape (2,) and dtype float64; want",

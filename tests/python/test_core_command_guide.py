@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CLI_GUIDE = Path(__file__).parents[2] / "docs" / "cli.md"
-VERBS = ("info", "explain", "run", "verify", "bench", "compile", "random")
+VERBS = ("info", "explain", "run", "verify", "bench", "compile", "doctor", "random")
 
 
 class TestDocumentation:
