@@ -40,6 +40,19 @@ def refusal(request, dtypes):
     return None
 
 
+def refusal_of_inference(request, dtypes):
+    """The same for engines that infer: their attention has no gradients, one key head a query head, and a causal mask
+    from the first key on."""
+    reason = refusal(request, dtypes)
+    if reason is None and request["pass"] != "forward":
+        reason = "it has no gradients"
+    if reason is None and request["hq"] != request["hkv"]:
+        reason = "its operation has no groups of heads"
+    if reason is None and request["causal"] and request["sq"] not in (1, request["sk"]):
+        reason = "its causal mask is aligned to the first key"
+    return reason
+
+
 def serve(version, set_up):
     """Answers requests until stdin ends. `set_up(request)` gives a callable that does the problem once and one that
     writes o to a path (None for a backward), or a sentence that says why there is none."""

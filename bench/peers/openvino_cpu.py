@@ -78,13 +78,7 @@ def make_call(core, r, arrays, token_major):
 
 
 def set_up(r):
-    reason = cpu_peer.refusal(r, TYPES)
-    if reason is None and r["pass"] != "forward":
-        reason = "it has no gradients"
-    if reason is None and r["hq"] != r["hkv"]:
-        reason = "its operation has no groups of heads"
-    if reason is None and r["causal"] and r["sq"] not in (1, r["sk"]):
-        reason = "its causal mask is aligned to the first key"
+    reason = cpu_peer.refusal_of_inference(r, TYPES)
     if reason:
         return reason
     generator = np.random.default_rng(1)
