@@ -4,25 +4,12 @@
 
 from __future__ import annotations
 
-import ast
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+from stand_in_checks import checks_of, run_check
 
-FOLDER = Path(__file__).resolve().parent
-FAKES = Path(os.environ.get("TESSERA_FAKES", FOLDER.parents[1] / "build" / "release" / "fakes"))
-_SOURCE = ast.parse((FOLDER / "xla_protocol.py").read_text())
-CHECKS = [each.name for each in _SOURCE.body if isinstance(each, ast.FunctionDef) and not each.args.args]
+SCRIPT = "xla_protocol.py"
 
 
-@pytest.mark.parametrize("check", [name for name in CHECKS if name.startswith("check_")])
+@pytest.mark.parametrize("check", [name for name in checks_of(SCRIPT) if name.startswith("check_")])
 def test_call_of_xla(check, tmp_path):
-    if not (FAKES / "libcuda.so.1").exists():
-        pytest.skip(f"no {FAKES}; cmake --preset release && cmake --build build/release makes it")
-    environment = {**os.environ, "TESSERA_FAKES": str(FAKES), "XDG_CACHE_HOME": str(tmp_path)}
-    command = [sys.executable, str(FOLDER / "xla_protocol.py"), check]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    run_check(SCRIPT, check, tmp_path)
