@@ -34,16 +34,9 @@ def gpt():
 
 @pytest.fixture(scope="module")
 def tiny(gpt):
-    """A random model whose weights are large enough for attention to decide what comes next."""
-    config = gpt["model"].Config(
-        dim=64, layers=3, heads_q=4, heads_kv=2, head_dim=16, ffn=96, trained_context=128, rope_base=100.0
-    )
-    model = gpt["model"].initialise(gpt["model"].GPT(config), seed=5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.mul_(6)
-    return model.eval()
+    from tiny_gpt import tiny_gpt
+
+    return tiny_gpt(gpt["model"], layers=3)
 
 
 @pytest.fixture(scope="module")

@@ -33,16 +33,9 @@ def modules():
 
 @pytest.fixture(scope="module")
 def tiny(modules):
-    """Random weights that are large enough for attention to decide what comes next."""
-    config = modules["model"].Config(
-        dim=64, layers=2, heads_q=4, heads_kv=2, head_dim=16, ffn=96, trained_context=128, rope_base=100.0
-    )
-    model = modules["model"].initialise(modules["model"].GPT(config), seed=5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.mul_(6)
-    return model.eval()
+    from tiny_gpt import tiny_gpt
+
+    return tiny_gpt(modules["model"], layers=2)
 
 
 @pytest.fixture(scope="module")
