@@ -17,7 +17,14 @@ from tessera.distributed.partial import residual_of  # noqa: E402
 from tessera.distributed.reach import moved_rows, needs, pairs  # noqa: E402
 from tessera.distributed.ulysses import head_ranges  # noqa: E402
 
-KINDS = [{"seqlen": 101}, {"seqlen": 3}, {"cu_seqlens": [0, 13, 13, 60, 61, 107]}]
+ENDS = [0, 13, 13, 60, 61, 107]
+KINDS = [
+    {"seqlen": 101},
+    {"seqlen": 3},
+    {"cu_seqlens": ENDS},
+    {"seqlen": 101, "multiple": 8},
+    {"cu_seqlens": ENDS, "multiple": 4},
+]
 
 
 @pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
@@ -33,6 +40,21 @@ def test_every_token_has_one_rank(sizes, ranks, balance):
     whole = torch.cat([torch.arange(b - a) for a, b in pairwise(ends)])
     for rank in range(ranks):
         assert torch.equal(layout.positions(rank), whole[layout.index(rank)])
+
+
+@pytest.mark.parametrize("balance", ["zigzag", "contiguous"])
+def test_pieces_begin_at_multiples(balance):
+    for sizes in ({"seqlen": 101}, {"cu_seqlens": ENDS}, {"seqlen": 96}):
+        layout = layout_of(3, balance=balance, multiple=8, **sizes)
+        starts = [
+            start
+            for rank in range(3)
+            for part in layout.parts(rank)
+            for start, length in zip(*part, strict=True)
+            if length
+        ]
+        assert all(start % 8 == 0 for start in starts)
+    assert [layout.rows(rank) for rank in range(3)] == [32, 32, 32]
 
 
 def test_ranks_of_two_levels_hold_the_rows_of_their_neighbours():
@@ -142,3 +164,5 @@ def test_bad_layouts():
         layout_of(2, cu_seqlens=[0, 5, 3])
     with pytest.raises(ValueError, match="balance: got 'striped'; want 'contiguous' or 'zigzag'"):
         layout_of(2, seqlen=5, balance="striped")
+    with pytest.raises(ValueError, match="multiple: got 0; want 1 or more"):
+        layout_of(2, seqlen=5, multiple=0)

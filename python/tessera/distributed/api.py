@@ -32,6 +32,7 @@ def context_parallel(
     seqlen: int | None = None,
     cu_seqlens: Any = None,
     balance: Balance = "zigzag",
+    multiple: int = 1,
     method: Method = "auto",
     timeout: float | None = None,
     machine: cost.Machine | None = None,
@@ -44,7 +45,8 @@ def context_parallel(
     group: a process group (None: all ranks), a DeviceMesh of one dimension; for "two_level" a DeviceMesh of two, the
         groups first, or a pair (inner, outer) of process groups: heads are exchanged inside, keys go around outside.
     seqlen: tokens of dense sequences, of all ranks together; cu_seqlens (b + 1): where packed ones begin, likewise.
-    balance: "zigzag", for causal masks: two pieces of each sequence a rank; or "contiguous", one.
+    balance: "zigzag", for causal masks: two pieces of each sequence a rank; or "contiguous", one. multiple: pieces
+        begin at multiples of so many tokens, which `nsa` wants of its tiles.
     method: what moves (docs/context-parallel.md); "auto" takes the one that ranks wait least for, by the model of
         `machine` (`Machine`: bandwidth, latency, flops) among those within `memory_limit` bytes.
     timeout: seconds that a rank is waited for on CPUs; None for the group's own, which is NCCL's in any case.
@@ -65,7 +67,7 @@ def context_parallel(
     wires = [None if x is None else Wire(x, timeout, collectives) for x in (inner, outer)]
     assert wires[0] is not None
     team = Team(wires[0], wires[1])
-    layout = layout_of(team.size, seqlen=seqlen, cu_seqlens=cu_seqlens, balance=balance)
+    layout = layout_of(team.size, seqlen=seqlen, cu_seqlens=cu_seqlens, balance=balance, multiple=multiple)
     return ContextParallel(team, layout, method, machine, memory_limit, checks)
 
 
@@ -119,12 +121,18 @@ class ContextParallel:
         return self.team.size
 
     def over(
-        self, *, seqlen: int | None = None, cu_seqlens: Any = None, balance: Balance | None = None
+        self,
+        *,
+        seqlen: int | None = None,
+        cu_seqlens: Any = None,
+        balance: Balance | None = None,
+        multiple: int | None = None,
     ) -> ContextParallel:
         """The same group for other sequences; nothing is moved."""
         other = copy.copy(self)
         kind = self.layout.balance if balance is None else balance
-        other.layout = layout_of(self.ranks, seqlen=seqlen, cu_seqlens=cu_seqlens, balance=kind)
+        unit = self.layout.multiple if multiple is None else multiple
+        other.layout = layout_of(self.ranks, seqlen=seqlen, cu_seqlens=cu_seqlens, balance=kind, multiple=unit)
         other._schedules = {}
         return other
 

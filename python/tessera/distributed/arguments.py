@@ -110,6 +110,7 @@ def summary_of(cp: ContextParallel, given: Given) -> tuple[dict[str, str], Any]:
     found = {
         "cu_seqlens" if layout.packed else "seqlen": f"{layout.lengths if len(layout.lengths) < 9 else lengths}",
         "balance": layout.balance,
+        "multiple": f"{layout.multiple}",
         "method": cp.method,
     }
     for name, x in (("q", q), ("k", k), ("v", v)):

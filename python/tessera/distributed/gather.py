@@ -124,7 +124,7 @@ class Gather:
             gathered = []
             for x in (k, v):
                 mine = x
-                if x.shape[asked.dim] * self.ranks != self.layout.tokens:
+                if any(self.layout.rows(rank) != x.shape[asked.dim] for rank in range(self.ranks)):
                     mine = self._padded(asked, x, x.dtype)
                     asked.rows(mine, 0, x.shape[asked.dim]).copy_(x)
                 gathered.append(self.wire.gather(mine, "the all-gather of keys and values"))
@@ -178,17 +178,7 @@ class Gather:
         pieces = self._fetch(asked, k, v)
         dq = zeros_like(given.q)
         dsinks = None if asked.sinks is None else torch.zeros_like(asked.sinks)
-        by_library = self._sums_by_library(asked, k)
-        sums = [self._padded(asked, x, torch.float32, self.ranks) for x in (k, v)] if by_library else []
-        grads = (
-            self._views(asked, (sums[0], sums[1]))
-            if by_library
-            else {
-                (owner, rows.part): self._empty(asked, (k, v), rows, torch.float32)
-                for owner in range(self.ranks)
-                for rows in needs(asked.mask, self.layout, self.rank, owner)
-            }
-        )
+        grads, sums = self._zeros(asked, k, v)
         for i, (own, queries) in enumerate(
             zip(bounds(self.layout, self.rank), self.layout.parts(self.rank), strict=True)
         ):
@@ -202,6 +192,17 @@ class Gather:
             self._spread(asked, grads, call, i, (dk1, dv1))
         dk, dv = self._return(asked, k, v, grads, sums)
         return dq.to(given.q.dtype), dk, dv, dsinks
+
+    def _zeros(self, asked: Asked, k: Tensor, v: Tensor) -> tuple[Pieces, list[Tensor]]:
+        """fp32 gradients of the keys that this rank reads; where the library adds them up, views of tensors (ranks, …),
+        which come beside them."""
+        if self._sums_by_library(asked, k):
+            sums = [self._padded(asked, x, torch.float32, self.ranks) for x in (k, v)]
+            return self._views(asked, (sums[0], sums[1])), sums
+        pieces = (
+            (owner, rows) for owner in range(self.ranks) for rows in needs(asked.mask, self.layout, self.rank, owner)
+        )
+        return {(owner, rows.part): self._empty(asked, (k, v), rows, torch.float32) for owner, rows in pieces}, []
 
     def _sums_by_library(self, asked: Asked, k: Tensor) -> bool:
         exact = asked.options.get("deterministic") or torch.are_deterministic_algorithms_enabled()

@@ -17,6 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
+from .._checks import whole
+
 Balance = Literal["contiguous", "zigzag"]
 BALANCES = ("contiguous", "zigzag")
 
@@ -50,10 +52,11 @@ class Layout:
 
     lengths: one number for dense tensors (batch, seqlen, …), which all batch entries share; with `packed` those of the
     sequences that lie behind each other in (tokens, …). Lengths need not divide: piece i of n of a sequence of L tokens
-    is [i · L // n, (i + 1) · L // n), so ranks differ by a row a piece at most and may be empty.
+    is [i · L // n, (i + 1) · L // n), so ranks differ by a row a piece at most and may be empty. multiple: pieces begin
+    at multiples of it, so U = ceil(L / multiple) units are cut in place of L tokens.
     """
 
-    def __init__(self, lengths: tuple[int, ...], ranks: int, balance: Balance, packed: bool) -> None:
+    def __init__(self, lengths: tuple[int, ...], ranks: int, balance: Balance, packed: bool, multiple: int = 1) -> None:
         if balance not in BALANCES:
             raise ValueError(f"balance: got {balance!r}; want {' or '.join(map(repr, BALANCES))}")
         if ranks < 1:
@@ -62,13 +65,16 @@ class Layout:
             raise ValueError(f"lengths: got {len(lengths)} lengths; want one for dense tensors")
         if any(length < 0 for length in lengths):
             raise ValueError(f"lengths: got {min(lengths)}; want 0 or more")
-        self.lengths, self.ranks, self.balance, self.packed = lengths, ranks, balance, packed
+        multiple = whole("multiple", multiple)
+        if multiple < 1:
+            raise ValueError(f"multiple: got {multiple}; want 1 or more")
+        self.lengths, self.ranks, self.balance, self.packed, self.multiple = lengths, ranks, balance, packed, multiple
         self._on_device: dict[Any, Tensor] = {}
         self._kept: dict[Any, Any] = {}
         self._hash = hash(self._key())
 
     def _key(self) -> tuple[Any, ...]:
-        return self.lengths, self.ranks, self.balance, self.packed
+        return self.lengths, self.ranks, self.balance, self.packed, self.multiple
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Layout) and self._key() == other._key())
@@ -78,11 +84,12 @@ class Layout:
 
     def __repr__(self) -> str:
         what = f"{len(self.lengths)} sequences of {sum(self.lengths)} tokens" if self.packed else f"{self.lengths[0]}"
-        return f"Layout({what}, ranks={self.ranks}, balance={self.balance!r})"
+        cut = "" if self.multiple == 1 else f", multiple={self.multiple}"
+        return f"Layout({what}, ranks={self.ranks}, balance={self.balance!r}{cut})"
 
     def over(self, ranks: int) -> Layout:
         """The same rows in the same order of pieces, over a divisor of the ranks: neighbours put together."""
-        return Layout(self.lengths, ranks, self.balance, self.packed)
+        return Layout(self.lengths, ranks, self.balance, self.packed, self.multiple)
 
     @property
     def tokens(self) -> int:
@@ -101,9 +108,12 @@ class Layout:
         return (rank, 2 * self.ranks - 1 - rank) if self.balance == "zigzag" else (rank,)
 
     def _piece(self, i: int) -> Part:
-        n = 2 * self.ranks if self.balance == "zigzag" else self.ranks
-        starts = tuple(i * length // n for length in self.lengths)
-        ends = tuple((i + 1) * length // n for length in self.lengths)
+        n, m = (2 * self.ranks if self.balance == "zigzag" else self.ranks), self.multiple
+        units = tuple(-(-length // m) for length in self.lengths)
+        starts, ends = (
+            tuple(min(k * u // n * m, length) for u, length in zip(units, self.lengths, strict=True))
+            for k in (i, i + 1)
+        )
         return Part(starts, tuple(end - start for start, end in zip(starts, ends, strict=True)))
 
     def parts(self, rank: int) -> tuple[Part, ...]:
@@ -172,14 +182,16 @@ def layout_of(
     seqlen: int | None = None,
     cu_seqlens: Any = None,
     balance: Balance = "zigzag",
+    multiple: int = 1,
 ) -> Layout:
     """The layout of dense sequences of `seqlen` tokens or of packed ones: cu_seqlens (b + 1) of all ranks together,
-    from 0, a tensor (read once) or integers. Raises ValueError where neither or both are given, or they decrease."""
+    from 0, a tensor (read once) or integers. multiple: as `Layout`. Raises ValueError where neither or both are given,
+    or they decrease."""
     if (seqlen is None) == (cu_seqlens is None):
         raise ValueError(f"seqlen: got {seqlen} and cu_seqlens {cu_seqlens}; want one of them")
     if cu_seqlens is None:
-        return Layout((int(seqlen or 0),), ranks, balance, False)
+        return Layout((int(seqlen or 0),), ranks, balance, False, multiple)
     ends = [int(end) for end in (cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens)]
     if not ends or ends[0] != 0 or any(b < a for a, b in pairwise(ends)):
         raise ValueError(f"cu_seqlens: got {ends[:8]}; want b + 1 entries from 0, not decreasing")
-    return Layout(tuple(b - a for a, b in pairwise(ends)), ranks, balance, True)
+    return Layout(tuple(b - a for a, b in pairwise(ends)), ranks, balance, True, multiple)
