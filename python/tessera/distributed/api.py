@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import cost, function
+from ..native_sparse import Preset
+from . import cost, function, native_sparse
 from .arguments import Given, asked_of, decode_summary, refuse_bad_tensors, seed_of, summary_of
 from .decode import decode
 from .faults import agree
@@ -235,6 +236,43 @@ class ContextParallel:
         )
 
     @torch.compiler.disable
+    def nsa(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        preset: Preset = "strict",
+        causal: bool = True,
+        gate_weight: Tensor | None = None,
+        gates: Tensor | None = None,
+        k_projection: Tensor | None = None,
+        v_projection: Tensor | None = None,
+        scale: float | None = None,
+        threads: int = 0,
+        **options: Any,
+    ) -> Tensor:
+        """`tessera.nsa` of the whole sequences: this rank's rows of it. Keys and values move as by "all_gather".
+
+        q (b, rows, hq, d), k and v (b, rows, hkv, d | dv), gates fp32 (b, rows, hq, 3): this rank's rows; packed
+        without b. gate_weight (hq, 3, d), k_projection (hkv, d, d), v_projection (hkv, dv, dv) and keywords: as
+        `tessera.nsa` has them, the same on every rank. Pieces of sequences begin at multiples of the tile, which
+        `context_parallel(multiple=tile)` sees to; each rank selects for its own queries.
+
+        Returns out (b, rows, hq, dv). Gradients: of q, k, v and gates whole; those of gate_weight and the projections
+        are this rank's shares, to be added up over ranks as every replicated parameter's.
+
+        Raises as `attention`; ValueError for a piece that cuts a tile, NotImplementedError for another method.
+        """
+        parameters = native_sparse.Parameters(gate_weight, gates, k_projection, v_projection)
+        asked = native_sparse.SparseAsked(preset, options, causal, scale, threads)
+        q, k, v = _autocast(q, k, v)
+        call, summary, key, failure = native_sparse.examined(self, asked, q, k, v, parameters)
+        self._settle(summary, key, failure)
+        assert call is not None
+        return native_sparse.run(native_sparse.SparseGather(self.team.inner, self.layout), call, q, k, v, parameters)
+
+    @torch.compiler.disable
     def decode(
         self,
         q: Tensor,
@@ -293,14 +331,15 @@ class ContextParallel:
     def _compare(self, given: Given) -> None:
         """Raises on every rank what any rank is refused for, and where they disagree."""
         failure = refuse_bad_tensors(self.layout, self.rank, given)
-        if failure is not None and (self._checks == "never" or self.ranks == 1):
-            raise failure
         summary, key = summary_of(self, given) if failure is None else ({}, None)
         self._settle(summary, key, failure)
 
     def _settle(self, summary: dict[str, str], key: Any, failure: Exception | None = None) -> None:
-        """Compares a summary with the other ranks', unless one of this key agreed before."""
+        """Raises on every rank what any rank is refused for, and where a summary is not that of the other ranks, which
+        are not asked if one of this key agreed before."""
         if self._checks == "never" or self.ranks == 1:
+            if failure is not None:
+                raise failure
             return
         if self._checks == "always" or key is None or key not in self._agreed:
             agree(self.team, summary, failure)

@@ -16,7 +16,9 @@ from .shards import Layout
 from .wire import Team
 
 if TYPE_CHECKING:
+    from ..native_sparse import NsaCall
     from .api import ContextParallel
+    from .native_sparse import Parameters
 
 Masks = tuple[bool, "tuple[int | None, int | None] | None", int]  # causal, window, attention_chunk
 
@@ -128,6 +130,36 @@ def summary_of(cp: ContextParallel, given: Given) -> tuple[dict[str, str], Any]:
     key = tuple(found.items())
     found["seed"] = f"{seed}" if isinstance(seed, (int, tuple, list)) or seed is None else "a tensor"
     return found, key
+
+
+def sparse_summary(
+    cp: ContextParallel, given: Given, call: NsaCall, parameters: Parameters
+) -> tuple[dict[str, str], Any]:
+    """The same of `nsa`."""
+    found, _ = summary_of(cp, given)
+    found |= {"call": "nsa", "preset": found["preset"]}
+    found |= {name: f"{value}" for name, value in call.options._asdict().items()}
+    found["tile"] = f"{call.tile}"
+    for name, x in zip(parameters._fields, parameters, strict=True):
+        # Of gates the rows are each rank's own.
+        shape = None if x is None else tuple(x.shape[-2:] if name == "gates" else x.shape)
+        found[name] = "None" if x is None else f"{str(x.dtype).removeprefix('torch.')} {shape}"
+    tensors = (given.q, given.k, given.v, *parameters)
+    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    found["requires_grad"] = f"{needs_grad}"
+    return found, tuple(found.items())
+
+
+def refuse_bad_gates(layout: Layout, q: Tensor, parameters: Parameters) -> None:
+    """Raises ValueError for parameters of nsa that no rows of this rank have."""
+    if parameters.gate_weight is not None and parameters.gates is not None:
+        raise ValueError("gates: got both gates and gate_weight; want one of them, or neither for 1/3 each")
+    if (parameters.k_projection is None) != (parameters.v_projection is None):
+        missing = "k_projection" if parameters.k_projection is None else "v_projection"
+        raise ValueError(f"{missing}: got None; want projections of both keys and values, or of neither")
+    gates, want = parameters.gates, (*q.shape[:-1], 3)
+    if gates is not None and tuple(gates.shape) != want:
+        raise ValueError(f"gates: got shape {tuple(gates.shape)}; want {want}, of this rank's rows of {layout}")
 
 
 def decode_summary(q: Tensor, sinks: Tensor | None, out_dtype: Any, options: dict[str, Any]) -> dict[str, str]:

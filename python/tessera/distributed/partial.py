@@ -83,12 +83,20 @@ def _ends(lengths: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ends)
 
 
+def ends_on(part: Part, device: torch.device) -> Tensor:
+    """cu_seqlens of a part, int32 (b + 1)."""
+    return _numbers(_ends(part.lengths), torch.int32, device)
+
+
+def starts_on(asked: Asked, part: Part, like: Tensor) -> Tensor:
+    """Where a part's rows stand, int64 (b): of packed sequences each its own, of dense ones all the same."""
+    return _numbers(part.starts if asked.packed else part.starts * like.shape[0], torch.int64, like.device)
+
+
 def _keywords(asked: Asked, q: Tensor, queries: Part, keys: Part) -> dict[str, Any]:
     """Of `attention` and its backward."""
     device = q.device
-    batch = len(queries.starts) if asked.packed else q.shape[0]
-    starts = [part.starts if asked.packed else part.starts * batch for part in (queries, keys)]
-    first_q, first_k = (_numbers(x, torch.int64, device) for x in starts)
+    first_q, first_k = (starts_on(asked, part, q) for part in (queries, keys))
     given: dict[str, Any] = {
         **asked.options,
         "window": None if (asked.mask.left, asked.mask.right) == (None, None) else (asked.mask.left, asked.mask.right),
@@ -99,9 +107,8 @@ def _keywords(asked: Asked, q: Tensor, queries: Part, keys: Part) -> dict[str, A
     if asked.options.get("dropout"):
         given["seed"] = asked.seed
     if asked.packed:
-        given["cu_seqlens_q"] = _numbers(_ends(queries.lengths), torch.int32, device)
-        given["cu_seqlens_k"] = _numbers(_ends(keys.lengths), torch.int32, device)
-        given["max_seqlen_q"], given["max_seqlen_k"] = max(queries.lengths), max(keys.lengths)
+        given["cu_seqlens_q"], given["cu_seqlens_k"] = (ends_on(part, device) for part in (queries, keys))
+        given["max_seqlen_q"], given["max_seqlen_k"] = max(queries.lengths), max(1, *keys.lengths)
     return given
 
 

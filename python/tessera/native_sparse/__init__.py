@@ -65,6 +65,11 @@ def options_of(preset: str, given: dict[str, Any]) -> NsaOptions:
     return options
 
 
+def tile_of(options: NsaOptions, heads_q: int, heads_kv: int) -> int:
+    """Rows that share a list."""
+    return max(1, 128 // (heads_q // heads_kv)) if options.tile is None else whole("tile", options.tile)
+
+
 def call_of(
     q: Array,
     k: Array,
@@ -87,7 +92,7 @@ def call_of(
         )
     if k.shape[-2] == 0 or q.shape[-2] % k.shape[-2] != 0:
         raise ValueError(f"k: got {k.shape[-2]} heads for {q.shape[-2]} query heads; want a divisor")
-    tile = max(1, 128 // (q.shape[-2] // k.shape[-2])) if options.tile is None else whole("tile", options.tile)
+    tile = tile_of(options, q.shape[-2], k.shape[-2])
     if cu_seqlens is not None:
         max_seqlen = longest("cu_seqlens", cu_seqlens, max_seqlen) or q.shape[0]
     return NsaCall(options, tile, causal, scale, max_seqlen, threads)
