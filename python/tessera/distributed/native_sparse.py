@@ -151,15 +151,12 @@ class SparseGather(Gather):
             needed = call_of(asked.mask, self.layout, self.rank, i)
             if needed is None or not queries.rows:
                 continue
-            # A piece without rows stands anywhere; nsa_select wants multiples of the tile of every sequence.
-            starts = tuple(s if n else 0 for s, n in zip(*queries, strict=True))
             k1, v1 = self._keys(asked, pieces, needed, i)
             o, lengths = call.options, needed.keys.lengths
             pooled = nsa_pool(k1, v1, **self._pooling(call, asked, needed.keys, k1, given))
             blocks = tuple(compressed_blocks(n, o.length, o.stride) for n in lengths)
             compressed = Part((0,) * len(blocks), blocks)
-            part = Part(starts, queries.lengths)
-            found.append(Work(i, needed, begin, end, part, needed.keys, k1, v1, pooled, compressed))
+            found.append(Work(i, needed, begin, end, queries, needed.keys, k1, v1, pooled, compressed))
         return found
 
     def _pooling(self, call: NsaCall, asked: Asked, keys: Part, like: Tensor, given: Parameters) -> dict[str, Any]:
