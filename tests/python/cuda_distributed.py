@@ -42,6 +42,22 @@ def long_sequences(rank: int) -> None:
             torch.testing.assert_close(got, cp.shard(want), rtol=2**-6, atol=2**-7 * most)
 
 
+def native_sparse(rank: int) -> None:
+    """Lists of 16 of 128 blocks; the backend's collectives, and sends and receives."""
+    given = _qkv(8192)
+    alone = {name: x.clone().requires_grad_() for name, x in given.items()}
+    out = tessera.nsa(**alone)
+    wanted = [out.detach(), *torch.autograd.grad(out.float().square().sum(), tuple(alone.values()))]
+    for collectives in (True, False):
+        cp = context_parallel(seqlen=8192, multiple=32, collectives=collectives)
+        leaves = {name: cp.shard(x).requires_grad_() for name, x in given.items()}
+        mine = cp.nsa(**leaves)
+        grads = torch.autograd.grad(mine.float().square().sum(), tuple(leaves.values()))
+        for got, want in zip((mine.detach(), *grads), wanted, strict=True):
+            most = want.abs().max().item()
+            torch.testing.assert_close(got, cp.shard(want), rtol=2**-6, atol=2**-7 * most)
+
+
 def decoding(rank: int) -> None:
     cp = context_parallel(seqlen=4096, balance="contiguous")
     given = _qkv(4096)
@@ -72,7 +88,7 @@ def other_streams(rank: int) -> None:
     assert torch.equal(out, want)
 
 
-ALL = {f.__name__: f for f in (long_sequences, decoding, other_streams)}
+ALL = {f.__name__: f for f in (long_sequences, native_sparse, decoding, other_streams)}
 
 
 def check(rank: int, size: int, name: str) -> None:

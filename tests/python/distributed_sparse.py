@@ -14,6 +14,7 @@ from nsa_textbook import listed
 from tessera.distributed import context_parallel
 from tessera.native_sparse import options_of
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 NAMES = ("q", "k", "v", "gate_weight", "gates", "k_projection", "v_projection")
 BY_ROW = ("q", "k", "v", "gates")
@@ -175,6 +176,30 @@ def plain(problem: Problem, dtype: torch.dtype, arithmetic: torch.dtype, tiles: 
         outs.append(torch.cat(rows))
     out = torch.stack(outs) if problem.ends is None else outs[0]
     return with_gradients(out, leaves, given["dout"])
+
+
+def modes(rank: int, size: int) -> None:
+    """torch.autocast, activation checkpointing, and compiled code, which breaks its graph."""
+    problem = ALL["paper"]
+    given = inputs(problem, torch.float32)
+    cp = context_parallel(seqlen=problem.tokens)
+    leaves = leaves_of({name: cp.shard(x) if name in BY_ROW else x for name, x in given.items()})
+
+    def layer(*tensors: Tensor) -> Tensor:
+        return cp.nsa(**dict(zip(leaves, tensors, strict=True)), **problem.options) * 2
+
+    tensors = tuple(leaves.values())
+    compiled = torch.compile(layer, backend="aot_eager")
+    made = [layer(*tensors), checkpoint(layer, *tensors, use_reentrant=False), compiled(*tensors)]
+    grads = [torch.autograd.grad(out.square().sum(), tensors) for out in made]
+    for out, found in zip(made, grads, strict=True):
+        assert torch.equal(out, made[0])
+        assert all(torch.equal(one, other) for one, other in zip(found, grads[0], strict=True))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(*tensors)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), made[0], rtol=0.1, atol=0.1)
+    assert all(x.dtype == torch.float32 for x in torch.autograd.grad(out.sum(), tensors))
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

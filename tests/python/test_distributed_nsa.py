@@ -70,6 +70,10 @@ def test_ranks_compute_what_one_process_does(ranks):
     assert not wrong, f"{len(wrong)} of {len(CASES)} cases:\n" + "\n".join(wrong)
 
 
+def test_modes_of_autograd():
+    assert run_ranks(3, sparse.modes, timeout=60) == [None] * 3
+
+
 DISAGREEMENTS = {
     "top": "top: got 4 on rank 0 and 5 on rank 2; want the same on every rank",
     "preset": "preset: got strict on rank 0 and paper on rank 2; want the same on every rank",

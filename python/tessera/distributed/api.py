@@ -257,16 +257,19 @@ class ContextParallel:
         q (b, rows, hq, d), k and v (b, rows, hkv, d | dv), gates fp32 (b, rows, hq, 3): this rank's rows; packed
         without b. gate_weight (hq, 3, d), k_projection (hkv, d, d), v_projection (hkv, dv, dv) and keywords: as
         `tessera.nsa` has them, the same on every rank. Pieces of sequences begin at multiples of the tile, which
-        `context_parallel(multiple=tile)` sees to; each rank selects for its own queries.
+        `context_parallel(multiple=tile)` sees to; each rank selects for its own queries. torch.autocast casts all but
+        the gates.
 
         Returns out (b, rows, hq, dv). Gradients: of q, k, v and gates whole; those of gate_weight and the projections
         are this rank's shares, to be added up over ranks as every replicated parameter's.
 
         Raises as `attention`; ValueError for a piece that cuts a tile, NotImplementedError for another method.
         """
+        weights = (gate_weight, k_projection, v_projection)
+        gate_weight, k_projection, v_projection = (x if x is None else _autocast(q, x)[1] for x in weights)
+        q, k, v = _autocast(q, k, v)
         parameters = native_sparse.Parameters(gate_weight, gates, k_projection, v_projection)
         asked = native_sparse.SparseAsked(preset, options, causal, scale, threads)
-        q, k, v = _autocast(q, k, v)
         call, summary, key, failure = native_sparse.examined(self, asked, q, k, v, parameters)
         self._settle(summary, key, failure)
         assert call is not None

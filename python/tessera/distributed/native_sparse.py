@@ -110,7 +110,7 @@ class Branch(NamedTuple):
 class Work(NamedTuple):
     """A part of a rank's queries, and its keys. begin, end: its rows in the rank's tensors."""
 
-    index: int
+    number: int
     fetched: Call
     begin: int
     end: int
@@ -246,7 +246,7 @@ class SparseGather(Gather):
             pooled = self._pool_gradients(call, asked, given, part, compressed)
             for total, more in zip((*own, *shares), pooled, strict=True):
                 total.add_(more)
-            self._spread(asked, grads, part.fetched, part.index, own)
+            self._spread(asked, grads, part.fetched, part.number, own)
         dk, dv = self._return(asked, k, v, grads, sums)
         return dq, dk, dv, (shares[0], shares[1]) if shares else None
 
@@ -268,8 +268,10 @@ def _keys_of(branch: Branch, part: Work) -> tuple[Tensor, Tensor, Part]:
 
 def _gating(q: Tensor, given: Parameters, packed: bool) -> dict[str, Any]:
     """Keywords of nsa_gate; packed rows are one sequence to it."""
-    q, gates = (x[None] if packed and x is not None else x for x in (q, given.gates))
-    return {"q": None if given.gate_weight is None else q, "gate_weight": given.gate_weight, "gates": gates}
+    rows = {"q": None if given.gate_weight is None else q, "gates": given.gates}
+    if packed:
+        rows = {name: None if x is None else x[None] for name, x in rows.items()}
+    return {**rows, "gate_weight": given.gate_weight}
 
 
 class SparseFunction(torch.autograd.Function):
@@ -319,6 +321,7 @@ class SparseFunction(torch.autograd.Function):
                 dq, dweight = dq.add_(first), of_gates[1].to(dweight.dtype)
         made = (None, None) if shares is None else shares
         projections = [
-            None if share is None else share.to(x.dtype) for share, x in zip(made, parameters[2:], strict=True)
+            None if share is None or x is None else share.to(x.dtype)
+            for share, x in zip(made, parameters[2:], strict=True)
         ]
         return None, None, None, dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dweight, dgates, *projections
