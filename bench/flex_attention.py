@@ -118,6 +118,15 @@ def printed(row: dict[str, Any]) -> str:
 HEAD = ("score or mask", "length", "dim", "forward", "torch", "ratio", "backward", "torch", "ratio", "built in")
 
 
+def machine_of(asked: Any) -> dict[str, Any]:
+    return {
+        "device": torch.cuda.get_device_name() if asked.device != "cpu" else "CPU",
+        "date": date.today().isoformat(),
+        "version": tessera.__version__,
+        "peers": {"flex_attention": f"torch {torch.__version__}, {asked.dtype}"},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("heads", 8), ("threads", 2), ("repeat", 5)):
@@ -140,13 +149,11 @@ def main() -> None:
                 if asked.rows and name not in asked.rows:
                     continue
                 found = times(calls_of(name, functions, length, dim, asked), asked.repeat, asked.device)
+                found = {call: float(f"{ms:.4g}") for call, ms in found.items()}
                 rows.append({"name": name, "length": length, "dim": dim, "heads": asked.heads, **found})
                 print(printed(rows[-1]), flush=True)
-    if asked.json:
-        device = torch.cuda.get_device_name() if asked.device != "cpu" else "CPU"
-        machine = {"device": device, "date": date.today().isoformat(), "version": tessera.__version__}
-        machine["peers"] = {"flex_attention": f"torch {torch.__version__}, {asked.dtype}"}
-        asked.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+                if asked.json:
+                    asked.json.write_text(json.dumps({"machine": machine_of(asked), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -73,6 +73,14 @@ TEST_F(Command, ResultsAreSavedUnderTheProcessor) {
   }
 }
 
+// A problem may be longer than a file's name can be.
+TEST_F(Command, LongProblemsAreMeasured) {
+  std::string lengths = "8";
+  for (int i = 1; i < 150; ++i) lengths += ",8";
+  const Outcome outcome = here.run("bench 'attention b=150 sq=8 d=16 layout=varlen tq=1200 lens=" + lengths + "' -r 1");
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+}
+
 TEST_F(Command, BadUsageIsTwo) {
   expect_error("", 2, "subcommand");
   expect_error("explode", 2, "explode");

@@ -74,7 +74,8 @@ std::unique_ptr<GreenContext> part_of_gpu(const BenchOptions& options, Target& t
 std::vector<BenchCase> read_cases(const BenchOptions& options) {
   std::vector<BenchCase> cases;
   for (const std::string& suite : options.suites) {
-    const bool problem = suite.find(' ') != std::string::npos && !fs::exists(suite);
+    std::error_code too_long;  // for a file name, which a problem may be
+    const bool problem = suite.find(' ') != std::string::npos && !fs::exists(suite, too_long);
     for (BenchCase& each : problem ? parse_cases(suite, options.pass) : read_suite(suite, options.pass)) {
       cases.push_back(std::move(each));
     }
@@ -165,7 +166,8 @@ std::string results_folder(const Machine& machine, const Target& target) {
 // --json, or with --save bench/results/<machine>/<suite>.json beside the suites.
 std::string json_path(const BenchOptions& options, const Target& target) {
   if (!options.save) return options.json;
-  if (options.suites.size() != 1 || !options.json.empty() || !fs::exists(options.suites.front())) {
+  std::error_code too_long;
+  if (options.suites.size() != 1 || !options.json.empty() || !fs::exists(options.suites.front(), too_long)) {
     throw Error(ErrorCode::invalid_argument, "--save", "several suites, a problem, or --json beside it",
                 "the file of one suite, which names the results");
   }

@@ -21,10 +21,9 @@ constexpr std::int64_t kBeginning = std::int64_t{24} << 10;
 // The same for merging splits: a wait for the last of them, and what each adds.
 constexpr std::int64_t kMerging = std::int64_t{16} << 10;
 constexpr std::int64_t kMergingOne = 512;
-// Sequences of their own lengths: blocks enough that the longest ones even out, each of which has at most so many bytes
-// of the longest sequence there may be, and not much less than so many.
-constexpr std::int64_t kWavesOfLengths = 4;
-constexpr std::int64_t kMostOfLengths = std::int64_t{1} << 20;
+// Sequences of their own lengths: a wave of blocks, each of which has at most so many bytes of the longest sequence
+// there may be, so that long ones end with the others, and not much less than so many.
+constexpr std::int64_t kMostOfLengths = std::int64_t{2} << 20;
 constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;
 constexpr std::int64_t kMostSplits = 256;
 constexpr std::int64_t kMostParts = 65535;  // of all sequences
@@ -109,8 +108,7 @@ std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& proble
   const std::int64_t most = std::clamp<std::int64_t>(std::min(tiles / config.warps, room), 1, kMostSplits);
   std::int64_t least = 1;
   if (!knows_lengths(problem)) {
-    const std::int64_t wanted =
-        std::max(divide_up(kWavesOfLengths * places, blocks), divide_up(tiles * tile_bytes, kMostOfLengths));
+    const std::int64_t wanted = std::max(divide_up(places, blocks), divide_up(tiles * tile_bytes, kMostOfLengths));
     least =
         std::clamp<std::int64_t>(wanted, 1, std::clamp<std::int64_t>(tiles * tile_bytes / kLeastOfLengths, 1, most));
   }
