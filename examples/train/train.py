@@ -92,9 +92,9 @@ def loss_of(model: GPT, attention: Attention, tokens: Tensor, following: Tensor)
 
 
 @torch.no_grad()
-def held_out_bits(model: GPT, attention: Attention, text: Tensor, context: int) -> float:
-    """Bits per byte of the first 64 windows of held-out text."""
-    windows = text[: min(64, (len(text) - 1) // context) * context + 1].to(model.head.weight.device).long()
+def held_out_bits(model: GPT, attention: Attention, text: Tensor, context: int, most: int = 64) -> float:
+    """Bits per byte of the first windows of held-out text, `most` at most."""
+    windows = text[: min(most, (len(text) - 1) // context) * context + 1].to(model.head.weight.device).long()
     tokens, following = (part.view(-1, context) for part in (windows[:-1], windows[1:]))
     parts = [
         float(loss_of(model, attention, t, f)) * len(t)
@@ -114,9 +114,10 @@ class Training:
         seed: int,
         given: argparse.Namespace,
         spread: Spread | None = None,
+        model: GPT | None = None,
     ) -> None:
         self.seed, self.attention, self.spread = seed, attention, spread
-        self.model = initialise(GPT(config), seed).to(given.device)
+        self.model = initialise(model or GPT(config), seed).to(given.device)
         self.batches = batches(text, given.batch, given.context, seed, given.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.1)
         self.rate, self.steps = given.rate, given.steps
@@ -143,8 +144,8 @@ class Training:
         self.losses.append(float(loss.detach()))  # waits for a GPU
         self.seconds.append(time.perf_counter() - begin)
 
-    def run(self, held_out: Tensor, context: int) -> Run:
-        bits = held_out_bits(self.model, self.attention, held_out, context)
+    def run(self, held_out: Tensor, context: int, most: int = 64) -> Run:
+        bits = held_out_bits(self.model, self.attention, held_out, context, most)
         return Run(self.seed, self.losses, bits, median(self.seconds))
 
 
