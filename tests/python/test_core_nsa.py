@@ -155,16 +155,18 @@ def test_packed_sequences_are_single_ones(rng, preset):
         assert (tiles.counts[b, :, own.counts.shape[2] :] == 0).all()
 
 
-def test_batch_and_heads_may_be_permuted(rng):
+@pytest.mark.parametrize("preset", PRESETS)
+def test_batch_and_heads_may_be_permuted(rng, preset):
     q, k, v = inputs(rng, 3, 77, heads_q=6, heads_kv=3)
     weight = normal(rng, 6, 3, 16)
-    out = tessera.nsa(q, k, v, gate_weight=weight, **PRESETS["strict"])
+    options = {"preset": preset, **PRESETS[preset]}
+    out = tessera.nsa(q, k, v, gate_weight=weight, **options)
     batch, heads = [2, 0, 1], [1, 2, 0]
     of_q = [2 * h + g for h in heads for g in range(2)]
     permuted = tessera.nsa(
         *(np.ascontiguousarray(x[batch][:, :, of]) for x, of in ((q, of_q), (k, heads), (v, heads))),
         gate_weight=weight[of_q],
-        **PRESETS["strict"],
+        **options,
     )
     np.testing.assert_array_equal(permuted, out[batch][:, :, of_q])
 

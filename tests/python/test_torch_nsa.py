@@ -125,6 +125,33 @@ def test_no_gradient_reaches_what_is_behind_a_row():
         assert all((x[0, row + 1 :] == 0).all() for x in gradients), row
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("preset", ["strict", "paper", "reference"])
+def test_only_reference_has_gradients_behind_a_row(preset, dtype):
+    """Of rows up to a random one: bits of O and of all gradients, with other q, k and v at random places behind it, and
+    the gradients of those, which are 0. The preset's own sizes."""
+    rows = 900
+    arrays = tensors(1, rows, dtype=dtype)[:4]
+    generator = torch.Generator().manual_seed(8)
+    leaks = {"bits": 0, "gradients": 0}
+    for row in [0, 63, 64, *torch.randint(rows - 1, (5,), generator=generator).tolist()]:
+        dout = torch.randn((1, rows, 4, 24), generator=generator).to(dtype)
+        dout[:, row + 1 :] = 0
+        places = torch.cat((torch.tensor([row + 1]), torch.randint(row + 1, rows, (20,), generator=generator)))
+        others = [x.detach().clone() for x in arrays]
+        for x in others[:3]:
+            x[:, places] = 3 * torch.randn(x[:, places].shape, generator=generator).to(dtype)
+        found = []
+        for given in (arrays, [x.requires_grad_() for x in others]):
+            out = tessera.nsa(*given[:3], gate_weight=given[3], preset=preset)
+            gradients = torch.autograd.grad(out, given, dout)
+            found.append([x[:, : row + 1] for x in (out, *gradients[:3])] + [gradients[3]])
+            leaks["gradients"] += any((x[:, row + 1 :] != 0).any() for x in gradients[:3])
+        leaks["bits"] += not all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+        assert preset == "reference" or not any(leaks.values()), (row, leaks)
+    assert all(count > 0 for count in leaks.values()) == (preset == "reference")
+
+
 def test_module_in_bf16_and_its_parameters():
     q, k, v = (x.detach() for x in tensors(2, 100, dtype=torch.bfloat16)[:3])
     module = tessera.torch.NativeSparseAttention(4, 2, 16, 24, project=True, dtype=torch.bfloat16, **OPTIONS)
