@@ -230,7 +230,8 @@ def main() -> int:
     print(f"\n{costs(results, given.batch * given.context)}")
     if given.json:
         told = {name: {k: v for k, v in asdict(one).items() if k != "chosen"} for name, one in results.items()}
-        words = {name: x if isinstance(x, int | float) else str(x) for name, x in vars(given).items() if x is not None}
+        words = {name: x for name, x in vars(given).items() if isinstance(x, int | float)}
+        words |= {"preset": given.preset, "device": machine, "torch": torch.__version__}
         given.json.parent.mkdir(parents=True, exist_ok=True)
         given.json.write_text(json.dumps({"what": what, "arguments": words, "runs": told}) + "\n")
     if given.picture:
