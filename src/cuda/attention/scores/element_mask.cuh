@@ -30,10 +30,10 @@ struct HiddenBits {
   template <class Hides>
   __device__ __forceinline__ void find(int lane, Hides hides) {
     bits = 0;
-    // Rolled, because a test is long.
+    // A test is long, and what it loads takes a while: as many at once as registers allow.
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
-#pragma unroll 1
+#pragma unroll C.list_elements ? 1 : 8
       for (int e = 0; e < row_bits; ++e) {
         const bool hidden = hides(half, e / 2 * 8 + lane % 4 * 2 + e % 2);
         bits |= static_cast<u64>(hidden) << (half * row_bits + e);
@@ -78,11 +78,29 @@ struct ElementMask {
     const int keys = work.sequence.segment(tile.segment).extent.length;
     const ListReader reader = list();
     ListedKeys listed{reader};
-    hidden.find(lane, [&](int half, int column) {
+    if (is_waived(tile)) {
+      hidden.bits = 0;
+      return;
+    }
+    hidden.find(lane, [&](int half, int column) -> bool {
       const PackedRow at(row + half * 8, p.group);
       const int key = work.tiles.key(tile, column);
-      return at.query >= work.sequence.q.length || key >= keys || hides(at, tile, column, key, listed);
+      if constexpr (C.list_elements) {
+        return at.query >= work.sequence.q.length || key >= keys || hides(at, tile, column, key, listed);
+      }
+      // Without branches, so that tests of several keys are under way together; texts may be asked for any point.
+      return (at.query >= work.sequence.q.length) | (key >= keys) | hides(at, tile, column, key, listed);
     });
+  }
+
+  /// Whether the list waives the mask in all of a tile.
+  __device__ __forceinline__ bool is_waived(const KvTile& tile) const {
+    bool waived = C.user_mask && waives_masks();
+    if constexpr (C.user_mask && waives_masks()) {
+#pragma unroll
+      for (int column = 0; column < C.tile_kv; column += C.granule) waived = waived && work.tiles.waives(tile, column);
+    }
+    return waived;
   }
 
   /// `key` is below its segment's length and the query below the sequence's; `listed` reads list().
@@ -94,8 +112,14 @@ struct ElementMask {
       if (found == ListClass::full) return false;
     }
     if constexpr (C.user_mask) {
-      return !work.tiles.waives(tile, column) && !Mask::visible(point_of(p, work, at, tile.segment, key), p.extras);
+      const bool visible = Mask::visible(point_of(p, work, at, tile.segment, key), p.extras);
+      return !(work.tiles.waives(tile, column) | visible);
     }
+    return false;
+  }
+
+  static constexpr bool waives_masks() {
+    if constexpr (requires { C.list_waives; }) return C.list_waives;
     return false;
   }
 

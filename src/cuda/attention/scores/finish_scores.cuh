@@ -68,7 +68,7 @@ struct FinishScores {
         }
 #pragma unroll
         for (int n = 0; n < C.tile_kv / 8; ++n) {
-          if constexpr (differentiates) __syncwarp();  // what texts load stays behind it: each takes registers
+          if (differentiates && n % 4 == 0) __syncwarp();  // what texts load stays behind it: each takes registers
           const int moved = work.tiles.moved(tile, n * 8);
           const Distances distances(work.sequence, work.sequence.segment(tile.segment), first_query, first_key + moved);
           // Computed once for all n unless a list's tile gathers granules.
