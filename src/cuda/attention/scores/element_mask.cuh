@@ -95,12 +95,13 @@ struct ElementMask {
 
   /// Whether the list waives the mask in all of a tile.
   __device__ __forceinline__ bool is_waived(const KvTile& tile) const {
-    bool waived = C.user_mask && waives_masks();
     if constexpr (C.user_mask && waives_masks()) {
+      bool waived = true;
 #pragma unroll
       for (int column = 0; column < C.tile_kv; column += C.granule) waived = waived && work.tiles.waives(tile, column);
+      return waived;
     }
-    return waived;
+    return false;
   }
 
   /// `key` is below its segment's length and the query below the sequence's; `listed` reads list().
