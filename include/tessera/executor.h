@@ -108,10 +108,12 @@ enum class Slot : std::uint8_t {
   k_projection,  // nsa_pool with project: (hkv, d, d), rows are the mean's dimensions, as k
   v_projection,  // likewise (hkv, dv, dv), as v
   dk_projection,
-  dv_projection,     // backward of nsa_pool: fp32, as the projections
-  selected_counts,   // nsa_select: int32 (b, hkv or hq, ceil(sq / tile)): blocks that were taken
-  selected_indices,  // int32 (…, top): which, in ascending order, and −1 behind them
-  gates,             // nsa_gate with gate=given: fp32 (b, sq, hq, 3) or (tq, hq, 3)
+  dv_projection,       // backward of nsa_pool: fp32, as the projections
+  selected_counts,     // nsa_select: int32 (b, hkv or hq, ceil(sq / tile)): blocks that were taken
+  selected_indices,    // int32 (…, top): which, in ascending order, and −1 behind them
+  compressed_counts,   // nsa_select with compressed_top: as selected_counts, of blocks of compressed keys
+  compressed_indices,  // int32 (…, compressed_top): likewise
+  gates,               // nsa_gate with gate=given: fp32 (b, sq, hq, 3) or (tq, hq, 3)
   dgates,
   gate_weight,   // nsa_gate with gate=sigmoid: (hq, 3, d), as q
   dgate_weight,  // fp32

@@ -141,10 +141,12 @@ struct Nsa {
   SelectScore score = SelectScore::dot;
   TileReduce reduce = TileReduce::first;
   BlockVisible visible = BlockVisible::complete;
-  std::int64_t initial = 1;           // first blocks of the sequence that are always taken
-  std::int64_t local = 2;             // likewise the tile's own blocks and local − 1 before them; 0: none
-  bool causal = false;                // row i is token i and sees nothing behind it
-  GateKind gate = GateKind::sigmoid;  // nsa_gate
+  std::int64_t initial = 1;            // first blocks of the sequence that are always taken
+  std::int64_t local = 2;              // likewise the tile's own blocks and local − 1 before them; 0: none
+  bool causal = false;                 // row i is token i and sees nothing behind it
+  std::int64_t compressed_top = 0;     // blocks of compressed keys in a second list, for attention to these; 0: no list
+  std::int64_t compressed_block = 64;  // compressed keys of such a block
+  GateKind gate = GateKind::sigmoid;   // nsa_gate
   bool operator==(const Nsa&) const = default;
 };
 

@@ -269,6 +269,8 @@ const std::vector<Field<Problem>>& problem_fields() {
       TESSERA_FIELD(Problem, "initial_blocks", nsa.initial),
       TESSERA_FIELD(Problem, "local_blocks", nsa.local),
       TESSERA_FIELD(Problem, "select_causal", nsa.causal),
+      TESSERA_FIELD(Problem, "compressed_top", nsa.compressed_top),
+      TESSERA_FIELD(Problem, "compressed_block", nsa.compressed_block),
       TESSERA_FIELD(Problem, "gate", nsa.gate),
       TESSERA_FIELD(Problem, "descale", quantization),
       TESSERA_FIELD(Problem, "smooth", quantization.smooth),

@@ -109,6 +109,8 @@ constexpr SlotRow kSlots[] = {
     {Slot::dv_projection, "dv_projection", "project of nsa_pool with pass=backward", true},
     {Slot::selected_counts, "selected_counts", "the operation nsa_select"},
     {Slot::selected_indices, "selected_indices", "the operation nsa_select"},
+    {Slot::compressed_counts, "compressed_counts", "compressed_top of nsa_select"},
+    {Slot::compressed_indices, "compressed_indices", "compressed_top of nsa_select"},
     {Slot::gates, "gates", "gate=given of nsa_gate"},
     {Slot::dgates, "dgates", "gate=given of nsa_gate with pass=backward"},
     {Slot::gate_weight, "gate_weight", "gate=sigmoid of nsa_gate", true},

@@ -73,6 +73,8 @@ std::string_view own_nsa_field(const Problem& p) {
   if (p.nsa.initial != none.initial) return "nsa.initial";
   if (p.nsa.local != none.local) return "nsa.local";
   if (p.nsa.causal) return "nsa.causal";
+  if (p.nsa.compressed_top != none.compressed_top) return "nsa.compressed_top";
+  if (p.nsa.compressed_block != none.compressed_block) return "nsa.compressed_block";
   return p.nsa.gate != none.gate ? "nsa.gate" : "";
 }
 

@@ -38,6 +38,8 @@ void parse(const LineReader& line, Problem& p) {
   p.nsa.visible = line.word("visible", kVisible).value_or(none.visible);
   p.nsa.initial = line.integer("initial").value_or(none.initial);
   p.nsa.local = line.integer("local").value_or(none.local);
+  p.nsa.compressed_top = line.integer("compressed_top").value_or(none.compressed_top);
+  p.nsa.compressed_block = line.integer("compressed_block").value_or(none.compressed_block);
   p.nsa.causal = line.flag("causal");
   p.scale = line.number("scale");
   read_promises(line, p);
@@ -57,6 +59,8 @@ void print(LineWriter& line, const Problem& p) {
   if (p.nsa.visible != none.visible) line.word("visible", word_of(kVisible, p.nsa.visible));
   line.integer("initial", p.nsa.initial, none.initial);
   line.integer("local", p.nsa.local, none.local);
+  line.integer("compressed_top", p.nsa.compressed_top, none.compressed_top);
+  line.integer("compressed_block", p.nsa.compressed_block, none.compressed_block);
   line.flag("causal", p.nsa.causal);
   if (p.scale) line.number("scale", *p.scale);
   write_promises(line, p);
@@ -67,6 +71,28 @@ std::int64_t most_forced(const Nsa& nsa) {
   if (nsa.local == 0) return nsa.initial;
   const std::int64_t latest = nsa.block - std::gcd(nsa.block, nsa.tile);  // first row of a tile within its block
   return nsa.initial + nsa.local + (latest + nsa.tile - 1) / nsa.block;
+}
+
+/// Likewise of blocks of compressed keys, of which a tile's rows see ceil((tile − 1) / stride) more than its first.
+std::int64_t most_forced_compressed(const Nsa& nsa) {
+  if (!nsa.causal) return 1;
+  return (ceil_div(nsa.tile - 1, nsa.stride) + nsa.compressed_block - 1) / nsa.compressed_block + 1;
+}
+
+void check_compressed_list(const Problem& p) {
+  const Nsa none, &nsa = p.nsa;
+  check_size("nsa.compressed_top", nsa.compressed_top, 0);
+  check_size("nsa.compressed_block", nsa.compressed_block, 1);
+  if (nsa.compressed_top == 0) {
+    refuse_unused(p, {{"nsa.compressed_block", nsa.compressed_block != none.compressed_block}});
+    return;
+  }
+  const std::int64_t forced = most_forced_compressed(nsa);
+  if (nsa.compressed_top < forced) {
+    refuse_field("nsa.compressed_top", std::to_string(nsa.compressed_top),
+                 "0, or " + std::to_string(forced) + " or more, as many blocks as the rows of a tile can have newest");
+  }
+  check_bytes("nsa.compressed_top", {p.batch, p.heads_q, select_tiles(p), nsa.compressed_top});
 }
 
 void check_score(const Nsa& nsa) {
@@ -101,6 +127,7 @@ void check(const Problem& p) {
   check_size("nsa.initial", p.nsa.initial, 0);
   check_size("nsa.local", p.nsa.local, 0);
   check_score(p.nsa);
+  check_compressed_list(p);
   const std::int64_t forced = most_forced(p.nsa);
   if (p.nsa.top < forced) {
     refuse_field("nsa.top", std::to_string(p.nsa.top),
@@ -121,6 +148,9 @@ void tensors(RuleWriter& w, const Problem& p) {
   const std::int64_t heads = select_heads(p), tiles = select_tiles(p);
   w.require(Slot::selected_counts, Access::write, DType::int32, {p.batch, heads, tiles});
   w.require(Slot::selected_indices, Access::write, DType::int32, {p.batch, heads, tiles, p.nsa.top});
+  if (p.nsa.compressed_top == 0) return;
+  w.require(Slot::compressed_counts, Access::write, DType::int32, {p.batch, heads, tiles});
+  w.require(Slot::compressed_indices, Access::write, DType::int32, {p.batch, heads, tiles, p.nsa.compressed_top});
 }
 
 void check_values(const Problem& p, const Bindings& bindings) {

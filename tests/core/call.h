@@ -380,6 +380,9 @@ class Call {
     const std::int64_t tiles = (p.seqlen_q + p.nsa.tile - 1) / p.nsa.tile;
     bind(Slot::selected_counts, DType::int32, {p.batch, heads, tiles});
     bind(Slot::selected_indices, DType::int32, {p.batch, heads, tiles, p.nsa.top});
+    if (p.nsa.compressed_top == 0) return;
+    bind(Slot::compressed_counts, DType::int32, {p.batch, heads, tiles});
+    bind(Slot::compressed_indices, DType::int32, {p.batch, heads, tiles, p.nsa.compressed_top});
   }
 
   void branches(Slot slot, DType dtype) {

@@ -142,6 +142,10 @@ class RandomProblem {
     p.nsa.local = below(3);
     p.nsa.causal = coin();
     p.nsa.top = 320 + below(30);
+    if (coin()) {
+      p.nsa.compressed_top = 320 + below(30);
+      p.nsa.compressed_block = rarely() ? 64 : 1 + below(100);
+    }
     if (coin()) p.scale = number();
     return p;
   }

@@ -53,6 +53,7 @@ INSTANTIATE_TEST_SUITE_P(
         "nsa_pool b=2 sk=300 hkv=2 dtype=bf16 kv=varlen length=32 stride=16 project",
         "nsa_pool pass=backward b=2 sk=300 hkv=2 dtype=fp16 length=32 stride=16 project",
         "nsa_select b=2 sq=300 hq=4 hkv=2 dtype=bf16 tile=32 causal",
+        "nsa_select b=2 sq=300 hq=4 hkv=2 dtype=bf16 length=8 tile=32 compressed_top=5 compressed_block=4 causal",
         "nsa_select b=2 sq=300 hq=4 hkv=2 layout=varlen length=32 stride=16 block=64 score=softmax reduce=max tile=8",
         "nsa_gate b=2 sq=100 hq=3 dtype=bf16", "nsa_gate pass=backward b=2 sq=100 hq=3 layout=varlen",
         "nsa_gate pass=backward sq=100 gate=given", "attention b=2 sq=70 hq=4 hkv=2 dtype=e4m3:e4m3:e5m2:bf16 smooth",

@@ -114,6 +114,52 @@ TEST(NsaSelect, StrictListsReadNothingBehindTheTilesFirstToken) {
   EXPECT_TRUE(changed("nsa_select sq=160 d=16 length=8 tile=16 top=4 initial=0 local=0 visible=started causal seed=1"));
 }
 
+// The second list likewise, and a block whose best key is not seen yet is not better for it.
+TEST(NsaSelect, ListsOfCompressedKeysReadNothingBehindTheTilesFirstToken) {
+  const auto changed = [](const std::string& words) {
+    const Case one = Case::parse("nsa_select sq=640 d=16 length=8 tile=16 top=6 causal compressed_block=4 " + words);
+    Inputs inputs(one);
+    run(one, inputs);
+    const Tensor& indices = inputs.bindings()[Slot::compressed_indices];
+    const std::vector<std::int32_t> before = list_of(indices, 25);  // rows 400 … 415, of which the first sees 50 keys
+    const Tensor& q = inputs.bindings()[Slot::q];
+    const Tensor& k = inputs.bindings()[Slot::k_pooled];
+    for (std::int64_t row = 401; row < q.shape[1]; ++row) q.as<float>()[row * 16 + row % 16] = 40;
+    for (std::int64_t key = 50; key < k.shape[1]; ++key) {
+      for (std::int64_t c = 0; c < 16; ++c) k.as<float>()[key * 16 + c] = static_cast<float>(key * c % 7) - 3;
+    }
+    run(one, inputs);
+    return before != list_of(indices, 25);
+  };
+  for (const int seed : {1, 2, 3}) {
+    const std::string words = "compressed_top=4 seed=" + std::to_string(seed);
+    EXPECT_FALSE(changed(words)) << seed;
+    EXPECT_FALSE(changed(words + " score=softmax")) << seed;
+    EXPECT_TRUE(changed(words + " reduce=mean")) << seed;
+  }
+}
+
+// Keys 4g … 4g + 3 of a block: the best of them decides, of equal ones the lower block; the newest are always there.
+TEST(NsaSelect, TheBestKeyOfABlockDecides) {
+  const Case one =
+      Case::parse("nsa_select sq=320 d=16 length=8 tile=16 top=6 causal compressed_top=4 compressed_block=4 scale=1");
+  for (const std::string& isa : tested_isas()) {
+    Inputs inputs(one);
+    fill(inputs.bindings()[Slot::q], 1.0F);
+    const Tensor& k = inputs.bindings()[Slot::k_pooled];
+    fill(k, -1.0F);
+    for (const std::int64_t key : {2, 11, 12, 22}) k.as<float>()[key * 16] = static_cast<float>(key == 12 ? 9 : 5);
+    k.as<float>()[1 * 16 + 1] = kNaN;
+    run(one, inputs, isa);
+    const Tensor& indices = inputs.bindings()[Slot::compressed_indices];
+    const Tensor& counts = inputs.bindings()[Slot::compressed_counts];
+    EXPECT_EQ(list_of(indices, 16), (std::vector<std::int32_t>{0, 3, 7, 8}))
+        << isa;  // rows 256 … 271 see 32 to 34 keys
+    EXPECT_EQ(list_of(indices, 1), (std::vector<std::int32_t>{0, -1, -1, -1})) << isa;
+    EXPECT_EQ(counts.as<std::int32_t>()[0], 1) << isa;  // row 15 sees key 1, row 0 none
+  }
+}
+
 TEST(NsaSelect, ScoresThatAreNoNumbersComeLast) {
   const Case one = Case::parse("nsa_select sq=80 d=16 length=8 top=4 initial=0 local=0");
   Inputs inputs(one);

@@ -257,7 +257,12 @@ Comparison compare(const Problem& problem, const Bindings& got, const reference:
   const auto masses = [](const reference::Result& of) -> const std::vector<double>& { return of.next_mass; };
   const auto allowed = [&] { return find_tolerance(oracle, plain, masses, nullptr, DType::fp32).allowed(); };
   if (problem.skip && result.passed) result.failure = compare_skip(problem, got, oracle, allowed());
-  if (problem.operation == Operation::nsa_select) result.failure = compare_selected(problem, got, oracle, allowed());
+  if (problem.operation == Operation::nsa_select) result.failure = compare_selected(got, oracle, allowed());
+  if (problem.nsa.compressed_top > 0 && result.failure.empty()) {
+    const auto scores = [](const reference::Result& of) -> const std::vector<double>& { return of.compressed_scores; };
+    result.failure =
+        compare_compressed(got, oracle, find_tolerance(oracle, plain, scores, nullptr, DType::fp32).allowed());
+  }
   if (problem.operation == Operation::quantize && result.passed) {
     const auto scaled = [](const reference::Result& of) -> const std::vector<double>& {
       return of[Slot::x_quantized].values;

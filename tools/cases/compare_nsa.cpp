@@ -57,22 +57,30 @@ std::string check_list(std::int64_t count, double want, const std::int64_t* entr
   return "";
 }
 
-}  // namespace
-
-std::string compare_selected(const Problem& problem, const Bindings& got, const reference::Result& oracle,
-                             double allowed) {
-  const std::vector<std::int64_t> counts = integers_of(got[Slot::selected_counts]);
-  const std::vector<std::int64_t> indices = integers_of(got[Slot::selected_indices]);
-  const std::int64_t top = problem.nsa.top;
-  const std::int64_t blocks = (problem.kv.seqlen + problem.nsa.block - 1) / problem.nsa.block;
+/// The lists of one pair of slots; `scores` has those of all blocks of each list.
+std::string check_lists(const Bindings& got, const reference::Result& oracle, Slot count_slot, Slot index_slot,
+                        const std::vector<double>& scores, double allowed) {
+  const std::vector<std::int64_t> counts = integers_of(got[count_slot]);
+  const std::vector<std::int64_t> indices = integers_of(got[index_slot]);
+  if (counts.empty()) return "";
+  const std::size_t top = indices.size() / counts.size(), blocks = scores.size() / counts.size();
   for (std::size_t list = 0; list < counts.size(); ++list) {
-    const auto at = static_cast<std::int64_t>(list);
-    const std::string failure =
-        check_list(counts[list], oracle[Slot::selected_counts].values[list], indices.data() + at * top, top,
-                   oracle.next_mass.data() + at * blocks, blocks, allowed);
-    if (!failure.empty()) return fmt::format("selected_indices: list {}: {}", list, failure);
+    const std::string failure = check_list(counts[list], oracle[count_slot].values[list], indices.data() + list * top,
+                                           static_cast<std::int64_t>(top), scores.data() + list * blocks,
+                                           static_cast<std::int64_t>(blocks), allowed);
+    if (!failure.empty()) return fmt::format("{}: list {}: {}", tessera::to_string(index_slot), list, failure);
   }
   return "";
+}
+
+}  // namespace
+
+std::string compare_selected(const Bindings& got, const reference::Result& oracle, double allowed) {
+  return check_lists(got, oracle, Slot::selected_counts, Slot::selected_indices, oracle.next_mass, allowed);
+}
+
+std::string compare_compressed(const Bindings& got, const reference::Result& oracle, double allowed) {
+  return check_lists(got, oracle, Slot::compressed_counts, Slot::compressed_indices, oracle.compressed_scores, allowed);
 }
 
 }  // namespace tessera::cases

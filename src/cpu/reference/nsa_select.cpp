@@ -30,10 +30,17 @@ class Selection {
     const std::int64_t list_heads = nsa_.query_heads ? p_.heads_q : p_.heads_kv;
     const std::int64_t tiles = (p_.seqlen_q + nsa_.tile - 1) / nsa_.tile;
     const std::int64_t most = (p_.kv.seqlen + nsa_.block - 1) / nsa_.block;
+    const std::int64_t most_keys = complete_blocks(p_.kv.seqlen);
+    const std::int64_t most_compressed = (most_keys + nsa_.compressed_block - 1) / nsa_.compressed_block;
     const std::int64_t lists = p_.batch * list_heads * tiles;
     result_[Slot::selected_counts].resize(lists);
     result_[Slot::selected_indices].resize(lists * nsa_.top);
     result_.next_mass.assign(static_cast<std::size_t>(lists * most), kNotCandidate);
+    if (nsa_.compressed_top > 0) {
+      result_[Slot::compressed_counts].resize(lists);
+      result_[Slot::compressed_indices].resize(lists * nsa_.compressed_top);
+      result_.compressed_scores.assign(static_cast<std::size_t>(lists * most_compressed), kNotCandidate);
+    }
     std::int64_t list = 0;
     for (std::int64_t b = 0; b < p_.batch; ++b) {
       rows_ = sequences.query[static_cast<std::size_t>(b)];
@@ -43,10 +50,16 @@ class Selection {
       offset_ = offsets ? static_cast<std::int64_t>(read(offsets, b * offsets.strides[0])) : 0;
       for (std::int64_t h = 0; h < list_heads; ++h) {
         for (std::int64_t tile = 0; tile < tiles; ++tile, ++list) {
-          std::vector<double> scores(static_cast<std::size_t>(most), kNotCandidate);
-          if (tile * nsa_.tile < rows_.length) scores = tile_scores(h, tile, most);
-          std::copy(scores.begin(), scores.end(), result_.next_mass.begin() + list * most);
-          write(list, scores);
+          Scores scores(most, most_compressed);
+          if (tile * nsa_.tile < rows_.length) scores = tile_scores(h, tile, scores);
+          std::copy(scores.of_blocks.begin(), scores.of_blocks.end(), result_.next_mass.begin() + list * most);
+          write(list, Slot::selected_counts, Slot::selected_indices, nsa_.top, scores.of_blocks,
+                [&](std::int64_t block) { return keeps_place(tile, block); });
+          if (nsa_.compressed_top == 0) continue;
+          std::copy(scores.of_keys.begin(), scores.of_keys.end(),
+                    result_.compressed_scores.begin() + list * most_compressed);
+          write(list, Slot::compressed_counts, Slot::compressed_indices, nsa_.compressed_top, scores.of_keys,
+                [&](std::int64_t block) { return keeps_compressed_place(tile, block); });
         }
       }
       first_block_ += p_.kv.layout == KvLayout::varlen ? blocks_ : complete_blocks(p_.kv.seqlen);
@@ -57,6 +70,14 @@ class Selection {
 
  private:
   using Row = std::vector<Real>;
+  /// Of each block: infinite if it is forced, its score, −infinite if that is NaN; NaN if it may not be taken.
+  struct Scores {
+    Scores(std::int64_t blocks, std::int64_t key_blocks)
+        : of_blocks(static_cast<std::size_t>(blocks), kNotCandidate),
+          of_keys(static_cast<std::size_t>(key_blocks), kNotCandidate) {}
+    std::vector<double> of_blocks;  // of tokens
+    std::vector<double> of_keys;    // blocks of compressed keys
+  };
 
   [[nodiscard]] std::int64_t complete_blocks(std::int64_t tokens) const {
     std::int64_t blocks = 0;
@@ -64,11 +85,9 @@ class Selection {
     return blocks;
   }
 
-  /// Of each block: infinite if it is forced, its score, −infinite if that is NaN; NaN if it may not be taken.
-  std::vector<double> tile_scores(std::int64_t h, std::int64_t tile, std::int64_t most) const {
+  Scores tile_scores(std::int64_t h, std::int64_t tile, Scores scores) const {
     const std::int64_t begin = tile * nsa_.tile;
     const std::int64_t end = std::min(begin + nsa_.tile, rows_.length);
-    std::vector<double> scores(static_cast<std::size_t>(most), kNotCandidate);
     if (nsa_.reduce == TileReduce::max) {
       for (std::int64_t row = begin; row < end; ++row) add_row(h, {row}, offset_ + row, scores);
     } else if (nsa_.reduce == TileReduce::first) {
@@ -79,9 +98,12 @@ class Selection {
       add_row(h, all, offset_ + begin + nsa_.tile - 1, scores);
     }
     for (std::int64_t block = 0; block * nsa_.block < tokens_; ++block) {
-      double& score = scores[static_cast<std::size_t>(block)];
+      double& score = scores.of_blocks[static_cast<std::size_t>(block)];
       if (is_forced(tile, block)) score = kInfinity;
       if (nsa_.causal && block * nsa_.block > offset_ + begin + nsa_.tile - 1) score = kNotCandidate;
+    }
+    for (std::int64_t block = 0; block * nsa_.compressed_block < blocks_; ++block) {
+      if (keeps_compressed_place(tile, block)) scores.of_keys[static_cast<std::size_t>(block)] = kInfinity;
     }
     return scores;
   }
@@ -97,22 +119,36 @@ class Selection {
     return nsa_.local > 0 && block > first / nsa_.block - nsa_.local && block <= last / nsa_.block;
   }
 
+  /// Of blocks of compressed keys: those with a key that a row of the tile is the first to see, and the one before.
+  [[nodiscard]] bool keeps_compressed_place(std::int64_t tile, std::int64_t block) const {
+    const std::int64_t first = offset_ + tile * nsa_.tile, last = first + nsa_.tile - 1;
+    if (!nsa_.causal || !sees(last, 0)) return false;
+    for (std::int64_t j = block * nsa_.compressed_block; j < (block + 1) * nsa_.compressed_block; ++j) {
+      const bool newest_of_first = j == 0 ? !sees(first, 1) : sees(first, j) && !sees(first, j + 1);
+      if (newest_of_first || (sees(last, j) && !sees(first, j))) return true;
+    }
+    return false;
+  }
+  [[nodiscard]] bool sees(std::int64_t position, std::int64_t j) const {
+    const std::int64_t needed = nsa_.visible == BlockVisible::complete ? nsa_.length - 1 : 0;
+    return !nsa_.causal || j * nsa_.stride + needed <= position;
+  }
+
   /// The scores of the mean of some queries, by what a row at `position` sees.
-  void add_row(std::int64_t h, const std::vector<std::int64_t>& queries, std::int64_t position,
-               std::vector<double>& scores) const {
+  void add_row(std::int64_t h, const std::vector<std::int64_t>& queries, std::int64_t position, Scores& scores) const {
     std::vector<std::int64_t> visible;
     for (std::int64_t j = 0; j < blocks_; ++j) {
-      const std::int64_t needed = nsa_.visible == BlockVisible::complete ? nsa_.length - 1 : 0;
-      if (!nsa_.causal || j * nsa_.stride + needed <= position) visible.push_back(j);
+      if (sees(position, j)) visible.push_back(j);
     }
-    Row sums(scores.size());
-    std::vector<bool> candidate(scores.size());
+    Row sums(scores.of_blocks.size()), key_sums(visible.size());
+    std::vector<bool> candidate(sums.size());
     const std::int64_t group = p_.heads_q / p_.heads_kv;
     const std::int64_t shared = nsa_.query_heads ? 1 : group;
     for (std::int64_t head = h * shared; head < (h + 1) * shared; ++head) {
       Row weights = products(queries, head, head / group, visible);
       if (nsa_.score == SelectScore::softmax) normalise(weights);
       for (std::size_t i = 0; i < visible.size(); ++i) {
+        key_sums[i] += weights[i];
         for (std::int64_t t = 0; t < nsa_.length;
              t += nsa_.stride) {  // a token of each stride, one of each block for dot
           const std::size_t block = static_cast<std::size_t>((visible[i] * nsa_.stride + t) / nsa_.block);
@@ -121,11 +157,16 @@ class Selection {
         }
       }
     }
-    for (std::size_t block = 0; block < scores.size(); ++block) {
-      if (!candidate[block]) continue;
-      const double score = std::isnan(sums[block]) ? -kInfinity : static_cast<double>(sums[block]);
-      scores[block] = std::isnan(scores[block]) ? score : std::max(scores[block], score);
+    for (std::size_t block = 0; block < sums.size(); ++block) {
+      if (candidate[block]) raise(scores.of_blocks[block], sums[block]);
     }
+    for (std::size_t i = 0; i < visible.size() && nsa_.compressed_top > 0; ++i) {
+      raise(scores.of_keys[static_cast<std::size_t>(visible[i] / nsa_.compressed_block)], key_sums[i]);
+    }
+  }
+  static void raise(double& score, Real by) {
+    const double value = std::isnan(by) ? -kInfinity : static_cast<double>(by);
+    score = std::isnan(score) ? value : std::max(score, value);
   }
 
   [[nodiscard]] Row products(const std::vector<std::int64_t>& queries, std::int64_t head, std::int64_t key_head,
@@ -162,16 +203,18 @@ class Selection {
     for (Real& x : row) x /= sum;
   }
 
-  void write(std::int64_t list, const std::vector<double>& scores) {
+  template <class Keeps>
+  void write(std::int64_t list, Slot counts, Slot indices, std::int64_t top, const std::vector<double>& scores,
+             Keeps keeps) {
     const std::int64_t tile = list % ((p_.seqlen_q + nsa_.tile - 1) / nsa_.tile);
-    std::int64_t places = nsa_.top;
-    for (std::int64_t block = 0; block <= (offset_ + (tile + 1) * nsa_.tile) / nsa_.block + nsa_.initial; ++block) {
-      if (keeps_place(tile, block)) --places;
+    std::int64_t places = top;
+    for (std::int64_t block = 0; block <= offset_ + (tile + 1) * nsa_.tile + nsa_.initial; ++block) {
+      if (keeps(block)) --places;
     }
     std::vector<std::int64_t> taken, others;
     for (std::size_t block = 0; block < scores.size(); ++block) {
       if (std::isnan(scores[block])) continue;
-      (scores[block] == kInfinity && is_forced(tile, static_cast<std::int64_t>(block)) ? taken : others)
+      (scores[block] == kInfinity && keeps(static_cast<std::int64_t>(block)) ? taken : others)
           .push_back(static_cast<std::int64_t>(block));
     }
     std::stable_sort(others.begin(), others.end(), [&](std::int64_t a, std::int64_t b) {
@@ -180,10 +223,10 @@ class Selection {
     if (static_cast<std::int64_t>(others.size()) > places) others.resize(static_cast<std::size_t>(places));
     taken.insert(taken.end(), others.begin(), others.end());
     std::sort(taken.begin(), taken.end());
-    result_[Slot::selected_counts].set(list, static_cast<double>(taken.size()));
-    taken.resize(static_cast<std::size_t>(nsa_.top), -1);
-    for (std::int64_t i = 0; i < nsa_.top; ++i) {
-      result_[Slot::selected_indices].set(list * nsa_.top + i, static_cast<double>(taken[static_cast<std::size_t>(i)]));
+    result_[counts].set(list, static_cast<double>(taken.size()));
+    taken.resize(static_cast<std::size_t>(top), -1);
+    for (std::int64_t i = 0; i < top; ++i) {
+      result_[indices].set(list * top + i, static_cast<double>(taken[static_cast<std::size_t>(i)]));
     }
   }
 

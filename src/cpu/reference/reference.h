@@ -43,6 +43,8 @@ struct Result {
   // What decided the next list: (b, hq, query blocks, key blocks). Of a skip state masses or octaves, NaN where a tile
   // was not computed.
   std::vector<double> next_mass;
+  // nsa_select with compressed_top: likewise of blocks of compressed keys.
+  std::vector<double> compressed_scores;
 
   Output& operator[](Slot slot) { return outputs[static_cast<std::size_t>(slot)]; }
   const Output& operator[](Slot slot) const { return outputs[static_cast<std::size_t>(slot)]; }

@@ -2,28 +2,22 @@
 #include "cpu/sparse/block_scores.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/checked.h"
 
 namespace tessera::cpu {
 namespace {
 
-/// Blocks that a tile takes whatever they score: below `initial`, and from `local_begin` to before `local_end`.
-struct ForcedBlocks {
-  ForcedBlocks(const Nsa& nsa, std::int64_t first_row) : initial(nsa.initial) {
-    if (nsa.local == 0) return;
-    local_begin = std::max<std::int64_t>(0, first_row / nsa.block - nsa.local + 1);
-    local_end = (first_row + nsa.tile - 1) / nsa.block + 1;
-  }
-  [[nodiscard]] bool has(std::int64_t block) const {
-    return block < initial || (block >= local_begin && block < local_end);
-  }
-  /// Places that they keep in the list, whether there are such blocks or not.
-  [[nodiscard]] std::int64_t places() const {
-    return initial + std::max<std::int64_t>(0, local_end - std::max(initial, local_begin));
-  }
-  std::int64_t initial, local_begin = 0, local_end = 0;
-};
+constexpr std::int64_t kEndless = std::numeric_limits<std::int64_t>::max();
+
+bool is_forced(const BlockChoice& choice, std::int64_t block) {
+  return block < choice.initial || (block >= choice.local_begin && block < choice.local_end);
+}
+/// Places that forced blocks keep in the list, whether there are such blocks or not.
+std::int64_t kept_places(const BlockChoice& choice) {
+  return choice.initial + std::max<std::int64_t>(0, choice.local_end - std::max(choice.initial, choice.local_begin));
+}
 
 }  // namespace
 
@@ -54,25 +48,58 @@ std::int64_t candidate_blocks(const Nsa& nsa, std::int64_t visible) {
   return visible == 0 ? 0 : ((visible - 1) * nsa.stride + nsa.length - 1) / nsa.block + 1;
 }
 
-std::int32_t choose_blocks(const Nsa& nsa, const BlockChoice& choice, const float* scores, std::int32_t* order,
-                           std::int32_t* indices) {
-  const ForcedBlocks forced(nsa, choice.first_row);
-  const std::int64_t last_row = choice.first_row + nsa.tile - 1;
-  const std::int64_t all = detail::ceil_div(choice.tokens, nsa.block);
-  const std::int64_t begun = nsa.causal ? std::min(all, last_row / nsa.block + 1) : all;
+void raise_key_blocks(const Nsa& nsa, const float* keys, std::int64_t visible, float* scores) {
+  for (std::int64_t begin = 0; begin < visible; begin += nsa.compressed_block, ++scores) {
+    const std::int64_t end = std::min(visible, begin + nsa.compressed_block);
+    float largest = *scores;
+    for (std::int64_t j = begin; j < end; ++j) largest = keys[j] > largest ? keys[j] : largest;  // no NaN is
+    *scores = largest;
+  }
+}
+
+BlockChoice blocks_of_tokens(const Nsa& nsa, std::int64_t first_row, std::int64_t tokens, std::int64_t candidates) {
+  BlockChoice choice;
+  choice.top = nsa.top;
+  choice.there = detail::ceil_div(tokens, nsa.block);
+  choice.initial = nsa.initial;
+  const std::int64_t last_block = (first_row + nsa.tile - 1) / nsa.block;
+  if (nsa.causal) choice.there = std::min(choice.there, last_block + 1);
+  if (nsa.local > 0) {
+    choice.local_begin = std::max<std::int64_t>(0, first_row / nsa.block - nsa.local + 1);
+    choice.local_end = last_block + 1;
+  }
+  choice.candidates = candidates;
+  return choice;
+}
+
+BlockChoice blocks_of_keys(const Nsa& nsa, std::int64_t first_row, std::int64_t keys, std::int64_t visible) {
+  BlockChoice choice;
+  choice.top = nsa.compressed_top;
+  choice.there = detail::ceil_div(keys, nsa.compressed_block);
+  choice.candidates = detail::ceil_div(visible, nsa.compressed_block);
+  const std::int64_t last = visible_blocks(nsa, first_row + nsa.tile - 1, kEndless);
+  if (nsa.causal && last > 0) {
+    const std::int64_t first = visible_blocks(nsa, first_row, kEndless);
+    choice.local_begin = std::max<std::int64_t>(0, first - 1) / nsa.compressed_block;
+    choice.local_end = (last - 1) / nsa.compressed_block + 1;
+  }
+  return choice;
+}
+
+std::int32_t choose_blocks(const BlockChoice& choice, const float* scores, std::int32_t* order, std::int32_t* indices) {
   std::int64_t count = 0;
   const auto take_forced = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < std::min(end, begun); ++block) {
+    for (std::int64_t block = begin; block < std::min(end, choice.there); ++block) {
       indices[count++] = static_cast<std::int32_t>(block);
     }
   };
-  take_forced(0, forced.initial);
-  take_forced(std::max(forced.initial, forced.local_begin), forced.local_end);
+  take_forced(0, choice.initial);
+  take_forced(std::max(choice.initial, choice.local_begin), choice.local_end);
   std::int64_t others = 0;
-  for (std::int64_t block = 0; block < std::min(choice.candidates, begun); ++block) {
-    if (!forced.has(block)) order[others++] = static_cast<std::int32_t>(block);
+  for (std::int64_t block = 0; block < std::min(choice.candidates, choice.there); ++block) {
+    if (!is_forced(choice, block)) order[others++] = static_cast<std::int32_t>(block);
   }
-  const std::int64_t taken = std::min(others, nsa.top - forced.places());
+  const std::int64_t taken = std::min(others, choice.top - kept_places(choice));
   if (taken < others) {
     std::nth_element(order, order + taken, order + others, [scores](std::int32_t a, std::int32_t b) {
       return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
@@ -81,7 +108,7 @@ std::int32_t choose_blocks(const Nsa& nsa, const BlockChoice& choice, const floa
   std::copy_n(order, taken, indices + count);
   count += taken;
   std::sort(indices, indices + count);
-  std::fill(indices + count, indices + nsa.top, -1);
+  std::fill(indices + count, indices + choice.top, -1);
   return static_cast<std::int32_t>(count);
 }
 

@@ -43,9 +43,17 @@ struct Buffers {
     tile_scores = arena.take<float>(blocks);
     order = arena.take<std::int32_t>(blocks);
     indices = arena.take<std::int32_t>(problem.nsa.top);
+    if (problem.nsa.compressed_top == 0) return;
+    const std::int64_t key_blocks = detail::ceil_div(most_blocks(problem), problem.nsa.compressed_block);
+    key_scores = arena.take<float>(padded_blocks(problem));
+    key_block_scores = arena.take<float>(key_blocks);
+    key_block_order = arena.take<std::int32_t>(key_blocks);
+    key_block_indices = arena.take<std::int32_t>(problem.nsa.compressed_top);
   }
   float *q, *row, *keys, *transposed, *products, *row_scores, *tile_scores;
   std::int32_t *order, *indices;
+  float *key_scores = nullptr, *key_block_scores = nullptr;  // of the second list, if there is one
+  std::int32_t *key_block_order = nullptr, *key_block_indices = nullptr;
 };
 
 std::size_t thread_bytes(const Problem& problem) {
@@ -112,7 +120,10 @@ class Tiles {
   /// A tile behind the end of the sequence.
   void write_empty(std::int64_t tile) const {
     std::fill_n(b_.indices, nsa_.top, -1);
-    write_list(tile, 0);
+    write_list(tile, 0, Slot::selected_counts, Slot::selected_indices, b_.indices, nsa_.top);
+    if (nsa_.compressed_top == 0) return;
+    std::fill_n(b_.key_block_indices, nsa_.compressed_top, -1);
+    write_compressed_list(tile, 0);
   }
 
  private:
@@ -172,15 +183,31 @@ class Tiles {
     if (of.head == 0) std::fill_n(b_.row_scores, candidates, 0.0F);
     if (nsa_.score == SelectScore::softmax) normalise(products, of.visible);
     add_block_scores(nsa_, products, of.visible, b_.row_scores);
+    if (nsa_.compressed_top > 0) score_key_blocks(of, products);
     if (of.head + 1 < shared_heads(p_)) return;
     for (std::int64_t block = 0; block < candidates; ++block) {
       if (b_.row_scores[block] > b_.tile_scores[block]) b_.tile_scores[block] = b_.row_scores[block];  // no NaN is
     }
     const std::int64_t first = of.tile * nsa_.tile;
     if (of.row + 1 < std::min(scoring_rows(nsa_), queries_.q_length - first)) return;
-    const std::int32_t count =
-        choose_blocks(nsa_, {offset_ + first, keys_.tokens, tile_candidates}, b_.tile_scores, b_.order, b_.indices);
-    write_list(of.tile, count);
+    const std::int32_t count = choose_blocks(blocks_of_tokens(nsa_, offset_ + first, keys_.tokens, tile_candidates),
+                                             b_.tile_scores, b_.order, b_.indices);
+    write_list(of.tile, count, Slot::selected_counts, Slot::selected_indices, b_.indices, nsa_.top);
+    if (nsa_.compressed_top == 0) return;
+    const BlockChoice choice = blocks_of_keys(nsa_, offset_ + first, keys_.blocks, visible_at_end(of.tile));
+    write_compressed_list(of.tile,
+                          choose_blocks(choice, b_.key_block_scores, b_.key_block_order, b_.key_block_indices));
+  }
+
+  /// What a head's products, or probabilities, add to the scores of compressed keys, and with the last head to those
+  /// of their blocks.
+  void score_key_blocks(const ScoringRow& of, const float* a) const {
+    if (of.row == 0 && of.head == 0) {
+      std::fill_n(b_.key_block_scores, detail::ceil_div(visible_at_end(of.tile), nsa_.compressed_block), kNothing);
+    }
+    if (of.head == 0) std::fill_n(b_.key_scores, of.visible, 0.0F);
+    for (std::int64_t j = 0; j < of.visible; ++j) b_.key_scores[j] += a[j];
+    if (of.head + 1 == shared_heads(p_)) raise_key_blocks(nsa_, b_.key_scores, of.visible, b_.key_block_scores);
   }
 
   /// Compressed keys that the last of a tile's scoring rows sees.
@@ -200,15 +227,21 @@ class Tiles {
     for (std::int64_t j = 0; j < visible; ++j) a[j] /= sum;
   }
 
-  void write_list(std::int64_t tile, std::int32_t count) const {
-    const Tensor& counts = bindings_[Slot::selected_counts];
-    const Tensor& indices = bindings_[Slot::selected_indices];
+  void write_compressed_list(std::int64_t tile, std::int32_t count) const {
+    write_list(tile, count, Slot::compressed_counts, Slot::compressed_indices, b_.key_block_indices,
+               nsa_.compressed_top);
+  }
+
+  void write_list(std::int64_t tile, std::int32_t count, Slot count_slot, Slot index_slot, const std::int32_t* entries,
+                  std::int64_t top) const {
+    const Tensor& counts = bindings_[count_slot];
+    const Tensor& indices = bindings_[index_slot];
     const auto at = [&](const Tensor& tensor) {
       return tensor.as<std::int32_t>() + queries_.batch * tensor.strides[0] + list_head_ * tensor.strides[1] +
              tile * tensor.strides[2];
     };
     *at(counts) = count;
-    std::copy_n(b_.indices, nsa_.top, at(indices));
+    std::copy_n(entries, top, at(indices));
   }
 
   const Problem& p_;

@@ -108,6 +108,7 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
   const Nsa& nsa = p.nsa;
   if (std::max({p.seqlen_q, p.total_q, nsa.tile}) > kMostTokens / 2) return Support::no("counts rows in 32 bits");
   if (std::max(nsa.length, nsa.block) > kMostBlock) return Support::no("takes blocks up to 16777216 tokens");
+  if (nsa.compressed_top > 0) return Support::no("makes no list of blocks of compressed keys");
   if (nsa.top > kMostTop) return Support::no("takes top up to 512");
   if (nsa.local > kMostTokens) return Support::no("counts blocks in 32 bits");
   if (nsa.score == SelectScore::softmax && shared_heads(p) > 64) {

@@ -91,6 +91,9 @@ void Inputs::bind_nsa_select() {
   const std::int64_t tiles = (problem_.seqlen_q + problem_.nsa.tile - 1) / problem_.nsa.tile;
   allocate(Slot::selected_counts, DType::int32, {problem_.batch, heads, tiles}, true);
   allocate(Slot::selected_indices, DType::int32, {problem_.batch, heads, tiles, problem_.nsa.top}, true);
+  if (problem_.nsa.compressed_top == 0) return;
+  allocate(Slot::compressed_counts, DType::int32, {problem_.batch, heads, tiles}, true);
+  allocate(Slot::compressed_indices, DType::int32, {problem_.batch, heads, tiles, problem_.nsa.compressed_top}, true);
 }
 
 /// Gates of 0 in front of branches that are NaN, one in each seventh row of a head.

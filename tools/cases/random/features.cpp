@@ -119,6 +119,7 @@ constexpr Feature kFeatures[] = {
     {"nsa_max", "reduce", kSelect, [](const Case& c) { return c.problem.nsa.reduce == TileReduce::max; }},
     {"nsa_query_heads", "", kSelect, [](const Case& c) { return c.problem.nsa.query_heads; }},
     {"nsa_causal", "", kSelect, [](const Case& c) { return c.problem.nsa.causal; }},
+    {"nsa_compressed_list", "", kSelect, [](const Case& c) { return c.problem.nsa.compressed_top > 0; }},
     {"nsa_started", "", kSelect, [](const Case& c) { return c.problem.nsa.visible == BlockVisible::started; }},
     {"nsa_sigmoid", "gate", kGates,
      [](const Case& c) { return is_gate(c) && c.problem.nsa.gate == GateKind::sigmoid; }},

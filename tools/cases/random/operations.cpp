@@ -141,6 +141,11 @@ void RandomDraw::nsa_select() {
   nsa.local = random_.between(0, 3);
   nsa.causal = random_.chance(0.7);
   nsa.top = nsa.initial + nsa.local + nsa.tile / nsa.block + 1 + random_.between(0, 10);
+  if (random_.chance(0.5)) {
+    static constexpr std::int64_t kKeys[] = {1, 2, 3, 4, 8, 20, 64};
+    nsa.compressed_block = random_.pick(kKeys);
+    nsa.compressed_top = (nsa.tile / nsa.stride + 1) / nsa.compressed_block + 2 + random_.between(0, 6);
+  }
   p_.seqlen_q = random_.chance(0.7) ? p_.kv.seqlen : random_.between(0, 90);
   if (random_.chance(p_.kv.layout == KvLayout::varlen ? 0.8 : 0.2)) {
     p_.q_layout = Layout::varlen;
