@@ -84,8 +84,9 @@ void check_compressed_list(const Problem& p) {
   check_size("nsa.compressed_top", nsa.compressed_top, 0);
   check_size("nsa.compressed_block", nsa.compressed_block, 1);
   if (nsa.compressed_top == 0) {
-    refuse_unused(p, {{"nsa.compressed_block", nsa.compressed_block != none.compressed_block}});
-    return;
+    if (nsa.compressed_block == none.compressed_block) return;
+    refuse_field("nsa.compressed_block", std::to_string(nsa.compressed_block),
+                 std::to_string(none.compressed_block) + ", as no list is made of such blocks, or nsa.compressed_top");
   }
   const std::int64_t forced = most_forced_compressed(nsa);
   if (nsa.compressed_top < forced) {

@@ -245,6 +245,7 @@ def refusals(rank: int, size: int) -> list[str]:
         ({"multiple": 8}, {}),
         ({"multiple": 16, "method": "ring"}, {}),
         ({"multiple": 16}, {"tiles": None}),
+        ({"multiple": 16}, {"compressed_top": 3}),
         ({"multiple": 16}, {"preset": "dense"}),
         ({"multiple": 16}, {"gates": torch.zeros(1), "gate_weight": torch.zeros(4, 3, 16)}),
         ({"multiple": 16}, {"k_projection": torch.zeros(2, 16, 16)}),

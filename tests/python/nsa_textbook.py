@@ -38,7 +38,22 @@ def listed(tiles, sequence, rows, tokens, heads_q):
     return seen
 
 
-def nsa(q, k, v, tiles, *, sequence=0, length, stride, seen_from, window, causal, gates, projections=(None, None)):
+def nsa(
+    q,
+    k,
+    v,
+    tiles,
+    *,
+    compressed_tiles=None,
+    sequence=0,
+    length,
+    stride,
+    seen_from,
+    window,
+    causal,
+    gates,
+    projections=(None, None),
+):
     """(rows, hq, dv) in double; seen_from: tokens of a block that have passed once it is seen; gates (rows, hq, 3)."""
     q, k, v = (x.astype(np.float64) for x in (q, k, v))
     rows, scale = len(q), q.shape[-1] ** -0.5
@@ -48,8 +63,11 @@ def nsa(q, k, v, tiles, *, sequence=0, length, stride, seen_from, window, causal
     complete = block * stride + seen_from <= i + 1 if causal else np.ones((rows, len(k_cmp)), bool)
     near = (i - j < window) & (j - i < window) & before
     heads = q.shape[1]
+    seen = np.broadcast_to(complete, (heads, *complete.shape))
+    if compressed_tiles is not None:
+        seen = seen & listed(compressed_tiles, sequence, rows, len(k_cmp), heads)
     branches = (
-        attend(q, k_cmp, v_cmp, np.broadcast_to(complete, (heads, *complete.shape)), scale),
+        attend(q, k_cmp, v_cmp, seen, scale),
         attend(q, k, v, listed(tiles, sequence, rows, rows, heads) & before, scale),
         attend(q, k, v, np.broadcast_to(near, (heads, rows, rows)), scale),
     )

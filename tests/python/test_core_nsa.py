@@ -18,6 +18,9 @@ PRESETS = {
 }
 
 
+COMPRESSED = {"compressed_top": 4, "compressed_block": 2}  # lists of compressed keys too
+
+
 @pytest.fixture
 def rng():
     return np.random.default_rng(11)
@@ -92,11 +95,11 @@ def test_given_gates_given_tiles_and_no_gates(rng):
     np.testing.assert_allclose(out[0], want, rtol=2e-5, atol=2e-5)
 
 
-def rows_that_change(rng, preset, row):
+def rows_that_change(rng, preset, row, **more):
     """Rows up to `row` whose bits change when q, k and v change at random places behind it."""
     q, k, v = inputs(rng, 1, 160)
     weight = normal(rng, 4, 3, 16)
-    options = {"preset": preset, "gate_weight": weight, **PRESETS[preset]}
+    options = {"preset": preset, "gate_weight": weight, **PRESETS[preset], **more}
     before = tessera.nsa(q, k, v, **options)
     for x in (q, k, v):
         for i in np.concatenate(([row + 1], rng.integers(row + 1, 160, 12))):
@@ -106,10 +109,11 @@ def rows_that_change(rng, preset, row):
     return np.flatnonzero((before[0, : row + 1].view(np.int32) != after[0, : row + 1].view(np.int32)).any((1, 2)))
 
 
+@pytest.mark.parametrize("compressed", [{}, COMPRESSED])
 @pytest.mark.parametrize("preset", ["strict", "paper"])
-def test_no_row_depends_on_what_is_behind_it(rng, preset):
+def test_no_row_depends_on_what_is_behind_it(rng, preset, compressed):
     for row in [0, 6, 7, 8, 15, 16, 40, 63, 64, 100, 150, *rng.integers(0, 159, 12)]:
-        assert rows_that_change(rng, preset, int(row)).size == 0, row
+        assert rows_that_change(rng, preset, int(row), **compressed).size == 0, row
 
 
 def test_reference_leaks_as_its_name_says(rng):
@@ -214,6 +218,52 @@ def test_a_block_that_is_not_listed_is_not_read(rng):
     np.testing.assert_array_equal(out[0, 112:, :2], again[0, 112:, :2])
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_lists_of_compressed_keys_are_masks(rng, preset, causal):
+    lengths = [131, 0, 5, 90]
+    starts = np.cumsum([0, *lengths]).astype(np.int32)
+    q, k, v = inputs(rng, starts[-1])
+    top = 6 if preset == "reference" else 4  # a tile of 32 rows begins 4 compressed keys
+    options = {**PRESETS[preset], **COMPRESSED, "compressed_top": top}
+    gates = normal(rng, starts[-1], 4, 3)
+    call = {"preset": preset, "causal": causal, "gates": gates, "cu_seqlens": starts, **options}
+    out, tiles, compressed = tessera.nsa(q, k, v, return_tiles=True, **call)
+    assert compressed.block == (tiles.block[0], 2) and compressed.indices.shape[-1] == top
+    for b, (begin, end) in enumerate(pairwise(starts)):
+        part = (x[begin:end] for x in (q, k, v))
+        words = {"sequence": b, "gates": gates[begin:end], "compressed_tiles": compressed}
+        want = nsa(*part, tiles, **words, **textbook(preset, causal))
+        np.testing.assert_allclose(out[begin:end], want, rtol=3e-5, atol=3e-5)
+    again, *_ = tessera.nsa(q, k, v, tiles=tiles, compressed_tiles=compressed, return_tiles=True, **call)
+    np.testing.assert_array_equal(out, again)
+    everything = {name: value for name, value in call.items() if name not in COMPRESSED}
+    np.testing.assert_array_equal(out, tessera.nsa(q, k, v, compressed_tiles=compressed, **everything))
+    assert (out != tessera.nsa(q, k, v, **everything)).any()
+
+
+@pytest.mark.parametrize("preset", ["strict", "paper"])
+def test_lists_of_all_compressed_keys_are_no_lists(rng, preset):
+    q, k, v = inputs(rng, 2, 150)
+    for options in ({"compressed_top": 40, "compressed_block": 1}, {"compressed_top": 3, "compressed_block": 20}):
+        out = tessera.nsa(q, k, v, preset=preset, **PRESETS[preset], **options)
+        np.testing.assert_array_equal(out, tessera.nsa(q, k, v, preset=preset, **PRESETS[preset]))
+
+
+def test_compressed_keys_that_are_not_listed_are_not_read(rng):
+    q, k, v = inputs(rng, 1, 160)
+    cache = tessera.nsa_pool(k, v, length=8)
+    options = {"length": 8, "tile": 16, "top": 5, "causal": True, **COMPRESSED}
+    _, tiles = tessera.nsa_select(q, cache[0], **options)
+    out = tessera.attention(q, *cache, compressed_causal=(8, 8), tiles=tiles)
+    missing = sorted(set(range(9)) - set(tiles.indices[0, 0, 9].tolist()))
+    assert len(missing) == 6
+    for block in missing:
+        cache[0][0, 2 * block : 2 * block + 2, 0] = cache[1][0, 2 * block : 2 * block + 2, 0] = np.nan
+    again = tessera.attention(q, *cache, compressed_causal=(8, 8), tiles=tiles)
+    np.testing.assert_array_equal(out[0, 144:, :2], again[0, 144:, :2])
+
+
 def test_pool_backward_is_the_transpose_of_pool(rng):
     _, k, v = inputs(rng, 2, 60)
     dk_pooled, dv_pooled = (normal(rng, *x.shape) for x in tessera.nsa_pool(k, v, length=16, stride=4))
@@ -239,6 +289,11 @@ def test_pool_backward_is_the_transpose_of_pool(rng):
         ({"visible": "never"}, ValueError, "visible"),
         ({"top": 2}, ValueError, "top"),
         ({"tile": 0}, ValueError, "tile"),
+        ({"compressed_top": 1, "compressed_block": 2}, ValueError, "compressed_top"),
+        ({"compressed_top": -1}, ValueError, "compressed_top"),
+        ({"compressed_top": 2.5}, ValueError, "compressed_top"),
+        ({"compressed_block": 2}, ValueError, "compressed_block"),
+        ({"compressed_top": 4, "compressed_block": 0}, ValueError, "compressed_block"),
         ({"heads": "all"}, ValueError, "heads"),
         ({"gates": np.zeros((1, 40, 4, 2), np.float32)}, ValueError, "gates"),
         ({"gate_weight": np.zeros((4, 2, 16), np.float32)}, ValueError, "gate_weight"),
@@ -268,7 +323,7 @@ def test_lists_that_are_wrong_are_refused(rng):
 
 @pytest.mark.parametrize("preset", ["strict", "paper"])
 def test_a_decode_finds_the_tiles_of_the_prefill(rng, preset):
-    options = {**tessera.native_sparse.PRESETS[preset]._asdict(), **PRESETS[preset]}
+    options = {**tessera.native_sparse.PRESETS[preset]._asdict(), **PRESETS[preset], **COMPRESSED}
     del options["window"]
     tile = options["tile"] = options["tile"] or 1
     q, k, v = inputs(rng, 1, 131)
@@ -279,8 +334,9 @@ def test_a_decode_finds_the_tiles_of_the_prefill(rng, preset):
         known[:, max(0, row + 1 - options["length"]) // options["stride"] + 1 :] = np.nan  # not complete yet
         position = np.array([row], np.int64)
         step = tessera.nsa_select(q[:, row : row + 1], known, causal=True, seqlen_k=131, q_offset=position, **options)
-        np.testing.assert_array_equal(step.counts[..., 0], whole.counts[..., row // tile])
-        np.testing.assert_array_equal(step.indices[..., 0, :], whole.indices[..., row // tile, :])
+        for of_step, of_whole in zip(step, whole, strict=True):
+            np.testing.assert_array_equal(of_step.counts[..., 0], of_whole.counts[..., row // tile])
+            np.testing.assert_array_equal(of_step.indices[..., 0, :], of_whole.indices[..., row // tile, :])
 
 
 def test_positions_that_no_tile_begins_at_are_refused(rng):

@@ -83,7 +83,7 @@ DISAGREEMENTS = {
     "gates": "gates: got shape (1, 1, 4, 3); want (1, 16, 4, 3), of this rank's rows of Layout(48, ranks=3, "
     "balance='zigzag', multiple=16)",
     "unknown": "blocks: got a keyword that nsa has not; want one of length, stride, block, top, tile, heads, score, "
-    "reduce, visible, initial, local, window",
+    "reduce, visible, initial, local, window, compressed_top, compressed_block",
 }
 
 
@@ -101,7 +101,8 @@ REFUSALS = [
     "want multiples of the tile of 16 rows, as multiple=16 of context_parallel cuts them",
     "method: got 'ring' for nsa; want 'auto' or 'all_gather'",
     "tiles: got a keyword that nsa has not; want one of length, stride, block, top, tile, heads, score, reduce, "
-    "visible, initial, local, window",
+    "visible, initial, local, window, compressed_top, compressed_block",
+    "compressed_top: got 3 over ranks; want 0, which is all compressed keys",
     "preset: got 'dense'; want one of strict, paper, reference",
     "gates: got both gates and gate_weight; want one of them, or neither for 1/3 each",
     "v_projection: got None; want projections of both keys and values, or of neither",

@@ -12,6 +12,7 @@ import tessera  # noqa: E402
 from nsa_textbook import listed  # noqa: E402
 
 OPTIONS = {"length": 8, "stride": 4, "block": 16, "top": 5, "window": 20, "score": "softmax", "tile": 16}
+COMPRESSED = {"compressed_top": 4, "compressed_block": 3}
 
 
 def tensors(*leading, dtype=torch.float32):
@@ -32,7 +33,7 @@ def attend(q, k, v, visible):
     return torch.einsum("hij,jhd->ihd", weights, v.repeat_interleave(group, 1))
 
 
-def textbook(q, k, v, weight, k_projection, v_projection, tiles, sequence=0, gates=None):
+def textbook(q, k, v, weight, k_projection, v_projection, tiles, sequence=0, gates=None, compressed_tiles=None):
     """Of one sequence, in double."""
     rows = len(q)
     starts = range(0, rows - OPTIONS["length"] + 1, OPTIONS["stride"])
@@ -43,6 +44,8 @@ def textbook(q, k, v, weight, k_projection, v_projection, tiles, sequence=0, gat
 
     i, j = torch.arange(rows)[:, None], torch.arange(rows)[None]
     complete = torch.tensor([s + OPTIONS["length"] for s in starts], dtype=torch.long)[None] <= i + 1
+    if compressed_tiles is not None:
+        complete = complete & torch.from_numpy(listed(compressed_tiles, sequence, rows, len(starts), q.shape[1]))
     blocks = torch.from_numpy(listed(tiles, sequence, rows, rows, q.shape[1]))
     if gates is None:
         gates = torch.sigmoid(torch.einsum("ihd,hxd->ihx", q, weight))
@@ -74,21 +77,25 @@ def run(arrays, **options):
     )
 
 
-def test_gradients_are_those_of_the_formulas():
+@pytest.mark.parametrize("compressed", [{}, COMPRESSED])
+def test_gradients_are_those_of_the_formulas(compressed):
     arrays = tensors(1, 75)
-    out, tiles = run(arrays)
+    out, tiles, *more = run(arrays, **compressed)
+    lists = {"compressed_tiles": more[0]} if more else {}
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(4))
     got = torch.autograd.grad(out, arrays, dout)
     double = [x.detach().double().requires_grad_() for x in arrays]
-    want = textbook(*(x[0] for x in double[:3]), *double[3:], tiles)
+    want = textbook(*(x[0] for x in double[:3]), *double[3:], tiles, **lists)
     check([out[0]], [want])
     check(got, torch.autograd.grad(want, double, dout[0].double()))
 
 
-def test_gradients_of_packed_sequences():
+@pytest.mark.parametrize("compressed", [{}, COMPRESSED])
+def test_gradients_of_packed_sequences(compressed):
     lengths, starts = [30, 0, 7, 41], torch.tensor([0, 30, 30, 37, 78], dtype=torch.int32)
     arrays = tensors(80)
-    out, tiles = run(arrays, cu_seqlens=starts)
+    out, tiles, *more = run(arrays, cu_seqlens=starts, **compressed)
+    lists = {"compressed_tiles": more[0]} if more else {}
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(4))
     dout[78:] = 0  # spare tokens
     got = torch.autograd.grad(out, arrays, dout)
@@ -96,7 +103,7 @@ def test_gradients_of_packed_sequences():
     rows, begin = [], 0
     for sequence, length in enumerate(lengths):
         part = (x[begin : begin + length] for x in double[:3])
-        rows.append(textbook(*part, *double[3:], tiles, sequence))
+        rows.append(textbook(*part, *double[3:], tiles, sequence, **lists))
         begin += length
     want = torch.cat(rows)
     check([out[:78]], [want])
@@ -126,11 +133,13 @@ def test_no_gradient_reaches_what_is_behind_a_row():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("preset", ["strict", "paper", "reference"])
+@pytest.mark.parametrize("preset", ["strict", "paper", "reference", "strict with lists of compressed keys"])
 def test_only_reference_has_gradients_behind_a_row(preset, dtype):
     """Of rows up to a random one: bits of O and of all gradients, with other q, k and v at random places behind it, and
     the gradients of those, which are 0. The preset's own sizes."""
-    rows = 900
+    rows, options = 900, {"preset": preset}
+    if "lists" in preset:
+        options = {"compressed_top": 4, "compressed_block": 2}
     arrays = tensors(1, rows, dtype=dtype)[:4]
     generator = torch.Generator().manual_seed(8)
     leaks = {"bits": 0, "gradients": 0}
@@ -143,7 +152,7 @@ def test_only_reference_has_gradients_behind_a_row(preset, dtype):
             x[:, places] = 3 * torch.randn(x[:, places].shape, generator=generator).to(dtype)
         found = []
         for given in (arrays, [x.requires_grad_() for x in others]):
-            out = tessera.nsa(*given[:3], gate_weight=given[3], preset=preset)
+            out = tessera.nsa(*given[:3], gate_weight=given[3], **options)
             gradients = torch.autograd.grad(out, given, dout)
             found.append([x[:, : row + 1] for x in (out, *gradients[:3])] + [gradients[3]])
             leaks["gradients"] += any((x[:, row + 1 :] != 0).any() for x in gradients[:3])
@@ -178,13 +187,15 @@ def test_operations_by_themselves_refuse_what_wants_a_gradient():
         tessera.nsa_gate(branches, q=q.detach(), gate_weight=weight)
 
 
-@pytest.mark.parametrize("form", ["dense", "packed", "given gates", "reference"])
+@pytest.mark.parametrize("form", ["dense", "packed", "given gates", "reference", "compressed lists"])
 def test_compiles_into_one_graph_with_the_same_bits(form):
     torch.compiler.reset()
     packed, given = form == "packed", form == "given gates"
     options = dict(OPTIONS)
     if form == "reference":
         options |= {"score": "dot", "stride": 8, "block": 8, "preset": "reference", "tile": 32}
+    if form == "compressed lists":
+        options |= COMPRESSED
     if packed:
         options |= {"cu_seqlens": torch.tensor([0, 30, 30, 37, 80], dtype=torch.int32), "max_seqlen": 50}
 
@@ -224,5 +235,6 @@ def test_operators_are_what_they_say():
     for given in ((q, weight, None), (None, None, gates), (None, None, None)):
         torch.library.opcheck(ops.nsa_gate, (*branches, *given, None, None, 0))
     cache = ops.nsa_pool(k, v, None, None, None, None, 8, 8, 0)[0].detach()
-    options = (8, 8, 8, 5, 16, "kv", "dot", "first", "complete", 1, 2, True, None, 0)
-    torch.library.opcheck(ops.nsa_select, (q.detach(), cache, None, None, *options))
+    for compressed in ((0, 64), (3, 2)):
+        options = (8, 8, 8, 5, 16, "kv", "dot", "first", "complete", 1, 2, *compressed, True, None, 0)
+        torch.library.opcheck(ops.nsa_select, (q.detach(), cache, None, None, *options))

@@ -69,6 +69,10 @@ def _call_of(cp: ContextParallel, asked: SparseAsked, q: Tensor, k: Tensor, give
     if cp.team.outer is not None:
         raise NotImplementedError("group: got two levels for nsa; want one group")
     options = options_of(asked.preset, asked.options)
+    if options.compressed_top:
+        raise NotImplementedError(
+            f"compressed_top: got {options.compressed_top} over ranks; want 0, which is all compressed keys"
+        )
     tile = tile_of(options, q.shape[-2], k.shape[-2])
     refuse_tiles_that_are_cut(cp.layout, tile)
     refuse_bad_gates(cp.layout, q, given)

@@ -32,6 +32,8 @@ class NsaOptions(NamedTuple):
     initial: int = 1
     local: int = 2
     window: int = 512
+    compressed_top: int = 0  # all compressed keys
+    compressed_block: int = 64
 
 
 PRESETS: dict[str, NsaOptions] = {
@@ -98,16 +100,25 @@ def call_of(
     return NsaCall(options, tile, causal, scale, max_seqlen, threads)
 
 
-def select_tiles(call: NsaCall, q: Array, k_pooled: Array, cu_seqlens: Array | None) -> TileList:
-    """The blocks of the selected branch."""
+def select_tiles(
+    call: NsaCall, q: Array, k_pooled: Array, cu_seqlens: Array | None
+) -> tuple[TileList, TileList | None]:
+    """The blocks of the selected branch, and with compressed_top those of compressed keys."""
     o = call.options
     if is_compiling():
         options = (o.length, o.stride, o.block, o.top, call.tile, o.heads, o.score, o.reduce, o.visible, o.initial)
         made = common_library([("q", q)]).operators.nsa_select(
-            q, k_pooled, (*options, o.local, call.causal, call.scale, call.threads), cu_seqlens, call.max_seqlen
+            q,
+            k_pooled,
+            (*options, o.local, o.compressed_top, o.compressed_block, call.causal, call.scale, call.threads),
+            cu_seqlens,
+            call.max_seqlen,
         )
-        return TileList(counts=made[0], indices=made[1], block=(call.tile, o.block))
-    return nsa_select(
+        tiles = TileList(counts=made[0], indices=made[1], block=(call.tile, o.block))
+        if o.compressed_top == 0:
+            return tiles, None
+        return tiles, TileList(counts=made[2], indices=made[3], block=(call.tile, o.compressed_block))
+    selected = nsa_select(
         q,
         k_pooled,
         length=o.length,
@@ -121,6 +132,8 @@ def select_tiles(call: NsaCall, q: Array, k_pooled: Array, cu_seqlens: Array | N
         visible=o.visible,
         initial=o.initial,
         local=o.local,
+        compressed_top=o.compressed_top,
+        compressed_block=o.compressed_block,
         causal=call.causal,
         scale=call.scale,
         cu_seqlens_q=cu_seqlens,
@@ -129,6 +142,7 @@ def select_tiles(call: NsaCall, q: Array, k_pooled: Array, cu_seqlens: Array | N
         max_seqlen_k=call.max_seqlen,
         threads=call.threads,
     )
+    return selected if o.compressed_top else (selected, None)
 
 
 def attend_branches(
@@ -137,11 +151,12 @@ def attend_branches(
     k: Array,
     v: Array,
     pooled: tuple[Array, ...],
-    tiles: TileList,
+    tiles: tuple[TileList, TileList | None],
     cu_seqlens: Array | None,
     out: Array | None,
 ) -> tuple[Array, Array, Array]:
-    """Results of the compressed, selected and window branches. `pooled` as nsa_pool returns it; out (3, …): memory."""
+    """Results of the compressed, selected and window branches. `pooled` as nsa_pool returns it, tiles as
+    select_tiles; out (3, …): memory."""
     o = call.options
     common = {"scale": call.scale, "threads": call.threads}
     own: dict[str, Any] = {}
@@ -157,11 +172,13 @@ def attend_branches(
         compressed = own | {"cu_seqlens_k": pooled[2], "max_seqlen_k": most}
     if call.causal:
         compressed["compressed_causal"] = (o.length if o.visible == "complete" else 1, o.stride)
+    if tiles[1] is not None:
+        compressed["tiles"] = tiles[1]
     window = (o.window - 1, 0 if call.causal else o.window - 1)
     memory = (None, None, None) if out is None else (out[0], out[1], out[2])
     return (
         attention(q, pooled[0], pooled[1], out=memory[0], **compressed, **common),
-        attention(q, k, v, causal=call.causal, tiles=tiles, out=memory[1], **own, **common),
+        attention(q, k, v, causal=call.causal, tiles=tiles[0], out=memory[1], **own, **common),
         attention(q, k, v, window=window, out=memory[2], **own, **common),
     )
 
@@ -178,6 +195,7 @@ def nsa(
     k_projection: Array | None = None,
     v_projection: Array | None = None,
     tiles: TileList | None = None,
+    compressed_tiles: TileList | None = None,
     return_tiles: bool = False,
     scale: float | None = None,
     cu_seqlens: Array | None = None,
@@ -194,12 +212,15 @@ def nsa(
     preset: "strict", nothing of row i depends on anything behind it; "paper" (Yuan et al. 2025: blocks of 32 every 16
     tokens, each token selects for itself); "reference", which leaks up to 63 later tokens to each row and selects by
     means over 256 queries, for comparing figures and checkpoints. **options override what a preset sets: length,
-    stride, block, top, tile, heads, score, reduce, visible, initial, local (`nsa_select` says what they are) and
-    window, in keys, 1 or more. tile None is 128 // (hq / hkv), at least 1.
+    stride, block, top, tile, heads, score, reduce, visible, initial, local, compressed_top, compressed_block
+    (`nsa_select` says what they are) and window, in keys, 1 or more. tile None is 128 // (hq / hkv), at least 1.
+    compressed_top 0 is all compressed keys; above 0 each tile attends to so many blocks of compressed_block of them, on
+    CPUs.
 
     gate_weight (hq, 3, d), as q: gates are sigmoid(q · w) of each branch; gates: fp32 (b, n, hq, 3), given; neither:
     1/3. k_projection (hkv, d, d), v_projection (hkv, dv, dv): of compressed keys and values, see `nsa_pool`. tiles:
-    the selected blocks, instead of choosing them; return_tiles: (out, tiles), which another layer may take.
+    the selected blocks, instead of choosing them, and compressed_tiles those of compressed keys; return_tiles: (out,
+    tiles), with compressed_top or compressed_tiles (out, tiles, compressed_tiles), which another layer may take.
 
     Returns (b, n, hq, dv) in the dtype of q. torch tensors may require grad: q, k, v, gate_weight, gates and both
     projections have gradients, the choice of blocks has none. Rows that see nothing in a branch get 0 from it. Raises
@@ -229,9 +250,11 @@ def nsa(
         max_seqlen_k=call.max_seqlen,
         threads=threads,
     )
-    if tiles is None:
-        tiles = select_tiles(call, q, pooled[0], cu_seqlens)
-    branches = attend_branches(call, q, k, v, pooled, tiles, cu_seqlens, out)
+    if tiles is None or (compressed_tiles is None and call.options.compressed_top):
+        chosen = select_tiles(call, q, pooled[0], cu_seqlens)
+        tiles = chosen[0] if tiles is None else tiles
+        compressed_tiles = chosen[1] if compressed_tiles is None else compressed_tiles
+    branches = attend_branches(call, q, k, v, pooled, (tiles, compressed_tiles), cu_seqlens, out)
     result = gate(
         branches if out is None else out,
         q=None if gate_weight is None else q,
@@ -241,4 +264,6 @@ def nsa(
         max_seqlen=call.max_seqlen,
         threads=threads,
     )
-    return (result, tiles) if return_tiles else result
+    if not return_tiles:
+        return result
+    return (result, tiles) if compressed_tiles is None else (result, tiles, compressed_tiles)

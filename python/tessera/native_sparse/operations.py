@@ -215,6 +215,8 @@ def nsa_select(
     visible: Visible = "complete",
     initial: int = 1,
     local: int = 2,
+    compressed_top: int = 0,
+    compressed_block: int = 64,
     causal: bool = False,
     scale: float | None = None,
     q_offset: Array | None = None,
@@ -223,7 +225,7 @@ def nsa_select(
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
     threads: int = 0,
-) -> TileList:
+) -> Any:
     """Which blocks of `block` tokens (default: length) each tile of `tile` query rows attends to: the best `top`.
 
     q: (b, sq, hq, d), or (tokens, hq, d) with cu_seqlens_q int32 (b + 1); k_pooled as `nsa_pool` made it, with the
@@ -238,8 +240,12 @@ def nsa_select(
     scores: the lower index. top beyond the blocks that there are takes all.
 
     Returns a `TileList` of block (tile, block) for `attention`, counts int32 (b, hkv | hq, ceil(sq / tile)) and indices
-    int32 (…, top), ascending, −1 behind the count. Nothing of it has a gradient; gradients of q and k_pooled are not
-    asked for. Raises as `attention` does; ValueError naming nsa.top if it is less than what initial and local force.
+    int32 (…, top), ascending, −1 behind the count. With compressed_top above 0 (on CPUs) the same pass gives a second
+    list, and the result is (tiles, compressed_tiles): which blocks of compressed_block compressed keys the tile attends
+    to in the compressed branch, those with the best keys and, with causal, the newest; a `TileList` of block (tile,
+    compressed_block) for `attention` to the compressed keys, indices int32 (…, compressed_top). Nothing of it has a
+    gradient; gradients of q and k_pooled are not asked for. Raises as `attention` does; ValueError naming nsa.top if it
+    is less than what initial and local force, nsa.compressed_top if the newest blocks of a tile can be more.
 
     Source: Yuan et al. 2025 (arXiv:2502.11089), equations 8 to 12; docs/nsa.md.
     """
@@ -294,18 +300,29 @@ def nsa_select(
         initial_blocks=whole("initial", initial),
         local_blocks=whole("local", local),
         select_causal=causal,
+        compressed_top=whole("compressed_top", compressed_top),
+        compressed_block=whole("compressed_block", compressed_block),
         **({"q_layout": "varlen", "total_q": rows[0]} if packed else {}),
     )
     lists = (batch, rows[-2] if heads == "q" else pooled[-2], -(-most // problem.select_tile))
-    counts = library.empty(lists, "int32", q)
-    indices = library.empty((*lists, problem.select_top), "int32", q)
-    slots = ("q", "k_pooled", *bound, "selected_counts", "selected_indices")
-    arrays = (q, k_pooled, *bound.values(), counts, indices)
+    made = {"selected": (problem.select_top, problem.select_block)}
+    if problem.compressed_top:
+        made["compressed"] = (problem.compressed_top, problem.compressed_block)
+    outputs: dict[str, Array] = {}
+    for name, (places, _) in made.items():
+        outputs[f"{name}_counts"] = library.empty(lists, "int32", q)
+        outputs[f"{name}_indices"] = library.empty((*lists, places), "int32", q)
+    slots = ("q", "k_pooled", *bound, *outputs)
+    arrays = (q, k_pooled, *bound.values(), *outputs.values())
     if library.operators is not None:  # what is chosen has no gradient
         arrays = tuple(array.detach() for array in arrays)
     run_problem(library, problem, threads, slots, arrays, q)
-    return TileList(
-        counts=library.finish(counts, q),
-        indices=library.finish(indices, q),
-        block=(problem.select_tile, problem.select_block),
+    tiles = tuple(
+        TileList(
+            counts=library.finish(outputs[f"{name}_counts"], q),
+            indices=library.finish(outputs[f"{name}_indices"], q),
+            block=(problem.select_tile, keys),
+        )
+        for name, (_, keys) in made.items()
     )
+    return tiles if problem.compressed_top else tiles[0]

@@ -137,8 +137,8 @@ def nsa_gate(
 
 def nsa_select(
     q: Tensor, k_pooled: Tensor, options: tuple[Any, ...], cu_seqlens: Tensor | None, max_seqlen: int | None
-) -> tuple[Tensor, Tensor]:
-    """Counts and indices, in a graph. `options` in the order of the operator."""
+) -> tuple[Tensor, ...]:
+    """Counts and indices of both lists, in a graph. `options` in the order of the operator."""
     return select_operator(q.detach(), k_pooled.detach(), cu_seqlens, max_seqlen, *options)
 
 
@@ -148,7 +148,8 @@ class NativeSparseAttention(torch.nn.Module):
     gate_weight (hq, 3, d) begins at 0, where every gate is 1/2. project: k_projection (hkv, d, d) and v_projection
     (hkv, dv, dv), which begin as identities. preset and **options as for `tessera.nsa`.
 
-    forward(q, k, v, cu_seqlens=None, max_seqlen=None, tiles=None) gives its result. Raises as it does.
+    forward(q, k, v, cu_seqlens=None, max_seqlen=None, tiles=None, compressed_tiles=None) gives its result. Raises as it
+    does.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class NativeSparseAttention(torch.nn.Module):
         cu_seqlens: Tensor | None = None,
         max_seqlen: int | None = None,
         tiles: tiles.TileList | None = None,
+        compressed_tiles: tiles.TileList | None = None,
     ) -> Tensor:
         return native_sparse.nsa(
             q,
@@ -196,6 +198,7 @@ class NativeSparseAttention(torch.nn.Module):
             k_projection=self.k_projection,
             v_projection=self.v_projection,
             tiles=tiles,
+            compressed_tiles=compressed_tiles,
             cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen,
             **self._given,

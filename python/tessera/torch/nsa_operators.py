@@ -29,8 +29,9 @@ for schema in (
     f"nsa_gate({_GATE}) -> Tensor",
     f"nsa_gate_backward(Tensor dout, {_GATE}) -> (Tensor dbranches, Tensor dq, Tensor dgates)",
     "nsa_select(Tensor q, Tensor k_pooled, Tensor? cu_seqlens, SymInt? max_seqlen, int length, int stride, int block,"
-    " int top, int tile, str heads, str score, str reduce, str visible, int initial, int local, bool causal,"
-    " float? scale, int threads) -> (Tensor counts, Tensor indices)",
+    " int top, int tile, str heads, str score, str reduce, str visible, int initial, int local, int compressed_top,"
+    " int compressed_block, bool causal, float? scale, int threads)"
+    " -> (Tensor counts, Tensor indices, Tensor compressed_counts, Tensor compressed_indices)",
 ):
     operators.LIBRARY.define(schema)
 
@@ -176,28 +177,35 @@ def _gate_backward_fake(
 
 def _select_on_device(
     q: Tensor, k_pooled: Tensor, cu_seqlens: Tensor | None, max_seqlen: int | None, *call: Any
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     names = ("length", "stride", "block", "top", "tile", "heads", "score", "reduce", "visible", "initial", "local")
-    tiles = nsa_operations.nsa_select(
+    others = ("compressed_top", "compressed_block", "causal", "scale", "threads")
+    options = dict(zip((*names, *others), call, strict=True))
+    made = nsa_operations.nsa_select(
         q,
         k_pooled,
-        **dict(zip((*names, "causal", "scale", "threads"), call, strict=True)),
+        **options,
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_k=cu_seqlens,
         max_seqlen_q=max_seqlen,
         max_seqlen_k=max_seqlen,
     )
-    return tiles.counts, tiles.indices
+    if options["compressed_top"] == 0:
+        return made.counts, made.indices, _none(q, torch.int32), _none(q, torch.int32)
+    return tuple(x for tiles in made for x in (tiles.counts, tiles.indices))
 
 
 def _select_fake(
     q: Tensor, k_pooled: Tensor, cu_seqlens: Tensor | None, max_seqlen: Any, *call: Any
-) -> tuple[Tensor, Tensor]:
-    top, tile, heads = call[3], call[4], call[5]
+) -> tuple[Tensor, ...]:
+    top, tile, heads, compressed_top = call[3], call[4], call[5], call[11]
     batch = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     rows = q.shape[1] if cu_seqlens is None else max_seqlen or q.shape[0]
     lists = (batch, q.shape[-2] if heads == "q" else k_pooled.shape[-2], (rows + tile - 1) // tile)
-    return q.new_empty(lists, dtype=torch.int32), q.new_empty((*lists, top), dtype=torch.int32)
+    selected = q.new_empty(lists, dtype=torch.int32), q.new_empty((*lists, top), dtype=torch.int32)
+    if compressed_top == 0:
+        return *selected, _none(q, torch.int32), _none(q, torch.int32)
+    return *selected, torch.empty_like(selected[0]), q.new_empty((*lists, compressed_top), dtype=torch.int32)
 
 
 def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
