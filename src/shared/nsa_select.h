@@ -46,12 +46,13 @@ struct SelectConfig {
   Element k = Element::bf16;
   BlockScore score = BlockScore::dot;
   ScoringRows scoring = ScoringRows::first;
-  int d = 0;       // tensor cores: padded to a multiple of 32; 0: products by fused multiply-adds
-  int terms = 1;   // 16-bit numbers that add up to one of a scoring row
-  int rows = 64;   // vectors that meet a tile of keys together: 64, 32 or, without tensor cores, 16
-  int stages = 1;  // tiles of keys in shared memory
-  int width = 8;   // elements of q that a thread loads at once: 8 or 1
-  int slots = 1;   // 32s of entries that a list has room for
+  int d = 0;                 // tensor cores: padded to a multiple of 32; 0: products by fused multiply-adds
+  int terms = 1;             // 16-bit numbers that add up to one of a scoring row
+  int rows = 64;             // vectors that meet a tile of keys together: 64, 32 or, without tensor cores, 16
+  int stages = 1;            // tiles of keys in shared memory
+  int width = 8;             // elements of q that a thread loads at once: 8 or 1
+  int slots = 1;             // 32s of entries that a list has room for
+  int compressed_slots = 0;  // likewise of a list of blocks of compressed keys; 0: there is none
 
   static constexpr const char* type_name() { return "SelectConfig"; }
   /// Every field, in the order above. A kernel's source and name follow from this list
@@ -68,6 +69,7 @@ struct SelectConfig {
     visit("stages", c.stages);
     visit("width", c.width);
     visit("slots", c.slots);
+    visit("compressed_slots", c.compressed_slots);
   }
 
   constexpr bool operator==(const SelectConfig&) const = default;
@@ -90,15 +92,27 @@ struct SelectConfig {
   constexpr int sum_bytes() const { return has_stats() ? score_bytes() : 0; }
   constexpr int stat_bytes(int vectors) const { return has_stats() ? vectors * 2 * 4 : 0; }
   constexpr int tile_bytes(int tiles) const { return scoring == ScoringRows::all ? tiles * kPitch * 4 : 0; }
-  static constexpr int kStateBytes = 32;  // of a tile
+  static constexpr int kStateBytes = 32;     // of a tile
+  static constexpr int kKeyStateBytes = 48;  // of a tile's second list
+  constexpr bool has_compressed() const { return compressed_slots > 0; }
+  constexpr int key_state_bytes(int tiles) const { return has_compressed() ? tiles * kKeyStateBytes : 0; }
   /// What each scoring row sees, where that is asked for again and again.
   constexpr int row_bytes(int all_rows) const {
     return has_stats() || scoring == ScoringRows::all ? round_up(all_rows, 4) * 4 : 0;
   }
+  /// `top`: entries of both lists of a tile.
   constexpr int smem_bytes(int dim, int vectors, int all_rows, int tiles, int top) const {
     return query_bytes(dim) + key_bytes() + score_bytes() + factor_bytes() + sum_bytes() + tiles * kStateBytes +
-           row_bytes(all_rows) + stat_bytes(vectors) + tile_bytes(tiles) + tiles * top * 8;
+           key_state_bytes(tiles) + row_bytes(all_rows) + stat_bytes(vectors) + tile_bytes(tiles) + tiles * top * 8;
   }
+};
+
+/// Where a list of each tile goes.
+struct SelectedLists {
+  int* counts;   // (b, lists, tiles)
+  int* indices;  // (b, lists, tiles, top)
+  i64 count_strides[3], index_strides[3];
+  int top;
 };
 
 /// gridDim is (tiles / those of a block of threads, lists of a tile, sequences).
@@ -109,9 +123,9 @@ struct SelectParams {
   const int* cu_seqlens_q;  // (b + 1); null: dense
   const i64* q_offset;      // (b): positions of rows 0; null: 0
   int seqlen_q, total_q;
-  int* counts;   // (b, lists, tiles)
-  int* indices;  // (b, lists, tiles, top)
-  i64 count_strides[3], index_strides[3];
+  SelectedLists selected;
+  SelectedLists compressed;  // lists of blocks of compressed keys, if there are any
+  Divisor compressed_block;  // compressed keys
   int d;
   float scale;
   Divisor shared_heads;  // query heads of a list
@@ -122,7 +136,7 @@ struct SelectParams {
   Divisor tile_rows;   // scoring rows of a tile
   int panel_rows;      // scoring rows whose vectors meet the keys together
   int panels;          // of the block's tiles
-  int top, initial, local;
+  int initial, local;
   bool causal;
   int needed;           // tokens of a compressed block that a row must have seen
   Divisor block;        // tokens

@@ -140,6 +140,10 @@ TEST_P(GraphReplay, NativeSparseAttention) {
       "nsa_select b=3 sq=200 sk=200 hq=4 hkv=2 d=64 dtype=bf16 layout=varlen tq=330 tk=330 length=16 tile=32 top=5 "
       "causal",
       {"lens_q=200,0,127 lens_k=200,0,127 seed=64", "lens_q=16,100,17 lens_k=16,100,17 seed=65"});
+  expect_replays(
+      "nsa_select b=2 sq=300 hq=4 hkv=2 d=64 dtype=bf16 length=8 tile=16 top=6 compressed_top=4 compressed_block=4 "
+      "causal",
+      {"seed=71", "seed=72"});
   expect_replays("nsa_select b=2 sq=1 sk=300 hq=4 hkv=2 d=64 dtype=fp16 length=8 tile=32 top=9 causal",
                  {"q_offset=288,32 seed=66", "q_offset=0,256 seed=67"});
   for (const char* pass : {"", "pass=backward "}) {

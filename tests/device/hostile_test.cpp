@@ -329,6 +329,9 @@ TEST_P(HostileMetadata, NativeSparseAttention) {
   }
   const std::string common = "nsa_select b=3 sq=90 sk=150 layout=varlen tq=200 tk=300 hq=4 hkv=2 d=64 dtype=bf16 ";
   expect_contained(common + "length=8 tile=16 top=9 causal");
+  expect_contained(common + "length=8 tile=16 top=9 compressed_top=5 compressed_block=4 causal");
+  expect_contained(common +
+                   "length=8 stride=4 block=16 tile=8 top=9 score=softmax compressed_top=5 compressed_block=4");
   expect_contained(common + "length=8 stride=4 block=16 tile=8 top=9 score=softmax reduce=max");
   expect_contained(
       "nsa_select b=2 sq=40 sk=150 hq=4 hkv=2 d=64 dtype=fp16 length=8 tile=16 top=9 q_offset=96,16 causal");

@@ -29,5 +29,13 @@ TEST(NsaSelect, WantsARowForEachHead) {
   for (const int sm : {80, 89, 90, 120}) EXPECT_EQ(refusal_of_select("hq=64 hkv=4 d=128 top=16", sm), "") << sm;
 }
 
+// Scores of compressed keys are followed in one pass over them, which several rows of a tile would take by turns.
+TEST(NsaSelect, HasNoListsOfKeysByTheLargestProbability) {
+  const char* const reason = "has no lists of compressed keys by the largest probability of all rows of a tile";
+  EXPECT_NE(refusal_of_select("hq=8 hkv=2 d=128 top=16 compressed_top=4 tile=4 reduce=max", 90).find(reason),
+            std::string::npos);
+  EXPECT_EQ(refusal_of_select("hq=8 hkv=2 d=128 top=16 compressed_top=4 tile=4 reduce=mean", 90), "");
+}
+
 }  // namespace
 }  // namespace tessera

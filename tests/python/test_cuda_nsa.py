@@ -13,6 +13,7 @@ import tessera  # noqa: E402
 from cuda_torch import CUDA, nobody_waits, on_gpu  # noqa: E402
 
 SMALL = {"length": 32, "stride": 32, "block": 32, "top": 6, "window": 100}
+COMPRESSED = {"compressed_top": 4, "compressed_block": 3}
 
 
 def tensors(*leading, device="cpu"):
@@ -68,14 +69,30 @@ def test_most_blocks_are_those_of_the_cpu(preset):
     assert (got.indices.cpu() == want.indices).float().mean() > 0.97
 
 
-def test_no_row_depends_on_later_tokens():
+def test_lists_of_compressed_keys_give_the_cpus_results_and_gradients():
+    on_cpu, on_cuda = tensors(2, 700), tensors(2, 700, device=CUDA)
+    _, tiles, compressed = run(on_cpu, return_tiles=True, **COMPRESSED)
+    want = run(on_cpu, tiles=tiles, compressed_tiles=compressed)
+    got = run(on_cuda, tiles=on_gpu(tiles), compressed_tiles=on_gpu(compressed))
+    near(got, want)
+    dout = torch.randn(want.shape, generator=torch.Generator().manual_seed(4)).bfloat16()
+    wanted = torch.autograd.grad(want, on_cpu, dout)
+    for one, other in zip(torch.autograd.grad(got, on_cuda, dout.to(CUDA)), wanted, strict=True):
+        near(one, other)
+    _, _, own = run(on_cuda, return_tiles=True, **COMPRESSED)
+    assert torch.equal(own.counts.cpu(), compressed.counts)
+    assert (own.indices.cpu() == compressed.indices).float().mean() > 0.97
+
+
+@pytest.mark.parametrize("compressed", [{}, COMPRESSED])
+def test_no_row_depends_on_later_tokens(compressed):
     arrays = [x.detach() for x in tensors(1, 700, device=CUDA)]
-    before = run(arrays)
+    before = run(arrays, **compressed)
     for row in (31, 200, 511):
         later = [x.clone() for x in arrays[:3]]
         for x in later:
             x[:, row + 1 :] = torch.randn_like(x[:, row + 1 :]) * 3
-        after = run([*later, *arrays[3:]])
+        after = run([*later, *arrays[3:]], **compressed)
         assert torch.equal(after[:, : row + 1], before[:, : row + 1]), row
         assert not torch.equal(after[:, row + 1 :], before[:, row + 1 :])
 

@@ -214,8 +214,7 @@ def nsa(
     means over 256 queries, for comparing figures and checkpoints. **options override what a preset sets: length,
     stride, block, top, tile, heads, score, reduce, visible, initial, local, compressed_top, compressed_block
     (`nsa_select` says what they are) and window, in keys, 1 or more. tile None is 128 // (hq / hkv), at least 1.
-    compressed_top 0 is all compressed keys; above 0 each tile attends to so many blocks of compressed_block of them, on
-    CPUs.
+    compressed_top 0 is all compressed keys; above 0 each tile attends to so many blocks of compressed_block of them.
 
     gate_weight (hq, 3, d), as q: gates are sigmoid(q · w) of each branch; gates: fp32 (b, n, hq, 3), given; neither:
     1/3. k_projection (hkv, d, d), v_projection (hkv, dv, dv): of compressed keys and values, see `nsa_pool`. tiles:

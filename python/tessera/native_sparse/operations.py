@@ -240,7 +240,7 @@ def nsa_select(
     scores: the lower index. top beyond the blocks that there are takes all.
 
     Returns a `TileList` of block (tile, block) for `attention`, counts int32 (b, hkv | hq, ceil(sq / tile)) and indices
-    int32 (…, top), ascending, −1 behind the count. With compressed_top above 0 (on CPUs) the same pass gives a second
+    int32 (…, top), ascending, −1 behind the count. With compressed_top above 0 the same pass gives a second
     list, and the result is (tiles, compressed_tiles): which blocks of compressed_block compressed keys the tile attends
     to in the compressed branch, those with the best keys and, with causal, the newest; a `TileList` of block (tile,
     compressed_block) for `attention` to the compressed keys, indices int32 (…, compressed_top). Nothing of it has a

@@ -56,7 +56,7 @@ Cut cut_of(const Problem& p, SelectConfig config) {
   cut.shared_bytes = vectors > most ? static_cast<int>(most)
                                     : config.smem_bytes(static_cast<int>(p.head_dim_qk), static_cast<int>(vectors),
                                                         cut.tiles_together * cut.tile_rows, cut.tiles_together,
-                                                        static_cast<int>(p.nsa.top));
+                                                        static_cast<int>(p.nsa.top + p.nsa.compressed_top));
   return cut;
 }
 
@@ -70,6 +70,8 @@ SelectConfig base_config(const Problem& p) {
                                                       : ScoringRows::all;
   config.width = p.head_dim_qk % 8 == 0 ? 8 : 1;
   while (config.slots * 32 < p.nsa.top) config.slots *= 2;
+  if (p.nsa.compressed_top > 0) config.compressed_slots = 1;
+  while (config.compressed_slots * 32 < p.nsa.compressed_top) config.compressed_slots *= 2;
   return config;
 }
 
@@ -108,8 +110,11 @@ Support supports(const Problem& p, const Target& target, const Wishes& /*wishes*
   const Nsa& nsa = p.nsa;
   if (std::max({p.seqlen_q, p.total_q, nsa.tile}) > kMostTokens / 2) return Support::no("counts rows in 32 bits");
   if (std::max(nsa.length, nsa.block) > kMostBlock) return Support::no("takes blocks up to 16777216 tokens");
-  if (nsa.compressed_top > 0) return Support::no("makes no list of blocks of compressed keys");
-  if (nsa.top > kMostTop) return Support::no("takes top up to 512");
+  if (std::max(nsa.top, nsa.compressed_top) > kMostTop) return Support::no("takes top and compressed_top up to 512");
+  if (nsa.compressed_block > kMostBlock) return Support::no("takes blocks up to 16777216 compressed keys");
+  if (nsa.compressed_top > 0 && nsa.reduce == TileReduce::max && nsa.score == SelectScore::softmax) {
+    return Support::no("has no lists of compressed keys by the largest probability of all rows of a tile");
+  }
   if (nsa.local > kMostTokens) return Support::no("counts blocks in 32 bits");
   if (nsa.score == SelectScore::softmax && shared_heads(p) > 64) {
     return Support::no("adds probabilities of at most 64 heads");
@@ -166,10 +171,20 @@ int blocks_together(const Nsa& nsa) {
   return static_cast<int>(std::max<std::int64_t>(room / (nsa.block / nsa.stride), 1));
 }
 
+SelectedLists lists_of(const Tensor& counts, const Tensor& indices, std::int64_t top) {
+  SelectedLists list{};
+  list.counts = counts.as<int>();
+  list.indices = indices.as<int>();
+  for (std::size_t i = 0; i < 3; ++i) {
+    list.count_strides[i] = counts.strides[i];
+    list.index_strides[i] = indices.strides[i];
+  }
+  list.top = static_cast<int>(top);
+  return list;
+}
+
 SelectParams params_of(const Problem& problem, const Bindings& bindings, const Cut& cut) {
   const Nsa& nsa = problem.nsa;
-  const Tensor& counts = bindings[Slot::selected_counts];
-  const Tensor& indices = bindings[Slot::selected_indices];
   SelectParams p{};
   p.compression = compression_params(problem, bindings);
   p.q = head_rows(bindings[Slot::q]);
@@ -178,11 +193,10 @@ SelectParams params_of(const Problem& problem, const Bindings& bindings, const C
   if (const Tensor& offsets = bindings[Slot::q_offset]) p.q_offset = offsets.as<i64>();
   p.seqlen_q = static_cast<int>(problem.seqlen_q);
   p.total_q = static_cast<int>(problem.total_q);
-  p.counts = counts.as<int>();
-  p.indices = indices.as<int>();
-  for (std::size_t i = 0; i < 3; ++i) {
-    p.count_strides[i] = counts.strides[i];
-    p.index_strides[i] = indices.strides[i];
+  p.selected = lists_of(bindings[Slot::selected_counts], bindings[Slot::selected_indices], nsa.top);
+  p.compressed_block = Divisor(static_cast<int>(std::min(nsa.compressed_block, kMostBlock)));
+  if (nsa.compressed_top > 0) {
+    p.compressed = lists_of(bindings[Slot::compressed_counts], bindings[Slot::compressed_indices], nsa.compressed_top);
   }
   p.d = static_cast<int>(problem.head_dim_qk);
   p.scale = problem.softmax_scale();
@@ -194,7 +208,6 @@ SelectParams params_of(const Problem& problem, const Bindings& bindings, const C
   p.tile_rows = Divisor(cut.tile_rows);
   p.panel_rows = cut.panel_rows;
   p.panels = divide_up(cut.tiles_together * cut.tile_rows, cut.panel_rows);
-  p.top = static_cast<int>(nsa.top);
   p.initial = static_cast<int>(nsa.initial);
   p.local = static_cast<int>(nsa.local);
   p.causal = nsa.causal;

@@ -19,6 +19,16 @@ struct alignas(16) SelectTile {
 };
 static_assert(sizeof(SelectTile) == SelectConfig::kStateBytes);
 
+/// Likewise for its list of blocks of compressed keys.
+struct alignas(16) SelectKeyTile {
+  float bar;
+  int end;     // of the keys that score
+  float best;  // of the block that has begun
+  int next;    // key
+  ForcedBlocks forced;
+};
+static_assert(sizeof(SelectKeyTile) == SelectConfig::kKeyStateBytes);
+
 template <SelectConfig C>
 struct NsaSelect {
   static constexpr bool kDot = C.score == BlockScore::dot;
@@ -31,12 +41,14 @@ struct NsaSelect {
   const SelectWork& work;
   SelectProducts<C>& products;
   SelectTile* tiles;
+  SelectKeyTile* key_tiles;
   int* row_visible;    // (rows): compressed keys, where a panel has more than the tiles' rows or probabilities
   float* sums;         // (rows of a panel, kPitch): scores of blocks, where they are sums of probabilities
   float* maxima;       // (vectors): the largest product; where scores are probabilities
   float* totals;       // (vectors): sums of exponentials
   float* tile_scores;  // (tiles, kPitch), where all rows score
   u64* lists;          // (tiles, top)
+  u64* key_lists;      // (tiles, compressed top)
 
   static __device__ __forceinline__ void run(const SelectParams& p, char* memory) {
     ptx::griddepcontrol_wait_and_launch();
@@ -50,13 +62,16 @@ struct NsaSelect {
       return from;
     };
     auto* tiles = reinterpret_cast<SelectTile*>(take(p.tiles_together * SelectConfig::kStateBytes));
+    auto* key_tiles = reinterpret_cast<SelectKeyTile*>(take(C.key_state_bytes(p.tiles_together)));
     auto* row_visible = reinterpret_cast<int*>(take(C.row_bytes(p.tiles_together * tile_rows(p))));
     auto* sums = reinterpret_cast<float*>(take(C.sum_bytes()));
     auto* maxima = reinterpret_cast<float*>(take(C.stat_bytes(vectors)));
     auto* tile_scores = reinterpret_cast<float*>(take(C.tile_bytes(p.tiles_together)));
-    auto* lists = reinterpret_cast<u64*>(at);
-    NsaSelect{p, work, products, tiles, row_visible, sums, maxima, maxima + vectors, tile_scores, lists}.select(
-        vectors);
+    auto* lists = reinterpret_cast<u64*>(take(p.tiles_together * p.selected.top * 8));
+    auto* key_lists = reinterpret_cast<u64*>(at);
+    const NsaSelect select{p,    work,   products,         tiles,       key_tiles, row_visible,
+                           sums, maxima, maxima + vectors, tile_scores, lists,     key_lists};
+    select.select(vectors);
   }
 
   /// Vectors of a scoring row.
@@ -81,7 +96,11 @@ struct NsaSelect {
   }
 
   __device__ __forceinline__ void select(int vectors) const {
-    for (int i = thread(); i < p.tiles_together * p.top; i += C.threads()) lists[i] = 0;
+    for (int i = thread(); i < p.tiles_together * p.selected.top; i += C.threads()) lists[i] = 0;
+    if constexpr (C.has_compressed()) {
+      for (int i = thread(); i < p.tiles_together * p.compressed.top; i += C.threads()) key_lists[i] = 0;
+      for (int i = thread(); i < p.tiles_together; i += C.threads()) describe_keys(i);
+    }
     for (int i = thread(); C.has_stats() && i < vectors; i += C.threads()) {
       maxima[i] = -kInfinity;
       totals[i] = 0.0F;
@@ -101,7 +120,12 @@ struct NsaSelect {
     const int candidates = work.candidates(visible);
     for (int first = 0; first < candidates; first += p.blocks_together) score_blocks(first, visible);
     __syncthreads();
-    for (int tile = warp(); tile < p.tiles_together; tile += kWarps) write_list(tile);
+    for (int tile = warp(); tile < p.tiles_together; tile += kWarps) {
+      write_list<C.slots>(p.selected, tile, lists, tiles[tile].forced);
+      if constexpr (C.has_compressed()) {
+        write_list<C.compressed_slots>(p.compressed, tile, key_lists, key_tiles[tile].forced);
+      }
+    }
   }
 
   __device__ __forceinline__ void describe_tile(int index) const {
@@ -113,6 +137,16 @@ struct NsaSelect {
       tile.end = tile.forced.places > 0 ? end : 0;
     }
     tiles[index] = tile;
+  }
+
+  __device__ __forceinline__ void describe_keys(int index) const {
+    SelectKeyTile tile{};
+    if (work.has_rows(index)) {
+      tile.bar = __int_as_float(0x7fffffff);
+      tile.forced = ForcedBlocks::of_keys(work, index);
+      tile.end = tile.forced.places > 0 ? work.most_visible(index, C.scoring) : 0;
+    }
+    key_tiles[index] = tile;
   }
 
   /// The first pass: what probabilities of a panel's vectors are divided by.
@@ -161,7 +195,10 @@ struct NsaSelect {
       if constexpr (kAllRows) take_largest(panel, first);
     }
     const float* scores = kAllRows ? tile_scores : kDot ? products.scores : sums;
-    for (int tile = warp(); tile < p.tiles_together; tile += kWarps) offer(tile, first, scores + tile * kPitch);
+    for (int tile = warp(); tile < p.tiles_together; tile += kWarps) {
+      offer(tile, first, scores + tile * kPitch);
+      if constexpr (C.has_compressed() && kDot) offer_keys(tile, first, scores + tile * kPitch, 1);
+    }
   }
 
   /// The first key of the blocks behind those from `first` on, if they are next; else −1.
@@ -183,6 +220,11 @@ struct NsaSelect {
         a = sees ? expf(a - maxima[vector]) / totals[vector] : 0.0F;
       }
       __syncthreads();
+      if constexpr (C.has_compressed()) {  // a tile has one row
+        for (int tile = warp(); tile < p.tiles_together; tile += kWarps) {
+          offer_keys(tile, key, products.scores + tile * heads_apart(p) * kPitch, heads_apart(p));
+        }
+      }
       for (int i = thread(); i < rows_of(panel) * p.blocks_together; i += C.threads()) {
         const int row = i / p.blocks_together;
         const int block = i - row * p.blocks_together;
@@ -247,32 +289,84 @@ struct NsaSelect {
     }
     if (__ballot_sync(0xffffffffU, counts[0] || counts[1]) == 0) return;
     BlockList<C.slots> list;
-    list.load(lists + index * p.top, p.top);
+    list.load(lists + index * p.selected.top, p.selected.top);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       list.offer(counts[half] ? entry_of(score[half], first + half * 32 + lane()) : 0, forced.places);
     }
-    list.store(lists + index * p.top, p.top);
+    list.store(lists + index * p.selected.top, p.selected.top);
     const u64 least = list.at(forced.places - 1);
     if (lane() == 0 && least != 0) tile.bar = score_of(least);
   }
 
-  __device__ __forceinline__ void write_list(int tile) const {
+  /// Blocks of the 64 compressed keys from `first` on, or what of them is behind those of the call before: a block's
+  /// score is that of its best key. `scores`: of the keys, in `heads` rows that add up.
+  __device__ __forceinline__ void offer_keys(int index, int first, const float* scores, int heads) const {
+    SelectKeyTile& tile = key_tiles[index];
+    const int end = tile.end;
+    const int last = min(first + kKeys, end);
+    float best = tile.best;
+    int key = max(first, tile.next);
+    if (key >= last) return;
+    while (key < last) {
+      const int block = ptx::divide(key, p.compressed_block);
+      const int begin = block * static_cast<int>(p.compressed_block.value);
+      const int block_end = min(begin + static_cast<int>(p.compressed_block.value), end);
+      const int stop = min(block_end, last);
+      float largest = -kInfinity;
+      for (int at = key - first + lane(); at < stop - first; at += 32) {
+        float score = scores[at];
+        for (int head = 1; head < heads; ++head) score += scores[head * kPitch + at];
+        largest = fmaxf(largest, score);  // which is no NaN
+      }
+#pragma unroll
+      for (int step = 16; step > 0; step /= 2) {
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, step));
+      }
+      best = key == begin ? largest : fmaxf(best, largest);
+      if (stop == block_end) offer_key_block(tile, index, block, best);
+      key = stop;
+    }
+    __syncwarp();
+    if (lane() == 0) {
+      tile.best = best;
+      tile.next = key;
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void offer_key_block(SelectKeyTile& tile, int index, int block, float score) const {
+    const int places = tile.forced.places;
+    if (tile.forced.has(block) || score <= tile.bar) return;
+    BlockList<C.compressed_slots> list;
+    u64* const entries = key_lists + index * p.compressed.top;
+    list.load(entries, p.compressed.top);
+    list.offer(lane() == 0 ? entry_of(score, block) : 0, places);
+    list.store(entries, p.compressed.top);
+    const u64 least = list.at(places - 1);
+    __syncwarp();  // all lanes have read the bar before
+    if (lane() == 0 && least != 0) tile.bar = score_of(least);
+    __syncwarp();
+  }
+
+  template <int slots>
+  __device__ __forceinline__ void write_list(const SelectedLists& to, int tile, const u64* entries,
+                                             const ForcedBlocks& forced) const {
     if (work.first_tile + tile >= p.tiles) return;
     const i64 at_tile = work.first_tile + tile;
-    int* count =
-        p.counts + work.batch * p.count_strides[0] + work.list * p.count_strides[1] + at_tile * p.count_strides[2];
-    int* indices =
-        p.indices + work.batch * p.index_strides[0] + work.list * p.index_strides[1] + at_tile * p.index_strides[2];
+    const auto place = [&](const i64* strides) {
+      return work.batch * strides[0] + work.list * strides[1] + at_tile * strides[2];
+    };
+    int* const indices = to.indices + place(to.index_strides);
     int taken = 0;
     if (work.has_rows(tile)) {
-      BlockList<C.slots> list;
-      list.load(lists + tile * p.top, p.top);
-      taken = list.write(indices, tiles[tile].forced, p.top);
+      BlockList<slots> list;
+      list.load(entries + tile * to.top, to.top);
+      taken = list.write(indices, forced, to.top);
     } else {
-      for (int i = lane(); i < p.top; i += 32) indices[i] = -1;
+      for (int i = lane(); i < to.top; i += 32) indices[i] = -1;
     }
-    if (lane() == 0) *count = taken;
+    if (lane() == 0) to.counts[place(to.count_strides)] = taken;
   }
 };
 

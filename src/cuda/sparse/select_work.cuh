@@ -48,11 +48,13 @@ struct SelectWork {
     return min(static_cast<int>(p.tile_rows.value), queries.length - begin_of(tile));
   }
 
+  /// Compressed keys that a row at `position` sees under the causal mask in a sequence without end.
+  __device__ __forceinline__ int begun_at(int position) const {
+    return position + 1 < p.needed ? 0 : ptx::divide(position + 1 - p.needed, p.compression.stride) + 1;
+  }
   /// Compressed keys that a row at `position` sees.
   __device__ __forceinline__ int visible_at(int position) const {
-    if (!p.causal) return keys.blocks;
-    if (position + 1 < p.needed) return 0;
-    return min(keys.blocks, ptx::divide(position + 1 - p.needed, p.compression.stride) + 1);
+    return p.causal ? min(keys.blocks, begun_at(position)) : keys.blocks;
   }
   /// What the scoring row of this number among the block's sees; 0 if there is no such row.
   __device__ __forceinline__ int visible_to(int row, ScoringRows scoring) const {
@@ -100,7 +102,21 @@ struct ForcedBlocks {
     const int tokens = work.keys.tokens.length;
     const int all = tokens == 0 ? 0 : ptx::divide(tokens - 1, p.block) + 1;
     begun = p.causal ? min(all, last_block + 1) : all;
-    places = p.top - initial - (local_end - local_begin);
+    places = p.selected.top - initial - (local_end - local_begin);
+  }
+  /// Of blocks of compressed keys: the newest, from that of the last key that the tile's first row sees.
+  static __device__ __forceinline__ ForcedBlocks of_keys(const SelectWork& work, int tile) {
+    const SelectParams& p = work.p;
+    const int first = work.position + work.begin_of(tile);
+    const int last = p.causal ? work.begun_at(first + work.rows_of_tile() - 1) : 0;
+    ForcedBlocks forced{};
+    if (last > 0) {
+      forced.local_begin = ptx::divide(max(work.begun_at(first) - 1, 0), p.compressed_block);
+      forced.local_end = ptx::divide(last - 1, p.compressed_block) + 1;
+    }
+    forced.begun = work.keys.blocks == 0 ? 0 : ptx::divide(work.keys.blocks - 1, p.compressed_block) + 1;
+    forced.places = p.compressed.top - (forced.local_end - forced.local_begin);
+    return forced;
   }
   __device__ __forceinline__ bool has(int block) const {
     return block < initial || (block >= local_begin && block < local_end);
