@@ -135,12 +135,12 @@ struct BwdConfig {
   /// Tiles that have LSE and δ in shared memory; the third stage of 128 rows just fits without those of its own.
   constexpr int value_stages() const { return adds_queries() && tile_q >= 128 ? 2 : stages; }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
-  /// Two tiles of what warpgroups exchange: dS, from which dQ is computed, or, of `roles`, P in fp32.
+  /// What warps exchange: dS, from which dQ is computed, or, of `roles`, P in fp32; warpgroups have two tiles of it.
   constexpr int exchange_bytes() const {
-    return (adds_queries() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv;
+    return (adds_queries() ? bytes_of(type) : roles ? 4 : 0) * (has_producer() ? 2 : 1) * tile_q * tile_kv;
   }
-  /// A tile's share of dQ on its way to the sums in memory.
-  constexpr int query_sum_bytes() const { return adds_queries() ? tile_q * d * 4 : 0; }
+  /// A tile's share of dQ on its way to the sums in memory; by mma.sync it goes there from registers.
+  constexpr int query_sum_bytes() const { return adds_queries() && has_producer() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {
     return FwdConfig::kWorkBytes + own_rows() * row_bytes() + exchange_bytes() + query_sum_bytes() +
            stages * stage_bytes() + value_stages() * value_bytes();
@@ -203,6 +203,7 @@ struct QuerySumsConfig {
   Element gradient = Element::bf16;  // of dq
   int d = 128;                       // padded, as the pass has it
   bool ordered = false;              // as the pass is: without a count there are no sums
+  bool vectors = true;               // a thread's numbers lie four by four, as TMA adds them (query_sums.cuh)
 
   static constexpr const char* type_name() { return "QuerySumsConfig"; }
   template <class Config, class Visitor>
@@ -210,6 +211,7 @@ struct QuerySumsConfig {
     visit("gradient", c.gradient);
     visit("d", c.d);
     visit("ordered", c.ordered);
+    visit("vectors", c.vectors);
   }
 
   constexpr bool operator==(const QuerySumsConfig&) const = default;

@@ -63,7 +63,8 @@ TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
     const char* words;
     Products products;
     Gradients of;  // the last pass over scores
-  } forms[] = {{"cuda.bwd_mma", "", Products::mma_sync, Gradients::keys},
+  } forms[] = {{"cuda.bwd_mma", " softcap=30", Products::mma_sync, Gradients::keys},
+               {"cuda.bwd_mma", "", Products::mma_sync, Gradients::all},
                {"cuda.bwd_wgmma", " dropout=0.1", Products::wgmma, Gradients::keys},
                {"cuda.bwd_wgmma", "", Products::wgmma, Gradients::all}};
   for (const auto& [implementation, words, products, of] : forms) {
@@ -99,9 +100,9 @@ TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
 // The pass by keys adds dQ up where the registers of plain scores are enough; in a fixed order where the problem wants
 // one, and then without lists.
 TEST_F(Backward, FindsAllGradientsInOnePass) {
-  const auto kernels = [](const char* words) {
+  const auto kernels = [](const char* words, int sm = 90) {
     const std::string line = std::string("attention pass=backward sq=300 hq=2 dtype=bf16 ") + words;
-    const Plan plan = make_plan(Problem::parse(line), Target::emulate(90, 0));
+    const Plan plan = make_plan(Problem::parse(line), Target::emulate(sm, 0));
     std::string names;
     for (const auto& kernel : plan.state().kernels) names += kernel.name + "; ";
     return names;
@@ -114,6 +115,13 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
     EXPECT_NE(kernels(words).find("ordered"), std::string::npos) << kernels(words);
   }
   EXPECT_EQ(kernels("d=128").find("ordered"), std::string::npos);
+  // By mma.sync in any order only, and where tiles of 64 keys at least fit the shared memory.
+  for (const char* words : {"d=128", "d=64 causal", "d=96 list=indices block=128x128"}) {
+    EXPECT_NE(kernels(words, 80).find("bwd_mma dqkv"), std::string::npos) << kernels(words, 80);
+  }
+  EXPECT_NE(kernels("d=96", 120).find("dqkv bf16 d=96:96 tile=64x64"), std::string::npos) << kernels("d=96", 120);
+  EXPECT_EQ(kernels("d=128", 120).find("dqkv"), std::string::npos) << kernels("d=128", 120);
+  EXPECT_EQ(kernels("d=128 deterministic", 80).find("dqkv"), std::string::npos);
   for (const char* words : {"d=128 deterministic list=indices block=128x128", "d=32", "d=256", "d=64 dv=192",
                             "d=64 softcap=30", "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
     EXPECT_EQ(kernels(words).find("dqkv"), std::string::npos) << kernels(words);
@@ -330,8 +338,8 @@ TEST_F(Backward, AScoreOfOnesOwnLeavesRoomForItsDerivative) {
   const auto problem = [](const std::string& more) {
     return Problem::parse("attention pass=backward sq=4096 hq=2 dtype=bf16 " + more);
   };
-  EXPECT_TRUE(cuda::finds_all(problem("d=128"), Products::wgmma));
-  EXPECT_FALSE(cuda::finds_all(problem("d=128 score=relative"), Products::wgmma));
+  EXPECT_TRUE(cuda::finds_all(problem("d=128"), Target::emulate(90, 0), Products::wgmma));
+  EXPECT_FALSE(cuda::finds_all(problem("d=128 score=relative"), Target::emulate(90, 0), Products::wgmma));
   for (const Products products : {Products::mma_sync, Products::wgmma}) {
     const Target target = Target::emulate(products == Products::wgmma ? 90 : 80, 0);
     for (const Gradients of : {Gradients::queries, Gradients::keys}) {

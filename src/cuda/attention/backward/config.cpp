@@ -73,8 +73,15 @@ bool is_plain(const BwdConfig& config) {
 // multiprocessor allow, or one where two do not fit at all.
 void choose_tiles_mma(BwdConfig& config, const Target& target) {
   const bool queries = config.keeps_queries();
-  config.warps = 4;
   config.stages = 2;
+  if (config.adds_queries()) {
+    config.tile_q = kSumRows;
+    config.tile_kv = 128;
+    if (blocks_that_fit(config.smem_bytes(), target) == 0) config.tile_kv = 64;
+    config.warps = config.tile_kv / 16;
+    return;
+  }
+  config.warps = 4;
   (queries ? config.tile_q : config.tile_kv) = 16 * config.warps;
   int& stream = queries ? config.tile_kv : config.tile_q;
   const int widest = std::max(config.d, config.dv);
@@ -147,17 +154,13 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   return config;
 }
 
-bool finds_all(const Problem& problem, Products products) {
-  if (products != Products::wgmma) return false;
-  if (has_fixed_order(problem) && backward_list(problem))
-    return false;  // whose turn it is would take the list's inverse
-  BwdConfig config;
-  choose_features(config, problem);
-  config.tile_q = kSumRows;
-  config.tile_kv = 128;
-  choose_list_tests(config, problem);
-  return (config.d == 64 || config.d == 96 || config.d == 128) && config.dv <= 128 && is_plain(config) &&
-         config.segments == 1;
+bool finds_all(const Problem& problem, const Target& target, Products products) {
+  // By wgmma blocks add in turn; with a list whose turn it is would take the list's inverse.
+  if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
+  const BwdConfig config = bwd_config(problem, target, products, Gradients::all);
+  const bool has_tiles = config.d == 64 || config.d == 96 || config.d == 128;
+  return has_tiles && config.dv <= 128 && is_plain(config) && config.segments == 1 &&
+         blocks_that_fit(config.smem_bytes(), target) > 0;
 }
 
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {

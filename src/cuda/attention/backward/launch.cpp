@@ -105,7 +105,8 @@ Support supports_backward(const Problem& problem, const Target& target, const Wi
   if (problem.batch > kMostGrid || problem.heads_q > kMostGrid) {
     return Support::no("wants at most 65535 sequences and heads");
   }
-  for (const Gradients of : {Gradients::queries, finds_all(problem, products) ? Gradients::all : Gradients::keys}) {
+  for (const Gradients of :
+       {Gradients::queries, finds_all(problem, target, products) ? Gradients::all : Gradients::keys}) {
     const BwdConfig config = bwd_config(problem, target, products, of);
     if (config.smem_bytes() > target.shared_memory) {
       return Support::no("needs " + std::to_string(config.smem_bytes()) + " bytes of shared memory; the target has " +
@@ -119,7 +120,7 @@ Support supports_backward(const Problem& problem, const Target& target, const Wi
 
 void plan_backward(detail::PlanState& state, Products products) {
   const Problem& problem = state.problem;
-  const bool all = finds_all(problem, products);
+  const bool all = finds_all(problem, state.target, products);
   const BwdLaunch launch{bwd_config(problem, state.target, products, Gradients::queries),
                          bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys),
                          row_values_config(problem, all)};
@@ -131,7 +132,9 @@ void plan_backward(detail::PlanState& state, Products products) {
   if (launch.keys.has_list()) state.kernels.push_back(mark_tiles_source());
   if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
   state.kernels.push_back(bwd_source(launch.keys, callables));
-  if (all) state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d, launch.keys.ordered}));
+  if (all)
+    state.kernels.push_back(
+        query_sums_source({launch.keys.gradient, launch.keys.d, launch.keys.ordered, launch.keys.has_producer()}));
   if (problem.sink) state.kernels.push_back(sum_sinks_source());
   for (const KernelSource& source : state.kernels) {
     state.choice += (state.choice.empty() ? "kernel: " : "then ") + source.name + "\n";

@@ -3,7 +3,8 @@
 // padded columns d, of which the first of two warpgroups has sum_columns(d); element e of a thread, of tile n of 8
 // columns, lies at
 //
-//     thread / 128 · 64·sum_columns(d) + n · 512 + thread % 128 · 4 + e
+//     thread / 128 · 64·sum_columns(d) + n · 512 + thread % 128 · 4 + e    where TMA adds
+//     thread / 128 · 64·sum_columns(d) + n · 512 + e · 128 + thread % 128  where threads add, a number each
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -21,12 +22,12 @@ __device__ __forceinline__ i64 sum_tile_of(const BwdParams& params, const Extent
 }
 
 /// Where a thread, of 256, has its part of a tile of rows of a sequence; 512 floats lead from a tile of 8 columns to
-/// the next.
-template <int d>
+/// the next. `vectors`: of the first of the two orders above.
+template <int d, bool vectors = true>
 __device__ __forceinline__ float* query_sums_of(const BwdParams& params, const Extent& q, int batch, int head, int tile,
                                                 int thread) {
   return params.query_sums.data + sum_tile_of(params, q, batch, head, tile) * (kSumRows * d) +
-         thread / 128 * (kSumRows * sum_columns(d)) + thread % 128 * 4;
+         thread / 128 * (kSumRows * sum_columns(d)) + thread % 128 * (vectors ? 4 : 1);
 }
 
 /// Zeros for the share that a block of FindRowValues has of a tile's sums: as many of 64 as it has rows.

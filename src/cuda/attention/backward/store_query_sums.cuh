@@ -21,7 +21,7 @@ struct StoreQuerySums {
     const int batch = static_cast<int>(blockIdx.z);
     const Extent q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
     if (tile * kSumRows >= q.capacity) return;
-    const float* from = query_sums_of<C.d>(params, q, batch, head, tile, thread);
+    const float* from = query_sums_of<C.d, C.vectors>(params, q, batch, head, tile, thread);
     bool has_sums = true;
     if constexpr (C.ordered) {
       has_sums = params.query_sums.added[sum_tile_of(params, q, batch, head, tile)] != 0;
@@ -32,11 +32,17 @@ struct StoreQuerySums {
 #pragma unroll
     for (int n = 0; n < columns / 8; ++n) {
       if (n * 8 >= C.d - columns && column > 0) break;
-      const float4 loaded = *reinterpret_cast<const float4*>(from + n * 512);
-      dq.tile[0][n][0] = loaded.x;
-      dq.tile[0][n][1] = loaded.y;
-      dq.tile[0][n][2] = loaded.z;
-      dq.tile[0][n][3] = loaded.w;
+      float(&to)[4] = dq.tile[0][n];
+      if constexpr (C.vectors) {
+        const float4 loaded = *reinterpret_cast<const float4*>(from + n * 512);
+        to[0] = loaded.x;
+        to[1] = loaded.y;
+        to[2] = loaded.z;
+        to[3] = loaded.w;
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) to[e] = from[n * 512 + e * 128];
+      }
     }
     constexpr int bytes = bytes_of(C.gradient);
     const int first = tile * kSumRows + thread % 128 / 32 * 16;
