@@ -49,16 +49,16 @@ struct ListedElements {
   }
 };
 
-/// What FinishScores is to fragments that lie queries down. With a user's score `derivatives`, by the scaled products,
-/// are found too; those of hidden elements hold anything.
-template <FwdConfig C, class User>
+/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on. With a user's
+/// score `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
+template <FwdConfig C, class User, int rows = C.tile_q>
 struct TransposedScores {
   const FwdParams& p;
   const KeyWork<C>& work;
   int warp_row;  // first key of the warp within the block
   int lane;
 
-  using Scores = Accumulator<1, C.tile_q / 8>;
+  using Scores = Accumulator<1, rows / 8>;
 
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
     if (!C.scale_first && !C.user_mask && !cut) return;
@@ -72,7 +72,7 @@ struct TransposedScores {
       slope = p.slopes[work.batch * p.slopes_batch + (work.first_head + tile.head) * p.slopes_head];
     }
 #pragma unroll
-    for (int n = 0; n < C.tile_q / 8; ++n) {
+    for (int n = 0; n < rows / 8; ++n) {
       if constexpr (C.user_score) __syncwarp();  // what texts load stays behind it: each takes registers
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
