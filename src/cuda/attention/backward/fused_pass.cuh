@@ -97,11 +97,12 @@ struct FusedPass : KeyPass<B, User, true, true> {
         if constexpr (B.stages > 1) Base::fill(work, walk, i + 1, count);
         if (i == 0) own_replaced = replace_own();
         share_scores(i, own_replaced);
-        __syncthreads();  // P and dS are here
+        await_scores_of_keys();
         const QueryTile tile = Base::tile_at(i);
         if constexpr (B.stages > 1) {
           add<OTile>(dv, probabilities_base(), Base::o_base(i));
           add<QTile>(dk, gradients_base(), Base::q_base(i));
+          __syncthreads();  // dS of all keys is here
         } else {
           add_and_refill(dk, dv, walk, i, count);
         }
@@ -111,6 +112,11 @@ struct FusedPass : KeyPass<B, User, true, true> {
     }
     store(dk, params.dk[work.segment], p.d, p.scale);
     store(dv, params.dv[work.segment], p.dv, 1.0F);
+  }
+
+  // P and dS of the warp's keys, by all rows.
+  static __device__ __forceinline__ void await_scores_of_keys() {
+    ptx::barrier_sync(1 + place().first_key / 32, column_warps * 32);
   }
 
   // With one stage: dO and Q of the next tile come as soon as nobody reads this one's.
@@ -129,11 +135,64 @@ struct FusedPass : KeyPass<B, User, true, true> {
 
   /// P and dS of tile i, to shared memory. `own_replaced`: what replace_own() says.
   __device__ __forceinline__ void share_scores(int i, bool own_replaced) const {
-    const Place own = place();
     const QueryTile tile = Base::tile_at(i);
     Scores s[2], ds[2];
     product<KTile, QTile, C.d>(s, Base::k_base, Base::q_base(i));
     const bool cut = work.is_cut(tile);
+    if (cut || own_replaced || B.truncates) {
+      find_any(s, ds, tile, i, cut, own_replaced);
+    } else {
+      find_visible(s, ds, i);
+    }
+    share(s, probabilities_base());
+    share(ds, gradients_base());
+  }
+
+  // P and dS, in place of the scores and of nothing, where all rows see all keys: P between the steps of dP's product.
+  __device__ __forceinline__ void find_visible(Scores (&s)[2], Scores (&ds)[2], int i) const {
+    const Place own = place();
+    const u32 values = Base::values_at(i) + (own.first_row + own.lane % 4 * 2) * 4;
+    const auto read = [values](float (&two)[2], int array, int n) {
+      ptx::load_shared_8(two[0], two[1], values + array * 4 * C.tile_q + n * 32);
+    };
+    product<VTile, OTile, C.dv>(ds, Base::v_base(), Base::o_base(i), [&](int k) {
+      constexpr int steps = C.dv / 16, tiles = score_rows / 8;
+#pragma unroll
+      for (int n = k * tiles / steps; n < (k + 1) * tiles / steps; ++n) {
+        float lse[2];
+        read(lse, 0, n);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& score = s[m].tile[0][n][e];
+            score = ptx::exp2(__fmaf_rn(score, score_scale<B>(p), -lse[e % 2]));
+          }
+        }
+      }
+    });
+#pragma unroll
+    for (int n = 0; n < score_rows / 8; ++n) {
+      float delta[2], weight[2] = {1.0F, 1.0F};
+      read(delta, 1, n);
+      if constexpr (B.sink) read(weight, 2, n);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& probability = s[m].tile[0][n][e];
+          float& of_product = ds[m].tile[0][n][e];
+          of_product = score_gradient<B>(p, probability, 0.0F, of_product, delta[e % 2], weight[e % 2], true);
+          probability = value_weight<B>(probability, weight[e % 2], true);
+        }
+      }
+    }
+  }
+
+  // The same where some are hidden, or not finite.
+  __device__ __forceinline__ void find_any(Scores (&s)[2], Scores (&ds)[2], const QueryTile& tile, int i, bool cut,
+                                           bool own_replaced) const {
+    const Place own = place();
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       TransposedScores<C, User, score_rows>{p, work, own.first_key + m * 16, own.lane}.finish(
@@ -165,13 +224,14 @@ struct FusedPass : KeyPass<B, User, true, true> {
         }
       }
     }
-    share(s, probabilities_base());
-    share(ds, gradients_base());
   }
 
-  // S = A·Bᵀ of the warp's keys and rows, over `columns`.
-  template <class ATile, class BTile, int columns>
-  __device__ __forceinline__ void product(Scores (&s)[2], u32 keys_at, u32 rows_at) const {
+  struct Nothing {
+    __device__ __forceinline__ void operator()(int /*k*/) const {}
+  };
+  // S = A·Bᵀ of the warp's keys and rows, over `columns`; `beside(k)` follows every 16 of them.
+  template <class ATile, class BTile, int columns, class Beside = Nothing>
+  __device__ __forceinline__ void product(Scores (&s)[2], u32 keys_at, u32 rows_at, Beside beside = {}) const {
     const Place own = place();
     s[0].clear();
     s[1].clear();
@@ -188,6 +248,7 @@ struct FusedPass : KeyPass<B, User, true, true> {
 #pragma unroll
         for (int m = 0; m < 2; ++m) multiply(s[m], n, a[m], b);
       }
+      beside(k);
     }
   }
 
