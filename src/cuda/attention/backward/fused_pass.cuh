@@ -48,6 +48,15 @@ struct FusedPass : KeyPass<B, User, true, true> {
     Accumulator<1, 2 * pairs> keys[2];  // 16 each
   };
   using Scores = Accumulator<1, score_rows / 8>;  // of 16 keys
+  struct QueryGradients {
+    static constexpr int pairs = C.d / 16 / query_columns;
+    Accumulator<1, 2 * pairs> rows[query_rows / 16];  // 16 each
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+      for (auto& sum : rows) sum.clear();
+    }
+  };
 
   // Computed again by each function: kept, they would take registers that sums and scores want.
   struct Place {
@@ -97,13 +106,15 @@ struct FusedPass : KeyPass<B, User, true, true> {
       load_queries(first, stream, tile, 0);
       load_gradients(first, stream, tile, 0);
       ptx::cp_async_commit();
+      QueryGradients dq;
+      dq.clear();
+      float* sums = sums_of(first, tile);  // where dq is added
       bool own_replaced = false;
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the tile is here, and nobody reads the one before any more
         QueryTile next = tile;
-        float* const sums = stream.sums;
         const bool has_next = i + 1 < count;
         if (has_next) next = move(stream, tile, walk);
         if (B.stages > 1 && has_next) {
@@ -112,20 +123,33 @@ struct FusedPass : KeyPass<B, User, true, true> {
         }
         ptx::cp_async_commit();
         if (i == 0) own_replaced = replace_own();
-        share_scores(tile, i, own_replaced);
+        // What is added to memory is added between the steps of a product, whose tensor cores do not wait for it.
+        Scores s[2];
+        product<KTile, QTile, C.d>(s, Base::k_base, Base::q_base(i), [&](int k) {
+          if constexpr (B.stages == 1) add_to_sums(dq, sums, k, C.d / 16);
+        });
+        share_scores(s, tile, i, own_replaced);
         await_scores_of_keys();
         add<OTile>(dv, probabilities_base(), Base::o_base(i));
-        if constexpr (B.stages == 1) {
-          __syncthreads();  // nobody reads dO any more
+        __syncthreads();  // dS of all keys is here, and nobody reads dO any more
+        if constexpr (B.stages > 1) {
+          find_queries(dq);
+          __syncwarp();  // loads stay behind it: each takes registers
+          add<QTile>(dk, gradients_base(), Base::q_base(i),
+                     [&](int k) { add_to_sums(dq, sums, k, C.tile_q / 16); });
+          if (has_next) sums = sums_after(sums, tile, next);
+        } else {
           if (has_next) load_gradients(work, stream, next, i + 1);
+          add<QTile>(dk, gradients_base(), Base::q_base(i));
+          __syncthreads();  // nobody reads Q any more
+          if (has_next) load_queries(work, stream, next, i + 1);
+          ptx::cp_async_commit();
+          find_queries(dq);
+          if (i > 0) sums = sums_of(work, tile);
         }
-        add<QTile>(dk, gradients_base(), Base::q_base(i));
-        __syncthreads();  // dS of all keys is here, and nobody reads Q any more
-        if (B.stages == 1 && has_next) load_queries(work, stream, next, i + 1);
-        ptx::cp_async_commit();
-        add_queries(sums, work.q.length - tile.first);
         tile = next;
       }
+      if constexpr (B.stages == 1) add_to_sums(dq, sums, 0, 1);
       ptx::cp_async_wait<0>();
     }
     store(dk, params.dk[work.segment], p.d, p.scale);
@@ -137,13 +161,11 @@ struct FusedPass : KeyPass<B, User, true, true> {
     ptx::barrier_sync(1 + place().first_key / 32, column_warps * 32);
   }
 
-  // Where a tile of rows comes from, its first row of Q and of dO, and how far its first row value lies from the first;
-  // and where the thread adds its part of dQ.
+  // Where a tile of rows comes from: its first row of Q and of dO, and how far its first row value lies from the first.
   struct Stream {
     const char* q;
     const char* dout;
     i64 value;
-    float* sums;
   };
   __device__ __forceinline__ Stream stream_from(const KeyWork<C>& w, const QueryTile& tile) const {
     const auto first_of = [&](const void* tensor, const Strides& strides) {
@@ -152,8 +174,7 @@ struct FusedPass : KeyPass<B, User, true, true> {
                   (w.first_head + tile.head) * strides.head);
     };
     return {first_of(p.q, p.q_strides), first_of(params.dout, params.dout_strides),
-            (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first,
-            sums_of(w, tile)};
+            (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first};
   }
   __device__ __forceinline__ QueryTile first_tile(const KeyWork<C>& first, PassedWalk<B> walk) const {
     if constexpr (B.has_list()) return listed_tile(first, walk);
@@ -176,7 +197,6 @@ struct FusedPass : KeyPass<B, User, true, true> {
       stream.q = ptx::advance(stream.q, rows, static_cast<int>(2 * p.q_strides.row));
       stream.dout = ptx::advance(stream.dout, rows, static_cast<int>(2 * params.dout_strides.row));
       stream.value += rows;
-      stream.sums += rows * B.d;
     } else {
       stream = stream_from(work, to);
     }
@@ -199,10 +219,9 @@ struct FusedPass : KeyPass<B, User, true, true> {
                                  [&](int row) { return ptx::advance(from, row, stride); });
   }
 
-  /// P and dS of a tile, the i-th, to shared memory. `own_replaced`: what replace_own() says.
-  __device__ __forceinline__ void share_scores(const QueryTile& tile, int i, bool own_replaced) const {
-    Scores s[2], ds[2];
-    product<KTile, QTile, C.d>(s, Base::k_base, Base::q_base(i));
+  /// P and dS of a tile, the i-th, from its scores, to shared memory. `own_replaced`: what replace_own() says.
+  __device__ __forceinline__ void share_scores(Scores (&s)[2], const QueryTile& tile, int i, bool own_replaced) const {
+    Scores ds[2];
     const bool cut = work.is_cut(tile);
     if (cut || own_replaced || B.truncates) {
       find_any(s, ds, tile, i, cut, own_replaced);
@@ -343,9 +362,10 @@ struct FusedPass : KeyPass<B, User, true, true> {
     }
   }
 
-  // Adds the product of Pᵀ or dSᵀ with a tile of rows.
-  template <class Tile>
-  __device__ __forceinline__ void add(Gradient<Tile::columns>& sum, u32 scores_at, u32 rows_at) const {
+  // Adds the product of Pᵀ or dSᵀ with a tile of rows; `beside(k)` follows every 16 of them.
+  template <class Tile, class Beside = Nothing>
+  __device__ __forceinline__ void add(Gradient<Tile::columns>& sum, u32 scores_at, u32 rows_at,
+                                      Beside beside = {}) const {
     const Place own = place();
     const u32 scores = rows_address<SharedScores>(scores_at, own.first_key, own.lane);
     const u32 columns = Tile::chunk_pair(values_address<Tile>(rows_at, own.lane), own.column_warp);
@@ -360,54 +380,60 @@ struct FusedPass : KeyPass<B, User, true, true> {
 #pragma unroll
         for (int m = 0; m < 2; ++m) multiply(sum.keys[m], n, a[m], b);
       }
+      beside(k);
     }
   }
 
-  // Where the thread adds its part of a tile's dQ.
+  // Where the thread adds its part of a tile's dQ. Zeros of rows that are in none of the sequence's tiles of sums go to
+  // its last.
   __device__ __forceinline__ float* sums_of(const KeyWork<C>& w, const QueryTile& tile) const {
     const Place own = place();
-    const int row = tile.first + own.first_query();
+    int row = tile.first + own.first_query();
+    if (C.tile_q > kSumRows && row / kSumRows * kSumRows >= w.q.length) row -= kSumRows;
     return query_sums_of<B.d, false>(params, w.q, w.batch, w.first_head + tile.head, row / kSumRows,
                                      row % kSumRows * 2 + own.lane) +
            own.query_column() * 1024;
   }
 
-  // Adds dS·K to the sums of dQ; `rows`: of the tile that are there.
-  __device__ __forceinline__ void add_queries(float* sums, int rows) const {
-    constexpr int row_tiles = query_rows / 16;
-    constexpr int pairs = C.d / 16 / query_columns;
+  // The same of the tile behind.
+  __device__ __forceinline__ float* sums_after(float* sums, const QueryTile& tile, const QueryTile& next) const {
+    const bool has_sums = C.tile_q == kSumRows || next.first + C.tile_q <= work.q.length;
+    return tile.head == next.head && has_sums ? sums + i64{next.first - tile.first} * B.d : sums_of(work, next);
+  }
+
+  // dQ = dS·K, the warp's part.
+  __device__ __forceinline__ void find_queries(QueryGradients& dq) const {
     const Place own = place();
     const u32 gradients =
         SharedScores::chunk_pair(keys_address<SharedScores>(gradients_base(), own.lane), own.first_query() / 16);
     const u32 keys = KTile::chunk_pair(values_address<KTile>(Base::k_base, own.lane), own.query_column());
-    Accumulator<1, 2 * pairs> dq[row_tiles];
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m) dq[m].clear();
+    dq.clear();
 #pragma unroll
     for (int k = 0; k < C.tile_kv / 16; ++k) {
-      u32 a[row_tiles][4];
+      u32 a[query_rows / 16][4];
 #pragma unroll
-      for (int m = 0; m < row_tiles; ++m) {
+      for (int m = 0; m < query_rows / 16; ++m) {
         ptx::ldmatrix_x4_transposed(a[m], SharedScores::chunk_pair(gradients, m) + SharedScores::rows_below(k * 16));
       }
 #pragma unroll
-      for (int n = 0; n < pairs; ++n) {
+      for (int n = 0; n < QueryGradients::pairs; ++n) {
         u32 b[4];
         ptx::ldmatrix_x4_transposed(b, KTile::chunk_pair(keys, n * query_columns) + KTile::rows_below(k * 16));
 #pragma unroll
-        for (int m = 0; m < row_tiles; ++m) multiply(dq[m], n, a[m], b);
+        for (int m = 0; m < query_rows / 16; ++m) multiply(dq.rows[m], n, a[m], b);
       }
     }
-    ptx::known_here(sums);  // what is added lies at constant distances
+  }
+
+  // Adds one of `parts` parts of the thread's numbers.
+  static __device__ __forceinline__ void add_to_sums(const QueryGradients& dq, float* sums, int part, int parts) {
+    constexpr int tiles = 2 * QueryGradients::pairs, all = query_rows / 16 * tiles;
 #pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-      if (own.first_query() + m * 16 >= rows) break;
+    for (int at = part * all / parts; at < (part + 1) * all / parts; ++at) {
+      const int m = at / tiles, n = at % tiles;
 #pragma unroll
-      for (int n = 0; n < 2 * pairs; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          atomicAdd(sums + m * 32 + n / 2 * query_columns * 1024 + n % 2 * 512 + e * 128, dq[m].tile[0][n][e]);
-        }
+      for (int e = 0; e < 4; ++e) {
+        atomicAdd(sums + m * 32 + n / 2 * query_columns * 1024 + n % 2 * 512 + e * 128, dq.rows[m].tile[0][n][e]);
       }
     }
   }
