@@ -51,7 +51,8 @@ struct BwdConfig {
   bool user_score = false;
   bool user_mask = false;
   Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
-  bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other, or that waive masks
+  bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other
+  bool list_waives = false;    // of other lists with full tiles, where the user's mask is waived
   bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
   bool ordered = false;  // shares of dQ are added in the order of the key tiles, so that all runs give the same bits
 
@@ -83,6 +84,7 @@ struct BwdConfig {
     visit("user_mask", c.user_mask);
     visit("tiles", c.tiles);
     visit("list_elements", c.list_elements);
+    visit("list_waives", c.list_waives);
     visit("truncates", c.truncates);
     visit("ordered", c.ordered);
   }
@@ -113,6 +115,7 @@ struct BwdConfig {
     c.user_score = user_score;
     c.user_mask = user_mask;
     c.list_elements = list_elements;
+    c.list_waives = list_waives;
     return c;
   }
 
@@ -250,12 +253,14 @@ struct BwdTensorMaps {
 };
 
 /// What a list leaves to a pass, in its own tiles: for each tile that blocks own a row of bits, one for every tile that
-/// may stream by, numbered in order; those of a second source of keys follow the first's, by capacity. Made on the
-/// device from a list of any form.
+/// may stream by, numbered in order; those of a second source of keys follow the first's, by capacity. Behind a row's
+/// bits, of configurations with list_waives, lie as many that name its full tiles. Made on the device from a list of any
+/// form.
 struct TileBits {
   u32* words;
   i64 batch_stride, head_stride;  // in words; 0 where the list does not tell them apart
-  int row_words;
+  int row_words;     // of a row, with those of its full tiles
+  int waived_words;  // those in front of a row's full tiles; 0: these are not told apart
   int tile_q, tile_kv;
   int first_tiles;  // of keys of the first source
   bool keys_own;    // blocks own keys, and rows stream

@@ -40,8 +40,9 @@ bool cuts_keys(const Problem& problem, int tile_kv) {
 // Once tiles are chosen: whether one can hold elements that are listed and others that are not.
 void choose_list_tests(BwdConfig& config, const Problem& problem) {
   if (!config.has_list()) return;
-  config.list_elements = (backward_list(problem).full && config.user_mask) || cuts_rows(problem, config.tile_q) ||
-                         cuts_keys(problem, config.tile_kv);
+  config.list_elements =
+      config.list_elements || cuts_rows(problem, config.tile_q) || cuts_keys(problem, config.tile_kv);
+  config.list_waives = config.user_mask && backward_list(problem).full && !config.list_elements;
 }
 
 void choose_features(BwdConfig& config, const Problem& problem) {
@@ -114,7 +115,8 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   int& stream = queries ? config.tile_kv : config.tile_q;
   const bool plain = is_plain(config);
   const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
-  const int most_keys = config.roles || (plain && config.segments == 1) ? 192 : 160;
+  const bool many_tests = config.alibi && config.user_mask;
+  const int most_keys = (config.roles && !many_tests) || (plain && config.segments == 1) ? 192 : 160;
   const int most_accumulators = queries ? most_queries : most_keys;
   const auto cuts_stream = [&](int length) {
     if (config.truncates && queries && length > 64) return true;  // no registers for a second test

@@ -134,8 +134,7 @@ struct KeyPass {
   // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
   __device__ __forceinline__ QueryTile next_tile(const KeyWork<C>& w, PassedWalk<B> walk, int i) const {
     if constexpr (B.has_list()) {
-      const int number = Listed{params, w}.next(walk, lane_again());
-      const QueryTile tile{walk.head, number * C.tile_q};
+      const QueryTile tile = Listed{params, w}.next(walk, lane_again());
       if (threadIdx.x == 0) work.listed[i % kListedAhead] = tile;
       return tile;
     }
@@ -202,7 +201,7 @@ struct KeyPass {
     if (B.adds_queries() && own_replaced) poison_own(s);
     Products ds;
     if constexpr (finds_dk) product<VTile, OTile, C.dv>(ds, v_base(), o_base(i));
-    const bool replaced = (cut || C.dropout || C.user_mask || B.truncates) && replace_rows(i);
+    const bool replaced = (cut || C.dropout || tests_mask<C>(tile) || B.truncates) && replace_rows(i);
     KeptOfKeys<C> kept;
     if constexpr (C.dropout) kept.draw(work, work.dropout, warp_row(), tile, lane);
     const u32 q_rows = values_address<QTile>(q_base(i), lane);

@@ -10,8 +10,9 @@ namespace tessera::cuda {
 
 /// tile_q rows of one query head.
 struct QueryTile {
-  int head;   // of those that share the key head
-  int first;  // row
+  int head;             // of those that share the key head
+  int first;            // row
+  bool waived = false;  // of a list: the user's mask is waived in all of the tile
 };
 
 template <FwdConfig C>
