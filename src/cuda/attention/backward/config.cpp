@@ -65,10 +65,12 @@ void choose_features(BwdConfig& config, const Problem& problem) {
       config.softcap != Softcap::none || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
 }
 
-bool is_plain(const BwdConfig& config) {
-  return !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout && !config.user_mask &&
+// But for a user's mask.
+bool has_plain_scores(const BwdConfig& config) {
+  return !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout &&
          !config.list_elements;
 }
+bool is_plain(const BwdConfig& config) { return has_plain_scores(config) && !config.user_mask; }
 
 // 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
 // multiprocessor allow, or one where two do not fit at all.
@@ -116,7 +118,7 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   const bool plain = is_plain(config);
   const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
   const bool many_tests = config.alibi && config.user_mask;
-  const int most_keys = (config.roles && !many_tests) || (plain && config.segments == 1) ? 192 : 160;
+  const int most_keys = (config.roles && !many_tests) || (plain && config.segments == 1) || config.adds_queries() ? 192 : 160;
   const int most_accumulators = queries ? most_queries : most_keys;
   const auto cuts_stream = [&](int length) {
     if (config.truncates && queries && length > 64) return true;  // no registers for a second test
@@ -161,7 +163,7 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
   if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
   const BwdConfig config = bwd_config(problem, target, products, Gradients::all);
   const bool has_tiles = config.d == 64 || config.d == 96 || config.d == 128;
-  return has_tiles && config.dv <= 128 && is_plain(config) && config.segments == 1 &&
+  return has_tiles && config.dv <= 128 && has_plain_scores(config) && config.segments == 1 &&
          blocks_that_fit(config.smem_bytes(), target) > 0;
 }
 
