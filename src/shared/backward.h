@@ -36,7 +36,8 @@ struct BwdConfig {
   int dv = 128;                      // of v and o, likewise
   int tile_q = 64;                   // rows of queries, of one head
   int tile_kv = 32;                  // keys
-  int warps = 4;                     // each takes 16 rows of the block's own tile; of `roles` two share them
+  int warps = 4;                     // each takes 16 rows of the block's own tile; of `roles` two share them; by
+                                     // mma.sync those that find all gradients take 32 keys and some columns
   int stages = 2;                    // tiles of the other side in flight
   int segments = 1;                  // sources of keys
   bool apart = false;                // dK and dV by blocks of their own: together they would not fit the registers
@@ -138,10 +139,15 @@ struct BwdConfig {
   /// Tiles that have LSE and δ in shared memory; the third stage of 128 rows just fits without those of its own.
   constexpr int value_stages() const { return adds_queries() && tile_q >= 128 ? 2 : stages; }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
-  /// What warps exchange: dS, from which dQ is computed, or, of `roles`, P in fp32; warpgroups have two tiles of it.
+  /// What warps exchange: two tiles of dS, from which dQ is computed, by mma.sync one of P and one of dS, or, of `roles`,
+  /// two of P in fp32.
   constexpr int exchange_bytes() const {
-    return (adds_queries() ? bytes_of(type) : roles ? 4 : 0) * (has_producer() ? 2 : 1) * tile_q * tile_kv;
+    return (adds_queries() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv;
   }
+  /// How warps share what mma.sync finds of all gradients: dK and dV by 32 keys and columns, scores by 32 keys and rows.
+  constexpr int key_warps() const { return tile_kv / 32; }
+  constexpr int column_warps() const { return warps / key_warps(); }
+  constexpr bool shares_columns() const { return d / 16 % column_warps() == 0 && dv / 16 % column_warps() == 0; }
   /// A tile's share of dQ on its way to the sums in memory; by mma.sync it goes there from registers.
   constexpr int query_sum_bytes() const { return adds_queries() && has_producer() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {
@@ -154,6 +160,7 @@ struct BwdConfig {
   constexpr bool keeps_products() const { return softcap != Softcap::none && !user_score; }
   /// Registers a thread for gradients, scores, their gradients and what the chain rule wants of them, of 255.
   constexpr int accumulators() const {
+    if (adds_queries() && !has_producer()) return (d + dv + 2 * tile_q) / column_warps();
     const int gradients = keeps_queries() ? d / 2 : apart || roles ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
     const bool counts_chain = user_score || (has_producer() && keeps_products());
     return gradients + stream_rows() + (counts_chain ? stream_rows() / 2 : 0);

@@ -116,12 +116,25 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
     EXPECT_NE(kernels(words).find("ordered"), std::string::npos) << kernels(words);
   }
   EXPECT_EQ(kernels("d=128").find("ordered"), std::string::npos);
-  // By mma.sync in any order only, and where tiles of 64 keys at least fit the shared memory.
-  for (const char* words : {"d=128", "d=64 causal", "d=96 list=indices block=128x128"}) {
-    EXPECT_NE(kernels(words, 80).find("bwd_mma dqkv"), std::string::npos) << kernels(words, 80);
+  // By mma.sync in any order only, by the largest tiles that fit and that blocks of a list do not cut.
+  const struct {
+    const char* words;
+    int sm;
+    const char* kernel;
+  } tiles[] = {{"d=64 causal", 80, "d=64:64 tile=128x128"},
+               {"d=64", 120, "d=64:64 tile=64x128"},
+               {"d=64 list=indices block=64x64", 80, "d=64:64 tile=64x64"},
+               {"d=96 list=indices block=128x128", 80, "d=96:96 tile=64x128"},
+               {"d=96", 120, "d=96:96 tile=64x64"},
+               {"d=128", 80, "d=128:128 tile=64x128"},
+               {"d=128", 120, "d=128:128 tile=64x64"},
+               {"d=64 dv=256 sink", 80, "d=64:256 tile=64x64"},
+               {"d=256", 80, "d=256:256 tile=64x64"}};
+  for (const auto& [words, sm, kernel] : tiles) {
+    EXPECT_NE(kernels(words, sm).find(std::string("bwd_mma dqkv bf16 ") + kernel), std::string::npos)
+        << kernels(words, sm);
   }
-  EXPECT_NE(kernels("d=96", 120).find("dqkv bf16 d=96:96 tile=64x64"), std::string::npos) << kernels("d=96", 120);
-  EXPECT_EQ(kernels("d=128", 120).find("dqkv"), std::string::npos) << kernels("d=128", 120);
+  EXPECT_EQ(kernels("d=256", 120).find("dqkv"), std::string::npos) << kernels("d=256", 120);
   EXPECT_EQ(kernels("d=128 deterministic", 80).find("dqkv"), std::string::npos);
   for (const char* words : {"d=128 deterministic list=indices block=128x128", "d=32", "d=256", "d=64 dv=192",
                             "d=64 softcap=30", "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {

@@ -61,10 +61,41 @@ struct BlockList {
     }
   }
 
+  /// One step of sorting: lanes that differ in bit `distance` exchange entries so that the lower one has the larger, or
+  /// the smaller where `ascends`.
+  static __device__ __forceinline__ u64 exchange(u64 own, int distance, bool ascends) {
+    const u64 other = __shfl_xor_sync(0xffffffffU, own, distance);
+    const bool wants_larger = ((lane() & distance) == 0) != ascends;
+    return (own > other) == wants_larger ? own : other;
+  }
+
+  /// Candidates of all lanes at once (Batcher's bitonic sort, 1968): sorted so that the smallest comes first, they make
+  /// a bitonic sequence of the larger ones of them and of the list.
+  __device__ __forceinline__ void merge(u64 candidate) {
+    static_assert(slots == 1);
+#pragma unroll
+    for (int size = 2; size <= 32; size *= 2) {
+#pragma unroll
+      for (int distance = size / 2; distance > 0; distance /= 2) {
+        candidate = exchange(candidate, distance, (lane() & size) == 0);
+      }
+    }
+    entry[0] = candidate > entry[0] ? candidate : entry[0];
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) entry[0] = exchange(entry[0], distance, false);
+  }
+
   /// Each lane has one candidate, or 0; the best `places` of them and of the list stay.
   __device__ __forceinline__ void offer(u64 candidate, int places) {
     u64 least = at(places - 1);
     u32 waiting = __ballot_sync(0xffffffffU, candidate > least);
+    if constexpr (slots == 1) {
+      constexpr int worth_sorting = 7;  // candidates one after another, which take as many instructions
+      if (__popc(waiting) >= worth_sorting) {
+        merge(candidate);
+        return;
+      }
+    }
     while (waiting != 0) {
       const u64 next = __shfl_sync(0xffffffffU, candidate, __ffs(static_cast<int>(waiting)) - 1);
       waiting &= waiting - 1;

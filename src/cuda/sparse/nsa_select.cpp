@@ -75,7 +75,15 @@ SelectConfig base_config(const Problem& p) {
   return config;
 }
 
-/// The most rows and stages that fit; tensor cores where they can be had.
+/// Blocks of threads that share a multiprocessor; two have 128 registers a thread, which not every kernel can do with.
+int blocks_of(const Cut& cut, const Target& target) {
+  const SelectConfig& c = cut.config;
+  const bool is_light = c.scoring == ScoringRows::first || (c.scoring == ScoringRows::mean && !c.has_stats());
+  return is_light ? std::clamp(blocks_that_fit(cut.shared_bytes, target), 1, 2) : 1;
+}
+
+/// The most rows and stages that fit, where two blocks are worth more than two stages; tensor cores where they can be
+/// had.
 Cut choose(const Problem& p, const Target& target) {
   Cut cut{};
   const auto fits = [&](SelectConfig config) {
@@ -83,14 +91,17 @@ Cut choose(const Problem& p, const Target& target) {
     return cut.shared_bytes <= target.shared_memory && config.rows >= vectors_apart(p);
   };
   SelectConfig config = base_config(p);
+  config.d = static_cast<int>(round_up<std::int64_t>(p.head_dim_qk, 32));
+  config.terms = terms_of(p);
   for (const int rows : {64, 32}) {
-    for (const int stages : {2, 1}) {
-      config.rows = rows;
-      config.stages = stages;
-      config.d = static_cast<int>(round_up<std::int64_t>(p.head_dim_qk, 32));
-      config.terms = terms_of(p);
-      if (has_tensor_cores(p) && fits(config)) return cut;
-    }
+    if (!has_tensor_cores(p)) break;
+    config.rows = rows;
+    config.stages = 1;
+    const bool fits_one = fits(config);
+    const Cut one = cut;
+    config.stages = 2;
+    if (fits(config) && blocks_of(cut, target) >= blocks_of(one, target)) return cut;
+    if (fits_one) return one;
   }
   config.d = 0;
   config.terms = config.stages = 1;
@@ -144,9 +155,7 @@ void plan(detail::PlanState& state) {
   Cut cut = choose(state.problem, state.target);
   spread(cut, state.problem, state.target);
   const SelectConfig& c = cut.config;
-  // Two blocks that share a multiprocessor have 128 registers a thread.
-  const bool is_light = c.scoring == ScoringRows::first || (c.scoring == ScoringRows::mean && !c.has_stats());
-  const int blocks = is_light ? std::clamp(blocks_that_fit(cut.shared_bytes, state.target), 1, 2) : 1;
+  const int blocks = blocks_of(cut, state.target);
   KernelSource source;
   source.name = "nsa_select" + words_of(c, Words::all);
   source.text = to_string({.file = "cuda/sparse/nsa_select.cuh",

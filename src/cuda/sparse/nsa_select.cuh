@@ -23,7 +23,7 @@ static_assert(sizeof(SelectTile) == SelectConfig::kStateBytes);
 struct alignas(16) SelectKeyTile {
   float bar;
   int end;     // of the keys that score
-  float best;  // of the block that has begun
+  float best;  // of the block that has begun, if it is more than the bar
   int next;    // key
   ForcedBlocks forced;
 };
@@ -143,6 +143,7 @@ struct NsaSelect {
     SelectKeyTile tile{};
     if (work.has_rows(index)) {
       tile.bar = __int_as_float(0x7fffffff);
+      tile.best = -kInfinity;
       tile.forced = ForcedBlocks::of_keys(work, index);
       tile.end = tile.forced.places > 0 ? work.most_visible(index, C.scoring) : 0;
     }
@@ -194,11 +195,7 @@ struct NsaSelect {
       }
       if constexpr (kAllRows) take_largest(panel, first);
     }
-    const float* scores = kAllRows ? tile_scores : kDot ? products.scores : sums;
-    for (int tile = warp(); tile < p.tiles_together; tile += kWarps) {
-      offer(tile, first, scores + tile * kPitch);
-      if constexpr (C.has_compressed() && kDot) offer_keys(tile, first, scores + tile * kPitch, 1);
-    }
+    offer_to_all(first, kAllRows ? tile_scores : kDot ? products.scores : sums);
   }
 
   /// The first key of the blocks behind those from `first` on, if they are next; else −1.
@@ -271,6 +268,50 @@ struct NsaSelect {
     __syncthreads();
   }
 
+  /// Scores of blocks [first, first + blocks_together), a row for each tile. Most change no list: four lanes find the
+  /// largest of a tile, so that a warp asks eight tiles at once which of them it has to go through.
+  __device__ __forceinline__ void offer_to_all(int first, const float* scores) const {
+    static_assert(kWarps * 8 >= C.rows, "a warp has at most eight tiles");
+    constexpr bool offers_keys = C.has_compressed() && kDot;
+    const int tile = warp() + kWarps * (lane() / 4);
+    bool changes = false, changes_keys = false;
+    if (tile < p.tiles_together) {
+      int end = tiles[tile].end;
+      if constexpr (offers_keys) end = max(end, key_tiles[tile].end);
+      const float largest = largest_of(scores + tile * kPitch, min(p.blocks_together, end - first));
+      changes = first < tiles[tile].end && !(largest <= tiles[tile].bar);
+      if constexpr (offers_keys) {
+        const SelectKeyTile& of_keys = key_tiles[tile];
+        changes_keys = first < of_keys.end && !(fmaxf(largest, of_keys.best) <= of_keys.bar);
+      }
+    }
+    const auto for_each_tile = [&](bool is_one, auto&& visit) {
+      for (u32 lanes = __ballot_sync(0xffffffffU, is_one); lanes != 0;) {
+        const int group = (__ffs(static_cast<int>(lanes)) - 1) / 4;
+        lanes &= ~(0xfU << group * 4);
+        visit(warp() + kWarps * group);
+      }
+    };
+    for_each_tile(changes, [&](int index) { offer(index, first, scores + index * kPitch); });
+    if constexpr (offers_keys) {
+      for_each_tile(changes_keys, [&](int index) { offer_keys(index, first, scores + index * kPitch, 1); });
+    }
+  }
+
+  /// Of the first `count` of 64 scores, those that a lane's quarter of them has; NaN is none.
+  __device__ __forceinline__ float largest_of(const float* scores, int count) const {
+    float largest = -kInfinity;
+#pragma unroll
+    for (int begin = 0; begin < kKeys; begin += 16) {
+      const int first = begin + lane() % 4 * 4;
+      const float4 four = *reinterpret_cast<const float4*>(scores + first);
+      const float score[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) largest = fmaxf(largest, first + i < count ? score[i] : -kInfinity);
+    }
+    return largest;
+  }
+
   /// Blocks come in ascending order, so that one as good as the last of a full list is not taken.
   __device__ __forceinline__ void offer(int index, int first, const float* scores) const {
     SelectTile& tile = tiles[index];
@@ -310,8 +351,7 @@ struct NsaSelect {
     if (key >= last) return;
     while (key < last) {
       const int block = ptx::divide(key, p.compressed_block);
-      const int begin = block * static_cast<int>(p.compressed_block.value);
-      const int block_end = min(begin + static_cast<int>(p.compressed_block.value), end);
+      const int block_end = min((block + 1) * static_cast<int>(p.compressed_block.value), end);
       const int stop = min(block_end, last);
       float largest = -kInfinity;
       for (int at = key - first + lane(); at < stop - first; at += 32) {
@@ -323,8 +363,11 @@ struct NsaSelect {
       for (int step = 16; step > 0; step /= 2) {
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, step));
       }
-      best = key == begin ? largest : fmaxf(best, largest);
-      if (stop == block_end) offer_key_block(tile, index, block, best);
+      best = fmaxf(best, largest);
+      if (stop == block_end) {
+        offer_key_block(tile, index, block, best);
+        best = -kInfinity;
+      }
       key = stop;
     }
     __syncwarp();

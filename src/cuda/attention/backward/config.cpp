@@ -72,18 +72,34 @@ bool has_plain_scores(const BwdConfig& config) {
 }
 bool is_plain(const BwdConfig& config) { return has_plain_scores(config) && !config.user_mask; }
 
+// For all gradients the largest tiles that registers and shared memory hold and that blocks of a list do not cut.
+// Whether there are any.
+bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
+  constexpr int most_accumulators = 192;
+  struct Tiles {
+    int rows, keys, stages;
+  };
+  for (const auto& [rows, keys, stages] : {Tiles{128, 128, 2}, {64, 128, 2}, {64, 64, 2}, {64, 64, 1}}) {
+    config.tile_q = rows;
+    config.tile_kv = keys;
+    config.stages = stages;
+    if (config.has_list() && (cuts_rows(problem, rows) || cuts_keys(problem, keys))) continue;
+    for (const int warps : {8, 4}) {
+      config.warps = warps;
+      if (config.shares_columns() && config.accumulators() <= most_accumulators &&
+          blocks_that_fit(config.smem_bytes(), target) > 0) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
 // 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
 // multiprocessor allow, or one where two do not fit at all.
 void choose_tiles_mma(BwdConfig& config, const Target& target) {
   const bool queries = config.keeps_queries();
   config.stages = 2;
-  if (config.adds_queries()) {
-    config.tile_q = kSumRows;
-    config.tile_kv = 128;
-    if (blocks_that_fit(config.smem_bytes(), target) == 0) config.tile_kv = 64;
-    config.warps = config.tile_kv / 16;
-    return;
-  }
   config.warps = 4;
   (queries ? config.tile_q : config.tile_kv) = 16 * config.warps;
   int& stream = queries ? config.tile_kv : config.tile_q;
@@ -148,6 +164,8 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   const auto choose_tiles = [&] {
     if (products == Products::wgmma) {
       choose_tiles_wgmma(config, problem, target);
+    } else if (config.adds_queries()) {
+      choose_tiles_of_all_mma(config, problem, target);
     } else {
       choose_tiles_mma(config, target);
     }
@@ -161,10 +179,10 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
 bool finds_all(const Problem& problem, const Target& target, Products products) {
   // By wgmma blocks add in turn; with a list whose turn it is would take the list's inverse.
   if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
-  const BwdConfig config = bwd_config(problem, target, products, Gradients::all);
-  const bool has_tiles = config.d == 64 || config.d == 96 || config.d == 128;
-  return has_tiles && config.dv <= 128 && has_plain_scores(config) && config.segments == 1 &&
-         blocks_that_fit(config.smem_bytes(), target) > 0;
+  BwdConfig config = bwd_config(problem, target, products, Gradients::all);
+  if (config.d == 32 || !has_plain_scores(config) || config.segments != 1) return false;
+  if (products == Products::mma_sync) return choose_tiles_of_all_mma(config, problem, target);
+  return std::max(config.d, config.dv) <= 128 && blocks_that_fit(config.smem_bytes(), target) > 0;
 }
 
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {

@@ -11,13 +11,19 @@
 
 namespace tessera::cuda {
 
+/// Where tiles of 8 columns lie that are one beside another.
+struct AdjacentColumns {
+  __device__ __forceinline__ int operator()(int tile) const { return tile * 8; }
+};
+
 /// A warp's 16 rows of a gradient, times `factor`, to memory. `to(row)`: address of row `row` of the 16, or null for
-/// none; `is_used(row)`: whether there is a gradient, else it is 0, whatever the sums hold. By the whole warp.
-template <Element gradient, int tiles, class To, class IsUsed>
+/// none; `is_used(row)`: whether there is a gradient, else it is 0, whatever the sums hold; `column_of(tile)`: the first
+/// column of a tile. By the whole warp.
+template <Element gradient, int tiles, class To, class IsUsed, class ColumnOf = AdjacentColumns>
 __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums, float factor, int columns,
-                                               bool accumulates, int lane, To to, IsUsed is_used) {
+                                               bool accumulates, int lane, To to, IsUsed is_used,
+                                               ColumnOf column_of = {}) {
   constexpr int bytes = bytes_of(gradient);
-  static_assert(gradient == Element::fp32 || tiles % 4 == 0);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = lane / 4 + 8 * half;
@@ -30,7 +36,7 @@ __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums
     if constexpr (gradient == Element::fp32) {
 #pragma unroll
       for (int n = 0; n < tiles; ++n) {
-        const int column = n * 8 + lane % 4 * 2;
+        const int column = column_of(n) + lane % 4 * 2;
         if (at == nullptr || column >= columns) continue;
         const float2 own = value(n);
         float2& sum = *reinterpret_cast<float2*>(at + column * bytes);
@@ -42,10 +48,13 @@ __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums
       for (int n = 0; n < tiles; n += 4) {
         u32 words[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = ptx::pack<gradient>(value(n + i).x, value(n + i).y);
+        for (int i = 0; i < 4; ++i) {
+          words[i] = n + i < tiles ? ptx::pack<gradient>(value(n + i).x, value(n + i).y) : 0;
+        }
         transpose_quad(words, lane % 4);
-        const int column = (n + lane % 4) * 8;
-        if (at != nullptr && column < columns) ptx::store_16(at + column * bytes, words);
+        const int tile = n + lane % 4;
+        const int column = column_of(tile);
+        if (at != nullptr && tile < tiles && column < columns) ptx::store_16(at + column * bytes, words);
       }
     }
   }
@@ -66,10 +75,10 @@ __device__ __forceinline__ void store_query_gradient(const BwdParams& params, co
 }
 
 /// dK or dV of a warp's 16 keys.
-template <Element gradient, FwdConfig C, int tiles>
+template <Element gradient, FwdConfig C, int tiles, class ColumnOf = AdjacentColumns>
 __device__ __forceinline__ void store_key_gradient(const BwdParams& params, const KeyWork<C>& work, int warp_row,
                                                    int lane, const Accumulator<1, tiles>& sums, const KeyGradient& out,
-                                                   int columns, float factor) {
+                                                   int columns, float factor, ColumnOf column_of = {}) {
   const Extent& keys = work.keys.extent;
   const int first = work.first_key + warp_row;
   constexpr int bytes = bytes_of(gradient);
@@ -79,7 +88,7 @@ __device__ __forceinline__ void store_key_gradient(const BwdParams& params, cons
   store_gradient<gradient>(
       sums, factor, columns, params.accumulates, lane,
       [&](int row) { return first + row < keys.capacity ? to + bytes * out.strides.row * row : nullptr; },
-      [&](int row) { return first + row < keys.length; });
+      [&](int row) { return first + row < keys.length; }, column_of);
 }
 
 }  // namespace tessera::cuda

@@ -24,12 +24,18 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
                 callables.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
-  const std::string file = c.roles ? "role_split" : wgmma ? "wgmma" : queries ? "row_pass" : "key_pass";
+  const bool all = c.adds_queries();
+  const std::string file = c.roles   ? "role_split"
+                           : wgmma   ? "wgmma"
+                           : queries ? "row_pass"
+                           : all     ? "fused_pass"
+                                     : "key_pass";
   const std::string arguments = "<config, " + callables.type() + ">";
   const std::string side = queries ? "RowSide" : "KeySide";
   const std::string kernel = c.roles   ? "run_backward_by_roles<" + side + arguments + ">"
                              : wgmma   ? "run_backward<" + side + arguments + ">"
                              : queries ? "RowPass" + arguments + "::run"
+                             : all     ? "run_fused_pass" + arguments
                                        : "run_key_pass" + arguments;
   std::vector<std::string> parameters = {"BwdParams params"};
   if (wgmma) parameters.emplace_back("BwdTensorMaps maps");

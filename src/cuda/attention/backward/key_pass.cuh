@@ -4,20 +4,15 @@
 // lie keys down, which makes those of Pᵀ and dSᵀ operands as they are:
 //
 //     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dV += Pᵀ·dO    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)    dK += dSᵀ·Q
-//
-// With Gradients::all the block's share of a tile's dQ = dS·K is computed too, for which dS goes through shared memory,
-// and added to sums in memory (query_sums.cuh).
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
 #include "cuda/attention/backward/lists/pass_tiles.cuh"
 #include "cuda/attention/backward/query_range.cuh"
-#include "cuda/attention/backward/query_sums.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/attention/backward/transposed_scores.cuh"
 #include "cuda/attention/kv/kv_source.cuh"
-#include "cuda/ptx/warpgroup.cuh"
 
 namespace tessera::cuda {
 
@@ -29,17 +24,12 @@ struct KeyPass {
   using OTile = SharedTile<C.type, C.tile_q, C.dv>;
   using KTile = SharedTile<C.type, C.tile_kv, C.d>;
   using VTile = SharedTile<C.type, C.tile_kv, C.dv>;
-  using GradientTile = SharedTile<C.type, C.tile_kv, C.tile_q>;  // dSᵀ
-  // Rows whose dP is found at once: those of a tile, or half of them where registers hold no more beside the sums.
-  static constexpr int part_rows = B.adds_queries() && C.d + C.dv > 192 ? C.tile_q / 2 : C.tile_q;
   using Scores = Accumulator<1, C.tile_q / 8>;
-  using Products = Accumulator<1, part_rows / 8>;
   using KeyGradients = Accumulator<1, finds_dk ? C.d / 8 : 1>;
   using ValueGradients = Accumulator<1, finds_dv ? C.dv / 8 : 1>;
   struct Memory : KeyWork<C> {
     DropoutDraws dropout;
     NonFiniteRows<B.type, B.stream_rows()> non_finite;
-    NonFiniteRows<B.type, B.adds_queries() ? C.tile_kv : 32> own_non_finite;
     QueryTile listed[B.has_list() ? kListedAhead : 1];  // of the walk's i-th tile: i % kListedAhead
   };
   using Listed = ListedRowTiles<B, KeyWork<C>>;
@@ -50,20 +40,14 @@ struct KeyPass {
   const FwdParams& p;
   Memory& work;
   const u32 k_base;
-
-  // Computed again by each function: kept, they would take registers that sums and scores want.
-  static __device__ __forceinline__ int thread_again() {
-    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
-    __builtin_assume(thread >= 0);  // else remainders take three instructions more
-    return thread;
-  }
-  static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
-  static __device__ __forceinline__ int warp_row() { return thread_again() / 32 * 16; }
+  const int thread = static_cast<int>(threadIdx.x);
+  const int lane = thread % 32;
+  const int warp_row = thread / 32 * 16;
 
   __device__ __forceinline__ u32 v_base() const { return k_base + KTile::bytes; }
-  __device__ __forceinline__ u32 gradients_base() const { return v_base() + VTile::bytes; }
+  __device__ __forceinline__ u32 exchange_base() const { return v_base() + VTile::bytes; }
   __device__ __forceinline__ u32 q_base(int i) const {
-    return gradients_base() + B.exchange_bytes() + i % B.stages * (QTile::bytes + OTile::bytes);
+    return exchange_base() + B.exchange_bytes() + i % B.stages * (QTile::bytes + OTile::bytes);
   }
   __device__ __forceinline__ u32 o_base(int i) const { return q_base(i) + QTile::bytes; }
   /// LSE, δ and weights of a tile's rows, behind all tiles.
@@ -94,18 +78,12 @@ struct KeyPass {
       load_keys(first);
       Walk walk = begin_walk<B>(Listed{params, first});
       for (int i = 0; i < B.stages - 1; ++i) fill(first, walk, i, count);
-      bool own_replaced = false;
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         ptx::cp_async_wait<B.stages - 2>();
         __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
         fill(work, walk, i + B.stages - 1, count);
-        if (B.adds_queries() && i == 0) own_replaced = replace_own();
-        add_tile(dk, dv, i, own_replaced);
-        if constexpr (B.adds_queries()) {
-          __syncthreads();  // dS is here
-          add_queries(tile_at(i));
-        }
+        add_tile(dk, dv, i);
       }
       ptx::cp_async_wait<0>();
     }
@@ -116,7 +94,6 @@ struct KeyPass {
 
   __device__ __forceinline__ void load_keys(const KeyWork<C>& w) const {
     const KvParams& kv = p.kv[w.segment];
-    const int thread = thread_again();
     const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
       KvRows<C> rows(kv, tensor, strides, w.keys.extent, w.batch, w.kv_head);
       rows.advance(w.first_key);
@@ -128,14 +105,14 @@ struct KeyPass {
   }
 
   __device__ __forceinline__ int count_tiles(const KeyWork<C>& w) const {
-    if constexpr (B.has_list()) return Listed{params, w}.count(lane_again());
+    if constexpr (B.has_list()) return Listed{params, w}.count(lane);
     return w.count(p);
   }
   // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
   __device__ __forceinline__ QueryTile next_tile(const KeyWork<C>& w, PassedWalk<B> walk, int i) const {
     if constexpr (B.has_list()) {
-      const QueryTile tile = Listed{params, w}.next(walk, lane_again());
-      if (threadIdx.x == 0) work.listed[i % kListedAhead] = tile;
+      const QueryTile tile = Listed{params, w}.next(walk, lane);
+      if (thread == 0) work.listed[i % kListedAhead] = tile;
       return tile;
     }
     return w.tile(i);
@@ -148,21 +125,27 @@ struct KeyPass {
   __device__ __forceinline__ void fill(const KeyWork<C>& w, PassedWalk<B> walk, int i, int count) const {
     if (i < count) {
       const QueryTile tile = next_tile(w, walk, i);
-      const int rows = w.q.length - tile.first;
-      const int thread = thread_again();
-      const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
-        const i64 first = w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
-                          (w.first_head + tile.head) * strides.head;
-        const char* from = static_cast<const char*>(tensor) + 2 * first;
-        const int stride = static_cast<int>(2 * strides.row);
-        load_tile<Tile, C.threads()>(to, rows, columns, thread,
-                                     [&](int row) { return ptx::advance(from, row, stride); });
-      };
-      load.template operator()<QTile>(q_base(i), p.q, p.q_strides, p.d);
-      load.template operator()<OTile>(o_base(i), params.dout, params.dout_strides, p.dv);
-      load_values(w, tile, values_at(i));
+      load_queries(w, tile, i);
+      load_gradients(w, tile, i);
     }
     ptx::cp_async_commit();
+  }
+  __device__ __forceinline__ void load_queries(const KeyWork<C>& w, const QueryTile& tile, int i) const {
+    load_rows_of<QTile>(w, tile, q_base(i), p.q, p.q_strides, p.d);
+  }
+  __device__ __forceinline__ void load_gradients(const KeyWork<C>& w, const QueryTile& tile, int i) const {
+    load_rows_of<OTile>(w, tile, o_base(i), params.dout, params.dout_strides, p.dv);
+    load_values(w, tile, values_at(i));
+  }
+  template <class Tile>
+  __device__ __forceinline__ void load_rows_of(const KeyWork<C>& w, const QueryTile& tile, u32 to, const void* tensor,
+                                               const Strides& strides, int columns) const {
+    const i64 first = w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
+                      (w.first_head + tile.head) * strides.head;
+    const char* from = static_cast<const char*>(tensor) + 2 * first;
+    const int stride = static_cast<int>(2 * strides.row);
+    load_tile<Tile, C.threads()>(to, w.q.length - tile.first, columns, thread,
+                                 [&](int row) { return ptx::advance(from, row, stride); });
   }
 
   // Behind the end of a sequence zeros, which nobody sees.
@@ -171,7 +154,7 @@ struct KeyPass {
     const RowValues& values = params.values;
     const i64 first = (w.first_head + tile.head) * values.rows + first_value(p, w.q, w.batch) + tile.first;
 #pragma unroll
-    for (int at = thread_again(); at < round_up(arrays * C.tile_q, C.threads()); at += C.threads()) {
+    for (int at = thread; at < round_up(arrays * C.tile_q, C.threads()); at += C.threads()) {
       const int row = at % C.tile_q;
       const int array = at / C.tile_q;
       if (array >= arrays) break;
@@ -188,31 +171,23 @@ struct KeyPass {
     return value;
   }
 
-  /// `own_replaced`: what replace_own() says.
-  __device__ __forceinline__ void add_tile(KeyGradients& dk, ValueGradients& dv, int i, bool own_replaced) const {
+  __device__ __forceinline__ void add_tile(KeyGradients& dk, ValueGradients& dv, int i) const {
     const QueryTile tile = tile_at(i);
-    const int lane = lane_again();
     Scores s;
     product<KTile, QTile, C.d>(s, k_base, q_base(i));
     Scores chain;
     if constexpr (B.keeps_products()) chain = s;
     const bool cut = B.list_elements || work.is_cut(tile);
-    TransposedScores<C, User>{p, work, warp_row(), lane}.finish(s, chain, tile, cut);
-    if (B.adds_queries() && own_replaced) poison_own(s);
-    Products ds;
+    TransposedScores<C, User>{p, work, warp_row, lane}.finish(s, chain, tile, cut);
+    Scores ds;
     if constexpr (finds_dk) product<VTile, OTile, C.dv>(ds, v_base(), o_base(i));
     const bool replaced = (cut || C.dropout || tests_mask<C>(tile) || B.truncates) && replace_rows(i);
     KeptOfKeys<C> kept;
-    if constexpr (C.dropout) kept.draw(work, work.dropout, warp_row(), tile, lane);
+    if constexpr (C.dropout) kept.draw(work, work.dropout, warp_row, tile, lane);
     const u32 q_rows = values_address<QTile>(q_base(i), lane);
     const u32 o_rows = values_address<OTile>(o_base(i), lane);
 #pragma unroll
     for (int k = 0; k < C.tile_q / 16; ++k) {
-      const int in_part = k % (part_rows / 16);
-      if (finds_dk && k > 0 && in_part == 0) {
-        __syncwarp();  // loads stay behind it: each takes registers
-        product<VTile, OTile, C.dv>(ds, v_base(), o_base(i) + OTile::rows_below(k * 16));
-      }
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         const int n = 2 * k + side;
@@ -225,11 +200,11 @@ struct KeyPass {
           for (int half = 0; half < 2; ++half) {
             const int e = half * 2 + column;
             const float of_score = B.keeps_chain() ? chain.tile[0][n][e] : 0.0F;
-            float& of_product = ds.tile[0][2 * in_part + side][e];
-            const ElementGradient g = gradient_of<B>(p, s.tile[0][n][e], of_score, finds_dk ? of_product : 0.0F, value,
-                                                     score_scale<B>(p), !C.dropout || kept.keeps(k, side, e), by);
+            const float dp = finds_dk ? ds.tile[0][n][e] : 0.0F;
+            const ElementGradient g = gradient_of<B>(p, s.tile[0][n][e], of_score, dp, value, score_scale<B>(p),
+                                                     !C.dropout || kept.keeps(k, side, e), by);
             s.tile[0][n][e] = g.p;
-            of_product = g.ds;
+            ds.tile[0][n][e] = g.ds;
           }
         }
       }
@@ -239,96 +214,17 @@ struct KeyPass {
         multiply_values<B.type, OTile>(dv, a, o_rows, k);
       }
       if constexpr (finds_dk) {
-        pack_fragment<B.type>(a[0], ds.tile[0][2 * in_part], ds.tile[0][2 * in_part + 1]);
-        if constexpr (B.adds_queries()) share_gradients(a[0], k);
+        pack_fragment<B.type>(a[0], ds.tile[0][2 * k], ds.tile[0][2 * k + 1]);
         multiply_values<B.type, QTile>(dk, a, q_rows, k);
       }
     }
   }
 
-  // A fragment of dSᵀ, of the warp's 16 keys by rows from 16·k on.
-  __device__ __forceinline__ void share_gradients(const u32 (&a)[4], int k) const {
-    const int lane = lane_again();
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const u32 to = GradientTile::at(warp_row() + lane / 4, i / 2) + GradientTile::rows_below(i % 2 * 8);
-      ptx::store_shared_4(GradientTile::chunk_pair(gradients_base() + to, k) + lane % 4 * 4, a[i]);
-    }
-  }
-
-  // Adds dS·K of a tile to the sums of dQ: a warp has 16 rows, and of two groups of four the columns that
-  // query_sums.cuh has for one.
-  __device__ __forceinline__ void add_queries(const QueryTile& tile) const {
-    static_assert(C.tile_q == kSumRows && C.warps % 4 == 0);
-#pragma unroll 1
-    for (int group = thread_again() / 128; group < 2; group += C.warps / 4) add_queries(tile, group);
-  }
-  __device__ __forceinline__ void add_queries(const QueryTile& tile, int group) const {
-    constexpr int columns = sum_columns(B.d);
-    const int present = group == 0 ? columns : B.d - columns;
-    const int thread = thread_again();
-    const int lane = thread % 32;
-    const u32 gradients = GradientTile::chunk_pair(keys_address<GradientTile>(gradients_base(), lane), thread / 32 % 4);
-    const u32 keys = KTile::chunk_pair(values_address<KTile>(k_base, lane), group * (columns / 16));
-    Accumulator<1, columns / 8> dq;
-    dq.clear();
-#pragma unroll
-    for (int k = 0; k < C.tile_kv / 16; ++k) {
-      u32 a[4];
-      ptx::ldmatrix_x4_transposed(a, gradients + GradientTile::rows_below(k * 16));
-#pragma unroll
-      for (int n = 0; n < columns / 16; ++n) {
-        if (n * 16 >= B.d - columns && n * 16 >= present) break;
-        u32 b[4];
-        ptx::ldmatrix_x4_transposed(b, KTile::chunk_pair(keys, n) + KTile::rows_below(k * 16));
-        ptx::mma_m16n8k16<B.type>(dq.tile[0][2 * n], a, b[0], b[1]);
-        ptx::mma_m16n8k16<B.type>(dq.tile[0][2 * n + 1], a, b[2], b[3]);
-      }
-    }
-    float* to = query_sums_of<B.d, false>(params, work.q, work.batch, work.first_head + tile.head,
-                                          tile.first / kSumRows, group * 128 + thread % 128);
-#pragma unroll
-    for (int n = 0; n < columns / 8; ++n) {
-      if (n * 8 >= B.d - columns && n * 8 >= present) break;
-#pragma unroll
-      for (int e = 0; e < 4; ++e) atomicAdd(to + n * 512 + e * 128, dq.tile[0][n][e]);
-    }
-  }
-
-  // Zeros for what is not finite of K: dQ of a row takes every key of the block. Whether there was any; poison_own()
-  // then makes NaN of what sees such a key.
-  __device__ __forceinline__ bool replace_own() const {
-    auto& rows = work.own_non_finite;
-    const int thread = thread_again();
-    const bool finite = rows.template are_finite<C.threads(), KTile>(k_base, thread);
-    if (__syncthreads_or(finite ? 0 : 1) == 0) return false;
-    rows.clear(thread);
-    __syncthreads();
-    rows.template replace<C.threads(), KTile>(k_base, rows.first, thread);
-    __syncthreads();
-    return true;
-  }
-  __device__ __forceinline__ void poison_own(Scores& s) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (work.own_non_finite.of(warp_row() + lane_again() / 4 + half * 8) == 0) continue;
-#pragma unroll
-      for (int n = 0; n < C.tile_q / 8; ++n) {
-#pragma unroll
-        for (int column = 0; column < 2; ++column) {
-          float& score = s.tile[0][n][half * 2 + column];
-          if (score != -kInfinity) score = kNaN;
-        }
-      }
-    }
-  }
-
   // S = A·Bᵀ of the warp's keys, over `columns`.
-  template <class ATile, class BTile, int columns, int tiles>
-  __device__ __forceinline__ void product(Accumulator<1, tiles>& s, u32 keys_at, u32 rows_at) const {
+  template <class ATile, class BTile, int columns>
+  __device__ __forceinline__ void product(Scores& s, u32 keys_at, u32 rows_at) const {
     s.clear();
-    const int lane = lane_again();
-    const u32 keys = rows_address<ATile>(keys_at, warp_row(), lane);
+    const u32 keys = rows_address<ATile>(keys_at, warp_row, lane);
     const u32 rows = keys_address<BTile>(rows_at, lane);
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) {
@@ -340,7 +236,6 @@ struct KeyPass {
 
   __device__ __forceinline__ bool replace_rows(int i) const {
     auto& rows = work.non_finite;
-    const int thread = thread_again();
     const bool finite = rows.template are_finite<C.threads(), QTile>(q_base(i), thread) &&
                         rows.template are_finite<C.threads(), OTile>(o_base(i), thread);
     if (__syncthreads_or(finite ? 0 : 1) == 0) return false;
@@ -355,7 +250,7 @@ struct KeyPass {
   template <int tiles>
   __device__ __forceinline__ void store(const Accumulator<1, tiles>& sums, const KeyGradient& out, int columns,
                                         float factor) const {
-    store_key_gradient<B.gradient>(params, work, warp_row(), lane_again(), sums, out, columns, factor);
+    store_key_gradient<B.gradient>(params, work, warp_row, lane, sums, out, columns, factor);
   }
 };
 

@@ -17,11 +17,11 @@ __device__ __forceinline__ bool tests_mask(const QueryTile& tile) {
   return C.user_mask && !(C.list_waives && tile.waived);
 }
 
-/// The elements of 16 keys by tile_q rows that the user's mask hides, or a list: bit 2n + column of a word for each of a
-/// thread's two keys, of its rows of the n-th 8.
-template <FwdConfig C, class Mask>
+/// The elements of 16 keys by `rows` rows from `tile.first` on that the user's mask hides, or a list: bit 2n + column of
+/// a word for each of a thread's two keys, of its rows of the n-th 8.
+template <FwdConfig C, class Mask, int rows>
 struct HiddenElements {
-  static_assert(!C.tests_elements() || C.tile_q <= 128);
+  static_assert(!C.tests_elements() || rows <= 128);
   u32 upper = 0, lower = 0;
 
   __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile, int first_key,
@@ -34,7 +34,7 @@ struct HiddenElements {
       for (int half = 0; half < 2; ++half) {
         u32 found = 0;
 #pragma unroll 1
-        for (int i = 0; i < C.tile_q / 4; ++i) {
+        for (int i = 0; i < rows / 4; ++i) {
           found |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key + half * 8, listed)) << i;
         }
         (half == 0 ? upper : lower) = found;
@@ -43,7 +43,7 @@ struct HiddenElements {
       // A text is long, and what it loads takes a while: as many at once as registers allow. What it computes of a row
       // serves both keys.
 #pragma unroll C.d > 192 ? 1 : 4
-      for (int i = 0; i < C.tile_q / 4; ++i) {
+      for (int i = 0; i < rows / 4; ++i) {
         upper |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key, listed)) << i;
         lower |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key + 8, listed)) << i;
       }
@@ -66,21 +66,21 @@ struct HiddenElements {
   }
 };
 
-/// What FinishScores is to fragments that lie queries down. With a user's score `derivatives`, by the scaled products,
-/// are found too; those of hidden elements hold anything.
-template <FwdConfig C, class User>
+/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on. With a user's
+/// score `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
+template <FwdConfig C, class User, int rows = C.tile_q>
 struct TransposedScores {
   const FwdParams& p;
   const KeyWork<C>& work;
   int warp_row;  // first key of the warp within the block
   int lane;
 
-  using Scores = Accumulator<1, C.tile_q / 8>;
+  using Scores = Accumulator<1, rows / 8>;
 
   /// `cut`: whether an interval of keys hides elements of the tile (KeyWork::is_cut), or with list_elements the list.
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
     const int first_key = work.first_key + warp_row + lane / 4;
-    HiddenElements<C, typename User::Mask> hidden;
+    HiddenElements<C, typename User::Mask, rows> hidden;
     const bool tests = C.list_elements || tests_mask<C>(tile);
     if (tests) hidden.find(p, work, tile, first_key, lane);
     if constexpr (C.scale_first) change(s, derivatives, tile, first_key);
@@ -96,7 +96,7 @@ struct TransposedScores {
   template <class Use>
   static __device__ __forceinline__ void for_each(Use use) {
 #pragma unroll
-    for (int n = 0; n < C.tile_q / 8; ++n) {
+    for (int n = 0; n < rows / 8; ++n) {
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
 #pragma unroll
@@ -131,7 +131,7 @@ struct TransposedScores {
   // What the ends of the sequences and the intervals of keys that rows see hide.
   __device__ __forceinline__ void hide_cut(Scores& s, const QueryTile& tile, int first_key) const {
 #pragma unroll
-    for (int n = 0; n < C.tile_q / 8; ++n) {
+    for (int n = 0; n < rows / 8; ++n) {
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
         const int query = query_of(tile, n, column);

@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward in one pass, by mma.sync: dK and dV of a block's keys, as in key_pass.cuh, and the block's share of each
+// tile's dQ, which is added to sums in memory (query_sums.cuh):
+//
+//     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)    dV += Pᵀ·dO    dK += dSᵀ·Q    dQ = dS·K
+//
+// P and dS go through shared memory, so that a warp has 32 rows of every product's result and as many columns, or more:
+// 16 rows, whose fragments a warp could keep in registers, would read shared memory half as often again.
+#pragma once
+
+#include "cuda/attention/backward/key_pass.cuh"
+#include "cuda/attention/backward/query_sums.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+
+namespace tessera::cuda {
+
+template <BwdConfig B, class User>
+struct FusedPass : KeyPass<B, User, true, true> {
+  using Base = KeyPass<B, User, true, true>;
+  using Base::C;
+  using Base::p;
+  using Base::params;
+  using Base::work;
+  using typename Base::KTile;
+  using typename Base::OTile;
+  using typename Base::QTile;
+  using typename Base::VTile;
+  using typename Base::Walk;
+  /// Pᵀ or dSᵀ.
+  using SharedScores = SharedTile<C.type, C.tile_kv, C.tile_q>;
+  struct Memory : Base::Memory {
+    NonFiniteRows<B.type, C.tile_kv> own_non_finite;
+  };
+  static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
+
+  // Of scores a warp has 32 keys and score_rows rows, of dK and dV 32 keys and every column_warps-th 16 columns.
+  static constexpr int column_warps = B.column_warps();
+  static constexpr int score_rows = C.tile_q / column_warps;
+  // Of dQ it has query_rows rows and every query_columns-th 16 columns.
+  static constexpr int query_rows = B.d % 64 == 0 ? 32 : 16;
+  static constexpr int query_columns = C.warps / (C.tile_q / query_rows);
+  static_assert(B.d / 16 % query_columns == 0 && C.tile_q % kSumRows == 0);
+
+  template <int columns>
+  struct Gradient {
+    static constexpr int pairs = columns / 16 / column_warps;
+    Accumulator<1, 2 * pairs> keys[2];  // 16 each
+  };
+  using Scores = Accumulator<1, score_rows / 8>;  // of 16 keys
+
+  // Computed again by each function: kept, they would take registers that sums and scores want.
+  struct Place {
+    int thread, lane;
+    int first_key;    // of the warp's 32
+    int column_warp;  // of those that share keys
+    int first_row;    // of the warp's scores
+  };
+  static __device__ __forceinline__ Place place() {
+    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(thread >= 0);  // else remainders take three instructions more
+    const int warp = thread / 32;
+    return {thread, thread % 32, warp / column_warps * 32, warp % column_warps, warp % column_warps * score_rows};
+  }
+
+  __device__ __forceinline__ u32 probabilities_base() const { return Base::exchange_base(); }
+  __device__ __forceinline__ u32 gradients_base() const { return probabilities_base() + SharedScores::bytes; }
+  __device__ __forceinline__ auto& own_non_finite() const { return static_cast<Memory&>(work).own_non_finite; }
+
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's keys.
+  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, int index) {
+    KeyWork<C> work;
+    if (!work.find(params, index)) return;
+    Memory& kept = *reinterpret_cast<Memory*>(memory);
+    if (threadIdx.x == 0) static_cast<KeyWork<C>&>(kept) = work;
+    FusedPass{{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}}.compute(work);
+  }
+
+  /// `first`: the same as `work`, before a barrier makes that readable.
+  __device__ __forceinline__ void compute(const KeyWork<C>& first) const {
+    Gradient<C.d> dk;
+    Gradient<C.dv> dv;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      dk.keys[m].clear();
+      dv.keys[m].clear();
+    }
+    const int count = Base::count_tiles(first);
+    if (count > 0) {
+      Base::load_keys(first);
+      Walk walk = begin_walk<B>(typename Base::Listed{params, first});
+      Base::fill(first, walk, 0, count);
+      bool own_replaced = false;
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
+        if constexpr (B.stages > 1) Base::fill(work, walk, i + 1, count);
+        if (i == 0) own_replaced = replace_own();
+        share_scores(i, own_replaced);
+        __syncthreads();  // P and dS are here
+        const QueryTile tile = Base::tile_at(i);
+        if constexpr (B.stages > 1) {
+          add<OTile>(dv, probabilities_base(), Base::o_base(i));
+          add<QTile>(dk, gradients_base(), Base::q_base(i));
+        } else {
+          add_and_refill(dk, dv, walk, i, count);
+        }
+        add_queries(tile);
+      }
+      ptx::cp_async_wait<0>();
+    }
+    store(dk, params.dk[work.segment], p.d, p.scale);
+    store(dv, params.dv[work.segment], p.dv, 1.0F);
+  }
+
+  // With one stage: dO and Q of the next tile come as soon as nobody reads this one's.
+  template <class Keys, class Values>
+  __device__ __forceinline__ void add_and_refill(Keys& dk, Values& dv, PassedWalk<B> walk, int i, int count) const {
+    QueryTile next{};
+    if (i + 1 < count) next = Base::next_tile(work, walk, i + 1);
+    add<OTile>(dv, probabilities_base(), Base::o_base(i));
+    __syncthreads();
+    if (i + 1 < count) Base::load_gradients(work, next, i + 1);
+    add<QTile>(dk, gradients_base(), Base::q_base(i));
+    __syncthreads();
+    if (i + 1 < count) Base::load_queries(work, next, i + 1);
+    ptx::cp_async_commit();
+  }
+
+  /// P and dS of tile i, to shared memory. `own_replaced`: what replace_own() says.
+  __device__ __forceinline__ void share_scores(int i, bool own_replaced) const {
+    const Place own = place();
+    const QueryTile tile = Base::tile_at(i);
+    Scores s[2], ds[2];
+    product<KTile, QTile, C.d>(s, Base::k_base, Base::q_base(i));
+    const bool cut = work.is_cut(tile);
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      TransposedScores<C, User, score_rows>{p, work, own.first_key + m * 16, own.lane}.finish(
+          s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
+    }
+    if (own_replaced) poison_own(s);
+    product<VTile, OTile, C.dv>(ds, Base::v_base(), Base::o_base(i));
+    const bool replaced = (cut || tests_mask<C>(tile) || B.truncates) && Base::replace_rows(i);
+#pragma unroll
+    for (int n = 0; n < score_rows / 8; ++n) {
+      RowValue values[2];
+      int non_finite[2];
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const int row = own.first_row + n * 8 + own.lane % 4 * 2 + column;
+        values[column] = Base::row_value(i, row);
+        non_finite[column] = replaced ? work.non_finite.of(row) : 0;
+      }
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& score = s[m].tile[0][n][e];
+          float& of_product = ds[m].tile[0][n][e];
+          const ElementGradient g = gradient_of<B>(p, score, 0.0F, of_product, values[e % 2], score_scale<B>(p), true,
+                                                   non_finite[e % 2]);
+          score = g.p;
+          of_product = g.ds;
+        }
+      }
+    }
+    share(s, probabilities_base());
+    share(ds, gradients_base());
+  }
+
+  // S = A·Bᵀ of the warp's keys and rows, over `columns`.
+  template <class ATile, class BTile, int columns>
+  __device__ __forceinline__ void product(Scores (&s)[2], u32 keys_at, u32 rows_at) const {
+    const Place own = place();
+    s[0].clear();
+    s[1].clear();
+    const u32 keys = rows_address<ATile>(keys_at, own.first_key, own.lane);
+    const u32 rows = keys_address<BTile>(rows_at + BTile::rows_below(own.first_row), own.lane);
+#pragma unroll
+    for (int k = 0; k < columns / 16; ++k) {
+      u32 a[2][4];
+      load_rows<ATile>(a, keys, k);
+#pragma unroll
+      for (int n = 0; n < score_rows / 16; ++n) {
+        u32 b[4];
+        ptx::ldmatrix_x4(b, BTile::chunk_pair(rows, k) + BTile::rows_below(n * 16));
+#pragma unroll
+        for (int m = 0; m < 2; ++m) multiply(s[m], n, a[m], b);
+      }
+    }
+  }
+
+  template <int tiles>
+  static __device__ __forceinline__ void multiply(Accumulator<1, tiles>& sum, int pair, const u32 (&a)[4],
+                                                  const u32 (&b)[4]) {
+    ptx::mma_m16n8k16<B.type>(sum.tile[0][2 * pair], a, b[0], b[1]);
+    ptx::mma_m16n8k16<B.type>(sum.tile[0][2 * pair + 1], a, b[2], b[3]);
+  }
+
+  __device__ __forceinline__ void share(const Scores (&s)[2], u32 to) const {
+    const Place own = place();
+    to += own.lane % 4 * 4;
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const u32 at = SharedScores::chunk_pair(to + SharedScores::at(own.first_key + own.lane / 4, side), own.first_row / 16);
+#pragma unroll
+      for (int n = side; n < score_rows / 8; n += 2) {
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+          const float(&four)[4] = s[m].tile[0][n];
+          const u32 key = SharedScores::chunk_pair(at, n / 2) + SharedScores::rows_below(m * 16);
+          ptx::store_shared_4(key, ptx::pack<B.type>(four[0], four[1]));
+          ptx::store_shared_4(key + SharedScores::rows_below(8), ptx::pack<B.type>(four[2], four[3]));
+        }
+      }
+    }
+  }
+
+  // Adds the product of Pᵀ or dSᵀ with a tile of rows.
+  template <class Tile>
+  __device__ __forceinline__ void add(Gradient<Tile::columns>& sum, u32 scores_at, u32 rows_at) const {
+    const Place own = place();
+    const u32 scores = rows_address<SharedScores>(scores_at, own.first_key, own.lane);
+    const u32 columns = Tile::chunk_pair(values_address<Tile>(rows_at, own.lane), own.column_warp);
+#pragma unroll
+    for (int k = 0; k < C.tile_q / 16; ++k) {
+      u32 a[2][4];
+      load_rows<SharedScores>(a, scores, k);
+#pragma unroll
+      for (int n = 0; n < Gradient<Tile::columns>::pairs; ++n) {
+        u32 b[4];
+        ptx::ldmatrix_x4_transposed(b, Tile::chunk_pair(columns, n * column_warps) + Tile::rows_below(k * 16));
+#pragma unroll
+        for (int m = 0; m < 2; ++m) multiply(sum.keys[m], n, a[m], b);
+      }
+    }
+  }
+
+  // Adds dS·K to the sums of dQ.
+  __device__ __forceinline__ void add_queries(const QueryTile& tile) const {
+    const Place own = place();
+    constexpr int row_tiles = query_rows / 16;
+    constexpr int pairs = C.d / 16 / query_columns;
+    const int first = own.thread / 32 / query_columns * row_tiles;  // 16 rows
+    const int column = own.thread / 32 % query_columns;
+    const u32 gradients = SharedScores::chunk_pair(keys_address<SharedScores>(gradients_base(), own.lane), first);
+    const u32 keys = KTile::chunk_pair(values_address<KTile>(Base::k_base, own.lane), column);
+    Accumulator<1, 2 * pairs> dq[row_tiles];
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) dq[m].clear();
+#pragma unroll
+    for (int k = 0; k < C.tile_kv / 16; ++k) {
+      u32 a[row_tiles][4];
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+        ptx::ldmatrix_x4_transposed(a[m], SharedScores::chunk_pair(gradients, m) + SharedScores::rows_below(k * 16));
+      }
+#pragma unroll
+      for (int n = 0; n < pairs; ++n) {
+        u32 b[4];
+        ptx::ldmatrix_x4_transposed(b, KTile::chunk_pair(keys, n * query_columns) + KTile::rows_below(k * 16));
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) multiply(dq[m], n, a[m], b);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      const int row = tile.first + (first + m) * 16;
+      if (row >= work.q.length) break;
+      float* to = query_sums_of<B.d, false>(params, work.q, work.batch, work.first_head + tile.head, row / kSumRows,
+                                            row % kSumRows * 2 + own.lane) +
+                  column * 1024;
+#pragma unroll
+      for (int n = 0; n < 2 * pairs; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          atomicAdd(to + n / 2 * query_columns * 1024 + n % 2 * 512 + e * 128, dq[m].tile[0][n][e]);
+        }
+      }
+    }
+  }
+
+  // Zeros for what is not finite of K: dQ of a row takes every key of the block. Whether there was any; poison_own()
+  // then makes NaN of what sees such a key.
+  __device__ __forceinline__ bool replace_own() const {
+    const int thread = place().thread;
+    auto& rows = own_non_finite();
+    const bool finite = rows.template are_finite<C.threads(), KTile>(Base::k_base, thread);
+    if (__syncthreads_or(finite ? 0 : 1) == 0) return false;
+    rows.clear(thread);
+    __syncthreads();
+    rows.template replace<C.threads(), KTile>(Base::k_base, rows.first, thread);
+    __syncthreads();
+    return true;
+  }
+  __device__ __forceinline__ void poison_own(Scores (&s)[2]) const {
+    const Place own = place();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (own_non_finite().of(own.first_key + m * 16 + half * 8 + own.lane / 4) == 0) continue;
+#pragma unroll
+        for (int n = 0; n < score_rows / 8; ++n) {
+#pragma unroll
+          for (int column = 0; column < 2; ++column) {
+            float& score = s[m].tile[0][n][half * 2 + column];
+            if (score != -kInfinity) score = kNaN;
+          }
+        }
+      }
+    }
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void store(const Gradient<columns>& sums, const KeyGradient& out, int present,
+                                        float factor) const {
+    const Place own = place();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      store_key_gradient<B.gradient>(params, work, own.first_key + m * 16, own.lane, sums.keys[m], out, present, factor,
+                                     [&](int tile) { return (tile / 2 * column_warps + own.column_warp) * 16 + tile % 2 * 8; });
+    }
+  }
+};
+
+/// A block for each tile of keys.
+template <BwdConfig B, class User>
+__device__ __forceinline__ void run_fused_pass(const BwdParams& params, char* memory) {
+  ptx::griddepcontrol_wait_and_launch();
+  FusedPass<B, User>::run(params, memory, static_cast<int>(blockIdx.x));
+}
+
+}  // namespace tessera::cuda
