@@ -181,7 +181,7 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
   if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
   BwdConfig config = bwd_config(problem, target, products, Gradients::all);
   if (config.d == 32 || !has_plain_scores(config) || config.segments != 1) return false;
-  if (products == Products::mma_sync) return choose_tiles_of_all_mma(config, problem, target);
+  if (products == Products::mma_sync) return is_plain(config) && choose_tiles_of_all_mma(config, problem, target);
   return std::max(config.d, config.dv) <= 128 && blocks_that_fit(config.smem_bytes(), target) > 0;
 }
 

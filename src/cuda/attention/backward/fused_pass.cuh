@@ -137,11 +137,11 @@ struct FusedPass : KeyPass<B, User, true, true> {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       TransposedScores<C, User, score_rows>{p, work, own.first_key + m * 16, own.lane}.finish(
-          s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
+          s[m], s[m], {tile.head, tile.first + own.first_row}, cut);
     }
     if (own_replaced) poison_own(s);
     product<VTile, OTile, C.dv>(ds, Base::v_base(), Base::o_base(i));
-    const bool replaced = (cut || tests_mask<C>(tile) || B.truncates) && Base::replace_rows(i);
+    const bool replaced = (cut || B.truncates) && Base::replace_rows(i);
 #pragma unroll
     for (int n = 0; n < score_rows / 8; ++n) {
       RowValue values[2];
