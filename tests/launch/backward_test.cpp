@@ -369,8 +369,8 @@ TEST_F(Backward, FullTilesOfAList) {
         EXPECT_EQ(config.as_forward().list_waives, waives) << words;
       }
     }
-    const BwdConfig plain = cuda::bwd_config(problem("list=indices:q:b mask=document block=128x128"), target, products,
-                                             Gradients::queries);
+    const BwdConfig plain =
+        cuda::bwd_config(problem("list=indices:q:b mask=document block=128x128"), target, products, Gradients::queries);
     const BwdConfig waiving = cuda::bwd_config(problem("list=indices:q:b:full mask=document block=128x128"), target,
                                                products, Gradients::queries);
     const Problem both = problem("list=indices:q:b:full mask=document block=128x128");

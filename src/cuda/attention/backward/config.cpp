@@ -134,7 +134,8 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   const bool plain = is_plain(config);
   const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
   const bool many_tests = config.alibi && config.user_mask;
-  const int most_keys = (config.roles && !many_tests) || (plain && config.segments == 1) || config.adds_queries() ? 192 : 160;
+  const int most_keys =
+      (config.roles && !many_tests) || (plain && config.segments == 1) || config.adds_queries() ? 192 : 160;
   const int most_accumulators = queries ? most_queries : most_keys;
   const auto cuts_stream = [&](int length) {
     if (config.truncates && queries && length > 64) return true;  // no registers for a second test

@@ -17,8 +17,8 @@ __device__ __forceinline__ bool tests_mask(const QueryTile& tile) {
   return C.user_mask && !(C.list_waives && tile.waived);
 }
 
-/// The elements of 16 keys by `rows` rows from `tile.first` on that the user's mask hides, or a list: bit 2n + column of
-/// a word for each of a thread's two keys, of its rows of the n-th 8.
+/// The elements of 16 keys by `rows` rows from `tile.first` on that the user's mask hides, or a list: bit 2n + column
+/// of a word for each of a thread's two keys, of its rows of the n-th 8.
 template <FwdConfig C, class Mask, int rows>
 struct HiddenElements {
   static_assert(!C.tests_elements() || rows <= 128);
@@ -42,7 +42,7 @@ struct HiddenElements {
     } else {
       // A text is long, and what it loads takes a while: as many at once as registers allow. What it computes of a row
       // serves both keys.
-#pragma unroll C.d > 192 ? 1 : 4
+#pragma unroll C.d> 192 ? 1 : 4
       for (int i = 0; i < rows / 4; ++i) {
         upper |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key, listed)) << i;
         lower |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key + 8, listed)) << i;
@@ -66,8 +66,8 @@ struct HiddenElements {
   }
 };
 
-/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on. With a user's
-/// score `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
+/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on. With a
+/// user's score `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
 template <FwdConfig C, class User, int rows = C.tile_q>
 struct TransposedScores {
   const FwdParams& p;

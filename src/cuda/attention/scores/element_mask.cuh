@@ -18,8 +18,8 @@ concept ElementMaskConfig = requires(const Config& c) {
   bool{c.tests_elements()};
 };
 
-/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit 2n + i of a row's word is value i of the
-/// row in the n-th tile of 8 columns.
+/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit 2n + i of a row's word is value i of
+/// the row in the n-th tile of 8 columns.
 template <ElementMaskConfig auto C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
@@ -42,7 +42,7 @@ struct HiddenBits {
     } else {
       // A text is long, and what it loads takes a while: as many at once as registers allow. What it computes of a key
       // serves both rows.
-#pragma unroll C.d > 192 ? 1 : 4
+#pragma unroll C.d> 192 ? 1 : 4
       for (int e = 0; e < row_bits; ++e) {
         upper |= static_cast<u32>(hides(0, column_of(e))) << e;
         lower |= static_cast<u32>(hides(1, column_of(e))) << e;

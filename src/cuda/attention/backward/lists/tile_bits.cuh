@@ -35,9 +35,7 @@ struct ListedTiles {
     return wanted != 0 ? words[i] & wanted : 0;
   }
   /// A word of the bits of full tiles, of a list whose bits tell them apart.
-  __device__ __forceinline__ u32 waived_word(int i) const {
-    return bits_of_word(i) != 0 ? words[waived_words + i] : 0;
-  }
+  __device__ __forceinline__ u32 waived_word(int i) const { return bits_of_word(i) != 0 ? words[waived_words + i] : 0; }
   __device__ __forceinline__ int begin_word() const {
     return (first.begin < first.end ? first.begin : second.begin) / 32;
   }
