@@ -225,7 +225,15 @@ class Compilation {
   std::atomic<std::size_t> next_{0};
 
  public:
-  [[nodiscard]] const cuda::Compiled* last() const { return jobs_.empty() ? nullptr : jobs_.back()->compiled.get(); }
+  /// The kernel of most machine code; null if none compiled.
+  [[nodiscard]] const cuda::Compiled* largest() const {
+    const cuda::Compiled* found = nullptr;
+    for (const auto& job : jobs_) {
+      const cuda::Compiled* compiled = job->compiled.get();
+      if (compiled != nullptr && (found == nullptr || compiled->cubin.size() > found->cubin.size())) found = compiled;
+    }
+    return found;
+  }
 };
 
 void compile(const CompileOptions& options, int& exit_code) {
@@ -242,8 +250,8 @@ void compile(const CompileOptions& options, int& exit_code) {
   Compilation compilation(options);
   if (!compilation.run()) exit_code = kCheckFailed;
   if (!options.pack.empty() && compilation.is_complete()) compilation.write_pack(options.pack);
-  if (const cuda::Compiled* last = compilation.last(); last != nullptr && !options.cubin.empty()) {
-    cuda::replace_file(options.cubin, last->cubin);
+  if (const cuda::Compiled* largest = compilation.largest(); largest != nullptr && !options.cubin.empty()) {
+    cuda::replace_file(options.cubin, largest->cubin);
   }
 }
 
@@ -270,7 +278,7 @@ void add_compile(CLI::App& app, int& exit_code) {
   verb->add_option("--headers", options->headers, "A src folder to read device headers from, not the embedded ones");
   verb->add_option("--nvrtc", options->nvrtc, "libnvrtc, or a folder that holds it");
   add_text_options(*verb, options->texts);
-  verb->add_option("--cubin", options->cubin, "Write the last kernel's cubin here");
+  verb->add_option("--cubin", options->cubin, "Write the largest kernel's cubin here");
   verb->add_flag("--verbose", options->verbose, "Print the compiler's whole log");
   verb->footer(R"(Exit code 1 when a kernel does not compile, spills registers, uses local memory, asks for more shared
 memory than the architecture has, or loses speed by what the assembler says of it.

@@ -10,6 +10,7 @@
 
 #include "cuda/attention/backward/key_pass.cuh"
 #include "cuda/attention/backward/query_sums.cuh"
+#include "cuda/ptx/global.cuh"
 #include "cuda/ptx/warpgroup.cuh"
 
 namespace tessera::cuda {
@@ -54,6 +55,9 @@ struct FusedPass : KeyPass<B, User, true, true> {
     int first_key;    // of the warp's 32
     int column_warp;  // of those that share keys
     int first_row;    // of the warp's scores
+
+    __device__ __forceinline__ int first_query() const { return thread / 32 / query_columns * query_rows; }
+    __device__ __forceinline__ int query_column() const { return thread / 32 % query_columns; }
   };
   static __device__ __forceinline__ Place place() {
     const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
@@ -88,24 +92,39 @@ struct FusedPass : KeyPass<B, User, true, true> {
     if (count > 0) {
       Base::load_keys(first);
       Walk walk = begin_walk<B>(typename Base::Listed{params, first});
-      Base::fill(first, walk, 0, count);
+      QueryTile tile = first_tile(first, walk);
+      Stream stream = stream_from(first, tile);
+      load_queries(first, stream, tile, 0);
+      load_gradients(first, stream, tile, 0);
+      ptx::cp_async_commit();
       bool own_replaced = false;
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // tile i is here, and nobody reads tile i − 1 any more
-        if constexpr (B.stages > 1) Base::fill(work, walk, i + 1, count);
-        if (i == 0) own_replaced = replace_own();
-        share_scores(i, own_replaced);
-        __syncthreads();  // P and dS are here
-        const QueryTile tile = Base::tile_at(i);
-        if constexpr (B.stages > 1) {
-          add<OTile>(dv, probabilities_base(), Base::o_base(i));
-          add<QTile>(dk, gradients_base(), Base::q_base(i));
-        } else {
-          add_and_refill(dk, dv, walk, i, count);
+        __syncthreads();  // the tile is here, and nobody reads the one before any more
+        QueryTile next = tile;
+        float* const sums = stream.sums;
+        const bool has_next = i + 1 < count;
+        if (has_next) next = move(stream, tile, walk);
+        if (B.stages > 1 && has_next) {
+          load_queries(work, stream, next, i + 1);
+          load_gradients(work, stream, next, i + 1);
         }
-        add_queries(tile);
+        ptx::cp_async_commit();
+        if (i == 0) own_replaced = replace_own();
+        share_scores(tile, i, own_replaced);
+        await_scores_of_keys();
+        add<OTile>(dv, probabilities_base(), Base::o_base(i));
+        if constexpr (B.stages == 1) {
+          __syncthreads();  // nobody reads dO any more
+          if (has_next) load_gradients(work, stream, next, i + 1);
+        }
+        add<QTile>(dk, gradients_base(), Base::q_base(i));
+        __syncthreads();  // dS of all keys is here, and nobody reads Q any more
+        if (B.stages == 1 && has_next) load_queries(work, stream, next, i + 1);
+        ptx::cp_async_commit();
+        add_queries(sums, work.q.length - tile.first);
+        tile = next;
       }
       ptx::cp_async_wait<0>();
     }
@@ -113,27 +132,132 @@ struct FusedPass : KeyPass<B, User, true, true> {
     store(dv, params.dv[work.segment], p.dv, 1.0F);
   }
 
-  // With one stage: dO and Q of the next tile come as soon as nobody reads this one's.
-  template <class Keys, class Values>
-  __device__ __forceinline__ void add_and_refill(Keys& dk, Values& dv, PassedWalk<B> walk, int i, int count) const {
-    QueryTile next{};
-    if (i + 1 < count) next = Base::next_tile(work, walk, i + 1);
-    add<OTile>(dv, probabilities_base(), Base::o_base(i));
-    __syncthreads();
-    if (i + 1 < count) Base::load_gradients(work, next, i + 1);
-    add<QTile>(dk, gradients_base(), Base::q_base(i));
-    __syncthreads();
-    if (i + 1 < count) Base::load_queries(work, next, i + 1);
-    ptx::cp_async_commit();
+  // P and dS of the warp's keys, by all rows.
+  static __device__ __forceinline__ void await_scores_of_keys() {
+    ptx::barrier_sync(1 + place().first_key / 32, column_warps * 32);
   }
 
-  /// P and dS of tile i, to shared memory. `own_replaced`: what replace_own() says.
-  __device__ __forceinline__ void share_scores(int i, bool own_replaced) const {
-    const Place own = place();
-    const QueryTile tile = Base::tile_at(i);
+  // Where a tile of rows comes from, its first row of Q and of dO, and how far its first row value lies from the first;
+  // and where the thread adds its part of dQ.
+  struct Stream {
+    const char* q;
+    const char* dout;
+    i64 value;
+    float* sums;
+  };
+  __device__ __forceinline__ Stream stream_from(const KeyWork<C>& w, const QueryTile& tile) const {
+    const auto first_of = [&](const void* tensor, const Strides& strides) {
+      return static_cast<const char*>(tensor) +
+             2 * (w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
+                  (w.first_head + tile.head) * strides.head);
+    };
+    return {first_of(p.q, p.q_strides), first_of(params.dout, params.dout_strides),
+            (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first,
+            sums_of(w, tile)};
+  }
+  __device__ __forceinline__ QueryTile first_tile(const KeyWork<C>& first, PassedWalk<B> walk) const {
+    if constexpr (B.has_list()) return listed_tile(first, walk);
+    return first.tile(0);
+  }
+  __device__ __forceinline__ QueryTile listed_tile(const KeyWork<C>& w, PassedWalk<B> walk) const {
+    const int number = typename Base::Listed{params, w}.next(walk, place().lane);
+    return {walk.head, number * C.tile_q};
+  }
+  // On to the next tile, which nearly always is of the same head.
+  __device__ __forceinline__ QueryTile move(Stream& stream, const QueryTile& from, PassedWalk<B> walk) const {
+    QueryTile to;
+    if constexpr (B.has_list()) {
+      to = listed_tile(work, walk);
+    } else {
+      to = work.after(from);
+    }
+    if (to.head == from.head) {
+      const int rows = to.first - from.first;
+      stream.q = ptx::advance(stream.q, rows, static_cast<int>(2 * p.q_strides.row));
+      stream.dout = ptx::advance(stream.dout, rows, static_cast<int>(2 * params.dout_strides.row));
+      stream.value += rows;
+      stream.sums += rows * B.d;
+    } else {
+      stream = stream_from(work, to);
+    }
+    return to;
+  }
+  __device__ __forceinline__ void load_queries(const KeyWork<C>& w, const Stream& stream, const QueryTile& tile,
+                                               int i) const {
+    load_rows_of<QTile>(Base::q_base(i), stream.q, p.q_strides, w.q.length - tile.first, p.d);
+  }
+  __device__ __forceinline__ void load_gradients(const KeyWork<C>& w, const Stream& stream, const QueryTile& tile,
+                                                 int i) const {
+    load_rows_of<OTile>(Base::o_base(i), stream.dout, params.dout_strides, w.q.length - tile.first, p.dv);
+    Base::load_values(stream.value, w.q.length - tile.first, Base::values_at(i));
+  }
+  template <class Tile>
+  __device__ __forceinline__ void load_rows_of(u32 to, const char* from, const Strides& strides, int rows,
+                                               int columns) const {
+    const int stride = static_cast<int>(2 * strides.row);
+    load_tile<Tile, C.threads()>(to, rows, columns, place().thread,
+                                 [&](int row) { return ptx::advance(from, row, stride); });
+  }
+
+  /// P and dS of a tile, the i-th, to shared memory. `own_replaced`: what replace_own() says.
+  __device__ __forceinline__ void share_scores(const QueryTile& tile, int i, bool own_replaced) const {
     Scores s[2], ds[2];
     product<KTile, QTile, C.d>(s, Base::k_base, Base::q_base(i));
     const bool cut = work.is_cut(tile);
+    if (cut || own_replaced || B.truncates) {
+      find_any(s, ds, tile, i, cut, own_replaced);
+    } else {
+      find_visible(s, ds, i);
+    }
+    share(s, probabilities_base());
+    share(ds, gradients_base());
+  }
+
+  // P and dS, in place of the scores and of nothing, where all rows see all keys: P between the steps of dP's product.
+  __device__ __forceinline__ void find_visible(Scores (&s)[2], Scores (&ds)[2], int i) const {
+    const Place own = place();
+    const u32 values = Base::values_at(i) + (own.first_row + own.lane % 4 * 2) * 4;
+    const auto read = [values](float (&two)[2], int array, int n) {
+      ptx::load_shared_8(two[0], two[1], values + array * 4 * C.tile_q + n * 32);
+    };
+    product<VTile, OTile, C.dv>(ds, Base::v_base(), Base::o_base(i), [&](int k) {
+      constexpr int steps = C.dv / 16, tiles = score_rows / 8;
+#pragma unroll
+      for (int n = k * tiles / steps; n < (k + 1) * tiles / steps; ++n) {
+        float lse[2];
+        read(lse, 0, n);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& score = s[m].tile[0][n][e];
+            score = ptx::exp2(__fmaf_rn(score, score_scale<B>(p), -lse[e % 2]));
+          }
+        }
+      }
+    });
+#pragma unroll
+    for (int n = 0; n < score_rows / 8; ++n) {
+      float delta[2], weight[2] = {1.0F, 1.0F};
+      read(delta, 1, n);
+      if constexpr (B.sink) read(weight, 2, n);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& probability = s[m].tile[0][n][e];
+          float& of_product = ds[m].tile[0][n][e];
+          of_product = score_gradient<B>(p, probability, 0.0F, of_product, delta[e % 2], weight[e % 2], true);
+          probability = value_weight<B>(probability, weight[e % 2], true);
+        }
+      }
+    }
+  }
+
+  // The same where some are hidden, or not finite.
+  __device__ __forceinline__ void find_any(Scores (&s)[2], Scores (&ds)[2], const QueryTile& tile, int i, bool cut,
+                                           bool own_replaced) const {
+    const Place own = place();
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       TransposedScores<C, User, score_rows>{p, work, own.first_key + m * 16, own.lane}.finish(
@@ -165,13 +289,14 @@ struct FusedPass : KeyPass<B, User, true, true> {
         }
       }
     }
-    share(s, probabilities_base());
-    share(ds, gradients_base());
   }
 
-  // S = A·Bᵀ of the warp's keys and rows, over `columns`.
-  template <class ATile, class BTile, int columns>
-  __device__ __forceinline__ void product(Scores (&s)[2], u32 keys_at, u32 rows_at) const {
+  struct Nothing {
+    __device__ __forceinline__ void operator()(int /*k*/) const {}
+  };
+  // S = A·Bᵀ of the warp's keys and rows, over `columns`; `beside(k)` follows every 16 of them.
+  template <class ATile, class BTile, int columns, class Beside = Nothing>
+  __device__ __forceinline__ void product(Scores (&s)[2], u32 keys_at, u32 rows_at, Beside beside = {}) const {
     const Place own = place();
     s[0].clear();
     s[1].clear();
@@ -188,6 +313,7 @@ struct FusedPass : KeyPass<B, User, true, true> {
 #pragma unroll
         for (int m = 0; m < 2; ++m) multiply(s[m], n, a[m], b);
       }
+      beside(k);
     }
   }
 
@@ -237,15 +363,23 @@ struct FusedPass : KeyPass<B, User, true, true> {
     }
   }
 
-  // Adds dS·K to the sums of dQ.
-  __device__ __forceinline__ void add_queries(const QueryTile& tile) const {
+  // Where the thread adds its part of a tile's dQ.
+  __device__ __forceinline__ float* sums_of(const KeyWork<C>& w, const QueryTile& tile) const {
     const Place own = place();
+    const int row = tile.first + own.first_query();
+    return query_sums_of<B.d, false>(params, w.q, w.batch, w.first_head + tile.head, row / kSumRows,
+                                     row % kSumRows * 2 + own.lane) +
+           own.query_column() * 1024;
+  }
+
+  // Adds dS·K to the sums of dQ; `rows`: of the tile that are there.
+  __device__ __forceinline__ void add_queries(float* sums, int rows) const {
     constexpr int row_tiles = query_rows / 16;
     constexpr int pairs = C.d / 16 / query_columns;
-    const int first = own.thread / 32 / query_columns * row_tiles;  // 16 rows
-    const int column = own.thread / 32 % query_columns;
-    const u32 gradients = SharedScores::chunk_pair(keys_address<SharedScores>(gradients_base(), own.lane), first);
-    const u32 keys = KTile::chunk_pair(values_address<KTile>(Base::k_base, own.lane), column);
+    const Place own = place();
+    const u32 gradients =
+        SharedScores::chunk_pair(keys_address<SharedScores>(gradients_base(), own.lane), own.first_query() / 16);
+    const u32 keys = KTile::chunk_pair(values_address<KTile>(Base::k_base, own.lane), own.query_column());
     Accumulator<1, 2 * pairs> dq[row_tiles];
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) dq[m].clear();
@@ -264,18 +398,15 @@ struct FusedPass : KeyPass<B, User, true, true> {
         for (int m = 0; m < row_tiles; ++m) multiply(dq[m], n, a[m], b);
       }
     }
+    ptx::known_here(sums);  // what is added lies at constant distances
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
-      const int row = tile.first + (first + m) * 16;
-      if (row >= work.q.length) break;
-      float* to = query_sums_of<B.d, false>(params, work.q, work.batch, work.first_head + tile.head, row / kSumRows,
-                                            row % kSumRows * 2 + own.lane) +
-                  column * 1024;
+      if (own.first_query() + m * 16 >= rows) break;
 #pragma unroll
       for (int n = 0; n < 2 * pairs; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          atomicAdd(to + n / 2 * query_columns * 1024 + n % 2 * 512 + e * 128, dq[m].tile[0][n][e]);
+          atomicAdd(sums + m * 32 + n / 2 * query_columns * 1024 + n % 2 * 512 + e * 128, dq[m].tile[0][n][e]);
         }
       }
     }

@@ -125,41 +125,34 @@ struct KeyPass {
   __device__ __forceinline__ void fill(const KeyWork<C>& w, PassedWalk<B> walk, int i, int count) const {
     if (i < count) {
       const QueryTile tile = next_tile(w, walk, i);
-      load_queries(w, tile, i);
-      load_gradients(w, tile, i);
+      const int rows = w.q.length - tile.first;
+      const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
+        const i64 first = w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
+                          (w.first_head + tile.head) * strides.head;
+        const char* from = static_cast<const char*>(tensor) + 2 * first;
+        const int stride = static_cast<int>(2 * strides.row);
+        load_tile<Tile, C.threads()>(to, rows, columns, thread,
+                                     [&](int row) { return ptx::advance(from, row, stride); });
+      };
+      load.template operator()<QTile>(q_base(i), p.q, p.q_strides, p.d);
+      load.template operator()<OTile>(o_base(i), params.dout, params.dout_strides, p.dv);
+      load_values((w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first, rows,
+                  values_at(i));
     }
     ptx::cp_async_commit();
   }
-  __device__ __forceinline__ void load_queries(const KeyWork<C>& w, const QueryTile& tile, int i) const {
-    load_rows_of<QTile>(w, tile, q_base(i), p.q, p.q_strides, p.d);
-  }
-  __device__ __forceinline__ void load_gradients(const KeyWork<C>& w, const QueryTile& tile, int i) const {
-    load_rows_of<OTile>(w, tile, o_base(i), params.dout, params.dout_strides, p.dv);
-    load_values(w, tile, values_at(i));
-  }
-  template <class Tile>
-  __device__ __forceinline__ void load_rows_of(const KeyWork<C>& w, const QueryTile& tile, u32 to, const void* tensor,
-                                               const Strides& strides, int columns) const {
-    const i64 first = w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
-                      (w.first_head + tile.head) * strides.head;
-    const char* from = static_cast<const char*>(tensor) + 2 * first;
-    const int stride = static_cast<int>(2 * strides.row);
-    load_tile<Tile, C.threads()>(to, w.q.length - tile.first, columns, thread,
-                                 [&](int row) { return ptx::advance(from, row, stride); });
-  }
 
-  // Behind the end of a sequence zeros, which nobody sees.
-  __device__ __forceinline__ void load_values(const KeyWork<C>& w, const QueryTile& tile, u32 to) const {
+  // `first`: where the tile's values begin. Behind the end of a sequence zeros, which nobody sees.
+  __device__ __forceinline__ void load_values(i64 first, int rows, u32 to) const {
     constexpr int arrays = B.sink ? 3 : 2;
     const RowValues& values = params.values;
-    const i64 first = (w.first_head + tile.head) * values.rows + first_value(p, w.q, w.batch) + tile.first;
 #pragma unroll
     for (int at = thread; at < round_up(arrays * C.tile_q, C.threads()); at += C.threads()) {
       const int row = at % C.tile_q;
       const int array = at / C.tile_q;
       if (array >= arrays) break;
       const float* from = array == 0 ? values.lse : array == 1 ? values.delta : values.weight;
-      const bool valid = tile.first + row < w.q.length;
+      const bool valid = row < rows;
       ptx::cp_async_4_or_zeros(to + at * 4, from + first + (valid ? row : 0), valid);
     }
   }

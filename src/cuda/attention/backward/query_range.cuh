@@ -59,6 +59,12 @@ struct KeyWork {
     const int head = i / tiles;
     return {head, (first_tile + i - head * tiles) * C.tile_q};
   }
+  /// The tile behind another.
+  __device__ __forceinline__ QueryTile after(const QueryTile& tile) const {
+    const int next = tile.first + C.tile_q;
+    const bool is_last = next >= (first_tile + tiles) * C.tile_q;
+    return {is_last ? tile.head + 1 : tile.head, is_last ? first_tile * C.tile_q : next};
+  }
   /// Number of the first tile of rows that sees no key of the tile of keys before the block's, and neither do those
   /// behind it. Those in front of it do, as far as they are the block's: both ends move monotonically with the key.
   __device__ __forceinline__ int find_end_before(const FwdParams& p) const {
