@@ -75,7 +75,7 @@ bool is_plain(const BwdConfig& config) { return has_plain_scores(config) && !con
 // For all gradients the largest tiles that registers and shared memory hold and that blocks of a list do not cut.
 // Whether there are any.
 bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
-  constexpr int most_accumulators = 192;
+  const int most_accumulators = config.user_mask ? 184 : 192;  // a text needs registers too
   struct Tiles {
     int rows, keys, stages;
   };
@@ -182,7 +182,7 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
   if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
   BwdConfig config = bwd_config(problem, target, products, Gradients::all);
   if (config.d == 32 || !has_plain_scores(config) || config.segments != 1) return false;
-  if (products == Products::mma_sync) return is_plain(config) && choose_tiles_of_all_mma(config, problem, target);
+  if (products == Products::mma_sync) return choose_tiles_of_all_mma(config, problem, target);
   return std::max(config.d, config.dv) <= 128 && blocks_that_fit(config.smem_bytes(), target) > 0;
 }
 

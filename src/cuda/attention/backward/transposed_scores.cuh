@@ -22,6 +22,7 @@ __device__ __forceinline__ bool tests_mask(const QueryTile& tile) {
 template <FwdConfig C, class Mask, int rows>
 struct HiddenElements {
   static_assert(!C.tests_elements() || rows <= 128);
+  static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
   u32 upper = 0, lower = 0;
 
   __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile, int first_key,
@@ -40,9 +41,8 @@ struct HiddenElements {
         (half == 0 ? upper : lower) = found;
       }
     } else {
-      // A text is long, and what it loads takes a while: as many at once as registers allow. What it computes of a row
-      // serves both keys.
-#pragma unroll C.d> 192 ? 1 : 4
+      // A text is long, and what it loads takes a while. What it computes of a row serves both keys.
+#pragma unroll columns_at_once
       for (int i = 0; i < rows / 4; ++i) {
         upper |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key, listed)) << i;
         lower |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key + 8, listed)) << i;

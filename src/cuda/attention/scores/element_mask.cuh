@@ -12,6 +12,7 @@ namespace tessera::cuda {
 /// What tests key by key ask of a configuration: tests_elements() is whether there are any.
 template <class Config>
 concept ElementMaskConfig = requires(const Config& c) {
+  int{c.d};
   int{c.tile_kv};
   bool{c.list_elements};
   bool{c.user_mask};
@@ -24,6 +25,7 @@ template <ElementMaskConfig auto C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
   static_assert(!C.tests_elements() || row_bits <= 32);
+  static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
   u32 upper, lower;
 
   /// `hides(half, column)` tells of a row and a column of the tile.
@@ -40,9 +42,8 @@ struct HiddenBits {
         (half == 0 ? upper : lower) = found;
       }
     } else {
-      // A text is long, and what it loads takes a while: as many at once as registers allow. What it computes of a key
-      // serves both rows.
-#pragma unroll C.d> 192 ? 1 : 4
+      // A text is long, and what it loads takes a while. What it computes of a key serves both rows.
+#pragma unroll columns_at_once
       for (int e = 0; e < row_bits; ++e) {
         upper |= static_cast<u32>(hides(0, column_of(e))) << e;
         lower |= static_cast<u32>(hides(1, column_of(e))) << e;
