@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cuda/attention/backward/lists/tile_bits.cuh"
-#include "cuda/attention/backward/query_range.cuh"
 #include "cuda/attention/tiles/tile_range.cuh"
 
 namespace tessera::cuda {

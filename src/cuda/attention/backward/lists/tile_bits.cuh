@@ -53,6 +53,13 @@ struct ListedTiles {
   }
 };
 
+/// tile_q rows of one query head.
+struct QueryTile {
+  int head;             // of those that share the key head
+  int first;            // row
+  bool waived = false;  // of a list: the user's mask is waived in all of the tile
+};
+
 /// A tile that a walk has come to.
 struct WalkedTile {
   int number;
