@@ -383,7 +383,8 @@ TEST_F(Backward, FullTilesOfAList) {
   }
 }
 
-// What a mask hides is two registers, which a pass that finds all gradients has; by mma.sync its tiles are smaller then.
+// What a mask hides is two registers, which a pass that finds all gradients has; by mma.sync its tiles are smaller
+// then.
 TEST_F(Backward, AMaskLeavesAllGradientsToOnePass) {
   const auto all = [](const std::string& more, Products products = Products::wgmma) {
     const Problem problem = Problem::parse("attention pass=backward sq=4096 hq=2 dtype=bf16 mask=document " + more);
