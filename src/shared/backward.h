@@ -52,7 +52,8 @@ struct BwdConfig {
   bool user_score = false;
   bool user_mask = false;
   Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
-  bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other, or that waive masks
+  bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other
+  bool list_waives = false;    // of other lists with full tiles, where the user's mask is waived
   bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
   bool ordered = false;  // shares of dQ are added in the order of the key tiles, so that all runs give the same bits
 
@@ -84,6 +85,7 @@ struct BwdConfig {
     visit("user_mask", c.user_mask);
     visit("tiles", c.tiles);
     visit("list_elements", c.list_elements);
+    visit("list_waives", c.list_waives);
     visit("truncates", c.truncates);
     visit("ordered", c.ordered);
   }
@@ -114,6 +116,7 @@ struct BwdConfig {
     c.user_score = user_score;
     c.user_mask = user_mask;
     c.list_elements = list_elements;
+    c.list_waives = list_waives;
     return c;
   }
 
@@ -136,12 +139,13 @@ struct BwdConfig {
   /// Tiles that have LSE and δ in shared memory; the third stage of 128 rows just fits without those of its own.
   constexpr int value_stages() const { return adds_queries() && tile_q >= 128 ? 2 : stages; }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
-  /// What warps exchange: two tiles of dS, from which dQ is computed, by mma.sync one of P and one of dS, or, of `roles`,
-  /// two of P in fp32.
+  /// What warps exchange: two tiles of dS, from which dQ is computed, by mma.sync one of P and one of dS, or, of
+  /// `roles`, two of P in fp32.
   constexpr int exchange_bytes() const {
     return (adds_queries() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv;
   }
-  /// How warps share what mma.sync finds of all gradients: dK and dV by 32 keys and columns, scores by 32 keys and rows.
+  /// How warps share what mma.sync finds of all gradients: dK and dV by 32 keys and columns, scores by 32 keys and
+  /// rows.
   constexpr int key_warps() const { return tile_kv / 32; }
   constexpr int column_warps() const { return warps / key_warps(); }
   constexpr bool shares_columns() const { return d / 16 % column_warps() == 0 && dv / 16 % column_warps() == 0; }
@@ -257,12 +261,14 @@ struct BwdTensorMaps {
 };
 
 /// What a list leaves to a pass, in its own tiles: for each tile that blocks own a row of bits, one for every tile that
-/// may stream by, numbered in order; those of a second source of keys follow the first's, by capacity. Made on the
-/// device from a list of any form.
+/// may stream by, numbered in order; those of a second source of keys follow the first's, by capacity. Behind a row's
+/// bits, of configurations with list_waives, lie as many that name its full tiles. Made on the device from a list of
+/// any form.
 struct TileBits {
   u32* words;
   i64 batch_stride, head_stride;  // in words; 0 where the list does not tell them apart
-  int row_words;
+  int row_words;                  // of a row, with those of its full tiles
+  int waived_words;               // those in front of a row's full tiles; 0: these are not told apart
   int tile_q, tile_kv;
   int first_tiles;  // of keys of the first source
   bool keys_own;    // blocks own keys, and rows stream

@@ -7,6 +7,7 @@
 
 #include "core/expect_error.h"
 #include "cuda/attention/backward/config.h"
+#include "cuda/attention/backward/lists/list_bits.h"
 #include "launch/launch.h"
 #include "plan/implementations.h"
 #include "shared/backward.h"
@@ -340,9 +341,65 @@ TEST_F(Backward, TilesThatFitTheListsBlocks) {
     EXPECT_EQ(config("d=128 list=indices block=64x64", of).warps, 4);
     EXPECT_FALSE(config("d=128 list=indices block=64x64", of).list_elements);
     EXPECT_TRUE(config("d=128 list=indices block=48x64", of).list_elements);
-    EXPECT_TRUE(config("d=64 list=indices:q:b:full mask=document block=128x128", of).list_elements);
     EXPECT_FALSE(config("d=64 list=indices block=5000x5000", of).list_elements);
   }
+}
+
+// Full tiles are told apart where a mask is waived in them, for whole tiles of the kernel; where these cut the list's
+// blocks, elements are looked up in the list.
+TEST_F(Backward, FullTilesOfAList) {
+  const auto problem = [](const std::string& more) {
+    return Problem::parse("attention pass=backward sq=4096 hq=2 d=64 dtype=bf16 " + more);
+  };
+  for (const int sm : {80, 90}) {
+    const Target target = Target::emulate(sm, 0);
+    const Products products = sm == 90 ? Products::wgmma : Products::mma_sync;
+    for (const Gradients of : {Gradients::queries, Gradients::keys}) {
+      for (const auto& [words, elements, waives] :
+           {std::tuple{"list=indices:q:b:full mask=document block=128x128", false, true},
+            {"list=indices:q:b:full mask=document block=64x64", false, true},
+            {"list=indices:q:b:full mask=document block=64x48", true, false},
+            {"list=indices:q:b:full block=128x128", false, false},
+            {"list=indices:q:b mask=document block=128x128", false, false},
+            {"list=indices:q:b:full bwd_list=indices mask=document block=128x128", false, false},
+            {"list=indices bwd_list=indices:q:b:full mask=document block=128x128", false, true}}) {
+        const BwdConfig config = cuda::bwd_config(problem(words), target, products, of);
+        EXPECT_EQ(config.list_elements, elements) << words;
+        EXPECT_EQ(config.list_waives, waives) << words;
+        EXPECT_EQ(config.as_forward().list_waives, waives) << words;
+      }
+    }
+    const BwdConfig plain =
+        cuda::bwd_config(problem("list=indices:q:b mask=document block=128x128"), target, products, Gradients::queries);
+    const BwdConfig waiving = cuda::bwd_config(problem("list=indices:q:b:full mask=document block=128x128"), target,
+                                               products, Gradients::queries);
+    const Problem both = problem("list=indices:q:b:full mask=document block=128x128");
+    EXPECT_EQ(cuda::bit_count(both, waiving), 2 * cuda::bit_count(both, plain));
+    EXPECT_EQ(cuda::tile_bits(both, plain, nullptr).waived_words, 0);
+    const cuda::TileBits bits = cuda::tile_bits(both, waiving, nullptr);
+    EXPECT_EQ(bits.waived_words, cuda::divide_up(4096 / waiving.tile_kv, 32));
+    EXPECT_EQ(bits.row_words, 2 * bits.waived_words);
+    EXPECT_EQ(bits.head_stride, 4096 / waiving.tile_q * bits.row_words);
+  }
+}
+
+// What a mask hides is two registers, which a pass that finds all gradients has; by mma.sync its tiles are smaller
+// then.
+TEST_F(Backward, AMaskLeavesAllGradientsToOnePass) {
+  const auto all = [](const std::string& more, Products products = Products::wgmma) {
+    const Problem problem = Problem::parse("attention pass=backward sq=4096 hq=2 dtype=bf16 mask=document " + more);
+    return cuda::finds_all(problem, Target::emulate(products == Products::wgmma ? 90 : 80, 0), products);
+  };
+  for (const char* dim : {"d=64", "d=96", "d=128"}) {
+    EXPECT_TRUE(all(dim)) << dim;
+    EXPECT_TRUE(all(std::string(dim) + " list=indices:q:b:full block=128x128")) << dim;
+    EXPECT_TRUE(all(dim, Products::mma_sync)) << dim;
+    EXPECT_TRUE(all(std::string(dim) + " list=indices:q:b:full block=128x128", Products::mma_sync)) << dim;
+  }
+  EXPECT_FALSE(all("d=64 list=indices:q:b:full block=48x48"));
+  EXPECT_FALSE(all("d=64 alibi"));
+  EXPECT_FALSE(all("d=192"));
+  EXPECT_TRUE(all("d=192", Products::mma_sync));
 }
 
 // The derivative of a score is a number more an element: kernels of their own, in sums of a fixed order, by tiles that

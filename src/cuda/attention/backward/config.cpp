@@ -40,8 +40,9 @@ bool cuts_keys(const Problem& problem, int tile_kv) {
 // Once tiles are chosen: whether one can hold elements that are listed and others that are not.
 void choose_list_tests(BwdConfig& config, const Problem& problem) {
   if (!config.has_list()) return;
-  config.list_elements = (backward_list(problem).full && config.user_mask) || cuts_rows(problem, config.tile_q) ||
-                         cuts_keys(problem, config.tile_kv);
+  config.list_elements =
+      config.list_elements || cuts_rows(problem, config.tile_q) || cuts_keys(problem, config.tile_kv);
+  config.list_waives = config.user_mask && backward_list(problem).full && !config.list_elements;
 }
 
 void choose_features(BwdConfig& config, const Problem& problem) {
@@ -64,15 +65,17 @@ void choose_features(BwdConfig& config, const Problem& problem) {
       config.softcap != Softcap::none || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
 }
 
-bool is_plain(const BwdConfig& config) {
-  return !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout && !config.user_mask &&
+// But for a user's mask.
+bool has_plain_scores(const BwdConfig& config) {
+  return !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout &&
          !config.list_elements;
 }
+bool is_plain(const BwdConfig& config) { return has_plain_scores(config) && !config.user_mask; }
 
 // For all gradients the largest tiles that registers and shared memory hold and that blocks of a list do not cut.
 // Whether there are any.
 bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
-  constexpr int most_accumulators = 192;
+  const int most_accumulators = config.user_mask ? 184 : 192;  // a text needs registers too
   struct Tiles {
     int rows, keys, stages;
   };
@@ -132,7 +135,9 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   int& stream = queries ? config.tile_kv : config.tile_q;
   const bool plain = is_plain(config);
   const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
-  const int most_keys = config.roles || (plain && config.segments == 1) ? 192 : 160;
+  const bool many_tests = config.alibi && config.user_mask;
+  const int most_keys =
+      (config.roles && !many_tests) || (plain && config.segments == 1) || config.adds_queries() ? 192 : 160;
   const int most_accumulators = queries ? most_queries : most_keys;
   const auto cuts_stream = [&](int length) {
     if (config.truncates && queries && length > 64) return true;  // no registers for a second test
@@ -178,7 +183,7 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
   // By wgmma blocks add in turn; with a list whose turn it is would take the list's inverse.
   if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
   BwdConfig config = bwd_config(problem, target, products, Gradients::all);
-  if (config.d == 32 || !is_plain(config) || config.segments != 1) return false;
+  if (config.d == 32 || !has_plain_scores(config) || config.segments != 1) return false;
   if (products == Products::mma_sync) return choose_tiles_of_all_mma(config, problem, target);
   return std::max(config.d, config.dv) <= 128 && blocks_that_fit(config.smem_bytes(), target) > 0;
 }

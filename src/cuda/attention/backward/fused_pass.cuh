@@ -151,6 +151,8 @@ struct FusedPass : KeyPass<B, User, true, true> {
       }
       if constexpr (B.stages == 1) add_to_sums(dq, sums, 0, 1);
       ptx::cp_async_wait<0>();
+    } else {
+      __syncthreads();  // the block's work is here, which loops wait for
     }
     store(dk, params.dk[work.segment], p.d, p.scale);
     store(dv, params.dv[work.segment], p.dv, 1.0F);
@@ -181,8 +183,7 @@ struct FusedPass : KeyPass<B, User, true, true> {
     return first.tile(0);
   }
   __device__ __forceinline__ QueryTile listed_tile(const KeyWork<C>& w, PassedWalk<B> walk) const {
-    const int number = typename Base::Listed{params, w}.next(walk, place().lane);
-    return {walk.head, number * C.tile_q};
+    return typename Base::Listed{params, w}.next(walk, place().lane);
   }
   // On to the next tile, which nearly always is of the same head.
   __device__ __forceinline__ QueryTile move(Stream& stream, const QueryTile& from, PassedWalk<B> walk) const {
@@ -223,7 +224,7 @@ struct FusedPass : KeyPass<B, User, true, true> {
   __device__ __forceinline__ void share_scores(Scores (&s)[2], const QueryTile& tile, int i, bool own_replaced) const {
     Scores ds[2];
     const bool cut = work.is_cut(tile);
-    if (cut || own_replaced || B.truncates) {
+    if (cut || own_replaced || tests_mask<C>(tile) || B.truncates) {
       find_any(s, ds, tile, i, cut, own_replaced);
     } else {
       find_visible(s, ds, i);
@@ -280,11 +281,11 @@ struct FusedPass : KeyPass<B, User, true, true> {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       TransposedScores<C, User, score_rows>{p, work, own.first_key + m * 16, own.lane}.finish(
-          s[m], s[m], {tile.head, tile.first + own.first_row}, cut);
+          s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
     }
     if (own_replaced) poison_own(s);
     product<VTile, OTile, C.dv>(ds, Base::v_base(), Base::o_base(i));
-    const bool replaced = (cut || B.truncates) && Base::replace_rows(i);
+    const bool replaced = (cut || tests_mask<C>(tile) || B.truncates) && Base::replace_rows(i);
 #pragma unroll
     for (int n = 0; n < score_rows / 8; ++n) {
       RowValue values[2];

@@ -111,8 +111,7 @@ struct KeyPass {
   // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
   __device__ __forceinline__ QueryTile next_tile(const KeyWork<C>& w, PassedWalk<B> walk, int i) const {
     if constexpr (B.has_list()) {
-      const int number = Listed{params, w}.next(walk, lane);
-      const QueryTile tile{walk.head, number * C.tile_q};
+      const QueryTile tile = Listed{params, w}.next(walk, lane);
       if (thread == 0) work.listed[i % kListedAhead] = tile;
       return tile;
     }
@@ -175,7 +174,7 @@ struct KeyPass {
     TransposedScores<C, User>{p, work, warp_row, lane}.finish(s, chain, tile, cut);
     Scores ds;
     if constexpr (finds_dk) product<VTile, OTile, C.dv>(ds, v_base(), o_base(i));
-    const bool replaced = (cut || C.dropout || C.user_mask || B.truncates) && replace_rows(i);
+    const bool replaced = (cut || C.dropout || tests_mask<C>(tile) || B.truncates) && replace_rows(i);
     KeptOfKeys<C> kept;
     if constexpr (C.dropout) kept.draw(work, work.dropout, warp_row, tile, lane);
     const u32 q_rows = values_address<QTile>(q_base(i), lane);

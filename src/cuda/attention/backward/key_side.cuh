@@ -60,8 +60,7 @@ struct KeySide {
   /// Tile i, which the walk has come to; of a list by a warp.
   __device__ __forceinline__ Place next_tile(PassedWalk<B> walk, int i, int lane) const {
     if constexpr (B.has_list()) {
-      const int number = Listed{params, work}.next(walk, lane);
-      return {walk.head, number * C.tile_q};
+      return Listed{params, work}.next(walk, lane);
     }
     return place(i);
   }
@@ -74,7 +73,7 @@ struct KeySide {
   }
   __device__ __forceinline__ Tile describe(const Place& tile) const {
     const bool cut = B.list_elements || work.is_cut(tile);
-    return {tile, cut, C.dropout || C.user_mask || B.truncates || cut, true};
+    return {tile, cut, C.dropout || tests_mask<C>(tile) || B.truncates || cut, true};
   }
 
   /// Copies K and V. By one thread.

@@ -2,17 +2,12 @@
 // Which keys a block of the pass by keys has, and which rows of queries see any of them.
 #pragma once
 
+#include "cuda/attention/backward/lists/tile_bits.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/tiles/mask.cuh"
 #include "shared/backward.h"
 
 namespace tessera::cuda {
-
-/// tile_q rows of one query head.
-struct QueryTile {
-  int head;   // of those that share the key head
-  int first;  // row
-};
 
 template <FwdConfig C>
 struct KeyWork {

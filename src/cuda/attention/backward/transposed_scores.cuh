@@ -11,46 +11,63 @@
 
 namespace tessera::cuda {
 
-/// The elements of 16 keys by tile_q rows that a list hides, and the user's mask as far as the list does not waive it:
-/// bit 4n + 2·half + column of a thread's two keys and its rows of the n-th 8.
-template <FwdConfig C, class Mask>
-struct ListedElements {
-  static_assert(!C.list_elements || C.tile_q <= 128);
-  u64 hidden = 0;
+/// Whether the user's mask is asked about elements of a tile.
+template <FwdConfig C>
+__device__ __forceinline__ bool tests_mask(const QueryTile& tile) {
+  return C.user_mask && !(C.list_waives && tile.waived);
+}
+
+/// The elements of 16 keys by `rows` rows from `tile.first` on that the user's mask hides, or a list: bit 2n + column
+/// of a word for each of a thread's two keys, of its rows of the n-th 8.
+template <FwdConfig C, class Mask, int rows>
+struct HiddenElements {
+  static_assert(!C.tests_elements() || rows <= 128);
+  static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
+  u32 upper = 0, lower = 0;
 
   __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile, int first_key,
                                        int lane) {
     const ListReader reader(p.list, work.batch, work.first_head + tile.head, work.kv_head);
     ListedKeys listed{reader};
-    // Rolled, because a test is long.
+    const auto query_of = [&](int i) { return tile.first + i / 2 * 8 + lane % 4 * 2 + i % 2; };
+    if constexpr (C.list_elements) {  // key after key: neighbours mostly share a tile of the list
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      const int key = first_key + half * 8;
+      for (int half = 0; half < 2; ++half) {
+        u32 found = 0;
 #pragma unroll 1
-      for (int i = 0; i < C.tile_q / 4; ++i) {
-        const int query = tile.first + i / 2 * 8 + lane % 4 * 2 + i % 2;
-        const bool hides = key >= work.keys.extent.length || query >= work.q.length ||
-                           hides_element(p, work, tile, query, key, listed);
-        hidden |= static_cast<u64>(hides) << (i / 2 * 4 + half * 2 + i % 2);
+        for (int i = 0; i < rows / 4; ++i) {
+          found |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key + half * 8, listed)) << i;
+        }
+        (half == 0 ? upper : lower) = found;
+      }
+    } else {
+      // A text is long, and what it loads takes a while. What it computes of a row serves both keys.
+#pragma unroll columns_at_once
+      for (int i = 0; i < rows / 4; ++i) {
+        upper |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key, listed)) << i;
+        lower |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key + 8, listed)) << i;
       }
     }
   }
   __device__ __forceinline__ bool at(int n, int half, int column) const {
-    return (hidden >> (n * 4 + half * 2 + column) & 1) != 0;
+    return ((half == 0 ? upper : lower) >> (n * 2 + column) & 1) != 0;
   }
 
  private:
-  static __device__ __forceinline__ bool hides_element(const FwdParams& p, const KeyWork<C>& work,
-                                                       const QueryTile& tile, int query, int key, ListedKeys& listed) {
-    const ListClass found = listed.find(query, C.segments == 2 ? work.segment : 0, key);
-    if (found != ListClass::partial) return found == ListClass::none;
+  static __device__ __forceinline__ bool hides(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile,
+                                               int query, int key, ListedKeys& listed) {
+    if constexpr (C.list_elements) {
+      if (key >= work.keys.extent.length || query >= work.q.length) return true;
+      const ListClass found = listed.find(query, C.segments == 2 ? work.segment : 0, key);
+      if (found != ListClass::partial) return found == ListClass::none;
+    }
     if constexpr (C.user_mask) return !Mask::visible(work.point_of(p, tile.head, query, key), p.extras);
     return false;
   }
 };
 
-/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on. With a user's
-/// score `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
+/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on. With a
+/// user's score `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
 template <FwdConfig C, class User, int rows = C.tile_q>
 struct TransposedScores {
   const FwdParams& p;
@@ -60,35 +77,68 @@ struct TransposedScores {
 
   using Scores = Accumulator<1, rows / 8>;
 
+  /// `cut`: whether an interval of keys hides elements of the tile (KeyWork::is_cut), or with list_elements the list.
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
-    if (!C.scale_first && !C.user_mask && !cut) return;
     const int first_key = work.first_key + warp_row + lane / 4;
-    ListedElements<C, typename User::Mask> listed;
-    if constexpr (C.list_elements) {
-      if (cut) listed.find(p, work, tile, first_key, lane);
+    HiddenElements<C, typename User::Mask, rows> hidden;
+    const bool tests = C.list_elements || tests_mask<C>(tile);
+    if (tests) hidden.find(p, work, tile, first_key, lane);
+    if constexpr (C.scale_first) change(s, derivatives, tile, first_key);
+    if (cut) hide_cut(s, tile, first_key);
+    if (tests) {
+      for_each([&](int n, int half, int column) {
+        if (hidden.at(n, half, column)) s.tile[0][n][half * 2 + column] = -kInfinity;
+      });
     }
+  }
+
+ private:
+  template <class Use>
+  static __device__ __forceinline__ void for_each(Use use) {
+#pragma unroll
+    for (int n = 0; n < rows / 8; ++n) {
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) use(n, half, column);
+      }
+    }
+  }
+  __device__ __forceinline__ int query_of(const QueryTile& tile, int n, int column) const {
+    return tile.first + n * 8 + lane % 4 * 2 + column;
+  }
+
+  // From products to scores, and their derivatives.
+  __device__ __forceinline__ void change(Scores& s, Scores& derivatives, const QueryTile& tile, int first_key) const {
     float slope = 0.0F;
     if constexpr (C.alibi) {
       slope = p.slopes[work.batch * p.slopes_batch + (work.first_head + tile.head) * p.slopes_head];
     }
+    for_each([&](int n, int half, int column) {
+      // What texts load stays behind it: each takes registers.
+      if (C.user_score && half == 0 && column == 0) __syncwarp();
+      const int query = query_of(tile, n, column);
+      const int key = first_key + half * 8;
+      float& score = s.tile[0][n][half * 2 + column];
+      const auto point = [&] { return work.point_of(p, tile.head, query, key); };
+      if constexpr (C.user_score) {
+        derivatives.tile[0][n][half * 2 + column] = score_derivative_of<C, typename User::Score>(score, p, point);
+      }
+      score = score_of<C, typename User::Score>(score, p, slope, distance(query, key), point);
+    });
+  }
+
+  // What the ends of the sequences and the intervals of keys that rows see hide.
+  __device__ __forceinline__ void hide_cut(Scores& s, const QueryTile& tile, int first_key) const {
 #pragma unroll
     for (int n = 0; n < rows / 8; ++n) {
-      if constexpr (C.user_score) __syncwarp();  // what texts load stays behind it: each takes registers
 #pragma unroll
       for (int column = 0; column < 2; ++column) {
-        const int query = tile.first + n * 8 + lane % 4 * 2 + column;
+        const int query = query_of(tile, n, column);
         const Interval visible = work.bounds.of(query);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float& score = s.tile[0][n][half * 2 + column];
           const int key = first_key + half * 8;
-          if constexpr (C.scale_first) {
-            const auto point = [&] { return work.point_of(p, tile.head, query, key); };
-            if constexpr (C.user_score) {
-              derivatives.tile[0][n][half * 2 + column] = score_derivative_of<C, typename User::Score>(score, p, point);
-            }
-            score = score_of<C, typename User::Score>(score, p, slope, distance(query, key), point);
-          }
           bool hidden;
           if constexpr (C.user_score || C.warps == 4) {
             hidden = key < visible.begin || key >= visible.end || query >= work.q.length;
@@ -96,12 +146,7 @@ struct TransposedScores {
             hidden = (static_cast<int>(key < visible.begin) | static_cast<int>(key >= visible.end) |
                       static_cast<int>(query >= work.q.length)) != 0;
           }
-          if constexpr (C.list_elements) {
-            hidden = hidden || listed.at(n, half, column);
-          } else if constexpr (C.user_mask) {
-            hidden = hidden || !User::Mask::visible(work.point_of(p, tile.head, query, key), p.extras);
-          }
-          if (hidden) score = -kInfinity;
+          if (hidden) s.tile[0][n][half * 2 + column] = -kInfinity;
         }
       }
     }

@@ -23,7 +23,7 @@ struct KvAddresses<C, false> {};
 /// Whether any key of a tile may weigh 0 for a row.
 template <FwdConfig C>
 __device__ __forceinline__ bool hides(const KvTile& tile) {
-  return C.dropout || C.tests_elements() || tile.cut_begin || tile.cut_end;
+  return C.dropout || (C.tests_elements() && !tile.waived) || tile.cut_begin || tile.cut_end;
 }
 
 /// What every thread finds out for itself.

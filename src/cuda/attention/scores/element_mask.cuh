@@ -12,37 +12,47 @@ namespace tessera::cuda {
 /// What tests key by key ask of a configuration: tests_elements() is whether there are any.
 template <class Config>
 concept ElementMaskConfig = requires(const Config& c) {
+  int{c.d};
   int{c.tile_kv};
   bool{c.list_elements};
   bool{c.user_mask};
   bool{c.tests_elements()};
 };
 
-/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit half · tile_kv / 4 + 2n + i is value i
-/// of row `half` in the n-th tile of 8 columns.
+/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit 2n + i of a row's word is value i of
+/// the row in the n-th tile of 8 columns.
 template <ElementMaskConfig auto C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
-  static_assert(!C.tests_elements() || 2 * row_bits <= 64);
-  u64 bits;
+  static_assert(!C.tests_elements() || row_bits <= 32);
+  static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
+  u32 upper, lower;
 
   /// `hides(half, column)` tells of a row and a column of the tile.
   template <class Hides>
   __device__ __forceinline__ void find(int lane, Hides hides) {
-    bits = 0;
-    // A test is long, and what it loads takes a while: as many at once as registers allow.
+    const auto column_of = [lane](int e) { return e / 2 * 8 + lane % 4 * 2 + e % 2; };
+    upper = lower = 0;
+    if constexpr (C.list_elements) {  // row after row: neighbours mostly share a tile of the list
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll C.list_elements ? 1 : 8
+      for (int half = 0; half < 2; ++half) {
+        u32 found = 0;
+#pragma unroll 1
+        for (int e = 0; e < row_bits; ++e) found |= static_cast<u32>(hides(half, column_of(e))) << e;
+        (half == 0 ? upper : lower) = found;
+      }
+    } else {
+      // A text is long, and what it loads takes a while. What it computes of a key serves both rows.
+#pragma unroll columns_at_once
       for (int e = 0; e < row_bits; ++e) {
-        const bool hidden = hides(half, e / 2 * 8 + lane % 4 * 2 + e % 2);
-        bits |= static_cast<u64>(hidden) << (half * row_bits + e);
+        upper |= static_cast<u32>(hides(0, column_of(e))) << e;
+        lower |= static_cast<u32>(hides(1, column_of(e))) << e;
       }
     }
   }
 
   __device__ __forceinline__ bool at(int half, int n, int i) const {
-    return (bits >> (half * row_bits + n * 2 + i) & 1) != 0;
+    return ((half == 0 ? upper : lower) >> (n * 2 + i) & 1) != 0;
   }
 };
 
@@ -79,7 +89,7 @@ struct ElementMask {
     const ListReader reader = list();
     ListedKeys listed{reader};
     if (is_waived(tile)) {
-      hidden.bits = 0;
+      hidden.upper = hidden.lower = 0;
       return;
     }
     hidden.find(lane, [&](int half, int column) -> bool {

@@ -37,6 +37,7 @@ struct FinishScores {
   template <bool differentiates = false>
   __device__ __forceinline__ void finish(Scores& s, const KvTile& tile, Scores* derivatives = nullptr) const {
     if constexpr (C.scale_first || C.tests_elements()) {
+      if (!C.scale_first && tile.waived && !tile.cut_begin && !tile.cut_end) return;
       finish_rows<true, true, differentiates>(s, tile, derivatives);
     } else {
       if (tile.cut_begin) finish_rows<true, false, false>(s, tile, nullptr);

@@ -78,7 +78,7 @@ class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
     const int entry = index * granules & (entries - 1);
     const int first = first_key(entry);
     const int last = granules == 1 ? first : first_key(entry + granules - 1);
-    return {segment, first, first<full.begin, last + C.granule> full.end, entry};
+    return {segment, first, first<full.begin, last + C.granule> full.end, false, entry};
   }
 
   /// Key of a column of a tile; beyond every sequence where nothing fills the tile up.

@@ -28,7 +28,8 @@ struct KvTile {
   int segment;
   int first;
   bool cut_begin, cut_end;  // some row of the block does not see the first, the last key
-  int entry = 0;            // of lists: of the ring, of its first granule
+  bool waived = false;      // of a backward's list: the user's mask is waived in all of the tile
+  int entry = 0;            // of a forward's list: of the ring, of its first granule
 };
 
 /// The tiles of `size` that cover what consecutive lines see of the other side: keys of a block's queries, or queries
@@ -81,7 +82,7 @@ class TileRange {
   }
   /// How far that is from where it would be in a tile without gaps.
   __device__ __forceinline__ int moved(const KvTile& /*tile*/, int /*column*/) const { return 0; }
-  __device__ __forceinline__ bool waives(const KvTile& /*tile*/, int /*column*/) const { return false; }
+  __device__ __forceinline__ bool waives(const KvTile& tile, int /*column*/) const { return tile.waived; }
 
   /// Tiles of a segment, numbered from its key 0 on, and one of them: for walks that leave some out.
   __device__ __forceinline__ Interval numbers(int segment) const {

@@ -11,6 +11,9 @@ struct BitRows {
   std::int64_t own;    // tiles
   std::int64_t words;  // of each
   std::int64_t first_tiles;
+  std::int64_t waived_words;  // of each, behind those
+
+  std::int64_t all_words() const { return words + waived_words; }
 };
 
 BitRows bit_rows(const Problem& problem, const BwdConfig& config) {
@@ -21,7 +24,8 @@ BitRows bit_rows(const Problem& problem, const BwdConfig& config) {
   const std::int64_t first = key_tiles(problem.kv);
   const std::int64_t keys = first + (problem.kv2 ? key_tiles(*problem.kv2) : 0);
   const bool queries = config.keeps_queries();
-  return {queries ? rows : keys, divide_up<std::int64_t>(queries ? keys : rows, 32), first};
+  const std::int64_t words = divide_up<std::int64_t>(queries ? keys : rows, 32);
+  return {queries ? rows : keys, words, first, config.list_waives ? words : 0};
 }
 
 }  // namespace
@@ -37,17 +41,18 @@ std::int64_t list_rows(const Problem& problem) {
 std::int64_t bit_count(const Problem& problem, const BwdConfig& config) {
   if (!config.has_list()) return 0;
   const BitRows rows = bit_rows(problem, config);
-  return list_batches(problem) * problem.list_heads(backward_list(problem)) * rows.own * rows.words;
+  return list_batches(problem) * problem.list_heads(backward_list(problem)) * rows.own * rows.all_words();
 }
 
 TileBits tile_bits(const Problem& problem, const BwdConfig& config, u32* words) {
   const TileList& list = backward_list(problem);
   const BitRows rows = bit_rows(problem, config);
-  const i64 of_head = rows.own * rows.words;
+  const i64 of_head = rows.own * rows.all_words();
   return {.words = words,
           .batch_stride = list.per_batch ? problem.list_heads(backward_list(problem)) * of_head : 0,
           .head_stride = list.heads == TileList::Heads::one ? 0 : of_head,
-          .row_words = static_cast<int>(rows.words),
+          .row_words = static_cast<int>(rows.all_words()),
+          .waived_words = static_cast<int>(rows.waived_words > 0 ? rows.words : 0),
           .tile_q = config.tile_q,
           .tile_kv = config.tile_kv,
           .first_tiles = static_cast<int>(rows.first_tiles),

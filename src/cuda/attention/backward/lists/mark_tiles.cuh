@@ -23,17 +23,18 @@ struct MarkTiles {
     const int row = static_cast<int>(blockIdx.x) * kMarkedRows + static_cast<int>(threadIdx.x) / 32;
     if (row >= params.list_rows) return;
     const MarkTiles marks{params, params.forward.list, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)};
-    marks.mark_row(marks.list.partial, row);
-    if (marks.list.has_full) marks.mark_row(marks.list.full, row);
+    marks.mark_row(marks.list.partial, row, false);
+    if (marks.list.has_full) marks.mark_row(marks.list.full, row, true);
   }
 
  private:
-  __device__ __forceinline__ void mark_row(const TileTable& table, int row) const {
+  // `full`: whether the table has full tiles.
+  __device__ __forceinline__ void mark_row(const TileTable& table, int row, bool full) const {
     const ListReader reader(list, batch, head, head);
     const int lane = static_cast<int>(threadIdx.x) % 32;
     if (list.form == ListForm::bitmask) {
       for (int key = lane; key < list.key_blocks; key += 32) {
-        if ((reader.bits(table, row, key / 32) >> lane & 1) != 0) mark(row, key);
+        if ((reader.bits(table, row, key / 32) >> lane & 1) != 0) mark(row, key, full);
       }
       return;
     }
@@ -41,7 +42,7 @@ struct MarkTiles {
     const bool transposed = list.form == ListForm::transposed;
     for (int i = lane; i < entries.count; i += 32) {
       const int entry = entries.entries[i];
-      mark(transposed ? entry : row, transposed ? row : entry);
+      mark(transposed ? entry : row, transposed ? row : entry, full);
     }
   }
 
@@ -55,7 +56,7 @@ struct MarkTiles {
     return {origin + rows.begin / size, origin + (rows.end - 1) / size + 1};
   }
 
-  __device__ __forceinline__ void mark(int query_block, int key_block) const {
+  __device__ __forceinline__ void mark(int query_block, int key_block, bool full) const {
     if (key_block >= list.key_blocks) return;
     const int segment = key_block >= list.second_block ? 1 : 0;
     const FwdParams& p = params.forward;
@@ -67,11 +68,17 @@ struct MarkTiles {
       if (bits.words == nullptr) continue;
       const Interval rows = tiles_of(queries, bits.tile_q, 0);
       const Interval columns = tiles_of(keys, bits.tile_kv, segment == 0 ? 0 : bits.first_tiles);
-      mark_tiles(bits, bits.keys_own ? columns : rows, bits.keys_own ? rows : columns);
+      const Interval own = bits.keys_own ? columns : rows;
+      const Interval stream = bits.keys_own ? rows : columns;
+      mark_tiles(bits, own, stream, 0);
+      if (full && bits.waived_words != 0) mark_tiles(bits, own, stream, bits.waived_words);
     }
   }
-  __device__ __forceinline__ void mark_tiles(const TileBits& bits, const Interval& own, const Interval& stream) const {
-    u32* row = bits.words + batch * bits.batch_stride + head * bits.head_stride + own.begin * i64{bits.row_words};
+  // `first_word`: of a row's bits, or of those of its full tiles.
+  __device__ __forceinline__ void mark_tiles(const TileBits& bits, const Interval& own, const Interval& stream,
+                                             int first_word) const {
+    u32* row =
+        bits.words + batch * bits.batch_stride + head * bits.head_stride + own.begin * i64{bits.row_words} + first_word;
     for (int i = own.begin; i < own.end; ++i, row += bits.row_words) {
       for (int word = stream.begin / 32; word * 32 < stream.end; ++word) {
         atomicOr(row + word, bits_between(word * 32, stream));

@@ -30,10 +30,11 @@ struct ListedRowTiles {
     for (int head = 0; head < heads; ++head) count += of_head(head).count(lane);
     return count;
   }
-  __device__ __forceinline__ TileWalk walk() const { return TileWalk(of_head(0)); }
-  /// Number of the next tile, of head walk.head.
-  __device__ __forceinline__ int next(TileWalk& walk, int lane) const {
-    return walk.next(lane, [&](int head) { return of_head(head); });
+  using Walk = TileWalk<B.list_waives>;
+  __device__ __forceinline__ Walk walk() const { return Walk(of_head(0)); }
+  __device__ __forceinline__ QueryTile next(Walk& walk, int lane) const {
+    const WalkedTile tile = walk.next(lane, [&](int head) { return of_head(head); });
+    return {walk.head, tile.number * B.tile_q, tile.waived};
   }
 };
 
@@ -56,12 +57,15 @@ struct ListedKeyTiles {
   }
   /// By every thread of a warp.
   __device__ __forceinline__ int count(int lane) const { return tiles().count(lane); }
-  __device__ __forceinline__ TileWalk walk() const { return TileWalk(tiles()); }
-  __device__ __forceinline__ KvTile next(TileWalk& walk, int lane) const {
-    const int number = walk.next(lane, [&](int /*head*/) { return tiles(); });
+  using Walk = TileWalk<B.list_waives>;
+  __device__ __forceinline__ Walk walk() const { return Walk(tiles()); }
+  __device__ __forceinline__ KvTile next(Walk& walk, int lane) const {
+    const WalkedTile next = walk.next(lane, [&](int /*head*/) { return tiles(); });
     const int first_tiles = params.tile_bits[0].first_tiles;
-    const bool second = B.segments == 2 && number >= first_tiles;
-    return work.tiles.numbered(second ? 1 : 0, second ? number - first_tiles : number);
+    const bool second = B.segments == 2 && next.number >= first_tiles;
+    KvTile tile = work.tiles.numbered(second ? 1 : 0, second ? next.number - first_tiles : next.number);
+    tile.waived = next.waived;
+    return tile;
   }
 };
 
@@ -77,20 +81,20 @@ struct ListedCount<true> {
 
 /// Where a walk without a list is: nowhere.
 struct NoWalk {};
-template <bool has_list>
+template <bool has_list, bool waives>
 struct WalkOf {
   using type = NoWalk;
   using Passed = NoWalk;  // an address would change code that has no walk
 };
-template <>
-struct WalkOf<true> {
-  using type = TileWalk;
-  using Passed = TileWalk&;
+template <bool waives>
+struct WalkOf<true, waives> {
+  using type = TileWalk<waives>;
+  using Passed = TileWalk<waives>&;
 };
 template <BwdConfig B>
-using BwdWalk = typename WalkOf<B.has_list()>::type;
+using BwdWalk = typename WalkOf<B.has_list(), B.list_waives>::type;
 template <BwdConfig B>
-using PassedWalk = typename WalkOf<B.has_list()>::Passed;
+using PassedWalk = typename WalkOf<B.has_list(), B.list_waives>::Passed;
 
 /// `listed`: ListedRowTiles or ListedKeyTiles.
 template <BwdConfig B, class Listed>
