@@ -18,6 +18,7 @@ struct ListedElements {
   static_assert(!C.list_elements || C.tile_q <= 128);
   u64 hidden = 0;
 
+  template <class Position>
   __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile, int first_key,
                                        int lane) {
     const ListReader reader(p.list, work.batch, work.first_head + tile.head, work.kv_head);
@@ -30,7 +31,7 @@ struct ListedElements {
       for (int i = 0; i < C.tile_q / 4; ++i) {
         const int query = tile.first + i / 2 * 8 + lane % 4 * 2 + i % 2;
         const bool hides = key >= work.keys.extent.length || query >= work.q.length ||
-                           hides_element(p, work, tile, query, key, listed);
+                           hides_element<Position>(p, work, tile, query, key, listed);
         hidden |= static_cast<u64>(hides) << (i / 2 * 4 + half * 2 + i % 2);
       }
     }
@@ -40,11 +41,13 @@ struct ListedElements {
   }
 
  private:
+  template <class Position>
   static __device__ __forceinline__ bool hides_element(const FwdParams& p, const KeyWork<C>& work,
                                                        const QueryTile& tile, int query, int key, ListedKeys& listed) {
     const ListClass found = listed.find(query, C.segments == 2 ? work.segment : 0, key);
     if (found != ListClass::partial) return found == ListClass::none;
-    if constexpr (C.user_mask) return !Mask::visible(work.point_of(p, tile.head, query, key), p.extras);
+    if constexpr (C.user_mask)
+      return !Mask::template visible<Position>(work.point_of(p, tile.head, query, key), p.extras);
     return false;
   }
 };
@@ -62,10 +65,22 @@ struct TransposedScores {
 
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
     if (!C.scale_first && !C.user_mask && !cut) return;
+    if constexpr (User::use_position) {
+      if (are_positions_small(p, work.q_position, work.q.length, work.keys)) {
+        finish_by<int>(s, derivatives, tile, cut);
+        return;
+      }
+    }
+    finish_by<i64>(s, derivatives, tile, cut);
+  }
+
+  /// `Position`: the integer that callables may compute with.
+  template <class Position>
+  __device__ __forceinline__ void finish_by(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
     const int first_key = work.first_key + warp_row + lane / 4;
     ListedElements<C, typename User::Mask> listed;
     if constexpr (C.list_elements) {
-      if (cut) listed.find(p, work, tile, first_key, lane);
+      if (cut) listed.template find<Position>(p, work, tile, first_key, lane);
     }
     float slope = 0.0F;
     if constexpr (C.alibi) {
@@ -85,9 +100,10 @@ struct TransposedScores {
           if constexpr (C.scale_first) {
             const auto point = [&] { return work.point_of(p, tile.head, query, key); };
             if constexpr (C.user_score) {
-              derivatives.tile[0][n][half * 2 + column] = score_derivative_of<C, typename User::Score>(score, p, point);
+              derivatives.tile[0][n][half * 2 + column] =
+                  score_derivative_of<C, typename User::Score, Position>(score, p, point);
             }
-            score = score_of<C, typename User::Score>(score, p, slope, distance(query, key), point);
+            score = score_of<C, typename User::Score, Position>(score, p, slope, distance(query, key), point);
           }
           bool hidden;
           if constexpr (C.user_score || C.warps == 4) {
@@ -99,7 +115,8 @@ struct TransposedScores {
           if constexpr (C.list_elements) {
             hidden = hidden || listed.at(n, half, column);
           } else if constexpr (C.user_mask) {
-            hidden = hidden || !User::Mask::visible(work.point_of(p, tile.head, query, key), p.extras);
+            hidden =
+                hidden || !User::Mask::template visible<Position>(work.point_of(p, tile.head, query, key), p.extras);
           }
           if (hidden) score = -kInfinity;
         }

@@ -18,31 +18,41 @@ concept ElementMaskConfig = requires(const Config& c) {
   bool{c.tests_elements()};
 };
 
-/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit half · tile_kv / 4 + 2n + i is value i
-/// of row `half` in the n-th tile of 8 columns.
+/// The keys of a tile that a thread's two rows of a 16-row tile do not see: a word a row, whose bit 2n + i is value i
+/// of the n-th tile of 8 columns.
 template <ElementMaskConfig auto C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
-  static_assert(!C.tests_elements() || 2 * row_bits <= 64);
-  u64 bits;
+  static_assert(!C.tests_elements() || row_bits <= 32);
+  u32 upper, lower;
+
+  __device__ __forceinline__ void clear() { upper = lower = 0; }
 
   /// `hides(half, column)` tells of a row and a column of the tile.
   template <class Hides>
   __device__ __forceinline__ void find(int lane, Hides hides) {
-    bits = 0;
-    // A test is long, and what it loads takes a while: as many at once as registers allow.
+    clear();
+    const auto test = [&](int half, int e) -> u32 {
+      return hides(half, e / 2 * 8 + lane % 4 * 2 + e % 2) ? 1U << e : 0;
+    };
+    if constexpr (C.list_elements) {  // a row looks into the list again and again, and keeps its last answer
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll C.list_elements ? 1 : 8
+      for (int e = 0; e < row_bits; ++e) upper |= test(0, e);
+#pragma unroll 1
+      for (int e = 0; e < row_bits; ++e) lower |= test(1, e);
+    } else {
+      // A test is long, and what it loads takes a while: as many at once as registers allow. What a text computes of a
+      // key serves both rows.
+#pragma unroll 4
       for (int e = 0; e < row_bits; ++e) {
-        const bool hidden = hides(half, e / 2 * 8 + lane % 4 * 2 + e % 2);
-        bits |= static_cast<u64>(hidden) << (half * row_bits + e);
+        upper |= test(0, e);
+        lower |= test(1, e);
       }
     }
   }
 
   __device__ __forceinline__ bool at(int half, int n, int i) const {
-    return (bits >> (half * row_bits + n * 2 + i) & 1) != 0;
+    return ((half == 0 ? upper : lower) >> (n * 2 + i) & 1) != 0;
   }
 };
 
@@ -73,23 +83,24 @@ struct ElementMask {
   const AttentionParams& p;
   const Work& work;
 
-  /// `row`: packed, the upper of the thread's two.
+  /// `row`: packed, the upper of the thread's two. `Position`: the integer that the mask may compute with.
+  template <class Position>
   __device__ __forceinline__ void find(HiddenBits<C>& hidden, int row, const KvTile& tile, int lane) const {
     const int keys = work.sequence.segment(tile.segment).extent.length;
     const ListReader reader = list();
     ListedKeys listed{reader};
     if (is_waived(tile)) {
-      hidden.bits = 0;
+      hidden.clear();
       return;
     }
     hidden.find(lane, [&](int half, int column) -> bool {
       const PackedRow at(row + half * 8, p.group);
       const int key = work.tiles.key(tile, column);
       if constexpr (C.list_elements) {
-        return at.query >= work.sequence.q.length || key >= keys || hides(at, tile, column, key, listed);
+        return at.query >= work.sequence.q.length || key >= keys || hides<Position>(at, tile, column, key, listed);
       }
       // Without branches, so that tests of several keys are under way together; texts may be asked for any point.
-      return (at.query >= work.sequence.q.length) | (key >= keys) | hides(at, tile, column, key, listed);
+      return (at.query >= work.sequence.q.length) | (key >= keys) | hides<Position>(at, tile, column, key, listed);
     });
   }
 
@@ -105,6 +116,7 @@ struct ElementMask {
   }
 
   /// `key` is below its segment's length and the query below the sequence's; `listed` reads list().
+  template <class Position>
   __device__ __forceinline__ bool hides(const PackedRow& at, const KvTile& tile, int column, int key,
                                         ListedKeys& listed) const {
     if constexpr (C.list_elements) {
@@ -113,7 +125,8 @@ struct ElementMask {
       if (found == ListClass::full) return false;
     }
     if constexpr (C.user_mask) {
-      const bool visible = Mask::visible(point_of(p, work, at, tile.segment, key), p.extras);
+      const i64 position = work.sequence.segment(tile.segment).position + key;
+      const bool visible = Mask::template visible<Position>(point_of(p, work, at, position), p.extras);
       return !(work.tiles.waives(tile, column) | visible);
     }
     return false;
