@@ -43,7 +43,7 @@ struct HiddenBits {
     } else {
       // A test is long, and what it loads takes a while: as many at once as registers allow. What a text computes of a
       // key serves both rows.
-#pragma unroll 4
+#pragma unroll 8
       for (int e = 0; e < row_bits; ++e) {
         upper |= test(0, e);
         lower |= test(1, e);
@@ -83,10 +83,10 @@ struct ElementMask {
   const AttentionParams& p;
   const Work& work;
 
-  /// `row`: packed, the upper of the thread's two. `Position`: the integer that the mask may compute with.
+  /// `row`: packed, the upper of the thread's two. `Position`: the integer that the mask may compute with. Of rows and
+  /// keys beyond the ends of the sequence the bits may say anything.
   template <class Position>
   __device__ __forceinline__ void find(HiddenBits<C>& hidden, int row, const KvTile& tile, int lane) const {
-    const int keys = work.sequence.segment(tile.segment).extent.length;
     const ListReader reader = list();
     ListedKeys listed{reader};
     if (is_waived(tile)) {
@@ -97,10 +97,10 @@ struct ElementMask {
       const PackedRow at(row + half * 8, p.group);
       const int key = work.tiles.key(tile, column);
       if constexpr (C.list_elements) {
-        return at.query >= work.sequence.q.length || key >= keys || hides<Position>(at, tile, column, key, listed);
+        const int keys = work.sequence.segment(tile.segment).extent.length;
+        if (at.query >= work.sequence.q.length || key >= keys) return true;
       }
-      // Without branches, so that tests of several keys are under way together; texts may be asked for any point.
-      return (at.query >= work.sequence.q.length) | (key >= keys) | hides<Position>(at, tile, column, key, listed);
+      return hides<Position>(at, tile, column, key, listed);
     });
   }
 
@@ -115,7 +115,7 @@ struct ElementMask {
     return false;
   }
 
-  /// `key` is below its segment's length and the query below the sequence's; `listed` reads list().
+  /// With list_elements `key` is below its segment's length and the query below the sequence's; `listed` reads list().
   template <class Position>
   __device__ __forceinline__ bool hides(const PackedRow& at, const KvTile& tile, int column, int key,
                                         ListedKeys& listed) const {
