@@ -46,9 +46,11 @@ bool same_document(const ScorePoint& at, const Extras& extras, void* /*user*/) {
 void register_texts() {
   register_score("device.relative",
                  {.text = "score - 0.02F * fabsf(static_cast<float>(at.query - at.key))", .derivative_text = "1.0F"});
-  register_score("device.narrow",
-                 {.text = "score - 0.02F * fabsf(static_cast<float>(Position(at.query) - Position(at.key)))",
-                  .derivative_text = "1.0F"});
+  for (const auto& [name, distance] : {std::pair("device.wide", "at.query - at.key"),
+                                       std::pair("device.narrow", "Position(at.query) - Position(at.key)")}) {
+    register_score(name, {.text = "__fmaf_rn(-0.02F, fabsf(static_cast<float>(" + std::string(distance) + ")), score)",
+                          .derivative_text = "1.0F"});
+  }
   register_score("device.soft_clip",
                  {.text = "const SoftcapParams four(4.0F);\nreturn capped<Softcap::rational>(score, four);",
                   .derivative_text = "capped_derivative(score, SoftcapParams(4.0F))"});
@@ -201,7 +203,7 @@ TEST_P(DeviceText, EqualsTheBuiltInBitForBit) {
   }
 }
 
-// Of three sequences two have small positions; those of the others' ends differ by one.
+// Two of the four sequences have small positions, one of them by one.
 TEST_P(DeviceText, PositionsOfEitherWidthGiveTheSameBits) {
   if (!is_on_gpu(target_)) GTEST_SKIP() << "texts are for GPUs";
   for (const std::string pass : {"forward", "backward"}) {
@@ -209,7 +211,7 @@ TEST_P(DeviceText, PositionsOfEitherWidthGiveTheSameBits) {
                              " b=4 sq=70 sk=90 hq=4 hkv=2 d=64 dtype=bf16 seed=5 "
                              "q_offset=-30,2092985,2092986,8589934600 k_offset=-40,2092970,2092970,8589934570 ";
     const std::string narrow = line + "score=device.narrow mask=device.narrow_document";
-    const std::string wide = line + "score=device.relative mask=device.document";
+    const std::string wide = line + "score=device.wide mask=device.document";
     const std::string builtin = line + "score=relative mask=document";
     EXPECT_EQ(output_of(narrow, builtin), output_of(wide, builtin)) << pass;
     EXPECT_EQ(output_of(builtin, builtin), output_of(wide, builtin)) << pass;
