@@ -82,6 +82,8 @@ struct TransposedScores {
     if constexpr (C.list_elements) {
       if (cut) listed.template find<Position>(p, work, tile, first_key, lane);
     }
+    // Of the first element: to it numbers are added that the compiler knows.
+    const ScorePoint corner = work.point_of(p, tile.head, tile.first + lane % 4 * 2, first_key);
     float slope = 0.0F;
     if constexpr (C.alibi) {
       slope = p.slopes[work.batch * p.slopes_batch + (work.first_head + tile.head) * p.slopes_head];
@@ -98,7 +100,12 @@ struct TransposedScores {
           float& score = s.tile[0][n][half * 2 + column];
           const int key = first_key + half * 8;
           if constexpr (C.scale_first) {
-            const auto point = [&] { return work.point_of(p, tile.head, query, key); };
+            const auto point = [&] {
+              ScorePoint at = corner;
+              at.query += n * 8 + column;
+              at.key += half * 8;
+              return at;
+            };
             if constexpr (C.user_score) {
               derivatives.tile[0][n][half * 2 + column] =
                   score_derivative_of<C, typename User::Score, Position>(score, p, point);
