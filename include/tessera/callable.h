@@ -48,7 +48,7 @@ class Extras {
 
 /// `text`: a C++ expression, or a function's body if it has a `return`, of
 ///   score                                     float, after scale and softcap
-///   at.batch, at.head, at.query, at.key       64-bit positions, see ScorePoint
+///   at.batch, at.head, at.query, at.key       64-bit positions, see ScorePoint; as Position(at.query) in 32 bits too
 ///   NAME(i, …)                                each extra tensor
 /// and of CUDA's mathematical functions. Its value is the new score. Indices outside an extra tensor are moved to the
 /// nearest inside. It may also be asked about rows and keys beyond the ends of a sequence, whose answers are dropped.

@@ -46,10 +46,18 @@ bool same_document(const ScorePoint& at, const Extras& extras, void* /*user*/) {
 void register_texts() {
   register_score("device.relative",
                  {.text = "score - 0.02F * fabsf(static_cast<float>(at.query - at.key))", .derivative_text = "1.0F"});
+  for (const auto& [name, distance] : {std::pair("device.wide", "at.query - at.key"),
+                                       std::pair("device.narrow", "Position(at.query) - Position(at.key)")}) {
+    register_score(name, {.text = "__fmaf_rn(-0.02F, fabsf(static_cast<float>(" + std::string(distance) + ")), score)",
+                          .derivative_text = "1.0F"});
+  }
   register_score("device.soft_clip",
                  {.text = "const SoftcapParams four(4.0F);\nreturn capped<Softcap::rational>(score, four);",
                   .derivative_text = "capped_derivative(score, SoftcapParams(4.0F))"});
   register_mask("device.document", {"divide_down(at.query, 40) == divide_down(at.key, 40)", {}});
+  register_mask("device.narrow_document", {"quotient_down(Position(at.query), Position(40)) == "
+                                           "quotient_down(Position(at.key), Position(40))",
+                                           {}});
   const std::vector<ExtraTensor> extras = {{"bias", DType::fp32, 2}, {"t", DType::fp32, 0}};
   register_score("device.bias", {.text = "score * t() + bias(at.head, at.query - at.key + 48)",
                                  .extras = extras,
@@ -192,6 +200,21 @@ TEST_P(DeviceText, EqualsTheBuiltInBitForBit) {
       EXPECT_FALSE(want.empty());
       EXPECT_EQ(output_of(line + text, line + builtin), want) << pass << " " << text;
     }
+  }
+}
+
+// Two of the four sequences have small positions, one of them by one.
+TEST_P(DeviceText, PositionsOfEitherWidthGiveTheSameBits) {
+  if (!is_on_gpu(target_)) GTEST_SKIP() << "texts are for GPUs";
+  for (const std::string pass : {"forward", "backward"}) {
+    const std::string line = "attention pass=" + pass +
+                             " b=4 sq=70 sk=90 hq=4 hkv=2 d=64 dtype=bf16 seed=5 "
+                             "q_offset=-30,2092985,2092986,8589934600 k_offset=-40,2092970,2092970,8589934570 ";
+    const std::string narrow = line + "score=device.narrow mask=device.narrow_document";
+    const std::string wide = line + "score=device.wide mask=device.document";
+    const std::string builtin = line + "score=relative mask=document";
+    EXPECT_EQ(output_of(narrow, builtin), output_of(wide, builtin)) << pass;
+    EXPECT_EQ(output_of(builtin, builtin), output_of(wide, builtin)) << pass;
   }
 }
 

@@ -26,6 +26,11 @@ cuda::KernelSource source_of(const std::string& problem, int sm = 90) { return s
 
 constexpr const char* kLine = "attention b=2 sq=300 hq=4 hkv=2 d=64 dtype=bf16 ";
 
+ScoreText with_derivative(ScoreText text, std::string derivative) {
+  text.derivative_text = std::move(derivative);
+  return text;
+}
+
 TEST(CallableText, IsInTheSourceWithLinesOfItsOwn) {
   register_score("jit.bias", {"score + bias(at.head, at.query - at.key)", {{"bias", DType::fp16, 2}}});
   register_mask("jit.ids", {"// return is no word of code here\nconst auto id = ids(at.key);\nreturn id == 7;",
@@ -48,17 +53,26 @@ TEST(CallableText, AnExpressionMayTalkOfReturning) {
   EXPECT_TRUE(contains(source_of(kLine + std::string("score=jit.word")).text, "return (\n#line 1"));
 }
 
+TEST(CallableText, OnlyTextsWithPositionsOfTwoWidthsAreCompiledTwice) {
+  register_score("jit.wide", {"score /* Position */ + at.query", {}});
+  register_score("jit.narrow", with_derivative({"score * at.head", {}}, "Position(at.head)"));
+  register_mask("jit.narrow", {"Position(at.key) > 3", {}});
+  const auto uses = [](const std::string& line) {
+    return contains(source_of(line).text, "static constexpr bool uses_position = true;");
+  };
+  EXPECT_FALSE(uses(kLine + std::string("score=jit.wide")));
+  EXPECT_TRUE(uses(kLine + std::string("mask=jit.narrow")));
+  EXPECT_FALSE(uses(kLine + std::string("score=jit.narrow")));
+  const auto sources = sources_of("attention pass=backward sq=300 hq=4 d=64 dtype=bf16 score=jit.narrow");
+  EXPECT_TRUE(contains(sources.back().text, "static constexpr bool uses_position = true;"));
+}
+
 TEST(CallableText, EveryKernelOfThePlanThatScoresHasIt) {
   register_mask("jit.odd", {"(at.key & 1) != 0", {}});
   const auto sources = sources_of(kLine + std::string("mask=jit.odd mass=mean"));
   EXPECT_EQ(std::count_if(sources.begin(), sources.end(),
                           [](const auto& source) { return contains(source.text, "(at.key & 1) != 0"); }),
             2);
-}
-
-ScoreText with_derivative(ScoreText text, std::string derivative) {
-  text.derivative_text = std::move(derivative);
-  return text;
 }
 
 TEST(CallableText, ABackwardHasTheDerivativeToo) {
@@ -136,8 +150,16 @@ TEST_F(CompiledText, WithAndWithoutExtraTensorsInRegistersAlone) {
                                 {{"t", DType::fp32, 0}, {"b", DType::bf16, 3}, {"h", DType::fp16, 2}}});
   register_mask("nvrtc.ids", {"ids(at.batch, at.query) == ids(at.batch, at.key)", {{"ids", DType::int64, 2}}});
   register_mask("nvrtc.bytes", {"seen(at.key)", {{"seen", DType::uint8, 1}}});
+  // As python/tessera/expressions writes them.
+  register_score("nvrtc.slopes", {"const Position v0 = Position(at.query);\nconst Position v1 = Position(at.key);\n"
+                                  "return score + slopes(Position(at.head)) * float_of_small(minus(v1, v0));",
+                                  {{"slopes", DType::fp32, 1}}});
+  register_mask("nvrtc.rows", {"quotient_of_raised<174763>(Position(at.query), Position(12)) == "
+                               "remainder_of_raised<174763>(Position(at.key), Position(12))",
+                               {}});
   for (const int sm : {80, 90}) {
-    for (const char* callables : {"score=nvrtc.plain", "mask=nvrtc.bytes causal", "score=nvrtc.body mask=nvrtc.ids"}) {
+    for (const char* callables : {"score=nvrtc.plain", "mask=nvrtc.bytes causal", "score=nvrtc.body mask=nvrtc.ids",
+                                  "score=nvrtc.slopes mask=nvrtc.rows"}) {
       const cuda::Compiled compiled = compile(callables, sm);
       EXPECT_EQ(compiled.spill_bytes, 0) << callables << " on " << sm;
       EXPECT_EQ(cuda::warnings(compiled.log), std::vector<std::string>()) << callables;
@@ -149,10 +171,17 @@ TEST_F(CompiledText, BackwardsInRegistersAlone) {
   register_score("nvrtc.gate", with_derivative({"score * b(at.batch, at.head, at.key) + h(at.head, at.query - at.key)",
                                                 {{"b", DType::bf16, 3}, {"h", DType::fp16, 2}}},
                                                "const float slope = b(at.batch, at.head, at.key);\nreturn slope;"));
-  register_mask("nvrtc.rows", {"ids(at.query) == ids(at.key)", {{"ids", DType::int32, 1}}});
+  register_mask("nvrtc.ids_of_rows", {"ids(Position(at.query)) == ids(Position(at.key))", {{"ids", DType::int32, 1}}});
+  register_score("nvrtc.narrow_gate",
+                 with_derivative({"score * b(at.batch, at.head, Position(at.key)) + h(at.head, Position(at.query) - "
+                                  "Position(at.key))",
+                                  {{"b", DType::bf16, 3}, {"h", DType::fp16, 2}}},
+                                 "const float slope = b(at.batch, at.head, Position(at.key));\nreturn slope;"));
   for (const int sm : {80, 90}) {
-    for (const char* words : {"d=128 softcap=20 alibi causal", "d=64 mask=nvrtc.rows"}) {
-      const std::string problem = "attention pass=backward sq=300 hq=4 dtype=bf16 score=nvrtc.gate ";
+    for (const char* words :
+         {"d=128 softcap=20 alibi causal score=nvrtc.gate", "d=64 mask=nvrtc.ids_of_rows score=nvrtc.gate",
+          "d=64 mask=nvrtc.ids_of_rows score=nvrtc.narrow_gate"}) {
+      const std::string problem = "attention pass=backward sq=300 hq=4 dtype=bf16 ";
       for (const cuda::KernelSource& source : sources_of(problem + words, sm)) {
         const cuda::Compiled compiled = cuda::compile(source, cuda::architecture(sm));
         EXPECT_EQ(compiled.spill_bytes, 0) << source.name << " on " << sm;

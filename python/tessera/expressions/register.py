@@ -137,7 +137,7 @@ def score_of(function: Callable[..., Any]) -> Resolved:
         key = (SCORE, program(result, slope), *graph.tensors)
     name = _name_of(key)
     if traced_by_name(name) is None:
-        texts = cuda_text(result), cuda_text(slope)
+        texts = cuda_text(result, graph.tensors), cuda_text(slope, graph.tensors)
         _core.register_score(name, texts[0], _extras(graph.tensors), texts[1], key[1])
         _keep(name, graph, result)
     return Resolved(name, tensors, inputs=_inputs(result))
@@ -161,7 +161,7 @@ def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
     tensors = tuple(map(_of_mask, graph.arrays))
     name = _name_of(key)
     if traced_by_name(name) is None:
-        _core.register_mask(name, cuda_text(result), _extras(graph.tensors), key[1])
+        _core.register_mask(name, cuda_text(result, graph.tensors), _extras(graph.tensors), key[1])
         _keep(name, graph, result)
     return Resolved(name, tensors, window, _inputs(result))
 

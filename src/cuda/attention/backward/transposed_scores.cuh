@@ -25,6 +25,8 @@ struct HiddenElements {
   static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
   u32 upper = 0, lower = 0;
 
+  /// `Position`: the integer that the mask may compute with.
+  template <class Position>
   __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile, int first_key,
                                        int lane) {
     const ListReader reader(p.list, work.batch, work.first_head + tile.head, work.kv_head);
@@ -36,7 +38,7 @@ struct HiddenElements {
         u32 found = 0;
 #pragma unroll 1
         for (int i = 0; i < rows / 4; ++i) {
-          found |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key + half * 8, listed)) << i;
+          found |= static_cast<u32>(hides<Position>(p, work, tile, query_of(i), first_key + half * 8, listed)) << i;
         }
         (half == 0 ? upper : lower) = found;
       }
@@ -44,8 +46,8 @@ struct HiddenElements {
       // A text is long, and what it loads takes a while. What it computes of a row serves both keys.
 #pragma unroll columns_at_once
       for (int i = 0; i < rows / 4; ++i) {
-        upper |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key, listed)) << i;
-        lower |= static_cast<u32>(hides(p, work, tile, query_of(i), first_key + 8, listed)) << i;
+        upper |= static_cast<u32>(hides<Position>(p, work, tile, query_of(i), first_key, listed)) << i;
+        lower |= static_cast<u32>(hides<Position>(p, work, tile, query_of(i), first_key + 8, listed)) << i;
       }
     }
   }
@@ -54,6 +56,7 @@ struct HiddenElements {
   }
 
  private:
+  template <class Position>
   static __device__ __forceinline__ bool hides(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile,
                                                int query, int key, ListedKeys& listed) {
     if constexpr (C.list_elements) {
@@ -61,7 +64,9 @@ struct HiddenElements {
       const ListClass found = listed.find(query, C.segments == 2 ? work.segment : 0, key);
       if (found != ListClass::partial) return found == ListClass::none;
     }
-    if constexpr (C.user_mask) return !Mask::visible(work.point_of(p, tile.head, query, key), p.extras);
+    if constexpr (C.user_mask) {
+      return !Mask::template visible<Position>(work.point_of(p, tile.head, query, key), p.extras);
+    }
     return false;
   }
 };
@@ -82,8 +87,20 @@ struct TransposedScores {
     const int first_key = work.first_key + warp_row + lane / 4;
     HiddenElements<C, typename User::Mask, rows> hidden;
     const bool tests = C.list_elements || tests_mask<C>(tile);
-    if (tests) hidden.find(p, work, tile, first_key, lane);
-    if constexpr (C.scale_first) change(s, derivatives, tile, first_key);
+    if (tests) {
+      if (are_small<typename User::Mask>()) {
+        hidden.template find<int>(p, work, tile, first_key, lane);
+      } else {
+        hidden.template find<i64>(p, work, tile, first_key, lane);
+      }
+    }
+    if constexpr (C.scale_first) {
+      if (are_small<typename User::Score>()) {
+        change<int>(s, derivatives, tile, first_key);
+      } else {
+        change<i64>(s, derivatives, tile, first_key);
+      }
+    }
     if (cut) hide_cut(s, tile, first_key);
     if (tests) {
       for_each([&](int n, int half, int column) {
@@ -108,8 +125,18 @@ struct TransposedScores {
     return tile.first + n * 8 + lane % 4 * 2 + column;
   }
 
-  // From products to scores, and their derivatives.
+  // Whether the callable is to compute with positions of 32 bits.
+  template <class Callable>
+  __device__ __forceinline__ bool are_small() const {
+    if constexpr (!Callable::uses_position) return false;
+    return are_positions_small(p, work.q_position, work.q.length, work.keys);
+  }
+
+  // From products to scores, and their derivatives. `Position`: the integer that the callable may compute with.
+  template <class Position>
   __device__ __forceinline__ void change(Scores& s, Scores& derivatives, const QueryTile& tile, int first_key) const {
+    // Of the first element: to it numbers are added that the compiler knows.
+    const ScorePoint corner = work.point_of(p, tile.head, query_of(tile, 0, 0), first_key);
     float slope = 0.0F;
     if constexpr (C.alibi) {
       slope = p.slopes[work.batch * p.slopes_batch + (work.first_head + tile.head) * p.slopes_head];
@@ -120,11 +147,16 @@ struct TransposedScores {
       const int query = query_of(tile, n, column);
       const int key = first_key + half * 8;
       float& score = s.tile[0][n][half * 2 + column];
-      const auto point = [&] { return work.point_of(p, tile.head, query, key); };
+      const auto point = [&] {
+        ScorePoint at = corner;
+        at.query += n * 8 + column;
+        at.key += half * 8;
+        return at;
+      };
       if constexpr (C.user_score) {
-        derivatives.tile[0][n][half * 2 + column] = score_derivative_of<C, typename User::Score>(score, p, point);
+        derivatives.tile[0][n][half * 2 + column] = score_derivative_of<C, typename User::Score, Position>(score, p, point);
       }
-      score = score_of<C, typename User::Score>(score, p, slope, distance(query, key), point);
+      score = score_of<C, typename User::Score, Position>(score, p, slope, distance(query, key), point);
     });
   }
 

@@ -45,9 +45,8 @@ std::size_t skip_unread(std::string_view text, std::size_t at) {
   return text.size();
 }
 
-/// Whether the text is a function's body: it has the word `return`, outside comments and quotes.
-bool is_body(std::string_view text) {
-  constexpr std::string_view kReturn = "return";
+/// Whether the text has the word, outside comments and quotes.
+bool has_word(std::string_view text, std::string_view word) {
   for (std::size_t i = 0; i < text.size();) {
     if (const std::size_t next = skip_unread(text, i); next != i) {
       i = next;
@@ -59,11 +58,15 @@ bool is_body(std::string_view text) {
     }
     std::size_t end = i;
     while (end < text.size() && continues_word(text[end])) ++end;
-    if (text.substr(i, end - i) == kReturn) return true;
+    if (text.substr(i, end - i) == word) return true;
     i = end;
   }
   return false;
 }
+
+/// Whether the text is a function's body.
+bool is_body(std::string_view text) { return has_word(text, "return"); }
+bool uses_position(std::string_view text) { return has_word(text, "Position"); }
 
 /// How the kernel reads each extra tensor of a text; `first`: the index of its first among the problem's.
 std::string readers(const std::vector<ExtraTensor>& extras, int first) {
@@ -80,16 +83,18 @@ std::string readers(const std::vector<ExtraTensor>& extras, int first) {
 std::string function(const std::string& head, const std::string& readers, const std::string& text,
                      const std::string& file) {
   const bool body = is_body(text);
-  return "  static __device__ __forceinline__ " + head + " {\n" + readers + (body ? "" : "    return (\n") +
-         "#line 1 \"" + file + "\"\n" + text + (body ? "\n" : "\n    );\n") + "  }\n";
+  return "  template <class Position>\n  static __device__ __forceinline__ " + head + " {\n" + readers +
+         (body ? "" : "    return (\n") + "#line 1 \"" + file + "\"\n" + text + (body ? "\n" : "\n    );\n") + "  }\n";
 }
 
 CallableSource builtin(const char* type) { return {type, std::string(" ") + type, "", {}}; }
 
-/// `type`: of the struct around `functions`, which #line leads to `files`.
+/// `type`: of the struct around `functions`, which #line leads to `files`. A kernel has two of each function that uses
+/// `Position`, one for small positions.
 CallableSource written(const std::string& type, const std::string& word, const std::string& functions,
-                       std::vector<std::string> files) {
-  return {type, word, "struct " + type + " {\n" + functions + "};\n", std::move(files)};
+                       bool uses_position, std::vector<std::string> files) {
+  const std::string use = std::string("  static constexpr bool uses_position = ") + (uses_position ? "true" : "false");
+  return {type, word, "struct " + type + " {\n" + use + ";\n" + functions + "};\n", std::move(files)};
 }
 
 CallableSource written_score(const std::string& name, const ScoreText& text, Pass pass) {
@@ -98,12 +103,14 @@ CallableSource written_score(const std::string& name, const ScoreText& text, Pas
   const std::string file = "score " + name;
   std::string functions = function("float value" + arguments, reads, text.text, file);
   std::vector<std::string> files = {file};
+  bool position = uses_position(text.text);
   if (pass == Pass::backward) {
     const std::string derivative = "derivative of " + file;
     functions += function("float derivative" + arguments, reads, *text.derivative_text, derivative);
+    position = position || uses_position(*text.derivative_text);
     files = {derivative, file};  // an error's words are searched for the longer one first
   }
-  return written("TextScore", " score=" + name, functions, files);
+  return written("TextScore", " score=" + name, functions, position, files);
 }
 
 CallableSource written_mask(const std::string& name, const MaskText& text, int first_extra) {
@@ -111,7 +118,7 @@ CallableSource written_mask(const std::string& name, const MaskText& text, int f
   return written("TextMask", " mask=" + name,
                  function("bool visible(const ScorePoint& at, const ExtraParams* extras)",
                           readers(text.extras, first_extra), text.text, file),
-                 {file});
+                 uses_position(text.text), {file});
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "cuda/attention/scores/extra_tensor.cuh"
 #include "cuda/attention/scores/score.cuh"
+#include "cuda/attention/scores/text_functions.cuh"
 #include "cuda/attention/tiles/mask.cuh"
 #include "cuda/attention/tiles/packed_rows.cuh"
 
@@ -18,29 +19,48 @@ struct ScorePoint {
   i64 key;
 };
 
-/// The point of a row of a block and of key `key` of a segment. `work`: TileWork.
+/// The point of a row of a block and of the key at position `key`. `work`: TileWork.
 template <class Work>
 __device__ __forceinline__ ScorePoint point_of(const AttentionParams& p, const Work& work, const PackedRow& at,
-                                               int segment, int key) {
+                                               i64 key) {
   return {p.batch_offset + work.block.batch, p.head_offset + work.block.head + at.head,
-          work.sequence.q_position + at.query, work.sequence.segment(segment).position + key};
+          work.sequence.q_position + at.query, key};
 }
 
-/// What a kernel compiles in: `Score::value(score, point, extras)`, in a backward `Score::derivative` of the same
-/// arguments too, by the score, and `Mask::visible(point, extras)`. Built-in ones are below;
-/// src/cuda/attention/scores/callable_source.cpp writes those of a user's text.
+/// Whether positions are small: those of all queries and of the segment's keys lie from −2^21 to 2^21, and so do those
+/// that a tile has beyond the ends; batch and head lie from −2^22 to 2^22. Uniform in a block.
+__device__ __forceinline__ bool are_positions_small(const AttentionParams& p, i64 first_query, int queries,
+                                                    const Segment& keys) {
+  constexpr i64 most = i64{1} << 21;
+  constexpr int beyond = 4096;
+  const auto raised = [](i64 position) { return static_cast<u64>(position + most); };
+  const u64 all = raised(first_query) | raised(first_query + queries + beyond) | raised(keys.position) |
+                  raised(keys.position + keys.extent.length + beyond) | raised(p.batch_offset) | raised(p.head_offset);
+  return all < static_cast<u64>(2 * most);
+}
+
+/// What a kernel compiles in: `Score::value<Position>(score, point, extras)`, in a backward `Score::derivative` of the
+/// same arguments too, by the score, and `Mask::visible<Position>(point, extras)`. `Position` is the integer that they
+/// may compute with: `int` where positions are small, else i64; they tell by `uses_position` whether they do. Built-in
+/// ones are below; src/cuda/attention/scores/callable_source.cpp writes those of a user's text.
 template <class Score_, class Mask_>
 struct Callables {
   using Score = Score_;
   using Mask = Mask_;
+  static constexpr bool use_position = Score::uses_position || Mask::uses_position;
 };
-struct NoCallable {};
+struct NoCallable {
+  static constexpr bool uses_position = false;
+};
 
 /// A linear penalty on distance.
 struct RelativeScore {
+  static constexpr bool uses_position = true;
+  template <class Position>
   static __device__ __forceinline__ float value(float score, const ScorePoint& at, const ExtraParams* /*extras*/) {
-    return __fmaf_rn(-0.02F, fabsf(static_cast<float>(at.query - at.key)), score);
+    return __fmaf_rn(-0.02F, fabsf(float_of_small(Position(at.query) - Position(at.key))), score);
   }
+  template <class Position>
   static __device__ __forceinline__ float derivative(float /*score*/, const ScorePoint& /*at*/,
                                                      const ExtraParams* /*extras*/) {
     return 1.0F;
@@ -49,9 +69,12 @@ struct RelativeScore {
 
 /// 4·tanh(x / 4)
 struct SoftClipScore {
+  static constexpr bool uses_position = false;
+  template <class Position>
   static __device__ __forceinline__ float value(float score, const ScorePoint& /*at*/, const ExtraParams* /*extras*/) {
     return capped<Softcap::rational>(score, SoftcapParams(4.0F));
   }
+  template <class Position>
   static __device__ __forceinline__ float derivative(float score, const ScorePoint& /*at*/,
                                                      const ExtraParams* /*extras*/) {
     return capped_derivative(score, SoftcapParams(4.0F));
@@ -60,22 +83,30 @@ struct SoftClipScore {
 
 /// Documents of 40 positions; a query sees its own.
 struct DocumentMask {
+  static constexpr bool uses_position = true;
+  template <class Position>
   static __device__ __forceinline__ bool visible(const ScorePoint& at, const ExtraParams* /*extras*/) {
-    return divide_down(at.query, 40) == divide_down(at.key, 40);
+    constexpr int raise = (1 << 21) / 40 + 1;
+    return quotient_of_raised<raise>(Position(at.query), Position(40)) ==
+           quotient_of_raised<raise>(Position(at.key), Position(40));
   }
 };
 
 /// Squares of 8 x 8 positions, visible where the parities agree.
 struct CheckerboardMask {
+  static constexpr bool uses_position = true;
+  template <class Position>
   static __device__ __forceinline__ bool visible(const ScorePoint& at, const ExtraParams* /*extras*/) {
-    return ((at.query >> 3) + (at.key >> 3)) % 2 == 0;
+    return ((Position(at.query) >> 3) + (Position(at.key) >> 3)) % 2 == 0;
   }
 };
 
 /// The first 24 positions see each other and are seen by all; the rest is causal.
 struct PrefixMask {
+  static constexpr bool uses_position = true;
+  template <class Position>
   static __device__ __forceinline__ bool visible(const ScorePoint& at, const ExtraParams* /*extras*/) {
-    return at.key < 24 || at.key <= at.query;
+    return Position(at.key) < 24 || Position(at.key) <= Position(at.query);
   }
 };
 

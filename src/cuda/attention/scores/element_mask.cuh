@@ -19,8 +19,8 @@ concept ElementMaskConfig = requires(const Config& c) {
   bool{c.tests_elements()};
 };
 
-/// The keys of a tile that a thread's two rows of a 16-row tile do not see: bit 2n + i of a row's word is value i of
-/// the row in the n-th tile of 8 columns.
+/// The keys of a tile that a thread's two rows of a 16-row tile do not see: a word a row, whose bit 2n + i is value i
+/// of the n-th tile of 8 columns.
 template <ElementMaskConfig auto C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
@@ -28,25 +28,26 @@ struct HiddenBits {
   static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
   u32 upper, lower;
 
+  __device__ __forceinline__ void clear() { upper = lower = 0; }
+
   /// `hides(half, column)` tells of a row and a column of the tile.
   template <class Hides>
   __device__ __forceinline__ void find(int lane, Hides hides) {
-    const auto column_of = [lane](int e) { return e / 2 * 8 + lane % 4 * 2 + e % 2; };
-    upper = lower = 0;
-    if constexpr (C.list_elements) {  // row after row: neighbours mostly share a tile of the list
+    clear();
+    const auto test = [&](int half, int e) -> u32 {
+      return hides(half, e / 2 * 8 + lane % 4 * 2 + e % 2) ? 1U << e : 0;
+    };
+    if constexpr (C.list_elements) {  // a row looks into the list again and again, and keeps its last answer
 #pragma unroll 1
-      for (int half = 0; half < 2; ++half) {
-        u32 found = 0;
+      for (int e = 0; e < row_bits; ++e) upper |= test(0, e);
 #pragma unroll 1
-        for (int e = 0; e < row_bits; ++e) found |= static_cast<u32>(hides(half, column_of(e))) << e;
-        (half == 0 ? upper : lower) = found;
-      }
+      for (int e = 0; e < row_bits; ++e) lower |= test(1, e);
     } else {
       // A text is long, and what it loads takes a while. What it computes of a key serves both rows.
 #pragma unroll columns_at_once
       for (int e = 0; e < row_bits; ++e) {
-        upper |= static_cast<u32>(hides(0, column_of(e))) << e;
-        lower |= static_cast<u32>(hides(1, column_of(e))) << e;
+        upper |= test(0, e);
+        lower |= test(1, e);
       }
     }
   }
@@ -83,23 +84,24 @@ struct ElementMask {
   const AttentionParams& p;
   const Work& work;
 
-  /// `row`: packed, the upper of the thread's two.
+  /// `row`: packed, the upper of the thread's two. `Position`: the integer that the mask may compute with. Of rows and
+  /// keys beyond the ends of the sequence the bits may say anything.
+  template <class Position>
   __device__ __forceinline__ void find(HiddenBits<C>& hidden, int row, const KvTile& tile, int lane) const {
-    const int keys = work.sequence.segment(tile.segment).extent.length;
     const ListReader reader = list();
     ListedKeys listed{reader};
     if (is_waived(tile)) {
-      hidden.upper = hidden.lower = 0;
+      hidden.clear();
       return;
     }
     hidden.find(lane, [&](int half, int column) -> bool {
       const PackedRow at(row + half * 8, p.group);
       const int key = work.tiles.key(tile, column);
       if constexpr (C.list_elements) {
-        return at.query >= work.sequence.q.length || key >= keys || hides(at, tile, column, key, listed);
+        const int keys = work.sequence.segment(tile.segment).extent.length;
+        if (at.query >= work.sequence.q.length || key >= keys) return true;
       }
-      // Without branches, so that tests of several keys are under way together; texts may be asked for any point.
-      return (at.query >= work.sequence.q.length) | (key >= keys) | hides(at, tile, column, key, listed);
+      return hides<Position>(at, tile, column, key, listed);
     });
   }
 
@@ -114,7 +116,8 @@ struct ElementMask {
     return false;
   }
 
-  /// `key` is below its segment's length and the query below the sequence's; `listed` reads list().
+  /// With list_elements `key` is below its segment's length and the query below the sequence's; `listed` reads list().
+  template <class Position>
   __device__ __forceinline__ bool hides(const PackedRow& at, const KvTile& tile, int column, int key,
                                         ListedKeys& listed) const {
     if constexpr (C.list_elements) {
@@ -123,7 +126,8 @@ struct ElementMask {
       if (found == ListClass::full) return false;
     }
     if constexpr (C.user_mask) {
-      const bool visible = Mask::visible(point_of(p, work, at, tile.segment, key), p.extras);
+      const i64 position = work.sequence.segment(tile.segment).position + key;
+      const bool visible = Mask::template visible<Position>(point_of(p, work, at, position), p.extras);
       return !(work.tiles.waives(tile, column) | visible);
     }
     return false;

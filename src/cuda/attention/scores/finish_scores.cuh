@@ -36,40 +36,58 @@ struct FinishScores {
   /// anything. Only for configurations with user_score.
   template <bool differentiates = false>
   __device__ __forceinline__ void finish(Scores& s, const KvTile& tile, Scores* derivatives = nullptr) const {
+    if constexpr (C.scale_first) {
+      if (are_small<typename User::Score>(tile)) {
+        change<int, differentiates>(s, tile, derivatives);
+      } else {
+        change<i64, differentiates>(s, tile, derivatives);
+      }
+    }
+    if constexpr (C.tests_elements()) {
+      if (!tile.waived) hide_elements(s, tile);
+    }
     if constexpr (C.scale_first || C.tests_elements()) {
-      if (!C.scale_first && tile.waived && !tile.cut_begin && !tile.cut_end) return;
-      finish_rows<true, true, differentiates>(s, tile, derivatives);
+      if (tile.cut_begin || tile.cut_end) cut<true, true>(s, tile);
     } else {
-      if (tile.cut_begin) finish_rows<true, false, false>(s, tile, nullptr);
-      if (tile.cut_end) finish_rows<false, true, false>(s, tile, nullptr);
+      if (tile.cut_begin) cut<true, false>(s, tile);
+      if (tile.cut_end) cut<false, true>(s, tile);
     }
   }
 
-  template <bool cut_begin, bool cut_end, bool differentiates>
-  __device__ __forceinline__ void finish_rows(Scores& s, const KvTile& tile, Scores* derivatives) const {
+ private:
+  /// Whether the callable is to compute with positions of 32 bits.
+  template <class Callable>
+  __device__ __forceinline__ bool are_small(const KvTile& tile) const {
+    if constexpr (!Callable::uses_position) return false;
+    const Sequence& sequence = work.sequence;
+    return are_positions_small(p, sequence.q_position, sequence.q.length, sequence.segment(tile.segment));
+  }
+  __device__ __forceinline__ int packed_row(int m, int half) const {
+    return work.block.first_row + warp_row + m * 16 + half * 8 + lane / 4;
+  }
+
+  /// Changes scores as softcap, ALiBi and a score callable want it. `Position`: the integer that the callable may
+  /// compute with.
+  template <class Position, bool differentiates>
+  __device__ __forceinline__ void change(Scores& s, const KvTile& tile, Scores* derivatives) const {
     const int first_query = PackedRow(work.block.first_row, p.group).query;
-    const KeysOfQueries<C> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
     const int first_key = tile.first + lane % 4 * 2;
+    const i64 first_position = work.sequence.segment(tile.segment).position + first_key;
+    // What texts load stays behind a barrier, because each takes registers; of the text that computes in 64 bits beside
+    // one in 32, which is the rarer one, more so.
+    constexpr int barrier = User::Score::uses_position && sizeof(Position) == 8 ? 2 : 4;
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
-      HiddenBits<C> hidden;
-      if constexpr (C.tests_elements()) {
-        const int row = work.block.first_row + warp_row + m * 16 + lane / 4;
-        ElementMask<C, typename User::Mask, Work>{p, work}.find(hidden, row, tile, lane);
-      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const PackedRow at(work.block.first_row + warp_row + m * 16 + half * 8 + lane / 4, p.group);
-        const Interval visible = bounds.of(at.query);
-        const int begin = visible.begin - first_key;
-        const int end = visible.end - first_key;
+        const PackedRow at(packed_row(m, half), p.group);
         float slope = 0.0F;
         if constexpr (C.alibi) {
           slope = p.slopes[work.block.batch * p.slopes_batch + (work.block.head + at.head) * p.slopes_head];
         }
 #pragma unroll
         for (int n = 0; n < C.tile_kv / 8; ++n) {
-          if (differentiates && n % 4 == 0) __syncwarp();  // what texts load stays behind it: each takes registers
+          if (differentiates && n % barrier == 0) __syncwarp();
           const int moved = work.tiles.moved(tile, n * 8);
           const Distances distances(work.sequence, work.sequence.segment(tile.segment), first_query, first_key + moved);
           // Computed once for all n unless a list's tile gathers granules.
@@ -77,18 +95,63 @@ struct FinishScores {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             float& score = s.tile[m][n][half * 2 + i];
+            const auto point = [&] { return point_of(p, work, at, first_position + (n * 8 + i + moved)); };
+            if constexpr (differentiates) {
+              derivatives->tile[m][n][half * 2 + i] =
+                  score_derivative_of<C, typename User::Score, Position>(score, p, point);
+            }
+            score = score_of<C, typename User::Score, Position>(score, p, slope, distances.of(near, n * 8 + i), point);
+          }
+        }
+      }
+    }
+  }
+
+  /// Hides what a list or the user's mask hides.
+  __device__ __forceinline__ void hide_elements(Scores& s, const KvTile& tile) const {
+    const ElementMask<C, typename User::Mask, Work> mask{p, work};
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      HiddenBits<C> hidden;
+      if (are_small<typename User::Mask>(tile)) {
+        mask.template find<int>(hidden, packed_row(m, 0), tile, lane);
+      } else {
+        mask.template find<i64>(hidden, packed_row(m, 0), tile, lane);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < C.tile_kv / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            if (hidden.at(half, n, i)) s.tile[m][n][half * 2 + i] = -kInfinity;
+          }
+        }
+      }
+    }
+  }
+
+  /// Hides the keys in front of each row's interval, those behind it, or both.
+  template <bool begins, bool ends>
+  __device__ __forceinline__ void cut(Scores& s, const KvTile& tile) const {
+    const int first_query = PackedRow(work.block.first_row, p.group).query;
+    const KeysOfQueries<C> bounds(p, work.sequence, work.sequence.segment(tile.segment), first_query);
+    const int first_key = tile.first + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const PackedRow at(packed_row(m, half), p.group);
+        const Interval visible = bounds.of(at.query);
+        const int begin = visible.begin - first_key;
+        const int end = visible.end - first_key;
+#pragma unroll
+        for (int n = 0; n < C.tile_kv / 8; ++n) {
+          const int moved = work.tiles.moved(tile, n * 8);
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
             const int key = n * 8 + i + moved;
-            if constexpr (C.scale_first) {
-              const auto point = [&] { return point_of(p, work, at, tile.segment, first_key + key); };
-              if constexpr (differentiates) {
-                derivatives->tile[m][n][half * 2 + i] = score_derivative_of<C, typename User::Score>(score, p, point);
-              }
-              score = score_of<C, typename User::Score>(score, p, slope, distances.of(near, n * 8 + i), point);
-            }
-            if ((cut_end && key >= end) || (cut_begin && key < begin)) score = -kInfinity;
-            if constexpr (C.tests_elements()) {
-              if (hidden.at(half, n, i)) score = -kInfinity;
-            }
+            if ((ends && key >= end) || (begins && key < begin)) s.tile[m][n][half * 2 + i] = -kInfinity;
           }
         }
       }

@@ -48,20 +48,20 @@ __device__ __forceinline__ float capped_derivative(float score, const SoftcapPar
 }
 
 /// One score, in its own units; `distance` is |position of the query − position of the key|, `point` gives the
-/// ScorePoint. The forward and tile_mass.cuh are to find the same bits, so that no rounding but that of a callable's
-/// text is left to the compiler.
-template <ScoreConfig auto C, class Score, class Point>
+/// ScorePoint, `Position` the integer that a callable may compute with. The forward and tile_mass.cuh are to find the
+/// same bits, so that no rounding but that of a callable's text is left to the compiler.
+template <ScoreConfig auto C, class Score, class Position, class Point>
 __device__ __forceinline__ float natural_score_of(float product, const AttentionParams& p, float slope, float distance,
                                                   Point point) {
   float score = __fmul_rn(product, p.scale);
   if constexpr (C.softcap != Softcap::none) score = capped<C.softcap>(score, p.softcap);
-  if constexpr (C.user_score) score = Score::value(score, point(), p.extras);
+  if constexpr (C.user_score) score = Score::template value<Position>(score, point(), p.extras);
   if constexpr (C.alibi) score = __fmaf_rn(-slope, distance, score);
   return score;
 }
 
 /// Its derivative by scale · product. Only for configurations with user_score; ALiBi's is 1.
-template <ScoreConfig auto C, class Score, class Point>
+template <ScoreConfig auto C, class Score, class Position, class Point>
 __device__ __forceinline__ float score_derivative_of(float product, const AttentionParams& p, Point point) {
   float score = __fmul_rn(product, p.scale);
   float derivative = 1.0F;
@@ -69,14 +69,14 @@ __device__ __forceinline__ float score_derivative_of(float product, const Attent
     derivative = capped_derivative(score, p.softcap);
     score = capped<C.softcap>(score, p.softcap);
   }
-  return derivative * Score::derivative(score, point(), p.extras);
+  return derivative * Score::template derivative<Position>(score, point(), p.extras);
 }
 
 /// natural_score_of() in units of log2(e). Only for configurations with scale_first.
-template <ScoreConfig auto C, class Score, class Point>
+template <ScoreConfig auto C, class Score, class Position, class Point>
 __device__ __forceinline__ float score_of(float product, const AttentionParams& p, float slope, float distance,
                                           Point point) {
-  return __fmul_rn(natural_score_of<C, Score>(product, p, slope, distance, point), kLog2E);
+  return __fmul_rn(natural_score_of<C, Score, Position>(product, p, slope, distance, point), kLog2E);
 }
 
 }  // namespace tessera::cuda

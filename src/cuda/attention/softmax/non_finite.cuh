@@ -204,7 +204,7 @@ struct ReplacedValues {
       const ElementMask<C, Mask, Work> mask{p, work};
       const ListReader reader = mask.list();
       ListedKeys listed{reader};
-      if (mask.hides(at, tile, column, key, listed)) return false;
+      if (mask.template hides<i64>(at, tile, column, key, listed)) return false;
     }
     if constexpr (C.dropout) {
       return work.dropout.keeps(static_cast<u32>(segment.position) + key,

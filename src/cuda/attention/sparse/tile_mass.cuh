@@ -181,7 +181,7 @@ struct TileMass {
       HiddenBits<C> hidden;
       if constexpr (C.user_mask) {
         hidden.find(lane, [&](int half, int column) {
-          return masked && !User::Mask::visible(point_of(half, first + column), p.extras);
+          return masked && !User::Mask::template visible<i64>(point_of(half, first + column), p.extras);
         });
       }
 #pragma unroll
@@ -201,7 +201,7 @@ struct TileMass {
             const float product = s.tile[m][n][half * 2 + i];
             float difference;
             if constexpr (C.scale_first) {
-              const float score = natural_score_of<C, typename User::Score>(
+              const float score = natural_score_of<C, typename User::Score, i64>(
                   product, p, slope, distances.of(near, n * 8 + i), [&] { return point_of(half, key); });
               difference = __fmul_rn(score, relative.scale) - relative.origin[m][half];  // rounded as the forward's is
             } else {
