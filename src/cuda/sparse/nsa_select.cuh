@@ -11,24 +11,6 @@
 
 namespace tessera::cuda {
 
-/// What a block keeps of a tile.
-struct alignas(16) SelectTile {
-  float bar;  // scores up to this change the list no more; NaN: all do
-  int end;    // of the candidates
-  ForcedBlocks forced;
-};
-static_assert(sizeof(SelectTile) == SelectConfig::kStateBytes);
-
-/// Likewise for its list of blocks of compressed keys.
-struct alignas(16) SelectKeyTile {
-  float bar;
-  int end;     // of the keys that score
-  float best;  // of the block that has begun, if it is more than the bar
-  int next;    // key
-  ForcedBlocks forced;
-};
-static_assert(sizeof(SelectKeyTile) == SelectConfig::kKeyStateBytes);
-
 template <SelectConfig C>
 struct NsaSelect {
   static constexpr bool kDot = C.score == BlockScore::dot;

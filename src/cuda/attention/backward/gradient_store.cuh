@@ -17,8 +17,8 @@ struct AdjacentColumns {
 };
 
 /// A warp's 16 rows of a gradient, times `factor`, to memory. `to(row)`: address of row `row` of the 16, or null for
-/// none; `is_used(row)`: whether there is a gradient, else it is 0, whatever the sums hold; `column_of(tile)`: the first
-/// column of a tile. By the whole warp.
+/// none; `is_used(row)`: whether there is a gradient, else it is 0, whatever the sums hold; `column_of(tile)`: the
+/// first column of a tile. By the whole warp.
 template <Element gradient, int tiles, class To, class IsUsed, class ColumnOf = AdjacentColumns>
 __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums, float factor, int columns,
                                                bool accumulates, int lane, To to, IsUsed is_used,

@@ -27,9 +27,9 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   const bool all = c.adds_queries();
   const std::string file = c.roles   ? "role_split"
                            : wgmma   ? "wgmma"
-                           : queries ? "row_pass"
-                           : all     ? "fused_pass"
-                                     : "key_pass";
+                           : queries ? "mma/row_pass"
+                           : all     ? "mma/fused_pass"
+                                     : "mma/key_pass";
   const std::string arguments = "<config, " + callables.type() + ">";
   const std::string side = queries ? "RowSide" : "KeySide";
   const std::string kernel = c.roles   ? "run_backward_by_roles<" + side + arguments + ">"

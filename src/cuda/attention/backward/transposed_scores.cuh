@@ -154,7 +154,8 @@ struct TransposedScores {
         return at;
       };
       if constexpr (C.user_score) {
-        derivatives.tile[0][n][half * 2 + column] = score_derivative_of<C, typename User::Score, Position>(score, p, point);
+        derivatives.tile[0][n][half * 2 + column] =
+            score_derivative_of<C, typename User::Score, Position>(score, p, point);
       }
       score = score_of<C, typename User::Score, Position>(score, p, slope, distance(query, key), point);
     });

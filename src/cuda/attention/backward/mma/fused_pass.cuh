@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward in one pass, by mma.sync: dK and dV of a block's keys, as in key_pass.cuh, and the block's share of each
+// tile's dQ, which is added to sums in memory (query_sums.cuh):
+//
+//     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)    dV += Pᵀ·dO    dK += dSᵀ·Q    dQ =
+//     dS·K
+#pragma once
+
+#include "cuda/attention/backward/mma/fused_rows.cuh"
+
+namespace tessera::cuda {
+
+template <BwdConfig B, class User>
+struct FusedPass : FusedRows<B, User> {
+  using Base = FusedRows<B, User>;
+  using Base::C;
+  using Base::gradients_base;
+  using Base::p;
+  using Base::params;
+  using Base::place;
+  using Base::probabilities_base;
+  using Base::score_rows;
+  using Base::work;
+  using typename Base::KTile;
+  using typename Base::Memory;
+  using typename Base::OTile;
+  using typename Base::Place;
+  using typename Base::QTile;
+  using typename Base::QueryGradients;
+  using typename Base::Scores;
+  using typename Base::Stream;
+  using typename Base::VTile;
+  using typename Base::Walk;
+  template <int columns>
+  using Gradient = typename Base::template Gradient<columns>;
+
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's keys.
+  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, int index) {
+    KeyWork<C> work;
+    if (!work.find(params, index)) return;
+    Memory& kept = *reinterpret_cast<Memory*>(memory);
+    if (threadIdx.x == 0) static_cast<KeyWork<C>&>(kept) = work;
+    FusedPass{{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}}.compute(work);
+  }
+
+  /// `first`: the same as `work`, before a barrier makes that readable.
+  __device__ __forceinline__ void compute(const KeyWork<C>& first) const {
+    Gradient<C.d> dk;
+    Gradient<C.dv> dv;
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      dk.keys[m].clear();
+      dv.keys[m].clear();
+    }
+    const int count = Base::count_tiles(first);
+    if (count > 0) {
+      Base::load_keys(first);
+      Walk walk = begin_walk<B>(typename Base::Listed{params, first});
+      QueryTile tile = Base::first_tile(first, walk);
+      Stream stream = Base::stream_from(first, tile);
+      Base::load_queries(first, stream, tile, 0);
+      Base::load_gradients(first, stream, tile, 0);
+      ptx::cp_async_commit();
+      QueryGradients dq;
+      dq.clear();
+      float* sums = Base::sums_of(first, tile);  // where dq is added
+      bool own_replaced = false;
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the tile is here, and nobody reads the one before any more
+        QueryTile next = tile;
+        const bool has_next = i + 1 < count;
+        if (has_next) next = Base::move(stream, tile, walk);
+        if (B.stages > 1 && has_next) {
+          Base::load_queries(work, stream, next, i + 1);
+          Base::load_gradients(work, stream, next, i + 1);
+        }
+        ptx::cp_async_commit();
+        if (i == 0) own_replaced = Base::replace_own();
+        // What is added to memory is added between the steps of a product, whose tensor cores do not wait for it.
+        Scores s[2];
+        Base::template product<KTile, QTile, C.d>(s, Base::k_base, Base::q_base(i), [&](int k) {
+          if constexpr (B.stages == 1) Base::add_to_sums(dq, sums, k, C.d / 16);
+        });
+        share_scores(s, tile, i, own_replaced);
+        await_scores_of_keys();
+        Base::template add<OTile>(dv, probabilities_base(), Base::o_base(i));
+        __syncthreads();  // dS of all keys is here, and nobody reads dO any more
+        if constexpr (B.stages > 1) {
+          Base::find_queries(dq);
+          __syncwarp();  // loads stay behind it: each takes registers
+          Base::template add<QTile>(dk, gradients_base(), Base::q_base(i),
+                                    [&](int k) { Base::add_to_sums(dq, sums, k, C.tile_q / 16); });
+          if (has_next) sums = Base::sums_after(sums, tile, next);
+        } else {
+          if (has_next) Base::load_gradients(work, stream, next, i + 1);
+          Base::template add<QTile>(dk, gradients_base(), Base::q_base(i));
+          __syncthreads();  // nobody reads Q any more
+          if (has_next) Base::load_queries(work, stream, next, i + 1);
+          ptx::cp_async_commit();
+          Base::find_queries(dq);
+          if (i > 0) sums = Base::sums_of(work, tile);
+        }
+        tile = next;
+      }
+      if constexpr (B.stages == 1) Base::add_to_sums(dq, sums, 0, 1);
+      ptx::cp_async_wait<0>();
+    } else {
+      __syncthreads();  // the block's work is here, which loops wait for
+    }
+    store(dk, params.dk[work.segment], p.d, p.scale);
+    store(dv, params.dv[work.segment], p.dv, 1.0F);
+  }
+
+  // P and dS of the warp's keys, by all rows.
+  static __device__ __forceinline__ void await_scores_of_keys() {
+    ptx::barrier_sync(1 + place().first_key / 32, Base::column_warps * 32);
+  }
+
+  /// P and dS of a tile, the i-th, from its scores, to shared memory. `own_replaced`: what Base::replace_own() says.
+  __device__ __forceinline__ void share_scores(Scores (&s)[2], const QueryTile& tile, int i, bool own_replaced) const {
+    Scores ds[2];
+    const bool cut = work.is_cut(tile);
+    if (cut || own_replaced || tests_mask<C>(tile) || B.truncates) {
+      find_any(s, ds, tile, i, cut, own_replaced);
+    } else {
+      find_visible(s, ds, i);
+    }
+    Base::share(s, probabilities_base());
+    Base::share(ds, gradients_base());
+  }
+
+  // P and dS, in place of the scores and of nothing, where all rows see all keys: P between the steps of dP's product.
+  __device__ __forceinline__ void find_visible(Scores (&s)[2], Scores (&ds)[2], int i) const {
+    const Place own = place();
+    const u32 values = Base::values_at(i) + (own.first_row + own.lane % 4 * 2) * 4;
+    const auto read = [values](float(&two)[2], int array, int n) {
+      ptx::load_shared_8(two[0], two[1], values + array * 4 * C.tile_q + n * 32);
+    };
+    Base::template product<VTile, OTile, C.dv>(ds, Base::v_base(), Base::o_base(i), [&](int k) {
+      constexpr int steps = C.dv / 16, tiles = score_rows / 8;
+#pragma unroll
+      for (int n = k * tiles / steps; n < (k + 1) * tiles / steps; ++n) {
+        float lse[2];
+        read(lse, 0, n);
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float& score = s[m].tile[0][n][e];
+            score = ptx::exp2(__fmaf_rn(score, score_scale<B>(p), -lse[e % 2]));
+          }
+        }
+      }
+    });
+#pragma unroll
+    for (int n = 0; n < score_rows / 8; ++n) {
+      float delta[2], weight[2] = {1.0F, 1.0F};
+      read(delta, 1, n);
+      if constexpr (B.sink) read(weight, 2, n);
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& probability = s[m].tile[0][n][e];
+          float& of_product = ds[m].tile[0][n][e];
+          of_product = score_gradient<B>(p, probability, 0.0F, of_product, delta[e % 2], weight[e % 2], true);
+          probability = value_weight<B>(probability, weight[e % 2], true);
+        }
+      }
+    }
+  }
+
+  // The same where some are hidden, or not finite.
+  __device__ __forceinline__ void find_any(Scores (&s)[2], Scores (&ds)[2], const QueryTile& tile, int i, bool cut,
+                                           bool own_replaced) const {
+    const Place own = place();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      TransposedScores<C, User, score_rows>{p, work, own.first_key + m * 16, own.lane}.finish(
+          s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
+    }
+    if (own_replaced) Base::poison_own(s);
+    Base::template product<VTile, OTile, C.dv>(ds, Base::v_base(), Base::o_base(i));
+    const bool replaced = (cut || tests_mask<C>(tile) || B.truncates) && Base::replace_rows(i);
+#pragma unroll
+    for (int n = 0; n < score_rows / 8; ++n) {
+      RowValue values[2];
+      int non_finite[2];
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+        const int row = own.first_row + n * 8 + own.lane % 4 * 2 + column;
+        values[column] = Base::row_value(i, row);
+        non_finite[column] = replaced ? work.non_finite.of(row) : 0;
+      }
+#pragma unroll
+      for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& score = s[m].tile[0][n][e];
+          float& of_product = ds[m].tile[0][n][e];
+          const ElementGradient g =
+              gradient_of<B>(p, score, 0.0F, of_product, values[e % 2], score_scale<B>(p), true, non_finite[e % 2]);
+          score = g.p;
+          of_product = g.ds;
+        }
+      }
+    }
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void store(const Gradient<columns>& sums, const KeyGradient& out, int present,
+                                        float factor) const {
+    const Place own = place();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      store_key_gradient<B.gradient>(
+          params, work, own.first_key + m * 16, own.lane, sums.keys[m], out, present, factor,
+          [&](int tile) { return (tile / 2 * Base::column_warps + own.column_warp) * 16 + tile % 2 * 8; });
+    }
+  }
+};
+
+/// A block for each tile of keys.
+template <BwdConfig B, class User>
+__device__ __forceinline__ void run_fused_pass(const BwdParams& params, char* memory) {
+  ptx::griddepcontrol_wait_and_launch();
+  FusedPass<B, User>::run(params, memory, static_cast<int>(blockIdx.x));
+}
+
+}  // namespace tessera::cuda

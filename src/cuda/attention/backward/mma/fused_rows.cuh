@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the rows that stream by the pass that finds all gradients come from, and where their dQ goes. From tile to tile
+// addresses move along, since forming them again takes a tenth of a tile's time.
+#pragma once
+
+#include "cuda/attention/backward/mma/fused_products.cuh"
+#include "cuda/attention/backward/query_sums.cuh"
+#include "cuda/ptx/global.cuh"
+
+namespace tessera::cuda {
+
+template <BwdConfig B, class User>
+struct FusedRows : FusedProducts<B, User> {
+  using Base = FusedProducts<B, User>;
+  using Base::C;
+  using Base::p;
+  using Base::params;
+  using Base::place;
+  using Base::query_columns;
+  using Base::query_rows;
+  using Base::work;
+  using typename Base::OTile;
+  using typename Base::Place;
+  using typename Base::QTile;
+  using typename Base::QueryGradients;
+
+  // Where a tile of rows comes from: its first row of Q and of dO, and how far its first row value lies from the first.
+  struct Stream {
+    const char* q;
+    const char* dout;
+    i64 value;
+  };
+  __device__ __forceinline__ Stream stream_from(const KeyWork<C>& w, const QueryTile& tile) const {
+    const auto first_of = [&](const void* tensor, const Strides& strides) {
+      return static_cast<const char*>(tensor) +
+             2 * (w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
+                  (w.first_head + tile.head) * strides.head);
+    };
+    return {first_of(p.q, p.q_strides), first_of(params.dout, params.dout_strides),
+            (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first};
+  }
+  __device__ __forceinline__ QueryTile first_tile(const KeyWork<C>& first, PassedWalk<B> walk) const {
+    if constexpr (B.has_list()) return listed_tile(first, walk);
+    return first.tile(0);
+  }
+  __device__ __forceinline__ QueryTile listed_tile(const KeyWork<C>& w, PassedWalk<B> walk) const {
+    return typename Base::Listed{params, w}.next(walk, place().lane);
+  }
+  // On to the next tile, which nearly always is of the same head.
+  __device__ __forceinline__ QueryTile move(Stream& stream, const QueryTile& from, PassedWalk<B> walk) const {
+    QueryTile to;
+    if constexpr (B.has_list()) {
+      to = listed_tile(work, walk);
+    } else {
+      to = work.after(from);
+    }
+    if (to.head == from.head) {
+      const int rows = to.first - from.first;
+      stream.q = ptx::advance(stream.q, rows, static_cast<int>(2 * p.q_strides.row));
+      stream.dout = ptx::advance(stream.dout, rows, static_cast<int>(2 * params.dout_strides.row));
+      stream.value += rows;
+    } else {
+      stream = stream_from(work, to);
+    }
+    return to;
+  }
+  __device__ __forceinline__ void load_queries(const KeyWork<C>& w, const Stream& stream, const QueryTile& tile,
+                                               int i) const {
+    load_rows_of<QTile>(Base::q_base(i), stream.q, p.q_strides, w.q.length - tile.first, p.d);
+  }
+  __device__ __forceinline__ void load_gradients(const KeyWork<C>& w, const Stream& stream, const QueryTile& tile,
+                                                 int i) const {
+    load_rows_of<OTile>(Base::o_base(i), stream.dout, params.dout_strides, w.q.length - tile.first, p.dv);
+    Base::load_values(stream.value, w.q.length - tile.first, Base::values_at(i));
+  }
+  template <class Tile>
+  __device__ __forceinline__ void load_rows_of(u32 to, const char* from, const Strides& strides, int rows,
+                                               int columns) const {
+    const int stride = static_cast<int>(2 * strides.row);
+    load_tile<Tile, C.threads()>(to, rows, columns, place().thread,
+                                 [&](int row) { return ptx::advance(from, row, stride); });
+  }
+
+  // Where the thread adds its part of a tile's dQ. Zeros of rows that are in none of the sequence's tiles of sums go to
+  // its last.
+  __device__ __forceinline__ float* sums_of(const KeyWork<C>& w, const QueryTile& tile) const {
+    const Place own = place();
+    int row = tile.first + own.first_query();
+    if (C.tile_q > kSumRows && row / kSumRows * kSumRows >= w.q.length) row -= kSumRows;
+    return query_sums_of<B.d, false>(params, w.q, w.batch, w.first_head + tile.head, row / kSumRows,
+                                     row % kSumRows * 2 + own.lane) +
+           own.query_column() * 1024;
+  }
+
+  // The same of the tile behind.
+  __device__ __forceinline__ float* sums_after(float* sums, const QueryTile& tile, const QueryTile& next) const {
+    const bool has_sums = C.tile_q == kSumRows || next.first + C.tile_q <= work.q.length;
+    return tile.head == next.head && has_sums ? sums + i64{next.first - tile.first} * B.d : sums_of(work, next);
+  }
+
+  // Adds one of `parts` parts of the thread's numbers.
+  static __device__ __forceinline__ void add_to_sums(const QueryGradients& dq, float* sums, int part, int parts) {
+    constexpr int tiles = 2 * QueryGradients::pairs, all = query_rows / 16 * tiles;
+#pragma unroll
+    for (int at = part * all / parts; at < (part + 1) * all / parts; ++at) {
+      const int m = at / tiles, n = at % tiles;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        atomicAdd(sums + m * 32 + n / 2 * query_columns * 1024 + n % 2 * 512 + e * 128, dq.rows[m].tile[0][n][e]);
+      }
+    }
+  }
+};
+
+}  // namespace tessera::cuda
