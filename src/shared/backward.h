@@ -173,7 +173,7 @@ struct BwdConfig {
 struct RowValuesConfig {
   Element type = Element::bf16;  // of o and dout
   int dv = 128;                  // padded: a multiple of 32
-  int sums_d = 0;                // padded columns of QuerySums, which it sets to zeros; 0: there are none, or in order
+  int cleared_rows = 0;          // of a tile of QuerySums, which it sets to zeros; 0: there are none, or in order
   bool counts_sums = false;      // of sums in order it sets the counts to zeros
   bool sink = false;
   bool list = false;      // it sets TileBits to zeros
@@ -184,7 +184,7 @@ struct RowValuesConfig {
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("type", c.type);
     visit("dv", c.dv);
-    visit("sums_d", c.sums_d);
+    visit("cleared_rows", c.cleared_rows);
     visit("counts_sums", c.counts_sums);
     visit("sink", c.sink);
     visit("list", c.list);
@@ -235,6 +235,7 @@ struct QuerySumsConfig {
 struct QuerySums {
   float* data;
   i64 head_tiles;  // of kSumRows rows
+  int d;           // columns, padded
   // (heads, tiles of rows): of a pass that is `ordered`, the key tiles up to the last that was added, zeros before it
   int* added;
 };

@@ -242,9 +242,9 @@ TEST_F(Backward, CountsOfSumsInAFixedOrder) {
   EXPECT_EQ(bytes - fewer_bytes, 4 * 2 * 5 * 4U);
   const Problem problem = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16 batch_invariant");
   const cuda::RowValuesConfig ordered = cuda::row_values_config(problem, true);
-  EXPECT_TRUE(ordered.counts_sums && ordered.sums_d == 0);
+  EXPECT_TRUE(ordered.counts_sums && ordered.cleared_rows == 0);
   const Problem any_order = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16");
-  EXPECT_EQ(cuda::row_values_config(any_order, true).sums_d, 96);
+  EXPECT_EQ(cuda::row_values_config(any_order, true).cleared_rows, 64);
 }
 
 // Keys that no query sees still have gradients: zeros.

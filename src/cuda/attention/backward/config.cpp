@@ -191,7 +191,7 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {
   return {element_of(problem.q_type),
           padded_dim(problem.head_dim_v),
-          sums && !has_fixed_order(problem) ? padded_dim(problem.head_dim_qk) : 0,
+          sums && !has_fixed_order(problem) ? kSumRows : 0,
           sums && has_fixed_order(problem),
           problem.sink,
           bool{backward_list(problem)},

@@ -33,7 +33,7 @@ std::int64_t tiles_of(std::int64_t length, int tile) { return (length + tile - 1
 std::int64_t total_rows(const Problem& p) { return p.q_layout == Layout::varlen ? p.total_q : p.batch * p.seqlen_q; }
 // Where dQ has sums in memory these blocks also clear them, whole tiles of kSumRows.
 std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) {
-  if (c.sums_d == 0) return tiles_of(p.seqlen_q, c.rows());
+  if (c.cleared_rows == 0) return tiles_of(p.seqlen_q, c.rows());
   return tiles_of(p.seqlen_q, kSumRows) * (kSumRows / c.rows());
 }
 // See query_sums_of() in query_sums.cuh.
@@ -195,7 +195,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
   if (launch.finds_all()) {
     int* added = launch.keys.ordered ? reinterpret_cast<int*>(workspace + place.added) : nullptr;
-    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem), added};
+    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem), launch.keys.d, added};
   }
   const std::int64_t l2_heads = key_l2_heads(problem, launch);
   p.key_l2_heads = Divisor(static_cast<int>(l2_heads));

@@ -36,9 +36,10 @@ __device__ __forceinline__ void clear_query_sums(const BwdParams& params, const 
   constexpr int shares = kSumRows / C.rows();
   const int tile = static_cast<int>(blockIdx.x) / shares;
   if (tile * kSumRows >= q.capacity) return;  // the next sequence's
-  constexpr int floats = C.rows() * C.sums_d;
+  const int floats = C.rows() * params.query_sums.d;
   const int share = static_cast<int>(blockIdx.x) % shares * floats;
-  float* to = query_sums_of<C.sums_d>(params, q, batch, head, tile, 0) + share;
+  float* to =
+      params.query_sums.data + sum_tile_of(params, q, batch, head, tile) * (kSumRows * params.query_sums.d) + share;
   for (int i = static_cast<int>(threadIdx.x) * 4; i < floats; i += C.threads() * 4) {
     *reinterpret_cast<float4*>(to + i) = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   }

@@ -48,7 +48,7 @@ struct FindRowValues {
     const int head = static_cast<int>(blockIdx.y);
     const int row = static_cast<int>(blockIdx.x) * C.rows() + static_cast<int>(threadIdx.x) / lanes;
     const Extent q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
-    if constexpr (C.sums_d != 0) clear_query_sums<C>(params, q, batch, head);
+    if constexpr (C.cleared_rows > 0) clear_query_sums<C>(params, q, batch, head);
     if constexpr (C.counts_sums) clear_added<C>(params, q, batch, head);
     if constexpr (C.list) clear_tile_bits(params);
     float dsink = 0.0F;
