@@ -84,8 +84,10 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
     config.tile_kv = keys;
     config.stages = stages;
     if (config.has_list() && (cuts_rows(problem, rows) || cuts_keys(problem, keys))) continue;
-    // No registers for weights beside 128 rows, nor for two stages beside gradients of more than 128 columns.
-    if ((rows == 128 && config.sink) || (stages == 2 && std::max(config.d, config.dv) > 128)) continue;
+    // No registers for weights beside 128 rows, on SM100 for nothing, nor for two stages beside gradients of more than
+    // 128 columns.
+    if ((rows == 128 && (config.sink || target.sm >= 100)) || (stages == 2 && std::max(config.d, config.dv) > 128))
+      continue;
     for (const int warps : {8, 4}) {
       config.warps = warps;
       if (config.shares_columns() && config.accumulators() <= most_accumulators &&

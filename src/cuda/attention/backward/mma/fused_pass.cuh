@@ -89,7 +89,7 @@ struct FusedPass : FusedRows<B, User> {
         __syncthreads();  // dS of all keys is here, and nobody reads dO any more
         if constexpr (B.stages > 1) {
           Base::find_queries(dq);
-          __syncwarp();  // loads stay behind it: each takes registers
+          if constexpr (B.d > 64) __syncwarp();  // loads stay behind it: each takes registers
           Base::template add<QTile>(dk, gradients_base(), Base::q_base(i),
                                     [&](int k) { Base::add_to_sums(dq, sums, k, C.tile_q / 16); });
           if (has_next) sums = Base::sums_after(sums, tile, next);
