@@ -148,7 +148,9 @@ struct BwdConfig {
   /// rows.
   constexpr int key_warps() const { return tile_kv / 32; }
   constexpr int column_warps() const { return warps / key_warps(); }
-  constexpr bool shares_columns() const { return d / 16 % column_warps() == 0 && dv / 16 % column_warps() == 0; }
+  constexpr bool shares_columns() const {
+    return d / 16 % column_warps() == 0 && dv / 16 % column_warps() == 0 && tile_q / 16 % column_warps() == 0;
+  }
   /// A tile's share of dQ on its way to the sums in memory; by mma.sync it goes there from registers.
   constexpr int query_sum_bytes() const { return adds_queries() && has_producer() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {

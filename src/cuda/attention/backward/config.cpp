@@ -79,7 +79,7 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
   struct Tiles {
     int rows, keys, stages;
   };
-  for (const auto& [rows, keys, stages] : {Tiles{128, 128, 2}, {64, 128, 2}, {64, 64, 2}, {64, 64, 1}}) {
+  for (const auto& [rows, keys, stages] : {Tiles{128, 128, 2}, {64, 128, 2}, {64, 64, 2}, {64, 64, 1}, {32, 64, 2}}) {
     config.tile_q = rows;
     config.tile_kv = keys;
     config.stages = stages;
@@ -188,6 +188,10 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
   if (config.d == 32 || !has_plain_scores(config) || config.segments != 1) return false;
   if (products == Products::mma_sync) return choose_tiles_of_all_mma(config, problem, target);
   return std::max(config.d, config.dv) <= 128 && blocks_that_fit(config.smem_bytes(), target) > 0;
+}
+
+bool prefers_mma(const Problem& problem, const Target& target) {
+  return backward_list(problem) && cuts_rows(problem, 64) && finds_all(problem, target, Products::mma_sync);
 }
 
 RowValuesConfig row_values_config(const Problem& problem, bool sums) {

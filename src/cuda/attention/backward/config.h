@@ -12,6 +12,9 @@ namespace tessera::cuda {
 BwdConfig bwd_config(const Problem& problem, const Target& target, Products products, Gradients of);
 /// Whether the pass by keys finds dQ too, which is faster; its sums have a fixed order only where the problem wants it.
 bool finds_all(const Problem& problem, const Target& target, Products products);
+/// Whether blocks of a list have fewer rows than tiles of wgmma, which would look each element up in the list, and
+/// mma.sync finds all gradients in tiles that they do not cut.
+bool prefers_mma(const Problem& problem, const Target& target);
 /// `sums`: of dQ in memory, for a pass that finds all gradients.
 RowValuesConfig row_values_config(const Problem& problem, bool sums);
 

@@ -34,7 +34,7 @@ struct FusedProducts : KeyPass<B, User, true, true> {
   // Of dQ it has query_rows rows and every query_columns-th 16 columns.
   static constexpr int query_rows = B.d % 64 == 0 ? 32 : 16;
   static constexpr int query_columns = C.warps / (C.tile_q / query_rows);
-  static_assert(B.d / 16 % query_columns == 0 && C.tile_q % kSumRows == 0);
+  static_assert(B.d / 16 % query_columns == 0 && (C.tile_q % kSumRows == 0 || kSumRows % C.tile_q == 0));
 
   template <int columns>
   struct Gradient {

@@ -94,7 +94,8 @@ struct FusedRows : FusedProducts<B, User> {
 
   // The same of the tile behind.
   __device__ __forceinline__ float* sums_after(float* sums, const QueryTile& tile, const QueryTile& next) const {
-    const bool has_sums = C.tile_q == kSumRows || next.first + C.tile_q <= work.q.length;
+    // Half a tile of sums is no number of whole rows further, nor is what has none.
+    const bool has_sums = C.tile_q == kSumRows || (C.tile_q > kSumRows && next.first + C.tile_q <= work.q.length);
     return tile.head == next.head && has_sums ? sums + i64{next.first - tile.first} * B.d : sums_of(work, next);
   }
 
