@@ -65,17 +65,19 @@ void choose_features(BwdConfig& config, const Problem& problem) {
       config.softcap != Softcap::none || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
 }
 
-// But for a user's mask.
 bool has_plain_scores(const BwdConfig& config) {
-  return !config.scale_first && !config.chunked && !config.compressed_causal && !config.dropout &&
-         !config.list_elements;
+  return !config.scale_first && !config.dropout && !config.list_elements;
 }
-bool is_plain(const BwdConfig& config) { return has_plain_scores(config) && !config.user_mask; }
+bool has_plain_intervals(const BwdConfig& config) { return !config.chunked && !config.compressed_causal; }
+bool is_plain(const BwdConfig& config) {
+  return has_plain_scores(config) && has_plain_intervals(config) && !config.user_mask;
+}
 
 // For all gradients the largest tiles that registers and shared memory hold and that blocks of a list do not cut.
 // Whether there are any.
 bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
-  const int most_accumulators = config.user_mask ? 184 : 192;  // a text needs registers too
+  // A text needs registers too, and so do the ends of chunks and of compressed keys.
+  const int most_accumulators = config.chunked ? 152 : config.user_mask || config.compressed_causal ? 184 : 192;
   struct Tiles {
     int rows, keys, stages;
   };
@@ -187,7 +189,8 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
   BwdConfig config = bwd_config(problem, target, products, Gradients::all);
   if (config.d == 32 || !has_plain_scores(config) || config.segments != 1) return false;
   if (products == Products::mma_sync) return choose_tiles_of_all_mma(config, problem, target);
-  return std::max(config.d, config.dv) <= 128 && blocks_that_fit(config.smem_bytes(), target) > 0;
+  return has_plain_intervals(config) && std::max(config.d, config.dv) <= 128 &&
+         blocks_that_fit(config.smem_bytes(), target) > 0;
 }
 
 bool prefers_mma(const Problem& problem, const Target& target) {
