@@ -55,9 +55,14 @@ struct ListedTiles {
 
 /// tile_q rows of one query head.
 struct QueryTile {
-  int head;             // of those that share the key head
-  int first;            // row
-  bool waived = false;  // of a list: the user's mask is waived in all of the tile
+  int head : 31;  // of those that share the key head
+  // Of a list: the user's mask is waived in all of the tile. A bit of the head's number, so that a tile is two words.
+  bool waived : 1;
+  int first;  // row
+
+  QueryTile() = default;
+  __device__ __forceinline__ QueryTile(int of_head, int first_row, bool is_waived = false)
+      : head(of_head), waived(is_waived), first(first_row) {}
 };
 
 /// A tile that a walk has come to.
