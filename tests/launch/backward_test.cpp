@@ -7,8 +7,7 @@
 
 #include "core/expect_error.h"
 #include "cuda/attention/backward/config.h"
-#include "cuda/attention/backward/lists/list_bits.h"
-#include "launch/launch.h"
+#include "launch/backward.h"
 #include "plan/implementations.h"
 #include "shared/backward.h"
 #include "tessera/callable.h"
@@ -20,43 +19,6 @@ using cuda::BwdConfig;
 using cuda::BwdParams;
 using cuda::Gradients;
 using cuda::Products;
-
-class Backward : public Launch {
- protected:
-  void SetUp() override {
-    Launch::SetUp();
-    gpu_.parameter_bytes = sizeof(BwdParams);
-  }
-
-  Bindings dense(const Problem& p) {
-    const DType gradient = p.grad_fp32 ? DType::fp32 : p.q_type;
-    Bindings bindings = Launch::dense(p);
-    bindings[Slot::lse] = tensor(DType::fp32, {p.batch, p.heads_q, p.seqlen_q});
-    bindings[Slot::dout] = tensor(p.o_type, {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v});
-    bindings[Slot::dq] = tensor(gradient, {p.batch, p.seqlen_q, p.heads_q, p.head_dim_qk});
-    bindings[Slot::dk] = tensor(gradient, {p.batch, p.kv.seqlen, p.heads_kv, p.head_dim_qk});
-    bindings[Slot::dv] = tensor(gradient, {p.batch, p.kv.seqlen, p.heads_kv, p.head_dim_v});
-    if (p.kv2) {
-      const std::int64_t keys = p.kv2->seqlen;
-      bindings[Slot::k2] = tensor(p.k_type, {p.batch, keys, p.heads_kv, p.head_dim_qk});
-      bindings[Slot::v2] = tensor(p.v_type, {p.batch, keys, p.heads_kv, p.head_dim_v});
-      bindings[Slot::dk2] = tensor(gradient, {p.batch, keys, p.heads_kv, p.head_dim_qk});
-      bindings[Slot::dv2] = tensor(gradient, {p.batch, keys, p.heads_kv, p.head_dim_v});
-    }
-    if (p.dlse) bindings[Slot::dlse] = tensor(DType::fp32, {p.batch, p.heads_q, p.seqlen_q});
-    if (p.sink) {
-      bindings[Slot::sink] = tensor(DType::fp32, {p.heads_q});
-      bindings[Slot::dsink] = tensor(DType::fp32, {p.heads_q});
-    }
-    return bindings;
-  }
-
-  static BwdParams params() {
-    BwdParams p{};
-    std::memcpy(static_cast<void*>(&p), gpu_.last.parameters.data(), sizeof(p));
-    return p;
-  }
-};
 
 TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
   const struct {
@@ -272,134 +234,6 @@ TEST_F(Backward, WideHeadsHaveTheirGradientsOfKeysApart) {
       }
     }
   }
-}
-
-// A row of bits for each tile that blocks own, of the list's heads and sequences, behind all else in the workspace; a
-// kernel in front of the passes marks them, a warp for each row of the list.
-TEST_F(Backward, BitsOfAList) {
-  const struct {
-    const char* words;
-    Gradients of;  // the last pass over scores
-    std::int64_t rows, heads, batches;
-  } forms[] = {{"d=128 block=128x128 list=bitmask:q", Gradients::all, 3, 4, 2},
-               {"d=128 block=128x128 list=bitmask:kv:1 deterministic", Gradients::keys, 3, 2, 1},
-               {"d=64 block=64x64 bwd_list=bitmask:1", Gradients::keys, 5, 1, 2},
-               {"d=96 block=16x48 list=transposed:q", Gradients::keys, 5, 4, 2}};
-  for (const auto& [words, of, rows, heads, batches] : forms) {
-    const Problem problem =
-        Problem::parse(std::string("attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 dtype=bf16 ") + words);
-    const Plan plan = make_plan(problem, Target::cuda_device(0));
-    EXPECT_EQ(plan.state().kernels[1].name, "bwd_mark_tiles");
-    Bindings bindings = dense(problem);
-    if (problem.bwd_list || problem.list.form == TileList::Form::bitmask) {
-      bindings[problem.bwd_list ? Slot::bwd_tile_bits : Slot::tile_bits] =
-          tensor(DType::uint32, {batches, heads, rows, 1});
-    } else {
-      bindings[Slot::tile_counts] = tensor(DType::int32, {batches, heads, rows});
-      bindings[Slot::tile_indices] = tensor(DType::int32, {batches, heads, rows, 7});
-    }
-    gpu_.launches = 0;
-    Executor(plan).run(bindings);
-    EXPECT_EQ(gpu_.launches, 4) << words;
-    const BwdParams p = params();
-    const bool all = of == Gradients::all;
-    EXPECT_EQ(p.list_rows, rows);
-    EXPECT_EQ(p.tile_bits[0].words == nullptr, all);
-    std::int64_t count = 0;
-    for (const Gradients pass : {Gradients::queries, of}) {
-      const BwdConfig config = cuda::bwd_config(problem, plan.target(), Products::wgmma, pass);
-      EXPECT_EQ(config.truncates, bool{problem.bwd_list});
-      EXPECT_EQ(config.list_elements, problem.block_q == 16);
-      if (pass == Gradients::queries && all) continue;
-      const cuda::TileBits& bits = p.tile_bits[pass == Gradients::queries ? 0 : 1];
-      EXPECT_EQ(bits.words, p.bit_words + count);
-      EXPECT_EQ(bits.tile_q, config.tile_q);
-      EXPECT_EQ(bits.tile_kv, config.tile_kv);
-      EXPECT_EQ(bits.keys_own, pass != Gradients::queries);
-      EXPECT_EQ(bits.row_words, 1);
-      const std::int64_t own =
-          pass == Gradients::queries ? cuda::divide_up(300, config.tile_q) : cuda::divide_up(200, config.tile_kv);
-      EXPECT_EQ(bits.head_stride, heads == 1 ? 0 : own);
-      EXPECT_EQ(bits.batch_stride, batches == 1 ? 0 : heads * own);
-      count += batches * heads * own;
-    }
-    EXPECT_EQ(p.bit_count, count);
-    EXPECT_EQ(static_cast<const void*>(p.bit_words + count),
-              static_cast<const void*>(reinterpret_cast<const char*>(p.values.lse) -
-                                       (all ? 4 * 2 * 5 * 64 * problem.head_dim_qk * 4 : 0) + plan.workspace_bytes()));
-  }
-}
-
-// Blocks of 64 rows or keys have warpgroups of their own, where no sum of dQ wants two.
-TEST_F(Backward, TilesThatFitTheListsBlocks) {
-  const auto config = [](const char* words, Gradients of) {
-    const Problem problem = Problem::parse(std::string("attention pass=backward sq=4096 hq=2 dtype=bf16 ") + words);
-    return cuda::bwd_config(problem, Target::emulate(90, 0), Products::wgmma, of);
-  };
-  for (const Gradients of : {Gradients::queries, Gradients::keys}) {
-    EXPECT_EQ(config("d=128 list=indices block=128x128", of).warps, 8);
-    EXPECT_EQ(config("d=128 list=indices block=64x64", of).warps, 4);
-    EXPECT_FALSE(config("d=128 list=indices block=64x64", of).list_elements);
-    EXPECT_TRUE(config("d=128 list=indices block=48x64", of).list_elements);
-    EXPECT_FALSE(config("d=64 list=indices block=5000x5000", of).list_elements);
-  }
-}
-
-// Full tiles are told apart where a mask is waived in them, for whole tiles of the kernel; where these cut the list's
-// blocks, elements are looked up in the list.
-TEST_F(Backward, FullTilesOfAList) {
-  const auto problem = [](const std::string& more) {
-    return Problem::parse("attention pass=backward sq=4096 hq=2 d=64 dtype=bf16 " + more);
-  };
-  for (const int sm : {80, 90}) {
-    const Target target = Target::emulate(sm, 0);
-    const Products products = sm == 90 ? Products::wgmma : Products::mma_sync;
-    for (const Gradients of : {Gradients::queries, Gradients::keys}) {
-      for (const auto& [words, elements, waives] :
-           {std::tuple{"list=indices:q:b:full mask=document block=128x128", false, true},
-            {"list=indices:q:b:full mask=document block=64x64", false, true},
-            {"list=indices:q:b:full mask=document block=64x48", true, false},
-            {"list=indices:q:b:full block=128x128", false, false},
-            {"list=indices:q:b mask=document block=128x128", false, false},
-            {"list=indices:q:b:full bwd_list=indices mask=document block=128x128", false, false},
-            {"list=indices bwd_list=indices:q:b:full mask=document block=128x128", false, true}}) {
-        const BwdConfig config = cuda::bwd_config(problem(words), target, products, of);
-        EXPECT_EQ(config.list_elements, elements) << words;
-        EXPECT_EQ(config.list_waives, waives) << words;
-        EXPECT_EQ(config.as_forward().list_waives, waives) << words;
-      }
-    }
-    const BwdConfig plain =
-        cuda::bwd_config(problem("list=indices:q:b mask=document block=128x128"), target, products, Gradients::queries);
-    const BwdConfig waiving = cuda::bwd_config(problem("list=indices:q:b:full mask=document block=128x128"), target,
-                                               products, Gradients::queries);
-    const Problem both = problem("list=indices:q:b:full mask=document block=128x128");
-    EXPECT_EQ(cuda::bit_count(both, waiving), 2 * cuda::bit_count(both, plain));
-    EXPECT_EQ(cuda::tile_bits(both, plain, nullptr).waived_words, 0);
-    const cuda::TileBits bits = cuda::tile_bits(both, waiving, nullptr);
-    EXPECT_EQ(bits.waived_words, cuda::divide_up(4096 / waiving.tile_kv, 32));
-    EXPECT_EQ(bits.row_words, 2 * bits.waived_words);
-    EXPECT_EQ(bits.head_stride, 4096 / waiving.tile_q * bits.row_words);
-  }
-}
-
-// What a mask hides is two registers, which a pass that finds all gradients has; by mma.sync its tiles are smaller
-// then.
-TEST_F(Backward, AMaskLeavesAllGradientsToOnePass) {
-  const auto all = [](const std::string& more, Products products = Products::wgmma) {
-    const Problem problem = Problem::parse("attention pass=backward sq=4096 hq=2 dtype=bf16 mask=document " + more);
-    return cuda::finds_all(problem, Target::emulate(products == Products::wgmma ? 90 : 80, 0), products);
-  };
-  for (const char* dim : {"d=64", "d=96", "d=128"}) {
-    EXPECT_TRUE(all(dim)) << dim;
-    EXPECT_TRUE(all(std::string(dim) + " list=indices:q:b:full block=128x128")) << dim;
-    EXPECT_TRUE(all(dim, Products::mma_sync)) << dim;
-    EXPECT_TRUE(all(std::string(dim) + " list=indices:q:b:full block=128x128", Products::mma_sync)) << dim;
-  }
-  EXPECT_FALSE(all("d=64 list=indices:q:b:full block=48x48"));
-  EXPECT_FALSE(all("d=64 alibi"));
-  EXPECT_FALSE(all("d=192"));
-  EXPECT_TRUE(all("d=192", Products::mma_sync));
 }
 
 // The derivative of a score is a number more an element: kernels of their own, in sums of a fixed order, by tiles that

@@ -69,8 +69,8 @@ struct BlockList {
     return (own > other) == wants_larger ? own : other;
   }
 
-  /// Candidates of all lanes at once (Batcher's bitonic sort, 1968): sorted so that the smallest comes first, they make
-  /// a bitonic sequence of the larger ones of them and of the list.
+  /// Takes candidates of all lanes at once (Batcher's bitonic sort, 1968). Sorted from the smallest on and compared
+  /// with the list, which begins with its largest, they leave the best 32 of both as a bitonic sequence.
   __device__ __forceinline__ void merge(u64 candidate) {
     static_assert(slots == 1);
 #pragma unroll

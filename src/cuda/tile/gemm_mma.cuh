@@ -109,13 +109,12 @@ struct Rows {
   }
 };
 
-/// S += A · Kᵀ for one k_tile: K (keys, d) in shared memory, of which S has all keys or some, A's column of tiles in
-/// registers.
-template <Element type, class KTile, int row_tiles, int column_tiles>
-__device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, column_tiles>& s, const u32 (&a)[row_tiles][4],
+/// S += A · Kᵀ for one k_tile: K (keys, d) in shared memory, A's column of tiles in registers.
+template <Element type, class KTile, int row_tiles>
+__device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, KTile::rows / 8>& s, const u32 (&a)[row_tiles][4],
                                               u32 address, int k_tile) {
 #pragma unroll
-  for (int n = 0; n < column_tiles / 2; ++n) {
+  for (int n = 0; n < KTile::rows / 16; ++n) {
     u32 b[4];
     ptx::ldmatrix_x4(b, KTile::chunk_pair(address, k_tile) + KTile::rows_below(n * 16));
 #pragma unroll

@@ -87,10 +87,9 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
     config.tile_kv = keys;
     config.stages = stages;
     if (config.has_list() && (cuts_rows(problem, rows) || cuts_keys(problem, keys))) continue;
-    // No registers for weights beside 128 rows, on SM100 for nothing, nor for two stages beside gradients of more than
-    // 128 columns.
-    if ((rows == 128 && (config.sink || target.sm >= 100)) || (stages == 2 && std::max(config.d, config.dv) > 128))
-      continue;
+    // Kernels would spill: 128 rows with a sink's weights, or on SM100; two stages with more than 128 columns.
+    if (rows == 128 && (config.sink || target.sm >= 100)) continue;
+    if (stages == 2 && std::max(config.d, config.dv) > 128) continue;
     for (const int warps : {8, 4}) {
       config.warps = warps;
       if (config.shares_columns() && config.accumulators() <= most_accumulators &&
@@ -106,8 +105,8 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
 // multiprocessor allow, or one where two do not fit at all.
 void choose_tiles_mma(BwdConfig& config, const Target& target) {
   const bool queries = config.keeps_queries();
-  config.stages = 2;
   config.warps = 4;
+  config.stages = 2;
   (queries ? config.tile_q : config.tile_kv) = 16 * config.warps;
   int& stream = queries ? config.tile_kv : config.tile_q;
   const int widest = std::max(config.d, config.dv);

@@ -47,7 +47,6 @@ template <class Score_, class Mask_>
 struct Callables {
   using Score = Score_;
   using Mask = Mask_;
-  static constexpr bool use_position = Score::uses_position || Mask::uses_position;
 };
 struct NoCallable {
   static constexpr bool uses_position = false;

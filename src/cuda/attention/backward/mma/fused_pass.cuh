@@ -2,8 +2,8 @@
 // The backward in one pass, by mma.sync: dK and dV of a block's keys, as in key_pass.cuh, and the block's share of each
 // tile's dQ, which is added to sums in memory (query_sums.cuh):
 //
-//     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)    dV += Pᵀ·dO    dK += dSᵀ·Q    dQ =
-//     dS·K
+//     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)
+//     dV += Pᵀ·dO    dK += dSᵀ·Q    dQ += dS·K
 #pragma once
 
 #include "cuda/attention/backward/mma/fused_rows.cuh"

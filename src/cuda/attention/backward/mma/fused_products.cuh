@@ -13,14 +13,8 @@ template <BwdConfig B, class User>
 struct FusedProducts : KeyPass<B, User, true, true> {
   using Base = KeyPass<B, User, true, true>;
   using Base::C;
-  using Base::p;
-  using Base::params;
   using Base::work;
   using typename Base::KTile;
-  using typename Base::OTile;
-  using typename Base::QTile;
-  using typename Base::VTile;
-  using typename Base::Walk;
   /// Pᵀ or dSᵀ.
   using SharedScores = SharedTile<C.type, C.tile_kv, C.tile_q>;
   struct Memory : Base::Memory {

@@ -31,13 +31,8 @@ struct FusedRows : FusedProducts<B, User> {
     i64 value;
   };
   __device__ __forceinline__ Stream stream_from(const KeyWork<C>& w, const QueryTile& tile) const {
-    const auto first_of = [&](const void* tensor, const Strides& strides) {
-      return static_cast<const char*>(tensor) +
-             2 * (w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
-                  (w.first_head + tile.head) * strides.head);
-    };
-    return {first_of(p.q, p.q_strides), first_of(params.dout, params.dout_strides),
-            (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first};
+    return {Base::first_row_of(w, tile, p.q, p.q_strides),
+            Base::first_row_of(w, tile, params.dout, params.dout_strides), Base::first_value_of(w, tile)};
   }
   __device__ __forceinline__ QueryTile first_tile(const KeyWork<C>& first, PassedWalk<B> walk) const {
     if constexpr (B.has_list()) return listed_tile(first, walk);
@@ -66,19 +61,13 @@ struct FusedRows : FusedProducts<B, User> {
   }
   __device__ __forceinline__ void load_queries(const KeyWork<C>& w, const Stream& stream, const QueryTile& tile,
                                                int i) const {
-    load_rows_of<QTile>(Base::q_base(i), stream.q, p.q_strides, w.q.length - tile.first, p.d);
+    Base::template load_rows_from<QTile>(Base::q_base(i), stream.q, p.q_strides, w.q.length - tile.first, p.d);
   }
   __device__ __forceinline__ void load_gradients(const KeyWork<C>& w, const Stream& stream, const QueryTile& tile,
                                                  int i) const {
-    load_rows_of<OTile>(Base::o_base(i), stream.dout, params.dout_strides, w.q.length - tile.first, p.dv);
-    Base::load_values(stream.value, w.q.length - tile.first, Base::values_at(i));
-  }
-  template <class Tile>
-  __device__ __forceinline__ void load_rows_of(u32 to, const char* from, const Strides& strides, int rows,
-                                               int columns) const {
-    const int stride = static_cast<int>(2 * strides.row);
-    load_tile<Tile, C.threads()>(to, rows, columns, place().thread,
-                                 [&](int row) { return ptx::advance(from, row, stride); });
+    const int rows = w.q.length - tile.first;
+    Base::template load_rows_from<OTile>(Base::o_base(i), stream.dout, params.dout_strides, rows, p.dv);
+    Base::load_values(stream.value, rows, Base::values_at(i));
   }
 
   // Where the thread adds its part of a tile's dQ. Zeros of rows that are in none of the sequence's tiles of sums go to

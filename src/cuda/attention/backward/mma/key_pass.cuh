@@ -126,20 +126,30 @@ struct KeyPass {
     if (i < count) {
       const QueryTile tile = next_tile(w, walk, i);
       const int rows = w.q.length - tile.first;
-      const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
-        const i64 first = w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
-                          (w.first_head + tile.head) * strides.head;
-        const char* from = static_cast<const char*>(tensor) + 2 * first;
-        const int stride = static_cast<int>(2 * strides.row);
-        load_tile<Tile, C.threads()>(to, rows, columns, thread,
-                                     [&](int row) { return ptx::advance(from, row, stride); });
-      };
-      load.template operator()<QTile>(q_base(i), p.q, p.q_strides, p.d);
-      load.template operator()<OTile>(o_base(i), params.dout, params.dout_strides, p.dv);
-      load_values((w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first, rows,
-                  values_at(i));
+      load_rows_from<QTile>(q_base(i), first_row_of(w, tile, p.q, p.q_strides), p.q_strides, rows, p.d);
+      load_rows_from<OTile>(o_base(i), first_row_of(w, tile, params.dout, params.dout_strides), params.dout_strides,
+                            rows, p.dv);
+      load_values(first_value_of(w, tile), rows, values_at(i));
     }
     ptx::cp_async_commit();
+  }
+
+  // Address of a tile's first row of Q or dO, and how far its first row value lies from the first of all.
+  static __device__ __forceinline__ const char* first_row_of(const KeyWork<C>& w, const QueryTile& tile,
+                                                             const void* tensor, const Strides& strides) {
+    return static_cast<const char*>(tensor) +
+           2 * (w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
+                (w.first_head + tile.head) * strides.head);
+  }
+  __device__ __forceinline__ i64 first_value_of(const KeyWork<C>& w, const QueryTile& tile) const {
+    return (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first;
+  }
+  // `rows`: of the tile that are there.
+  template <class Tile>
+  __device__ __forceinline__ void load_rows_from(u32 to, const char* from, const Strides& strides, int rows,
+                                                 int columns) const {
+    const int stride = static_cast<int>(2 * strides.row);
+    load_tile<Tile, C.threads()>(to, rows, columns, thread, [&](int row) { return ptx::advance(from, row, stride); });
   }
 
   // `first`: where the tile's values begin. Behind the end of a sequence zeros, which nobody sees.
