@@ -128,6 +128,8 @@ struct BwdConfig {
   constexpr bool keeps_queries() const { return of == Gradients::queries; }
   constexpr bool has_list() const { return tiles == Tiles::list; }
   constexpr bool adds_queries() const { return of == Gradients::all; }
+  /// Whether tiles of keys that many rows meet are shared out among blocks (KeyParts).
+  constexpr bool has_parts() const { return adds_queries() && has_list() && !has_producer(); }
   constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }
   constexpr int stream_rows() const { return keeps_queries() ? tile_kv : tile_q; }
   /// One row of both operands: Q and dO, or K and V.
@@ -204,6 +206,11 @@ struct RowValuesConfig {
 /// Rows of a list, a warp each, that a block of MarkTiles takes.
 inline constexpr int kMarkedRows = 4;
 
+/// Tiles of rows that a part of a tile of keys has at least (KeyParts).
+inline constexpr int kLeastPart = 32;
+/// Threads of the block that finds them.
+inline constexpr int kSplitThreads = 1024;
+
 /// Rows of a tile of QuerySums.
 inline constexpr int kSumRows = 64;
 
@@ -270,11 +277,33 @@ struct BwdTensorMaps {
 struct TileBits {
   u32* words;
   i64 batch_stride, head_stride;  // in words; 0 where the list does not tell them apart
-  int row_words;                  // of a row, with those of its full tiles
+  int row_words;                  // of a row, with those of its full tiles and its count
   int waived_words;               // those in front of a row's full tiles; 0: these are not told apart
   int tile_q, tile_kv;
   int first_tiles;  // of keys of the first source
   bool keys_own;    // blocks own keys, and rows stream
+  bool counts;      // a row's last word says how many bits of it are set
+};
+
+/// One of several blocks that share a tile of keys: each takes a part of the tiles of rows that a list leaves to it.
+struct KeyPart {
+  int block;  // of the tile of keys, in a grid without parts
+  int part;
+  int parts;
+  int first;  // number of the tile's part 0 among all parts
+};
+
+/// How a pass by keys shares out the tiles of keys that a list gives many rows, as it does where all rows see the first
+/// keys: one block would still be at work when all others have ended. Parts are blocks in front of the others. Each
+/// leaves its sums in memory; the last of a tile to do so adds them up, in the order of the parts.
+struct KeyParts {
+  KeyPart* parts;
+  int most;    // parts; 0: no tile has any
+  int* count;  // of parts that there are
+  int* done;   // of each tile's parts how many have left their sums, at the number of its part 0
+  bool* has;   // of each tile of keys whether it has parts
+  int tiles;   // of keys, of all heads and sequences
+  float* sums;
 };
 
 struct BwdParams {
@@ -301,6 +330,7 @@ struct BwdParams {
   u32* bit_words;         // of both, which the kernel in front sets to zeros
   i64 bit_count;          // words
   int list_rows;          // query blocks of the list, or key blocks of a transposed one
+  KeyParts key_parts;     // of configurations that have parts
 };
 
 /// What a RowValuesConfig with a residual is given; other kernels know nothing of it.

@@ -77,7 +77,7 @@ bool is_plain(const BwdConfig& config) {
 // Whether there are any.
 bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
   // A text needs registers too, and so do the ends of chunks and of compressed keys.
-  const bool wants_registers = config.user_mask || config.compressed_causal || (config.truncates && target.sm >= 100);
+  const bool wants_registers = config.user_mask || config.compressed_causal || (config.has_list() && target.sm >= 100);
   const int most_accumulators = config.chunked ? 152 : wants_registers ? 184 : 192;
   struct Tiles {
     int rows, keys, stages;

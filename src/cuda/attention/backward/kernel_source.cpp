@@ -64,6 +64,13 @@ KernelSource mark_tiles_source() {
                                        .call = "MarkTiles::run(params)"})};
 }
 
+KernelSource split_keys_source() {
+  return {"bwd_split_keys", to_string({.file = "cuda/attention/backward/lists/split_keys.cuh",
+                                       .bounds = "SplitKeys::threads",
+                                       .parameters = {"BwdParams params"},
+                                       .call = "SplitKeys::run(params)"})};
+}
+
 KernelSource query_sums_source(const QuerySumsConfig& c) {
   return {"bwd_query_sums" + words_of(c, Words::all), to_string({.file = "cuda/attention/backward/store_query_sums.cuh",
                                                                  .definitions = configuration_line(c),

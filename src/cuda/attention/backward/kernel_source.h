@@ -13,6 +13,8 @@ KernelSource row_values_source(const RowValuesConfig& config);
 KernelSource query_sums_source(const QuerySumsConfig& config);
 /// The kernel that finds out which tiles a list leaves; all backwards with lists share it.
 KernelSource mark_tiles_source();
+/// Which tiles of keys have parts.
+KernelSource split_keys_source();
 /// The kernel that adds up dsink; all backwards with sinks share it.
 KernelSource sum_sinks_source();
 

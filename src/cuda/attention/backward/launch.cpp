@@ -49,6 +49,15 @@ std::int64_t key_tiles(const Problem& p, const BwdConfig& c) {
 std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
   return key_tiles(p, c) * p.heads_kv * p.batch * (c.apart ? 2 : 1);
 }
+// Parts of tiles of keys (KeyParts) at most. A part has at least 1/512 of all work, half the share of a block where 264
+// run side by side.
+std::int64_t key_parts(const Problem& p, const BwdConfig& c) {
+  if (!c.has_parts()) return 0;
+  constexpr std::int64_t kMostParts = 1024;
+  const std::int64_t most_tiles = key_tiles(p, c) * row_blocks(p, c);
+  return std::min(kMostParts, 2 * tiles_of(most_tiles, kLeastPart));
+}
+std::int64_t part_floats(const BwdConfig& c) { return std::int64_t{c.tile_kv} * (c.d + c.dv); }
 
 Support supports_wishes(const Wishes& wishes) {
   const struct {
@@ -66,7 +75,7 @@ Support supports_wishes(const Wishes& wishes) {
 /// Where in the workspace what lies, in bytes from its beginning, where sums of dQ lie.
 struct Workspace {
   std::int64_t array;  // of row values, in floats
-  std::size_t added = 0, values = 0, parts, bits, bytes;
+  std::size_t added = 0, values = 0, parts, bits, key_parts, part_sums, bytes;
   std::int64_t row_bits, key_bits;  // words, of tile lists
 
   Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)) {
@@ -78,7 +87,12 @@ struct Workspace {
     bits = parts + static_cast<std::size_t>(count) * 4;
     row_bits = launch.finds_all() ? 0 : bit_count(p, launch.rows);
     key_bits = bit_count(p, launch.keys);
-    bytes = bits + static_cast<std::size_t>(row_bits + key_bits) * 4;
+    key_parts = bits + static_cast<std::size_t>(row_bits + key_bits) * 4;
+    const std::int64_t most = tessera::cuda::key_parts(p, launch.keys);
+    // KeyPart each and a count, the count of all, and a flag for each tile of keys.
+    const std::int64_t words = most > 0 ? most * 5 + 1 + tiles_of(key_blocks(p, launch.keys), 4) : 0;
+    part_sums = key_parts + static_cast<std::size_t>(tiles_of(words, 4)) * 16;
+    bytes = part_sums + static_cast<std::size_t>(most * part_floats(launch.keys)) * 4;
   }
 };
 
@@ -130,6 +144,7 @@ void plan_backward(detail::PlanState& state, Products products) {
   state.tile_kv = all ? launch.keys.tile_kv : launch.rows.tile_kv;
   state.kernels = {row_values_source(launch.values)};
   if (launch.keys.has_list()) state.kernels.push_back(mark_tiles_source());
+  if (launch.keys.has_parts()) state.kernels.push_back(split_keys_source());
   if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
   state.kernels.push_back(bwd_source(launch.keys, callables));
   if (all)
@@ -191,6 +206,17 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.tile_bits[1] = tile_bits(problem, launch.keys, p.bit_words + place.row_bits);
     p.list_rows = static_cast<int>(list_rows(problem));
   }
+  if (const std::int64_t most = key_parts(problem, launch.keys); most > 0) {
+    auto* parts = reinterpret_cast<KeyPart*>(workspace + place.key_parts);
+    int* count = reinterpret_cast<int*>(parts + most);
+    p.key_parts = {.parts = parts,
+                   .most = static_cast<int>(most),
+                   .count = count,
+                   .done = count + 1,
+                   .has = reinterpret_cast<bool*>(count + 1 + most),
+                   .tiles = static_cast<int>(key_blocks(problem, launch.keys)),
+                   .sums = reinterpret_cast<float*>(workspace + place.part_sums)};
+  }
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
   if (launch.finds_all()) {
@@ -234,7 +260,10 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
     start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes(), &map);
   };
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
-  if (no_rows) params.parts = 0;
+  if (no_rows) {
+    params.parts = 0;
+    params.key_parts = {};
+  }
   std::size_t next = 0;
   if (!no_rows) {
     start(next, {count(value_blocks(problem, launch.values)), count(problem.heads_q), count(problem.batch)},
@@ -250,11 +279,15 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
     }
     ++next;
   }
+  if (launch.keys.has_parts()) {
+    if (!no_rows) start(next, {1}, kSplitThreads, 0);
+    ++next;
+  }
   if (!launch.finds_all()) {
     if (!no_rows) start_pass(next, launch.rows, row_blocks(problem, launch.rows), maps[0]);
     ++next;
   }
-  start_pass(next++, launch.keys, key_blocks(problem, launch.keys), maps[1]);
+  start_pass(next++, launch.keys, key_blocks(problem, launch.keys) + params.key_parts.most, maps[1]);
   if (launch.finds_all()) {
     if (!no_rows) {
       start(next, {count(tiles_of(problem.seqlen_q, kSumRows)), count(problem.heads_q), count(problem.batch)},

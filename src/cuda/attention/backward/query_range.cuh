@@ -9,6 +9,22 @@
 
 namespace tessera::cuda {
 
+/// The tile of keys of block `index` of the pass by keys: L2 group after L2 group of heads; in a group tile after tile
+/// of keys, the first ones first, since under a causal mask they are seen by the most rows; of each all heads.
+struct KeyBlock {
+  int batch, kv_head;
+  int tile;  // of both segments
+
+  __device__ __forceinline__ KeyBlock(const BwdParams& params, int index) {
+    const int l2_group = ptx::divide(index, params.key_l2_blocks);
+    const auto in_l2_group = static_cast<int>(index - l2_group * params.key_l2_blocks.value);
+    tile = ptx::divide(in_l2_group, params.key_l2_heads);
+    const auto head = static_cast<int>((l2_group - tile) * params.key_l2_heads.value + in_l2_group);
+    batch = ptx::divide(head, params.kv_heads);
+    kv_head = static_cast<int>(head - batch * params.kv_heads.value);
+  }
+};
+
 template <FwdConfig C>
 struct KeyWork {
   int batch, kv_head;
@@ -22,17 +38,14 @@ struct KeyWork {
   int first_tile;           // of rows that see any of the keys
   int tiles;
 
-  /// `index`: of the block: L2 group after L2 group of heads; in a group tile after tile of keys, the first ones first,
-  /// since under a causal mask they are seen by the most rows; of each all heads. Whether there are keys.
+  /// `index`: of the block. Whether there are keys.
   __device__ __forceinline__ bool find(const BwdParams& params, int index) {
     const FwdParams& p = params.forward;
-    const int l2_group = ptx::divide(index, params.key_l2_blocks);
-    const auto in_l2_group = static_cast<int>(index - l2_group * params.key_l2_blocks.value);
-    int tile = ptx::divide(in_l2_group, params.key_l2_heads);
-    const auto head = static_cast<int>((l2_group - tile) * params.key_l2_heads.value + in_l2_group);
-    batch = ptx::divide(head, params.kv_heads);
-    kv_head = static_cast<int>(head - batch * params.kv_heads.value);
+    const KeyBlock block(params, index);
+    batch = block.batch;
+    kv_head = block.kv_head;
     first_head = static_cast<int>(kv_head * p.heads_a_kv.value);
+    int tile = block.tile;
     segment = C.segments == 2 && tile >= params.first_tiles ? 1 : 0;
     if (segment == 1) tile -= params.first_tiles;
     first_key = tile * C.tile_kv;
@@ -46,6 +59,11 @@ struct KeyWork {
     return true;
   }
 
+  /// Leaves some of the tiles.
+  __device__ __forceinline__ void set_tiles(const Interval& to) {
+    first_tile = to.begin;
+    tiles = to.end - to.begin;
+  }
   __device__ __forceinline__ int count(const FwdParams& p) const {
     return tiles * static_cast<int>(p.heads_a_kv.value);
   }

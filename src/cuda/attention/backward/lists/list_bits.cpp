@@ -12,8 +12,9 @@ struct BitRows {
   std::int64_t words;  // of each
   std::int64_t first_tiles;
   std::int64_t waived_words;  // of each, behind those
+  std::int64_t counts;        // of each, behind those
 
-  std::int64_t all_words() const { return words + waived_words; }
+  std::int64_t all_words() const { return words + waived_words + counts; }
 };
 
 BitRows bit_rows(const Problem& problem, const BwdConfig& config) {
@@ -25,7 +26,7 @@ BitRows bit_rows(const Problem& problem, const BwdConfig& config) {
   const std::int64_t keys = first + (problem.kv2 ? key_tiles(*problem.kv2) : 0);
   const bool queries = config.keeps_queries();
   const std::int64_t words = divide_up<std::int64_t>(queries ? keys : rows, 32);
-  return {queries ? rows : keys, words, first, config.list_waives ? words : 0};
+  return {queries ? rows : keys, words, first, config.list_waives ? words : 0, config.has_parts() ? 1 : 0};
 }
 
 }  // namespace
@@ -56,7 +57,8 @@ TileBits tile_bits(const Problem& problem, const BwdConfig& config, u32* words) 
           .tile_q = config.tile_q,
           .tile_kv = config.tile_kv,
           .first_tiles = static_cast<int>(rows.first_tiles),
-          .keys_own = !config.keeps_queries()};
+          .keys_own = !config.keeps_queries(),
+          .counts = config.has_parts()};
 }
 
 ListParams bwd_list_params(const Problem& problem, const Bindings& bindings) {

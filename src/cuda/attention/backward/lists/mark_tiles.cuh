@@ -77,12 +77,14 @@ struct MarkTiles {
   // `first_word`: of a row's bits, or of those of its full tiles.
   __device__ __forceinline__ void mark_tiles(const TileBits& bits, const Interval& own, const Interval& stream,
                                              int first_word) const {
-    u32* row =
-        bits.words + batch * bits.batch_stride + head * bits.head_stride + own.begin * i64{bits.row_words} + first_word;
+    u32* row = bits.words + batch * bits.batch_stride + head * bits.head_stride + own.begin * i64{bits.row_words};
     for (int i = own.begin; i < own.end; ++i, row += bits.row_words) {
+      u32 added = 0;
       for (int word = stream.begin / 32; word * 32 < stream.end; ++word) {
-        atomicOr(row + word, bits_between(word * 32, stream));
+        const u32 marked = bits_between(word * 32, stream);
+        added += __popc(marked & ~atomicOr(row + first_word + word, marked));
       }
+      if (bits.counts && first_word == 0 && added != 0) atomicAdd(row + bits.row_words - 1, added);
     }
   }
 };

@@ -30,11 +30,46 @@ struct ListedRowTiles {
     for (int head = 0; head < heads; ++head) count += of_head(head).count(lane);
     return count;
   }
+  /// Those of a part of the block's tile of keys: as many in each part, but that a word of bits is not cut. By every
+  /// thread of a warp.
+  __device__ __forceinline__ Interval of_part(const KeyPart& part, int lane) const {
+    const i64 all = count(lane);
+    const ListedTiles tiles = of_head(0);
+    const int begin = part.part == 0 ? tiles.begin_word() : word_behind(all * part.part / part.parts, lane);
+    const int end =
+        part.part + 1 == part.parts ? tiles.end_word() : word_behind(all * (part.part + 1) / part.parts, lane);
+    const int first = max(begin * 32, work.first_tile);
+    return {first, max(min(end * 32, work.first_tile + work.tiles), first)};
+  }
   using Walk = TileWalk<B.list_waives>;
   __device__ __forceinline__ Walk walk() const { return Walk(of_head(0)); }
   __device__ __forceinline__ QueryTile next(Walk& walk, int lane) const {
     const WalkedTile tile = walk.next(lane, [&](int head) { return of_head(head); });
     return {walk.head, tile.number * B.tile_q, tile.waived};
+  }
+
+ private:
+  /// The first word in front of which there are `tiles` tiles or more, of all heads.
+  __device__ __forceinline__ int word_behind(i64 tiles, int lane) const {
+    const auto heads = static_cast<int>(params.forward.heads_a_kv.value);
+    const bool by_query_head = params.forward.list.heads == ListHeads::q;
+    const int end = of_head(0).end_word();
+    i64 before = 0;
+#pragma unroll 1
+    for (int base = of_head(0).begin_word(); base < end; base += 32) {
+      int sum = 0;  // of the lane's word and those in front of it
+      for (int head = 0; head < (by_query_head ? heads : 1); ++head) sum += __popc(of_head(head).word(base + lane));
+      if (!by_query_head) sum *= heads;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int other = __shfl_up_sync(kWholeWarp, sum, distance);
+        if (lane >= distance) sum += other;
+      }
+      const u32 reached = __ballot_sync(kWholeWarp, before + sum >= tiles);
+      if (reached != 0) return min(base + __ffs(static_cast<int>(reached)), end);
+      before += __shfl_sync(kWholeWarp, sum, 31);
+    }
+    return end;
   }
 };
 

@@ -6,6 +6,7 @@
 //     dV += Pᵀ·dO    dK += dSᵀ·Q    dQ += dS·K
 #pragma once
 
+#include "cuda/attention/backward/lists/key_parts.cuh"
 #include "cuda/attention/backward/mma/fused_rows.cuh"
 
 namespace tessera::cuda {
@@ -34,13 +35,32 @@ struct FusedPass : FusedRows<B, User> {
   template <int columns>
   using Gradient = typename Base::template Gradient<columns>;
 
-  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's keys.
-  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, int index) {
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `block`: of the grid.
+  static __device__ __forceinline__ void run(const BwdParams& params, char* memory, int block) {
+    KeyPart part{block, 0, 1, 0};
+    if constexpr (B.has_parts()) {
+      if (!find_part(params.key_parts, block, part)) return;
+    }
     KeyWork<C> work;
-    if (!work.find(params, index)) return;
+    if (!work.find(params, part.block)) return;
+    if constexpr (B.has_parts()) {
+      if (part.parts > 1) {
+        const typename Base::Listed listed{params, work};
+        work.set_tiles(listed.of_part(part, static_cast<int>(threadIdx.x) % 32));
+      }
+    }
     Memory& kept = *reinterpret_cast<Memory*>(memory);
-    if (threadIdx.x == 0) static_cast<KeyWork<C>&>(kept) = work;
-    FusedPass{{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}}.compute(work);
+    if (threadIdx.x == 0) {
+      static_cast<KeyWork<C>&>(kept) = work;
+      if constexpr (B.has_parts()) kept.part = part;
+    }
+    const FusedPass pass{{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
+    if constexpr (B.has_parts()) {
+      __syncthreads();
+      pass.compute(kept);  // what loops have found would stay in registers
+    } else {
+      pass.compute(work);
+    }
   }
 
   /// `first`: the same as `work`, before a barrier makes that readable.
@@ -108,6 +128,16 @@ struct FusedPass : FusedRows<B, User> {
       ptx::cp_async_wait<0>();
     } else {
       __syncthreads();  // the block's work is here, which loops wait for
+    }
+    if constexpr (B.has_parts()) {
+      __syncthreads();  // nobody reads a tile any more
+      const u32 at = Base::k_base + place().thread * 4;
+      Sums{dk, dv}.visit(
+          [&](float& sum, int i) { ptx::store_shared_4(at + i * C.threads() * 4, __float_as_uint(sum)); });
+      if (Base::part().parts > 1 &&
+          !add_parts<C.threads(), Sums::count>(params.key_parts, Base::part(), place().thread, at))
+        return;
+      Sums{dk, dv}.visit([&](float& sum, int i) { sum = ptx::load_shared_4(at + i * C.threads() * 4); });
     }
     store(dk, params.dk[work.segment], p.d, p.scale);
     store(dv, params.dv[work.segment], p.dv, 1.0F);
@@ -208,6 +238,29 @@ struct FusedPass : FusedRows<B, User> {
       }
     }
   }
+
+  // dK and dV of a thread.
+  struct Sums {
+    static constexpr int count = (C.d + C.dv) * C.tile_kv / C.threads();
+    static_assert(!B.has_parts() || count * C.threads() * 4 <= B.smem_bytes() - FwdConfig::kWorkBytes);
+    Gradient<C.d>& dk;
+    Gradient<C.dv>& dv;
+
+    template <class Visitor>
+    __device__ __forceinline__ void visit(Visitor visitor) const {
+      visit_gradient(dk, 0, visitor);
+      visit_gradient(dv, C.d * C.tile_kv / C.threads(), visitor);
+    }
+
+   private:
+    template <int columns, class Visitor>
+    static __device__ __forceinline__ void visit_gradient(Gradient<columns>& sums, int first, Visitor visitor) {
+      constexpr int tiles = 2 * Gradient<columns>::pairs;
+#pragma unroll
+      for (int i = 0; i < 2 * tiles * 4; ++i)
+        visitor(sums.keys[i / (tiles * 4)].tile[0][i / 4 % tiles][i % 4], first + i);
+    }
+  };
 
   template <int columns>
   __device__ __forceinline__ void store(const Gradient<columns>& sums, const KeyGradient& out, int present,

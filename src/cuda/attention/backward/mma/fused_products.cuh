@@ -19,6 +19,7 @@ struct FusedProducts : KeyPass<B, User, true, true> {
   using SharedScores = SharedTile<C.type, C.tile_kv, C.tile_q>;
   struct Memory : Base::Memory {
     NonFiniteRows<B.type, C.tile_kv> own_non_finite;
+    KeyPart part;
   };
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
@@ -65,6 +66,7 @@ struct FusedProducts : KeyPass<B, User, true, true> {
 
   __device__ __forceinline__ u32 probabilities_base() const { return Base::exchange_base(); }
   __device__ __forceinline__ u32 gradients_base() const { return probabilities_base() + SharedScores::bytes; }
+  __device__ __forceinline__ const KeyPart& part() const { return static_cast<const Memory&>(work).part; }
   __device__ __forceinline__ auto& own_non_finite() const { return static_cast<Memory&>(work).own_non_finite; }
 
   struct Nothing {

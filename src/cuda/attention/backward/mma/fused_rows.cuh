@@ -67,7 +67,9 @@ struct FusedRows : FusedProducts<B, User> {
                                                  int i) const {
     const int rows = w.q.length - tile.first;
     Base::template load_rows_from<OTile>(Base::o_base(i), stream.dout, params.dout_strides, rows, p.dv);
-    Base::load_values(stream.value, rows, Base::values_at(i));
+    // Where tiles have parts, an address that moves along, and numbers of the thread, would take registers from sums.
+    const i64 value = B.has_parts() ? Base::first_value_of(w, tile) : stream.value;
+    Base::load_values(value, rows, Base::values_at(i), B.has_parts() ? place().thread : Base::thread);
   }
 
   // Where the thread adds its part of a tile's dQ. Zeros of rows that are in none of the sequence's tiles of sums go to

@@ -129,7 +129,7 @@ struct KeyPass {
       load_rows_from<QTile>(q_base(i), first_row_of(w, tile, p.q, p.q_strides), p.q_strides, rows, p.d);
       load_rows_from<OTile>(o_base(i), first_row_of(w, tile, params.dout, params.dout_strides), params.dout_strides,
                             rows, p.dv);
-      load_values(first_value_of(w, tile), rows, values_at(i));
+      load_values(first_value_of(w, tile), rows, values_at(i), thread);
     }
     ptx::cp_async_commit();
   }
@@ -152,8 +152,9 @@ struct KeyPass {
     load_tile<Tile, C.threads()>(to, rows, columns, thread, [&](int row) { return ptx::advance(from, row, stride); });
   }
 
-  // `first`: where the tile's values begin. Behind the end of a sequence zeros, which nobody sees.
-  __device__ __forceinline__ void load_values(i64 first, int rows, u32 to) const {
+  // `first`: where the tile's values begin; `thread`: of the block. Behind the end of a sequence zeros, which nobody
+  // sees.
+  __device__ __forceinline__ void load_values(i64 first, int rows, u32 to, int thread) const {
     constexpr int arrays = B.sink ? 3 : 2;
     const RowValues& values = params.values;
 #pragma unroll

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// A block of a pass by keys whose tiles have parts (KeyParts): which part is its, and how the parts' sums become one.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "shared/backward.h"
+
+namespace tessera::cuda {
+
+/// The part of block `block` of the grid. Whether it has one.
+__device__ __forceinline__ bool find_part(const KeyParts& parts, int block, KeyPart& part) {
+  if (block < parts.most) {
+    if (block >= *parts.count) return false;
+    part = parts.parts[block];
+    return true;
+  }
+  part = {block - parts.most, 0, 1, 0};
+  return parts.most == 0 || !parts.has[part.block];
+}
+
+/// Leaves a part's sums in memory: `count` of each thread, which lie in shared memory from `at` on, `threads` apart.
+/// The last block of a tile to do so gets those of all its parts there, and true. By the whole block.
+template <int threads, int count>
+__device__ __forceinline__ bool add_parts(const KeyParts& parts, const KeyPart& part, int thread, u32 at) {
+  float* own = parts.sums + (part.first + part.part) * i64{count * threads} + thread;
+#pragma unroll 8
+  for (int i = 0; i < count; ++i) own[i * threads] = ptx::load_shared_4(at + i * threads * 4);
+  __threadfence();
+  __syncthreads();
+  const bool is_last = thread == 0 && atomicAdd(parts.done + part.first, 1) == part.parts - 1;
+  if (__syncthreads_or(is_last ? 1 : 0) == 0) return false;
+  __threadfence();
+#pragma unroll 1
+  for (int number = 0; number < part.parts; ++number) {
+    const float* from = parts.sums + (part.first + number) * i64{count * threads} + thread;
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+      const u32 sum = at + i * threads * 4;
+      const float before = number == 0 ? 0.0F : ptx::load_shared_4(sum);
+      ptx::store_shared_4(sum, __float_as_uint(before + __ldcg(from + i * threads)));
+    }
+  }
+  return true;
+}
+
+}  // namespace tessera::cuda
