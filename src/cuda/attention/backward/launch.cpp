@@ -49,15 +49,17 @@ std::int64_t key_tiles(const Problem& p, const BwdConfig& c) {
 std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
   return key_tiles(p, c) * p.heads_kv * p.batch * (c.apart ? 2 : 1);
 }
-// Parts of tiles of keys (KeyParts) at most. A part has at least 1/512 of all work, half the share of a block where 264
-// run side by side.
+// Of the sums of a part.
+std::int64_t part_floats(const BwdConfig& c) { return std::int64_t{c.tile_kv} * (c.d + c.dv); }
+// Parts of tiles of keys (KeyParts) at most; at 4096 a part has 1/2048 of all work or more, an eighth of the share of a
+// block where 264 run side by side. Their sums take no more memory than those of dQ, or little.
 std::int64_t key_parts(const Problem& p, const BwdConfig& c) {
   if (!c.has_parts()) return 0;
-  constexpr std::int64_t kMostParts = 1024;
-  const std::int64_t most_tiles = key_tiles(p, c) * row_blocks(p, c);
-  return std::min(kMostParts, 2 * tiles_of(most_tiles, kLeastPart));
+  constexpr std::int64_t kMostParts = 4096;
+  const std::int64_t all = 2 * tiles_of(key_tiles(p, c) * row_blocks(p, c), kLeastPart);
+  const std::int64_t as_long_as_sums = p.heads_q * sum_tiles(p) * kSumRows * c.d / part_floats(c);
+  return std::min({kMostParts, all, std::max<std::int64_t>(as_long_as_sums, 64)});
 }
-std::int64_t part_floats(const BwdConfig& c) { return std::int64_t{c.tile_kv} * (c.d + c.dv); }
 
 Support supports_wishes(const Wishes& wishes) {
   const struct {
@@ -161,11 +163,13 @@ void plan_backward(detail::PlanState& state, Products products) {
 namespace {
 
 // Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
-// as many in every group.
+// as many in every group. All heads where rows of one would not stay there and its keys are few, as compressed keys are:
+// then the blocks with the longest way, of the first keys, of all heads come first.
 std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch) {
   const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
   const std::int64_t row_bytes = launch.keys.row_bytes() + (launch.finds_all() ? launch.keys.d * 4 : 0);
   const std::int64_t bytes = problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes;
+  if (bytes > 4 * kL2GroupBytes && key_tiles(problem, launch.keys) <= 256) return heads;
   std::int64_t together = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, heads);
   while (heads % together != 0) --together;
   return together;
