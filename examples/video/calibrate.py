@@ -34,7 +34,7 @@ class Judge:
         if layer not in self.states:
             _, tokens, heads, _ = q.shape
             shape = {"seqlen_q": tokens, "seqlen_k": tokens, "heads_q": heads}
-            self.states[layer] = tessera.SkipState(**shape, **self.thresholds.options(f"blocks.{layer}"))
+            self.states[layer] = tessera.SkipState(**shape, **self.thresholds.options(f"blocks.{layer}"), like=q)
             self.wrong[layer] = self.norm[layer] = 0.0
         dense, out = tessera.attention(q, k, v), self.states[layer](q, k, v, step=step)
         self.wrong[layer] += (out.double() - dense.double()).square().sum().item()
