@@ -41,8 +41,10 @@ class Judge:
         self.norm[layer] += dense.double().square().sum().item()
         return dense
 
-    def errors(self):
-        return {layer: (self.wrong[layer] / self.norm[layer]) ** 0.5 for layer in self.states}
+
+def error(judges, layer):
+    """Over the seeds that the judges have seen."""
+    return (sum(judge.wrong[layer] for judge in judges) / sum(judge.norm[layer] for judge in judges)) ** 0.5
 
 
 def calibrate(network, args):
@@ -56,16 +58,19 @@ def calibrate(network, args):
             sample(network, args, seed, lambda n, step, *qkv: calibration(*qkv, layer=f"blocks.{n}", step=step))
     calibration.solve().save(args.thresholds)
     thresholds = SkipThresholds.load(args.thresholds)
-    judge = Judge(thresholds)
-    for seed in args.seeds:
+    judges = [Judge(thresholds) for _ in args.seeds]
+    for seed, judge in zip(args.seeds, judges, strict=True):
         sample(network, args, seed, judge.receive)
-    for layer, error in judge.errors().items():
+    for layer in judges[0].states:
         found = thresholds.layers[f"blocks.{layer}"]
-        ramp = " ".join(f"{end:.5f}" for end in found.ramp)
+        each = [error([judge], layer) for judge in judges]
+        whole, doubt = error(judges, layer), found.standard_error
+        of_seeds = "" if doubt is None else f" ± {doubt * found.error:.4f}"
+        ramp = "by head" if args.by_head else "ramp " + " ".join(f"{end:.5f}" for end in found.ramp)
         print(
-            f"layer {layer}  ramp {ramp}  {found.active:.3f} active",
-            f"error {found.error:.4f} on calibration seeds",
-            f"{error:.4f} on {args.seeds}: {error / args.calibrate:.3f} of {args.calibrate}",
+            f"layer {layer}  {ramp}  {found.active:.3f} active",
+            f"error {found.error:.4f}{of_seeds} on calibration seeds",
+            f"{whole:.4f} on {args.seeds} ({min(each):.4f} to {max(each):.4f}): {whole / args.calibrate:.3f} of the target",
             sep="  ",
             flush=True,
         )
