@@ -65,12 +65,13 @@ def calibrate(network, args):
         found = thresholds.layers[f"blocks.{layer}"]
         each = [error([judge], layer) for judge in judges]
         whole, doubt = error(judges, layer), found.standard_error
+        seen = f"{whole:.4f} on {args.seeds} ({min(each):.4f} to {max(each):.4f})"
         of_seeds = "" if doubt is None else f" ± {doubt * found.error:.4f}"
         ramp = "by head" if args.by_head else "ramp " + " ".join(f"{end:.5f}" for end in found.ramp)
         print(
             f"layer {layer}  {ramp}  {found.active:.3f} active",
             f"error {found.error:.4f}{of_seeds} on calibration seeds",
-            f"{whole:.4f} on {args.seeds} ({min(each):.4f} to {max(each):.4f}): {whole / args.calibrate:.3f} of the target",
+            f"{seen}: {whole / args.calibrate:.3f} of {args.calibrate}",
             sep="  ",
             flush=True,
         )
