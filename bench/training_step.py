@@ -46,9 +46,7 @@ def listed(batch: int, heads: int, tokens: int, left_out: float, causal: bool, l
     kept = ((1 - left_out) * visible.sum(-1)).round().clamp(min=1)
     rank = order.argsort(-1).argsort(-1)
     mask = (rank < kept[None, None, :, None]) & visible
-    found = tessera.TileList.from_mask(mask.numpy(), form="bitmask", block=(BLOCK, BLOCK))
-    bits = torch.from_numpy(found.bits.view("int32")).view(torch.uint32).to(like.device)
-    return tessera.TileList(bits=bits, form="bitmask", block=(BLOCK, BLOCK))
+    return tessera.TileList.from_mask(mask.to(like.device), form="bitmask", block=(BLOCK, BLOCK))
 
 
 class Step:
