@@ -51,9 +51,9 @@ def calibrate(network, args):
     """Writes args.thresholds, and prints what they reach on the calibration's seeds and on args.seeds."""
     shared = {"rule": args.calibration_rule, "by_head": args.by_head}
     calibration = Calibration(args.calibrate, **shared, steps=args.steps, warm_up=min(2, args.steps))
-    for rounds in range(2):
-        if rounds:
-            calibration.narrow()
+    for width in (None, 1.0, 0.25):  # powers of two; masses are stored to an eighth
+        if width is not None:
+            calibration.narrow(width)
         for seed in args.calibration_seeds:
             sample(network, args, seed, lambda n, step, *qkv: calibration(*qkv, layer=f"blocks.{n}", step=step))
     calibration.solve().save(args.thresholds)

@@ -171,7 +171,7 @@ class Calibration:
             columns = range(found.heads) if self.by_head else [found.heads]
             grid = [found.grid[head if self.by_head else 0] for head in range(found.heads)]
             at = dict(zip(columns, positions, strict=True))
-            error = {c: _read(grid[min(c, found.heads - 1)], curves["error"][:, c], at[c]) for c in columns}
+            error = {c: _read_error(grid[min(c, found.heads - 1)], curves["error"][:, c], at[c]) for c in columns}
             share = {c: _read(grid[min(c, found.heads - 1)], curves["active"][:, c], at[c]) for c in columns}
             ends = {c: self._ends(at[c]) for c in columns}
             heads = {int(c): ends[c] for c in columns} if self.by_head else {}
@@ -274,6 +274,15 @@ def _standard_error(squares: list[float], norms: list[float]) -> float | None:
         return None
     apart = sum((square - ratio * norm) ** 2 for square, norm in zip(squares, norms, strict=True))
     return 0.5 * math.sqrt(apart * runs / (runs - 1)) / (ratio * sum(norms))
+
+
+def _read_error(grid: list[float], errors: Any, position: float) -> float:
+    """As `_read`, of the logarithm, as the position was found."""
+    import numpy
+
+    if position < grid[0]:
+        return 0.0
+    return float(numpy.exp(_read(grid, numpy.log(numpy.maximum(errors, 1e-30)), position)))
 
 
 def _read(grid: list[float], values: Any, position: float) -> float:
