@@ -14,6 +14,7 @@ from pathlib import Path
 
 from report_context_parallel import context_parallel_rows
 from report_quantization import quantization_rows
+from report_skip import skip_steps_rows, training_step_rows
 from report_tables import (
     accuracy_rows,
     chunk_rows,
@@ -100,6 +101,7 @@ LAYOUTS = {
     "gpu_gqa_prefill_sm120": ("Short prefills with grouped heads under the plans of SM120", gpu_rows),
     "gpu_lists": ("Lists of tiles beside dense attention", list_rows),
     "gpu_skip": ("Lists that move on from step to step", skip_rows),
+    "skip_steps": ("Steps of skip states", skip_steps_rows),
     "gpu_inputs": ("Inputs of larger and rising scores", input_rows),
     "gpu_accuracy": ("Relative L2 distance of outputs from double precision", accuracy_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
@@ -118,6 +120,8 @@ LAYOUTS = {
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "gpu_backward": ("Gradients of dense attention beside cuDNN and FlashAttention-4", gpu_rows),
     "gpu_backward_lists": ("Gradients by lists of tiles beside dense attention", list_rows),
+    "gpu_backward_shares": ("Gradients by shares of tiles beside dense attention", list_rows),
+    "training_step": ("Training steps with a list in the backward", training_step_rows),
     "context_parallel": ("Context parallel attention on GPUs of one host", context_parallel_rows),
     "gradient_errors": ("Errors of gradients against double precision", gradient_rows),
     "quantization_errors": ("Attention of quantised operands beside double precision", quantization_rows),

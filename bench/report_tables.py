@@ -72,34 +72,43 @@ def dense_rows(rows):
 
 
 def list_rows(rows):
-    """Rows with density= beside the dense row of the same problem."""
+    """Rows with a list beside the row without one of the same problem."""
+
+    def shape_of(row):
+        t = tokens(row["problem"])
+        return t.get("b", "1"), t.get("hq", "1")
+
+    shaped = len({shape_of(row) for row in rows}) > 1
 
     def key_of(row):
         t = tokens(row["problem"])
-        mask = "causal" if "causal" in t else "full"
+        mask = "causal" if "causal" in t else f"window {t['window']}" if "window" in t else "full"
         order = "fixed" if "deterministic" in t else "any"
-        return row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), t["sq"], mask, order
+        shape = shape_of(row) if shaped else ()
+        return row["pass"], t.get("dtype", "fp32"), t.get("d", "64"), *shape, t["sq"], mask, order
 
     ordered = any("deterministic" in row["problem"] for row in rows)
-    dense = {key_of(row): row["us"] for row in rows if "density=" not in row["problem"]}
+    dense = {key_of(row): row["us"] for row in rows if "list=" not in row["problem"]}
     peers = peers_of(rows)
-    head = ["pass", "dtype", "dim", "length", "mask", *["order of sums"] * ordered, "tile", "tiles kept"]
-    head += ["dense", "listed", "of the dense time"]
+    head = ["pass", "dtype", "dim", *["batch", "heads"] * shaped, "length", "mask"]
+    head += [*["order of sums"] * ordered, "tile", "tiles kept"]
+    head += ["dense", "listed", "of the dense time", *["dense over it"] * shaped]
     for peer in peers:
         head += [f"{PEERS.get(peer, peer)}, listed", "ratio", "p10–p90"]
     body = []
     for row in rows:
         t = tokens(row["problem"])
         key = key_of(row)
-        if "density" not in t or key not in dense:
+        if "list" not in t or key not in dense:
             continue
         cells = [
             *(key if ordered else key[:-1]),
             t.get("block", "64x64").replace("x", " × "),
-            f"{float(t['density']) * 100:g} %",
+            f"{float(t.get('density', 1)) * 100:g} %",
             time_of(dense[key]),
             time_of(row["us"]),
             f"{row['us'] / dense[key] * 100:.1f} %",
+            *[f"{dense[key] / row['us']:.2f}"] * shaped,
         ]
         for peer in peers:
             cells += peer_cells(row, peer, 3)
@@ -120,7 +129,8 @@ def skip_rows(rows):
 
     times = {(key_of(row), kind_of(row)): row["us"] for row in rows}
     head = ["dtype", "dim", "heads", "length", "tiles kept", "dense", "listed", "of the dense time"]
-    head += ["by `mass`", "over listed", "by `threshold`", "over listed"]
+    for rule in ("mass", "threshold"):
+        head += [f"by `{rule}`", "over listed", "over share × dense + 10 µs"]
     body = []
     for (key, (kind, density)), listed in times.items():
         if kind != "listed":
@@ -131,6 +141,7 @@ def skip_rows(rows):
         for rule in ("mass", "threshold"):
             us = times.get((key, (rule, density)))
             cells += [time_of(us), f"{(us / listed - 1) * 100:+.1f} %"] if us else ["", ""]
+            cells.append(f"{(us / (density * dense + 10) - 1) * 100:+.1f} %" if us and dense else "")
         body.append(cells)
     return table(head, body)
 

@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
-from typing import Any
 
 import tessera
 import torch
-
-Call = Callable[[], Any]
+from clock import Call, Clock
 
 
 def problem(a: argparse.Namespace) -> tuple[torch.Tensor, tessera.KeySource, tessera.SharedPrefixes, torch.Tensor]:
@@ -43,30 +39,6 @@ def problem(a: argparse.Namespace) -> tuple[torch.Tensor, tessera.KeySource, tes
     groups = [(a.prefix, i * each, (i + 1) * each) for i in range(a.groups)]
     prefixes = tessera.SharedPrefixes(groups, batch=a.sequences, page_size=a.page)
     return q, tessera.KeySource(*cache, page_table=table.to(a.device), seqused=used), prefixes, bits
-
-
-def captured(call: Call) -> Call:
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
-def microseconds_on_gpu(call: Call, scratch: torch.Tensor) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    scratch.zero_()
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) * 1e3
-
-
-def microseconds(call: Call) -> float:
-    begin = time.perf_counter()
-    call()
-    return (time.perf_counter() - begin) * 1e6
 
 
 def main() -> None:
@@ -91,18 +63,12 @@ def main() -> None:
     results = [call().float() for call in calls.values()]
     difference, largest = (x.abs().max().item() for x in (results[0] - results[1], results[0]))
     print(f"largest difference {difference:.2g}, largest output {largest:.2g}")
-    measure: Callable[[Call], float] = microseconds
-    if q.is_cuda:
-        scratch = torch.empty(256 << 20, dtype=torch.uint8, device=q.device)
-        calls = {name: captured(call) for name, call in calls.items()}
-
-        def measure(call: Call) -> float:
-            return microseconds_on_gpu(call, scratch)
-
+    clock = Clock(a.device)
+    calls = {name: clock.prepared(call) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(a.repeat):
         for name, call in calls.items():
-            times[name].append(measure(call))
+            times[name].append(clock.microseconds(call))
     medians = {name: statistics.median(found) for name, found in times.items()}
     for name, found in medians.items():
         print(f"{name}: {found:.1f} µs")

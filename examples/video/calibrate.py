@@ -34,38 +34,44 @@ class Judge:
         if layer not in self.states:
             _, tokens, heads, _ = q.shape
             shape = {"seqlen_q": tokens, "seqlen_k": tokens, "heads_q": heads}
-            self.states[layer] = tessera.SkipState(**shape, **self.thresholds.options(f"blocks.{layer}"))
+            self.states[layer] = tessera.SkipState(**shape, **self.thresholds.options(f"blocks.{layer}"), like=q)
             self.wrong[layer] = self.norm[layer] = 0.0
         dense, out = tessera.attention(q, k, v), self.states[layer](q, k, v, step=step)
         self.wrong[layer] += (out.double() - dense.double()).square().sum().item()
         self.norm[layer] += dense.double().square().sum().item()
         return dense
 
-    def errors(self):
-        return {layer: (self.wrong[layer] / self.norm[layer]) ** 0.5 for layer in self.states}
+
+def error(judges, layer):
+    """Over the seeds that the judges have seen."""
+    return (sum(judge.wrong[layer] for judge in judges) / sum(judge.norm[layer] for judge in judges)) ** 0.5
 
 
 def calibrate(network, args):
     """Writes args.thresholds, and prints what they reach on the calibration's seeds and on args.seeds."""
     shared = {"rule": args.calibration_rule, "by_head": args.by_head}
     calibration = Calibration(args.calibrate, **shared, steps=args.steps, warm_up=min(2, args.steps))
-    for rounds in range(2):
-        if rounds:
-            calibration.narrow()
+    for width in (None, 1.0, 0.25):  # powers of two; masses are stored to an eighth
+        if width is not None:
+            calibration.narrow(width)
         for seed in args.calibration_seeds:
             sample(network, args, seed, lambda n, step, *qkv: calibration(*qkv, layer=f"blocks.{n}", step=step))
     calibration.solve().save(args.thresholds)
     thresholds = SkipThresholds.load(args.thresholds)
-    judge = Judge(thresholds)
-    for seed in args.seeds:
+    judges = [Judge(thresholds) for _ in args.seeds]
+    for seed, judge in zip(args.seeds, judges, strict=True):
         sample(network, args, seed, judge.receive)
-    for layer, error in judge.errors().items():
+    for layer in judges[0].states:
         found = thresholds.layers[f"blocks.{layer}"]
-        ramp = " ".join(f"{end:.5f}" for end in found.ramp)
+        each = [error([judge], layer) for judge in judges]
+        whole, doubt = error(judges, layer), found.standard_error
+        seen = f"{whole:.4f} on {args.seeds} ({min(each):.4f} to {max(each):.4f})"
+        of_seeds = "" if doubt is None else f" ± {doubt * found.error:.4f}"
+        ramp = "by head" if args.by_head else "ramp " + " ".join(f"{end:.5f}" for end in found.ramp)
         print(
-            f"layer {layer}  ramp {ramp}  {found.active:.3f} active",
-            f"error {found.error:.4f} on calibration seeds",
-            f"{error:.4f} on {args.seeds}: {error / args.calibrate:.3f} of {args.calibrate}",
+            f"layer {layer}  {ramp}  {found.active:.3f} active",
+            f"error {found.error:.4f}{of_seeds} on calibration seeds",
+            f"{seen}: {whole / args.calibrate:.3f} of {args.calibrate}",
             sep="  ",
             flush=True,
         )

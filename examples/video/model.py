@@ -59,17 +59,17 @@ class VideoModel(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, heads, ffn) for _ in range(layers))
 
     @staticmethod
-    def angles(frames, side):
+    def angles(frames, side, device="cpu"):
         """Of a head dimension of 128: 44 for the frame, 42 for the row and for the column."""
         grid = torch.meshgrid(*(torch.arange(size) for size in (frames, side, side)), indexing="ij")
         parts = []
         for where, dim in zip(grid, (44, 42, 42), strict=True):
             parts.append(where.flatten().float()[:, None] * 1e3 ** (-torch.arange(0, dim, 2).float() / dim))
-        angles = torch.cat(parts, -1)
+        angles = torch.cat(parts, -1).to(device)
         return angles.cos()[None, :, None], angles.sin()[None, :, None]
 
     def forward(self, x, s, angles, attention):
-        a = s * 1000 * torch.exp(-math.log(1e4) * torch.arange(128) / 128)
+        a = s * 1000 * torch.exp(-math.log(1e4) * torch.arange(128, device=x.device) / 128)
         time = self.t2(F.silu(self.t1(torch.cat((a.cos(), a.sin()))[None].to(x.dtype))))
         per_block, x = self.t3(F.silu(time)).view(1, 6, self.dim), self.inp(x)
         for layer, block in enumerate(self.blocks):
@@ -79,14 +79,16 @@ class VideoModel(nn.Module):
 
     @torch.no_grad()
     def sample(self, attention, frames, side, steps, seed, on_step=None):
-        """Euler steps from noise to a video, fp32 (frames, 3, pixels, pixels), about −1 to 1.
+        """Euler steps from noise to a video, fp32 (frames, 3, pixels, pixels), about −1 to 1. A seed gives one noise on
+        all devices.
 
         attention(layer, q, k, v) of (1, tokens, heads, 128); on_step(step) comes before each step.
         """
-        dtype, p = self.inp.weight.dtype, self.patch
-        angles = self.angles(frames, side)
-        x = torch.randn(1, frames * side * side, 3 * p * p, generator=torch.Generator().manual_seed(seed))
-        u = torch.linspace(1, 0, steps + 1)
+        device, dtype, p = self.inp.weight.device, self.inp.weight.dtype, self.patch
+        angles = self.angles(frames, side, device)
+        noise = torch.randn(1, frames * side * side, 3 * p * p, generator=torch.Generator().manual_seed(seed))
+        x = noise.to(device)
+        u = torch.linspace(1, 0, steps + 1, device=device)
         s = 3 * u / (1 + 2 * u)
         for step in range(steps):
             if on_step is not None:
@@ -96,7 +98,7 @@ class VideoModel(nn.Module):
         return x.permute(0, 3, 1, 4, 2, 5).reshape(frames, 3, side * p, side * p)
 
 
-def load(folder, dtype):
+def load(folder, dtype, device="cpu"):
     """The model of a folder. Raises FileNotFoundError where it has no weights."""
     files = sorted(Path(folder).glob("weights_*.safetensors"))
     if not files:
@@ -115,4 +117,4 @@ def load(folder, dtype):
     sizes = {name: config[name] for name in ("dim", "heads", "layers", "ffn", "patch")}
     model = VideoModel(**sizes)
     model.load_state_dict(weights)
-    return model.to(dtype).eval()
+    return model.to(device, dtype).eval()

@@ -84,6 +84,23 @@ def test_held_back_seeds_reach_the_target_by_head(tmp_path):
     assert by_head == pytest.approx(numpy.full(HEADS, 0.05), rel=0.2)
 
 
+def test_the_standard_error_is_that_of_runs_apart():
+    """Eight runs, of which each has its own error by the thresholds found; one run says nothing of others."""
+    seeds = range(8)
+    layer = calibrated(0.05, seeds, (0,)).solve()
+    found, options = layer.layers["blocks.0"], layer.options("blocks.0")
+
+    def states():
+        return tessera.SkipState(seqlen_q=TOKENS, seqlen_k=TOKENS, heads_q=HEADS, **options)
+
+    single = numpy.array([errors(states, [seed], 0)[0] for seed in seeds])
+    assert found.standard_error == pytest.approx(single.std(ddof=1) / 8**0.5 / single.mean(), rel=0.2)
+    assert SkipThresholds.from_json(layer.to_json()).layers["blocks.0"] == found
+    alone = calibrated(0.05, (0,), (0,)).solve()
+    assert alone.layers["blocks.0"].standard_error is None
+    assert SkipThresholds.from_json(alone.to_json()).to_json() == alone.to_json()
+
+
 def test_errors_are_those_against_dense_attention():
     """LiteAttention's calibration compares with the output of the list before, which is sparse already: an error that
     is repeated in every step is none to it."""

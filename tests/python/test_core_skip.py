@@ -67,6 +67,16 @@ def test_a_step_that_goes_back_is_refused():
     assert state.next_step == 1 and state.active == 1
 
 
+@pytest.mark.parametrize("rule", ["mass", "threshold"])
+def test_step_0_begins_anew(rule):
+    state, fresh, (q, k, v) = made(rule, warm_up=0), made(rule, warm_up=0), inputs()
+    for step in range(5):
+        state(q, k, v, step=step)
+    assert state.active < 1
+    np.testing.assert_array_equal(state(q, k, v, step=0), fresh(q, k, v, step=0))
+    assert state.to_bytes() == fresh.to_bytes()
+
+
 @pytest.mark.parametrize("call", [(inputs(0, 91), {}), ((inputs()[0][:, :39], *inputs()[1:]), {})])
 def test_another_shape_is_refused_and_leaves_the_state(call):
     state = made()

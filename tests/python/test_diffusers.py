@@ -6,112 +6,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("diffusers")
 
-import diffusers  # noqa: E402
+from diffusers_models import cogvideox, hunyuan, wan, wan_with_an_image  # noqa: E402
 from tessera.calibration import Calibration  # noqa: E402
 from tessera.diffusers import TesseraProcessor, install  # noqa: E402
 
 BLOCK = {"block": (16, 16)}
 KEEP = {**BLOCK, "ramp": (1e-9, 1e-9), "warm_up": 0}  # no tile weighs as little: all stay active
 DROP = {**BLOCK, "ramp": (0.076, 0.08), "warm_up": 1}  # 13 tiles a row, of nearly equal weight
-
-
-def wan(image=False):
-    torch.manual_seed(0)
-    more = {"image_dim": 24, "added_kv_proj_dim": 32} if image else {}
-    model = diffusers.WanTransformer3DModel(
-        patch_size=(1, 2, 2),
-        num_attention_heads=2,
-        attention_head_dim=16,
-        in_channels=4,
-        out_channels=4,
-        text_dim=16,
-        freq_dim=32,
-        ffn_dim=32,
-        num_layers=2,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=32,
-        **more,
-    )
-
-    def inputs(seed, timestep):
-        generator = torch.Generator().manual_seed(seed)
-        given = {
-            "hidden_states": torch.randn(1, 4, 3, 16, 16, generator=generator),
-            "timestep": torch.tensor([timestep]),
-            "encoder_hidden_states": torch.randn(1, 512 if image else 7, 16, generator=generator),
-        }
-        if image:
-            given["encoder_hidden_states_image"] = torch.randn(1, 5, 24, generator=generator)
-        return given
-
-    return model.eval(), inputs
-
-
-def wan_with_an_image():
-    return wan(True)
-
-
-def hunyuan():
-    """Texts of 9 tokens, of which the two sequences have 4 and 7: their lengths come as a mask."""
-    torch.manual_seed(0)
-    model = diffusers.HunyuanVideoTransformer3DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=16,
-        num_layers=1,
-        num_single_layers=1,
-        num_refiner_layers=1,
-        patch_size=2,
-        patch_size_t=1,
-        guidance_embeds=True,
-        text_embed_dim=16,
-        pooled_projection_dim=8,
-        rope_axes_dim=(4, 6, 6),
-    )
-
-    def inputs(seed, timestep):
-        generator = torch.Generator().manual_seed(seed)
-        return {
-            "hidden_states": torch.randn(2, 4, 3, 16, 16, generator=generator),
-            "timestep": torch.tensor([timestep] * 2),
-            "encoder_hidden_states": torch.randn(2, 9, 16, generator=generator),
-            "encoder_attention_mask": (torch.arange(9) < torch.tensor([[4], [7]])).long(),
-            "pooled_projections": torch.randn(2, 8, generator=generator),
-            "guidance": torch.tensor([6.0, 6.0]),
-        }
-
-    return model.eval(), inputs
-
-
-def cogvideox():
-    torch.manual_seed(0)
-    model = diffusers.CogVideoXTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=16,
-        in_channels=4,
-        out_channels=4,
-        time_embed_dim=8,
-        text_embed_dim=16,
-        num_layers=2,
-        sample_width=16,
-        sample_height=16,
-        sample_frames=9,
-        patch_size=2,
-        temporal_compression_ratio=4,
-        max_text_seq_length=9,
-    )
-
-    def inputs(seed, timestep):
-        generator = torch.Generator().manual_seed(seed)
-        return {
-            "hidden_states": torch.randn(2, 3, 4, 16, 16, generator=generator),
-            "timestep": torch.tensor([timestep] * 2),
-            "encoder_hidden_states": torch.randn(2, 9, 16, generator=generator),
-        }
-
-    return model.eval(), inputs
 
 
 MODELS = (wan, wan_with_an_image, hunyuan, cogvideox)

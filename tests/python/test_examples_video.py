@@ -44,7 +44,9 @@ def test_each_rule_has_a_row_beside_dense(weights, tmp_path):
     assert done.returncode == 0, done.stderr
     found = {row["rule"]: row for row in json.loads(rows.read_text())}
     assert list(found) == ["dense", "mass", "mass-careful", "threshold", "threshold-careful"]
-    assert len(done.stdout.splitlines()) == 5
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["seed"] * 5
+    assert [line.split()[0] for line in lines[6:]] == ["mean", *found]
     assert found["dense"]["active"] == 1
     for rule, row in found.items():
         if rule != "dense":  # two tiles a row, of noise: nearly all of them matter

@@ -43,6 +43,9 @@ class Calibration:
     that is already sparse. A layer's error is √(Σ ‖o − dense‖² / Σ ‖dense‖²) over rows, heads, steps, streams and runs;
     a head's is that over its own rows. A run begins with step 0.
 
+    Runs differ: `solve` says by how much their mean does (`LayerThresholds.standard_error`), and so whether the target
+    can be met on runs that were not measured.
+
     target: the relative L2 error wanted, above 0 and below 1. by_head: every head gets a threshold of its own, and each
     has the target as its error. spread: how far the last step's threshold is above the first one's: a factor for
     `mass`, default 6, or powers of two for `threshold`, default 0. block, steps, warm_up and growth: as `SkipState` has
@@ -108,13 +111,19 @@ class Calibration:
         shape = (int(q.shape[0]), int(q.shape[1]), int(k.shape[1]))
         if (stream, shape) not in found.states:
             found.states[stream, shape] = [self._state(found, shape, at, q) for at in range(len(found.grid[0]))]
+            found.runs[stream, shape] = []
+        runs = found.runs[stream, shape]
+        begins = step == 0 or not runs
+        run = _Run(len(found.grid[0])) if begins else runs[-1]
         counted = whole("step", step) >= int(self._options["warm_up"])  # before, all tiles are computed: no error
         for at, state in enumerate(found.states[stream, shape]):
             share = _share_by_head(state) if counted else 1.0
             out = state(q, k, v, step=step, **options)
             found.active[at] = found.active[at] + share
-            found.errors[at] = found.errors[at] + _squares(out, dense)
-        found.norms = found.norms + _squares(dense, None)
+            run.errors[at] = run.errors[at] + _squares(out, dense)
+        run.norms = run.norms + _squares(dense, None)
+        if begins:
+            runs.append(run)
         found.calls += 1
         return dense
 
@@ -135,8 +144,8 @@ class Calibration:
         import numpy
 
         found = self._layers[layer]
-        errors = numpy.stack([as_numpy(each) for each in found.errors])  # (candidates, heads)
-        norms = as_numpy(found.norms)
+        by_run, norms_by_run = found.sums()
+        errors, norms = by_run.sum(0), norms_by_run.sum(0)  # (candidates, heads), (heads)
         with numpy.errstate(divide="ignore", invalid="ignore"):
             by_head = numpy.nan_to_num(errors / norms)
             whole_layer = numpy.nan_to_num(errors.sum(1) / norms.sum())
@@ -162,18 +171,24 @@ class Calibration:
             columns = range(found.heads) if self.by_head else [found.heads]
             grid = [found.grid[head if self.by_head else 0] for head in range(found.heads)]
             at = dict(zip(columns, positions, strict=True))
-            error = {c: _read(grid[min(c, found.heads - 1)], curves["error"][:, c], at[c]) for c in columns}
+            error = {c: _read_error(grid[min(c, found.heads - 1)], curves["error"][:, c], at[c]) for c in columns}
             share = {c: _read(grid[min(c, found.heads - 1)], curves["active"][:, c], at[c]) for c in columns}
             ends = {c: self._ends(at[c]) for c in columns}
             heads = {int(c): ends[c] for c in columns} if self.by_head else {}
-            norms = as_numpy(found.norms).tolist()
+            by_run, norms_by_run = found.sums()
+            norms = norms_by_run.sum(0).tolist()
             if self.by_head:
                 total = sum(norms) or 1.0
                 whole_error = math.sqrt(sum(norms[c] * error[c] ** 2 for c in columns) / total)
                 ramp = self._ends(sorted(positions)[len(positions) // 2])
             else:
                 whole_error, ramp = error[found.heads], ends[found.heads]
-            layers[name] = LayerThresholds(ramp, heads, whole_error, sum(share.values()) / len(share))
+            at_heads = positions if self.by_head else positions * found.heads
+            squares = [
+                sum(_read(found.grid[h], run[:, h], x) for h, x in enumerate(at_heads)) for run in by_run
+            ]  # of each run
+            uncertain = _standard_error(squares, norms_by_run.sum(1).tolist())
+            layers[name] = LayerThresholds(ramp, heads, whole_error, sum(share.values()) / len(share), uncertain)
         return SkipThresholds(self.target, self._options, layers)
 
     def narrow(self, width: float = 1.0) -> None:
@@ -214,9 +229,24 @@ class _Layer:
     def __init__(self, heads: int, grid: list[list[float]]) -> None:
         self.heads, self.grid = heads, grid  # grid: of each head, ascending
         self.states: dict[Any, list[SkipState]] = {}
+        self.runs: dict[Any, list[_Run]] = {}
         self.calls = 0
-        self.errors: list[Any] = [0.0 for _ in grid[0]]  # of each candidate: sums over calls, (heads)
         self.active: list[Any] = [0.0 for _ in grid[0]]
+
+    def sums(self) -> tuple[Any, Any]:
+        """Of each run: NumPy arrays of squared errors (runs, candidates, heads) and squared norms (runs, heads)."""
+        import numpy
+
+        runs = [run for of_stream in self.runs.values() for run in of_stream]
+        errors = numpy.stack([numpy.stack([as_numpy(each) for each in run.errors]) for run in runs])
+        return errors, numpy.stack([as_numpy(run.norms) for run in runs])
+
+
+class _Run:
+    """Sums over the calls of one run of a stream."""
+
+    def __init__(self, candidates: int) -> None:
+        self.errors: list[Any] = [0.0] * candidates  # (heads) each
         self.norms: Any = 0.0
 
 
@@ -235,6 +265,24 @@ def _squares(x: Array, other: Array | None) -> Array:
 
     x = as_numpy(x).astype(numpy.float64)
     return numpy.square(x if other is None else x - as_numpy(other).astype(numpy.float64)).sum((0, 1, 3))
+
+
+def _standard_error(squares: list[float], norms: list[float]) -> float | None:
+    """Of √(Σ squares / Σ norms), relative to it, from how far single runs are from the ratio; None for one run."""
+    runs, ratio = len(squares), sum(squares) / (sum(norms) or 1.0)
+    if runs < 2 or ratio == 0:
+        return None
+    apart = sum((square - ratio * norm) ** 2 for square, norm in zip(squares, norms, strict=True))
+    return 0.5 * math.sqrt(apart * runs / (runs - 1)) / (ratio * sum(norms))
+
+
+def _read_error(grid: list[float], errors: Any, position: float) -> float:
+    """As `_read`, of the logarithm, as the position was found."""
+    import numpy
+
+    if position < grid[0]:
+        return 0.0
+    return float(numpy.exp(_read(grid, numpy.log(numpy.maximum(errors, 1e-30)), position)))
 
 
 def _read(grid: list[float], values: Any, position: float) -> float:

@@ -18,12 +18,14 @@ _LAYER = ("ramp", "heads", "error", "active")
 
 class LayerThresholds(NamedTuple):
     """One layer's: `ramp` and `heads` as `SkipState` takes them; the relative L2 error against dense attention and the
-    share of tiles computed that the calibration found there."""
+    share of tiles computed that the calibration found there. standard_error: of `error` and relative to it, from the
+    differences between the runs; as many other runs are √2 of it away on the mean. None for one run."""
 
     ramp: tuple[float, float]
     heads: dict[int, tuple[float, float]]
     error: float
     active: float
+    standard_error: float | None = None
 
 
 class SkipThresholds:
@@ -53,6 +55,7 @@ class SkipThresholds:
                 "heads": {str(head): list(ends) for head, ends in each.heads.items()},
                 "error": each.error,
                 "active": each.active,
+                "standard_error": each.standard_error,
             }
             for name, each in self.layers.items()
         }
@@ -81,7 +84,9 @@ class SkipThresholds:
                 raise ValueError(f"{missing[0]}: got none; want one in layer {layer!r}")
             heads = {int(head): _ends(f"heads of {layer!r}", ends) for head, ends in each["heads"].items()}
             ramp = _ends(f"ramp of {layer!r}", each["ramp"])
-            layers[layer] = LayerThresholds(ramp, heads, float(each["error"]), float(each["active"]))
+            uncertain = each.get("standard_error")
+            uncertain = None if uncertain is None else float(uncertain)
+            layers[layer] = LayerThresholds(ramp, heads, float(each["error"]), float(each["active"]), uncertain)
         return cls(float(found["target"]), {**found, "block": tuple(found["block"])}, layers)
 
     def save(self, path: str | os.PathLike[str]) -> None:
