@@ -151,7 +151,7 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   for (const int length : {128, 96, 64, 48, 32}) {
     if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) continue;
     stream = length;
-    const bool is_short = length <= 64 || (queries && !config.dropout) || (config.adds_queries() && length == 128 && has_plain_intervals(config));
+    const bool is_short = length <= 64 || (queries && !config.dropout) || (config.adds_queries() && length == 128);
     if (is_short && config.accumulators() <= most_accumulators &&
         blocks_that_fit(config.smem_bytes(), target) >= config.blocks())
       break;
@@ -190,10 +190,7 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
   if (config.d == 32 || !has_plain_scores(config) || config.segments != 1) return false;
   if (products == Products::mma_sync) return choose_tiles_of_all_mma(config, problem, target);
   const int widest = std::max(config.d, config.dv);
-  // Kernels would spill: with chunks, and with compressed keys beside what wants registers too.
-  if (config.chunked || (config.compressed_causal && widest > 96 && (config.sink || config.has_list()))) return false;
-  return widest <= 128 &&
-         blocks_that_fit(config.smem_bytes(), target) > 0;
+  return widest <= 128 && blocks_that_fit(config.smem_bytes(), target) > 0;
 }
 
 bool prefers_mma(const Problem& problem, const Target& target) {

@@ -163,8 +163,8 @@ void plan_backward(detail::PlanState& state, Products products) {
 namespace {
 
 // Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
-// as many in every group. All heads where rows of one would not stay there and its keys are few, as compressed keys are:
-// then the blocks with the longest way, of the first keys, of all heads come first.
+// as many in every group. All heads where rows of one would not stay there and its keys are few, as compressed keys
+// are: then the blocks with the longest way, of the first keys, of all heads come first.
 std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch) {
   const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
   const std::int64_t row_bytes = launch.keys.row_bytes() + (launch.finds_all() ? launch.keys.d * 4 : 0);

@@ -30,7 +30,7 @@ struct BwdProducer {
   static constexpr int last_query_columns = B.stream_rows() >= 128 ? B.d : B.d - sum_columns(B.d);
   static constexpr u32 query_part_bytes = kSumRows * query_columns * 4;  // of the first group
   // Of 504 that three warpgroups have a thread of each at their start, or 256 that two have.
-  static constexpr bool much_to_find = B.segments == 2 || B.compressed_causal || B.chunked;
+  static constexpr bool much_to_find = B.segments == 2 || (!B.adds_queries() && (B.compressed_causal || B.chunked));
   static constexpr int producer_registers = much_to_find                ? (groups == 1 ? 32 : 56)
                                             : B.has_list() && B.d > 192 ? 40
                                                                         : 24;

@@ -34,8 +34,9 @@ struct KeyWork {
   i64 q_position;  // of query 0
   Extent q;
   Segment keys;
-  KeysOfQueries<C> bounds;  // from query 0 on
-  int first_tile;           // of rows that see any of the keys
+  QueriesOfKeys<C> rows;  // from the block's first key on
+  Interval uncut;         // rows that see all of the block's keys
+  int first_tile;         // of rows that see any of the keys
   int tiles;
 
   /// `index`: of the block. Whether there are keys.
@@ -54,8 +55,8 @@ struct KeyWork {
     if (first_key >= keys.extent.capacity) return false;
     q = sequence.q;
     q_position = sequence.q_position;
-    bounds = KeysOfQueries<C>(p, sequence, keys, 0);
-    find_rows(QueriesOfKeys<C>(p, sequence, keys, first_key));
+    rows = QueriesOfKeys<C>(p, sequence, keys, first_key);
+    find_rows();
     return true;
   }
 
@@ -81,16 +82,16 @@ struct KeyWork {
   /// behind it. Those in front of it do, as far as they are the block's: both ends move monotonically with the key.
   __device__ __forceinline__ int find_end_before(const FwdParams& p) const {
     if (first_key == 0) return 0;
-    const QueriesOfKeys<C> rows(p, Sequence(p, batch, C.segments), keys, first_key - C.tile_kv);
-    const int behind = rows.of(first_key - 1).end;
-    return rows.of(first_key - C.tile_kv).begin < behind ? divide_up(behind, C.tile_q) : 0;
+    const QueriesOfKeys<C> before(p, Sequence(p, batch, C.segments), keys, first_key - C.tile_kv);
+    const int behind = before.of(first_key - 1).end;
+    return before.of(first_key - C.tile_kv).begin < behind ? divide_up(behind, C.tile_q) : 0;
   }
   __device__ __forceinline__ int end_key() const { return min(first_key + C.tile_kv, keys.extent.length); }
 
   /// Whether some row of the tile does not see some key of the block, or is none.
   __device__ __forceinline__ bool is_cut(const QueryTile& tile) const {
-    if (first_key + C.tile_kv > keys.extent.length || tile.first + C.tile_q > q.length) return true;
-    return bounds.of(tile.first).end < first_key + C.tile_kv || bounds.of(tile.first + C.tile_q - 1).begin > first_key;
+    // No branch: the compiler would write the rest of a tile down twice, and run out of registers.
+    return (static_cast<int>(tile.first < uncut.begin) | static_cast<int>(tile.first + C.tile_q > uncut.end)) != 0;
   }
 
   __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, int head, int query, int key) const {
@@ -99,12 +100,15 @@ struct KeyWork {
 
  private:
   // Both ends of a key's interval of rows move monotonically with the key.
-  __device__ __forceinline__ void find_rows(const QueriesOfKeys<C>& rows) {
+  __device__ __forceinline__ void find_rows() {
     first_tile = tiles = 0;
+    uncut = {0, 0};
     const int end = end_key();
     if (first_key >= end) return;
-    const int first = rows.of(first_key).begin;
-    const int behind = rows.of(end - 1).end;
+    const Interval of_first = rows.of(first_key), of_last = rows.of(end - 1);
+    if (end == first_key + C.tile_kv) uncut = {of_last.begin, of_first.end};
+    const int first = of_first.begin;
+    const int behind = of_last.end;
     if (first >= behind) return;
     first_tile = first / C.tile_q;
     tiles = divide_up(behind, C.tile_q) - first_tile;

@@ -163,26 +163,16 @@ struct TransposedScores {
 
   // What the ends of the sequences and the intervals of keys that rows see hide.
   __device__ __forceinline__ void hide_cut(Scores& s, const QueryTile& tile, int first_key) const {
+    u32 first[2], count[2];  // of the rows that see a key: how far behind the first one the thread's first row lies
 #pragma unroll
-    for (int n = 0; n < rows / 8; ++n) {
-#pragma unroll
-      for (int column = 0; column < 2; ++column) {
-        const int query = query_of(tile, n, column);
-        const Interval visible = work.bounds.of(query);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int key = first_key + half * 8;
-          bool hidden;
-          if constexpr (C.user_score || C.warps == 4) {
-            hidden = key < visible.begin || key >= visible.end || query >= work.q.length;
-          } else {  // no branches: the tests of all elements stand side by side, which takes registers
-            hidden = (static_cast<int>(key < visible.begin) | static_cast<int>(key >= visible.end) |
-                      static_cast<int>(query >= work.q.length)) != 0;
-          }
-          if (hidden) s.tile[0][n][half * 2 + column] = -kInfinity;
-        }
-      }
+    for (int half = 0; half < 2; ++half) {
+      const Interval seen = work.rows.of(first_key + half * 8);
+      first[half] = static_cast<u32>(query_of(tile, 0, 0) - seen.begin);
+      count[half] = static_cast<u32>(seen.end - seen.begin);
     }
+    for_each([&](int n, int half, int column) {
+      if (first[half] + n * 8 + column >= count[half]) s.tile[0][n][half * 2 + column] = -kInfinity;
+    });
   }
 
   // |position of the query − position of the key|, rounded once, as Distances has it.

@@ -103,6 +103,7 @@ struct QueriesOfKeys {
   u64 chunk_key = 0;
   i64 chunk_query = 0;
 
+  QueriesOfKeys() = default;
   __device__ __forceinline__ QueriesOfKeys(const AttentionParams& p, const Sequence& sequence, const Segment& segment,
                                            int key) {
     const i64 distance = segment.position + key - sequence.q_position;
