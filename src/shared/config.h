@@ -216,6 +216,11 @@ struct FwdConfig {
 
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
+  /// Columns of a tile whose tests by a user's mask are computed together, so that their loads are in flight at once.
+  constexpr int mask_columns() const {
+    if (products == Products::wgmma && d <= 128 && dv <= 128) return tile_kv / 4;
+    return d > 192 ? 1 : 4;
+  }
   /// Whether P is two numbers of 16 bits.
   constexpr bool keeps_rests() const { return rounded_sums && (dropout || widens_queries); }
   constexpr bool gathers() const { return tiles == Tiles::list && granule < tile_kv; }

@@ -234,16 +234,21 @@ struct FwdWgmma : QueryTiles<C> {
     }
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
+    [[maybe_unused]] HiddenBits<C> hidden;  // found beside the products
+    if constexpr (C.tests_elements()) {
+      const int thread = thread_again();
+      if (!tile.waived) hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
+    }
     await_scores<first ? 0 : 1>(s);
     if constexpr (of_bytes) {
       if (C.scale_first || work.product != 1.0F) s.scale(work.product);
     }
     if (C.scale_first || work.may_hide(tile)) {
       const int thread = thread_again();
-      FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+      FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile, hidden);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
-    const auto rescale = exponentiate<first>(work, s, tile, use, softmax, measure);
+    const auto rescale = exponentiate<first>(work, s, tile, hidden, use, softmax, measure);
     release(keys(), use);
     if constexpr (!first) {
       await_outputs(o);
@@ -266,13 +271,19 @@ struct FwdWgmma : QueryTiles<C> {
   // looked for, and the sum of the probabilities tells when it should have been. They are divided then; and only where
   // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
+  // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
   template <bool first>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
-                                                                   int use, Online& softmax, Measure& measure) const {
+                                                                   const HiddenBits<C>& hidden, int use,
+                                                                   Online& softmax, Measure& measure) const {
     typename Online::Rescale rescale{};
     const float scale = softmax_scale(work);
-    const bool looks = first || looks_always || C.tests_elements() || tile.cut_begin || tile.cut_end;
+    const bool cut = tile.cut_begin || tile.cut_end;
+    const bool looks = first || looks_always || (cut && !C.tests_elements());
     if (looks) rescale = softmax.raise(s, scale);
+    if constexpr (C.tests_elements() && !first && !looks_always) {
+      if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale);
+    }
     if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, scale, softmax, measure);
@@ -293,9 +304,9 @@ struct FwdWgmma : QueryTiles<C> {
           float slack[2];
           softmax.take_back(before, slack);
           multiply_again(s, k_at(use));
-          if constexpr (C.scale_first) {  // no key is hidden
+          if (C.scale_first || (C.tests_elements() && work.may_hide(tile))) {  // without tests no key is hidden
             const int thread = thread_again();
-            FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+            FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile, hidden);
           }
           rescale = softmax.raise(s, scale, slack);
           before[0] = softmax.sum[0][0];

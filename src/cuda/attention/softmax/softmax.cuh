@@ -83,6 +83,18 @@ struct Softmax {
     return rescale;
   }
 
+  /// Whether any row of the warp has seen no key yet.
+  __device__ __forceinline__ bool lacks_keys() const {
+    static_assert(row_tiles == 1);
+    return __any_sync(0xffffffffU, origin[0][0] == kLowest || origin[0][1] == kLowest) != 0;
+  }
+  /// raise() of these rows alone, so that no row's origin follows from another's.
+  template <int key_tiles>
+  __device__ __forceinline__ Rescale raise_first(const Accumulator<1, key_tiles>& s, float scale) {
+    const float slack[2] = {origin[0][0] == kLowest ? kSlack : kInfinity, origin[0][1] == kLowest ? kSlack : kInfinity};
+    return raise(s, scale, slack);
+  }
+
   template <int value_tiles>
   static __device__ __forceinline__ void apply(const Rescale& rescale, Accumulator<row_tiles, value_tiles>& o) {
     if (!rescale.needed) return;
