@@ -33,6 +33,8 @@ struct FwdWgmma : QueryTiles<C> {
   static constexpr bool of_bytes = C.multiplies_bytes();
   // Of 8 bits, where registers do not suffice to compute rows again, or scores are changed before maxima are taken.
   static constexpr bool looks_always = of_bytes && (C.scale_first || C.tile_kv / 2 + C.dv / 2 + C.tile_kv / 8 > 180);
+  // Probabilities of tiles of which a warp's rows see no key are 0, without a softmax.
+  static constexpr bool passes_hidden = C.tests_elements() && C.skip == Skip::none && !of_bytes;
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
@@ -237,25 +239,35 @@ struct FwdWgmma : QueryTiles<C> {
     [[maybe_unused]] HiddenBits<C> hidden;  // found beside the products
     if constexpr (C.tests_elements()) {
       const int thread = thread_again();
-      if (!tile.waived) hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
+      if (!tile.waived)
+        hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
     }
     await_scores<first ? 0 : 1>(s);
     if constexpr (of_bytes) {
       if (C.scale_first || work.product != 1.0F) s.scale(work.product);
     }
-    if (C.scale_first || work.may_hide(tile)) {
-      const int thread = thread_again();
-      FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile, hidden);
+    bool weighs_nothing = false;
+    if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
+    typename Online::Rescale rescale{};
+    if (!weighs_nothing) {
+      if (C.scale_first || work.may_hide(tile)) {
+        const int thread = thread_again();
+        FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile, hidden);
+      }
+      rescale = exponentiate<first>(work, s, tile, hidden, use, softmax, measure);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
-    const auto rescale = exponentiate<first>(work, s, tile, hidden, use, softmax, measure);
     release(keys(), use);
     if constexpr (!first) {
       await_outputs(o);
       release(multiplied(), use - 1);
       softmax.apply(rescale, o);
     }
-    pack_probabilities(probabilities, s, kept);
+    if (weighs_nothing) {
+      clear(probabilities);
+    } else {
+      pack_probabilities(probabilities, s, kept);
+    }
     if constexpr (C.rounded_sums) {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
@@ -360,6 +372,13 @@ struct FwdWgmma : QueryTiles<C> {
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
 
+  static __device__ __forceinline__ void clear(Probabilities& probabilities) {
+#pragma unroll
+    for (auto& fragment : probabilities) {
+#pragma unroll
+      for (u32& pair : fragment) pair = 0;
+    }
+  }
   static __device__ __forceinline__ void pack_probabilities(Probabilities& probabilities, Scores& s,
                                                             const KeptBits<C>& kept) {
 #pragma unroll

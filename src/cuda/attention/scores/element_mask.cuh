@@ -33,6 +33,7 @@ struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
   static_assert(!C.tests_elements() || row_bits <= 32);
   static constexpr int columns_at_once = columns_tested_at_once(C);
+  static constexpr int loads_at_once = 16;
   u32 upper, lower;
 
   __device__ __forceinline__ void clear() { upper = lower = 0; }
@@ -53,10 +54,17 @@ struct HiddenBits {
       // A text is long, and what it loads takes a while. What it computes of a key serves both rows.
 #pragma unroll at_once
       for (int e = 0; e < row_bits; ++e) {
+        if (at_once > loads_at_once && e % loads_at_once == 0) __syncwarp();  // what is loaded takes registers
         upper |= test(0, e);
         lower |= test(1, e);
       }
     }
+  }
+
+  /// Of all rows of the warp.
+  __device__ __forceinline__ bool are_all_hidden() const {
+    constexpr u32 all = 0xffffffffU >> (32 - row_bits);
+    return __all_sync(0xffffffffU, (upper & lower) == all) != 0;
   }
 
   __device__ __forceinline__ bool at(int half, int n, int i) const {
@@ -67,7 +75,7 @@ struct HiddenBits {
 /// Whether a tile gathers granules of a list that may waive the mask in some of them.
 template <ElementMaskConfig Config>
 constexpr bool has_parts(const Config& c) {
-  if constexpr (requires { c.list_waives && c.gathers(); }) return c.list_waives && c.gathers();
+  if constexpr (requires { c.list_waives&& c.gathers(); }) return c.list_waives && c.gathers();
   return false;
 }
 

@@ -59,8 +59,7 @@ struct FinishScores {
 
  private:
   template <bool differentiates, class Hidden>
-  __device__ __forceinline__ void finish_with(Scores& s, const KvTile& tile, Scores* derivatives,
-                                              Hidden hidden) const {
+  __device__ __forceinline__ void finish_with(Scores& s, const KvTile& tile, Scores* derivatives, Hidden hidden) const {
     if constexpr (C.scale_first) {
       if (are_small<typename User::Score>(tile)) {
         change<int, differentiates>(s, tile, derivatives);
