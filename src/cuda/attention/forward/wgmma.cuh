@@ -10,6 +10,7 @@
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
 #include "cuda/attention/scores/finish_scores.cuh"
+#include "cuda/attention/scores/linear_score.cuh"
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/softmax/non_finite.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
@@ -52,6 +53,7 @@ struct FwdWgmma : QueryTiles<C> {
   using Output = Accumulator<1, C.dv / 8>;
   using Sums = PromotedSums<C.dv, C.threads()>;
   using Measure = TileMeasure<C>;
+  using Linear = typename LinearScoreOf<C, typename User::Score>::type;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
@@ -97,6 +99,8 @@ struct FwdWgmma : QueryTiles<C> {
       Work& work = shared.works[item & 1];
       int use = work.first_use;
       if constexpr (C.skip != Skip::none && !measures_ahead) begin_measure(work, measure);
+      Linear linear;
+      if constexpr (C.linear_score) linear.begin(p, work, first_row_of_thread(work));
       await_queries(work.item);
       if constexpr (groups_differ) {
 #pragma unroll 1
@@ -111,7 +115,7 @@ struct FwdWgmma : QueryTiles<C> {
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;
-      bool looked_through = softmax_step<true>(work, use, s, probabilities, o, softmax, measure);
+      bool looked_through = softmax_step<true>(work, use, s, linear, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
@@ -123,7 +127,7 @@ struct FwdWgmma : QueryTiles<C> {
         await_values(use - 1, looked_through);
         begin_products(o, probabilities, v);
         scheduler_barrier_arrive();
-        looked_through = softmax_step<false>(work, use, s, probabilities, o, softmax, measure);
+        looked_through = softmax_step<false>(work, use, s, linear, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
           promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
           promoted_at += promoted_tiles;
@@ -228,8 +232,9 @@ struct FwdWgmma : QueryTiles<C> {
   /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
   /// those of the keys before to those that the new probabilities' are added to. Whether the values are looked through.
   template <bool first>
-  __device__ __forceinline__ bool softmax_step(Work& work, int use, Scores& s, Probabilities& probabilities, Output& o,
-                                               Online& softmax, Measure& measure) const {
+  __device__ __forceinline__ bool softmax_step(Work& work, int use, Scores& s, const Linear& linear,
+                                               Probabilities& probabilities, Output& o, Online& softmax,
+                                               Measure& measure) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
     if constexpr (C.skip != Skip::none) {
       measure.enter(key_block_of(p.list, tile), thread_again() % 32, softmax_scale(work), store_measure(work));
@@ -250,11 +255,8 @@ struct FwdWgmma : QueryTiles<C> {
     if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
     typename Online::Rescale rescale{};
     if (!weighs_nothing) {
-      if (C.scale_first || work.may_hide(tile)) {
-        const int thread = thread_again();
-        FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile, hidden);
-      }
-      rescale = exponentiate<first>(work, s, tile, hidden, use, softmax, measure);
+      const auto shift = finish(work, s, tile, linear, hidden);
+      rescale = exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);
@@ -279,26 +281,51 @@ struct FwdWgmma : QueryTiles<C> {
     if (!of_bytes && looked_through) checks().wait(use);
   }
 
+  // Packed.
+  __device__ __forceinline__ int first_row_of_thread(const Work& work) const {
+    const int own = thread_again();
+    return work.block.first_row + own / 32 * 16 + own % 32 / 4;
+  }
+  // Products to scores. What these lack of the rows' scaled scores.
+  __device__ __forceinline__ auto finish(const Work& work, Scores& s, const KvTile& tile, const Linear& linear,
+                                         const HiddenBits<C>& hidden) const {
+    const auto change = [&] {
+      if constexpr (C.linear_score) {
+        return linear.change(p, work, s, tile, first_row_of_thread(work), thread_again() % 32);
+      } else {
+        return NoShift{};
+      }
+    };
+    const auto shift = change();
+    if (C.scale_first || work.may_hide(tile)) {
+      const int own = thread_again();
+      FinishScores<C, User, Work>{p, work, own / 32 * 16, own % 32}.finish(s, tile, hidden);
+    }
+    return shift;
+  }
+
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
   // looked for, and the sum of the probabilities tells when it should have been. They are divided then; and only where
   // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
-  template <bool first>
+  template <bool first, class Shift>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
-                                                                   const HiddenBits<C>& hidden, int use,
-                                                                   Online& softmax, Measure& measure) const {
+                                                                   const Linear& linear, const HiddenBits<C>& hidden,
+                                                                   Shift shift, int use, Online& softmax,
+                                                                   Measure& measure) const {
+    constexpr float slacks[2] = {Online::kSlack, Online::kSlack};
     typename Online::Rescale rescale{};
     const float scale = softmax_scale(work);
     const bool cut = tile.cut_begin || tile.cut_end;
     const bool looks = first || looks_always || (cut && !C.tests_elements());
-    if (looks) rescale = softmax.raise(s, scale);
+    if (looks) rescale = softmax.raise(s, scale, slacks, shift);
     if constexpr (C.tests_elements() && !first && !looks_always) {
-      if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale);
+      if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
     if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, scale, softmax, measure);
+    exponentiate(s, scale, shift, softmax, measure);
     if constexpr (of_bytes) {
       if (!looks_always && !looks && softmax.overshoots(before)) {
         if (softmax.overflows(before)) {
@@ -316,14 +343,12 @@ struct FwdWgmma : QueryTiles<C> {
           float slack[2];
           softmax.take_back(before, slack);
           multiply_again(s, k_at(use));
-          if (C.scale_first || (C.tests_elements() && work.may_hide(tile))) {  // without tests no key is hidden
-            const int thread = thread_again();
-            FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile, hidden);
-          }
-          rescale = softmax.raise(s, scale, slack);
+          // Without tests of elements no key is hidden.
+          if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, tile, linear, hidden);
+          rescale = softmax.raise(s, scale, slack, shift);
           before[0] = softmax.sum[0][0];
           before[1] = softmax.sum[0][1];
-          exponentiate(s, scale, softmax, measure);
+          exponentiate(s, scale, shift, softmax, measure);
         }
         softmax.follow(before, s, rescale);
         if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
@@ -362,11 +387,14 @@ struct FwdWgmma : QueryTiles<C> {
     if (thread_again() % 32 == 0) ring.release(use);
   }
 
-  __device__ __forceinline__ void exponentiate(Scores& s, float scale, Online& softmax, Measure& measure) const {
+  template <class Shift>
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Shift& shift, Online& softmax,
+                                               Measure& measure) const {
+    const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
       if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
-      softmax.exponentiate(0, s.tile[0][n], scale);
+      softmax.exponentiate(0, s.tile[0][n], scale, origins);
     }
     settle(s);
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));

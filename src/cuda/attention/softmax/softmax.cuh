@@ -19,6 +19,23 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
 
+/// What a tile's scores of a thread's two rows lack, in units of log2: nothing.
+struct NoShift {
+  __device__ __forceinline__ float scaled(float score, float scale, int /*half*/) const {
+    return __fmul_rn(score, scale);
+  }
+  __device__ __forceinline__ float below(float origin, int /*half*/) const { return origin; }
+};
+/// A number for each row, which is added to every scaled score.
+struct RowShift {
+  float by[2];
+  __device__ __forceinline__ float scaled(float score, float scale, int half) const {
+    return __fmaf_rn(score, scale, by[half]);
+  }
+  /// The origin of scaled scores without it.
+  __device__ __forceinline__ float below(float origin, int half) const { return origin - by[half]; }
+};
+
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
 /// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded. `offset_bits`: origins are
 /// raised to as much below the maximum: of few bits P has more range above 1 than below.
@@ -54,9 +71,9 @@ struct Softmax {
   /// Raises the origins to the maxima of new scores and rescales sums, but only for rows whose maximum rose by more
   /// than their slack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
   /// score's factor to log2.
-  template <int key_tiles>
+  template <int key_tiles, class Shift = NoShift>
   __device__ __forceinline__ Rescale raise(const Accumulator<row_tiles, key_tiles>& s, float scale,
-                                           const float (&slack)[2] = {kSlack, kSlack}) {
+                                           const float (&slack)[2] = {kSlack, kSlack}, const Shift& shift = {}) {
     Rescale rescale;
     bool moved = false;
 #pragma unroll
@@ -68,7 +85,7 @@ struct Softmax {
         for (int n = 0; n < key_tiles; ++n) {
           highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
         }
-        highest = quad_maximum(highest) * scale;
+        highest = quad_maximum(shift.scaled(highest, scale, half));
         // Rounded down: of large scores the sum nearest to it might let a probability of 2^16 pass.
         const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);
         const float raised = highest - static_cast<float>(offset_bits);
@@ -89,10 +106,11 @@ struct Softmax {
     return __any_sync(0xffffffffU, origin[0][0] == kLowest || origin[0][1] == kLowest) != 0;
   }
   /// raise() of these rows alone, so that no row's origin follows from another's.
-  template <int key_tiles>
-  __device__ __forceinline__ Rescale raise_first(const Accumulator<1, key_tiles>& s, float scale) {
+  template <int key_tiles, class Shift = NoShift>
+  __device__ __forceinline__ Rescale raise_first(const Accumulator<1, key_tiles>& s, float scale,
+                                                 const Shift& shift = {}) {
     const float slack[2] = {origin[0][0] == kLowest ? kSlack : kInfinity, origin[0][1] == kLowest ? kSlack : kInfinity};
-    return raise(s, scale, slack);
+    return raise(s, scale, slack, shift);
   }
 
   template <int value_tiles>
@@ -236,9 +254,13 @@ struct Softmax {
   /// One 16 x 8 tile of scores to probabilities. tile_mass.cuh counts on every rounding, so that none is left to the
   /// compiler.
   __device__ __forceinline__ void exponentiate(int m, float (&s)[4], float scale) {
+    exponentiate(m, s, scale, origin[m]);
+  }
+  /// Relative to other origins.
+  __device__ __forceinline__ void exponentiate(int m, float (&s)[4], float scale, const float (&origins)[2]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      s[i] = ptx::exp2(__fmaf_rn(s[i], scale, -origin[m][i / 2]));
+      s[i] = ptx::exp2(__fmaf_rn(s[i], scale, -origins[i / 2]));
       sum[m][i / 2] += s[i];
     }
   }
