@@ -222,7 +222,7 @@ struct FwdConfig {
   constexpr bool tests_elements() const { return list_elements || user_mask; }
   /// Columns of a tile whose tests by a user's mask are computed together, so that their loads are in flight at once.
   constexpr int mask_columns() const {
-    if (products == Products::wgmma && d <= 128 && dv <= 128) return tile_kv / 4;
+    if (products == Products::wgmma && d <= 128 && dv <= 128 && !scale_first) return tile_kv / 4;
     return d > 192 ? 1 : 4;
   }
   /// Whether P is two numbers of 16 bits.

@@ -34,8 +34,10 @@ struct FwdWgmma : QueryTiles<C> {
   static constexpr bool of_bytes = C.multiplies_bytes();
   // Of 8 bits, where registers do not suffice to compute rows again, or scores are changed before maxima are taken.
   static constexpr bool looks_always = of_bytes && (C.scale_first || C.tile_kv / 2 + C.dv / 2 + C.tile_kv / 8 > 180);
+  // What is hidden is found beside the products, but not where what scores and masks load would want registers at once.
+  static constexpr bool finds_hidden_early = C.tests_elements() && !C.scale_first;
   // Probabilities of tiles of which a warp's rows see no key are 0, without a softmax.
-  static constexpr bool passes_hidden = C.tests_elements() && C.skip == Skip::none && !of_bytes;
+  static constexpr bool passes_hidden = finds_hidden_early && C.skip == Skip::none && !of_bytes;
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
@@ -241,8 +243,8 @@ struct FwdWgmma : QueryTiles<C> {
     }
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
-    [[maybe_unused]] HiddenBits<C> hidden;  // found beside the products
-    if constexpr (C.tests_elements()) {
+    [[maybe_unused]] HiddenBits<C> hidden;
+    if constexpr (finds_hidden_early) {
       const int thread = thread_again();
       if (!tile.waived)
         hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
@@ -299,7 +301,12 @@ struct FwdWgmma : QueryTiles<C> {
     const auto shift = change();
     if (C.scale_first || work.may_hide(tile)) {
       const int own = thread_again();
-      FinishScores<C, User, Work>{p, work, own / 32 * 16, own % 32}.finish(s, tile, hidden);
+      const FinishScores<C, User, Work> scores{p, work, own / 32 * 16, own % 32};
+      if constexpr (finds_hidden_early) {
+        scores.finish(s, tile, hidden);
+      } else {
+        scores.finish(s, tile);
+      }
     }
     return shift;
   }
@@ -318,9 +325,9 @@ struct FwdWgmma : QueryTiles<C> {
     typename Online::Rescale rescale{};
     const float scale = softmax_scale(work);
     const bool cut = tile.cut_begin || tile.cut_end;
-    const bool looks = first || looks_always || (cut && !C.tests_elements());
+    const bool looks = first || looks_always || (cut && !C.tests_elements()) || (C.tests_elements() && C.scale_first);
     if (looks) rescale = softmax.raise(s, scale, slacks, shift);
-    if constexpr (C.tests_elements() && !first && !looks_always) {
+    if constexpr (finds_hidden_early && !first && !looks_always) {
       if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
     if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
