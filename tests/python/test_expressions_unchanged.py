@@ -253,3 +253,94 @@ def test_results_follow_the_closure():
     torch.testing.assert_close(flex_attention(q, k, v, score, block_mask), expected(), atol=1e-5, rtol=1e-5)
     ids = torch.arange(40) // 3
     torch.testing.assert_close(flex_attention(q, k, v, score, block_mask), expected(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture
+def attentions(monkeypatch):
+    """How often flex_attention came to `tessera.attention`."""
+    from tessera.compat import flex_attention as module
+
+    counted = []
+    attention = module.attention
+
+    def counting(*arrays, **options):
+        counted.append(options)
+        return attention(*arrays, **options)
+
+    monkeypatch.setattr(module, "attention", counting)
+    return counted
+
+
+def flex_inputs(length=24, heads=2):
+    return [torch.randn(1, heads, length, 16, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+
+
+def test_calls_are_found_again(attentions):
+    ids = torch.arange(24) // 5
+
+    def mask(b, h, q, k):
+        return ids[q] == ids[k]
+
+    def half(s, b, h, q, k):
+        return s / 2
+
+    def double(s, b, h, q, k):
+        return s * 2
+
+    block_mask = tessera.create_block_mask(mask, None, None, 24, 24)
+    q, k, v = flex_inputs()
+    wants = {score: flex_attention(q, k, v, score, block_mask) for score in (None, half, double)}
+    for score in (None, half, double) * 2:
+        flex_attention(q, k, v, score, block_mask)
+    before = len(attentions)
+    for score, want in wants.items():
+        assert torch.equal(flex_attention(q, k, v, score, block_mask), want)
+        out, lse = flex_attention(q, k, v, score, block_mask, return_lse=True)
+        assert torch.equal(out, want)
+        assert lse.shape == (1, 2, 24)
+        assert torch.equal(flex_attention(q, k, v, score, block_mask, return_lse=True)[1], lse)
+    assert len(attentions) == before + 3  # for their LSE
+    assert not torch.equal(flex_attention(q, k, v, half, block_mask, scale=0.7), wants[half])
+    assert torch.equal(flex_attention(q, k, v, half), flex_attention(q, k, v, half))
+    with pytest.raises(ValueError, match="block_mask"):
+        flex_attention(*flex_inputs(20), half, block_mask)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        flex_attention(q, k[:, :1], v[:, :1], half, block_mask)
+
+
+def test_gradients_of_calls_that_are_found_again(attentions):
+    def score(s, b, h, q, k):
+        return s + 0.1 * (k - q)
+
+    q, k, v = flex_inputs()
+    plain = flex_attention(q, k, v, score)
+    for _ in range(3):
+        flex_attention(q, k, v, score)
+    grads = []
+    for _ in range(3):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = flex_attention(*leaves, score)
+        assert torch.equal(out, plain)
+        out.square().sum().backward()
+        grads.append([x.grad for x in leaves])
+    for one, other in zip(grads[0], grads[2], strict=True):
+        torch.testing.assert_close(one, other)
+    before = len(attentions)
+    flex_attention(q, k, v, score)
+    assert len(attentions) == before
+
+
+def test_block_masks_and_scores_are_not_kept_alive():
+    def made() -> Any:
+        ids = torch.arange(24) // 5
+        return (lambda s, b, h, q, k: s + ids[q]), (lambda b, h, q, k: ids[q] == ids[k])
+
+    score, mask = made()
+    block_mask = tessera.create_block_mask(mask, None, None, 24, 24)
+    for _ in range(3):
+        flex_attention(*flex_inputs(), score, block_mask)
+        flex_attention(*flex_inputs(), score)
+    gone = [weakref.ref(x) for x in (score, mask, block_mask)]
+    del score, mask, block_mask
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 3

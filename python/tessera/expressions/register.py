@@ -140,6 +140,16 @@ def _kept(function: Callable[..., Any], kind: str) -> Resolved | None:
     return entry[1] if name is None or traced_by_name(name) is not None else None
 
 
+def kept_score(function: Callable[..., Any]) -> Resolved | None:
+    """What `score_of` would return without tracing; None where it has to trace."""
+    return _kept(function, SCORE)
+
+
+def kept_mask(function: Callable[..., Any]) -> Resolved | None:
+    """Likewise of `mask_of`."""
+    return _kept(function, MASK)
+
+
 def _kept_as(function: Callable[..., Any], kind: str, before: Unchanged | None, resolved: Resolved) -> Resolved:
     """`before`: made before the function was called."""
     if before is not None and before.holds(function):  # type: ignore[arg-type]
