@@ -148,8 +148,9 @@ def flex_attention(
     from 0, and one outside a captured tensor is moved to the nearest inside, also a negative one, which torch counts
     from the end. scale: default E ** −0.5. enable_gqa: Hq may be a multiple of Hkv. return_lse: (out, LSE), the LSE
     fp32 (B, Hq, L), natural. kernel_options are Triton's and change nothing here. return_aux: torch's AuxRequest; the
-    largest scores are NotImplementedError. Functions are traced again when something that they read may have changed
-    since, as `tessera.expressions.score_of` says; calls with others are found by their shapes. Dtypes and gradients are those of `tessera.attention`.
+    largest scores are NotImplementedError. A function is traced again when something that it reads may have changed, of
+    which `tessera.expressions.score_of` says what is looked at in each call. Dtypes and gradients are those of
+    `tessera.attention`.
 
     Raises ValueError for shapes that do not fit, TraceError (a ValueError) for functions that cannot be traced.
 
