@@ -4,9 +4,10 @@
 #pragma once
 
 #include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/scores/row_shift.cuh"
 #include "cuda/attention/scores/text_functions.cuh"
-#include "cuda/attention/softmax/softmax.cuh"
 #include "cuda/attention/tiles/tile_work.cuh"
+#include "cuda/tile/gemm_mma.cuh"
 
 namespace tessera::cuda {
 

@@ -3,6 +3,7 @@
 // 16·m + lane/4 and + 8 of its warp; four neighbouring lanes share a row.
 #pragma once
 
+#include "cuda/attention/scores/row_shift.cuh"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/gemm_mma.cuh"
@@ -18,23 +19,6 @@ __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffU, x, 1);
   return x + __shfl_xor_sync(0xffffffffU, x, 2);
 }
-
-/// What a tile's scores of a thread's two rows lack, in units of log2: nothing.
-struct NoShift {
-  __device__ __forceinline__ float scaled(float score, float scale, int /*half*/) const {
-    return __fmul_rn(score, scale);
-  }
-  __device__ __forceinline__ float below(float origin, int /*half*/) const { return origin; }
-};
-/// A number for each row, which is added to every scaled score.
-struct RowShift {
-  float by[2];
-  __device__ __forceinline__ float scaled(float score, float scale, int half) const {
-    return __fmaf_rn(score, scale, by[half]);
-  }
-  /// The origin of scaled scores without it.
-  __device__ __forceinline__ float below(float origin, int half) const { return origin - by[half]; }
-};
 
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
 /// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded. `offset_bits`: origins are
