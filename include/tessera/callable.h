@@ -52,6 +52,8 @@ class Extras {
 ///   NAME(i, …)                                each extra tensor
 /// and of CUDA's mathematical functions. Its value is the new score. Indices outside an extra tensor are moved to the
 /// nearest inside. It may also be asked about rows and keys beyond the ends of a sequence, whose answers are dropped.
+/// A text that returns `linear_score(score, slope, distance)`, where `distance` is key − query and `slope` follows from
+/// neither and not from the score, says score + slope · distance, which SM90 adds by parts almost for nothing.
 /// `derivative_text`: likewise, of the same names; its value is d new score / d score at `score`. A backward on CUDA
 /// needs it; that by extra tensors is not found.
 struct ScoreText {

@@ -157,6 +157,9 @@ struct FwdConfig {
   bool rounded_sums = false;
   bool residual = false;  // what rounding O to 16 bits loses is kept too (softmax/residual.cuh)
   bool user_score = false;
+  // By wgmma: the score is linear in key − query, so that it is an addition to products and to origins
+  // (scores/linear_score.cuh).
+  bool linear_score = false;
   bool user_mask = false;
   Skip skip = Skip::none;  // of lists whose tiles are whole tiles of keys, with a row tile for each query block
   bool merges = false;     // by keys: the last block of a row tile merges its splits
@@ -203,6 +206,7 @@ struct FwdConfig {
     visit("rounded_sums", c.rounded_sums);
     visit("residual", c.residual);
     visit("user_score", c.user_score);
+    visit("linear_score", c.linear_score);
     visit("user_mask", c.user_mask);
     visit("skip", c.skip);
     visit("merges", c.merges);
@@ -216,6 +220,11 @@ struct FwdConfig {
 
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
+  /// Columns of a tile whose tests by a user's mask are computed together, so that their loads are in flight at once.
+  constexpr int mask_columns() const {
+    if (products == Products::wgmma && d <= 128 && dv <= 128 && !scale_first) return tile_kv / 4;
+    return d > 192 ? 1 : 4;
+  }
   /// Whether P is two numbers of 16 bits.
   constexpr bool keeps_rests() const { return rounded_sums && (dropout || widens_queries); }
   constexpr bool gathers() const { return tiles == Tiles::list && granule < tile_kv; }
@@ -242,7 +251,7 @@ struct FwdConfig {
   /// needs half as many.
   constexpr int blocks() const {
     const bool plainest = tiles == Tiles::range && segments == 1 && !compressed_causal && !chunked && !scale_first &&
-                          !dropout && !user_mask && !eight_bits;
+                          !dropout && !user_score && !user_mask && !eight_bits;
     const bool narrow = tile_kv <= 64 && d <= 64 && dv <= 64;
     if (products == Products::wgmma && threads() == 128 && plainest && narrow) return 3;
     return threads() < 256 ? 256 / threads() : 1;

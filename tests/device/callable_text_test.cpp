@@ -32,6 +32,16 @@ double gated(double score, const ScorePoint& at, const Extras& extras, void* /*u
 double gate_derivative(double score, const ScorePoint& at, const Extras& extras, void* /*user*/) {
   return gate(at, extras) * (1.0 + 0.25 * score);
 }
+/// A slope of its own for each head.
+double linear(double score, const ScorePoint& at, const Extras& extras, void* /*user*/) {
+  return score + extras(0, at.head, 0) * static_cast<double>(at.key - at.query);
+}
+double steep(double score, const ScorePoint& at, const Extras& extras, void* /*user*/) {
+  return score + 8.0 * extras(0, at.head, 0) * static_cast<double>(at.key - at.query);
+}
+double derivative_of_linear(double /*score*/, const ScorePoint& /*at*/, const Extras& /*extras*/, void* /*user*/) {
+  return 1.0;
+}
 /// Hides what causal hides, by value, and has no derivative there.
 double causal(double score, const ScorePoint& at, const Extras& /*extras*/, void* /*user*/) {
   return at.key > at.query ? -INFINITY : score;
@@ -64,6 +74,18 @@ void register_texts() {
                                  .value = biased,
                                  .derivative = bias_derivative,
                                  .derivative_text = "t()"});
+  register_score("device.linear",
+                 {.text = "linear_score(score, bias(at.head, 0), Position(at.key) - Position(at.query))",
+                  .extras = extras,
+                  .value = linear,
+                  .derivative = derivative_of_linear,
+                  .derivative_text = "1.0F"});
+  register_score("device.steep", {.text = "const float slope = 8.0F * bias(at.head, 0);\n"
+                                          "return linear_score(score, slope, at.key - at.query);",
+                                  .extras = extras,
+                                  .value = steep,
+                                  .derivative = derivative_of_linear,
+                                  .derivative_text = "1.0F"});
   const std::string gate = "const float gate = bias(at.head, at.query - at.key + 48) * (1.0F + 0.5F * at.batch);\n";
   register_score("device.gate", {.text = gate + "return gate * score * (1.0F + 0.125F * score) + t();",
                                  .extras = extras,
@@ -165,7 +187,7 @@ class DeviceText : public OnPlace {
     for (std::size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int>(i * 7 / 200);
     PlacedExtras extras(target_);
     int next = 0;
-    if (problem.score == "device.bias" || problem.score == "device.gate") {
+    if (!problem.score.empty() && problem.score != "device.causal") {
       extras.bind(next++, DType::fp32, {problem.heads_q, 2 * kReach + 1}, bias);
       extras.bind(next++, DType::fp32, {}, factor);
     }
@@ -228,6 +250,24 @@ TEST_P(DeviceText, ExtraTensorsAsOnTheHost) {
     expect_as_on_the_host("attention b=3 sq=1 sk=500 hq=8 hkv=2 d=64 dtype=bf16 kv=table page=16 lens_k=500,7,301" +
                           words);
     expect_as_on_the_host("attention b=2 sq=100 sk=230 hq=4 hkv=2 d=64 dtype=bf16 mass=mean mass_lse=own" + words);
+  }
+}
+
+// Slopes of both signs, of heads that share a tile of rows; maxima that rise from tile to tile, tiles that masks and
+// ends cut, positions of either width, slopes that are too steep to be split, and scales of both kinds.
+TEST_P(DeviceText, LinearScoresAsOnTheHost) {
+  for (const char* score : {"device.linear", "device.steep"}) {
+    const std::string words = std::string(" dtype=bf16 lse score=") + score;
+    expect_as_on_the_host("attention b=2 sq=150 sk=700 hq=4 hkv=2 d=64" + words);
+    expect_as_on_the_host("attention b=2 sq=150 sk=400 hq=4 hkv=2 d=128 causal scale=0.3" + words);
+    expect_as_on_the_host("attention b=1 sq=130 sk=400 hq=2 hkv=1 d=64 sink scale=-0.2" + words);
+    expect_as_on_the_host(
+        "attention b=3 sq=70 sk=300 hq=4 hkv=2 d=64 q_offset=1000000,2092986,8589934600 "
+        "k_offset=1000100,2092970,8589934570" +
+        words);
+    expect_as_on_the_host("attention b=2 sq=128 sk=333 hq=2 hkv=2 d=64 block=64x32 list=bitmask density=0.5" + words);
+    expect_as_on_the_host("attention b=2 sq=100 sk=230 hq=4 hkv=2 d=64 mask=device.ids" + words);
+    expect_as_on_the_host("attention b=2 sq=70 sk=130 hq=2 d=64 kv2=dense sk2=90" + words);
   }
 }
 

@@ -300,6 +300,64 @@ def test_small_integers_are_floats_exactly(tmp_path):
     assert floats(tmp_path, [(graph, distance)], cases) == [at["key"] - at["query"] for *_, at in cases]
 
 
+def linear_scores():
+    """Graphs of scores that are linear in key − query, and what each adds to the score a unit of it."""
+    made = []
+    for form in range(6):
+        graph = Graph()
+        graph.tensors = TENSORS
+        score, query, key = (graph.input(name) for name in ("score", "query", "key"))
+        slope = graph.constant(0.375)
+        ahead = graph.cast(graph.binary("sub", key, query), "f")
+        behind = graph.cast(graph.binary("sub", query, key), "f")
+        by = (
+            slope,
+            slope,
+            graph.unary("neg", slope),
+            slope,
+            slope,
+            graph.load(3, (graph.input("head"), graph.constant(3))),
+        )
+        distance = (ahead, behind, behind, graph.unary("neg", behind), ahead, ahead)[form]
+        term = graph.binary("mul", by[form], distance)
+        if form == 4:
+            term = graph.unary("neg", term)
+        op = "sub" if form in (1, 3) else "add"
+        made.append((graph, graph.binary(op, score, term)))
+    return made, (0.375, 0.375, 0.375, -0.375, -0.375)
+
+
+def test_linear_scores(tmp_path):
+    made, slopes = linear_scores()
+    for graph, score in made:
+        text = cuda_text(score, graph.tensors)
+        assert text.splitlines()[-1].startswith("return linear_score(score, "), text
+    at = dict(batch=0, head=0, query=5, key=21)
+    got = floats(tmp_path, made[:5], [(i, p, 0.5, at) for i in range(5) for p in ("int", "i64")])
+    assert got == [0.5 + slope * 16 for slope in slopes for _ in range(2)]
+
+
+def test_scores_that_are_not_linear():
+    graph = Graph()
+    graph.tensors = TENSORS
+    score, query, key = (graph.input(name) for name in ("score", "query", "key"))
+    half, distance = graph.constant(0.5), graph.binary("sub", key, query)
+    ahead = graph.cast(distance, "f")
+    terms = [
+        graph.binary("mul", half, graph.unary("abs", ahead)),
+        graph.binary("mul", half, graph.cast(graph.binary("add", distance, graph.constant(3)), "f")),
+        graph.binary("mul", graph.cast(key, "f"), ahead),
+        graph.binary("mul", score, ahead),
+        graph.binary("mul", half, graph.cast(graph.binary("add", key, query), "f")),
+        graph.binary("mul", half, graph.cast(graph.binary("mul", distance, graph.constant(2)), "f")),
+    ]
+    made = [graph.binary("add", score, term) for term in terms]
+    made.append(graph.binary("sub", graph.binary("mul", half, ahead), score))
+    made.append(graph.binary("add", graph.binary("mul", half, score), graph.binary("mul", half, ahead)))
+    for node in made:
+        assert "linear_score" not in cuda_text(node, TENSORS)
+
+
 def test_tanh(tmp_path):
     """Within 9 units in the last place, of ratios too; ±1 for what is large, NaN for NaN."""
     import math

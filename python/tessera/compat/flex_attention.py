@@ -17,6 +17,7 @@ from ..attention import attention
 from ..expressions.register import Options, mask_of, with_traced
 from ..tiles import TileList
 from ..values import Offsets
+from .flex_calls import FlexCalls, flex_calls
 
 Array = Any
 ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
@@ -147,7 +148,9 @@ def flex_attention(
     from 0, and one outside a captured tensor is moved to the nearest inside, also a negative one, which torch counts
     from the end. scale: default E ** −0.5. enable_gqa: Hq may be a multiple of Hkv. return_lse: (out, LSE), the LSE
     fp32 (B, Hq, L), natural. kernel_options are Triton's and change nothing here. return_aux: torch's AuxRequest; the
-    largest scores are NotImplementedError. Dtypes and gradients are those of `tessera.attention`.
+    largest scores are NotImplementedError. A function is traced again when something that it reads may have changed, of
+    which `tessera.expressions.score_of` says what is looked at in each call. Dtypes and gradients are those of
+    `tessera.attention`.
 
     Raises ValueError for shapes that do not fit, TraceError (a ValueError) for functions that cannot be traced.
 
@@ -159,19 +162,32 @@ def flex_attention(
         raise ValueError("return_lse: got True beside return_aux; want one of them")
     if getattr(return_aux, "max_scores", False):
         raise NotImplementedError("return_aux: got max_scores; want lse alone")
-    results = attention(
-        *(x.swapaxes(1, 2) for x in (query, key, value)),
-        scale=scale,
-        **options_of(query, key, score_mod, block_mask),
-        return_lse=wants_lse,
-    )
-    out, lse = results if wants_lse else (results, None)
-    out = out.swapaxes(1, 2)
+    calls = _calls_of(score_mod, block_mask)
+    options = (scale, enable_gqa, wants_lse, getattr(block_mask, "shape", None))
+    found = None if calls is None else calls.call(query, key, value, options)
+    if found is not None:
+        out, lse = found
+    else:
+        given = {"scale": scale, **options_of(query, key, score_mod, block_mask), "return_lse": wants_lse}
+        results = attention(*(x.swapaxes(1, 2) for x in (query, key, value)), **given)
+        out, lse = results if wants_lse else (results, None)
+        out = out.swapaxes(1, 2)
+        if calls is not None:
+            calls.keep((query, key, value), options, given)
     if return_aux is not None:
         from torch.nn.attention.flex_attention import AuxOutput
 
         return out, AuxOutput(lse=lse)
     return (out, lse) if return_lse else out
+
+
+def _calls_of(score_mod: ScoreMod | None, block_mask: Any) -> FlexCalls | None:
+    """Calls that may be found again; None for others, such as those with a BlockMask of torch's."""
+    if type(block_mask) is BlockMask:
+        return flex_calls(block_mask, score_mod, block_mask.mask_mod, block_mask.tiles)
+    if block_mask is None and score_mod is not None:
+        return flex_calls(score_mod, score_mod, None, None)
+    return None
 
 
 def options_of(query: Array, key: Array, score_mod: ScoreMod | None, block_mask: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import math
 
 from .graph import Node, fp32, ordered
 from .intervals import SMALL_FLOAT, Interval, intervals
+from .slopes import slope_of
 
 _INPUTS = {"score": "score", "batch": "at.batch", "head": "at.head", "query": "at.query", "key": "at.key"}
 _WIDE, _NARROW = "long long", "Position"
@@ -56,14 +57,24 @@ class _Writer:
         self._unread = {node.index for node in ratios} - read - {result.index}
 
     def text(self) -> str:
-        lines = []
-        for node in self._nodes:
+        linear = slope_of(self._result)
+        if linear is None:
+            return "\n".join([*self._lines(self._nodes), f"return {self._operand(self._result)};"])
+        lines = self._lines(ordered(linear.slope))
+        slope = self._operand(linear.slope) if linear.sign == 1 else f"-{self._operand(linear.slope)}"
+        distance = "minus(Position(at.key), Position(at.query))"
+        return "\n".join([*lines, f"return linear_score(score, {slope}, {distance});"])
+
+    def _lines(self, nodes: list[Node]) -> list[str]:
+        """A definition for each node that is read."""
+        lines: list[str] = []
+        for node in nodes:
             if node.is_constant or node.index in self._unread:
                 continue
             name, type_ = f"v{len(lines)}", self._type(node)
             lines.append(f"const {type_} {name} = {self._value(node, type_)};")
             self._names[node.index] = name
-        return "\n".join([*lines, f"return {self._operand(self._result)};"])
+        return lines
 
     def _is_narrow(self, node: Node) -> bool:
         return node.type == "i" and node.index in self._intervals and self._intervals[node.index].is_narrow

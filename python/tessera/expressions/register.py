@@ -7,9 +7,11 @@ import hashlib
 import sys
 import threading
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from .. import _core
@@ -21,6 +23,7 @@ from .derivative import derivative
 from .graph import INPUTS, Graph, GraphError, Node, ordered, program
 from .symbols import TraceError
 from .trace import MASK, SCORE, Traced, trace
+from .unchanged import Unchanged, unchanged
 from .windows import Window, without_window
 
 # What was traced and registered last, by name, without captured arrays. The library's registry of texts keeps all.
@@ -120,6 +123,40 @@ def _least(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
 
 
+# What functions were traced to last, and what it follows from. An entry goes with its function.
+_Entry = tuple[Unchanged, Resolved]
+_resolved: weakref.WeakKeyDictionary[Any, dict[str, _Entry]] = weakref.WeakKeyDictionary()
+
+
+def _kept(function: Callable[..., Any], kind: str) -> Resolved | None:
+    """What the function was traced to, if nothing that it reads has changed since."""
+    if type(function) is not FunctionType:
+        return None
+    entries = _resolved.get(function)
+    entry = None if entries is None else entries.get(kind)
+    if entry is None or not entry[0].holds(function):
+        return None
+    name = entry[1].name
+    return entry[1] if name is None or traced_by_name(name) is not None else None
+
+
+def kept_score(function: Callable[..., Any]) -> Resolved | None:
+    """What `score_of` would return without tracing; None where it has to trace."""
+    return _kept(function, SCORE)
+
+
+def kept_mask(function: Callable[..., Any]) -> Resolved | None:
+    """Likewise of `mask_of`."""
+    return _kept(function, MASK)
+
+
+def _kept_as(function: Callable[..., Any], kind: str, before: Unchanged | None, resolved: Resolved) -> Resolved:
+    """`before`: made before the function was called."""
+    if before is not None and before.holds(function):  # type: ignore[arg-type]
+        _resolved.setdefault(function, {})[kind] = before, resolved
+    return resolved
+
+
 def score_of(function: Callable[..., Any]) -> Resolved:
     """A score function, traced and registered with its derivative, for calls that take a name: `attention(score=name,
     extras=tensors)`, which torch.compile traces.
@@ -127,7 +164,18 @@ def score_of(function: Callable[..., Any]) -> Resolved:
     function(score, batch, head, query, key) -> float: the score in fp32, the others int64. Raises TraceError (a
     ValueError) for what no expression can say or more than 256 steps with the derivative, NotImplementedError for a
     captured tensor that requires grad and is not in fp32 on the CPU.
+
+    A function is traced again whenever something that it reads may have changed since it was traced last. Not traced
+    again is a plain Python function that writes to its own variables alone and reads nothing but numbers, strings,
+    dtypes, torch tensors that require no grad, tuples of these, the modules torch and math, and functions of which the
+    same holds, as long as the code and the defaults of each are the same objects, each variable of closures and modules
+    holds the same object, and each tensor has the same memory, shape, strides, dtype and, by torch's counter of writes
+    in place, the same values.
     """
+    kept = _kept(function, SCORE)
+    if kept is not None:
+        return kept
+    before = unchanged(function)
     graph, result = trace(function, SCORE)
     for array in graph.arrays:
         _check_gradient(function, array)
@@ -140,21 +188,26 @@ def score_of(function: Callable[..., Any]) -> Resolved:
         texts = cuda_text(result, graph.tensors), cuda_text(slope, graph.tensors)
         _core.register_score(name, texts[0], _extras(graph.tensors), texts[1], key[1])
         _keep(name, graph, result)
-    return Resolved(name, tensors, inputs=_inputs(result))
+    return _kept_as(function, SCORE, before, Resolved(name, tensors, inputs=_inputs(result)))
 
 
 def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
     """A mask function, likewise: `attention(mask=name, extras=tensors)`, and `window=window` unless `windows` is False.
 
     function(batch, head, query, key) -> truth, all int64. Raises TraceError as `score_of` does, and for a captured
-    tensor that requires grad.
+    tensor that requires grad. It is traced again when that is.
     """
+    kind = MASK if windows else "mask with its window"
+    kept = _kept(function, kind)
+    if kept is not None:
+        return kept
+    before = unchanged(function)
     graph, result = trace(function, MASK)
     window: Window = (None, None)
     if windows:
         window, result = without_window(graph, result)
     if result.is_constant and result.data:
-        return Resolved(None, (), window)
+        return _kept_as(function, kind, before, Resolved(None, (), window))
     with _named(MASK):
         graph, result = graph.only(result)
         key = (MASK, program(result), *graph.tensors)
@@ -163,7 +216,7 @@ def mask_of(function: Callable[..., Any], windows: bool = True) -> Resolved:
     if traced_by_name(name) is None:
         _core.register_mask(name, cuda_text(result, graph.tensors), _extras(graph.tensors), key[1])
         _keep(name, graph, result)
-    return Resolved(name, tensors, window, _inputs(result))
+    return _kept_as(function, kind, before, Resolved(name, tensors, window, _inputs(result)))
 
 
 def _keep(name: str, graph: Graph, result: Node) -> None:

@@ -63,7 +63,7 @@ def _bounds(node: Node) -> tuple[int | None, int | None] | None:
         around = _absolute(a, b, op)
         if around is not None:
             return around
-    x, y = _linear(a), _linear(b)
+    x, y = linear_of(a), linear_of(b)
     if x is None or y is None:
         return None
     query, key, least = x[0] - y[0], x[1] - y[1], y[2] - x[2]
@@ -80,7 +80,7 @@ def _absolute(a: Node, b: Node, op: str) -> tuple[int | None, int | None] | None
     """|query − key| < or ≤ a constant."""
     if a.op != "abs" or not b.is_constant or abs(b.data) >= _FARTHEST:
         return None
-    inner = _linear(a.args[0])
+    inner = linear_of(a.args[0])
     if inner is None or inner[:2] not in ((1, -1), (-1, 1)) or abs(inner[2]) >= _FARTHEST:
         return None
     most = b.data - (op == "lt")
@@ -88,7 +88,7 @@ def _absolute(a: Node, b: Node, op: str) -> tuple[int | None, int | None] | None
     return -most - shift, most - shift
 
 
-def _linear(node: Node) -> tuple[int, int, int] | None:
+def linear_of(node: Node) -> tuple[int, int, int] | None:
     """(a, b, c) of a · query + b · key + c."""
     if node.op == "query":
         return 1, 0, 0
@@ -97,11 +97,11 @@ def _linear(node: Node) -> tuple[int, int, int] | None:
     if node.is_constant:
         return 0, 0, node.data
     if node.op == "neg":
-        x = _linear(node.args[0])
+        x = linear_of(node.args[0])
         return None if x is None else (-x[0], -x[1], -x[2])
     if node.op not in ("add", "sub"):
         return None
-    x, y = _linear(node.args[0]), _linear(node.args[1])
+    x, y = linear_of(node.args[0]), linear_of(node.args[1])
     if x is None or y is None or max(abs(x[2]), abs(y[2])) >= _FARTHEST:
         return None
     sign = 1 if node.op == "add" else -1

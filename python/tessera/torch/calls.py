@@ -54,6 +54,12 @@ def forward(
     return (out, lse, *extra) if call.features.lse else (out, *extra)
 
 
+def computes_of(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    """What computes calls like this one of q, k, v and its tensors: one result or a tuple. None where operators do."""
+    plain = call.callables == (None, None) and not torch.compiler.is_compiling()
+    return _eager(call, q, k, v) if plain and autograd.is_plain(q, k, v, call.tensors) else None
+
+
 def _eager(call: Call, q: Tensor, k: Tensor, v: Tensor) -> Any:
     """What computes a call of plain tensors, past the operators: a function to its one result or a tuple of them."""
     slots = " ".join(call.slots)

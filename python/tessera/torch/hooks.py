@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from .arguments import autocast
-from .calls import attend_and_train, attend_by_masses, forward, trains
+from .calls import attend_and_train, attend_by_masses, computes_of, forward, trains
 from .in_place import append, flush, linear
 from .linear import linear_attention
 from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
@@ -16,6 +16,7 @@ __all__ = [
     "attend_by_masses",
     "attend_quantised",
     "autocast",
+    "computes_of",
     "flush",
     "forward",
     "linear",

@@ -95,10 +95,21 @@ struct Descales<true> {
   float product, score, value;
 };
 
+/// Of callables: whether they may compute with positions of 32 bits (are_positions_small), of all segments.
+template <bool has_callables>
+struct SmallPositions {};
+template <>
+struct SmallPositions<true> {
+  bool positions_are_small;
+};
+
 /// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
 /// the others. With drawing_use the next row tile is drawn.
 template <FwdConfig C>
-struct WorkOfRings : SharedWork<C>, UnknownRows<C.skip != Skip::none>, Descales<C.multiplies_bytes()> {
+struct WorkOfRings : SharedWork<C>,
+                     UnknownRows<C.skip != Skip::none>,
+                     Descales<C.multiplies_bytes()>,
+                     SmallPositions<C.user_score || C.user_mask> {
   int item;
   int first_use, drawing_use, end_use;
   Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];

@@ -76,6 +76,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   config.products = products;
   if (config.multiplies_bytes()) multiply_bytes(config);
   if (wgmma) {
+    choose_linear_score(config, problem);
     choose_wgmma_tiles(config, problem, target);
   } else if (config.by_keys()) {
     choose_decode_tiles(config, problem, target);

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/forward/features.h"
 
+#include <algorithm>
+
 #include "base/element.h"
 #include "cuda/attention/params.h"
+#include "cuda/attention/scores/callable_source.h"
 #include "cuda/attention/sparse/skip_params.h"
 #include "cuda/jit/element.h"
 
@@ -39,6 +42,10 @@ void choose_dims(FwdConfig& config, const Problem& problem) {
 // scale · s − origin in one operation is off by what scale · max was rounded by: past 2^30 that is more than the powers
 // of two have room for. Large scales are not fused; large q and k with a small one remain (docs/semantics.md).
 constexpr float kLargestFusedScale = 1024.0F;
+bool is_fused(float scale) { return scale > 0.0F && scale <= kLargestFusedScale; }
+
+// Slopes are divided by the scale.
+constexpr float kLeastScaleOfSlopes = 0x1p-40F;
 
 // A rounding of a cap as small as these is less than what probabilities are rounded by; not so if a callable multiplies
 // it.
@@ -89,10 +96,18 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   config.user_score = !problem.score.empty();
   config.user_mask = !problem.mask.empty();
   config.skip = skip_of(problem);
-  const float scale = problem.softmax_scale();
-  config.scale_first = config.softcap != Softcap::none || config.alibi || config.user_score || !(scale > 0.0F) ||
-                       scale > kLargestFusedScale;
+  config.scale_first =
+      config.softcap != Softcap::none || config.alibi || config.user_score || !is_fused(problem.softmax_scale());
   return config;
+}
+
+void choose_linear_score(FwdConfig& config, const Problem& problem) {
+  const float scale = problem.softmax_scale();
+  if (config.softcap != Softcap::none || config.alibi || config.skip != Skip::none || config.eight_bits) return;
+  if (config.user_mask && std::max(config.d, config.dv) > 192) return;  // no registers for both
+  if (!is_fused(scale) || scale < kLeastScaleOfSlopes || !has_linear_score(problem)) return;
+  config.linear_score = true;
+  config.scale_first = false;
 }
 
 bool walks_plainly(const FwdConfig& config) {

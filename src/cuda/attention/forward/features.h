@@ -17,6 +17,9 @@ std::int64_t count_keys(const Problem& problem);
 /// Types, head dims, sources, masks and scores; tiles, products and loader are as by default.
 FwdConfig features_of(const Problem& problem, std::int64_t splits);
 
+/// By wgmma: a score that is linear in key − query leaves scales to be fused.
+void choose_linear_score(FwdConfig& config, const Problem& problem);
+
 /// One source of rows at strides, a range of tiles, outputs of the inputs' type, no callables; scores may be capped or
 /// biased.
 bool walks_plainly(const FwdConfig& config);

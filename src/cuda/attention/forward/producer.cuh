@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/softmax/non_finite.cuh"
 #include "cuda/attention/sparse/skip_step.cuh"
@@ -157,6 +158,7 @@ struct Producer {
       work.non_finite = 0;
       if constexpr (C.skip != Skip::none) work.unknown = 0;
       if constexpr (C.multiplies_bytes()) find_descales(work);
+      if constexpr (C.user_score || C.user_mask) find_small_positions(work);
       if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
     }
     if (!ptx::uniform(found)) return false;
@@ -186,6 +188,15 @@ struct Producer {
     }
     use = end;
     return true;
+  }
+  __device__ __forceinline__ void find_small_positions(Work& work) const {
+    const Sequence& sequence = work.sequence;
+    bool small = true;
+#pragma unroll
+    for (int i = 0; i < C.segments; ++i) {
+      small = small && are_positions_small(p, sequence.q_position, sequence.q.length, sequence.segment(i));
+    }
+    work.positions_are_small = small;
   }
   // Scores that are fused with their origin are rounded with it: large factors are not fused. |Q·Kᵀ| is below 2^26, so
   // that what others lose is below 2^-4.

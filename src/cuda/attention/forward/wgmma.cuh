@@ -5,11 +5,12 @@
 // so do the end of one row tile and the first copies of the next.
 #pragma once
 
-#include "cuda/attention/forward/query_tiles.cuh"
 #include "cuda/attention/forward/replayed_list.cuh"
+#include "cuda/attention/forward/tile_probabilities.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/dropout.cuh"
 #include "cuda/attention/scores/finish_scores.cuh"
+#include "cuda/attention/scores/linear_score.cuh"
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/softmax/non_finite.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
@@ -22,17 +23,16 @@
 namespace tessera::cuda {
 
 template <FwdConfig C, class User = Callables<NoCallable, NoCallable>>
-struct FwdWgmma : QueryTiles<C> {
-  using Base = QueryTiles<C>;
+struct FwdWgmma : TileProbabilities<C, User> {
+  using Base = TileProbabilities<C, User>;
   using Base::await_queries, Base::begin_queries, Base::checks, Base::group, Base::group_barrier, Base::group_number,
       Base::groups, Base::groups_differ, Base::items, Base::k_at, Base::keys, Base::lane, Base::p, Base::q_at,
       Base::q_base, Base::registers_are_short, Base::shared, Base::thread, Base::thread_again, Base::v_at, Base::values,
-      Base::vt_at;
-  using typename Base::KTile, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
-      typename Base::Works;
-  static constexpr bool of_bytes = C.multiplies_bytes();
-  // Of 8 bits, where registers do not suffice to compute rows again, or scores are changed before maxima are taken.
-  static constexpr bool looks_always = of_bytes && (C.scale_first || C.tile_kv / 2 + C.dv / 2 + C.tile_kv / 8 > 180);
+      Base::vt_at, Base::clear, Base::finds_hidden_early, Base::finish, Base::first_row_of_thread, Base::of_bytes,
+      Base::pack_probabilities, Base::passes_hidden, Base::softmax_scale;
+  using typename Base::KTile, typename Base::Linear, typename Base::Measure, typename Base::Online,
+      typename Base::Probabilities, typename Base::Scores, typename Base::QTile, typename Base::VTile,
+      typename Base::VtTile, typename Base::Work, typename Base::Works;
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
@@ -44,13 +44,8 @@ struct FwdWgmma : QueryTiles<C> {
                                             : groups == 3 || C.blocks() == 3     ? 32
                                                                                  : 40;
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
-  // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
-  using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
-  using Scores = Accumulator<1, C.tile_kv / 8>;
   using Output = Accumulator<1, C.dv / 8>;
   using Sums = PromotedSums<C.dv, C.threads()>;
-  using Measure = TileMeasure<C>;
-  using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
   static_assert(C.rows_a_warp() == 16 && !C.keeps_rests());
 
@@ -95,6 +90,8 @@ struct FwdWgmma : QueryTiles<C> {
       Work& work = shared.works[item & 1];
       int use = work.first_use;
       if constexpr (C.skip != Skip::none && !measures_ahead) begin_measure(work, measure);
+      Linear linear;
+      if constexpr (C.linear_score) linear.begin(p, work, first_row_of_thread(work));
       await_queries(work.item);
       if constexpr (groups_differ) {
 #pragma unroll 1
@@ -109,7 +106,7 @@ struct FwdWgmma : QueryTiles<C> {
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;
-      bool looked_through = softmax_step<true>(work, use, s, probabilities, o, softmax, measure);
+      bool looked_through = softmax_step<true>(work, use, s, linear, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
@@ -121,7 +118,7 @@ struct FwdWgmma : QueryTiles<C> {
         await_values(use - 1, looked_through);
         begin_products(o, probabilities, v);
         scheduler_barrier_arrive();
-        looked_through = softmax_step<false>(work, use, s, probabilities, o, softmax, measure);
+        looked_through = softmax_step<false>(work, use, s, linear, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
           promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
           promoted_at += promoted_tiles;
@@ -226,31 +223,44 @@ struct FwdWgmma : QueryTiles<C> {
   /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
   /// those of the keys before to those that the new probabilities' are added to. Whether the values are looked through.
   template <bool first>
-  __device__ __forceinline__ bool softmax_step(Work& work, int use, Scores& s, Probabilities& probabilities, Output& o,
-                                               Online& softmax, Measure& measure) const {
+  __device__ __forceinline__ bool softmax_step(Work& work, int use, Scores& s, const Linear& linear,
+                                               Probabilities& probabilities, Output& o, Online& softmax,
+                                               Measure& measure) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
     if constexpr (C.skip != Skip::none) {
       measure.enter(key_block_of(p.list, tile), thread_again() % 32, softmax_scale(work), store_measure(work));
     }
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
+    [[maybe_unused]] HiddenBits<C> hidden;
+    if constexpr (finds_hidden_early) {
+      const int thread = thread_again();
+      if (!tile.waived)
+        hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
+    }
     await_scores<first ? 0 : 1>(s);
     if constexpr (of_bytes) {
       if (C.scale_first || work.product != 1.0F) s.scale(work.product);
     }
-    if (C.scale_first || work.may_hide(tile)) {
-      const int thread = thread_again();
-      FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
+    bool weighs_nothing = false;
+    if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
+    typename Online::Rescale rescale{};
+    if (!weighs_nothing) {
+      const auto shift = finish(work, s, tile, linear, hidden);
+      rescale = this->template exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
-    const auto rescale = exponentiate<first>(work, s, tile, use, softmax, measure);
     release(keys(), use);
     if constexpr (!first) {
       await_outputs(o);
       release(multiplied(), use - 1);
       softmax.apply(rescale, o);
     }
-    pack_probabilities(probabilities, s, kept);
+    if (weighs_nothing) {
+      clear(probabilities);
+    } else {
+      pack_probabilities(probabilities, s, kept);
+    }
     if constexpr (C.rounded_sums) {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
@@ -260,68 +270,6 @@ struct FwdWgmma : QueryTiles<C> {
   __device__ __forceinline__ void await_values(int use, bool looked_through) const {
     multiplied().wait(use);  // without it the check's phase might be that of the buffer's use before
     if (!of_bytes && looked_through) checks().wait(use);
-  }
-
-  // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
-  // looked for, and the sum of the probabilities tells when it should have been. They are divided then; and only where
-  // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
-  // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
-  template <bool first>
-  __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
-                                                                   int use, Online& softmax, Measure& measure) const {
-    typename Online::Rescale rescale{};
-    const float scale = softmax_scale(work);
-    const bool looks = first || looks_always || C.tests_elements() || tile.cut_begin || tile.cut_end;
-    if (looks) rescale = softmax.raise(s, scale);
-    if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
-    float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, scale, softmax, measure);
-    if constexpr (of_bytes) {
-      if (!looks_always && !looks && softmax.overshoots(before)) {
-        if (softmax.overflows(before)) {
-          softmax.exponentiate_again(before, s, scale, rescale, [&](const bool(&which)[2]) {
-            const int own = thread_again();
-            overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
-                                                keys_address<KTile>(k_at(use), own % 32), work.product);
-          });
-        }
-        softmax.recentre(s, rescale);
-      }
-    } else {
-      if (!looks && softmax.overshoots(before)) {
-        if (softmax.overflows(before)) {
-          float slack[2];
-          softmax.take_back(before, slack);
-          multiply_again(s, k_at(use));
-          if constexpr (C.scale_first) {  // no key is hidden
-            const int thread = thread_again();
-            FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.finish(s, tile);
-          }
-          rescale = softmax.raise(s, scale, slack);
-          before[0] = softmax.sum[0][0];
-          before[1] = softmax.sum[0][1];
-          exponentiate(s, scale, softmax, measure);
-        }
-        softmax.follow(before, s, rescale);
-        if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
-      }
-    }
-    if constexpr (C.skip == Skip::mass) measure.add(softmax.sum[0], softmax.origin[0], rescale.needed);
-    return rescale;
-  }
-
-  __device__ __forceinline__ void multiply_again(Scores& s, u32 k_tile) const {
-    s.clear();
-    const int thread = thread_again();
-    const int lane = thread % 32;
-    const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
-    const u32 keys = keys_address<KTile>(k_tile, lane);
-#pragma unroll 1
-    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
-      u32 a[1][4];
-      load_rows<QTile>(a, rows, k);
-      multiply_keys<C.type, KTile>(s, a, keys, k);
-    }
   }
 
   /// `later`: products that were begun after those of the scores.
@@ -337,35 +285,6 @@ struct FwdWgmma : QueryTiles<C> {
   __device__ __forceinline__ void release(const Ring<C.stages>& ring, int use) const {
     __syncwarp();
     if (thread_again() % 32 == 0) ring.release(use);
-  }
-
-  __device__ __forceinline__ void exponentiate(Scores& s, float scale, Online& softmax, Measure& measure) const {
-#pragma unroll
-    for (int n = 0; n < C.tile_kv / 8; ++n) {
-      if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
-      softmax.exponentiate(0, s.tile[0][n], scale);
-    }
-    settle(s);
-    ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
-  }
-
-  static __device__ __forceinline__ void pack_probabilities(Probabilities& probabilities, Scores& s,
-                                                            const KeptBits<C>& kept) {
-#pragma unroll
-    for (int k = 0; k < C.tile_kv / 16; ++k) {
-      if constexpr (C.dropout) {
-        kept.apply(s.tile[0][2 * k], k, 0);
-        kept.apply(s.tile[0][2 * k + 1], k, 1);
-      }
-      if constexpr (!of_bytes) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const auto& tile = s.tile[0][2 * k + i / 2];
-          probabilities[k][i] = ptx::pack<C.type>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
-        }
-      }
-    }
-    if constexpr (of_bytes) pack_bytes(probabilities, s);
   }
 
   // What P is multiplied with: V, of 8 bits transposed.
@@ -389,11 +308,6 @@ struct FwdWgmma : QueryTiles<C> {
       const int number = group_number();
       ptx::barrier_arrive(number == groups - 1 ? kSchedulerBarrier : kSchedulerBarrier + 1 + number, 256);
     }
-  }
-
-  __device__ __forceinline__ float softmax_scale(const Work& work) const {
-    if constexpr (of_bytes) return work.score;
-    return C.scale_first ? 1.0F : p.scale * kLog2E;
   }
 };
 

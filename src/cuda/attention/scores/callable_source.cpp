@@ -67,6 +67,7 @@ bool has_word(std::string_view text, std::string_view word) {
 /// Whether the text is a function's body.
 bool is_body(std::string_view text) { return has_word(text, "return"); }
 bool uses_position(std::string_view text) { return has_word(text, "Position"); }
+bool is_linear(std::string_view text) { return has_word(text, "linear_score"); }
 
 /// How the kernel reads each extra tensor of a text; `first`: the index of its first among the problem's.
 std::string readers(const std::vector<ExtraTensor>& extras, int first) {
@@ -104,6 +105,10 @@ CallableSource written_score(const std::string& name, const ScoreText& text, Pas
   std::string functions = function("float value" + arguments, reads, text.text, file);
   std::vector<std::string> files = {file};
   bool position = uses_position(text.text);
+  if (pass == Pass::forward && is_linear(text.text)) {
+    functions += function("Slope slope(AskedSlope score, const ScorePoint& at, const ExtraParams* extras)", reads,
+                          text.text, file);
+  }
   if (pass == Pass::backward) {
     const std::string derivative = "derivative of " + file;
     functions += function("float derivative" + arguments, reads, *text.derivative_text, derivative);
@@ -148,6 +153,11 @@ Support has_callables(const Problem& problem) {
     return missing("mask", problem.mask);
   }
   return Support::yes();
+}
+
+bool has_linear_score(const Problem& problem) {
+  const detail::RegisteredCallables registered(problem);
+  return registered.score != nullptr && is_linear(registered.score->text);
 }
 
 CallableSources callable_sources(const Problem& problem) {

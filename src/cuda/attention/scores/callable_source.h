@@ -35,6 +35,9 @@ struct CallableSources {
 /// derivative.
 Support has_callables(const Problem& problem);
 
+/// Whether the problem's score is a text that returns linear_score() (scores/text_functions.cuh).
+bool has_linear_score(const Problem& problem);
+
 /// Sources of the callables of a problem for which has_callables() holds.
 CallableSources callable_sources(const Problem& problem);
 

@@ -19,19 +19,27 @@ concept ElementMaskConfig = requires(const Config& c) {
   bool{c.tests_elements()};
 };
 
+/// Columns whose loads are in flight together, as registers allow.
+template <ElementMaskConfig Config>
+constexpr int columns_tested_at_once(const Config& c) {
+  if constexpr (requires { int{c.mask_columns()}; }) return c.mask_columns();
+  return c.d > 192 ? 1 : 4;
+}
+
 /// The keys of a tile that a thread's two rows of a 16-row tile do not see: a word a row, whose bit 2n + i is value i
 /// of the n-th tile of 8 columns.
 template <ElementMaskConfig auto C>
 struct HiddenBits {
   static constexpr int row_bits = C.tile_kv / 4;
   static_assert(!C.tests_elements() || row_bits <= 32);
-  static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
+  static constexpr int columns_at_once = columns_tested_at_once(C);
+  static constexpr int loads_at_once = 16;
   u32 upper, lower;
 
   __device__ __forceinline__ void clear() { upper = lower = 0; }
 
   /// `hides(half, column)` tells of a row and a column of the tile.
-  template <class Hides>
+  template <int at_once = columns_at_once, class Hides>
   __device__ __forceinline__ void find(int lane, Hides hides) {
     clear();
     const auto test = [&](int half, int e) -> u32 {
@@ -44,18 +52,32 @@ struct HiddenBits {
       for (int e = 0; e < row_bits; ++e) lower |= test(1, e);
     } else {
       // A text is long, and what it loads takes a while. What it computes of a key serves both rows.
-#pragma unroll columns_at_once
+#pragma unroll at_once
       for (int e = 0; e < row_bits; ++e) {
+        if (at_once > loads_at_once && e % loads_at_once == 0) __syncwarp();  // what is loaded takes registers
         upper |= test(0, e);
         lower |= test(1, e);
       }
     }
   }
 
+  /// Of all rows of the warp.
+  __device__ __forceinline__ bool are_all_hidden() const {
+    constexpr u32 all = 0xffffffffU >> (32 - row_bits);
+    return __all_sync(0xffffffffU, (upper & lower) == all) != 0;
+  }
+
   __device__ __forceinline__ bool at(int half, int n, int i) const {
     return ((half == 0 ? upper : lower) >> (n * 2 + i) & 1) != 0;
   }
 };
+
+/// Whether a tile gathers granules of a list that may waive the mask in some of them.
+template <ElementMaskConfig Config>
+constexpr bool has_parts(const Config& c) {
+  if constexpr (requires { c.list_waives&& c.gathers(); }) return c.list_waives && c.gathers();
+  return false;
+}
 
 /// A row's view of the list, where a tile holds keys or rows of several of its tiles. Neighbours mostly share a tile:
 /// the last answer is kept.
@@ -94,20 +116,23 @@ struct ElementMask {
       hidden.clear();
       return;
     }
-    hidden.find(lane, [&](int half, int column) -> bool {
+    // Of the two versions of a text the one that computes in 64 bits is the rarer one.
+    constexpr int most = HiddenBits<C>::columns_at_once;
+    constexpr int at_once = sizeof(Position) == 8 && most > 4 ? 4 : most;
+    hidden.template find<at_once>(lane, [&](int half, int column) -> bool {
       const PackedRow at(row + half * 8, p.group);
       const int key = work.tiles.key(tile, column);
       if constexpr (C.list_elements) {
         const int keys = work.sequence.segment(tile.segment).extent.length;
         if (at.query >= work.sequence.q.length || key >= keys) return true;
       }
-      return hides<Position>(at, tile, column, key, listed);
+      return hides<Position, parts_are_waived>(at, tile, column, key, listed);
     });
   }
 
-  /// Whether the list waives the mask in all of a tile.
+  /// Whether the list waives the mask in all parts of a tile.
   __device__ __forceinline__ bool is_waived(const KvTile& tile) const {
-    if constexpr (C.user_mask && waives_masks()) {
+    if constexpr (C.user_mask && parts_are_waived) {
       bool waived = true;
 #pragma unroll
       for (int column = 0; column < C.tile_kv; column += C.granule) waived = waived && work.tiles.waives(tile, column);
@@ -116,8 +141,11 @@ struct ElementMask {
     return false;
   }
 
+  /// Whether a list may waive the mask in a part of a tile. What it waives in a whole tile is KvTile::waived.
+  static constexpr bool parts_are_waived = has_parts(C);
+
   /// With list_elements `key` is below its segment's length and the query below the sequence's; `listed` reads list().
-  template <class Position>
+  template <class Position, bool asks_list = true>
   __device__ __forceinline__ bool hides(const PackedRow& at, const KvTile& tile, int column, int key,
                                         ListedKeys& listed) const {
     if constexpr (C.list_elements) {
@@ -128,13 +156,8 @@ struct ElementMask {
     if constexpr (C.user_mask) {
       const i64 position = work.sequence.segment(tile.segment).position + key;
       const bool visible = Mask::template visible<Position>(point_of(p, work, at, position), p.extras);
-      return !(work.tiles.waives(tile, column) | visible);
+      return !((asks_list && work.tiles.waives(tile, column)) | visible);
     }
-    return false;
-  }
-
-  static constexpr bool waives_masks() {
-    if constexpr (requires { C.list_waives; }) return C.list_waives;
     return false;
   }
 

@@ -36,6 +36,30 @@ struct FinishScores {
   /// anything. Only for configurations with user_score.
   template <bool differentiates = false>
   __device__ __forceinline__ void finish(Scores& s, const KvTile& tile, Scores* derivatives = nullptr) const {
+    finish_with<differentiates>(s, tile, derivatives, [&](int m) { return find_hidden(m, tile); });
+  }
+
+  /// What a list or the user's mask hides of rows 16 · m and on: nothing of it depends on scores. Only for
+  /// configurations with tests_elements, and tiles that are not waived.
+  __device__ __forceinline__ HiddenBits<C> find_hidden(int m, const KvTile& tile) const {
+    const ElementMask<C, typename User::Mask, Work> mask{p, work};
+    HiddenBits<C> hidden;
+    if (are_small<typename User::Mask>(tile)) {
+      mask.template find<int>(hidden, packed_row(m, 0), tile, lane);
+    } else {
+      mask.template find<i64>(hidden, packed_row(m, 0), tile, lane);
+    }
+    return hidden;
+  }
+  /// finish() with what find_hidden() found before, of 16 rows.
+  __device__ __forceinline__ void finish(Scores& s, const KvTile& tile, const HiddenBits<C>& hidden) const {
+    static_assert(row_tiles == 1);
+    finish_with<false>(s, tile, nullptr, [&](int /*m*/) { return hidden; });
+  }
+
+ private:
+  template <bool differentiates, class Hidden>
+  __device__ __forceinline__ void finish_with(Scores& s, const KvTile& tile, Scores* derivatives, Hidden hidden) const {
     if constexpr (C.scale_first) {
       if (are_small<typename User::Score>(tile)) {
         change<int, differentiates>(s, tile, derivatives);
@@ -44,7 +68,10 @@ struct FinishScores {
       }
     }
     if constexpr (C.tests_elements()) {
-      if (!tile.waived) hide_elements(s, tile);
+      if (!tile.waived) {
+#pragma unroll
+        for (int m = 0; m < row_tiles; ++m) hide(s, m, hidden(m));
+      }
     }
     if constexpr (C.scale_first || C.tests_elements()) {
       if (tile.cut_begin || tile.cut_end) cut<true, true>(s, tile);
@@ -54,11 +81,11 @@ struct FinishScores {
     }
   }
 
- private:
   /// Whether the callable is to compute with positions of 32 bits.
   template <class Callable>
   __device__ __forceinline__ bool are_small(const KvTile& tile) const {
     if constexpr (!Callable::uses_position) return false;
+    if constexpr (requires { bool{work.positions_are_small}; }) return work.positions_are_small;
     const Sequence& sequence = work.sequence;
     return are_positions_small(p, sequence.q_position, sequence.q.length, sequence.segment(tile.segment));
   }
@@ -107,25 +134,14 @@ struct FinishScores {
     }
   }
 
-  /// Hides what a list or the user's mask hides.
-  __device__ __forceinline__ void hide_elements(Scores& s, const KvTile& tile) const {
-    const ElementMask<C, typename User::Mask, Work> mask{p, work};
+  __device__ __forceinline__ void hide(Scores& s, int m, const HiddenBits<C>& hidden) const {
 #pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-      HiddenBits<C> hidden;
-      if (are_small<typename User::Mask>(tile)) {
-        mask.template find<int>(hidden, packed_row(m, 0), tile, lane);
-      } else {
-        mask.template find<i64>(hidden, packed_row(m, 0), tile, lane);
-      }
+    for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int n = 0; n < C.tile_kv / 8; ++n) {
 #pragma unroll
-        for (int n = 0; n < C.tile_kv / 8; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            if (hidden.at(half, n, i)) s.tile[m][n][half * 2 + i] = -kInfinity;
-          }
+        for (int i = 0; i < 2; ++i) {
+          if (hidden.at(half, n, i)) s.tile[m][n][half * 2 + i] = -kInfinity;
         }
       }
     }

@@ -75,6 +75,21 @@ __device__ __forceinline__ float float_of_small(Integer x) {
   return static_cast<float>(x);
 }
 
+/// What a text returns for score + slope · (key − query) if the slope follows from none of the three: kernels may then
+/// ask for the slope alone, with AskedSlope for the score.
+template <class Integer>
+__device__ __forceinline__ float linear_score(float score, float slope, Integer key_less_query) {
+  return score + slope * float_of_small(key_less_query);
+}
+struct AskedSlope {};
+struct Slope {
+  float value;
+};
+template <class Integer>
+__device__ __forceinline__ Slope linear_score(AskedSlope /*score*/, float slope, Integer /*key_less_query*/) {
+  return {slope};
+}
+
 /// At most 9 units in the last place off, as a softcap is.
 __device__ __forceinline__ float tanh_of(float x) { return capped<Softcap::rational>(x, SoftcapParams(1.0F)); }
 

@@ -3,6 +3,7 @@
 // 16·m + lane/4 and + 8 of its warp; four neighbouring lanes share a row.
 #pragma once
 
+#include "cuda/attention/scores/row_shift.cuh"
 #include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/gemm_mma.cuh"
@@ -54,9 +55,9 @@ struct Softmax {
   /// Raises the origins to the maxima of new scores and rescales sums, but only for rows whose maximum rose by more
   /// than their slack: probabilities up to 2^kSlack lose no precision, and rescaling O is most of this step. `scale`: a
   /// score's factor to log2.
-  template <int key_tiles>
+  template <int key_tiles, class Shift = NoShift>
   __device__ __forceinline__ Rescale raise(const Accumulator<row_tiles, key_tiles>& s, float scale,
-                                           const float (&slack)[2] = {kSlack, kSlack}) {
+                                           const float (&slack)[2] = {kSlack, kSlack}, const Shift& shift = {}) {
     Rescale rescale;
     bool moved = false;
 #pragma unroll
@@ -68,7 +69,7 @@ struct Softmax {
         for (int n = 0; n < key_tiles; ++n) {
           highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
         }
-        highest = quad_maximum(highest) * scale;
+        highest = quad_maximum(shift.scaled(highest, scale, half));
         // Rounded down: of large scores the sum nearest to it might let a probability of 2^16 pass.
         const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);
         const float raised = highest - static_cast<float>(offset_bits);
@@ -81,6 +82,19 @@ struct Softmax {
     }
     rescale.needed = __any_sync(0xffffffffU, moved) != 0;
     return rescale;
+  }
+
+  /// Whether any row of the warp has seen no key yet.
+  __device__ __forceinline__ bool lacks_keys() const {
+    static_assert(row_tiles == 1);
+    return __any_sync(0xffffffffU, origin[0][0] == kLowest || origin[0][1] == kLowest) != 0;
+  }
+  /// raise() of these rows alone, so that no row's origin follows from another's.
+  template <int key_tiles, class Shift = NoShift>
+  __device__ __forceinline__ Rescale raise_first(const Accumulator<1, key_tiles>& s, float scale,
+                                                 const Shift& shift = {}) {
+    const float slack[2] = {origin[0][0] == kLowest ? kSlack : kInfinity, origin[0][1] == kLowest ? kSlack : kInfinity};
+    return raise(s, scale, slack, shift);
   }
 
   template <int value_tiles>
@@ -224,9 +238,13 @@ struct Softmax {
   /// One 16 x 8 tile of scores to probabilities. tile_mass.cuh counts on every rounding, so that none is left to the
   /// compiler.
   __device__ __forceinline__ void exponentiate(int m, float (&s)[4], float scale) {
+    exponentiate(m, s, scale, origin[m]);
+  }
+  /// Relative to other origins.
+  __device__ __forceinline__ void exponentiate(int m, float (&s)[4], float scale, const float (&origins)[2]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      s[i] = ptx::exp2(__fmaf_rn(s[i], scale, -origin[m][i / 2]));
+      s[i] = ptx::exp2(__fmaf_rn(s[i], scale, -origins[i / 2]));
       sum[m][i / 2] += s[i];
     }
   }

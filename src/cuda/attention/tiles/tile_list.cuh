@@ -78,7 +78,8 @@ class TileList : public WalkDirection<skip_of(C) == Skip::threshold> {
     const int entry = index * granules & (entries - 1);
     const int first = first_key(entry);
     const int last = granules == 1 ? first : first_key(entry + granules - 1);
-    return {segment, first, first<full.begin, last + C.granule> full.end, false, entry};
+    const bool waived = granules == 1 && C.list_waives && (ring_[entry] & kWaived) != 0;
+    return {segment, first, first<full.begin, last + C.granule> full.end, waived, entry};
   }
 
   /// Key of a column of a tile; beyond every sequence where nothing fills the tile up.

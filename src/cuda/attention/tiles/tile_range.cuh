@@ -28,7 +28,7 @@ struct KvTile {
   int segment;
   int first;
   bool cut_begin, cut_end;  // some row of the block does not see the first, the last key
-  bool waived = false;      // of a backward's list: the user's mask is waived in all of the tile
+  bool waived = false;      // the list waives the user's mask in all of the tile, unless that gathers granules
   int entry = 0;            // of a forward's list: of the ring, of its first granule
 };
 

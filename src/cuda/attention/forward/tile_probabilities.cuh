@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward by wgmma: from the products of a tile to its probabilities.
+#pragma once
+
+#include "cuda/attention/forward/query_tiles.cuh"
+#include "cuda/attention/scores/dropout.cuh"
+#include "cuda/attention/scores/finish_scores.cuh"
+#include "cuda/attention/scores/linear_score.cuh"
+#include "cuda/attention/softmax/softmax.cuh"
+#include "cuda/attention/sparse/tile_measure.cuh"
+#include "cuda/ptx/warpgroup.cuh"
+#include "cuda/tile/gemm_wgmma.cuh"
+
+namespace tessera::cuda {
+
+template <FwdConfig C, class User>
+struct TileProbabilities : QueryTiles<C> {
+  using Base = QueryTiles<C>;
+  using Base::k_at, Base::keys, Base::p, Base::q_at, Base::thread_again;
+  using typename Base::KTile, typename Base::QTile, typename Base::Work;
+  static constexpr bool of_bytes = C.multiplies_bytes();
+  // Of 8 bits, where registers do not suffice to compute rows again, or scores are changed before maxima are taken.
+  static constexpr bool looks_always = of_bytes && (C.scale_first || C.tile_kv / 2 + C.dv / 2 + C.tile_kv / 8 > 180);
+  // What is hidden is found beside the products, but not where what scores and masks load would want registers at once.
+  static constexpr bool finds_hidden_early = C.tests_elements() && !C.scale_first;
+  // Probabilities of tiles of which a warp's rows see no key are 0, without a softmax.
+  static constexpr bool passes_hidden = finds_hidden_early && C.skip == Skip::none && !of_bytes;
+  // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
+  using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
+  using Scores = Accumulator<1, C.tile_kv / 8>;
+  using Measure = TileMeasure<C>;
+  using Linear = typename LinearScoreOf<C, typename User::Score>::type;
+  using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
+
+  // Packed.
+  __device__ __forceinline__ int first_row_of_thread(const Work& work) const {
+    const int own = thread_again();
+    return work.block.first_row + own / 32 * 16 + own % 32 / 4;
+  }
+  // Products to scores. What these lack of the rows' scaled scores.
+  __device__ __forceinline__ auto finish(const Work& work, Scores& s, const KvTile& tile, const Linear& linear,
+                                         const HiddenBits<C>& hidden) const {
+    const auto change = [&] {
+      if constexpr (C.linear_score) {
+        return linear.change(p, work, s, tile, first_row_of_thread(work), thread_again() % 32);
+      } else {
+        return NoShift{};
+      }
+    };
+    const auto shift = change();
+    if (C.scale_first || work.may_hide(tile)) {
+      const int own = thread_again();
+      const FinishScores<C, User, Work> scores{p, work, own / 32 * 16, own % 32};
+      if constexpr (finds_hidden_early) {
+        scores.finish(s, tile, hidden);
+      } else {
+        scores.finish(s, tile);
+      }
+    }
+    return shift;
+  }
+
+  // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
+  // looked for, and the sum of the probabilities tells when it should have been. They are divided then; and only where
+  // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
+  // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
+  // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
+  template <bool first, class Shift>
+  __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
+                                                                   const Linear& linear, const HiddenBits<C>& hidden,
+                                                                   Shift shift, int use, Online& softmax,
+                                                                   Measure& measure) const {
+    constexpr float slacks[2] = {Online::kSlack, Online::kSlack};
+    typename Online::Rescale rescale{};
+    const float scale = softmax_scale(work);
+    const bool cut = tile.cut_begin || tile.cut_end;
+    const bool looks = first || looks_always || (cut && !C.tests_elements()) || (C.tests_elements() && C.scale_first);
+    if (looks) rescale = softmax.raise(s, scale, slacks, shift);
+    if constexpr (finds_hidden_early && !first && !looks_always) {
+      if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
+    }
+    if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
+    float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
+    exponentiate(s, scale, shift, softmax, measure);
+    if constexpr (of_bytes) {
+      if (!looks_always && !looks && softmax.overshoots(before)) {
+        if (softmax.overflows(before)) {
+          softmax.exponentiate_again(before, s, scale, rescale, [&](const bool(&which)[2]) {
+            const int own = thread_again();
+            overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
+                                                keys_address<KTile>(k_at(use), own % 32), work.product);
+          });
+        }
+        softmax.recentre(s, rescale);
+      }
+    } else {
+      if (!looks && softmax.overshoots(before)) {
+        if (softmax.overflows(before)) {
+          float slack[2];
+          softmax.take_back(before, slack);
+          multiply_again(s, k_at(use));
+          // Without tests of elements no key is hidden.
+          if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, tile, linear, hidden);
+          rescale = softmax.raise(s, scale, slack, shift);
+          before[0] = softmax.sum[0][0];
+          before[1] = softmax.sum[0][1];
+          exponentiate(s, scale, shift, softmax, measure);
+        }
+        softmax.follow(before, s, rescale);
+        if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
+      }
+    }
+    if constexpr (C.skip == Skip::mass) measure.add(softmax.sum[0], softmax.origin[0], rescale.needed);
+    return rescale;
+  }
+
+  __device__ __forceinline__ void multiply_again(Scores& s, u32 k_tile) const {
+    s.clear();
+    const int thread = thread_again();
+    const int lane = thread % 32;
+    const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
+    const u32 keys = keys_address<KTile>(k_tile, lane);
+#pragma unroll 1
+    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
+      u32 a[1][4];
+      load_rows<QTile>(a, rows, k);
+      multiply_keys<C.type, KTile>(s, a, keys, k);
+    }
+  }
+
+  template <class Shift>
+  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Shift& shift, Online& softmax,
+                                               Measure& measure) const {
+    const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
+#pragma unroll
+    for (int n = 0; n < C.tile_kv / 8; ++n) {
+      if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
+      softmax.exponentiate(0, s.tile[0][n], scale, origins);
+    }
+    settle(s);
+    ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
+  }
+
+  static __device__ __forceinline__ void clear(Probabilities& probabilities) {
+#pragma unroll
+    for (auto& fragment : probabilities) {
+#pragma unroll
+      for (u32& pair : fragment) pair = 0;
+    }
+  }
+  static __device__ __forceinline__ void pack_probabilities(Probabilities& probabilities, Scores& s,
+                                                            const KeptBits<C>& kept) {
+#pragma unroll
+    for (int k = 0; k < C.tile_kv / 16; ++k) {
+      if constexpr (C.dropout) {
+        kept.apply(s.tile[0][2 * k], k, 0);
+        kept.apply(s.tile[0][2 * k + 1], k, 1);
+      }
+      if constexpr (!of_bytes) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const auto& tile = s.tile[0][2 * k + i / 2];
+          probabilities[k][i] = ptx::pack<C.type>(tile[i % 2 * 2], tile[i % 2 * 2 + 1]);
+        }
+      }
+    }
+    if constexpr (of_bytes) pack_bytes(probabilities, s);
+  }
+
+  __device__ __forceinline__ float softmax_scale(const Work& work) const {
+    if constexpr (of_bytes) return work.score;
+    return C.scale_first ? 1.0F : p.scale * kLog2E;
+  }
+};
+
+}  // namespace tessera::cuda
