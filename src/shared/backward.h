@@ -324,6 +324,7 @@ struct BwdParams {
   int first_tiles;  // of keys of the first source, by capacity
   bool accumulates;
   QuerySums query_sums;
+  Divisor twice_heads;    // twice the query heads of a key head: i / heads is 2i / that, which is more than 1
   Divisor key_l2_heads;   // key heads of all sequences whose blocks run side by side, so that their rows stay in L2
   Divisor key_l2_blocks;  // of all their keys
   TileBits tile_bits[2];  // of configurations with a list: of the pass by rows, unless words is null, and that by keys

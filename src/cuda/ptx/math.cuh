@@ -116,10 +116,13 @@ __device__ __forceinline__ const char* advance(const char* base, int count, int 
   return reinterpret_cast<const char*>(address);
 }
 
+/// Floor of x / divisor for 0 <= x < 2^31 and a divisor of 2 or more.
+__device__ __forceinline__ int divide_by_more_than_one(int x, const Divisor& divisor) {
+  return static_cast<int>(__umulhi(static_cast<u32>(x), divisor.multiplier) >> divisor.shift);
+}
 /// Floor of x / divisor for 0 <= x < 2^31.
 __device__ __forceinline__ int divide(int x, const Divisor& divisor) {
-  const u32 quotient = __umulhi(static_cast<u32>(x), divisor.multiplier) >> divisor.shift;
-  return divisor.value == 1 ? x : static_cast<int>(quotient);
+  return divisor.value == 1 ? x : divide_by_more_than_one(x, divisor);
 }
 
 /// x mod divisor for any x: the quotient from the rounded inverse is exact or one too small.

@@ -65,8 +65,15 @@ struct KeySide {
     return place(i);
   }
   /// In a fixed order from the last rows to the first. Then a block's tile was mostly visited, by the block with the
-  /// keys before, as many tiles ago as the blocks' intervals of rows begin apart.
+  /// keys before, as many tiles ago as the blocks' intervals of rows begin apart. Likewise for compressed keys, whose
+  /// intervals begin far apart and end together, and of each tile of rows all heads: blocks that run side by side read
+  /// the same rows at the same time, which have more bytes than L2.
   __device__ __forceinline__ Place place(int i) const {
+    if constexpr (B.compressed_causal) {
+      const int step = ptx::divide_by_more_than_one(2 * i, params.twice_heads);
+      return {i - step * static_cast<int>(params.forward.heads_a_kv.value),
+              (work.first_tile + work.tiles - 1 - step) * C.tile_q};
+    }
     const Place tile = work.tile(i);
     if constexpr (!B.ordered) return tile;
     return {tile.head, (2 * work.first_tile + work.tiles - 1) * C.tile_q - tile.first};

@@ -222,6 +222,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
                    .sums = reinterpret_cast<float*>(workspace + place.part_sums)};
   }
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
+  p.twice_heads = Divisor(static_cast<int>(2 * std::max<std::int64_t>(problem.heads_q / problem.heads_kv, 1)));
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
   if (launch.finds_all()) {
     int* added = launch.keys.ordered ? reinterpret_cast<int*>(workspace + place.added) : nullptr;

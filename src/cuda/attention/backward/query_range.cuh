@@ -2,28 +2,13 @@
 // Which keys a block of the pass by keys has, and which rows of queries see any of them.
 #pragma once
 
+#include "cuda/attention/backward/lists/key_parts.cuh"
 #include "cuda/attention/backward/lists/tile_bits.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/tiles/mask.cuh"
 #include "shared/backward.h"
 
 namespace tessera::cuda {
-
-/// The tile of keys of block `index` of the pass by keys: L2 group after L2 group of heads; in a group tile after tile
-/// of keys, the first ones first, since under a causal mask they are seen by the most rows; of each all heads.
-struct KeyBlock {
-  int batch, kv_head;
-  int tile;  // of both segments
-
-  __device__ __forceinline__ KeyBlock(const BwdParams& params, int index) {
-    const int l2_group = ptx::divide(index, params.key_l2_blocks);
-    const auto in_l2_group = static_cast<int>(index - l2_group * params.key_l2_blocks.value);
-    tile = ptx::divide(in_l2_group, params.key_l2_heads);
-    const auto head = static_cast<int>((l2_group - tile) * params.key_l2_heads.value + in_l2_group);
-    batch = ptx::divide(head, params.kv_heads);
-    kv_head = static_cast<int>(head - batch * params.kv_heads.value);
-  }
-};
 
 template <FwdConfig C>
 struct KeyWork {

@@ -8,12 +8,12 @@
 #include "cuda/attention/decode/warp_ring.cuh"
 #include "cuda/attention/forward/block_work.cuh"
 #include "cuda/attention/forward/replayed_list.cuh"
-#include "cuda/attention/forward/warp_products.cuh"
 #include "cuda/attention/scores/callables.cuh"
 #include "cuda/attention/scores/finish_scores.cuh"
 #include "cuda/attention/softmax/epilogue.cuh"
 #include "cuda/attention/softmax/non_finite.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
+#include "cuda/attention/softmax/warp_products.cuh"
 #include "cuda/attention/splits/merge_rows.cuh"
 #include "cuda/ptx/grid.cuh"
 

@@ -1,11 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block of a pass by keys whose tiles have parts (KeyParts): which part is its, and how the parts' sums become one.
+// Which tile of keys a block of a pass by keys has, or which part of one where tiles have parts (KeyParts), and how the
+// sums of parts become one.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
 #include "shared/backward.h"
 
 namespace tessera::cuda {
+
+/// The tile of keys of block `index` of the pass by keys: L2 group after L2 group of heads; in a group tile after tile
+/// of keys, the first ones first, since under a causal mask they are seen by the most rows; of each all heads.
+struct KeyBlock {
+  int batch, kv_head;
+  int tile;  // of both segments
+
+  __device__ __forceinline__ KeyBlock(const BwdParams& params, int index) {
+    const int l2_group = ptx::divide(index, params.key_l2_blocks);
+    const auto in_l2_group = static_cast<int>(index - l2_group * params.key_l2_blocks.value);
+    tile = ptx::divide(in_l2_group, params.key_l2_heads);
+    const auto head = static_cast<int>((l2_group - tile) * params.key_l2_heads.value + in_l2_group);
+    batch = ptx::divide(head, params.kv_heads);
+    kv_head = static_cast<int>(head - batch * params.kv_heads.value);
+  }
+};
 
 /// The part of block `block` of the grid. Whether it has one.
 __device__ __forceinline__ bool find_part(const KeyParts& parts, int block, KeyPart& part) {

@@ -2,7 +2,7 @@
 // Which tiles of keys have parts (KeyParts): those that meet more tiles of rows than a part should have.
 #pragma once
 
-#include "cuda/attention/backward/query_range.cuh"
+#include "cuda/attention/backward/lists/key_parts.cuh"
 #include "cuda/ptx/grid.cuh"
 
 namespace tessera::cuda {

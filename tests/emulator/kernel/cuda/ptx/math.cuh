@@ -73,9 +73,11 @@ inline void store_shared_8(u32 to, float a, float b, Place at = {}) {
 }
 
 inline const char* advance(const char* base, int count, int stride) { return base + static_cast<i64>(count) * stride; }
+inline int divide_by_more_than_one(int x, const Divisor& divisor) {
+  return static_cast<int>(__umulhi(static_cast<u32>(x), divisor.multiplier) >> divisor.shift);
+}
 inline int divide(int x, const Divisor& divisor) {
-  const u32 quotient = __umulhi(static_cast<u32>(x), divisor.multiplier) >> divisor.shift;
-  return divisor.value == 1 ? x : static_cast<int>(quotient);
+  return divisor.value == 1 ? x : divide_by_more_than_one(x, divisor);
 }
 inline u64 remainder(u64 x, const WideDivisor& divisor) {
   const u64 rest = x - __umul64hi(x, divisor.inverse) * divisor.value;
