@@ -74,6 +74,34 @@ TEST_F(Backward, BitsOfAList) {
   }
 }
 
+// In one pass by mma.sync tiles of keys that many rows meet have parts, which a kernel behind the marks finds: as many
+// as all tiles of rows allow, and no more than their sums have room for.
+TEST_F(Backward, PartsOfTilesOfKeys) {
+  const Problem problem = Problem::parse(
+      "attention pass=backward b=2 sq=300 sk=200 hq=4 hkv=2 d=128 dtype=bf16 block=32x64 list=bitmask:q");
+  const Plan plan = make_plan(problem, Target::cuda_device(0));
+  EXPECT_EQ(plan.implementation(), "cuda.bwd_mma");
+  EXPECT_EQ(plan.state().kernels[2].name, "bwd_split_keys");
+  Bindings bindings = dense(problem);
+  bindings[Slot::tile_bits] = tensor(DType::uint32, {2, 4, 10, 1});
+  gpu_.launches = 0;
+  Executor(plan).run(bindings);
+  EXPECT_EQ(gpu_.launches, 5);
+  const BwdParams p = params();
+  const cuda::KeyParts& parts = p.key_parts;
+  EXPECT_EQ(parts.tiles, 4 * 2 * 2);
+  EXPECT_EQ(parts.most, 2 * (4 * 10 * 4 * 2) / cuda::kLeastPart);
+  EXPECT_TRUE(p.tile_bits[1].counts);
+  EXPECT_EQ(p.tile_bits[1].row_words, 2);  // the second counts
+  const auto at = [](const void* pointer) { return static_cast<const char*>(pointer); };
+  EXPECT_GE(at(parts.parts), at(p.bit_words + p.bit_count));
+  EXPECT_GE(at(parts.count), at(parts.parts + parts.most));
+  EXPECT_GE(at(parts.done), at(parts.count + 1));
+  EXPECT_GE(at(parts.has), at(parts.done + parts.most));
+  EXPECT_GE(at(parts.sums), at(parts.has + parts.tiles));
+  EXPECT_EQ(at(parts.sums + parts.most * std::int64_t{64} * 256), at(p.query_sums.data) + plan.workspace_bytes());
+}
+
 // Blocks of 64 rows or keys have warpgroups of their own, where no sum of dQ wants two.
 TEST_F(Backward, TilesThatFitTheListsBlocks) {
   const auto config = [](const char* words, Gradients of) {
