@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from report_context_parallel import context_parallel_rows
+from report_native_sparse import native_sparse_rows
 from report_quantization import quantization_rows
 from report_skip import skip_steps_rows, training_step_rows
 from report_tables import (
@@ -107,6 +108,7 @@ LAYOUTS = {
     "gpu_paged": ("Keys in pages", plain_rows),
     "gpu_decode": ("Decode steps as CUDA graphs", plain_rows),
     "gpu_nsa": ("Native sparse attention: its operations, and attention of its branches", plain_rows),
+    "native_sparse": ("Native sparse attention beside dense attention", native_sparse_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
     "gpu_linear_part": ("Linear attention: decode steps on a part of the multiprocessors", linear_rows),
     "gpu_linear_sweep": ("Linear attention: blocks of a decode step", linear_rows),
