@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
 import tessera  # noqa: E402
 from nsa_textbook import listed  # noqa: E402
+from tessera.torch import nsa as operators_of_nsa  # noqa: E402
 
 OPTIONS = {"length": 8, "stride": 4, "block": 16, "top": 5, "window": 20, "score": "softmax", "tile": 16}
 COMPRESSED = {"compressed_top": 4, "compressed_block": 3}
@@ -122,6 +123,18 @@ def test_gradients_of_given_gates():
     double = [x.detach().double().requires_grad_() for x in inputs]
     want = textbook(*(x[0] for x in double[:3]), None, *double[4:], tiles, gates=double[3][0])
     check(got, torch.autograd.grad(want.square().sum(), double))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_gradient_of_equal_gates_is_that_of_each_branch(dtype):
+    """Without gates a branch's gradient needs no branch: a third of the result's, in the operation's own bits."""
+    branches = [torch.randn(2, 33, 4, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
+    dout = torch.randn(2, 33, 4, 16, dtype=dtype).transpose(0, 1).contiguous().transpose(0, 1)
+    options = {"q": None, "gate_weight": None, "gates": None, "cu_seqlens": None, "max_seqlen": None, "threads": 0}
+    out = operators_of_nsa.nsa_gate(tuple(branches), **options)
+    found = torch.autograd.grad(out, branches, dout)
+    (expected,) = tessera.nsa_gate_backward(dout.contiguous(), tuple(x.detach() for x in branches))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_no_gradient_reaches_what_is_behind_a_row():

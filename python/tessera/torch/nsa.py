@@ -73,14 +73,19 @@ class _Gate(torch.autograd.Function):
         cu_seqlens: Tensor | None,
         options: dict[str, Any],
     ) -> Tensor:
-        ctx.save_for_backward(compressed, selected, window, q, gate_weight, gates, cu_seqlens)
-        ctx.options = options
         branches = (compressed, selected, window)
+        ctx.is_mean = gate_weight is None and gates is None
+        if not ctx.is_mean:
+            ctx.save_for_backward(*branches, q, gate_weight, gates, cu_seqlens)
+        ctx.options = options
         return nsa_gates.nsa_gate(branches, q=q, gate_weight=gate_weight, gates=gates, cu_seqlens=cu_seqlens, **options)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.is_mean:  # one gradient for all branches, as nsa_gate_backward rounds each
+            third = dout.contiguous() * (1 / nsa_gates.BRANCHES)
+            return (third,) * nsa_gates.BRANCHES + (None,) * 5
         compressed, selected, window, q, gate_weight, gates, cu_seqlens = ctx.saved_tensors
         made = nsa_gates.nsa_gate_backward(
             dout.contiguous(),
