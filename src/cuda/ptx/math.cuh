@@ -122,7 +122,8 @@ __device__ __forceinline__ int divide_by_more_than_one(int x, const Divisor& div
 }
 /// Floor of x / divisor for 0 <= x < 2^31.
 __device__ __forceinline__ int divide(int x, const Divisor& divisor) {
-  return divisor.value == 1 ? x : divide_by_more_than_one(x, divisor);
+  const u32 quotient = __umulhi(static_cast<u32>(x), divisor.multiplier) >> divisor.shift;
+  return divisor.value == 1 ? x : static_cast<int>(quotient);  // selected: a branch would cost others registers
 }
 
 /// x mod divisor for any x: the quotient from the rounded inverse is exact or one too small.
