@@ -293,9 +293,10 @@ struct KeyPart {
   int first;  // number of the tile's part 0 among all parts
 };
 
-/// How a pass by keys shares out the tiles of keys that a list gives many rows, as it does where all rows see the first
-/// keys: one block would still be at work when all others have ended. Parts are blocks in front of the others. Each
-/// leaves its sums in memory; the last of a tile to do so adds them up, in the order of the parts.
+/// How a pass by keys shares out the tiles of keys that a list gives many rows (split-K, where K is the rows), as it
+/// does where all rows see the first keys: one block would still be at work when all others have ended. Parts are
+/// blocks in front of the others. Each leaves its sums in memory; the last of a tile to do so adds them up, in the
+/// order of the parts.
 struct KeyParts {
   KeyPart* parts;
   int most;    // parts; 0: no tile has any

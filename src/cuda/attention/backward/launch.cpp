@@ -53,7 +53,7 @@ std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
 std::int64_t part_floats(const BwdConfig& c) { return std::int64_t{c.tile_kv} * (c.d + c.dv); }
 // Parts of tiles of keys (KeyParts) at most; at 4096 a part has 1/2048 of all work or more, an eighth of the share of a
 // block where 264 run side by side. Their sums take no more memory than those of dQ, or little.
-std::int64_t key_parts(const Problem& p, const BwdConfig& c) {
+std::int64_t most_key_parts(const Problem& p, const BwdConfig& c) {
   if (!c.has_parts()) return 0;
   constexpr std::int64_t kMostParts = 4096;
   const std::int64_t all = 2 * tiles_of(key_tiles(p, c) * row_blocks(p, c), kLeastPart);
@@ -90,10 +90,11 @@ struct Workspace {
     row_bits = launch.finds_all() ? 0 : bit_count(p, launch.rows);
     key_bits = bit_count(p, launch.keys);
     key_parts = bits + static_cast<std::size_t>(row_bits + key_bits) * 4;
-    const std::int64_t most = tessera::cuda::key_parts(p, launch.keys);
-    // KeyPart each and a count, the count of all, and a flag for each tile of keys.
-    const std::int64_t words = most > 0 ? most * 5 + 1 + tiles_of(key_blocks(p, launch.keys), 4) : 0;
-    part_sums = key_parts + static_cast<std::size_t>(tiles_of(words, 4)) * 16;
+    const std::int64_t most = most_key_parts(p, launch.keys);
+    // A KeyPart and a count each, the count of all, and a flag for each tile of keys.
+    const std::int64_t of_each = static_cast<std::int64_t>(sizeof(KeyPart) + sizeof(int));
+    const std::int64_t all = most > 0 ? most * of_each + std::int64_t{sizeof(int)} + key_blocks(p, launch.keys) : 0;
+    part_sums = key_parts + static_cast<std::size_t>(tiles_of(all, 16)) * 16;
     bytes = part_sums + static_cast<std::size_t>(most * part_floats(launch.keys)) * 4;
   }
 };
@@ -210,7 +211,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.tile_bits[1] = tile_bits(problem, launch.keys, p.bit_words + place.row_bits);
     p.list_rows = static_cast<int>(list_rows(problem));
   }
-  if (const std::int64_t most = key_parts(problem, launch.keys); most > 0) {
+  if (const std::int64_t most = most_key_parts(problem, launch.keys); most > 0) {
     auto* parts = reinterpret_cast<KeyPart*>(workspace + place.key_parts);
     int* count = reinterpret_cast<int*>(parts + most);
     p.key_parts = {.parts = parts,

@@ -47,7 +47,6 @@ struct KeysOfQueries {
   u64 chunk_query = 0;
   i64 chunk_key = 0;
 
-  KeysOfQueries() = default;
   __device__ __forceinline__ KeysOfQueries(const AttentionParams& p, const Sequence& sequence, const Segment& segment,
                                            int query) {
     const i64 distance = sequence.q_position + query - segment.position;
