@@ -138,12 +138,20 @@ struct KeyBlocks {
   /// After the last tile.
   template <class Online, class Out>
   __device__ __forceinline__ void finish(int lane, float scale, Online& softmax, const Out& out) {
+    using Four = typename Rule::Four;
     rule().take(softmax);
     if (block >= 0) end(true, lane, scale, out);
     block = -1;
-    rule().clear();
+    if constexpr (Four::waits_for_four) {
+      if (const int last = walked & 3; last != 0) {  // of those that are not there nobody is told
+        if (Four::tile_of(lane) >= last) mine = -1;
+        end_four(3, lane, scale, out);
+      }
+    } else {
+      rule().clear();
 #pragma unroll 1
-    while ((walked & 3) != 0) end(true, lane, scale, out);
+      while ((walked & 3) != 0) end(true, lane, scale, out);
+    }
     rule().give_back(softmax);
   }
 
@@ -157,6 +165,12 @@ struct KeyBlocks {
     if (ends && turn == Four::tile_of(lane)) mine = block;
     if (ends) ++walked;
     if (!ends || (Four::waits_for_four && turn != 3)) return;
+    end_four(turn, lane, scale, out);
+  }
+  // With tile `turn` of the four.
+  template <class Out>
+  __device__ __forceinline__ void end_four(int turn, int lane, float scale, const Out& out) {
+    using Four = typename Rule::Four;
     float rows[2];
     rule().four.end(rule().numbers, turn, lane, out, rows);
     if (turn != 3) return;
@@ -177,7 +191,8 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
   static constexpr float kLargestPower = 100.0F;  // below it no sum is so small that 0 · ∞ could come of it
 
   int used;          // rows, from the warp's first on
-  float prior[2];    // of this thread's rows, the LSE of the step before in log2; +∞ for a row that is none
+  float prior[2];    // of this thread's rows, the LSE of the step before; +∞ for a row that is none. It is not looked at
+                     // before the first tile is done, so that nobody waits for it
   float weight[2];   // 2^(origin − prior)
   bool moved;        // whether an origin may have since
   float kept[2];     // the rows' sums before the tile in work
@@ -194,7 +209,7 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
       const int row = lane / 4 + half * 8;
       weight[half] = kept[half] = 0.0F;
       prior[half] = kInfinity;
-      if (row < rows) prior[half] = *reinterpret_cast<const float*>(priors.at(first_row + row)) * kLog2E;
+      if (row < rows) prior[half] = *reinterpret_cast<const float*>(priors.at(first_row + row));
     }
   }
   __device__ __forceinline__ void clear() { numbers[0] = numbers[1] = 0.0F; }
@@ -206,7 +221,10 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float& sum = softmax.sum[0][half];
-      if (moved) weight[half] = ptx::exp2(fminf(softmax.origin[0][half] - prior[half], kLargestPower));
+      if (moved) {
+        const float power = __fmaf_rn(-prior[half], kLog2E, softmax.origin[0][half]);
+        weight[half] = ptx::exp2(fminf(power, kLargestPower));
+      }
       numbers[half] = __fmaf_rn(sum, weight[half], numbers[half]);
       kept[half] += sum;
       sum = 0.0F;
