@@ -64,11 +64,11 @@ struct KeySide {
     if constexpr (B.compressed_causal) find_walk(params, index, work);
     return true;
   }
-  // Intervals of rows of compressed keys begin far apart, end together, and have more bytes than L2: only blocks that are
-  // at the same rows at the same time share what they read and add to. Those of the first wave begin with the last row
-  // together, and end one after the other, the last keys' block first. Each makes room for one of the second wave, whose
-  // first rows lie as far apart as these blocks begin: from there on to the last row they are side by side again, and
-  // end together. So waves go to and fro.
+  // Intervals of rows of compressed keys begin far apart, end together, and have more bytes than L2: only blocks that
+  // are at the same rows at the same time share what they read and add to. Those of the first wave begin with the last
+  // row together, and end one after the other, the last keys' block first. Each makes room for one of the second wave,
+  // whose first rows lie as far apart as these blocks begin: from there on to the last row they are side by side again,
+  // and end together. So waves go to and fro.
   static __device__ __forceinline__ void find_walk(const BwdParams& params, int index, Work& work) {
     const bool rises = !B.ordered && (ptx::divide(index, params.wave_blocks) & 1) != 0;
     work.begin = work.first_tile + (rises ? 0 : work.tiles - 1);
@@ -84,8 +84,8 @@ struct KeySide {
     return place(i);
   }
   /// In a fixed order from the last rows to the first. Then a block's tile was mostly visited, by the block with the
-  /// keys before, as many tiles ago as the blocks' intervals of rows begin apart. Of compressed keys each tile of rows by
-  /// all heads.
+  /// keys before, as many tiles ago as the blocks' intervals of rows begin apart. Of compressed keys each tile of rows
+  /// by all heads.
   __device__ __forceinline__ Place place(int i) const {
     if constexpr (B.compressed_causal) {
       const int step = ptx::divide_by_more_than_one(2 * i, params.twice_heads);

@@ -42,8 +42,8 @@ template <FwdConfig C, class Op, bool in_memory = C.products == Products::wgmma>
 struct FourTiles {
   static constexpr int tile_step = 1;
   static constexpr bool waits_for_four = false;  // until there are four, end() does nothing
-  float even[2];  // of the tile before
-  float pair[2];  // of two tiles, once two lanes have brought theirs together
+  float even[2];                                 // of the tile before
+  float pair[2];                                 // of two tiles, once two lanes have brought theirs together
 
   static __device__ __forceinline__ int tile_of(int lane) { return lane & 3; }
   static __device__ __forceinline__ int row_of(int lane) { return lane / 4; }
@@ -91,10 +91,11 @@ struct FourTiles<C, Op, true> {
     out.room()[turn * 32 + lane] = make_float2(numbers[0], numbers[1]);
   }
   template <class Out>
-  static __device__ __forceinline__ void end(const float (&/*numbers*/)[2], int /*turn*/, int lane, const Out& out,
+  static __device__ __forceinline__ void end(const float (& /*numbers*/)[2], int /*turn*/, int lane, const Out& out,
                                              float (&rows)[2]) {
     __syncwarp();
-    const float4* const of_rows = reinterpret_cast<const float4*>(out.room() + lane * 4);  // four lanes had columns each
+    const float4* const of_rows =
+        reinterpret_cast<const float4*>(out.room() + lane * 4);  // four lanes had columns each
     const float4 a = of_rows[0];
     const float4 b = of_rows[1];
     rows[0] = Op::of(Op::of(a.x, a.z), Op::of(b.x, b.z));
@@ -114,8 +115,9 @@ __device__ __forceinline__ float over_rows(float number) {
   return number;
 }
 
-/// What both rules do with key blocks; `numbers` of the rule are of the one in work. `out`: who takes their numbers, by store(tile of four, its key block or −1, its
-/// number), which a lane of each tile calls; by wgmma also room(), the warp's share of measured_bytes().
+/// What both rules do with key blocks; `numbers` of the rule are of the one in work. `out`: who takes their numbers, by
+/// store(tile of four, its key block or −1, its number), which a lane of each tile calls; by wgmma also room(), the
+/// warp's share of measured_bytes().
 template <class Rule>
 struct KeyBlocks {
   int walked = 0;  // key blocks that were ended
@@ -190,9 +192,9 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
   static constexpr float kCap = 4.0F;
   static constexpr float kLargestPower = 100.0F;  // below it no sum is so small that 0 · ∞ could come of it
 
-  int used;          // rows, from the warp's first on
-  float prior[2];    // of this thread's rows, the LSE of the step before; +∞ for a row that is none. It is not looked at
-                     // before the first tile is done, so that nobody waits for it
+  int used;        // rows, from the warp's first on
+  float prior[2];  // of this thread's rows, the LSE of the step before; +∞ for a row that is none. It is not looked at
+                   // before the first tile is done, so that nobody waits for it
   float weight[2];   // 2^(origin − prior)
   bool moved;        // whether an origin may have since
   float kept[2];     // the rows' sums before the tile in work
@@ -258,8 +260,8 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
 template <FwdConfig C>
 struct TileMeasure<C, Skip::threshold> : KeyBlocks<TileMeasure<C, Skip::threshold>> {
   using Four = FourTiles<C, Largest>;
-  float before[2];   // largest score in the tiles before, in log2, of the rows that this lane has of four tiles; +∞ for
-                     // a row that is none
+  float before[2];  // largest score in the tiles before, in log2, of the rows that this lane has of four tiles; +∞ for
+                    // a row that is none
   float numbers[2];  // largest score in the key block in work, of this thread's columns, as the products are
   Four four;
 
