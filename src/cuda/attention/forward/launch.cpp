@@ -207,7 +207,8 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
   }
   if (gathers_mass(problem)) {
-    launch_mass(config, whole, problem, bindings, state.splits, masses, resources.kernels.last(2), resources.stream);
+    launch_mass(config, whole, descales, problem, bindings, state.splits, masses, resources.kernels.last(2),
+                resources.stream);
   }
 }
 

@@ -143,7 +143,10 @@ struct FwdMma {
 
   __device__ __forceinline__ void load_keys(const BlockWork<C>& w, const KvTile& tile, int i) const {
     load_kv<KTile>(w, w.keys, tile, k_base(i % C.stages), p.d);
-    if constexpr (C.descales_keys) int8_scores().template copy_keys<C.threads()>(p, descales, w, tile, i, thread);
+    if constexpr (C.descales_keys) {
+      const auto key_of = [&](int column) { return w.tiles.key(tile, column); };
+      int8_scores().template copy_keys<C.threads()>(p, descales, w, i, thread, key_of);
+    }
   }
   __device__ __forceinline__ void load_values(const BlockWork<C>& w, const KvTile& tile, u32 to) const {
     load_kv<VTile>(w, w.values, tile, to, p.dv);

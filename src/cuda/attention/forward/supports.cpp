@@ -24,8 +24,6 @@ constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tile
 Support supports_int8(const Problem& p, Products products) {
   if (products == Products::mma_by_keys) return Support::no("has no int8");
   if (p.v_type != DType::bf16 && p.v_type != DType::fp16) return Support::no("wants v in bf16 or fp16 beside int8");
-  if (p.skip) return Support::no("moves no skip states of 8 bits on");
-  if (gathers_mass(p)) return Support::no("gathers no masses of 8 bits");
   if (p.head_dim_qk % 16 != 0) return Support::no("wants head dims of 8 bits that are multiples of 16");
   if (p.quantization.block > std::numeric_limits<int>::max()) return Support::no("counts tokens of a block in 32 bits");
   return Support::yes();

@@ -114,8 +114,8 @@ void fit_registers(FwdConfig& config, const Problem& problem, const Target& targ
   const bool few_left = target.sm >= 100 || config.rounded_sums;
   if (few_left && config.tile_q == 128 && config.tile_kv == 48) config.tile_kv = 32;
   // Integers become scores beside O, by factors of rows and keys.
-  if (config.int8_scores && config.tile_q == 128 && config.dv <= 128 && !problem.list) {
-    const int most = config.dv <= 64 ? 96 : config.panel_bytes() == 64 ? 64 : 48;
+  if (config.int8_scores && config.tile_q == 128 && !problem.list) {
+    const int most = config.dv <= 64 || config.warps == 8 ? 96 : config.panel_bytes() == 64 ? 64 : 48;
     config.tile_kv = std::min(config.tile_kv, few_left && config.descales_rows() ? most / 32 * 32 : most);
   }
   // O and its residual leave together.

@@ -29,12 +29,18 @@ __device__ __forceinline__ float head_descale(const Work& work, const float* at,
   return at[work.block.batch * batch + work.block.kv_head * head];
 }
 
+/// That of the products of a row tile, by head.
+template <class Work>
+__device__ __forceinline__ float product_descale(const DescaleParams& d, const Work& work) {
+  return head_descale(work, d.q, d.q_batch, d.q_head) * head_descale(work, d.k, d.k_batch, d.k_head);
+}
+
 // Scores that are fused with their origin are rounded with it: where P is e4m3, which has no room for that, large
 // factors are not fused. |Q·Kᵀ| is below 2^26, so that what others lose is below 2^-4.
 template <FwdConfig C, class Work>
 __device__ __forceinline__ void find_descales(const AttentionParams& p, const DescaleParams& d, Work& work) {
   constexpr float kLargestFused = 1.0F / 64.0F;
-  const float product = head_descale(work, d.q, d.q_batch, d.q_head) * head_descale(work, d.k, d.k_batch, d.k_head);
+  const float product = product_descale(d, work);
   const float score = C.scale_first ? 1.0F : p.scale * kLog2E * product;
   const bool fuses = !C.scale_first && (!C.multiplies_bytes() || score <= kLargestFused);
   work.product = C.scale_first ? product : fuses ? 1.0F : score;
@@ -43,7 +49,7 @@ __device__ __forceinline__ void find_descales(const AttentionParams& p, const De
 }
 
 /// Where the descale of a key is, by block or token; `key` is below the sequence's length.
-template <FwdConfig C, TileWork Work>
+template <FwdConfig C, class Work>
 __device__ __forceinline__ const float* key_descale(const AttentionParams& p, const DescaleParams& d, const Work& work,
                                                     int key) {
   const int first = work.sequence.first.extent.first;
@@ -121,7 +127,7 @@ struct Int8Scores {
 
   /// Finds what belongs to a warp's rows, by the warp, for itself. `q`, `q_row`: the tile of Q in shared memory and the
   /// warp's first row there; `warp_row`: in the block. Rows that are not used have zeros.
-  template <class QTile, TileWork Work>
+  template <class QTile, class Work>
   __device__ __forceinline__ void find_rows(const AttentionParams& p, const DescaleParams& d, const Work& work, u32 q,
                                             int q_row, int warp_row, int lane) const {
     constexpr int rows = C.rows_a_warp();
@@ -144,15 +150,16 @@ struct Int8Scores {
     __syncwarp();
   }
 
-  /// Descales of a tile's keys, zeros behind the end of the sequence: by `threads` threads, by cp.async.
-  template <int threads, TileWork Work>
-  __device__ __forceinline__ void copy_keys(const AttentionParams& p, const DescaleParams& d, const Work& work,
-                                            const KvTile& tile, int use, int thread) const {
+  /// Descales of a tile's keys, zeros behind the end of the sequence: by `threads` threads, by cp.async. `key_of` tells
+  /// the key of a column.
+  template <int threads, class Work, class KeyOf>
+  __device__ __forceinline__ void copy_keys(const AttentionParams& p, const DescaleParams& d, const Work& work, int use,
+                                            int thread, KeyOf key_of) const {
 #pragma unroll
     for (int first = 0; first < C.tile_kv; first += threads) {
       const int column = first + thread;
       if (C.tile_kv % threads != 0 && column >= C.tile_kv) break;
-      const int key = work.tiles.key(tile, column);
+      const int key = key_of(column);
       const bool is_key = key < work.sequence.first.extent.length;
       ptx::cp_async_4_or_zeros(key_at(use, column), key_descale<C>(p, d, work, is_key ? key : 0), is_key);
     }
@@ -178,7 +185,7 @@ struct Int8Scores {
   }
 
  private:
-  template <TileWork Work>
+  template <class Work>
   static __device__ __forceinline__ float query_descale(const DescaleParams& d, const Work& work, const PackedRow& at) {
     if constexpr (!C.descales_keys) return head_descale(work, d.q, d.q_batch, d.q_head);
     const int token = at.query + (d.packed_q ? work.sequence.q.first : 0);
@@ -186,7 +193,7 @@ struct Int8Scores {
   }
 
   /// The product of a row of Q, as it is, with the mean of K; with 16 rows a warp of every other four columns.
-  template <class QTile, TileWork Work>
+  template <class QTile, class Work>
   static __device__ __forceinline__ float times_mean(const AttentionParams& p, const DescaleParams& d, const Work& work,
                                                      u32 q, int row, int part) {
     constexpr int parts = 32 / C.rows_a_warp();

@@ -105,7 +105,7 @@ struct WarpProducts {
     }
   }
 
-  template <TileWork Work>
+  template <class Work>
   static __device__ __forceinline__ float softmax_scale(const AttentionParams& p, const Work& work) {
     if constexpr (C.descales_at_once()) return work.score;
     return C.scale_first ? 1.0F : p.scale * kLog2E;
