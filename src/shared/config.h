@@ -286,6 +286,12 @@ struct FwdConfig {
   /// Whether each row of queries has a factor and a summand of its own. They lie in shared memory behind the ring, with
   /// those of the keys in flight.
   constexpr bool descales_rows() const { return descales_keys || smooth; }
+  /// Whether the softmax multiplies by a row's factor, and its origins have the summand (scores/row_shift.cuh): where
+  /// that leaves registers enough.
+  constexpr bool folds_rows() const {
+    const bool walks_plainly = tiles == Tiles::range && segments == 1 && !chunked && !compressed_causal && !user_mask;
+    return products == Products::wgmma && descales_rows() && walks_plainly && !scale_first && dv <= 192;
+  }
   constexpr int descale_bytes() const {
     return descales_rows() ? tile_q * 8 + (descales_keys ? stages * tile_kv * 4 : 0) : 0;
   }

@@ -68,6 +68,9 @@ struct TileProbabilities : QueryTiles<C> {
     const auto change = [&] {
       if constexpr (C.linear_score) {
         return linear.change(p, work, s, tile, first_row_of_thread(work), thread_again() % 32);
+      } else if constexpr (C.folds_rows()) {
+        const int own = thread_again();
+        return int8_scores().row_scale(softmax_scale(work), own / 32 * 16, own % 32);
       } else {
         return NoShift{};
       }
@@ -166,10 +169,11 @@ struct TileProbabilities : QueryTiles<C> {
   __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Shift& shift, Online& softmax,
                                                Measure& measure) const {
     const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
+    const float scales[2] = {shift.of_row(scale, 0), shift.of_row(scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
       if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
-      softmax.exponentiate(0, s.tile[0][n], scale, origins);
+      softmax.exponentiate(0, s.tile[0][n], scales, origins);
     }
     settle(s);
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));

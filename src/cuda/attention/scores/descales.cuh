@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/kv/kv_source.cuh"
+#include "cuda/attention/scores/row_shift.cuh"
 #include "cuda/attention/tiles/packed_rows.cuh"
 #include "cuda/attention/tiles/tile_work.cuh"
 #include "cuda/ptx/cp_async.cuh"
@@ -101,7 +102,7 @@ struct Int8Scores {
     }
   }
 
-  /// With those of a tile's rows and keys.
+  /// With those of a tile's rows, unless folds_rows(), and keys.
   __device__ __forceinline__ void convert(Scores& s, const Sums& products, int use, int warp_row, int lane) const {
     const u32 rows = row_at(warp_row + lane / 4);
     const u32 keys = key_at(use, lane % 4 * 2);
@@ -109,8 +110,10 @@ struct Int8Scores {
     for (int m = 0; m < row_tiles; ++m) {
       float factor[2];
       float summand[2];
-      ptx::load_shared_8(factor[0], summand[0], rows + m * 128);
-      ptx::load_shared_8(factor[1], summand[1], rows + m * 128 + 64);
+      if constexpr (!C.folds_rows()) {
+        ptx::load_shared_8(factor[0], summand[0], rows + m * 128);
+        ptx::load_shared_8(factor[1], summand[1], rows + m * 128 + 64);
+      }
 #pragma unroll
       for (int n = 0; n < C.tile_kv / 8; ++n) {
         float of_key[2] = {1.0F, 1.0F};
@@ -119,14 +122,30 @@ struct Int8Scores {
         for (int i = 0; i < 4; ++i) {
           float product = number(products.tile[m][n][i]);
           if constexpr (C.descales_keys) product *= of_key[i % 2];
-          s.tile[m][n][i] = C.smooth ? __fmaf_rn(product, factor[i / 2], summand[i / 2]) : product * factor[i / 2];
+          if constexpr (C.folds_rows()) {
+            s.tile[m][n][i] = product;
+          } else {
+            s.tile[m][n][i] = C.smooth ? __fmaf_rn(product, factor[i / 2], summand[i / 2]) : product * factor[i / 2];
+          }
         }
       }
     }
   }
 
+  /// Of folds_rows(): what the softmax does instead for a thread's rows. `scale`: of scores to log2.
+  __device__ __forceinline__ RowScale row_scale(float scale, int warp_row, int lane) const {
+    RowScale rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float summand;
+      ptx::load_shared_8(rows.factor[half], summand, row_at(warp_row + half * 8 + lane / 4));
+      rows.by[half] = summand * scale;
+    }
+    return rows;
+  }
+
   /// Finds what belongs to a warp's rows, by the warp, for itself. `q`, `q_row`: the tile of Q in shared memory and the
-  /// warp's first row there; `warp_row`: in the block. Rows that are not used have zeros.
+  /// warp's first row there; `warp_row`: in the block. Rows that are not used have a factor of 1.
   template <class QTile, class Work>
   __device__ __forceinline__ void find_rows(const AttentionParams& p, const DescaleParams& d, const Work& work, u32 q,
                                             int q_row, int warp_row, int lane) const {
@@ -139,8 +158,8 @@ struct Int8Scores {
       sum = is_used ? times_mean<QTile>(p, d, work, q, q_row + row, lane / rows) : 0.0F;
       if constexpr (rows == 16) sum += __shfl_xor_sync(0xffffffffU, sum, 16);
     }
-    float of_query = 0.0F;
-    float factor = 0.0F;
+    float of_query = 1.0F;
+    float factor = 1.0F;
     if (is_used) {
       of_query = query_descale(d, work, at);
       factor = of_query;
