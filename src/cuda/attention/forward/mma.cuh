@@ -119,7 +119,7 @@ struct FwdMma {
   // Asked for again rather than kept.
   __device__ __forceinline__ int thread_again() const {
     if constexpr (!has_copier) return thread;
-    const int again = thread_again();
+    const int again = ptx::afresh(static_cast<int>(threadIdx.x));
     __builtin_assume(again >= 0);  // divisions are shifts
     return again;
   }
