@@ -4,11 +4,12 @@
 divided by the ranks.
 
 usage: bench/context_parallel.py [--ranks N] [--seqlen N] [--heads HQ/HKV] [--dim D] [--methods all_gather,ring]
-                                 [--inner N] [--balance zigzag] [--window N] [--repetitions N]
-                                 [--device cuda|cpu] [--json FILE]
+                                 [--inner N] [--balance zigzag] [--window N] [--nsa] [--passes forward,both]
+                                 [--no-alone] [--repetitions N] [--device cuda|cpu] [--json FILE]
 A process a rank: NCCL on GPUs in bf16, Gloo with --device cpu in fp32 (to try the script, with a small --seqlen).
 Times are of the slowest rank, by CUDA events, median of the repetitions; a barrier stands in front of each. Forward and
-forward + backward are timed apart. The share of the ideal is ideal / time.
+forward + backward are timed apart. The share of the ideal is ideal / time. --nsa: native sparse attention, by
+all_gather; with --no-alone for lengths that one GPU has no memory for, whose rows have no share.
 --json adds its rows to those of the file. Needs the tessera package and torch, with as many GPUs as ranks.
 """
 
@@ -46,12 +47,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--inner", type=int, default=2, help="ranks of an inner group of two_level")
     parser.add_argument("--balance", default="zigzag")
     parser.add_argument("--window", type=int, default=0, help="keys of a sliding window; 0: none")
+    parser.add_argument("--nsa", action="store_true", help="native sparse attention, by all_gather")
+    parser.add_argument("--passes", default="forward,both")
+    parser.add_argument("--no-alone", dest="alone", action="store_false", help="leave out one GPU's time")
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     if given.device == "cuda" and torch.cuda.device_count() < given.ranks:
         parser.error(f"--ranks: got {given.ranks}; want at most the {torch.cuda.device_count()} GPUs here")
+    if given.nsa and given.window:
+        parser.error("--window: got one beside --nsa; want dense attention for it")
+    if unknown := set(given.passes.split(",")) - {"forward", "both"}:
+        parser.error(f"--passes: got {', '.join(sorted(unknown))}; want forward, both or both of them")
     return given
 
 
@@ -85,7 +93,7 @@ def drawn(given: argparse.Namespace, rows: int, seed: int) -> Tensors:
     return made | {"dout": torch.randn(shapes["q"], device=given.device, dtype=dtype)}
 
 
-def calls(attend: Callable[..., torch.Tensor], tensors: Tensors) -> dict[str, Callable[[], Any]]:
+def calls(attend: Callable[..., torch.Tensor], tensors: Tensors, passes: str) -> dict[str, Callable[[], Any]]:
     leaves = [tensors[name] for name in "qkv"]
 
     def forward() -> None:
@@ -95,7 +103,8 @@ def calls(attend: Callable[..., torch.Tensor], tensors: Tensors) -> dict[str, Ca
     def both() -> None:
         torch.autograd.grad(attend(*leaves), leaves, tensors["dout"])
 
-    return {"forward": forward, "forward + backward": both}
+    found = {"forward": forward, "both": both}
+    return {{"both": "forward + backward"}.get(name, name): found[name] for name in passes.split(",")}
 
 
 def slowest(milliseconds: float, device: str) -> float:
@@ -126,19 +135,27 @@ def rank_of(rank: int, given: argparse.Namespace, store: str) -> None:
     backend = "nccl" if given.device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=given.ranks)
     options = {"causal": True} | ({"window": (given.window - 1, 0)} if given.window else {})
-    whole = drawn(given, given.seqlen, 0)  # every rank alone, at the same time: they share power as they will later
-    alone = measured(given, calls(lambda q, k, v: tessera.attention(q, k, v, **options), whole))
-    del whole
-    rows = {"one GPU" if given.device == "cuda" else "one process": alone}
+    rows: dict[str, dict[str, float]] = {}
+    if given.alone:
+        # every rank alone, at the same time: they share power as they will later
+        attend = tessera.nsa if given.nsa else lambda q, k, v: tessera.attention(q, k, v, **options)
+        whole = drawn(given, given.seqlen, 0)
+        rows["one GPU" if given.device == "cuda" else "one process"] = measured(
+            given, calls(attend, whole, given.passes)
+        )
+        del whole
     told: dict[str, Any] = {}
-    for method in given.methods.split(","):
+    heads_q, heads_kv = map(int, given.heads.split("/"))
+    multiple = max(1, 128 // (heads_q // heads_kv)) if given.nsa else 1
+    for method in ["all_gather"] if given.nsa else given.methods.split(","):
         grid = None
         if method == "two_level":
             grid = init_device_mesh(given.device, (given.ranks // given.inner, given.inner))
-        cp = context_parallel(grid, seqlen=given.seqlen, balance=given.balance, method=method)
+        cp = context_parallel(grid, seqlen=given.seqlen, balance=given.balance, method=method, multiple=multiple)
         tensors = drawn(given, cp.layout.rows(rank), 1 + rank)
-        rows[method] = measured(given, calls(lambda q, k, v, cp=cp: cp.attention(q, k, v, **options), tensors))
-        told[method] = model_of(cp, tensors, given)
+        attend = cp.nsa if given.nsa else lambda q, k, v, cp=cp: cp.attention(q, k, v, **options)
+        rows[method] = measured(given, calls(attend, tensors, given.passes))
+        told[method] = {} if given.nsa else model_of(cp, tensors, given)
         del tensors
     if rank == 0:
         report(given, rows, told)
@@ -154,14 +171,17 @@ def model_of(cp: ContextParallel, tensors: Tensors, given: argparse.Namespace) -
 
 
 def report(given: argparse.Namespace, rows: dict[str, dict[str, float]], told: dict[str, Any]) -> None:
-    one = next(iter(rows.values()))
+    alone = next(iter(rows.values())) if given.alone else {}
     device = torch.cuda.get_device_name() if given.device == "cuda" else "cpu"
     mask = f"window of {given.window}" if given.window else "causal"
+    if given.nsa:
+        mask = "native sparse attention"
     print(f"{given.seqlen} tokens, {given.heads} heads of {given.dim}, {mask}, {given.ranks} ranks, {device}\n")
-    print("| | forward, ms | of ideal | forward + backward, ms | of ideal |\n|---|---|---|---|---|")
+    passes = list(next(iter(rows.values())))
+    print("| | " + " | ".join(f"{what}, ms | of ideal" for what in passes) + " |\n|" + "---|" * (1 + 2 * len(passes)))
     for name, times in rows.items():
-        shares = ["" if times is one else f"{one[what] / given.ranks / times[what]:.3f}" for what in one]
-        cells = [f"{times[what]:.2f} | {share}" for what, share in zip(one, shares, strict=True)]
+        shares = ["" if times is alone or not alone else f"{alone[w] / given.ranks / times[w]:.3f}" for w in passes]
+        cells = [f"{times[what]:.2f} | {share}" for what, share in zip(passes, shares, strict=True)]
         print(f"| {name} | {' | '.join(cells)} |")
     if given.json:
         write_json(given, rows, told, mask)
@@ -180,11 +200,12 @@ def write_json(given: argparse.Namespace, rows: dict[str, dict[str, float]], tol
     if found["machine"] != machine:
         raise ValueError(f"--json: got {given.json}, of {found['machine']}; want one of {machine}")
     words = {"seqlen": given.seqlen, "heads": given.heads, "dim": given.dim, "mask": mask, "ranks": given.ranks}
-    one = next(iter(rows.values()))
+    alone = next(iter(rows.values())) if given.alone else {}
     for name, times in rows.items():
         row: dict[str, Any] = {**words, "method": name, "milliseconds": times}
-        if times is not one:
-            row["of_ideal"] = {what: one[what] / given.ranks / times[what] for what in one}
+        if alone and times is not alone:
+            row["of_ideal"] = {what: alone[what] / given.ranks / times[what] for what in alone}
+        if told.get(name):
             row["model"] = told[name]
         found["rows"].append(row)
     given.json.write_text(json.dumps(found, indent=1) + "\n")

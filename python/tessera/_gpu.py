@@ -15,7 +15,8 @@ Array = Any
 
 
 class KeptWorkspaces:
-    """Workspaces that a plan keeps between runs, for each stream; of the streams used last, MOST_STREAMS at most.
+    """Workspaces that a plan, or who runs several plans, keeps between runs, for each stream; of the streams used last,
+    MOST_STREAMS at most.
 
     A run behind another one on the same stream may use its workspace, one on another stream may not. Streams are told
     apart by the driver's ids: a handle may come back with another stream, and is one for the default streams of all
@@ -55,7 +56,7 @@ def run_on_gpu(
     """Runs a `_core.Plan` of the GPU of `like` on the current stream of its library, with a workspace made there.
 
     A workspace by the library's own allocator is reused in the order of the stream, and belongs to the graph if one is
-    captured. `kept`: the workspaces that a plan keeps.
+    captured. `kept`: the workspaces that a plan, or who runs several plans, keeps.
     """
     device = library.device(like)
     stream = library.stream(device)
@@ -67,6 +68,8 @@ def run_on_gpu(
     try:
         workspace = free.pop()
     except IndexError:  # none, or another thread has it
-        workspace = library.empty((size,), "uint8", like) if size > 0 else None
+        workspace = None
+    if size > 0 and (workspace is None or workspace.nbytes < size):  # that of a smaller shape's plan is given up
+        workspace = library.empty((size,), "uint8", like)
     plan.run(slots, arrays, *scalars, *callables, stream=stream, workspace=workspace)
     free.append(workspace)  # what follows on the stream comes behind the run

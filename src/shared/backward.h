@@ -328,6 +328,7 @@ struct BwdParams {
   Divisor twice_heads;    // twice the query heads of a key head: i / heads is 2i / that, which is more than 1
   Divisor key_l2_heads;   // key heads of all sequences whose blocks run side by side, so that their rows stay in L2
   Divisor key_l2_blocks;  // of all their keys
+  Divisor wave_blocks;    // of the pass by keys that run at once
   TileBits tile_bits[2];  // of configurations with a list: of the pass by rows, unless words is null, and that by keys
   u32* bit_words;         // of both, which the kernel in front sets to zeros
   i64 bit_count;          // words

@@ -322,7 +322,12 @@ struct FwdConfig {
     const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes() + promoted_bytes() + descale_bytes();
     return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());
   }
-  constexpr int smem_bytes() const { return tiles_end() + list_bytes(); }
+  /// Of a list that moves on by wgmma: a warp's room for what its lanes say of four tiles (sparse/tile_measure.cuh).
+  static constexpr int kMeasuredBytes = 4 * 32 * 8;
+  constexpr int measured_bytes() const {
+    return skip != Skip::none && products == Products::wgmma ? warps * kMeasuredBytes : 0;
+  }
+  constexpr int smem_bytes() const { return tiles_end() + list_bytes() + measured_bytes(); }
   /// What a block knows of its work lies in front of the tiles; a whole swizzle pattern keeps these aligned.
   static constexpr int kWorkBytes = 1024;
 };

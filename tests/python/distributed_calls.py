@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
 import tessera
 import torch
 import torch.distributed as dist
 from tessera.distributed import Mask, context_parallel
+from tessera.torch import SkipAttention
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
@@ -218,6 +220,43 @@ def decoding_in_pages(rank: int) -> None:
     torch.testing.assert_close(out, tessera.attention(q, keys, keys), rtol=2**-7, atol=1e-3)
 
 
+def skip_states_are_those_of_the_single_call(rank: int) -> None:
+    """Out by bits, and each rank's states those of its heads; ranges count tokens of the whole."""
+    options = {"block": (16, 16), "steps": 4, "ramp": (0.02, 0.1), "warm_up": 1}
+    for keys, balance in ((4, "contiguous"), (2, "zigzag"), (8, "contiguous")):
+        alone, mine = SkipAttention(**options), SkipAttention(**options)
+        cp = context_parallel(seqlen=150, balance=balance)
+        for step in range(4):
+            x = _qkv(150, heads=8, keys=keys)
+            x = {name: tensor + 0.1 * _normal(*tensor.shape, seed=9 + step) for name, tensor in x.items()}
+            given = {"step": step, "stream": "cond", "must_do": [(16, 48)] if step == 2 else None}
+            want = alone(**x, **given)
+            got = cp.skip_attention(mine, **{name: cp.shard(tensor) for name, tensor in x.items()}, **given)
+            assert torch.equal(cp.unshard(got), want)
+        mean = torch.tensor(mine.state("cond").active)
+        dist.all_reduce(mean)
+        assert 0.1 < alone.state("cond").active < 0.95
+        assert abs(float(mean) / 4 - alone.state("cond").active) < 1e-6
+
+
+def skip_states_refuse(rank: int) -> None:
+    given = {name: tensor[:, :13] for name, tensor in _qkv(52).items()}
+    module = SkipAttention(block=(16, 16), steps=2, warm_up=0)
+    for cp, error, words in (
+        (context_parallel(seqlen=52, method="ring"), NotImplementedError, "method: got 'ring'"),
+        (context_parallel(cu_seqlens=torch.tensor([0, 52])), NotImplementedError, "cu_seqlens: got packed"),
+    ):
+        with pytest.raises(error, match=f"^{words}"):
+            cp.skip_attention(module, **given, step=0)
+    cp = context_parallel(seqlen=52)
+    with pytest.raises(TypeError, match="^module: got Linear"):
+        cp.skip_attention(torch.nn.Linear(1, 1), **given, step=0)
+    with pytest.raises(ValueError, match=r"^step: got 0 on rank 0 and 1 on rank [123]"):
+        cp.skip_attention(module, **given, step=int(rank > 0))
+    with pytest.raises(ValueError, match="^q: got 6 heads; want a multiple of the 4 ranks"):
+        cp.skip_attention(module, *(_normal(2, 13, 6, 16) for _ in "qkv"), step=0)
+
+
 ALL = {
     f.__name__: f
     for f in (
@@ -236,6 +275,8 @@ ALL = {
         a_double_backward_is_refused,
         decoding_over_a_cache_in_parts,
         decoding_in_pages,
+        skip_states_are_those_of_the_single_call,
+        skip_states_refuse,
     )
 }
 

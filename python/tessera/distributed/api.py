@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..native_sparse import Preset
-from . import cost, function, native_sparse
+from ..torch.skip import SkipAttention
+from . import cost, function, native_sparse, skip
 from .arguments import Given, asked_of, decode_summary, refuse_bad_tensors, seed_of, summary_of
 from .decode import decode
 from .faults import agree
@@ -274,6 +276,38 @@ class ContextParallel:
         self._settle(summary, key, failure)
         assert call is not None
         return native_sparse.run(native_sparse.SparseGather(self.team.inner, self.layout), call, q, k, v, parameters)
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def skip_attention(
+        self,
+        module: SkipAttention,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        step: int,
+        stream: str = "",
+        must_do: Sequence[tuple[int, int]] | None = None,
+        must_skip: Sequence[tuple[int, int]] | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """`module` of the whole sequence in step `step`: this rank's rows of it. Tensors move as by "ulysses".
+
+        module: a `tessera.torch.SkipAttention`, the same on every rank; this rank's carries the states of its heads,
+        [rank · hq / ranks, (rank + 1) · hq / ranks), to which overrides by head refer. q (b, rows, hq, d), k and v
+        (b, rows, hkv, d | dv): this rank's rows. must_do, must_skip: ranges of key tokens of the whole. Other keywords
+        as the module takes them. Where the layout's rows stand does not matter.
+
+        Returns out (b, rows, hq, dv), with the bits of the single call's heads. No gradient. Raises on every rank where
+        they disagree, and as the module does; ValueError for heads that do not split over the ranks,
+        NotImplementedError for another method and for packed sequences, RankError for a rank that does not answer.
+        """
+        given = {"stream": stream, "must_do": must_do, "must_skip": must_skip, **options}
+        self._settle(*skip.examined(self, module, q, k, v, step, stream, given))
+        exchange = self._schedule("ulysses", q.shape[-2], k.shape[-2])
+        assert isinstance(exchange, Ulysses)
+        return skip.run(exchange, module, q, k, v, step, given)
 
     @torch.compiler.disable
     def decode(

@@ -79,6 +79,15 @@ class Ulysses:
             self._placed[name, device] = getattr(self, name).to(device)
         return self._placed[name, device]
 
+    def to_heads(self, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+        """q, k and v of this rank's heads, rows of all ranks."""
+        return self._to_heads(asked, [(q, 0), (k, 1), (v, 1)], self.ranges, "the exchange of rows for heads")
+
+    def to_rows(self, asked: Asked, out: Tensor) -> Tensor:
+        """out of all heads, this rank's rows."""
+        back = [(out, asked.dim, asked.dim + 1, 0, False)]
+        return self._to_rows(back, self.ranges, "the exchange of heads for rows")[0]
+
     def _to_heads(self, asked: Asked, tensors: list[tuple[Tensor, int]], ranges: list, doing: str) -> list[Tensor]:
         """Rows of all ranks, in inner's order, of this rank's heads. The number beside a tensor says whose heads it
         has: 0 those of q, 1 those of k."""
@@ -134,7 +143,7 @@ class Ulysses:
 
     def forward(self, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Result:
         ranges = self.ranges
-        moved = self._to_heads(asked, [(q, 0), (k, 1), (v, 1)], ranges, "the exchange of rows for heads")
+        moved = self.to_heads(asked, q, k, v)
         result = self.inner.forward(asked.of_heads(*ranges[self.wire.rank][0]), *moved)
         at = asked.dim
         back = [(result.out, at, at + 1, 0, False), (result.lse, result.lse.dim() - 1, result.lse.dim() - 2, 0, False)]

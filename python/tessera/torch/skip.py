@@ -32,6 +32,11 @@ class SkipAttention(torch.nn.Module):
         self._states: dict[str, SkipState] = {}
         self._shapes: dict[str, dict[str, Any]] = {}
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the states."""
+        return dict(self._options)
+
     def state(self, stream: str = "") -> SkipState:
         """The state of a stream. Raises KeyError before the stream's first call."""
         return self._states[stream]

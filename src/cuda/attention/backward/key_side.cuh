@@ -24,11 +24,19 @@ struct SumOrder<true> {
   int end_tile_before;  // see KeyWork
 };
 
+/// Where a block's walk of compressed keys' rows begins, and whether it comes to later tiles (1) or earlier ones (−1).
+template <bool compressed>
+struct RowsWalk {};
+template <>
+struct RowsWalk<true> {
+  int begin, step;
+};
+
 template <BwdConfig B_, class User>
 struct KeySide {
   static constexpr BwdConfig B = B_;
   static constexpr FwdConfig C = B.as_forward();
-  struct Work : KeyWork<C>, ListedCount<B.has_list()>, SumOrder<B.ordered> {
+  struct Work : KeyWork<C>, ListedCount<B.has_list()>, SumOrder<B.ordered>, RowsWalk<B.compressed_causal> {
     DropoutDraws dropout;
   };
   using Listed = ListedRowTiles<B, Work>;
@@ -53,7 +61,18 @@ struct KeySide {
     if constexpr (C.dropout) work.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
     if constexpr (B.has_list()) work.listed = Listed{params, work}.count(static_cast<int>(threadIdx.x) % 32);
     if constexpr (B.ordered) work.end_tile_before = work.find_end_before(params.forward);
+    if constexpr (B.compressed_causal) find_walk(params, index, work);
     return true;
+  }
+  // Intervals of rows of compressed keys begin far apart, end together, and have more bytes than L2: only blocks that
+  // are at the same rows at the same time share what they read and add to. Those of the first wave begin with the last
+  // row together, and end one after the other, the last keys' block first. Each makes room for one of the second wave,
+  // whose first rows lie as far apart as these blocks begin: from there on to the last row they are side by side again,
+  // and end together. So waves go to and fro.
+  static __device__ __forceinline__ void find_walk(const BwdParams& params, int index, Work& work) {
+    const bool rises = !B.ordered && (ptx::divide(index, params.wave_blocks) & 1) != 0;
+    work.begin = work.first_tile + (rises ? 0 : work.tiles - 1);
+    work.step = rises ? 1 : -1;
   }
   __device__ __forceinline__ int count() const { return B.has_list() ? work.listed : work.count(params.forward); }
   __device__ __forceinline__ Walk walk() const { return begin_walk<B>(Listed{params, work}); }
@@ -65,14 +84,12 @@ struct KeySide {
     return place(i);
   }
   /// In a fixed order from the last rows to the first. Then a block's tile was mostly visited, by the block with the
-  /// keys before, as many tiles ago as the blocks' intervals of rows begin apart. Likewise for compressed keys, whose
-  /// intervals begin far apart and end together, and of each tile of rows all heads: blocks that run side by side read
-  /// the same rows at the same time, which have more bytes than L2.
+  /// keys before, as many tiles ago as the blocks' intervals of rows begin apart. Of compressed keys each tile of rows
+  /// by all heads.
   __device__ __forceinline__ Place place(int i) const {
     if constexpr (B.compressed_causal) {
       const int step = ptx::divide_by_more_than_one(2 * i, params.twice_heads);
-      return {i - step * static_cast<int>(params.forward.heads_a_kv.value),
-              (work.first_tile + work.tiles - 1 - step) * C.tile_q};
+      return {i - step * static_cast<int>(params.forward.heads_a_kv.value), (work.begin + step * work.step) * C.tile_q};
     }
     const Place tile = work.tile(i);
     if constexpr (!B.ordered) return tile;

@@ -163,20 +163,26 @@ void plan_backward(detail::PlanState& state, Products products) {
 
 namespace {
 
+// By wgmma a multiprocessor has one block at a time, and a pass by keys goes to and fro.
+bool goes_to_and_fro(const BwdConfig& keys) {
+  return keys.compressed_causal && keys.has_producer() && !keys.has_list() && !keys.ordered;
+}
+
 // Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
-// as many in every group. All heads where rows of one would not stay there and its keys are few, as compressed keys
-// are: then the blocks with the longest way, of the first keys, of all heads come first.
-std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch) {
+// as many in every group. Of compressed keys, which are few, a wave's (KeySide::find_walk).
+std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch, int multiprocessors) {
   const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
   const std::int64_t row_bytes = launch.keys.row_bytes() + (launch.finds_all() ? launch.keys.d * 4 : 0);
   const std::int64_t bytes = problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes;
-  if (bytes > 4 * kL2GroupBytes && key_tiles(problem, launch.keys) <= 256) return heads;
-  std::int64_t together = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, heads);
+  std::int64_t most = kL2GroupBytes / std::max<std::int64_t>(bytes, 1);
+  if (goes_to_and_fro(launch.keys)) most = multiprocessors / std::max<std::int64_t>(key_tiles(problem, launch.keys), 1);
+  std::int64_t together = std::clamp<std::int64_t>(most, 1, heads);
   while (heads % together != 0) --together;
   return together;
 }
 
-BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const BwdLaunch& launch, std::byte* workspace) {
+BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const BwdLaunch& launch, int multiprocessors,
+                     std::byte* workspace) {
   BwdParams p{};
   p.forward = fwd_params(problem, bindings, 1);
   p.forward.schedule = tile_schedule(launch.rows.as_forward(), problem, 1, 1);
@@ -229,9 +235,10 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     int* added = launch.keys.ordered ? reinterpret_cast<int*>(workspace + place.added) : nullptr;
     p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem), launch.keys.d, added};
   }
-  const std::int64_t l2_heads = key_l2_heads(problem, launch);
+  const std::int64_t l2_heads = key_l2_heads(problem, launch, multiprocessors);
   p.key_l2_heads = Divisor(static_cast<int>(l2_heads));
   p.key_l2_blocks = Divisor(static_cast<int>(std::max<std::int64_t>(key_tiles(problem, launch.keys), 1) * l2_heads));
+  p.wave_blocks = Divisor(multiprocessors);
   p.accumulates = problem.accumulate;
   return p;
 }
@@ -244,7 +251,8 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
                              Slot::k, Slot::v, Slot::k2,         Slot::v2};
   check_row_strides(bindings, kSlots);
   const auto& launch = std::any_cast<const BwdLaunch&>(state.prepared);
-  ResidualBwdParams params{bwd_params(problem, bindings, launch, resources.workspace), nullptr, {}};
+  ResidualBwdParams params{
+      bwd_params(problem, bindings, launch, state.target.multiprocessors, resources.workspace), nullptr, {}};
   if (problem.residual) {
     params.o_residual = bindings[Slot::o_residual].as<signed char>();
     params.o_residual_strides = row_strides(bindings[Slot::o_residual]);

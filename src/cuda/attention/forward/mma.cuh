@@ -192,7 +192,6 @@ struct FwdMma {
       if constexpr (C.skip != Skip::none) softmax.enter(tile);
       softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(0));
-      if constexpr (C.skip != Skip::none) softmax.leave();
     } while (++i < work.tiles.count());
   }
 
@@ -221,7 +220,6 @@ struct FwdMma {
       if constexpr (C.skip != Skip::none) softmax.enter(tile);
       softmax.apply(softmax.raise(s, softmax_scale()), o);
       add_values(o, s, softmax, tile, v_base(i % C.stages));
-      if constexpr (C.skip != Skip::none) softmax.leave();
     }
   }
 

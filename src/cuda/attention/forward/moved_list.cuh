@@ -18,7 +18,6 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
   const FwdParams* params;
   BlockMemory<C>* memory;
   TileMeasure<C> measure;
-  bool moved;  // whether the tile in work raised an origin
 
   /// Before the first tile.
   __device__ __forceinline__ void begin(const FwdParams& p, BlockMemory<C>& work) {
@@ -36,32 +35,34 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
     }
   }
 
-  /// Before a tile's raise(); leave() when its exponentials are in the sums.
+  /// Before a tile's raise().
   __device__ __forceinline__ void enter(const KvTile& tile) {
-    measure.enter(key_block_of(params->list, tile), lane(), scale(),
-                  [&](int block, float value) { say(block, value); });
+    measure.enter(key_block_of(params->list, tile), lane(), scale(), online(), *this);
   }
   template <int key_tiles>
   __device__ __forceinline__ typename Online::Rescale raise(const Accumulator<1, key_tiles>& s, float scale) {
     const auto rescale = Online::raise(s, scale);
     if constexpr (C.skip == Skip::mass) {
-      moved = rescale.needed;
-      measure.set_aside(this->sum[0]);
+      if (rescale.needed) measure.rescale(rescale.factor[0]);
     } else {
 #pragma unroll
       for (const auto& tile : s.tile[0]) measure.see(tile);
     }
     return rescale;
   }
-  __device__ __forceinline__ void leave() {
-    if constexpr (C.skip == Skip::mass) measure.add(this->sum[0], this->origin[0], moved);
-  }
 
   /// After the last tile and a barrier.
   __device__ __forceinline__ void end_walk() {
-    measure.finish(lane(), scale(), [&](int block, float value) { say(block, value); });
-    const Online& online = *this;
-    if (end_rows<C>(measure, online, priors(), warp() * 16, rows(), lane())) memory->unknown = 1;
+    measure.finish(lane(), scale(), online(), *this);
+    if (end_rows<C>(measure, online(), priors(), warp() * 16, rows(), lane())) memory->unknown = 1;
+  }
+
+  /// Of four tiles, each by a lane.
+  __device__ __forceinline__ void store(int tile, int block, float number) const {
+    const int four = measure.walked / 4 - 1;
+    if (warp() == 0 && four > 0) bring_together(four - 1);
+    memory->measured[four & 1][warp()][tile] = number;
+    if (warp() == 0) memory->blocks[four & 1][tile] = block;
   }
 
   /// When nobody reads the list any more but for barriers.
@@ -85,6 +86,7 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
   }
 
  private:
+  __device__ __forceinline__ Online& online() { return *this; }
   __device__ __forceinline__ float scale() const { return WarpProducts<C>::softmax_scale(*params, *memory); }
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
@@ -102,14 +104,6 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
     return skip.next + (head * skip.query_blocks + query_block) * params->list.words;
   }
 
-  // Of four tiles, a lane's each.
-  __device__ __forceinline__ void say(int block, float value) const {
-    const int four = measure.walked / 4 - 1;
-    if (warp() == 0 && four > 0) bring_together(four - 1);
-    if (lane() >= 4) return;
-    memory->measured[four & 1][warp()][lane()] = value;
-    if (warp() == 0) memory->blocks[four & 1][lane()] = block;
-  }
   // By one warp, behind a barrier that all have reached since they measured it.
   __device__ __forceinline__ void bring_together(int four) const {
     if (lane() >= 4) return;

@@ -33,6 +33,21 @@ struct TileProbabilities : QueryTiles<C> {
   using Linear = typename LinearScoreOf<C, typename User::Score>::type;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
+  // Where what the warp's rows say of a skip state's tiles goes.
+  struct Measured {
+    const TileProbabilities& kernel;
+    const Work& work;
+    __device__ __forceinline__ float2* room() const {
+      char* rooms = kernel.memory + C.tiles_end() + C.list_bytes();
+      return reinterpret_cast<float2*>(rooms + thread_again() / 32 * FwdConfig::kMeasuredBytes);
+    }
+    __device__ __forceinline__ void store(int /*tile*/, int block, float number) const {
+      float* to = partials<C>(kernel.p, work.item) + thread_again() / 32 * kernel.p.list.key_blocks;
+      if (block >= 0) to[block] = number;
+    }
+  };
+  __device__ __forceinline__ Measured measured(const Work& work) const { return {*this, work}; }
+
   // Packed.
   __device__ __forceinline__ int first_row_of_thread(const Work& work) const {
     const int own = thread_again();
@@ -107,7 +122,6 @@ struct TileProbabilities : QueryTiles<C> {
     if constexpr (finds_hidden_early && !first && !looks_always) {
       if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
-    if constexpr (C.skip == Skip::mass) measure.set_aside(softmax.sum[0]);
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, scale, shift, softmax, measure);
     if constexpr (of_bytes) {
@@ -135,10 +149,11 @@ struct TileProbabilities : QueryTiles<C> {
           exponentiate(s, scale, shift, softmax, measure);
         }
         softmax.follow(before, s, rescale);
-        if constexpr (C.skip == Skip::mass) measure.rescale(rescale.factor[0]);
       }
     }
-    if constexpr (C.skip == Skip::mass) measure.add(softmax.sum[0], softmax.origin[0], rescale.needed);
+    if constexpr (C.skip == Skip::mass) {
+      if (rescale.needed) measure.rescale(rescale.factor[0]);
+    }
     return rescale;
   }
 

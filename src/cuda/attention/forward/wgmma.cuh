@@ -182,15 +182,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
       measure.begin(rows_of_warp(work), thread % 32);
     }
   }
-  __device__ __forceinline__ auto store_measure(const Work& work) const {
-    return [this, &work](int block, float value) {
-      const int thread = thread_again();
-      if (thread % 32 < 4 && block >= 0) partials<C>(p, work.item)[thread / 32 * p.list.key_blocks + block] = value;
-    };
-  }
-  __device__ __forceinline__ void finish_measure(Work& work, Measure& measure, const Online& softmax) const {
+  __device__ __forceinline__ void finish_measure(Work& work, Measure& measure, Online& softmax) const {
     const int thread = thread_again();
-    measure.finish(thread % 32, softmax_scale(work), store_measure(work));
+    measure.finish(thread % 32, softmax_scale(work), softmax, this->measured(work));
     const bool unknown =
         end_rows<C>(measure, softmax, skip_lse(work), thread / 32 * 16, rows_of_warp(work), thread % 32);
     if (unknown) work.unknown = 1;
@@ -229,7 +223,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
                                                Measure& measure) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
     if constexpr (C.skip != Skip::none) {
-      measure.enter(key_block_of(p.list, tile), thread_again() % 32, softmax_scale(work), store_measure(work));
+      measure.enter(key_block_of(p.list, tile), thread_again() % 32, softmax_scale(work), softmax,
+                    this->measured(work));
     }
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);

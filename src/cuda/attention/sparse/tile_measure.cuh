@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a warp's 16 rows say of the tiles of a skip state's list while they walk them (docs/skip-state.md): one number a
 // tile, which who owns the row tile brings together with those of the other warps. Each lane has a part of two rows;
-// what lanes exchange is shared by four tiles.
+// lanes bring theirs together once for four tiles.
 #pragma once
 
 #include "cuda/attention/softmax/epilogue.cuh"
@@ -26,188 +26,282 @@ __device__ __forceinline__ float* partials(const AttentionParams& p, int item) {
   return skip_of_params(p).partials + row_tile * C.warps * p.list.key_blocks;
 }
 
-/// Four tiles in turn: lane j of four has tile j of them.
+/// Brings together what lanes have of a row's columns: sums, or the largest.
+struct Sum {
+  static __device__ __forceinline__ float of(float a, float b) { return a + b; }
+};
+struct Largest {
+  static __device__ __forceinline__ float of(float a, float b) { return fmaxf(a, b); }
+};
+
+/// A lane has a number of its columns of rows lane / 4 and lane / 4 + 8 in each tile. After four tiles it has both
+/// numbers of rows row_of(lane) and row_of(lane) + 8, of all columns, in tile tile_of(lane) of the four. Lanes that
+/// differ by tile_step, or 2 or 3 of it, have the same rows of other tiles. By mma.sync, whose tiles leave no room in
+/// shared memory, lanes exchange numbers.
+template <FwdConfig C, class Op, bool in_memory = C.products == Products::wgmma>
 struct FourTiles {
-  int walked = 0;  // list tiles that were ended
-  int block = -1;  // key block of the tile in work; none before the first
-  int mine;        // key block of this lane's tile; none: −1
+  static constexpr int tile_step = 1;
+  static constexpr bool waits_for_four = false;  // until there are four, end() does nothing
+  float even[2];                                 // of the tile before
+  float pair[2];                                 // of two tiles, once two lanes have brought theirs together
 
-  /// Whether the tile in work is the last of four. By all lanes.
-  __device__ __forceinline__ bool end_tile(int lane) {
-    if ((walked & 3) == (lane & 3)) mine = block;
-    return (++walked & 3) == 0;
-  }
-};
+  static __device__ __forceinline__ int tile_of(int lane) { return lane & 3; }
+  static __device__ __forceinline__ int row_of(int lane) { return lane / 4; }
 
-/// a of the lanes without, b of those with `step` in their number, summed over the two lanes that differ in it.
-__device__ __forceinline__ float add_in_turn(float a, float b, int lane, int step) {
-  const bool upper = (lane & step) != 0;
-  const float got = __shfl_xor_sync(0xffffffffU, upper ? a : b, step);
-  return (upper ? b : a) + got;
-}
-
-/// Of configurations without `skip`: nothing.
-template <FwdConfig C, Skip rule = C.skip>
-struct TileMeasure {
-  template <class Store>
-  __device__ __forceinline__ void enter(int /*block*/, int /*lane*/, Store /*store*/) {}
-};
-
-/// Rule `mass`: the sums over rows of squares of what a row weighs in a tile, by equation 2.
-template <FwdConfig C>
-struct TileMeasure<C, Skip::mass> : FourTiles {
-  static constexpr float kCap = 4.0F;
-  static constexpr float kLargestPower = 100.0F;  // below it no sum is so small that 0 · ∞ could come of it
-
-  float prior[2];   // of this thread's rows, the LSE of the step before in log2; +∞ for a row that is none
-  float weight[2];  // 2^(origin − prior)
-  float kept[2];    // the rows' sums before this tile
-  float mass[2];    // of the tile in work, this thread's columns
-  float even[2];    // of the tile before the one in work, of all columns once two lanes have added theirs
-  float pair[2];    // of two tiles
-
-  /// `rows`: that are used, from the warp's first on.
-  template <class Rows>
-  __device__ __forceinline__ void begin(const Rows& priors, int first_row, int rows, int lane) {
-    walked = 0;
-    block = -1;
+  /// Tile `turn` is done, with these numbers; `rows` with the last of the four. By the warp.
+  template <class Out>
+  __device__ __forceinline__ void end(const float (&numbers)[2], int turn, int lane, const Out& /*out*/,
+                                      float (&rows)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = lane / 4 + half * 8;
-      weight[half] = 0.0F;
-      prior[half] = kInfinity;
-      if (row < rows) prior[half] = *reinterpret_cast<const float*>(priors.at(first_row + row)) * kLog2E;
-    }
-  }
-
-  /// The tile in work is of `to`, another key block than the one before or the same. `store(block, sum)` is called by
-  /// the lanes that have any for store.
-  template <class Store>
-  __device__ __forceinline__ void enter(int to, int lane, float /*scale*/, Store store) {
-    if (to == block) return;
-    if (block >= 0) end(lane, store);
-    block = to;
-    mass[0] = mass[1] = 0.0F;
-  }
-  /// After the last tile.
-  template <class Store>
-  __device__ __forceinline__ void finish(int lane, float /*scale*/, Store store) {
-    if (block < 0) return;
-    end(lane, store);
-    block = -1;
-    mass[0] = mass[1] = 0.0F;
-#pragma unroll 1
-    while ((walked & 3) != 0) end(lane, store);
-  }
-
-  /// Before a tile's exponentials are added to `sums`, which are then its own.
-  __device__ __forceinline__ void set_aside(float (&sums)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      kept[half] = sums[half];
-      sums[half] = 0.0F;
-    }
-  }
-  /// What was set aside follows origins that are raised meanwhile.
-  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) kept[half] *= factor[half];
-  }
-  /// After that. `moved`: whether any origin may have.
-  __device__ __forceinline__ void add(float (&sums)[2], const float (&origin)[2], bool moved) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (moved) weight[half] = ptx::exp2(fminf(origin[half] - prior[half], kLargestPower));
-      mass[half] = __fmaf_rn(sums[half], weight[half], mass[half]);
-      sums[half] += kept[half];
+      if ((turn & 1) == 0) {
+        even[half] = numbers[half];
+        continue;
+      }
+      const float both = trade(even[half], numbers[half], lane, 1);
+      if (turn == 1) {
+        pair[half] = both;
+      } else {
+        rows[half] = trade(pair[half], both, lane, 2);
+      }
     }
   }
 
  private:
-  template <class Store>
-  __device__ __forceinline__ void end(int lane, Store store) {
-    const int turn = walked & 3;
-    if ((turn & 1) == 0) {
+  // a of the lanes without, b of those with `step` in their number, of the two lanes that differ in it.
+  static __device__ __forceinline__ float trade(float a, float b, int lane, int step) {
+    const bool upper = (lane & step) != 0;
+    const float got = __shfl_xor_sync(0xffffffffU, upper ? a : b, step);
+    return Op::of(upper ? b : a, got);
+  }
+};
+
+/// By wgmma, where every instruction beside the softmax costs time, lanes leave their numbers in shared memory.
+template <FwdConfig C, class Op>
+struct FourTiles<C, Op, true> {
+  static constexpr int tile_step = 8;
+  static constexpr bool waits_for_four = true;
+
+  static __device__ __forceinline__ int tile_of(int lane) { return lane / 8; }
+  static __device__ __forceinline__ int row_of(int lane) { return lane & 7; }
+
+  /// Before that, of a tile that may not be done.
+  template <class Out>
+  static __device__ __forceinline__ void put(const float (&numbers)[2], int turn, int lane, const Out& out) {
+    out.room()[turn * 32 + lane] = make_float2(numbers[0], numbers[1]);
+  }
+  template <class Out>
+  static __device__ __forceinline__ void end(const float (& /*numbers*/)[2], int /*turn*/, int lane, const Out& out,
+                                             float (&rows)[2]) {
+    __syncwarp();
+    const float4* const of_rows =
+        reinterpret_cast<const float4*>(out.room() + lane * 4);  // four lanes had columns each
+    const float4 a = of_rows[0];
+    const float4 b = of_rows[1];
+    rows[0] = Op::of(Op::of(a.x, a.z), Op::of(b.x, b.z));
+    rows[1] = Op::of(Op::of(a.y, a.w), Op::of(b.y, b.w));
+    __syncwarp();
+  }
+};
+
+/// Of the lanes that have the same tile.
+template <class Four, class Op>
+__device__ __forceinline__ float over_rows(float number) {
+  constexpr int first = Four::tile_step == 1 ? 4 : 1;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) even[half] = mass[half];
-    } else {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float both = add_in_turn(even[half], mass[half], lane, 1);
-        if (turn == 1) {
-          pair[half] = both;
-        } else {
-          pair[half] = add_in_turn(pair[half], both, lane, 2);
-        }
+  for (int step = first; step < first * 8; step *= 2) {
+    number = Op::of(number, __shfl_xor_sync(0xffffffffU, number, step));
+  }
+  return number;
+}
+
+/// What both rules do with key blocks; `numbers` of the rule are of the one in work. `out`: who takes their numbers, by
+/// store(tile of four, its key block or −1, its number), which a lane of each tile calls; by wgmma also room(), the
+/// warp's share of measured_bytes().
+template <class Rule>
+struct KeyBlocks {
+  int walked = 0;  // key blocks that were ended
+  int block = -1;  // that the tile in work is of; none before the first
+  int mine;        // of this lane's tile of four; none: −1
+
+  __device__ __forceinline__ void restart() {
+    walked = 0;
+    block = -1;
+  }
+  /// Another tile, of key block `to`, before anything is done with its scores. `softmax`: of the tiles before.
+  template <class Online, class Out>
+  __device__ __forceinline__ void enter(int to, int lane, float scale, Online& softmax, const Out& out) {
+    rule().take(softmax);
+    const bool changes = to != block;
+    end(changes && block >= 0, lane, scale, out);
+    if (changes) rule().clear();
+    block = to;
+  }
+  /// After the last tile.
+  template <class Online, class Out>
+  __device__ __forceinline__ void finish(int lane, float scale, Online& softmax, const Out& out) {
+    using Four = typename Rule::Four;
+    rule().take(softmax);
+    if (block >= 0) end(true, lane, scale, out);
+    block = -1;
+    if constexpr (Four::waits_for_four) {
+      if (const int last = walked & 3; last != 0) {  // of those that are not there nobody is told
+        if (Four::tile_of(lane) >= last) mine = -1;
+        end_four(3, lane, scale, out);
       }
+    } else {
+      rule().clear();
+#pragma unroll 1
+      while ((walked & 3) != 0) end(true, lane, scale, out);
     }
-    if (!end_tile(lane)) return;
+    rule().give_back(softmax);
+  }
+
+ private:
+  __device__ __forceinline__ Rule& rule() { return static_cast<Rule&>(*this); }
+  template <class Out>
+  __device__ __forceinline__ void end(bool ends, int lane, float scale, const Out& out) {
+    using Four = typename Rule::Four;
+    const int turn = walked & 3;
+    if constexpr (Four::waits_for_four) Four::put(rule().numbers, turn, lane, out);
+    if (ends && turn == Four::tile_of(lane)) mine = block;
+    if (ends) ++walked;
+    if (!ends || (Four::waits_for_four && turn != 3)) return;
+    end_four(turn, lane, scale, out);
+  }
+  // With tile `turn` of the four.
+  template <class Out>
+  __device__ __forceinline__ void end_four(int turn, int lane, float scale, const Out& out) {
+    using Four = typename Rule::Four;
+    float rows[2];
+    rule().four.end(rule().numbers, turn, lane, out, rows);
+    if (turn != 3) return;
+    const float number = rule().of_tile(rows, lane, scale);
+    if (Four::row_of(lane) == 0) out.store(Four::tile_of(lane), mine, number);
+  }
+};
+
+/// Of configurations without `skip`: nothing.
+template <FwdConfig C, Skip rule = C.skip>
+struct TileMeasure {};
+
+/// Rule `mass`: the sums over rows of squares of what a row weighs in a tile, by equation 2.
+template <FwdConfig C>
+struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
+  using Four = FourTiles<C, Sum>;
+  static constexpr float kCap = 4.0F;
+  static constexpr float kLargestPower = 100.0F;  // below it no sum is so small that 0 · ∞ could come of it
+
+  int used;        // rows, from the warp's first on
+  float prior[2];  // of this thread's rows, the LSE of the step before; +∞ for a row that is none. It is not looked at
+                   // before the first tile is done, so that nobody waits for it
+  float weight[2];   // 2^(origin − prior)
+  bool moved;        // whether an origin may have since
+  float kept[2];     // the rows' sums before the tile in work
+  float numbers[2];  // masses in the key block in work, this thread's columns
+  Four four;
+
+  template <class Rows>
+  __device__ __forceinline__ void begin(const Rows& priors, int first_row, int rows, int lane) {
+    this->restart();
+    used = rows;
+    moved = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane / 4 + half * 8;
+      weight[half] = kept[half] = 0.0F;
+      prior[half] = kInfinity;
+      if (row < rows) prior[half] = *reinterpret_cast<const float*>(priors.at(first_row + row));
+    }
+  }
+  __device__ __forceinline__ void clear() { numbers[0] = numbers[1] = 0.0F; }
+
+  /// Takes what the tile before has added to the rows' sums, of which the softmax has the tile's own alone. Here, while
+  /// products run, it costs no time; behind the exponentials it would.
+  template <class Online>
+  __device__ __forceinline__ void take(Online& softmax) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float& sum = softmax.sum[0][half];
+      if (moved) {
+        const float power = __fmaf_rn(-prior[half], kLog2E, softmax.origin[0][half]);
+        weight[half] = ptx::exp2(fminf(power, kLargestPower));
+      }
+      numbers[half] = __fmaf_rn(sum, weight[half], numbers[half]);
+      kept[half] += sum;
+      sum = 0.0F;
+    }
+    moved = false;
+  }
+  template <class Online>
+  __device__ __forceinline__ void give_back(Online& softmax) const {
+    softmax.sum[0][0] = kept[0];
+    softmax.sum[0][1] = kept[1];
+  }
+  /// The origins were raised.
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) kept[half] *= factor[half];
+    moved = true;
+  }
+
+  __device__ __forceinline__ float of_tile(const float (&rows)[2], int lane, float /*scale*/) const {
     float sum = 0.0F;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float capped = fminf(pair[half], kCap);  // NaN: kCap; the row tile is known to be unknown then
-      if (prior[half] != kInfinity) sum = __fmaf_rn(capped, capped, sum);
+      const float capped = fminf(rows[half], kCap);  // NaN: kCap; the row tile is known to be unknown then
+      if (Four::row_of(lane) + half * 8 < used) sum = __fmaf_rn(capped, capped, sum);
     }
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(0xffffffffU, sum, step);
-    store(mine, sum);
+    return over_rows<Four, Sum>(sum);
   }
 };
 
 /// Rule `threshold`: how far any row's maximum rises in a tile, by equation 7, in octaves.
 template <FwdConfig C>
-struct TileMeasure<C, Skip::threshold> : FourTiles {
-  float before[2];   // largest score of this thread's rows in the tiles before, in log2; +∞ for a row that is none
-  float largest[2];  // in the tile in work, of this thread's columns, as the products are
-  float rise;        // of this lane's tile
+struct TileMeasure<C, Skip::threshold> : KeyBlocks<TileMeasure<C, Skip::threshold>> {
+  using Four = FourTiles<C, Largest>;
+  float before[2];  // largest score in the tiles before, in log2, of the rows that this lane has of four tiles; +∞ for
+                    // a row that is none
+  float numbers[2];  // largest score in the key block in work, of this thread's columns, as the products are
+  Four four;
 
   __device__ __forceinline__ void begin(int rows, int lane) {
-    walked = 0;
-    block = -1;
+    this->restart();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) before[half] = lane / 4 + half * 8 < rows ? -kInfinity : kInfinity;
+    for (int half = 0; half < 2; ++half) before[half] = Four::row_of(lane) + half * 8 < rows ? -kInfinity : kInfinity;
   }
+  __device__ __forceinline__ void clear() { numbers[0] = numbers[1] = -kInfinity; }
 
-  /// `scale`: a product's factor to log2.
-  template <class Store>
-  __device__ __forceinline__ void enter(int to, int lane, float scale, Store store) {
-    if (to == block) return;
-    if (block >= 0) end(lane, scale, store);
-    block = to;
-    largest[0] = largest[1] = -kInfinity;
-  }
-  template <class Store>
-  __device__ __forceinline__ void finish(int lane, float scale, Store store) {
-    if (block < 0) return;
-    end(lane, scale, store);
-    block = -1;
-    largest[0] = largest[1] = -kInfinity;
-#pragma unroll 1
-    while ((walked & 3) != 0) end(lane, scale, store);
-  }
-
+  template <class Online>
+  __device__ __forceinline__ void take(Online& /*softmax*/) {}
+  template <class Online>
+  __device__ __forceinline__ void give_back(Online& /*softmax*/) const {}
   /// One 16 x 8 tile of scores, before they are probabilities.
   __device__ __forceinline__ void see(const float (&s)[4]) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) largest[half] = fmaxf(largest[half], fmaxf(s[half * 2], s[half * 2 + 1]));
+    for (int half = 0; half < 2; ++half) numbers[half] = fmaxf(numbers[half], fmaxf(s[half * 2], s[half * 2 + 1]));
   }
 
- private:
-  // A row without a score here, or without rows, rises by −∞ − x or NaN, which fmaxf leaves out.
-  template <class Store>
-  __device__ __forceinline__ void end(int lane, float scale, Store store) {
+  /// `scale`: a product's factor to log2. A row without a score here, or without rows, rises by −∞ − x or NaN, which
+  /// fmaxf leaves out.
+  __device__ __forceinline__ float of_tile(const float (&rows)[2], int lane, float scale) {
+    constexpr int step = Four::tile_step;
+    const int tile = Four::tile_of(lane);
     float most = -kInfinity;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float maximum = quad_maximum(largest[half]) * scale;
-      most = fmaxf(most, maximum - before[half]);
-      before[half] = fmaxf(before[half], maximum);
-    }
-    if ((walked & 3) == (lane & 3)) rise = most;
-    if (!end_tile(lane)) return;
+      const float own = rows[half] * scale;
+      float last = fmaxf(before[half], own);  // up to this tile
 #pragma unroll
-    for (int step = 4; step < 32; step *= 2) rise = fmaxf(rise, __shfl_xor_sync(0xffffffffU, rise, step));
-    store(mine, rise);
+      for (int tiles = 1; tiles < 4; tiles *= 2) {
+        const float earlier = __shfl_up_sync(0xffffffffU, last, tiles * step);
+        if (tile >= tiles) last = fmaxf(last, earlier);
+      }
+      const float earlier = __shfl_up_sync(0xffffffffU, last, step);
+      most = fmaxf(most, own - (tile == 0 ? before[half] : earlier));
+      before[half] = __shfl_sync(0xffffffffU, last, (lane - tile * step) + 3 * step);
+    }
+    return over_rows<Four, Largest>(most);
   }
 };
 
