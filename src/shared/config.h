@@ -120,7 +120,7 @@ constexpr Spelling spelling(Softcap softcap) {
 }
 
 struct FwdConfig {
-  Element type = Element::bf16;    // of q, k, v
+  Element type = Element::bf16;    // of q, k, v; of P
   Element output = Element::bf16;  // of o; fp32 too for the partials of splits
   int d = 128;                     // of q and k, padded: a multiple of 32
   int dv = 128;                    // of the columns of v and o that a block takes, padded: a multiple of 32
@@ -169,6 +169,10 @@ struct FwdConfig {
   Element key = Element::e4m3;    // with eight_bits
   Element value = Element::e4m3;  // likewise
   bool widens_queries = false;    // by keys: Q is e4m3 and becomes `type` on its way into shared memory
+  // Q and K are int8, whose products become scores by descales (scores/descales.cuh); V and P are of `type`.
+  bool int8_scores = false;
+  bool descales_keys = false;  // of int8: by block or token; rows and keys of a tile have descales of their own
+  bool smooth = false;         // of int8: K lacks its mean, whose product with a row is added to the row's scores
 
   static constexpr const char* type_name() { return "FwdConfig"; }
   /// Every field, in the order above. A kernel's source and name follow from this list
@@ -214,6 +218,9 @@ struct FwdConfig {
     visit("key", c.key);
     visit("value", c.value);
     visit("widens_queries", c.widens_queries);
+    visit("int8_scores", c.int8_scores);
+    visit("descales_keys", c.descales_keys);
+    visit("smooth", c.smooth);
   }
 
   constexpr bool operator==(const FwdConfig&) const = default;
@@ -251,7 +258,7 @@ struct FwdConfig {
   /// needs half as many.
   constexpr int blocks() const {
     const bool plainest = tiles == Tiles::range && segments == 1 && !compressed_causal && !chunked && !scale_first &&
-                          !dropout && !user_score && !user_mask && !eight_bits;
+                          !dropout && !user_score && !user_mask && !has_descales();
     const bool narrow = tile_kv <= 64 && d <= 64 && dv <= 64;
     if (products == Products::wgmma && threads() == 128 && plainest && narrow) return 3;
     return threads() < 256 ? 256 / threads() : 1;
@@ -269,10 +276,26 @@ struct FwdConfig {
   /// By keys: the memory of a warp's tiles, and what of it holds its part of O, origins and sums in the end.
   constexpr int ring_bytes() const { return stages * stage_bytes(); }
   constexpr int warp_part_bytes() const { return tile_q * dv * 4 + tile_q / 16 * 6 * 32 * 4; }
-  /// As they lie in memory.
-  constexpr Element k_type() const { return eight_bits ? key : type; }
+  /// As they lie in shared memory.
+  constexpr Element q_type() const { return int8_scores ? Element::int8 : type; }
+  constexpr Element k_type() const { return int8_scores ? Element::int8 : eight_bits ? key : type; }
   constexpr Element v_type() const { return eight_bits ? value : type; }
-  constexpr int q_bytes() const { return tile_q * d * bytes_of(type); }
+  constexpr bool has_descales() const { return eight_bits || int8_scores; }
+  /// Whether the descales of q and k are one factor of all scores of a row tile, in the products.
+  constexpr bool descales_at_once() const { return multiplies_bytes() || (int8_scores && !descales_rows()); }
+  /// Whether each row of queries has a factor and a summand of its own. They lie in shared memory behind the ring, with
+  /// those of the keys in flight.
+  constexpr bool descales_rows() const { return descales_keys || smooth; }
+  /// Whether the softmax multiplies by a row's factor, and its origins have the summand (scores/row_shift.cuh): where
+  /// that leaves registers enough.
+  constexpr bool folds_rows() const {
+    const bool walks_plainly = tiles == Tiles::range && segments == 1 && !chunked && !compressed_causal && !user_mask;
+    return products == Products::wgmma && descales_rows() && walks_plainly && !scale_first && dv <= 192;
+  }
+  constexpr int descale_bytes() const {
+    return descales_rows() ? tile_q * 8 + (descales_keys ? stages * tile_kv * 4 : 0) : 0;
+  }
+  constexpr int q_bytes() const { return tile_q * d * bytes_of(q_type()); }
   constexpr int k_bytes() const { return tile_kv * d * bytes_of(k_type()); }
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(v_type()); }
   /// Whether all products are of 8 bits. V is transposed for them in shared memory (tile/transposed_bytes.cuh).
@@ -288,15 +311,15 @@ struct FwdConfig {
   }
   /// Bytes of a row of the narrowest panel that K or V is cut into.
   constexpr int panel_bytes() const {
-    const int of_k = columns_of_panel(k_type(), d);
-    const int of_v = columns_of_panel(v_type(), dv);
-    return (of_k < of_v ? of_k : of_v) * bytes_of(k_type());
+    const int of_k = columns_of_panel(k_type(), d) * bytes_of(k_type());
+    const int of_v = columns_of_panel(v_type(), dv) * bytes_of(v_type());
+    return of_k < of_v ? of_k : of_v;
   }
   /// O leaves through the shared memory of Q and of the ring.
   constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }
   /// Without what a list needs.
   constexpr int tiles_end() const {
-    const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes() + promoted_bytes();
+    const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes() + promoted_bytes() + descale_bytes();
     return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());
   }
   /// Of a list that moves on by wgmma: a warp's room for what its lanes say of four tiles (sparse/tile_measure.cuh).

@@ -204,14 +204,19 @@ struct ResidualFwdParams : FwdParams {
   Strides o_residual_strides;
 };
 
-/// What configurations with `eight_bits` are given: descales by key head, (batch, key heads).
+/// What configurations with has_descales() are given: descales by key head, (batch, key heads); with `descales_keys`
+/// those of q (batch, heads, blocks) and of k (batch or pages, key heads, blocks), blocks of `tokens`.
 struct DescaleParams {
-  const float* q;  // of configurations with `widens_queries`
+  const float* q;  // of configurations whose q has 8 bits
   const float* k;
-  const float* v;
+  const float* v;  // of configurations whose v has
   i64 q_batch, q_head;
   i64 k_batch, k_head;
   i64 v_batch, v_head;
+  Divisor tokens;
+  bool packed_q, packed_k;  // by token of packed sequences: counted from the first sequence's
+  const float* mean;        // of k (batch, key heads, d), with `smooth`
+  i64 mean_batch, mean_head;
 };
 
 /// A skip state, which a forward moves on a step in place (docs/skip-state.md). Strides of (batch, head, block); rows

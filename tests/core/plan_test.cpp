@@ -206,7 +206,10 @@ TEST(MakePlan, RefusalsGiveTheReason) {
   expect_unsupported("attention sq=8", Target::cpu(), "implementation=cpu.fast",
                      "there is no implementation of this name");
   expect_unsupported("attention sq=8", Target::cpu(), "implementation=cpu.combine", "cpu.combine: ");
-  expect_unsupported("attention sq=8 dtype=int8:int8:bf16:bf16", Target::cuda(90), "", "has no keys of 8 bits");
+  expect_unsupported("attention sq=8 dtype=int8:int8:e5m2:bf16", Target::cuda(90), "",
+                     "wants v in bf16 or fp16 beside int8");
+  expect_unsupported("attention sq=8 dtype=int8:int8:bf16:bf16 d=40", Target::cuda(80), "",
+                     "wants head dims of 8 bits that are multiples of 16");
   expect_unsupported("quantize sq=8", Target::cuda(75), "", "wants SM80 or newer");
   expect_unsupported("attention pass=backward sq=8 kv=table page=4", Target::cpu(), "", "paged keys");
   expect_unsupported("attention pass=backward sq=8 kv2=csr sk2=4 page2=4", Target::cpu(), "", "paged keys");

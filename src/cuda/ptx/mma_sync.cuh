@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTX ISA 9.7.14.5.8: mma.sync.m16n8k16 of 16-bit operands with fp32 accumulation, SM80 and newer; of e4m3 m16n8k32,
-// SM89 and newer, where four columns of A, or rows of B, stand for two.
+// SM89 and newer, where four columns of A, or rows of B, stand for two; of int8 the same with sums of 32 bits, SM80 and
+// newer.
 //
 // With g = lane / 4 and t = lane % 4, a lane holds
 //
@@ -36,6 +37,13 @@ __device__ __forceinline__ void mma_m16n8k32_e4m3(float (&c)[4], const u32 (&a)[
   asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};\n"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k32_int8(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};\n"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTX ISA 9.7.15: products by the four warps of a warpgroup together, m64nNk16 of 16-bit operands and m64nNk32 of e4m3
-// with fp32 accumulation, asynchronous; SM90 alone (sm_90a).
+// with fp32 accumulation, m64nNk32 of int8 with sums of 32 bits, asynchronous; SM90 alone (sm_90a).
 //
 // D (64 x N): warp w of the group holds rows 16w … 16w + 15, as N / 8 tiles C (16 x 8) of ptx/mma_sync.cuh side by
 // side. A (64 x 16) comes from shared memory, or from registers: the A (16 x 16) of mma_sync.cuh of each warp. B
@@ -10,7 +10,7 @@
 //           62–63  swizzle: 1 = 128-byte rows, 2 = 64-byte rows (tile/swizzle.cuh)
 //
 // Rows along the products' depth (Q, K): eight rows follow each other; the stride offset leads to the next eight. Of
-// e4m3 these are the only ones; in registers a lane has four neighbours of A (64 x 32) where it has two of 16 bits.
+// 8 bits these are the only ones; in registers a lane has four neighbours of A (64 x 32) where it has two of 16 bits.
 // Rows across it (V, "transposed"): the stride offset leads to the next eight rows, the leading one to the next panel.
 #pragma once
 
@@ -29,6 +29,7 @@ __device__ __forceinline__ void wgmma_wait() {
 
 /// Keeps the compiler from using a result in front of the wait before this.
 __device__ __forceinline__ void wgmma_settle(float& result) { asm volatile("" : "+f"(result)::"memory"); }
+__device__ __forceinline__ void wgmma_settle(int& result) { asm volatile("" : "+r"(result)::"memory"); }
 
 /// Says that nobody wants the old value any more: a product takes what it overwrites as an operand, which would keep it
 /// in its register.
@@ -55,6 +56,8 @@ struct Wgmma;
 // The registers of eight columns of tiles as operands, and their numbers in the text.
 #define TESSERA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define TESSERA_D16(i) TESSERA_D4(i), TESSERA_D4(i + 4), TESSERA_D4(i + 8), TESSERA_D4(i + 12)
+#define TESSERA_I4(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define TESSERA_I16(i) TESSERA_I4(i), TESSERA_I4(i + 4), TESSERA_I4(i + 8), TESSERA_I4(i + 12)
 #define TESSERA_N0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define TESSERA_N1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TESSERA_N2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
@@ -135,9 +138,44 @@ TESSERA_WGMMA_OF(256,
                  "128", "129", "130", "131", "132", "133", TESSERA_D16(0), TESSERA_D16(16), TESSERA_D16(32),
                  TESSERA_D16(48), TESSERA_D16(64), TESSERA_D16(80), TESSERA_D16(96), TESSERA_D16(112));
 
+// Of int8 scores are wanted only, from shared memory.
+#define TESSERA_WGMMA_INT8(n, numbers, i0, i1, i2, ...)                                                              \
+  template <>                                                                                                        \
+  struct Wgmma<n, Element::int8> {                                                                                   \
+    static __device__ __forceinline__ void from_shared(int* d, u64 a, u64 b, bool add) {                             \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" i2                                                       \
+                   ", 0;\n"                                                                                          \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.s32.s8.s8 {" numbers "}, %" i0 ", %" i1 ", add;\n}\n" \
+                   : __VA_ARGS__                                                                                     \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(add)));                                                    \
+    }                                                                                                                \
+  }
+
+TESSERA_WGMMA_INT8(32, TESSERA_N0, "16", "17", "18", TESSERA_I16(0));
+TESSERA_WGMMA_INT8(64, TESSERA_N0 ", " TESSERA_N1, "32", "33", "34", TESSERA_I16(0), TESSERA_I16(16));
+TESSERA_WGMMA_INT8(80, TESSERA_N0 ", " TESSERA_N1 ", %32, %33, %34, %35, %36, %37, %38, %39", "40", "41", "42",
+                   TESSERA_I16(0), TESSERA_I16(16), TESSERA_I4(32), TESSERA_I4(36));
+TESSERA_WGMMA_INT8(96, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2, "48", "49", "50", TESSERA_I16(0), TESSERA_I16(16),
+                   TESSERA_I16(32));
+TESSERA_WGMMA_INT8(128, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3, "64", "65", "66", TESSERA_I16(0),
+                   TESSERA_I16(16), TESSERA_I16(32), TESSERA_I16(48));
+TESSERA_WGMMA_INT8(160, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4, "80", "81", "82",
+                   TESSERA_I16(0), TESSERA_I16(16), TESSERA_I16(32), TESSERA_I16(48), TESSERA_I16(64));
+TESSERA_WGMMA_INT8(192, TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4 ", " TESSERA_N5,
+                   "96", "97", "98", TESSERA_I16(0), TESSERA_I16(16), TESSERA_I16(32), TESSERA_I16(48), TESSERA_I16(64),
+                   TESSERA_I16(80));
+TESSERA_WGMMA_INT8(256,
+                   TESSERA_N0 ", " TESSERA_N1 ", " TESSERA_N2 ", " TESSERA_N3 ", " TESSERA_N4 ", " TESSERA_N5
+                              ", " TESSERA_N6 ", " TESSERA_N7,
+                   "128", "129", "130", TESSERA_I16(0), TESSERA_I16(16), TESSERA_I16(32), TESSERA_I16(48),
+                   TESSERA_I16(64), TESSERA_I16(80), TESSERA_I16(96), TESSERA_I16(112));
+
+#undef TESSERA_WGMMA_INT8
 #undef TESSERA_WGMMA_OF
 #undef TESSERA_WGMMA_E4M3
 #undef TESSERA_WGMMA
+#undef TESSERA_I16
+#undef TESSERA_I4
 #undef TESSERA_D16
 #undef TESSERA_D4
 #undef TESSERA_N0

@@ -9,18 +9,28 @@
 
 namespace tessera::cuda {
 
-/// fp32 numbers of `row_tiles` x `column_tiles` tiles of 16 x 8.
-template <int row_tiles, int column_tiles>
-struct Accumulator {
-  float tile[row_tiles][column_tiles][4];
+/// What products are summed in: int8 in integers.
+template <bool integers>
+struct SumOf {
+  using type = float;
+};
+template <>
+struct SumOf<true> {
+  using type = int;
+};
 
-  __device__ __forceinline__ void clear() {
+/// Numbers of `row_tiles` x `column_tiles` tiles of 16 x 8: fp32, of products of int8 integers.
+template <int row_tiles, int column_tiles, class Number = float>
+struct Accumulator {
+  Number tile[row_tiles][column_tiles][4];
+
+  __device__ __forceinline__ void clear(Number first = Number{0}) {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int n = 0; n < column_tiles; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) tile[m][n][i] = 0.0F;
+        for (int i = 0; i < 4; ++i) tile[m][n][i] = first;
       }
     }
   }
@@ -109,18 +119,28 @@ struct Rows {
   }
 };
 
+/// One product of tensor cores; sums of int8 are integers.
+template <Element type, class Number>
+__device__ __forceinline__ void multiply(Number (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (type == Element::int8) {
+    ptx::mma_m16n8k32_int8(c, a, b0, b1);
+  } else {
+    ptx::mma_m16n8k16<type>(c, a, b0, b1);
+  }
+}
+
 /// S += A · Kᵀ for one k_tile: K (keys, d) in shared memory, A's column of tiles in registers.
-template <Element type, class KTile, int row_tiles>
-__device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, KTile::rows / 8>& s, const u32 (&a)[row_tiles][4],
-                                              u32 address, int k_tile) {
+template <Element type, class KTile, int row_tiles, class Number>
+__device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, KTile::rows / 8, Number>& s,
+                                              const u32 (&a)[row_tiles][4], u32 address, int k_tile) {
 #pragma unroll
   for (int n = 0; n < KTile::rows / 16; ++n) {
     u32 b[4];
     ptx::ldmatrix_x4(b, KTile::chunk_pair(address, k_tile) + KTile::rows_below(n * 16));
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
-      ptx::mma_m16n8k16<type>(s.tile[m][2 * n], a[m], b[0], b[1]);
-      ptx::mma_m16n8k16<type>(s.tile[m][2 * n + 1], a[m], b[2], b[3]);
+      multiply<type>(s.tile[m][2 * n], a[m], b[0], b[1]);
+      multiply<type>(s.tile[m][2 * n + 1], a[m], b[2], b[3]);
     }
   }
 }

@@ -32,8 +32,8 @@ struct Descriptor {
 };
 
 /// After a wait: what was computed is here, and no later use moves in front of the wait.
-template <int column_tiles>
-__device__ __forceinline__ void settle(Accumulator<1, column_tiles>& c) {
+template <int column_tiles, class Number>
+__device__ __forceinline__ void settle(Accumulator<1, column_tiles, Number>& c) {
 #pragma unroll
   for (int n = 0; n < column_tiles; ++n) {
 #pragma unroll
@@ -52,8 +52,8 @@ __device__ __forceinline__ void discard(Accumulator<1, column_tiles>& c) {
 }
 
 /// Begins S = Q·Kᵀ: `rows`, the first of the warpgroup's 64 rows of Q.
-template <Element type, class QTile, class KTile>
-__device__ __forceinline__ void begin_scores(Accumulator<1, KTile::rows / 8>& s, u32 rows, u32 keys) {
+template <Element type, class QTile, class KTile, class Number>
+__device__ __forceinline__ void begin_scores(Accumulator<1, KTile::rows / 8, Number>& s, u32 rows, u32 keys) {
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < KTile::columns / depth_of_product(type); ++k) {

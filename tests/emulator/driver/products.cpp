@@ -2,6 +2,7 @@
 // Products of matrices. The last lane of a warp does the work of all, in fp32, one step of the depth after another.
 #include <array>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "driver/fibres.h"
@@ -11,7 +12,7 @@ namespace emulator {
 namespace {
 
 constexpr int kDepth = 16;
-constexpr int kByteDepth = 32;  // of e4m3
+constexpr int kByteDepth = 32;  // of e4m3 and int8
 
 /// fp16 as fp32, from a table: a conversion by bits takes longer than the products.
 const std::array<float, 65536>& halves() {
@@ -28,8 +29,9 @@ const std::array<float, 65536>& halves() {
   return table;
 }
 
-/// e4m3 as fp32.
-float from_byte(u32 byte) {
+/// e4m3 or int8 as fp32.
+float from_byte(u32 byte, bool int8) {
+  if (int8) return static_cast<float>(static_cast<std::int8_t>(byte));
   const float sign = (byte & 0x80) != 0 ? -1.0F : 1.0F;
   const int exponent = static_cast<int>(byte >> 3 & 15);
   const auto digits = static_cast<float>(byte & 7);
@@ -46,11 +48,11 @@ void gather_a(float (&a)[16][kDepth], int lane, const u32 (&parts)[4], bool bf16
   }
 }
 
-/// Likewise of e4m3, A (16 x 32): see src/cuda/ptx/wgmma.cuh.
-void gather_bytes(float (&a)[16][kByteDepth], int lane, const u32 (&parts)[4]) {
+/// Likewise of 8 bits, A (16 x 32): see src/cuda/ptx/wgmma.cuh.
+void gather_bytes(float (&a)[16][kByteDepth], int lane, const u32 (&parts)[4], bool int8) {
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) {
-      a[lane / 4 + i % 2 * 8][lane % 4 * 4 + i / 2 * 16 + j] = from_byte(parts[i] >> (8 * j) & 0xff);
+      a[lane / 4 + i % 2 * 8][lane % 4 * 4 + i / 2 * 16 + j] = from_byte(parts[i] >> (8 * j) & 0xff, int8);
     }
   }
 }
@@ -77,7 +79,8 @@ class SharedMatrix {
         stride_(static_cast<u32>(descriptor >> 32 & 0x3fff) << 4),
         row_bytes_(descriptor >> 62 == 1 ? 128 : 64),
         bf16_(product.bf16),
-        bytes_(product.bytes),
+        bytes_(product.e4m3 || product.int8),
+        int8_(product.int8),
         at_(product.at) {
     if (descriptor >> 62 != 1 && descriptor >> 62 != 2) fail("a descriptor of another swizzle than 1 or 2", at_);
   }
@@ -93,14 +96,14 @@ class SharedMatrix {
 
  private:
   [[nodiscard]] float at(u32 address) const {
-    if (bytes_) return from_byte(static_cast<unsigned char>(*shared(swizzled(address, row_bytes_), 1, at_)));
+    if (bytes_) return from_byte(static_cast<unsigned char>(*shared(swizzled(address, row_bytes_), 1, at_)), int8_);
     std::uint16_t bits;
     std::memcpy(&bits, shared(swizzled(address, row_bytes_), 2, at_), 2);
     return to_float(bits, bf16_);
   }
 
   u32 base_, leading_, stride_, row_bytes_;
-  bool bf16_, bytes_;
+  bool bf16_, bytes_, int8_;
   Place at_;
 };
 
@@ -114,19 +117,20 @@ void multiply(void* const (&lanes)[32], std::size_t index) {
     return static_cast<const Groups*>(lanes[lane])->committed.front()[index];
   };
   const GroupProduct& product = product_of(0);
-  const u32 depth = product.bytes ? kByteDepth : kDepth;
+  const bool bytes = product.e4m3 || product.int8;
+  const u32 depth = bytes ? kByteDepth : kDepth;
   float a[16][kByteDepth];
   float halves_of_a[16][kDepth];
   for (int lane = 0; lane < 32; ++lane) {
     if (!same(product, product_of(lane))) fail("lanes of a warp differ in their operands of wgmma", product.at);
     if (!product.a_in_registers) continue;
-    if (product.bytes) {
-      gather_bytes(a, lane, product_of(lane).a_own);
+    if (bytes) {
+      gather_bytes(a, lane, product_of(lane).a_own, product.int8);
     } else {
       gather_a(halves_of_a, lane, product_of(lane).a_own, product.bf16);
     }
   }
-  if (product.a_in_registers && !product.bytes) {
+  if (product.a_in_registers && !bytes) {
     for (int r = 0; r < 16; ++r) std::memcpy(a[r], halves_of_a[r], sizeof(halves_of_a[r]));
   }
   if (!product.a_in_registers) {
@@ -148,13 +152,19 @@ void multiply(void* const (&lanes)[32], std::size_t index) {
   float d[16][256];
   const auto exchange = [&](auto copy) {
     for (int lane = 0; lane < 32; ++lane) {
-      float* own = product_of(lane).d;
-      for (int i = 0; i < product.n / 2; ++i)
-        copy(own[i], d[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2]);
+      void* own = product_of(lane).d;
+      for (int i = 0; i < product.n / 2; ++i) {
+        float& all = d[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + lane % 4 * 2 + i % 2];
+        if (product.int8) {
+          copy(static_cast<int*>(own)[i], all);
+        } else {
+          copy(static_cast<float*>(own)[i], all);
+        }
+      }
     }
   };
   if (product.add) {
-    exchange([](float own, float& all) { all = own; });
+    exchange([](auto own, float& all) { all = static_cast<float>(own); });
   } else {
     std::memset(d, 0, sizeof(d));
   }
@@ -163,7 +173,7 @@ void multiply(void* const (&lanes)[32], std::size_t index) {
       for (int n = 0; n < product.n; ++n) d[r][n] += a[r][k] * b[k][n];
     }
   }
-  exchange([](float& own, float all) { own = all; });
+  exchange([](auto& own, float all) { own = static_cast<std::remove_reference_t<decltype(own)>>(all); });
 }
 
 struct Waiting {
@@ -222,26 +232,43 @@ void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bool bf16, P
   collect("for mma", kWholeWarp, &own, run, at);
 }
 
-void mma_m16n8k32_e4m3(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Place at) {
-  WarpProduct own{&c, &a, {b0, b1}, false};
+namespace {
+
+/// m16n8k32 of e4m3 with fp32 sums, or of int8, whose sums fp32 holds exactly.
+template <class Number>
+void multiply_bytes(Number (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Place at) {
+  constexpr bool int8 = std::is_same_v<Number, int>;
+  struct Product {
+    Number (*c)[4];
+    const u32 (*a)[4];
+    u32 b[2];
+  };
+  Product own{&c, &a, {b0, b1}};
   const auto run = [](void* const(&lanes)[32], u32 /*mask*/, Place /*place*/) {
     float a_all[16][kByteDepth];
     float b_all[kByteDepth][8];
     for (int l = 0; l < 32; ++l) {
-      const auto& lane = *static_cast<const WarpProduct*>(lanes[l]);
-      gather_bytes(a_all, l, *lane.a);
+      const auto& lane = *static_cast<const Product*>(lanes[l]);
+      gather_bytes(a_all, l, *lane.a, int8);
       for (int i = 0; i < 8; ++i)
-        b_all[l % 4 * 4 + i / 4 * 16 + i % 4][l / 4] = from_byte(lane.b[i / 4] >> (i % 4 * 8) & 0xff);
+        b_all[l % 4 * 4 + i / 4 * 16 + i % 4][l / 4] = from_byte(lane.b[i / 4] >> (i % 4 * 8) & 0xff, int8);
     }
     for (int l = 0; l < 32; ++l) {
-      const auto& lane = *static_cast<const WarpProduct*>(lanes[l]);
+      const auto& lane = *static_cast<const Product*>(lanes[l]);
       for (int i = 0; i < 4; ++i) {
-        for (int k = 0; k < kByteDepth; ++k) (*lane.c)[i] += a_all[l / 4 + i / 2 * 8][k] * b_all[k][l % 4 * 2 + i % 2];
+        for (int k = 0; k < kByteDepth; ++k) {
+          (*lane.c)[i] += static_cast<Number>(a_all[l / 4 + i / 2 * 8][k] * b_all[k][l % 4 * 2 + i % 2]);
+        }
       }
     }
   };
   collect("for mma", kWholeWarp, &own, run, at);
 }
+
+}  // namespace
+
+void mma_m16n8k32_e4m3(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Place at) { multiply_bytes(c, a, b0, b1, at); }
+void mma_m16n8k32_int8(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Place at) { multiply_bytes(c, a, b0, b1, at); }
 
 void wgmma(const GroupProduct& product) { groups[static_cast<std::size_t>(thread())].begun.push_back(product); }
 

@@ -81,14 +81,15 @@ void stmatrix(u32 row_address, const u32 (&from)[4], Place at);
 void mma_m16n8k16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, bool bf16, Place at);
 
 void mma_m16n8k32_e4m3(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Place at);
+void mma_m16n8k32_int8(int (&c)[4], const u32 (&a)[4], u32 b0, u32 b1, Place at);
 
 /// A product of a warpgroup, begun.
 struct GroupProduct {
-  float* d;
+  void* d;       // numbers of fp32; of int8 of 32 bits
   u64 a, b;      // descriptors
   u32 a_own[4];  // or A in registers
   int n;
-  bool bf16, bytes /* e4m3 */, add, a_in_registers, a_transposed, b_transposed;
+  bool bf16, e4m3, int8, add, a_in_registers, a_transposed, b_transposed;
   Place at;
 };
 void wgmma(const GroupProduct& product);

@@ -92,6 +92,7 @@ inline float __fadd_rd(float a, float b) {
 }
 inline float __frcp_rn(float a) { return 1.0F / a; }
 /// Saturates; 0 for NaN.
+inline float __int2float_rn(int x) { return static_cast<float>(x); }
 inline int __float2int_rn(float x) {
   if (x != x) return 0;
   if (x >= 2147483648.0F) return 2147483647;

@@ -59,6 +59,7 @@ class RandomDraw {
  private:
   std::int64_t head_dim();
   void grain(RandomNumbers& random);
+  void types_of_eight_bits(RandomNumbers& random);
   /// Tokens of keys, dense or packed, and their compression.
   void key_tokens();
   /// A pool, and slots of the sequences in it.

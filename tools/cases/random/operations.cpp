@@ -209,7 +209,24 @@ void RandomDraw::quantize() {
 
 void RandomDraw::eight_bits() {
   RandomNumbers random(v_.seed, 8);  // of its own: other problems stay as they are
-  if (gpu_ || p_.pass != Pass::forward || !random.chance(0.15)) return;
+  RandomNumbers& chooser = gpu_ ? chooser_ : random;
+  if (p_.pass != Pass::forward || !chooser.chance(0.15)) return;
+  if (gpu_) {  // scores of int8 beside values of 16 bits
+    p_.q_type = p_.k_type = DType::int8;
+    p_.head_dim_qk = (p_.head_dim_qk + 15) / 16 * 16;
+    if (v_.strides == Strides::gaps) v_.strides = Strides::packed;  // rows begin at multiples of 16 bytes
+  } else {
+    types_of_eight_bits(random);
+  }
+  if (!p_.kv2) grain(chooser);
+  Quantization& q = p_.quantization;
+  if (q.grain == Grain::block && p_.kv.page_size % q.block != 0) q.block = p_.kv.page_size;
+  q.smooth = chooser.chance(0.3);
+  if (v_.inputs.kind != InputKind::Kind::nan_tail) v_.inputs = {};
+  if (p_.k_type == DType::int8) v_.non_finite.clear();
+}
+
+void RandomDraw::types_of_eight_bits(RandomNumbers& random) {
   static constexpr DType kFloats[] = {DType::e4m3, DType::e4m3, DType::e5m2};
   static constexpr DType kWide[] = {DType::fp32, DType::fp16, DType::bf16};
   const std::int64_t kind = random.below(3);
@@ -224,12 +241,6 @@ void RandomDraw::eight_bits() {
     p_.k_type = random.pick(kFloats);
     p_.v_type = random.pick(kFloats);
   }
-  if (!p_.kv2) grain(random);
-  Quantization& q = p_.quantization;
-  if (q.grain == Grain::block && p_.kv.page_size % q.block != 0) q.block = p_.kv.page_size;
-  q.smooth = random.chance(0.3);
-  if (v_.inputs.kind != InputKind::Kind::nan_tail) v_.inputs = {};
-  if (p_.k_type == DType::int8) v_.non_finite.clear();
 }
 
 void RandomDraw::state_slots(bool elsewhere) {

@@ -171,7 +171,7 @@ struct FwdDecode {
     if constexpr (C.eight_bits) s.scale(k_descale);
     FinishScores<C, User, Memory>{p, work, 0, lane}.finish(s, tile);
     if (work.may_hide(tile)) replace_values(tile, v_at);
-    softmax.apply(softmax.raise(s, Products::softmax_scale(p)), o);
+    softmax.apply(softmax.raise(s, Products::softmax_scale(p, work)), o);
     Products::add_values(p, work, 0, lane, tile, v_at, o, s, softmax);
   }
 

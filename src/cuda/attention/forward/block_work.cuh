@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/kv/kv_source.cuh"
+#include "cuda/attention/scores/descales.cuh"
 #include "cuda/attention/scores/dropout.cuh"
 #include "cuda/attention/tiles/list_collector.cuh"
 #include "cuda/attention/tiles/tile_list.cuh"
@@ -45,7 +46,7 @@ struct BlockWork : KvAddresses<C> {
         const KvParams& kv = p.kv[i];
         const Extent extent = sequence.segment(i).extent;
         this->keys[i] = KvRows<C>(kv, kv.k, kv.k_strides, extent, block.batch, block.kv_head);
-        this->values[i] = KvRows<C>(kv, kv.v, kv.v_strides, extent, block.batch, block.kv_head);
+        this->values[i] = KvRows<C>(kv, kv.v, kv.v_strides, extent, block.batch, block.kv_head, bytes_of(C.v_type()));
       }
     }
     return true;
@@ -62,7 +63,7 @@ struct BlockWork : KvAddresses<C> {
 
 /// A BlockWork in shared memory, because the products need the registers; and what one thread computes for all.
 template <FwdConfig C>
-struct SharedWork : BlockWork<C> {
+struct SharedWork : BlockWork<C>, Descales<C.descales_at_once()> {
   DropoutDraws dropout;
   int non_finite;  // whether a value that is not finite was replaced
 };
@@ -87,14 +88,6 @@ struct UnknownRows<true> {
   int unknown;  // whether the masses of a row are
 };
 
-/// Of products of 8 bits: factors of a row tile's products Q·Kᵀ before and after masks and maxima, and of its outputs.
-template <bool of_bytes>
-struct Descales {};
-template <>
-struct Descales<true> {
-  float product, score, value;
-};
-
 /// Of callables: whether they may compute with positions of 32 bits (are_positions_small), of all segments.
 template <bool has_callables>
 struct SmallPositions {};
@@ -106,10 +99,7 @@ struct SmallPositions<true> {
 /// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
 /// the others. With drawing_use the next row tile is drawn.
 template <FwdConfig C>
-struct WorkOfRings : SharedWork<C>,
-                     UnknownRows<C.skip != Skip::none>,
-                     Descales<C.multiplies_bytes()>,
-                     SmallPositions<C.user_score || C.user_mask> {
+struct WorkOfRings : SharedWork<C>, UnknownRows<C.skip != Skip::none>, SmallPositions<C.user_score || C.user_mask> {
   int item;
   int first_use, drawing_use, end_use;
   Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];

@@ -65,8 +65,8 @@ void apply(const Wishes& wishes, FwdConfig& config) {
 }  // namespace
 
 bool has_tma(const FwdConfig& config, const Target& target) {
-  return target.sm >= 90 && config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
-         config.dv_parts == 1;
+  return target.sm >= 90 && !config.descales_keys && config.source == Source::strided && config.tiles == Tiles::range &&
+         config.segments == 1 && config.dv_parts == 1;
 }
 
 FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t splits, const Wishes& wishes,

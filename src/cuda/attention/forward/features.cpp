@@ -29,10 +29,8 @@ int padded_dim(std::int64_t dim) {
 void choose_dims(FwdConfig& config, const Problem& problem) {
   config.d = padded_dim(problem.head_dim_qk);
   int dv = padded_dim(problem.head_dim_v);
-  if (config.eight_bits) {  // panels of 64 bytes at least
-    config.d = round_up(config.d, 64);
-    dv = round_up(dv, 64);
-  }
+  if (config.has_descales()) config.d = round_up(config.d, 64);  // panels of 64 bytes at least
+  if (config.eight_bits) dv = round_up(dv, 64);
   config.dv_parts = dv > 256 ? 2 : 1;
   config.dv = dv / config.dv_parts;
   // Panels of 128 bytes: copies then go by 16 rows.
@@ -73,13 +71,17 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
   FwdConfig config;
   config.widens_queries = detail::is_quantised(problem.q_type);
   const DType wide = problem.o_type == DType::bf16 ? DType::bf16 : DType::fp16;
-  config.type = element_of(config.widens_queries ? wide : problem.q_type);
+  config.int8_scores = problem.k_type == DType::int8;
+  if (config.int8_scores) config.widens_queries = false;
+  config.type = element_of(config.int8_scores ? problem.v_type : config.widens_queries ? wide : problem.q_type);
   config.output = splits > 1 ? Element::fp32 : element_of(problem.o_type);
-  config.eight_bits = detail::is_quantised(problem.k_type);
+  config.eight_bits = detail::is_quantised(problem.k_type) && !config.int8_scores;
   if (config.eight_bits) {
     config.key = element_of(problem.k_type);
     config.value = element_of(problem.v_type);
   }
+  config.descales_keys = config.int8_scores && problem.quantization.grain != Grain::head;
+  config.smooth = config.int8_scores && problem.quantization.smooth;
   choose_dims(config, problem);
   config.source = source_of(problem);
   config.segments = problem.kv2 ? 2 : 1;
@@ -103,7 +105,7 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
 
 void choose_linear_score(FwdConfig& config, const Problem& problem) {
   const float scale = problem.softmax_scale();
-  if (config.softcap != Softcap::none || config.alibi || config.skip != Skip::none || config.eight_bits) return;
+  if (config.softcap != Softcap::none || config.alibi || config.skip != Skip::none || config.has_descales()) return;
   if (config.user_mask && std::max(config.d, config.dv) > 192) return;  // no registers for both
   if (!is_fused(scale) || scale < kLeastScaleOfSlopes || !has_linear_score(problem)) return;
   config.linear_score = true;

@@ -23,7 +23,7 @@ KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
                                          : c.merges           ? "MergingFwdParams params"
                                                               : "FwdParams params"};
   if (maps) parameters.emplace_back("TensorMaps maps");
-  if (c.eight_bits) parameters.emplace_back("DescaleParams descales");
+  if (c.has_descales()) parameters.emplace_back("DescaleParams descales");
   const std::string room = c.by_keys() ? "decode/" : "forward/";
   source.text = to_string({.file = "cuda/attention/" + room + name + ".cuh",
                            .definitions = configuration_line(c) + callables.definitions(),
@@ -31,7 +31,7 @@ KernelSource fwd_source(const FwdConfig& c, const CallableSources& callables) {
                            .parameters = parameters,
                            .call = type + "<config, " + callables.type() + ">::run(" +
                                    (c.dv_parts > 1 ? "column_part<config>(params)" : "params") + ", memory, " +
-                                   (maps ? "&maps" : "nullptr") + (c.eight_bits ? ", descales)" : ")"),
+                                   (maps ? "&maps" : "nullptr") + (c.has_descales() ? ", descales)" : ")"),
                            .has_memory = true});
   return source;
 }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <random>
 
+#include "base/element.h"
 #include "cuda/attention/forward/config.h"
 #include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/kernel_source.h"
@@ -75,31 +76,43 @@ TensorMaps add_boxes(const FwdLaunch& launch, const Problem& problem, FwdParams&
   return tensor_maps(launch.config, problem, params, launch.packed_heads);
 }
 
-DescaleParams descale_params(const Bindings& bindings) {
+// Those of packed tokens have no dimension of sequences.
+struct DescaleStrides {
+  i64 batch, head;
+  bool packed;
+};
+DescaleStrides descale_strides(const Problem& problem, const Tensor& descales) {
+  const bool packed = problem.quantization.grain == Grain::token && descales.rank == 2;
+  return {packed ? 0 : descales.strides[0], descales.strides[packed ? 0 : 1], packed};
+}
+
+DescaleParams descale_params(const Problem& problem, const Bindings& bindings) {
   DescaleParams p{};
-  const Tensor& k = bindings[Slot::k_descale];
-  const Tensor& v = bindings[Slot::v_descale];
-  if (!k || !v) return p;
-  if (const Tensor& q = bindings[Slot::q_descale]) {
-    p.q = q.as<float>();
-    p.q_batch = q.strides[0];
-    p.q_head = q.strides[1];
-  }
-  p.k = k.as<float>();
-  p.v = v.as<float>();
-  p.k_batch = k.strides[0];
-  p.k_head = k.strides[1];
-  p.v_batch = v.strides[0];
-  p.v_head = v.strides[1];
+  const auto point_to = [&](Slot slot, const float*& at, i64& batch, i64& head) {
+    const Tensor& descales = bindings[slot];
+    if (!descales) return false;
+    const DescaleStrides strides = descale_strides(problem, descales);
+    at = descales.as<float>();
+    batch = strides.batch;
+    head = strides.head;
+    return strides.packed;
+  };
+  p.packed_q = point_to(Slot::q_descale, p.q, p.q_batch, p.q_head);
+  p.packed_k = point_to(Slot::k_descale, p.k, p.k_batch, p.k_head);
+  point_to(Slot::v_descale, p.v, p.v_batch, p.v_head);
+  point_to(Slot::k_mean, p.mean, p.mean_batch, p.mean_head);
+  const Quantization& quantization = problem.quantization;
+  if (quantization.grain == Grain::block) p.tokens = Divisor(static_cast<int>(quantization.block));
   return p;
 }
 
-// Copies of 16 bytes are more than 8 elements of 8 bits, by which rows are aligned elsewhere.
+// Copies of 16 bytes are more than 8 elements of 8 bits, by which rows are aligned elsewhere. Q that becomes 16 bits is
+// read by 8 bytes.
 void check_byte_rows(const FwdConfig& config, const Bindings& bindings) {
   for (const Slot slot : {Slot::q, Slot::k, Slot::v, Slot::k2, Slot::v2}) {
-    if (slot == Slot::q && config.type != config.k_type()) continue;
+    if (slot == Slot::q && config.widens_queries) continue;
     const Tensor& tensor = bindings[slot];
-    if (!tensor) continue;
+    if (!tensor || !detail::is_quantised(tensor.dtype)) continue;
     bool aligned = reinterpret_cast<std::uintptr_t>(tensor.bytes()) % kChunkBytes == 0;
     for (int i = 0; i + 1 < tensor.rank; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -166,7 +179,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   if (!has_rows(problem)) return;
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
   const FwdConfig& config = launch.config;
-  if (config.eight_bits) check_byte_rows(config, bindings);
+  if (config.has_descales()) check_byte_rows(config, bindings);
   SkipFwdParams params{{fwd_params(problem, bindings, launch.packed_heads), nullptr, {}}, {}};
   if (problem.residual) {
     params.o_residual = bindings[Slot::o_residual].as<signed char>();
@@ -185,7 +198,7 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
   params.tile_counter = tile_counter(launch, resources.workspace);
   TensorMaps maps = add_boxes(launch, problem, params);
   MergingFwdParams merging{params, merge};
-  DescaleParams descales = descale_params(bindings);
+  DescaleParams descales = descale_params(problem, bindings);
   void* parameters[] = {config.merges ? static_cast<void*>(&merging) : &params, &maps, &descales};
   if (!config.uses_tma()) parameters[1] = &descales;
   resources.kernels.front()->launch(launch.grid, launch.block, bytes_to_ask_for(launch.shared_bytes, state.target),
@@ -194,7 +207,8 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     launch_combine(*resources.kernels[1], merge, problem.batch, problem.seqlen_q, resources.stream);
   }
   if (gathers_mass(problem)) {
-    launch_mass(config, whole, problem, bindings, state.splits, masses, resources.kernels.last(2), resources.stream);
+    launch_mass(config, whole, descales, problem, bindings, state.splits, masses, resources.kernels.last(2),
+                resources.stream);
   }
 }
 

@@ -9,6 +9,7 @@
 #include "cuda/attention/forward/replayed_list.cuh"
 #include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/scores/descales.cuh"
 #include "cuda/attention/scores/dropout.cuh"
 #include "cuda/attention/scores/finish_scores.cuh"
 #include "cuda/attention/softmax/epilogue.cuh"
@@ -42,6 +43,7 @@ struct FwdMma {
   static_assert(sizeof(BlockMemory<C>) <= FwdConfig::kWorkBytes);
 
   const FwdParams& p;
+  const DescaleParams& descales;
   const TensorMaps* maps;  // of keys that come by TMA
   BlockMemory<C>& work;
   const u32 q_base;
@@ -55,12 +57,13 @@ struct FwdMma {
   __device__ __forceinline__ u32 v_base(int stage) const { return k_base(stage) + C.k_bytes(); }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
-  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps) {
+  static __device__ __forceinline__ void run(const FwdParams& params, char* memory, const TensorMaps* maps,
+                                             const DescaleParams& descales = {}) {
     ptx::griddepcontrol_wait_and_launch();
     BlockWork<C> work;
     if (!work.find(params, Block::of<C>(params, static_cast<int>(blockIdx.x / C.dv_parts)))) return;
     BlockMemory<C>& kept = *reinterpret_cast<BlockMemory<C>*>(memory);
-    const FwdMma kernel{params, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
+    const FwdMma kernel{params, descales, maps, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes};
     if constexpr (has_copier) {
       if (kernel.thread >= C.threads()) return kernel.copy(work);
     }
@@ -68,6 +71,7 @@ struct FwdMma {
       static_cast<BlockWork<C>&>(kept) = work;
       kept.non_finite = 0;
       if constexpr (C.skip != Skip::none) kept.unknown = 0;
+      if constexpr (C.descales_at_once()) find_descales<C>(params, descales, kept);
       if constexpr (C.dropout) kept.dropout = DropoutDraws(params.dropout, work.block.batch, work.block.head);
     }
     if constexpr (C.tiles == Tiles::range) {
@@ -131,14 +135,18 @@ struct FwdMma {
   static constexpr int kComputing = 1, kStart = 2;  // barriers
 
   __device__ __forceinline__ void load_queries(const BlockWork<C>& w) const {
-    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, w.block, w.sequence.q.first, p.group);
+    const PackedRows rows(p.q, bytes_of(C.q_type()), p.q_strides, w.block, w.sequence.q.first, p.group);
     load_tile<QTile, C.threads()>(q_base, static_cast<int>(w.sequence.q.length * p.group.value) - w.block.first_row,
                                   p.d, thread, [&](int row) { return rows.at(row); });
     ptx::cp_async_commit();
   }
 
-  __device__ __forceinline__ void load_keys(const BlockWork<C>& w, const KvTile& tile, u32 to) const {
-    load_kv<KTile>(w, w.keys, tile, to, p.d);
+  __device__ __forceinline__ void load_keys(const BlockWork<C>& w, const KvTile& tile, int i) const {
+    load_kv<KTile>(w, w.keys, tile, k_base(i % C.stages), p.d);
+    if constexpr (C.descales_keys) {
+      const auto key_of = [&](int column) { return w.tiles.key(tile, column); };
+      int8_scores().template copy_keys<C.threads()>(p, descales, w, i, thread, key_of);
+    }
   }
   __device__ __forceinline__ void load_values(const BlockWork<C>& w, const KvTile& tile, u32 to) const {
     load_kv<VTile>(w, w.values, tile, to, p.dv);
@@ -163,7 +171,7 @@ struct FwdMma {
 
   // K and V have one buffer each: V comes while the scores are computed, the next K while softmax and P·V are.
   __device__ __forceinline__ void walk_one_stage(const BlockWork<C>& first, Output& o, Online& softmax) const {
-    load_keys(first, first.tiles.at(0), k_base(0));
+    load_keys(first, first.tiles.at(0), 0);
     ptx::cp_async_commit();
     const Queries q = queries<1>();
     int i = 0;
@@ -174,10 +182,10 @@ struct FwdMma {
       load_values(work, work.tiles.at(i), v_base(0));
       ptx::cp_async_commit();
       Scores s;
-      find_scores(s, q, k_base(0));
+      find_scores(s, q, 0);
       ptx::cp_async_wait<0>();
       __syncthreads();
-      if (i + 1 < work.tiles.count()) load_keys(work, work.tiles.at(i + 1), k_base(0));
+      if (i + 1 < work.tiles.count()) load_keys(work, work.tiles.at(i + 1), i + 1);
       ptx::cp_async_commit();
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(i, v_base(0)); });
@@ -193,7 +201,7 @@ struct FwdMma {
     const auto fill = [&](const BlockWork<C>& w, int i) {
       if (i < count) {
         const KvTile tile = w.tiles.at(i);
-        load_keys(w, tile, k_base(i % C.stages));
+        load_keys(w, tile, i);
         load_values(w, tile, v_base(i % C.stages));
       }
       ptx::cp_async_commit();
@@ -206,7 +214,7 @@ struct FwdMma {
       if constexpr (C.tiles == Tiles::list) work.collect_list(p, i, C.stages - 1);
       fill(work, i + C.stages - 1);
       Scores s;
-      find_scores(s, q, k_base(i % C.stages));
+      find_scores(s, q, i);
       const KvTile tile = work.tiles.at(i);
       finish_scores(s, tile, [&] { replace_values(i, v_base(i % C.stages)); });
       if constexpr (C.skip != Skip::none) softmax.enter(tile);
@@ -280,12 +288,13 @@ struct FwdMma {
     } else {
       __syncthreads();
     }
+    if constexpr (C.descales_rows()) find_rows();
     const Queries q(q_base, warp_row, lane);
     int i = 0;
     do {
       keys().wait(i);
       Scores s;
-      find_scores(s, q, k_base(i % C.stages));
+      find_scores(s, q, i);
       __syncwarp();
       if (thread_again() % 32 == 0) keys().release(i);
       if (i > 0) fill_values(i - 1 + C.stages);
@@ -307,16 +316,34 @@ struct FwdMma {
   /// `later`: groups of copies that were begun after that of Q.
   template <int later>
   __device__ __forceinline__ Queries queries() const {
-    if constexpr (C.q_kept > 0) {
+    if constexpr (C.q_kept > 0 || C.descales_rows()) {
       ptx::cp_async_wait<later>();
       __syncthreads();
     }
+    if constexpr (C.descales_rows()) find_rows();
     return Queries(q_base, warp_row, lane);
   }
 
-  // S = Q·Kᵀ of the warp's rows.
-  __device__ __forceinline__ void find_scores(Scores& s, const Queries& q, u32 k_at) const {
-    WarpProducts<C>::find_scores(s, q, k_at, lane);
+  // S = Q·Kᵀ of the warp's rows and tile i.
+  __device__ __forceinline__ void find_scores(Scores& s, const Queries& q, int i) const {
+    const u32 k_at = k_base(i % C.stages);
+    if constexpr (!C.int8_scores) {
+      WarpProducts<C>::find_scores(s, q, k_at, lane);
+    } else {
+      typename WarpProducts<C>::Products products;
+      WarpProducts<C>::find_scores(products, q, k_at, lane);
+      if constexpr (C.descales_rows()) {
+        const int again = thread_again();
+        int8_scores().convert(s, products, i, again / 32 * C.rows_a_warp(), again % 32);
+      } else {
+        Int8Scores<C>::convert(s, products);
+        if constexpr (C.scale_first) s.scale(work.product);
+      }
+    }
+  }
+  __device__ __forceinline__ Int8Scores<C> int8_scores() const { return {q_base + C.q_bytes() + C.ring_bytes()}; }
+  __device__ __forceinline__ void find_rows() const {
+    int8_scores().template find_rows<QTile>(p, descales, work, q_base, warp_row, warp_row, lane);
   }
 
   // Products to scores; `replace` is called where keys may be hidden.
@@ -342,7 +369,7 @@ struct FwdMma {
     WarpProducts<C>::add_values(p, work, warp_row, lane, tile, v_at, o, s, softmax);
   }
 
-  __device__ __forceinline__ float softmax_scale() const { return WarpProducts<C>::softmax_scale(p); }
+  __device__ __forceinline__ float softmax_scale() const { return WarpProducts<C>::softmax_scale(p, work); }
 };
 
 /// The problem of one of the blocks that share the columns of V and O: its own columns. The first writes the LSE.

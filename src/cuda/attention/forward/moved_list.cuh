@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/forward/block_work.cuh"
+#include "cuda/attention/softmax/warp_products.cuh"
 #include "cuda/attention/sparse/skip_step.cuh"
 
 namespace tessera::cuda {
@@ -86,7 +87,7 @@ struct MovingSoftmax : Softmax<1, 15, C.rounded_sums> {
 
  private:
   __device__ __forceinline__ Online& online() { return *this; }
-  __device__ __forceinline__ float scale() const { return C.scale_first ? 1.0F : params->scale * kLog2E; }
+  __device__ __forceinline__ float scale() const { return WarpProducts<C>::softmax_scale(*params, *memory); }
   static __device__ __forceinline__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   /// That are used, from the warp's first on.

@@ -29,9 +29,9 @@ struct Producer {
   // behind.
   static constexpr int kDrawingClocks = C.tiles == Tiles::list ? 9000 : 5000;
   static constexpr int kDrawnAhead = divide_up(kDrawingClocks * 2048, C.tile_q* C.tile_kv*(C.d + C.dv));
-  using QTile = SharedTile<C.type, 64, C.d>;  // of a group
-  using KTile = SharedTile<C.type, C.tile_kv, C.d, C.whole_rows>;
-  using VTile = SharedTile<C.type, C.tile_kv, C.dv, C.whole_rows>;
+  using QTile = SharedTile<C.q_type(), 64, C.d>;  // of a group
+  using KTile = SharedTile<C.k_type(), C.tile_kv, C.d, C.whole_rows>;
+  using VTile = SharedTile<C.v_type(), C.tile_kv, C.dv, C.whole_rows>;
   using VtTile = SharedTile<C.type, C.dv, C.transposed_keys()>;
   using Works = SharedWorks<C>;
   using Work = WorkOfRings<C>;
@@ -58,13 +58,14 @@ struct Producer {
   __device__ __forceinline__ u32 nearly_copied() const { return ptx::shared_address(&shared.nearly_copied); }
   __device__ __forceinline__ u32 runs_there() const { return ptx::shared_address(&shared.runs_there); }
   __device__ __forceinline__ u32 runs_read() const { return ptx::shared_address(&shared.runs_read); }
+  __device__ __forceinline__ Int8Scores<C> int8_scores() const { return {q_base + C.q_bytes() + C.ring_bytes()}; }
   __device__ __forceinline__ Ring<2> items() const { return {ptx::shared_address(shared.items)}; }
 
   /// By one thread, before a barrier of the block.
   __device__ __forceinline__ void init() const {
     shared.end = -1;
-    items().init(1, C.warps + 1 + kCheckers);
-    keys().init(1, C.warps);
+    items().init(1, C.warps + 3);
+    keys().init(C.descales_keys ? 2 : 1, C.warps);
     values().init(1, C.multiplies_bytes() ? kCheckers : C.warps + kCheckers);
     checks().init(kCheckers, C.multiplies_bytes() ? C.warps : 1);
     ptx::mbarrier_init(nearly_copied(), 1);
@@ -84,7 +85,9 @@ struct Producer {
       return;
     }
     ptx::griddepcontrol_wait_and_launch();
-    if (warp >= 2) {
+    if (C.descales_keys && warp == 3) {
+      load_descales();
+    } else if (warp >= 2) {
       check();
     } else if (lane < kCopiers<C>) {
       copy();
@@ -95,7 +98,7 @@ struct Producer {
   // A row tile is drawn when the one before it comes to its end: drawn earlier, a long one would wait behind a long one
   // while other blocks have nothing left. The first is found before the kernels in front have ended, if it can be.
   __device__ __forceinline__ void find_work() const {
-    if (C.eight_bits || !p.finds_early) ptx::griddepcontrol_wait_and_launch();
+    if (C.has_descales() || !p.finds_early) ptx::griddepcontrol_wait_and_launch();
     TileScheduler<C> row_tiles(p);
     auto tile = static_cast<int>(blockIdx.x);
     int item = 0;
@@ -157,7 +160,7 @@ struct Producer {
       found = work.find(p, C.varlen ? packed : Block::of<C>(p, tile));
       work.non_finite = 0;
       if constexpr (C.skip != Skip::none) work.unknown = 0;
-      if constexpr (C.multiplies_bytes()) find_descales(work);
+      if constexpr (C.descales_at_once()) find_descales<C>(p, descales, work);
       if constexpr (C.user_score || C.user_mask) find_small_positions(work);
       if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
     }
@@ -197,21 +200,6 @@ struct Producer {
       small = small && are_positions_small(p, sequence.q_position, sequence.q.length, sequence.segment(i));
     }
     work.positions_are_small = small;
-  }
-  // Scores that are fused with their origin are rounded with it: large factors are not fused. |Q·Kᵀ| is below 2^26, so
-  // that what others lose is below 2^-4.
-  __device__ __forceinline__ void find_descales(Work& work) const {
-    constexpr float kLargestFused = 1.0F / 64.0F;
-    const auto of = [&](const float* at, i64 batch, i64 head) {
-      return at[work.block.batch * batch + work.block.kv_head * head];
-    };
-    const float product =
-        of(descales.q, descales.q_batch, descales.q_head) * of(descales.k, descales.k_batch, descales.k_head);
-    const float score = C.scale_first ? 1.0F : p.scale * kLog2E * product;
-    const bool fuses = !C.scale_first && score <= kLargestFused;
-    work.product = C.scale_first ? product : fuses ? 1.0F : score;
-    work.score = fuses ? score : 1.0F;
-    work.value = of(descales.v, descales.v_batch, descales.v_head);
   }
   /// At least one, whatever the group's rows see.
   __device__ __forceinline__ Uses uses_of_group(const Work& work, int group) const {
@@ -335,7 +323,7 @@ struct Producer {
 
   /// The values of tiles that may hide keys, which the warps that compute wait for: see softmax/non_finite.cuh. Ahead
   /// of them.
-  static constexpr int kCheckers = 2;  // warps
+  static constexpr int kCheckers = C.descales_keys ? 1 : 2;  // warps
   __device__ __forceinline__ void check() const {
 #pragma unroll 1
     for (int item = 0;; ++item) {
@@ -365,6 +353,25 @@ struct Producer {
         }
       }
       __syncwarp();
+      if (lane == 0) items().release(item);
+    }
+  }
+  /// Those of each tile's keys, of which who computes hears with the keys.
+  __device__ __forceinline__ void load_descales() const {
+    int halves = 0;
+#pragma unroll 1
+    for (int item = 0;; ++item) {
+      items().wait(item);
+      if (item == shared.end) return;
+      const Work& work = shared.works[item % 2];
+#pragma unroll 1
+      for (int use = work.first_use; use < work.end_use; ++use) {
+        keys().wait_empty(use);
+        if constexpr (C.tiles == Tiles::list) await_runs(use - work.first_use, halves);
+        int8_scores().load_keys(p, descales, work, work.tiles.at(use - work.first_use), use, lane);
+        __syncwarp();
+        if (lane == 0) keys().publish(use);
+      }
       if (lane == 0) items().release(item);
     }
   }

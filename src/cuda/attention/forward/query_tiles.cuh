@@ -41,7 +41,7 @@ struct QueryTiles : Producer<C> {
       if (in_group == 0) copy_queries(work, first);
       return true;
     }
-    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, work.block, work.sequence.q.first, p.group);
+    const PackedRows rows(p.q, bytes_of(C.q_type()), p.q_strides, work.block, work.sequence.q.first, p.group);
     const int valid = static_cast<int>(work.sequence.q.length * p.group.value) - first;
     load_tile<QTile, 128>(q_at(), valid, p.d, in_group,
                           [&](int row) { return rows.at(first - work.block.first_row + row); });

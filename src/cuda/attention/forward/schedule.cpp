@@ -32,7 +32,8 @@ TileSchedule tile_schedule(const FwdConfig& config, const Problem& problem, std:
   const std::int64_t head_batches = std::max<std::int64_t>(heads * problem.batch * splits, 1);
   std::int64_t l2_group = 1;
   if ((problem.window.right && !problem.window.left) || problem.compressed_causal) {
-    const std::int64_t bytes = count_keys(problem) * (problem.head_dim_qk + problem.head_dim_v) * bytes_of(config.type);
+    const std::int64_t bytes = count_keys(problem) * (problem.head_dim_qk * bytes_of(config.k_type()) +
+                                                      problem.head_dim_v * bytes_of(config.v_type()));
     // Packed sequences have unequally many row tiles, so that a group is within one (tiles/tile_scheduler.cuh).
     const std::int64_t whole = config.varlen ? heads * splits : head_batches;
     l2_group = std::clamp<std::int64_t>(kL2GroupBytes / std::max<std::int64_t>(bytes, 1), 1, whole);

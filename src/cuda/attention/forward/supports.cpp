@@ -20,8 +20,18 @@ constexpr std::int64_t kMostSplits = 256;
 constexpr std::int64_t kMostUnpromotedKeys = 32768;  // in products of 8 bits (tile/promoted_sums.cuh)
 constexpr std::int64_t kMostCountedTiles = (std::int64_t{1} << 24) - 1;  // tiles/tile_counter.cuh
 
+// Scores of int8, with values of 16 bits.
+Support supports_int8(const Problem& p, Products products) {
+  if (products == Products::mma_by_keys) return Support::no("has no int8");
+  if (p.v_type != DType::bf16 && p.v_type != DType::fp16) return Support::no("wants v in bf16 or fp16 beside int8");
+  if (p.head_dim_qk % 16 != 0) return Support::no("wants head dims of 8 bits that are multiples of 16");
+  if (p.quantization.block > std::numeric_limits<int>::max()) return Support::no("counts tokens of a block in 32 bits");
+  return Support::yes();
+}
+
 // Keys and values of 8 bits under queries of 16, or of e4m3; by wgmma all of e4m3.
 Support supports_eight_bits(const Problem& p, Products products) {
+  if (p.k_type == DType::int8) return supports_int8(p, products);
   if (products == Products::mma_sync) return Support::no("has no keys of 8 bits");
   const bool wgmma = products == Products::wgmma;
   if (wgmma && (p.q_type != DType::e4m3 || p.k_type != DType::e4m3 || p.v_type != DType::e4m3)) {
@@ -32,7 +42,6 @@ Support supports_eight_bits(const Problem& p, Products products) {
                        std::to_string(kMostUnpromotedKeys) + " above 128 columns of V");
   }
   if (wgmma && p.skip) return Support::no("moves no skip states of 8 bits on");
-  if (p.k_type == DType::int8) return Support::no("has no int8");
   if (p.q_type == DType::fp32) return Support::no("wants q in bf16, fp16 or e4m3 beside keys of 8 bits");
   if (p.quantization.grain != Grain::head) return Support::no("wants descales by head");
   if (p.quantization.smooth) return Support::no("adds no mean to keys");

@@ -16,7 +16,7 @@ namespace tessera::cuda {
 template <FwdConfig C, class User>
 struct TileProbabilities : QueryTiles<C> {
   using Base = QueryTiles<C>;
-  using Base::k_at, Base::keys, Base::p, Base::q_at, Base::thread_again;
+  using Base::descales, Base::int8_scores, Base::k_at, Base::keys, Base::p, Base::q_at, Base::thread_again;
   using typename Base::KTile, typename Base::QTile, typename Base::Work;
   static constexpr bool of_bytes = C.multiplies_bytes();
   // Of 8 bits, where registers do not suffice to compute rows again, or scores are changed before maxima are taken.
@@ -28,6 +28,7 @@ struct TileProbabilities : QueryTiles<C> {
   // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
   using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
+  using Products = Accumulator<1, C.tile_kv / 8, typename SumOf<C.int8_scores>::type>;  // Q·Kᵀ
   using Measure = TileMeasure<C>;
   using Linear = typename LinearScoreOf<C, typename User::Score>::type;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
@@ -52,12 +53,39 @@ struct TileProbabilities : QueryTiles<C> {
     const int own = thread_again();
     return work.block.first_row + own / 32 * 16 + own % 32 / 4;
   }
+  // Of rows of int8, once these are there.
+  __device__ __forceinline__ void find_rows(const Work& work) const {
+    const int own = thread_again();
+    int8_scores().template find_rows<QTile>(p, descales, work, q_at(), own / 32 % 4 * 16, own / 32 * 16, own % 32);
+  }
+  // Products of 8 bits to those of what was quantised, or as near as softmax_scale() wants; other products as they are.
+  __device__ __forceinline__ decltype(auto) descale(const Work& work, Products& products, int use) const {
+    if constexpr (C.int8_scores) {
+      Scores s;
+      if constexpr (C.descales_rows()) {
+        const int own = thread_again();
+        int8_scores().convert(s, products, use, own / 32 * 16, own % 32);
+      } else {
+        Int8Scores<C>::convert(s, products);
+        if constexpr (C.scale_first) s.scale(work.product);
+      }
+      return s;
+    } else {
+      if constexpr (of_bytes) {
+        if (C.scale_first || work.product != 1.0F) products.scale(work.product);
+      }
+      return (products);
+    }
+  }
   // Products to scores. What these lack of the rows' scaled scores.
   __device__ __forceinline__ auto finish(const Work& work, Scores& s, const KvTile& tile, const Linear& linear,
                                          const HiddenBits<C>& hidden) const {
     const auto change = [&] {
       if constexpr (C.linear_score) {
         return linear.change(p, work, s, tile, first_row_of_thread(work), thread_again() % 32);
+      } else if constexpr (C.folds_rows()) {
+        const int own = thread_again();
+        return int8_scores().row_scale(softmax_scale(work), own / 32 * 16, own % 32);
       } else {
         return NoShift{};
       }
@@ -112,7 +140,7 @@ struct TileProbabilities : QueryTiles<C> {
         if (softmax.overflows(before)) {
           float slack[2];
           softmax.take_back(before, slack);
-          multiply_again(s, k_at(use));
+          multiply_again(work, s, use);
           // Without tests of elements no key is hidden.
           if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, tile, linear, hidden);
           rescale = softmax.raise(s, scale, slack, shift);
@@ -129,17 +157,26 @@ struct TileProbabilities : QueryTiles<C> {
     return rescale;
   }
 
-  __device__ __forceinline__ void multiply_again(Scores& s, u32 k_tile) const {
+  __device__ __forceinline__ void multiply_again(const Work& work, Scores& s, int use) const {
+    if constexpr (C.int8_scores) {
+      Products products;
+      multiply(products, k_at(use));
+      s = descale(work, products, use);
+    } else {
+      multiply(s, k_at(use));
+    }
+  }
+  __device__ __forceinline__ void multiply(Products& s, u32 k_tile) const {
     s.clear();
     const int thread = thread_again();
     const int lane = thread % 32;
     const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
     const u32 keys = keys_address<KTile>(k_tile, lane);
 #pragma unroll 1
-    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
+    for (int k = 0; k < C.d / depth_of_product(C.q_type()); ++k) {
       u32 a[1][4];
       load_rows<QTile>(a, rows, k);
-      multiply_keys<C.type, KTile>(s, a, keys, k);
+      multiply_keys<C.q_type(), KTile>(s, a, keys, k);
     }
   }
 
@@ -147,10 +184,11 @@ struct TileProbabilities : QueryTiles<C> {
   __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Shift& shift, Online& softmax,
                                                Measure& measure) const {
     const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
+    const float scales[2] = {shift.of_row(scale, 0), shift.of_row(scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
       if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
-      softmax.exponentiate(0, s.tile[0][n], scale, origins);
+      softmax.exponentiate(0, s.tile[0][n], scales, origins);
     }
     settle(s);
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
@@ -183,7 +221,7 @@ struct TileProbabilities : QueryTiles<C> {
   }
 
   __device__ __forceinline__ float softmax_scale(const Work& work) const {
-    if constexpr (of_bytes) return work.score;
+    if constexpr (C.descales_at_once()) return work.score;
     return C.scale_first ? 1.0F : p.scale * kLog2E;
   }
 };

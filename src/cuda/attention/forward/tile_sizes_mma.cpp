@@ -113,6 +113,11 @@ void fit_shared_memory(FwdConfig& config, const Problem& problem, const Target& 
 void fit_registers(FwdConfig& config, const Problem& problem, const Target& target) {
   const bool few_left = target.sm >= 100 || config.rounded_sums;
   if (few_left && config.tile_q == 128 && config.tile_kv == 48) config.tile_kv = 32;
+  // Integers become scores beside O, by factors of rows and keys.
+  if (config.int8_scores && config.tile_q == 128 && !problem.list) {
+    const int most = config.dv <= 64 || config.warps == 8 ? 96 : config.panel_bytes() == 64 ? 64 : 48;
+    config.tile_kv = std::min(config.tile_kv, few_left && config.descales_rows() ? most / 32 * 32 : most);
+  }
   // O and its residual leave together.
   const bool more_than_softmax = config.chunked || config.compressed_causal;
   const bool short_of_them = config.type == Element::fp16 || config.dv <= 64 || more_than_softmax;

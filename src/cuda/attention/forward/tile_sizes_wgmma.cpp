@@ -36,7 +36,8 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   const bool much_to_find = config.compressed_causal || config.chunked || config.segments == 2;
   if (problem.list || config.dropout) {  // a list's granules make whole tiles if their length is a power of two
     const bool more_than_softmax = config.scale_first || (widest > 64 && (config.dropout || config.linear_score)) ||
-                                   (config.user_mask && (widest > 128 || config.dropout || config.linear_score));
+                                   (config.user_mask && (widest > 128 || config.dropout || config.linear_score)) ||
+                                   (config.skip == Skip::threshold && config.descales_rows());
     set_tile(config, 128, widest > 128 || more_than_softmax ? 64 : 128, 2, 8);
   } else if (config.scale_first || config.user_mask) {
     set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
@@ -45,7 +46,8 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.window.right && !problem.window.left;
     set_tile(config, 192, 128, 4, 12);
-    if (config.rounded_sums) set_tile(config, 128, 128, 2, 8);  // three groups leave no registers for them
+    // Three groups leave no registers for them.
+    if (config.rounded_sums || config.int8_scores) set_tile(config, 128, 128, 2, 8);
     const std::int64_t usual = usual_rows(problem);
     const bool mostly_whole = 5 * round_up(usual, std::int64_t{192}) <= 6 * round_up(usual, std::int64_t{64});
     if (causal && rows <= kManyRows / 2) {

@@ -31,8 +31,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
       Base::vt_at, Base::clear, Base::finds_hidden_early, Base::finish, Base::first_row_of_thread, Base::of_bytes,
       Base::pack_probabilities, Base::passes_hidden, Base::softmax_scale;
   using typename Base::KTile, typename Base::Linear, typename Base::Measure, typename Base::Online,
-      typename Base::Probabilities, typename Base::Scores, typename Base::QTile, typename Base::VTile,
-      typename Base::VtTile, typename Base::Work, typename Base::Works;
+      typename Base::Probabilities, typename Base::Products, typename Base::Scores, typename Base::QTile,
+      typename Base::VTile, typename Base::VtTile, typename Base::Work, typename Base::Works;
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
@@ -76,7 +76,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       if (group() == groups - 1) scheduler_barrier_arrive();
     }
     const u32 q = ptx::uniform(q_at());
-    Scores s;
+    Products products;
     Probabilities probabilities;
     Output o;
     Online softmax;
@@ -94,6 +94,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       Linear linear;
       if constexpr (C.linear_score) linear.begin(p, work, first_row_of_thread(work));
       await_queries(work.item);
+      if constexpr (C.descales_rows()) this->find_rows(work);
       if constexpr (groups_differ) {
 #pragma unroll 1
         for (; use < own(work).first; ++use) skip(use);
@@ -102,12 +103,12 @@ struct FwdWgmma : TileProbabilities<C, User> {
       const int end = own(work).end;  // from here on by end_of()
       const u32 first = ptx::uniform(k_at(use));
       scheduler_barrier_sync();
-      begin_scores<C.type, QTile, KTile>(s, q, first);
+      begin_scores<C.q_type(), QTile, KTile>(products, q, first);
       scheduler_barrier_arrive();
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;
-      bool looked_through = softmax_step<true>(work, use, s, linear, probabilities, o, softmax, measure);
+      bool looked_through = softmax_step<true>(work, use, products, linear, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
@@ -115,11 +116,11 @@ struct FwdWgmma : TileProbabilities<C, User> {
         const u32 v = ptx::uniform(multiplied_at(use - 1));
         keys().wait(use);
         scheduler_barrier_sync();
-        begin_scores<C.type, QTile, KTile>(s, q, k);
+        begin_scores<C.q_type(), QTile, KTile>(products, q, k);
         await_values(use - 1, looked_through);
         begin_products(o, probabilities, v);
         scheduler_barrier_arrive();
-        looked_through = softmax_step<false>(work, use, s, linear, probabilities, o, softmax, measure);
+        looked_through = softmax_step<false>(work, use, products, linear, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
           promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
           promoted_at += promoted_tiles;
@@ -218,7 +219,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
   /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
   /// those of the keys before to those that the new probabilities' are added to. Whether the values are looked through.
   template <bool first>
-  __device__ __forceinline__ bool softmax_step(Work& work, int use, Scores& s, const Linear& linear,
+  __device__ __forceinline__ bool softmax_step(Work& work, int use, Products& products, const Linear& linear,
                                                Probabilities& probabilities, Output& o, Online& softmax,
                                                Measure& measure) const {
     const KvTile tile = work.tiles.at(use - work.first_use);
@@ -234,10 +235,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
       if (!tile.waived)
         hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
     }
-    await_scores<first ? 0 : 1>(s);
-    if constexpr (of_bytes) {
-      if (C.scale_first || work.product != 1.0F) s.scale(work.product);
-    }
+    await_scores<first ? 0 : 1>(products);
+    auto&& s = this->descale(work, products, use);
     bool weighs_nothing = false;
     if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
     typename Online::Rescale rescale{};
@@ -270,9 +269,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
 
   /// `later`: products that were begun after those of the scores.
   template <int later>
-  __device__ __forceinline__ void await_scores(Scores& s) const {
+  __device__ __forceinline__ void await_scores(Products& products) const {
     ptx::wgmma_wait<later>();
-    settle(s);
+    settle(products);
   }
   __device__ __forceinline__ void await_outputs(Output& o) const {
     ptx::wgmma_wait<0>();

@@ -39,7 +39,7 @@ concept SourceConfig = requires(const Config& c) {
   bool{c.trusts};
 };
 
-/// Bytes of an element of K and of V.
+/// Bytes of an element of K.
 template <SourceConfig auto C>
 constexpr int element_bytes_of_keys() {
   if constexpr (requires { C.k_type(); }) return bytes_of(C.k_type());
@@ -57,7 +57,6 @@ struct RowPlace {
 template <SourceConfig auto C>
 struct KvRows {
   static constexpr Source source = C.source;
-  static constexpr int element_bytes = element_bytes_of_keys<C>();
 
   const char* base;
   int row_stride;
@@ -71,7 +70,7 @@ struct KvRows {
 
   KvRows() = default;
   __device__ __forceinline__ KvRows(const KvParams& p, const void* tensor, const Strides& strides, const Extent& extent,
-                                    int batch, int head)
+                                    int batch, int head, int element_bytes = element_bytes_of_keys<C>())
       : base(static_cast<const char*>(tensor) + element_bytes * head * strides.head),
         row_stride(static_cast<int>(element_bytes * strides.row)) {
     if (!is_paged(p)) {

@@ -100,7 +100,7 @@ bool has_whole_rows(const FwdConfig& config, const Problem& problem) {
   const int of_k = panels(config.k_type(), config.d, problem.head_dim_qk);
   const int of_v = panels(config.v_type(), config.dv, problem.head_dim_v);
   const int rows = box_rows(config, problem.kv);
-  return config.products == Products::wgmma && !config.eight_bits && config.source == Source::paged &&
+  return config.products == Products::wgmma && !config.has_descales() && config.source == Source::paged &&
          config.tiles == Tiles::range && config.segments == 1 && std::min(of_k, of_v) >= 1 &&
          std::max(of_k, of_v) >= 2 && rows % 8 == 0 && rows < 64;
 }
@@ -148,10 +148,10 @@ TensorMaps tensor_maps(const FwdConfig& config, const Problem& problem, const Fw
   TensorMaps maps{};
   const std::int64_t queries = params.cu_seqlens_q != nullptr ? problem.total_q : problem.seqlen_q;
   if (config.products == Products::wgmma &&
-      has_query_boxes(problem, config.type, params.q_strides, queries, packed_heads)) {
+      has_query_boxes(problem, config.q_type(), params.q_strides, queries, packed_heads)) {
     maps.queries = tensor_map(
-        params.q, params.q_strides, config.type, {params.d, problem.heads_q, queries, problem.batch},
-        {.columns = columns_of_panel(config.type, config.d), .heads = packed_heads, .rows = 64 / packed_heads});
+        params.q, params.q_strides, config.q_type(), {params.d, problem.heads_q, queries, problem.batch},
+        {.columns = columns_of_panel(config.q_type(), config.d), .heads = packed_heads, .rows = 64 / packed_heads});
     maps.has_queries = 1;
   }
   for (int i = 0; i < config.segments; ++i) {

@@ -139,7 +139,7 @@ struct ReplacedValues {
     const int segment = C.segments == 2 ? tile_segment : 0;
     const KvParams& kv = p.kv[segment];
     const Extent extent = work.sequence.segment(segment).extent;
-    const KvRows<C> rows(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head);
+    const KvRows<C> rows(kv, kv.v, kv.v_strides, extent, work.block.batch, work.block.kv_head, bytes_of(kType));
     return rows.at(0, key);
   }
   __device__ __forceinline__ bool all_finite(const char* values) const {

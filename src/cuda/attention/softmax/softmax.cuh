@@ -238,13 +238,14 @@ struct Softmax {
   /// One 16 x 8 tile of scores to probabilities. tile_mass.cuh counts on every rounding, so that none is left to the
   /// compiler.
   __device__ __forceinline__ void exponentiate(int m, float (&s)[4], float scale) {
-    exponentiate(m, s, scale, origin[m]);
+    exponentiate(m, s, {scale, scale}, origin[m]);
   }
-  /// Relative to other origins.
-  __device__ __forceinline__ void exponentiate(int m, float (&s)[4], float scale, const float (&origins)[2]) {
+  /// Relative to other origins, with scales of the two rows.
+  __device__ __forceinline__ void exponentiate(int m, float (&s)[4], const float (&scales)[2],
+                                               const float (&origins)[2]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      s[i] = ptx::exp2(__fmaf_rn(s[i], scale, -origins[i / 2]));
+      s[i] = ptx::exp2(__fmaf_rn(s[i], scales[i / 2], -origins[i / 2]));
       sum[m][i / 2] += s[i];
     }
   }

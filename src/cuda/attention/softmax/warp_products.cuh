@@ -2,6 +2,7 @@
 // Both products of a warp's rows and a tile of keys in shared memory, by mma.sync.
 #pragma once
 
+#include "cuda/attention/scores/descales.cuh"
 #include "cuda/attention/scores/dropout.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
 #include "cuda/attention/tiles/tile_work.cuh"
@@ -13,16 +14,17 @@ namespace tessera::cuda {
 template <FwdConfig C>
 struct WarpProducts {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using QTile = SharedTile<C.type, C.tile_q, C.d>;
+  using QTile = SharedTile<C.q_type(), C.tile_q, C.d>;
   using KTile = SharedTile<C.k_type(), C.tile_kv, C.d>;
   using VTile = SharedTile<C.v_type(), C.tile_kv, C.dv>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
+  using Products = Accumulator<row_tiles, C.tile_kv / 8, typename SumOf<C.int8_scores>::type>;
   using Output = Accumulator<row_tiles, C.dv / 8>;
-  using Queries = Rows<QTile, row_tiles, C.q_kept / 16, C.eight_bits>;
+  using Queries = Rows<QTile, row_tiles, C.q_kept / depth_of_product(C.q_type()), C.eight_bits>;
 
-  /// S = Q·Kᵀ
-  static __device__ __forceinline__ void find_scores(Scores& s, const Queries& q, u32 k_at, int lane) {
-    s.clear();
+  /// S = Q·Kᵀ, of int8 in integers.
+  static __device__ __forceinline__ void find_scores(Products& s, const Queries& q, u32 k_at, int lane) {
+    s.clear(first_sum());
     const u32 keys = keys_address<KTile>(k_at, lane);
 #pragma unroll
     for (int k = 0; k < C.d / depth_of_product(C.k_type()); ++k) {
@@ -34,8 +36,16 @@ struct WarpProducts {
       } else {
         u32 a[row_tiles][4];
         q.read(a, k);
-        multiply_keys<C.type, KTile>(s, a, keys, k);
+        multiply_keys<C.k_type(), KTile>(s, a, keys, k);
       }
+    }
+  }
+
+  static constexpr auto first_sum() {
+    if constexpr (C.int8_scores) {
+      return Int8Scores<C>::kFirst;
+    } else {
+      return 0.0F;
     }
   }
 
@@ -59,8 +69,8 @@ struct WarpProducts {
       for (int m = 0; m < row_tiles; ++m) {
         auto& left = s.tile[m][2 * k];
         auto& right = s.tile[m][2 * k + 1];
-        softmax.exponentiate(m, left, softmax_scale(p));
-        softmax.exponentiate(m, right, softmax_scale(p));
+        softmax.exponentiate(m, left, softmax_scale(p, work));
+        softmax.exponentiate(m, right, softmax_scale(p, work));
         if constexpr (C.keeps_rests()) {
           softmax.template split<C.type>(m, left, right, a[m], rest[m]);
           if constexpr (C.dropout) {
@@ -95,7 +105,9 @@ struct WarpProducts {
     }
   }
 
-  static __device__ __forceinline__ float softmax_scale(const AttentionParams& p) {
+  template <class Work>
+  static __device__ __forceinline__ float softmax_scale(const AttentionParams& p, const Work& work) {
+    if constexpr (C.descales_at_once()) return work.score;
     return C.scale_first ? 1.0F : p.scale * kLog2E;
   }
 };

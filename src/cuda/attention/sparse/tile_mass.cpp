@@ -93,7 +93,9 @@ std::int64_t sums(const Problem& problem) {
   return problem.batch * problem.heads_q * problem.query_blocks() * tiles * problem.key_blocks();
 }
 
-int shared_bytes(const FwdConfig& config) { return FwdConfig::kWorkBytes + config.q_bytes() + config.k_bytes(); }
+int shared_bytes(const FwdConfig& config) {
+  return FwdConfig::kWorkBytes + config.q_bytes() + config.k_bytes() + config.descale_bytes();
+}
 
 }  // namespace
 
@@ -122,11 +124,14 @@ std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& p
   weigh.name = "tile_mass" + words_of(c) + callables.words();
   weigh.shared_bytes = static_cast<std::size_t>(shared_bytes(c));
   weigh.user_texts = callables.files();
+  std::vector<std::string> parameters = {"FwdParams params", "MassParams mass"};
+  if (c.has_descales()) parameters.emplace_back("DescaleParams descales");
   weigh.text = to_string({.file = "cuda/attention/sparse/tile_mass.cuh",
                           .definitions = configuration_line(c) + callables.definitions(),
                           .bounds = "config.threads(), 3",
-                          .parameters = {"FwdParams params", "MassParams mass"},
-                          .call = "TileMass<config, " + callables.type() + ">::run(params, mass, memory)",
+                          .parameters = parameters,
+                          .call = "TileMass<config, " + callables.type() + ">::run(params, mass, memory" +
+                                  (c.has_descales() ? ", descales)" : ")"),
                           .has_memory = true});
   KernelSource finish;
   finish.name = "finish_mass";
@@ -151,8 +156,9 @@ void keep_rows(FwdParams& params, const Problem& problem, std::int64_t splits, s
   }
 }
 
-void launch_mass(const FwdConfig& config, FwdParams params, const Problem& problem, const Bindings& bindings,
-                 std::int64_t splits, std::byte* workspace, std::span<const Kernel* const> kernels, Stream stream) {
+void launch_mass(const FwdConfig& config, FwdParams params, DescaleParams descales, const Problem& problem,
+                 const Bindings& bindings, std::int64_t splits, std::byte* workspace,
+                 std::span<const Kernel* const> kernels, Stream stream) {
   if (problem.query_blocks() == 0) return;
   const FwdConfig c = mass_config(config, problem);
   MassParams mass = mass_params(c, problem, bindings);
@@ -163,7 +169,7 @@ void launch_mass(const FwdConfig& config, FwdParams params, const Problem& probl
     params.lse = bindings[Slot::prior_lse].as<float>();
     params.lse_strides = lse_strides(bindings[Slot::prior_lse]);
   }
-  void* parameters[] = {&params, &mass};
+  void* parameters[] = {&params, &mass, &descales};
   const auto heads = static_cast<std::uint32_t>(problem.heads_q);
   const auto batch = static_cast<std::uint32_t>(problem.batch);
   const auto blocks = static_cast<std::uint32_t>(problem.query_blocks());

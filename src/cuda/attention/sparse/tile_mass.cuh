@@ -11,9 +11,11 @@
 
 #include "cuda/attention/kv/kv_source.cuh"
 #include "cuda/attention/scores/callables.cuh"
+#include "cuda/attention/scores/descales.cuh"
 #include "cuda/attention/scores/element_mask.cuh"
 #include "cuda/attention/scores/score.cuh"
 #include "cuda/attention/softmax/softmax.cuh"
+#include "cuda/attention/softmax/warp_products.cuh"
 #include "shared/mass.h"
 
 namespace tessera::cuda {
@@ -21,9 +23,10 @@ namespace tessera::cuda {
 template <FwdConfig C, class User>
 struct TileMass {
   static constexpr int row_tiles = C.rows_a_warp() / 16;
-  using QTile = SharedTile<C.type, C.tile_q, C.d>;
-  using KTile = SharedTile<C.type, C.tile_kv, C.d>;
+  using QTile = SharedTile<C.q_type(), C.tile_q, C.d>;
+  using KTile = SharedTile<C.k_type(), C.tile_kv, C.d>;
   using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
+  using Products = typename WarpProducts<C>::Products;
 
   // What a thread knows of its rows: a key weighs exp2((S' · scale − origin) · unit) / sum.
   struct Rows {
@@ -33,7 +36,7 @@ struct TileMass {
     float unit;
   };
 
-  struct Work {
+  struct Work : Descales<C.descales_at_once()> {
     Block block;
     Sequence sequence;
     int query_block;
@@ -44,16 +47,18 @@ struct TileMass {
 
   const FwdParams& p;
   const MassParams& mass;
+  const DescaleParams& descales;
   Work& work;
   const u32 q_base;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % 32;
   const int warp_row = thread / 32 * C.rows_a_warp();
 
-  static constexpr int shared_bytes() { return C.kWorkBytes + C.q_bytes() + C.k_bytes(); }
+  static constexpr int shared_bytes() { return C.kWorkBytes + C.q_bytes() + C.k_bytes() + C.descale_bytes(); }
 
   /// Grid: x row tiles of all query blocks, y query heads, z batch. `memory`: shared_bytes() of it.
-  static __device__ __forceinline__ void run(const FwdParams& p, const MassParams& mass, char* memory) {
+  static __device__ __forceinline__ void run(const FwdParams& p, const MassParams& mass, char* memory,
+                                             const DescaleParams& descales = {}) {
     Work& work = *reinterpret_cast<Work*>(memory);
     if (threadIdx.x == 0) {
       const int tile = static_cast<int>(blockIdx.x);
@@ -66,9 +71,10 @@ struct TileMass {
       work.query_block = query_block;
       const int left_of_block = mass.block_q - tile_of_block * C.tile_q;
       work.rows = min(min(left_of_block, work.sequence.q.length - first), C.tile_q);
+      if constexpr (C.descales_at_once()) find_descales<C>(p, descales, work);
     }
     __syncthreads();
-    TileMass{p, mass, work, ptx::shared_address(memory) + C.kWorkBytes}.walk();
+    TileMass{p, mass, descales, work, ptx::shared_address(memory) + C.kWorkBytes}.walk();
   }
 
   __device__ __forceinline__ void walk() const {
@@ -78,9 +84,14 @@ struct TileMass {
       for (int block = thread; block < mass.key_blocks; block += C.threads()) sums[block] = 0.0F;
       return;
     }
-    const PackedRows rows(p.q, bytes_of(C.type), p.q_strides, work.block, work.sequence.q.first, p.group);
+    const PackedRows rows(p.q, bytes_of(C.q_type()), p.q_strides, work.block, work.sequence.q.first, p.group);
     load_tile<QTile, C.threads()>(q_base, work.rows, p.d, thread, [&](int row) { return rows.at(row); });
     ptx::cp_async_commit();
+    if constexpr (C.descales_rows()) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();
+      int8_scores().template find_rows<QTile>(p, descales, work, q_base, warp_row, warp_row, lane);
+    }
     const Rows relative = p.row_sums != nullptr ? rows_of_forward() : rows_of_lse();
     for (int block = 0; block < mass.key_blocks; ++block) {
       const float sum = block < mass.second_block ? weigh<0>(block, relative) : weigh<C.segments - 1>(block, relative);
@@ -92,7 +103,7 @@ struct TileMass {
   // NaN for a sum of NaN.
   __device__ __forceinline__ Rows rows_of_forward() const {
     const PackedRows kept(p.row_sums, sizeof(RowSum), p.row_sum_strides, work.block, work.sequence.q.first, p.group);
-    Rows rows{.scale = C.scale_first ? kLog2E : p.scale * kLog2E, .unit = 1.0F};
+    Rows rows{.scale = C.scale_first ? kLog2E : WarpProducts<C>::softmax_scale(p, work), .unit = 1.0F};
     for_rows([&](int m, int half, int row) {
       const RowSum value = row < work.rows ? *reinterpret_cast<const RowSum*>(kept.at(row)) : RowSum{};
       const bool weighs = value.sum > 0.0F;
@@ -105,6 +116,7 @@ struct TileMass {
   __device__ __forceinline__ Rows rows_of_lse() const {
     const PackedRows lse(p.lse, 4, p.lse_strides, work.block, work.sequence.q.first, p.group);
     Rows rows{.scale = C.scale_first ? 1.0F : p.scale, .unit = kLog2E};
+    if constexpr (C.descales_at_once() && !C.scale_first) rows.scale *= product_descale(descales, work);
     for_rows([&](int m, int half, int row) {
       const float value = row < work.rows ? *reinterpret_cast<const float*>(lse.at(row)) : -kInfinity;
       rows.origin[m][half] = value == -kInfinity ? kInfinity : value;
@@ -146,6 +158,10 @@ struct TileMass {
       tile.advance(first);
       load_tile<KTile, C.threads()>(q_base + C.q_bytes(), keys.extent.length - first, p.d, thread,
                                     [&](int row) { return tile.at(first, row); });
+      if constexpr (C.descales_keys) {
+        const auto key_of = [&](int column) { return first + column; };
+        int8_scores().template copy_keys<C.threads()>(p, descales, work, 0, thread, key_of);
+      }
       ptx::cp_async_commit();
       ptx::cp_async_wait<0>();
       __syncthreads();
@@ -157,14 +173,29 @@ struct TileMass {
   }
 
   __device__ __forceinline__ void find_scores(Scores& s) const {
-    s.clear();
+    if constexpr (!C.int8_scores) {
+      multiply(s);
+    } else {
+      Products products;
+      multiply(products);
+      if constexpr (C.descales_rows()) {
+        int8_scores().convert(s, products, 0, warp_row, lane);
+      } else {
+        Int8Scores<C>::convert(s, products);
+        if constexpr (C.scale_first) s.scale(work.product);
+      }
+    }
+  }
+  __device__ __forceinline__ Int8Scores<C> int8_scores() const { return {q_base + C.q_bytes() + C.k_bytes()}; }
+  __device__ __forceinline__ void multiply(Products& s) const {
+    s.clear(WarpProducts<C>::first_sum());
     const u32 queries = rows_address<QTile>(q_base, warp_row, lane);
     const u32 keys = keys_address<KTile>(q_base + C.q_bytes(), lane);
 #pragma unroll
-    for (int k = 0; k < C.d / depth_of_product(C.type); ++k) {
+    for (int k = 0; k < C.d / depth_of_product(C.q_type()); ++k) {
       u32 a[row_tiles][4];
       load_rows<QTile>(a, queries, k);
-      multiply_keys<C.type, KTile>(s, a, keys, k);
+      multiply_keys<C.q_type(), KTile>(s, a, keys, k);
     }
   }
 

@@ -27,7 +27,8 @@ std::vector<KernelSource> mass_sources(const FwdConfig& config, const Problem& p
 /// Before the forward is launched: gives it memory for what the masses need of its rows.
 void keep_rows(FwdParams& params, const Problem& problem, std::int64_t splits, std::byte* workspace);
 /// Behind the forward. `params`: as the forward had them before splits; `kernels`: of mass_sources.
-void launch_mass(const FwdConfig& config, FwdParams params, const Problem& problem, const Bindings& bindings,
-                 std::int64_t splits, std::byte* workspace, std::span<const Kernel* const> kernels, Stream stream);
+void launch_mass(const FwdConfig& config, FwdParams params, DescaleParams descales, const Problem& problem,
+                 const Bindings& bindings, std::int64_t splits, std::byte* workspace,
+                 std::span<const Kernel* const> kernels, Stream stream);
 
 }  // namespace tessera::cuda

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descales of operands of 8 bits (docs/quantization.md): what products of Q and K are multiplied by, and what is added
+// to them, before they are scores.
+#pragma once
+
+#include "cuda/attention/kv/kv_source.cuh"
+#include "cuda/attention/scores/row_shift.cuh"
+#include "cuda/attention/tiles/packed_rows.cuh"
+#include "cuda/attention/tiles/tile_work.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/gemm_mma.cuh"
+#include "cuda/tile/swizzle.cuh"
+#include "shared/config.h"
+
+namespace tessera::cuda {
+
+/// Of FwdConfig::descales_at_once(): factors of a row tile's products Q·Kᵀ before and after masks and maxima, and of
+/// its outputs.
+template <bool at_once>
+struct Descales {};
+template <>
+struct Descales<true> {
+  float product, score, value;
+};
+
+/// A descale by head. `at`: of the first sequence and head.
+template <class Work>
+__device__ __forceinline__ float head_descale(const Work& work, const float* at, i64 batch, i64 head) {
+  return at[work.block.batch * batch + work.block.kv_head * head];
+}
+
+/// That of the products of a row tile, by head.
+template <class Work>
+__device__ __forceinline__ float product_descale(const DescaleParams& d, const Work& work) {
+  return head_descale(work, d.q, d.q_batch, d.q_head) * head_descale(work, d.k, d.k_batch, d.k_head);
+}
+
+// Scores that are fused with their origin are rounded with it: where P is e4m3, which has no room for that, large
+// factors are not fused. |Q·Kᵀ| is below 2^26, so that what others lose is below 2^-4.
+template <FwdConfig C, class Work>
+__device__ __forceinline__ void find_descales(const AttentionParams& p, const DescaleParams& d, Work& work) {
+  constexpr float kLargestFused = 1.0F / 64.0F;
+  const float product = product_descale(d, work);
+  const float score = C.scale_first ? 1.0F : p.scale * kLog2E * product;
+  const bool fuses = !C.scale_first && (!C.multiplies_bytes() || score <= kLargestFused);
+  work.product = C.scale_first ? product : fuses ? 1.0F : score;
+  work.score = fuses ? score : 1.0F;
+  work.value = C.eight_bits ? head_descale(work, d.v, d.v_batch, d.v_head) : 1.0F;
+}
+
+/// Where the descale of a key is, by block or token; `key` is below the sequence's length.
+template <FwdConfig C, class Work>
+__device__ __forceinline__ const float* key_descale(const AttentionParams& p, const DescaleParams& d, const Work& work,
+                                                    int key) {
+  const int first = work.sequence.first.extent.first;
+  const float* of_head = d.k + work.block.kv_head * d.k_head;
+  if constexpr (C.source == Source::paged) {
+    const KvPages pages(p.kv[0], first, work.block.batch);
+    const int entry = ptx::divide(key, p.kv[0].page_size);
+    const int within = key - entry * static_cast<int>(p.kv[0].page_size.value);
+    return of_head + pages.at<C.trusts>(entry) * d.k_batch + ptx::divide(within, d.tokens);
+  }
+  const int token = key + (d.packed_k ? first : 0);
+  return of_head + work.block.batch * d.k_batch + ptx::divide(token, d.tokens);
+}
+
+/// Products of int8 to those of the numbers that were quantised. With descales_rows() a row has a factor and a summand,
+/// the product of the row with the mean of K, and with descales_keys each key a factor; they lie in shared memory.
+template <FwdConfig C>
+struct Int8Scores {
+  static constexpr int row_tiles = C.rows_a_warp() / 16;
+  using Sums = Accumulator<row_tiles, C.tile_kv / 8, int>;
+  using Scores = Accumulator<row_tiles, C.tile_kv / 8>;
+
+  u32 memory;  // descale_bytes() of it
+
+  /// Rows of the block, and keys of a tile that is `use`-th in the ring.
+  __device__ __forceinline__ u32 row_at(int row) const { return memory + static_cast<u32>(row) * 8; }
+  __device__ __forceinline__ u32 key_at(int use, int column) const {
+    return memory + C.tile_q * 8 + (static_cast<u32>(use) % C.stages * C.tile_kv + static_cast<u32>(column)) * 4;
+  }
+
+  /// Where sums of products begin. From a number of fp32 whose last binary digit is 1 on, 2^22 to either side are
+  /// numbers whose bits are integers one after another, so that a subtraction converts sums of 256 products. It is
+  /// faster than a conversion, of more products or where wgmma would want it in every register.
+  static constexpr int kFirst = C.products == Products::mma_sync && C.d <= 256 ? 0x4B400000 : 0;
+  static __device__ __forceinline__ float number(int sum) {
+    if constexpr (kFirst == 0) return __int2float_rn(sum);
+    return __int_as_float(sum) - __int_as_float(kFirst);
+  }
+
+  /// Without factors.
+  static __device__ __forceinline__ void convert(Scores& s, const Sums& products) {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < C.tile_kv / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s.tile[m][n][i] = number(products.tile[m][n][i]);
+      }
+    }
+  }
+
+  /// With those of a tile's rows, unless folds_rows(), and keys.
+  __device__ __forceinline__ void convert(Scores& s, const Sums& products, int use, int warp_row, int lane) const {
+    const u32 rows = row_at(warp_row + lane / 4);
+    const u32 keys = key_at(use, lane % 4 * 2);
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m) {
+      float factor[2];
+      float summand[2];
+      if constexpr (!C.folds_rows()) {
+        ptx::load_shared_8(factor[0], summand[0], rows + m * 128);
+        ptx::load_shared_8(factor[1], summand[1], rows + m * 128 + 64);
+      }
+#pragma unroll
+      for (int n = 0; n < C.tile_kv / 8; ++n) {
+        float of_key[2] = {1.0F, 1.0F};
+        if constexpr (C.descales_keys) ptx::load_shared_8(of_key[0], of_key[1], keys + n * 32);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float product = number(products.tile[m][n][i]);
+          if constexpr (C.descales_keys) product *= of_key[i % 2];
+          if constexpr (C.folds_rows()) {
+            s.tile[m][n][i] = product;
+          } else {
+            s.tile[m][n][i] = C.smooth ? __fmaf_rn(product, factor[i / 2], summand[i / 2]) : product * factor[i / 2];
+          }
+        }
+      }
+    }
+  }
+
+  /// Of folds_rows(): what the softmax does instead for a thread's rows. `scale`: of scores to log2.
+  __device__ __forceinline__ RowScale row_scale(float scale, int warp_row, int lane) const {
+    RowScale rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float summand;
+      ptx::load_shared_8(rows.factor[half], summand, row_at(warp_row + half * 8 + lane / 4));
+      rows.by[half] = summand * scale;
+    }
+    return rows;
+  }
+
+  /// Finds what belongs to a warp's rows, by the warp, for itself. `q`, `q_row`: the tile of Q in shared memory and the
+  /// warp's first row there; `warp_row`: in the block. Rows that are not used have a factor of 1.
+  template <class QTile, class Work>
+  __device__ __forceinline__ void find_rows(const AttentionParams& p, const DescaleParams& d, const Work& work, u32 q,
+                                            int q_row, int warp_row, int lane) const {
+    constexpr int rows = C.rows_a_warp();
+    const int row = lane % rows;  // of 16 rows each has two lanes
+    const PackedRow at(work.block.first_row + warp_row + row, p.group);
+    const bool is_used = at.query < work.sequence.q.length;
+    float sum = 0.0F;
+    if constexpr (C.smooth) {
+      sum = is_used ? times_mean<QTile>(p, d, work, q, q_row + row, lane / rows) : 0.0F;
+      if constexpr (rows == 16) sum += __shfl_xor_sync(0xffffffffU, sum, 16);
+    }
+    float of_query = 1.0F;
+    float factor = 1.0F;
+    if (is_used) {
+      of_query = query_descale(d, work, at);
+      factor = of_query;
+      if constexpr (!C.descales_keys) factor *= head_descale(work, d.k, d.k_batch, d.k_head);
+    }
+    ptx::store_shared_8(row_at(warp_row + row), factor, sum * of_query);
+    __syncwarp();
+  }
+
+  /// Descales of a tile's keys, zeros behind the end of the sequence: by `threads` threads, by cp.async. `key_of` tells
+  /// the key of a column.
+  template <int threads, class Work, class KeyOf>
+  __device__ __forceinline__ void copy_keys(const AttentionParams& p, const DescaleParams& d, const Work& work, int use,
+                                            int thread, KeyOf key_of) const {
+#pragma unroll
+    for (int first = 0; first < C.tile_kv; first += threads) {
+      const int column = first + thread;
+      if (C.tile_kv % threads != 0 && column >= C.tile_kv) break;
+      const int key = key_of(column);
+      const bool is_key = key < work.sequence.first.extent.length;
+      ptx::cp_async_4_or_zeros(key_at(use, column), key_descale<C>(p, d, work, is_key ? key : 0), is_key);
+    }
+  }
+  /// The same by a warp, without waiting for memory in turn.
+  template <TileWork Work>
+  __device__ __forceinline__ void load_keys(const AttentionParams& p, const DescaleParams& d, const Work& work,
+                                            const KvTile& tile, int use, int lane) const {
+    constexpr int steps = divide_up(C.tile_kv, 32);
+    float loaded[steps];
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const int key = work.tiles.key(tile, min(i * 32 + lane, C.tile_kv - 1));
+      loaded[i] = key < work.sequence.first.extent.length ? *key_descale<C>(p, d, work, key) : 0.0F;
+    }
+#pragma unroll
+    for (int i = 0; i < steps; ++i) {
+      const int column = i * 32 + lane;
+      if (C.tile_kv % 32 == 0 || column < C.tile_kv) {
+        ptx::store_shared_4(key_at(use, column), __float_as_uint(loaded[i]));
+      }
+    }
+  }
+
+ private:
+  template <class Work>
+  static __device__ __forceinline__ float query_descale(const DescaleParams& d, const Work& work, const PackedRow& at) {
+    if constexpr (!C.descales_keys) return head_descale(work, d.q, d.q_batch, d.q_head);
+    const int token = at.query + (d.packed_q ? work.sequence.q.first : 0);
+    return d.q[work.block.batch * d.q_batch + (work.block.head + at.head) * d.q_head + ptx::divide(token, d.tokens)];
+  }
+
+  /// The product of a row of Q, as it is, with the mean of K; with 16 rows a warp of every other four columns.
+  template <class QTile, class Work>
+  static __device__ __forceinline__ float times_mean(const AttentionParams& p, const DescaleParams& d, const Work& work,
+                                                     u32 q, int row, int part) {
+    constexpr int parts = 32 / C.rows_a_warp();
+    const float* mean = d.mean + work.block.batch * d.mean_batch + work.block.kv_head * d.mean_head;
+    float sum = 0.0F;
+#pragma unroll 1
+    for (int word = part; word * 4 < p.d; word += parts) {
+      const u32 bytes = __float_as_uint(ptx::load_shared_4(q + QTile::at(row, word / 4) + word % 4 * 4));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const auto element = static_cast<signed char>(bytes >> (i * 8));
+        sum = __fmaf_rn(__int2float_rn(element), mean[word * 4 + i], sum);
+      }
+    }
+    return sum;
+  }
+};
+
+}  // namespace tessera::cuda
