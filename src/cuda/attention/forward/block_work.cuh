@@ -63,7 +63,7 @@ struct BlockWork : KvAddresses<C> {
 
 /// A BlockWork in shared memory, because the products need the registers; and what one thread computes for all.
 template <FwdConfig C>
-struct SharedWork : BlockWork<C>, Descales<C.descales_at_once()> {
+struct SharedWork : BlockWork<C> {
   DropoutDraws dropout;
   int non_finite;  // whether a value that is not finite was replaced
 };
@@ -99,7 +99,10 @@ struct SmallPositions<true> {
 /// A row tile's work, its number, and its uses of the rings; those of each group that computes: its rows see nothing of
 /// the others. With drawing_use the next row tile is drawn.
 template <FwdConfig C>
-struct WorkOfRings : SharedWork<C>, UnknownRows<C.skip != Skip::none>, SmallPositions<C.user_score || C.user_mask> {
+struct WorkOfRings : SharedWork<C>,
+                     UnknownRows<C.skip != Skip::none>,
+                     Descales<C.descales_at_once()>,
+                     SmallPositions<C.user_score || C.user_mask> {
   int item;
   int first_use, drawing_use, end_use;
   Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];
@@ -142,7 +145,7 @@ struct MeasuredTiles<C, true> {
 
 /// Of products by mma.sync: in front of the block's memory, with the barriers of the rings of keys and of values.
 template <FwdConfig C>
-struct BlockMemory : SharedWork<C>, MeasuredTiles<C> {
+struct BlockMemory : SharedWork<C>, Descales<C.descales_at_once()>, MeasuredTiles<C> {
   u64 barriers[C.uses_tma() ? 4 * C.stages : 1];
   ListPosition collected;  // of a list's granules
 
