@@ -35,7 +35,6 @@ MOST_KEPT = 8 << 30  # bytes: results of the selected and window branches that a
 _ORDER = (2, 1, 0)  # of branches in the backward
 
 
-
 class Heads(NamedTuple):
     """Some of the key heads, from kv on, and the query heads that share them, from q on."""
 
@@ -142,16 +141,15 @@ class NsaFunction(torch.autograd.Function):
         work = _Work(call, q, k, v, parameters, pooled, lists)
         if q.is_cuda:
             work.refuse_without_backward()
-        outs = q.new_empty((nsa_gates.BRANCHES, *q.shape[:-1], v.shape[-1]))
-        kept = []
-        for branch, out in enumerate(outs):
-            if branch > 0 and recompute:
-                work.attend(branch, out)
-            else:
-                kept.append(work.attend_for_backward(branch, out))
-        result: Tensor = nsa_gates.nsa_gate(outs, **work.gating())
-        if recompute:  # not a view of the memory of all three
-            kept[0] = kept[0]._replace(out=kept[0].out.clone())
+        if recompute:
+            kept = [work.attend_for_backward(0)]
+            result = torch.empty_like(kept[0].out)
+            for heads in work.groups():
+                work.of_heads(heads).finish(heads.of_queries(kept[0].out), heads.of_queries(result))
+        else:
+            outs = q.new_empty((nsa_gates.BRANCHES, *q.shape[:-1], v.shape[-1]))
+            kept = [work.attend_for_backward(branch, out) for branch, out in enumerate(outs)]
+            result = nsa_gates.nsa_gate(outs, **work.gating())
         saved = [q, k, v, *parameters, *(x for one in kept for x in (*one, None)[:3])]
         arrays = [tiles.arrays() for tiles in lists if tiles is not None]
         ctx.save_for_backward(*saved, *pooled, *(array for listed in arrays for _, array in listed))
@@ -163,8 +161,16 @@ class NsaFunction(torch.autograd.Function):
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            found = _FirstDerivatives.apply(ctx, dout, *ctx.saved_tensors[: 3 + len(Parameters._fields)])
+        else:
+            found = NsaFunction.gradients(ctx, dout)
+        return (None,) * 4 + found
+
+    @staticmethod
+    def gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """Of q, k, v and the parameters."""
         saved = iter(ctx.saved_tensors)
         q, k, v = (next(saved) for _ in range(3))
         parameters = Parameters(*(next(saved) for _ in Parameters._fields))
@@ -175,8 +181,21 @@ class NsaFunction(torch.autograd.Function):
             for form, block, names in ctx.lists
         ]
         found = (lists[0], lists[1] if len(lists) > 1 else None)
-        work = _Work(ctx.call, layouts.with_rows_apart(q), layouts.with_rows_apart(k), layouts.with_rows_apart(v), parameters, pooled, found)
-        return (None,) * 4 + work.differentiate(layouts.with_aligned_rows(dout), kept)
+        q, k, v = layouts.with_rows_apart(q), layouts.with_rows_apart(k), layouts.with_rows_apart(v)
+        work = _Work(ctx.call, q, k, v, parameters, pooled, found)
+        return work.differentiate(layouts.with_aligned_rows(dout), kept)
+
+
+class _FirstDerivatives(torch.autograd.Function):
+    """Gradients that a graph is made of, which refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, of: Any, dout: Tensor, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        return NsaFunction.gradients(of, dout)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise NotImplementedError("nsa: got a derivative of a gradient (double backward); want first derivatives only")
 
 
 def _argument(slot: str) -> str:
@@ -259,8 +278,18 @@ class _Work:
             "threads": self.call.threads,
         }
 
-    def attend(self, branch: int, out: Tensor) -> None:
-        branches.attention(self.q, *self.keys[branch], out=out, **self.options[branch])
+    def finish(self, compressed: Tensor, to: Tensor) -> None:
+        """Writes the result, from that of the compressed branch."""
+        outs = self._beside(compressed)
+        for branch in range(1, nsa_gates.BRANCHES):
+            branches.attention(self.q, *self.keys[branch], out=outs[branch], **self.options[branch])
+        nsa_gates.nsa_gate(outs, out=to, **self.gating())
+
+    def _beside(self, compressed: Tensor) -> Tensor:
+        """Memory for the results of all branches, with that of the first."""
+        outs = compressed.new_empty((nsa_gates.BRANCHES, *compressed.shape))
+        outs[0].copy_(compressed)
+        return outs
 
     def attend_for_backward(self, branch: int, out: Tensor | None = None) -> Result:
         made = {"return_lse": True, "return_residual": self.has_residual}
@@ -294,33 +323,43 @@ class _Work:
         return (*gradients, *of_parameters)
 
     def _differentiate(self, dout: Tensor, kept: list[Result], to: Sums, of_parameters: Parameters) -> None:
-        """Likewise, of all heads that there are, written to `to` and `of_parameters`. The order of the sums is that in
-        which autograd adds up gradients where each branch is a node."""
+        """Likewise, of all heads that there are, written to `to` and `of_parameters`."""
         sums = Sums(*(_sums_for(x) for x in to))
-        douts = [dout] * nsa_gates.BRANCHES
         if self._adds_to_zero():
             for x in sums:
                 x.zero_()
-        if not self.is_mean:
-            kept = self._all(kept)
-            outs = tuple(x.out for x in kept)
-            dbranches, *of_gates = nsa_gates.nsa_gate_backward(dout, outs, **self.gating())
-            douts = list(dbranches.unbind(0))
-            if self.parameters.gate_weight is not None:
-                sums.dq.copy_(of_gates[0])
-                of_parameters.gate_weight.copy_(of_gates[1])
-            else:
-                of_parameters.gates.copy_(of_gates[0])
         pooled = Sums(sums.dq, *(torch.zeros_like(x, dtype=torch.float32) for x in self.pooled[:2]))
-        for branch in _ORDER:
-            result = kept[branch] if branch < len(kept) else None
-            self._add_branch(branch, douts[branch], result, sums if branch else pooled)
+        self._add_branches(dout, kept, sums, pooled, of_parameters)
         shares = self._add_pool(pooled, sums)
         factor = 1 / nsa_gates.BRANCHES if self.is_mean else 1.0
         targets = (*to, *(x for x in of_parameters[2:4] if x is not None))
         for target, found in zip(targets, (*sums, *shares), strict=True):
             if target is not found or factor != 1:
                 torch.mul(found, factor, out=target)
+
+    def _add_branches(
+        self, dout: Tensor, kept: list[Result], sums: Sums, pooled: Sums, of_parameters: Parameters
+    ) -> None:
+        """Adds the gradients of all branches, and of gates that are no constant. The order of the sums is that in which
+        autograd adds up gradients where each branch is a node. pooled: gradients of q and the compressed keys."""
+        douts = [dout] * nsa_gates.BRANCHES
+        if not self.is_mean:
+            kept = self._all(kept)
+            douts = self._add_gates(dout, kept, sums, of_parameters)
+        for branch in _ORDER:
+            result = kept[branch] if branch < len(kept) else None
+            self._add_branch(branch, douts[branch], result, sums if branch else pooled)
+
+    def _add_gates(self, dout: Tensor, kept: list[Result], sums: Sums, of_parameters: Parameters) -> list[Tensor]:
+        """The gradients of the branches' results."""
+        outs = tuple(x.out for x in kept)
+        douts, *others = nsa_gates.nsa_gate_backward(dout, outs, **self.gating())
+        if of_parameters.gate_weight is not None:
+            sums.dq.add_(others[0])
+            of_parameters.gate_weight.copy_(others[1])
+        elif of_parameters.gates is not None:
+            of_parameters.gates.copy_(others[0])
+        return list(douts.unbind(0))
 
     def _adds_to_zero(self) -> bool:
         """Whether the first branch adds to sums, instead of writing them: gates have given a gradient of q, or there
@@ -331,8 +370,7 @@ class _Work:
         """Results of all branches; those that were not kept lie in one memory, with a copy of the first."""
         if len(kept) == nsa_gates.BRANCHES:
             return kept
-        outs = self.q.new_empty((nsa_gates.BRANCHES, *kept[0].out.shape))
-        outs[0].copy_(kept[0].out)
+        outs = self._beside(kept[0].out)
         again = [self.attend_for_backward(branch, outs[branch]) for branch in range(1, nsa_gates.BRANCHES)]
         return [kept[0]._replace(out=outs[0]), *again]
 
