@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
 import tessera  # noqa: E402
 from nsa_textbook import listed  # noqa: E402
+from tessera.torch import head_groups  # noqa: E402
 from tessera.torch import nsa as operators_of_nsa  # noqa: E402
-from tessera.torch import nsa_function  # noqa: E402
 
 OPTIONS = {"length": 8, "stride": 4, "block": 16, "top": 5, "window": 20, "score": "softmax", "tile": 16}
 COMPRESSED = {"compressed_top": 4, "compressed_block": 3}
@@ -190,7 +190,7 @@ def test_heads_by_themselves_and_results_computed_again_give_the_same_bits(form,
     want = call(False, *inputs)
     dout = torch.randn(want.shape, generator=torch.Generator().manual_seed(4)).to(want.dtype)
     wanted = torch.autograd.grad(want, inputs, dout)
-    monkeypatch.setattr(nsa_function, "MOST_SUMS", 1)
+    monkeypatch.setattr(head_groups, "MOST_SUMS", 1)
     got = call(recompute, *inputs)
     for one, other in zip((got, *torch.autograd.grad(got, inputs, dout)), (want, *wanted), strict=True):
         assert torch.equal(one, other)
@@ -241,7 +241,7 @@ def test_memory_of_a_step(gated, monkeypatch):
     dout = torch.randn(q.shape, generator=generator).bfloat16()
     found, gradients = {}, {}
     for recompute in (False, True):
-        monkeypatch.setattr(nsa_function, "MOST_SUMS", 1 if recompute else 2 << 30)
+        monkeypatch.setattr(head_groups, "MOST_SUMS", 1 if recompute else 2 << 30)
         storages = {}
 
         def keep(x, storages=storages):
@@ -261,7 +261,7 @@ def test_memory_of_a_step(gated, monkeypatch):
     assert 4.5 < found[False][0] < 4.9 and 1.5 < found[True][0] < 1.75, found
     # Beside what is kept: the result, and memory for the branches of a key head, an eighth of all.
     assert found[True][1] < 1.75 + 1 + 3 / 8 + 0.15, found
-    # Gradients are 1.5. For a key head: sums of dq, dk and dv 3 / 8, and a copy of those of dq, which CPUs make to round
+    # Gradients are 1.5. For a key head: sums of dq, dk and dv 3 / 8, a copy of those of dq, which CPUs make to round
     # them, 2 / 8; with gates three results, what rounding lost of two, their gradients, one of q and its copy in fp32.
     assert found[True][2] < 1.5 + (3 + (2 if not gated else 3 + 1 + 3 + 1 + 2)) / 8 + 0.1, found
     assert found[False][2] > 4, found

@@ -28,26 +28,10 @@ from .. import tiles as tile_lists
 from ..native_sparse import branches
 from ..native_sparse import gates as nsa_gates
 from ..native_sparse import operations as nsa_operations
-from . import autograd, layouts
+from . import autograd, head_groups, layouts
 
-MOST_SUMS = 2 << 30  # bytes: fp32 sums of dq of the key heads that a backward takes at a time, if that is more than one
 MOST_KEPT = 8 << 30  # bytes: results of the selected and window branches that are kept where nobody says
 _ORDER = (2, 1, 0)  # of branches in the backward
-
-
-class Heads(NamedTuple):
-    """Some of the key heads, from kv on, and the query heads that share them, from q on."""
-
-    q: int
-    queries: int
-    kv: int
-    keys: int
-
-    def of_queries(self, x: Tensor, dim: int = -2) -> Tensor:
-        return x.narrow(dim, self.q, self.queries)
-
-    def of_keys(self, x: Tensor, dim: int = -2) -> Tensor:
-        return x.narrow(dim, self.kv, self.keys)
 
 
 class Parameters(NamedTuple):
@@ -59,7 +43,7 @@ class Parameters(NamedTuple):
     v_projection: Tensor | None
     cu_seqlens: Tensor | None
 
-    def of_heads(self, heads: Heads) -> Parameters:
+    def of_heads(self, heads: head_groups.Heads) -> Parameters:
         return Parameters(
             None if self.gate_weight is None else heads.of_queries(self.gate_weight, 0),
             None if self.gates is None else heads.of_queries(self.gates),
@@ -155,7 +139,7 @@ class NsaFunction(torch.autograd.Function):
         ctx.save_for_backward(*saved, *pooled, *(array for listed in arrays for _, array in listed))
         ctx.call, ctx.kept, ctx.pooled = call, len(kept), len(pooled)
         ctx.lists = [
-            (tiles.form, tiles.block, [name for name, _ in listed])
+            (tiles.form, tiles.block, [name.removeprefix("tile_") for name, _ in listed])
             for tiles, listed in zip((x for x in lists if x is not None), arrays, strict=True)
         ]
         return result
@@ -177,7 +161,7 @@ class NsaFunction(torch.autograd.Function):
         kept = [Result(*(next(saved) for _ in Result._fields)) for _ in range(ctx.kept)]
         pooled = tuple(next(saved) for _ in range(ctx.pooled))
         lists = [
-            tile_lists.TileList(form=form, block=block, **{_argument(name): next(saved) for name in names})
+            tile_lists.TileList(form=form, block=block, **{name: next(saved) for name in names})
             for form, block, names in ctx.lists
         ]
         found = (lists[0], lists[1] if len(lists) > 1 else None)
@@ -196,11 +180,6 @@ class _FirstDerivatives(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         raise NotImplementedError("nsa: got a derivative of a gradient (double backward); want first derivatives only")
-
-
-def _argument(slot: str) -> str:
-    """Of `TileList`."""
-    return slot.removeprefix("tile_")
 
 
 def _pooling(call: branches.NsaCall, parameters: Parameters) -> dict[str, Any]:
@@ -237,34 +216,19 @@ class _Work:
         self.has_residual = q.element_size() == 2
         self.is_mean = parameters.gate_weight is None and parameters.gates is None
 
-    def of_heads(self, heads: Heads) -> _Work:
-        def listed(tiles: tile_lists.TileList | None) -> tile_lists.TileList | None:
-            if tiles is None:
-                return None
-            arrays = {_argument(name): self._of_list(heads, array) for name, array in tiles.arrays()}
-            return tile_lists.TileList(form=tiles.form, block=tiles.block, **arrays)
-
+    def of_heads(self, heads: head_groups.Heads) -> _Work:
         parameters = self.parameters.of_heads(heads)
         pooled = (*(heads.of_keys(x) for x in self.pooled[:2]), *self.pooled[2:])
         q, k, v = heads.of_queries(self.q), heads.of_keys(self.k), heads.of_keys(self.v)
-        tiles, compressed_tiles = map(listed, self.lists)
-        assert tiles is not None
-        return _Work(self.call, q, k, v, parameters, pooled, (tiles, compressed_tiles))
+        tiles, compressed_tiles = self.lists
+        lists = (
+            heads.of_list(tiles, self.q, self.k),
+            None if compressed_tiles is None else heads.of_list(compressed_tiles, self.q, self.k),
+        )
+        return _Work(self.call, q, k, v, parameters, pooled, lists)
 
-    def _of_list(self, heads: Heads, array: Tensor) -> Tensor:
-        """Of (batch, heads, …), whose heads are one for all, key heads or query heads."""
-        count = array.shape[1]
-        if count == self.k.shape[-2]:
-            return heads.of_keys(array, 1).contiguous()
-        return heads.of_queries(array, 1).contiguous() if count == self.q.shape[-2] else array
-
-    def groups(self) -> Iterator[Heads]:
-        """All heads, in as few groups as keep the sums of dq below MOST_SUMS, or one key head at a time."""
-        heads, ratio = self.k.shape[-2], self.q.shape[-2] // self.k.shape[-2]
-        count = next((n for n in range(1, heads) if heads % n == 0 and 4 * self.q.numel() <= n * MOST_SUMS), heads)
-        size = heads // count
-        for first in range(0, heads, size):
-            yield Heads(first * ratio, size * ratio, first, size)
+    def groups(self) -> Iterator[head_groups.Heads]:
+        return head_groups.groups_of(self.q, self.k)
 
     def gating(self) -> dict[str, Any]:
         """Keywords of nsa_gate and its gradient."""
