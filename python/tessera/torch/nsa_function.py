@@ -256,7 +256,7 @@ class _Work:
         return outs
 
     def attend_for_backward(self, branch: int, out: Tensor | None = None) -> Result:
-        made = {"return_lse": True, "return_residual": self.has_residual}
+        made: dict[str, Any] = {"return_lse": True, "return_residual": self.has_residual}
         return Result(*branches.attention(self.q, *self.keys[branch], out=out, **made, **self.options[branch]))
 
     def refuse_without_backward(self) -> None:
