@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import numpy as np  # noqa: E402
 import tessera  # noqa: E402
 from nsa_textbook import listed  # noqa: E402
-from tessera.torch import head_groups  # noqa: E402
+from tessera.torch import head_groups, nsa_function  # noqa: E402
 from tessera.torch import nsa as operators_of_nsa  # noqa: E402
 
 OPTIONS = {"length": 8, "stride": 4, "block": 16, "top": 5, "window": 20, "score": "softmax", "tile": 16}
@@ -274,6 +274,36 @@ def test_gradients_through_hooks_and_of_expanded_results():
         out = call(False, *inputs)
     for one, other in zip(torch.autograd.grad(out.sum(), inputs), want, strict=True):
         assert torch.equal(one, other)
+
+
+def test_gates_write_into_given_memory():
+    branches = torch.randn(3, 2, 40, 4, 24)
+    memory = torch.full((2, 40, 8, 24), 7.0)
+    assert tessera.nsa_gate(branches, out=memory[:, :, 2:6]).data_ptr() == memory[:, :, 2:6].data_ptr()
+    assert torch.equal(memory[:, :, 2:6], tessera.nsa_gate(branches))
+    assert (memory[:, :, :2] == 7).all() and (memory[:, :, 6:] == 7).all()
+
+
+def test_the_module_says_what_is_computed_again(monkeypatch):
+    q, k, v = tensors(1, 75)[:3]
+    told = []
+    original = nsa_function.nsa
+    monkeypatch.setattr("tessera.torch.hooks.nsa", lambda *given: told.append(given[-1]) or original(*given))
+    for recompute in (None, False, True):
+        module = tessera.torch.NativeSparseAttention(4, 2, 16, 24, recompute=recompute, **OPTIONS)
+        module(q, k, v).sum().backward()
+        assert module.gate_weight.grad is not None
+    assert told == [None, False, True]
+
+
+@pytest.mark.parametrize(("most", "kept"), [(2 * 75 * 4 * 24 * 4 + 1, 3), (2 * 75 * 4 * 24 * 4, 1)])
+def test_what_is_kept_where_nobody_says(most, kept, monkeypatch):
+    monkeypatch.setattr(nsa_function, "MOST_KEPT", most)
+    q, k, v = tensors(1, 75)[:3]
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
+        out = tessera.nsa(q, k, v, **OPTIONS)
+    assert saved.count(out.shape) == kept
 
 
 def test_second_derivatives_are_refused():

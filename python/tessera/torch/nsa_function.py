@@ -82,9 +82,9 @@ def nsa_is_one_node(q: Any, k: Any, v: Any, given: tuple[Any, ...], lists: tuple
     if not all(isinstance(x, Tensor) for x in tensors):
         return False
     place, device = q.get_device(), q.device.type
-    if torch.is_autocast_enabled(device) and {q.dtype, k.dtype, v.dtype} != {torch.get_autocast_dtype(device)}:
+    if not all(autograd.is_plain_tensor(x, place) for x in tensors):
         return False
-    return all(autograd.is_plain_tensor(x, place) for x in tensors)
+    return not torch.is_autocast_enabled(device) or {q.dtype, k.dtype, v.dtype} == {torch.get_autocast_dtype(device)}
 
 
 def nsa(
