@@ -3,13 +3,14 @@
 """Times native sparse attention beside dense causal attention: forward, forward and backward, and memory.
 
 usage: bench/native_sparse.py [--device cpu|cuda] [--tokens N...] [--heads QxKV] [--dim N] [--calls NAME...]
-       [--dense-up-to N] [--fla] [--repeat N] [--json FILE]
+       [--dense-up-to N] [--fla] [--recompute yes|no] [--repeat N] [--json FILE]
 One sequence, N(0, 1), bf16 (fp32 on a CPU), preset "strict". Calls: "all" (all compressed keys), "top16"
 (compressed_top=16), "top16 of 32" (compressed_block=32 too), "recent" (without a window to speak of: one key, gates of
 1/2 for the other branches). --fla: beside them parallel_nsa of flash-linear-attention, 16 blocks of 64 and no window,
-which wants 16 query heads or more for a key head; compare it with "recent". --dense-up-to: the longest sequence of
-dense attention; its time beyond it is the last one's times the square of the lengths' ratio, and marked. The least of N
-times counts, of dense attention beyond 524288 tokens one. Prints a table, last. Needs the tessera package and torch.
+which wants 16 query heads or more for a key head; compare it with "recent". --recompute: that of tessera.nsa, which
+decides by itself without it. --dense-up-to: the longest sequence of dense attention; its time beyond it is the last
+one's times the square of the lengths' ratio, and marked. The least of N times counts, of dense attention beyond 524288
+tokens one. Prints a table, last. Needs the tessera package and torch.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def attention_of(name: str, a: argparse.Namespace) -> Attention:
             return parallel_nsa(q, k, v, half, half, None, block_counts=16, block_size=64, window_size=0)
 
         return peer
-    options = CALLS[name]
+    options = CALLS[name] | {"recompute": a.recompute and a.recompute == "yes"}
     if name != "recent":
         return lambda q, k, v: tessera.nsa(q, k, v, **options)
 
@@ -118,6 +119,7 @@ def main() -> None:
     parser.add_argument("--calls", nargs="+", choices=CALLS, default=["all", "top16", "top16 of 32"])
     parser.add_argument("--dense-up-to", type=int, default=262144)
     parser.add_argument("--fla", action="store_true")
+    parser.add_argument("--recompute", choices=("yes", "no"))
     parser.add_argument("--repeat", type=int, default=3)
     a = parser.parse_args()
     if a.fla and importlib.util.find_spec("fla") is None:

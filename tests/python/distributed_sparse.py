@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import tessera
 import torch
@@ -13,6 +14,7 @@ from distributed_problems import normal
 from nsa_textbook import listed
 from tessera.distributed import context_parallel
 from tessera.native_sparse import options_of
+from tessera.torch import head_groups
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -116,8 +118,13 @@ def share(case: Case, device: str = "cpu") -> dict[str, Tensor]:
     return {name: x.cpu() for name, x in with_gradients(out, leaves, given["dout"]).items()}
 
 
-def shares(rank: int, size: int, cases: list[Case], device: str = "cpu") -> list[dict[str, Tensor]]:
-    return [share(case, device) for case in cases]
+def shares(
+    rank: int, size: int, cases: list[Case], device: str = "cpu", head_by_head: bool = False
+) -> list[dict[str, Tensor]]:
+    """head_by_head: a backward takes one key head at a time, as for long sequences."""
+    most = 1 if head_by_head else head_groups.MOST_SUMS
+    with patch.object(head_groups, "MOST_SUMS", most):
+        return [share(case, device) for case in cases]
 
 
 def single(problem: Problem, dtype: torch.dtype) -> tuple[dict[str, Tensor], tessera.TileList]:

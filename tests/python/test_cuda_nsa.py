@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
 
 import tessera  # noqa: E402
 from cuda_torch import CUDA, nobody_waits, on_gpu  # noqa: E402
+from tessera.torch import head_groups  # noqa: E402
 
 SMALL = {"length": 32, "stride": 32, "block": 32, "top": 6, "window": 100}
 COMPRESSED = {"compressed_top": 4, "compressed_block": 3}
@@ -82,6 +83,64 @@ def test_lists_of_compressed_keys_give_the_cpus_results_and_gradients():
     _, _, own = run(on_cuda, return_tiles=True, **COMPRESSED)
     assert torch.equal(own.counts.cpu(), compressed.counts)
     assert (own.indices.cpu() == compressed.indices).float().mean() > 0.97
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("compressed", [{}, COMPRESSED])
+def test_heads_by_themselves_and_results_computed_again(gated, recompute, compressed, monkeypatch):
+    arrays = tensors(2, 700, device=CUDA)
+    inputs = arrays if gated else arrays[:3]
+
+    def call(recompute):
+        if gated:
+            return run(arrays, recompute=recompute, **compressed)
+        return tessera.nsa(*inputs, recompute=recompute, **SMALL, **compressed)
+
+    want = call(False)
+    dout = torch.randn(want.shape, device=CUDA).bfloat16()
+    wanted = torch.autograd.grad(want, inputs, dout)
+    monkeypatch.setattr(head_groups, "MOST_SUMS", 1)
+    got = call(recompute)
+    near(got, want.cpu())
+    for one, other in zip(torch.autograd.grad(got, inputs, dout), wanted, strict=True):
+        near(one, other.cpu())
+
+
+def test_deterministic_gradients_have_the_same_bits(monkeypatch):
+    monkeypatch.setattr(head_groups, "MOST_SUMS", 1)
+    arrays = tensors(2, 700, device=CUDA)
+    dout = torch.randn(2, 700, 8, 64, device=CUDA).bfloat16()
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = [torch.autograd.grad(run(arrays, recompute=True), arrays, dout) for _ in range(3)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for again in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], again, strict=True))
+
+
+def test_memory_of_a_step(monkeypatch):
+    """docs/nsa.md counts it, in bytes of q."""
+    rows, heads, dim = 32768, 32, 128
+    monkeypatch.setattr(head_groups, "MOST_SUMS", 1)
+    shapes = [(1, rows, count, dim) for count in (heads, 8, 8)]
+    inputs = [torch.randn(shape, device=CUDA).bfloat16().requires_grad_() for shape in shapes]
+    dout = torch.randn(shapes[0], device=CUDA).bfloat16()
+    unit = 2 * dout.numel()
+
+    def step():
+        return torch.autograd.grad(tessera.nsa(*inputs, recompute=True), inputs, dout)
+
+    step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    most = (torch.cuda.max_memory_allocated() - before) / unit
+    # The result, what is kept, gradients, then an eighth of sums of gradients (3), of a result and its residual (1.5)
+    # and of what the kernels need: sums of dq, and in a short sequence as much for parts of keys.
+    assert most < 1 + 1.5 + 1.5 + (3 + 1.5 + 4) / 8 + 0.2, most
 
 
 @pytest.mark.parametrize("compressed", [{}, COMPRESSED])

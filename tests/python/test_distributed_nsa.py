@@ -57,9 +57,9 @@ def judge(case, got):
         textbook.judge(name, x, oracle, lambda run, name=name: plain(case.problem, dtype, dtype, run)[name])
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ranks_compute_what_one_process_does(ranks):
-    found = run_ranks(ranks, sparse.shares, CASES, timeout=300)
+@pytest.mark.parametrize(("ranks", "head_by_head"), [(2, False), (3, True), (4, False)])
+def test_ranks_compute_what_one_process_does(ranks, head_by_head):
+    found = run_ranks(ranks, sparse.shares, CASES, "cpu", head_by_head, timeout=300)
     assert all(isinstance(of_rank, list) for of_rank in found), found
     wrong = []
     for i, case in enumerate(CASES):

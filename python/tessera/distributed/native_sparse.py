@@ -18,6 +18,7 @@ from ..native_sparse import NsaCall, options_of, tile_of
 from ..native_sparse.gates import BRANCHES, nsa_gate, nsa_gate_backward
 from ..native_sparse.operations import compressed_blocks, nsa_pool, nsa_pool_backward, nsa_select
 from ..tiles import TileList
+from ..torch.head_groups import Heads, groups_of
 from . import partial
 from .arguments import Given, refuse_bad_gates, refuse_bad_tensors, sparse_summary
 from .gather import Call, Gather, Pair, call_of
@@ -241,27 +242,68 @@ class SparseGather(Gather):
         shares = [zeros_like(x) for x in projections if x is not None]
         for part, tiles in zip(parts, lists, strict=True):
             dq1 = asked.rows(dq, part.begin, part.end)
-            own, compressed = ((zeros_like(x), zeros_like(y)) for x, y in ((part.k, part.v), part.pooled[:2]))
-            for branch, above in zip(self.branches(call, asked, tiles), upstream, strict=True):
-                k1, v1, keys = _keys_of(branch, part)
-                rows = upstream_rows(asked, above, part.begin, part.end)
-                to = Sums(dq1, *(compressed if branch.pooled else own), None)
-                partial.backward(branch.asked, rows, k1, v1, part.queries, keys, to)
-            pooled = self._pool_gradients(call, asked, given, part, compressed)
-            for total, more in zip((*own, *shares), pooled, strict=True):
-                total.add_(more)
-            self._spread(asked, grads, part.fetched, part.number, own)
+            above = [upstream_rows(asked, x, part.begin, part.end) for x in upstream]
+            for heads in groups_of(above[0].q, part.k):
+                own = heads.of_keys(part.k), heads.of_keys(part.v)
+                pooled = (*(heads.of_keys(x) for x in part.pooled[:2]), *part.pooled[2:])
+                listed = heads.of_list(tiles, above[0].q, part.k)
+                told = asked.of_heads(heads.first_query, heads.first_query + heads.queries)
+                gradients = self._gradients(
+                    call,
+                    told,
+                    given._replace(
+                        k_projection=None if given.k_projection is None else heads.of_keys(given.k_projection, 0),
+                        v_projection=None if given.v_projection is None else heads.of_keys(given.v_projection, 0),
+                    ),
+                    [_of_heads(heads, x) for x in above],
+                    listed,
+                    part._replace(k=own[0], v=own[1], pooled=pooled),
+                    heads.of_queries(dq1),
+                    [heads.of_keys(x, 0) for x in shares],
+                )
+                found = {at: (heads.of_keys(dk), heads.of_keys(dv)) for at, (dk, dv) in grads.items()}
+                self._spread(asked, found, part.fetched, part.number, gradients)
         dk, dv = self._return(asked, k, v, grads, sums)
         return dq, dk, dv, (shares[0], shares[1]) if shares else None
 
+    def _gradients(
+        self,
+        call: NsaCall,
+        asked: Asked,
+        given: Parameters,
+        upstream: list[Upstream],
+        tiles: TileList,
+        part: Work,
+        dq: Tensor,
+        shares: list[Tensor],
+    ) -> Pair:
+        """Of the keys and values of some heads, in fp32; those of q and the projections are added to dq and shares."""
+        own, compressed = ((zeros_like(x), zeros_like(y)) for x, y in ((part.k, part.v), part.pooled[:2]))
+        for branch, above in zip(self.branches(call, asked, tiles), upstream, strict=True):
+            k, v, keys = _keys_of(branch, part)
+            to = Sums(dq, *(compressed if branch.pooled else own), None)
+            partial.backward(branch.asked, above, k, v, part.queries, keys, to)
+        for total, more in zip(
+            (*own, *shares), self._pool_gradients(call, asked, given, part, compressed, own), strict=True
+        ):
+            total.add_(more)
+        return own
+
     def _pool_gradients(
-        self, call: NsaCall, asked: Asked, given: Parameters, part: Work, compressed: Pair
+        self, call: NsaCall, asked: Asked, given: Parameters, part: Work, compressed: Pair, own: Pair
     ) -> tuple[Tensor, ...]:
-        """Of keys, values and projections, from those of the compressed ones; fp32, as these are shares of sums."""
-        k, v = part.k.float(), part.v.float()
-        projections = (None if x is None else x.float() for x in (given.k_projection, given.v_projection))
-        wide = Parameters(None, None, *projections)
-        return nsa_pool_backward(*compressed, k, v, **self._pooling(call, asked, part.keys, k, wide))
+        """Of keys, values and projections, from those of the compressed ones; fp32, as these are shares of sums. own:
+        tensors of such gradients, of which shapes and types alone are read."""
+        keys, wide = own, Parameters(None, None, None, None)
+        if given.k_projection is not None and given.v_projection is not None:
+            keys = part.k.float(), part.v.float()
+            wide = Parameters(None, None, given.k_projection.float(), given.v_projection.float())
+        return nsa_pool_backward(*compressed, *keys, **self._pooling(call, asked, part.keys, keys[0], wide))
+
+
+def _of_heads(heads: Heads, given: Upstream) -> Upstream:
+    """Of tensors that have all query heads; nobody has a gradient of the LSE."""
+    return Upstream(*(None if x is None else heads.of_queries(x) for x in given))  # type: ignore[arg-type]
 
 
 def _keys_of(branch: Branch, part: Work) -> tuple[Tensor, Tensor, Part]:
@@ -306,7 +348,9 @@ class SparseFunction(torch.autograd.Function):
         parameters, kept = Parameters(*rest[:4]), [Result(*rest[i : i + 3]) for i in range(4, len(rest), 3)]
         dout = dout.contiguous()
         douts, of_gates = [dout] * BRANCHES, []
-        if ctx.lists:
+        if parameters.gate_weight is None and parameters.gates is None:
+            douts = [dout * (1 / BRANCHES)] * BRANCHES  # one for all branches, as nsa_gate_backward rounds each
+        elif ctx.lists:
             outs = [x.out[None] if asked.packed else x.out for x in kept]
             gating = _gating(q, parameters, asked.packed)
             dbranches, *of_gates = nsa_gate_backward(

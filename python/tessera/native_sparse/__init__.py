@@ -3,37 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from .._arguments import longest
 from .._checks import whole
 from .._libraries import common_library, dtype_name, is_compiling
-from ..attention import attention
 from ..tiles import TileList
+from .branches import NsaCall, NsaOptions, attend_branches
 from .gates import BRANCHES, nsa_gate
-from .operations import Heads, Reduce, Score, Visible, compressed_blocks, nsa_pool, nsa_select
+from .operations import nsa_pool, nsa_select
 
 Array = Any
 Preset = Literal["strict", "paper", "reference"]
-
-
-class NsaOptions(NamedTuple):
-    """What the presets set; `nsa` takes each by keyword too. docs/nsa.md defines them."""
-
-    length: int = 64
-    stride: int = 64
-    block: int = 64
-    top: int = 16
-    tile: int | None = None  # 128 // group
-    heads: Heads = "kv"
-    score: Score = "dot"
-    reduce: Reduce = "first"
-    visible: Visible = "complete"
-    initial: int = 1
-    local: int = 2
-    window: int = 512
-    compressed_top: int = 0  # all compressed keys
-    compressed_block: int = 64
 
 
 PRESETS: dict[str, NsaOptions] = {
@@ -41,17 +22,6 @@ PRESETS: dict[str, NsaOptions] = {
     "paper": NsaOptions(length=32, stride=16, tile=1, score="softmax"),
     "reference": NsaOptions(tile=256, heads="q", reduce="mean", visible="started", initial=0, local=0),
 }
-
-
-class NsaCall(NamedTuple):
-    """A call of `nsa` whose options are known."""
-
-    options: NsaOptions
-    tile: int
-    causal: bool
-    scale: float | None
-    max_seqlen: int | None
-    threads: int
 
 
 def options_of(preset: str, given: dict[str, Any]) -> NsaOptions:
@@ -145,42 +115,19 @@ def select_tiles(
     return selected if o.compressed_top else (selected, None)
 
 
-def attend_branches(
+def lists_of(
     call: NsaCall,
     q: Array,
-    k: Array,
-    v: Array,
-    pooled: tuple[Array, ...],
-    tiles: tuple[TileList, TileList | None],
+    k_pooled: Array,
+    given: tuple[TileList | None, TileList | None],
     cu_seqlens: Array | None,
-    out: Array | None,
-) -> tuple[Array, Array, Array]:
-    """Results of the compressed, selected and window branches. `pooled` as nsa_pool returns it, tiles as
-    select_tiles; out (3, …): memory."""
-    o = call.options
-    common = {"scale": call.scale, "threads": call.threads}
-    own: dict[str, Any] = {}
-    compressed: dict[str, Any] = {}
-    if cu_seqlens is not None and call.max_seqlen is not None:
-        own = {
-            "cu_seqlens_q": cu_seqlens,
-            "cu_seqlens_k": cu_seqlens,
-            "max_seqlen_q": call.max_seqlen,
-            "max_seqlen_k": call.max_seqlen,
-        }
-        most = max(1, compressed_blocks(call.max_seqlen, o.length, o.stride))
-        compressed = own | {"cu_seqlens_k": pooled[2], "max_seqlen_k": most}
-    if call.causal:
-        compressed["compressed_causal"] = (o.length if o.visible == "complete" else 1, o.stride)
-    if tiles[1] is not None:
-        compressed["tiles"] = tiles[1]
-    window = (o.window - 1, 0 if call.causal else o.window - 1)
-    memory = (None, None, None) if out is None else (out[0], out[1], out[2])
-    return (
-        attention(q, pooled[0], pooled[1], out=memory[0], **compressed, **common),
-        attention(q, k, v, causal=call.causal, tiles=tiles[0], out=memory[1], **own, **common),
-        attention(q, k, v, window=window, out=memory[2], **own, **common),
-    )
+) -> tuple[TileList, TileList | None]:
+    """The given lists, and chosen ones in place of those that a call needs and that are None."""
+    tiles, compressed_tiles = given
+    if tiles is not None and (compressed_tiles is not None or not call.options.compressed_top):
+        return tiles, compressed_tiles
+    chosen = select_tiles(call, q, k_pooled, cu_seqlens)
+    return chosen[0] if tiles is None else tiles, chosen[1] if compressed_tiles is None else compressed_tiles
 
 
 def nsa(
@@ -200,6 +147,7 @@ def nsa(
     scale: float | None = None,
     cu_seqlens: Array | None = None,
     max_seqlen: int | None = None,
+    recompute: bool | None = None,
     threads: int = 0,
     **options: Any,
 ) -> Any:
@@ -221,6 +169,10 @@ def nsa(
     the selected blocks, instead of choosing them, and compressed_tiles those of compressed keys; return_tiles: (out,
     tiles), with compressed_top or compressed_tiles (out, tiles, compressed_tiles), which another layer may take.
 
+    recompute, of torch's gradients: True keeps the result of the compressed branch alone for the backward, which
+    computes those of the other two again; False keeps all three; None, the default, is True where the two would take 8
+    GiB or more. docs/nsa.md says what both cost.
+
     Returns (b, n, hq, dv) in the dtype of q. torch tensors may require grad: q, k, v, gate_weight, gates and both
     projections have gradients, the choice of blocks has none. Rows that see nothing in a branch get 0 from it. Raises
     as `attention` does, ValueError naming the argument, TypeError for a keyword that there is not.
@@ -233,6 +185,15 @@ def nsa(
     if library.operators is not None and library.operators.wants_operators(
         q, k, v, gate_weight, gates, k_projection, v_projection
     ):
+        given = (gate_weight, gates, k_projection, v_projection, cu_seqlens)
+        if library.operators.nsa_is_one_node(q, k, v, given, (tiles, compressed_tiles)):
+            result, *lists = library.operators.nsa(call, q, k, v, given, (tiles, compressed_tiles), recompute)
+            return result if not return_tiles else (result, *(x for x in lists if x is not None))
+        if recompute:
+            raise NotImplementedError(
+                "recompute: got True under torch.compile, a mode of torch or autocast to another dtype than that of q,"
+                " k and v; want None or False, or torch.utils.checkpoint"
+            )
         pool, gate = library.operators.nsa_pool, library.operators.nsa_gate
     else:
         out = library.empty((BRANCHES, *q.shape[:-1], v.shape[-1]), dtype_name(q.dtype), q)
@@ -249,10 +210,7 @@ def nsa(
         max_seqlen_k=call.max_seqlen,
         threads=threads,
     )
-    if tiles is None or (compressed_tiles is None and call.options.compressed_top):
-        chosen = select_tiles(call, q, pooled[0], cu_seqlens)
-        tiles = chosen[0] if tiles is None else tiles
-        compressed_tiles = chosen[1] if compressed_tiles is None else compressed_tiles
+    tiles, compressed_tiles = lists_of(call, q, pooled[0], (tiles, compressed_tiles), cu_seqlens)
     branches = attend_branches(call, q, k, v, pooled, (tiles, compressed_tiles), cu_seqlens, out)
     result = gate(
         branches if out is None else out,

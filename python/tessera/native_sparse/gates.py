@@ -88,14 +88,15 @@ def nsa_gate(
     cu_seqlens: Array | None = None,
     max_seqlen: int | None = None,
     out_dtype: Any = None,
+    out: Array | None = None,
     threads: int = 0,
 ) -> Array:
     """Σ g · O over the compressed, selected and window branches: (3, b, sq, hq, dv), or a sequence of three.
 
     Packed: (3, tokens, hq, dv) with cu_seqlens int32 (b + 1). Gates: sigmoid(q · gate_weight), gate_weight (hq, 3, d)
     as q (b, sq, hq, d); or `gates`, fp32 (b, sq, hq, 3); or neither: 1/3. A gate of exactly 0 leaves its branch out,
-    whatever it holds. Returns (b, sq, hq, dv) in `out_dtype` (default: that of the branches). Raises as `attention`
-    does; ValueError for torch tensors that require grad: `nsa` has gradients.
+    whatever it holds. Returns (b, sq, hq, dv) in `out_dtype` (default: that of the branches), or `out`, memory for it.
+    Raises as `attention` does; ValueError for torch tensors that require grad: `nsa` has gradients.
 
     Source: Yuan et al. 2025 (arXiv:2502.11089), equation 5; docs/nsa.md.
     """
@@ -103,11 +104,12 @@ def nsa_gate(
     named = {f"branches[{number}]": part for number, part in enumerate(parts)}
     named |= {"q": q, "gate_weight": gate_weight, "gates": gates}
     refuse_gradient("nsa_gate", "has none, nsa has", **{name: x for name, x in named.items() if x is not None})
-    call = _Gating(branches, q, gate_weight, gates, cu_seqlens, max_seqlen, out_dtype, False)
-    out = call.library.empty(call.shape, call.out_dtype, call.first)
-    slots, arrays = (*call.bound, "o"), (*call.bound.values(), out)
+    dtype = out_dtype if out is None else out.dtype
+    call = _Gating(branches, q, gate_weight, gates, cu_seqlens, max_seqlen, dtype, False)
+    made = call.library.empty(call.shape, call.out_dtype, call.first) if out is None else out
+    slots, arrays = (*call.bound, "o"), (*call.bound.values(), made)
     run_problem(call.library, call.problem, threads, slots, arrays, call.first)
-    return call.library.finish(out, call.first)
+    return call.library.finish(made, call.first) if out is None else out
 
 
 def nsa_gate_backward(

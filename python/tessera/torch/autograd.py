@@ -61,17 +61,17 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, tensors: Sequence[Tensor]) -> bool
     the call."""
     place = q.get_device()  # −1: the CPU, or no device at all
     return (
-        _is_plain_tensor(q, place)
-        and _is_plain_tensor(k, place)
-        and _is_plain_tensor(v, place)
-        and (not tensors or all([_is_plain_tensor(x, place) for x in tensors]))
+        is_plain_tensor(q, place)
+        and is_plain_tensor(k, place)
+        and is_plain_tensor(v, place)
+        and (not tensors or all([is_plain_tensor(x, place) for x in tensors]))
         and _keys_of_thread() in _WITHOUT_MODES
         and not torch._C._len_torch_function_stack()
         and not torch.autograd._profiler_enabled()
     )
 
 
-def _is_plain_tensor(x: Tensor, place: int) -> bool:
+def is_plain_tensor(x: Tensor, place: int) -> bool:
     return (
         type(x) in _PLAIN_TYPES
         and (x.is_cpu if place < 0 else x.is_cuda and x.get_device() == place)

@@ -8,6 +8,7 @@ from .calls import attend_and_train, attend_by_masses, computes_of, forward, tra
 from .in_place import append, flush, linear
 from .linear import linear_attention
 from .nsa import nsa_gate, nsa_pool, nsa_select, wants_operators
+from .nsa_function import nsa, nsa_is_one_node
 from .quantized import attend_quantised, wants_gradient
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "forward",
     "linear",
     "linear_attention",
+    "nsa",
     "nsa_gate",
+    "nsa_is_one_node",
     "nsa_pool",
     "nsa_select",
     "trains",

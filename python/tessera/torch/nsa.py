@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of native sparse attention's pooling and gates, and a module of it. The branches are `tessera.attention`.
-
-Graphs of torch.compile have the operators of nsa_operators instead.
-"""
+"""Native sparse attention's module; gradients of its pooling and gates by themselves, where it is no single node
+(nsa_function): under modes of torch. Graphs of torch.compile have the operators of nsa_operators instead."""
 
 from __future__ import annotations
 
@@ -151,7 +149,7 @@ class NativeSparseAttention(torch.nn.Module):
     """`tessera.nsa` with gates of its own, for heads of q (hq) and of k and v (hkv).
 
     gate_weight (hq, 3, d) begins at 0, where every gate is 1/2. project: k_projection (hkv, d, d) and v_projection
-    (hkv, dv, dv), which begin as identities. preset and **options as for `tessera.nsa`.
+    (hkv, dv, dv), which begin as identities. preset, recompute and **options as for `tessera.nsa`.
 
     forward(q, k, v, cu_seqlens=None, max_seqlen=None, tiles=None, compressed_tiles=None) gives its result. Raises as it
     does.
@@ -167,13 +165,14 @@ class NativeSparseAttention(torch.nn.Module):
         preset: str = "strict",
         causal: bool = True,
         project: bool = False,
+        recompute: bool | None = None,
         device: Any = None,
         dtype: Any = None,
         **options: Any,
     ) -> None:
         super().__init__()
         native_sparse.options_of(preset, options)  # raises for those that do not fit
-        self.preset, self.causal, self._given = preset, causal, options
+        self.preset, self.causal, self.recompute, self._given = preset, causal, recompute, options
         made = {"device": device, "dtype": dtype}
         self.gate_weight = torch.nn.Parameter(torch.zeros(heads_q, nsa_gates.BRANCHES, head_dim, **made))
         self.k_projection: torch.nn.Parameter | None = None
@@ -206,5 +205,6 @@ class NativeSparseAttention(torch.nn.Module):
             compressed_tiles=compressed_tiles,
             cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen,
+            recompute=self.recompute,
             **self._given,
         )
