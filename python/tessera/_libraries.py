@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, wraps
+from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
 from . import _core
@@ -105,8 +106,18 @@ class Library:
         return numpy.asarray(array)
 
     def from_numpy(self, array: Any, like: Array) -> Array:
-        """A numpy array of int32, uint32 or bool as the library's, where `like` is."""
+        """A numpy array of a number type or bool as the library's, where `like` is."""
         return array
+
+    def to_bytes(self, array: Array) -> bytes:
+        """The elements in order. Waits for a GPU."""
+        return self.to_numpy(array).tobytes()
+
+    def from_bytes(self, data: bytes, shape: Shape, dtype: str, like: Array) -> Array:
+        """An array of those bytes, where `like` is; `dtype` is Tessera's name."""
+        import numpy
+
+        return self.from_numpy(numpy.frombuffer(bytearray(data), numpy_dtype(dtype)).reshape(shape), like)
 
     def refuse_gradient(self, name: str, array: Array, operation: str, instead: str) -> None:
         """ValueError for an array whose gradient would be asked for, which `operation` does not have."""
@@ -133,6 +144,15 @@ class _Numpy(Library):
 
     def empty(self, shape: Shape, dtype: str, like: Array) -> Array:
         return self._empty(shape, self._dtype(dtype))
+
+
+def host_library(other: Library | None) -> Library:
+    """NumPy; where there is none, `other` if that is torch. Raises ImportError if it is not."""
+    if find_spec("numpy") is not None:
+        return _Numpy()
+    if other is not None and other.name == "torch":
+        return other
+    raise ImportError("numpy: got none; want NumPy, or a tensor of torch as `like`")
 
 
 class _Cupy(Library):

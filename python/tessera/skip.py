@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from array import array as host_array
 from copy import copy
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Literal
 
 from . import _core
@@ -12,10 +15,10 @@ from ._checks import pair, real, whole
 from ._execute import forward_route, get_threads, shapes_of
 from ._features import BLOCK, with_skip
 from ._gpu import KeptWorkspaces, run_on_gpu
-from ._libraries import CPU, library_of, numpy_dtype, refuse_gradient
+from ._libraries import CPU, dtype_name, host_library, library_of, library_of_type, refuse_gradient
 from ._problem import sizes_of
 from .attention import answer
-from .tiles import TileList, in_library_of
+from .tiles import TileList
 from .values import KeySource, arrays_of
 
 if TYPE_CHECKING:
@@ -57,9 +60,9 @@ class SkipState:
     tokens of packed queries, whose longest sequence has seqlen_q: say it by max_seqlen_q, and max_seqlen_k for keys.
 
     The state is allocated here, in NumPy's memory, or, given an array `like` of torch or cupy on a GPU, in memory of
-    that library there. A step adds nothing to it and does not wait for a GPU; what it is told lies there too, for every
-    step, so that steps may be captured into a CUDA graph, each with its own number. Needs numpy. Raises ValueError for
-    options out of range.
+    that library there; without NumPy, in torch's beside a tensor `like`. A step adds nothing to it and does not wait
+    for a GPU; what it is told lies there too, for every step, so that steps may be captured into a CUDA graph, each
+    with its own number. Raises ValueError for options out of range, ImportError where neither memory is there.
     """
 
     def __init__(
@@ -97,18 +100,18 @@ class SkipState:
         for head, ends in (heads or {}).items():
             first, last = pair("heads", ends, "{head: (first, last)}")
             self._heads.append((whole("heads", head), real("heads", first), real("heads", last)))
-        self._must: dict[str, Any] = {}
+        self._must: dict[str, host_array[int]] = {}
         self.reshape(seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads_q, batch=batch, total_q=total_q)
 
     def _place(self, like: Array | None) -> None:
         """Where arrays lie: beside `like`, if that is on a GPU."""
         library = None if like is None else library_of(like, "like")
         self._device = CPU if library is None else library.device(like)
-        self._library = None if self._device == CPU else library
-        if self._library is not None and self._library.name not in ("torch", "cupy"):
-            raise ValueError(f"like: got an array of {self._library.name} on a GPU; want one of torch or cupy")
+        if library is not None and self._device != CPU and library.name not in ("torch", "cupy"):
+            raise ValueError(f"like: got an array of {library.name} on a GPU; want one of torch or cupy")
+        self._library = host_library(library) if library is None or self._device == CPU else library
         # An array of one element says where, whatever becomes of the given one.
-        self._like = None if self._library is None else self._library.empty((1,), "uint8", like)
+        self._like = None if self._library.name == "numpy" else self._library.empty((1,), "uint8", like)
         self._workspaces = KeptWorkspaces()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,28 +119,22 @@ class SkipState:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._library = None if self._like is None else library_of(self._like, "like")
+        self._library = host_library(None) if self._like is None else library_of(self._like, "like")
         self._workspaces = KeptWorkspaces()
 
-    def _placed(self, array: Any) -> Array:
-        return array if self._library is None else self._library.from_numpy(array, self._like)
+    def _placed(self, values: host_array[Any], shape: tuple[int, ...], dtype: str) -> Array:
+        return self._library.from_bytes(values.tobytes(), shape, dtype, self._like)
+
+    def _placed_words(self, words: host_array[int]) -> Array:
+        return self._placed(words, (len(words),), "uint32")
 
     def _empty(self, shape: tuple[int, ...], dtype: str) -> Array:
-        import numpy
-
-        if self._library is None:
-            return numpy.empty(shape, numpy_dtype(dtype))
         return self._library.empty(shape, dtype, self._like)
-
-    def _numpy(self, array: Array) -> Any:
-        return array if self._library is None else self._library.to_numpy(array)
 
     def reshape(
         self, *, seqlen_q: int, seqlen_k: int, heads_q: int, batch: int = 1, total_q: int | None = None
     ) -> None:
         """Begins anew for another shape, with the same options; the ranges are dropped, because tokens are others."""
-        import numpy
-
         packed = {} if total_q is None else {"q_layout": "varlen", "total_q": whole("total_q", total_q)}
         problem = _core.Problem(
             "attention",
@@ -153,8 +150,8 @@ class SkipState:
         )
         thresholds = _core.skip_thresholds(problem, self.steps, self._warm_up, self._ramp, self._heads)
         self._problem = problem
-        self._thresholds = self._placed(numpy.asarray(thresholds, numpy.float32).reshape(self.steps, problem.heads_q))
-        self._steps = self._placed(numpy.arange(self.steps, dtype=numpy.int32).reshape(self.steps, 1))
+        self._thresholds = self._placed(host_array("f", thresholds), (self.steps, problem.heads_q), "fp32")
+        self._steps = self._placed(host_array("i", range(self.steps)), (self.steps, 1), "int32")
         self._blocks = -(-problem.seqlen_q // self.block[0]), -(-problem.kv["seqlen"] // self.block[1])
         rows = (problem.batch, problem.heads_q, self._blocks[0])
         words = -(-self._blocks[1] // 32)
@@ -165,10 +162,10 @@ class SkipState:
                 lse = (problem.heads_q, problem.total_q)
             self._arrays["skip_memory"] = self._empty((*rows, self._blocks[1]), "uint8")
             self._arrays["skip_lse"] = self._empty(lse, "fp32")
-        every = numpy.full(words, 0xFFFFFFFF, numpy.uint32)
+        every = host_array("I", [0xFFFFFFFF]) * words
         if self._blocks[1] % 32:
             every[-1] = (1 << self._blocks[1] % 32) - 1
-        self._every = self._placed(every)
+        self._every = self._placed_words(every)
         self._must = {}
         self._placed_must: dict[str, Any] = {}
         self.reset()
@@ -201,7 +198,7 @@ class SkipState:
         if self._next_step is not None:
             moved.from_bytes(self.to_bytes())
         moved._must = dict(self._must)
-        moved._placed_must = {name: moved._placed(each) for name, each in self._must.items()}
+        moved._placed_must = {name: moved._placed_words(each) for name, each in self._must.items()}
         return moved
 
     @property
@@ -215,44 +212,47 @@ class SkipState:
         Raises ValueError for a range outside the keys or without a whole tile, for a tile in both, and if no tile is
         left. The state stays as it was then.
         """
-        import numpy
-
         words = {}
         for name, ranges in (("must_do", must_do), ("must_skip", must_skip)):
             ends = [pair(name, each, "(begin, end)") for each in ranges]
             tokens = [(whole(name, begin), whole(name, end)) for begin, end in ends]
-            words[f"{name}_bits"] = numpy.asarray(_core.skip_blocks(self._problem, tokens, name), numpy.uint32)
+            words[f"{name}_bits"] = host_array("I", _core.skip_blocks(self._problem, tokens, name))
         done, skipped = words["must_do_bits"], words["must_skip_bits"]
-        if (done & skipped).any():
+        if any(one & other for one, other in zip(done, skipped, strict=True)):
             raise ValueError("must_skip: got tokens of a tile that must_do has too; want ranges apart from those")
-        if self._blocks[1] and self._count(skipped) == self._blocks[1]:
+        if self._blocks[1] and sum(each.bit_count() for each in skipped) == self._blocks[1]:
             raise ValueError("must_skip: got every tile; want a tile that is left")
         self._must = words
         for name, each in words.items():
             if name in self._placed_must:  # in place, where a captured graph finds it
-                self._placed_must[name][...] = self._placed(each)
+                self._placed_must[name][...] = self._placed_words(each)
             else:
-                self._placed_must[name] = self._placed(each)
+                self._placed_must[name] = self._placed_words(each)
 
-    @staticmethod
-    def _count(words: Any) -> int:
-        import numpy
-
-        return int(numpy.unpackbits(numpy.ascontiguousarray(words).view(numpy.uint8)).sum())
+    def _listed(self) -> bytes:
+        """The words of what the next step computes."""
+        bits = self._library.to_bytes(self._arrays["tile_bits"])
+        if not self._must or not bits:
+            return bits
+        done, skipped = (
+            int.from_bytes(words.tobytes() * (len(bits) // len(words.tobytes())), "little")
+            for words in (self._must["must_do_bits"], self._must["must_skip_bits"])
+        )
+        return ((int.from_bytes(bits, "little") | done) & ~skipped).to_bytes(len(bits), "little")
 
     def tile_list(self, like: Array | None = None) -> TileList:
         """What the next step computes, as a list of its own: for a backward of that step, or another call. Its array is
         of the library of `like`, default NumPy's. Waits for a GPU.
         """
-        bits = self._numpy(self._arrays["tile_bits"])
-        bits = (bits | self._must["must_do_bits"]) & ~self._must["must_skip_bits"] if self._must else bits.copy()
-        return TileList(bits=bits if like is None else in_library_of(like, bits), form="bitmask", block=self.block)
+        library = library_of_type(type(like)) or host_library(self._library)
+        bits = library.from_bytes(self._listed(), tuple(self._arrays["tile_bits"].shape), "uint32", like)
+        return TileList(bits=bits, form="bitmask", block=self.block)
 
     @property
     def active(self) -> float:
         """Share of the tiles that the next step computes, 0 to 1. Waits for a GPU."""
         tiles = self._problem.batch * self._problem.heads_q * self._blocks[0] * self._blocks[1]
-        return self._count(self.tile_list().bits) / tiles if tiles else 0.0
+        return int.from_bytes(self._listed(), "little").bit_count() / tiles if tiles else 0.0
 
     @property
     def nbytes(self) -> int:
@@ -350,7 +350,7 @@ class SkipState:
         if self._next_step is None:
             raise ValueError("state: got one after a run that ended early; want reset() first")
         lines = f"{self._header()}{self._next_step}\n".encode()
-        return lines + b"".join(self._numpy(array).tobytes() for array in self._arrays.values())
+        return lines + b"".join(self._library.to_bytes(array) for array in self._arrays.values())
 
     def _header(self) -> str:
         return f"{_MAGIC}\n{self._problem}\n{self.layer}\n"
@@ -359,8 +359,6 @@ class SkipState:
         """What `to_bytes` gave. Raises ValueError for other bytes, or those of another shape, rule or layer; the state
         stays as it was then.
         """
-        import numpy
-
         lines = saved.split(b"\n", 4)
         if len(lines) != 5:
             raise ValueError(f"saved: got {len(saved)} bytes without a state's lines; want what to_bytes gave")
@@ -375,15 +373,15 @@ class SkipState:
         # The first array is the list. Rows end with a word that may have bits behind the last key block.
         bits = self._arrays["tile_bits"]
         if bits.nbytes and self._blocks[1] % 32:
-            words = numpy.frombuffer(lines[4], numpy.uint32, bits.nbytes // 4).reshape(tuple(bits.shape))
-            last = int(numpy.bitwise_or.reduce(words[..., -1], axis=None))
+            words = host_array("I", lines[4][: bits.nbytes])
+            last = reduce(or_, words[bits.shape[-1] - 1 :: bits.shape[-1]])
             if last >> self._blocks[1] % 32:
                 block = self._blocks[1] // 32 * 32 + last.bit_length() - 1
                 raise ValueError(f"saved: got a list with key block {block}; want key blocks below {self._blocks[1]}")
         at = 0
         for array in self._arrays.values():
-            part = numpy.frombuffer(bytearray(lines[4][at : at + array.nbytes]), self._numpy(array).dtype)
-            array[...] = self._placed(part.reshape(tuple(array.shape)))
+            part = lines[4][at : at + array.nbytes]
+            array[...] = self._library.from_bytes(part, tuple(array.shape), dtype_name(array.dtype), self._like)
             at += array.nbytes
         self._next_step = int(lines[3])
 

@@ -90,7 +90,7 @@ struct SelectConfig {
   constexpr int factor_bytes() const { return rows * 2 * 4; }
   /// Probabilities added to scores of blocks.
   constexpr int sum_bytes() const { return has_stats() ? score_bytes() : 0; }
-  constexpr int stat_bytes(int vectors) const { return has_stats() ? vectors * 2 * 4 : 0; }
+  constexpr int stat_bytes(int vectors) const { return has_stats() ? round_up(vectors, 2) * 2 * 4 : 0; }
   constexpr int tile_bytes(int tiles) const { return scoring == ScoringRows::all ? tiles * kPitch * 4 : 0; }
   static constexpr int kStateBytes = 32;     // of a tile
   static constexpr int kKeyStateBytes = 48;  // of a tile's second list

@@ -249,11 +249,11 @@ def skip_states_refuse(rank: int) -> None:
         with pytest.raises(error, match=f"^{words}"):
             cp.skip_attention(module, **given, step=0)
     cp = context_parallel(seqlen=52)
-    with pytest.raises(TypeError, match="^module: got Linear"):
+    with pytest.raises(TypeError, match=r"^module: got Linear"):
         cp.skip_attention(torch.nn.Linear(1, 1), **given, step=0)
     with pytest.raises(ValueError, match=r"^step: got 0 on rank 0 and 1 on rank [123]"):
         cp.skip_attention(module, **given, step=int(rank > 0))
-    with pytest.raises(ValueError, match="^q: got 6 heads; want a multiple of the 4 ranks"):
+    with pytest.raises(ValueError, match=r"^q: got 6 heads; want a multiple of the 4 ranks"):
         cp.skip_attention(module, *(_normal(2, 13, 6, 16) for _ in "qkv"), step=0)
 
 

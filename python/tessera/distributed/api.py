@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ..native_sparse import Preset
@@ -22,7 +21,7 @@ from .ring import Ring
 from .shards import Balance, Layout, layout_of
 from .spread import collected, own_rows
 from .ulysses import Schedule, Ulysses
-from .wire import Team, Wire
+from .wire import Team, Wire, groups_of
 
 Method = Literal["auto", "all_gather", "ring", "ulysses", "two_level"]
 METHODS = ("auto", "all_gather", "ring", "ulysses", "two_level")
@@ -62,7 +61,7 @@ def context_parallel(
         raise ValueError(f"method: got {method!r}; want one of {', '.join(map(repr, METHODS))}")
     if checks not in CHECKS:
         raise ValueError(f"checks: got {checks!r}; want one of {', '.join(map(repr, CHECKS))}")
-    inner, outer = _groups_of(group)
+    inner, outer = groups_of(group)
     if outer is None and method == "two_level":
         raise ValueError("group: got one; want a DeviceMesh of two dimensions, or (inner, outer), for 'two_level'")
     if outer is not None and method not in ("auto", "two_level"):
@@ -72,24 +71,6 @@ def context_parallel(
     team = Team(wires[0], wires[1])
     layout = layout_of(team.size, seqlen=seqlen, cu_seqlens=cu_seqlens, balance=balance, multiple=multiple)
     return ContextParallel(team, layout, method, machine, memory_limit, checks)
-
-
-def _groups_of(group: Any) -> tuple[Any, Any]:
-    """(inner, outer) process groups; outer is None for one."""
-    if not dist.is_available() or not dist.is_initialized():
-        raise RuntimeError("group: got no process group; want torch.distributed.init_process_group before")
-    if group is None:
-        return dist.group.WORLD, None
-    if isinstance(group, (tuple, list)):
-        if len(group) != 2:
-            raise ValueError(f"group: got {len(group)} groups; want one, or (inner, outer)")
-        return group[0], group[1]
-    if hasattr(group, "get_all_groups"):
-        groups = group.get_all_groups()
-        if len(groups) not in (1, 2):
-            raise ValueError(f"group: got a mesh of {len(groups)} dimensions; want 1, or 2 for 'two_level'")
-        return groups[-1], groups[0] if len(groups) == 2 else None
-    return group, None
 
 
 class ContextParallel:

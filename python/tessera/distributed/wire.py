@@ -170,3 +170,21 @@ class Team:
         """(ranks, …) of the tensors of all ranks, which have one shape."""
         found = self.inner.gather(tensor, doing)
         return found if self.outer is None else self.outer.gather(found, doing).flatten(0, 1)
+
+
+def groups_of(group: Any) -> tuple[Any, Any]:
+    """(inner, outer) process groups; outer is None for one."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError("group: got no process group; want torch.distributed.init_process_group before")
+    if group is None:
+        return dist.group.WORLD, None
+    if isinstance(group, (tuple, list)):
+        if len(group) != 2:
+            raise ValueError(f"group: got {len(group)} groups; want one, or (inner, outer)")
+        return group[0], group[1]
+    if hasattr(group, "get_all_groups"):
+        groups = group.get_all_groups()
+        if len(groups) not in (1, 2):
+            raise ValueError(f"group: got a mesh of {len(groups)} dimensions; want 1, or 2 for 'two_level'")
+        return groups[-1], groups[0] if len(groups) == 2 else None
+    return group, None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -53,6 +54,17 @@ class Torch(Library):
 
     def from_numpy(self, array: Any, like: Tensor) -> Tensor:
         return torch.from_numpy(array).to(like.device)
+
+    def to_bytes(self, array: Tensor) -> bytes:
+        """Without NumPy."""
+        host = array.detach().cpu().contiguous()
+        return ctypes.string_at(host.data_ptr(), host.nbytes) if host.nbytes else b""
+
+    def from_bytes(self, data: bytes, shape: Shape, dtype: str, like: Tensor | None) -> Tensor:
+        """Without NumPy."""
+        its = self._dtypes[dtype]
+        flat = torch.frombuffer(bytearray(data), dtype=its) if data else torch.empty(0, dtype=its)
+        return flat.reshape(shape).to("cpu" if like is None else like.device)
 
     def refuse_gradient(self, name: str, array: Tensor, operation: str, instead: str) -> None:
         """Refuses a view with a lazy sign too."""

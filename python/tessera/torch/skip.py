@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..skip import SkipState
+from .library import LIBRARY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,8 @@ class SkipAttention(torch.nn.Module):
         shape = {"seqlen_q", "seqlen_k", "heads_q", "batch", "total_q"} & options.keys()
         if shape:
             raise TypeError(f"{sorted(shape)[0]}: got an argument; want none, a stream's first call has the shape")
-        SkipState(seqlen_q=1, seqlen_k=1, heads_q=_most_heads(options), **options)  # raises for bad options
+        # Raises for bad options.
+        SkipState(seqlen_q=1, seqlen_k=1, heads_q=_most_heads(options), like=torch.empty(0), **options)
         self._options = options
         self._states: dict[str, SkipState] = {}
         self._shapes: dict[str, dict[str, Any]] = {}
@@ -107,8 +109,8 @@ class SkipAttention(torch.nn.Module):
         """What `get_extra_state` gave. Raises ValueError for states of other options or another layer."""
         states = {}
         for stream, (shape, data) in saved.items():
-            state = states[stream] = SkipState(**shape, **self._options)
-            state.from_bytes(data.numpy().tobytes())
+            state = states[stream] = SkipState(**shape, **self._options, like=data)
+            state.from_bytes(LIBRARY.to_bytes(data))
         self._states = states
         self._shapes = {stream: dict(shape) for stream, (shape, _) in saved.items()}
 
