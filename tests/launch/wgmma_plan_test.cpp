@@ -2,6 +2,8 @@
 // What plans by wgmma choose.
 #include <gtest/gtest.h>
 
+#include <utility>
+
 #include "cases/line/case.h"
 #include "cuda/attention/forward/config.h"
 #include "cuda/attention/forward/features.h"
@@ -64,6 +66,28 @@ TEST(Wgmma, MultipliesEightBits) {
                            "bf16 sq=100 d=64 mass=mean list=indices", "bf16 sq=128 d=64 list=bitmask skip=mass"}) {
     EXPECT_THROW(plan(e4m3 + line, 90), Error) << line;
   }
+}
+
+// Scores of int8 go where those of 16 bits do; kernels know how their descales lie.
+TEST(Wgmma, MultipliesScoresOfInt8) {
+  const auto plan = [](const std::string& line, int sm) {
+    return make_plan(Problem::parse("attention dtype=int8:int8:bf16:bf16 sq=200 d=128 " + line), Target::cuda(sm), {});
+  };
+  const std::pair<const char*, const char*> words[] = {
+      {"", " int8_scores"},
+      {"smooth", " int8_scores smooth"},
+      {"descale=token", " int8_scores descales_keys"},
+      {"descale=block:64 smooth", " int8_scores descales_keys smooth"}};
+  for (const auto& [line, end] : words) {
+    const Plan wgmma = plan(line, 90);
+    EXPECT_EQ(wgmma.implementation(), "cuda.fwd_wgmma") << line;
+    for (const int sm : {80, 89, 100, 120}) EXPECT_EQ(plan(line, sm).implementation(), "cuda.fwd_mma") << line;
+    for (const Plan& made : {wgmma, plan(line, 80)}) {
+      const std::string& name = made.state().kernels.front().name;
+      EXPECT_TRUE(name.ends_with(end)) << name;
+    }
+  }
+  EXPECT_EQ(plan("mass=mean", 90).implementation(), "cuda.fwd_mma");
 }
 
 // Three groups of 64 rows for narrow heads, but where a fifth of their rows or some multiprocessors had nothing to do.
