@@ -69,7 +69,7 @@ def run_on_gpu(
         workspace = free.pop()
     except IndexError:  # none, or another thread has it
         workspace = None
-    if size > 0 and (workspace is None or workspace.nbytes < size):  # that of a smaller shape's plan is given up
+    if size > 0 and (workspace is None or workspace.shape[0] < size):  # that of a smaller shape's plan is given up
         workspace = library.empty((size,), "uint8", like)
     plan.run(slots, arrays, *scalars, *callables, stream=stream, workspace=workspace)
     free.append(workspace)  # what follows on the stream comes behind the run
