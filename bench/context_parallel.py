@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from tessera.distributed import ContextParallel, Mask, context_parallel
+from tessera.native_sparse import PRESETS, tile_of
 from torch.distributed.device_mesh import init_device_mesh
 
 Tensors = dict[str, torch.Tensor]
@@ -146,7 +147,7 @@ def rank_of(rank: int, given: argparse.Namespace, store: str) -> None:
         del whole
     told: dict[str, Any] = {}
     heads_q, heads_kv = map(int, given.heads.split("/"))
-    multiple = max(1, 128 // (heads_q // heads_kv)) if given.nsa else 1
+    multiple = tile_of(PRESETS["strict"], heads_q, heads_kv) if given.nsa else 1
     for method in ["all_gather"] if given.nsa else given.methods.split(","):
         grid = None
         if method == "two_level":

@@ -127,6 +127,8 @@ struct BwdConfig {
   constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
   constexpr bool keeps_queries() const { return of == Gradients::queries; }
   constexpr bool has_list() const { return tiles == Tiles::list; }
+  /// Whether every other wave of blocks of the pass by keys comes to its rows in ascending order (KeySide::find_walk).
+  constexpr bool walks_serpentine() const { return compressed_causal && has_producer() && !has_list() && !ordered; }
   constexpr bool adds_queries() const { return of == Gradients::all; }
   /// Whether tiles of keys that many rows meet are shared out among blocks (KeyParts).
   constexpr bool has_parts() const { return adds_queries() && has_list() && !has_producer(); }

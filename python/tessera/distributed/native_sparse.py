@@ -251,10 +251,7 @@ class SparseGather(Gather):
                 gradients = self._gradients(
                     call,
                     told,
-                    given._replace(
-                        k_projection=None if given.k_projection is None else heads.of_keys(given.k_projection, 0),
-                        v_projection=None if given.v_projection is None else heads.of_keys(given.v_projection, 0),
-                    ),
+                    heads.of_parameters(given),
                     [_of_heads(heads, x) for x in above],
                     listed,
                     part._replace(k=own[0], v=own[1], pooled=pooled),

@@ -5,14 +5,14 @@ is then that of a few heads."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ..tiles import TileList
 
-# Bytes: fp32 sums of dq of the heads of a group, if it has more than one key head. With 4 GiB and 4 query heads of 128 a
-# key head, blocks of 64 tokens, the pass of compressed keys has 256 blocks, two waves of an H200's multiprocessors: blocks
+# Bytes: fp32 sums of dq of the heads of a group, if it has more than one key head. With 4 GiB, 4 query heads of 128 a key
+# head and blocks of 64 tokens the pass of compressed keys has 256 blocks, two waves of an H200's multiprocessors: blocks
 # of one wave differ in length, those of two fill each other's gaps.
 MOST_SUMS = 4 << 30
 
@@ -30,6 +30,14 @@ class Heads(NamedTuple):
 
     def of_keys(self, x: Tensor, dim: int = -2) -> Tensor:
         return x.narrow(dim, self.first_key, self.keys)
+
+    def of_parameters(self, given: Any) -> Any:
+        """given: a named tuple with gate_weight, gates, k_projection and v_projection, tensors of all heads or None."""
+        first = {"gate_weight": self.of_queries, "k_projection": self.of_keys, "v_projection": self.of_keys}
+        own = {name: cut(getattr(given, name), 0) for name, cut in first.items() if getattr(given, name) is not None}
+        if given.gates is not None:
+            own["gates"] = self.of_queries(given.gates)
+        return given._replace(**own)
 
     def of_list(self, tiles: TileList, q: Tensor, k: Tensor) -> TileList:
         """tiles: of q and k, which have all heads. Its heads are one for all, key heads or query heads."""

@@ -43,15 +43,6 @@ class Parameters(NamedTuple):
     v_projection: Tensor | None
     cu_seqlens: Tensor | None
 
-    def of_heads(self, heads: head_groups.Heads) -> Parameters:
-        return Parameters(
-            None if self.gate_weight is None else heads.of_queries(self.gate_weight, 0),
-            None if self.gates is None else heads.of_queries(self.gates),
-            None if self.k_projection is None else heads.of_keys(self.k_projection, 0),
-            None if self.v_projection is None else heads.of_keys(self.v_projection, 0),
-            self.cu_seqlens,
-        )
-
 
 class Result(NamedTuple):
     """Of a branch. residual: what rounding lost, None of fp32."""
@@ -217,7 +208,7 @@ class _Work:
         self.is_mean = parameters.gate_weight is None and parameters.gates is None
 
     def of_heads(self, heads: head_groups.Heads) -> _Work:
-        parameters = self.parameters.of_heads(heads)
+        parameters = heads.of_parameters(self.parameters)
         pooled = (*(heads.of_keys(x) for x in self.pooled[:2]), *self.pooled[2:])
         q, k, v = heads.of_queries(self.q), heads.of_keys(self.k), heads.of_keys(self.v)
         tiles, compressed_tiles = self.lists
@@ -283,7 +274,7 @@ class _Work:
         for heads in self.groups():
             own = [Result(*(None if x is None else heads.of_queries(x) for x in one)) for one in kept]
             to = Sums(heads.of_queries(gradients.dq), heads.of_keys(gradients.dk), heads.of_keys(gradients.dv))
-            self.of_heads(heads)._differentiate(heads.of_queries(dout), own, to, of_parameters.of_heads(heads))
+            self.of_heads(heads)._differentiate(heads.of_queries(dout), own, to, heads.of_parameters(of_parameters))
         return (*gradients, *of_parameters)
 
     def _differentiate(self, dout: Tensor, kept: list[Result], to: Sums, of_parameters: Parameters) -> None:

@@ -68,9 +68,9 @@ struct KeySide {
   // are at the same rows at the same time share what they read and add to. Those of the first wave begin with the last
   // row together, and end one after the other, the last keys' block first. Each makes room for one of the second wave,
   // whose first rows lie as far apart as these blocks begin: from there on to the last row they are side by side again,
-  // and end together. So waves go to and fro.
+  // and end together. So waves walk in serpentine order.
   static __device__ __forceinline__ void find_walk(const BwdParams& params, int index, Work& work) {
-    const bool rises = !B.ordered && (ptx::divide(index, params.wave_blocks) & 1) != 0;
+    const bool rises = B.walks_serpentine() && (ptx::divide(index, params.wave_blocks) & 1) != 0;
     work.begin = work.first_tile + (rises ? 0 : work.tiles - 1);
     work.step = rises ? 1 : -1;
   }

@@ -163,11 +163,6 @@ void plan_backward(detail::PlanState& state, Products products) {
 
 namespace {
 
-// By wgmma a multiprocessor has one block at a time, and a pass by keys goes to and fro.
-bool goes_to_and_fro(const BwdConfig& keys) {
-  return keys.compressed_causal && keys.has_producer() && !keys.has_list() && !keys.ordered;
-}
-
 // Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
 // as many in every group. Of compressed keys, which are few, a wave's (KeySide::find_walk).
 std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch, int multiprocessors) {
@@ -175,7 +170,8 @@ std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch, int m
   const std::int64_t row_bytes = launch.keys.row_bytes() + (launch.finds_all() ? launch.keys.d * 4 : 0);
   const std::int64_t bytes = problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes;
   std::int64_t most = kL2GroupBytes / std::max<std::int64_t>(bytes, 1);
-  if (goes_to_and_fro(launch.keys)) most = multiprocessors / std::max<std::int64_t>(key_tiles(problem, launch.keys), 1);
+  if (launch.keys.walks_serpentine())
+    most = multiprocessors / std::max<std::int64_t>(key_tiles(problem, launch.keys), 1);
   std::int64_t together = std::clamp<std::int64_t>(most, 1, heads);
   while (heads % together != 0) --together;
   return together;

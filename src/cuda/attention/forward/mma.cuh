@@ -332,13 +332,8 @@ struct FwdMma {
     } else {
       typename WarpProducts<C>::Products products;
       WarpProducts<C>::find_scores(products, q, k_at, lane);
-      if constexpr (C.descales_rows()) {
-        const int again = thread_again();
-        int8_scores().convert(s, products, i, again / 32 * C.rows_a_warp(), again % 32);
-      } else {
-        Int8Scores<C>::convert(s, products);
-        if constexpr (C.scale_first) s.scale(work.product);
-      }
+      const int again = thread_again();
+      int8_scores().convert(s, products, work, i, again / 32 * C.rows_a_warp(), again % 32);
     }
   }
   __device__ __forceinline__ Int8Scores<C> int8_scores() const { return {q_base + C.q_bytes() + C.ring_bytes()}; }

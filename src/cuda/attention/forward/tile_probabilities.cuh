@@ -33,13 +33,13 @@ struct TileProbabilities : QueryTiles<C> {
   using Linear = typename LinearScoreOf<C, typename User::Score>::type;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
-  // Where what the warp's rows say of a skip state's tiles goes.
+  // Takes what the warp's rows say of a skip state's tiles.
   struct Measured {
     const TileProbabilities& kernel;
     const Work& work;
-    __device__ __forceinline__ float2* room() const {
-      char* rooms = kernel.memory + C.tiles_end() + C.list_bytes();
-      return reinterpret_cast<float2*>(rooms + thread_again() / 32 * FwdConfig::kMeasuredBytes);
+    __device__ __forceinline__ float2* scratch() const {
+      char* of_warps = kernel.memory + C.tiles_end() + C.list_bytes();
+      return reinterpret_cast<float2*>(of_warps + thread_again() / 32 * FwdConfig::kMeasuredBytes);
     }
     __device__ __forceinline__ void store(int /*tile*/, int block, float number) const {
       float* to = partials<C>(kernel.p, work.item) + thread_again() / 32 * kernel.p.list.key_blocks;
@@ -62,13 +62,8 @@ struct TileProbabilities : QueryTiles<C> {
   __device__ __forceinline__ decltype(auto) descale(const Work& work, Products& products, int use) const {
     if constexpr (C.int8_scores) {
       Scores s;
-      if constexpr (C.descales_rows()) {
-        const int own = thread_again();
-        int8_scores().convert(s, products, use, own / 32 * 16, own % 32);
-      } else {
-        Int8Scores<C>::convert(s, products);
-        if constexpr (C.scale_first) s.scale(work.product);
-      }
+      const int own = thread_again();
+      int8_scores().convert(s, products, work, use, own / 32 * 16, own % 32);
       return s;
     } else {
       if constexpr (of_bytes) {

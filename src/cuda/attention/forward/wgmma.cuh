@@ -36,14 +36,14 @@ struct FwdWgmma : TileProbabilities<C, User> {
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
-  static constexpr bool much_to_find = C.tiles == Tiles::list || C.segments == 2 || C.compressed_causal || C.chunked;
-  static constexpr bool more_to_find = (C.skip != Skip::none && C.dv > 192) || (C.tiles == Tiles::list && C.varlen);
-  static constexpr bool most_to_find = C.tiles == Tiles::list && C.source == Source::mixed;
-  static constexpr int producer_registers = most_to_find                     ? 72
-                                            : more_to_find                   ? 64
-                                            : much_to_find || of_bytes       ? 56
-                                            : groups == 3 || C.blocks() == 3 ? 32
-                                                                             : 40;
+  // By what the warp that finds row tiles has to keep.
+  static constexpr int producer_registers = [] {
+    const bool is_list = C.tiles == Tiles::list;
+    if (is_list && C.source == Source::mixed) return 72;
+    if ((is_list && C.varlen) || (C.skip != Skip::none && C.dv > 192)) return 64;
+    if (is_list || C.segments == 2 || C.compressed_causal || C.chunked || of_bytes) return 56;
+    return groups == 3 || C.blocks() == 3 ? 32 : 40;
+  }();
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
   using Output = Accumulator<1, C.dv / 8>;
   using Sums = PromotedSums<C.dv, C.threads()>;

@@ -90,6 +90,20 @@ struct Int8Scores {
     return __int_as_float(sum) - __int_as_float(kFirst);
   }
 
+  /// Products of a warp's rows and of the tile that is `use`-th in the ring to scores, or as near as the softmax's
+  /// scale wants.
+  template <class Work>
+  __device__ __forceinline__ void convert(Scores& s, const Sums& products, const Work& work, int use, int warp_row,
+                                          int lane) const {
+    if constexpr (C.descales_rows()) {
+      multiply(s, products, use, warp_row, lane);
+    } else {
+      convert(s, products);
+      if constexpr (C.scale_first) s.scale(work.product);
+    }
+  }
+
+ private:
   /// Without factors.
   static __device__ __forceinline__ void convert(Scores& s, const Sums& products) {
 #pragma unroll
@@ -103,7 +117,7 @@ struct Int8Scores {
   }
 
   /// With those of a tile's rows, unless folds_rows(), and keys.
-  __device__ __forceinline__ void convert(Scores& s, const Sums& products, int use, int warp_row, int lane) const {
+  __device__ __forceinline__ void multiply(Scores& s, const Sums& products, int use, int warp_row, int lane) const {
     const u32 rows = row_at(warp_row + lane / 4);
     const u32 keys = key_at(use, lane % 4 * 2);
 #pragma unroll
@@ -132,6 +146,7 @@ struct Int8Scores {
     }
   }
 
+ public:
   /// Of folds_rows(): what the softmax does instead for a thread's rows. `scale`: of scores to log2.
   __device__ __forceinline__ RowScale row_scale(float scale, int warp_row, int lane) const {
     RowScale rows;

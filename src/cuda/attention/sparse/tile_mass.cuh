@@ -178,12 +178,7 @@ struct TileMass {
     } else {
       Products products;
       multiply(products);
-      if constexpr (C.descales_rows()) {
-        int8_scores().convert(s, products, 0, warp_row, lane);
-      } else {
-        Int8Scores<C>::convert(s, products);
-        if constexpr (C.scale_first) s.scale(work.product);
-      }
+      int8_scores().convert(s, products, work, 0, warp_row, lane);
     }
   }
   __device__ __forceinline__ Int8Scores<C> int8_scores() const { return {q_base + C.q_bytes() + C.k_bytes()}; }

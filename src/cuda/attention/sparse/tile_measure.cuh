@@ -58,25 +58,25 @@ struct FourTiles {
         even[half] = numbers[half];
         continue;
       }
-      const float both = trade(even[half], numbers[half], lane, 1);
+      const float both = exchange(even[half], numbers[half], lane, 1);
       if (turn == 1) {
         pair[half] = both;
       } else {
-        rows[half] = trade(pair[half], both, lane, 2);
+        rows[half] = exchange(pair[half], both, lane, 2);
       }
     }
   }
 
  private:
   // a of the lanes without, b of those with `step` in their number, of the two lanes that differ in it.
-  static __device__ __forceinline__ float trade(float a, float b, int lane, int step) {
+  static __device__ __forceinline__ float exchange(float a, float b, int lane, int step) {
     const bool upper = (lane & step) != 0;
     const float got = __shfl_xor_sync(0xffffffffU, upper ? a : b, step);
     return Op::of(upper ? b : a, got);
   }
 };
 
-/// By wgmma, where every instruction beside the softmax costs time, lanes leave their numbers in shared memory.
+/// By wgmma, where an exchange of registers takes more instructions, lanes leave their numbers in shared memory.
 template <FwdConfig C, class Op>
 struct FourTiles<C, Op, true> {
   static constexpr int tile_step = 8;
@@ -88,14 +88,14 @@ struct FourTiles<C, Op, true> {
   /// Before that, of a tile that may not be done.
   template <class Out>
   static __device__ __forceinline__ void put(const float (&numbers)[2], int turn, int lane, const Out& out) {
-    out.room()[turn * 32 + lane] = make_float2(numbers[0], numbers[1]);
+    out.scratch()[turn * 32 + lane] = make_float2(numbers[0], numbers[1]);
   }
   template <class Out>
   static __device__ __forceinline__ void end(const float (& /*numbers*/)[2], int /*turn*/, int lane, const Out& out,
                                              float (&rows)[2]) {
     __syncwarp();
     const float4* const of_rows =
-        reinterpret_cast<const float4*>(out.room() + lane * 4);  // four lanes had columns each
+        reinterpret_cast<const float4*>(out.scratch() + lane * 4);  // four lanes had columns each
     const float4 a = of_rows[0];
     const float4 b = of_rows[1];
     rows[0] = Op::of(Op::of(a.x, a.z), Op::of(b.x, b.z));
@@ -116,8 +116,8 @@ __device__ __forceinline__ float over_rows(float number) {
 }
 
 /// What both rules do with key blocks; `numbers` of the rule are of the one in work. `out`: who takes their numbers, by
-/// store(tile of four, its key block or −1, its number), which a lane of each tile calls; by wgmma also room(), the
-/// warp's share of measured_bytes().
+/// store(tile of four, its key block or −1, its number), which a lane of each tile calls; by wgmma also scratch(),
+/// the warp's share of measured_bytes().
 template <class Rule>
 struct KeyBlocks {
   int walked = 0;  // key blocks that were ended
@@ -216,8 +216,8 @@ struct TileMeasure<C, Skip::mass> : KeyBlocks<TileMeasure<C, Skip::mass>> {
   }
   __device__ __forceinline__ void clear() { numbers[0] = numbers[1] = 0.0F; }
 
-  /// Takes what the tile before has added to the rows' sums, of which the softmax has the tile's own alone. Here, while
-  /// products run, it costs no time; behind the exponentials it would.
+  /// Takes what the tile before has added to the rows' sums, of which the softmax has the tile's own alone. It stands
+  /// here and not behind the exponentials because that is 1 to 4% faster (docs/experiments/gpu-skip.md).
   template <class Online>
   __device__ __forceinline__ void take(Online& softmax) {
 #pragma unroll
