@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..tiles import TileList
 
-# Bytes: fp32 sums of dq of the heads of a group, if it has more than one key head. With 4 GiB, 4 query heads of 128 a key
-# head and blocks of 64 tokens the pass of compressed keys has 256 blocks, two waves of an H200's multiprocessors: blocks
-# of one wave differ in length, those of two fill each other's gaps.
+# Bytes: fp32 sums of dq of the heads of a group, if it has more than one key head. With 4 GiB, 4 query heads of 128 a
+# key head and blocks of 64 tokens the pass of compressed keys has 256 blocks, two waves on an H200: blocks of one wave
+# differ in length, those of two fill each other's gaps.
 MOST_SUMS = 4 << 30
 
 
