@@ -49,7 +49,7 @@ struct Wishes {
   std::string implementation;           // "cpu.tiled", "cpu.reference"
   std::optional<std::int64_t> tile_q;   // query rows a tile (all heads of a group together)
   std::optional<std::int64_t> tile_kv;  // keys a tile
-  std::optional<std::int64_t> splits;   // parts of the KV sequence computed apart and combined
+  std::optional<std::int64_t> splits;   // parts of the keys, in a backward of the rows, computed apart and combined
   std::optional<std::int64_t> stages;   // cuda: tiles of keys and values in flight
   std::optional<std::int64_t> warps;    // cuda: warps a block
   std::string loader;                   // cuda: "cp_async", "tma"

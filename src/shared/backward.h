@@ -56,6 +56,7 @@ struct BwdConfig {
   bool list_waives = false;    // of other lists with full tiles, where the user's mask is waived
   bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
   bool ordered = false;  // shares of dQ are added in the order of the key tiles, so that all runs give the same bits
+  bool splits_rows = false;  // several blocks share a tile of keys, each with some of the rows (RowParts)
 
   static constexpr const char* type_name() { return "BwdConfig"; }
   /// Calls visit(name, value) for every field, in the order of the struct.
@@ -88,6 +89,7 @@ struct BwdConfig {
     visit("list_waives", c.list_waives);
     visit("truncates", c.truncates);
     visit("ordered", c.ordered);
+    visit("splits_rows", c.splits_rows);
   }
 
   constexpr bool operator==(const BwdConfig&) const = default;
@@ -128,10 +130,14 @@ struct BwdConfig {
   constexpr bool keeps_queries() const { return of == Gradients::queries; }
   constexpr bool has_list() const { return tiles == Tiles::list; }
   /// Whether every other wave of blocks of the pass by keys comes to its rows in ascending order (KeySide::find_walk).
-  constexpr bool walks_serpentine() const { return compressed_causal && has_producer() && !has_list() && !ordered; }
+  constexpr bool walks_serpentine() const {
+    return compressed_causal && has_producer() && !has_list() && !ordered && !splits_rows;
+  }
   constexpr bool adds_queries() const { return of == Gradients::all; }
   /// Whether tiles of keys that many rows meet are shared out among blocks (KeyParts).
   constexpr bool has_parts() const { return adds_queries() && has_list() && !has_producer(); }
+  /// Whether several blocks may share a tile of keys, each with some of the rows (RowParts).
+  constexpr bool may_split_rows() const { return adds_queries() && has_producer() && !has_list() && !ordered; }
   constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }
   constexpr int stream_rows() const { return keeps_queries() ? tile_kv : tile_q; }
   /// One row of both operands: Q and dO, or K and V.
@@ -182,7 +188,7 @@ struct RowValuesConfig {
   int cleared_rows = 0;          // of a tile of QuerySums, which it sets to zeros; 0: there are none, or in order
   bool counts_sums = false;      // of sums in order it sets the counts to zeros
   bool sink = false;
-  bool list = false;      // it sets TileBits to zeros
+  bool clears = false;    // it sets TileBits, or the counts of RowParts, to zeros
   bool residual = false;  // what rounding o lost is there
 
   static constexpr const char* type_name() { return "RowValuesConfig"; }
@@ -193,7 +199,7 @@ struct RowValuesConfig {
     visit("cleared_rows", c.cleared_rows);
     visit("counts_sums", c.counts_sums);
     visit("sink", c.sink);
-    visit("list", c.list);
+    visit("clears", c.clears);
     visit("residual", c.residual);
   }
 
@@ -208,7 +214,7 @@ struct RowValuesConfig {
 /// Rows of a list, a warp each, that a block of MarkTiles takes.
 inline constexpr int kMarkedRows = 4;
 
-/// Tiles of rows that a part of a tile of keys has at least (KeyParts).
+/// Tiles of rows that a part of a tile of keys has at least (KeyParts, RowParts).
 inline constexpr int kLeastPart = 32;
 /// Threads of the block that finds them.
 inline constexpr int kSplitThreads = 1024;
@@ -309,6 +315,18 @@ struct KeyParts {
   float* sums;
 };
 
+/// How a pass by keys shares out the rows where there are too few tiles of keys for all multiprocessors (split-K, where
+/// K is the rows): a part has so many tiles of rows one after another, of all heads, the same ones of every tile of
+/// keys. Parts that see none of a tile's keys end at once. Each of the others leaves its sums in memory; the last of a
+/// tile to do so adds them up, in the order of the parts.
+struct RowParts {
+  Divisor key_blocks;  // blocks of a part: one for each tile of keys
+  int tiles;           // of rows, of one head, that a part has
+  int parts;
+  int* done;  // of each tile of keys how many parts have left their sums
+  float* sums;
+};
+
 struct BwdParams {
   FwdParams forward;  // q, o, lse, keys, masks and scores; the schedule of the rows' pass, whose group is 1
   const void* dout;
@@ -332,10 +350,11 @@ struct BwdParams {
   Divisor key_l2_blocks;  // of all their keys
   Divisor wave_blocks;    // of the pass by keys that run at once
   TileBits tile_bits[2];  // of configurations with a list: of the pass by rows, unless words is null, and that by keys
-  u32* bit_words;         // of both, which the kernel in front sets to zeros
-  i64 bit_count;          // words
-  int list_rows;          // query blocks of the list, or key blocks of a transposed one
-  KeyParts key_parts;     // of configurations that have parts
+  u32* cleared_words;     // of both, or those of RowParts: the kernel in front sets them to zeros
+  i64 cleared_count;
+  int list_rows;       // query blocks of the list, or key blocks of a transposed one
+  KeyParts key_parts;  // of configurations that have parts
+  RowParts row_parts;  // of those that split rows
 };
 
 /// What a RowValuesConfig with a residual is given; other kernels know nothing of it.

@@ -56,7 +56,7 @@ TEST_F(Backward, BitsOfAList) {
       EXPECT_EQ(config.list_elements, problem.block_q == 16);
       if (pass == Gradients::queries && all) continue;
       const cuda::TileBits& bits = p.tile_bits[pass == Gradients::queries ? 0 : 1];
-      EXPECT_EQ(bits.words, p.bit_words + count);
+      EXPECT_EQ(bits.words, p.cleared_words + count);
       EXPECT_EQ(bits.tile_q, config.tile_q);
       EXPECT_EQ(bits.tile_kv, config.tile_kv);
       EXPECT_EQ(bits.keys_own, pass != Gradients::queries);
@@ -67,8 +67,8 @@ TEST_F(Backward, BitsOfAList) {
       EXPECT_EQ(bits.batch_stride, batches == 1 ? 0 : heads * own);
       count += batches * heads * own;
     }
-    EXPECT_EQ(p.bit_count, count);
-    EXPECT_EQ(static_cast<const void*>(p.bit_words + count),
+    EXPECT_EQ(p.cleared_count, count);
+    EXPECT_EQ(static_cast<const void*>(p.cleared_words + count),
               static_cast<const void*>(reinterpret_cast<const char*>(p.values.lse) -
                                        (all ? 4 * 2 * 5 * 64 * problem.head_dim_qk * 4 : 0) + plan.workspace_bytes()));
   }
@@ -94,12 +94,48 @@ TEST_F(Backward, PartsOfTilesOfKeys) {
   EXPECT_TRUE(p.tile_bits[1].counts);
   EXPECT_EQ(p.tile_bits[1].row_words, 2);  // the second counts
   const auto at = [](const void* pointer) { return static_cast<const char*>(pointer); };
-  EXPECT_GE(at(parts.parts), at(p.bit_words + p.bit_count));
+  EXPECT_GE(at(parts.parts), at(p.cleared_words + p.cleared_count));
   EXPECT_GE(at(parts.count), at(parts.parts + parts.most));
   EXPECT_GE(at(parts.done), at(parts.count + 1));
   EXPECT_GE(at(parts.has), at(parts.done + parts.most));
   EXPECT_GE(at(parts.sums), at(parts.has + parts.tiles));
   EXPECT_EQ(at(parts.sums + parts.most * std::int64_t{64} * 256), at(p.query_sums.data) + plan.workspace_bytes());
+}
+
+// By wgmma blocks share the rows of tiles of keys that are fewer than multiprocessors, or where that is wished for:
+// every part has the tiles' blocks, and each tile a count, which the kernel in front sets to zero.
+TEST_F(Backward, PartsOfRows) {
+  const Problem problem = Problem::parse("attention pass=backward b=2 sq=1000 sk=300 hq=4 hkv=2 d=128 dtype=bf16");
+  const Plan plan = make_plan(problem, Target::cuda_device(0), Wishes::parse("splits=5"));
+  EXPECT_EQ(plan.implementation(), "cuda.bwd_wgmma");
+  EXPECT_EQ(plan.state().splits, 4);  // 16 tiles of rows, 4 a part
+  EXPECT_NE(plan.state().kernels[1].name.find("splits_rows"), std::string::npos);
+  const Bindings bindings = dense(problem);
+  Executor(plan).run(bindings);
+  const BwdParams p = params();
+  const cuda::RowParts& parts = p.row_parts;
+  EXPECT_EQ(parts.key_blocks.value, 3U * 2 * 2);
+  EXPECT_EQ(parts.tiles, 4);
+  EXPECT_EQ(parts.parts, 4);
+  EXPECT_EQ(static_cast<const void*>(parts.done), p.cleared_words);
+  EXPECT_EQ(p.cleared_count, 12);
+  const auto at = [](const void* pointer) { return static_cast<const char*>(pointer); };
+  EXPECT_GE(at(parts.sums), at(parts.done + 12));
+  EXPECT_EQ(at(parts.sums + std::int64_t{12} * 4 * 128 * 256), at(p.query_sums.data) + plan.workspace_bytes());
+
+  const auto splits = [](const char* line, int multiprocessors) {
+    Target target = Target::emulate(90, 0);
+    target.multiprocessors = multiprocessors;
+    return make_plan(Problem::parse(std::string("attention pass=backward dtype=bf16 d=128 ") + line), target)
+        .state()
+        .splits;
+  };
+  constexpr const char* few_keys = "sq=8192 sk=128 hq=32 hkv=8 compressed_causal=64:64";
+  EXPECT_EQ(splits(few_keys, 132), 16);
+  EXPECT_EQ(splits(few_keys, 0), 1);
+  EXPECT_EQ(splits("sq=8192 sk=128 hq=32 hkv=8 compressed_causal=64:64 deterministic", 132), 1);
+  EXPECT_EQ(splits("sq=256 sk=128 hq=8 hkv=2", 132), 1);    // parts would be short
+  EXPECT_EQ(splits("sq=8192 hq=32 hkv=8 causal", 132), 1);  // 512 blocks
 }
 
 // Blocks of 64 rows or keys have warpgroups of their own, where no sum of dQ wants two.

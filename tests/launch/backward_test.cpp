@@ -203,10 +203,12 @@ TEST_F(Backward, CountsOfSumsInAFixedOrder) {
   EXPECT_EQ(free_order.query_sums.added, nullptr);
   EXPECT_EQ(bytes - fewer_bytes, 4 * 2 * 5 * 4U);
   const Problem problem = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16 batch_invariant");
-  const cuda::RowValuesConfig ordered = cuda::row_values_config(problem, true);
+  cuda::BwdConfig keys;
+  keys.of = cuda::Gradients::all;
+  const cuda::RowValuesConfig ordered = cuda::row_values_config(problem, keys);
   EXPECT_TRUE(ordered.counts_sums && ordered.cleared_rows == 0);
   const Problem any_order = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16");
-  EXPECT_EQ(cuda::row_values_config(any_order, true).cleared_rows, 64);
+  EXPECT_EQ(cuda::row_values_config(any_order, keys).cleared_rows, 64);
 }
 
 // Keys that no query sees still have gradients: zeros.
@@ -274,7 +276,7 @@ TEST_F(Backward, WhatItLacksItSays) {
   says(refusal("dtype=bf16 score=launch.unknown"), "has no score callable launch.unknown");
   says(refusal("dtype=bf16 dv=264"), "wants head dims of at most 256");
   says(refusal("dtype=bf16", "tile_q=64"), "tile_q cannot be wished for");
-  says(refusal("dtype=bf16", "splits=2"), "splits cannot be wished for");
+  says(refusal("dtype=bf16 deterministic", "splits=2"), "splits cannot be wished for");
 }
 
 TEST_F(Backward, BytesBetweenRowsFit32Bits) {

@@ -18,6 +18,7 @@ int padded_dim(std::int64_t dim) {
   return 256;
 }
 
+std::int64_t tiles_of(std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; }
 bool has_fixed_order(const Problem& problem) { return problem.deterministic || problem.batch_invariant; }
 
 void choose_list(BwdConfig& config, const Problem& problem) {
@@ -183,6 +184,15 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   return config;
 }
 
+// Four blocks a multiprocessor even out what masks leave to each. A part is to take much longer than its sums on their
+// way through memory.
+std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& config, const Target& target) {
+  const std::int64_t blocks = tiles_of(problem.kv.seqlen, config.tile_kv) * problem.heads_kv * problem.batch;
+  if (!config.may_split_rows() || blocks == 0 || blocks >= target.multiprocessors) return 1;
+  const std::int64_t rows = tiles_of(problem.seqlen_q, config.tile_q) * problem.heads_q / problem.heads_kv;
+  return std::clamp<std::int64_t>(rows / kLeastPart, 1, 4 * target.multiprocessors / blocks);
+}
+
 bool finds_all(const Problem& problem, const Target& target, Products products) {
   // By wgmma blocks add in turn; with a list whose turn it is would take the list's inverse.
   if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
@@ -197,13 +207,14 @@ bool prefers_mma(const Problem& problem, const Target& target) {
   return backward_list(problem) && cuts_rows(problem, 64) && finds_all(problem, target, Products::mma_sync);
 }
 
-RowValuesConfig row_values_config(const Problem& problem, bool sums) {
+RowValuesConfig row_values_config(const Problem& problem, const BwdConfig& keys) {
+  const bool sums = keys.adds_queries();
   return {element_of(problem.q_type),
           padded_dim(problem.head_dim_v),
           sums && !has_fixed_order(problem) ? kSumRows : 0,
           sums && has_fixed_order(problem),
           problem.sink,
-          bool{backward_list(problem)},
+          keys.has_list() || keys.splits_rows,
           problem.residual};
 }
 

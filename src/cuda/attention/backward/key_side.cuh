@@ -24,6 +24,14 @@ struct SumOrder<true> {
   int end_tile_before;  // see KeyWork
 };
 
+/// The part of the rows that a block has.
+template <bool splits>
+struct OwnPart {};
+template <>
+struct OwnPart<true> {
+  KeyPart part;
+};
+
 /// Where a block's walk of compressed keys' rows begins, and whether it comes to later tiles (1) or earlier ones (−1).
 template <bool compressed>
 struct RowsWalk {};
@@ -36,7 +44,11 @@ template <BwdConfig B_, class User>
 struct KeySide {
   static constexpr BwdConfig B = B_;
   static constexpr FwdConfig C = B.as_forward();
-  struct Work : KeyWork<C>, ListedCount<B.has_list()>, SumOrder<B.ordered>, RowsWalk<B.compressed_causal> {
+  struct Work : KeyWork<C>,
+                ListedCount<B.has_list()>,
+                SumOrder<B.ordered>,
+                RowsWalk<B.compressed_causal>,
+                OwnPart<B.splits_rows> {
     DropoutDraws dropout;
   };
   using Listed = ListedRowTiles<B, Work>;
@@ -55,13 +67,33 @@ struct KeySide {
   const BwdTensorMaps* maps;
   const Work& work;
 
-  /// The work of block `index`, by every thread; whether it has keys.
+  /// The work of block `index`, by every thread; whether it has keys, and its part of the rows sees any.
   static __device__ __forceinline__ bool find(const BwdParams& params, int index, Work& work) {
-    if (!static_cast<KeyWork<C>&>(work).find(params, index)) return false;
+    if constexpr (B.splits_rows) {
+      if (!find_part(params, index, work)) return false;
+    } else {
+      if (!static_cast<KeyWork<C>&>(work).find(params, index)) return false;
+    }
     if constexpr (C.dropout) work.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
     if constexpr (B.has_list()) work.listed = Listed{params, work}.count(static_cast<int>(threadIdx.x) % 32);
     if constexpr (B.ordered) work.end_tile_before = work.find_end_before(params.forward);
     if constexpr (B.compressed_causal) find_walk(params, index, work);
+    return true;
+  }
+  // Blocks of a part are neighbours, so that they read its rows at the same time.
+  static __device__ __forceinline__ bool find_part(const BwdParams& params, int index, Work& work) {
+    const RowParts& parts = params.row_parts;
+    const int part = ptx::divide(index, parts.key_blocks);
+    const int key_block = static_cast<int>(index - part * parts.key_blocks.value);
+    if (!static_cast<KeyWork<C>&>(work).find(params, key_block)) return false;
+    // Keys that no row sees have part 0, which stores zeros.
+    const int end_tile = work.first_tile + work.tiles;
+    const int first = work.first_tile / parts.tiles;
+    const int last = max(end_tile - 1, 0) / parts.tiles;
+    if (part < first || part > last) return false;
+    work.part = {key_block, part - first, last - first + 1, key_block * parts.parts};
+    const int begin = part * parts.tiles;
+    work.set_tiles({max(work.first_tile, begin), min(end_tile, begin + parts.tiles)});
     return true;
   }
   // Intervals of rows of compressed keys begin far apart, end together, and have more bytes than L2: only blocks that

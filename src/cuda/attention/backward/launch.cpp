@@ -25,6 +25,7 @@ struct BwdLaunch {
   BwdConfig rows;  // unless the pass by keys finds all gradients
   BwdConfig keys;
   RowValuesConfig values;
+  std::int64_t row_part;  // tiles of rows of a part (RowParts); 0: there are none
 
   bool finds_all() const { return keys.adds_queries(); }
 };
@@ -49,6 +50,19 @@ std::int64_t key_tiles(const Problem& p, const BwdConfig& c) {
 std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
   return key_tiles(p, c) * p.heads_kv * p.batch * (c.apart ? 2 : 1);
 }
+std::int64_t row_parts(const Problem& p, const BwdLaunch& launch) {
+  return launch.row_part > 0 ? tiles_of(tiles_of(p.seqlen_q, launch.keys.tile_q), static_cast<int>(launch.row_part))
+                             : 1;
+}
+// Of rows, of one head (RowParts); 0 where each tile of keys has one block.
+std::int64_t tiles_of_row_part(const detail::PlanState& state, const BwdConfig& keys) {
+  const Problem& problem = state.problem;
+  const std::int64_t parts = state.wishes.splits.value_or(choose_row_parts(problem, keys, state.target));
+  const std::int64_t tiles = tiles_of(problem.seqlen_q, keys.tile_q);
+  const std::int64_t part = (tiles + parts - 1) / parts;
+  return part < tiles ? part : 0;
+}
+
 // Of the sums of a part.
 std::int64_t part_floats(const BwdConfig& c) { return std::int64_t{c.tile_kv} * (c.d + c.dv); }
 // Parts of tiles of keys (KeyParts) at most; at 4096 a part has 1/2048 of all work or more, an eighth of the share of a
@@ -65,9 +79,11 @@ Support supports_wishes(const Wishes& wishes) {
   const struct {
     const char* name;
     bool wished;
-  } all[] = {{"tile_q", wishes.tile_q.has_value()}, {"tile_kv", wishes.tile_kv.has_value()},
-             {"stages", wishes.stages.has_value()}, {"warps", wishes.warps.has_value()},
-             {"loader", !wishes.loader.empty()},    {"splits", wishes.splits && *wishes.splits != 1}};
+  } all[] = {{"tile_q", wishes.tile_q.has_value()},
+             {"tile_kv", wishes.tile_kv.has_value()},
+             {"stages", wishes.stages.has_value()},
+             {"warps", wishes.warps.has_value()},
+             {"loader", !wishes.loader.empty()}};
   for (const auto& wish : all) {
     if (wish.wished) return Support::no(std::string(wish.name) + " cannot be wished for in the backward");
   }
@@ -76,9 +92,9 @@ Support supports_wishes(const Wishes& wishes) {
 
 /// Where in the workspace what lies, in bytes from its beginning, where sums of dQ lie.
 struct Workspace {
-  std::int64_t array;  // of row values, in floats
-  std::size_t added = 0, values = 0, parts, bits, key_parts, part_sums, bytes;
-  std::int64_t row_bits, key_bits;  // words, of tile lists
+  std::int64_t array;                                                           // of row values, in floats
+  std::size_t added = 0, values = 0, parts, bits, key_parts, part_sums, bytes;  // bits: of lists, or counts of RowParts
+  std::int64_t row_bits, key_bits;                                              // words, of tile lists
 
   Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)) {
     const std::int64_t tiles = p.heads_q * sum_tiles(p);
@@ -89,13 +105,15 @@ struct Workspace {
     bits = parts + static_cast<std::size_t>(count) * 4;
     row_bits = launch.finds_all() ? 0 : bit_count(p, launch.rows);
     key_bits = bit_count(p, launch.keys);
-    key_parts = bits + static_cast<std::size_t>(row_bits + key_bits) * 4;
+    const std::int64_t shared_tiles = launch.keys.splits_rows ? key_blocks(p, launch.keys) : 0;
+    key_parts = bits + static_cast<std::size_t>(row_bits + key_bits + shared_tiles) * 4;
     const std::int64_t most = most_key_parts(p, launch.keys);
     // A KeyPart and a count each, the count of all, and a flag for each tile of keys.
     const std::int64_t of_each = static_cast<std::int64_t>(sizeof(KeyPart) + sizeof(int));
     const std::int64_t all = most > 0 ? most * of_each + std::int64_t{sizeof(int)} + key_blocks(p, launch.keys) : 0;
     part_sums = key_parts + static_cast<std::size_t>(tiles_of(all, 16)) * 16;
-    bytes = part_sums + static_cast<std::size_t>(most * part_floats(launch.keys)) * 4;
+    const std::int64_t sums = most + shared_tiles * row_parts(p, launch);
+    bytes = part_sums + static_cast<std::size_t>(sums * part_floats(launch.keys)) * 4;
   }
 };
 
@@ -122,14 +140,20 @@ Support supports_backward(const Problem& problem, const Target& target, const Wi
   if (problem.batch > kMostGrid || problem.heads_q > kMostGrid) {
     return Support::no("wants at most 65535 sequences and heads");
   }
-  for (const Gradients of :
-       {Gradients::queries, finds_all(problem, target, products) ? Gradients::all : Gradients::keys}) {
+  const bool all = finds_all(problem, target, products);
+  if (wishes.splits && *wishes.splits != 1 &&
+      !(all && bwd_config(problem, target, products, Gradients::all).may_split_rows())) {
+    return Support::no("splits cannot be wished for here, where no blocks share the rows");
+  }
+  for (const Gradients of : {Gradients::queries, all ? Gradients::all : Gradients::keys}) {
     const BwdConfig config = bwd_config(problem, target, products, of);
     if (config.smem_bytes() > target.shared_memory) {
       return Support::no("needs " + std::to_string(config.smem_bytes()) + " bytes of shared memory; the target has " +
                          std::to_string(target.shared_memory));
     }
-    const std::int64_t blocks = of == Gradients::queries ? row_blocks(problem, config) : key_blocks(problem, config);
+    const std::int64_t parts = of == Gradients::queries ? 1 : wishes.splits.value_or(1);
+    const std::int64_t blocks =
+        of == Gradients::queries ? row_blocks(problem, config) : key_blocks(problem, config) * parts;
     if (blocks > kMostBlocks) return Support::no("needs " + std::to_string(blocks) + " blocks; want at most 2^31 - 1");
   }
   return Support::yes();
@@ -138,10 +162,13 @@ Support supports_backward(const Problem& problem, const Target& target, const Wi
 void plan_backward(detail::PlanState& state, Products products) {
   const Problem& problem = state.problem;
   const bool all = finds_all(problem, state.target, products);
-  const BwdLaunch launch{bwd_config(problem, state.target, products, Gradients::queries),
-                         bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys),
-                         row_values_config(problem, all)};
+  BwdConfig keys = bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys);
+  const std::int64_t row_part = tiles_of_row_part(state, keys);
+  keys.splits_rows = row_part > 0;
+  const BwdLaunch launch{bwd_config(problem, state.target, products, Gradients::queries), keys,
+                         row_values_config(problem, keys), row_part};
   const CallableSources callables = callable_sources(problem);
+  state.splits = row_parts(problem, launch);
   state.fixed_order = !all || launch.keys.ordered;
   state.tile_q = all ? launch.keys.tile_q : launch.rows.tile_q;
   state.tile_kv = all ? launch.keys.tile_kv : launch.rows.tile_kv;
@@ -207,10 +234,10 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
   }
   if (launch.keys.has_list()) {
     p.forward.list = bwd_list_params(problem, bindings);
-    p.bit_words = reinterpret_cast<u32*>(workspace + place.bits);
-    p.bit_count = place.row_bits + place.key_bits;
-    if (!launch.finds_all()) p.tile_bits[0] = tile_bits(problem, launch.rows, p.bit_words);
-    p.tile_bits[1] = tile_bits(problem, launch.keys, p.bit_words + place.row_bits);
+    p.cleared_words = reinterpret_cast<u32*>(workspace + place.bits);
+    p.cleared_count = place.row_bits + place.key_bits;
+    if (!launch.finds_all()) p.tile_bits[0] = tile_bits(problem, launch.rows, p.cleared_words);
+    p.tile_bits[1] = tile_bits(problem, launch.keys, p.cleared_words + place.row_bits);
     p.list_rows = static_cast<int>(list_rows(problem));
   }
   if (const std::int64_t most = most_key_parts(problem, launch.keys); most > 0) {
@@ -222,6 +249,15 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
                    .done = count + 1,
                    .has = reinterpret_cast<bool*>(count + 1 + most),
                    .tiles = static_cast<int>(key_blocks(problem, launch.keys)),
+                   .sums = reinterpret_cast<float*>(workspace + place.part_sums)};
+  }
+  if (launch.keys.splits_rows) {
+    p.cleared_words = reinterpret_cast<u32*>(workspace + place.bits);
+    p.cleared_count = key_blocks(problem, launch.keys);
+    p.row_parts = {.key_blocks = Divisor(static_cast<int>(p.cleared_count)),
+                   .tiles = static_cast<int>(launch.row_part),
+                   .parts = static_cast<int>(row_parts(problem, launch)),
+                   .done = reinterpret_cast<int*>(p.cleared_words),
                    .sums = reinterpret_cast<float*>(workspace + place.part_sums)};
   }
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));
@@ -297,7 +333,8 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
     if (!no_rows) start_pass(next, launch.rows, row_blocks(problem, launch.rows), maps[0]);
     ++next;
   }
-  start_pass(next++, launch.keys, key_blocks(problem, launch.keys) + params.key_parts.most, maps[1]);
+  const std::int64_t blocks = key_blocks(problem, launch.keys) * row_parts(problem, launch);
+  start_pass(next++, launch.keys, blocks + params.key_parts.most, maps[1]);
   if (launch.finds_all()) {
     if (!no_rows) {
       start(next, {count(tiles_of(problem.seqlen_q, kSumRows)), count(problem.heads_q), count(problem.batch)},

@@ -46,8 +46,9 @@ struct BwdProducer {
     NonFinite non_finite[B.stages];
     bool replaced[B.stages];  // whether a row of the tile is not finite
     OwnNonFinite own_non_finite;
-    u64 own;         // a phase: the block's own rows
-    u64 own_checks;  // likewise: with adds_queries() they are looked through
+    bool is_last_part;  // of those that share the block's own rows
+    u64 own;            // a phase: the block's own rows
+    u64 own_checks;     // likewise: with adds_queries() they are looked through
     u64 stream[2 * B.stages];
     u64 checks[2 * B.stages];
     u64 query_sums[2 * groups];

@@ -50,7 +50,7 @@ struct FindRowValues {
     const Extent q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
     if constexpr (C.cleared_rows > 0) clear_query_sums<C>(params, q, batch, head);
     if constexpr (C.counts_sums) clear_added<C>(params, q, batch, head);
-    if constexpr (C.list) clear_tile_bits(params);
+    if constexpr (C.clears) clear_words(params);
     float dsink = 0.0F;
     // A row of nobody is computed as the last one: all lanes take part in the sums.
     if (q.length > 0) dsink = find(params, q, batch, head, min(row, q.length - 1), row < q.length);
@@ -58,11 +58,11 @@ struct FindRowValues {
   }
 
  private:
-  static __device__ __forceinline__ void clear_tile_bits(const BwdParams& params) {
+  static __device__ __forceinline__ void clear_words(const BwdParams& params) {
     const u32 block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     const i64 blocks = i64{gridDim.z} * gridDim.y * gridDim.x;
-    for (i64 i = i64{block} * C.threads() + threadIdx.x; i < params.bit_count; i += blocks * C.threads()) {
-      params.bit_words[i] = 0;
+    for (i64 i = i64{block} * C.threads() + threadIdx.x; i < params.cleared_count; i += blocks * C.threads()) {
+      params.cleared_words[i] = 0;
     }
   }
 

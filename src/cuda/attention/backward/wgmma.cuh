@@ -143,6 +143,9 @@ struct BwdWgmma : BwdProducer<Side> {
       if constexpr (finds_qk) settle(dqk);
       if constexpr (finds_ov) settle(dov);
     }
+    if constexpr (B.splits_rows) {
+      if (!add_parts(dqk, dov)) return;
+    }
     if constexpr (finds_qk) side.store_qk(dqk, warp_row(), lane_again());
     if constexpr (finds_ov) side.store_ov(dov, warp_row(), lane_again());
   }
@@ -170,6 +173,21 @@ struct BwdWgmma : BwdProducer<Side> {
   __device__ __forceinline__ void begin_gradients(Scores& dp, const ScoreOperands& from) const {
     discard(dp);
     begin_scores<B.type, OwnOv, StreamOv>(dp, from.own_ov, from.tile_qk + StreamQk::bytes);
+  }
+
+  // Sums of dK and dV of the block's part of the rows to those of all, in the last block of a tile of keys; whether it
+  // is that.
+  __device__ __forceinline__ bool add_parts(Accumulator<1, B.d / 8>& dk, Accumulator<1, B.dv / 8>& dv) const {
+    const auto visit = [&](auto use) {
+#pragma unroll
+      for (int n = 0; n < (B.d + B.dv) / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) use(n < B.d / 8 ? dk.tile[0][n][e] : dv.tile[0][n - B.d / 8][e], n * 4 + e);
+      }
+    };
+    return cuda::add_parts<B.threads(), (B.d + B.dv) / 2>(side.params.row_parts, side.work.part, thread_again(),
+                                                          memory.is_last_part, visit,
+                                                          [] { ptx::barrier_sync(kGradientBarrier, B.threads()); });
   }
 
   static constexpr int kLse = 0, kDelta = 1, kWeight = 2;  // arrays of RowValues

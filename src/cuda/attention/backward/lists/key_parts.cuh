@@ -60,4 +60,28 @@ __device__ __forceinline__ bool add_parts(const KeyParts& parts, const KeyPart& 
   return true;
 }
 
+/// The same of sums that a part's threads have in registers: visit(use) calls use(sum, i) for each of the `count` of a
+/// thread, sync() is a barrier of these threads, and `is_last` lies in shared memory.
+template <int threads, int count, class Visit, class Sync>
+__device__ __forceinline__ bool add_parts(const RowParts& parts, const KeyPart& part, int thread, bool& is_last,
+                                          Visit visit, Sync sync) {
+  if (part.parts == 1) return true;
+  float* first = parts.sums + part.first * i64{count * threads} + thread;
+  float* own = first + part.part * i64{count * threads};
+  visit([&](float& sum, int i) { own[i * threads] = sum; });
+  __threadfence();
+  sync();
+  if (thread == 0) is_last = atomicAdd(parts.done + part.block, 1) == part.parts - 1;
+  sync();
+  if (!is_last) return false;
+  __threadfence();
+  visit([](float& sum, int /*i*/) { sum = 0.0F; });
+#pragma unroll 1
+  for (int number = 0; number < part.parts; ++number) {
+    const float* from = first + number * i64{count * threads};
+    visit([&](float& sum, int i) { sum += __ldcg(from + i * threads); });
+  }
+  return true;
+}
+
 }  // namespace tessera::cuda
