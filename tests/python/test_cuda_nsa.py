@@ -11,7 +11,7 @@ if not torch.cuda.is_available():
 
 import tessera  # noqa: E402
 from cuda_torch import CUDA, nobody_waits, on_gpu  # noqa: E402
-from tessera.torch import head_groups  # noqa: E402
+from tessera.torch import head_groups, nsa_function  # noqa: E402
 
 SMALL = {"length": 32, "stride": 32, "block": 32, "top": 6, "window": 100}
 COMPRESSED = {"compressed_top": 4, "compressed_block": 3}
@@ -105,6 +105,24 @@ def test_heads_by_themselves_and_results_computed_again(gated, recompute, compre
     near(got, want.cpu())
     for one, other in zip(torch.autograd.grad(got, inputs, dout), wanted, strict=True):
         near(one, other.cpu())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25])
+def test_what_is_kept_follows_the_free_memory(share, monkeypatch):
+    """Within a graph's capture too."""
+    monkeypatch.setattr(nsa_function, "MOST_KEPT", 1)
+    monkeypatch.setattr(nsa_function, "MOST_SHARE_KEPT", share)
+    arrays = tensors(1, 300, device=CUDA)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.shape) or x, lambda x: x):
+        want = run(arrays)
+    results = 3 if share > 0 else 1
+    assert saved.count(want.shape) == 1 + 2 * results  # q, and each result with what rounding lost
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = run(arrays)
+    graph.replay()
+    assert torch.equal(out, want)
 
 
 def test_deterministic_gradients_have_the_same_bits(monkeypatch):

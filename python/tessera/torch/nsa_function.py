@@ -30,7 +30,10 @@ from ..native_sparse import gates as nsa_gates
 from ..native_sparse import operations as nsa_operations
 from . import autograd, head_groups, layouts
 
-MOST_KEPT = 8 << 30  # bytes: results of the selected and window branches that are kept where nobody says
+# Bytes: results of the selected and window branches that are kept where nobody says; on a GPU more, up to this share of
+# the memory that is free. A backward needs about as much again beside what it is given.
+MOST_KEPT = 4 << 30
+MOST_SHARE_KEPT = 0.25
 _ORDER = (2, 1, 0)  # of branches in the backward
 
 
@@ -93,10 +96,21 @@ def nsa(
         pooled = nsa_operations.nsa_pool(k, v, **_pooling(call, parameters))
         tiles = native_sparse.lists_of(call, q, pooled[0], lists, parameters.cu_seqlens)
     if recompute is None:
-        kept = 2 * q.numel() // q.shape[-1] * v.shape[-1] * (q.element_size() + (q.element_size() == 2))
-        recompute = kept >= MOST_KEPT
+        recompute = _is_too_much(2 * q.numel() // q.shape[-1] * v.shape[-1] * (q.element_size() + _has_residual(q)), q)
     out: Tensor = NsaFunction.apply(call, tiles, recompute, pooled, q, k, v, *parameters)
     return (out, *tiles)
+
+
+def _has_residual(q: Tensor) -> bool:
+    return q.element_size() == 2
+
+
+def _is_too_much(kept: int, q: Tensor) -> bool:
+    """Whether results of so many bytes are computed again rather than kept."""
+    if kept < MOST_KEPT or not q.is_cuda:
+        return kept >= MOST_KEPT
+    own = torch.cuda.memory_reserved(q.device) - torch.cuda.memory_allocated(q.device)
+    return kept > MOST_SHARE_KEPT * (torch.cuda.mem_get_info(q.device)[0] + own)
 
 
 class NsaFunction(torch.autograd.Function):
@@ -204,7 +218,7 @@ class _Work:
         self.keys = (pooled[:2], (k, v), (k, v))
         blocks = pooled[2] if len(pooled) > 2 else None
         self.options = branches.branch_options(call, lists, parameters.cu_seqlens, blocks)
-        self.has_residual = q.element_size() == 2
+        self.has_residual = _has_residual(q)
         self.is_mean = parameters.gate_weight is None and parameters.gates is None
 
     def of_heads(self, heads: head_groups.Heads) -> _Work:
