@@ -5,7 +5,7 @@
     out = tessera.jax.attention(q, k, v, causal=True)
 
 XLA calls Tessera's plan through its FFI, on the CPU and on the stream of an NVIDIA GPU; no Python runs and nothing is
-copied. docs/jax.md has what is supported.
+copied. docs/engines.md has what is supported.
 """
 
 from __future__ import annotations
