@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
 
 from cuda_torch import CUDA  # noqa: E402
 from tessera.transformers import use_continuous_batching  # noqa: E402
-from test_transformers_continuous import KINDS, PROMPTS, calls, quiet, tokens  # noqa: E402, F401
+from test_transformers_continuous import KINDS, NEW, PROMPTS, calls, quiet, tokens  # noqa: E402, F401
 from transformers_models import make  # noqa: E402
 
 TIE = 0.05  # between logits, whose standard deviation is above 1: what rounding to 16 bits moves

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`tessera.jax.attention` on a GPU: results and gradients of the calls on numpy arrays, within what their type holds; no
-wait on the host."""
+"""`tessera.jax.attention` on a GPU: results and gradients of the calls on numpy arrays, but for rounding."""
 
 from __future__ import annotations
 

@@ -96,6 +96,9 @@ static_assert(static_cast<int>(xla::Code::internal) == static_cast<int>(XLA_FFI_
 SAME_SIZE(xla::MakeError, XLA_FFI_Error_Create_Args);
 SAME(xla::MakeError, message, XLA_FFI_Error_Create_Args, message);
 SAME(xla::MakeError, code, XLA_FFI_Error_Create_Args, errc);
+SAME_SIZE(xla::GetMessage, XLA_FFI_Error_GetMessage_Args);
+SAME(xla::GetMessage, failure, XLA_FFI_Error_GetMessage_Args, error);
+SAME(xla::GetMessage, message, XLA_FFI_Error_GetMessage_Args, message);
 SAME_SIZE(xla::DestroyError, XLA_FFI_Error_Destroy_Args);
 SAME(xla::DestroyError, failure, XLA_FFI_Error_Destroy_Args, error);
 SAME_SIZE(xla::GetStream, XLA_FFI_Stream_Get_Args);
@@ -117,6 +120,7 @@ SAME(xla::GetOrdinal, ordinal, XLA_FFI_DeviceOrdinal_Get_Args, device_ordinal);
 SAME(xla::Api, version, XLA_FFI_Api, api_version);
 SAME(xla::Api, internal, XLA_FFI_Api, internal_api);
 SAME(xla::Api, make_error, XLA_FFI_Api, XLA_FFI_Error_Create);
+SAME(xla::Api, get_message, XLA_FFI_Api, XLA_FFI_Error_GetMessage);
 SAME(xla::Api, destroy_error, XLA_FFI_Api, XLA_FFI_Error_Destroy);
 SAME(xla::Api, get_stream, XLA_FFI_Api, XLA_FFI_Stream_Get);
 SAME(xla::Api, allocate, XLA_FFI_Api, XLA_FFI_DeviceMemory_Allocate);

@@ -31,6 +31,7 @@ Numbers = struct("Numbers", ("type", ctypes.c_int), ("size", Size), ("data", Poi
 Attributes = struct("Attributes", *HEAD, ("size", Integer), ("kinds", Pointer), ("names", Pointer), ("items", Pointer))
 Version = struct("Version", *HEAD, ("major", ctypes.c_int), ("minor", ctypes.c_int))
 MakeError = struct("MakeError", *HEAD, ("message", ctypes.c_char_p), ("code", ctypes.c_int))
+GetMessage = struct("GetMessage", *HEAD, ("failure", Pointer), ("message", ctypes.c_char_p))
 GetStream = struct("GetStream", *HEAD, ("context", Pointer), ("stream", Pointer))
 Allocate = struct("Allocate", *HEAD, ("context", Pointer), ("size", Size), ("alignment", Size), ("data", Pointer))
 Free = struct("Free", *HEAD, ("context", Pointer), ("size", Size), ("data", Pointer))
@@ -60,8 +61,9 @@ class Xla:
 
     def __init__(self):
         self.errors, self.allocated, self.freed, self.kept = [], [], [], []
+        self.most_bytes, self.own_errors = 1 << 40, [b""]
         self.api = Api(bytes=ctypes.sizeof(Api))
-        for name in ("make_error", "get_stream", "allocate", "free", "get_ordinal"):
+        for name in ("make_error", "get_message", "destroy_error", "get_stream", "allocate", "free", "get_ordinal"):
             function = Call(getattr(self, name))
             self.kept.append(function)
             setattr(self.api, name, ctypes.cast(function, Pointer))
@@ -74,12 +76,27 @@ class Xla:
     def get_stream(self, at):
         GetStream.from_address(at).stream = STREAM
 
+    def get_message(self, at):
+        told = GetMessage.from_address(at)
+        told.message = self.own_errors[told.failure]
+
+    def destroy_error(self, at):
+        pass
+
+    def fail(self, message):
+        self.own_errors.append(message)
+        return len(self.own_errors) - 1
+
     def allocate(self, at):
         asked = Allocate.from_address(at)
-        memory = ctypes.create_string_buffer(asked.size + asked.alignment)
+        if asked.alignment > 16:  # as XLA says, whose memory has that of its allocator all the same, and no more
+            return self.fail(b"Unsupported alignment")
+        if asked.size > self.most_bytes:
+            return self.fail(b"Out of memory")
+        memory = ctypes.create_string_buffer(asked.size + 512)
         self.kept.append(memory)
         address = ctypes.addressof(memory)
-        asked.data = address + -address % asked.alignment
+        asked.data = address + -address % 256 + 16 * len(self.allocated)
         self.allocated.append((asked.size, asked.data))
 
     def free(self, at):
@@ -154,8 +171,13 @@ def check_workspace_of_xla():
     lse = ((2, 4, 64), 11)
     arguments = [ROWS, ROWS, ROWS, ROWS, lse, ROWS]
     assert not xla.call(problem, arguments, [ROWS] * 3, "q k v o lse dout", "dq dk dv"), xla.errors
-    assert len(xla.allocated) == 1 and xla.allocated[0][0] > 0 and xla.allocated[0][1] % 256 == 0
+    assert len(xla.allocated) == 1 and xla.allocated[0][0] > 0
     assert xla.freed == xla.allocated and gpu.launches > 0 and gpu.synchronisations == 0
+    assert not xla.call(problem, arguments, [ROWS] * 3, "q k v o lse dout", "dq dk dv"), xla.errors
+    assert xla.allocated[1][1] % 256 == 16 and xla.freed == xla.allocated
+    launches, xla.most_bytes = gpu.launches, 1000
+    assert xla.call(problem, arguments, [ROWS] * 3, "q k v o lse dout", "dq dk dv")
+    assert "XLA_FFI_DeviceMemory_Allocate: got Out of memory" in xla.errors[-1][1] and gpu.launches == launches
 
 
 def check_refusals():

@@ -159,6 +159,13 @@ struct GetOrdinal {
   std::int32_t ordinal;  // out
 };
 
+struct GetMessage {
+  std::size_t bytes;
+  Extension* extensions;
+  Failure* failure;
+  const char* message;  // out
+};
+
 struct DestroyError {
   std::size_t bytes;
   Extension* extensions;
@@ -171,7 +178,7 @@ struct Api {
   Version version;
   const void* internal;
   Failure* (*make_error)(MakeError*);
-  void* get_message;
+  void (*get_message)(GetMessage*);
   void (*destroy_error)(DestroyError*);
   void* register_handler;
   Failure* (*get_stream)(GetStream*);

@@ -2,6 +2,7 @@
 #include "jax/call.h"
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -11,6 +12,7 @@ namespace tessera::python::xla {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kMostOfXla = 16;  // alignments that its allocator takes; what it gives has a larger one, or not
 
 std::optional<DType> dtype_of(ElementType type) noexcept {
   switch (type) {
@@ -57,9 +59,12 @@ Tensor tensor_of(const Items& items, std::int64_t index, Device device, const ch
 
 void check(const CallFrame& frame, Failure* failure, const char* what) {
   if (failure == nullptr) return;
+  GetMessage told{sizeof(GetMessage), nullptr, failure, nullptr};
+  frame.api->get_message(&told);
+  const std::string message = told.message == nullptr ? "an error of XLA" : told.message;
   DestroyError arguments{sizeof(DestroyError), nullptr, failure};
   frame.api->destroy_error(&arguments);
-  throw Error(ErrorCode::internal, what, "an error of XLA", "none");
+  throw Error(ErrorCode::internal, what, message, "no error");
 }
 
 }  // namespace
@@ -110,16 +115,23 @@ void* Call::stream() const {
   return arguments.stream;
 }
 
-Call::Scratch::Scratch(const Call& call, std::size_t bytes) : frame_(call.frame_), bytes_(bytes) {
+Call::Scratch::Scratch(const Call& call, std::size_t bytes)
+    : frame_(call.frame_), bytes_(bytes + kAlignment - kMostOfXla) {
   if (bytes == 0) return;
-  Allocate arguments{sizeof(Allocate), nullptr, frame_.context, bytes, kAlignment, nullptr};
+  Allocate arguments{sizeof(Allocate), nullptr, frame_.context, bytes_, kMostOfXla, nullptr};
   check(frame_, frame_.api->allocate(&arguments), "XLA_FFI_DeviceMemory_Allocate");
-  data_ = arguments.data;
+  given_ = arguments.data;
+}
+
+void* Call::Scratch::data() const noexcept {
+  if (given_ == nullptr) return nullptr;
+  const auto address = reinterpret_cast<std::uintptr_t>(given_);
+  return static_cast<std::byte*>(given_) + (kAlignment - address % kAlignment) % kAlignment;
 }
 
 Call::Scratch::~Scratch() {
-  if (data_ == nullptr) return;
-  Free arguments{sizeof(Free), nullptr, frame_.context, bytes_, data_};
+  if (given_ == nullptr) return;
+  Free arguments{sizeof(Free), nullptr, frame_.context, bytes_, given_};
   Failure* failure = frame_.api->free(&arguments);
   if (failure == nullptr) return;
   DestroyError destroy{sizeof(DestroyError), nullptr, failure};

@@ -35,12 +35,12 @@ class Call {
     ~Scratch();
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
-    [[nodiscard]] void* data() const noexcept { return data_; }
+    [[nodiscard]] void* data() const noexcept;
 
    private:
     const CallFrame& frame_;
     std::size_t bytes_;
-    void* data_ = nullptr;
+    void* given_ = nullptr;
   };
 
  private:
