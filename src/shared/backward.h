@@ -34,7 +34,7 @@ struct BwdConfig {
   Element gradient = Element::bf16;  // of dq, dk, dv
   int d = 128;                       // of q and k, padded: a multiple of 32
   int dv = 128;                      // of v and o, likewise
-  int tile_q = 64;                   // rows of queries, of one head
+  int tile_q = 64;                   // rows: queries of heads_a_tile heads
   int tile_kv = 32;                  // keys
   int warps = 4;                     // each takes 16 rows of the block's own tile; of `roles` two share them; by
                                      // mma.sync those that find all gradients take 32 keys and some columns
@@ -56,6 +56,10 @@ struct BwdConfig {
   bool list_waives = false;    // of other lists with full tiles, where the user's mask is waived
   bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
   bool ordered = false;  // shares of dQ are added in the order of the key tiles, so that all runs give the same bits
+  // Query heads of a key head that are packed into a tile's rows: row r is query r / heads_a_tile of head
+  // r % heads_a_tile. A power of two; more than 1 where mma.sync finds all gradients and blocks of a list have fewer
+  // queries than a tile has rows.
+  int heads_a_tile = 1;
 
   static constexpr const char* type_name() { return "BwdConfig"; }
   /// Calls visit(name, value) for every field, in the order of the struct.
@@ -88,6 +92,7 @@ struct BwdConfig {
     visit("list_waives", c.list_waives);
     visit("truncates", c.truncates);
     visit("ordered", c.ordered);
+    visit("heads_a_tile", c.heads_a_tile);
   }
 
   constexpr bool operator==(const BwdConfig&) const = default;
@@ -132,6 +137,8 @@ struct BwdConfig {
   constexpr bool adds_queries() const { return of == Gradients::all; }
   /// Whether tiles of keys that many rows meet are shared out among blocks (KeyParts).
   constexpr bool has_parts() const { return adds_queries() && has_list() && !has_producer(); }
+  /// Queries of a tile of rows, each of which has a row for every head of the tile.
+  constexpr int tile_queries() const { return tile_q / heads_a_tile; }
   constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }
   constexpr int stream_rows() const { return keeps_queries() ? tile_kv : tile_q; }
   /// One row of both operands: Q and dO, or K and V.
@@ -184,6 +191,7 @@ struct RowValuesConfig {
   bool sink = false;
   bool list = false;      // it sets TileBits to zeros
   bool residual = false;  // what rounding o lost is there
+  int heads_a_tile = 1;   // of the sums that it clears, as the pass behind it has it
 
   static constexpr const char* type_name() { return "RowValuesConfig"; }
   template <class Config, class Visitor>
@@ -195,6 +203,7 @@ struct RowValuesConfig {
     visit("sink", c.sink);
     visit("list", c.list);
     visit("residual", c.residual);
+    visit("heads_a_tile", c.heads_a_tile);
   }
 
   constexpr bool operator==(const RowValuesConfig&) const = default;
@@ -226,6 +235,7 @@ struct QuerySumsConfig {
   int d = 128;                       // padded, as the pass has it
   bool ordered = false;              // as the pass is: without a count there are no sums
   bool vectors = true;               // a thread's numbers lie four by four, as TMA adds them (query_sums.cuh)
+  int heads_a_tile = 1;              // as the pass has it
 
   static constexpr const char* type_name() { return "QuerySumsConfig"; }
   template <class Config, class Visitor>
@@ -234,6 +244,7 @@ struct QuerySumsConfig {
     visit("d", c.d);
     visit("ordered", c.ordered);
     visit("vectors", c.vectors);
+    visit("heads_a_tile", c.heads_a_tile);
   }
 
   constexpr bool operator==(const QuerySumsConfig&) const = default;
@@ -245,7 +256,7 @@ struct QuerySumsConfig {
 /// as the threads have them, so that a warp adds 512 bytes in a row (backward/query_sums.cuh).
 struct QuerySums {
   float* data;
-  i64 head_tiles;  // of kSumRows rows
+  i64 head_tiles;  // of kSumRows rows, for every heads_a_tile query heads
   int d;           // columns, padded
   // (heads, tiles of rows): of a pass that is `ordered`, the key tiles up to the last that was added, zeros before it
   int* added;
@@ -281,10 +292,11 @@ struct TileBits {
   i64 batch_stride, head_stride;  // in words; 0 where the list does not tell them apart
   int row_words;                  // of a row, with those of its full tiles and its count
   int waived_words;               // those in front of a row's full tiles; 0: these are not told apart
-  int tile_q, tile_kv;
-  int first_tiles;  // of keys of the first source
-  bool keys_own;    // blocks own keys, and rows stream
-  bool counts;      // a row's last word says how many bits of it are set
+  int tile_q, tile_kv;            // queries and keys
+  int heads_a_tile;               // query heads whose rows a tile has
+  int first_tiles;                // of keys of the first source
+  bool keys_own;                  // blocks own keys, and rows stream
+  bool counts;                    // a row's last word says how many bits of it are set
 };
 
 /// One of several blocks that share a tile of keys: each takes a part of the tiles of rows that a list leaves to it.

@@ -41,7 +41,7 @@ bool cuts_keys(const Problem& problem, int tile_kv) {
 void choose_list_tests(BwdConfig& config, const Problem& problem) {
   if (!config.has_list()) return;
   config.list_elements =
-      config.list_elements || cuts_rows(problem, config.tile_q) || cuts_keys(problem, config.tile_kv);
+      config.list_elements || cuts_rows(problem, config.tile_queries()) || cuts_keys(problem, config.tile_kv);
   config.list_waives = config.user_mask && backward_list(problem).full && !config.list_elements;
 }
 
@@ -73,9 +73,20 @@ bool is_plain(const BwdConfig& config) {
   return has_plain_scores(config) && has_plain_intervals(config) && !config.user_mask;
 }
 
+// How many query heads rows of a tile are to be packed from, so that the list's blocks do not cut its queries. 0: they
+// do, of however many.
+int packed_heads(const Problem& problem, int rows) {
+  const std::int64_t heads =
+      backward_list(problem).heads == TileList::Heads::q ? 1 : problem.heads_q / problem.heads_kv;
+  for (int packed = 1; packed <= std::min(rows, kSumRows) && heads % packed == 0; packed *= 2) {
+    if (!cuts_rows(problem, rows / packed)) return packed;
+  }
+  return 0;
+}
+
 // For all gradients the largest tiles that registers and shared memory hold and that blocks of a list do not cut.
-// Whether there are any.
-bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
+// Whether there are any. `may_pack`: rows of several heads, where blocks have fewer queries than a tile has rows.
+bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target, bool may_pack) {
   // A text needs registers too, and so do the ends of chunks and of compressed keys.
   const bool wants_registers = config.user_mask || config.compressed_causal || (config.has_list() && target.sm >= 100);
   const int most_accumulators = config.chunked ? 152 : wants_registers ? 184 : 192;
@@ -86,7 +97,10 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
     config.tile_q = rows;
     config.tile_kv = keys;
     config.stages = stages;
-    if (config.has_list() && (cuts_rows(problem, rows) || cuts_keys(problem, keys))) continue;
+    if (config.has_list()) {
+      config.heads_a_tile = packed_heads(problem, rows);
+      if (config.heads_a_tile == 0 || (config.heads_a_tile > 1 && !may_pack) || cuts_keys(problem, keys)) continue;
+    }
     // Kernels would spill: 128 rows with a sink's weights, or on SM100; two stages with more than 128 columns.
     if (rows == 128 && (config.sink || target.sm >= 100)) continue;
     if (stages == 2 && std::max(config.d, config.dv) > 128) continue;
@@ -98,7 +112,12 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
       }
     }
   }
+  config.heads_a_tile = 1;
   return false;
+}
+bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
+  return choose_tiles_of_all_mma(config, problem, target, false) ||
+         (config.has_list() && cuts_rows(problem, 32) && choose_tiles_of_all_mma(config, problem, target, true));
 }
 
 // 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
@@ -197,14 +216,16 @@ bool prefers_mma(const Problem& problem, const Target& target) {
   return backward_list(problem) && cuts_rows(problem, 64) && finds_all(problem, target, Products::mma_sync);
 }
 
-RowValuesConfig row_values_config(const Problem& problem, bool sums) {
+RowValuesConfig row_values_config(const Problem& problem, const BwdConfig& keys) {
+  const bool sums = keys.adds_queries();
   return {element_of(problem.q_type),
           padded_dim(problem.head_dim_v),
-          sums && !has_fixed_order(problem) ? kSumRows : 0,
-          sums && has_fixed_order(problem),
+          sums && !keys.ordered ? kSumRows : 0,
+          keys.ordered,
           problem.sink,
           bool{backward_list(problem)},
-          problem.residual};
+          problem.residual,
+          keys.heads_a_tile};
 }
 
 }  // namespace tessera::cuda
