@@ -293,7 +293,6 @@ struct TileBits {
   int row_words;                  // of a row, with those of its full tiles and its count
   int waived_words;               // those in front of a row's full tiles; 0: these are not told apart
   int tile_q, tile_kv;            // queries and keys
-  int heads_a_tile;               // query heads whose rows a tile has
   int first_tiles;                // of keys of the first source
   bool keys_own;                  // blocks own keys, and rows stream
   bool counts;                    // a row's last word says how many bits of it are set
@@ -318,6 +317,7 @@ struct KeyParts {
   int* done;   // of each tile's parts how many have left their sums, at the number of its part 0
   bool* has;   // of each tile of keys whether it has parts
   int tiles;   // of keys, of all heads and sequences
+  int walks;   // of a block over its tiles of rows: one for as many of its query heads as a tile has
   float* sums;
 };
 

@@ -91,6 +91,7 @@ TEST_F(Backward, PartsOfTilesOfKeys) {
   const BwdParams p = params();
   const cuda::KeyParts& parts = p.key_parts;
   EXPECT_EQ(parts.tiles, 4 * 2 * 2);
+  EXPECT_EQ(parts.walks, 2);
   EXPECT_EQ(parts.most, 2 * (4 * 10 * 4 * 2) / cuda::kLeastPart);
   EXPECT_TRUE(p.tile_bits[1].counts);
   EXPECT_EQ(p.tile_bits[1].row_words, 2);  // the second counts
@@ -257,9 +258,9 @@ TEST_F(Backward, SumsAndBitsOfPackedRows) {
   EXPECT_EQ(p.values.lse - p.query_sums.data, 32 / 8 * 2 * 13 * 64 * 64);
   const cuda::TileBits& bits = p.tile_bits[1];
   EXPECT_EQ(bits.tile_q, 8);
-  EXPECT_EQ(bits.heads_a_tile, 8);
   EXPECT_EQ(bits.row_words, 2);  // of 13 tiles, and their count
   EXPECT_EQ(p.key_parts.most, 2 * (4 * 13 * 4 * 2) / cuda::kLeastPart);
+  EXPECT_EQ(p.key_parts.walks, 16 / 8);
 }
 
 }  // namespace

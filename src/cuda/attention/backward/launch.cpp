@@ -223,6 +223,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
                    .done = count + 1,
                    .has = reinterpret_cast<bool*>(count + 1 + most),
                    .tiles = static_cast<int>(key_blocks(problem, launch.keys)),
+                   .walks = static_cast<int>(problem.heads_q / problem.heads_kv / launch.keys.heads_a_tile),
                    .sums = reinterpret_cast<float*>(workspace + place.part_sums)};
   }
   p.kv_heads = Divisor(static_cast<int>(problem.heads_kv));

@@ -56,7 +56,6 @@ TileBits tile_bits(const Problem& problem, const BwdConfig& config, u32* words) 
           .waived_words = static_cast<int>(rows.waived_words > 0 ? rows.words : 0),
           .tile_q = config.tile_queries(),
           .tile_kv = config.tile_kv,
-          .heads_a_tile = config.heads_a_tile,
           .first_tiles = static_cast<int>(rows.first_tiles),
           .keys_own = !config.keeps_queries(),
           .counts = config.has_parts()};

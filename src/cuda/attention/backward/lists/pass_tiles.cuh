@@ -15,16 +15,17 @@ struct ListedRowTiles {
   const Work& work;
 
   __device__ __forceinline__ ListedTiles of_head(int head) const {
+    const bool by_query_head = params.forward.list.heads == ListHeads::q;
     const int own = work.first_key / B.tile_kv + (B.segments == 2 && work.segment == 1 ? params.first_tiles : 0);
     // Formed again when a walk needs it: numbers that are kept take registers.
     const int first_tile = ptx::afresh(work.first_tile);
-    return ListedTiles(params.tile_bits[1], work.batch, by_query_head() ? work.first_head + head : work.kv_head, own,
+    return ListedTiles(params.tile_bits[1], work.batch, by_query_head ? work.first_head + head : work.kv_head, own,
                        {first_tile, first_tile + work.tiles});
   }
   /// By every thread of a warp.
   __device__ __forceinline__ int count(int lane) const {
     const int heads = walks();
-    if (!by_query_head()) return heads * of_head(0).count(lane);
+    if (params.forward.list.heads != ListHeads::q) return heads * of_head(0).count(lane);
     int count = 0;
     for (int head = 0; head < heads; ++head) count += of_head(head).count(lane);
     return count;
@@ -48,24 +49,21 @@ struct ListedRowTiles {
   }
 
  private:
-  /// How often a block walks over tiles: once for each head, or for as many as a tile has.
+  /// Walks of a block over its tiles: one for each query head, or for as many as a tile has.
   __device__ __forceinline__ int walks() const {
     return static_cast<int>(params.forward.heads_a_kv.value) / B.heads_a_tile;
-  }
-  /// Lists of which each head has its own have no heads that could share a tile.
-  __device__ __forceinline__ bool by_query_head() const {
-    return B.heads_a_tile == 1 && params.forward.list.heads == ListHeads::q;
   }
   /// The first word in front of which there are `tiles` tiles or more, of all heads.
   __device__ __forceinline__ int word_behind(i64 tiles, int lane) const {
     const int heads = walks();
+    const bool by_query_head = params.forward.list.heads == ListHeads::q;
     const int end = of_head(0).end_word();
     i64 before = 0;
 #pragma unroll 1
     for (int base = of_head(0).begin_word(); base < end; base += 32) {
       int sum = 0;  // of the lane's word and those in front of it
-      for (int head = 0; head < (by_query_head() ? heads : 1); ++head) sum += __popc(of_head(head).word(base + lane));
-      if (!by_query_head()) sum *= heads;
+      for (int head = 0; head < (by_query_head ? heads : 1); ++head) sum += __popc(of_head(head).word(base + lane));
+      if (!by_query_head) sum *= heads;
 #pragma unroll
       for (int distance = 1; distance < 32; distance *= 2) {
         const int other = __shfl_up_sync(kWholeWarp, sum, distance);
