@@ -209,6 +209,7 @@ TEST_F(Backward, RowsOfHeadsThatShareAListArePacked) {
                 {"hq=16 hkv=2 d=128 list=indices:kv block=40x128", 8, 64, 128},
                 {"hq=64 hkv=2 d=64 list=transposed:kv block=4x128", 16, 64, 128},
                 {"hq=12 hkv=1 d=128 list=indices:kv block=8x64", 4, 32, 64},
+                {"hq=16 hkv=2 d=96 list=indices:kv block=8x64", 4, 32, 64},
                 {"hq=64 hkv=1 d=128 bwd_list=indices:kv block=1x64", 64, 64, 64},
                 {"hq=8 hkv=1 d=256 list=indices:kv block=8x64", 8, 64, 64}};
   const auto problem = [](const std::string& words) {

@@ -102,13 +102,14 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
       if (config.heads_a_tile == 0 || (config.heads_a_tile > 1 && !may_pack) || cuts_keys(problem, keys)) continue;
     }
     // Kernels would spill: 128 rows with a sink's weights, of several heads, or on SM100; two stages with more than 128
-    // columns.
-    if (rows == 128 && (config.sink || config.heads_a_tile > 1 || target.sm >= 100)) continue;
+    // columns; 64 rows of several heads by four warps.
+    const bool packs = config.heads_a_tile > 1;
+    if (rows == 128 && (config.sink || packs || target.sm >= 100)) continue;
     if (stages == 2 && std::max(config.d, config.dv) > 128) continue;
     for (const int warps : {8, 4}) {
       config.warps = warps;
       if (config.shares_columns() && config.accumulators() <= most_accumulators &&
-          blocks_that_fit(config.smem_bytes(), target) > 0) {
+          (warps == 8 || rows < 64 || !packs) && blocks_that_fit(config.smem_bytes(), target) > 0) {
         return true;
       }
     }
