@@ -198,19 +198,19 @@ TEST_F(Backward, ListsOfShortBlocksGoToOnePassByMmaSync) {
 }
 
 // Where blocks have fewer queries still, tiles are filled with rows of several of the query heads that share a key head
-// and its list: of the fewest that do, in the largest tiles that registers and the list's blocks of keys allow.
+// and its list: of the fewest that do. Two blocks of four warps are better than one of eight, where both fit.
 TEST_F(Backward, RowsOfHeadsThatShareAListArePacked) {
   const struct {
     const char* words;
     int heads, tile_q, tile_kv;
-  } packed[] = {{"hq=32 hkv=2 d=128 list=indices:kv block=8x64", 8, 64, 64},
-                {"hq=16 hkv=2 d=64 list=bitmask:kv block=16x64 sink", 4, 64, 64},
-                {"hq=16 hkv=2 d=128 list=indices:1 block=24x64", 8, 64, 64},
+  } packed[] = {{"hq=32 hkv=2 d=128 list=indices:kv block=8x64", 4, 32, 64},
+                {"hq=16 hkv=2 d=64 list=bitmask:kv block=16x64 sink", 2, 32, 64},
+                {"hq=16 hkv=2 d=128 list=indices:1 block=24x64", 4, 32, 64},
                 {"hq=16 hkv=2 d=128 list=indices:kv block=40x128", 8, 64, 128},
                 {"hq=64 hkv=2 d=64 list=transposed:kv block=4x128", 16, 64, 128},
                 {"hq=12 hkv=1 d=128 list=indices:kv block=8x64", 4, 32, 64},
                 {"hq=16 hkv=2 d=96 list=indices:kv block=8x64", 4, 32, 64},
-                {"hq=64 hkv=1 d=128 bwd_list=indices:kv block=1x64", 64, 64, 64},
+                {"hq=64 hkv=1 d=128 bwd_list=indices:kv block=1x64", 32, 32, 64},
                 {"hq=8 hkv=1 d=256 list=indices:kv block=8x64", 8, 64, 64}};
   const auto problem = [](const std::string& words) {
     return Problem::parse("attention pass=backward sq=4096 dtype=bf16 " + words);
@@ -224,6 +224,11 @@ TEST_F(Backward, RowsOfHeadsThatShareAListArePacked) {
       EXPECT_EQ(config.tile_q, tile_q) << words;
       EXPECT_EQ(config.tile_kv, tile_kv) << words;
       EXPECT_FALSE(config.list_elements) << words;
+    }
+    if (sm == 80) {
+      const BwdConfig small =
+          cuda::bwd_config(problem(packed[0].words), Target::emulate(89, 0), Products::mma_sync, Gradients::all);
+      EXPECT_EQ(std::tuple(small.heads_a_tile, small.tile_q, small.warps), std::tuple(8, 64, 8));
     }
     // Tiles of a single head's rows that fit the blocks stay; and heads that do not share a list, or are too few for a
     // tile, have elements looked up, as have sums in a fixed order.
@@ -247,21 +252,21 @@ TEST_F(Backward, SumsAndBitsOfPackedRows) {
   const Problem problem = Problem::parse(
       "attention pass=backward b=2 sq=100 sk=200 hq=32 hkv=2 d=64 dtype=bf16 block=8x64 list=bitmask:kv");
   const Plan plan = make_plan(problem, Target::cuda_device(0));
-  EXPECT_NE(plan.explain().find("bwd_row_values type=bf16 dv=64 cleared_rows=64 list heads_a_tile=8"),
+  EXPECT_NE(plan.explain().find("bwd_row_values type=bf16 dv=64 cleared_rows=64 list heads_a_tile=4"),
             std::string::npos);
   Bindings bindings = dense(problem);
   bindings[Slot::tile_bits] = tensor(DType::uint32, {2, 2, 13, 1});
   Executor(plan).run(bindings);
   const BwdParams p = params();
-  EXPECT_EQ(p.query_sums.head_tiles, 2 * 13);  // 8 queries each
+  EXPECT_EQ(p.query_sums.head_tiles, 2 * 7);  // 16 queries each
   // The last kernel stores dQ.
-  EXPECT_EQ(gpu_.last.grid, (std::array<std::uint32_t, 3>{13, 32 / 8, 2}));
-  EXPECT_EQ(p.values.lse - p.query_sums.data, 32 / 8 * 2 * 13 * 64 * 64);
+  EXPECT_EQ(gpu_.last.grid, (std::array<std::uint32_t, 3>{7, 32 / 4, 2}));
+  EXPECT_EQ(p.values.lse - p.query_sums.data, 32 / 4 * 2 * 7 * 64 * 64);
   const cuda::TileBits& bits = p.tile_bits[1];
   EXPECT_EQ(bits.tile_q, 8);
   EXPECT_EQ(bits.row_words, 2);  // of 13 tiles, and their count
-  EXPECT_EQ(p.key_parts.most, 2 * (4 * 13 * 4 * 2) / cuda::kLeastPart);
-  EXPECT_EQ(p.key_parts.walks, 16 / 8);
+  EXPECT_EQ(p.key_parts.most, 2 * (4 * 13 * 8 * 2) / cuda::kLeastPart);
+  EXPECT_EQ(p.key_parts.walks, 16 / 4);
 }
 
 }  // namespace

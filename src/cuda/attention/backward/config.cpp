@@ -92,8 +92,11 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
   const int most_accumulators = config.chunked ? 152 : wants_registers ? 184 : 192;
   struct Tiles {
     int rows, keys, stages;
+    int packed_blocks = 0;  // more than 0: only for packed rows, where so many blocks fit
   };
-  for (const auto& [rows, keys, stages] : {Tiles{128, 128, 2}, {64, 128, 2}, {64, 64, 2}, {64, 64, 1}, {32, 64, 2}}) {
+  // Of packed rows two blocks of four warps rather than one of eight: one computes while the other waits at a barrier.
+  for (const auto& [rows, keys, stages, packed_blocks] :
+       {Tiles{128, 128, 2}, {64, 128, 2}, {32, 64, 2, 2}, {64, 64, 2}, {64, 64, 1}, {32, 64, 2}}) {
     config.tile_q = rows;
     config.tile_kv = keys;
     config.stages = stages;
@@ -102,14 +105,15 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
       if (config.heads_a_tile == 0 || (config.heads_a_tile > 1 && !may_pack) || cuts_keys(problem, keys)) continue;
     }
     // Kernels would spill: 128 rows with a sink's weights, of several heads, or on SM100; two stages with more than 128
-    // columns; 64 rows of several heads by four warps.
+    // columns.
     const bool packs = config.heads_a_tile > 1;
     if (rows == 128 && (config.sink || packs || target.sm >= 100)) continue;
+    if (packed_blocks > 0 && !packs) continue;
     if (stages == 2 && std::max(config.d, config.dv) > 128) continue;
     for (const int warps : {8, 4}) {
       config.warps = warps;
       if (config.shares_columns() && config.accumulators() <= most_accumulators &&
-          (warps == 8 || rows < 64 || !packs) && blocks_that_fit(config.smem_bytes(), target) > 0) {
+          blocks_that_fit(config.smem_bytes(), target) >= std::max(packed_blocks, 1)) {
         return true;
       }
     }
