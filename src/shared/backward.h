@@ -34,7 +34,7 @@ struct BwdConfig {
   Element gradient = Element::bf16;  // of dq, dk, dv
   int d = 128;                       // of q and k, padded: a multiple of 32
   int dv = 128;                      // of v and o, likewise
-  int tile_q = 64;                   // rows of queries, of one head
+  int tile_q = 64;                   // rows: queries of heads_a_tile heads
   int tile_kv = 32;                  // keys
   int warps = 4;                     // each takes 16 rows of the block's own tile; of `roles` two share them; by
                                      // mma.sync those that find all gradients take 32 keys and some columns
@@ -57,6 +57,10 @@ struct BwdConfig {
   bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
   bool ordered = false;  // shares of dQ are added in the order of the key tiles, so that all runs give the same bits
   bool splits_rows = false;  // several blocks share a tile of keys, each with some of the rows (RowParts)
+  // Query heads of a key head that are packed into a tile's rows: row r is query r / heads_a_tile of head
+  // r % heads_a_tile. A power of two; more than 1 where mma.sync finds all gradients and blocks of a list have fewer
+  // queries than a tile has rows.
+  int heads_a_tile = 1;
 
   static constexpr const char* type_name() { return "BwdConfig"; }
   /// Calls visit(name, value) for every field, in the order of the struct.
@@ -90,6 +94,7 @@ struct BwdConfig {
     visit("truncates", c.truncates);
     visit("ordered", c.ordered);
     visit("splits_rows", c.splits_rows);
+    visit("heads_a_tile", c.heads_a_tile);
   }
 
   constexpr bool operator==(const BwdConfig&) const = default;
@@ -138,6 +143,8 @@ struct BwdConfig {
   constexpr bool has_parts() const { return adds_queries() && has_list() && !has_producer(); }
   /// Whether several blocks may share a tile of keys, each with some of the rows (RowParts).
   constexpr bool may_split_rows() const { return adds_queries() && has_producer() && !has_list() && !ordered; }
+  /// Queries of a tile of rows, each of which has a row for every head of the tile.
+  constexpr int tile_queries() const { return tile_q / heads_a_tile; }
   constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }
   constexpr int stream_rows() const { return keeps_queries() ? tile_kv : tile_q; }
   /// One row of both operands: Q and dO, or K and V.
@@ -190,6 +197,7 @@ struct RowValuesConfig {
   bool sink = false;
   bool clears = false;    // it sets TileBits, or the counts of RowParts, to zeros
   bool residual = false;  // what rounding o lost is there
+  int heads_a_tile = 1;   // of the sums that it clears, as the pass behind it has it
 
   static constexpr const char* type_name() { return "RowValuesConfig"; }
   template <class Config, class Visitor>
@@ -201,6 +209,7 @@ struct RowValuesConfig {
     visit("sink", c.sink);
     visit("clears", c.clears);
     visit("residual", c.residual);
+    visit("heads_a_tile", c.heads_a_tile);
   }
 
   constexpr bool operator==(const RowValuesConfig&) const = default;
@@ -232,6 +241,7 @@ struct QuerySumsConfig {
   int d = 128;                       // padded, as the pass has it
   bool ordered = false;              // as the pass is: without a count there are no sums
   bool vectors = true;               // a thread's numbers lie four by four, as TMA adds them (query_sums.cuh)
+  int heads_a_tile = 1;              // as the pass has it
 
   static constexpr const char* type_name() { return "QuerySumsConfig"; }
   template <class Config, class Visitor>
@@ -240,6 +250,7 @@ struct QuerySumsConfig {
     visit("d", c.d);
     visit("ordered", c.ordered);
     visit("vectors", c.vectors);
+    visit("heads_a_tile", c.heads_a_tile);
   }
 
   constexpr bool operator==(const QuerySumsConfig&) const = default;
@@ -251,7 +262,7 @@ struct QuerySumsConfig {
 /// as the threads have them, so that a warp adds 512 bytes in a row (backward/query_sums.cuh).
 struct QuerySums {
   float* data;
-  i64 head_tiles;  // of kSumRows rows
+  i64 head_tiles;  // of kSumRows rows, for every heads_a_tile query heads
   int d;           // columns, padded
   // (heads, tiles of rows): of a pass that is `ordered`, the key tiles up to the last that was added, zeros before it
   int* added;
@@ -287,10 +298,10 @@ struct TileBits {
   i64 batch_stride, head_stride;  // in words; 0 where the list does not tell them apart
   int row_words;                  // of a row, with those of its full tiles and its count
   int waived_words;               // those in front of a row's full tiles; 0: these are not told apart
-  int tile_q, tile_kv;
-  int first_tiles;  // of keys of the first source
-  bool keys_own;    // blocks own keys, and rows stream
-  bool counts;      // a row's last word says how many bits of it are set
+  int tile_q, tile_kv;            // queries and keys
+  int first_tiles;                // of keys of the first source
+  bool keys_own;                  // blocks own keys, and rows stream
+  bool counts;                    // a row's last word says how many bits of it are set
 };
 
 /// One of several blocks that share a tile of keys: each takes a part of the tiles of rows that a list leaves to it.
@@ -312,6 +323,7 @@ struct KeyParts {
   int* done;   // of each tile's parts how many have left their sums, at the number of its part 0
   bool* has;   // of each tile of keys whether it has parts
   int tiles;   // of keys, of all heads and sequences
+  int walks;   // of a block over its tiles of rows: one for as many of its query heads as a tile has
   float* sums;
 };
 

@@ -2,6 +2,7 @@
 // Lists and masks in the backward on a GPU: the bits that a list leaves to a pass, and which tiles and passes it wants.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 #include <tuple>
 
@@ -90,6 +91,7 @@ TEST_F(Backward, PartsOfTilesOfKeys) {
   const BwdParams p = params();
   const cuda::KeyParts& parts = p.key_parts;
   EXPECT_EQ(parts.tiles, 4 * 2 * 2);
+  EXPECT_EQ(parts.walks, 2);
   EXPECT_EQ(parts.most, 2 * (4 * 10 * 4 * 2) / cuda::kLeastPart);
   EXPECT_TRUE(p.tile_bits[1].counts);
   EXPECT_EQ(p.tile_bits[1].row_words, 2);  // the second counts
@@ -229,6 +231,78 @@ TEST_F(Backward, ListsOfShortBlocksGoToOnePassByMmaSync) {
     EXPECT_EQ(plan(words).implementation(), "cuda.bwd_wgmma") << words;
   }
   EXPECT_EQ(plan("d=128 block=32x64", "cuda.bwd_wgmma").implementation(), "cuda.bwd_wgmma");
+}
+
+// Where blocks have fewer queries still, tiles are filled with rows of several of the query heads that share a key head
+// and its list: of the fewest that do. Two blocks of four warps are better than one of eight, where both fit.
+TEST_F(Backward, RowsOfHeadsThatShareAListArePacked) {
+  const struct {
+    const char* words;
+    int heads, tile_q, tile_kv;
+  } packed[] = {{"hq=32 hkv=2 d=128 list=indices:kv block=8x64", 4, 32, 64},
+                {"hq=16 hkv=2 d=64 list=bitmask:kv block=16x64 sink", 2, 32, 64},
+                {"hq=16 hkv=2 d=128 list=indices:1 block=24x64", 4, 32, 64},
+                {"hq=16 hkv=2 d=128 list=indices:kv block=40x128", 8, 64, 128},
+                {"hq=64 hkv=2 d=64 list=transposed:kv block=4x128", 16, 64, 128},
+                {"hq=12 hkv=1 d=128 list=indices:kv block=8x64", 4, 32, 64},
+                {"hq=16 hkv=2 d=96 list=indices:kv block=8x64", 4, 32, 64},
+                {"hq=64 hkv=1 d=128 bwd_list=indices:kv block=1x64", 32, 32, 64},
+                {"hq=8 hkv=1 d=256 list=indices:kv block=8x64", 8, 64, 64}};
+  const auto problem = [](const std::string& words) {
+    return Problem::parse("attention pass=backward sq=4096 dtype=bf16 " + words);
+  };
+  for (const int sm : {80, 90}) {
+    const Target target = Target::emulate(sm, 0);
+    for (const auto& [words, heads, tile_q, tile_kv] : packed) {
+      EXPECT_EQ(make_plan(problem(words), target).implementation(), "cuda.bwd_mma") << words;
+      const BwdConfig config = cuda::bwd_config(problem(words), target, Products::mma_sync, Gradients::all);
+      EXPECT_EQ(config.heads_a_tile, heads) << words;
+      EXPECT_EQ(config.tile_q, tile_q) << words;
+      EXPECT_EQ(config.tile_kv, tile_kv) << words;
+      EXPECT_FALSE(config.list_elements) << words;
+    }
+    if (sm == 80) {
+      const BwdConfig small =
+          cuda::bwd_config(problem(packed[0].words), Target::emulate(89, 0), Products::mma_sync, Gradients::all);
+      EXPECT_EQ(std::tuple(small.heads_a_tile, small.tile_q, small.warps), std::tuple(8, 64, 8));
+    }
+    // Tiles of a single head's rows that fit the blocks stay; and heads that do not share a list, or are too few for a
+    // tile, have elements looked up, as have sums in a fixed order.
+    for (const char* words :
+         {"hq=16 hkv=2 d=128 list=indices:kv block=32x64", "hq=16 hkv=2 d=128 list=indices:kv block=64x64"}) {
+      const BwdConfig config = cuda::bwd_config(problem(words), target, Products::mma_sync, Gradients::all);
+      EXPECT_EQ(config.heads_a_tile, 1) << words;
+    }
+    for (const char* words :
+         {"hq=16 hkv=2 d=128 list=indices:q block=8x64", "hq=6 hkv=2 d=128 list=indices:kv block=8x64",
+          "hq=16 hkv=2 d=128 list=indices:kv block=8x64 deterministic", "hq=16 hkv=2 d=128 list=indices:kv block=8x48",
+          "hq=16 hkv=2 d=128 list=indices:kv block=8x64 softcap=30"}) {
+      EXPECT_FALSE(cuda::finds_all(problem(words), target, Products::mma_sync)) << words;
+    }
+  }
+}
+
+// The memory of a packed backward: tiles of 64 rows of sums for every group of heads, and bits for tiles of as many
+// queries as one has.
+TEST_F(Backward, SumsAndBitsOfPackedRows) {
+  const Problem problem = Problem::parse(
+      "attention pass=backward b=2 sq=100 sk=200 hq=32 hkv=2 d=64 dtype=bf16 block=8x64 list=bitmask:kv");
+  const Plan plan = make_plan(problem, Target::cuda_device(0));
+  EXPECT_NE(plan.explain().find("bwd_row_values type=bf16 dv=64 cleared_rows=64 clears heads_a_tile=4"),
+            std::string::npos);
+  Bindings bindings = dense(problem);
+  bindings[Slot::tile_bits] = tensor(DType::uint32, {2, 2, 13, 1});
+  Executor(plan).run(bindings);
+  const BwdParams p = params();
+  EXPECT_EQ(p.query_sums.head_tiles, 2 * 7);  // 16 queries each
+  // The last kernel stores dQ.
+  EXPECT_EQ(gpu_.last.grid, (std::array<std::uint32_t, 3>{7, 32 / 4, 2}));
+  EXPECT_EQ(p.values.lse - p.query_sums.data, 32 / 4 * 2 * 7 * 64 * 64);
+  const cuda::TileBits& bits = p.tile_bits[1];
+  EXPECT_EQ(bits.tile_q, 8);
+  EXPECT_EQ(bits.row_words, 2);  // of 13 tiles, and their count
+  EXPECT_EQ(p.key_parts.most, 2 * (4 * 13 * 8 * 2) / cuda::kLeastPart);
+  EXPECT_EQ(p.key_parts.walks, 16 / 4);
 }
 
 }  // namespace

@@ -203,12 +203,13 @@ TEST_F(Backward, CountsOfSumsInAFixedOrder) {
   EXPECT_EQ(free_order.query_sums.added, nullptr);
   EXPECT_EQ(bytes - fewer_bytes, 4 * 2 * 5 * 4U);
   const Problem problem = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16 batch_invariant");
-  cuda::BwdConfig keys;
-  keys.of = cuda::Gradients::all;
-  const cuda::RowValuesConfig ordered = cuda::row_values_config(problem, keys);
+  const auto row_values = [](const Problem& of) {
+    return cuda::row_values_config(of, cuda::bwd_config(of, Target::emulate(90, 0), Products::wgmma, Gradients::all));
+  };
+  const cuda::RowValuesConfig ordered = row_values(problem);
   EXPECT_TRUE(ordered.counts_sums && ordered.cleared_rows == 0);
   const Problem any_order = Problem::parse("attention pass=backward sq=300 d=96 dv=128 dtype=bf16");
-  EXPECT_EQ(cuda::row_values_config(any_order, keys).cleared_rows, 64);
+  EXPECT_EQ(row_values(any_order).cleared_rows, 64);
 }
 
 // Keys that no query sees still have gradients: zeros.

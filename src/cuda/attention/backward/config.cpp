@@ -42,7 +42,7 @@ bool cuts_keys(const Problem& problem, int tile_kv) {
 void choose_list_tests(BwdConfig& config, const Problem& problem) {
   if (!config.has_list()) return;
   config.list_elements =
-      config.list_elements || cuts_rows(problem, config.tile_q) || cuts_keys(problem, config.tile_kv);
+      config.list_elements || cuts_rows(problem, config.tile_queries()) || cuts_keys(problem, config.tile_kv);
   config.list_waives = config.user_mask && backward_list(problem).full && !config.list_elements;
 }
 
@@ -74,32 +74,57 @@ bool is_plain(const BwdConfig& config) {
   return has_plain_scores(config) && has_plain_intervals(config) && !config.user_mask;
 }
 
+// How many query heads rows of a tile are to be packed from, so that the list's blocks do not cut its queries. 0: they
+// do, of however many.
+int packed_heads(const Problem& problem, int rows) {
+  const std::int64_t heads =
+      backward_list(problem).heads == TileList::Heads::q ? 1 : problem.heads_q / problem.heads_kv;
+  for (int packed = 1; packed <= std::min(rows, kSumRows) && heads % packed == 0; packed *= 2) {
+    if (!cuts_rows(problem, rows / packed)) return packed;
+  }
+  return 0;
+}
+
 // For all gradients the largest tiles that registers and shared memory hold and that blocks of a list do not cut.
-// Whether there are any.
-bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
+// Whether there are any. `may_pack`: rows of several heads, where blocks have fewer queries than a tile has rows.
+bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target, bool may_pack) {
   // A text needs registers too, and so do the ends of chunks and of compressed keys.
   const bool wants_registers = config.user_mask || config.compressed_causal || (config.has_list() && target.sm >= 100);
   const int most_accumulators = config.chunked ? 152 : wants_registers ? 184 : 192;
   struct Tiles {
     int rows, keys, stages;
+    int packed_blocks = 0;  // more than 0: only for packed rows, where so many blocks fit
   };
-  for (const auto& [rows, keys, stages] : {Tiles{128, 128, 2}, {64, 128, 2}, {64, 64, 2}, {64, 64, 1}, {32, 64, 2}}) {
+  // Of packed rows two blocks of four warps rather than one of eight: one computes while the other waits at a barrier.
+  for (const auto& [rows, keys, stages, packed_blocks] :
+       {Tiles{128, 128, 2}, {64, 128, 2}, {32, 64, 2, 2}, {64, 64, 2}, {64, 64, 1}, {32, 64, 2}}) {
     config.tile_q = rows;
     config.tile_kv = keys;
     config.stages = stages;
-    if (config.has_list() && (cuts_rows(problem, rows) || cuts_keys(problem, keys))) continue;
-    // Kernels would spill: 128 rows with a sink's weights, or on SM100; two stages with more than 128 columns.
-    if (rows == 128 && (config.sink || target.sm >= 100)) continue;
+    if (config.has_list()) {
+      config.heads_a_tile = packed_heads(problem, rows);
+      if (config.heads_a_tile == 0 || (config.heads_a_tile > 1 && !may_pack) || cuts_keys(problem, keys)) continue;
+    }
+    // Kernels would spill: 128 rows with a sink's weights, of several heads, or on SM100; two stages with more than 128
+    // columns.
+    const bool packs = config.heads_a_tile > 1;
+    if (rows == 128 && (config.sink || packs || target.sm >= 100)) continue;
+    if (packed_blocks > 0 && !packs) continue;
     if (stages == 2 && std::max(config.d, config.dv) > 128) continue;
     for (const int warps : {8, 4}) {
       config.warps = warps;
       if (config.shares_columns() && config.accumulators() <= most_accumulators &&
-          blocks_that_fit(config.smem_bytes(), target) > 0) {
+          blocks_that_fit(config.smem_bytes(), target) >= std::max(packed_blocks, 1)) {
         return true;
       }
     }
   }
+  config.heads_a_tile = 1;
   return false;
+}
+bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
+  return choose_tiles_of_all_mma(config, problem, target, false) ||
+         (config.has_list() && cuts_rows(problem, 32) && choose_tiles_of_all_mma(config, problem, target, true));
 }
 
 // 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
@@ -211,11 +236,12 @@ RowValuesConfig row_values_config(const Problem& problem, const BwdConfig& keys)
   const bool sums = keys.adds_queries();
   return {element_of(problem.q_type),
           padded_dim(problem.head_dim_v),
-          sums && !has_fixed_order(problem) ? kSumRows : 0,
-          sums && has_fixed_order(problem),
+          sums && !keys.ordered ? kSumRows : 0,
+          keys.ordered,
           problem.sink,
           keys.has_list() || keys.splits_rows,
-          problem.residual};
+          problem.residual,
+          keys.heads_a_tile};
 }
 
 }  // namespace tessera::cuda

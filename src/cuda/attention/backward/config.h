@@ -17,7 +17,7 @@ bool finds_all(const Problem& problem, const Target& target, Products products);
 bool prefers_mma(const Problem& problem, const Target& target);
 /// How many blocks share a tile of keys (RowParts): one where these are enough for the target.
 std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& keys, const Target& target);
-/// `keys`: the configuration of the pass by keys.
+/// `keys`: of the pass behind it that finds gradients of keys, or all.
 RowValuesConfig row_values_config(const Problem& problem, const BwdConfig& keys);
 
 }  // namespace tessera::cuda

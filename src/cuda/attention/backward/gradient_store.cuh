@@ -75,10 +75,11 @@ __device__ __forceinline__ void store_query_gradient(const BwdParams& params, co
 }
 
 /// dK or dV of a warp's 16 keys.
-template <Element gradient, FwdConfig C, int tiles, class ColumnOf = AdjacentColumns>
-__device__ __forceinline__ void store_key_gradient(const BwdParams& params, const KeyWork<C>& work, int warp_row,
-                                                   int lane, const Accumulator<1, tiles>& sums, const KeyGradient& out,
-                                                   int columns, float factor, ColumnOf column_of = {}) {
+template <Element gradient, FwdConfig C, int heads_a_tile, int tiles, class ColumnOf = AdjacentColumns>
+__device__ __forceinline__ void store_key_gradient(const BwdParams& params, const KeyWork<C, heads_a_tile>& work,
+                                                   int warp_row, int lane, const Accumulator<1, tiles>& sums,
+                                                   const KeyGradient& out, int columns, float factor,
+                                                   ColumnOf column_of = {}) {
   const Extent& keys = work.keys.extent;
   const int first = work.first_key + warp_row;
   constexpr int bytes = bytes_of(gradient);

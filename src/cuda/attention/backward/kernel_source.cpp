@@ -8,6 +8,14 @@
 #include "cuda/source/kernel_text.h"
 
 namespace tessera::cuda {
+namespace {
+
+std::string packed_words(int heads_a_tile) {
+  return heads_a_tile > 1 ? " heads_a_tile=" + std::to_string(heads_a_tile) : "";
+}
+
+}  // namespace
+
 KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   const bool queries = c.keeps_queries();
   const bool wgmma = c.products == Products::wgmma;
@@ -49,7 +57,7 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
 }
 
 KernelSource row_values_source(const RowValuesConfig& c) {
-  return {"bwd_row_values" + words_of(c, Words::all),
+  return {"bwd_row_values" + words_of(c, Words::all, {"heads_a_tile"}) + packed_words(c.heads_a_tile),
           to_string({.file = "cuda/attention/backward/row_values.cuh",
                      .definitions = configuration_line(c),
                      .bounds = "config.threads()",
@@ -72,11 +80,12 @@ KernelSource split_keys_source() {
 }
 
 KernelSource query_sums_source(const QuerySumsConfig& c) {
-  return {"bwd_query_sums" + words_of(c, Words::all), to_string({.file = "cuda/attention/backward/store_query_sums.cuh",
-                                                                 .definitions = configuration_line(c),
-                                                                 .bounds = "config.threads()",
-                                                                 .parameters = {"BwdParams params"},
-                                                                 .call = "StoreQuerySums<config>::run(params)"})};
+  return {"bwd_query_sums" + words_of(c, Words::all, {"heads_a_tile"}) + packed_words(c.heads_a_tile),
+          to_string({.file = "cuda/attention/backward/store_query_sums.cuh",
+                     .definitions = configuration_line(c),
+                     .bounds = "config.threads()",
+                     .parameters = {"BwdParams params"},
+                     .call = "StoreQuerySums<config>::run(params)"})};
 }
 
 KernelSource sum_sinks_source() {

@@ -38,11 +38,12 @@ std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) {
   return tiles_of(p.seqlen_q, kSumRows) * (kSumRows / c.rows());
 }
 // See query_sums_of() in query_sums.cuh.
-std::int64_t sum_tiles(const Problem& p) {
-  return p.q_layout == Layout::varlen ? p.total_q / kSumRows + p.batch : p.batch * tiles_of(p.seqlen_q, kSumRows);
+std::int64_t sum_tiles(const Problem& p, const BwdConfig& c) {
+  const int queries = kSumRows / c.heads_a_tile;
+  return p.q_layout == Layout::varlen ? p.total_q / queries + p.batch : p.batch * tiles_of(p.seqlen_q, queries);
 }
 std::int64_t row_blocks(const Problem& p, const BwdConfig& c) {
-  return tiles_of(p.seqlen_q, c.tile_q) * p.heads_q * p.batch;
+  return tiles_of(p.seqlen_q, c.tile_queries()) * (p.heads_q / c.heads_a_tile) * p.batch;
 }
 std::int64_t key_tiles(const Problem& p, const BwdConfig& c) {
   return tiles_of(p.kv.seqlen, c.tile_kv) + (p.kv2 ? tiles_of(p.kv2->seqlen, c.tile_kv) : 0);
@@ -71,7 +72,7 @@ std::int64_t most_key_parts(const Problem& p, const BwdConfig& c) {
   if (!c.has_parts()) return 0;
   constexpr std::int64_t kMostParts = 4096;
   const std::int64_t all = 2 * tiles_of(key_tiles(p, c) * row_blocks(p, c), kLeastPart);
-  const std::int64_t as_long_as_sums = p.heads_q * sum_tiles(p) * kSumRows * c.d / part_floats(c);
+  const std::int64_t as_long_as_sums = p.heads_q / c.heads_a_tile * sum_tiles(p, c) * kSumRows * c.d / part_floats(c);
   return std::min({kMostParts, all, std::max<std::int64_t>(as_long_as_sums, 64)});
 }
 
@@ -97,7 +98,7 @@ struct Workspace {
   std::int64_t row_bits, key_bits;                                              // words, of tile lists
 
   Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)) {
-    const std::int64_t tiles = p.heads_q * sum_tiles(p);
+    const std::int64_t tiles = p.heads_q / launch.keys.heads_a_tile * sum_tiles(p, launch.keys);
     if (launch.finds_all()) added = static_cast<std::size_t>(tiles * kSumRows * launch.keys.d) * 4;
     values = added + (launch.keys.ordered ? static_cast<std::size_t>(tiles_of(tiles, 4)) * 16 : 0);
     parts = values + static_cast<std::size_t>((p.sink ? 3 : 2) * array) * 4;
@@ -178,8 +179,8 @@ void plan_backward(detail::PlanState& state, Products products) {
   if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
   state.kernels.push_back(bwd_source(launch.keys, callables));
   if (all)
-    state.kernels.push_back(
-        query_sums_source({launch.keys.gradient, launch.keys.d, launch.keys.ordered, launch.keys.has_producer()}));
+    state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d, launch.keys.ordered,
+                                               launch.keys.has_producer(), launch.keys.heads_a_tile}));
   if (problem.sink) state.kernels.push_back(sum_sinks_source());
   for (const KernelSource& source : state.kernels) {
     state.choice += (state.choice.empty() ? "kernel: " : "then ") + source.name + "\n";
@@ -249,6 +250,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
                    .done = count + 1,
                    .has = reinterpret_cast<bool*>(count + 1 + most),
                    .tiles = static_cast<int>(key_blocks(problem, launch.keys)),
+                   .walks = static_cast<int>(problem.heads_q / problem.heads_kv / launch.keys.heads_a_tile),
                    .sums = reinterpret_cast<float*>(workspace + place.part_sums)};
   }
   if (launch.keys.splits_rows) {
@@ -265,7 +267,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
   p.first_tiles = static_cast<int>(tiles_of(problem.kv.seqlen, launch.keys.tile_kv));
   if (launch.finds_all()) {
     int* added = launch.keys.ordered ? reinterpret_cast<int*>(workspace + place.added) : nullptr;
-    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem), launch.keys.d, added};
+    p.query_sums = {reinterpret_cast<float*>(workspace), sum_tiles(problem, launch.keys), launch.keys.d, added};
   }
   const std::int64_t l2_heads = key_l2_heads(problem, launch, multiprocessors);
   p.key_l2_heads = Divisor(static_cast<int>(l2_heads));
@@ -337,7 +339,9 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
   start_pass(next++, launch.keys, blocks + params.key_parts.most, maps[1]);
   if (launch.finds_all()) {
     if (!no_rows) {
-      start(next, {count(tiles_of(problem.seqlen_q, kSumRows)), count(problem.heads_q), count(problem.batch)},
+      const int heads = launch.keys.heads_a_tile;
+      start(next,
+            {count(tiles_of(problem.seqlen_q, kSumRows / heads)), count(problem.heads_q / heads), count(problem.batch)},
             QuerySumsConfig::threads(), 0);
     }
     ++next;

@@ -10,7 +10,9 @@
 
 namespace tessera::cuda {
 
-template <FwdConfig C>
+/// `heads_a_tile`: as BwdConfig has it. Where it is more than 1, rows are packed rows: row r is query r / heads_a_tile
+/// of head r % heads_a_tile of those that a tile has.
+template <FwdConfig C, int heads_a_tile = 1>
 struct KeyWork {
   int batch, kv_head;
   int first_head;  // query head
@@ -19,9 +21,9 @@ struct KeyWork {
   i64 q_position;  // of query 0
   Extent q;
   Segment keys;
-  QueriesOfKeys<C> rows;  // from the block's first key on
-  Interval uncut;         // rows that see all of the block's keys
-  int first_tile;         // of rows that see any of the keys
+  QueriesOfKeys<C> queries;  // from the block's first key on
+  Interval uncut;            // rows that see all of the block's keys
+  int first_tile;            // of rows that see any of the keys
   int tiles;
 
   /// `index`: of the block. Whether there are keys.
@@ -40,7 +42,7 @@ struct KeyWork {
     if (first_key >= keys.extent.capacity) return false;
     q = sequence.q;
     q_position = sequence.q_position;
-    rows = QueriesOfKeys<C>(p, sequence, keys, first_key);
+    queries = QueriesOfKeys<C>(p, sequence, keys, first_key);
     find_rows();
     return true;
   }
@@ -51,17 +53,17 @@ struct KeyWork {
     tiles = to.end - to.begin;
   }
   __device__ __forceinline__ int count(const FwdParams& p) const {
-    return tiles * static_cast<int>(p.heads_a_kv.value);
+    return tiles * (static_cast<int>(p.heads_a_kv.value) / heads_a_tile);
   }
   __device__ __forceinline__ QueryTile tile(int i) const {
-    const int head = i / tiles;
-    return {head, (first_tile + i - head * tiles) * C.tile_q};
+    const int heads = i / tiles;
+    return {heads * heads_a_tile, (first_tile + i - heads * tiles) * C.tile_q};
   }
   /// The tile behind another.
   __device__ __forceinline__ QueryTile after(const QueryTile& tile) const {
     const int next = tile.first + C.tile_q;
     const bool is_last = next >= (first_tile + tiles) * C.tile_q;
-    return {is_last ? tile.head + 1 : tile.head, is_last ? first_tile * C.tile_q : next};
+    return {is_last ? tile.head + heads_a_tile : tile.head, is_last ? first_tile * C.tile_q : next};
   }
   /// Number of the first tile of rows that sees no key of the tile of keys before the block's, and neither do those
   /// behind it. Those in front of it do, as far as they are the block's: both ends move monotonically with the key.
@@ -71,6 +73,13 @@ struct KeyWork {
     const int behind = before.of(first_key - 1).end;
     return before.of(first_key - C.tile_kv).begin < behind ? divide_up(behind, C.tile_q) : 0;
   }
+  /// Rows of the sequence.
+  __device__ __forceinline__ int row_count() const { return q.length * heads_a_tile; }
+  /// Rows that see a key.
+  __device__ __forceinline__ Interval rows_of(int key) const {
+    const Interval seeing = queries.of(key);
+    return {seeing.begin * heads_a_tile, seeing.end * heads_a_tile};
+  }
   __device__ __forceinline__ int end_key() const { return min(first_key + C.tile_kv, keys.extent.length); }
 
   /// Whether some row of the tile does not see some key of the block, or is none.
@@ -79,8 +88,10 @@ struct KeyWork {
     return (static_cast<int>(tile.first < uncut.begin) | static_cast<int>(tile.first + C.tile_q > uncut.end)) != 0;
   }
 
-  __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, int head, int query, int key) const {
-    return {p.batch_offset + batch, p.head_offset + first_head + head, q_position + query, keys.position + key};
+  /// `head`: of the row's tile.
+  __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, int head, int row, int key) const {
+    return {p.batch_offset + batch, p.head_offset + first_head + head + row % heads_a_tile,
+            q_position + row / heads_a_tile, keys.position + key};
   }
 
  private:
@@ -90,7 +101,7 @@ struct KeyWork {
     uncut = {0, 0};
     const int end = end_key();
     if (first_key >= end) return;
-    const Interval of_first = rows.of(first_key), of_last = rows.of(end - 1);
+    const Interval of_first = rows_of(first_key), of_last = rows_of(end - 1);
     if (end == first_key + C.tile_kv) uncut = {of_last.begin, of_first.end};
     const int first = of_first.begin;
     const int behind = of_last.end;

@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// Blocks of (tiles, heads, sequences).
+/// Blocks of (tiles, heads or groups of heads_a_tile, sequences).
 template <QuerySumsConfig C>
 struct StoreQuerySums {
   static __device__ __forceinline__ void run(const BwdParams& params) {
@@ -17,11 +17,11 @@ struct StoreQuerySums {
     const FwdParams& p = params.forward;
     const int thread = static_cast<int>(threadIdx.x);
     const int tile = static_cast<int>(blockIdx.x);
-    const int head = static_cast<int>(blockIdx.y);
+    const int head = static_cast<int>(blockIdx.y) * C.heads_a_tile;
     const int batch = static_cast<int>(blockIdx.z);
     const Extent q = find_extent(p.cu_seqlens_q, p.seqused_q, batch, p.seqlen_q, p.total_q);
-    if (tile * kSumRows >= q.capacity) return;
-    const float* from = query_sums_of<C.d, C.vectors>(params, q, batch, head, tile, thread);
+    if (tile * (kSumRows / C.heads_a_tile) >= q.capacity) return;
+    const float* from = query_sums_of<C.d, C.vectors, C.heads_a_tile>(params, q, batch, head, tile, thread);
     bool has_sums = true;
     if constexpr (C.ordered) {
       has_sums = params.query_sums.added[sum_tile_of(params, q, batch, head, tile)] != 0;
@@ -48,11 +48,15 @@ struct StoreQuerySums {
     const int first = tile * kSumRows + thread % 128 / 32 * 16;
     const Strides& strides = params.dq_strides;
     char* to = static_cast<char*>(params.dq) +
-               bytes * (batch * strides.batch + (i64{q.first} + first) * strides.row + head * strides.head + column);
+               bytes * (batch * strides.batch + i64{q.first} * strides.row + head * strides.head + column);
+    const auto query_of = [first](int row) { return (first + row) / C.heads_a_tile; };
     store_gradient<C.gradient>(
         dq, p.scale, p.d - column, params.accumulates, thread % 32,
-        [&](int row) { return first + row < q.capacity ? to + bytes * strides.row * row : nullptr; },
-        [&](int row) { return has_sums && first + row < q.length; });
+        [&](int row) {
+          const i64 at = query_of(row) * strides.row + (first + row) % C.heads_a_tile * strides.head;
+          return query_of(row) < q.capacity ? to + bytes * at : nullptr;
+        },
+        [&](int row) { return has_sums && query_of(row) < q.length; });
   }
 };
 

@@ -19,26 +19,27 @@ __device__ __forceinline__ bool tests_mask(const QueryTile& tile) {
 
 /// The elements of 16 keys by `rows` rows from `tile.first` on that the user's mask hides, or a list: bit 2n + column
 /// of a word for each of a thread's two keys, of its rows of the n-th 8.
-template <FwdConfig C, class Mask, int rows>
+template <FwdConfig C, class Mask, int rows, int heads_a_tile>
 struct HiddenElements {
   static_assert(!C.tests_elements() || rows <= 128);
+  static_assert(heads_a_tile == 1 || !C.list_elements);      // the list is asked about queries
   static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
   u32 upper = 0, lower = 0;
 
   /// `Position`: the integer that the mask may compute with.
   template <class Position>
-  __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile, int first_key,
-                                       int lane) {
+  __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C, heads_a_tile>& work, const QueryTile& tile,
+                                       int first_key, int lane) {
     const ListReader reader(p.list, work.batch, work.first_head + tile.head, work.kv_head);
     ListedKeys listed{reader};
-    const auto query_of = [&](int i) { return tile.first + i / 2 * 8 + lane % 4 * 2 + i % 2; };
+    const auto row_of = [&](int i) { return tile.first + i / 2 * 8 + lane % 4 * 2 + i % 2; };
     if constexpr (C.list_elements) {  // key after key: neighbours mostly share a tile of the list
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         u32 found = 0;
 #pragma unroll 1
         for (int i = 0; i < rows / 4; ++i) {
-          found |= static_cast<u32>(hides<Position>(p, work, tile, query_of(i), first_key + half * 8, listed)) << i;
+          found |= static_cast<u32>(hides<Position>(p, work, tile, row_of(i), first_key + half * 8, listed)) << i;
         }
         (half == 0 ? upper : lower) = found;
       }
@@ -46,8 +47,8 @@ struct HiddenElements {
       // A text is long, and what it loads takes a while. What it computes of a row serves both keys.
 #pragma unroll columns_at_once
       for (int i = 0; i < rows / 4; ++i) {
-        upper |= static_cast<u32>(hides<Position>(p, work, tile, query_of(i), first_key, listed)) << i;
-        lower |= static_cast<u32>(hides<Position>(p, work, tile, query_of(i), first_key + 8, listed)) << i;
+        upper |= static_cast<u32>(hides<Position>(p, work, tile, row_of(i), first_key, listed)) << i;
+        lower |= static_cast<u32>(hides<Position>(p, work, tile, row_of(i), first_key + 8, listed)) << i;
       }
     }
   }
@@ -57,15 +58,15 @@ struct HiddenElements {
 
  private:
   template <class Position>
-  static __device__ __forceinline__ bool hides(const FwdParams& p, const KeyWork<C>& work, const QueryTile& tile,
-                                               int query, int key, ListedKeys& listed) {
+  static __device__ __forceinline__ bool hides(const FwdParams& p, const KeyWork<C, heads_a_tile>& work,
+                                               const QueryTile& tile, int row, int key, ListedKeys& listed) {
     if constexpr (C.list_elements) {
-      if (key >= work.keys.extent.length || query >= work.q.length) return true;
-      const ListClass found = listed.find(query, C.segments == 2 ? work.segment : 0, key);
+      if (key >= work.keys.extent.length || row >= work.q.length) return true;
+      const ListClass found = listed.find(row, C.segments == 2 ? work.segment : 0, key);
       if (found != ListClass::partial) return found == ListClass::none;
     }
     if constexpr (C.user_mask) {
-      return !Mask::template visible<Position>(work.point_of(p, tile.head, query, key), p.extras);
+      return !Mask::template visible<Position>(work.point_of(p, tile.head, row, key), p.extras);
     }
     return false;
   }
@@ -73,10 +74,11 @@ struct HiddenElements {
 
 /// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on. With a
 /// user's score `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
-template <FwdConfig C, class User, int rows = C.tile_q>
+template <FwdConfig C, class User, int rows = C.tile_q, int heads_a_tile = 1>
 struct TransposedScores {
+  static_assert(heads_a_tile == 1 || !C.scale_first);  // what changes scores counts queries
   const FwdParams& p;
-  const KeyWork<C>& work;
+  const KeyWork<C, heads_a_tile>& work;
   int warp_row;  // first key of the warp within the block
   int lane;
 
@@ -85,7 +87,7 @@ struct TransposedScores {
   /// `cut`: whether an interval of keys hides elements of the tile (KeyWork::is_cut), or with list_elements the list.
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
     const int first_key = work.first_key + warp_row + lane / 4;
-    HiddenElements<C, typename User::Mask, rows> hidden;
+    HiddenElements<C, typename User::Mask, rows, heads_a_tile> hidden;
     const bool tests = C.list_elements || tests_mask<C>(tile);
     if (tests) {
       if (are_small<typename User::Mask>()) {
@@ -166,7 +168,7 @@ struct TransposedScores {
     u32 first[2], count[2];  // of the rows that see a key: how far behind the first one the thread's first row lies
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const Interval seen = work.rows.of(first_key + half * 8);
+      const Interval seen = work.rows_of(first_key + half * 8);
       first[half] = static_cast<u32>(query_of(tile, 0, 0) - seen.begin);
       count[half] = static_cast<u32>(seen.end - seen.begin);
     }

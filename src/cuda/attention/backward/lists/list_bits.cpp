@@ -21,7 +21,7 @@ BitRows bit_rows(const Problem& problem, const BwdConfig& config) {
   const auto key_tiles = [&config](const KvSource& source) {
     return divide_up<std::int64_t>(source.seqlen, config.tile_kv);
   };
-  const std::int64_t rows = divide_up<std::int64_t>(problem.seqlen_q, config.tile_q);
+  const std::int64_t rows = divide_up<std::int64_t>(problem.seqlen_q, config.tile_queries());
   const std::int64_t first = key_tiles(problem.kv);
   const std::int64_t keys = first + (problem.kv2 ? key_tiles(*problem.kv2) : 0);
   const bool queries = config.keeps_queries();
@@ -54,7 +54,7 @@ TileBits tile_bits(const Problem& problem, const BwdConfig& config, u32* words) 
           .head_stride = list.heads == TileList::Heads::one ? 0 : of_head,
           .row_words = static_cast<int>(rows.all_words()),
           .waived_words = static_cast<int>(rows.waived_words > 0 ? rows.words : 0),
-          .tile_q = config.tile_q,
+          .tile_q = config.tile_queries(),
           .tile_kv = config.tile_kv,
           .first_tiles = static_cast<int>(rows.first_tiles),
           .keys_own = !config.keeps_queries(),

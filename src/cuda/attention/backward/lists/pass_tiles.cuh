@@ -24,7 +24,7 @@ struct ListedRowTiles {
   }
   /// By every thread of a warp.
   __device__ __forceinline__ int count(int lane) const {
-    const auto heads = static_cast<int>(params.forward.heads_a_kv.value);
+    const int heads = walks();
     if (params.forward.list.heads != ListHeads::q) return heads * of_head(0).count(lane);
     int count = 0;
     for (int head = 0; head < heads; ++head) count += of_head(head).count(lane);
@@ -45,13 +45,17 @@ struct ListedRowTiles {
   __device__ __forceinline__ Walk walk() const { return Walk(of_head(0)); }
   __device__ __forceinline__ QueryTile next(Walk& walk, int lane) const {
     const WalkedTile tile = walk.next(lane, [&](int head) { return of_head(head); });
-    return {walk.head, tile.number * B.tile_q, tile.waived};
+    return {walk.head * B.heads_a_tile, tile.number * B.tile_q, tile.waived};
   }
 
  private:
+  /// Walks of a block over its tiles: one for each query head, or for as many as a tile has.
+  __device__ __forceinline__ int walks() const {
+    return static_cast<int>(params.forward.heads_a_kv.value) / B.heads_a_tile;
+  }
   /// The first word in front of which there are `tiles` tiles or more, of all heads.
   __device__ __forceinline__ int word_behind(i64 tiles, int lane) const {
-    const auto heads = static_cast<int>(params.forward.heads_a_kv.value);
+    const int heads = walks();
     const bool by_query_head = params.forward.list.heads == ListHeads::q;
     const int end = of_head(0).end_word();
     i64 before = 0;

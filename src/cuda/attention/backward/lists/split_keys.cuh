@@ -47,7 +47,7 @@ struct SplitKeys {
     const KeyBlock block(params, index);
     const TileBits& bits = params.tile_bits[1];
     const u32* counts = bits.words + block.batch * bits.batch_stride + (block.tile + i64{1}) * bits.row_words - 1;
-    const i64 heads = params.forward.heads_a_kv.value;
+    const i64 heads = params.key_parts.walks;
     if (params.forward.list.heads != ListHeads::q) return heads * counts[block.kv_head * bits.head_stride];
     i64 rows = 0;
     for (i64 head = 0; head < heads; ++head) rows += counts[(block.kv_head * heads + head) * bits.head_stride];

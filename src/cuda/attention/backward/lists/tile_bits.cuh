@@ -53,7 +53,7 @@ struct ListedTiles {
   }
 };
 
-/// tile_q rows of one query head.
+/// tile_q rows of one query head, or of as many from `head` on as are packed (BwdConfig::heads_a_tile).
 struct QueryTile {
   int head : 31;  // of those that share the key head
   // Of a list: the user's mask is waived in all of the tile. A bit of the head's number, so that a tile is two words.

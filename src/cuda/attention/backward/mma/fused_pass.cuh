@@ -32,6 +32,7 @@ struct FusedPass : FusedRows<B, User> {
   using typename Base::Stream;
   using typename Base::VTile;
   using typename Base::Walk;
+  using typename Base::Work;
   template <int columns>
   using Gradient = typename Base::template Gradient<columns>;
 
@@ -41,7 +42,7 @@ struct FusedPass : FusedRows<B, User> {
     if constexpr (B.has_parts()) {
       if (!find_part(params.key_parts, block, part)) return;
     }
-    KeyWork<C> work;
+    Work work;
     if (!work.find(params, part.block)) return;
     if constexpr (B.has_parts()) {
       if (part.parts > 1) {
@@ -51,7 +52,7 @@ struct FusedPass : FusedRows<B, User> {
     }
     Memory& kept = *reinterpret_cast<Memory*>(memory);
     if (threadIdx.x == 0) {
-      static_cast<KeyWork<C>&>(kept) = work;
+      static_cast<Work&>(kept) = work;
       if constexpr (B.has_parts()) kept.part = part;
     }
     const FusedPass pass{{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
@@ -64,7 +65,7 @@ struct FusedPass : FusedRows<B, User> {
   }
 
   /// `first`: the same as `work`, before a barrier makes that readable.
-  __device__ __forceinline__ void compute(const KeyWork<C>& first) const {
+  __device__ __forceinline__ void compute(const Work& first) const {
     Gradient<C.d> dk;
     Gradient<C.dv> dv;
 #pragma unroll
@@ -208,7 +209,7 @@ struct FusedPass : FusedRows<B, User> {
     const Place own = place();
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      TransposedScores<C, User, score_rows>{p, work, own.first_key + m * 16, own.lane}.finish(
+      TransposedScores<C, User, score_rows, B.heads_a_tile>{p, work, own.first_key + m * 16, own.lane}.finish(
           s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
     }
     if (own_replaced) Base::poison_own(s);

@@ -23,6 +23,7 @@ struct FusedRows : FusedProducts<B, User> {
   using typename Base::Place;
   using typename Base::QTile;
   using typename Base::QueryGradients;
+  using typename Base::Work;
 
   // Where a tile of rows comes from: its first row of Q and of dO, and how far its first row value lies from the first.
   struct Stream {
@@ -30,15 +31,15 @@ struct FusedRows : FusedProducts<B, User> {
     const char* dout;
     i64 value;
   };
-  __device__ __forceinline__ Stream stream_from(const KeyWork<C>& w, const QueryTile& tile) const {
+  __device__ __forceinline__ Stream stream_from(const Work& w, const QueryTile& tile) const {
     return {Base::first_row_of(w, tile, p.q, p.q_strides),
             Base::first_row_of(w, tile, params.dout, params.dout_strides), Base::first_value_of(w, tile)};
   }
-  __device__ __forceinline__ QueryTile first_tile(const KeyWork<C>& first, PassedWalk<B> walk) const {
+  __device__ __forceinline__ QueryTile first_tile(const Work& first, PassedWalk<B> walk) const {
     if constexpr (B.has_list()) return listed_tile(first, walk);
     return first.tile(0);
   }
-  __device__ __forceinline__ QueryTile listed_tile(const KeyWork<C>& w, PassedWalk<B> walk) const {
+  __device__ __forceinline__ QueryTile listed_tile(const Work& w, PassedWalk<B> walk) const {
     return typename Base::Listed{params, w}.next(walk, place().lane);
   }
   // On to the next tile, which nearly always is of the same head.
@@ -50,22 +51,22 @@ struct FusedRows : FusedProducts<B, User> {
       to = work.after(from);
     }
     if (to.head == from.head) {
-      const int rows = to.first - from.first;
-      stream.q = ptx::advance(stream.q, rows, static_cast<int>(2 * p.q_strides.row));
-      stream.dout = ptx::advance(stream.dout, rows, static_cast<int>(2 * params.dout_strides.row));
-      stream.value += rows;
+      const int queries = Base::query_of(to.first - from.first);
+      stream.q = ptx::advance(stream.q, queries, static_cast<int>(2 * p.q_strides.row));
+      stream.dout = ptx::advance(stream.dout, queries, static_cast<int>(2 * params.dout_strides.row));
+      stream.value += queries;
     } else {
       stream = stream_from(work, to);
     }
     return to;
   }
-  __device__ __forceinline__ void load_queries(const KeyWork<C>& w, const Stream& stream, const QueryTile& tile,
+  __device__ __forceinline__ void load_queries(const Work& w, const Stream& stream, const QueryTile& tile,
                                                int i) const {
-    Base::template load_rows_from<QTile>(Base::q_base(i), stream.q, p.q_strides, w.q.length - tile.first, p.d);
+    Base::template load_rows_from<QTile>(Base::q_base(i), stream.q, p.q_strides, w.row_count() - tile.first, p.d);
   }
-  __device__ __forceinline__ void load_gradients(const KeyWork<C>& w, const Stream& stream, const QueryTile& tile,
+  __device__ __forceinline__ void load_gradients(const Work& w, const Stream& stream, const QueryTile& tile,
                                                  int i) const {
-    const int rows = w.q.length - tile.first;
+    const int rows = w.row_count() - tile.first;
     Base::template load_rows_from<OTile>(Base::o_base(i), stream.dout, params.dout_strides, rows, p.dv);
     // Where tiles have parts, an address that moves along, and numbers of the thread, would take registers from sums.
     const i64 value = B.has_parts() ? Base::first_value_of(w, tile) : stream.value;
@@ -74,19 +75,19 @@ struct FusedRows : FusedProducts<B, User> {
 
   // Where the thread adds its part of a tile's dQ. Zeros of rows that are in none of the sequence's tiles of sums go to
   // its last.
-  __device__ __forceinline__ float* sums_of(const KeyWork<C>& w, const QueryTile& tile) const {
+  __device__ __forceinline__ float* sums_of(const Work& w, const QueryTile& tile) const {
     const Place own = place();
     int row = tile.first + own.first_query();
-    if (C.tile_q > kSumRows && row / kSumRows * kSumRows >= w.q.length) row -= kSumRows;
-    return query_sums_of<B.d, false>(params, w.q, w.batch, w.first_head + tile.head, row / kSumRows,
-                                     row % kSumRows * 2 + own.lane) +
+    if (C.tile_q > kSumRows && row / kSumRows * kSumRows >= w.row_count()) row -= kSumRows;
+    return query_sums_of<B.d, false, B.heads_a_tile>(params, w.q, w.batch, w.first_head + tile.head, row / kSumRows,
+                                                     row % kSumRows * 2 + own.lane) +
            own.query_column() * 1024;
   }
 
   // The same of the tile behind.
   __device__ __forceinline__ float* sums_after(float* sums, const QueryTile& tile, const QueryTile& next) const {
     // Half a tile of sums is no number of whole rows further, nor is what has none.
-    const bool has_sums = C.tile_q == kSumRows || (C.tile_q > kSumRows && next.first + C.tile_q <= work.q.length);
+    const bool has_sums = C.tile_q == kSumRows || (C.tile_q > kSumRows && next.first + C.tile_q <= work.row_count());
     return tile.head == next.head && has_sums ? sums + i64{next.first - tile.first} * B.d : sums_of(work, next);
   }
 

@@ -27,12 +27,13 @@ struct KeyPass {
   using Scores = Accumulator<1, C.tile_q / 8>;
   using KeyGradients = Accumulator<1, finds_dk ? C.d / 8 : 1>;
   using ValueGradients = Accumulator<1, finds_dv ? C.dv / 8 : 1>;
-  struct Memory : KeyWork<C> {
+  using Work = KeyWork<C, B.heads_a_tile>;
+  struct Memory : Work {
     DropoutDraws dropout;
     NonFiniteRows<B.type, B.stream_rows()> non_finite;
     QueryTile listed[B.has_list() ? kListedAhead : 1];  // of the walk's i-th tile: i % kListedAhead
   };
-  using Listed = ListedRowTiles<B, KeyWork<C>>;
+  using Listed = ListedRowTiles<B, Work>;
   using Walk = BwdWalk<B>;
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
@@ -57,18 +58,18 @@ struct KeyPass {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's keys.
   static __device__ __forceinline__ void run(const BwdParams& params, char* memory, int index) {
-    KeyWork<C> work;
+    Work work;
     if (!work.find(params, index)) return;
     Memory& kept = *reinterpret_cast<Memory*>(memory);
     if (threadIdx.x == 0) {
-      static_cast<KeyWork<C>&>(kept) = work;
+      static_cast<Work&>(kept) = work;
       if constexpr (C.dropout) kept.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
     }
     KeyPass{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.compute(work);
   }
 
   /// `first`: the same as `work`, before a barrier makes that readable.
-  __device__ __forceinline__ void compute(const KeyWork<C>& first) const {
+  __device__ __forceinline__ void compute(const Work& first) const {
     KeyGradients dk;
     ValueGradients dv;
     dk.clear();
@@ -92,7 +93,7 @@ struct KeyPass {
     if constexpr (finds_dv) store(dv, params.dv[work.segment], p.dv, C.dropout ? p.dropout.scale : 1.0F);
   }
 
-  __device__ __forceinline__ void load_keys(const KeyWork<C>& w) const {
+  __device__ __forceinline__ void load_keys(const Work& w) const {
     const KvParams& kv = p.kv[w.segment];
     const auto load = [&]<class Tile>(u32 to, const void* tensor, const Strides& strides, int columns) {
       KvRows<C> rows(kv, tensor, strides, w.keys.extent, w.batch, w.kv_head);
@@ -104,12 +105,12 @@ struct KeyPass {
     if constexpr (finds_dk) load.template operator()<VTile>(v_base(), kv.v, kv.v_strides, p.dv);
   }
 
-  __device__ __forceinline__ int count_tiles(const KeyWork<C>& w) const {
+  __device__ __forceinline__ int count_tiles(const Work& w) const {
     if constexpr (B.has_list()) return Listed{params, w}.count(lane);
     return w.count(p);
   }
   // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
-  __device__ __forceinline__ QueryTile next_tile(const KeyWork<C>& w, PassedWalk<B> walk, int i) const {
+  __device__ __forceinline__ QueryTile next_tile(const Work& w, PassedWalk<B> walk, int i) const {
     if constexpr (B.has_list()) {
       const QueryTile tile = Listed{params, w}.next(walk, lane);
       if (thread == 0) work.listed[i % kListedAhead] = tile;
@@ -122,10 +123,10 @@ struct KeyPass {
     return work.tile(i);
   }
 
-  __device__ __forceinline__ void fill(const KeyWork<C>& w, PassedWalk<B> walk, int i, int count) const {
+  __device__ __forceinline__ void fill(const Work& w, PassedWalk<B> walk, int i, int count) const {
     if (i < count) {
       const QueryTile tile = next_tile(w, walk, i);
-      const int rows = w.q.length - tile.first;
+      const int rows = w.row_count() - tile.first;
       load_rows_from<QTile>(q_base(i), first_row_of(w, tile, p.q, p.q_strides), p.q_strides, rows, p.d);
       load_rows_from<OTile>(o_base(i), first_row_of(w, tile, params.dout, params.dout_strides), params.dout_strides,
                             rows, p.dv);
@@ -135,21 +136,26 @@ struct KeyPass {
   }
 
   // Address of a tile's first row of Q or dO, and how far its first row value lies from the first of all.
-  static __device__ __forceinline__ const char* first_row_of(const KeyWork<C>& w, const QueryTile& tile,
-                                                             const void* tensor, const Strides& strides) {
+  static __device__ __forceinline__ const char* first_row_of(const Work& w, const QueryTile& tile, const void* tensor,
+                                                             const Strides& strides) {
     return static_cast<const char*>(tensor) +
-           2 * (w.batch * strides.batch + (w.q.first + i64{tile.first}) * strides.row +
+           2 * (w.batch * strides.batch + (w.q.first + i64{query_of(tile.first)}) * strides.row +
                 (w.first_head + tile.head) * strides.head);
   }
-  __device__ __forceinline__ i64 first_value_of(const KeyWork<C>& w, const QueryTile& tile) const {
-    return (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + tile.first;
+  __device__ __forceinline__ i64 first_value_of(const Work& w, const QueryTile& tile) const {
+    return (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + query_of(tile.first);
   }
+  // Of a packed row: its query, and which of the tile's heads it has.
+  static __device__ __forceinline__ int query_of(int row) { return row / B.heads_a_tile; }
+  static __device__ __forceinline__ int head_of(int row) { return row % B.heads_a_tile; }
   // `rows`: of the tile that are there.
   template <class Tile>
   __device__ __forceinline__ void load_rows_from(u32 to, const char* from, const Strides& strides, int rows,
                                                  int columns) const {
     const int stride = static_cast<int>(2 * strides.row);
-    load_tile<Tile, C.threads()>(to, rows, columns, thread, [&](int row) { return ptx::advance(from, row, stride); });
+    load_tile<Tile, C.threads()>(to, rows, columns, thread, [&](int row) {
+      return ptx::advance(from + head_of(row) * (2 * strides.head), query_of(row), stride);
+    });
   }
 
   // `first`: where the tile's values begin; `thread`: of the block. Behind the end of a sequence zeros, which nobody
@@ -164,7 +170,8 @@ struct KeyPass {
       if (array >= arrays) break;
       const float* from = array == 0 ? values.lse : array == 1 ? values.delta : values.weight;
       const bool valid = row < rows;
-      ptx::cp_async_4_or_zeros(to + at * 4, from + first + (valid ? row : 0), valid);
+      const i64 behind = valid ? head_of(row) * values.rows + query_of(row) : 0;
+      ptx::cp_async_4_or_zeros(to + at * 4, from + first + behind, valid);
     }
   }
 
