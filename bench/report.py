@@ -109,6 +109,7 @@ LAYOUTS = {
     "gpu_decode": ("Decode steps as CUDA graphs", plain_rows),
     "gpu_nsa": ("Native sparse attention: its operations, and attention of its branches", plain_rows),
     "native_sparse": ("Native sparse attention beside dense attention", native_sparse_rows),
+    "native_sparse_fla": ("Native sparse attention without a window beside flash-linear-attention", native_sparse_rows),
     "gpu_linear": ("Linear attention: decode steps on cold states", linear_rows),
     "gpu_linear_part": ("Linear attention: decode steps on a part of the multiprocessors", linear_rows),
     "gpu_linear_sweep": ("Linear attention: blocks of a decode step", linear_rows),

@@ -17,24 +17,28 @@ def _peak(row):
 
 
 def native_sparse_rows(rows):
-    """Each call's time, how many times faster than dense attention it is, and the memory of its longest pass."""
-    calls = [call for call in NAMES if any(row["call"] == call for row in rows)]
-    head = ["tokens", "pass", "dense", *(cell for call in calls for cell in (NAMES[call], "dense over it", "memory"))]
+    """Each call's time, how many times faster than the peer it is, and the memory of its longest pass. The peer is dense
+    attention, or, where that was not measured, flash-linear-attention."""
+    peer = "dense" if any(row["call"] == "dense" for row in rows) else "fla"
+    calls = [call for call in NAMES if call != peer and any(row["call"] == call for row in rows)]
+    told_peer = NAMES.get(peer, peer)
+    head = ["tokens", "pass", told_peer]
+    head += [cell for call in calls for cell in (NAMES[call], f"{told_peer} over it", "memory")]
     if not any("peak_bytes" in row for row in rows):
         head = [cell for cell in head if cell != "memory"]
     body = []
     for tokens, which in dict.fromkeys((row["tokens"], row["pass"]) for row in rows):
         own = {row["call"]: row for row in rows if (row["tokens"], row["pass"]) == (tokens, which)}
-        dense = own.get("dense")
-        told = "" if dense is None else time_of(dense["us"])
-        if dense is not None and "from_tokens" in dense:
-            told += f", from {dense['from_tokens']}"
+        other = own.get(peer)
+        told = "" if other is None else time_of(other["us"])
+        if other is not None and "from_tokens" in other:
+            told += f", from {other['from_tokens']}"
         cells = [str(tokens), "forward and backward" if which == "both" else which, told]
         for call in calls:
             row = own.get(call)
             made = ["", "", ""] if row is None else [time_of(row["us"]), "", _peak(row)]
-            if row is not None and dense is not None:
-                made[1] = f"{dense['us'] / row['us']:.1f}"
+            if row is not None and other is not None:
+                made[1] = f"{other['us'] / row['us']:.1f}"
             cells += made if "memory" in head else made[:2]
         body.append(cells)
     return table(head, body)
