@@ -73,11 +73,10 @@ TEST(Wgmma, MultipliesScoresOfInt8) {
   const auto plan = [](const std::string& line, int sm) {
     return make_plan(Problem::parse("attention dtype=int8:int8:bf16:bf16 sq=200 d=128 " + line), Target::cuda(sm), {});
   };
-  const std::pair<const char*, const char*> words[] = {
-      {"", " int8_scores"},
-      {"smooth", " int8_scores smooth"},
-      {"descale=token", " int8_scores descales_keys"},
-      {"descale=block:64 smooth", " int8_scores descales_keys smooth"}};
+  const std::pair<const char*, const char*> words[] = {{"", " int8_scores"},
+                                                       {"smooth", " int8_scores smooth"},
+                                                       {"descale=token", " int8_scores descales_keys"},
+                                                       {"descale=block:8 smooth", " int8_scores descales_keys smooth"}};
   for (const auto& [line, end] : words) {
     const Plan wgmma = plan(line, 90);
     EXPECT_EQ(wgmma.implementation(), "cuda.fwd_wgmma") << line;
@@ -88,6 +87,33 @@ TEST(Wgmma, MultipliesScoresOfInt8) {
     }
   }
   EXPECT_EQ(plan("mass=mean", 90).implementation(), "cuda.fwd_mma");
+}
+
+// Columns of a tile share a descale of K as far as its blocks, the tile and a list's pieces of it allow.
+TEST(Wgmma, ColumnsOfABlockShareADescale) {
+  const auto word = [](const std::string& line, int sm) -> std::string {
+    const cases::Case of = cases::Case::parse("attention dtype=int8:int8:bf16:bf16 sq=2000 " + line);
+    const std::string name = make_plan(of.problem, Target::cuda(sm), of.wishes).state().kernels.front().name;
+    const std::size_t at = name.find("keys_a_descale=");
+    return at == std::string::npos ? "" : name.substr(at + 15, 2);
+  };
+  const std::pair<const char*, const char*> shared[] = {{"d=128 descale=block:64", "64"},
+                                                        {"d=128 descale=block:128 smooth", "64"},
+                                                        {"d=128 descale=block:96", "32"},
+                                                        {"d=192 descale=block:64", "32"},  // tiles of 96 keys
+                                                        {"d=256 descale=block:64", "16"},  // of 80
+                                                        {"d=128 descale=block:48", "16"},
+                                                        {"d=128 descale=block:64 layout=varlen tq=5000", "64"},
+                                                        {"d=128 descale=block:32 kv=table page=96", "32"},
+                                                        {"d=128 descale=block:64 list=indices block=128x128", "64"},
+                                                        {"d=128 descale=block:64 list=indices block=128x32", "32"},
+                                                        {"d=128 descale=block:40", ""},
+                                                        {"d=128 descale=token", ""},
+                                                        {"d=128", ""}};
+  for (const auto& [line, keys] : shared) {
+    EXPECT_EQ(word(line, 90), keys) << line;
+    EXPECT_EQ(word(line, 80), "") << line;
+  }
 }
 
 // Three groups of 64 rows for narrow heads, but where a fifth of their rows or some multiprocessors had nothing to do.

@@ -74,13 +74,13 @@ struct TileProbabilities : QueryTiles<C> {
   }
   // Products to scores. What these lack of the rows' scaled scores.
   __device__ __forceinline__ auto finish(const Work& work, Scores& s, const KvTile& tile, const Linear& linear,
-                                         const HiddenBits<C>& hidden) const {
+                                         const HiddenBits<C>& hidden, int use) const {
     const auto change = [&] {
       if constexpr (C.linear_score) {
         return linear.change(p, work, s, tile, first_row_of_thread(work), thread_again() % 32);
       } else if constexpr (C.folds_rows()) {
         const int own = thread_again();
-        return int8_scores().row_scale(softmax_scale(work), own / 32 * 16, own % 32);
+        return int8_scores().row_scale(use, own / 32 * 16, own % 32);
       } else {
         return NoShift{};
       }
@@ -137,7 +137,8 @@ struct TileProbabilities : QueryTiles<C> {
           softmax.take_back(before, slack);
           multiply_again(work, s, use);
           // Without tests of elements no key is hidden.
-          if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, tile, linear, hidden);
+          if constexpr (C.scale_first || C.linear_score || C.tests_elements())
+            finish(work, s, tile, linear, hidden, use);
           rescale = softmax.raise(s, scale, slack, shift);
           before[0] = softmax.sum[0][0];
           before[1] = softmax.sum[0][1];
@@ -179,9 +180,16 @@ struct TileProbabilities : QueryTiles<C> {
   __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Shift& shift, Online& softmax,
                                                Measure& measure) const {
     const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
-    const float scales[2] = {shift.of_row(scale, 0), shift.of_row(scale, 1)};
+    float scales[2] = {shift.of_row(scale, 0), shift.of_row(scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
+      if constexpr (Shift::columns > 0) {
+        if (n * 8 % Shift::columns == 0) {
+          const auto of_columns = shift.of_columns(n * 8 / Shift::columns);
+          scales[0] = of_columns.of_row(scale, 0);
+          scales[1] = of_columns.of_row(scale, 1);
+        }
+      }
       if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
       softmax.exponentiate(0, s.tile[0][n], scales, origins);
     }

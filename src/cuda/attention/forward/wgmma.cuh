@@ -241,7 +241,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
     typename Online::Rescale rescale{};
     if (!weighs_nothing) {
-      const auto shift = finish(work, s, tile, linear, hidden);
+      const auto shift = finish(work, s, tile, linear, hidden, use);
       rescale = this->template exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
