@@ -82,6 +82,10 @@ struct Int8Scores {
     return memory + C.tile_q * 8 + (of_tile + static_cast<u32>(column) / C.keys_a_descale) * 4;
   }
 
+  /// Whether all factors are the softmax's.
+  static constexpr bool only_converts =
+      !C.descales_rows() || (C.folds_rows() && (!C.descales_keys || C.keys_a_descale > 1));
+
   /// Where sums of products begin. From a number of fp32 whose last binary digit is 1 on, 2^22 to either side are
   /// numbers whose bits are integers one after another, so that a subtraction converts sums of 256 products. It is
   /// faster than a conversion, of more products or where wgmma would want it in every register.
@@ -96,28 +100,25 @@ struct Int8Scores {
   template <class Work>
   __device__ __forceinline__ void convert(Scores& s, const Sums& products, const Work& work, int use, int warp_row,
                                           int lane) const {
-    constexpr bool leaves_all = C.folds_rows() && (!C.descales_keys || C.keys_a_descale > 1);
-    if constexpr (C.descales_rows() && !leaves_all) {
+    if constexpr (!only_converts) {
       multiply(s, products, use, warp_row, lane);
     } else {
-      convert(s, products);
+#pragma unroll
+      for (int m = 0; m < row_tiles; ++m) {
+#pragma unroll
+        for (int n = 0; n < C.tile_kv / 8; ++n) convert(s.tile[m][n], products.tile[m][n]);
+      }
       if constexpr (C.scale_first && !C.descales_rows()) s.scale(work.product);
     }
   }
 
- private:
-  /// Without factors.
-  static __device__ __forceinline__ void convert(Scores& s, const Sums& products) {
+  /// The same of 16 x 8 of them, where only_converts.
+  static __device__ __forceinline__ void convert(float (&s)[4], const int (&products)[4]) {
 #pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < C.tile_kv / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s.tile[m][n][i] = number(products.tile[m][n][i]);
-      }
-    }
+    for (int i = 0; i < 4; ++i) s[i] = number(products[i]);
   }
 
+ private:
   /// With those of a tile's keys, and of its rows unless folds_rows().
   __device__ __forceinline__ void multiply(Scores& s, const Sums& products, int use, int warp_row, int lane) const {
     constexpr bool of_each_key = C.descales_keys && C.keys_a_descale == 1;
