@@ -121,15 +121,24 @@ TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
   const auto tile_q = [](const std::string& line) {
     Target target = Target::cuda(90);
     target.multiprocessors = 132;
-    return make_plan(Problem::parse("attention dtype=bf16 d=64 " + line), target).state().tile_q;
+    return make_plan(Problem::parse("attention d=64 " + line), target).state().tile_q;
   };
-  for (const char* line : {"b=16 sq=512 hq=32", "b=4 sq=8192 hq=32 causal", "b=16 sq=2000 hq=32 causal",
-                           "b=16 sq=600 hq=32 layout=varlen tq=8000", "b=50 sq=180 hq=8"}) {
-    EXPECT_EQ(tile_q(line), 192) << line;
+  for (const std::string type :
+       {"dtype=bf16 ", "dtype=int8:int8:bf16:bf16 ", "dtype=int8:int8:bf16:bf16 descale=block:64 smooth "}) {
+    for (const char* line : {"b=16 sq=512 hq=32", "b=4 sq=8192 hq=32 causal", "b=16 sq=2000 hq=32 causal",
+                             "b=16 sq=600 hq=32 layout=varlen tq=8000", "b=50 sq=180 hq=8"}) {
+      EXPECT_EQ(tile_q(type + line), 192) << type << line;
+    }
+    for (const char* line : {"b=16 sq=512 hq=32 causal", "b=16 sq=256 hq=32", "b=1 sq=512 hq=32", "sq=4096 hq=4",
+                             "b=100 sq=2000 hq=32 layout=varlen tq=6000", "b=100 sq=60 hq=32"}) {
+      EXPECT_EQ(tile_q(type + line), 64) << type << line;
+    }
   }
-  for (const char* line : {"b=16 sq=512 hq=32 causal", "b=16 sq=256 hq=32", "b=1 sq=512 hq=32", "sq=4096 hq=4",
-                           "b=100 sq=2000 hq=32 layout=varlen tq=6000", "b=100 sq=60 hq=32"}) {
-    EXPECT_EQ(tile_q(line), 64) << line;
+  // Registers, and boxes that pages cut, leave int8 two groups.
+  for (const char* line :
+       {"dtype=int8:int8:bf16:fp32 b=4 sq=8192 hq=32", "dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 residual",
+        "dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 kv=table page=64"}) {
+    EXPECT_EQ(tile_q(line), 128) << line;
   }
 }
 
