@@ -25,10 +25,10 @@ struct TileProbabilities : QueryTiles<C> {
   static constexpr bool finds_hidden_early = C.tests_elements() && !C.scale_first;
   // Probabilities of tiles of which a warp's rows see no key are 0, without a softmax.
   static constexpr bool passes_hidden = finds_hidden_early && C.skip == Skip::none && !of_bytes;
-  // Where a tile's sums of int8 only become fp32, they do so one by one between the exponentials, which another unit
-  // computes. What skip states of the rule `threshold` keep leaves no registers for that.
-  static constexpr bool converts_late = C.int8_scores && Int8Scores<C>::only_converts && !C.scale_first &&
-                                        !C.tests_elements() && C.skip != Skip::threshold;
+  // Sums of int8 become scores one by one between the exponentials, which another unit computes, in tiles that hide no
+  // key and need no maximum. What skip states of the rule `threshold` keep leaves no registers for that.
+  static constexpr bool converts_late =
+      C.int8_scores && !C.scale_first && !C.tests_elements() && C.skip != Skip::threshold;
   // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
   using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
@@ -62,17 +62,16 @@ struct TileProbabilities : QueryTiles<C> {
     const int own = thread_again();
     int8_scores().template find_rows<QTile>(p, descales, work, q_at(), own / 32 % 4 * 16, own / 32 * 16, own % 32);
   }
-  // Scores that are there, and those that products become late.
-  struct Ready {
+  // Of scores that are there, and of those that sums of int8 become when their exponentials are due.
+  struct NoConversion {
     static constexpr bool is_late = false;
-    __device__ __forceinline__ void operator()(Scores& /*s*/, int /*n*/) const {}
+    __device__ __forceinline__ void convert(Scores& /*s*/, int /*n*/) const {}
   };
-  struct Late {
+  struct LateConversion {
     static constexpr bool is_late = true;
     const Products& products;
-    __device__ __forceinline__ void operator()(Scores& s, int n) const {
-      Int8Scores<C>::convert(s.tile[0][n], products.tile[0][n]);
-    }
+    typename Int8Scores<C>::Factors factors;
+    __device__ __forceinline__ void convert(Scores& s, int n) { factors.convert(s.tile[0][n], products.tile[0][n], n); }
   };
 
   // Products of 8 bits to those of what was quantised, or as near as softmax_scale() wants; other products as they are.
@@ -134,12 +133,14 @@ struct TileProbabilities : QueryTiles<C> {
     if constexpr (converts_late) {
       if (!first && !tile.cut_begin && !tile.cut_end) {
         const auto shift = find_shift(work, s, tile, linear, use);
-        return exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure, Late{products});
+        const int own = thread_again();
+        const LateConversion conversion{products, {int8_scores(), use, own / 32 * 16, own % 32}};
+        return exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure, conversion);
       }
       s = descale(work, products, use);
     }
     const auto shift = finish(work, s, tile, linear, hidden, use);
-    return exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure, Ready{});
+    return exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure, NoConversion{});
   }
 
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
@@ -147,23 +148,24 @@ struct TileProbabilities : QueryTiles<C> {
   // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
-  template <bool first, class Shift, class Convert>
+  template <bool first, class Shift, class Conversion>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
                                                                    const Linear& linear, const HiddenBits<C>& hidden,
                                                                    Shift shift, int use, Online& softmax,
-                                                                   Measure& measure, const Convert& convert) const {
+                                                                   Measure& measure,
+                                                                   const Conversion& conversion) const {
     constexpr float slacks[2] = {Online::kSlack, Online::kSlack};
     typename Online::Rescale rescale{};
     const float scale = softmax_scale(work);
     const bool cut = tile.cut_begin || tile.cut_end;
-    const bool looks = !Convert::is_late && (first || looks_always || converts_late || (cut && !C.tests_elements()) ||
-                                             (C.tests_elements() && C.scale_first));
+    const bool looks = !Conversion::is_late && (first || looks_always || converts_late ||
+                                                (cut && !C.tests_elements()) || (C.tests_elements() && C.scale_first));
     if (looks) rescale = softmax.raise(s, scale, slacks, shift);
     if constexpr (finds_hidden_early && !first && !looks_always) {
       if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, scale, shift, softmax, measure, convert);
+    exponentiate(s, scale, shift, softmax, measure, conversion);
     if constexpr (of_bytes) {
       if (!looks_always && !looks && softmax.overshoots(before)) {
         if (softmax.overflows(before)) {
@@ -187,7 +189,7 @@ struct TileProbabilities : QueryTiles<C> {
           rescale = softmax.raise(s, scale, slack, shift);
           before[0] = softmax.sum[0][0];
           before[1] = softmax.sum[0][1];
-          exponentiate(s, scale, shift, softmax, measure, Ready{});
+          exponentiate(s, scale, shift, softmax, measure, NoConversion{});
         }
         softmax.follow(before, s, rescale);
       }
@@ -221,14 +223,14 @@ struct TileProbabilities : QueryTiles<C> {
     }
   }
 
-  template <class Shift, class Convert>
+  template <class Shift, class Conversion>
   __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Shift& shift, Online& softmax,
-                                               Measure& measure, const Convert& convert) const {
+                                               Measure& measure, Conversion conversion) const {
     const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
     float scales[2] = {shift.of_row(scale, 0), shift.of_row(scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
-      convert(s, n);
+      conversion.convert(s, n);
       if constexpr (Shift::columns > 0) {
         if (n * 8 % Shift::columns == 0) {
           const auto of_columns = shift.of_columns(n * 8 / Shift::columns);

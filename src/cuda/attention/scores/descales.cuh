@@ -82,10 +82,6 @@ struct Int8Scores {
     return memory + C.tile_q * 8 + (of_tile + static_cast<u32>(column) / C.keys_a_descale) * 4;
   }
 
-  /// Whether all factors are the softmax's.
-  static constexpr bool only_converts =
-      !C.descales_rows() || (C.folds_rows() && (!C.descales_keys || C.keys_a_descale > 1));
-
   /// Where sums of products begin. From a number of fp32 whose last binary digit is 1 on, 2^22 to either side are
   /// numbers whose bits are integers one after another, so that a subtraction converts sums of 256 products. It is
   /// faster than a conversion, of more products or where wgmma would want it in every register.
@@ -100,66 +96,56 @@ struct Int8Scores {
   template <class Work>
   __device__ __forceinline__ void convert(Scores& s, const Sums& products, const Work& work, int use, int warp_row,
                                           int lane) const {
-    if constexpr (!only_converts) {
-      multiply(s, products, use, warp_row, lane);
-    } else {
-#pragma unroll
-      for (int m = 0; m < row_tiles; ++m) {
-#pragma unroll
-        for (int n = 0; n < C.tile_kv / 8; ++n) convert(s.tile[m][n], products.tile[m][n]);
-      }
-      if constexpr (C.scale_first && !C.descales_rows()) s.scale(work.product);
-    }
-  }
-
-  /// The same of 16 x 8 of them, where only_converts.
-  static __device__ __forceinline__ void convert(float (&s)[4], const int (&products)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) s[i] = number(products[i]);
-  }
-
- private:
-  /// With those of a tile's keys, and of its rows unless folds_rows().
-  __device__ __forceinline__ void multiply(Scores& s, const Sums& products, int use, int warp_row, int lane) const {
-    constexpr bool of_each_key = C.descales_keys && C.keys_a_descale == 1;
-    const u32 rows = row_at(warp_row + lane / 4);
-    const u32 keys = key_at(use, of_each_key ? lane % 4 * 2 : 0);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
-      float of_row[2];
-      float factor[2];  // of a row, or of a row and neighbouring columns
-      float summand[2];
-      if constexpr (!C.folds_rows()) {
+      Factors factors(*this, use, warp_row + m * 16, lane);
+#pragma unroll
+      for (int n = 0; n < C.tile_kv / 8; ++n) factors.convert(s.tile[m][n], products.tile[m][n], n);
+    }
+    if constexpr (C.scale_first && !C.descales_rows()) s.scale(work.product);
+  }
+
+  /// What 16 rows of a tile are multiplied by, in columns of eight one after another: the factors of its keys, and
+  /// those of its rows unless folds_rows().
+  struct Factors {
+    static constexpr bool of_rows = C.descales_rows() && !C.folds_rows();
+    static constexpr bool of_each_key = C.descales_keys && C.keys_a_descale == 1;
+    u32 keys;
+    float of_row[2];
+    float summand[2];
+    float factor[2];  // of a row, or of a row and columns that share a descale
+
+    __device__ __forceinline__ Factors(const Int8Scores& scores, int use, int row, int lane)
+        : keys(scores.key_at(use, of_each_key ? lane % 4 * 2 : 0)) {
+      if constexpr (of_rows) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          ptx::load_shared_8(of_row[half], summand[half], rows + m * 128 + half * 64);
+          ptx::load_shared_8(of_row[half], summand[half], scores.row_at(row + half * 8 + lane / 4));
           factor[half] = of_row[half];
         }
       }
-#pragma unroll
-      for (int n = 0; n < C.tile_kv / 8; ++n) {
-        float of_key[2];
-        if constexpr (of_each_key) {
-          ptx::load_shared_8(of_key[0], of_key[1], keys + n * 32);
-        } else if (C.descales_keys && n * 8 % C.keys_a_descale == 0) {
-          const float of_columns = ptx::load_shared_4(keys + n * 8 / C.keys_a_descale * 4);
+    }
+    /// Of columns 8 · n and on.
+    __device__ __forceinline__ void convert(float (&s)[4], const int (&products)[4], int n) {
+      float of_key[2];
+      if constexpr (of_each_key) {
+        ptx::load_shared_8(of_key[0], of_key[1], keys + static_cast<u32>(n) * 32);
+      } else if constexpr (of_rows && C.descales_keys) {
+        if (n * 8 % C.keys_a_descale == 0) {
+          const float of_columns = ptx::load_shared_4(keys + static_cast<u32>(n) * 8 / C.keys_a_descale * 4);
           factor[0] = of_row[0] * of_columns;
           factor[1] = of_row[1] * of_columns;
         }
+      }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float product = number(products.tile[m][n][i]);
-          if constexpr (of_each_key) product *= of_key[i % 2];
-          if constexpr (!C.folds_rows()) {
-            product = C.smooth ? __fmaf_rn(product, factor[i / 2], summand[i / 2]) : product * factor[i / 2];
-          }
-          s.tile[m][n][i] = product;
-        }
+      for (int i = 0; i < 4; ++i) {
+        s[i] = number(products[i]);
+        if constexpr (of_each_key) s[i] *= of_key[i % 2];
+        if constexpr (of_rows) s[i] = C.smooth ? __fmaf_rn(s[i], factor[i / 2], summand[i / 2]) : s[i] * factor[i / 2];
       }
     }
-  }
+  };
 
- public:
   /// Of folds_rows(): what the softmax does instead for a thread's rows, and for a tile's columns that share a descale.
   __device__ __forceinline__ auto row_scale(int use, int warp_row, int lane) const {
     RowScale rows;
