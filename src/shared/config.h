@@ -172,7 +172,10 @@ struct FwdConfig {
   // Q and K are int8, whose products become scores by descales (scores/descales.cuh); V and P are of `type`.
   bool int8_scores = false;
   bool descales_keys = false;  // of int8: by block or token; rows and keys of a tile have descales of their own
-  bool smooth = false;         // of int8: K lacks its mean, whose product with a row is added to the row's scores
+  // Of descales_keys: so many neighbouring columns of a tile, from a multiple of it on, are keys of one block; 1 or a
+  // power of two from 16 on.
+  int keys_a_descale = 1;
+  bool smooth = false;  // of int8: K lacks its mean, whose product with a row is added to the row's scores
 
   static constexpr const char* type_name() { return "FwdConfig"; }
   /// Every field, in the order above. A kernel's source and name follow from this list
@@ -220,6 +223,7 @@ struct FwdConfig {
     visit("widens_queries", c.widens_queries);
     visit("int8_scores", c.int8_scores);
     visit("descales_keys", c.descales_keys);
+    visit("keys_a_descale", c.keys_a_descale);
     visit("smooth", c.smooth);
   }
 
@@ -293,8 +297,10 @@ struct FwdConfig {
     return products == Products::wgmma && descales_rows() && walks_plainly && !scale_first && dv <= 192;
   }
   constexpr int descale_bytes() const {
-    return descales_rows() ? tile_q * 8 + (descales_keys ? stages * tile_kv * 4 : 0) : 0;
+    return descales_rows() ? tile_q * 8 + (descales_keys ? round_up(stages * tile_descales() * 4, 16) : 0) : 0;
   }
+  /// Of the keys of a tile.
+  constexpr int tile_descales() const { return tile_kv / keys_a_descale; }
   constexpr int q_bytes() const { return tile_q * d * bytes_of(q_type()); }
   constexpr int k_bytes() const { return tile_kv * d * bytes_of(k_type()); }
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(v_type()); }

@@ -73,11 +73,10 @@ TEST(Wgmma, MultipliesScoresOfInt8) {
   const auto plan = [](const std::string& line, int sm) {
     return make_plan(Problem::parse("attention dtype=int8:int8:bf16:bf16 sq=200 d=128 " + line), Target::cuda(sm), {});
   };
-  const std::pair<const char*, const char*> words[] = {
-      {"", " int8_scores"},
-      {"smooth", " int8_scores smooth"},
-      {"descale=token", " int8_scores descales_keys"},
-      {"descale=block:64 smooth", " int8_scores descales_keys smooth"}};
+  const std::pair<const char*, const char*> words[] = {{"", " int8_scores"},
+                                                       {"smooth", " int8_scores smooth"},
+                                                       {"descale=token", " int8_scores descales_keys"},
+                                                       {"descale=block:8 smooth", " int8_scores descales_keys smooth"}};
   for (const auto& [line, end] : words) {
     const Plan wgmma = plan(line, 90);
     EXPECT_EQ(wgmma.implementation(), "cuda.fwd_wgmma") << line;
@@ -90,20 +89,56 @@ TEST(Wgmma, MultipliesScoresOfInt8) {
   EXPECT_EQ(plan("mass=mean", 90).implementation(), "cuda.fwd_mma");
 }
 
+// Columns of a tile share a descale of K as far as its blocks, the tile and a list's pieces of it allow.
+TEST(Wgmma, ColumnsOfABlockShareADescale) {
+  const auto word = [](const std::string& line, int sm) -> std::string {
+    const cases::Case of = cases::Case::parse("attention dtype=int8:int8:bf16:bf16 sq=2000 " + line);
+    const std::string name = make_plan(of.problem, Target::cuda(sm), of.wishes).state().kernels.front().name;
+    const std::size_t at = name.find("keys_a_descale=");
+    return at == std::string::npos ? "" : name.substr(at + 15, 2);
+  };
+  const std::pair<const char*, const char*> shared[] = {{"d=128 descale=block:64", "64"},
+                                                        {"d=128 descale=block:128 smooth", "64"},
+                                                        {"d=128 descale=block:96", "32"},
+                                                        {"d=192 descale=block:64", "32"},  // tiles of 96 keys
+                                                        {"d=256 descale=block:64", "16"},  // of 80
+                                                        {"d=128 descale=block:48", "16"},
+                                                        {"d=128 descale=block:64 layout=varlen tq=5000", "64"},
+                                                        {"d=128 descale=block:32 kv=table page=96", "32"},
+                                                        {"d=128 descale=block:64 list=indices block=128x128", "64"},
+                                                        {"d=128 descale=block:64 list=indices block=128x32", "32"},
+                                                        {"d=128 descale=block:40", ""},
+                                                        {"d=128 descale=token", ""},
+                                                        {"d=128", ""}};
+  for (const auto& [line, keys] : shared) {
+    EXPECT_EQ(word(line, 90), keys) << line;
+    EXPECT_EQ(word(line, 80), "") << line;
+  }
+}
+
 // Three groups of 64 rows for narrow heads, but where a fifth of their rows or some multiprocessors had nothing to do.
 TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
   const auto tile_q = [](const std::string& line) {
     Target target = Target::cuda(90);
     target.multiprocessors = 132;
-    return make_plan(Problem::parse("attention dtype=bf16 d=64 " + line), target).state().tile_q;
+    return make_plan(Problem::parse("attention d=64 " + line), target).state().tile_q;
   };
-  for (const char* line : {"b=16 sq=512 hq=32", "b=4 sq=8192 hq=32 causal", "b=16 sq=2000 hq=32 causal",
-                           "b=16 sq=600 hq=32 layout=varlen tq=8000", "b=50 sq=180 hq=8"}) {
-    EXPECT_EQ(tile_q(line), 192) << line;
+  for (const std::string type :
+       {"dtype=bf16 ", "dtype=int8:int8:bf16:bf16 ", "dtype=int8:int8:bf16:bf16 descale=block:64 smooth "}) {
+    for (const char* line : {"b=16 sq=512 hq=32", "b=4 sq=8192 hq=32 causal", "b=16 sq=2000 hq=32 causal",
+                             "b=16 sq=600 hq=32 layout=varlen tq=8000", "b=50 sq=180 hq=8"}) {
+      EXPECT_EQ(tile_q(type + line), 192) << type << line;
+    }
+    for (const char* line : {"b=16 sq=512 hq=32 causal", "b=16 sq=256 hq=32", "b=1 sq=512 hq=32", "sq=4096 hq=4",
+                             "b=100 sq=2000 hq=32 layout=varlen tq=6000", "b=100 sq=60 hq=32"}) {
+      EXPECT_EQ(tile_q(type + line), 64) << type << line;
+    }
   }
-  for (const char* line : {"b=16 sq=512 hq=32 causal", "b=16 sq=256 hq=32", "b=1 sq=512 hq=32", "sq=4096 hq=4",
-                           "b=100 sq=2000 hq=32 layout=varlen tq=6000", "b=100 sq=60 hq=32"}) {
-    EXPECT_EQ(tile_q(line), 64) << line;
+  // Registers, and boxes that pages cut, leave int8 two groups.
+  for (const char* line :
+       {"dtype=int8:int8:bf16:fp32 b=4 sq=8192 hq=32", "dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 residual",
+        "dtype=int8:int8:bf16:bf16 b=4 sq=8192 hq=32 kv=table page=64"}) {
+    EXPECT_EQ(tile_q(line), 128) << line;
   }
 }
 

@@ -62,6 +62,21 @@ void apply(const Wishes& wishes, FwdConfig& config) {
                                                 : Loader::cp_async;
 }
 
+// Blocks of keys are counted from a sequence's first key or a page's, and tiles begin at multiples of their keys,
+// pieces of a list's tiles at multiples of the granule.
+int keys_a_descale(const FwdConfig& config, const Problem& problem) {
+  if (config.products != Products::wgmma || !config.descales_keys) return 1;
+  if (problem.quantization.grain != Grain::block) return 1;
+  const auto divides = [&](int keys) {
+    return problem.quantization.block % keys == 0 && config.tile_kv % keys == 0 &&
+           (!problem.list || config.granule % keys == 0);
+  };
+  for (const int keys : {64, 32, 16}) {  // more would be kernels of their own for little
+    if (divides(keys)) return keys;
+  }
+  return 1;
+}
+
 }  // namespace
 
 bool has_tma(const FwdConfig& config, const Target& target) {
@@ -87,6 +102,7 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   apply(wishes, config);
   config.ping_pong = !gains_without_ping_pong(config, problem, target);
   config.merges = config.by_keys() && splits > 1;
+  config.keys_a_descale = keys_a_descale(config, problem);
   config.whole_rows = has_whole_rows(config, problem);
   config.varlen = wgmma && problem.q_layout == Layout::varlen;
   if (!problem.list) config.granule = FwdConfig{}.granule;  // ranges have none

@@ -25,6 +25,10 @@ struct TileProbabilities : QueryTiles<C> {
   static constexpr bool finds_hidden_early = C.tests_elements() && !C.scale_first;
   // Probabilities of tiles of which a warp's rows see no key are 0, without a softmax.
   static constexpr bool passes_hidden = finds_hidden_early && C.skip == Skip::none && !of_bytes;
+  // Sums of int8 become scores one by one between the exponentials, which another unit computes, in tiles that hide no
+  // key and need no maximum. What skip states of the rule `threshold` keep leaves no registers for that.
+  static constexpr bool converts_late =
+      C.int8_scores && !C.scale_first && !C.tests_elements() && C.skip != Skip::threshold;
   // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
   using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
@@ -58,6 +62,18 @@ struct TileProbabilities : QueryTiles<C> {
     const int own = thread_again();
     int8_scores().template find_rows<QTile>(p, descales, work, q_at(), own / 32 % 4 * 16, own / 32 * 16, own % 32);
   }
+  // Of scores that are there, and of those that sums of int8 become when their exponentials are due.
+  struct NoConversion {
+    static constexpr bool is_late = false;
+    __device__ __forceinline__ void convert(Scores& /*s*/, int /*n*/) const {}
+  };
+  struct LateConversion {
+    static constexpr bool is_late = true;
+    const Products& products;
+    typename Int8Scores<C>::Factors factors;
+    __device__ __forceinline__ void convert(Scores& s, int n) { factors.convert(s.tile[0][n], products.tile[0][n], n); }
+  };
+
   // Products of 8 bits to those of what was quantised, or as near as softmax_scale() wants; other products as they are.
   __device__ __forceinline__ decltype(auto) descale(const Work& work, Products& products, int use) const {
     if constexpr (C.int8_scores) {
@@ -72,20 +88,30 @@ struct TileProbabilities : QueryTiles<C> {
       return (products);
     }
   }
+  // Unless converts_late; else room for them.
+  __device__ __forceinline__ decltype(auto) scores_of(const Work& work, Products& products, int use) const {
+    if constexpr (converts_late) {
+      return Scores();
+    } else {
+      return descale(work, products, use);
+    }
+  }
+  // What the rows' scaled scores lack, some of which is added to the scores instead.
+  __device__ __forceinline__ auto find_shift(const Work& work, Scores& s, const KvTile& tile, const Linear& linear,
+                                             int use) const {
+    if constexpr (C.linear_score) {
+      return linear.change(p, work, s, tile, first_row_of_thread(work), thread_again() % 32);
+    } else if constexpr (C.folds_rows()) {
+      const int own = thread_again();
+      return int8_scores().row_scale(use, own / 32 * 16, own % 32);
+    } else {
+      return NoShift{};
+    }
+  }
   // Products to scores. What these lack of the rows' scaled scores.
   __device__ __forceinline__ auto finish(const Work& work, Scores& s, const KvTile& tile, const Linear& linear,
-                                         const HiddenBits<C>& hidden) const {
-    const auto change = [&] {
-      if constexpr (C.linear_score) {
-        return linear.change(p, work, s, tile, first_row_of_thread(work), thread_again() % 32);
-      } else if constexpr (C.folds_rows()) {
-        const int own = thread_again();
-        return int8_scores().row_scale(softmax_scale(work), own / 32 * 16, own % 32);
-      } else {
-        return NoShift{};
-      }
-    };
-    const auto shift = change();
+                                         const HiddenBits<C>& hidden, int use) const {
+    const auto shift = find_shift(work, s, tile, linear, use);
     if (C.scale_first || work.may_hide(tile)) {
       const int own = thread_again();
       const FinishScores<C, User, Work> scores{p, work, own / 32 * 16, own % 32};
@@ -98,27 +124,48 @@ struct TileProbabilities : QueryTiles<C> {
     return shift;
   }
 
+  // Products, or scores unless converts_late, to probabilities.
+  template <bool first>
+  __device__ __forceinline__ typename Online::Rescale weigh(const Work& work, Products& products, Scores& s,
+                                                            const KvTile& tile, const Linear& linear,
+                                                            const HiddenBits<C>& hidden, int use, Online& softmax,
+                                                            Measure& measure) const {
+    if constexpr (converts_late) {
+      if (!first && !tile.cut_begin && !tile.cut_end) {
+        const auto shift = find_shift(work, s, tile, linear, use);
+        const int own = thread_again();
+        const LateConversion conversion{products, {int8_scores(), use, own / 32 * 16, own % 32}};
+        return exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure, conversion);
+      }
+      s = descale(work, products, use);
+    }
+    const auto shift = finish(work, s, tile, linear, hidden, use);
+    return exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure, NoConversion{});
+  }
+
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
   // looked for, and the sum of the probabilities tells when it should have been. They are divided then; and only where
   // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
-  template <bool first, class Shift>
+  template <bool first, class Shift, class Conversion>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
                                                                    const Linear& linear, const HiddenBits<C>& hidden,
                                                                    Shift shift, int use, Online& softmax,
-                                                                   Measure& measure) const {
+                                                                   Measure& measure,
+                                                                   const Conversion& conversion) const {
     constexpr float slacks[2] = {Online::kSlack, Online::kSlack};
     typename Online::Rescale rescale{};
     const float scale = softmax_scale(work);
     const bool cut = tile.cut_begin || tile.cut_end;
-    const bool looks = first || looks_always || (cut && !C.tests_elements()) || (C.tests_elements() && C.scale_first);
+    const bool looks = !Conversion::is_late && (first || looks_always || converts_late ||
+                                                (cut && !C.tests_elements()) || (C.tests_elements() && C.scale_first));
     if (looks) rescale = softmax.raise(s, scale, slacks, shift);
     if constexpr (finds_hidden_early && !first && !looks_always) {
       if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, scale, shift, softmax, measure);
+    exponentiate(s, scale, shift, softmax, measure, conversion);
     if constexpr (of_bytes) {
       if (!looks_always && !looks && softmax.overshoots(before)) {
         if (softmax.overflows(before)) {
@@ -137,11 +184,12 @@ struct TileProbabilities : QueryTiles<C> {
           softmax.take_back(before, slack);
           multiply_again(work, s, use);
           // Without tests of elements no key is hidden.
-          if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, tile, linear, hidden);
+          if constexpr (C.scale_first || C.linear_score || C.tests_elements())
+            finish(work, s, tile, linear, hidden, use);
           rescale = softmax.raise(s, scale, slack, shift);
           before[0] = softmax.sum[0][0];
           before[1] = softmax.sum[0][1];
-          exponentiate(s, scale, shift, softmax, measure);
+          exponentiate(s, scale, shift, softmax, measure, NoConversion{});
         }
         softmax.follow(before, s, rescale);
       }
@@ -175,13 +223,21 @@ struct TileProbabilities : QueryTiles<C> {
     }
   }
 
-  template <class Shift>
+  template <class Shift, class Conversion>
   __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Shift& shift, Online& softmax,
-                                               Measure& measure) const {
+                                               Measure& measure, Conversion conversion) const {
     const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
-    const float scales[2] = {shift.of_row(scale, 0), shift.of_row(scale, 1)};
+    float scales[2] = {shift.of_row(scale, 0), shift.of_row(scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
+      conversion.convert(s, n);
+      if constexpr (Shift::columns > 0) {
+        if (n * 8 % Shift::columns == 0) {
+          const auto of_columns = shift.of_columns(n * 8 / Shift::columns);
+          scales[0] = of_columns.of_row(scale, 0);
+          scales[1] = of_columns.of_row(scale, 1);
+        }
+      }
       if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
       softmax.exponentiate(0, s.tile[0][n], scales, origins);
     }

@@ -28,7 +28,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
   using Base::await_queries, Base::begin_queries, Base::checks, Base::group, Base::group_barrier, Base::group_number,
       Base::groups, Base::groups_differ, Base::items, Base::k_at, Base::keys, Base::lane, Base::p, Base::q_at,
       Base::q_base, Base::registers_are_short, Base::shared, Base::thread, Base::thread_again, Base::v_at, Base::values,
-      Base::vt_at, Base::clear, Base::finds_hidden_early, Base::finish, Base::first_row_of_thread, Base::of_bytes,
+      Base::vt_at, Base::clear, Base::finds_hidden_early, Base::first_row_of_thread, Base::of_bytes,
       Base::pack_probabilities, Base::passes_hidden, Base::softmax_scale;
   using typename Base::KTile, typename Base::Linear, typename Base::Measure, typename Base::Online,
       typename Base::Probabilities, typename Base::Products, typename Base::Scores, typename Base::QTile,
@@ -236,13 +236,12 @@ struct FwdWgmma : TileProbabilities<C, User> {
         hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
     }
     await_scores<first ? 0 : 1>(products);
-    auto&& s = this->descale(work, products, use);
+    auto&& s = this->scores_of(work, products, use);
     bool weighs_nothing = false;
     if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
     typename Online::Rescale rescale{};
     if (!weighs_nothing) {
-      const auto shift = finish(work, s, tile, linear, hidden);
-      rescale = this->template exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure);
+      rescale = this->template weigh<first>(work, products, s, tile, linear, hidden, use, softmax, measure);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);

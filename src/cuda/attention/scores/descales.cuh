@@ -78,7 +78,8 @@ struct Int8Scores {
   /// Rows of the block, and keys of a tile that is `use`-th in the ring.
   __device__ __forceinline__ u32 row_at(int row) const { return memory + static_cast<u32>(row) * 8; }
   __device__ __forceinline__ u32 key_at(int use, int column) const {
-    return memory + C.tile_q * 8 + (static_cast<u32>(use) % C.stages * C.tile_kv + static_cast<u32>(column)) * 4;
+    const u32 of_tile = static_cast<u32>(use) % C.stages * C.tile_descales();
+    return memory + C.tile_q * 8 + (of_tile + static_cast<u32>(column) / C.keys_a_descale) * 4;
   }
 
   /// Where sums of products begin. From a number of fp32 whose last binary digit is 1 on, 2^22 to either side are
@@ -95,72 +96,73 @@ struct Int8Scores {
   template <class Work>
   __device__ __forceinline__ void convert(Scores& s, const Sums& products, const Work& work, int use, int warp_row,
                                           int lane) const {
-    if constexpr (C.descales_rows()) {
-      multiply(s, products, use, warp_row, lane);
-    } else {
-      convert(s, products);
-      if constexpr (C.scale_first) s.scale(work.product);
-    }
-  }
-
- private:
-  /// Without factors.
-  static __device__ __forceinline__ void convert(Scores& s, const Sums& products) {
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m) {
+      Factors factors(*this, use, warp_row + m * 16, lane);
 #pragma unroll
-      for (int n = 0; n < C.tile_kv / 8; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s.tile[m][n][i] = number(products.tile[m][n][i]);
-      }
+      for (int n = 0; n < C.tile_kv / 8; ++n) factors.convert(s.tile[m][n], products.tile[m][n], n);
     }
+    if constexpr (C.scale_first && !C.descales_rows()) s.scale(work.product);
   }
 
-  /// With those of a tile's rows, unless folds_rows(), and keys.
-  __device__ __forceinline__ void multiply(Scores& s, const Sums& products, int use, int warp_row, int lane) const {
-    const u32 rows = row_at(warp_row + lane / 4);
-    const u32 keys = key_at(use, lane % 4 * 2);
+  /// What 16 rows of a tile are multiplied by, in columns of eight one after another: the factors of its keys, and
+  /// those of its rows unless folds_rows().
+  struct Factors {
+    static constexpr bool of_rows = C.descales_rows() && !C.folds_rows();
+    static constexpr bool of_each_key = C.descales_keys && C.keys_a_descale == 1;
+    u32 keys;
+    float of_row[2];
+    float summand[2];
+    float factor[2];  // of a row, or of a row and columns that share a descale
+
+    __device__ __forceinline__ Factors(const Int8Scores& scores, int use, int row, int lane)
+        : keys(scores.key_at(use, of_each_key ? lane % 4 * 2 : 0)) {
+      if constexpr (of_rows) {
 #pragma unroll
-    for (int m = 0; m < row_tiles; ++m) {
-      float factor[2];
-      float summand[2];
-      if constexpr (!C.folds_rows()) {
-        ptx::load_shared_8(factor[0], summand[0], rows + m * 128);
-        ptx::load_shared_8(factor[1], summand[1], rows + m * 128 + 64);
-      }
-#pragma unroll
-      for (int n = 0; n < C.tile_kv / 8; ++n) {
-        float of_key[2] = {1.0F, 1.0F};
-        if constexpr (C.descales_keys) ptx::load_shared_8(of_key[0], of_key[1], keys + n * 32);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float product = number(products.tile[m][n][i]);
-          if constexpr (C.descales_keys) product *= of_key[i % 2];
-          if constexpr (C.folds_rows()) {
-            s.tile[m][n][i] = product;
-          } else {
-            s.tile[m][n][i] = C.smooth ? __fmaf_rn(product, factor[i / 2], summand[i / 2]) : product * factor[i / 2];
-          }
+        for (int half = 0; half < 2; ++half) {
+          ptx::load_shared_8(of_row[half], summand[half], scores.row_at(row + half * 8 + lane / 4));
+          factor[half] = of_row[half];
         }
       }
     }
-  }
+    /// Of columns 8 · n and on.
+    __device__ __forceinline__ void convert(float (&s)[4], const int (&products)[4], int n) {
+      float of_key[2];
+      if constexpr (of_each_key) {
+        ptx::load_shared_8(of_key[0], of_key[1], keys + static_cast<u32>(n) * 32);
+      } else if constexpr (of_rows && C.descales_keys) {
+        if (n * 8 % C.keys_a_descale == 0) {
+          const float of_columns = ptx::load_shared_4(keys + static_cast<u32>(n) * 8 / C.keys_a_descale * 4);
+          factor[0] = of_row[0] * of_columns;
+          factor[1] = of_row[1] * of_columns;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[i] = number(products[i]);
+        if constexpr (of_each_key) s[i] *= of_key[i % 2];
+        if constexpr (of_rows) s[i] = C.smooth ? __fmaf_rn(s[i], factor[i / 2], summand[i / 2]) : s[i] * factor[i / 2];
+      }
+    }
+  };
 
- public:
-  /// Of folds_rows(): what the softmax does instead for a thread's rows. `scale`: of scores to log2.
-  __device__ __forceinline__ RowScale row_scale(float scale, int warp_row, int lane) const {
+  /// Of folds_rows(): what the softmax does instead for a thread's rows, and for a tile's columns that share a descale.
+  __device__ __forceinline__ auto row_scale(int use, int warp_row, int lane) const {
     RowScale rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float summand;
-      ptx::load_shared_8(rows.factor[half], summand, row_at(warp_row + half * 8 + lane / 4));
-      rows.by[half] = summand * scale;
+      ptx::load_shared_8(rows.factor[half], rows.by[half], row_at(warp_row + half * 8 + lane / 4));
     }
-    return rows;
+    if constexpr (C.keys_a_descale > 1) {
+      return ColumnScale<C.keys_a_descale>{rows, key_at(use, 0)};
+    } else {
+      return rows;
+    }
   }
 
-  /// Finds what belongs to a warp's rows, by the warp, for itself. `q`, `q_row`: the tile of Q in shared memory and the
-  /// warp's first row there; `warp_row`: in the block. Rows that are not used have a factor of 1.
+  /// Finds what belongs to a warp's rows, by the warp, for itself; with folds_rows() in units of log2. `q`, `q_row`:
+  /// the tile of Q in shared memory and the warp's first row there; `warp_row`: in the block. Rows that are not used
+  /// have a factor of 1.
   template <class QTile, class Work>
   __device__ __forceinline__ void find_rows(const AttentionParams& p, const DescaleParams& d, const Work& work, u32 q,
                                             int q_row, int warp_row, int lane) const {
@@ -180,7 +182,8 @@ struct Int8Scores {
       factor = of_query;
       if constexpr (!C.descales_keys) factor *= head_descale(work, d.k, d.k_batch, d.k_head);
     }
-    ptx::store_shared_8(row_at(warp_row + row), factor, sum * of_query);
+    const float scale = C.folds_rows() ? p.scale * kLog2E : 1.0F;
+    ptx::store_shared_8(row_at(warp_row + row), factor * scale, sum * of_query * scale);
     __syncwarp();
   }
 
@@ -198,22 +201,24 @@ struct Int8Scores {
       ptx::cp_async_4_or_zeros(key_at(use, column), key_descale<C>(p, d, work, is_key ? key : 0), is_key);
     }
   }
-  /// The same by a warp, without waiting for memory in turn.
+  /// The same by a warp, without waiting for memory in turn; behind the end any that is positive and finite, so that
+  /// what is hidden stays −∞.
   template <TileWork Work>
   __device__ __forceinline__ void load_keys(const AttentionParams& p, const DescaleParams& d, const Work& work,
                                             const KvTile& tile, int use, int lane) const {
-    constexpr int steps = divide_up(C.tile_kv, 32);
+    constexpr int count = C.tile_descales();
+    constexpr int steps = divide_up(count, 32);
     float loaded[steps];
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const int key = work.tiles.key(tile, min(i * 32 + lane, C.tile_kv - 1));
-      loaded[i] = key < work.sequence.first.extent.length ? *key_descale<C>(p, d, work, key) : 0.0F;
+      const int key = work.tiles.key(tile, min(i * 32 + lane, count - 1) * C.keys_a_descale);
+      loaded[i] = *key_descale<C>(p, d, work, min(key, work.sequence.first.extent.length - 1));
     }
 #pragma unroll
     for (int i = 0; i < steps; ++i) {
-      const int column = i * 32 + lane;
-      if (C.tile_kv % 32 == 0 || column < C.tile_kv) {
-        ptx::store_shared_4(key_at(use, column), __float_as_uint(loaded[i]));
+      const int index = i * 32 + lane;
+      if (count % 32 == 0 || index < count) {
+        ptx::store_shared_4(key_at(use, index * C.keys_a_descale), __float_as_uint(loaded[i]));
       }
     }
   }

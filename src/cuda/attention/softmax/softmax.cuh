@@ -64,12 +64,7 @@ struct Softmax {
     for (int m = 0; m < row_tiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float highest = s.tile[m][0][half * 2];
-#pragma unroll
-        for (int n = 0; n < key_tiles; ++n) {
-          highest = fmaxf(highest, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
-        }
-        highest = quad_maximum(shift.scaled(highest, scale, half));
+        const float highest = quad_maximum(highest_scaled(s, m, half, scale, shift));
         // Rounded down: of large scores the sum nearest to it might let a probability of 2^16 pass.
         const bool rises = highest > __fadd_rd(origin[m][half], slack[half]);
         const float raised = highest - static_cast<float>(offset_bits);
@@ -82,6 +77,29 @@ struct Softmax {
     }
     rescale.needed = __any_sync(0xffffffffU, moved) != 0;
     return rescale;
+  }
+
+  /// This thread's highest scaled score of a row.
+  template <int key_tiles, class Shift>
+  static __device__ __forceinline__ float highest_scaled(const Accumulator<row_tiles, key_tiles>& s, int m, int half,
+                                                         float scale, const Shift& shift) {
+    constexpr int together = Shift::columns == 0 ? key_tiles : Shift::columns / 8;
+    float highest;
+#pragma unroll
+    for (int first = 0; first < key_tiles; first += together) {
+      float of_group = s.tile[m][first][half * 2];
+#pragma unroll
+      for (int n = first; n < first + together; ++n) {
+        of_group = fmaxf(of_group, fmaxf(s.tile[m][n][half * 2], s.tile[m][n][half * 2 + 1]));
+      }
+      if constexpr (Shift::columns > 0) {
+        of_group = shift.of_columns(first / together).scaled(of_group, scale, half);
+      } else {
+        of_group = shift.scaled(of_group, scale, half);
+      }
+      highest = first == 0 ? of_group : fmaxf(highest, of_group);
+    }
+    return highest;
   }
 
   /// Whether any row of the warp has seen no key yet.
