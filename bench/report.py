@@ -14,7 +14,7 @@ from pathlib import Path
 
 from report_context_parallel import context_parallel_rows
 from report_native_sparse import native_sparse_rows
-from report_quantization import quantization_rows
+from report_quantization import eight_bit_rows, quantization_rows
 from report_skip import skip_steps_rows, training_step_rows
 from report_tables import (
     accuracy_rows,
@@ -103,6 +103,8 @@ LAYOUTS = {
     "gpu_lists": ("Lists of tiles beside dense attention", list_rows),
     "gpu_skip": ("Lists that move on from step to step", skip_rows),
     "skip_steps": ("Steps of skip states", skip_steps_rows),
+    "gpu_fp8": ("Operands of e4m3 beside bf16", eight_bit_rows),
+    "gpu_int8": ("Scores of int8 beside bf16", eight_bit_rows),
     "gpu_inputs": ("Inputs of larger and rising scores", input_rows),
     "gpu_accuracy": ("Relative L2 distance of outputs from double precision", accuracy_rows),
     "gpu_paged": ("Keys in pages", plain_rows),

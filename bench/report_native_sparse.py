@@ -17,8 +17,8 @@ def _peak(row):
 
 
 def native_sparse_rows(rows):
-    """Each call's time, how many times faster than the peer it is, and the memory of its longest pass. The peer is dense
-    attention, or, where that was not measured, flash-linear-attention."""
+    """Each call's time, how many times faster than the peer it is, and the memory of its longest pass. The peer is
+    dense attention, or, where that was not measured, flash-linear-attention."""
     peer = "dense" if any(row["call"] == "dense" for row in rows) else "fla"
     calls = [call for call in NAMES if call != peer and any(row["call"] == call for row in rows)]
     told_peer = NAMES.get(peer, peer)

@@ -1,7 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of quantization_errors.py."""
+"""Tables of quantization_errors.py, and of suites of operands of 8 bits."""
 
-from report_text import table, wrapped
+from report_text import table, time_of, wrapped
+
+QUANTISED = ("dtype=", "descale=", "smooth")  # words of a problem that its twin in bf16 has not, or others
+
+
+def eight_bit_rows(rows):
+    """Problems of 8 bits beside their twins in bf16, of the same run."""
+
+    def twin_of(row):
+        return " ".join(word for word in row["problem"].split() if not word.startswith(QUANTISED))
+
+    in_bf16 = {twin_of(row): row for row in rows if "dtype=bf16" in row["problem"].split()}
+    body = []
+    for row in rows:
+        twin = in_bf16.get(twin_of(row))
+        if twin is None or twin is row:
+            continue
+        cells = [f"`{row['problem']}`", time_of(row["us"]), f"{row['tflops']:.0f}", f"{twin['tflops']:.0f}"]
+        body.append([*cells, f"{twin['us'] / row['us']:.2f}"])
+    return table(["problem", "time", "TFLOP/s", "bf16", "bf16 over it"], body)
 
 
 def quantization_rows(rows):
