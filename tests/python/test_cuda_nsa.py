@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
 
+import nsa_rows  # noqa: E402
 import tessera  # noqa: E402
 from cuda_torch import CUDA, nobody_waits, on_gpu  # noqa: E402
 from tessera.torch import head_groups, nsa_function  # noqa: E402
@@ -213,3 +214,22 @@ def test_calls_wait_for_nothing():
     run(arrays).float().sum().backward()
     with nobody_waits():
         run(arrays).float().sum().backward()
+
+
+@pytest.mark.skipif(torch.cuda.mem_get_info()[1] < 100 << 30, reason="wants 100 GiB of memory")
+def test_rows_behind_two_to_the_31_elements():
+    """Of q, of 32 heads and 128 columns: token 524288 is the first behind them."""
+    nsa_rows.check(640000, 32, 8, 128, [63, 4095, 524287, 524288, 639000], CUDA, torch.bfloat16)
+
+
+@pytest.mark.parametrize("preset", ["strict", "reference"])
+def test_gradients_of_later_tokens(preset):
+    """Earlier rows' have none in `strict`, to the bit; `reference` leaks."""
+    arrays = [x.detach().requires_grad_() for x in tensors(1, 700, device=CUDA)]
+    own = {"length": 32, "stride": 32, "block": 32, "top": 6, "window": 100} if preset == "strict" else {}
+    out = tessera.nsa(*arrays[:3], preset=preset, **own)
+    leaks = []
+    for row in (40, 200, 500):
+        gradients = torch.autograd.grad(out[:, : row + 1].float().square().sum(), arrays[:3], retain_graph=True)
+        leaks.append(any(x[:, row + 1 :].any().item() for x in gradients))
+    assert leaks == [preset == "reference"] * 3

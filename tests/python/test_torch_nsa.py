@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import nsa_rows  # noqa: E402
 import numpy as np  # noqa: E402
 import tessera  # noqa: E402
 from nsa_textbook import listed  # noqa: E402
@@ -446,3 +447,9 @@ def test_operators_are_what_they_say():
     for compressed in ((0, 64), (3, 2)):
         options = (8, 8, 8, 5, 16, "kv", "dot", "first", "complete", 1, 2, *compressed, True, None, 0)
         torch.library.opcheck(ops.nsa_select, (q.detach(), cache, None, None, *options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_some_rows(dtype):
+    """By the formulas of one row, which test_cuda_nsa asks of long sequences."""
+    nsa_rows.check(1024, 4, 2, 32, [0, 63, 64, 127, 700], "cpu", dtype)
