@@ -64,17 +64,16 @@ def check(tokens: int, heads: int, key_heads: int, dim: int, rows: list[int], de
     dout = torch.randn(out.shape, device=device, dtype=dtype)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), dout)
     sequence = Sequence(k[0], v[0], tiles)
-    last = list(range(tokens - BLOCK, tokens))
-    for at in sorted({*rows, *last}):
-        own = q.detach()[0, at].double().requires_grad_()
-        want = sequence.row(own, at)
-        wanted = torch.autograd.grad(want, own, dout[0, at].double(), retain_graph=True)[0]
-        near(out[0, at], want, f"out of row {at}")
-        near(dq[0, at], wanted, f"dq of row {at}")
-        if at in last:
-            want.backward(dout[0, at].double())
-    for got, name, own in zip((dk, dv), ("dk", "dv"), sequence.tail, strict=True):
-        near(got[0, -BLOCK:], own.grad, name)
+    places = sorted({*rows, *range(tokens - BLOCK, tokens)})
+    own = [q.detach()[0, at].double().requires_grad_() for at in places]
+    want = [sequence.row(row, at) for row, at in zip(own, places, strict=True)]
+    gradients = [dout[0, at].double() for at in places]
+    *wanted, of_keys, of_values = torch.autograd.grad(want, [*own, *sequence.tail], gradients)
+    for at, row, of_row in zip(places, want, wanted, strict=True):
+        near(out[0, at], row, f"out of row {at}")
+        near(dq[0, at], of_row, f"dq of row {at}")
+    near(dk[0, -BLOCK:], of_keys, "dk")
+    near(dv[0, -BLOCK:], of_values, "dv")
 
 
 def near(got: Tensor, want: Tensor, what: str) -> None:
