@@ -88,8 +88,9 @@ class TestOtherOperations:
         tensors = {name: normal(rng, *rows, 4, dim, dtype="bf16") for name, dim in (("q", 16), ("k", 16), ("v", 24))}
         cu = {"cu_seqlens": np.array([0, 101, 101, 140], np.int32)} if form == "packed" else {}
         batch = {"dense": 2, "packed": 3, "without batch": 1}[form]
-        slopes, state = np.array([0, 0.1, 0.5, 2], np.float32), normal(rng, 5, 4, 16, 24) if pool else None
-        slots = {"state_slots": np.arange(3, 3 - batch, -1), "dest_slots": np.arange(batch)} if pool else {}
+        slopes, state = np.array([0, 0.1, 0.5, 2], np.float32), normal(rng, 6, 4, 16, 24) if pool else None
+        # No sequence reads what another writes.
+        slots = {"state_slots": np.arange(5, 5 - batch, -1), "dest_slots": np.arange(batch)} if pool else {}
         given = tensors | slots | {"decay_slopes": slopes} | ({"state": state} if pool else {})
         given |= {"cu_seqlens_q": cu["cu_seqlens"]} if cu else {}
         theirs = command("linear_chunk layout=kv scale=0.5", **given)
