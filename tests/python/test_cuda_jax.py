@@ -17,19 +17,10 @@ except RuntimeError:
 import jax.numpy as jnp  # noqa: E402
 import tessera.jax  # noqa: E402
 from ml_dtypes import bfloat16  # noqa: E402
+from test_jax_attention import OPTIONS as ON_CPUS  # noqa: E402
 
-OPTIONS = {
-    "plain": {},
-    "causal": {"causal": True},
-    "window": {"window": (20, 3)},
-    "chunks": {"attention_chunk": 32, "causal": True},
-    "scale, softcap": {"scale": 0.3, "softcap": 2.0, "causal": True},
-    "slopes": {"alibi_slopes": np.float32([0.5, 0.25, 0.125, 0.0625]), "causal": True},
-    "lengths": {"seqused_q": np.int32([70, 33]), "seqused_k": np.int32([64, 90]), "causal": True},
-    "dropout": {"dropout": 0.25, "seed": 123456789012345678, "causal": True},
-    "compressed": {"compressed_causal": (4, 2)},
-    "deterministic": {"deterministic": True, "causal": True},
-}
+NAMES = ("plain", "causal", "window", "chunks", "scale, softcap", "slopes", "lengths", "dropout", "compressed")
+OPTIONS = {name: ON_CPUS[name] for name in NAMES} | {"deterministic": {"deterministic": True, "causal": True}}
 
 
 def make(rng, dtype, queries=70, keys=91, dim=64):

@@ -12,7 +12,7 @@ namespace tessera::python::xla {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-constexpr std::size_t kMostOfXla = 16;  // alignments that its allocator takes; what it gives has a larger one, or not
+constexpr std::size_t kXlaAlignment = 16;  // XLA refuses to be asked for a larger one
 
 std::optional<DType> dtype_of(ElementType type) noexcept {
   switch (type) {
@@ -116,9 +116,9 @@ void* Call::stream() const {
 }
 
 Call::Scratch::Scratch(const Call& call, std::size_t bytes)
-    : frame_(call.frame_), bytes_(bytes + kAlignment - kMostOfXla) {
+    : frame_(call.frame_), bytes_(bytes + kAlignment - kXlaAlignment) {
   if (bytes == 0) return;
-  Allocate arguments{sizeof(Allocate), nullptr, frame_.context, bytes_, kMostOfXla, nullptr};
+  Allocate arguments{sizeof(Allocate), nullptr, frame_.context, bytes_, kXlaAlignment, nullptr};
   check(frame_, frame_.api->allocate(&arguments), "XLA_FFI_DeviceMemory_Allocate");
   given_ = arguments.data;
 }

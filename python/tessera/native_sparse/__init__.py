@@ -171,7 +171,7 @@ def nsa(
 
     recompute, of torch's gradients: True keeps the result of the compressed branch alone for the backward, which
     computes those of the other two again; False keeps all three; None, the default, is True where the two would take 4
-    GiB or more, on a GPU also more than a quarter of the memory that is free. docs/nsa.md says what both cost.
+    GiB or more, on a GPU only if that is more than a quarter of its free memory. docs/nsa.md says what both cost.
 
     Returns (b, n, hq, dv) in the dtype of q. torch tensors may require grad: q, k, v, gate_weight, gates and both
     projections have gradients, the choice of blocks has none. Rows that see nothing in a branch get 0 from it. Raises

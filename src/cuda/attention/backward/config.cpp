@@ -18,7 +18,6 @@ int padded_dim(std::int64_t dim) {
   return 256;
 }
 
-std::int64_t tiles_of(std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; }
 bool has_fixed_order(const Problem& problem) { return problem.deterministic || problem.batch_invariant; }
 
 void choose_list(BwdConfig& config, const Problem& problem) {
@@ -76,7 +75,7 @@ bool is_plain(const BwdConfig& config) {
 
 // How many query heads rows of a tile are to be packed from, so that the list's blocks do not cut its queries. 0: they
 // do, of however many.
-int packed_heads(const Problem& problem, int rows) {
+int heads_of_tile(const Problem& problem, int rows) {
   const std::int64_t heads =
       backward_list(problem).heads == TileList::Heads::q ? 1 : problem.heads_q / problem.heads_kv;
   for (int packed = 1; packed <= std::min(rows, kSumRows) && heads % packed == 0; packed *= 2) {
@@ -102,7 +101,7 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
     config.tile_kv = keys;
     config.stages = stages;
     if (config.has_list()) {
-      config.heads_a_tile = packed_heads(problem, rows);
+      config.heads_a_tile = heads_of_tile(problem, rows);
       if (config.heads_a_tile == 0 || (config.heads_a_tile > 1 && !may_pack) || cuts_keys(problem, keys)) continue;
     }
     // Kernels would spill: 128 rows with a sink's weights, of several heads, or on SM100; two stages with more than 128
@@ -212,9 +211,11 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
 // Four blocks a multiprocessor even out what masks leave to each. A part is to take much longer than its sums on their
 // way through memory.
 std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& config, const Target& target) {
-  const std::int64_t blocks = tiles_of(problem.kv.seqlen, config.tile_kv) * problem.heads_kv * problem.batch;
+  const std::int64_t key_tiles = divide_up<std::int64_t>(problem.kv.seqlen, config.tile_kv);
+  const std::int64_t blocks = key_tiles * problem.heads_kv * problem.batch;
   if (!config.may_split_rows() || blocks == 0 || blocks >= target.multiprocessors) return 1;
-  const std::int64_t rows = tiles_of(problem.seqlen_q, config.tile_q) * problem.heads_q / problem.heads_kv;
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  const std::int64_t rows = divide_up<std::int64_t>(problem.seqlen_q, config.tile_q) * group;
   return std::clamp<std::int64_t>(rows / kLeastPart, 1, 4 * target.multiprocessors / blocks);
 }
 

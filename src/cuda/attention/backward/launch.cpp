@@ -52,15 +52,14 @@ std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
   return key_tiles(p, c) * p.heads_kv * p.batch * (c.apart ? 2 : 1);
 }
 std::int64_t row_parts(const Problem& p, const BwdLaunch& launch) {
-  return launch.row_part > 0 ? tiles_of(tiles_of(p.seqlen_q, launch.keys.tile_q), static_cast<int>(launch.row_part))
-                             : 1;
+  return launch.row_part > 0 ? divide_up(tiles_of(p.seqlen_q, launch.keys.tile_q), launch.row_part) : 1;
 }
 // Of rows, of one head (RowParts); 0 where each tile of keys has one block.
 std::int64_t tiles_of_row_part(const detail::PlanState& state, const BwdConfig& keys) {
   const Problem& problem = state.problem;
   const std::int64_t parts = state.wishes.splits.value_or(choose_row_parts(problem, keys, state.target));
   const std::int64_t tiles = tiles_of(problem.seqlen_q, keys.tile_q);
-  const std::int64_t part = (tiles + parts - 1) / parts;
+  const std::int64_t part = divide_up(tiles, parts);
   return part < tiles ? part : 0;
 }
 
