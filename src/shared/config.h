@@ -281,9 +281,12 @@ struct FwdConfig {
   constexpr int ring_bytes() const { return stages * stage_bytes(); }
   constexpr int warp_part_bytes() const { return tile_q * dv * 4 + tile_q / 16 * 6 * 32 * 4; }
   /// As they lie in shared memory.
-  constexpr Element q_type() const { return int8_scores ? Element::int8 : type; }
+  constexpr Element q_type() const { return int8_scores ? Element::int8 : widens_queries ? Element::fp16 : type; }
   constexpr Element k_type() const { return int8_scores ? Element::int8 : eight_bits ? key : type; }
   constexpr Element v_type() const { return eight_bits ? value : type; }
+  /// Of P in the second product by mma.sync. Values of 8 bits are numbers of fp16, to which SM89 and newer convert two
+  /// at once.
+  constexpr Element p_type() const { return eight_bits ? Element::fp16 : type; }
   constexpr bool has_descales() const { return eight_bits || int8_scores; }
   /// Whether the descales of q and k are one factor of all scores of a row tile, in the products.
   constexpr bool descales_at_once() const { return multiplies_bytes() || (int8_scores && !descales_rows()); }

@@ -65,6 +65,18 @@ TEST(Decode, SplitsFillTheLastWave) {
   }
   EXPECT_EQ(splits("b=64 sk=30000 kv=table page=16"), 8);
   EXPECT_EQ(splits("b=1 sk=131072 window=255:0"), splits("b=1 sk=256"));  // what a window hides is nobody's
+  // Of 8 bits a wave's blocks have eight warps where each has 8 tiles and more.
+  const auto bytes = [](const std::string& line) {
+    const Problem problem = Problem::parse("attention dtype=bf16:e4m3:e4m3:bf16 sq=1 d=128 hq=32 hkv=8 " + line);
+    const Plan plan = make_plan(problem, chip(90, 132), Wishes::parse("implementation=cuda.fwd_decode"));
+    const bool has_eight = plan.state().kernels.front().name.find(" warps=8") != std::string::npos;
+    return std::pair{plan.state().splits, has_eight ? 8 : 4};
+  };
+  EXPECT_EQ(bytes("b=16 sk=4096"), std::pair(std::int64_t{1}, 8));
+  EXPECT_EQ(bytes("b=1 sk=65536"), std::pair(std::int64_t{16}, 8));
+  EXPECT_EQ(bytes("b=4 sk=4096"), std::pair(std::int64_t{8}, 4));
+  EXPECT_EQ(bytes("b=64 sk=8192"), std::pair(std::int64_t{1}, 4));
+  EXPECT_EQ(bytes("b=16 sk=4096 kv=table page=16"), std::pair(std::int64_t{2}, 4));  // 512 KB for each block
   for (const std::int64_t sk : {500, 4096, 16384, 100000}) {
     for (const int batch : {1, 3, 17, 40, 200}) {
       const std::string line = "b=" + std::to_string(batch) + " sk=" + std::to_string(sk);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTX ISA 9.7.9.21, cvt: two 16-bit values of a 32-bit register to fp32, where a bf16 is the upper half; fp32 to 8
-// bits.
+// bits, and 8 bits to fp16.
 #pragma once
 
 #include "shared/types.h"
@@ -42,6 +42,18 @@ __device__ __forceinline__ u32 pack_e4m3(float a, float b, float c, float d) {
       : "=r"(bytes)
       : "f"(a), "f"(b), "f"(c), "f"(d));
   return bytes;
+}
+
+/// Bytes 0 and 1 of e4m3 or e5m2 to two numbers of fp16, NaN and infinities too. SM89 and newer.
+template <Element type>
+__device__ __forceinline__ u32 unpack_bytes(u32 bytes) {
+  u32 both;
+  if constexpr (type == Element::e4m3) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;\n" : "=r"(both) : "h"(static_cast<unsigned short>(bytes)));
+  } else {
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;\n" : "=r"(both) : "h"(static_cast<unsigned short>(bytes)));
+  }
+  return both;
 }
 
 }  // namespace tessera::cuda::ptx

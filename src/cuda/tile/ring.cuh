@@ -37,6 +37,8 @@ struct Ring {
   __device__ __forceinline__ void publish(int use) const { ptx::mbarrier_arrive(full(use)); }
   /// Readers: until the copy is there.
   __device__ __forceinline__ void wait(int use) const { ptx::mbarrier_wait(full(use), parity(use)); }
+  /// Readers: whether it is.
+  __device__ __forceinline__ bool test(int use) const { return ptx::mbarrier_test(full(use), parity(use)); }
   /// One lane of each warp, when all have read.
   __device__ __forceinline__ void release(int use) const { ptx::mbarrier_arrive(empty(use)); }
 };

@@ -2,6 +2,7 @@
 // e4m3 and e5m2 to fp16 or bf16 in registers. Every number of the former is one of the latter.
 #pragma once
 
+#include "cuda/ptx/convert.cuh"
 #include "cuda/ptx/math.cuh"
 
 namespace tessera::cuda {
@@ -39,9 +40,33 @@ __device__ __forceinline__ u32 with_non_finite(u32 upper, u32 pair) {
   return pair;
 }
 
+#if __CUDA_ARCH__ >= 890
+/// Bytes 0 and 1.
+template <Element to, Element from>
+__device__ __forceinline__ u32 widen_pair(u32 bytes) {
+  const u32 halves = ptx::unpack_bytes<from>(bytes);
+  if constexpr (to == Element::fp16) return halves;
+  float low;
+  float high;
+  ptx::unpack<Element::fp16>(halves, low, high);
+  return ptx::pack<to>(low, high);
+}
+#endif
+
 /// Bytes 0 and 1 to `low` and 2 and 3 to `high`; `alternates`: 0 and 2, 1 and 3.
 template <Element to, Element from, bool alternates, int words>
 __device__ __forceinline__ void widen(const u32 (&bytes)[words], u32 (&low)[words], u32 (&high)[words]) {
+#if __CUDA_ARCH__ >= 890
+  if constexpr (to == Element::bf16 || from == Element::e4m3) {
+#pragma unroll
+    for (int i = 0; i < words; ++i) {
+      const u32 ordered = alternates ? __byte_perm(bytes[i], 0, 0x3120) : bytes[i];
+      low[i] = widen_pair<to, from>(ordered);
+      high[i] = widen_pair<to, from>(ordered >> 16U);
+    }
+    return;
+  }
+#endif
   constexpr u32 low_bytes = alternates ? 0x2404 : 0x1404;
   constexpr u32 high_bytes = alternates ? 0x3414 : 0x3424;
   u32 flags = 0;

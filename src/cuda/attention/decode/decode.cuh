@@ -159,7 +159,7 @@ struct FwdDecode {
     const u32 bytes[2] = {loaded.x, loaded.y};
     u32 low[2];
     u32 high[2];
-    widen<C.type, Element::e4m3, false>(bytes, low, high);
+    widen<C.q_type(), Element::e4m3, false>(bytes, low, high);
     const u32 chunk[4] = {low[0], high[0], low[1], high[1]};
     ptx::store_shared_16(to, chunk);
   }

@@ -16,7 +16,8 @@ namespace tessera::cuda {
 template <FwdConfig C, class User>
 struct TileProbabilities : QueryTiles<C> {
   using Base = QueryTiles<C>;
-  using Base::descales, Base::int8_scores, Base::k_at, Base::keys, Base::p, Base::q_at, Base::thread_again;
+  using Base::checks, Base::descales, Base::int8_scores, Base::k_at, Base::keys, Base::p, Base::q_at,
+      Base::thread_again, Base::values;
   using typename Base::KTile, typename Base::QTile, typename Base::Work;
   static constexpr bool of_bytes = C.multiplies_bytes();
   // Of 8 bits, where registers do not suffice to compute rows again, or scores are changed before maxima are taken.
@@ -26,9 +27,10 @@ struct TileProbabilities : QueryTiles<C> {
   // Probabilities of tiles of which a warp's rows see no key are 0, without a softmax.
   static constexpr bool passes_hidden = finds_hidden_early && C.skip == Skip::none && !of_bytes;
   // Sums of int8 become scores one by one between the exponentials, which another unit computes, in tiles that hide no
-  // key and need no maximum. What skip states of the rule `threshold` keep leaves no registers for that.
+  // key and need no maximum: at 64 columns, where the exponentials are the limit; wider heads are up to 9% slower so.
+  // What skip states of the rule `threshold` keep leaves no registers for that.
   static constexpr bool converts_late =
-      C.int8_scores && !C.scale_first && !C.tests_elements() && C.skip != Skip::threshold;
+      C.int8_scores && C.d <= 64 && C.dv <= 64 && !C.scale_first && !C.tests_elements() && C.skip != Skip::threshold;
   // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
   using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
@@ -36,6 +38,10 @@ struct TileProbabilities : QueryTiles<C> {
   using Measure = TileMeasure<C>;
   using Linear = typename LinearScoreOf<C, typename User::Score>::type;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
+
+  // Whether a tile's exponentials end with a look at what the next step waits for: three groups have no registers for
+  // the answers.
+  static constexpr bool looks_ahead = Base::groups < 3;
 
   // Takes what the warp's rows say of a skip state's tiles.
   struct Measured {
@@ -57,6 +63,27 @@ struct TileProbabilities : QueryTiles<C> {
     const int own = thread_again();
     return work.block.first_row + own / 32 * 16 + own % 32 / 4;
   }
+  // A tile of keys on its way to probabilities, and what is known of the next by then.
+  struct Step {
+    const int use;  // of the ring
+    const KvTile tile;
+    const float scale;           // of scores to log2
+    const float product;         // of products of 8 bits to scores
+    bool has_next_keys = false;  // are in the ring
+    bool has_values = false;     // of this tile
+  };
+  __device__ __forceinline__ Step step_of(const Work& work, int use) const {
+    float product = 1.0F;
+    if constexpr (of_bytes) product = work.product;
+    return {use, work.tiles.at(use - work.first_use), softmax_scale(work), product};
+  }
+  // While the last exponentials are computed, so that the answers are there when they are: barriers share their queue
+  // with the exponentials.
+  __device__ __forceinline__ void look_ahead(Step& step) const {
+    if constexpr (!looks_ahead) return;
+    step.has_next_keys = keys().test(step.use + 1);
+    step.has_values = multiplied().test(step.use);
+  }
   // Of rows of int8, once these are there.
   __device__ __forceinline__ void find_rows(const Work& work) const {
     const int own = thread_again();
@@ -75,50 +102,50 @@ struct TileProbabilities : QueryTiles<C> {
   };
 
   // Products of 8 bits to those of what was quantised, or as near as softmax_scale() wants; other products as they are.
-  __device__ __forceinline__ decltype(auto) descale(const Work& work, Products& products, int use) const {
+  __device__ __forceinline__ decltype(auto) descale(const Work& work, Products& products, const Step& step) const {
     if constexpr (C.int8_scores) {
       Scores s;
       const int own = thread_again();
-      int8_scores().convert(s, products, work, use, own / 32 * 16, own % 32);
+      int8_scores().convert(s, products, work, step.use, own / 32 * 16, own % 32);
       return s;
     } else {
       if constexpr (of_bytes) {
-        if (C.scale_first || work.product != 1.0F) products.scale(work.product);
+        if (C.scale_first || step.product != 1.0F) products.scale(step.product);
       }
       return (products);
     }
   }
   // Unless converts_late; else room for them.
-  __device__ __forceinline__ decltype(auto) scores_of(const Work& work, Products& products, int use) const {
+  __device__ __forceinline__ decltype(auto) scores_of(const Work& work, Products& products, const Step& step) const {
     if constexpr (converts_late) {
       return Scores();
     } else {
-      return descale(work, products, use);
+      return descale(work, products, step);
     }
   }
   // What the rows' scaled scores lack, some of which is added to the scores instead.
-  __device__ __forceinline__ auto find_shift(const Work& work, Scores& s, const KvTile& tile, const Linear& linear,
-                                             int use) const {
+  __device__ __forceinline__ auto find_shift(const Work& work, Scores& s, const Step& step,
+                                             const Linear& linear) const {
     if constexpr (C.linear_score) {
-      return linear.change(p, work, s, tile, first_row_of_thread(work), thread_again() % 32);
+      return linear.change(p, work, s, step.tile, first_row_of_thread(work), thread_again() % 32);
     } else if constexpr (C.folds_rows()) {
       const int own = thread_again();
-      return int8_scores().row_scale(use, own / 32 * 16, own % 32);
+      return int8_scores().row_scale(step.use, own / 32 * 16, own % 32);
     } else {
       return NoShift{};
     }
   }
   // Products to scores. What these lack of the rows' scaled scores.
-  __device__ __forceinline__ auto finish(const Work& work, Scores& s, const KvTile& tile, const Linear& linear,
-                                         const HiddenBits<C>& hidden, int use) const {
-    const auto shift = find_shift(work, s, tile, linear, use);
-    if (C.scale_first || work.may_hide(tile)) {
+  __device__ __forceinline__ auto finish(const Work& work, Scores& s, const Step& step, const Linear& linear,
+                                         const HiddenBits<C>& hidden) const {
+    const auto shift = find_shift(work, s, step, linear);
+    if (C.scale_first || work.may_hide(step.tile)) {
       const int own = thread_again();
       const FinishScores<C, User, Work> scores{p, work, own / 32 * 16, own % 32};
       if constexpr (finds_hidden_early) {
-        scores.finish(s, tile, hidden);
+        scores.finish(s, step.tile, hidden);
       } else {
-        scores.finish(s, tile);
+        scores.finish(s, step.tile);
       }
     }
     return shift;
@@ -126,21 +153,20 @@ struct TileProbabilities : QueryTiles<C> {
 
   // Products, or scores unless converts_late, to probabilities.
   template <bool first>
-  __device__ __forceinline__ typename Online::Rescale weigh(const Work& work, Products& products, Scores& s,
-                                                            const KvTile& tile, const Linear& linear,
-                                                            const HiddenBits<C>& hidden, int use, Online& softmax,
-                                                            Measure& measure) const {
+  __device__ __forceinline__ typename Online::Rescale weigh(const Work& work, Products& products, Scores& s, Step& step,
+                                                            const Linear& linear, const HiddenBits<C>& hidden,
+                                                            Online& softmax, Measure& measure) const {
     if constexpr (converts_late) {
-      if (!first && !tile.cut_begin && !tile.cut_end) {
-        const auto shift = find_shift(work, s, tile, linear, use);
+      if (!first && !step.tile.cut_begin && !step.tile.cut_end) {
+        const auto shift = find_shift(work, s, step, linear);
         const int own = thread_again();
-        const LateConversion conversion{products, {int8_scores(), use, own / 32 * 16, own % 32}};
-        return exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure, conversion);
+        const LateConversion conversion{products, {int8_scores(), step.use, own / 32 * 16, own % 32}};
+        return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, conversion);
       }
-      s = descale(work, products, use);
+      s = descale(work, products, step);
     }
-    const auto shift = finish(work, s, tile, linear, hidden, use);
-    return exponentiate<first>(work, s, tile, linear, hidden, shift, use, softmax, measure, NoConversion{});
+    const auto shift = finish(work, s, step, linear, hidden);
+    return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, NoConversion{});
   }
 
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
@@ -149,30 +175,29 @@ struct TileProbabilities : QueryTiles<C> {
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
   template <bool first, class Shift, class Conversion>
-  __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, const KvTile& tile,
+  __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, Step& step,
                                                                    const Linear& linear, const HiddenBits<C>& hidden,
-                                                                   Shift shift, int use, Online& softmax,
-                                                                   Measure& measure,
+                                                                   Shift shift, Online& softmax, Measure& measure,
                                                                    const Conversion& conversion) const {
     constexpr float slacks[2] = {Online::kSlack, Online::kSlack};
     typename Online::Rescale rescale{};
-    const float scale = softmax_scale(work);
-    const bool cut = tile.cut_begin || tile.cut_end;
+    const float scale = step.scale;
+    const bool cut = step.tile.cut_begin || step.tile.cut_end;
     const bool looks = !Conversion::is_late && (first || looks_always || converts_late ||
                                                 (cut && !C.tests_elements()) || (C.tests_elements() && C.scale_first));
     if (looks) rescale = softmax.raise(s, scale, slacks, shift);
     if constexpr (finds_hidden_early && !first && !looks_always) {
-      if ((cut || !tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
+      if ((cut || !step.tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, scale, shift, softmax, measure, conversion);
+    exponentiate(s, step, shift, softmax, measure, conversion);
     if constexpr (of_bytes) {
       if (!looks_always && !looks && softmax.overshoots(before)) {
         if (softmax.overflows(before)) {
           softmax.exponentiate_again(before, s, scale, rescale, [&](const bool(&which)[2]) {
             const int own = thread_again();
             overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
-                                                keys_address<KTile>(k_at(use), own % 32), work.product);
+                                                keys_address<KTile>(k_at(step.use), own % 32), step.product);
           });
         }
         softmax.recentre(s, rescale);
@@ -182,14 +207,13 @@ struct TileProbabilities : QueryTiles<C> {
         if (softmax.overflows(before)) {
           float slack[2];
           softmax.take_back(before, slack);
-          multiply_again(work, s, use);
+          multiply_again(work, s, step);
           // Without tests of elements no key is hidden.
-          if constexpr (C.scale_first || C.linear_score || C.tests_elements())
-            finish(work, s, tile, linear, hidden, use);
+          if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, step, linear, hidden);
           rescale = softmax.raise(s, scale, slack, shift);
           before[0] = softmax.sum[0][0];
           before[1] = softmax.sum[0][1];
-          exponentiate(s, scale, shift, softmax, measure, NoConversion{});
+          exponentiate(s, step, shift, softmax, measure, NoConversion{});
         }
         softmax.follow(before, s, rescale);
       }
@@ -200,13 +224,13 @@ struct TileProbabilities : QueryTiles<C> {
     return rescale;
   }
 
-  __device__ __forceinline__ void multiply_again(const Work& work, Scores& s, int use) const {
+  __device__ __forceinline__ void multiply_again(const Work& work, Scores& s, const Step& step) const {
     if constexpr (C.int8_scores) {
       Products products;
-      multiply(products, k_at(use));
-      s = descale(work, products, use);
+      multiply(products, k_at(step.use));
+      s = descale(work, products, step);
     } else {
-      multiply(s, k_at(use));
+      multiply(s, k_at(step.use));
     }
   }
   __device__ __forceinline__ void multiply(Products& s, u32 k_tile) const {
@@ -224,18 +248,19 @@ struct TileProbabilities : QueryTiles<C> {
   }
 
   template <class Shift, class Conversion>
-  __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Shift& shift, Online& softmax,
+  __device__ __forceinline__ void exponentiate(Scores& s, Step& step, const Shift& shift, Online& softmax,
                                                Measure& measure, Conversion conversion) const {
     const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
-    float scales[2] = {shift.of_row(scale, 0), shift.of_row(scale, 1)};
+    float scales[2] = {shift.of_row(step.scale, 0), shift.of_row(step.scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
+      if (n == C.tile_kv / 8 * 3 / 4) look_ahead(step);
       conversion.convert(s, n);
       if constexpr (Shift::columns > 0) {
         if (n * 8 % Shift::columns == 0) {
           const auto of_columns = shift.of_columns(n * 8 / Shift::columns);
-          scales[0] = of_columns.of_row(scale, 0);
-          scales[1] = of_columns.of_row(scale, 1);
+          scales[0] = of_columns.of_row(step.scale, 0);
+          scales[1] = of_columns.of_row(step.scale, 1);
         }
       }
       if constexpr (C.skip == Skip::threshold) measure.see(s.tile[0][n]);
@@ -244,6 +269,9 @@ struct TileProbabilities : QueryTiles<C> {
     settle(s);
     ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
+
+  // What P is multiplied with: V, of 8 bits transposed.
+  __device__ __forceinline__ Ring<C.stages> multiplied() const { return of_bytes ? checks() : values(); }
 
   static __device__ __forceinline__ void clear(Probabilities& probabilities) {
 #pragma unroll

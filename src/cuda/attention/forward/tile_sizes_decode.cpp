@@ -24,7 +24,9 @@ constexpr std::int64_t kMergingOne = 512;
 // Sequences of their own lengths: a wave of blocks, each of which has at most so many bytes of the longest sequence
 // there may be, so that long ones end with the others, and not much less than so many.
 constexpr std::int64_t kMostOfLengths = std::int64_t{2} << 20;
-constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;
+constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;  // twice as many of 8 bits, which take the time of 16
+// Tiles that each of eight warps has at least where they share a block.
+constexpr std::int64_t kTilesOfEight = 8;
 constexpr std::int64_t kMostSplits = 256;
 constexpr std::int64_t kMostParts = 65535;  // of all sequences
 constexpr std::int64_t kMostBytesOfParts = std::int64_t{256} << 20;
@@ -90,7 +92,10 @@ void choose_decode_tiles(FwdConfig& config, const Problem& problem, const Target
   if (widest > 128) config.tile_kv = 16;
   if (config.tile_q == 16 && widest <= 128) config.q_kept = config.d;
   choose_ring(config, target, 4);
-  if (by_tma && config.warps == 2 && splits_of_one_wave(config, problem, target) > 0) config.warps = 4;
+  if (!by_tma || config.warps == 1) return;
+  const std::int64_t splits = splits_of_one_wave(config, problem, target);
+  const std::int64_t tiles = divide_up<std::int64_t>(most_keys_seen(problem), config.tile_kv);
+  if (splits > 0 && (config.warps == 2 || tiles >= splits * 8 * kTilesOfEight)) config.warps *= 2;
 }
 
 // The fewest splits whose waves of blocks take least. Blocks of a last wave that is not full are faster, but not by as
@@ -109,10 +114,10 @@ std::int64_t choose_decode_splits(const FwdConfig& config, const Problem& proble
   std::int64_t least = 1;
   if (!knows_lengths(problem)) {
     const std::int64_t wanted = std::max(divide_up(places, blocks), divide_up(tiles * tile_bytes, kMostOfLengths));
-    least =
-        std::clamp<std::int64_t>(wanted, 1, std::clamp<std::int64_t>(tiles * tile_bytes / kLeastOfLengths, 1, most));
+    const std::int64_t least_bytes = config.eight_bits ? 2 * kLeastOfLengths : kLeastOfLengths;
+    least = std::clamp<std::int64_t>(wanted, 1, std::clamp<std::int64_t>(tiles * tile_bytes / least_bytes, 1, most));
   }
-  const bool one_wave = fit == 1 && config.uses_tma() && config.warps == 4;
+  const bool one_wave = fit == 1 && config.uses_tma() && config.warps >= 4;
   if (const std::int64_t splits = one_wave ? splits_of_one_wave(config, problem, target) : 0; splits > 0) return splits;
   std::int64_t best = least;
   std::int64_t best_cost = std::numeric_limits<std::int64_t>::max();

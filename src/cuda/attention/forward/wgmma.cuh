@@ -28,11 +28,11 @@ struct FwdWgmma : TileProbabilities<C, User> {
   using Base::await_queries, Base::begin_queries, Base::checks, Base::group, Base::group_barrier, Base::group_number,
       Base::groups, Base::groups_differ, Base::items, Base::k_at, Base::keys, Base::lane, Base::p, Base::q_at,
       Base::q_base, Base::registers_are_short, Base::shared, Base::thread, Base::thread_again, Base::v_at, Base::values,
-      Base::vt_at, Base::clear, Base::finds_hidden_early, Base::first_row_of_thread, Base::of_bytes,
+      Base::vt_at, Base::clear, Base::finds_hidden_early, Base::first_row_of_thread, Base::multiplied, Base::of_bytes,
       Base::pack_probabilities, Base::passes_hidden, Base::softmax_scale;
   using typename Base::KTile, typename Base::Linear, typename Base::Measure, typename Base::Online,
-      typename Base::Probabilities, typename Base::Products, typename Base::Scores, typename Base::QTile,
-      typename Base::VTile, typename Base::VtTile, typename Base::Work, typename Base::Works;
+      typename Base::Probabilities, typename Base::Products, typename Base::Scores, typename Base::Step,
+      typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work, typename Base::Works;
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
@@ -108,19 +108,19 @@ struct FwdWgmma : TileProbabilities<C, User> {
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;
-      bool looked_through = softmax_step<true>(work, use, products, linear, probabilities, o, softmax, measure);
+      Ahead ahead = softmax_step<true>(work, use, products, linear, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
         const u32 k = ptx::uniform(k_at(use));
         const u32 v = ptx::uniform(multiplied_at(use - 1));
-        keys().wait(use);
+        if (!ahead.has_keys) keys().wait(use);
         scheduler_barrier_sync();
         begin_scores<C.q_type(), QTile, KTile>(products, q, k);
-        await_values(use - 1, looked_through);
+        await_values(use - 1, ahead);
         begin_products(o, probabilities, v);
         scheduler_barrier_arrive();
-        looked_through = softmax_step<false>(work, use, products, linear, probabilities, o, softmax, measure);
+        ahead = softmax_step<false>(work, use, products, linear, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
           promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
           promoted_at += promoted_tiles;
@@ -128,7 +128,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       }
       use = end_of(work, end);
       const u32 v = ptx::uniform(multiplied_at(use - 1));
-      await_values(use - 1, looked_through);
+      await_values(use - 1, ahead);
       scheduler_barrier_sync();
       begin_products(o, probabilities, v);
       scheduler_barrier_arrive();
@@ -216,16 +216,22 @@ struct FwdWgmma : TileProbabilities<C, User> {
     release(multiplied(), use);
   }
 
+  /// What is known of the step behind a tile's. What is not may be there all the same.
+  struct Ahead {
+    bool looked_through;  // the tile's values are, for which P·V waits
+    bool has_keys;        // the next tile's are in the ring
+    bool has_values;      // the tile's are
+  };
   /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
-  /// those of the keys before to those that the new probabilities' are added to. Whether the values are looked through.
+  /// those of the keys before to those that the new probabilities' are added to.
   template <bool first>
-  __device__ __forceinline__ bool softmax_step(Work& work, int use, Products& products, const Linear& linear,
-                                               Probabilities& probabilities, Output& o, Online& softmax,
-                                               Measure& measure) const {
-    const KvTile tile = work.tiles.at(use - work.first_use);
+  __device__ __forceinline__ Ahead softmax_step(Work& work, int use, Products& products, const Linear& linear,
+                                                Probabilities& probabilities, Output& o, Online& softmax,
+                                                Measure& measure) const {
+    Step step = this->step_of(work, use);
+    const KvTile& tile = step.tile;
     if constexpr (C.skip != Skip::none) {
-      measure.enter(key_block_of(p.list, tile), thread_again() % 32, softmax_scale(work), softmax,
-                    this->measured(work));
+      measure.enter(key_block_of(p.list, tile), thread_again() % 32, step.scale, softmax, this->measured(work));
     }
     KeptBits<C> kept;
     if constexpr (C.dropout) kept.draw(p, work, thread / 32 * 16, tile, lane);
@@ -236,12 +242,12 @@ struct FwdWgmma : TileProbabilities<C, User> {
         hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
     }
     await_scores<first ? 0 : 1>(products);
-    auto&& s = this->scores_of(work, products, use);
+    auto&& s = this->scores_of(work, products, step);
     bool weighs_nothing = false;
     if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
     typename Online::Rescale rescale{};
     if (!weighs_nothing) {
-      rescale = this->template weigh<first>(work, products, s, tile, linear, hidden, use, softmax, measure);
+      rescale = this->template weigh<first>(work, products, s, step, linear, hidden, softmax, measure);
     }
     const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);
@@ -259,11 +265,12 @@ struct FwdWgmma : TileProbabilities<C, User> {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
     }
-    return looked_through;
+    return {looked_through, step.has_next_keys, step.has_values};
   }
-  __device__ __forceinline__ void await_values(int use, bool looked_through) const {
-    multiplied().wait(use);  // without it the check's phase might be that of the buffer's use before
-    if (!of_bytes && looked_through) checks().wait(use);
+  __device__ __forceinline__ void await_values(int use, const Ahead& ahead) const {
+    // Without it the check's phase might be that of the buffer's use before.
+    if (!ahead.has_values) multiplied().wait(use);
+    if (!of_bytes && ahead.looked_through) checks().wait(use);
   }
 
   /// `later`: products that were begun after those of the scores.
@@ -281,8 +288,6 @@ struct FwdWgmma : TileProbabilities<C, User> {
     if (thread_again() % 32 == 0) ring.release(use);
   }
 
-  // What P is multiplied with: V, of 8 bits transposed.
-  __device__ __forceinline__ Ring<C.stages> multiplied() const { return of_bytes ? checks() : values(); }
   __device__ __forceinline__ u32 multiplied_at(int use) const { return of_bytes ? vt_at(use) : v_at(use); }
   static __device__ __forceinline__ void begin_products(Output& o, const Probabilities& probabilities, u32 v) {
     if constexpr (of_bytes) {

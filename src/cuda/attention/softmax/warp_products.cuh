@@ -32,7 +32,7 @@ struct WarpProducts {
         u32 a[2][row_tiles][4];
         q.read(a[0], 2 * k);
         q.read(a[1], 2 * k + 1);
-        multiply_byte_keys<C.type, KTile>(s, a, keys, k);
+        multiply_byte_keys<C.q_type(), KTile>(s, a, keys, k);
       } else {
         u32 a[row_tiles][4];
         q.read(a, k);
@@ -72,7 +72,7 @@ struct WarpProducts {
         softmax.exponentiate(m, left, softmax_scale(p, work));
         softmax.exponentiate(m, right, softmax_scale(p, work));
         if constexpr (C.keeps_rests()) {
-          softmax.template split<C.type>(m, left, right, a[m], rest[m]);
+          softmax.template split<C.p_type()>(m, left, right, a[m], rest[m]);
           if constexpr (C.dropout) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -87,11 +87,11 @@ struct WarpProducts {
           kept[m].apply(left, k, 0);
           kept[m].apply(right, k, 1);
         }
-        a[m][0] = ptx::pack<C.type>(left[0], left[1]);
-        a[m][1] = ptx::pack<C.type>(left[2], left[3]);
-        a[m][2] = ptx::pack<C.type>(right[0], right[1]);
-        a[m][3] = ptx::pack<C.type>(right[2], right[3]);
-        if constexpr (C.rounded_sums) softmax.template add_rounded<C.type>(m, a[m]);
+        a[m][0] = ptx::pack<C.p_type()>(left[0], left[1]);
+        a[m][1] = ptx::pack<C.p_type()>(left[2], left[3]);
+        a[m][2] = ptx::pack<C.p_type()>(right[0], right[1]);
+        a[m][3] = ptx::pack<C.p_type()>(right[2], right[3]);
+        if constexpr (C.rounded_sums) softmax.template add_rounded<C.p_type()>(m, a[m]);
       }
       add_products(o, a, values, k);
       if constexpr (C.keeps_rests()) add_products(o, rest, values, k);
@@ -99,7 +99,7 @@ struct WarpProducts {
   }
   static __device__ __forceinline__ void add_products(Output& o, const u32 (&p)[row_tiles][4], u32 values, int k) {
     if constexpr (C.eight_bits) {
-      multiply_byte_values<C.type, VTile>(o, p, values, k);
+      multiply_byte_values<C.p_type(), VTile>(o, p, values, k);
     } else {
       multiply_values<C.type, VTile>(o, p, values, k);
     }

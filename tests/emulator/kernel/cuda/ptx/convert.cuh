@@ -34,4 +34,17 @@ inline u32 pack_e4m3(float a, float b, float c, float d) {
   return pack_bytes<Element::e4m3>(a, b) | pack_bytes<Element::e4m3>(c, d) << 16;
 }
 
+template <Element type>
+u32 unpack_bytes(u32 bytes) {
+  const auto half_of = [](u32 byte) {
+    if (type != Element::e4m3) return byte << 8;
+    const int exponent = static_cast<int>(byte >> 3 & 0xF);
+    const auto digits = static_cast<float>((byte & 7) + (exponent > 0 ? 8 : 0));
+    const float magnitude = __builtin_ldexpf(digits, (exponent > 0 ? exponent : 1) - 10);
+    const u32 half = (byte & 0x7F) == 0x7F ? 0x7FFF : emulator::from_double(magnitude, false);
+    return half | (byte & 0x80) << 8;
+  };
+  return half_of(bytes & 0xFF) | half_of(bytes >> 8 & 0xFF) << 16;
+}
+
 }  // namespace tessera::cuda::ptx
