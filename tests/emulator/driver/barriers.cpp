@@ -152,6 +152,8 @@ void mbarrier_complete(u32 barrier, u32 bytes, Place at) {
   end_phase(found);
 }
 
+bool mbarrier_test(u32 barrier, u32 parity, Place at) { return (find(barrier, at).phase & 1) != parity; }
+
 void mbarrier_wait(u32 barrier, u32 parity, Place at) {
   MBarrier& found = find(barrier, at);
   while ((found.phase & 1) == parity) {

@@ -61,6 +61,7 @@ void named_barrier(int number, int threads, bool waits, Place at);
 void mbarrier_init(u32 barrier, u32 arrivals, Place at);
 void mbarrier_arrive(u32 barrier, u32 expected_bytes, Place at);
 void mbarrier_wait(u32 barrier, u32 parity, Place at);
+bool mbarrier_test(u32 barrier, u32 parity, Place at);
 
 // Asynchronous copies.
 

@@ -39,9 +39,9 @@ struct TileProbabilities : QueryTiles<C> {
   using Linear = typename LinearScoreOf<C, typename User::Score>::type;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
-  // Whether a tile's exponentials end with a look at what the next step waits for: three groups have no registers for
-  // the answers.
-  static constexpr bool looks_ahead = Base::groups < 3;
+  // Whether a tile's exponentials end with a look at what the next step waits for: three groups, and what skip states
+  // of the rule `threshold` keep, leave no registers for the answers.
+  static constexpr bool looks_ahead = Base::groups < 3 && C.skip != Skip::threshold;
 
   // Takes what the warp's rows say of a skip state's tiles.
   struct Measured {

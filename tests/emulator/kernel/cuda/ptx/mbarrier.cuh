@@ -14,4 +14,8 @@ inline void mbarrier_arrive_expecting(u32 barrier, u32 bytes, Place at = {}) {
 }
 inline void mbarrier_wait(u32 barrier, u32 parity, Place at = {}) { emulator::mbarrier_wait(barrier, parity, at); }
 
+inline bool mbarrier_test(u32 barrier, u32 parity, Place at = {}) {
+  return emulator::mbarrier_test(barrier, parity, at);
+}
+
 }  // namespace tessera::cuda::ptx
