@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows to 8 bits and their descales (docs/quantization.md). Some lanes of a warp have a row in registers, a block
-// several rows. Descales of blocks and tokens are found by the launch that rounds, which finds the rows of a block in
-// L1 when it reads them again. Descales by head, and the mean, need launches in front: QuantizePhase.
+// several rows. Descales of blocks and tokens are found by the launch that rounds, which keeps the rows of a short
+// block in registers, and finds those of a long one in L1 when it reads them again. Descales by head, and the mean,
+// need launches in front: QuantizePhase.
 #pragma once
 
 #include "cuda/attention/kv/sequence.cuh"
@@ -77,28 +78,41 @@ struct Quantize {
     return {batch, extent, head * group, p.group, begin, min(begin + p.part_rows, extent.length * group)};
   }
 
-  /// Calls use(row, place, valid) for each row, all threads of a warp at once; a thread has some rows on their way.
+  /// Rows that a thread loads before it uses any, and those of a block's threads.
+  using Loaded = Row[C.ahead()];
+  static constexpr int kLoaded = C.rows() * C.ahead();
+  __device__ __forceinline__ int row_of(int first, int i) const { return first + i * C.rows() + own; }
+  static __device__ __forceinline__ Place place_of(const Rows& rows, int row) {
+    return rows.place(row < rows.end ? row : rows.begin);
+  }
+  __device__ __forceinline__ void load(Loaded& loaded, const Rows& rows, int first) const {
+#pragma unroll
+    for (int i = 0; i < C.ahead(); ++i) {
+      const int row = row_of(first, i);
+      loaded[i].load(address(p.x, p.x_strides, bytes_of(C.from), rows, place_of(rows, row)), lane,
+                     row < rows.end ? p.d : 0);
+    }
+  }
+  /// What is quantised of a row that was loaded. By all threads of a warp at once.
+  __device__ __forceinline__ void prepare(Row& row, const Rows& rows, const Place& place) const {
+    if constexpr (C.hadamard) row.rotate(signs, p.rotated_chunks, lane);
+    if constexpr (C.smooth && C.phase != QuantizePhase::sum) {
+      row.subtract(p.mean + rows.batch * p.mean_batch + place.head * p.mean_head, lane, p.d);
+    }
+  }
+  /// Calls use(row, place, valid) for each row, all threads of a warp at once.
   template <class Use>
   __device__ __forceinline__ void for_each(const Rows& rows, Use use) const {
 #pragma unroll 1
-    for (int first = rows.begin; first < rows.end; first += C.rows() * C.ahead()) {
-      Row row[C.ahead()];
-      Place place[C.ahead()];
-      bool valid[C.ahead()];
+    for (int first = rows.begin; first < rows.end; first += kLoaded) {
+      Loaded loaded;
+      load(loaded, rows, first);
 #pragma unroll
       for (int i = 0; i < C.ahead(); ++i) {
-        const int at = first + i * C.rows() + own;
-        valid[i] = at < rows.end;
-        place[i] = rows.place(valid[i] ? at : rows.begin);
-        row[i].load(address(p.x, p.x_strides, bytes_of(C.from), rows, place[i]), lane, valid[i] ? p.d : 0);
-      }
-#pragma unroll
-      for (int i = 0; i < C.ahead(); ++i) {
-        if constexpr (C.hadamard) row[i].rotate(signs, p.rotated_chunks, lane);
-        if constexpr (C.smooth && C.phase != QuantizePhase::sum) {
-          row[i].subtract(p.mean + rows.batch * p.mean_batch + place[i].head * p.mean_head, lane, p.d);
-        }
-        use(row[i], place[i], valid[i]);
+        const int row = row_of(first, i);
+        const Place place = place_of(rows, row);
+        prepare(loaded[i], rows, place);
+        use(loaded[i], place, row < rows.end);
       }
     }
   }
@@ -209,14 +223,37 @@ struct Quantize {
     if (begin >= extent.length) return;
     const Rows rows{batch, extent, head, Divisor(1), begin, begin + min(p.block, extent.length - begin)};
     float* at = descale_at(batch, head, index);
-    float descale;
     if constexpr (C.given) {
-      descale = *at;
-    } else {
-      descale = descale_of(largest_of_block(largest_of(rows)));
-      if (thread == 0) *at = descale;
+      round_rows(rows, *at);
+      return;
     }
+    if (rows.end - rows.begin <= kLoaded) {
+      round_kept(rows, at);
+      return;
+    }
+    const float descale = descale_of(largest_of_block(largest_of(rows)));
+    if (thread == 0) *at = descale;
     round_rows(rows, descale);
+  }
+  // A block whose rows the threads can keep.
+  __device__ __forceinline__ void round_kept(const Rows& rows, float* descale_at) const {
+    Loaded kept;
+    load(kept, rows, rows.begin);
+    float largest = 0.0F;
+#pragma unroll
+    for (int i = 0; i < C.ahead(); ++i) {
+      prepare(kept[i], rows, place_of(rows, row_of(rows.begin, i)));
+      largest = fmaxf(largest, kept[i].largest());
+    }
+    const float descale = descale_of(largest_of_block(largest));
+    if (thread == 0) *descale_at = descale;
+    int out_of_range = 0;
+#pragma unroll
+    for (int i = 0; i < C.ahead(); ++i) {
+      const int row = row_of(rows.begin, i);
+      if (row < rows.end) out_of_range += store(kept[i], rows, rows.place(row), descale);
+    }
+    count_saturated(out_of_range);
   }
 
   __device__ __forceinline__ void round_tokens(int block) const {

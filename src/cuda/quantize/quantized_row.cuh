@@ -2,6 +2,7 @@
 // A row in the registers of some lanes of a warp: chunk `step · lanes + lane` of `width` elements is a lane's.
 #pragma once
 
+#include "cuda/quantize/quotients.cuh"
 #include "cuda/tile/eight_bits.cuh"
 #include "cuda/tile/philox.cuh"
 #include "cuda/tile/row_vector.cuh"
@@ -105,21 +106,25 @@ struct QuantizedRow {
 
   /// Of the magnitudes that are finite.
   __device__ __forceinline__ float largest() const {
-    float largest = 0.0F;
-#pragma unroll
-    for (int step = 0; step < C.steps; ++step) {
-#pragma unroll
-      for (int i = 0; i < C.width; ++i) {
-        const float magnitude = fabsf(at[step][i]);
-        largest = fmaxf(largest, magnitude < kInfinity ? magnitude : 0.0F);
-      }
-    }
-    return largest;
+    const float largest = largest_of([](float magnitude) { return magnitude; });  // without NaN
+    if (largest < kInfinity) return largest;
+    return largest_of([](float magnitude) { return magnitude < kInfinity ? magnitude : 0.0F; });
   }
 
   /// How many elements are out of range.
   template <Element to>
   __device__ __forceinline__ int store(char* row, int lane, int columns, float descale) const {
+    const Quotients quotients(descale);
+    if (quotients.is_ordinary) {
+      return store<to>(row, lane, columns, [&](float x) { return quotients.of(x); });
+    }
+    return store<to>(row, lane, columns, [&](float x) { return x / descale; });
+  }
+
+ private:
+  /// `scale`: numbers to multiples of the descale.
+  template <Element to, class Scale>
+  __device__ __forceinline__ int store(char* row, int lane, int columns, Scale scale) const {
     int out_of_range = 0;
 #pragma unroll
     for (int step = 0; step < C.steps; ++step) {
@@ -127,7 +132,7 @@ struct QuantizedRow {
       float scaled[C.width];
 #pragma unroll
       for (int i = 0; i < C.width; ++i) {
-        scaled[i] = at[step][i] / descale;
+        scaled[i] = scale(at[step][i]);
         if constexpr (C.counts) out_of_range += EightBits<to>::is_out_of_range(scaled[i]) ? 1 : 0;
       }
       if constexpr (C.width == 8) {
@@ -145,7 +150,16 @@ struct QuantizedRow {
     return out_of_range;
   }
 
- private:
+  template <class Magnitude>
+  __device__ __forceinline__ float largest_of(Magnitude magnitude) const {
+    float largest = 0.0F;
+#pragma unroll
+    for (int step = 0; step < C.steps; ++step) {
+#pragma unroll
+      for (int i = 0; i < C.width; ++i) largest = fmaxf(largest, magnitude(fabsf(at[step][i])));
+    }
+    return largest;
+  }
   static __device__ __forceinline__ void cross(float& a, float& b) {
     const float before = a;
     a = before + b;
