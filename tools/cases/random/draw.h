@@ -60,6 +60,7 @@ class RandomDraw {
   std::int64_t head_dim();
   void grain(RandomNumbers& random);
   void types_of_eight_bits(RandomNumbers& random);
+  void types_of_gpu_bytes(RandomNumbers& random);
   /// Tokens of keys, dense or packed, and their compression.
   void key_tokens();
   /// A pool, and slots of the sequences in it.

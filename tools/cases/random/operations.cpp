@@ -211,19 +211,39 @@ void RandomDraw::eight_bits() {
   RandomNumbers random(v_.seed, 8);  // of its own: other problems stay as they are
   RandomNumbers& chooser = gpu_ ? chooser_ : random;
   if (p_.pass != Pass::forward || !chooser.chance(0.15)) return;
-  if (gpu_) {  // scores of int8 beside values of 16 bits
-    p_.q_type = p_.k_type = DType::int8;
-    p_.head_dim_qk = (p_.head_dim_qk + 15) / 16 * 16;
-    if (v_.strides == Strides::gaps) v_.strides = Strides::packed;  // rows begin at multiples of 16 bytes
+  if (gpu_) {
+    types_of_gpu_bytes(chooser);
   } else {
     types_of_eight_bits(random);
   }
-  if (!p_.kv2) grain(chooser);
-  Quantization& q = p_.quantization;
-  if (q.grain == Grain::block && p_.kv.page_size % q.block != 0) q.block = p_.kv.page_size;
-  q.smooth = chooser.chance(0.3);
+  if (!gpu_ || p_.k_type == DType::int8) {  // GPUs have no other descales of fp8 than by head
+    if (!p_.kv2) grain(chooser);
+    Quantization& q = p_.quantization;
+    if (q.grain == Grain::block && p_.kv.page_size % q.block != 0) q.block = p_.kv.page_size;
+    q.smooth = chooser.chance(0.3);
+  }
   if (v_.inputs.kind != InputKind::Kind::nan_tail) v_.inputs = {};
   if (p_.k_type == DType::int8) v_.non_finite.clear();
+}
+
+// Scores of int8 beside values of 16 bits, or keys and values of fp8 under queries of 16 bits or of e4m3.
+void RandomDraw::types_of_gpu_bytes(RandomNumbers& random) {
+  static constexpr DType kFloats[] = {DType::e4m3, DType::e4m3, DType::e5m2};
+  const bool masses = p_.mass != MassKind::none || p_.next != TileList::Form::none || p_.skip;  // int8 alone has any
+  const std::int64_t kind = masses ? 0 : random.below(p_.list ? 3 : 4);
+  p_.head_dim_qk = (p_.head_dim_qk + 15) / 16 * 16;
+  if (v_.strides == Strides::gaps) v_.strides = Strides::packed;  // rows begin at multiples of 16 bytes
+  if (kind < 2) {
+    p_.q_type = p_.k_type = DType::int8;
+    return;
+  }
+  p_.head_dim_v = (p_.head_dim_v + 15) / 16 * 16;
+  if (kind == 2) {
+    p_.q_type = p_.k_type = p_.v_type = DType::e4m3;
+  } else {
+    p_.k_type = random.pick(kFloats);
+    p_.v_type = random.pick(kFloats);
+  }
 }
 
 void RandomDraw::types_of_eight_bits(RandomNumbers& random) {
