@@ -37,7 +37,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
 tessera.sglang.register()
 HEADS, KEY_HEADS, DIM, VALUE_DIM, CONTEXT, LAYER = 4, 2, 32, 24, 112, 1
-GARBAGE = 2**30
+GARBAGE, SCALE = 2**30, 0.25
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +105,7 @@ class Requests:
         own = (torch.randperm(3 * pages, generator=self.g) + 1).reshape(3, pages)  # page 0 is nobody's
         self.slots = (own[:, :, None] * page_size + torch.arange(page_size)).flatten(1)
         self.rows = torch.tensor([4, 2, 5])  # of req_to_token
-        self.layer = RadixAttention(HEADS, DIM, DIM**-0.5, KEY_HEADS, LAYER, v_head_dim=VALUE_DIM, **layer)
+        self.layer = RadixAttention(HEADS, DIM, SCALE, KEY_HEADS, LAYER, v_head_dim=VALUE_DIM, **layer)
         self.runner = runner_of(self.pool, self.req_to_token_pool, page_size, attention_chunk_size=chunk)
         self.backend = ATTENTION_BACKENDS["tessera"](self.runner)
         self.keys, self.values = [torch.empty(0, KEY_HEADS, DIM)] * 3, [torch.empty(0, KEY_HEADS, VALUE_DIM)] * 3
@@ -165,7 +165,7 @@ class Requests:
 
     def textbook_of(self, q, request):
         k, v = (x[request].double().repeat_interleave(HEADS // KEY_HEADS, 1) for x in (self.keys, self.values))
-        scores = torch.einsum("ihd,jhd->hij", q.double(), k) * DIM**-0.5
+        scores = torch.einsum("ihd,jhd->hij", q.double(), k) * SCALE
         if cap := self.layer.logit_cap:
             scores = cap * torch.tanh(scores / cap)
         at = torch.arange(len(k) - len(q), len(k))[:, None]

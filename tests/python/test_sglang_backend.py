@@ -157,6 +157,8 @@ def test_captured_decode_steps(page_size, two_pools):
             mine[:3].copy_(theirs)
         static.seq_lens_cpu[:3].copy_(batch.seq_lens)
         static.out_cache_loc[:3].copy_(batch.out_cache_loc)
+        if two_pools:  # what a step of more requests left there: a slot that is in use
+            captured.window_slots.fill_(int(requests.pool.full_to_swa_index_mapping[requests.slots[0, 38]]))
         backend.init_forward_metadata_out_graph(view)
         assert addresses(backend.forward_metadata) == before
         backend.forward_metadata = captured
