@@ -23,7 +23,6 @@ from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, ReqToTokenPool  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E402
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context  # noqa: E402
-from sglang.srt.runtime_context import get_parallel  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 
@@ -63,10 +62,13 @@ def test_runners_that_are_refused(changes, words):
 
 
 @pytest.mark.parametrize("name", ["attn_dcp_size", "attn_cp_size"])
-def test_context_parallelism_is_refused(name):
+def test_context_parallelism_is_refused(name, monkeypatch):
+    """SGLang's own sizes fit each other and the groups that processes made, so these are told in their place."""
+    sizes = types.SimpleNamespace(**({"attn_dcp_size": 1, "attn_cp_size": 1} | {name: 2}))
     rows = ReqToTokenPool(2, 64, "cpu", enable_memory_saver=False)
     runner = runner_of(pool_of(), rows, 16)
-    with get_parallel().override(**{name: 2}), pytest.raises(NotImplementedError, match=f"{name}: got 2; want 1"):
+    monkeypatch.setattr("tessera.sglang.refusals.get_parallel", lambda: sizes)
+    with pytest.raises(NotImplementedError, match=f"{name}: got 2; want 1"):
         ATTENTION_BACKENDS["tessera"](runner)
 
 
