@@ -38,6 +38,10 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
 tessera.sglang.register()
 HEADS, KEY_HEADS, DIM, VALUE_DIM, CONTEXT, LAYER = 4, 2, 32, 24, 112, 1
 GARBAGE, SCALE = 2**30, 0.25
+ON_CPU = pytest.mark.skipif(
+    torch.cuda.is_available(),
+    reason="SGLang writes to its pools by kernels of the GPU that it sees: CUDA_VISIBLE_DEVICES=",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,15 +9,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from requests_of_sglang import CONTEXT, HEADS, VALUE_DIM, Requests, close, one_rank  # noqa: E402, F401
+from requests_of_sglang import CONTEXT, HEADS, ON_CPU, VALUE_DIM, Requests, close, one_rank  # noqa: E402, F401
 from sglang.srt.layers.radix_attention import AttentionType  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode  # noqa: E402
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context  # noqa: E402
 
+pytestmark = ON_CPU
+
 OPTIONS = {
     "plain": {},
     "window": {"sliding_window_size": 11},
-    "window of 0": {"sliding_window_size": 0, "two_pools": True},
+    "window of 1": {"sliding_window_size": 1, "two_pools": True},
     "two pools": {"sliding_window_size": 11, "two_pools": True},
     "softcap": {"logit_cap": 1.5},
     "sinks": {"sinks": torch.tensor([1.0, -2.0, 3.0, 0.5], dtype=torch.bfloat16)},

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tessera.sglang  # noqa: E402
-from requests_of_sglang import Requests, one_rank, runner_of  # noqa: E402, F401
+from requests_of_sglang import ON_CPU, Requests, one_rank, runner_of  # noqa: E402, F401
 from sglang.srt.arg_groups.choices import (  # noqa: E402
     ATTENTION_BACKEND_CHOICES,
     DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
@@ -25,6 +25,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+
+pytestmark = ON_CPU
 
 
 def test_captured_steps_that_are_refused():
