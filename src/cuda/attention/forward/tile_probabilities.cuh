@@ -63,26 +63,31 @@ struct TileProbabilities : QueryTiles<C> {
     const int own = thread_again();
     return work.block.first_row + own / 32 * 16 + own % 32 / 4;
   }
-  // A tile of keys on its way to probabilities, and what is known of the next by then.
+  // What a tile's step knows of what the next one waits for. What it does not know of may be there all the same.
+  struct Ahead {
+    bool has_keys = false;        // the next tile's keys are in the ring
+    bool has_values = false;      // the tile's own values are
+    bool looked_through = false;  // the tile's values are looked through, for which P·V waits
+  };
+  // A tile of keys on its way to probabilities.
   struct Step {
     const int use;  // of the ring
     const KvTile tile;
-    const float scale;           // of scores to log2
-    const float product;         // of products of 8 bits to scores
-    bool has_next_keys = false;  // are in the ring
-    bool has_values = false;     // of this tile
+    const float scale;    // of scores to log2
+    const float product;  // of products of 8 bits to scores; else 1
+    Ahead ahead{};
   };
   __device__ __forceinline__ Step step_of(const Work& work, int use) const {
     float product = 1.0F;
     if constexpr (of_bytes) product = work.product;
     return {use, work.tiles.at(use - work.first_use), softmax_scale(work), product};
   }
-  // While the last exponentials are computed, so that the answers are there when they are: barriers share their queue
-  // with the exponentials.
+  // Asks barriers without waiting, in front of the last exponentials: these stand in the same queue, so that an answer
+  // asked for behind them would come late.
   __device__ __forceinline__ void look_ahead(Step& step) const {
     if constexpr (!looks_ahead) return;
-    step.has_next_keys = keys().test(step.use + 1);
-    step.has_values = multiplied().test(step.use);
+    step.ahead.has_keys = keys().test(step.use + 1);
+    step.ahead.has_values = multiplied().test(step.use);
   }
   // Of rows of int8, once these are there.
   __device__ __forceinline__ void find_rows(const Work& work) const {

@@ -30,9 +30,10 @@ struct FwdWgmma : TileProbabilities<C, User> {
       Base::q_base, Base::registers_are_short, Base::shared, Base::thread, Base::thread_again, Base::v_at, Base::values,
       Base::vt_at, Base::clear, Base::finds_hidden_early, Base::first_row_of_thread, Base::multiplied, Base::of_bytes,
       Base::pack_probabilities, Base::passes_hidden, Base::softmax_scale;
-  using typename Base::KTile, typename Base::Linear, typename Base::Measure, typename Base::Online,
-      typename Base::Probabilities, typename Base::Products, typename Base::Scores, typename Base::Step,
-      typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work, typename Base::Works;
+  using typename Base::Ahead, typename Base::KTile, typename Base::Linear, typename Base::Measure,
+      typename Base::Online, typename Base::Probabilities, typename Base::Products, typename Base::Scores,
+      typename Base::Step, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
+      typename Base::Works;
   static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
@@ -216,12 +217,6 @@ struct FwdWgmma : TileProbabilities<C, User> {
     release(multiplied(), use);
   }
 
-  /// What is known of the step behind a tile's. What is not may be there all the same.
-  struct Ahead {
-    bool looked_through;  // the tile's values are, for which P·V waits
-    bool has_keys;        // the next tile's are in the ring
-    bool has_values;      // the tile's are
-  };
   /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
   /// those of the keys before to those that the new probabilities' are added to.
   template <bool first>
@@ -249,7 +244,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     if (!weighs_nothing) {
       rescale = this->template weigh<first>(work, products, s, step, linear, hidden, softmax, measure);
     }
-    const bool looked_through = work.may_hide(tile);  // here, where what it needs is at hand
+    step.ahead.looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);
     if constexpr (!first) {
       await_outputs(o);
@@ -265,7 +260,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
     }
-    return {looked_through, step.has_next_keys, step.has_values};
+    return step.ahead;
   }
   __device__ __forceinline__ void await_values(int use, const Ahead& ahead) const {
     // Without it the check's phase might be that of the buffer's use before.
