@@ -24,7 +24,7 @@ constexpr std::int64_t kMergingOne = 512;
 // Sequences of their own lengths: a wave of blocks, each of which has at most so many bytes of the longest sequence
 // there may be, so that long ones end with the others, and not much less than so many.
 constexpr std::int64_t kMostOfLengths = std::int64_t{2} << 20;
-constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;  // twice as many of 8 bits, which take the time of 16
+constexpr std::int64_t kLeastOfLengths = std::int64_t{256} << 10;  // twice as many of 8 bits: their keys take as long
 // Tiles that each of eight warps has at least where they share a block.
 constexpr std::int64_t kTilesOfEight = 8;
 constexpr std::int64_t kMostSplits = 256;
