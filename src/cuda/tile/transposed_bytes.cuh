@@ -34,50 +34,72 @@ __device__ __forceinline__ void pack_bytes(u32 (&p)[steps][4], const Accumulator
   }
 }
 
-/// Copies a tile of V (keys, columns) to VtTile (columns, keys), by `warps` warps, which share 32 keys by 16 columns
-/// out. With `replaces` zeros stand for what is not finite; whether a key of the first `end` had such a value.
-template <class VTile, class VtTile, int warps, bool replaces>
-__device__ __forceinline__ bool transpose_bytes(u32 from, u32 to, int warp, int lane, int end) {
+/// Copies a tile of V (keys, columns) to VtTile (columns, keys), by two warps, which take every other 16 columns, 32 keys
+/// at a time. Some are loaded while those before them are permuted and stored; `await_room` returns when `to` may be
+/// written. With `replaces` zeros stand for what is not finite; whether a key of the first `end` had such a value.
+template <class VTile, class VtTile, bool replaces, class AwaitRoom>
+__device__ __forceinline__ bool transpose_bytes(u32 from, u32 to, int warp, int lane, int end, AwaitRoom await_room) {
   constexpr int key_blocks = VTile::rows / 32;
-  constexpr int column_blocks = VTile::columns / 16;
-  constexpr int together = column_blocks / warps % 4 == 0 && !replaces ? 4 : 2;  // loads under way; registers are short
+  constexpr int column_blocks = VTile::columns / 32;  // of a warp
+  constexpr int together = column_blocks % 4 == 0 && !replaces ? 4 : 2;
+  constexpr int steps = key_blocks * column_blocks / together;
   static_assert(VTile::rows % 32 == 0 && VtTile::rows == VTile::columns && VtTile::columns >= VTile::rows);
-  static_assert(column_blocks % (warps * together) == 0);
+  static_assert(VTile::columns % 32 == 0 && column_blocks % together == 0);
   const bool lower = lane < 16;
   const u32 first = lower ? 0x6420 : 0x7531;
   const u32 second = lower ? 0x7531 : 0x6420;
   const int row = lane % 8;
   const int column = 2 * row + ((row >= 4) != (lane / 8 % 2 == 1) ? 1 : 0);
-  bool replaced = false;
-#pragma unroll 1
-  for (int keys = 0; keys < key_blocks; ++keys) {
-#pragma unroll 1
-    for (int columns = warp * together; columns < column_blocks; columns += warps * together) {
-      u32 pairs[together][4];
+  const u32 source = from + VTile::at(lane, warp);
+  const u32 target = to + VtTile::at(warp * 16 + column, lane / 16);
+  const auto load = [&](int step, u32(&pairs)[together][4]) {
+    const int block = step * together;
 #pragma unroll
-      for (int i = 0; i < together; ++i) {
-        ptx::ldmatrix_x4_transposed(pairs[i], from + VTile::at(keys * 32 + lane, columns + i));
-      }
-      if constexpr (replaces) {
-#pragma unroll
-        for (int i = 0; i < together * 4; ++i) {
-          u32& pair = pairs[i / 4][i % 4];
-          const u32 others = (non_finite_bytes<VTile::type>(pair) >> 7) * 0xFFU;
-          const int key = keys * 32 + i % 4 * 8 + lane % 4 * 2;
-          replaced |= ((others & 0xFFFFU) != 0 && key < end) || (others >> 16U != 0 && key + 1 < end);
-          pair &= ~others;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < together; ++i) {
-        const u32(&pair)[4] = pairs[i];
-        const u32 places[4] = {__byte_perm(pair[0], pair[1], first), __byte_perm(pair[0], pair[1], second),
-                               __byte_perm(pair[2], pair[3], first), __byte_perm(pair[2], pair[3], second)};
-        ptx::stmatrix_x4(to + VtTile::at((columns + i) * 16 + column, keys * 2 + lane / 16), places);
-      }
+    for (int i = 0; i < together; ++i) {
+      const u32 keys = VTile::rows_below(block / column_blocks * 32);
+      ptx::ldmatrix_x4_transposed(pairs[i], VTile::chunk_pair(source, block % column_blocks + i) + keys);
     }
+  };
+  const auto store = [&](int step, const u32(&pairs)[together][4]) {
+    const int block = step * together;
+#pragma unroll
+    for (int i = 0; i < together; ++i) {
+      const u32(&pair)[4] = pairs[i];
+      const u32 places[4] = {__byte_perm(pair[0], pair[1], first), __byte_perm(pair[0], pair[1], second),
+                             __byte_perm(pair[2], pair[3], first), __byte_perm(pair[2], pair[3], second)};
+      const u32 columns = VtTile::rows_below((block % column_blocks + i) * 32);
+      ptx::stmatrix_x4(VtTile::chunk_pair(target, block / column_blocks) + columns, places);
+    }
+  };
+  if constexpr (replaces) {
+    bool replaced = false;
+    await_room();
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      u32 pairs[together][4];
+      load(step, pairs);
+#pragma unroll
+      for (int i = 0; i < together * 4; ++i) {
+        u32& pair = pairs[i / 4][i % 4];
+        const u32 others = (non_finite_bytes<VTile::type>(pair) >> 7) * 0xFFU;
+        const int key = step * together / column_blocks * 32 + i % 4 * 8 + lane % 4 * 2;
+        replaced |= ((others & 0xFFFFU) != 0 && key < end) || (others >> 16U != 0 && key + 1 < end);
+        pair &= ~others;
+      }
+      store(step, pairs);
+    }
+    return replaced;
+  } else {
+    u32 pairs[2][together][4];
+    load(0, pairs[0]);
+    await_room();
+#pragma unroll
+    for (int step = 0; step < steps; ++step) {
+      if (step + 1 < steps) load(step + 1, pairs[(step + 1) % 2]);
+      store(step, pairs[step % 2]);
+    }
+    return false;
   }
-  return replaced;
 }
 
 }  // namespace tessera::cuda

@@ -377,14 +377,17 @@ struct Producer {
   }
   /// Of products of 8 bits: V as they take it (tile/transposed_bytes.cuh), of every tile.
   __device__ __forceinline__ void transpose_values(Work& work, int use) const {
-    checks().wait_empty(use);
+    static_assert(kCheckers == 2);
     const int warp = thread / 32 % kCheckers;
     const KvTile tile = work.tiles.at(use - work.first_use);
+    const auto await_room = [&] { checks().wait_empty(use); };
     if (work.may_hide(tile)) {
       const int end = work.keys_of(tile);
-      if (transpose_bytes<VTile, VtTile, kCheckers, true>(v_at(use), vt_at(use), warp, lane, end)) work.non_finite = 1;
+      if (transpose_bytes<VTile, VtTile, true>(v_at(use), vt_at(use), warp, lane, end, await_room)) {
+        work.non_finite = 1;
+      }
     } else {
-      transpose_bytes<VTile, VtTile, kCheckers, false>(v_at(use), vt_at(use), warp, lane, 0);
+      transpose_bytes<VTile, VtTile, false>(v_at(use), vt_at(use), warp, lane, 0, await_room);
     }
     ptx::fence_async_proxy();
     __syncwarp();
