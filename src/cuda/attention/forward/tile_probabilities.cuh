@@ -94,6 +94,10 @@ struct TileProbabilities : QueryTiles<C> {
     const int own = thread_again();
     int8_scores().template find_rows<QTile>(p, descales, work, q_at(), own / 32 % 4 * 16, own / 32 * 16, own % 32);
   }
+  struct NothingLate {
+    __device__ __forceinline__ void await_outputs() const {}
+    __device__ __forceinline__ void pack(Scores& /*s*/) const {}
+  };
   // Of scores that are there, and of those that sums of int8 become when their exponentials are due.
   struct NoConversion {
     static constexpr bool is_late = false;
@@ -157,21 +161,21 @@ struct TileProbabilities : QueryTiles<C> {
   }
 
   // Products, or scores unless converts_late, to probabilities.
-  template <bool first>
+  template <bool first, class Late>
   __device__ __forceinline__ typename Online::Rescale weigh(const Work& work, Products& products, Scores& s, Step& step,
                                                             const Linear& linear, const HiddenBits<C>& hidden,
-                                                            Online& softmax, Measure& measure) const {
+                                                            Online& softmax, Measure& measure, const Late& late) const {
     if constexpr (converts_late) {
       if (!first && !step.tile.cut_begin && !step.tile.cut_end) {
         const auto shift = find_shift(work, s, step, linear);
         const int own = thread_again();
         const LateConversion conversion{products, {int8_scores(), step.use, own / 32 * 16, own % 32}};
-        return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, conversion);
+        return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, late, conversion);
       }
       s = descale(work, products, step);
     }
     const auto shift = finish(work, s, step, linear, hidden);
-    return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, NoConversion{});
+    return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, late, NoConversion{});
   }
 
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
@@ -179,10 +183,11 @@ struct TileProbabilities : QueryTiles<C> {
   // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
-  template <bool first, class Shift, class Conversion>
+  template <bool first, class Shift, class Late, class Conversion>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, Step& step,
                                                                    const Linear& linear, const HiddenBits<C>& hidden,
                                                                    Shift shift, Online& softmax, Measure& measure,
+                                                                   const Late& late,
                                                                    const Conversion& conversion) const {
     constexpr float slacks[2] = {Online::kSlack, Online::kSlack};
     typename Online::Rescale rescale{};
@@ -195,7 +200,8 @@ struct TileProbabilities : QueryTiles<C> {
       if ((cut || !step.tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, step, shift, softmax, measure, conversion);
+    exponentiate(s, step, shift, softmax, measure, late, conversion);
+    late.pack(s);
     if constexpr (of_bytes) {
       if (!looks_always && !looks && softmax.overshoots(before)) {
         if (softmax.overflows(before)) {
@@ -206,6 +212,7 @@ struct TileProbabilities : QueryTiles<C> {
           });
         }
         softmax.recentre(s, rescale);
+        late.pack(s);
       }
     } else {
       if (!looks && softmax.overshoots(before)) {
@@ -218,9 +225,10 @@ struct TileProbabilities : QueryTiles<C> {
           rescale = softmax.raise(s, scale, slack, shift);
           before[0] = softmax.sum[0][0];
           before[1] = softmax.sum[0][1];
-          exponentiate(s, step, shift, softmax, measure, NoConversion{});
+          exponentiate(s, step, shift, softmax, measure, NothingLate{}, NoConversion{});
         }
         softmax.follow(before, s, rescale);
+        late.pack(s);
       }
     }
     if constexpr (C.skip == Skip::mass) {
@@ -252,14 +260,18 @@ struct TileProbabilities : QueryTiles<C> {
     }
   }
 
-  template <class Shift, class Conversion>
+  template <class Shift, class Late, class Conversion>
   __device__ __forceinline__ void exponentiate(Scores& s, Step& step, const Shift& shift, Online& softmax,
-                                               Measure& measure, Conversion conversion) const {
+                                               Measure& measure, const Late& late, Conversion conversion) const {
     const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
     float scales[2] = {shift.of_row(step.scale, 0), shift.of_row(step.scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
-      if (n == C.tile_kv / 8 * 3 / 4) look_ahead(step);
+      if (n == C.tile_kv / 8 * 3 / 4) {
+        look_ahead(step);
+        ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
+        late.await_outputs();
+      }
       conversion.convert(s, n);
       if constexpr (Shift::columns > 0) {
         if (n * 8 % Shift::columns == 0) {
@@ -272,7 +284,6 @@ struct TileProbabilities : QueryTiles<C> {
       softmax.exponentiate(0, s.tile[0][n], scales, origins);
     }
     settle(s);
-    ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
   }
 
   // What P is multiplied with: V, of 8 bits transposed.

@@ -103,25 +103,27 @@ struct FwdWgmma : TileProbabilities<C, User> {
       keys().wait(use);
       const int end = own(work).end;  // from here on by end_of()
       const u32 first = ptx::uniform(k_at(use));
+      const Step first_step = this->step_of(work, use);
       scheduler_barrier_sync();
       begin_scores<C.q_type(), QTile, KTile>(products, q, first);
       scheduler_barrier_arrive();
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;
-      Ahead ahead = softmax_step<true>(work, use, products, linear, probabilities, o, softmax, measure);
+      Ahead ahead = softmax_step<true>(work, first_step, products, linear, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
         const u32 k = ptx::uniform(k_at(use));
         const u32 v = ptx::uniform(multiplied_at(use - 1));
         if (!ahead.has_keys) keys().wait(use);
+        const Step step = this->step_of(work, use);  // read here, not between products
         scheduler_barrier_sync();
         begin_scores<C.q_type(), QTile, KTile>(products, q, k);
         await_values(use - 1, ahead);
         begin_products(o, probabilities, v);
         scheduler_barrier_arrive();
-        ahead = softmax_step<false>(work, use, products, linear, probabilities, o, softmax, measure);
+        ahead = softmax_step<false>(work, step, products, linear, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
           promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
           promoted_at += promoted_tiles;
@@ -220,10 +222,10 @@ struct FwdWgmma : TileProbabilities<C, User> {
   /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
   /// those of the keys before to those that the new probabilities' are added to.
   template <bool first>
-  __device__ __forceinline__ Ahead softmax_step(Work& work, int use, Products& products, const Linear& linear,
+  __device__ __forceinline__ Ahead softmax_step(Work& work, Step step, Products& products, const Linear& linear,
                                                 Probabilities& probabilities, Output& o, Online& softmax,
                                                 Measure& measure) const {
-    Step step = this->step_of(work, use);
+    const int use = step.use;
     const KvTile& tile = step.tile;
     if constexpr (C.skip != Skip::none) {
       measure.enter(key_block_of(p.list, tile), thread_again() % 32, step.scale, softmax, this->measured(work));
@@ -241,27 +243,41 @@ struct FwdWgmma : TileProbabilities<C, User> {
     bool weighs_nothing = false;
     if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
     typename Online::Rescale rescale{};
-    if (!weighs_nothing) {
-      rescale = this->template weigh<first>(work, products, s, step, linear, hidden, softmax, measure);
+    const Late<first> late{*this, use, o, probabilities};
+    if (weighs_nothing) {
+      late.await_outputs();
+      clear(probabilities);
+    } else {
+      rescale = this->template weigh<first>(work, products, s, step, linear, hidden, softmax, measure, late);
+      if constexpr (C.dropout) pack_probabilities(probabilities, s, kept);
     }
     step.ahead.looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);
-    if constexpr (!first) {
-      await_outputs(o);
-      release(multiplied(), use - 1);
-      softmax.apply(rescale, o);
-    }
-    if (weighs_nothing) {
-      clear(probabilities);
-    } else {
-      pack_probabilities(probabilities, s, kept);
-    }
+    if constexpr (!first) softmax.apply(rescale, o);
     if constexpr (C.rounded_sums) {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
     }
     return step.ahead;
   }
+  // What the last exponentials of a tile hide: the end of P·V of the keys before, whose registers are then free for
+  // probabilities, and their packing.
+  template <bool first>
+  struct Late {
+    const FwdWgmma& kernel;
+    const int use;
+    Output& o;
+    Probabilities& probabilities;
+    __device__ __forceinline__ void await_outputs() const {
+      if constexpr (!first) {
+        kernel.await_outputs(o);
+        kernel.release(kernel.multiplied(), use - 1);
+      }
+    }
+    __device__ __forceinline__ void pack(Scores& s) const {
+      if constexpr (!C.dropout) pack_probabilities(probabilities, s, KeptBits<C>{});
+    }
+  };
   __device__ __forceinline__ void await_values(int use, const Ahead& ahead) const {
     // Without it the check's phase might be that of the buffer's use before.
     if (!ahead.has_values) multiplied().wait(use);
