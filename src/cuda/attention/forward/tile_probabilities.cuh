@@ -43,6 +43,11 @@ struct TileProbabilities : QueryTiles<C> {
   // of the rule `threshold` keep, leave no registers for the answers.
   static constexpr bool looks_ahead = Base::groups < 3 && C.skip != Skip::threshold;
 
+  // Whether P·V of the keys before is waited for, and probabilities are packed, beside a tile's last exponentials: not
+  // where products take twice the time of these, and where registers do not suffice.
+  static constexpr bool packs_early =
+      (of_bytes || C.int8_scores || C.d + C.dv <= 128) && C.dv <= 192 && !C.dropout;
+
   // Takes what the warp's rows say of a skip state's tiles.
   struct Measured {
     const TileProbabilities& kernel;
@@ -95,8 +100,8 @@ struct TileProbabilities : QueryTiles<C> {
     int8_scores().template find_rows<QTile>(p, descales, work, q_at(), own / 32 % 4 * 16, own / 32 * 16, own % 32);
   }
   struct NothingLate {
+    __device__ __forceinline__ void pass_turn() const {}
     __device__ __forceinline__ void await_outputs() const {}
-    __device__ __forceinline__ void pack(Scores& /*s*/) const {}
   };
   // Of scores that are there, and of those that sums of int8 become when their exponentials are due.
   struct NoConversion {
@@ -201,7 +206,7 @@ struct TileProbabilities : QueryTiles<C> {
     }
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, step, shift, softmax, measure, late, conversion);
-    late.pack(s);
+    if constexpr (packs_early) late.pack(s);
     if constexpr (of_bytes) {
       if (!looks_always && !looks && softmax.overshoots(before)) {
         if (softmax.overflows(before)) {
@@ -212,7 +217,7 @@ struct TileProbabilities : QueryTiles<C> {
           });
         }
         softmax.recentre(s, rescale);
-        late.pack(s);
+        if constexpr (packs_early) late.pack(s);
       }
     } else {
       if (!looks && softmax.overshoots(before)) {
@@ -228,7 +233,7 @@ struct TileProbabilities : QueryTiles<C> {
           exponentiate(s, step, shift, softmax, measure, NothingLate{}, NoConversion{});
         }
         softmax.follow(before, s, rescale);
-        late.pack(s);
+        if constexpr (packs_early) late.pack(s);
       }
     }
     if constexpr (C.skip == Skip::mass) {
@@ -269,9 +274,12 @@ struct TileProbabilities : QueryTiles<C> {
     for (int n = 0; n < C.tile_kv / 8; ++n) {
       if (n == C.tile_kv / 8 * 3 / 4) {
         look_ahead(step);
-        ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
-        late.await_outputs();
+        if constexpr (packs_early) {
+          ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
+          late.await_outputs();
+        }
       }
+      if (n == C.tile_kv / 8 * 3 / 4) late.pass_turn();
       conversion.convert(s, n);
       if constexpr (Shift::columns > 0) {
         if (n * 8 % Shift::columns == 0) {
@@ -284,6 +292,9 @@ struct TileProbabilities : QueryTiles<C> {
       softmax.exponentiate(0, s.tile[0][n], scales, origins);
     }
     settle(s);
+    if constexpr (!packs_early) {
+      ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
+    }
   }
 
   // What P is multiplied with: V, of 8 bits transposed.

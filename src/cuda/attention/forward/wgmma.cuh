@@ -29,12 +29,14 @@ struct FwdWgmma : TileProbabilities<C, User> {
       Base::groups, Base::groups_differ, Base::items, Base::k_at, Base::keys, Base::lane, Base::p, Base::q_at,
       Base::q_base, Base::registers_are_short, Base::shared, Base::thread, Base::thread_again, Base::v_at, Base::values,
       Base::vt_at, Base::clear, Base::finds_hidden_early, Base::first_row_of_thread, Base::multiplied, Base::of_bytes,
-      Base::pack_probabilities, Base::passes_hidden, Base::softmax_scale;
+      Base::pack_probabilities, Base::packs_early, Base::passes_hidden, Base::softmax_scale;
   using typename Base::Ahead, typename Base::KTile, typename Base::Linear, typename Base::Measure,
       typename Base::Online, typename Base::Probabilities, typename Base::Products, typename Base::Scores,
       typename Base::Step, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
       typename Base::Works;
-  static constexpr bool ping_pongs = groups >= 2 && C.ping_pong;
+  // What groups do in turn: exponentials where products take less time than these, else, unless C says at will, products.
+  static constexpr bool exponentiates_in_turn = groups == 2 && of_bytes && C.dv <= 128;
+  static constexpr bool multiplies_in_turn = groups >= 2 && !exponentiates_in_turn && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   // By what the warp that finds row tiles has to keep.
@@ -73,8 +75,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
   // Row tile after row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those
   // before; then the last O += P·V. All groups take as many steps and release all buffers, also of keys that they skip.
   __device__ __forceinline__ void compute() const {
-    if constexpr (ping_pongs) {
-      if (group() == groups - 1) scheduler_barrier_arrive();
+    if constexpr (exponentiates_in_turn || multiplies_in_turn) {
+      if (group() == groups - 1) pass_turn();
     }
     const u32 q = ptx::uniform(q_at());
     Products products;
@@ -104,9 +106,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
       const int end = own(work).end;  // from here on by end_of()
       const u32 first = ptx::uniform(k_at(use));
       const Step first_step = this->step_of(work, use);
-      scheduler_barrier_sync();
+      if constexpr (multiplies_in_turn) await_turn();
       begin_scores<C.q_type(), QTile, KTile>(products, q, first);
-      scheduler_barrier_arrive();
+      if constexpr (multiplies_in_turn) pass_turn();
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;
@@ -118,11 +120,11 @@ struct FwdWgmma : TileProbabilities<C, User> {
         const u32 v = ptx::uniform(multiplied_at(use - 1));
         if (!ahead.has_keys) keys().wait(use);
         const Step step = this->step_of(work, use);  // read here, not between products
-        scheduler_barrier_sync();
+        if constexpr (multiplies_in_turn) await_turn();
         begin_scores<C.q_type(), QTile, KTile>(products, q, k);
         await_values(use - 1, ahead);
         begin_products(o, probabilities, v);
-        scheduler_barrier_arrive();
+        if constexpr (multiplies_in_turn) pass_turn();
         ahead = softmax_step<false>(work, step, products, linear, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
           promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
@@ -132,9 +134,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
       use = end_of(work, end);
       const u32 v = ptx::uniform(multiplied_at(use - 1));
       await_values(use - 1, ahead);
-      scheduler_barrier_sync();
+      if constexpr (multiplies_in_turn) await_turn();
       begin_products(o, probabilities, v);
-      scheduler_barrier_arrive();
+      if constexpr (multiplies_in_turn) pass_turn();
       const bool skips_more = groups_differ && use < work.end_use;
       if (skips_more) {
         await_outputs(o);  // the copies of what is skipped may want the room of these values
@@ -212,8 +214,10 @@ struct FwdWgmma : TileProbabilities<C, User> {
   /// Keys that none of the group's rows sees.
   __device__ __forceinline__ void skip(int use) const {
     keys().wait(use);
-    scheduler_barrier_sync();
-    scheduler_barrier_arrive();
+    if constexpr (exponentiates_in_turn || multiplies_in_turn) {
+      await_turn();
+      pass_turn();
+    }
     release(keys(), use);
     multiplied().wait(use);
     release(multiplied(), use);
@@ -239,44 +243,49 @@ struct FwdWgmma : TileProbabilities<C, User> {
         hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
     }
     await_scores<first ? 0 : 1>(products);
+    if constexpr (exponentiates_in_turn) await_turn();
     auto&& s = this->scores_of(work, products, step);
     bool weighs_nothing = false;
     if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
     typename Online::Rescale rescale{};
-    const Late<first> late{*this, use, o, probabilities};
-    if (weighs_nothing) {
-      late.await_outputs();
-      clear(probabilities);
-    } else {
+    const Late<first> late{*this, use, o, probabilities, kept};
+    if (!weighs_nothing) {
       rescale = this->template weigh<first>(work, products, s, step, linear, hidden, softmax, measure, late);
-      if constexpr (C.dropout) pack_probabilities(probabilities, s, kept);
     }
     step.ahead.looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);
+    if (!packs_early || weighs_nothing) late.await_outputs();
     if constexpr (!first) softmax.apply(rescale, o);
+    if (weighs_nothing) {
+      clear(probabilities);
+    } else if (!packs_early) {
+      late.pack(s);
+    }
     if constexpr (C.rounded_sums) {
 #pragma unroll
       for (const auto& fragment : probabilities) softmax.template add_rounded<C.type>(0, fragment);
     }
     return step.ahead;
   }
-  // What the last exponentials of a tile hide: the end of P·V of the keys before, whose registers are then free for
-  // probabilities, and their packing.
+  // What a tile's exponentials hide: the next group's turn, the end of P·V of the keys before, whose registers are then
+  // free for probabilities, and these probabilities' packing.
   template <bool first>
   struct Late {
     const FwdWgmma& kernel;
     const int use;
     Output& o;
     Probabilities& probabilities;
+    const KeptBits<C>& kept;
+    __device__ __forceinline__ void pass_turn() const {
+      if constexpr (exponentiates_in_turn) kernel.pass_turn();
+    }
     __device__ __forceinline__ void await_outputs() const {
       if constexpr (!first) {
         kernel.await_outputs(o);
         kernel.release(kernel.multiplied(), use - 1);
       }
     }
-    __device__ __forceinline__ void pack(Scores& s) const {
-      if constexpr (!C.dropout) pack_probabilities(probabilities, s, KeptBits<C>{});
-    }
+    __device__ __forceinline__ void pack(Scores& s) const { pack_probabilities(probabilities, s, kept); }
   };
   __device__ __forceinline__ void await_values(int use, const Ahead& ahead) const {
     // Without it the check's phase might be that of the buffer's use before.
@@ -308,16 +317,12 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
   }
 
-  // Groups begin their products in turn unless C says at will, so that one's softmax runs beside the others' products.
+  // A group has its turn between these, so that one's softmax runs beside the others' products.
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
-  __device__ __forceinline__ void scheduler_barrier_sync() const {
-    if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + group_number(), 256);
-  }
-  __device__ __forceinline__ void scheduler_barrier_arrive() const {
-    if constexpr (ping_pongs) {
-      const int number = group_number();
-      ptx::barrier_arrive(number == groups - 1 ? kSchedulerBarrier : kSchedulerBarrier + 1 + number, 256);
-    }
+  __device__ __forceinline__ void await_turn() const { ptx::barrier_sync(kSchedulerBarrier + group_number(), 256); }
+  __device__ __forceinline__ void pass_turn() const {
+    const int number = group_number();
+    ptx::barrier_arrive(number == groups - 1 ? kSchedulerBarrier : kSchedulerBarrier + 1 + number, 256);
   }
 };
 
