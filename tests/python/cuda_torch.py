@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +56,16 @@ def nobody_waits() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def capture(run: Callable[[], None]) -> Callable[[], None]:
+    """What replays a CUDA graph of what a function queues; the function runs once before, which loads its kernels."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def half(*shape: int, seed: int, dtype: torch.dtype = torch.float16) -> Tensor:

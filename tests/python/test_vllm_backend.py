@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tessera as vLLM's attention backend, on the CPU: steps built of vLLM's own classes, against fp64.
-
-pip install --no-deps vllm==0.33.0   # and the few packages that its registry imports
-"""
+"""Tessera as vLLM's attention backend, on the CPU: steps built of vLLM's own classes, against fp64; its flags."""
 
 from __future__ import annotations
 
@@ -12,121 +9,62 @@ import types
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("vllm")
 
 import tessera.vllm  # noqa: E402
-from vllm.v1.attention.backend import AttentionType, CommonAttentionMetadata  # noqa: E402
-from vllm.v1.attention.backends.registry import AttentionBackendEnum  # noqa: E402
-from vllm.v1.kv_cache_interface import FullAttentionSpec  # noqa: E402
-
-tessera.vllm.register()
-BACKEND = AttentionBackendEnum.CUSTOM.get_class()
-HEADS, KEY_HEADS, DIM, PAGE, PAGES = 4, 2, 32, 16, 24
-
-
-class Requests:
-    """Some requests over a cache whose layout in memory is heads or tokens outside."""
-
-    def __init__(self, heads_outside: bool, dtype=torch.float32, **options):
-        self.g = torch.Generator().manual_seed(4)
-        shape = (PAGES, KEY_HEADS, PAGE, 2 * DIM) if heads_outside else (PAGES, PAGE, KEY_HEADS, 2 * DIM)
-        cache = torch.full(shape, torch.nan, dtype=dtype)
-        self.cache = cache if heads_outside else cache.transpose(1, 2)
-        self.impl = BACKEND.get_impl_cls()(HEADS, DIM, DIM**-0.5, KEY_HEADS, **options)
-        spec = FullAttentionSpec(block_size=PAGE, num_kv_heads=KEY_HEADS, head_size=DIM, dtype=dtype)
-        self.builder = BACKEND.get_builder_cls()(spec, ["layer"], types.SimpleNamespace(), torch.device("cpu"))
-        self.table = torch.randperm(PAGES - 1, generator=self.g)[:21].reshape(3, 7).int() + 1  # 0 is nobody's
-        self.keys, self.values = [torch.empty(0, KEY_HEADS, DIM)] * 3, [torch.empty(0, KEY_HEADS, DIM)] * 3
-        self.dtype, self.options = dtype, options
-
-    def step(self, counts: list[int], padding: int = 0, causal: bool = True):
-        """So many tokens of each request: (output, what fp64 says)."""
-        total = sum(counts)
-        q, k, v = (
-            torch.randn((total + padding, n, DIM), generator=self.g).to(self.dtype)
-            for n in (HEADS, KEY_HEADS, KEY_HEADS)
-        )
-        slots, starts = [], [0]
-        for request, count in enumerate(counts):
-            before = len(self.keys[request])
-            slots += [int(self.table[request, at // PAGE]) * PAGE + at % PAGE for at in range(before, before + count)]
-            rows = slice(starts[-1], starts[-1] + count)
-            self.keys[request] = torch.cat([self.keys[request], k[rows]])
-            self.values[request] = torch.cat([self.values[request], v[rows]])
-            starts.append(starts[-1] + count)
-        lengths = torch.tensor([len(x) for x in self.keys], dtype=torch.int32)
-        slot_mapping = torch.tensor(slots + [-1] * padding)
-        boundaries = torch.tensor(starts, dtype=torch.int32)
-        metadata = self.builder.build(
-            0,
-            CommonAttentionMetadata(
-                query_start_loc=boundaries,
-                query_start_loc_cpu=boundaries,
-                seq_lens=lengths,
-                num_reqs=3,
-                num_actual_tokens=total,
-                max_query_len=max(counts),
-                max_seq_len=int(lengths.max()) + 9,  # may be an upper bound
-                block_table_tensor=self.table,
-                slot_mapping=slot_mapping,
-                causal=causal,
-            ),
-        )
-        self.impl.do_kv_cache_update(None, k, v, self.cache, slot_mapping)
-        output = torch.full((total + padding, HEADS * DIM), torch.nan, dtype=self.dtype)
-        got = self.impl.forward(None, q, k, v, self.cache, metadata, output)
-        assert got is output
-        want = [self.textbook(q[starts[r] : starts[r + 1]], r, causal) for r in range(3)]
-        return got[:total].reshape(total, HEADS, DIM), torch.cat(want).to(self.dtype)
-
-    def textbook(self, q, request, causal):
-        k, v = (x[request].double().repeat_interleave(HEADS // KEY_HEADS, 1) for x in (self.keys, self.values))
-        scores = torch.einsum("ihd,jhd->hij", q.double(), k) * DIM**-0.5
-        if cap := self.options.get("logits_soft_cap"):
-            scores = cap * torch.tanh(scores / cap)
-        distance = torch.arange(len(k) - len(q), len(k))[:, None] - torch.arange(len(k))
-        if (slopes := self.options.get("alibi_slopes")) is not None:
-            scores = scores - torch.tensor(slopes).double()[:, None, None] * distance.abs()
-        window = self.options.get("sliding_window") or len(k)
-        visible = (distance < window) & (distance >= 0 if causal else distance > -window)
-        scores = scores.masked_fill(~visible, -torch.inf)
-        norm = scores.logsumexp(-1, keepdim=True)
-        if (sinks := self.options.get("sinks")) is not None:
-            norm = torch.logaddexp(norm, sinks.double()[:, None, None])
-        return torch.einsum("hij,jhd->ihd", (scores - norm).exp(), v)
-
-
-OPTIONS = {
-    "plain": {},
-    "window": {"sliding_window": 12},
-    "softcap": {"logits_soft_cap": 1.5},
-    "sinks": {"sinks": torch.tensor([1.0, -2.0, 3.0, 0.5])},
-    "slopes": {"alibi_slopes": [0.5, 0.25, 0.125, 0.0625]},
-}
+from requests_of_vllm import (  # noqa: E402
+    BACKEND,
+    CAPTURED,
+    DIM,
+    HEADS,
+    OPTIONS,
+    STEPS,
+    Requests,
+    check_captured_steps,
+    close,
+)
+from vllm.config.compilation import CompilationConfig, CompilationMode, CUDAGraphMode  # noqa: E402
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType  # noqa: E402
 
 
 @pytest.mark.parametrize("heads_outside", [True, False])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_steps(options, heads_outside):
-    """A prefill, a chunk beside decodes, decodes, several tokens of a speculative step; padded behind."""
     requests = Requests(heads_outside, **options)
-    for counts, padding in (([40, 7, 23], 0), ([33, 1, 1], 5), ([1, 1, 1], 0), ([1, 1, 1], 13), ([4, 4, 4], 0)):
-        got, want = requests.step(counts, padding)
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for counts, padding in STEPS:
+        close(*requests.step(counts, padding))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_types(dtype):
     requests = Requests(True, dtype)
     for counts in ([40, 7, 23], [1, 1, 1]):
-        got, want = requests.step(counts)
-        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        close(*requests.step(counts))
 
 
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 6}], ids=str)
 def test_not_causal(options):
-    got, want = Requests(True, **options).step([20, 3, 9], causal=False)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    close(*Requests(True, **options).step([20, 3, 9], causal=False))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("kind", CAPTURED)
+def test_captured_steps(kind, options):
+    """A replay runs the layer on what the captured metadata hold, as a graph would."""
+    check_captured_steps(Requests(**options), kind, lambda run: run)
+
+
+FULL = [CUDAGraphMode.FULL, CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE]
+
+
+@pytest.mark.parametrize("mode", [*FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE], ids=lambda mode: mode.name)
+def test_cuda_graphs(mode):
+    """All batches, those of speculative steps included: vLLM leaves the mode that it is asked for."""
+    support = BACKEND.get_builder_cls().get_cudagraph_support(None, None)
+    assert support is AttentionCGSupport.ALWAYS
+    sizes = {"cudagraph_capture_sizes": [8, 16], "max_cudagraph_capture_size": 16}
+    for uniform in (1, 4):
+        config = CompilationConfig(mode=CompilationMode.VLLM_COMPILE, cudagraph_mode=mode, **sizes)
+        assert config.resolve_cudagraph_mode_and_sizes(support, "CUSTOM", uniform) == mode
 
 
 def test_profiling_run():
@@ -178,6 +116,7 @@ def reasons(**changes):
 
 
 GOOD = [{}, {"has_sink": True}, {"has_sliding_window": True}, {"use_non_causal": True}, {"block_size": 1}]
+GOOD += [{"use_adaptive_verification": True}, {"use_kv_connector": True}]
 GOOD += [{"head_size": n} for n in (8, 80, 96, 256, 512)] + [{"dtype": torch.float32}, {"kv_cache_dtype": "bfloat16"}]
 BAD = [{"head_size": 60}, {"head_size": 520}, {"kv_cache_dtype": "fp8"}, {"use_mla": True}, {"use_sparse": True}]
 BAD += [{"use_mm_prefix": True}, {"use_per_head_quant_scales": True}, {"attn_type": AttentionType.ENCODER_ONLY}]

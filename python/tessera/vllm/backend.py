@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionMetadata,
     AttentionMetadataBuilder,
@@ -87,8 +88,14 @@ class TesseraMetadata(AttentionMetadata):
 
 
 class TesseraMetadataBuilder(AttentionMetadataBuilder[TesseraMetadata]):
-    """Nothing is planned ahead: lengths and pages stay where they are, and plans are found by shapes."""
+    """Nothing is planned ahead: lengths and pages stay where they are, and plans are found by shapes.
 
+    So a captured step may be replayed with any batch of its shape. Of what vLLM passes on the host only the longest
+    query is used, and it captures with the longest that may come; the width of the page table, which never changes,
+    bounds the keys. Requests that pad a batch have no queries.
+    """
+
+    _cudagraph_support = AttentionCGSupport.ALWAYS
     supports_update_block_table = True
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
@@ -175,6 +182,8 @@ class TesseraAttentionImpl(AttentionImpl[TesseraMetadata]):
         tokens = attn_metadata.tokens
         keys, values = self._pages(kv_cache)
         source = tessera.KeySource(keys, values, page_table=attn_metadata.table, seqused=attn_metadata.lengths)
+        if self.slopes is not None and self.slopes.device != query.device:
+            self.slopes = self.slopes.to(query.device)  # kept: a graph that is captured copies nothing from the host
         left = None if self.sliding_window is None else self.sliding_window - 1
         right = 0 if attn_metadata.causal else left
         tessera.attention(
@@ -184,7 +193,7 @@ class TesseraAttentionImpl(AttentionImpl[TesseraMetadata]):
             scale=self.scale,
             softcap=self.softcap,
             sinks=None if self.sinks is None else self.sinks.float(),
-            alibi_slopes=None if self.slopes is None else self.slopes.to(query.device),
+            alibi_slopes=self.slopes,
             cu_seqlens_q=attn_metadata.starts,
             max_seqlen_q=attn_metadata.longest_query,
             out=output[:tokens].view(tokens, self.num_heads, self.head_size),
