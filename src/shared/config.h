@@ -129,7 +129,7 @@ struct FwdConfig {
   int tile_kv = 64;                // keys
   int warps = 4;                   // each takes rows_a_warp() rows, a multiple of 16
   int stages = 1;                  // tiles of K and V in flight
-  bool ping_pong = true;           // by wgmma: groups of 64 rows begin their products one after the other
+  bool ping_pong = true;           // by wgmma: groups of 64 rows take turns
   int q_kept = 0;  // columns of Q, a multiple of 16, that stay in registers; others are read for every tile of keys
   Source source = Source::strided;
   Loader loader = Loader::cp_async;
@@ -309,6 +309,8 @@ struct FwdConfig {
   constexpr int v_bytes() const { return tile_kv * dv * bytes_of(v_type()); }
   /// Whether all products are of 8 bits. V is transposed for them in shared memory (tile/transposed_bytes.cuh).
   constexpr bool multiplies_bytes() const { return products == Products::wgmma && eight_bits; }
+  /// Whether it is exponentials that two groups take turns at, and not the beginning of products, which take less time.
+  constexpr bool exponentiates_in_turn() const { return multiplies_bytes() && warps == 8 && dv <= 128; }
   /// Whether O is added to sums in shared memory every kPromotedKeys keys (tile/promoted_sums.cuh); of wider heads
   /// there is no room.
   static constexpr int kPromotedKeys = 4096;

@@ -142,7 +142,8 @@ TEST(Wgmma, RowsFillTheTilesOfNarrowHeads) {
   }
 }
 
-// Groups of 64 rows begin their products in turn, but of 128 columns and with many keys or row tiles.
+// Groups of 64 rows begin their products in turn, but of 128 columns and with many keys or row tiles. Two groups that
+// multiply e4m3 exponentiate in turn.
 TEST(Wgmma, GroupsBeginAtWillWhereThatIsFaster) {
   const auto name = [](const std::string& line) {
     Target target = Target::cuda(90);
@@ -153,7 +154,7 @@ TEST(Wgmma, GroupsBeginAtWillWhereThatIsFaster) {
   for (const char* line :
        {"sq=4096 hq=16 d=128 dtype=bf16", "b=4 sq=8192 hq=32 hkv=8 d=128 dtype=fp16 causal",
         "b=8 sq=1024 hq=16 d=128 dtype=bf16 causal", "sq=8192 hq=16 d=128 dtype=bf16 softcap=20",
-        "sq=8192 hq=16 d=128 dtype=bf16 window=999:0",
+        "sq=8192 hq=16 d=128 dtype=bf16 window=999:0", "sq=8192 hq=16 d=64 dtype=e4m3:e4m3:e4m3:bf16",
         // tests/cases/dense.txt
         "sq=130 sk=4100 d=128 dtype=fp16 tile_q=128 splits=1 lse seed=86",
         "b=2 sq=200 sk=4200 hq=4 hkv=2 d=128 dtype=bf16 causal tile_q=128 tile_kv=64 splits=1 lse seed=87",
@@ -166,7 +167,7 @@ TEST(Wgmma, GroupsBeginAtWillWhereThatIsFaster) {
        {"b=16 sq=512 hq=16 d=128 dtype=bf16", "sq=1024 hq=16 hkv=8 d=128 dtype=bf16 causal",
         "sq=8192 hq=16 d=64 dtype=bf16", "sq=8192 hq=16 d=256 dtype=bf16",
         "sq=8192 hq=16 d=128 dtype=bf16 list=indices block=128x128", "sq=8192 hq=16 d=128 dtype=bf16 kv=table page=64",
-        "sq=8192 hq=16 d=128 dtype=bf16 tile_q=64"}) {
+        "sq=8192 hq=16 d=128 dtype=bf16 tile_q=64", "sq=8192 hq=16 d=128 dtype=e4m3:e4m3:e4m3:bf16"}) {
     EXPECT_EQ(name(line).find(" ping_pong=no"), std::string::npos) << line;
   }
 }

@@ -103,7 +103,8 @@ class Requests:
         self, page_size=16, dtype=torch.float32, two_pools=False, sinks=None, chunk=None, device="cpu", **layer
     ):
         self.g = torch.Generator().manual_seed(4)
-        self.page_size, self.dtype, self.sinks, self.chunk, self.device = page_size, dtype, sinks, chunk, device
+        self.page_size, self.dtype, self.chunk, self.device = page_size, dtype, chunk, device
+        self.sinks = None if sinks is None else self.there(sinks)  # a model's parameters are there before a capture
         pages = -(-CONTEXT // page_size)
         size = (3 * pages + 2) * page_size
         self.req_to_token_pool = ReqToTokenPool(5, CONTEXT, device, enable_memory_saver=False)
@@ -172,7 +173,7 @@ class Requests:
 
     def call(self, batch, q, k, v):
         """The layer, as a model calls it."""
-        more = {} if self.sinks is None else {"sinks": self.there(self.sinks)}
+        more = {} if self.sinks is None else {"sinks": self.sinks}
         with forward_context(ForwardContext(attn_backend=self.backend)):
             return self.layer(q, k, v, batch, **more)
 
@@ -205,7 +206,7 @@ class Requests:
         scores = scores.masked_fill(~visible, -torch.inf)
         norm = scores.logsumexp(-1, keepdim=True)
         if self.sinks is not None:
-            norm = torch.logaddexp(norm, self.sinks.double()[:, None, None])
+            norm = torch.logaddexp(norm, self.sinks.cpu().double()[:, None, None])
         return torch.einsum("hij,jhd->ihd", (scores - norm).exp(), v)
 
 

@@ -34,9 +34,9 @@ __device__ __forceinline__ void pack_bytes(u32 (&p)[steps][4], const Accumulator
   }
 }
 
-/// Copies a tile of V (keys, columns) to VtTile (columns, keys), by two warps, which take every other 16 columns, 32 keys
-/// at a time. Some are loaded while those before them are permuted and stored; `await_room` returns when `to` may be
-/// written. With `replaces` zeros stand for what is not finite; whether a key of the first `end` had such a value.
+/// Copies a tile of V (keys, columns) to VtTile (columns, keys), by two warps, which take every other 16 columns, 32
+/// keys at a time. Some are loaded while those before them are permuted and stored; `await_room` returns when `to` may
+/// be written. With `replaces` zeros stand for what is not finite; whether a key of the first `end` had such a value.
 template <class VTile, class VtTile, bool replaces, class AwaitRoom>
 __device__ __forceinline__ bool transpose_bytes(u32 from, u32 to, int warp, int lane, int end, AwaitRoom await_room) {
   constexpr int key_blocks = VTile::rows / 32;

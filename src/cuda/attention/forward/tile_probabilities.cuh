@@ -45,8 +45,7 @@ struct TileProbabilities : QueryTiles<C> {
 
   // Whether P·V of the keys before is waited for, and probabilities are packed, beside a tile's last exponentials: not
   // where products take twice the time of these, and where registers do not suffice.
-  static constexpr bool packs_early =
-      (of_bytes || C.int8_scores || C.d + C.dv <= 128) && C.dv <= 192 && !C.dropout;
+  static constexpr bool packs_early = (of_bytes || C.int8_scores || C.d + C.dv <= 128) && C.dv <= 192 && !C.dropout;
 
   // Takes what the warp's rows say of a skip state's tiles.
   struct Measured {
@@ -272,6 +271,7 @@ struct TileProbabilities : QueryTiles<C> {
     float scales[2] = {shift.of_row(step.scale, 0), shift.of_row(step.scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
+      if (n == C.tile_kv / 8 / 4) late.pass_turn();
       if (n == C.tile_kv / 8 * 3 / 4) {
         look_ahead(step);
         if constexpr (packs_early) {
@@ -279,7 +279,6 @@ struct TileProbabilities : QueryTiles<C> {
           late.await_outputs();
         }
       }
-      if (n == C.tile_kv / 8 * 3 / 4) late.pass_turn();
       conversion.convert(s, n);
       if constexpr (Shift::columns > 0) {
         if (n * 8 % Shift::columns == 0) {

@@ -34,8 +34,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
       typename Base::Online, typename Base::Probabilities, typename Base::Products, typename Base::Scores,
       typename Base::Step, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
       typename Base::Works;
-  // What groups do in turn: exponentials where products take less time than these, else, unless C says at will, products.
-  static constexpr bool exponentiates_in_turn = groups == 2 && of_bytes && C.dv <= 128;
+  // What groups do in turn: exponentials, or, unless C says at will, the beginning of products.
+  static constexpr bool exponentiates_in_turn = C.exponentiates_in_turn();
   static constexpr bool multiplies_in_turn = groups >= 2 && !exponentiates_in_turn && C.ping_pong;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;

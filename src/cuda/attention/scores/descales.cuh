@@ -36,9 +36,9 @@ __device__ __forceinline__ float product_descale(const DescaleParams& d, const W
   return head_descale(work, d.q, d.q_batch, d.q_head) * head_descale(work, d.k, d.k_batch, d.k_head);
 }
 
-// Scores that are fused with their origin are off by its rounding, all of a row by the same. P of e4m3 has room for half
-// a binary order: a product of rows is at most 448²·d, and where half a unit of the last digit of its score may be more
-// than that the factor is not fused.
+// Scores that are fused with their origin are off by its rounding, all of a row by the same. P of e4m3 has room for
+// half a binary order: a product of rows is at most 448²·d, and where half a unit of the last digit of its score may be
+// more than that the factor is not fused.
 template <FwdConfig C, class Work>
 __device__ __forceinline__ void find_descales(const AttentionParams& p, const DescaleParams& d, Work& work) {
   constexpr float kLargestFused = 0x1p23F / (448.0F * 448.0F * C.d);
