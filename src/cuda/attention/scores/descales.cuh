@@ -44,7 +44,7 @@ __device__ __forceinline__ void find_descales(const AttentionParams& p, const De
   constexpr float kLargestFused = 0x1p23F / (448.0F * 448.0F * C.d);
   const float product = product_descale(d, work);
   const float score = C.scale_first ? 1.0F : p.scale * kLog2E * product;
-  const bool fuses = !C.scale_first && (!C.multiplies_bytes() || score <= kLargestFused);
+  const bool fuses = !C.scale_first && (!C.multiplies_bytes() || fabsf(score) <= kLargestFused);
   work.product = C.scale_first ? product : fuses ? 1.0F : score;
   work.score = fuses ? score : 1.0F;
   work.value = C.eight_bits ? head_descale(work, d.v, d.v_batch, d.v_head) : 1.0F;
