@@ -98,6 +98,7 @@ struct TileProbabilities : QueryTiles<C> {
     const int own = thread_again();
     int8_scores().template find_rows<QTile>(p, descales, work, q_at(), own / 32 % 4 * 16, own / 32 * 16, own % 32);
   }
+  // Of scores that are exponentiated again.
   struct NothingLate {
     __device__ __forceinline__ void pass_turn() const {}
     __device__ __forceinline__ void await_outputs() const {}
