@@ -44,8 +44,9 @@ struct TileProbabilities : QueryTiles<C> {
   static constexpr bool looks_ahead = Base::groups < 3 && C.skip != Skip::threshold;
 
   // Whether P·V of the keys before is waited for, and probabilities are packed, beside a tile's last exponentials: not
-  // where products take twice the time of these, and where registers do not suffice.
-  static constexpr bool packs_early = (of_bytes || C.int8_scores || C.d + C.dv <= 128) && C.dv <= 192 && !C.dropout;
+  // where products take twice the time of these, where registers do not suffice, and where not every tile has them.
+  static constexpr bool packs_early =
+      (of_bytes || C.int8_scores || C.d + C.dv <= 128) && C.dv <= 192 && !C.dropout && !passes_hidden;
 
   // Takes what the warp's rows say of a skip state's tiles.
   struct Measured {

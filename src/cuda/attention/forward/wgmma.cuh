@@ -255,7 +255,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
     step.ahead.looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);
-    if (!packs_early || weighs_nothing) late.await_outputs();
+    if constexpr (!packs_early) late.await_outputs();
     if constexpr (!first) softmax.apply(rescale, o);
     if (weighs_nothing) {
       clear(probabilities);
