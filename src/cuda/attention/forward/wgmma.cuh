@@ -48,6 +48,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
     return groups == 3 || C.blocks() == 3 ? 32 : 40;
   }();
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
+  // Whether a tile's place is read in front of its products, where there are registers for that, and not between them.
+  static constexpr bool reads_early = C.dv <= 192 && C.skip != Skip::threshold;
   using Output = Accumulator<1, C.dv / 8>;
   using Sums = PromotedSums<C.dv, C.threads()>;
 
@@ -119,13 +121,13 @@ struct FwdWgmma : TileProbabilities<C, User> {
         const u32 k = ptx::uniform(k_at(use));
         const u32 v = ptx::uniform(multiplied_at(use - 1));
         if (!ahead.has_keys) keys().wait(use);
-        const Step early = this->step_of(work, use);  // read here, not between products, if there are registers
+        const Step early = this->step_of(work, use);
         if constexpr (multiplies_in_turn) await_turn();
         begin_scores<C.q_type(), QTile, KTile>(products, q, k);
         await_values(use - 1, ahead);
         begin_products(o, probabilities, v);
         if constexpr (multiplies_in_turn) pass_turn();
-        const Step step = C.dv <= 192 ? early : this->step_of(work, use);
+        const Step step = reads_early ? early : this->step_of(work, use);
         ahead = softmax_step<false>(work, step, products, linear, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
           promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
