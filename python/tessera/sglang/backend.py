@@ -143,14 +143,7 @@ class TesseraAttnBackend(AttentionBackend):
     # A layer.
 
     def forward_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **kwargs: Any,
+        self, q: torch.Tensor, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> torch.Tensor:
         """One query of each request: q (requests, heads · head_dim), k and v (requests, kv_heads, head_dim); the result
         (requests, heads · v_head_dim)."""
@@ -162,14 +155,7 @@ class TesseraAttnBackend(AttentionBackend):
         return out
 
     def forward_extend(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        **kwargs: Any,
+        self, q: torch.Tensor, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True, **kwargs: Any
     ) -> torch.Tensor:
         """The queries of all requests behind each other, as `forward_decode` otherwise. Rows that pad them are 0."""
         refuse_layer(layer, kwargs)

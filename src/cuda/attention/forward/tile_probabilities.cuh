@@ -88,7 +88,7 @@ struct TileProbabilities : QueryTiles<C> {
     return {use, work.tiles.at(use - work.first_use), softmax_scale(work), product};
   }
   // Asks barriers without waiting, in front of the last exponentials: these stand in the same queue, so that an answer
-  // asked for behind them would come late.
+  // asked for behind them would come overlap.
   __device__ __forceinline__ void look_ahead(Step& step) const {
     if constexpr (!looks_ahead) return;
     step.ahead.has_keys = keys().test(step.use + 1);
@@ -99,8 +99,8 @@ struct TileProbabilities : QueryTiles<C> {
     const int own = thread_again();
     int8_scores().template find_rows<QTile>(p, descales, work, q_at(), own / 32 % 4 * 16, own / 32 * 16, own % 32);
   }
-  // Of scores that are exponentiated again.
-  struct NothingLate {
+  // Beside exponentials that are computed again.
+  struct NoOverlap {
     __device__ __forceinline__ void pass_turn() const {}
     __device__ __forceinline__ void await_outputs() const {}
   };
@@ -167,21 +167,22 @@ struct TileProbabilities : QueryTiles<C> {
   }
 
   // Products, or scores unless converts_late, to probabilities.
-  template <bool first, class Late>
+  template <bool first, class Overlap>
   __device__ __forceinline__ typename Online::Rescale weigh(const Work& work, Products& products, Scores& s, Step& step,
                                                             const Linear& linear, const HiddenBits<C>& hidden,
-                                                            Online& softmax, Measure& measure, const Late& late) const {
+                                                            Online& softmax, Measure& measure,
+                                                            const Overlap& overlap) const {
     if constexpr (converts_late) {
       if (!first && !step.tile.cut_begin && !step.tile.cut_end) {
         const auto shift = find_shift(work, s, step, linear);
         const int own = thread_again();
         const LateConversion conversion{products, {int8_scores(), step.use, own / 32 * 16, own % 32}};
-        return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, late, conversion);
+        return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, overlap, conversion);
       }
       s = descale(work, products, step);
     }
     const auto shift = finish(work, s, step, linear, hidden);
-    return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, late, NoConversion{});
+    return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, overlap, NoConversion{});
   }
 
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
@@ -189,11 +190,11 @@ struct TileProbabilities : QueryTiles<C> {
   // that is too late, this warp's products are computed again, which changes no bit of the other rows' (tests/device:
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
-  template <bool first, class Shift, class Late, class Conversion>
+  template <bool first, class Shift, class Overlap, class Conversion>
   __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, Step& step,
                                                                    const Linear& linear, const HiddenBits<C>& hidden,
                                                                    Shift shift, Online& softmax, Measure& measure,
-                                                                   const Late& late,
+                                                                   const Overlap& overlap,
                                                                    const Conversion& conversion) const {
     constexpr float slacks[2] = {Online::kSlack, Online::kSlack};
     typename Online::Rescale rescale{};
@@ -206,8 +207,8 @@ struct TileProbabilities : QueryTiles<C> {
       if ((cut || !step.tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
-    exponentiate(s, step, shift, softmax, measure, late, conversion);
-    if constexpr (packs_early) late.pack(s);
+    exponentiate(s, step, shift, softmax, measure, overlap, conversion);
+    if constexpr (packs_early) overlap.pack(s);
     if constexpr (of_bytes) {
       if (!looks_always && !looks && softmax.overshoots(before)) {
         if (softmax.overflows(before)) {
@@ -218,7 +219,7 @@ struct TileProbabilities : QueryTiles<C> {
           });
         }
         softmax.recentre(s, rescale);
-        if constexpr (packs_early) late.pack(s);
+        if constexpr (packs_early) overlap.pack(s);
       }
     } else {
       if (!looks && softmax.overshoots(before)) {
@@ -231,10 +232,10 @@ struct TileProbabilities : QueryTiles<C> {
           rescale = softmax.raise(s, scale, slack, shift);
           before[0] = softmax.sum[0][0];
           before[1] = softmax.sum[0][1];
-          exponentiate(s, step, shift, softmax, measure, NothingLate{}, NoConversion{});
+          exponentiate(s, step, shift, softmax, measure, NoOverlap{}, NoConversion{});
         }
         softmax.follow(before, s, rescale);
-        if constexpr (packs_early) late.pack(s);
+        if constexpr (packs_early) overlap.pack(s);
       }
     }
     if constexpr (C.skip == Skip::mass) {
@@ -266,19 +267,19 @@ struct TileProbabilities : QueryTiles<C> {
     }
   }
 
-  template <class Shift, class Late, class Conversion>
+  template <class Shift, class Overlap, class Conversion>
   __device__ __forceinline__ void exponentiate(Scores& s, Step& step, const Shift& shift, Online& softmax,
-                                               Measure& measure, const Late& late, Conversion conversion) const {
+                                               Measure& measure, const Overlap& overlap, Conversion conversion) const {
     const float origins[2] = {shift.below(softmax.origin[0][0], 0), shift.below(softmax.origin[0][1], 1)};
     float scales[2] = {shift.of_row(step.scale, 0), shift.of_row(step.scale, 1)};
 #pragma unroll
     for (int n = 0; n < C.tile_kv / 8; ++n) {
-      if (n == C.tile_kv / 8 / 4) late.pass_turn();
+      if (n == C.tile_kv / 8 / 4) overlap.pass_turn();
       if (n == C.tile_kv / 8 * 3 / 4) {
         look_ahead(step);
         if constexpr (packs_early) {
           ptx::wgmma_wait_after(softmax.sum[0][0] + softmax.sum[0][1], keys().full(0));
-          late.await_outputs();
+          overlap.await_outputs();
         }
       }
       conversion.convert(s, n);

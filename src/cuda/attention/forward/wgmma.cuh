@@ -34,9 +34,11 @@ struct FwdWgmma : TileProbabilities<C, User> {
       typename Base::Online, typename Base::Probabilities, typename Base::Products, typename Base::Scores,
       typename Base::Step, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
       typename Base::Works;
-  // What groups do in turn: exponentials, or, unless C says at will, the beginning of products.
-  static constexpr bool exponentiates_in_turn = C.exponentiates_in_turn();
-  static constexpr bool multiplies_in_turn = groups >= 2 && !exponentiates_in_turn && C.ping_pong;
+  // What groups begin in turn, so that one's softmax runs beside the others' products.
+  enum class InTurn { nothing, products, exponentials };
+  static constexpr InTurn in_turn = C.exponentiates_in_turn()    ? InTurn::exponentials
+                                    : groups >= 2 && C.ping_pong ? InTurn::products
+                                                                 : InTurn::nothing;
   // What a block has at its start, 128 registers a thread (168 with two groups), shared out anew.
   static constexpr int all_registers = C.blocks() == 3 ? 160 : groups == 1 ? 256 : groups == 2 ? 504 : 512;
   // By what the warp that finds row tiles has to keep.
@@ -77,8 +79,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
   // Row tile after row tile: S = Q·Kᵀ of its first keys; then, together, S of the next keys and O += P·V of those
   // before; then the last O += P·V. All groups take as many steps and release all buffers, also of keys that they skip.
   __device__ __forceinline__ void compute() const {
-    if constexpr (exponentiates_in_turn || multiplies_in_turn) {
-      if (group() == groups - 1) pass_turn();
+    if constexpr (in_turn != InTurn::nothing) {
+      if (group() == groups - 1) scheduler_barrier_arrive<in_turn>();
     }
     const u32 q = ptx::uniform(q_at());
     Products products;
@@ -108,9 +110,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
       const int end = own(work).end;  // from here on by end_of()
       const u32 first = ptx::uniform(k_at(use));
       const Step first_step = this->step_of(work, use);
-      if constexpr (multiplies_in_turn) await_turn();
+      scheduler_barrier_sync<InTurn::products>();
       begin_scores<C.q_type(), QTile, KTile>(products, q, first);
-      if constexpr (multiplies_in_turn) pass_turn();
+      scheduler_barrier_arrive<InTurn::products>();
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;
@@ -122,11 +124,11 @@ struct FwdWgmma : TileProbabilities<C, User> {
         const u32 v = ptx::uniform(multiplied_at(use - 1));
         if (!ahead.has_keys) keys().wait(use);
         const Step early = this->step_of(work, use);
-        if constexpr (multiplies_in_turn) await_turn();
+        scheduler_barrier_sync<InTurn::products>();
         begin_scores<C.q_type(), QTile, KTile>(products, q, k);
         await_values(use - 1, ahead);
         begin_products(o, probabilities, v);
-        if constexpr (multiplies_in_turn) pass_turn();
+        scheduler_barrier_arrive<InTurn::products>();
         const Step step = reads_early ? early : this->step_of(work, use);
         ahead = softmax_step<false>(work, step, products, linear, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
@@ -137,9 +139,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
       use = end_of(work, end);
       const u32 v = ptx::uniform(multiplied_at(use - 1));
       await_values(use - 1, ahead);
-      if constexpr (multiplies_in_turn) await_turn();
+      scheduler_barrier_sync<InTurn::products>();
       begin_products(o, probabilities, v);
-      if constexpr (multiplies_in_turn) pass_turn();
+      scheduler_barrier_arrive<InTurn::products>();
       const bool skips_more = groups_differ && use < work.end_use;
       if (skips_more) {
         await_outputs(o);  // the copies of what is skipped may want the room of these values
@@ -217,10 +219,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
   /// Keys that none of the group's rows sees.
   __device__ __forceinline__ void skip(int use) const {
     keys().wait(use);
-    if constexpr (exponentiates_in_turn || multiplies_in_turn) {
-      await_turn();
-      pass_turn();
-    }
+    scheduler_barrier_sync<in_turn>();
+    scheduler_barrier_arrive<in_turn>();
     release(keys(), use);
     multiplied().wait(use);
     release(multiplied(), use);
@@ -246,23 +246,23 @@ struct FwdWgmma : TileProbabilities<C, User> {
         hidden = FinishScores<C, User, Work>{p, work, thread / 32 * 16, thread % 32}.find_hidden(0, tile);
     }
     await_scores<first ? 0 : 1>(products);
-    if constexpr (exponentiates_in_turn) await_turn();
+    scheduler_barrier_sync<InTurn::exponentials>();
     auto&& s = this->scores_of(work, products, step);
     bool weighs_nothing = false;
     if constexpr (passes_hidden) weighs_nothing = !tile.waived && hidden.are_all_hidden();
     typename Online::Rescale rescale{};
-    const Late<first> late{*this, use, o, probabilities, kept};
+    const Overlap<first> overlap{*this, use, o, probabilities, kept};
     if (!weighs_nothing) {
-      rescale = this->template weigh<first>(work, products, s, step, linear, hidden, softmax, measure, late);
+      rescale = this->template weigh<first>(work, products, s, step, linear, hidden, softmax, measure, overlap);
     }
     step.ahead.looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);
-    if constexpr (!packs_early) late.await_outputs();
+    if constexpr (!packs_early) overlap.await_outputs();
     if constexpr (!first) softmax.apply(rescale, o);
     if (weighs_nothing) {
       clear(probabilities);
     } else if (!packs_early) {
-      late.pack(s);
+      overlap.pack(s);
     }
     if constexpr (C.rounded_sums) {
 #pragma unroll
@@ -270,17 +270,17 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
     return step.ahead;
   }
-  // What a tile's exponentials hide: the next group's turn, the end of P·V of the keys before, whose registers are then
-  // free for probabilities, and these probabilities' packing.
+  // What overlaps with a tile's exponentials: the next group begins its own, P·V of the keys before ends, whose
+  // registers are then free for probabilities, and these are packed.
   template <bool first>
-  struct Late {
+  struct Overlap {
     const FwdWgmma& kernel;
     const int use;
     Output& o;
     Probabilities& probabilities;
     const KeptBits<C>& kept;
     __device__ __forceinline__ void pass_turn() const {
-      if constexpr (exponentiates_in_turn) kernel.pass_turn();
+      kernel.template scheduler_barrier_arrive<InTurn::exponentials>();
     }
     __device__ __forceinline__ void await_outputs() const {
       if constexpr (!first) {
@@ -320,12 +320,20 @@ struct FwdWgmma : TileProbabilities<C, User> {
     }
   }
 
-  // A group has its turn between these, so that one's softmax runs beside the others' products.
+  // A group has its turn between these two. They do nothing unless it is `what` that groups begin in turn.
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
-  __device__ __forceinline__ void await_turn() const { ptx::barrier_sync(kSchedulerBarrier + group_number(), 256); }
-  __device__ __forceinline__ void pass_turn() const {
-    const int number = group_number();
-    ptx::barrier_arrive(number == groups - 1 ? kSchedulerBarrier : kSchedulerBarrier + 1 + number, 256);
+  template <InTurn what>
+  __device__ __forceinline__ void scheduler_barrier_sync() const {
+    if constexpr (what == in_turn && what != InTurn::nothing) {
+      ptx::barrier_sync(kSchedulerBarrier + group_number(), 256);
+    }
+  }
+  template <InTurn what>
+  __device__ __forceinline__ void scheduler_barrier_arrive() const {
+    if constexpr (what == in_turn && what != InTurn::nothing) {
+      const int number = group_number();
+      ptx::barrier_arrive(number == groups - 1 ? kSchedulerBarrier : kSchedulerBarrier + 1 + number, 256);
+    }
   }
 };
 
