@@ -43,6 +43,11 @@ struct TileProbabilities : QueryTiles<C> {
   // of the rule `threshold` keep, leave no registers for the answers.
   static constexpr bool looks_ahead = Base::groups < 3 && C.skip != Skip::threshold;
 
+  // Whether a tile that no row ends in wants nothing in front of its exponentials but, of e4m3, a factor that seldom is
+  // too large to be fused: one branch for that and for the ends then.
+  static constexpr bool is_plain =
+      !converts_late && !looks_always && !C.scale_first && !C.tests_elements() && !C.linear_score && !C.folds_rows();
+
   // Whether P·V of the keys before is waited for, and probabilities are packed, beside a tile's last exponentials: not
   // where products take twice the time of these, where registers do not suffice, and where not every tile has them.
   static constexpr bool packs_early =
@@ -116,7 +121,7 @@ struct TileProbabilities : QueryTiles<C> {
     __device__ __forceinline__ void convert(Scores& s, int n) { factors.convert(s.tile[0][n], products.tile[0][n], n); }
   };
 
-  // Products of 8 bits to those of what was quantised, or as near as softmax_scale() wants; other products as they are.
+  // Sums of int8 to products of what was quantised, or as near as softmax_scale() wants; other products as they are.
   __device__ __forceinline__ decltype(auto) descale(const Work& work, Products& products, const Step& step) const {
     if constexpr (C.int8_scores) {
       Scores s;
@@ -124,9 +129,6 @@ struct TileProbabilities : QueryTiles<C> {
       int8_scores().convert(s, products, work, step.use, own / 32 * 16, own % 32);
       return s;
     } else {
-      if constexpr (of_bytes) {
-        if (C.scale_first || step.product != 1.0F) products.scale(step.product);
-      }
       return (products);
     }
   }
@@ -177,12 +179,29 @@ struct TileProbabilities : QueryTiles<C> {
         const auto shift = find_shift(work, s, step, linear);
         const int own = thread_again();
         const LateConversion conversion{products, {int8_scores(), step.use, own / 32 * 16, own % 32}};
-        return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, overlap, conversion);
+        return exponentiate_scores<first>(work, s, step, linear, hidden, shift, softmax, measure, overlap, conversion);
       }
       s = descale(work, products, step);
     }
+    if constexpr (!first && is_plain) {
+      typename Online::Rescale rescale{};
+      const bool cut = step.tile.cut_begin || step.tile.cut_end;
+      if (cut || (of_bytes && step.product != 1.0F)) {
+        if constexpr (of_bytes) s.scale(step.product);
+        if (cut) {
+          finish(work, s, step, linear, hidden);
+          rescale = softmax.raise(s, step.scale);
+        }
+      }
+      exponentiate_and_correct(work, s, step, linear, hidden, NoShift{}, softmax, measure, overlap, NoConversion{}, cut,
+                               rescale);
+      return rescale;
+    }
+    if constexpr (of_bytes) {
+      if (C.scale_first || step.product != 1.0F) s.scale(step.product);
+    }
     const auto shift = finish(work, s, step, linear, hidden);
-    return exponentiate<first>(work, s, step, linear, hidden, shift, softmax, measure, overlap, NoConversion{});
+    return exponentiate_scores<first>(work, s, step, linear, hidden, shift, softmax, measure, overlap, NoConversion{});
   }
 
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
@@ -191,57 +210,71 @@ struct TileProbabilities : QueryTiles<C> {
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
   template <bool first, class Shift, class Overlap, class Conversion>
-  __device__ __forceinline__ typename Online::Rescale exponentiate(const Work& work, Scores& s, Step& step,
-                                                                   const Linear& linear, const HiddenBits<C>& hidden,
-                                                                   Shift shift, Online& softmax, Measure& measure,
-                                                                   const Overlap& overlap,
-                                                                   const Conversion& conversion) const {
-    constexpr float slacks[2] = {Online::kSlack, Online::kSlack};
+  __device__ __forceinline__ typename Online::Rescale exponentiate_scores(
+      const Work& work, Scores& s, Step& step, const Linear& linear, const HiddenBits<C>& hidden, Shift shift,
+      Online& softmax, Measure& measure, const Overlap& overlap, const Conversion& conversion) const {
     typename Online::Rescale rescale{};
     const float scale = step.scale;
     const bool cut = step.tile.cut_begin || step.tile.cut_end;
     const bool looks = !Conversion::is_late && (first || looks_always || converts_late ||
                                                 (cut && !C.tests_elements()) || (C.tests_elements() && C.scale_first));
-    if (looks) rescale = softmax.raise(s, scale, slacks, shift);
+    if (looks) rescale = softmax.raise(s, scale, {Online::kSlack, Online::kSlack}, shift);
     if constexpr (finds_hidden_early && !first && !looks_always) {
       if ((cut || !step.tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
+    exponentiate_and_correct(work, s, step, linear, hidden, shift, softmax, measure, overlap, conversion, looks,
+                             rescale);
+    return rescale;
+  }
+
+  // `looks`: whether origins were raised to the maxima of these scores, so that no sum overshoots. `rescale`: what O is
+  // multiplied by for that; overshooting sums change it.
+  template <class Shift, class Overlap, class Conversion>
+  __device__ __forceinline__ void exponentiate_and_correct(const Work& work, Scores& s, Step& step,
+                                                           const Linear& linear, const HiddenBits<C>& hidden,
+                                                           Shift shift, Online& softmax, Measure& measure,
+                                                           const Overlap& overlap, const Conversion& conversion,
+                                                           bool looks, typename Online::Rescale& rescale) const {
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, step, shift, softmax, measure, overlap, conversion);
     if constexpr (packs_early) overlap.pack(s);
-    if constexpr (of_bytes) {
-      if (!looks_always && !looks && softmax.overshoots(before)) {
-        if (softmax.overflows(before)) {
-          softmax.exponentiate_again(before, s, scale, rescale, [&](const bool(&which)[2]) {
-            const int own = thread_again();
-            overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
-                                                keys_address<KTile>(k_at(step.use), own % 32), step.product);
-          });
-        }
-        softmax.recentre(s, rescale);
+    const bool is_raised = finds_hidden_early && rescale.needed;
+    if (looks || is_raised || softmax.overshoots(before)) {
+      if (!looks_always && !looks && (!is_raised || softmax.overshoots(before))) {
+        correct(before, work, s, step, linear, hidden, shift, softmax, measure, rescale);
         if constexpr (packs_early) overlap.pack(s);
       }
-    } else {
-      if (!looks && softmax.overshoots(before)) {
-        if (softmax.overflows(before)) {
-          float slack[2];
-          softmax.take_back(before, slack);
-          multiply_again(work, s, step);
-          // Without tests of elements no key is hidden.
-          if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, step, linear, hidden);
-          rescale = softmax.raise(s, scale, slack, shift);
-          before[0] = softmax.sum[0][0];
-          before[1] = softmax.sum[0][1];
-          exponentiate(s, step, shift, softmax, measure, NoOverlap{}, NoConversion{});
-        }
-        softmax.follow(before, s, rescale);
-        if constexpr (packs_early) overlap.pack(s);
+      if constexpr (C.skip == Skip::mass) {
+        if (rescale.needed) measure.rescale(rescale.factor[0]);
+      }
+      if constexpr (packs_early) overlap.rescale_outputs(softmax, rescale);
+    }
+  }
+  // Raises the origins of rows whose sums have overshot since they were `before`.
+  template <class Shift>
+  __device__ __forceinline__ void correct(float (&before)[2], const Work& work, Scores& s, Step& step,
+                                          const Linear& linear, const HiddenBits<C>& hidden, const Shift& shift,
+                                          Online& softmax, Measure& measure, typename Online::Rescale& rescale) const {
+    if (softmax.overflows(before)) {
+      if constexpr (of_bytes) {
+        softmax.exponentiate_again(before, s, step.scale, rescale, [&](const bool(&which)[2]) {
+          const int own = thread_again();
+          overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
+                                              keys_address<KTile>(k_at(step.use), own % 32), step.product);
+        });
+      } else {
+        float slack[2];
+        softmax.take_back(before, slack);
+        multiply_again(work, s, step);
+        // Without tests of elements no key is hidden.
+        if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, step, linear, hidden);
+        rescale = softmax.raise(s, step.scale, slack, shift);
+        before[0] = softmax.sum[0][0];
+        before[1] = softmax.sum[0][1];
+        exponentiate(s, step, shift, softmax, measure, NoOverlap{}, NoConversion{});
       }
     }
-    if constexpr (C.skip == Skip::mass) {
-      if (rescale.needed) measure.rescale(rescale.factor[0]);
-    }
-    return rescale;
+    softmax.follow(before, s, rescale);
   }
 
   __device__ __forceinline__ void multiply_again(const Work& work, Scores& s, const Step& step) const {

@@ -258,7 +258,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     step.ahead.looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);
     if constexpr (!packs_early) overlap.await_outputs();
-    if constexpr (!first) softmax.apply(rescale, o);
+    if constexpr (!first && !packs_early) softmax.apply(rescale, o);
     if (weighs_nothing) {
       clear(probabilities);
     } else if (!packs_early) {
@@ -289,6 +289,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
       }
     }
     __device__ __forceinline__ void pack(Scores& s) const { pack_probabilities(probabilities, s, kept); }
+    __device__ __forceinline__ void rescale_outputs(Online& softmax, const typename Online::Rescale& rescale) const {
+      if constexpr (!first) softmax.apply(rescale, o);
+    }
   };
   __device__ __forceinline__ void await_values(int use, const Ahead& ahead) const {
     // Without it the check's phase might be that of the buffer's use before.

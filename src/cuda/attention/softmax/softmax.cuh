@@ -136,10 +136,13 @@ struct Softmax {
     return __any_sync(0xffffffffU, most > kMostSum) != 0;
   }
   static constexpr auto kMostSum = static_cast<float>(1 << slack_bits);
+  // As little as the range of P allows, so that scores that go on to rise seldom overshoot again. In e4m3, whose
+  // smallest number is 2^-9, 32 equal probabilities are 1 then.
+  static constexpr float followed_bits = offset_bits > 0 ? 5.0F : 15.0F - kSlack;
 
-  /// Raises the origins of rows that overshoot, by the power of two of what came since `before`, and divides sums and
-  /// `s`, the probabilities that came, by it, which rounds none of them; no row's follow from another's. Where there
-  /// is range for it origins are raised further, so that scores that go on to rise seldom overshoot again.
+  /// Raises the origins of rows that overshoot, so that what came since `before` is of about 2^followed_bits, and
+  /// divides sums and `s`, the probabilities that came, by that power of two, which rounds none of them; no row's
+  /// follow from another's.
   template <int key_tiles>
   __device__ __forceinline__ void follow(const float (&before)[2], Accumulator<1, key_tiles>& s, Rescale& rescale) {
     if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
@@ -147,7 +150,7 @@ struct Softmax {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float most = quad_maximum(sum[0][half] - before[half]);
-      const float power = ptx::log2(__int_as_float(__float_as_int(most) & 0x7f800000)) + (kSlack - 15.0F);
+      const float power = ptx::log2(__int_as_float(__float_as_int(most) & 0x7f800000)) - followed_bits;
       const float raised = most > kMostSum ? origin[0][half] + power : origin[0][half];
       const float factor = ptx::exp2(origin[0][half] - raised);
       origin[0][half] = raised;
@@ -158,41 +161,6 @@ struct Softmax {
       for (int n = 0; n < key_tiles; ++n) {
         s.tile[0][n][half * 2] *= factor;
         s.tile[0][n][half * 2 + 1] *= factor;
-      }
-    }
-  }
-
-  /// Raises the origins of rows of which a probability in `s` is above 2^slack, by the power of two that brings their
-  /// largest to 2^offset, and divides sums and `s` by it.
-  template <int key_tiles>
-  __device__ __forceinline__ void recentre(Accumulator<1, key_tiles>& s, Rescale& rescale) {
-    float factors[2];
-    bool moved = false;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float highest = 0.0F;
-#pragma unroll
-      for (int n = 0; n < key_tiles; ++n) {
-        highest = fmaxf(highest, fmaxf(s.tile[0][n][half * 2], s.tile[0][n][half * 2 + 1]));
-      }
-      highest = quad_maximum(highest);
-      const bool rises = highest > kMostSum;
-      moved |= rises;
-      const int power = rises ? (__float_as_int(highest) >> 23) - 127 - offset_bits : 0;
-      factors[half] = __int_as_float((127 - power) << 23);
-      origin[0][half] += static_cast<float>(power);
-      sum[0][half] *= factors[half];
-    }
-    if (!__any_sync(0xffffffffU, moved)) return;
-    if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
-    rescale.needed = true;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      rescale.factor[0][half] *= factors[half];
-#pragma unroll
-      for (int n = 0; n < key_tiles; ++n) {
-        s.tile[0][n][half * 2] *= factors[half];
-        s.tile[0][n][half * 2 + 1] *= factors[half];
       }
     }
   }
@@ -211,8 +179,8 @@ struct Softmax {
   /// Rows of which what came since `before` is too large to be divided: `restore`, which is told which of a thread's
   /// two they are, makes scores of their `s` again, and these become probabilities relative to their maxima.
   template <int key_tiles, class Restore>
-  __device__ __forceinline__ void exponentiate_again(const float (&before)[2], Accumulator<1, key_tiles>& s,
-                                                     float scale, Rescale& rescale, Restore restore) {
+  __device__ __forceinline__ void exponentiate_again(float (&before)[2], Accumulator<1, key_tiles>& s, float scale,
+                                                     Rescale& rescale, Restore restore) {
     const bool which[2] = {overflows(before, 0), overflows(before, 1)};
     restore(which);
     if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
@@ -230,7 +198,8 @@ struct Softmax {
       const float factor = ptx::exp2(origin[0][half] - raised);
       rescale.factor[0][half] *= factor;
       origin[0][half] = raised;
-      sum[0][half] = before[half] * factor;
+      before[half] *= factor;
+      sum[0][half] = before[half];
 #pragma unroll
       for (int n = 0; n < key_tiles; ++n) {
 #pragma unroll
