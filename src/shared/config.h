@@ -262,7 +262,7 @@ struct FwdConfig {
   /// needs half as many.
   constexpr int blocks() const {
     const bool plainest = tiles == Tiles::range && segments == 1 && !compressed_causal && !chunked && !scale_first &&
-                          !dropout && !user_score && !user_mask && !has_descales();
+                          !dropout && !user_score && !user_mask && !int8_scores;
     const bool narrow = tile_kv <= 64 && d <= 64 && dv <= 64;
     if (products == Products::wgmma && threads() == 128 && plainest && narrow) return 3;
     return threads() < 256 ? 256 / threads() : 1;

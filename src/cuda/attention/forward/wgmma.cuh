@@ -46,8 +46,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
     const bool is_list = C.tiles == Tiles::list;
     if (is_list && C.source == Source::mixed) return 72;
     if ((is_list && C.varlen) || (C.skip != Skip::none && C.dv > 192)) return 64;
+    if (C.blocks() == 3) return of_bytes ? 40 : 32;
     if (is_list || C.segments == 2 || C.compressed_causal || C.chunked || of_bytes) return 56;
-    return groups == 3 || C.blocks() == 3 ? 32 : 40;
+    return groups == 3 ? 32 : 40;
   }();
   static constexpr int consumer_registers = (all_registers - producer_registers) / groups / 8 * 8;
   // Whether a tile's place is read in front of its products, where there are registers for that, and not between them.
