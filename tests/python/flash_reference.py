@@ -162,8 +162,8 @@ class Problem:
         self._signed: Tensor | None = None
 
     def leaves(self) -> list[Tensor]:
-        """q, k and v as new leaves of a graph."""
-        return [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        """q, k and v, with a gradient of out as new leaves of a graph."""
+        return [x.detach().requires_grad_(self.grad is not None) for x in (self.q, self.k, self.v)]
 
     def known(self, signed: Tensor | None = None) -> dict[str, Known]:
         """ "out" and, with a gradient, "dq", "dk", "dv".
