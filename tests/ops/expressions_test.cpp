@@ -288,6 +288,35 @@ TEST_P(Programs, MasksOfTilesAreThoseOfElements) {
   }
 }
 
+// Doubles hold integers up to 2^51, which products of 60 and 2^46 are beyond.
+TEST_P(Programs, DivisionsOfLargeNumbers) {
+  const cpu::Kernels& kernels = cpu::kernels_for(GetParam());
+  const Captured captured;
+  std::mt19937 random(15);
+  const auto lanes = std::make_unique<cpu::LaneProgram>();
+  for (const std::int64_t factor :
+       {std::int64_t{1}, std::int64_t{1} << 30, std::int64_t{1} << 45, std::int64_t{1} << 46, std::int64_t{1} << 56}) {
+    for (const std::int64_t by : {std::int64_t{3}, std::int64_t{7}, std::int64_t{1000003}, (std::int64_t{1} << 40) + 1,
+                                  (std::int64_t{1} << 51) + 1, std::int64_t{-7}}) {
+      for (const char* operation : {"div", "mod"}) {
+        const std::string text = "query;key;const.i " + std::to_string(factor) + ";mul 0 2;add 3 1;const.i " +
+                                 std::to_string(by) + ";" + operation +
+                                 " 4 5;const.i 1023;and 6 7;float 8;value 9;derivative 9";
+        const Expression e = Expression::parse(text, Captured::described(), ExpressionType::real);
+        cpu::make_lane_program(e, false, *lanes);
+        Tile tile(40, 90, random);
+        std::vector<float> got = tile.s;
+        kernels.run_score(*lanes, tile.lanes(false, got.data(), captured.tensors()), nullptr);
+        for (std::int64_t i = 0; i < tile.queries; ++i) {
+          for (std::int64_t j = 0; j < tile.keys; ++j) {
+            ASSERT_EQ(got[tile.at(false, i, j)], e.real_at(e.value, 0, tile.point(i, j), captured.extras())) << text;
+          }
+        }
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Isas, Programs, testing::ValuesIn(cpu::usable_isas()),
                          [](const auto& isa) { return isa.param; });
 

@@ -102,15 +102,53 @@ HWY_INLINE void for_lanes(const Lanes<T>& a, const Lanes<T>& b, R* HWY_RESTRICT 
   }
 }
 
-// Divisions by powers of two are shifts.
+// Integers below 2^51 and doubles: adding 1.5·2^52 leaves an integer in the low bits. There are vector instructions for
+// all of it, which there are none for the conversions before AVX-512.
+using LongTag = hn::ScalableTag<std::int64_t>;
+constexpr double kIntegerDouble = 6755399441055744.0;
+constexpr std::int64_t kIntegerBits = 0x4338000000000000;
+HWY_INLINE double double_of(std::int64_t x) { return std::bit_cast<double>(x + kIntegerBits) - kIntegerDouble; }
+HWY_INLINE std::int64_t integer_of(double x) { return std::bit_cast<std::int64_t>(x + kIntegerDouble) - kIntegerBits; }
+HWY_INLINE bool fit_doubles(const std::int64_t* HWY_RESTRICT x) {
+  const LongTag d;
+  const hn::RebindToUnsigned<LongTag> bits;
+  auto beyond = hn::Zero(bits);
+  for (int i = 0; i < kWide; i += static_cast<int>(hn::Lanes(d))) {
+    const auto above = hn::Add(hn::Load(d, x + i), hn::Set(d, std::int64_t{1} << 51));
+    beyond = hn::Or(beyond, hn::ShiftRight<52>(hn::BitCast(bits, above)));
+  }
+  return hn::AllTrue(bits, hn::Eq(beyond, hn::Zero(bits)));
+}
+
+// By doubles, which hold these integers and their products exactly: the quotient to nearest is the floor or one more.
+template <bool quotient>
+HWY_INLINE void divide_doubles(const std::int64_t* HWY_RESTRICT x, double by, std::int64_t* HWY_RESTRICT out) {
+  const double inverse = 1.0 / by;
+#pragma omp simd
+  for (int i = 0; i < kWide; ++i) {
+    const double a = double_of(x[i]);
+    const double nearest = (a * inverse + kIntegerDouble) - kIntegerDouble;
+    const double rest = a - nearest * by;
+    out[i] = integer_of(quotient ? nearest - (rest < 0.0 ? 1.0 : 0.0) : rest + (rest < 0.0 ? by : 0.0));
+  }
+}
+
+// Divisions by powers of two are shifts, and by other numbers multiplications where doubles hold all of it.
 template <class Function>
 HWY_INLINE void divide_lanes(ExprOp op, const Lanes<std::int64_t>& a, const Lanes<std::int64_t>& b, std::int64_t* out) {
   const std::int64_t by = b.single ? *b.at : 0;
-  if (by <= 0 || (by & (by - 1)) != 0) return for_lanes<Function>(a, b, out);
-  const std::int64_t amount = op == ExprOp::divide ? __builtin_ctzll(static_cast<std::uint64_t>(by)) : by - 1;
-  const Lanes<std::int64_t> second{&amount, true};
-  if (op == ExprOp::divide) return for_lanes<IntShiftRight>(a, second, out);
-  for_lanes<IntAnd>(a, second, out);
+  const bool is_quotient = op == ExprOp::divide;
+  if (by > 0 && (by & (by - 1)) == 0) {
+    const std::int64_t amount = is_quotient ? __builtin_ctzll(static_cast<std::uint64_t>(by)) : by - 1;
+    const Lanes<std::int64_t> second{&amount, true};
+    if (is_quotient) return for_lanes<IntShiftRight>(a, second, out);
+    return for_lanes<IntAnd>(a, second, out);
+  }
+  if (by > 0 && by < std::int64_t{1} << 51 && !a.single && fit_doubles(a.at)) {
+    if (is_quotient) return divide_doubles<true>(a.at, static_cast<double>(by), out);
+    return divide_doubles<false>(a.at, static_cast<double>(by), out);
+  }
+  for_lanes<Function>(a, b, out);
 }
 
 HWY_INLINE Vector real_vector(ExprOp op, Vector x) {
@@ -144,20 +182,15 @@ inline void vector_lanes(ExprOp op, const float* x, float* out) {
   for (int i = 0; i < kWide; i += static_cast<int>(kLanes)) hn::Store(real_vector(op, hn::Load(d, x + i)), d, out + i);
 }
 
-// Through doubles where these hold the integers: adding 1.5·2^52 leaves them in the low bits, and there are vector
-// instructions for all of it, which there are none for the conversion before AVX-512.
+// By AVX-512's conversion, or through doubles where these hold the integers.
 HWY_INLINE void real_of_integers(const std::int64_t* HWY_RESTRICT x, float* HWY_RESTRICT out) {
-  constexpr std::uint64_t kHalf = std::uint64_t{1} << 51;
-  std::uint64_t beyond = 0;
-#pragma omp simd reduction(| : beyond)
-  for (int i = 0; i < kWide; ++i) beyond |= (static_cast<std::uint64_t>(x[i]) + kHalf) >> 52;
-  if (beyond != 0) {
+  const bool direct = HWY_TARGET <= HWY_AVX3 || !fit_doubles(x);
+  if (direct) {
     for (int i = 0; i < kWide; ++i) out[i] = static_cast<float>(x[i]);
     return;
   }
-  constexpr std::int64_t kBits = 0x4338000000000000;
 #pragma omp simd
-  for (int i = 0; i < kWide; ++i) out[i] = static_cast<float>(std::bit_cast<double>(x[i] + kBits) - 6755399441055744.0);
+  for (int i = 0; i < kWide; ++i) out[i] = static_cast<float>(double_of(x[i]));
 }
 
 inline void of_reals(ExprOp op, const Lanes<float>& a, const Lanes<float>& b, LaneSlot& out) {
@@ -286,10 +319,32 @@ inline void select_lanes(const Lanes<std::int32_t>& condition, const Lanes<T>& a
   for (int i = 0; i < kWide; ++i) out[i] = chosen[i] != 0 ? x[i] : y[i];
 }
 
+// Whether each number is `step`, 1 or -1, above the one before.
+HWY_INLINE bool are_steps(const std::int64_t* HWY_RESTRICT x, std::int64_t step) {
+  const LongTag d;
+  const int lanes = static_cast<int>(hn::Lanes(d));
+  const auto steps = step > 0 ? hn::Iota(d, 0) : hn::Neg(hn::Iota(d, 0));
+  auto expected = hn::Add(hn::Set(d, x[0]), steps);
+  auto others = hn::Zero(d);
+  for (int i = 0; i < kWide; i += lanes) {
+    others = hn::Or(others, hn::Xor(hn::Load(d, x + i), expected));
+    expected = hn::Add(expected, hn::Set(d, step * lanes));
+  }
+  return hn::AllTrue(d, hn::Eq(others, hn::Zero(d)));
+}
+
+// Neighbours, to which positions often lead, by vectors.
 template <class From, class To, class Convert>
 inline void gather(const From* HWY_RESTRICT from, const std::int64_t* HWY_RESTRICT offset, To* HWY_RESTRICT out,
                    Convert convert) {
-  for (int i = 0; i < kWide; ++i) out[i] = convert(from[offset[i]]);
+  const From* HWY_RESTRICT first = from + offset[0];
+  if (offset[1] == offset[0] + 1 && are_steps(offset, 1)) {
+    for (int i = 0; i < kWide; ++i) out[i] = convert(first[i]);
+  } else if (offset[1] == offset[0] - 1 && are_steps(offset, -1)) {
+    for (int i = 0; i < kWide; ++i) out[i] = convert(first[-i]);
+  } else {
+    for (int i = 0; i < kWide; ++i) out[i] = convert(from[offset[i]]);
+  }
 }
 
 inline void load_lanes(const Tensor& tensor, int rank, const Lanes<std::int64_t>* index, LaneSlot& out) {
