@@ -238,9 +238,9 @@ struct TileProbabilities : QueryTiles<C> {
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, step, shift, softmax, measure, overlap, conversion);
     if constexpr (packs_early) overlap.pack(s);
-    const bool is_raised = finds_hidden_early && rescale.needed;
-    if (looks || is_raised || softmax.overshoots(before)) {
-      if (!looks_always && !looks && (!is_raised || softmax.overshoots(before))) {
+    const bool overshoots = !looks_always && softmax.overshoots(before) && !looks;
+    if (overshoots || looks || (finds_hidden_early && rescale.needed)) {
+      if (overshoots) {
         correct(before, work, s, step, linear, hidden, shift, softmax, measure, rescale);
         if constexpr (packs_early) overlap.pack(s);
       }
