@@ -55,7 +55,7 @@ ScoreStage::ScoreStage(const Problem& problem, const Bindings& bindings, const K
   }
 }
 
-LaneTile ScoreStage::lane_tile(const ScoreTile& tile, const Lanes& lanes) const {
+LaneTile ScoreStage::lane_tile(const ScoreTile& tile, const Extras* extras) const {
   const bool by_query = tile.query_stride == 1;
   return {tile.s,
           by_query ? tile.key_stride : tile.query_stride,
@@ -67,16 +67,12 @@ LaneTile ScoreStage::lane_tile(const ScoreTile& tile, const Lanes& lanes) const 
           by_query,
           tile.batch + batch_offset_,
           head_offset_,
-          lanes.extras->count() > 0 ? &lanes.extras->tensor(0) : nullptr};
-}
-
-float ScoreStage::slope(const ScoreTile& tile, std::int64_t query) const {
-  return with_default_nan(slopes_[tile.batch * slope_batch_ + tile.head[query] * slope_head_]);
+          extras != nullptr && extras->count() > 0 ? &extras->tensor(0) : nullptr};
 }
 
 void ScoreStage::apply(const ScoreTile& tile, float* derivative) const {
   if (const LaneProgram* program = score_lanes_.of(tile)) {
-    kernels_.run_score(*program, lane_tile(tile, score_lanes_), derivative);
+    kernels_.run_score(*program, lane_tile(tile, score_lanes_.extras), derivative);
   } else if (score_.value != nullptr) {
     for (std::int64_t i = 0; i < tile.queries; ++i) {
       ScorePoint point{tile.batch + batch_offset_, tile.head[i] + head_offset_, tile.query_position[i], 0};
@@ -91,15 +87,8 @@ void ScoreStage::apply(const ScoreTile& tile, float* derivative) const {
       }
     }
   }
-  if (slopes_) apply_alibi(tile);
-}
-
-void ScoreStage::apply_alibi(const ScoreTile& tile) const {
-  for (std::int64_t i = 0; i < tile.queries; ++i) {
-    const float by = slope(tile, i);
-    for (std::int64_t j = 0; j < tile.keys; ++j) {
-      tile.s[tile.at(i, j)] -= by * static_cast<float>(std::abs(tile.query_position[i] - tile.key_position[j]));
-    }
+  if (slopes_) {
+    kernels_.subtract_distances(lane_tile(tile, nullptr), slopes_ + tile.batch * slope_batch_, slope_head_);
   }
 }
 
@@ -112,7 +101,7 @@ TileClass ScoreStage::classify(std::int64_t batch, std::int64_t head, std::int64
 
 void ScoreStage::mask(const ScoreTile& tile) const {
   if (const LaneProgram* program = mask_lanes_.of(tile)) {
-    kernels_.run_mask(*program, lane_tile(tile, mask_lanes_));
+    kernels_.run_mask(*program, lane_tile(tile, mask_lanes_.extras));
     return;
   }
   for (std::int64_t i = 0; i < tile.queries; ++i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What happens to a tile of scores between the product with K and the softmax: softcap, score callable, ALiBi, mask
 // callable; and dropout after it. Element (query i, key j) is at s[i·query_stride + j·key_stride], so that one code
-// serves the forward (rows are keys) and the backward (rows are queries).
+// serves the forward (rows are keys) and the backward (rows are queries); one of the strides is 1.
 #pragma once
 
 #include <cstddef>
@@ -65,9 +65,7 @@ class ScoreStage {
     /// Of tiles whose elements lie as the scores do; nullptr where elements have to be asked for one by one.
     [[nodiscard]] const LaneProgram* of(const ScoreTile& tile) const;
   };
-  [[nodiscard]] LaneTile lane_tile(const ScoreTile& tile, const Lanes& lanes) const;
-  void apply_alibi(const ScoreTile& tile) const;
-  [[nodiscard]] float slope(const ScoreTile& tile, std::int64_t query) const;
+  [[nodiscard]] LaneTile lane_tile(const ScoreTile& tile, const Extras* extras) const;
 
   const Kernels& kernels_;
   ScoreFunction score_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs an expression on a tile of scores, 64 lanes a step. Included once per instruction set, after expression-inl.h.
+// Runs an expression, or ALiBi, on a tile of scores, 64 lanes a step. Included once per instruction set, after
+// expression-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
 namespace HWY_NAMESPACE {
@@ -192,6 +193,50 @@ void run_score(const LaneProgram& program, const LaneTile& tile, float* derivati
 
 void run_mask(const LaneProgram& program, const LaneTile& tile) {
   LaneRun(program, tile, false).run(MaskSink{program});
+}
+
+// Scores of a line: s -= slope · distance, to the bit the same wherever in a tile they lie.
+HWY_INLINE void subtract_products(const float* slope, const float* distance, std::int64_t live, float* s) {
+  const FloatTag d;
+  alignas(64) float last[kWide] = {};
+  const std::int64_t whole = live - live % kLanes;
+  std::copy_n(s + whole, live - whole, last);
+  for (std::int64_t i = 0; i < live; i += kLanes) {
+    float* const at = i < whole ? s + i : last;
+    hn::StoreU(hn::NegMulAdd(hn::Load(d, slope + i), hn::Load(d, distance + i), hn::LoadU(d, at)), d, at);
+  }
+  std::copy_n(last, live - whole, s + whole);
+}
+
+// Differences of positions are those of floats where both are near the lanes' first: floats hold integers up to 2^24.
+void subtract_distances(const LaneTile& tile, const float* slopes, std::ptrdiff_t slope_stride) {
+  constexpr std::int64_t kNear = std::int64_t{1} << 22;
+  const auto slope_of = [&](std::int64_t query) { return default_nan(slopes[tile.head[query] * slope_stride]); };
+  alignas(64) float slope[kWide] = {}, place[kWide] = {}, distance[kWide] = {};
+  for (std::int64_t first = 0; first < tile.inner; first += kWide) {
+    const std::int64_t live = std::min<std::int64_t>(kWide, tile.inner - first);
+    const std::int64_t* position = tile.inner_position + first;
+    bool are_near = true;
+    for (std::int64_t i = 0; i < live; ++i) {
+      are_near &= std::abs(position[i] - position[0]) <= kNear;
+      place[i] = static_cast<float>(position[i] - position[0]);
+      if (tile.inner_is_query) slope[i] = slope_of(first + i);
+    }
+    for (std::int64_t line = 0; line < tile.outer; ++line) {
+      if (!tile.inner_is_query) std::fill_n(slope, kWide, slope_of(line));
+      const std::int64_t from = tile.outer_position[line] - position[0];
+      if (are_near && std::abs(from) <= kNear) {
+        const auto near = static_cast<float>(from);
+#pragma omp simd
+        for (int i = 0; i < kWide; ++i) distance[i] = std::fabs(near - place[i]);
+      } else {
+        for (std::int64_t i = 0; i < live; ++i) {
+          distance[i] = static_cast<float>(std::abs(tile.outer_position[line] - position[i]));
+        }
+      }
+      subtract_products(slope, distance, live, tile.s + line * tile.stride + first);
+    }
+  }
 }
 
 }  // namespace HWY_NAMESPACE

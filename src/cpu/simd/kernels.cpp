@@ -86,7 +86,8 @@ const Kernels* table() {
                                      decode_scores,
                                      decode_values,
                                      run_score,
-                                     run_mask};
+                                     run_mask,
+                                     subtract_distances};
   return &kTable;
 }
 

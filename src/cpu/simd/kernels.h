@@ -125,6 +125,8 @@ struct Kernels {
   void (*run_score)(const LaneProgram& program, const LaneTile& tile, float* derivative);
   /// −inf where a mask hides.
   void (*run_mask)(const LaneProgram& program, const LaneTile& tile);
+  /// s -= slope · |query - key| (ALiBi), with the slopes of the batch by query head, `slope_stride` apart.
+  void (*subtract_distances)(const LaneTile& tile, const float* slopes, std::ptrdiff_t slope_stride);
 
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };
