@@ -5,7 +5,6 @@
 #include <limits>
 
 #include "cpu/scores/default_nan.h"
-#include "cpu/scores/philox.h"
 #include "problem/registered_callables.h"
 
 namespace tessera::cpu {
@@ -114,32 +113,13 @@ void ScoreStage::mask(const ScoreTile& tile) const {
 }
 
 void ScoreStage::dropout_factors(const ScoreTile& tile, float* factor) const {
-  const float keep = 65536.0F / static_cast<float>(threshold_);
-  const std::uint64_t key64 = seed_ ^ (offset_ >> 32 << 32);
-  const std::array<std::uint32_t, 2> key = {static_cast<std::uint32_t>(key64), static_cast<std::uint32_t>(key64 >> 32)};
-  for (std::int64_t i = 0; i < tile.queries; ++i) {
-    const auto row = static_cast<std::uint32_t>(tile.query_position[i]);
-    const auto plane = static_cast<std::uint32_t>((tile.batch + batch_offset_) * heads_ + tile.head[i] + head_offset_);
-    std::array<PhiloxCounter, 4> draws{};  // the four calls that cover this row's 16 keys of a fragment
-    std::array<bool, 4> drawn{};
-    std::uint32_t fragment = 0;
-    for (std::int64_t j = 0; j < tile.keys; ++j) {
-      const auto column = static_cast<std::uint32_t>(tile.key_position[j]);
-      if (column / 16 != fragment || j == 0) {
-        fragment = column / 16;
-        drawn = {};
-      }
-      const std::uint32_t pair = column % 8 / 2;
-      if (!drawn[pair]) {
-        drawn[pair] = true;
-        draws[pair] =
-            philox4x32({fragment * 4 + pair, row / 16 * 8 + row % 8, plane, static_cast<std::uint32_t>(offset_)}, key);
-      }
-      const std::uint32_t number = column % 16 / 8 * 4 + row % 16 / 8 * 2 + column % 2;
-      const std::uint32_t draw = draws[pair][number / 2] >> (number % 2 * 16) & 0xFFFFU;
-      factor[tile.at(i, j)] = draw < threshold_ ? keep : 0.0F;
-    }
-  }
+  const std::uint64_t key = seed_ ^ (offset_ >> 32 << 32);
+  LaneTile factors = lane_tile(tile, nullptr);
+  factors.s = factor;
+  kernels_.dropout_factors(factors, {{static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)},
+                                     static_cast<std::uint32_t>(offset_),
+                                     threshold_,
+                                     heads_});
 }
 
 }  // namespace tessera::cpu

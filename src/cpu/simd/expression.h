@@ -59,4 +59,12 @@ struct LaneTile {
   const Tensor* tensors;
 };
 
+/// Dropout by Philox (docs/semantics.md): a number of 16 bits is kept below the threshold. `heads`: of queries.
+struct DropoutLanes {
+  std::uint32_t key[2];
+  std::uint32_t offset;
+  std::uint32_t threshold;
+  std::int64_t heads;
+};
+
 }  // namespace tessera::cpu

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs an expression, or ALiBi, on a tile of scores, 64 lanes a step. Included once per instruction set, after
+// Runs an expression, ALiBi or dropout on a tile of scores, 64 lanes a step. Included once per instruction set, after
 // expression-inl.h.
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {
@@ -238,6 +238,127 @@ void subtract_distances(const LaneTile& tile, const float* slopes, std::ptrdiff_
     }
   }
 }
+
+using WordLanes = std::uint32_t[kWide];
+using CallLanes = WordLanes[4];
+
+// Philox4x32-10 (cpu/scores/philox.h) of 64 counters.
+inline void philox_lanes(const CallLanes& counter, const std::uint32_t (&key)[2], CallLanes& words) {
+#pragma omp simd
+  for (int i = 0; i < kWide; ++i) {
+    std::uint32_t a = counter[0][i], b = counter[1][i], c = counter[2][i], d = counter[3][i];
+    std::uint32_t first = key[0], second = key[1];
+    for (int round = 0; round < 10; ++round) {
+      const std::uint64_t left = std::uint64_t{0xD2511F53U} * a;
+      const std::uint64_t right = std::uint64_t{0xCD9E8D57U} * c;
+      a = static_cast<std::uint32_t>(right >> 32) ^ b ^ first;
+      b = static_cast<std::uint32_t>(right);
+      c = static_cast<std::uint32_t>(left >> 32) ^ d ^ second;
+      d = static_cast<std::uint32_t>(left);
+      first += 0x9E3779B9U;
+      second += 0xBB67AE85U;
+    }
+    words[0][i] = a;
+    words[1][i] = b;
+    words[2][i] = c;
+    words[3][i] = d;
+  }
+}
+
+/// Dropout's factors of a tile. A call draws for two rows 8 apart of a fragment of 16 x 16, in words 0 and 2 and 1 and
+/// 3, and for four columns: two neighbours, in halves of a word, in words 0 and 1, and those 8 further, in 2 and 3.
+class DropoutRun {
+ public:
+  DropoutRun(const LaneTile& tile, const DropoutLanes& dropout)
+      : tile_(tile), dropout_(dropout), keep_(65536.0F / static_cast<float>(dropout.threshold)) {}
+
+  void run() {
+    std::fill_n(counter_[3], kWide, dropout_.offset);
+    for (std::int64_t first = 0; first < tile_.inner; first += kWide) {
+      const std::int64_t live = std::min<std::int64_t>(kWide, tile_.inner - first);
+      for (std::int64_t i = 0; i < live; ++i) {
+        const auto position = static_cast<std::uint32_t>(tile_.inner_position[first + i]);
+        tile_.inner_is_query ? set_row(i, position, first + i) : set_column(i, position);
+      }
+      for (std::int64_t line = 0; line < tile_.outer; ++line) {
+        const auto position = static_cast<std::uint32_t>(tile_.outer_position[line]);
+        float* factor = tile_.s + line * tile_.stride + first;
+        tile_.inner_is_query ? write_column(position, line == 0, live, factor)
+                             : write_row(position, line == 0, plane(line), live, factor);
+      }
+    }
+  }
+
+ private:
+  void set_row(std::int64_t i, std::uint32_t row, std::int64_t query) {
+    counter_[1][i] = row / 16 * 8 + row % 8;
+    counter_[2][i] = plane(query);
+    second_[i] = 0 - row / 8 % 2;
+  }
+  void set_column(std::int64_t i, std::uint32_t column) {
+    counter_[0][i] = call_of(column);
+    second_[i] = 0 - column / 8 % 2;
+    shift_[i] = column % 2 * 16;
+  }
+  // Lanes are rows, whose words serve four columns.
+  void write_column(std::uint32_t column, bool is_first, std::int64_t live, float* factor) {
+    begin_fragment(is_first, column / 16, 0);
+    std::fill_n(counter_[0], kWide, call_of(column));
+    const CallLanes& words = draw(column % 8 / 2);
+    const std::uint32_t word = column / 8 % 2 * 2;
+    std::fill_n(shift_, kWide, column % 2 * 16);
+    write(words[word], words[word + 1], live, factor);
+  }
+  // Lanes are columns, each with a call of its own, whose words serve two rows.
+  void write_row(std::uint32_t row, bool is_first, std::uint32_t plane, std::int64_t live, float* factor) {
+    begin_fragment(is_first, row / 16, plane);
+    std::fill_n(counter_[1], kWide, row / 16 * 8 + row % 8);
+    std::fill_n(counter_[2], kWide, plane);
+    const CallLanes& words = draw(row % 8);
+    const std::uint32_t word = row / 8 % 2;
+    write(words[word], words[word + 2], live, factor);
+  }
+  // What was drawn for lines of other fragments, or planes, is forgotten.
+  void begin_fragment(bool is_first, std::uint32_t fragment, std::uint32_t plane) {
+    if (is_first || fragment != fragment_ || plane != plane_) std::fill_n(drawn_, 8, false);
+    fragment_ = fragment;
+    plane_ = plane;
+  }
+  // Words of the lines of a fragment that have a call in common.
+  const CallLanes& draw(std::uint32_t lines) {
+    if (!drawn_[lines]) philox_lanes(counter_, dropout_.key, words_[lines]);
+    drawn_[lines] = true;
+    return words_[lines];
+  }
+  void write(const WordLanes& words, const WordLanes& others, std::int64_t live, float* factor) const {
+    alignas(64) float found[kWide];
+    const std::uint32_t threshold = dropout_.threshold;
+    const float keep = keep_;
+#pragma omp simd
+    for (int i = 0; i < kWide; ++i) {
+      const std::uint32_t word = words[i] ^ ((words[i] ^ others[i]) & second_[i]);
+      found[i] = (word >> shift_[i] & 0xFFFFU) < threshold ? keep : 0.0F;
+    }
+    std::copy_n(found, live, factor);
+  }
+
+  static std::uint32_t call_of(std::uint32_t column) { return column / 16 * 4 + column % 8 / 2; }
+  [[nodiscard]] std::uint32_t plane(std::int64_t query) const {
+    return static_cast<std::uint32_t>(tile_.batch * dropout_.heads + tile_.head[query] + tile_.head_offset);
+  }
+
+  const LaneTile& tile_;
+  const DropoutLanes& dropout_;
+  const float keep_;
+  std::uint32_t fragment_ = 0, plane_ = 0;
+  bool drawn_[8] = {};
+  alignas(64) CallLanes counter_ = {};
+  alignas(64) CallLanes words_[8];     // of four pairs of columns, or eight of rows
+  alignas(64) WordLanes second_ = {};  // all bits where the second of two words counts
+  alignas(64) WordLanes shift_ = {};
+};
+
+void dropout_factors(const LaneTile& tile, const DropoutLanes& dropout) { DropoutRun(tile, dropout).run(); }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace tessera::cpu

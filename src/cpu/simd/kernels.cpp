@@ -87,7 +87,8 @@ const Kernels* table() {
                                      decode_values,
                                      run_score,
                                      run_mask,
-                                     subtract_distances};
+                                     subtract_distances,
+                                     dropout_factors};
   return &kTable;
 }
 

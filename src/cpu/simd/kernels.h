@@ -127,6 +127,8 @@ struct Kernels {
   void (*run_mask)(const LaneProgram& program, const LaneTile& tile);
   /// s -= slope · |query - key| (ALiBi), with the slopes of the batch by query head, `slope_stride` apart.
   void (*subtract_distances)(const LaneTile& tile, const float* slopes, std::ptrdiff_t slope_stride);
+  /// To a tile of factors: 65536 / threshold where kept, 0 where dropped.
+  void (*dropout_factors)(const LaneTile& tile, const DropoutLanes& dropout);
 
   const DotKernels* dots = nullptr;  // for bf16 operands, where the instruction set has them
 };
