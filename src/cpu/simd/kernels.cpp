@@ -52,7 +52,7 @@ HWY_AFTER_NAMESPACE();
 //
 #include "cpu/simd/expression-inl.h"
 //
-#include "cpu/simd/expression_run-inl.h"
+#include "cpu/simd/score_run-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tessera::cpu {

@@ -93,7 +93,7 @@ struct TileProbabilities : QueryTiles<C> {
     return {use, work.tiles.at(use - work.first_use), softmax_scale(work), product};
   }
   // Asks barriers without waiting, in front of the last exponentials: these stand in the same queue, so that an answer
-  // asked for behind them would come overlap.
+  // asked for behind them would come late.
   __device__ __forceinline__ void look_ahead(Step& step) const {
     if constexpr (!looks_ahead) return;
     step.ahead.has_keys = keys().test(step.use + 1);
