@@ -55,7 +55,8 @@ class Extras {
 /// A text that returns `linear_score(score, slope, distance)`, where `distance` is key − query and `slope` follows from
 /// neither and not from the score, says score + slope · distance, which SM90 adds by parts almost for nothing.
 /// `derivative_text`: likewise, of the same names; its value is d new score / d score at `score`. A backward on CUDA
-/// needs it; that by extra tensors is not found.
+/// needs it; that by extra tensors is not found. The text 1, of a score that adds something to its argument, costs
+/// nothing.
 struct ScoreText {
   std::string text;
   std::vector<ExtraTensor> extras = {};  // bound as extra0, …

@@ -50,6 +50,7 @@ struct BwdConfig {
   bool sink = false;
   bool dropout = false;
   bool user_score = false;
+  bool additive_score = false;  // a user's score without a softcap whose derivative by the product is 1
   bool user_mask = false;
   Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other
@@ -87,6 +88,7 @@ struct BwdConfig {
     visit("sink", c.sink);
     visit("dropout", c.dropout);
     visit("user_score", c.user_score);
+    visit("additive_score", c.additive_score);
     visit("user_mask", c.user_mask);
     visit("tiles", c.tiles);
     visit("list_elements", c.list_elements);
@@ -176,13 +178,15 @@ struct BwdConfig {
   }
   /// Whether the chain rule wants more of a score than where it has come to: the product that a softcap changed, or the
   /// derivative of a user's score, found with it.
-  constexpr bool keeps_chain() const { return softcap != Softcap::none || user_score; }
+  constexpr bool keeps_chain() const { return softcap != Softcap::none || (user_score && !additive_score); }
+  /// Whether the derivative of a user's score is found.
+  constexpr bool differentiates() const { return user_score && keeps_chain(); }
   constexpr bool keeps_products() const { return softcap != Softcap::none && !user_score; }
   /// Registers a thread for gradients, scores, their gradients and what the chain rule wants of them, of 255.
   constexpr int accumulators() const {
     if (adds_queries() && !has_producer()) return (d + dv + 2 * tile_q) / column_warps();
     const int gradients = keeps_queries() ? d / 2 : apart || roles ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
-    const bool counts_chain = user_score || (has_producer() && keeps_products());
+    const bool counts_chain = differentiates() || (has_producer() && keeps_products());
     return gradients + stream_rows() + (counts_chain ? stream_rows() / 2 : 0);
   }
   constexpr int blocks() const { return threads() < 256 ? 256 / threads() : 1; }

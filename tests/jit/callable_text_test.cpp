@@ -64,7 +64,9 @@ TEST(CallableText, OnlyTextsWithPositionsOfTwoWidthsAreCompiledTwice) {
   EXPECT_TRUE(uses(kLine + std::string("mask=jit.narrow")));
   EXPECT_FALSE(uses(kLine + std::string("score=jit.narrow")));
   const auto sources = sources_of("attention pass=backward sq=300 hq=4 d=64 dtype=bf16 score=jit.narrow");
-  EXPECT_TRUE(contains(sources.back().text, "static constexpr bool uses_position = true;"));
+  EXPECT_TRUE(std::ranges::any_of(sources, [](const auto& source) {
+    return contains(source.text, "static constexpr bool uses_position = true;");
+  }));
 }
 
 TEST(CallableText, EveryKernelOfThePlanThatScoresHasIt) {
@@ -92,7 +94,7 @@ TEST(CallableText, ABackwardHasTheDerivativeToo) {
       EXPECT_TRUE(contains(source.text, "#line 1 \"derivative of score jit.gate\"\nconst float slope")) << source.text;
       EXPECT_EQ(source.user_texts, (std::vector<std::string>{"derivative of score jit.gate", "score jit.gate"}));
     }
-    EXPECT_EQ(passes, 2) << sm;  // by rows, by keys
+    EXPECT_EQ(passes, sm == 80 ? 2 : 1) << sm;  // by rows and by keys, or both at once
   }
 }
 

@@ -207,7 +207,10 @@ TEST_F(Backward, AMaskLeavesAllGradientsToOnePass) {
     EXPECT_TRUE(all(std::string(dim) + " list=indices:q:b:full block=128x128", Products::mma_sync)) << dim;
   }
   EXPECT_FALSE(all("d=64 list=indices:q:b:full block=48x48"));
-  EXPECT_FALSE(all("d=64 alibi"));
+  for (const Products products : {Products::wgmma, Products::mma_sync}) {
+    EXPECT_TRUE(all("d=64 alibi", products));
+    EXPECT_FALSE(all("d=128 softcap=9", products));
+  }
   EXPECT_FALSE(all("d=192"));
   EXPECT_TRUE(all("d=192", Products::mma_sync));
 }

@@ -28,7 +28,7 @@ TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
     Gradients of;  // the last pass over scores
   } forms[] = {{"cuda.bwd_mma", " softcap=30", Products::mma_sync, Gradients::keys},
                {"cuda.bwd_mma", "", Products::mma_sync, Gradients::all},
-               {"cuda.bwd_wgmma", " dropout=0.1", Products::wgmma, Gradients::keys},
+               {"cuda.bwd_wgmma", " dv=192", Products::wgmma, Gradients::keys},
                {"cuda.bwd_wgmma", "", Products::wgmma, Gradients::all}};
   for (const auto& [implementation, words, products, of] : forms) {
     for (const bool sink : {false, true}) {
@@ -70,7 +70,9 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
     for (const auto& kernel : plan.state().kernels) names += kernel.name + "; ";
     return names;
   };
-  for (const char* words : {"d=128", "d=64 causal", "d=120 dv=64 sink window=100:0", "d=96", "d=72 dv=128"}) {
+  for (const char* words : {"d=128", "d=64 causal", "d=120 dv=64 sink window=100:0", "d=96", "d=72 dv=128",
+                            "d=128 alibi", "d=96 softcap=30", "d=128 dropout=0.1", "d=96 softcap=30 dropout=0.1",
+                            "d=96 dropout=0.1 list=indices block=128x128"}) {
     EXPECT_NE(kernels(words).find("bwd_wgmma dqkv"), std::string::npos) << kernels(words);
   }
   for (const char* words : {"d=128 deterministic", "d=64 batch_invariant causal"}) {
@@ -84,11 +86,13 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
     int sm;
     const char* kernel;
   } tiles[] = {{"d=64 causal", 80, "d=64:64 tile=128x128"},
+               {"d=64 alibi", 80, "d=64:64 tile=64x128"},
                {"d=64", 120, "d=64:64 tile=64x128"},
                {"d=64 list=indices block=64x64", 80, "d=64:64 tile=64x64"},
                {"d=96 list=indices block=128x128", 80, "d=96:96 tile=64x128"},
                {"d=96", 120, "d=96:96 tile=64x64"},
                {"d=128", 80, "d=128:128 tile=64x128"},
+               {"d=128 alibi list=indices block=128x128", 80, "d=128:128 tile=64x64"},
                {"d=128", 120, "d=128:128 tile=64x64"},
                {"d=64 dv=256 sink", 80, "d=64:256 tile=64x64"},
                {"d=256", 80, "d=256:256 tile=64x64"}};
@@ -97,9 +101,13 @@ TEST_F(Backward, FindsAllGradientsInOnePass) {
         << kernels(words, sm);
   }
   EXPECT_EQ(kernels("d=256", 120).find("dqkv"), std::string::npos) << kernels("d=256", 120);
-  EXPECT_EQ(kernels("d=128 deterministic", 80).find("dqkv"), std::string::npos);
-  for (const char* words : {"d=128 deterministic list=indices block=128x128", "d=32", "d=256", "d=64 dv=192",
-                            "d=64 softcap=30", "d=64 dropout=0.1", "d=64 kv2=dense sk2=9"}) {
+  for (const char* words :
+       {"d=128 deterministic", "d=64 softcap=30", "d=64 dropout=0.1", "d=64 alibi list=indices block=16x16"}) {
+    EXPECT_EQ(kernels(words, 80).find("dqkv"), std::string::npos) << kernels(words, 80);
+  }
+  for (const char* words :
+       {"d=128 deterministic list=indices block=128x128", "d=32", "d=256", "d=64 dv=192", "d=128 softcap=30",
+        "d=128 softcap=30 dropout=0.1", "d=128 dropout=0.1 list=indices block=128x128", "d=64 kv2=dense sk2=9"}) {
     EXPECT_EQ(kernels(words).find("dqkv"), std::string::npos) << kernels(words);
   }
 }
@@ -110,7 +118,7 @@ TEST_F(Backward, GradientsOfWideKeysAndValuesArePartedByRoles) {
     const char* words;
     bool roles, apart;
     unsigned key_tiles;  // of 200 keys
-  } all[] = {{"d=128 dropout=0.1", false, false, 2},
+  } all[] = {{"d=128 softcap=30", false, false, 2},
              {"d=192", true, false, 4},
              {"d=256", true, false, 4},
              {"d=64 dv=192", true, false, 4},
@@ -246,18 +254,50 @@ TEST_F(Backward, AScoreOfOnesOwnLeavesRoomForItsDerivative) {
     return Problem::parse("attention pass=backward sq=4096 hq=2 dtype=bf16 " + more);
   };
   EXPECT_TRUE(cuda::finds_all(problem("d=128"), Target::emulate(90, 0), Products::wgmma));
-  EXPECT_FALSE(cuda::finds_all(problem("d=128 score=relative"), Target::emulate(90, 0), Products::wgmma));
+  EXPECT_TRUE(cuda::finds_all(problem("d=96 score=soft_clip"), Target::emulate(90, 0), Products::wgmma));
+  EXPECT_FALSE(cuda::finds_all(problem("d=128 score=soft_clip"), Target::emulate(90, 0), Products::wgmma));
+  EXPECT_FALSE(cuda::finds_all(problem("d=64 score=soft_clip"), Target::emulate(80, 0), Products::mma_sync));
   for (const Products products : {Products::mma_sync, Products::wgmma}) {
     const Target target = Target::emulate(products == Products::wgmma ? 90 : 80, 0);
     for (const Gradients of : {Gradients::queries, Gradients::keys}) {
-      const BwdConfig config = cuda::bwd_config(problem("d=64 score=relative"), target, products, of);
+      const BwdConfig config = cuda::bwd_config(problem("d=64 score=soft_clip"), target, products, of);
       EXPECT_TRUE(config.user_score && config.scale_first);
       EXPECT_EQ(config.accumulators(), (of == Gradients::queries ? 32 : 64) + config.stream_rows() * 3 / 2);
       EXPECT_LE(config.accumulators(), products == Products::wgmma ? 160 : 112);
-      EXPECT_FALSE(config.keeps_products());
+      EXPECT_TRUE(config.differentiates() && !config.keeps_products());
       EXPECT_TRUE(cuda::bwd_config(problem("d=64 softcap=9"), target, products, of).keeps_products());
     }
   }
+}
+
+// A derivative of 1 is not kept: everything in one pass, at 128 columns too.
+TEST_F(Backward, AScoreThatAddsToProductsWantsNoChainRule) {
+  const auto config = [](const std::string& score, const std::string& derivative, const std::string& more = "") {
+    register_score(score, {.text = "score + 1.0F", .derivative_text = derivative});
+    const Problem problem =
+        Problem::parse("attention pass=backward sq=4096 hq=2 d=128 dtype=bf16 score=" + score + more);
+    return cuda::bwd_config(problem, Target::emulate(90, 0), Products::wgmma, Gradients::all);
+  };
+  int count = 0;
+  for (const char* one : {"1", "1.0F", "(1.0f)", " return 1.f;\n", "return (0x1.0000000000000p+0F);"}) {
+    const BwdConfig additive = config("launch.one" + std::to_string(count++), one);
+    EXPECT_TRUE(additive.user_score && additive.additive_score && !additive.keeps_chain()) << one;
+    EXPECT_EQ(additive.accumulators(), 128 + additive.stream_rows()) << one;
+  }
+  for (const char* other : {"11", "1.0F + score", "-1.0F", "1.5F", "score", "return 1.0F * score;", "/* 1 */ 2.0F"}) {
+    const BwdConfig scaled = config("launch.other" + std::to_string(count++), other);
+    EXPECT_FALSE(scaled.additive_score) << other;
+    EXPECT_TRUE(scaled.keeps_chain() && scaled.differentiates()) << other;
+  }
+  // Under a softcap the product has a derivative of its own.
+  EXPECT_TRUE(config("launch.capped", "1", " softcap=9").differentiates());
+  const auto all = [](const char* words, int sm, Products products) {
+    const Problem problem = Problem::parse(std::string("attention pass=backward sq=4096 hq=2 dtype=bf16 ") + words);
+    return cuda::finds_all(problem, Target::emulate(sm, 0), products);
+  };
+  EXPECT_TRUE(all("d=128 score=relative", 90, Products::wgmma));
+  EXPECT_TRUE(all("d=128 score=relative", 80, Products::mma_sync));
+  EXPECT_TRUE(all("d=256 score=relative", 80, Products::mma_sync));
 }
 
 TEST_F(Backward, WhatItLacksItSays) {

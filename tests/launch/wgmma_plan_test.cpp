@@ -22,14 +22,15 @@ TEST(Wgmma, IsTakenWhereItIsFaster) {
         .implementation();
   };
   const char* wish = "implementation=cuda.fwd_wgmma";
-  for (const char* line : {"sq=100 d=64", "sq=100 d=128 kv=table page=16", "sq=100 d=256 kv2=dense sk2=30",
-                           "sq=100 d=128 dropout=0.1", "sq=100 d=64 list=indices block=64x64", "sq=20 hq=8 hkv=2 d=128",
-                           "sq=100 d=96 kv=csr page=16 kv2=dense sk2=9"}) {
+  for (const char* line :
+       {"sq=100 d=64", "sq=100 d=128 kv=table page=16", "sq=100 d=256 kv2=dense sk2=30", "sq=100 d=128 dropout=0.1",
+        "sq=100 d=64 dropout=0.1", "sq=100 d=64 list=indices block=64x64", "sq=20 hq=8 hkv=2 d=128",
+        "sq=100 d=96 kv=csr page=16 kv2=dense sk2=9"}) {
     EXPECT_EQ(implementation(line, 90), "cuda.fwd_wgmma") << line;
     for (const int sm : {80, 89, 100, 120}) EXPECT_EQ(implementation(line, sm), "cuda.fwd_mma") << line;
   }
   for (const char* line :
-       {"sq=64 d=128", "sq=100 d=64 dropout=0.1", "sq=100 d=64 kv=table page=8", "sq=100 d=128 kv=csr page=100"}) {
+       {"sq=64 d=128", "sq=100 d=32 dropout=0.1", "sq=100 d=64 kv=table page=8", "sq=100 d=128 kv=csr page=100"}) {
     EXPECT_EQ(implementation(line, 90), "cuda.fwd_mma") << line;
     EXPECT_EQ(implementation(line, 90, wish), "cuda.fwd_wgmma") << line;
   }

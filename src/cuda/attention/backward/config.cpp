@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/attention/backward/lists/list_bits.h"
+#include "cuda/attention/scores/callable_source.h"
 #include "cuda/driver/occupancy.h"
 #include "cuda/jit/element.h"
 
@@ -59,6 +60,7 @@ void choose_features(BwdConfig& config, const Problem& problem) {
   config.sink = problem.sink;
   config.dropout = problem.dropout > 0.0F;
   config.user_score = !problem.score.empty();
+  config.additive_score = config.softcap == Softcap::none && has_additive_score(problem);
   config.user_mask = !problem.mask.empty();
   choose_list(config, problem);
   config.scale_first =
@@ -88,7 +90,8 @@ int heads_of_tile(const Problem& problem, int rows) {
 // Whether there are any. `may_pack`: rows of several heads, where blocks have fewer queries than a tile has rows.
 bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target, bool may_pack) {
   // A text needs registers too, and so do the ends of chunks and of compressed keys.
-  const bool wants_registers = config.user_mask || config.compressed_causal || (config.has_list() && target.sm >= 100);
+  const bool wants_registers =
+      config.user_mask || config.compressed_causal || (config.has_list() && (config.scale_first || target.sm >= 100));
   const int most_accumulators = config.chunked ? 152 : wants_registers ? 184 : 192;
   struct Tiles {
     int rows, keys, stages;
@@ -104,10 +107,10 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
       config.heads_a_tile = heads_of_tile(problem, rows);
       if (config.heads_a_tile == 0 || (config.heads_a_tile > 1 && !may_pack) || cuts_keys(problem, keys)) continue;
     }
-    // Kernels would spill: 128 rows with a sink's weights, of several heads, or on SM100; two stages with more than 128
-    // columns.
+    // Kernels would spill: 128 rows with a sink's weights, where something changes scores, of several heads, or on
+    // SM100; two stages with more than 128 columns.
     const bool packs = config.heads_a_tile > 1;
-    if (rows == 128 && (config.sink || packs || target.sm >= 100)) continue;
+    if (rows == 128 && (config.sink || config.scale_first || packs || target.sm >= 100)) continue;
     if (packed_blocks > 0 && !packs) continue;
     if (stages == 2 && std::max(config.d, config.dv) > 128) continue;
     for (const int warps : {8, 4}) {
@@ -123,7 +126,8 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
 }
 bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target) {
   return choose_tiles_of_all_mma(config, problem, target, false) ||
-         (config.has_list() && cuts_rows(problem, 32) && choose_tiles_of_all_mma(config, problem, target, true));
+         (config.has_list() && cuts_rows(problem, 32) && !config.scale_first &&
+          choose_tiles_of_all_mma(config, problem, target, true));
 }
 
 // 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
@@ -175,6 +179,7 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   config.stages = 2;
   for (const int length : {128, 96, 64, 48, 32}) {
     if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) continue;
+    if (length == 128 && config.adds_queries() && (config.scale_first || config.dropout)) continue;
     stream = length;
     const bool is_short = length <= 64 || (queries && !config.dropout) || (config.adds_queries() && length == 128);
     if (is_short && config.accumulators() <= most_accumulators &&
@@ -223,10 +228,16 @@ bool finds_all(const Problem& problem, const Target& target, Products products) 
   // By wgmma blocks add in turn; with a list whose turn it is would take the list's inverse.
   if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
   BwdConfig config = bwd_config(problem, target, products, Gradients::all);
-  if (config.d == 32 || !has_plain_scores(config) || config.segments != 1) return false;
-  if (products == Products::mma_sync) return choose_tiles_of_all_mma(config, problem, target);
+  if (config.d == 32 || config.list_elements || config.segments != 1) return false;
+  if (products == Products::mma_sync) {
+    return !config.dropout && !config.keeps_chain() && choose_tiles_of_all_mma(config, problem, target);
+  }
+  // Beside draws of dropout there are no registers for tiles of a list, nor for scores and masks that need many.
+  const bool needs_many =
+      config.has_list() || (config.scale_first && (config.user_mask || !has_plain_intervals(config)));
+  if (config.dropout && needs_many && config.d + config.dv > 192) return false;
   const int widest = std::max(config.d, config.dv);
-  return widest <= 128 && blocks_that_fit(config.smem_bytes(), target) > 0;
+  return widest <= 128 && config.stream_rows() >= 64 && blocks_that_fit(config.smem_bytes(), target) > 0;
 }
 
 bool prefers_mma(const Problem& problem, const Target& target) {

@@ -225,7 +225,8 @@ struct KeySide {
 
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const Tile& tile, int warp_row,
                                          int lane) const {
-    TransposedScores<C, User>{params.forward, work, warp_row, lane}.finish(s, derivatives, tile, tile.cut);
+    const TransposedScores<C, User> scores{params.forward, work, warp_row, lane};
+    scores.template finish<B.differentiates()>(s, derivatives, tile, tile.cut);
   }
   __device__ __forceinline__ void draw(Kept& kept, const Tile& tile, int warp_row, int lane) const {
     kept.draw(work, work.dropout, warp_row, tile, lane);

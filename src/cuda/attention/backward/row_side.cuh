@@ -100,7 +100,7 @@ struct RowSide {
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const Tile& tile, int warp_row,
                                          int lane) const {
     const FinishScores<C, User, Work> scores{params.forward, work, warp_row, lane};
-    scores.template finish<B.user_score>(s, tile, &derivatives);
+    scores.template finish<B.differentiates()>(s, tile, &derivatives);
   }
   __device__ __forceinline__ void draw(Kept& kept, const Tile& tile, int warp_row, int lane) const {
     kept.draw(params.forward, work, warp_row, tile, lane);

@@ -20,7 +20,7 @@ __device__ __forceinline__ float score_gradient(const FwdParams& p, float probab
   float share = B.dropout ? (kept ? dp * p.dropout.scale : 0.0F) : dp;
   if constexpr (B.sink) share *= weight;
   float ds = probability * (share - delta);
-  if constexpr (B.user_score) {
+  if constexpr (B.differentiates()) {
     // Selected: a user's score may be −∞ by value, which weighs 0, and have no finite derivative there.
     ds = ds == 0.0F ? 0.0F : ds * chain;
   } else if constexpr (B.softcap != Softcap::none) {

@@ -72,8 +72,7 @@ struct HiddenElements {
   }
 };
 
-/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on. With a
-/// user's score `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
+/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on.
 template <FwdConfig C, class User, int rows = C.tile_q, int heads_a_tile = 1>
 struct TransposedScores {
   static_assert(heads_a_tile == 1 || !C.scale_first);  // what changes scores counts queries
@@ -85,6 +84,8 @@ struct TransposedScores {
   using Scores = Accumulator<1, rows / 8>;
 
   /// `cut`: whether an interval of keys hides elements of the tile (KeyWork::is_cut), or with list_elements the list.
+  /// `differentiates`: `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
+  template <bool differentiates>
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
     const int first_key = work.first_key + warp_row + lane / 4;
     HiddenElements<C, typename User::Mask, rows, heads_a_tile> hidden;
@@ -98,9 +99,9 @@ struct TransposedScores {
     }
     if constexpr (C.scale_first) {
       if (are_small<typename User::Score>()) {
-        change<int>(s, derivatives, tile, first_key);
+        change<int, differentiates>(s, derivatives, tile, first_key);
       } else {
-        change<i64>(s, derivatives, tile, first_key);
+        change<i64, differentiates>(s, derivatives, tile, first_key);
       }
     }
     if (cut) hide_cut(s, tile, first_key);
@@ -135,7 +136,7 @@ struct TransposedScores {
   }
 
   // From products to scores, and their derivatives. `Position`: the integer that the callable may compute with.
-  template <class Position>
+  template <class Position, bool differentiates>
   __device__ __forceinline__ void change(Scores& s, Scores& derivatives, const QueryTile& tile, int first_key) const {
     // Of the first element: to it numbers are added that the compiler knows.
     const ScorePoint corner = work.point_of(p, tile.head, query_of(tile, 0, 0), first_key);
@@ -155,7 +156,7 @@ struct TransposedScores {
         at.key += half * 8;
         return at;
       };
-      if constexpr (C.user_score) {
+      if constexpr (differentiates) {
         derivatives.tile[0][n][half * 2 + column] =
             score_derivative_of<C, typename User::Score, Position>(score, p, point);
       }
@@ -189,21 +190,30 @@ struct TransposedScores {
 template <FwdConfig C>
 struct KeptOfKeys {
   static constexpr int words = divide_up(C.tile_q, 64);
+  // Calls of the generator side by side, each a chain of ten products, as registers allow.
+  static constexpr int at_once = C.d + C.dv > 192 ? 1 : 4;
   u32 word[words];
 
-  __device__ __forceinline__ void draw(const KeyWork<C>& work, const DropoutDraws& draws, int first_key,
-                                       const QueryTile& tile, int lane) {
+  __device__ __forceinline__ void draw(const KeyWork<C>& work, DropoutDraws draws, int first_key, const QueryTile& tile,
+                                       int lane) {
     const u32 key = static_cast<u32>(work.keys.position) + work.first_key + first_key + lane / 4;
     const u32 row = static_cast<u32>(work.q_position) + tile.first + lane % 4 * 2;
+    const u32 head = static_cast<u32>(tile.head);
     const bool aligned = key % 16 == static_cast<u32>(lane / 4) && row % 16 == static_cast<u32>(lane % 4 * 2);
 #pragma unroll
     for (int w = 0; w < words; ++w) {
       const int fragments = C.tile_q / 16 - w * 4 < 4 ? C.tile_q / 16 - w * 4 : 4;
       word[w] = 0;
-      // Rolled: the generator's code is as long as a tile's products.
+      if (aligned) {
+#pragma unroll at_once
+        for (int k = 0; k < fragments; ++k) {
+          word[w] |= of_aligned_fragment(draws, key, row + (w * 4 + k) * 16, head) << (k * 8);
+        }
+      } else {
 #pragma unroll 1
-      for (int k = 0; k < fragments; ++k) {
-        word[w] |= of_fragment(draws, key, row + (w * 4 + k) * 16, static_cast<u32>(tile.head), aligned) << (k * 8);
+        for (int k = 0; k < fragments; ++k) {
+          word[w] |= of_fragment(draws, key, row + (w * 4 + k) * 16, head) << (k * 8);
+        }
       }
     }
   }
@@ -214,23 +224,35 @@ struct KeptOfKeys {
   }
 
  private:
-  // Aligned, a call serves both keys and, of one of the two neighbouring queries, both tiles.
-  static __device__ __forceinline__ u32 of_fragment(const DropoutDraws& draws, u32 key, u32 row, u32 head,
-                                                    bool aligned) {
+  // A call serves two neighbouring keys, which two lanes have: each lane calls for one of its two neighbouring queries
+  // and gives the other lane what is its.
+  static __device__ __forceinline__ u32 of_aligned_fragment(const DropoutDraws& draws, u32 key, u32 row, u32 head) {
+    const u32 odd = key & 1;
+    const Philox random = draws.philox(key, row + odd, head);
+    u32 kept[2] = {0, 0};  // of the even key and the odd one
+#pragma unroll
+    for (u32 half = 0; half < 2; ++half) {
+#pragma unroll
+      for (u32 side = 0; side < 2; ++side) {
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+          const u32 draw = random.draw(DropoutDraws::number(i + 8 * half, 8 * side));
+          kept[i] |= draw < draws.threshold ? 1U << (4 * side + 2 * half) : 0U;
+        }
+      }
+    }
+    const u32 own = odd != 0 ? kept[1] : kept[0];
+    const u32 given = __shfl_xor_sync(0xffffffffU, odd != 0 ? kept[0] : kept[1], 4);
+    return own << odd | given << (odd ^ 1);
+  }
+  static __device__ __forceinline__ u32 of_fragment(const DropoutDraws& draws, u32 key, u32 row, u32 head) {
     u32 kept = 0;
 #pragma unroll 1
-    for (u32 i = 0; i < 2; ++i) {
-      const Philox random = draws.philox(key, row + i, head);
-#pragma unroll 1
-      for (u32 e = 0; e < 4; ++e) {
-        const u32 half = e & 1;
-        const u32 side = e / 2;
-        const u32 at_key = key + 8 * half;
-        const u32 at_row = row + i + 8 * side;
-        const bool keeps = aligned ? random.draw(DropoutDraws::number(at_key, at_row)) < draws.threshold
-                                   : draws.keeps(at_key, at_row, head);
-        kept |= keeps ? 1U << (4 * side + 2 * half + i) : 0U;
-      }
+    for (u32 e = 0; e < 8; ++e) {
+      const u32 i = e & 1;
+      const u32 half = e / 2 & 1;
+      const u32 side = e / 4;
+      kept |= draws.keeps(key + 8 * half, row + i + 8 * side, head) ? 1U << e : 0U;
     }
     return kept;
   }

@@ -37,7 +37,10 @@ struct BwdWgmma : BwdProducer<Side> {
   // beside the arithmetic of dS, which leaves the special function units idle.
   static constexpr int in_front = finds_qk ? columns / 16 : columns / 8;
   // Column groups whose LSE and δ are loaded ahead of their use: as many as registers have room for.
-  static constexpr int ahead = groups == 1 || columns > 96 ? 4 : columns / 8;
+  static constexpr int ahead = groups == 1 || columns > 96 ? 4
+                               : (B.dropout || B.scale_first) && B.adds_queries() && B.accumulators() >= 192
+                                   ? 1
+                                   : columns / 8;
   using Values = float2[ahead];                                    // of one of RowValues' arrays
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
 

@@ -36,6 +36,7 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   const bool much_to_find = config.compressed_causal || config.chunked || config.segments == 2;
   if (problem.list || config.dropout) {  // a list's granules make whole tiles if their length is a power of two
     const bool more_than_softmax = config.scale_first || (widest > 64 && (config.dropout || config.linear_score)) ||
+                                   (config.dropout && problem.list) ||
                                    (config.user_mask && (widest > 128 || config.dropout || config.linear_score)) ||
                                    (config.skip == Skip::threshold && config.descales_rows());
     set_tile(config, 128, widest > 128 || more_than_softmax ? 64 : 128, 2, 8);

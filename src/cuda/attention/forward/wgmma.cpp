@@ -60,7 +60,9 @@ Support is_faster(const FwdConfig& config, const Problem& problem) {
                        std::to_string(least_rows) + ", or to be wished for");
   }
   if (config.eight_bits) return Support::yes();
-  if (config.dropout && narrow) return Support::no("is slower for dropout at these head dims; wants to be wished for");
+  if (config.dropout && std::max(config.d, config.dv) <= 32) {
+    return Support::no("is slower for dropout at these head dims; wants to be wished for");
+  }
   const int box = std::min(box_rows(config, problem.kv), problem.kv2 ? box_rows(config, *problem.kv2) : 256);
   const int least_box = config.whole_rows ? 8 : 16;
   if (box < least_box) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/attention/scores/callable_source.h"
 
+#include <algorithm>
+#include <array>
 #include <string_view>
 #include <utility>
 
@@ -68,6 +70,18 @@ bool has_word(std::string_view text, std::string_view word) {
 bool is_body(std::string_view text) { return has_word(text, "return"); }
 bool uses_position(std::string_view text) { return has_word(text, "Position"); }
 bool is_linear(std::string_view text) { return has_word(text, "linear_score"); }
+
+/// Whether the text is the number 1, as people and python/tessera/expressions/cuda_text.py write it.
+bool is_one(std::string_view text) {
+  std::string number;
+  for (const char c : text) {
+    if (std::string_view(" \t\n();").find(c) == std::string_view::npos) number += c;
+  }
+  const std::string_view returns = "return";
+  if (number.starts_with(returns)) number.erase(0, returns.size());
+  constexpr std::array<std::string_view, 6> ones = {"1", "1.0", "1.f", "1.0f", "1.0F", "0x1.0000000000000p+0F"};
+  return std::ranges::find(ones, number) != ones.end();
+}
 
 /// How the kernel reads each extra tensor of a text; `first`: the index of its first among the problem's.
 std::string readers(const std::vector<ExtraTensor>& extras, int first) {
@@ -158,6 +172,12 @@ Support has_callables(const Problem& problem) {
 bool has_linear_score(const Problem& problem) {
   const detail::RegisteredCallables registered(problem);
   return registered.score != nullptr && is_linear(registered.score->text);
+}
+
+bool has_additive_score(const Problem& problem) {
+  const detail::RegisteredCallables registered(problem);
+  if (registered.score == nullptr) return problem.score == "relative";
+  return registered.score->derivative_text && is_one(*registered.score->derivative_text);
 }
 
 CallableSources callable_sources(const Problem& problem) {

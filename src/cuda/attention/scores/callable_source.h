@@ -38,6 +38,9 @@ Support has_callables(const Problem& problem);
 /// Whether the problem's score is a text that returns linear_score() (scores/text_functions.cuh).
 bool has_linear_score(const Problem& problem);
 
+/// Whether the derivative of the problem's score is known to be 1: what it adds to a product does not depend on it.
+bool has_additive_score(const Problem& problem);
+
 /// Sources of the callables of a problem for which has_callables() holds.
 CallableSources callable_sources(const Problem& problem);
 

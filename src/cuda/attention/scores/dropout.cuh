@@ -49,21 +49,27 @@ concept DrawingWork = TileWork<Work> && requires(const Work& work) { DropoutDraw
 struct DropoutRows {
   u32 row[2];
   u32 head[2];
+
+  /// Whether they are those of one call.
+  __device__ __forceinline__ bool are_aligned(int lane) const {
+    return row[0] % 16 == static_cast<u32>(lane / 4) && row[1] == row[0] + 8 && head[0] == head[1];
+  }
 };
 
 /// Bit 4·side + 2·half + i: whether value i of row `half` of the left (0) or right (1) 16 x 8 tile is kept. `key`:
-/// position of the thread's first key.
-__device__ __forceinline__ u32 kept_of_fragment(const DropoutDraws& draws, const DropoutRows& rows, u32 key, int lane) {
+/// position of the thread's first key. Only for fragments that one call serves.
+__device__ __forceinline__ u32 kept_of_aligned_fragment(const DropoutDraws& draws, const DropoutRows& rows, u32 key) {
+  const Philox random = draws.philox(key, rows.row[0], rows.head[0]);
   u32 kept = 0;
-  const bool keys_aligned = key % 16 == static_cast<u32>(lane % 4 * 2);
-  if (keys_aligned && rows.row[0] % 16 == static_cast<u32>(lane / 4) && rows.row[1] == rows.row[0] + 8 &&
-      rows.head[0] == rows.head[1]) {
-    const Philox random = draws.philox(key, rows.row[0], rows.head[0]);
 #pragma unroll
-    for (u32 e = 0; e < 8; ++e) kept |= random.draw(e) < draws.threshold ? 1U << e : 0U;
-    return kept;
-  }
-  const u32 shared = keys_aligned ? 4 : 1;  // values of a row that a call serves
+  for (u32 e = 0; e < 8; ++e) kept |= random.draw(e) < draws.threshold ? 1U << e : 0U;
+  return kept;
+}
+
+/// Likewise of any fragment.
+__device__ __forceinline__ u32 kept_of_fragment(const DropoutDraws& draws, const DropoutRows& rows, u32 key, int lane) {
+  const u32 shared = key % 16 == static_cast<u32>(lane % 4 * 2) ? 4 : 1;  // values of a row that a call serves
+  u32 kept = 0;
 #pragma unroll 1
   for (u32 first = 0; first < 8; first += shared) {  // four values of the upper row, then four of the lower
     const u32 half = first / 4;
@@ -100,15 +106,26 @@ struct KeptBits {
     const PackedRow lower(row + 8, p.group);
     const DropoutRows rows{{queries + upper.query, queries + lower.query},
                            {static_cast<u32>(upper.head), static_cast<u32>(lower.head)}};
+    const DropoutDraws draws = work.dropout;
+    const auto key_of = [&](int k) { return keys + work.tiles.key(tile, k * 16) + lane % 4 * 2; };
+    bool aligned = rows.are_aligned(lane);
+#pragma unroll
+    for (int k = 0; k < C.tile_kv / 16; ++k) aligned = aligned && key_of(k) % 16 == static_cast<u32>(lane % 4 * 2);
 #pragma unroll
     for (int w = 0; w < words; ++w) {
       const int fragments = C.tile_kv / 16 - w * 4 < 4 ? C.tile_kv / 16 - w * 4 : 4;
       word[w] = 0;
-      // Rolled: the generator's code is as long as a tile's products.
+      if (aligned) {
+        // Side by side, because a call is a chain of ten products.
+#pragma unroll
+        for (int k = 0; k < fragments; ++k) {
+          word[w] |= kept_of_aligned_fragment(draws, rows, key_of(w * 4 + k)) << (k * 8);
+        }
+      } else {
 #pragma unroll 1
-      for (int k = 0; k < fragments; ++k) {
-        const u32 key = keys + work.tiles.key(tile, (w * 4 + k) * 16) + lane % 4 * 2;
-        word[w] |= kept_of_fragment(work.dropout, rows, key, lane) << (k * 8);
+        for (int k = 0; k < fragments; ++k) {
+          word[w] |= kept_of_fragment(draws, rows, key_of(w * 4 + k), lane) << (k * 8);
+        }
       }
     }
   }

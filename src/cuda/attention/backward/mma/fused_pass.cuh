@@ -153,7 +153,9 @@ struct FusedPass : FusedRows<B, User> {
   __device__ __forceinline__ void share_scores(Scores (&s)[2], const QueryTile& tile, int i, bool own_replaced) const {
     Scores ds[2];
     const bool cut = work.is_cut(tile);
-    if (cut || own_replaced || tests_mask<C>(tile) || B.truncates) {
+    const bool may_hide = cut || own_replaced || tests_mask<C>(tile) || B.truncates;
+    if (may_hide || B.scale_first) finish(s, tile, cut);
+    if (may_hide) {
       find_any(s, ds, tile, i, cut, own_replaced);
     } else {
       find_visible(s, ds, i);
@@ -203,15 +205,19 @@ struct FusedPass : FusedRows<B, User> {
     }
   }
 
+  __device__ __forceinline__ void finish(Scores (&s)[2], const QueryTile& tile, bool cut) const {
+    const Place own = place();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const TransposedScores<C, User, score_rows, B.heads_a_tile> scores{p, work, own.first_key + m * 16, own.lane};
+      scores.template finish<false>(s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
+    }
+  }
+
   // The same where some are hidden, or not finite.
   __device__ __forceinline__ void find_any(Scores (&s)[2], Scores (&ds)[2], const QueryTile& tile, int i, bool cut,
                                            bool own_replaced) const {
     const Place own = place();
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      TransposedScores<C, User, score_rows, B.heads_a_tile>{p, work, own.first_key + m * 16, own.lane}.finish(
-          s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
-    }
     if (own_replaced) Base::poison_own(s);
     Base::template product<VTile, OTile, C.dv>(ds, Base::v_base(), Base::o_base(i));
     const bool replaced = (cut || tests_mask<C>(tile) || B.truncates) && Base::replace_rows(i);

@@ -134,7 +134,7 @@ struct RowPass {
     Scores chain;
     if constexpr (B.keeps_products()) chain = s;
     const KvTile tile = tile_at(i);
-    FinishScores<C, User, Memory>{p, work, warp_row, lane}.template finish<B.user_score>(s, tile, &chain);
+    FinishScores<C, User, Memory>{p, work, warp_row, lane}.template finish<B.differentiates()>(s, tile, &chain);
     Scores ds;
     product<OTile, VTile, C.dv>(ds, o_base(), v_base(i));
     const bool replaced = (work.may_hide(tile) || B.truncates) && replace_keys(k_base(i));
