@@ -6,9 +6,9 @@ usage: bench/flex_attention.py [--device cpu] [--lengths N...] [--heads N] [--di
        [--repeat N] [--rows NAME...] [--json FILE]
 On a CPU each call is timed N times, in turn with the others of its row, and the least time counts; on a GPU the
 median of N rounds counts, each the median of 5 calls on cold caches. Compiling and block masks are not timed. torch's
-flex_attention has no backward on the CPU, and neither pass where its compiler finds none. Beside masks that Tessera has of its
-own ("causal", "window") the time of that one is told. Prints a Markdown table, times in ms. Needs the tessera package,
-torch and a C++ compiler.
+flex_attention has no backward on the CPU, and neither pass where its compiler finds none. Beside masks that Tessera
+has of its own ("causal", "window") the time of that one is told. Prints a Markdown table, times in ms. Needs the
+tessera package, torch and a C++ compiler.
 """
 
 from __future__ import annotations
