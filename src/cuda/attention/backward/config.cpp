@@ -151,7 +151,8 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
 
 // 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers and two stages in shared
 // memory allow, and then as many as fit. Beside sums, scores and their gradients the tests of masks and the draws of
-// dropout need registers; by keys more than 64 rows are short of them, but for 128 whose dQ is added up.
+// dropout need registers; by keys more than 64 rows are short of them, but for 128 of plain scores whose dQ is added
+// up.
 void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target& target) {
   const bool queries = config.keeps_queries();
   // A list with blocks of 64 wants tiles that they fill: one warpgroup, two of whose blocks share a multiprocessor. A
@@ -176,12 +177,12 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
     if (config.truncates && queries && length > 64) return true;  // no registers for a second test
     return queries ? cuts_keys(problem, length) : cuts_rows(problem, length);
   };
+  const bool takes_128 = config.adds_queries() && !config.scale_first && !config.dropout;
   config.stages = 2;
   for (const int length : {128, 96, 64, 48, 32}) {
     if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) continue;
-    if (length == 128 && config.adds_queries() && (config.scale_first || config.dropout)) continue;
     stream = length;
-    const bool is_short = length <= 64 || (queries && !config.dropout) || (config.adds_queries() && length == 128);
+    const bool is_short = length <= 64 || (queries && !config.dropout) || (takes_128 && length == 128);
     if (is_short && config.accumulators() <= most_accumulators &&
         blocks_that_fit(config.smem_bytes(), target) >= config.blocks())
       break;

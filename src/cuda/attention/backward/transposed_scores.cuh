@@ -224,8 +224,8 @@ struct KeptOfKeys {
   }
 
  private:
-  // A call serves two neighbouring keys, which two lanes have: each lane calls for one of its two neighbouring queries
-  // and gives the other lane what is its.
+  // A call draws for two neighbouring keys, which two lanes have. So each of them calls for one of their two
+  // neighbouring queries, and a shuffle gives each lane the bits of its own key.
   static __device__ __forceinline__ u32 of_aligned_fragment(const DropoutDraws& draws, u32 key, u32 row, u32 head) {
     const u32 odd = key & 1;
     const Philox random = draws.philox(key, row + odd, head);

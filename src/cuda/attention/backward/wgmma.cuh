@@ -6,8 +6,8 @@
 //     Sᵀ = K·Qᵀ   Pᵀ = exp2(Sᵀ − LSE)  dV += Pᵀ·dO  dPᵀ = V·dOᵀ   dSᵀ = Pᵀ ∘ (dPᵀ − δ)  dK += dSᵀ·Q
 //
 // Operands of S are called qk here, those of dP ov: Q or K, dO or V. P and dS are operands from registers as they are.
-// Where dK and dV would not fit the registers together, role_split.cuh shares the work among warpgroups; where scores
-// want a chain rule, dK and dV are blocks of their own, each with its own S.
+// Where dK and dV would not fit the registers together, role_split.cuh shares the work among warpgroups; if scores want
+// a chain rule too, dK and dV are blocks of their own, each with its own S.
 // With Gradients::all the pass by keys also computes dQ = dS·K of a tile, for which dS goes through shared memory, and
 // the TMA adds it to QuerySums.
 #pragma once

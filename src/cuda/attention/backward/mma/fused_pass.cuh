@@ -164,6 +164,16 @@ struct FusedPass : FusedRows<B, User> {
     Base::share(ds, gradients_base());
   }
 
+  // From products to scores, hidden ones −∞. No score here has a derivative that is kept.
+  __device__ __forceinline__ void finish(Scores (&s)[2], const QueryTile& tile, bool cut) const {
+    const Place own = place();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const TransposedScores<C, User, score_rows, B.heads_a_tile> scores{p, work, own.first_key + m * 16, own.lane};
+      scores.template finish<false>(s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
+    }
+  }
+
   // P and dS, in place of the scores and of nothing, where all rows see all keys: P between the steps of dP's product.
   __device__ __forceinline__ void find_visible(Scores (&s)[2], Scores (&ds)[2], int i) const {
     const Place own = place();
@@ -202,15 +212,6 @@ struct FusedPass : FusedRows<B, User> {
           probability = value_weight<B>(probability, weight[e % 2], true);
         }
       }
-    }
-  }
-
-  __device__ __forceinline__ void finish(Scores (&s)[2], const QueryTile& tile, bool cut) const {
-    const Place own = place();
-#pragma unroll
-    for (int m = 0; m < 2; ++m) {
-      const TransposedScores<C, User, score_rows, B.heads_a_tile> scores{p, work, own.first_key + m * 16, own.lane};
-      scores.template finish<false>(s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
     }
   }
 
