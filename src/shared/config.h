@@ -157,8 +157,8 @@ struct FwdConfig {
   bool rounded_sums = false;
   bool residual = false;  // what rounding O to 16 bits loses is kept too (softmax/residual.cuh)
   bool user_score = false;
-  // By wgmma: the score is linear in key − query, so that it is an addition to products and to origins
-  // (scores/linear_score.cuh).
+  // By wgmma: the user's score, or ALiBi where no query sees a key after it, is linear in key − query, so that it is an
+  // addition to products and to origins (scores/linear_score.cuh).
   bool linear_score = false;
   bool user_mask = false;
   Skip skip = Skip::none;  // of lists whose tiles are whole tiles of keys, with a row tile for each query block
@@ -231,6 +231,9 @@ struct FwdConfig {
 
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
+  /// By wgmma: whether who computes is told of each row tile whether positions are small, as callables want to know
+  /// that are called for elements.
+  constexpr bool finds_small_positions() const { return (user_score && !linear_score) || user_mask; }
   /// Columns of a tile whose tests by a user's mask are computed together, so that their loads are in flight at once.
   constexpr int mask_columns() const {
     if (products == Products::wgmma && d <= 128 && dv <= 128 && !scale_first) return tile_kv / 4;
@@ -262,7 +265,7 @@ struct FwdConfig {
   /// needs half as many.
   constexpr int blocks() const {
     const bool plainest = tiles == Tiles::range && segments == 1 && !compressed_causal && !chunked && !scale_first &&
-                          !dropout && !user_score && !user_mask && !int8_scores;
+                          !dropout && !user_score && !linear_score && !user_mask && !int8_scores;
     const bool narrow = tile_kv <= 64 && d <= 64 && dv <= 64;
     if (products == Products::wgmma && threads() == 128 && plainest && narrow) return 3;
     return threads() < 256 ? 256 / threads() : 1;
@@ -302,6 +305,8 @@ struct FwdConfig {
   constexpr int descale_bytes() const {
     return descales_rows() ? tile_q * 8 + (descales_keys ? round_up(stages * tile_descales() * 4, 16) : 0) : 0;
   }
+  /// What linear scores keep for each thread, in shared memory behind the ring.
+  constexpr int linear_bytes() const { return linear_score ? threads() * 16 : 0; }
   /// Of the keys of a tile.
   constexpr int tile_descales() const { return tile_kv / keys_a_descale; }
   constexpr int q_bytes() const { return tile_q * d * bytes_of(q_type()); }
@@ -330,7 +335,8 @@ struct FwdConfig {
   constexpr int o_bytes() const { return tile_q * dv * bytes_of(output); }
   /// Without what a list needs.
   constexpr int tiles_end() const {
-    const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes() + promoted_bytes() + descale_bytes();
+    const int row_bytes = promoted_bytes() + descale_bytes() + linear_bytes();
+    const int tiles_bytes = q_bytes() + (by_keys() ? warps : 1) * ring_bytes() + row_bytes;
     return kWorkBytes + (tiles_bytes > o_bytes() ? tiles_bytes : o_bytes());
   }
   /// Of a list that moves on by wgmma: a warp's room for what its lanes say of four tiles (sparse/tile_measure.cuh).

@@ -37,7 +37,7 @@ double linear(double score, const ScorePoint& at, const Extras& extras, void* /*
   return score + extras(0, at.head, 0) * static_cast<double>(at.key - at.query);
 }
 double steep(double score, const ScorePoint& at, const Extras& extras, void* /*user*/) {
-  return score + 8.0 * extras(0, at.head, 0) * static_cast<double>(at.key - at.query);
+  return score + 256.0 * extras(0, at.head, 0) * static_cast<double>(at.key - at.query);
 }
 double derivative_of_linear(double /*score*/, const ScorePoint& /*at*/, const Extras& /*extras*/, void* /*user*/) {
   return 1.0;
@@ -80,7 +80,7 @@ void register_texts() {
                   .value = linear,
                   .derivative = derivative_of_linear,
                   .derivative_text = "1.0F"});
-  register_score("device.steep", {.text = "const float slope = 8.0F * bias(at.head, 0);\n"
+  register_score("device.steep", {.text = "const float slope = 256.0F * bias(at.head, 0);\n"
                                           "return linear_score(score, slope, at.key - at.query);",
                                   .extras = extras,
                                   .value = steep,
@@ -254,7 +254,8 @@ TEST_P(DeviceText, ExtraTensorsAsOnTheHost) {
 }
 
 // Slopes of both signs, of heads that share a tile of rows; maxima that rise from tile to tile, tiles that masks and
-// ends cut, positions of either width, slopes that are too steep to be split, and scales of both kinds.
+// ends cut, positions of either width, queries far from all keys, slopes of which a row sees but one key, and scales of
+// both kinds.
 TEST_P(DeviceText, LinearScoresAsOnTheHost) {
   for (const char* score : {"device.linear", "device.steep"}) {
     const std::string words = std::string(" dtype=bf16 lse score=") + score;
@@ -264,6 +265,10 @@ TEST_P(DeviceText, LinearScoresAsOnTheHost) {
     expect_as_on_the_host(
         "attention b=3 sq=70 sk=300 hq=4 hkv=2 d=64 q_offset=1000000,2092986,8589934600 "
         "k_offset=1000100,2092970,8589934570" +
+        words);
+    expect_as_on_the_host(
+        "attention b=3 sq=70 sk=300 hq=4 hkv=2 d=64 q_offset=1000000000000000000,-300,-8589934600 "
+        "k_offset=-20,100,8589934570" +
         words);
     expect_as_on_the_host("attention b=2 sq=128 sk=333 hq=2 hkv=2 d=64 block=64x32 list=bitmask density=0.5" + words);
     expect_as_on_the_host("attention b=2 sq=100 sk=230 hq=4 hkv=2 d=64 mask=device.ids" + words);

@@ -102,7 +102,7 @@ template <FwdConfig C>
 struct WorkOfRings : SharedWork<C>,
                      UnknownRows<C.skip != Skip::none>,
                      Descales<C.descales_at_once()>,
-                     SmallPositions<C.user_score || C.user_mask> {
+                     SmallPositions<C.finds_small_positions()> {
   int item;
   int first_use, drawing_use, end_use;
   Uses own[kGroupsDiffer<C> ? C.warps / 4 : 1];

@@ -105,9 +105,11 @@ FwdConfig features_of(const Problem& problem, std::int64_t splits) {
 
 void choose_linear_score(FwdConfig& config, const Problem& problem) {
   const float scale = problem.softmax_scale();
-  if (config.softcap != Softcap::none || config.alibi || config.skip != Skip::none || config.has_descales()) return;
-  if (config.user_mask && std::max(config.d, config.dv) > 192) return;  // no registers for both
-  if (!is_fused(scale) || scale < kLeastScaleOfSlopes || !has_linear_score(problem)) return;
+  const bool is_alibi = config.alibi && !config.user_score && problem.window.right && *problem.window.right <= 0;
+  if (!is_alibi && (config.alibi || !has_linear_score(problem))) return;
+  if (config.softcap != Softcap::none || config.skip != Skip::none || config.has_descales()) return;
+  if (config.segments > 1) return;  // whose keys may lie far apart
+  if (!is_fused(scale) || scale < kLeastScaleOfSlopes) return;
   config.linear_score = true;
   config.scale_first = false;
 }
@@ -115,7 +117,7 @@ void choose_linear_score(FwdConfig& config, const Problem& problem) {
 bool walks_plainly(const FwdConfig& config) {
   return config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
          (config.output == config.type || config.eight_bits) && !config.compressed_causal && !config.chunked &&
-         !config.dropout && !config.user_score && !config.user_mask;
+         !config.dropout && !config.user_score && !config.linear_score && !config.user_mask;
 }
 
 bool is_plain(const FwdConfig& config) { return walks_plainly(config) && !config.scale_first; }

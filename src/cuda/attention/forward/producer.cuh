@@ -161,7 +161,7 @@ struct Producer {
       work.non_finite = 0;
       if constexpr (C.skip != Skip::none) work.unknown = 0;
       if constexpr (C.descales_at_once()) find_descales<C>(p, descales, work);
-      if constexpr (C.user_score || C.user_mask) find_small_positions(work);
+      if constexpr (C.finds_small_positions()) find_small_positions(work);
       if constexpr (C.dropout) work.dropout = DropoutDraws(p.dropout, work.block.batch, work.block.head);
     }
     if (!ptx::uniform(found)) return false;

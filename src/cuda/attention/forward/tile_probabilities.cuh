@@ -36,7 +36,6 @@ struct TileProbabilities : QueryTiles<C> {
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Products = Accumulator<1, C.tile_kv / 8, typename SumOf<C.int8_scores>::type>;  // Q·Kᵀ
   using Measure = TileMeasure<C>;
-  using Linear = typename LinearScoreOf<C, typename User::Score>::type;
   using Probabilities = u32[C.tile_kv / depth_of_product(C.type)][4];  // as an A operand
 
   // Whether a tile's exponentials end with a look at what the next step waits for: three groups, and what skip states
@@ -140,11 +139,16 @@ struct TileProbabilities : QueryTiles<C> {
       return descale(work, products, step);
     }
   }
+  __device__ __forceinline__ auto linear_score(const Work& work) const {
+    const int own = thread_again();
+    const u32 memory = this->q_base + C.q_bytes() + C.ring_bytes();
+    return LinearScore<C, typename User::Score>{p, memory + static_cast<u32>(own) * 16, first_row_of_thread(work),
+                                                own % 32};
+  }
   // What the rows' scaled scores lack, some of which is added to the scores instead.
-  __device__ __forceinline__ auto find_shift(const Work& work, Scores& s, const Step& step,
-                                             const Linear& linear) const {
+  __device__ __forceinline__ auto find_shift(const Work& work, Scores& s, const Step& step) const {
     if constexpr (C.linear_score) {
-      return linear.change(p, work, s, step.tile, first_row_of_thread(work), thread_again() % 32);
+      return linear_score(work).change(work, s, step.tile);
     } else if constexpr (C.folds_rows()) {
       const int own = thread_again();
       return int8_scores().row_scale(step.use, own / 32 * 16, own % 32);
@@ -153,9 +157,9 @@ struct TileProbabilities : QueryTiles<C> {
     }
   }
   // Products to scores. What these lack of the rows' scaled scores.
-  __device__ __forceinline__ auto finish(const Work& work, Scores& s, const Step& step, const Linear& linear,
+  __device__ __forceinline__ auto finish(const Work& work, Scores& s, const Step& step,
                                          const HiddenBits<C>& hidden) const {
-    const auto shift = find_shift(work, s, step, linear);
+    const auto shift = find_shift(work, s, step);
     if (C.scale_first || work.may_hide(step.tile)) {
       const int own = thread_again();
       const FinishScores<C, User, Work> scores{p, work, own / 32 * 16, own % 32};
@@ -171,15 +175,14 @@ struct TileProbabilities : QueryTiles<C> {
   // Products, or scores unless converts_late, to probabilities.
   template <bool first, class Overlap>
   __device__ __forceinline__ typename Online::Rescale weigh(const Work& work, Products& products, Scores& s, Step& step,
-                                                            const Linear& linear, const HiddenBits<C>& hidden,
-                                                            Online& softmax, Measure& measure,
-                                                            const Overlap& overlap) const {
+                                                            const HiddenBits<C>& hidden, Online& softmax,
+                                                            Measure& measure, const Overlap& overlap) const {
     if constexpr (converts_late) {
       if (!first && !step.tile.cut_begin && !step.tile.cut_end) {
-        const auto shift = find_shift(work, s, step, linear);
+        const auto shift = find_shift(work, s, step);
         const int own = thread_again();
         const LateConversion conversion{products, {int8_scores(), step.use, own / 32 * 16, own % 32}};
-        return exponentiate_scores<first>(work, s, step, linear, hidden, shift, softmax, measure, overlap, conversion);
+        return exponentiate_scores<first>(work, s, step, hidden, shift, softmax, measure, overlap, conversion);
       }
       s = descale(work, products, step);
     }
@@ -189,19 +192,19 @@ struct TileProbabilities : QueryTiles<C> {
       if (cut || (of_bytes && step.product != 1.0F)) {
         if constexpr (of_bytes) s.scale(step.product);
         if (cut) {
-          finish(work, s, step, linear, hidden);
+          finish(work, s, step, hidden);
           rescale = softmax.raise(s, step.scale);
         }
       }
-      exponentiate_and_correct(work, s, step, linear, hidden, NoShift{}, softmax, measure, overlap, NoConversion{}, cut,
+      exponentiate_and_correct(work, s, step, hidden, NoShift{}, softmax, measure, overlap, NoConversion{}, cut,
                                rescale);
       return rescale;
     }
     if constexpr (of_bytes) {
       if (C.scale_first || step.product != 1.0F) s.scale(step.product);
     }
-    const auto shift = finish(work, s, step, linear, hidden);
-    return exponentiate_scores<first>(work, s, step, linear, hidden, shift, softmax, measure, overlap, NoConversion{});
+    const auto shift = finish(work, s, step, hidden);
+    return exponentiate_scores<first>(work, s, step, hidden, shift, softmax, measure, overlap, NoConversion{});
   }
 
   // Scores to probabilities. Few tiles of few rows raise the maximum by much: where no key is hidden it is not even
@@ -210,9 +213,11 @@ struct TileProbabilities : QueryTiles<C> {
   // Identity.RowsDoNotKnowEachOther). Of 8 bits only those of rows that need it: mma.sync does not add as wgmma does.
   // Where keys are hidden one by one, the maximum is looked for in rows that have seen no key yet.
   template <bool first, class Shift, class Overlap, class Conversion>
-  __device__ __forceinline__ typename Online::Rescale exponentiate_scores(
-      const Work& work, Scores& s, Step& step, const Linear& linear, const HiddenBits<C>& hidden, Shift shift,
-      Online& softmax, Measure& measure, const Overlap& overlap, const Conversion& conversion) const {
+  __device__ __forceinline__ typename Online::Rescale exponentiate_scores(const Work& work, Scores& s, Step& step,
+                                                                          const HiddenBits<C>& hidden, Shift shift,
+                                                                          Online& softmax, Measure& measure,
+                                                                          const Overlap& overlap,
+                                                                          const Conversion& conversion) const {
     typename Online::Rescale rescale{};
     const float scale = step.scale;
     const bool cut = step.tile.cut_begin || step.tile.cut_end;
@@ -222,8 +227,7 @@ struct TileProbabilities : QueryTiles<C> {
     if constexpr (finds_hidden_early && !first && !looks_always) {
       if ((cut || !step.tile.waived) && softmax.lacks_keys()) rescale = softmax.raise_first(s, scale, shift);
     }
-    exponentiate_and_correct(work, s, step, linear, hidden, shift, softmax, measure, overlap, conversion, looks,
-                             rescale);
+    exponentiate_and_correct(work, s, step, hidden, shift, softmax, measure, overlap, conversion, looks, rescale);
     return rescale;
   }
 
@@ -231,17 +235,17 @@ struct TileProbabilities : QueryTiles<C> {
   // multiplied by for that; overshooting sums change it.
   template <class Shift, class Overlap, class Conversion>
   __device__ __forceinline__ void exponentiate_and_correct(const Work& work, Scores& s, Step& step,
-                                                           const Linear& linear, const HiddenBits<C>& hidden,
-                                                           Shift shift, Online& softmax, Measure& measure,
-                                                           const Overlap& overlap, const Conversion& conversion,
-                                                           bool looks, typename Online::Rescale& rescale) const {
+                                                           const HiddenBits<C>& hidden, Shift shift, Online& softmax,
+                                                           Measure& measure, const Overlap& overlap,
+                                                           const Conversion& conversion, bool looks,
+                                                           typename Online::Rescale& rescale) const {
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, step, shift, softmax, measure, overlap, conversion);
     if constexpr (packs_early) overlap.pack(s);
     const bool overshoots = !looks_always && softmax.overshoots(before) && !looks;
     if (overshoots || looks || (finds_hidden_early && rescale.needed)) {
       if (overshoots) {
-        correct(before, work, s, step, linear, hidden, shift, softmax, measure, rescale);
+        correct(before, work, s, step, hidden, shift, softmax, measure, rescale);
         if constexpr (packs_early) overlap.pack(s);
       }
       if constexpr (C.skip == Skip::mass) {
@@ -253,8 +257,8 @@ struct TileProbabilities : QueryTiles<C> {
   // Raises the origins of rows whose sums have overshot since they were `before`.
   template <class Shift>
   __device__ __forceinline__ void correct(float (&before)[2], const Work& work, Scores& s, Step& step,
-                                          const Linear& linear, const HiddenBits<C>& hidden, const Shift& shift,
-                                          Online& softmax, Measure& measure, typename Online::Rescale& rescale) const {
+                                          const HiddenBits<C>& hidden, const Shift& shift, Online& softmax,
+                                          Measure& measure, typename Online::Rescale& rescale) const {
     if (softmax.overflows(before)) {
       if constexpr (of_bytes) {
         softmax.exponentiate_again(before, s, step.scale, rescale, [&](const bool(&which)[2]) {
@@ -266,12 +270,19 @@ struct TileProbabilities : QueryTiles<C> {
         float slack[2];
         softmax.take_back(before, slack);
         multiply_again(work, s, step);
-        // Without tests of elements no key is hidden.
-        if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, step, linear, hidden);
-        rescale = softmax.raise(s, step.scale, slack, shift);
-        before[0] = softmax.sum[0][0];
-        before[1] = softmax.sum[0][1];
-        exponentiate(s, step, shift, softmax, measure, NoOverlap{}, NoConversion{});
+        const auto weigh_again = [&](const auto& lacking) {
+          rescale = softmax.raise(s, step.scale, slack, lacking);
+          before[0] = softmax.sum[0][0];
+          before[1] = softmax.sum[0][1];
+          exponentiate(s, step, lacking, softmax, measure, NoOverlap{}, NoConversion{});
+        };
+        if constexpr (C.linear_score) {
+          weigh_again(finish(work, s, step, hidden));  // `shift` would take registers beside the exponentials
+        } else {
+          // Without tests of elements no key is hidden.
+          if constexpr (C.scale_first || C.tests_elements()) finish(work, s, step, hidden);
+          weigh_again(shift);
+        }
       }
     }
     softmax.follow(before, s, rescale);

@@ -35,15 +35,14 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   const std::int64_t rows = problem.seqlen_q * packed_heads(problem);
   const bool much_to_find = config.compressed_causal || config.chunked || config.segments == 2;
   if (problem.list || config.dropout) {  // a list's granules make whole tiles if their length is a power of two
-    const bool more_than_softmax = config.scale_first || (widest > 64 && (config.dropout || config.linear_score)) ||
+    const bool mask_and_score = config.user_mask && config.linear_score && widest > 64;
+    const bool more_than_softmax = config.scale_first || (widest > 64 && config.dropout) || mask_and_score ||
                                    (config.dropout && problem.list) ||
-                                   (config.user_mask && (widest > 128 || config.dropout || config.linear_score)) ||
+                                   (config.user_mask && (widest > 128 || config.dropout)) ||
                                    (config.skip == Skip::threshold && config.descales_rows());
     set_tile(config, 128, widest > 128 || more_than_softmax ? 64 : 128, 2, 8);
   } else if (config.scale_first || config.user_mask) {
     set_tile(config, 128, widest <= 128 ? 96 : 64, 2, 8);
-  } else if (config.linear_score) {  // which takes registers that three groups have not
-    set_tile(config, 128, widest <= 128 ? 128 : 64, 2, 8);
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.window.right && !problem.window.left;
     set_tile(config, 192, 128, 4, 12);
@@ -65,7 +64,8 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
     const bool whole_rows = config.d == problem.head_dim_qk && config.dv == problem.head_dim_v && !config.eight_bits;
     const bool small_boxes = config.source == Source::paged && whole_rows && problem.kv.page_size % 16 == 0;
     const bool divides = config.source == Source::strided || (small_boxes && !problem.kv2);
-    const int beside_most = divides && problem.kv.seqlen >= 1024 ? 80 : 64;
+    const bool has_memory = !config.linear_score;  // which has some beside the tiles
+    const int beside_most = divides && has_memory && problem.kv.seqlen >= 1024 ? 80 : 64;
     set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : beside_most, 2, 8);
   }
   const bool few = rows <= 64 || 2 * count_deciding_blocks(config, problem) <= target.multiprocessors;

@@ -30,10 +30,9 @@ struct FwdWgmma : TileProbabilities<C, User> {
       Base::q_base, Base::registers_are_short, Base::shared, Base::thread, Base::thread_again, Base::v_at, Base::values,
       Base::vt_at, Base::clear, Base::finds_hidden_early, Base::first_row_of_thread, Base::multiplied, Base::of_bytes,
       Base::pack_probabilities, Base::packs_early, Base::passes_hidden, Base::softmax_scale;
-  using typename Base::Ahead, typename Base::KTile, typename Base::Linear, typename Base::Measure,
-      typename Base::Online, typename Base::Probabilities, typename Base::Products, typename Base::Scores,
-      typename Base::Step, typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work,
-      typename Base::Works;
+  using typename Base::Ahead, typename Base::KTile, typename Base::Measure, typename Base::Online,
+      typename Base::Probabilities, typename Base::Products, typename Base::Scores, typename Base::Step,
+      typename Base::QTile, typename Base::VTile, typename Base::VtTile, typename Base::Work, typename Base::Works;
   // What groups begin in turn, so that one's softmax runs beside the others' products.
   enum class InTurn { nothing, products, exponentials };
   static constexpr InTurn in_turn = C.exponentiates_in_turn()    ? InTurn::exponentials
@@ -99,8 +98,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       Work& work = shared.works[item & 1];
       int use = work.first_use;
       if constexpr (C.skip != Skip::none && !measures_ahead) begin_measure(work, measure);
-      Linear linear;
-      if constexpr (C.linear_score) linear.begin(p, work, first_row_of_thread(work));
+      if constexpr (C.linear_score) this->linear_score(work).begin(work);
       await_queries(work.item);
       if constexpr (C.descales_rows()) this->find_rows(work);
       if constexpr (groups_differ) {
@@ -117,7 +115,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;
-      Ahead ahead = softmax_step<true>(work, first_step, products, linear, probabilities, o, softmax, measure);
+      Ahead ahead = softmax_step<true>(work, first_step, products, probabilities, o, softmax, measure);
 #pragma unroll 1
       while (++use < end_of(work, end)) {
         use = ptx::afresh(use);  // not kept beside the one before
@@ -131,7 +129,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
         begin_products(o, probabilities, v);
         scheduler_barrier_arrive<InTurn::products>();
         const Step step = reads_early ? early : this->step_of(work, use);
-        ahead = softmax_step<false>(work, step, products, linear, probabilities, o, softmax, measure);
+        ahead = softmax_step<false>(work, step, products, probabilities, o, softmax, measure);
         if (C.promotes() && use == promoted_at) {
           promoted_sums().take(o, softmax.origin[0], !has_promoted(work, use));
           promoted_at += promoted_tiles;
@@ -160,6 +158,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       if (!skips_more) release(multiplied(), end_of(work, end) - 1);
       if (C.promotes() && has_promoted(work, end_of(work, end))) promoted_sums().add_to(o, softmax.origin[0]);
       if constexpr (of_bytes) o.scale(work.value);
+      if constexpr (C.linear_score) this->linear_score(work).finish_origins(work, softmax);
       const PackedRows out(work.outputs, bytes_of(C.output), p.o_strides, work.block, p.group);
       Epilogue<C>{p, work.block, work.sequence, q_base, thread_again()}.store(o, softmax, out);
       if (work.non_finite != 0) add_replaced(work);
@@ -230,9 +229,8 @@ struct FwdWgmma : TileProbabilities<C, User> {
   /// From the scores that were begun to probabilities; and outputs, unless these are the row tile's first keys, from
   /// those of the keys before to those that the new probabilities' are added to.
   template <bool first>
-  __device__ __forceinline__ Ahead softmax_step(Work& work, Step step, Products& products, const Linear& linear,
-                                                Probabilities& probabilities, Output& o, Online& softmax,
-                                                Measure& measure) const {
+  __device__ __forceinline__ Ahead softmax_step(Work& work, Step step, Products& products, Probabilities& probabilities,
+                                                Output& o, Online& softmax, Measure& measure) const {
     const int use = step.use;
     const KvTile& tile = step.tile;
     if constexpr (C.skip != Skip::none) {
@@ -254,7 +252,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
     typename Online::Rescale rescale{};
     const Overlap<first> overlap{*this, use, o, probabilities, kept};
     if (!weighs_nothing) {
-      rescale = this->template weigh<first>(work, products, s, step, linear, hidden, softmax, measure, overlap);
+      rescale = this->template weigh<first>(work, products, s, step, hidden, softmax, measure, overlap);
     }
     step.ahead.looked_through = work.may_hide(tile);  // here, where what it needs is at hand
     release(keys(), use);

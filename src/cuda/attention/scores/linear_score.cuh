@@ -15,47 +15,49 @@ namespace tessera::cuda {
 template <class Config>
 concept LinearScoreConfig = requires(const Config& c) {
   int{c.tile_kv};
+  int{c.segments};
+  bool{c.alibi};
   bool{c.linear_score};
 };
 
-/// Of the two rows of a thread, which may belong to two heads. Used only with linear_score.
+/// Of the two rows of a thread, which may belong to two heads. Used only with linear_score. Distances of keys are
+/// counted from the key nearest to the query: they are at most a sequence's length and exact, however far from all keys
+/// the query is. How far that is adds the same number to all scores of a row, so that the row's origin gets it in the
+/// end. What a thread keeps lies in shared memory: three groups of rows leave it no registers.
 template <LinearScoreConfig auto C, class Score>
 struct LinearScore {
-  // Beyond it the text is computed for each element: a product is rounded with what its column adds, which is up to
-  // tile_kv times as much.
-  static constexpr float kSteepest = 4.0F;
+  static_assert(C.segments == 1);
 
-  float steepness[2];  // slope / scale: what a key further adds to a product
-  bool is_split;       // of all rows of the warp; else the text is computed for each element
+  const AttentionParams& p;
+  u32 memory;  // 16 bytes of shared memory for the thread
+  int row;     // its upper one, packed
+  int lane;
 
-  /// For the rows of a row tile; `row`: the upper one, packed.
+  /// Finds slopes and distances of a row tile's rows.
   template <class Work>
-  __device__ __forceinline__ void begin(const AttentionParams& p, const Work& work, int row) {
-    bool is_moderate = work.positions_are_small;
+  __device__ __forceinline__ void begin(const Work& work) const {
+    const Segment& keys = work.sequence.segment(0);
+    Rows rows;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const PackedRow at(row + half * 8, p.group);
-      const ScorePoint point = point_of(p, work, at, i64{0});
-      const float slope = Score::template slope<i64>(AskedSlope{}, point, p.extras).value;
-      is_moderate = is_moderate && fabsf(slope) <= kSteepest;
-      steepness[half] = slope / p.scale;
+      const ScorePoint point = point_of(p, work, at, keys.position);
+      rows.steepness[half] = slope_at(work, at, point) / p.scale;
+      rows.ahead[half] = static_cast<int>(keys.position - nearest(point.query, keys)) + lane % 4 * 2;
     }
-    is_split = __all_sync(0xffffffffU, is_moderate) != 0;
+    const float bits[4] = {rows.steepness[0], rows.steepness[1], __int_as_float(rows.ahead[0]),
+                           __int_as_float(rows.ahead[1])};
+    ptx::store_shared_16(memory, bits);
   }
 
   /// Products of a tile to scores in units of products, and what they lack of a row's scaled scores.
   template <class Work, int key_tiles>
-  __device__ __forceinline__ RowShift change(const AttentionParams& p, const Work& work, Accumulator<1, key_tiles>& s,
-                                             const KvTile& tile, int row, int lane) const {
-    const int first_key = tile.first + lane % 4 * 2;
-    const i64 first_position = work.sequence.segment(tile.segment).position + first_key;
-    if (!is_split) return change_each(p, work, s, tile, row, first_position);
+  __device__ __forceinline__ RowShift change(const Work& work, Accumulator<1, key_tiles>& s, const KvTile& tile) const {
+    const Rows rows = load();
     RowShift shift;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const PackedRow at(row + half * 8, p.group);
-      const int ahead = static_cast<int>(first_position) - static_cast<int>(work.sequence.q_position) - at.query;
-      shift.by[half] = __fmul_rn(steepness[half] * (p.scale * kLog2E), float_of_small(ahead));
+      shift.by[half] = __fmul_rn(slope(rows, half), static_cast<float>(rows.ahead[half] + tile.first));
     }
 #pragma unroll
     for (int n = 0; n < key_tiles; ++n) {
@@ -63,46 +65,50 @@ struct LinearScore {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& score = s.tile[0][n][i];
-        score = __fmaf_rn(steepness[i / 2], static_cast<float>(n * 8 + i % 2) + moved, score);
+        score = __fmaf_rn(rows.steepness[i / 2], static_cast<float>(n * 8 + i % 2) + moved, score);
       }
     }
     return shift;
   }
 
- private:
-  template <class Work, int key_tiles>
-  __device__ __forceinline__ RowShift change_each(const AttentionParams& p, const Work& work,
-                                                  Accumulator<1, key_tiles>& s, const KvTile& tile, int row,
-                                                  i64 first_position) const {
-    const float inverse = __frcp_rn(p.scale);
+  /// Adds to origins what the query's distance from its nearest key adds to scores, after the row tile's last keys.
+  template <class Work, class Softmax>
+  __device__ __forceinline__ void finish_origins(const Work& work, Softmax& softmax) const {
+    const Rows rows = load();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const PackedRow at(row + half * 8, p.group);
-#pragma unroll
-      for (int n = 0; n < key_tiles; ++n) {
-        const int moved = work.tiles.moved(tile, n * 8);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float& score = s.tile[0][n][half * 2 + i];
-          const ScorePoint point = point_of(p, work, at, first_position + (n * 8 + i + moved));
-          score = __fmul_rn(Score::template value<i64>(__fmul_rn(score, p.scale), point, p.extras), inverse);
-        }
-      }
+      const i64 query = work.sequence.q_position + PackedRow(row + half * 8, p.group).query;
+      const i64 rest = nearest(query, work.sequence.segment(0)) - query;
+      if (rest != 0) softmax.origin[0][half] += slope(rows, half) * static_cast<float>(rest);
     }
-    return {{0.0F, 0.0F}};
   }
-};
 
-/// Of configurations without.
-struct NoLinearScore {};
-
-template <LinearScoreConfig auto C, class Score, bool is_linear = C.linear_score>
-struct LinearScoreOf {
-  using type = NoLinearScore;
-};
-template <LinearScoreConfig auto C, class Score>
-struct LinearScoreOf<C, Score, true> {
-  using type = LinearScore<C, Score>;
+ private:
+  struct Rows {
+    float steepness[2];  // slope / scale: what a key further adds to a product
+    int ahead[2];        // of key 0, or of the first that the thread has in a tile there
+  };
+  __device__ __forceinline__ Rows load() const {
+    float bits[4];
+    ptx::load_shared_16(bits, memory);
+    return {{bits[0], bits[1]}, {__float_as_int(bits[2]), __float_as_int(bits[3])}};
+  }
+  /// In units of log2.
+  __device__ __forceinline__ float slope(const Rows& rows, int half) const {
+    return rows.steepness[half] * (p.scale * kLog2E);
+  }
+  /// Of ALiBi, where no query sees a key after it, or of the text.
+  template <class Work>
+  __device__ __forceinline__ float slope_at(const Work& work, const PackedRow& at, const ScorePoint& point) const {
+    if constexpr (C.alibi) {
+      return p.slopes[work.block.batch * p.slopes_batch + (work.block.head + at.head) * p.slopes_head];
+    } else {
+      return Score::template slope<i64>(AskedSlope{}, point, p.extras).value;
+    }
+  }
+  static __device__ __forceinline__ i64 nearest(i64 query, const Segment& keys) {
+    return min(max(query, keys.position), keys.position + keys.extent.length);
+  }
 };
 
 }  // namespace tessera::cuda
