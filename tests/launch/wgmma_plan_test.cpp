@@ -42,6 +42,33 @@ TEST(Wgmma, IsTakenWhereItIsFaster) {
   EXPECT_THROW(implementation("sq=100 d=64", 100, wish), Error);
 }
 
+// ALiBi is linear where no query sees a key after it. Tiles are those of a plan without a score, unless memory is
+// short.
+TEST(Wgmma, TakesLinearScoresByParts) {
+  const auto plan = [](const std::string& words) {
+    return make_plan(Problem::parse("attention dtype=bf16 sq=2000 hq=8 " + words), Target::cuda(90), {});
+  };
+  const auto kernel = [&](const std::string& words) { return plan(words).state().kernels.front().name; };
+  for (const char* words :
+       {"d=64 causal alibi", "d=128 window=100:-1 alibi", "d=192 causal alibi list=indices block=64x64",
+        "d=256 causal alibi dropout=0.1", "d=128 causal alibi mask=document"}) {
+    EXPECT_NE(kernel(words).find(" linear_score"), std::string::npos) << kernel(words);
+    EXPECT_EQ(kernel(words).find(" scale_first"), std::string::npos) << kernel(words);
+  }
+  for (const char* words :
+       {"d=64 alibi", "d=64 window=*:1 alibi", "d=64 causal alibi softcap=3", "d=64 causal alibi scale=-1",
+        "d=64 causal alibi score=relative", "d=64 causal alibi kv2=dense sk2=30"}) {
+    EXPECT_EQ(kernel(words).find(" linear_score"), std::string::npos) << kernel(words);
+    EXPECT_NE(kernel(words).find(" scale_first"), std::string::npos) << kernel(words);
+  }
+  for (const char* words : {"d=32 causal", "d=64 causal", "d=96 causal", "d=128 causal", "d=192 causal"}) {
+    const std::string none = kernel(words);
+    const std::string tiles = none.substr(0, none.find(" stages"));
+    EXPECT_EQ(kernel(std::string(words) + " alibi").find(tiles), 0U) << tiles;
+  }
+  EXPECT_EQ(plan("d=256 causal alibi").implementation(), "cuda.fwd_wgmma");
+}
+
 // Products of 8 bits where q, k and v are of e4m3; few rows go to the kernel of decode steps, and so does what is left.
 TEST(Wgmma, MultipliesEightBits) {
   const auto plan = [](const std::string& line, int sm) {
