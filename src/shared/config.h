@@ -144,7 +144,8 @@ struct FwdConfig {
   bool varlen = false;         // by wgmma: sequences lie packed; each has the row tiles of its own length
   bool whole_rows = false;     // by wgmma: boxes bring all columns of a page's rows (tile/swizzle.cuh)
   bool trusts = false;         // page ids and key blocks of lists are not tested; wrong ones address what is not theirs
-  // Scores are scaled before their maxima are taken: softcap, ALiBi, scales that are not positive.
+  // Scores are scaled before their maxima are taken: softcap, ALiBi and users' scores unless linear_score, scales that
+  // are not positive.
   bool scale_first = false;
   bool compressed_causal = false;  // a compressed causal mask
   bool chunked = false;            // queries see their own chunk of the keys
@@ -231,8 +232,8 @@ struct FwdConfig {
 
   /// Whether visible keys of a row are told one by one, beyond an interval.
   constexpr bool tests_elements() const { return list_elements || user_mask; }
-  /// By wgmma: whether who computes is told of each row tile whether positions are small, as callables want to know
-  /// that are called for elements.
+  /// By wgmma: whether the producer finds out for each row tile if positions are small, for callables that are called
+  /// for elements. A linear score is asked for its slope alone.
   constexpr bool finds_small_positions() const { return (user_score && !linear_score) || user_mask; }
   /// Columns of a tile whose tests by a user's mask are computed together, so that their loads are in flight at once.
   constexpr int mask_columns() const {
@@ -305,7 +306,7 @@ struct FwdConfig {
   constexpr int descale_bytes() const {
     return descales_rows() ? tile_q * 8 + (descales_keys ? round_up(stages * tile_descales() * 4, 16) : 0) : 0;
   }
-  /// What linear scores keep for each thread, in shared memory behind the ring.
+  /// What linear scores keep for each thread, two slopes and two distances, in shared memory behind the ring.
   constexpr int linear_bytes() const { return linear_score ? threads() * 16 : 0; }
   /// Of the keys of a tile.
   constexpr int tile_descales() const { return tile_kv / keys_a_descale; }

@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib")
 from tessera import plot  # noqa: E402
 from tessera.plot.__main__ import main  # noqa: E402
 
-RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "intel-xeon-processor-f6-m207-2c"
+RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "amd-epyc-f26-m2-2c"
 
 
 def causal_mass(heads=3, blocks=8, seed=0):

@@ -108,7 +108,7 @@ void choose_linear_score(FwdConfig& config, const Problem& problem) {
   const bool is_alibi = config.alibi && !config.user_score && problem.window.right && *problem.window.right <= 0;
   if (!is_alibi && (config.alibi || !has_linear_score(problem))) return;
   if (config.softcap != Softcap::none || config.skip != Skip::none || config.has_descales()) return;
-  if (config.segments > 1) return;  // whose keys may lie far apart
+  if (config.segments > 1) return;  // distances are counted from one, and the other may lie far from it
   if (!is_fused(scale) || scale < kLeastScaleOfSlopes) return;
   config.linear_score = true;
   config.scale_first = false;
@@ -117,7 +117,7 @@ void choose_linear_score(FwdConfig& config, const Problem& problem) {
 bool walks_plainly(const FwdConfig& config) {
   return config.source == Source::strided && config.tiles == Tiles::range && config.segments == 1 &&
          (config.output == config.type || config.eight_bits) && !config.compressed_causal && !config.chunked &&
-         !config.dropout && !config.user_score && !config.linear_score && !config.user_mask;
+         !config.dropout && !config.user_score && !config.user_mask;
 }
 
 bool is_plain(const FwdConfig& config) { return walks_plainly(config) && !config.scale_first; }

@@ -16,14 +16,15 @@ template <class Config>
 concept LinearScoreConfig = requires(const Config& c) {
   int{c.tile_kv};
   int{c.segments};
+  bool{c.gathers()};
   bool{c.alibi};
   bool{c.linear_score};
 };
 
-/// Of the two rows of a thread, which may belong to two heads. Used only with linear_score. Distances of keys are
-/// counted from the key nearest to the query: they are at most a sequence's length and exact, however far from all keys
-/// the query is. How far that is adds the same number to all scores of a row, so that the row's origin gets it in the
-/// end. What a thread keeps lies in shared memory: three groups of rows leave it no registers.
+/// Of the two rows of a thread, which may belong to two heads. Used only with linear_score. A key's distance is counted
+/// from the query's position, moved to the nearest end of the keys if it lies outside of them: a whole number, of at
+/// most the sequence's length. How far the query was moved adds one number to all scores of its row, which
+/// finish_origins() adds once.
 template <LinearScoreConfig auto C, class Score>
 struct LinearScore {
   static_assert(C.segments == 1);
@@ -50,22 +51,24 @@ struct LinearScore {
     ptx::store_shared_16(memory, bits);
   }
 
-  /// Products of a tile to scores in units of products, and what they lack of a row's scaled scores.
+  /// Adds to each product what its column is beyond the tile's first. What the first column adds, in units of log2.
   template <class Work, int key_tiles>
-  __device__ __forceinline__ RowShift change(const Work& work, Accumulator<1, key_tiles>& s, const KvTile& tile) const {
+  __device__ __forceinline__ LinearShift change(const Work& work, Accumulator<1, key_tiles>& s,
+                                                const KvTile& tile) const {
     const Rows rows = load();
-    RowShift shift;
+    if (C.gathers() || is_steep(rows)) return change_whole(work, s, tile, rows);
+    LinearShift shift;
+    shift.is_scaled = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       shift.by[half] = __fmul_rn(slope(rows, half), static_cast<float>(rows.ahead[half] + tile.first));
     }
 #pragma unroll
     for (int n = 0; n < key_tiles; ++n) {
-      const auto moved = static_cast<float>(work.tiles.moved(tile, n * 8));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& score = s.tile[0][n][i];
-        score = __fmaf_rn(rows.steepness[i / 2], static_cast<float>(n * 8 + i % 2) + moved, score);
+        score = __fmaf_rn(rows.steepness[i / 2], static_cast<float>(n * 8 + i % 2), score);
       }
     }
     return shift;
@@ -86,7 +89,7 @@ struct LinearScore {
  private:
   struct Rows {
     float steepness[2];  // slope / scale: what a key further adds to a product
-    int ahead[2];        // of key 0, or of the first that the thread has in a tile there
+    int ahead[2];        // distance of the thread's first key in a tile that begins at key 0
   };
   __device__ __forceinline__ Rows load() const {
     float bits[4];
@@ -96,6 +99,30 @@ struct LinearScore {
   /// In units of log2.
   __device__ __forceinline__ float slope(const Rows& rows, int half) const {
     return rows.steepness[half] * (p.scale * kLog2E);
+  }
+  /// Of any row of the warp: whether a column far from the nearest key would round scores by more than
+  /// 2^-24 · 4 · tile_kv.
+  __device__ __forceinline__ bool is_steep(const Rows& rows) const {
+    const float most = 4.0F * kLog2E;
+    const bool is_flat = fabsf(slope(rows, 0)) <= most && fabsf(slope(rows, 1)) <= most;  // neither is NaN
+    return __all_sync(0xffffffffU, is_flat) == 0;
+  }
+  /// Products of a tile to scaled scores, each with all of its distance: the nearest key's is as exact as without. Of
+  /// lists, too, whose tiles gather granules that may lie far apart.
+  template <class Work, int key_tiles>
+  __device__ __forceinline__ LinearShift change_whole(const Work& work, Accumulator<1, key_tiles>& s,
+                                                      const KvTile& tile, const Rows& rows) const {
+#pragma unroll
+    for (int n = 0; n < key_tiles; ++n) {
+      const int column = n * 8 + work.tiles.moved(tile, n * 8);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& score = s.tile[0][n][i];
+        const auto distance = static_cast<float>(rows.ahead[i / 2] + tile.first + column + i % 2);
+        score = __fmaf_rn(score, p.scale * kLog2E, __fmul_rn(slope(rows, i / 2), distance));
+      }
+    }
+    return {{{0.0F, 0.0F}}, true};
   }
   /// Of ALiBi, where no query sees a key after it, or of the text.
   template <class Work>

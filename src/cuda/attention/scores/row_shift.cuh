@@ -25,7 +25,15 @@ struct RowShift {
   __device__ __forceinline__ float below(float origin, int half) const { return origin - by[half]; }
   __device__ __forceinline__ float of_row(float scale, int /*half*/) const { return scale; }
 };
-/// The same where each row has a factor too, which has the scale in it.
+/// The same, unless the scores are scaled already and lack nothing.
+struct LinearShift : RowShift {
+  bool is_scaled;
+  __device__ __forceinline__ float scaled(float score, float scale, int half) const {
+    return RowShift::scaled(score, of_row(scale, half), half);
+  }
+  __device__ __forceinline__ float of_row(float scale, int /*half*/) const { return is_scaled ? 1.0F : scale; }
+};
+/// A RowShift where each row has a factor too, which has the scale in it.
 struct RowScale : RowShift {
   float factor[2];
   __device__ __forceinline__ float scaled(float score, float scale, int half) const {
