@@ -42,8 +42,8 @@ TEST(Wgmma, IsTakenWhereItIsFaster) {
   EXPECT_THROW(implementation("sq=100 d=64", 100, wish), Error);
 }
 
-// ALiBi is linear where no query sees a key after it. Tiles are those of a plan without a score, unless memory is
-// short.
+// ALiBi is linear where no query sees a key after it. Tiles are those of a plan without a score, unless
+// registers or memory are short.
 TEST(Wgmma, TakesLinearScoresByParts) {
   const auto plan = [](const std::string& words) {
     return make_plan(Problem::parse("attention dtype=bf16 sq=2000 hq=8 " + words), Target::cuda(90), {});
