@@ -270,19 +270,12 @@ struct TileProbabilities : QueryTiles<C> {
         float slack[2];
         softmax.take_back(before, slack);
         multiply_again(work, s, step);
-        const auto weigh_again = [&](const auto& lacking) {
-          rescale = softmax.raise(s, step.scale, slack, lacking);
-          before[0] = softmax.sum[0][0];
-          before[1] = softmax.sum[0][1];
-          exponentiate(s, step, lacking, softmax, measure, NoOverlap{}, NoConversion{});
-        };
-        if constexpr (C.linear_score) {
-          weigh_again(finish(work, s, step, hidden));  // `shift` would take registers beside the exponentials
-        } else {
-          // Without tests of elements no key is hidden.
-          if constexpr (C.scale_first || C.tests_elements()) finish(work, s, step, hidden);
-          weigh_again(shift);
-        }
+        // Without tests of elements no key is hidden.
+        if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, step, hidden);
+        rescale = softmax.raise(s, step.scale, slack, shift);
+        before[0] = softmax.sum[0][0];
+        before[1] = softmax.sum[0][1];
+        exponentiate(s, step, shift, softmax, measure, NoOverlap{}, NoConversion{});
       }
     }
     softmax.follow(before, s, rescale);
