@@ -162,6 +162,8 @@ struct FwdConfig {
   // addition to products and to origins (scores/linear_score.cuh).
   bool linear_score = false;
   bool user_mask = false;
+  // Instead of user_mask: which keys the mask hides was found by a kernel in front (masks/mark_mask.cuh), as bits.
+  bool mask_bits = false;
   Skip skip = Skip::none;  // of lists whose tiles are whole tiles of keys, with a row tile for each query block
   bool merges = false;     // by keys: the last block of a row tile merges its splits
   // K and V are of 8 bits, with descales by key head. By keys they become `type` in registers; by wgmma `type` is e4m3
@@ -216,6 +218,7 @@ struct FwdConfig {
     visit("user_score", c.user_score);
     visit("linear_score", c.linear_score);
     visit("user_mask", c.user_mask);
+    visit("mask_bits", c.mask_bits);
     visit("skip", c.skip);
     visit("merges", c.merges);
     visit("eight_bits", c.eight_bits);
@@ -231,7 +234,9 @@ struct FwdConfig {
   constexpr bool operator==(const FwdConfig&) const = default;
 
   /// Whether visible keys of a row are told one by one, beyond an interval.
-  constexpr bool tests_elements() const { return list_elements || user_mask; }
+  constexpr bool tests_elements() const { return list_elements || has_mask(); }
+  /// Whether a mask of the user's hides keys one by one.
+  constexpr bool has_mask() const { return user_mask || mask_bits; }
   /// By wgmma: whether the producer finds out for each row tile if positions are small, for callables that are called
   /// for elements. A linear score is asked for its slope alone.
   constexpr bool finds_small_positions() const { return (user_score && !linear_score) || user_mask; }

@@ -46,6 +46,17 @@ struct TileTable {
   int capacity;  // entries of a row
 };
 
+/// Which keys a user's mask hides, in blocks of kMaskBlock queries by as many keys of a segment: what configurations
+/// with mask_bits are given. A query has 4 words for each key block. Bit 2n + i of word t tells of key 8n + 2t + i: as
+/// bits of a thread lie (HiddenBits in scores/element_mask.cuh). Only blocks that the list has as partial are there.
+struct MaskBits {
+  u32* words;
+  i64 batch_stride;
+  int row_words;     // of a query
+  int second_block;  // first key block of the second segment
+};
+inline constexpr int kMaskBlock = 128;
+
 /// What configurations with Tiles::list are given.
 struct ListParams {
   ListForm form;
@@ -58,6 +69,7 @@ struct ListParams {
   int second_block;   // first key block of the second segment
   int second_blocks;  // its key blocks
   int words;          // of a bitmask's row
+  MaskBits mask_bits;
 };
 
 /// What configurations with `dropout` are given.

@@ -33,7 +33,7 @@ ScoreText with_derivative(ScoreText text, std::string derivative) {
 
 TEST(CallableText, IsInTheSourceWithLinesOfItsOwn) {
   register_score("jit.bias", {"score + bias(at.head, at.query - at.key)", {{"bias", DType::fp16, 2}}});
-  register_mask("jit.ids", {"// return is no word of code here\nconst auto id = ids(at.key);\nreturn id == 7;",
+  register_mask("jit.ids", {"// return is no word of code here\nconst auto id = ids(at.key);\nreturn id == at.head;",
                             {{"ids", DType::uint8, 1}}});
   const cuda::KernelSource source = source_of(kLine + std::string("score=jit.bias mask=jit.ids"));
   EXPECT_TRUE(contains(source.name, " score=jit.bias mask=jit.ids")) << source.name;
@@ -44,6 +44,23 @@ TEST(CallableText, IsInTheSourceWithLinesOfItsOwn) {
   EXPECT_TRUE(contains(source.text, "ExtraTensor<ExtraType::fp16, 2> bias{extras[0]};")) << source.text;
   EXPECT_TRUE(contains(source.text, "ExtraTensor<ExtraType::uint8, 1> ids{extras[1]};")) << source.text;
   EXPECT_TRUE(contains(source.text, "Callables<TextScore, TextMask>")) << source.text;
+}
+
+TEST(CallableText, AMaskThatDoesNotAskForTheHeadIsInAKernelInFront) {
+  register_mask("jit.shared", {"at.key <= at.query /* head */", {}});
+  register_mask("jit.apart", {"at.key <= at.query + at.head", {}});
+  for (const char* words : {"", " list=indices:1:1:full block=128x128", " pass=backward"}) {
+    const std::string line = kLine + std::string("mask=jit.shared") + words;
+    int kernels = 0;
+    for (const cuda::KernelSource& source : sources_of(line)) kernels += source.name.starts_with("mark_mask") ? 1 : 0;
+    EXPECT_EQ(kernels, 1) << line;
+    const std::string apart = kLine + std::string("mask=jit.apart") + words;
+    for (const cuda::KernelSource& source : sources_of(apart)) EXPECT_FALSE(source.name.starts_with("mark_mask")) << apart;
+  }
+  const auto forward = sources_of(kLine + std::string("mask=jit.shared"));
+  EXPECT_FALSE(contains(forward.front().text, "TextMask")) << forward.front().text;
+  EXPECT_TRUE(contains(forward.back().text, "#line 1 \"mask jit.shared\"\nat.key <= at.query")) << forward.back().text;
+  EXPECT_EQ(forward.back().user_texts, (std::vector<std::string>{"mask jit.shared"}));
 }
 
 TEST(CallableText, AnExpressionMayTalkOfReturning) {
@@ -61,7 +78,10 @@ TEST(CallableText, OnlyTextsWithPositionsOfTwoWidthsAreCompiledTwice) {
     return contains(source_of(line).text, "static constexpr bool uses_position = true;");
   };
   EXPECT_FALSE(uses(kLine + std::string("score=jit.wide")));
-  EXPECT_TRUE(uses(kLine + std::string("mask=jit.narrow")));
+  const auto of_mask = sources_of(kLine + std::string("mask=jit.narrow"));
+  EXPECT_TRUE(std::ranges::any_of(of_mask, [](const auto& source) {
+    return contains(source.text, "static constexpr bool uses_position = true;");
+  }));
   EXPECT_FALSE(uses(kLine + std::string("score=jit.narrow")));
   const auto sources = sources_of("attention pass=backward sq=300 hq=4 d=64 dtype=bf16 score=jit.narrow");
   EXPECT_TRUE(std::ranges::any_of(sources, [](const auto& source) {

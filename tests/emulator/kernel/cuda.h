@@ -136,6 +136,12 @@ T atomicOr(T* at, T value) {
   return before;
 }
 template <class T>
+T atomicAnd(T* at, T value) {
+  const T before = *at;
+  *at = before & value;
+  return before;
+}
+template <class T>
 T atomicMin(T* at, T value) {
   const T before = *at;
   if (value < before) *at = value;

@@ -10,6 +10,7 @@
 #include "cuda/attention/backward/lists/list_bits.h"
 #include "cuda/attention/backward/tensor_maps.h"
 #include "cuda/attention/forward/schedule.h"
+#include "cuda/attention/masks/mask_tiles.h"
 #include "cuda/attention/params.h"
 #include "cuda/jit/kernel.h"
 #include "tessera/error.h"
@@ -22,10 +23,13 @@ constexpr std::int64_t kMostBlocks = std::numeric_limits<int>::max();
 
 /// What every run of a plan launches.
 struct BwdLaunch {
-  BwdConfig rows;  // unless the pass by keys finds all gradients
+  Problem problem;  // with the list that its mask makes, if a kernel in front does
+  BwdConfig rows;   // unless the pass by keys finds all gradients
   BwdConfig keys;
   RowValuesConfig values;
   std::int64_t row_part;  // tiles of rows of a part (RowParts); 0: there are none
+  MaskTiles mask;
+  std::size_t mask_at = 0;  // in the workspace, what its kernel writes
 
   bool finds_all() const { return keys.adds_queries(); }
 };
@@ -55,8 +59,7 @@ std::int64_t row_parts(const Problem& p, const BwdLaunch& launch) {
   return launch.row_part > 0 ? divide_up(tiles_of(p.seqlen_q, launch.keys.tile_q), launch.row_part) : 1;
 }
 // Of rows, of one head (RowParts); 0 where each tile of keys has one block.
-std::int64_t tiles_of_row_part(const detail::PlanState& state, const BwdConfig& keys) {
-  const Problem& problem = state.problem;
+std::int64_t tiles_of_row_part(const detail::PlanState& state, const Problem& problem, const BwdConfig& keys) {
   const std::int64_t parts = state.wishes.splits.value_or(choose_row_parts(problem, keys, state.target));
   const std::int64_t tiles = tiles_of(problem.seqlen_q, keys.tile_q);
   const std::int64_t part = divide_up(tiles, parts);
@@ -128,9 +131,10 @@ Support supports_features(const Problem& p) {
   return has_callables(p);
 }
 
-Support supports_backward(const Problem& problem, const Target& target, const Wishes& wishes, Products products) {
-  if (const Support s = supports_features(problem); !s) return s;
+Support supports_backward(const Problem& given, const Target& target, const Wishes& wishes, Products products) {
+  if (const Support s = supports_features(given); !s) return s;
   if (const Support s = supports_wishes(wishes); !s) return s;
+  const Problem problem = with_mask_list(given, wishes);
   constexpr std::int64_t most = std::numeric_limits<int>::max() / 2;
   const std::int64_t group = problem.heads_q / problem.heads_kv;
   if (problem.seqlen_q * group > most || problem.kv.seqlen > most || problem.total_q > most ||
@@ -160,19 +164,21 @@ Support supports_backward(const Problem& problem, const Target& target, const Wi
 }
 
 void plan_backward(detail::PlanState& state, Products products) {
-  const Problem& problem = state.problem;
+  const Problem problem = with_mask_list(state.problem, state.wishes);
   const bool all = finds_all(problem, state.target, products);
   BwdConfig keys = bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys);
-  const std::int64_t row_part = tiles_of_row_part(state, keys);
+  const std::int64_t row_part = tiles_of_row_part(state, problem, keys);
   keys.splits_rows = row_part > 0;
-  const BwdLaunch launch{bwd_config(problem, state.target, products, Gradients::queries), keys,
-                         row_values_config(problem, keys), row_part};
+  BwdLaunch launch{problem,  bwd_config(problem, state.target, products, Gradients::queries),
+                   keys,     row_values_config(problem, keys),
+                   row_part, MaskTiles(problem, problem.list && !state.problem.list)};
   const CallableSources callables = callable_sources(problem);
   state.splits = row_parts(problem, launch);
   state.fixed_order = !all || launch.keys.ordered;
   state.tile_q = all ? launch.keys.tile_q : launch.rows.tile_q;
   state.tile_kv = all ? launch.keys.tile_kv : launch.rows.tile_kv;
   state.kernels = {row_values_source(launch.values)};
+  if (launch.mask) state.kernels.push_back(launch.mask.source(problem));
   if (launch.keys.has_list()) state.kernels.push_back(mark_tiles_source());
   if (launch.keys.has_parts()) state.kernels.push_back(split_keys_source());
   if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
@@ -185,7 +191,11 @@ void plan_backward(detail::PlanState& state, Products products) {
     state.choice += (state.choice.empty() ? "kernel: " : "then ") + source.name + "\n";
   }
   state.workspace_bytes = Workspace(problem, launch).bytes;
-  state.prepared = launch;
+  if (launch.mask) {
+    launch.mask_at = round_up<std::size_t>(state.workspace_bytes, 16);
+    state.workspace_bytes = launch.mask_at + launch.mask.bytes();
+  }
+  state.prepared = std::move(launch);
 }
 
 namespace {
@@ -233,7 +243,8 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.parts = static_cast<int>(problem.batch * value_blocks(problem, launch.values));
   }
   if (launch.keys.has_list()) {
-    p.forward.list = bwd_list_params(problem, bindings);
+    if (!launch.mask) p.forward.list = bwd_list_params(problem, bindings);
+    if (launch.mask) launch.mask.complete(p.forward.list, workspace + launch.mask_at);
     p.cleared_words = reinterpret_cast<u32*>(workspace + place.bits);
     p.cleared_count = place.row_bits + place.key_bits;
     if (!launch.finds_all()) p.tile_bits[0] = tile_bits(problem, launch.rows, p.cleared_words);
@@ -279,11 +290,11 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
 }  // namespace
 
 void run_backward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
-  const Problem& problem = state.problem;
   constexpr Slot kSlots[] = {Slot::q, Slot::o, Slot::o_residual, Slot::dout, Slot::dq,
                              Slot::k, Slot::v, Slot::k2,         Slot::v2};
   check_row_strides(bindings, kSlots);
   const auto& launch = std::any_cast<const BwdLaunch&>(state.prepared);
+  const Problem& problem = launch.problem;
   ResidualBwdParams params{
       bwd_params(problem, bindings, launch, state.target.multiprocessors, resources.workspace), nullptr, {}};
   if (problem.residual) {
@@ -317,6 +328,13 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
           RowValuesConfig::threads(), 0);
   }
   ++next;
+  if (launch.mask) {
+    if (!no_rows) {
+      launch.mask.launch(*resources.kernels[next], params.forward, resources.workspace + launch.mask_at,
+                         resources.stream);
+    }
+    ++next;
+  }
   if (launch.keys.has_list()) {
     if (!no_rows) {
       start(next,

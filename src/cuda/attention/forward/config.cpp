@@ -7,6 +7,7 @@
 #include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/forward/tile_sizes.h"
 #include "cuda/attention/kv/tensor_map.h"
+#include "cuda/attention/masks/mask_tiles.h"
 #include "cuda/attention/sparse/tile_mass.h"
 
 namespace tessera::cuda {
@@ -91,6 +92,8 @@ FwdConfig fwd_config(const Problem& problem, const Target& target, std::int64_t 
   FwdConfig config = features_of(problem, splits);
   config.products = products;
   if (config.multiplies_bytes()) multiply_bytes(config);
+  config.mask_bits = !config.by_keys() && has_mask_bits(problem);
+  if (config.mask_bits) config.user_mask = false;
   if (wgmma) {
     choose_linear_score(config, problem);
     choose_wgmma_tiles(config, problem, target);

@@ -11,6 +11,7 @@
 #include "cuda/attention/forward/kernel_source.h"
 #include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/kv/tensor_map.h"
+#include "cuda/attention/masks/mask_tiles.h"
 #include "cuda/attention/params.h"
 #include "cuda/attention/sparse/skip_params.h"
 #include "cuda/attention/sparse/tile_mass.h"
@@ -26,6 +27,7 @@ namespace {
 
 /// What every run of a plan launches.
 struct FwdLaunch {
+  Problem problem;  // with the list that its mask makes, if a kernel in front does
   FwdConfig config;
   int packed_heads;
   TileSchedule schedule;
@@ -34,6 +36,8 @@ struct FwdLaunch {
   std::size_t shared_bytes;  // of a block
   u64 tag;                   // of the tile counter; 0: blocks take one row tile each
   std::size_t counters_at;   // in the workspace, if they take more
+  MaskTiles mask;
+  std::size_t mask_at;  // likewise, what its kernel writes
 };
 
 // Another for every plan of this process, and hardly ever one that another process has left behind.
@@ -52,13 +56,16 @@ std::int64_t grid_blocks(const FwdConfig& config, const Problem& problem, std::i
 }
 
 FwdLaunch launch_of(const Problem& problem, const FwdConfig& config, std::int64_t splits, const Target& target) {
-  return {config,
+  return {problem,
+          config,
           static_cast<int>(packed_heads(problem)),
           tile_schedule(config, problem, splits, packed_heads(problem)),
           {static_cast<std::uint32_t>(grid_blocks(config, problem, splits, target))},
           {static_cast<std::uint32_t>(config.block_threads())},
           static_cast<std::size_t>(config.smem_bytes()),
           0,
+          0,
+          {},
           0};
 }
 
@@ -132,13 +139,16 @@ bool has_rows(const Problem& problem) {
 }  // namespace
 
 void plan_forward(detail::PlanState& state, Products products) {
-  const Problem& problem = state.problem;
+  const bool may_list = products != Products::mma_by_keys;
+  const Problem problem = may_list ? with_mask_list(state.problem, state.wishes) : state.problem;
   state.splits = choose_splits(problem, state.target, state.wishes, products);
   const FwdConfig config = fwd_config(problem, state.target, state.splits, state.wishes, products);
   FwdLaunch launch = launch_of(problem, config, state.splits, state.target);
   state.tile_q = config.tile_q;
   state.tile_kv = config.tile_kv;
-  state.kernels = {fwd_source(config, callable_sources(problem))};
+  CallableSources callables = callable_sources(problem);
+  if (config.mask_bits) callables.mask = {};
+  state.kernels = {fwd_source(config, callables)};
   state.choice = "kernel: " + state.kernels.front().name + "\nshared memory: " + std::to_string(launch.shared_bytes) +
                  " bytes a block of " + std::to_string(launch.block.x) + " threads\n";
   if (config.merges) {
@@ -169,15 +179,23 @@ void plan_forward(detail::PlanState& state, Products products) {
     const std::int64_t row_tiles = count_blocks(config, problem, 1);
     state.workspace_bytes += round_up<std::size_t>(static_cast<std::size_t>(row_tiles) * sizeof(u64), 64);
   }
-  state.prepared = launch;
+  launch.mask = MaskTiles(problem, problem.list && !state.problem.list);
+  if (config.by_keys()) launch.mask = {};
+  if (launch.mask) {
+    state.kernels.push_back(launch.mask.source(problem));
+    state.choice += "in front: " + state.kernels.back().name + "\n";
+    launch.mask_at = round_up<std::size_t>(state.workspace_bytes, 16);
+    state.workspace_bytes = launch.mask_at + launch.mask.bytes();
+  }
+  state.prepared = std::move(launch);
 }
 
 void run_forward(const detail::PlanState& state, const Bindings& bindings, const Resources& resources) {
-  const Problem& problem = state.problem;
   constexpr Slot kSlots[] = {Slot::q, Slot::o, Slot::o_residual, Slot::k, Slot::v, Slot::k2, Slot::v2};
   check_row_strides(bindings, kSlots);
-  if (!has_rows(problem)) return;
   const auto& launch = std::any_cast<const FwdLaunch&>(state.prepared);
+  const Problem& problem = launch.problem;
+  if (!has_rows(problem)) return;
   const FwdConfig& config = launch.config;
   if (config.has_descales()) check_byte_rows(config, bindings);
   SkipFwdParams params{{fwd_params(problem, bindings, launch.packed_heads), nullptr, {}}, {}};
@@ -185,7 +203,12 @@ void run_forward(const detail::PlanState& state, const Bindings& bindings, const
     params.o_residual = bindings[Slot::o_residual].as<signed char>();
     params.o_residual_strides = row_strides(bindings[Slot::o_residual]);
   }
-  if (problem.list) params.list = list_params(problem, bindings);
+  if (state.problem.list) params.list = list_params(problem, bindings);
+  if (launch.mask) {
+    std::byte* memory = resources.workspace + launch.mask_at;
+    launch.mask.complete(params.list, memory);
+    launch.mask.launch(*resources.kernels.back(), params, memory, resources.stream);
+  }
   if (problem.skip) params.skip = skip_params(problem, bindings, resources.workspace);
   std::byte* masses = resources.workspace + partials_bytes(problem, state.splits);
   if (gathers_mass(problem)) keep_rows(params, problem, state.splits, masses);

@@ -8,6 +8,7 @@
 #include "cuda/attention/forward/features.h"
 #include "cuda/attention/forward/launch.h"
 #include "cuda/attention/forward/schedule.h"
+#include "cuda/attention/masks/mask_tiles.h"
 #include "cuda/attention/scores/callable_source.h"
 #include "cuda/attention/sparse/skip_params.h"
 #include "cuda/attention/sparse/tile_mass.h"
@@ -116,10 +117,11 @@ Support supports_launch(const FwdConfig& config, const Problem& problem, const T
 
 }  // namespace
 
-Support supports_forward(const Problem& problem, const Target& target, const Wishes& wishes, Products products,
+Support supports_forward(const Problem& given, const Target& target, const Wishes& wishes, Products products,
                          ConfigSupport exists) {
   if (target.sm < 80) return Support::no("wants SM80 or newer");
-  if (const Support s = supports_features(problem, products); !s) return s;
+  if (const Support s = supports_features(given, products); !s) return s;
+  const Problem problem = products == Products::mma_by_keys ? given : with_mask_list(given, wishes);
   if (const Support s = supports_sizes(problem); !s) return s;
   const std::int64_t splits = choose_splits(problem, target, wishes, products);
   if (const Support s = supports_splits(problem, splits); !s) return s;
@@ -127,7 +129,7 @@ Support supports_forward(const Problem& problem, const Target& target, const Wis
   if (const Support s = supports_skip_tiles(config, problem); !s) return s;
   if (const Support s = exists(config, problem, target, wishes); !s) return s;
   if (const Support s = supports_launch(config, problem, target, splits); !s) return s;
-  if (problem.list && (wishes.tile_q || wishes.tile_kv || wishes.warps)) {
+  if (given.list && (wishes.tile_q || wishes.tile_kv || wishes.warps)) {
     return Support::no("tile_q, tile_kv and warps cannot be wished for beside a list: its blocks decide them");
   }
   return Support::yes();

@@ -174,6 +174,12 @@ bool has_linear_score(const Problem& problem) {
   return registered.score != nullptr && is_linear(registered.score->text);
 }
 
+bool has_shared_mask(const Problem& problem) {
+  if (problem.mask.empty()) return false;
+  const detail::RegisteredCallables registered(problem);
+  return registered.mask == nullptr || !has_word(registered.mask->text, "head");  // no built-in one asks for it
+}
+
 bool has_additive_score(const Problem& problem) {
   const detail::RegisteredCallables registered(problem);
   if (registered.score == nullptr) return problem.score == "relative";

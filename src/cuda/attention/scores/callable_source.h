@@ -38,6 +38,9 @@ Support has_callables(const Problem& problem);
 /// Whether the problem's score is a text that returns linear_score() (scores/text_functions.cuh).
 bool has_linear_score(const Problem& problem);
 
+/// Whether the problem has a mask whose answers are the same for all heads, as far as its text tells.
+bool has_shared_mask(const Problem& problem);
+
 /// Whether the derivative of the problem's score is known to be 1: what it adds to a product does not depend on it.
 bool has_additive_score(const Problem& problem);
 

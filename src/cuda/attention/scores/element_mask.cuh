@@ -79,6 +79,13 @@ constexpr bool has_parts(const Config& c) {
   return false;
 }
 
+/// Whether a kernel in front has found what the mask hides.
+template <ElementMaskConfig Config>
+constexpr bool has_mask_bits(const Config& c) {
+  if constexpr (requires { bool{c.mask_bits}; }) return c.mask_bits;
+  return false;
+}
+
 /// A row's view of the list, where a tile holds keys or rows of several of its tiles. Neighbours mostly share a tile:
 /// the last answer is kept.
 struct ListedKeys {
@@ -110,6 +117,11 @@ struct ElementMask {
   /// keys beyond the ends of the sequence the bits may say anything.
   template <class Position>
   __device__ __forceinline__ void find(HiddenBits<C>& hidden, int row, const KvTile& tile, int lane) const {
+    if constexpr (has_mask_bits(C)) {
+      hidden.upper = load_bits(PackedRow(row, p.group).query, tile, lane % 4);
+      hidden.lower = load_bits(PackedRow(row + 8, p.group).query, tile, lane % 4);
+      return;
+    }
     const ListReader reader = list();
     ListedKeys listed{reader};
     if (is_waived(tile)) {
@@ -153,12 +165,25 @@ struct ElementMask {
       if (found == ListClass::none) return true;
       if (found == ListClass::full) return false;
     }
+    if constexpr (has_mask_bits(C)) {
+      const int word = column % 8 / 2;
+      return (load_bits(at.query, tile, word) >> (column / 8 * 2 + column % 2) & 1) != 0 && !tile.waived;
+    }
     if constexpr (C.user_mask) {
       const i64 position = work.sequence.segment(tile.segment).position + key;
       const bool visible = Mask::template visible<Position>(point_of(p, work, at, position), p.extras);
       return !((asks_list && work.tiles.waives(tile, column)) | visible);
     }
     return false;
+  }
+
+  /// Bit 2n + i tells of column 8n + 2 · `word` + i.
+  __device__ __forceinline__ u32 load_bits(int query, const KvTile& tile, int word) const {
+    static_assert(kMaskBlock % C.tile_kv == 0);
+    const MaskBits& bits = p.list.mask_bits;
+    const int block = tile.first / kMaskBlock + (tile.segment == 0 ? 0 : bits.second_block);
+    const u32 all = bits.words[work.block.batch * bits.batch_stride + query * i64{bits.row_words} + block * 4 + word];
+    return all >> (tile.first % kMaskBlock / 4) & (0xffffffffU >> (32 - HiddenBits<C>::row_bits));
   }
 
   __device__ __forceinline__ ListReader list() const {

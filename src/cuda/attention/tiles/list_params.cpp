@@ -67,7 +67,7 @@ void choose_list_tiles(FwdConfig& config, const Problem& problem, std::int64_t p
     config.warps = config.tile_q / 16;
     if (!config.list_elements) config.tile_kv = config.granule;
   }
-  config.list_waives = config.user_mask && problem.list.full && !config.list_elements;
+  config.list_waives = config.has_mask() && problem.list.full && !config.list_elements;
 }
 
 ListParams list_params(const Problem& problem, const TileList& list, const detail::ListSlots& slots,

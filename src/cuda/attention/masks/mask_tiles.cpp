@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/attention/masks/mask_tiles.h"
+
+#include <algorithm>
+
+#include "cuda/attention/scores/callable_source.h"
+#include "cuda/attention/sparse/tile_mass.h"
+#include "cuda/source/configuration_text.h"
+#include "cuda/source/kernel_text.h"
+
+namespace tessera::cuda {
+namespace {
+
+// Fewer rows ask about fewer elements than a kernel in front is worth.
+constexpr std::int64_t kLeastQueries = kMaskBlock;
+constexpr std::int64_t kMostBlocks = 65535;  // in y and z of a grid
+
+std::int64_t blocks_of(std::int64_t length) { return divide_up<std::int64_t>(length, kMaskBlock); }
+std::int64_t second_block_of(const Problem& problem) { return blocks_of(problem.kv.seqlen); }
+std::int64_t key_blocks_of(const Problem& problem) {
+  return second_block_of(problem) + (problem.kv2 ? blocks_of(problem.kv2->seqlen) : 0);
+}
+
+// A bit for each query and key; as many bytes as q and o have at most.
+std::int64_t bit_bytes(const Problem& problem) {
+  return problem.batch * blocks_of(problem.seqlen_q) * kMaskBlock * key_blocks_of(problem) * (kMaskBlock / 8);
+}
+bool has_room(const Problem& problem) {
+  const std::int64_t rows = problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
+  const std::int64_t columns = problem.head_dim_qk + problem.head_dim_v;
+  return bit_bytes(problem) <= std::max<std::int64_t>(2 * rows * problem.heads_q * columns, std::int64_t{1} << 20);
+}
+
+// Whether the mask is evaluated in front at all. Of one head that would be the same work twice.
+bool is_evaluated_once(const Problem& problem) {
+  return has_shared_mask(problem) && problem.heads_q > 1 && problem.seqlen_q >= kLeastQueries && problem.batch > 0 &&
+         problem.batch <= kMostBlocks && divide_up<std::int64_t>(key_blocks_of(problem), 32) <= kMostBlocks &&
+         !problem.skip && !gathers_mass(problem);
+}
+
+}  // namespace
+
+bool has_mask_bits(const Problem& problem) {
+  const TileList& list = problem.list;
+  return problem.pass == Pass::forward && list && list.heads == TileList::Heads::one &&
+         problem.block_q % kMaskBlock == 0 && problem.block_kv % kMaskBlock == 0 && is_evaluated_once(problem) &&
+         has_room(problem);
+}
+
+Problem with_mask_list(const Problem& problem, const Wishes& wishes) {
+  Problem listed = problem;
+  if (problem.list || problem.bwd_list || wishes.tile_q || wishes.tile_kv || wishes.warps || !wishes.loader.empty())
+    return listed;
+  if (!is_evaluated_once(problem)) return listed;
+  listed.list = {.form = TileList::Form::bitmask, .heads = TileList::Heads::one, .per_batch = true, .full = true};
+  listed.block_q = listed.block_kv = kMaskBlock;
+  return listed;
+}
+
+MaskTiles::MaskTiles(const Problem& problem, bool listed)
+    : config_{.classifies = listed,
+              .keeps_bits = has_mask_bits(problem),
+              .segments = problem.kv2 ? 2 : 1,
+              .compressed_causal = problem.compressed_causal.has_value(),
+              .chunked = problem.chunk > 0},
+      batch_(problem.batch),
+      queries_(problem.seqlen_q),
+      key_blocks_(key_blocks_of(problem)),
+      second_block_(second_block_of(problem)) {}
+
+std::int64_t MaskTiles::words() const noexcept { return divide_up<std::int64_t>(key_blocks_, 32); }
+std::int64_t MaskTiles::list_words() const noexcept {
+  return config_.classifies ? round_up<std::int64_t>(batch_ * blocks_of(queries_) * words(), 4) : 0;
+}
+
+std::size_t MaskTiles::bytes() const noexcept {
+  const std::int64_t bits = config_.keeps_bits ? batch_ * blocks_of(queries_) * kMaskBlock * key_blocks_ * 4 : 0;
+  return static_cast<std::size_t>(2 * list_words() + bits) * 4;
+}
+
+KernelSource MaskTiles::source(const Problem& problem) const {
+  const CallableSources all = callable_sources(problem);
+  CallableSources callables;
+  callables.mask = all.mask;
+  KernelSource source;
+  source.name = "mark_mask" + words_of(config_, Words::beyond_defaults) + callables.words();
+  source.user_texts = callables.files();
+  source.text = to_string({.file = "cuda/attention/masks/mark_mask.cuh",
+                           .definitions = configuration_line(config_) + callables.definitions(),
+                           .bounds = "config.threads()",
+                           .parameters = {"AttentionParams params", "MaskTilesParams tiles"},
+                           .call = "MarkMask<config, " + callables.type() + ">::run(params, tiles)"});
+  return source;
+}
+
+MaskTilesParams MaskTiles::params(std::byte* memory) const noexcept {
+  u32* words_at = reinterpret_cast<u32*>(memory);
+  const int row_words = static_cast<int>(key_blocks_ * 4);
+  return {.visible = words_at,
+          .full = words_at + list_words(),
+          .words = static_cast<int>(words()),
+          .list_words = list_words(),
+          .begins = false,
+          .key_blocks = static_cast<int>(key_blocks_),
+          .bits = {words_at + 2 * list_words(), blocks_of(queries_) * kMaskBlock * row_words, row_words,
+                   static_cast<int>(second_block_)}};
+}
+
+void MaskTiles::complete(ListParams& list, std::byte* memory) const {
+  const MaskTilesParams tiles = params(memory);
+  list.mask_bits = tiles.bits;
+  if (!config_.classifies) return;
+  const i64 of_batch = blocks_of(queries_) * words();
+  list.form = ListForm::bitmask;
+  list.heads = ListHeads::kv;
+  list.has_full = true;
+  list.partial = {nullptr, tiles.visible, {}, {of_batch, 0, words()}, 0};
+  list.full = {nullptr, tiles.full, {}, {of_batch, 0, words()}, 0};
+  list.block_q = list.block_kv = Divisor(kMaskBlock);
+  list.key_blocks = tiles.key_blocks;
+  list.second_block = tiles.bits.second_block;
+  list.second_blocks = tiles.key_blocks - tiles.bits.second_block;
+  list.words = tiles.words;
+}
+
+void MaskTiles::launch(const Kernel& kernel, const AttentionParams& p, std::byte* memory, Stream stream) const {
+  MaskTilesParams tiles = params(memory);
+  AttentionParams attention = p;
+  void* parameters[] = {&attention, &tiles};
+  const auto start = [&](Dim3 grid) {
+    kernel.launch(grid, {static_cast<std::uint32_t>(MaskTilesConfig::threads())}, 0, stream.handle, parameters,
+                  Begins::early);
+  };
+  const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
+  if (config_.classifies) {
+    tiles.begins = true;
+    start({count(divide_up<std::int64_t>(tiles.list_words, MaskTilesConfig::threads()))});
+    tiles.begins = false;
+  }
+  start({count(divide_up<std::int64_t>(queries_, MaskTilesConfig::kRows)), count(words()), count(batch_)});
+}
+
+}  // namespace tessera::cuda

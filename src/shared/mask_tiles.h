@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernel that evaluates a user's mask in front of attention (masks/mark_mask.cuh) is given.
+#pragma once
+
+#include "shared/params.h"
+
+namespace tessera::cuda {
+
+struct MaskTilesConfig {
+  bool classifies = true;  // writes a list of the tiles that are visible, and of those that hide nothing
+  bool keeps_bits = true;  // writes MaskBits of the tiles that are partial
+  int segments = 1;
+  bool compressed_causal = false;
+  bool chunked = false;
+
+  static constexpr const char* type_name() { return "MaskTilesConfig"; }
+  template <class Config, class Visitor>
+  static constexpr void visit_fields(Config& c, Visitor&& visit) {
+    visit("classifies", c.classifies);
+    visit("keeps_bits", c.keeps_bits);
+    visit("segments", c.segments);
+    visit("compressed_causal", c.compressed_causal);
+    visit("chunked", c.chunked);
+  }
+
+  static constexpr int kRows = 16;  // queries of a block of threads
+  static constexpr int threads() { return 256; }
+
+  // As tests of elements ask: of a warp, kRows by kMaskBlock.
+  static constexpr int d = 64;
+  static constexpr int tile_kv = kMaskBlock;
+  static constexpr bool list_elements = false;
+  static constexpr bool user_mask = true;
+  static constexpr bool tests_elements() { return true; }
+  static constexpr int mask_columns() { return tile_kv / 4; }
+};
+
+/// Beside AttentionParams, whose list is the one to be read unless `classifies`.
+struct MaskTilesParams {
+  // With `classifies`, (batch, query block, word): bit kb % 32 of word kb / 32 is set if the mask shows a key of the
+  // tile to a query, or if it hides none. Blocks are of kMaskBlock.
+  u32* visible;
+  u32* full;
+  int words;       // of a query block
+  i64 list_words;  // of `visible`, and of `full`
+  bool begins;     // the launch that only sets `visible` to zeros and `full` to ones
+  int key_blocks;  // of all segments
+  MaskBits bits;
+};
+
+}  // namespace tessera::cuda
