@@ -55,7 +55,8 @@ TEST(CallableText, AMaskThatDoesNotAskForTheHeadIsInAKernelInFront) {
     for (const cuda::KernelSource& source : sources_of(line)) kernels += source.name.starts_with("mark_mask") ? 1 : 0;
     EXPECT_EQ(kernels, 1) << line;
     const std::string apart = kLine + std::string("mask=jit.apart") + words;
-    for (const cuda::KernelSource& source : sources_of(apart)) EXPECT_FALSE(source.name.starts_with("mark_mask")) << apart;
+    for (const cuda::KernelSource& source : sources_of(apart))
+      EXPECT_FALSE(source.name.starts_with("mark_mask")) << apart;
   }
   const auto forward = sources_of(kLine + std::string("mask=jit.shared"));
   EXPECT_FALSE(contains(forward.front().text, "TextMask")) << forward.front().text;
