@@ -22,20 +22,22 @@ std::int64_t key_blocks_of(const Problem& problem) {
 }
 
 // A bit for each query and key; as many bytes as q and o have at most.
-std::int64_t bit_bytes(const Problem& problem) {
-  return problem.batch * blocks_of(problem.seqlen_q) * kMaskBlock * key_blocks_of(problem) * (kMaskBlock / 8);
+double bit_bytes(const Problem& problem) {
+  const auto rows = static_cast<double>(problem.batch * blocks_of(problem.seqlen_q) * kMaskBlock);
+  return rows * static_cast<double>(key_blocks_of(problem)) * (kMaskBlock / 8);
 }
 bool has_room(const Problem& problem) {
   const std::int64_t rows = problem.q_layout == Layout::varlen ? problem.total_q : problem.batch * problem.seqlen_q;
   const std::int64_t columns = problem.head_dim_qk + problem.head_dim_v;
-  return bit_bytes(problem) <= std::max<std::int64_t>(2 * rows * problem.heads_q * columns, std::int64_t{1} << 20);
+  const std::int64_t most = std::max<std::int64_t>(2 * rows * problem.heads_q * columns, std::int64_t{1} << 20);
+  return bit_bytes(problem) <= static_cast<double>(most);
 }
 
 // Whether the mask is evaluated in front at all. Of one head that would be the same work twice.
 bool is_evaluated_once(const Problem& problem) {
+  const std::int64_t words = divide_up<std::int64_t>(key_blocks_of(problem), 32);
   return has_shared_mask(problem) && problem.heads_q > 1 && problem.seqlen_q >= kLeastQueries && problem.batch > 0 &&
-         problem.batch <= kMostBlocks && divide_up<std::int64_t>(key_blocks_of(problem), 32) <= kMostBlocks &&
-         !problem.skip && !gathers_mass(problem);
+         problem.batch <= kMostBlocks && words > 0 && words <= kMostBlocks && !problem.skip && !gathers_mass(problem);
 }
 
 }  // namespace
