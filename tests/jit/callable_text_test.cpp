@@ -47,7 +47,7 @@ TEST(CallableText, IsInTheSourceWithLinesOfItsOwn) {
 }
 
 TEST(CallableText, AMaskThatDoesNotAskForTheHeadIsInAKernelInFront) {
-  register_mask("jit.shared", {"at.key <= at.query /* head */", {}});
+  register_mask("jit.shared", {"at.key <= at.query", {}});
   register_mask("jit.apart", {"at.key <= at.query + at.head", {}});
   for (const char* words : {"", " list=indices:1:1:full block=128x128", " pass=backward"}) {
     const std::string line = kLine + std::string("mask=jit.shared") + words;
@@ -57,6 +57,15 @@ TEST(CallableText, AMaskThatDoesNotAskForTheHeadIsInAKernelInFront) {
     const std::string apart = kLine + std::string("mask=jit.apart") + words;
     for (const cuda::KernelSource& source : sources_of(apart))
       EXPECT_FALSE(source.name.starts_with("mark_mask")) << apart;
+  }
+  int number = 0;
+  for (const char* text :
+       {"at.key < 4'096 || at.head == 0", "const auto [b, h, q, k] = at; return h == 0 || k <= q;"}) {
+    const std::string name = "jit.reads" + std::to_string(number++);
+    register_mask(name, {text, {}});
+    for (const cuda::KernelSource& source : sources_of(kLine + ("mask=" + name))) {
+      EXPECT_FALSE(source.name.starts_with("mark_mask")) << text;
+    }
   }
   const auto forward = sources_of(kLine + std::string("mask=jit.shared"));
   EXPECT_FALSE(contains(forward.front().text, "TextMask")) << forward.front().text;

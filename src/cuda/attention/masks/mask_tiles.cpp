@@ -14,6 +14,8 @@ namespace {
 // Fewer rows ask about fewer elements than a kernel in front is worth.
 constexpr std::int64_t kLeastQueries = kMaskBlock;
 constexpr std::int64_t kMostBlocks = 65535;  // in y and z of a grid
+// Of all: capacities of packed sequences may be far beyond what they hold.
+constexpr double kMostOfGrid = 1 << 21;
 
 std::int64_t blocks_of(std::int64_t length) { return divide_up<std::int64_t>(length, kMaskBlock); }
 std::int64_t second_block_of(const Problem& problem) { return blocks_of(problem.kv.seqlen); }
@@ -35,9 +37,19 @@ bool has_room(const Problem& problem) {
 
 // Whether the mask is evaluated in front at all. Of one head that would be the same work twice.
 bool is_evaluated_once(const Problem& problem) {
+  if (problem.batch_invariant) return false;  // what there is room for depends on the batch
   const std::int64_t words = divide_up<std::int64_t>(key_blocks_of(problem), 32);
+  const double blocks = static_cast<double>(problem.seqlen_q) / MaskTilesConfig::kRows * static_cast<double>(words);
+  if (blocks * static_cast<double>(problem.batch) > kMostOfGrid) return false;
   return has_shared_mask(problem) && problem.heads_q > 1 && problem.seqlen_q >= kLeastQueries && problem.batch > 0 &&
          problem.batch <= kMostBlocks && words > 0 && words <= kMostBlocks && !problem.skip && !gathers_mass(problem);
+}
+
+// Without a list several blocks may share the rows of few keys, and one pass may find all gradients.
+bool keeps_better_plan(const Problem& problem) {
+  if (problem.pass == Pass::forward) return false;
+  const std::int64_t keys = problem.kv.seqlen + (problem.kv2 ? problem.kv2->seqlen : 0);
+  return problem.deterministic || problem.dropout > 0.0F || problem.seqlen_q > 8 * keys;
 }
 
 }  // namespace
@@ -53,7 +65,7 @@ Problem with_mask_list(const Problem& problem, const Wishes& wishes) {
   Problem listed = problem;
   if (problem.list || problem.bwd_list || wishes.tile_q || wishes.tile_kv || wishes.warps || !wishes.loader.empty())
     return listed;
-  if (!is_evaluated_once(problem)) return listed;
+  if (wishes.splits || wishes.stages || !is_evaluated_once(problem) || keeps_better_plan(problem)) return listed;
   listed.list = {.form = TileList::Form::bitmask, .heads = TileList::Heads::one, .per_batch = true, .full = true};
   listed.block_q = listed.block_kv = kMaskBlock;
   return listed;

@@ -66,6 +66,23 @@ bool has_word(std::string_view text, std::string_view word) {
   return false;
 }
 
+/// Whether a mask's text asks for batch, query and key alone, by these names: `at` stands before nothing else. Of what
+/// could be read in two ways (quotes, continued lines) it says no.
+bool ignores_head(std::string_view text) {
+  if (text.find("head") != std::string_view::npos || text.find_first_of("'\"\\#") != std::string_view::npos)
+    return false;
+  for (std::size_t i = 0; (i = text.find("at", i)) != std::string_view::npos; i += 2) {
+    const bool begins = i == 0 || !continues_word(text[i - 1]);
+    const std::string_view behind = text.substr(i + 2);
+    if (!begins || (!behind.empty() && continues_word(behind[0]))) continue;
+    const auto asks = [&](std::string_view field) {
+      return behind.starts_with(field) && (behind.size() == field.size() || !continues_word(behind[field.size()]));
+    };
+    if (!asks(".batch") && !asks(".query") && !asks(".key")) return false;
+  }
+  return true;
+}
+
 /// Whether the text is a function's body.
 bool is_body(std::string_view text) { return has_word(text, "return"); }
 bool uses_position(std::string_view text) { return has_word(text, "Position"); }
@@ -177,7 +194,7 @@ bool has_linear_score(const Problem& problem) {
 bool has_shared_mask(const Problem& problem) {
   if (problem.mask.empty()) return false;
   const detail::RegisteredCallables registered(problem);
-  return registered.mask == nullptr || !has_word(registered.mask->text, "head");  // no built-in one asks for it
+  return registered.mask == nullptr || ignores_head(registered.mask->text);  // no built-in one asks for it
 }
 
 bool has_additive_score(const Problem& problem) {
