@@ -37,13 +37,13 @@ struct MaskTilesConfig {
 
 /// Beside AttentionParams, whose list is the one to be read unless `classifies`.
 struct MaskTilesParams {
-  // With `classifies`, (batch, query block, word): bit kb % 32 of word kb / 32 is set if the mask shows a key of the
-  // tile to a query, or if it hides none. Blocks are of kMaskBlock.
-  u32* visible;
-  u32* full;
+  // With `classifies`, (batch, query block, word), blocks being of kMaskBlock. Bit kb % 32 of word kb / 32 is of the
+  // tile of key block kb.
+  u32* visible;    // whether the mask shows any of its keys to any of its queries
+  u32* full;       // whether the mask hides none
   int words;       // of a query block
   i64 list_words;  // of `visible`, and of `full`
-  bool begins;     // the launch that only sets `visible` to zeros and `full` to ones
+  bool resets;     // the launch that only sets `visible` to zeros and `full` to ones
   int key_blocks;  // of all segments
   MaskBits bits;
 };

@@ -171,7 +171,7 @@ void plan_backward(detail::PlanState& state, Products products) {
   keys.splits_rows = row_part > 0;
   BwdLaunch launch{problem,  bwd_config(problem, state.target, products, Gradients::queries),
                    keys,     row_values_config(problem, keys),
-                   row_part, MaskTiles(problem, problem.list && !state.problem.list)};
+                   row_part, MaskTiles(problem, state.problem)};
   const CallableSources callables = callable_sources(problem);
   state.splits = row_parts(problem, launch);
   state.fixed_order = !all || launch.keys.ordered;
@@ -243,8 +243,11 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.parts = static_cast<int>(problem.batch * value_blocks(problem, launch.values));
   }
   if (launch.keys.has_list()) {
-    if (!launch.mask) p.forward.list = bwd_list_params(problem, bindings);
-    if (launch.mask) launch.mask.complete(p.forward.list, workspace + launch.mask_at);
+    if (launch.mask) {
+      launch.mask.complete(p.forward.list, workspace + launch.mask_at);
+    } else {
+      p.forward.list = bwd_list_params(problem, bindings);
+    }
     p.cleared_words = reinterpret_cast<u32*>(workspace + place.bits);
     p.cleared_count = place.row_bits + place.key_bits;
     if (!launch.finds_all()) p.tile_bits[0] = tile_bits(problem, launch.rows, p.cleared_words);

@@ -26,7 +26,7 @@ struct MarkMask {
 
   static __device__ __forceinline__ void run(const AttentionParams& p, const MaskTilesParams& tiles) {
     ptx::griddepcontrol_wait_and_launch();
-    if (C.classifies && tiles.begins) return begin(tiles);
+    if (C.classifies && tiles.resets) return reset(tiles);
     const int batch = static_cast<int>(blockIdx.z);
     const Sequence sequence(p, batch, C.segments);
     const MarkMask marks{p,
@@ -46,7 +46,7 @@ struct MarkMask {
     bool any, all;
   };
 
-  static __device__ __forceinline__ void begin(const MaskTilesParams& tiles) {
+  static __device__ __forceinline__ void reset(const MaskTilesParams& tiles) {
     const i64 at = i64{blockIdx.x} * MaskTilesConfig::threads() + threadIdx.x;
     if (at >= tiles.list_words) return;
     tiles.visible[at] = 0;
@@ -109,7 +109,7 @@ struct MarkMask {
     const KeysOfQueries<C> bounds(p, sequence, segment, first_query);
     const int last_query = min(first_query + MaskTilesConfig::kRows, sequence.q.length) - 1;
     const bool reached = first_key < bounds.of(last_query).end && bounds.of(first_query).begin < first_key + kMaskBlock;
-    if (!reached) return {false, false};
+    if (!reached) return {false, false};  // its bits stay unwritten: the window hides all of these keys anyway
     HiddenBits<C> hidden;
     if (Mask::uses_position && are_positions_small(p, sequence.q_position, sequence.q.length, segment)) {
       ask<int>(hidden, segment, first_key);

@@ -71,8 +71,8 @@ Problem with_mask_list(const Problem& problem, const Wishes& wishes) {
   return listed;
 }
 
-MaskTiles::MaskTiles(const Problem& problem, bool listed)
-    : config_{.classifies = listed,
+MaskTiles::MaskTiles(const Problem& problem, const Problem& given)
+    : config_{.classifies = problem.list && !given.list,
               .keeps_bits = has_mask_bits(problem),
               .segments = problem.kv2 ? 2 : 1,
               .compressed_causal = problem.compressed_causal.has_value(),
@@ -114,7 +114,7 @@ MaskTilesParams MaskTiles::params(std::byte* memory) const noexcept {
           .full = words_at + list_words(),
           .words = static_cast<int>(words()),
           .list_words = list_words(),
-          .begins = false,
+          .resets = false,
           .key_blocks = static_cast<int>(key_blocks_),
           .bits = {words_at + 2 * list_words(), blocks_of(queries_) * kMaskBlock * row_words, row_words,
                    static_cast<int>(second_block_)}};
@@ -147,9 +147,9 @@ void MaskTiles::launch(const Kernel& kernel, const AttentionParams& p, std::byte
   };
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
   if (config_.classifies) {
-    tiles.begins = true;
+    tiles.resets = true;
     start({count(divide_up<std::int64_t>(tiles.list_words, MaskTilesConfig::threads()))});
-    tiles.begins = false;
+    tiles.resets = false;
   }
   start({count(divide_up<std::int64_t>(queries_, MaskTilesConfig::kRows)), count(words()), count(batch_)});
 }

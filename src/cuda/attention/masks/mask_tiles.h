@@ -24,12 +24,11 @@ Problem with_mask_list(const Problem& problem, const Wishes& wishes);
 class MaskTiles {
  public:
   MaskTiles() = default;
-  /// `problem`: of with_mask_list(), `listed`: whether that list is the kernel's.
-  MaskTiles(const Problem& problem, bool listed);
+  /// `problem`: of with_mask_list(), which was `given` another.
+  MaskTiles(const Problem& problem, const Problem& given);
 
-  /// Whether there is one.
+  /// Whether the plan has such a kernel.
   explicit operator bool() const noexcept { return batch_ > 0 && (config_.classifies || config_.keeps_bits); }
-  [[nodiscard]] const MaskTilesConfig& config() const noexcept { return config_; }
   [[nodiscard]] std::size_t bytes() const noexcept;  // of the workspace
   [[nodiscard]] KernelSource source(const Problem& problem) const;
 
