@@ -311,8 +311,8 @@ struct FwdConfig {
   constexpr int descale_bytes() const {
     return descales_rows() ? tile_q * 8 + (descales_keys ? round_up(stages * tile_descales() * 4, 16) : 0) : 0;
   }
-  /// What linear scores keep for each thread, two slopes and two distances, in shared memory behind the ring.
-  constexpr int linear_bytes() const { return linear_score ? threads() * 16 : 0; }
+  /// What linear scores keep of each row, a slope and a distance, in shared memory behind the ring.
+  constexpr int linear_bytes() const { return linear_score ? tile_q * 8 : 0; }
   /// Of the keys of a tile.
   constexpr int tile_descales() const { return tile_kv / keys_a_descale; }
   constexpr int q_bytes() const { return tile_q * d * bytes_of(q_type()); }

@@ -190,7 +190,8 @@ TEST_P(Identity, WhatIsMaskedChangesNoBit) {
 // row.
 TEST_P(Identity, RowsDoNotKnowEachOther) {
   for (const char* shape : {"d=64 dtype=bf16", "d=128 dtype=fp16", "d=256 dtype=bf16", "d=64 dtype=bf16 causal",
-                            "d=128 dtype=bf16 softcap=20", "d=128 dtype=bf16 list=indices block=64x64 density=1"}) {
+                            "d=128 dtype=bf16 softcap=20", "d=128 dtype=bf16 list=indices block=64x64 density=1",
+                            "d=64 dtype=bf16 causal alibi", "d=128 dtype=fp16 causal alibi"}) {
     SCOPED_TRACE(shape);
     const std::string line = std::string("attention sq=700 sk=700 hq=2 lse seed=13 ") + shape;
     SequenceRun calm(line);

@@ -145,25 +145,29 @@ __device__ __forceinline__ void multiply_keys(Accumulator<row_tiles, KTile::rows
   }
 }
 
-/// Products of e4m3 of a warp's rows with all keys of a tile, times a factor, in place of those of S in the halves of
-/// rows that `which` names. `rows`, `keys`: rows_address and keys_address.
-template <class QTile, class KTile>
-__device__ __forceinline__ void overwrite_byte_scores(Accumulator<1, KTile::rows / 8>& s, const bool (&which)[2],
-                                                      u32 rows, u32 keys, float factor) {
+/// Products of a warp's rows with all keys of a tile, finished by `finish(half, column, product)`, in place of what S
+/// holds in the halves of rows that `which` names. `rows`, `keys`: rows_address and keys_address.
+template <Element type, class QTile, class KTile, class Finish>
+__device__ __forceinline__ void overwrite_scores(Accumulator<1, KTile::rows / 8>& s, const bool (&which)[2], u32 rows,
+                                                 u32 keys, Finish finish) {
 #pragma unroll
   for (int n = 0; n < KTile::rows / 8; ++n) {
     float c[4] = {};
 #pragma unroll 1
-    for (int k = 0; k < KTile::columns / 32; ++k) {
+    for (int k = 0; k < KTile::columns / depth_of_product(type); ++k) {
       u32 a[1][4];
       u32 b[4];
       load_rows<QTile>(a, rows, k);
       ptx::ldmatrix_x4(b, KTile::chunk_pair(keys, k) + KTile::rows_below(n / 2 * 16));
-      ptx::mma_m16n8k32_e4m3(c, a[0], b[n % 2 * 2], b[n % 2 * 2 + 1]);
+      if constexpr (type == Element::e4m3) {
+        ptx::mma_m16n8k32_e4m3(c, a[0], b[n % 2 * 2], b[n % 2 * 2 + 1]);
+      } else {
+        multiply<type>(c, a[0], b[n % 2 * 2], b[n % 2 * 2 + 1]);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      if (which[i / 2]) s.tile[0][n][i] = c[i] * factor;
+      if (which[i / 2]) s.tile[0][n][i] = finish(i / 2, n * 8 + i % 2, c[i]);
     }
   }
 }

@@ -11,7 +11,7 @@ struct QueryTiles : Producer<C> {
   using Base = Producer<C>;
   using Base::groups, Base::items, Base::maps, Base::p, Base::q_base, Base::shared;
   using typename Base::QTile, typename Base::Work;
-  static constexpr bool registers_are_short = groups == 3;
+  static constexpr bool registers_are_short = groups == 3 || (C.linear_score && C.dv > 192);
   // Barriers, one for each group.
   static constexpr int kGroup = 4;
 

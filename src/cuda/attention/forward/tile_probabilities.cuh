@@ -32,7 +32,11 @@ struct TileProbabilities : QueryTiles<C> {
   static constexpr bool converts_late =
       C.int8_scores && C.d <= 64 && C.dv <= 64 && !C.scale_first && !C.tests_elements() && C.skip != Skip::threshold;
   // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
-  using Online = Softmax<1, of_bytes ? 8 : C.type == Element::bf16 ? 30 : 15, C.rounded_sums, of_bytes ? 4 : 0>;
+  using Online = Softmax<1,
+                         of_bytes                  ? 8
+                         : C.type == Element::bf16 ? 30
+                                                   : 15,
+                         C.rounded_sums, of_bytes ? 4 : 0, C.linear_score>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Products = Accumulator<1, C.tile_kv / 8, typename SumOf<C.int8_scores>::type>;  // Q·Kᵀ
   using Measure = TileMeasure<C>;
@@ -40,7 +44,7 @@ struct TileProbabilities : QueryTiles<C> {
 
   // Whether a tile's exponentials end with a look at what the next step waits for: three groups, and what skip states
   // of the rule `threshold` keep, leave no registers for the answers.
-  static constexpr bool looks_ahead = Base::groups < 3 && C.skip != Skip::threshold;
+  static constexpr bool looks_ahead = !Base::registers_are_short && C.skip != Skip::threshold;
 
   // Whether a tile that no row ends in wants nothing in front of its exponentials but, of e4m3, a factor that seldom is
   // too large to be fused: one branch for that and for the ends then.
@@ -142,7 +146,7 @@ struct TileProbabilities : QueryTiles<C> {
   __device__ __forceinline__ auto linear_score(const Work& work) const {
     const int own = thread_again();
     const u32 memory = this->q_base + C.q_bytes() + C.ring_bytes();
-    return LinearScore<C, typename User::Score>{p, memory + static_cast<u32>(own) * 16, first_row_of_thread(work),
+    return LinearScore<C, typename User::Score>{p, memory + static_cast<u32>(own / 4) * 16, first_row_of_thread(work),
                                                 own % 32};
   }
   // What the rows' scaled scores lack, some of which is added to the scores instead.
@@ -160,16 +164,18 @@ struct TileProbabilities : QueryTiles<C> {
   __device__ __forceinline__ auto finish(const Work& work, Scores& s, const Step& step,
                                          const HiddenBits<C>& hidden) const {
     const auto shift = find_shift(work, s, step);
-    if (C.scale_first || work.may_hide(step.tile)) {
-      const int own = thread_again();
-      const FinishScores<C, User, Work> scores{p, work, own / 32 * 16, own % 32};
-      if constexpr (finds_hidden_early) {
-        scores.finish(s, step.tile, hidden);
-      } else {
-        scores.finish(s, step.tile);
-      }
-    }
+    if (C.scale_first || work.may_hide(step.tile)) finish_with(work, s, step.tile, hidden);
     return shift;
+  }
+  __device__ __forceinline__ void finish_with(const Work& work, Scores& s, const KvTile& tile,
+                                              const HiddenBits<C>& hidden) const {
+    const int own = thread_again();
+    const FinishScores<C, User, Work> scores{p, work, own / 32 * 16, own % 32};
+    if constexpr (finds_hidden_early) {
+      scores.finish(s, tile, hidden);
+    } else {
+      scores.finish(s, tile);
+    }
   }
 
   // Products, or scores unless converts_late, to probabilities.
@@ -242,7 +248,7 @@ struct TileProbabilities : QueryTiles<C> {
     float before[2] = {softmax.sum[0][0], softmax.sum[0][1]};
     exponentiate(s, step, shift, softmax, measure, overlap, conversion);
     if constexpr (packs_early) overlap.pack(s);
-    const bool overshoots = !looks_always && softmax.overshoots(before) && !looks;
+    const bool overshoots = (!looks_always && softmax.overshoots(before) && !looks) || shift.recomputes;
     if (overshoots || looks || (finds_hidden_early && rescale.needed)) {
       if (overshoots) {
         correct(before, work, s, step, hidden, shift, softmax, measure, rescale);
@@ -254,24 +260,29 @@ struct TileProbabilities : QueryTiles<C> {
       if constexpr (packs_early) overlap.rescale_outputs(softmax, rescale);
     }
   }
-  // Raises the origins of rows whose sums have overshot since they were `before`.
+  // Raises the origins of rows whose sums have overshot since they were `before`, and computes anew what is to be.
   template <class Shift>
   __device__ __forceinline__ void correct(float (&before)[2], const Work& work, Scores& s, Step& step,
                                           const HiddenBits<C>& hidden, const Shift& shift, Online& softmax,
                                           Measure& measure, typename Online::Rescale& rescale) const {
-    if (softmax.overflows(before)) {
+    if (softmax.overflows(before) || shift.recomputes) {
       if constexpr (of_bytes) {
-        softmax.exponentiate_again(before, s, step.scale, rescale, [&](const bool(&which)[2]) {
-          const int own = thread_again();
-          overwrite_byte_scores<QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
-                                              keys_address<KTile>(k_at(step.use), own % 32), step.product);
+        softmax.exponentiate_again(before, {false, false}, s, step.scale, rescale, [&](const bool(&which)[2]) {
+          overwrite(s, which, step.use, [&](int /*half*/, int /*column*/, float x) { return x * step.product; });
+        });
+      } else if constexpr (C.linear_score) {
+        bool steep[2] = {};
+        if constexpr (!C.gathers()) linear_score(work).find_steep(steep);
+        softmax.exponentiate_again(before, steep, s, 1.0F, rescale, [&](const bool(&which)[2]) {
+          const int use = ptx::afresh(step.use);
+          overwrite_linear_scores(work, s, which, use, this->step_of(work, use).tile, hidden);
         });
       } else {
         float slack[2];
         softmax.take_back(before, slack);
         multiply_again(work, s, step);
         // Without tests of elements no key is hidden.
-        if constexpr (C.scale_first || C.linear_score || C.tests_elements()) finish(work, s, step, hidden);
+        if constexpr (C.scale_first || C.tests_elements()) finish(work, s, step, hidden);
         rescale = softmax.raise(s, step.scale, slack, shift);
         before[0] = softmax.sum[0][0];
         before[1] = softmax.sum[0][1];
@@ -279,6 +290,31 @@ struct TileProbabilities : QueryTiles<C> {
       }
     }
     softmax.follow(before, s, rescale);
+  }
+
+  // Finished products, in place of what S holds of those of a thread's two rows that `which` names.
+  template <class Finish>
+  __device__ __forceinline__ void overwrite(Scores& s, const bool (&which)[2], int use, Finish finish) const {
+    const int own = thread_again();
+    overwrite_scores<C.q_type(), QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
+                                               keys_address<KTile>(k_at(use), own % 32), finish);
+  }
+  // Finished scores likewise; S holds probabilities of the other rows.
+  __device__ __forceinline__ void overwrite_linear_scores(const Work& work, Scores& s, const bool (&which)[2], int use,
+                                                          const KvTile& tile, const HiddenBits<C>& hidden) const {
+    const auto scores = linear_score(work);
+    overwrite(s, which, use, [&](int half, int column, float product) {
+      return scores.whole(product, half, column + tile.first + work.tiles.moved(tile, column / 8 * 8));
+    });
+    if (!work.may_hide(tile)) return;
+    finish_with(work, s, tile, hidden);
+#pragma unroll
+    for (auto& of_columns : s.tile[0]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (!which[i / 2] && of_columns[i] < 0.0F) of_columns[i] = 0.0F;  // hidden
+      }
+    }
   }
 
   __device__ __forceinline__ void multiply_again(const Work& work, Scores& s, const Step& step) const {

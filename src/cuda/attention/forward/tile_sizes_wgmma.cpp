@@ -46,11 +46,11 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.window.right && !problem.window.left;
     set_tile(config, 192, 128, 4, 12);
-    // Three groups leave no registers for 128 keys of int8, for rounded sums, nor for linear scores. Boxes of pages are
+    // Three groups leave no registers for 128 keys of int8, nor for rounded sums. Boxes of pages are
     // to divide a tile.
     const bool few_boxes = config.source == Source::strided || problem.kv.page_size % 96 == 0;
     if (config.int8_scores && few_boxes) set_tile(config, 192, 96, 2, 12);
-    const bool two_groups = config.rounded_sums || config.linear_score || (config.int8_scores && !few_boxes);
+    const bool two_groups = config.rounded_sums || (config.int8_scores && !few_boxes);
     if (two_groups) set_tile(config, 128, 128, 2, 8);
     const std::int64_t usual = usual_rows(problem);
     const bool mostly_whole = 5 * round_up(usual, std::int64_t{192}) <= 6 * round_up(usual, std::int64_t{64});
@@ -66,8 +66,7 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
     const bool whole_rows = config.d == problem.head_dim_qk && config.dv == problem.head_dim_v && !config.eight_bits;
     const bool small_boxes = config.source == Source::paged && whole_rows && problem.kv.page_size % 16 == 0;
     const bool divides = config.source == Source::strided || (small_boxes && !problem.kv2);
-    const bool has_memory = !config.linear_score;  // which has some beside the tiles
-    const int beside_most = divides && has_memory && problem.kv.seqlen >= 1024 ? 80 : 64;
+    const int beside_most = divides && problem.kv.seqlen >= 1024 ? 80 : 64;
     set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : beside_most, 2, 8);
   }
   const bool few = rows <= 64 || 2 * count_deciding_blocks(config, problem) <= target.multiprocessors;

@@ -30,8 +30,8 @@ struct LinearScore {
   static_assert(C.segments == 1);
 
   const AttentionParams& p;
-  u32 memory;  // 16 bytes of shared memory for the thread
-  int row;     // its upper one, packed
+  u32 memory;  // 16 bytes of shared memory for the two rows
+  int row;     // the upper one, packed
   int lane;
 
   /// Finds slopes and distances of a row tile's rows.
@@ -44,25 +44,43 @@ struct LinearScore {
       const PackedRow at(row + half * 8, p.group);
       const ScorePoint point = point_of(p, work, at, keys.position);
       rows.steepness[half] = slope_at(work, at, point) / p.scale;
-      rows.ahead[half] = static_cast<int>(keys.position - nearest(point.query, keys)) + lane % 4 * 2;
+      rows.ahead[half] = static_cast<int>(keys.position - nearest(point.query, keys));
     }
     const float bits[4] = {rows.steepness[0], rows.steepness[1], __int_as_float(rows.ahead[0]),
                            __int_as_float(rows.ahead[1])};
-    ptx::store_shared_16(memory, bits);
+    __syncwarp();  // the lanes of a row have read those of the row tile before
+    if (lane % 4 == 0) ptx::store_shared_16(memory, bits);
+    __syncwarp();
   }
 
   /// Adds to each product what its column is beyond the tile's first. What the first column adds, in units of log2.
+  /// Of steep rows that would round scores by too much: theirs become NaN, and change_whole() is to follow.
   template <class Work, int key_tiles>
   __device__ __forceinline__ LinearShift change(const Work& work, Accumulator<1, key_tiles>& s,
                                                 const KvTile& tile) const {
+    if constexpr (C.gathers()) {  // granules that may lie far apart
+#pragma unroll
+      for (int n = 0; n < key_tiles; ++n) {
+        const int column = n * 8 + work.tiles.moved(tile, n * 8);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& score = s.tile[0][n][i];
+          score = whole(score, i / 2, column + tile.first + i % 2);
+        }
+      }
+      return {{{0.0F, 0.0F}}, true, false};
+    }
     const Rows rows = load();
-    if (C.gathers() || is_steep(rows)) return change_whole(work, s, tile, rows);
+    bool steep = false;
     LinearShift shift;
     shift.is_scaled = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      shift.by[half] = __fmul_rn(slope(rows, half), static_cast<float>(rows.ahead[half] + tile.first));
+      const float of_first = __fmul_rn(slope(rows, half), static_cast<float>(rows.ahead[half] + tile.first));
+      shift.by[half] = is_steep(rows, half) ? __int_as_float(0x7fffffff) : of_first;
+      steep |= is_steep(rows, half);
     }
+    shift.recomputes = __any_sync(0xffffffffU, steep) != 0;
 #pragma unroll
     for (int n = 0; n < key_tiles; ++n) {
 #pragma unroll
@@ -72,6 +90,20 @@ struct LinearScore {
       }
     }
     return shift;
+  }
+
+  /// Whether columns far from the nearest key would round scores by more than 2^-24 · 4 · tile_kv.
+  __device__ __forceinline__ void find_steep(bool (&steep)[2]) const {
+    const Rows rows = load();
+    steep[0] = is_steep(rows, 0);
+    steep[1] = is_steep(rows, 1);
+  }
+  /// A product of the thread's first column + `column` to a scaled score with all of its distance added: the nearest
+  /// key's is as exact as without.
+  __device__ __forceinline__ float whole(float product, int half, int column) const {
+    const Rows rows = load();
+    const auto distance = static_cast<float>(rows.ahead[half] + column);
+    return __fmaf_rn(product, p.scale * kLog2E, __fmul_rn(slope(rows, half), distance));
   }
 
   /// Adds to origins what the query's distance from its nearest key adds to scores, after the row tile's last keys.
@@ -89,40 +121,20 @@ struct LinearScore {
  private:
   struct Rows {
     float steepness[2];  // slope / scale: what a key further adds to a product
-    int ahead[2];        // distance of the thread's first key in a tile that begins at key 0
+    int ahead[2];        // distance of the thread's first column in a tile that begins at key 0
   };
   __device__ __forceinline__ Rows load() const {
     float bits[4];
     ptx::load_shared_16(bits, memory);
-    return {{bits[0], bits[1]}, {__float_as_int(bits[2]), __float_as_int(bits[3])}};
+    const int column = lane % 4 * 2;
+    return {{bits[0], bits[1]}, {__float_as_int(bits[2]) + column, __float_as_int(bits[3]) + column}};
   }
   /// In units of log2.
   __device__ __forceinline__ float slope(const Rows& rows, int half) const {
     return rows.steepness[half] * (p.scale * kLog2E);
   }
-  /// Of any row of the warp: whether a column far from the nearest key would round scores by more than
-  /// 2^-24 · 4 · tile_kv.
-  __device__ __forceinline__ bool is_steep(const Rows& rows) const {
-    const float most = 4.0F * kLog2E;
-    const bool is_flat = fabsf(slope(rows, 0)) <= most && fabsf(slope(rows, 1)) <= most;  // neither is NaN
-    return __all_sync(0xffffffffU, is_flat) == 0;
-  }
-  /// Products of a tile to scaled scores, each with all of its distance: the nearest key's is as exact as without. Of
-  /// lists, too, whose tiles gather granules that may lie far apart.
-  template <class Work, int key_tiles>
-  __device__ __forceinline__ LinearShift change_whole(const Work& work, Accumulator<1, key_tiles>& s,
-                                                      const KvTile& tile, const Rows& rows) const {
-#pragma unroll
-    for (int n = 0; n < key_tiles; ++n) {
-      const int column = n * 8 + work.tiles.moved(tile, n * 8);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& score = s.tile[0][n][i];
-        const auto distance = static_cast<float>(rows.ahead[i / 2] + tile.first + column + i % 2);
-        score = __fmaf_rn(score, p.scale * kLog2E, __fmul_rn(slope(rows, i / 2), distance));
-      }
-    }
-    return {{{0.0F, 0.0F}}, true};
+  __device__ __forceinline__ bool is_steep(const Rows& rows, int half) const {
+    return !(fabsf(slope(rows, half)) <= 4.0F * kLog2E);  // nor NaN
   }
   /// Of ALiBi, where no query sees a key after it, or of the text.
   template <class Work>

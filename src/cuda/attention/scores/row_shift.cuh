@@ -9,7 +9,8 @@ namespace tessera::cuda {
 
 /// What a tile's scores of a thread's two rows lack, in units of log2: nothing.
 struct NoShift {
-  static constexpr int columns = 0;  // that share a factor besides their row's; 0: there is none
+  static constexpr int columns = 0;          // that share a factor besides their row's; 0: there is none
+  static constexpr bool recomputes = false;  // whether some row's probabilities are to be computed again
   __device__ __forceinline__ float scaled(float score, float scale, int /*half*/) const { return score * scale; }
   __device__ __forceinline__ float below(float origin, int /*half*/) const { return origin; }
   __device__ __forceinline__ float of_row(float scale, int /*half*/) const { return scale; }
@@ -17,6 +18,7 @@ struct NoShift {
 /// A number for each row, which is added to every scaled score.
 struct RowShift {
   static constexpr int columns = 0;
+  static constexpr bool recomputes = false;
   float by[2];
   __device__ __forceinline__ float scaled(float score, float scale, int half) const {
     return __fmaf_rn(score, scale, by[half]);
@@ -28,6 +30,7 @@ struct RowShift {
 /// The same, unless the scores are scaled already and lack nothing.
 struct LinearShift : RowShift {
   bool is_scaled;
+  bool recomputes;
   __device__ __forceinline__ float scaled(float score, float scale, int half) const {
     return RowShift::scaled(score, of_row(scale, half), half);
   }

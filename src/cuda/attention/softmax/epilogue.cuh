@@ -62,10 +62,8 @@ struct Epilogue {
   }
 
   /// `out`: outputs(), which who has time has found out.
-  template <int slack_bits, int offset_bits>
-  __device__ __forceinline__ void store(Output& o,
-                                        const Softmax<row_tiles, slack_bits, C.rounded_sums, offset_bits>& softmax,
-                                        const PackedRows& out) const {
+  template <class Online>
+  __device__ __forceinline__ void store(Output& o, const Online& softmax, const PackedRows& out) const {
     float sums[row_tiles][2];
     float shares[row_tiles][2];  // of which O's are parts
 #pragma unroll

@@ -22,8 +22,9 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
 /// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded. `offset_bits`: origins are
-/// raised to as much below the maximum: of few bits P has more range above 1 than below.
-template <int row_tiles, int slack_bits = 15, bool rounded_sums = false, int offset_bits = 0>
+/// raised to as much below the maximum: of few bits P has more range above 1 than below. `rising`: scores are expected
+/// to rise from tile to tile.
+template <int row_tiles, int slack_bits = 15, bool rounded_sums = false, int offset_bits = 0, bool rising = false>
 struct Softmax {
   static constexpr float kSlack = slack_bits;
   static constexpr float kLowest = -3.4028234e38F;
@@ -137,8 +138,10 @@ struct Softmax {
   }
   static constexpr auto kMostSum = static_cast<float>(1 << slack_bits);
   // As little as the range of P allows, so that scores that go on to rise seldom overshoot again. In e4m3, whose
-  // smallest number is 2^-9, 32 equal probabilities are 1 then.
-  static constexpr float followed_bits = offset_bits > 0 ? 5.0F : 15.0F - kSlack;
+  // smallest number is 2^-9, 32 equal probabilities are 1 then. Slopes as of ALiBi's first heads raise scores by 60 to
+  // 130 bits in 128 keys; of P in bf16 that many may be left above what has come.
+  static constexpr bool leaves_more = rising && slack_bits > 15;
+  static constexpr float followed_bits = offset_bits > 0 ? 5.0F : leaves_more ? -48.0F : 15.0F - kSlack;
 
   /// Raises the origins of rows that overshoot, so that what came since `before` is of about 2^followed_bits, and
   /// divides sums and `s`, the probabilities that came, by that power of two, which rounds none of them; no row's
@@ -176,12 +179,14 @@ struct Softmax {
   }
   static constexpr float kMostFollowed = 1.0e30F;  // by it and 2^15 the reciprocal is still a normal number
 
-  /// Rows of which what came since `before` is too large to be divided: `restore`, which is told which of a thread's
-  /// two they are, makes scores of their `s` again, and these become probabilities relative to their maxima.
+  /// Rows of which what came since `before` is too large to be divided, and those of a thread's two that `also` names:
+  /// `restore`, which is told which they are, makes scores of their `s` again, and these become probabilities relative
+  /// to their maxima, or to their origins if these are higher.
   template <int key_tiles, class Restore>
-  __device__ __forceinline__ void exponentiate_again(float (&before)[2], Accumulator<1, key_tiles>& s, float scale,
-                                                     Rescale& rescale, Restore restore) {
-    const bool which[2] = {overflows(before, 0), overflows(before, 1)};
+  __device__ __forceinline__ void exponentiate_again(float (&before)[2], const bool (&also)[2],
+                                                     Accumulator<1, key_tiles>& s, float scale, Rescale& rescale,
+                                                     Restore restore) {
+    const bool which[2] = {also[0] || overflows(before, 0), also[1] || overflows(before, 1)};
     restore(which);
     if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
     rescale.needed = true;
@@ -193,13 +198,14 @@ struct Softmax {
       for (int n = 0; n < key_tiles; ++n) {
         highest = fmaxf(highest, fmaxf(s.tile[0][n][half * 2], s.tile[0][n][half * 2 + 1]));
       }
-      const float raised = quad_maximum(highest) * scale - static_cast<float>(offset_bits);
+      const float raised = fmaxf(quad_maximum(highest) * scale - static_cast<float>(offset_bits), origin[0][half]);
       if (!which[half]) continue;
       const float factor = ptx::exp2(origin[0][half] - raised);
       rescale.factor[0][half] *= factor;
       origin[0][half] = raised;
       before[half] *= factor;
       sum[0][half] = before[half];
+      if constexpr (rounded_sums) rounded[0][half] *= factor;
 #pragma unroll
       for (int n = 0; n < key_tiles; ++n) {
 #pragma unroll
