@@ -31,12 +31,11 @@ struct TileProbabilities : QueryTiles<C> {
   // What skip states of the rule `threshold` keep leaves no registers for that.
   static constexpr bool converts_late =
       C.int8_scores && C.d <= 64 && C.dv <= 64 && !C.scale_first && !C.tests_elements() && C.skip != Skip::threshold;
-  // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8.
-  using Online = Softmax<1,
-                         of_bytes                  ? 8
-                         : C.type == Element::bf16 ? 30
-                                                   : 15,
-                         C.rounded_sums, of_bytes ? 4 : 0, C.linear_score>;
+  // e4m3 ends at 448: P is 2^4 at the maximum that its origin follows, and at most 2^8. Slopes as of ALiBi's first
+  // heads raise scores by 60 to 130 bits in 128 keys: P of bf16 leaves 48 of them above the maximum.
+  static constexpr bool has_range = C.type == Element::bf16 && !of_bytes;
+  static constexpr int offset_bits = of_bytes ? 4 : has_range && C.linear_score ? -48 : 0;
+  using Online = Softmax<1, of_bytes ? 8 : has_range ? 30 : 15, C.rounded_sums, offset_bits>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
   using Products = Accumulator<1, C.tile_kv / 8, typename SumOf<C.int8_scores>::type>;  // Q·Kᵀ
   using Measure = TileMeasure<C>;

@@ -22,9 +22,9 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 /// `slack_bits`: probabilities may be up to 2^slack_bits. 2^15 is a number of fp16 too; bf16 has the range of fp32, of
 /// which products with V want the rest. `rounded_sums`: P is also summed as it is rounded. `offset_bits`: origins are
-/// raised to as much below the maximum: of few bits P has more range above 1 than below. `rising`: scores are expected
-/// to rise from tile to tile.
-template <int row_tiles, int slack_bits = 15, bool rounded_sums = false, int offset_bits = 0, bool rising = false>
+/// raised to as much below the maximum, as of few bits P has more range above 1 than below; or above it, where scores
+/// are expected to go on to rise.
+template <int row_tiles, int slack_bits = 15, bool rounded_sums = false, int offset_bits = 0>
 struct Softmax {
   static constexpr float kSlack = slack_bits;
   static constexpr float kLowest = -3.4028234e38F;
@@ -138,10 +138,9 @@ struct Softmax {
   }
   static constexpr auto kMostSum = static_cast<float>(1 << slack_bits);
   // As little as the range of P allows, so that scores that go on to rise seldom overshoot again. In e4m3, whose
-  // smallest number is 2^-9, 32 equal probabilities are 1 then. Slopes as of ALiBi's first heads raise scores by 60 to
-  // 130 bits in 128 keys; of P in bf16 that many may be left above what has come.
-  static constexpr bool leaves_more = rising && slack_bits > 15;
-  static constexpr float followed_bits = offset_bits > 0 ? 5.0F : leaves_more ? -48.0F : 15.0F - kSlack;
+  // smallest number is 2^-9, 32 equal probabilities are 1 then.
+  static constexpr bool leaves_more = offset_bits < 0;
+  static constexpr float followed_bits = offset_bits > 0 ? 5.0F : leaves_more ? offset_bits : 15.0F - kSlack;
 
   /// Raises the origins of rows that overshoot, so that what came since `before` is of about 2^followed_bits, and
   /// divides sums and `s`, the probabilities that came, by that power of two, which rounds none of them; no row's
@@ -155,15 +154,22 @@ struct Softmax {
       const float most = quad_maximum(sum[0][half] - before[half]);
       const float power = ptx::log2(__int_as_float(__float_as_int(most) & 0x7f800000)) - followed_bits;
       const float raised = most > kMostSum ? origin[0][half] + power : origin[0][half];
-      const float factor = ptx::exp2(origin[0][half] - raised);
+      float left = origin[0][half] - raised;
       origin[0][half] = raised;
-      sum[0][half] *= factor;
-      if constexpr (rounded_sums) rounded[0][half] *= factor;
-      rescale.factor[0][half] *= factor;
 #pragma unroll
-      for (int n = 0; n < key_tiles; ++n) {
-        s.tile[0][n][half * 2] *= factor;
-        s.tile[0][n][half * 2 + 1] *= factor;
+      for (int step = 0; step < (leaves_more ? 2 : 1); ++step) {  // a factor below 2^-126 would be 0
+        if (step > 0 && __any_sync(0xffffffffU, left < 0.0F) == 0) break;
+        const float now = leaves_more ? fmaxf(left, -100.0F) : left;
+        left -= now;
+        const float factor = ptx::exp2(now);
+        sum[0][half] *= factor;
+        if constexpr (rounded_sums) rounded[0][half] *= factor;
+        rescale.factor[0][half] *= factor;
+#pragma unroll
+        for (int n = 0; n < key_tiles; ++n) {
+          s.tile[0][n][half * 2] *= factor;
+          s.tile[0][n][half * 2 + 1] *= factor;
+        }
       }
     }
   }
@@ -177,7 +183,8 @@ struct Softmax {
   __device__ __forceinline__ bool overflows(const float (&before)[2], int half) const {
     return quad_maximum(sum[0][half] - before[half]) > kMostFollowed;
   }
-  static constexpr float kMostFollowed = 1.0e30F;  // by it and 2^15 the reciprocal is still a normal number
+  // By it and 2^15 the reciprocal is still a normal number.
+  static constexpr float kMostFollowed = leaves_more ? 3.0e38F : 1.0e30F;
 
   /// Rows of which what came since `before` is too large to be divided, and those of a thread's two that `also` names:
   /// `restore`, which is told which they are, makes scores of their `s` again, and these become probabilities relative
