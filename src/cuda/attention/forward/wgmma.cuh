@@ -98,7 +98,6 @@ struct FwdWgmma : TileProbabilities<C, User> {
       Work& work = shared.works[item & 1];
       int use = work.first_use;
       if constexpr (C.skip != Skip::none && !measures_ahead) begin_measure(work, measure);
-      if constexpr (C.linear_score) this->linear_score(work).begin(work);
       await_queries(work.item);
       if constexpr (C.descales_rows()) this->find_rows(work);
       if constexpr (groups_differ) {
@@ -112,6 +111,7 @@ struct FwdWgmma : TileProbabilities<C, User> {
       scheduler_barrier_sync<InTurn::products>();
       begin_scores<C.q_type(), QTile, KTile>(products, q, first);
       scheduler_barrier_arrive<InTurn::products>();
+      if constexpr (C.linear_score) this->linear_score(work).begin(work);
       o.clear();
       softmax.clear();
       int promoted_at = use + promoted_tiles;

@@ -38,18 +38,18 @@ struct LinearScore {
   template <class Work>
   __device__ __forceinline__ void begin(const Work& work) const {
     const Segment& keys = work.sequence.segment(0);
-    Rows rows;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const PackedRow at(row + half * 8, p.group);
-      const ScorePoint point = point_of(p, work, at, keys.position);
-      rows.steepness[half] = slope_at(work, at, point) / p.scale;
-      rows.ahead[half] = static_cast<int>(keys.position - nearest(point.query, keys));
+    const int half = lane % 2;  // lanes share the two rows
+    const PackedRow at(row + half * 8, p.group);
+    const ScorePoint point = point_of(p, work, at, keys.position);
+    const float steepness = slope_at(work, at, point) / p.scale;
+    const auto ahead = static_cast<int>(keys.position - nearest(point.query, keys));
+    const float others = __shfl_xor_sync(0xffffffffU, steepness, 1);
+    const int others_ahead = __shfl_xor_sync(0xffffffffU, ahead, 1);
+    __syncwarp();  // all lanes have read those of the row tile before
+    if (lane % 4 == 0) {
+      const float bits[4] = {steepness, others, __int_as_float(ahead), __int_as_float(others_ahead)};
+      ptx::store_shared_16(memory, bits);
     }
-    const float bits[4] = {rows.steepness[0], rows.steepness[1], __int_as_float(rows.ahead[0]),
-                           __int_as_float(rows.ahead[1])};
-    __syncwarp();  // the lanes of a row have read those of the row tile before
-    if (lane % 4 == 0) ptx::store_shared_16(memory, bits);
     __syncwarp();
   }
 
