@@ -52,6 +52,7 @@ struct BwdConfig {
   bool user_score = false;
   bool additive_score = false;  // a user's score without a softcap whose derivative by the product is 1
   bool user_mask = false;
+  bool mask_bits = false;  // as FwdConfig's, but a key's bits tell of queries; only where the pass by keys finds all
   Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
   bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other
   bool list_waives = false;    // of other lists with full tiles, where the user's mask is waived
@@ -90,6 +91,7 @@ struct BwdConfig {
     visit("user_score", c.user_score);
     visit("additive_score", c.additive_score);
     visit("user_mask", c.user_mask);
+    visit("mask_bits", c.mask_bits);
     visit("tiles", c.tiles);
     visit("list_elements", c.list_elements);
     visit("list_waives", c.list_waives);
@@ -124,6 +126,7 @@ struct BwdConfig {
     c.dropout = dropout;
     c.user_score = user_score;
     c.user_mask = user_mask;
+    c.mask_bits = mask_bits;
     c.list_elements = list_elements;
     c.list_waives = list_waives;
     return c;

@@ -9,6 +9,7 @@ namespace tessera::cuda {
 struct MaskTilesConfig {
   bool classifies = true;  // writes a list of the tiles that are visible, and of those that hide nothing
   bool keeps_bits = true;  // writes MaskBits of the tiles that are partial
+  bool keys_down = false;  // of keys by queries: for a backward that finds all gradients by keys, of one segment
   int segments = 1;
   bool compressed_causal = false;
   bool chunked = false;
@@ -18,12 +19,13 @@ struct MaskTilesConfig {
   static constexpr void visit_fields(Config& c, Visitor&& visit) {
     visit("classifies", c.classifies);
     visit("keeps_bits", c.keeps_bits);
+    visit("keys_down", c.keys_down);
     visit("segments", c.segments);
     visit("compressed_causal", c.compressed_causal);
     visit("chunked", c.chunked);
   }
 
-  static constexpr int kRows = 16;  // queries of a block of threads
+  static constexpr int kRows = 16;  // queries, or keys, of a block of threads
   static constexpr int threads() { return 256; }
 
   // As tests of elements ask: of a warp, kRows by kMaskBlock.

@@ -48,11 +48,13 @@ struct TileTable {
 
 /// Which keys a user's mask hides, in blocks of kMaskBlock queries by as many keys of a segment: what configurations
 /// with mask_bits are given. A query has 4 words for each key block. Bit 2n + i of word t tells of key 8n + 2t + i: as
-/// bits of a thread lie (HiddenBits in scores/element_mask.cuh). Only blocks that the list has as partial are there.
+/// bits of a thread lie (HiddenBits in scores/element_mask.cuh). A backward's lie the other way: a key has 4 words for
+/// each block of queries (HiddenElements in backward/transposed_scores.cuh). Only blocks that the list has as partial
+/// are there.
 struct MaskBits {
   u32* words;
   i64 batch_stride;
-  int row_words;     // of a query
+  int row_words;     // of a query, or a key
   int second_block;  // first key block of the second segment
 };
 inline constexpr int kMaskBlock = 128;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/attention/backward/lists/list_bits.h"
+#include "cuda/attention/masks/mask_tiles.h"
 #include "cuda/attention/scores/callable_source.h"
 #include "cuda/driver/occupancy.h"
 #include "cuda/jit/element.h"
@@ -67,6 +68,14 @@ void choose_features(BwdConfig& config, const Problem& problem) {
       config.softcap != Softcap::none || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
 }
 
+// Once tiles are chosen: bits that a kernel in front has found take the place of the mask's text.
+void choose_mask_bits(BwdConfig& config, const Problem& problem) {
+  const bool divides = kMaskBlock % config.tile_q == 0 && kMaskBlock % config.tile_kv == 0;
+  config.mask_bits = config.adds_queries() && divides && config.heads_a_tile == 1 && config.segments == 1 &&
+                     !config.list_elements && !problem.bwd_list && has_mask_bits(problem);
+  if (config.mask_bits) config.user_mask = false;
+}
+
 bool has_plain_scores(const BwdConfig& config) {
   return !config.scale_first && !config.dropout && !config.list_elements;
 }
@@ -90,8 +99,8 @@ int heads_of_tile(const Problem& problem, int rows) {
 // Whether there are any. `may_pack`: rows of several heads, where blocks have fewer queries than a tile has rows.
 bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target, bool may_pack) {
   // A text needs registers too, and so do the ends of chunks and of compressed keys.
-  const bool wants_registers =
-      config.user_mask || config.compressed_causal || (config.has_list() && (config.scale_first || target.sm >= 100));
+  const bool wants_registers = config.user_mask || config.mask_bits || config.compressed_causal ||
+                               (config.has_list() && (config.scale_first || target.sm >= 100));
   const int most_accumulators = config.chunked ? 152 : wants_registers ? 184 : 192;
   struct Tiles {
     int rows, keys, stages;
@@ -211,6 +220,7 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   choose_tiles();
   choose_list_tests(config, problem);
   if (config.list_elements) choose_tiles();  // tests need registers; they stay, whatever tiles come now
+  choose_mask_bits(config, problem);
   return config;
 }
 

@@ -223,10 +223,14 @@ struct KeySide {
   }
   static __device__ __forceinline__ float at(const float2& values, int e) { return e % 2 == 0 ? values.x : values.y; }
 
-  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const Tile& tile, int warp_row,
-                                         int lane) const {
+  using Hidden = typename TransposedScores<C, User>::Hidden;
+  __device__ __forceinline__ Hidden load_hidden(const Tile& tile, int warp_row, int lane) const {
+    return TransposedScores<C, User>{params.forward, work, warp_row, lane}.load_hidden(tile);
+  }
+  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const Tile& tile, const Hidden& hidden,
+                                         int warp_row, int lane) const {
     const TransposedScores<C, User> scores{params.forward, work, warp_row, lane};
-    scores.template finish<B.differentiates()>(s, derivatives, tile, tile.cut);
+    scores.template finish<B.differentiates()>(s, derivatives, tile, tile.cut, hidden);
   }
   __device__ __forceinline__ void draw(Kept& kept, const Tile& tile, int warp_row, int lane) const {
     kept.draw(work, work.dropout, warp_row, tile, lane);

@@ -171,8 +171,11 @@ void plan_backward(detail::PlanState& state, Products products) {
   keys.splits_rows = row_part > 0;
   BwdLaunch launch{problem,  bwd_config(problem, state.target, products, Gradients::queries),
                    keys,     row_values_config(problem, keys),
-                   row_part, MaskTiles(problem, state.problem)};
+                   row_part, {}};
+  launch.mask = MaskTiles(problem, state.problem, keys.mask_bits ? MaskBitsOf::keys : MaskBitsOf::nothing);
   const CallableSources callables = callable_sources(problem);
+  CallableSources of_keys = callables;
+  if (keys.mask_bits) of_keys.mask = {};
   state.splits = row_parts(problem, launch);
   state.fixed_order = !all || launch.keys.ordered;
   state.tile_q = all ? launch.keys.tile_q : launch.rows.tile_q;
@@ -182,7 +185,7 @@ void plan_backward(detail::PlanState& state, Products products) {
   if (launch.keys.has_list()) state.kernels.push_back(mark_tiles_source());
   if (launch.keys.has_parts()) state.kernels.push_back(split_keys_source());
   if (!all) state.kernels.push_back(bwd_source(launch.rows, callables));
-  state.kernels.push_back(bwd_source(launch.keys, callables));
+  state.kernels.push_back(bwd_source(launch.keys, of_keys));
   if (all)
     state.kernels.push_back(query_sums_source({launch.keys.gradient, launch.keys.d, launch.keys.ordered,
                                                launch.keys.has_producer(), launch.keys.heads_a_tile}));
@@ -243,11 +246,8 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.parts = static_cast<int>(problem.batch * value_blocks(problem, launch.values));
   }
   if (launch.keys.has_list()) {
-    if (launch.mask) {
-      launch.mask.complete(p.forward.list, workspace + launch.mask_at);
-    } else {
-      p.forward.list = bwd_list_params(problem, bindings);
-    }
+    if (!launch.mask.makes_list()) p.forward.list = bwd_list_params(problem, bindings);
+    if (launch.mask) launch.mask.complete(p.forward.list, workspace + launch.mask_at);
     p.cleared_words = reinterpret_cast<u32*>(workspace + place.bits);
     p.cleared_count = place.row_bits + place.key_bits;
     if (!launch.finds_all()) p.tile_bits[0] = tile_bits(problem, launch.rows, p.cleared_words);

@@ -65,7 +65,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
         this->template load_values<Base::kLse>(lse, {}, i);
         ptx::wgmma_wait<0>();
         settle(s);
-        if (hides || B.scale_first) side.finish(s, s, this->tile(i), Base::warp_row(), Base::lane_again());
+        if (hides || B.scale_first) side.finish(s, s, this->tile(i), {}, Base::warp_row(), Base::lane_again());
         Operand weights;
         if (hides) {
           checks().wait(i);

@@ -97,8 +97,12 @@ struct RowSide {
   }
   static __device__ __forceinline__ float at(const float2& values, int e) { return e / 2 == 0 ? values.x : values.y; }
 
-  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const Tile& tile, int warp_row,
-                                         int lane) const {
+  struct Hidden {};  // nothing is found in front of a pass by rows
+  static __device__ __forceinline__ Hidden load_hidden(const Tile& /*tile*/, int /*warp_row*/, int /*lane*/) {
+    return {};
+  }
+  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const Tile& tile, Hidden /*hidden*/,
+                                         int warp_row, int lane) const {
     const FinishScores<C, User, Work> scores{params.forward, work, warp_row, lane};
     scores.template finish<B.differentiates()>(s, tile, &derivatives);
   }

@@ -14,7 +14,7 @@ namespace tessera::cuda {
 /// Whether the user's mask is asked about elements of a tile.
 template <FwdConfig C>
 __device__ __forceinline__ bool tests_mask(const QueryTile& tile) {
-  return C.user_mask && !(C.list_waives && tile.waived);
+  return C.has_mask() && !(C.list_waives && tile.waived);
 }
 
 /// The elements of 16 keys by `rows` rows from `tile.first` on that the user's mask hides, or a list: bit 2n + column
@@ -52,6 +52,18 @@ struct HiddenElements {
       }
     }
   }
+  /// The same where a kernel in front has found it.
+  __device__ __forceinline__ void load(const FwdParams& p, const KeyWork<C, heads_a_tile>& work, const QueryTile& tile,
+                                       int first_key, int lane) {
+    static_assert(kMaskBlock % rows == 0 && heads_a_tile == 1 && C.segments == 1);
+    const MaskBits& bits = p.list.mask_bits;
+    const u32* words = bits.words + work.batch * bits.batch_stride + first_key * i64{bits.row_words} +
+                       tile.first / kMaskBlock * 4 + lane % 4;
+    const int shift = tile.first % kMaskBlock / 4;
+    constexpr u32 all = 0xffffffffU >> (32 - rows / 4);
+    upper = words[0] >> shift & all;
+    lower = words[8 * i64{bits.row_words}] >> shift & all;
+  }
   __device__ __forceinline__ bool at(int n, int half, int column) const {
     return ((half == 0 ? upper : lower) >> (n * 2 + column) & 1) != 0;
   }
@@ -82,15 +94,25 @@ struct TransposedScores {
   int lane;
 
   using Scores = Accumulator<1, rows / 8>;
+  using Hidden = HiddenElements<C, typename User::Mask, rows, heads_a_tile>;
+
+  /// What a kernel in front has found of a tile, for finish(); loaded in front of what it has to wait for.
+  __device__ __forceinline__ Hidden load_hidden(const QueryTile& tile) const {
+    Hidden hidden;
+    if constexpr (has_mask_bits(C)) {
+      if (tests_mask<C>(tile)) hidden.load(p, work, tile, first_key(), lane);
+    }
+    return hidden;
+  }
 
   /// `cut`: whether an interval of keys hides elements of the tile (KeyWork::is_cut), or with list_elements the list.
   /// `differentiates`: `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
   template <bool differentiates>
-  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut) const {
-    const int first_key = work.first_key + warp_row + lane / 4;
-    HiddenElements<C, typename User::Mask, rows, heads_a_tile> hidden;
+  __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut,
+                                         Hidden hidden) const {
+    const int first_key = this->first_key();
     const bool tests = C.list_elements || tests_mask<C>(tile);
-    if (tests) {
+    if (tests && !has_mask_bits(C)) {
       if (are_small<typename User::Mask>()) {
         hidden.template find<int>(p, work, tile, first_key, lane);
       } else {
@@ -113,6 +135,8 @@ struct TransposedScores {
   }
 
  private:
+  // The upper one of the thread's.
+  __device__ __forceinline__ int first_key() const { return work.first_key + warp_row + lane / 4; }
   template <class Use>
   static __device__ __forceinline__ void for_each(Use use) {
 #pragma unroll

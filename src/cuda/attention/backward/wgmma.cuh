@@ -77,11 +77,12 @@ struct BwdWgmma : BwdProducer<Side> {
         if constexpr (B.dropout) side.draw(kept, tile(i), warp_row(), lane_again());
         u32 share_to = 0;
         if constexpr (B.adds_queries()) share_to = shared_gradients(i);
+        const typename Side::Hidden hidden = side.load_hidden(tile(i), warp_row(), lane_again());
         ptx::wgmma_wait<finds_qk ? 1 : 0>();
         settle(s);
         Scores chain;  // see score_gradient()
         if constexpr (B.keeps_products()) chain = s;
-        if (hides || B.scale_first) side.finish(s, chain, tile(i), warp_row(), lane_again());
+        if (hides || B.scale_first) side.finish(s, chain, tile(i), hidden, warp_row(), lane_again());
         if (hides) {
           checks().wait(i);
           load_values<kLse>(lse, own, i);  // NaN where the check has found a row that is not finite

@@ -22,8 +22,8 @@ void multiply_bytes(FwdConfig& config) {
 
 // Groups of 64 rows find phases of their own then, 1 to 3% better ones than when they begin products in turn; but they
 // begin in step, which costs a block about one tile of keys once. Those of narrower (of 16 bits) and wider heads, lists
-// and pages do not, groups that exponentiate in turn are 3 to 7% faster so, and causal ALiBi at 128 columns 3 to 7%; what
-// else is left out was not measured.
+// and pages do not, groups that exponentiate in turn are 3 to 7% faster so, and causal ALiBi at 128 columns 3 to 7%;
+// what else is left out was not measured.
 bool gains_without_ping_pong(const FwdConfig& config, const Problem& problem, const Target& target) {
   const bool settles =
       problem.kv.seqlen >= 4096 ||

@@ -179,7 +179,7 @@ void plan_forward(detail::PlanState& state, Products products) {
     const std::int64_t row_tiles = count_blocks(config, problem, 1);
     state.workspace_bytes += round_up<std::size_t>(static_cast<std::size_t>(row_tiles) * sizeof(u64), 64);
   }
-  launch.mask = MaskTiles(problem, state.problem);
+  launch.mask = MaskTiles(problem, state.problem, config.mask_bits ? MaskBitsOf::queries : MaskBitsOf::nothing);
   if (config.by_keys()) launch.mask = {};
   if (launch.mask) {
     state.kernels.push_back(launch.mask.source(problem));

@@ -11,17 +11,19 @@
 
 namespace tessera::cuda {
 
-/// Blocks of (kRows queries, 32 key blocks, sequences); a warp takes key blocks one after another.
+/// Blocks of (kRows lines, 32 blocks of the other side, sequences); a warp takes the latter one after another. Lines
+/// are queries and the other side's blocks are of keys, or with keys_down the other way round.
 template <MaskTilesConfig C, class User>
 struct MarkMask {
   using Mask = typename User::Mask;
   static constexpr u32 kAll = 0xffffffffU;
+  static_assert(!C.keys_down || C.segments == 1);
 
   const AttentionParams& p;
   const MaskTilesParams& tiles;
   const Sequence& sequence;
   int batch;
-  int first_query;
+  int first_line;
   int lane;
 
   static __device__ __forceinline__ void run(const AttentionParams& p, const MaskTilesParams& tiles) {
@@ -35,13 +37,17 @@ struct MarkMask {
                          batch,
                          static_cast<int>(blockIdx.x) * MaskTilesConfig::kRows,
                          static_cast<int>(threadIdx.x) % 32};
-    marks.mark(static_cast<int>(blockIdx.y));
+    if constexpr (C.keys_down) {
+      marks.mark_keys(static_cast<int>(blockIdx.y) * 32);
+    } else {
+      marks.mark_queries(static_cast<int>(blockIdx.y));
+    }
   }
 
  private:
   static constexpr int warps = MaskTilesConfig::threads() / 32;
 
-  /// What the rows of a warp see of a tile.
+  /// What the lines of a warp see of a tile, or show.
   struct Seen {
     bool any, all;
   };
@@ -53,36 +59,56 @@ struct MarkMask {
     tiles.full[at] = kAll;
   }
 
-  __device__ __forceinline__ i64 word_of(int word) const {
-    const i64 row = i64{batch} * divide_up(p.seqlen_q, kMaskBlock) + first_query / kMaskBlock;
-    return row * tiles.words + word;
+  __device__ __forceinline__ int query_blocks() const { return divide_up(p.seqlen_q, kMaskBlock); }
+  __device__ __forceinline__ i64 word_of(int query_block, int word) const {
+    return (i64{batch} * query_blocks() + query_block) * tiles.words + word;
   }
+  __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x) / 32; }
 
-  __device__ __forceinline__ void mark(int word) const {
-    if (first_query >= sequence.q.length) {  // no row; of a query block without any, no tile
-      const bool leads = first_query % kMaskBlock == 0 && threadIdx.x == 0;
-      if (C.classifies && leads) tiles.full[word_of(word)] = 0;
+  /// Key blocks of the list's `word`.
+  __device__ __forceinline__ void mark_queries(int word) const {
+    const i64 at = word_of(first_line / kMaskBlock, word);
+    if (first_line >= sequence.q.length) {  // no row; of a query block without any, no tile
+      if (C.classifies && first_line % kMaskBlock == 0 && threadIdx.x == 0) tiles.full[at] = 0;
       return;
     }
-    const int warp = static_cast<int>(threadIdx.x) / 32;
     if constexpr (!C.classifies) {
-      u32 partial = __ballot_sync(kAll, is_partial(word * 32 + lane));
-      for (int i = 0; partial != 0; partial &= partial - 1, ++i) {
-        if (i % warps == warp) find(word * 32 + __ffs(static_cast<int>(partial)) - 1);
-      }
+      find_partial(word * 32);
     } else {
       __shared__ u32 seen, hidden;
       if (threadIdx.x == 0) seen = hidden = 0;
       __syncthreads();
-      for (int i = warp; i < 32 && word * 32 + i < tiles.key_blocks; i += warps) {
+      for (int i = warp(); i < 32 && word * 32 + i < tiles.key_blocks; i += warps) {
         const Seen found = find(word * 32 + i);
         if (lane == 0 && found.any) atomicOr(&seen, 1U << i);
         if (lane == 0 && !found.all) atomicOr(&hidden, 1U << i);
       }
       __syncthreads();
       if (threadIdx.x != 0) return;
-      if (seen != 0) atomicOr(tiles.visible + word_of(word), seen);
-      if (hidden != 0) atomicAnd(tiles.full + word_of(word), ~hidden);
+      if (seen != 0) atomicOr(tiles.visible + at, seen);
+      if (hidden != 0) atomicAnd(tiles.full + at, ~hidden);
+    }
+  }
+  /// Query blocks from `first` on.
+  __device__ __forceinline__ void mark_keys(int first) const {
+    if constexpr (!C.classifies) {
+      find_partial(first);
+    } else {
+      const int key_block = first_line / kMaskBlock;
+      const u32 bit = 1U << key_block % 32;
+      for (int i = first + warp(); i < first + 32 && i < query_blocks(); i += warps) {
+        const Seen found = find(i);
+        const i64 at = word_of(i, key_block / 32);
+        if (lane == 0 && found.any) atomicOr(tiles.visible + at, bit);
+        if (lane == 0 && !found.all) atomicAnd(tiles.full + at, ~bit);
+      }
+    }
+  }
+  /// Of 32 blocks from `first` on those that the list has as partial.
+  __device__ __forceinline__ void find_partial(int first) const {
+    u32 partial = __ballot_sync(kAll, is_partial(first + lane));
+    for (int i = 0; partial != 0; partial &= partial - 1, ++i) {
+      if (i % warps == warp()) find(first + __ffs(static_cast<int>(partial)) - 1);
     }
   }
 
@@ -92,40 +118,51 @@ struct MarkMask {
   __device__ __forceinline__ int first_key_of(int block) const {
     return (block - (segment_of(block) == 0 ? 0 : tiles.bits.second_block)) * kMaskBlock;
   }
+  /// Of the lines and a block of the other side.
+  __device__ __forceinline__ int query_of(int block) const { return C.keys_down ? block * kMaskBlock : first_line; }
+  __device__ __forceinline__ int key_of(int block) const { return C.keys_down ? first_line : first_key_of(block); }
+  __device__ __forceinline__ int segment_of_tile(int block) const { return C.keys_down ? 0 : segment_of(block); }
+  static constexpr int queries = C.keys_down ? kMaskBlock : MaskTilesConfig::kRows;
+  static constexpr int keys = C.keys_down ? MaskTilesConfig::kRows : kMaskBlock;
 
-  /// Whether the list has a block of keys as partial.
   __device__ __forceinline__ bool is_partial(int block) const {
-    if (block >= tiles.key_blocks) return false;
-    const int segment = segment_of(block);
-    const int key = first_key_of(block);
-    if (key >= sequence.segment(segment).extent.length) return false;
+    if (block >= (C.keys_down ? query_blocks() : tiles.key_blocks)) return false;
+    const int segment = segment_of_tile(block);
+    const int query = query_of(block);
+    const int key = key_of(block);
+    if (query >= sequence.q.length || key >= sequence.segment(segment).extent.length) return false;
     const int listed = ptx::divide(key, p.list.block_kv) + (segment == 0 ? 0 : p.list.second_block);
-    return ListReader(p.list, batch, 0, 0).find(ptx::divide(first_query, p.list.block_q), listed) == ListClass::partial;
+    return ListReader(p.list, batch, 0, 0).find(ptx::divide(query, p.list.block_q), listed) == ListClass::partial;
   }
 
   __device__ __forceinline__ Seen find(int block) const {
-    const int first_key = first_key_of(block);
-    const Segment segment = sequence.segment(segment_of(block));
+    const int first_query = query_of(block);
+    const int first_key = key_of(block);
+    const Segment segment = sequence.segment(segment_of_tile(block));
+    const int queries_left = sequence.q.length - first_query;
+    const int keys_left = segment.extent.length - first_key;
+    if (queries_left <= 0) return {false, false};
     const KeysOfQueries<C> bounds(p, sequence, segment, first_query);
-    const int last_query = min(first_query + MaskTilesConfig::kRows, sequence.q.length) - 1;
-    const bool reached = first_key < bounds.of(last_query).end && bounds.of(first_query).begin < first_key + kMaskBlock;
-    if (!reached) return {false, false};  // its bits stay unwritten: the window hides all of these keys anyway
+    const int last_query = first_query + min(queries, queries_left) - 1;
+    const bool reached = first_key < bounds.of(last_query).end && bounds.of(first_query).begin < first_key + keys;
+    // Of keys that the window hides anyway bits stay unwritten. Those behind the last one make no tile partial.
+    if (!reached) return {false, keys_left <= 0 && first_key % kMaskBlock != 0};
     HiddenBits<C> hidden;
     if (Mask::uses_position && are_positions_small(p, sequence.q_position, sequence.q.length, segment)) {
-      ask<int>(hidden, segment, first_key);
+      ask<int>(hidden, segment, first_query, first_key);
     } else {
-      ask<i64>(hidden, segment, first_key);
+      ask<i64>(hidden, segment, first_query, first_key);
     }
     if constexpr (C.keeps_bits) {
-      u32* of_row = tiles.bits.words + batch * tiles.bits.batch_stride +
-                    (first_query + lane / 4) * i64{tiles.bits.row_words} + block * 4 + lane % 4;
-      of_row[0] = hidden.upper;
-      of_row[8 * i64{tiles.bits.row_words}] = hidden.lower;
+      u32* of_line = tiles.bits.words + batch * tiles.bits.batch_stride +
+                     (first_line + lane / 4) * i64{tiles.bits.row_words} + block * 4 + lane % 4;
+      of_line[0] = hidden.upper;
+      of_line[8 * i64{tiles.bits.row_words}] = hidden.lower;
     }
-    const u32 keys = columns_below(segment.extent.length - first_key);
-    const int rows = sequence.q.length - first_query - lane / 4;
-    const u32 upper = rows > 0 ? keys : 0;
-    const u32 lower = rows > 8 ? keys : 0;
+    const u32 across = columns_below(C.keys_down ? queries_left : keys_left);
+    const int lines = (C.keys_down ? keys_left : queries_left) - lane / 4;
+    const u32 upper = lines > 0 ? across : 0;
+    const u32 lower = lines > 8 ? across : 0;
     const bool sees = ((~hidden.upper & upper) | (~hidden.lower & lower)) != 0;
     const bool misses = ((hidden.upper & upper) | (hidden.lower & lower)) != 0;
     return {__any_sync(kAll, sees) != 0, __any_sync(kAll, misses) == 0};
@@ -133,12 +170,15 @@ struct MarkMask {
 
   /// `Position`: the integer that the mask may compute with.
   template <class Position>
-  __device__ __forceinline__ void ask(HiddenBits<C>& hidden, const Segment& segment, int first_key) const {
+  __device__ __forceinline__ void ask(HiddenBits<C>& hidden, const Segment& segment, int first_query,
+                                      int first_key) const {
     constexpr int at_once = sizeof(Position) == 8 ? 4 : HiddenBits<C>::columns_at_once;
-    const i64 query = sequence.q_position + first_query + lane / 4;
-    const i64 key = segment.position + first_key;
+    const i64 query = sequence.q_position + first_query + (C.keys_down ? 0 : lane / 4);
+    const i64 key = segment.position + first_key + (C.keys_down ? lane / 4 : 0);
     hidden.template find<at_once>(lane, [&](int half, int column) -> bool {
-      const ScorePoint at{p.batch_offset + batch, p.head_offset, query + half * 8, key + column};
+      const int line = half * 8;
+      const ScorePoint at{p.batch_offset + batch, p.head_offset, query + (C.keys_down ? column : line),
+                          key + (C.keys_down ? line : column)};
       return !Mask::template visible<Position>(at, p.extras);
     });
   }

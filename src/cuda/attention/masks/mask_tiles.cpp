@@ -56,9 +56,8 @@ bool keeps_better_plan(const Problem& problem) {
 
 bool has_mask_bits(const Problem& problem) {
   const TileList& list = problem.list;
-  return problem.pass == Pass::forward && list && list.heads == TileList::Heads::one &&
-         problem.block_q % kMaskBlock == 0 && problem.block_kv % kMaskBlock == 0 && is_evaluated_once(problem) &&
-         has_room(problem);
+  return list && list.heads == TileList::Heads::one && problem.block_q % kMaskBlock == 0 &&
+         problem.block_kv % kMaskBlock == 0 && is_evaluated_once(problem) && has_room(problem);
 }
 
 Problem with_mask_list(const Problem& problem, const Wishes& wishes) {
@@ -71,9 +70,10 @@ Problem with_mask_list(const Problem& problem, const Wishes& wishes) {
   return listed;
 }
 
-MaskTiles::MaskTiles(const Problem& problem, const Problem& given)
+MaskTiles::MaskTiles(const Problem& problem, const Problem& given, MaskBitsOf bits)
     : config_{.classifies = problem.list && !given.list,
-              .keeps_bits = has_mask_bits(problem),
+              .keeps_bits = bits != MaskBitsOf::nothing,
+              .keys_down = bits == MaskBitsOf::keys,
               .segments = problem.kv2 ? 2 : 1,
               .compressed_causal = problem.compressed_causal.has_value(),
               .chunked = problem.chunk > 0},
@@ -86,9 +86,15 @@ std::int64_t MaskTiles::words() const noexcept { return divide_up<std::int64_t>(
 std::int64_t MaskTiles::list_words() const noexcept {
   return config_.classifies ? round_up<std::int64_t>(batch_ * blocks_of(queries_) * words(), 4) : 0;
 }
+std::int64_t MaskTiles::bit_rows() const noexcept {
+  return (config_.keys_down ? key_blocks_ : blocks_of(queries_)) * kMaskBlock;
+}
+std::int64_t MaskTiles::row_words() const noexcept {
+  return (config_.keys_down ? blocks_of(queries_) : key_blocks_) * (kMaskBlock / 32);
+}
 
 std::size_t MaskTiles::bytes() const noexcept {
-  const std::int64_t bits = config_.keeps_bits ? batch_ * blocks_of(queries_) * kMaskBlock * key_blocks_ * 4 : 0;
+  const std::int64_t bits = config_.keeps_bits ? batch_ * bit_rows() * row_words() : 0;
   return static_cast<std::size_t>(2 * list_words() + bits) * 4;
 }
 
@@ -109,14 +115,13 @@ KernelSource MaskTiles::source(const Problem& problem) const {
 
 MaskTilesParams MaskTiles::params(std::byte* memory) const noexcept {
   u32* words_at = reinterpret_cast<u32*>(memory);
-  const int row_words = static_cast<int>(key_blocks_ * 4);
   return {.visible = words_at,
           .full = words_at + list_words(),
           .words = static_cast<int>(words()),
           .list_words = list_words(),
           .resets = false,
           .key_blocks = static_cast<int>(key_blocks_),
-          .bits = {words_at + 2 * list_words(), blocks_of(queries_) * kMaskBlock * row_words, row_words,
+          .bits = {words_at + 2 * list_words(), bit_rows() * row_words(), static_cast<int>(row_words()),
                    static_cast<int>(second_block_)}};
 }
 
@@ -151,7 +156,9 @@ void MaskTiles::launch(const Kernel& kernel, const AttentionParams& p, std::byte
     start({count(divide_up<std::int64_t>(tiles.list_words, MaskTilesConfig::threads()))});
     tiles.resets = false;
   }
-  start({count(divide_up<std::int64_t>(queries_, MaskTilesConfig::kRows)), count(words()), count(batch_)});
+  const std::int64_t rows = config_.keys_down ? bit_rows() : queries_;
+  const std::int64_t across = config_.keys_down ? divide_up<std::int64_t>(blocks_of(queries_), 32) : words();
+  start({count(divide_up<std::int64_t>(rows, MaskTilesConfig::kRows)), count(across), count(batch_)});
 }
 
 }  // namespace tessera::cuda

@@ -20,15 +20,19 @@ bool has_mask_bits(const Problem& problem);
 /// The problem with a list of the tiles that its mask shows, where a kernel in front is to make one; else as it is.
 Problem with_mask_list(const Problem& problem, const Wishes& wishes);
 
+/// Which side of a tile the bits of a word are of one element of; they tell of elements of the other side.
+enum class MaskBitsOf { nothing, queries, keys };
+
 /// The kernel in front of a plan, and what it writes.
 class MaskTiles {
  public:
   MaskTiles() = default;
   /// `problem`: of with_mask_list(), which was `given` another.
-  MaskTiles(const Problem& problem, const Problem& given);
+  MaskTiles(const Problem& problem, const Problem& given, MaskBitsOf bits);
 
   /// Whether the plan has such a kernel.
   explicit operator bool() const noexcept { return batch_ > 0 && (config_.classifies || config_.keeps_bits); }
+  [[nodiscard]] bool makes_list() const noexcept { return config_.classifies; }
   [[nodiscard]] std::size_t bytes() const noexcept;  // of the workspace
   [[nodiscard]] KernelSource source(const Problem& problem) const;
 
@@ -45,6 +49,8 @@ class MaskTiles {
 
   [[nodiscard]] std::int64_t words() const noexcept;
   [[nodiscard]] std::int64_t list_words() const noexcept;  // of one of the two
+  [[nodiscard]] std::int64_t bit_rows() const noexcept;    // of a sequence
+  [[nodiscard]] std::int64_t row_words() const noexcept;
   [[nodiscard]] MaskTilesParams params(std::byte* memory) const noexcept;
 };
 

@@ -170,7 +170,8 @@ struct FusedPass : FusedRows<B, User> {
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const TransposedScores<C, User, score_rows, B.heads_a_tile> scores{p, work, own.first_key + m * 16, own.lane};
-      scores.template finish<false>(s[m], s[m], {tile.head, tile.first + own.first_row, tile.waived}, cut);
+      const QueryTile rows{tile.head, tile.first + own.first_row, tile.waived};
+      scores.template finish<false>(s[m], s[m], rows, cut, scores.load_hidden(rows));
     }
   }
 

@@ -190,7 +190,7 @@ struct KeyPass {
     if constexpr (B.keeps_products()) chain = s;
     const bool cut = B.list_elements || work.is_cut(tile);
     const TransposedScores<C, User> scores{p, work, warp_row, lane};
-    scores.template finish<B.differentiates()>(s, chain, tile, cut);
+    scores.template finish<B.differentiates()>(s, chain, tile, cut, {});
     Scores ds;
     if constexpr (finds_dk) product<VTile, OTile, C.dv>(ds, v_base(), o_base(i));
     const bool replaced = (cut || C.dropout || tests_mask<C>(tile) || B.truncates) && replace_rows(i);
