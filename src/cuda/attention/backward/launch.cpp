@@ -269,7 +269,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
   if (launch.keys.splits_rows) {
     p.cleared_words = reinterpret_cast<u32*>(workspace + place.bits);
     p.cleared_count = key_blocks(problem, launch.keys);
-    p.row_parts = {.key_blocks = Divisor(static_cast<int>(p.cleared_count)),
+    p.row_parts = {.key_blocks = Divisor(static_cast<int>(std::max<std::int64_t>(p.cleared_count, 1))),
                    .tiles = static_cast<int>(launch.row_part),
                    .parts = static_cast<int>(row_parts(problem, launch)),
                    .done = reinterpret_cast<int*>(p.cleared_words),

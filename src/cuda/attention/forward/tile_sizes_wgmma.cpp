@@ -66,7 +66,8 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
     const bool whole_rows = config.d == problem.head_dim_qk && config.dv == problem.head_dim_v && !config.eight_bits;
     const bool small_boxes = config.source == Source::paged && whole_rows && problem.kv.page_size % 16 == 0;
     const bool divides = config.source == Source::strided || (small_boxes && !problem.kv2);
-    const int beside_most = divides && problem.kv.seqlen >= 1024 ? 80 : 64;
+    const bool has_registers = !config.linear_score || !config.rounded_sums;
+    const int beside_most = divides && has_registers && problem.kv.seqlen >= 1024 ? 80 : 64;
     set_tile(config, 128, widest <= 128 ? 128 : widest <= 192 && !much_to_find ? 96 : beside_most, 2, 8);
   }
   const bool few = rows <= 64 || 2 * count_deciding_blocks(config, problem) <= target.multiprocessors;

@@ -193,7 +193,9 @@ struct Softmax {
   __device__ __forceinline__ void exponentiate_again(float (&before)[2], const bool (&also)[2],
                                                      Accumulator<1, key_tiles>& s, float scale, Rescale& rescale,
                                                      Restore restore) {
-    const bool which[2] = {also[0] || overflows(before, 0), also[1] || overflows(before, 1)};
+    bool which[2] = {overflows(before, 0), overflows(before, 1)};  // by all lanes
+    which[0] = which[0] || also[0];
+    which[1] = which[1] || also[1];
     restore(which);
     if (!rescale.needed) rescale.factor[0][0] = rescale.factor[0][1] = 1.0F;
     rescale.needed = true;
