@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The forward by wgmma: which rows of Q a warpgroup that computes has, and how they come into its shared memory.
+// The forward by wgmma: which rows of Q a warpgroup that computes has, and how they come into its shared memory;
+// and products of them with a tile of keys by mma.sync, for what is computed again.
 #pragma once
 
 #include "cuda/attention/forward/producer.cuh"
+#include "cuda/tile/gemm_mma.cuh"
 
 namespace tessera::cuda {
 
 template <FwdConfig C>
 struct QueryTiles : Producer<C> {
   using Base = Producer<C>;
-  using Base::groups, Base::items, Base::maps, Base::p, Base::q_base, Base::shared;
-  using typename Base::QTile, typename Base::Work;
+  using Base::groups, Base::items, Base::k_at, Base::maps, Base::p, Base::q_base, Base::shared;
+  using typename Base::KTile, typename Base::QTile, typename Base::Work;
   static constexpr bool registers_are_short = groups == 3 || (C.linear_score && C.dv > 192);
   // Barriers, one for each group.
   static constexpr int kGroup = 4;
@@ -71,6 +73,29 @@ struct QueryTiles : Producer<C> {
     ptx::cp_async_wait<0>();
     ptx::fence_async_proxy();
     group_barrier();
+  }
+
+  // S = Q·Kᵀ of a warp's rows.
+  template <class Products>
+  __device__ __forceinline__ void multiply(Products& s, u32 k_tile) const {
+    s.clear();
+    const int own = thread_again();
+    const u32 rows = rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32);
+    const u32 keys = keys_address<KTile>(k_tile, own % 32);
+#pragma unroll 1
+    for (int k = 0; k < C.d / depth_of_product(C.q_type()); ++k) {
+      u32 a[1][4];
+      load_rows<QTile>(a, rows, k);
+      multiply_keys<C.q_type(), KTile>(s, a, keys, k);
+    }
+  }
+  // Finished products, in place of what S holds of those of a thread's two rows that `which` names.
+  template <class Finish>
+  __device__ __forceinline__ void overwrite(Accumulator<1, C.tile_kv / 8>& s, const bool (&which)[2], int use,
+                                            Finish finish) const {
+    const int own = thread_again();
+    overwrite_scores<C.q_type(), QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
+                                               keys_address<KTile>(k_at(use), own % 32), finish);
   }
 };
 

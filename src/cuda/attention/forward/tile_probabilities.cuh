@@ -267,7 +267,7 @@ struct TileProbabilities : QueryTiles<C> {
     if (softmax.overflows(before) || shift.recomputes) {
       if constexpr (of_bytes) {
         softmax.exponentiate_again(before, {false, false}, s, step.scale, rescale, [&](const bool(&which)[2]) {
-          overwrite(s, which, step.use, [&](int /*half*/, int /*column*/, float x) { return x * step.product; });
+          this->overwrite(s, which, step.use, [&](int /*half*/, int /*column*/, float x) { return x * step.product; });
         });
       } else if constexpr (C.linear_score) {
         bool steep[2] = {};
@@ -291,18 +291,11 @@ struct TileProbabilities : QueryTiles<C> {
     softmax.follow(before, s, rescale);
   }
 
-  // Finished products, in place of what S holds of those of a thread's two rows that `which` names.
-  template <class Finish>
-  __device__ __forceinline__ void overwrite(Scores& s, const bool (&which)[2], int use, Finish finish) const {
-    const int own = thread_again();
-    overwrite_scores<C.q_type(), QTile, KTile>(s, which, rows_address<QTile>(q_at(), own / 32 % 4 * 16, own % 32),
-                                               keys_address<KTile>(k_at(use), own % 32), finish);
-  }
-  // Finished scores likewise; S holds probabilities of the other rows.
+  // Finished scores of those of a thread's two rows that `which` names; S holds probabilities of the other.
   __device__ __forceinline__ void overwrite_linear_scores(const Work& work, Scores& s, const bool (&which)[2], int use,
                                                           const KvTile& tile, const HiddenBits<C>& hidden) const {
     const auto scores = linear_score(work);
-    overwrite(s, which, use, [&](int half, int column, float product) {
+    this->overwrite(s, which, use, [&](int half, int column, float product) {
       return scores.whole(product, half, column + tile.first + work.tiles.moved(tile, column / 8 * 8));
     });
     if (!work.may_hide(tile)) return;
@@ -319,26 +312,12 @@ struct TileProbabilities : QueryTiles<C> {
   __device__ __forceinline__ void multiply_again(const Work& work, Scores& s, const Step& step) const {
     if constexpr (C.int8_scores) {
       Products products;
-      multiply(products, k_at(step.use));
+      this->multiply(products, k_at(step.use));
       s = descale(work, products, step);
     } else {
-      multiply(s, k_at(step.use));
+      this->multiply(s, k_at(step.use));
     }
   }
-  __device__ __forceinline__ void multiply(Products& s, u32 k_tile) const {
-    s.clear();
-    const int thread = thread_again();
-    const int lane = thread % 32;
-    const u32 rows = rows_address<QTile>(q_at(), thread / 32 % 4 * 16, lane);
-    const u32 keys = keys_address<KTile>(k_tile, lane);
-#pragma unroll 1
-    for (int k = 0; k < C.d / depth_of_product(C.q_type()); ++k) {
-      u32 a[1][4];
-      load_rows<QTile>(a, rows, k);
-      multiply_keys<C.q_type(), KTile>(s, a, keys, k);
-    }
-  }
-
   template <class Shift, class Overlap, class Conversion>
   __device__ __forceinline__ void exponentiate(Scores& s, Step& step, const Shift& shift, Online& softmax,
                                                Measure& measure, const Overlap& overlap, Conversion conversion) const {
