@@ -215,6 +215,26 @@ TEST_P(Identity, RowsDoNotKnowEachOther) {
   }
 }
 
+// Slopes so steep that a row is computed again, and ordinary ones of another head whose rows share its tiles.
+TEST_P(Identity, RowsDoNotKnowOfSteepSlopes) {
+  for (const char* shape : {"d=64 dtype=bf16", "d=128 dtype=fp16", "d=256 dtype=bf16"}) {
+    SCOPED_TRACE(shape);
+    const std::string line = std::string("attention sq=150 sk=300 hq=2 hkv=1 causal alibi lse seed=13 ") + shape;
+    SequenceRun calm(line);
+    SequenceRun mixed(line);
+    for (SequenceRun* run : {&calm, &mixed}) {
+      run->set_alibi_slope(0, 0.25);
+      run->set_alibi_slope(1, run == &mixed ? 30 : 0.5);
+      run->remember();
+      ASSERT_NO_FATAL_FAILURE(run_on(target_, *run, ""));
+    }
+    for (std::int64_t i = 0; i < 150; ++i) {
+      ASSERT_TRUE(same_bits(calm.query_row(Slot::o, 0, i, 0), mixed.query_row(Slot::o, 0, i, 0))) << "row " << i;
+      ASSERT_EQ(calm.lse(Slot::lse, 0, i, 0), mixed.lse(Slot::lse, 0, i, 0)) << "row " << i;
+    }
+  }
+}
+
 // With plans of their own: what batch_invariant promises is a choice that the batch does not enter.
 TEST_P(Identity, AloneIsAsInABatch) {
   const std::string common = " hq=8 hkv=2 d=64 dtype=bf16 causal lse batch_invariant";

@@ -60,6 +60,11 @@ class SequenceRun {
     const Tensor& tensor = inputs_.bindings()[slot];
     return reference::read(tensor, reference::lse_offset(tensor, b, h, query(b), i));
   }
+  /// Of slopes that all sequences share.
+  void set_alibi_slope(std::int64_t h, double value) {
+    const Tensor& tensor = inputs_.bindings()[Slot::alibi_slopes];
+    reference::write(tensor, h * tensor.strides[0], value);
+  }
   void set_lse(Slot slot, std::int64_t b, std::int64_t i, std::int64_t h, double value) {
     const Tensor& tensor = inputs_.bindings()[slot];
     reference::write(tensor, reference::lse_offset(tensor, b, h, query(b), i), value);
