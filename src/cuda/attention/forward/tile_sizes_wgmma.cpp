@@ -46,8 +46,7 @@ void choose_wgmma_tiles(FwdConfig& config, const Problem& problem, const Target&
   } else if (widest <= 64 && !much_to_find) {
     const bool causal = problem.window.right && !problem.window.left;
     set_tile(config, 192, 128, 4, 12);
-    // Three groups leave no registers for 128 keys of int8, nor for rounded sums. Boxes of pages are
-    // to divide a tile.
+    // Three groups leave no registers for 128 keys of int8, nor for rounded sums. Boxes of pages are to divide a tile.
     const bool few_boxes = config.source == Source::strided || problem.kv.page_size % 96 == 0;
     if (config.int8_scores && few_boxes) set_tile(config, 192, 96, 2, 12);
     const bool two_groups = config.rounded_sums || (config.int8_scores && !few_boxes);

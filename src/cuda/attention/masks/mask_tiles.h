@@ -13,7 +13,7 @@
 
 namespace tessera::cuda {
 
-/// Whether attention loads the bits of the problem's mask: one that does not depend on the head, beside a list whose
+/// Whether attention can load the bits of the problem's mask: one that does not depend on the head, beside a list whose
 /// blocks are whole ones of kMaskBlock and the same for all heads.
 bool has_mask_bits(const Problem& problem);
 

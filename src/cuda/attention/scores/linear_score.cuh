@@ -54,7 +54,7 @@ struct LinearScore {
   }
 
   /// Adds to each product what its column is beyond the tile's first. What the first column adds, in units of log2.
-  /// Of steep rows that would round scores by too much: theirs become NaN, and change_whole() is to follow.
+  /// Of steep rows that would round scores by too much: they lack NaN, and are to be computed again by whole().
   template <class Work, int key_tiles>
   __device__ __forceinline__ LinearShift change(const Work& work, Accumulator<1, key_tiles>& s,
                                                 const KvTile& tile) const {
