@@ -169,10 +169,10 @@ void plan_backward(detail::PlanState& state, Products products) {
   BwdConfig keys = bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys);
   const std::int64_t row_part = tiles_of_row_part(state, problem, keys);
   keys.splits_rows = row_part > 0;
-  BwdLaunch launch{problem,  bwd_config(problem, state.target, products, Gradients::queries),
-                   keys,     row_values_config(problem, keys),
-                   row_part, {}};
-  launch.mask = MaskTiles(problem, state.problem, keys.mask_bits ? MaskBitsOf::keys : MaskBitsOf::nothing);
+  BwdLaunch launch{
+      problem,  bwd_config(problem, state.target, products, Gradients::queries),
+      keys,     row_values_config(problem, keys),
+      row_part, MaskTiles(problem, state.problem, keys.mask_bits ? MaskBitsOf::keys : MaskBitsOf::nothing)};
   const CallableSources callables = callable_sources(problem);
   CallableSources of_keys = callables;
   if (keys.mask_bits) of_keys.mask = {};

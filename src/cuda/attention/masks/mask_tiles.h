@@ -20,7 +20,7 @@ bool has_mask_bits(const Problem& problem);
 /// The problem with a list of the tiles that its mask shows, where a kernel in front is to make one; else as it is.
 Problem with_mask_list(const Problem& problem, const Wishes& wishes);
 
-/// Which side of a tile the bits of a word are of one element of; they tell of elements of the other side.
+/// What has words of MaskBits: queries, whose bits tell of keys, or keys, whose bits tell of queries.
 enum class MaskBitsOf { nothing, queries, keys };
 
 /// The kernel in front of a plan, and what it writes.

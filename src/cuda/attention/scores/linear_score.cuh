@@ -92,7 +92,7 @@ struct LinearScore {
     return shift;
   }
 
-  /// Whether columns far from the nearest key would round scores by more than 2^-24 · 4 · tile_kv.
+  /// Which rows are steep: columns far from the nearest key would round their scores by more than 2^-24 · 4 · tile_kv.
   __device__ __forceinline__ void find_steep(bool (&steep)[2]) const {
     const Rows rows = load();
     steep[0] = is_steep(rows, 0);

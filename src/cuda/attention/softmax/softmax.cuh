@@ -138,7 +138,7 @@ struct Softmax {
   }
   static constexpr auto kMostSum = static_cast<float>(1 << slack_bits);
   // As little as the range of P allows, so that scores that go on to rise seldom overshoot again. In e4m3, whose
-  // smallest number is 2^-9, 32 equal probabilities are 1 then.
+  // smallest number is 2^-9, 32 equal probabilities are 1 then. Where origins are raised above the maximum, as there.
   static constexpr bool leaves_more = offset_bits < 0;
   static constexpr float followed_bits = offset_bits > 0 ? 5.0F : leaves_more ? offset_bits : 15.0F - kSlack;
 
@@ -157,7 +157,7 @@ struct Softmax {
       float left = origin[0][half] - raised;
       origin[0][half] = raised;
 #pragma unroll
-      for (int step = 0; step < (leaves_more ? 2 : 1); ++step) {  // a factor below 2^-126 would be 0
+      for (int step = 0; step < (leaves_more ? 2 : 1); ++step) {  // two factors, as one below 2^-126 would be 0
         if (step > 0 && __any_sync(0xffffffffU, left < 0.0F) == 0) break;
         const float now = leaves_more ? fmaxf(left, -100.0F) : left;
         left -= now;
@@ -183,7 +183,7 @@ struct Softmax {
   __device__ __forceinline__ bool overflows(const float (&before)[2], int half) const {
     return quad_maximum(sum[0][half] - before[half]) > kMostFollowed;
   }
-  // By it and 2^15 the reciprocal is still a normal number.
+  // By it and 2^15 the reciprocal is still a normal number; two factors divide all finite sums.
   static constexpr float kMostFollowed = leaves_more ? 3.0e38F : 1.0e30F;
 
   /// Rows of which what came since `before` is too large to be divided, and those of a thread's two that `also` names:
