@@ -129,7 +129,7 @@ struct KeySide {
   }
   __device__ __forceinline__ Tile describe(const Place& tile) const {
     const bool cut = B.list_elements || work.is_cut(tile);
-    return {tile, cut, C.dropout || tests_mask<C>(tile) || B.truncates || cut, true};
+    return {tile, cut, C.dropout || tests_mask<C>(tile) || cut, true};
   }
 
   /// Copies K and V. By one thread.

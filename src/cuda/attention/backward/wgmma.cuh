@@ -41,6 +41,9 @@ struct BwdWgmma : BwdProducer<Side> {
                                : (B.dropout || B.scale_first) && B.adds_queries() && B.accumulators() >= 192
                                    ? 1
                                    : columns / 8;
+  // Where the assembler does not find out by itself that all lanes are at the same tile, it keeps addresses and
+  // descriptors that follow from its number in every lane's registers (docs/experiments/gpu-backward.md).
+  static constexpr bool says_uniform = B.adds_queries() && (B.has_list() || columns > 64);
   using Values = float2[ahead];                                    // of one of RowValues' arrays
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
 
@@ -73,6 +76,7 @@ struct BwdWgmma : BwdProducer<Side> {
       if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
 #pragma unroll 1
       for (int i = 0;; ++i) {
+        if constexpr (says_uniform) i = ptx::uniform(i);
         Kept kept;
         if constexpr (B.dropout) side.draw(kept, tile(i), warp_row(), lane_again());
         u32 share_to = 0;
