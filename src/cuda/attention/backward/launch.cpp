@@ -304,7 +304,8 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
     params.o_residual = bindings[Slot::o_residual].as<signed char>();
     params.o_residual_strides = row_strides(bindings[Slot::o_residual]);
   }
-  const bool no_rows = total_rows(problem) == 0;
+  // Packed queries may belong to no sequence.
+  const bool no_rows = total_rows(problem) == 0 || problem.seqlen_q == 0;
   BwdTensorMaps maps[2]{};  // before the first launch, since strides may allow none
   if (launch.keys.has_producer() && !no_rows) {
     if (!launch.finds_all()) maps[0] = tensor_maps(launch.rows, problem, params);
