@@ -204,6 +204,7 @@ struct BwdProducer {
       const bool may_be_non_finite = side.store_values(values, values_at(i), lane);
       if (B.adds_queries() && i == 0) replaced = own_replaced();
       if (lane == 0) described.may_be_non_finite = may_be_non_finite;
+      // LSE of +∞ is that of a row that the forward left empty: its elements are tested under a list that truncates.
       if (lane == 0 && (replaced || (B.truncates && may_be_non_finite))) described.hides = true;
       __syncwarp();
       if (lane == 0) stream().publish(i);

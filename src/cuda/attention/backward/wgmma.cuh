@@ -42,7 +42,8 @@ struct BwdWgmma : BwdProducer<Side> {
                                    ? 1
                                    : columns / 8;
   // Where the assembler does not find out by itself that all lanes are at the same tile, it keeps addresses and
-  // descriptors that follow from its number in every lane's registers (docs/experiments/gpu-backward.md).
+  // descriptors that follow from its number in every lane's registers. It is told where that was measured to pay
+  // (docs/experiments/gpu-backward.md).
   static constexpr bool says_uniform = B.adds_queries() && (B.has_list() || columns > 64);
   using Values = float2[ahead];                                    // of one of RowValues' arrays
   static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
