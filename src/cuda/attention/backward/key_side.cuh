@@ -58,7 +58,7 @@ struct KeySide {
   struct Tile : QueryTile {
     bool cut;
     bool hides;
-    bool may_be_non_finite;  // of tiles that hide: whether its rows want looking through; see also BwdProducer::describe
+    bool may_be_non_finite;  // of tiles that hide: whether its rows want looking through (BwdProducer::describe)
   };
   using Kept = KeptOfKeys<C>;
   using Scores = Accumulator<1, C.tile_q / 8>;
