@@ -65,6 +65,15 @@ __device__ __forceinline__ void store_16(void* to, const u32 (&value)[4]) {
                : "memory");
 }
 
+/// Where `is_wanted`: without a branch.
+__device__ __forceinline__ void store_16_if(bool is_wanted, void* to, const u32 (&value)[4]) {
+  asm volatile(
+      "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %0, 0;\n"
+      "@wanted st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}\n" ::"r"(static_cast<int>(is_wanted)),
+      "l"(to), "r"(value[0]), "r"(value[1]), "r"(value[2]), "r"(value[3])
+      : "memory");
+}
+
 __device__ __forceinline__ void load_shared_16(u32 (&value)[4], u32 from) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3])

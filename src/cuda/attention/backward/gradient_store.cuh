@@ -3,10 +3,13 @@
 #pragma once
 
 #include "cuda/attention/backward/query_range.cuh"
+#include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/attention/tiles/packed_rows.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/gemm_mma.cuh"
 #include "cuda/tile/quad.cuh"
+#include "cuda/tile/swizzle.cuh"
 #include "shared/backward.h"
 
 namespace tessera::cuda {
@@ -74,22 +77,88 @@ __device__ __forceinline__ void store_query_gradient(const BwdParams& params, co
       [&](int row) { return first + row < q.length; });
 }
 
+/// Where the gradients of a warp's 16 keys go.
+template <Element gradient>
+struct KeyRows {
+  char* first;
+  i64 row_bytes;
+  int capacity, length;  // of the 16, how many there is room for, and how many there are
+
+  template <FwdConfig C, int heads_a_tile>
+  __device__ __forceinline__ KeyRows(const KeyWork<C, heads_a_tile>& work, int warp_row, const KeyGradient& out) {
+    const Extent& keys = work.keys.extent;
+    const int key = work.first_key + warp_row;
+    const i64 at =
+        work.batch * out.strides.batch + (keys.first + i64{key}) * out.strides.row + work.kv_head * out.strides.head;
+    first = static_cast<char*>(out.data) + bytes_of(gradient) * at;
+    row_bytes = bytes_of(gradient) * out.strides.row;
+    capacity = keys.capacity - key;
+    length = keys.length - key;
+  }
+  __device__ __forceinline__ char* to(int row) const { return row < capacity ? first + row_bytes * row : nullptr; }
+  __device__ __forceinline__ bool is_used(int row) const { return row < length; }
+};
+
+/// What store_key_gradient_through wants of shared memory for a warp: 16 rows of 64 columns.
+constexpr int kStoreScratchBytes = 16 * 64 * 2;
+
+/// dK or dV of a warp's 16 keys, of 16 bits, by way of `scratch`, shared memory that is the warp's own: a third of the
+/// instructions of store_key_gradient, and 128 bytes of a row at a time. Leaves nothing in `sums`. SM90 and newer.
+template <Element gradient, int tiles>
+__device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumulator<1, tiles>& sums, float factor,
+                                                           int columns, const KeyRows<gradient>& rows, int lane) {
+  using Scratch = SharedTile<gradient, 16, 64>;
+  static_assert(Scratch::bytes == kStoreScratchBytes && tiles % 2 == 0);
+  if (rows.length < 16) {
+#pragma unroll
+    for (int n = 0; n < tiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (!rows.is_used(lane / 4 + e / 2 * 8)) sums.tile[0][n][e] = 0.0F;
+      }
+    }
+  }
+  const u32 fragment = scratch + Scratch::at(lane % 16, lane / 16);
+  char* const own = rows.first + rows.row_bytes * (lane / 8) + lane % 8 * kChunkBytes;
+  const i64 step = rows.row_bytes * 4;
+#pragma unroll
+  for (int first = 0; first < tiles; first += 8) {
+#pragma unroll
+    for (int n = first; n < first + 8 && n < tiles; n += 2) {
+      auto& left = sums.tile[0][n];
+      auto& right = sums.tile[0][n + 1];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        left[e] *= factor;
+        right[e] *= factor;
+      }
+      u32 words[4];
+      pack_fragment<gradient>(words, left, right);
+      ptx::stmatrix_x4(Scratch::chunk_pair(fragment, (n - first) / 2), words);
+    }
+    __syncwarp();
+    u32 words[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::load_shared_16(words[i], scratch + Scratch::at(lane / 8 + 4 * i, lane % 8));
+    __syncwarp();
+    const int room = first * 8 + lane % 8 * 8 < columns ? rows.capacity - lane / 8 : 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      ptx::store_16_if(4 * i < room, own + step * i + first * 8 * bytes_of(gradient), words[i]);
+    }
+  }
+}
+
 /// dK or dV of a warp's 16 keys.
 template <Element gradient, FwdConfig C, int heads_a_tile, int tiles, class ColumnOf = AdjacentColumns>
 __device__ __forceinline__ void store_key_gradient(const BwdParams& params, const KeyWork<C, heads_a_tile>& work,
                                                    int warp_row, int lane, const Accumulator<1, tiles>& sums,
                                                    const KeyGradient& out, int columns, float factor,
                                                    ColumnOf column_of = {}) {
-  const Extent& keys = work.keys.extent;
-  const int first = work.first_key + warp_row;
-  constexpr int bytes = bytes_of(gradient);
-  const i64 at =
-      work.batch * out.strides.batch + (keys.first + i64{first}) * out.strides.row + work.kv_head * out.strides.head;
-  char* to = static_cast<char*>(out.data) + bytes * at;
+  const KeyRows<gradient> rows(work, warp_row, out);
   store_gradient<gradient>(
-      sums, factor, columns, params.accumulates, lane,
-      [&](int row) { return first + row < keys.capacity ? to + bytes * out.strides.row * row : nullptr; },
-      [&](int row) { return first + row < keys.length; }, column_of);
+      sums, factor, columns, params.accumulates, lane, [&](int row) { return rows.to(row); },
+      [&](int row) { return rows.is_used(row); }, column_of);
 }
 
 }  // namespace tessera::cuda

@@ -132,14 +132,17 @@ struct KeySide {
     return {tile, cut, C.dropout || tests_mask<C>(tile) || cut, true};
   }
 
-  /// Copies K and V. By one thread.
-  template <class KTile, class VTile>
-  __device__ __forceinline__ void copy_own(u32 k_to, u32 v_to, u32 barrier) const {
-    const int segment = C.segments == 2 ? work.segment : 0;
-    const KvParams& kv = params.forward.kv[segment];
-    const int row = work.keys.extent.first + work.first_key;
-    copy_rows<KTile>(&maps->keys[segment], kv.k_strides, k_to, barrier, work.kv_head, row, work.batch);
-    copy_rows<VTile>(&maps->values[segment], kv.v_strides, v_to, barrier, work.kv_head, row, work.batch);
+  /// Copies K. By one thread.
+  template <class Tile>
+  __device__ __forceinline__ void copy_own_qk(u32 to, u32 barrier) const {
+    const KvParams& kv = params.forward.kv[segment()];
+    copy_rows<Tile>(&maps->keys[segment()], kv.k_strides, to, barrier, work.kv_head, first_row(), work.batch);
+  }
+  /// Copies V. By one thread.
+  template <class Tile>
+  __device__ __forceinline__ void copy_own_ov(u32 to, u32 barrier) const {
+    const KvParams& kv = params.forward.kv[segment()];
+    copy_rows<Tile>(&maps->values[segment()], kv.v_strides, to, barrier, work.kv_head, first_row(), work.batch);
   }
   /// Copies Q and dO of a tile. By one thread.
   template <class QTile, class OTile>
@@ -266,23 +269,32 @@ struct KeySide {
     }
   }
 
+  /// `scratch`: with adds_queries(), kStoreScratchBytes of shared memory for the warp.
   template <class Sums>
-  __device__ __forceinline__ void store_qk(const Sums& dk, int warp_row, int lane) const {
-    const FwdParams& p = params.forward;
-    store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dk, params.dk[segment()], p.d, p.scale);
+  __device__ __forceinline__ void store_qk(Sums& dk, int warp_row, int lane, u32 scratch = 0) const {
+    store(dk, params.dk[segment()], params.forward.d, params.forward.scale, warp_row, lane, scratch);
   }
   template <class Sums>
-  __device__ __forceinline__ void store_ov(const Sums& dv, int warp_row, int lane) const {
-    const FwdParams& p = params.forward;
-    store_key_gradient<B.gradient, C>(params, work, warp_row, lane, dv, params.dv[segment()], p.dv,
-                                      C.dropout ? p.dropout.scale : 1.0F);
+  __device__ __forceinline__ void store_ov(Sums& dv, int warp_row, int lane, u32 scratch = 0) const {
+    const float factor = C.dropout ? params.forward.dropout.scale : 1.0F;
+    store(dv, params.dv[segment()], params.forward.dv, factor, warp_row, lane, scratch);
   }
 
  private:
+  template <class Sums>
+  __device__ __forceinline__ void store(Sums& sums, const KeyGradient& out, int columns, float factor, int warp_row,
+                                        int lane, [[maybe_unused]] u32 scratch) const {
+    if constexpr (B.adds_queries() && B.gradient != Element::fp32) {
+      store_key_gradient_through<B.gradient>(scratch, sums, factor, columns, {work, warp_row, out}, lane);
+    } else {
+      store_key_gradient<B.gradient, C>(params, work, warp_row, lane, sums, out, columns, factor);
+    }
+  }
   __device__ __forceinline__ int* added(const Place& tile) const {
     return params.query_sums.added +
            sum_tile_of(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows);
   }
+  __device__ __forceinline__ int first_row() const { return work.keys.extent.first + work.first_key; }
   __device__ __forceinline__ int segment() const { return C.segments == 2 ? work.segment : 0; }
 };
 

@@ -46,9 +46,10 @@ struct BwdProducer {
     NonFinite non_finite[B.stages];
     bool replaced[B.stages];  // whether a row of the tile is not finite
     OwnNonFinite own_non_finite;
-    bool is_last_part;  // of those that share the block's own rows
-    u64 own;            // a phase: the block's own rows
-    u64 own_checks;     // likewise: with adds_queries() they are looked through
+    bool own_replaced;   // likewise of the block's own rows
+    bool is_last_part;   // of those that share the block's own rows
+    u64 own_qk, own_ov;  // a phase: the block's own rows
+    u64 own_checks;      // likewise: who computes has looked through those of own_qk
     u64 stream[2 * B.stages];
     u64 checks[2 * B.stages];
     u64 query_sums[2 * groups];
@@ -114,13 +115,18 @@ struct BwdProducer {
   __device__ __forceinline__ Ring<B.stages> checks() const { return {ptx::shared_address(memory.checks)}; }
   /// A buffer for each group, so that use i · groups + g is tile i's of group g.
   __device__ __forceinline__ Ring<groups> query_sums() const { return {ptx::shared_address(memory.query_sums)}; }
-  __device__ __forceinline__ void await_own() const { ptx::mbarrier_wait(ptx::shared_address(&memory.own), 0); }
+  __device__ __forceinline__ void await_own_qk() const { ptx::mbarrier_wait(ptx::shared_address(&memory.own_qk), 0); }
+  __device__ __forceinline__ void await_own_ov() const { ptx::mbarrier_wait(ptx::shared_address(&memory.own_ov), 0); }
 
   /// By one thread, before a barrier of the block.
   __device__ __forceinline__ void init() const {
-    ptx::mbarrier_init(ptx::shared_address(&memory.own), 1);
-    ptx::mbarrier_init(ptx::shared_address(&memory.own_checks), kOwnCheckers);
-    if constexpr (B.adds_queries()) memory.own_non_finite = {};
+    ptx::mbarrier_init(ptx::shared_address(&memory.own_qk), 1);
+    ptx::mbarrier_init(ptx::shared_address(&memory.own_ov), 1);
+    if constexpr (B.adds_queries()) {
+      ptx::mbarrier_init(ptx::shared_address(&memory.own_checks), 1);
+      memory.own_non_finite = {};
+      memory.own_replaced = false;
+    }
     stream().init(2, B.warps + 1);  // filled by who copies and who describes; read by who computes and who checks
     checks().init(1, 1);
     if constexpr (B.adds_queries()) query_sums().init(4, 1);
@@ -133,9 +139,6 @@ struct BwdProducer {
   __device__ __forceinline__ void produce() const {
     const int role = warp() - B.warps;
     const int count = side.count();
-    if constexpr (B.adds_queries()) {
-      if (role > 0 && count > 0) check_own(role - 1);
-    }
     if (role == 0) {
       if (B.has_list() || lane == 0) copy(count);
     } else if (role == 1) {
@@ -156,15 +159,14 @@ struct BwdProducer {
 
  private:
   static constexpr int kCheckers = B.adds_queries() ? 1 : 2;  // warps
-  static constexpr int kOwnCheckers = 3;
 
   __device__ __forceinline__ void copy(int count) const {
     if (count == 0) return;
     const bool asks = !B.has_list() || lane == 0;  // a warp walks over a list
-    const u32 own = ptx::shared_address(&memory.own);
     if (asks) {
-      ptx::mbarrier_arrive_expecting(own, OwnQk::bytes + OwnOv::bytes);
-      side.template copy_own<OwnQk, OwnOv>(own_qk(), own_ov(), own);
+      const u32 copied = ptx::shared_address(&memory.own_qk);
+      ptx::mbarrier_arrive_expecting(copied, OwnQk::bytes);
+      side.template copy_own_qk<OwnQk>(own_qk(), copied);
     }
     auto walk = side.walk();
 #pragma unroll 1
@@ -177,6 +179,11 @@ struct BwdProducer {
         ptx::mbarrier_arrive(walked_at(i));
       }
       side.template copy<StreamQk, StreamOv>(tile, qk_at(i), ov_at(i), stream().full(i));
+      if (i > 0) continue;
+      // Behind the first tile: S wants it, dP follows.
+      const u32 copied = ptx::shared_address(&memory.own_ov);
+      ptx::mbarrier_arrive_expecting(copied, OwnOv::bytes);
+      side.template copy_own_ov<OwnOv>(own_ov(), copied);
     }
   }
 
@@ -192,7 +199,6 @@ struct BwdProducer {
     return side.place(i);
   }
   __device__ __forceinline__ void describe(int count) const {
-    bool replaced = false;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const auto tile = side.describe(tile_of(i));
@@ -202,33 +208,20 @@ struct BwdProducer {
       auto& described = memory.tiles[i % B.stages];
       if (lane == 0) described = tile;
       const bool may_be_non_finite = side.store_values(values, values_at(i), lane);
-      if (B.adds_queries() && i == 0) replaced = own_replaced();
       if (lane == 0) described.may_be_non_finite = may_be_non_finite;
       // LSE of +∞ is that of a row that the forward left empty: its elements are tested under a list that truncates.
-      if (lane == 0 && (replaced || (B.truncates && may_be_non_finite))) described.hides = true;
+      bool hides = B.truncates && may_be_non_finite;
+      // Who computes is told at tile 1 and asks by itself at tile 0, which so need not wait for the block's own rows.
+      if (B.adds_queries() && i > 0) hides = hides || own_replaced();
+      if (lane == 0 && hides) described.hides = true;
       __syncwarp();
       if (lane == 0) stream().publish(i);
     }
   }
 
-  // Zeros for what is not finite of K: dQ of a row takes every key of the block. Who computes then makes NaN of the
-  // probabilities.
-  __device__ __forceinline__ void check_own(int checker) const {
-    constexpr int threads = kOwnCheckers * 32;
-    const int number = checker * 32 + lane;
-    await_own();
-    if (!OwnNonFinite::template are_finite<threads, OwnQk>(own_qk(), number)) {
-      OwnNonFinite::template replace<threads, OwnQk>(own_qk(), memory.own_non_finite.first, number);
-      ptx::fence_async_proxy();
-    }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&memory.own_checks));
-  }
   __device__ __forceinline__ bool own_replaced() const {
     ptx::mbarrier_wait(ptx::shared_address(&memory.own_checks), 0);
-    u32 rows = 0;
-    for (const u32 word : memory.own_non_finite.first) rows |= word;
-    return rows != 0;
+    return memory.own_replaced;
   }
   // Adds what the groups have put into shared memory to the sums.
   __device__ __forceinline__ void add_queries(int count) const {

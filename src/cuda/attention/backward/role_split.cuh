@@ -51,7 +51,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
     const int count = side.count();
     if (count > 0) {
       const float scale = score_scale<B>(p);
-      this->await_own();
+      this->await_own_qk();
       typename Base::ScoreOperands from = this->score_operands(0);
       Scores s;
       stream().wait(0);
@@ -116,7 +116,7 @@ struct KeyRole : BwdWgmma<Side, true, false> {
     dk.clear();
     const int count = side.count();
     if (count > 0) {
-      this->await_own();
+      this->await_own_ov();
       typename Base::ScoreOperands from = this->score_operands(0);
       Scores ds;
       stream().wait(0);

@@ -54,13 +54,15 @@ struct RowSide {
     return {tile, work.may_hide(tile) || B.truncates, true};
   }
 
-  /// Copies Q and dO. By one thread.
-  template <class QTile, class OTile>
-  __device__ __forceinline__ void copy_own(u32 q_to, u32 o_to, u32 barrier) const {
-    const FwdParams& p = params.forward;
-    const int row = work.sequence.q.first + work.block.first_row;
-    copy_rows<QTile>(&maps->q, p.q_strides, q_to, barrier, work.block.head, row, work.block.batch);
-    copy_rows<OTile>(&maps->dout, params.dout_strides, o_to, barrier, work.block.head, row, work.block.batch);
+  /// Copies Q. By one thread.
+  template <class Tile>
+  __device__ __forceinline__ void copy_own_qk(u32 to, u32 barrier) const {
+    copy_rows<Tile>(&maps->q, params.forward.q_strides, to, barrier, work.block.head, first_row(), work.block.batch);
+  }
+  /// Copies dO. By one thread.
+  template <class Tile>
+  __device__ __forceinline__ void copy_own_ov(u32 to, u32 barrier) const {
+    copy_rows<Tile>(&maps->dout, params.dout_strides, to, barrier, work.block.head, first_row(), work.block.batch);
   }
   /// Copies K and V of a tile. By one thread.
   template <class KTile, class VTile>
@@ -111,9 +113,12 @@ struct RowSide {
   }
 
   template <class Sums>
-  __device__ __forceinline__ void store_qk(const Sums& dq, int warp_row, int lane) const {
+  __device__ __forceinline__ void store_qk(const Sums& dq, int warp_row, int lane, u32 = 0) const {
     store_query_gradient<B.gradient>(params, work, warp_row, lane, dq);
   }
+
+ private:
+  __device__ __forceinline__ int first_row() const { return work.sequence.q.first + work.block.first_row; }
 };
 
 }  // namespace tessera::cuda

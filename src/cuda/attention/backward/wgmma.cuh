@@ -13,7 +13,7 @@
 #pragma once
 
 #include "cuda/attention/backward/key_side.cuh"
-#include "cuda/attention/backward/producer.cuh"
+#include "cuda/attention/backward/query_products.cuh"
 #include "cuda/attention/backward/row_side.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/tile/gemm_wgmma.cuh"
@@ -22,14 +22,15 @@ namespace tessera::cuda {
 
 /// `finds_qk`: whether dQ or dK is computed; `finds_ov`: whether dV is.
 template <class Side, bool finds_qk, bool finds_ov>
-struct BwdWgmma : BwdProducer<Side> {
-  using Base = BwdProducer<Side>;
+struct BwdWgmma : QueryProducts<Side> {
+  using Base = QueryProducts<Side>;
   using Base::B, Base::checks, Base::groups, Base::memory, Base::own_ov, Base::own_qk, Base::p, Base::qk_at, Base::side,
       Base::stream, Base::values_at;
-  using typename Base::OwnOv, typename Base::OwnQk, typename Base::StreamOv, typename Base::StreamQk;
-  static constexpr int columns = B.stream_rows();
-  using Scores = Accumulator<1, columns / 8>;
-  using Operand = u32[columns / 16][4];
+  using Base::begin_queries, Base::columns, Base::for_each, Base::kGradientBarrier, Base::lane_again, Base::poison_own,
+      Base::publish_queries, Base::query_operands, Base::share_gradients, Base::shared_gradients, Base::stage_queries,
+      Base::thread_again, Base::warp_row;
+  using typename Base::Operand, typename Base::OwnOv, typename Base::OwnQk, typename Base::Scores;
+  using typename Base::StreamOv, typename Base::StreamQk;
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
@@ -45,8 +46,7 @@ struct BwdWgmma : BwdProducer<Side> {
   // descriptors that follow from its number in every lane's registers. It is told where that was measured to pay
   // (docs/experiments/gpu-backward.md).
   static constexpr bool says_uniform = B.adds_queries() && (B.has_list() || columns > 64);
-  using Values = float2[ahead];                                    // of one of RowValues' arrays
-  static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
+  using Values = float2[ahead];  // of one of RowValues' arrays
 
   /// See BwdProducer::run.
   static __device__ __forceinline__ void run(const BwdParams& params, char* memory, const BwdTensorMaps* maps,
@@ -64,15 +64,18 @@ struct BwdWgmma : BwdProducer<Side> {
     if (count > 0) {
       const OwnValues own = side.own_values(warp_row(), lane_again());
       const float scale = score_scale<B>(p);
-      this->await_own();
+      this->await_own_qk();
+      if constexpr (B.adds_queries()) this->replace_own();
       Scores s, ds;
       ScoreOperands from = score_operands(0);
       stream().wait(0);
       // Loaded in front of the products, behind whose reads of shared memory they would stand in line.
       bool hides = tile(0).hides;
+      if constexpr (B.adds_queries()) hides = hides || memory.own_replaced;
       Values lse, delta;
       load_values<kLse>(lse, own, 0);
       begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
+      this->await_own_ov();
       if constexpr (finds_qk) begin_gradients(ds, from);
       if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
 #pragma unroll 1
@@ -113,7 +116,8 @@ struct BwdWgmma : BwdProducer<Side> {
             if (in_front + k < columns / 8) exponentiate<false>(s, scale, lse, own, i, in_front + k, in_front + k + 1);
           });
         }
-        [[maybe_unused]] QueryOperands operands;  // found here: no product can begin before its descriptor is known
+        [[maybe_unused]]
+        typename Base::QueryOperands operands;  // found here: no product can begin before its descriptor is known
         if constexpr (B.adds_queries()) operands = query_operands(i);
         scheduler_barrier_sync();
         if constexpr (B.adds_queries()) share_gradients(gradients, share_to);
@@ -155,26 +159,20 @@ struct BwdWgmma : BwdProducer<Side> {
     if constexpr (B.splits_rows) {
       if (!add_parts(dqk, dov)) return;
     }
-    if constexpr (finds_qk) side.store_qk(dqk, warp_row(), lane_again());
-    if constexpr (finds_ov) side.store_ov(dov, warp_row(), lane_again());
+    u32 scratch = 0;
+    // Both groups have read that buffer for the last time (see share_gradients).
+    if constexpr (B.adds_queries()) scratch = this->gradients_at(count) + this->warp() * kStoreScratchBytes;
+    if constexpr (finds_qk) side.store_qk(dqk, warp_row(), lane_again(), scratch);
+    if constexpr (finds_ov) side.store_ov(dov, warp_row(), lane_again(), scratch);
   }
 
  protected:
-  // Asked for again rather than kept, since registers are short.
-  static __device__ __forceinline__ int thread_again() {
-    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
-    __builtin_assume(thread >= 0);  // else remainders take three instructions more
-    return thread;
-  }
-  static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
-  static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
-
   // Where the operands of S and dP of a tile lie: the group's 64 rows of the block's own tiles, and the tile.
   struct ScoreOperands {
     u32 own_qk, own_ov, tile_qk;
   };
   __device__ __forceinline__ ScoreOperands score_operands(int i) const {
-    const int group = own_threads > 128 ? this->warp() / 4 : 0;
+    const int group = Base::own_threads > 128 ? this->warp() / 4 : 0;
     return {own_qk() + group * static_cast<int>(OwnQk::rows_below(64)),
             own_ov() + group * static_cast<int>(OwnOv::rows_below(64)), ptx::uniform(qk_at(i))};
   }
@@ -200,29 +198,8 @@ struct BwdWgmma : BwdProducer<Side> {
   }
 
   static constexpr int kLse = 0, kDelta = 1, kWeight = 2;  // arrays of RowValues
-  using NonFinite = typename Base::NonFinite;
+  using typename Base::NonFinite;
 
-  template <class Use>
-  static __device__ __forceinline__ void for_each(Use use) {
-#pragma unroll
-    for (int n = 0; n < columns / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) use(n, e);
-    }
-  }
-
-  // Scores of keys that zeros have taken the place of.
-  __device__ __forceinline__ void poison_own(Scores& s) const {
-    const int row = warp_row() + lane_again() / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (memory.own_non_finite.of(row + half * 8) == 0) continue;
-      for_each([&](int n, int e) {
-        float& element = s.tile[0][n][e];
-        if (e / 2 == half && element != -kInfinity) element = kNaN;
-      });
-    }
-  }
   __device__ __forceinline__ const Tile& tile(int i) const { return memory.tiles[i % B.stages]; }
   template <int array>
   __device__ __forceinline__ void load_values(Values& values, const OwnValues& own, int i) const {
@@ -307,60 +284,8 @@ struct BwdWgmma : BwdProducer<Side> {
     u32 bits = 0;  // of the last, before which the assembler leaves the others
 #pragma unroll
     for (const float element : s.tile[0][in_front - 1]) bits |= __float_as_uint(element);
-    ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own));
+    ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own_qk));
   }
-  // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
-  // would be slow. The buffer is free, because a group ended its products of tile i − 2 before it arrived at the
-  // barrier of tile i − 1.
-  __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
-#pragma unroll
-    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(Base::GradientTile::chunk_pair(to, k), gradients[k]);
-  }
-  // Where a thread's rows of 16 bytes of dS begin.
-  __device__ __forceinline__ u32 shared_gradients(int i) const {
-    const int thread = thread_again();
-    return this->gradients_at(i) + Base::GradientTile::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
-  }
-  // Where the group's operands of dQ = dS·K of a tile lie: half of the rows or of the columns for each group. Of 96
-  // columns the second group wants 32 and computes 64, of which nobody takes those that come of what lies behind K.
-  struct QueryOperands {
-    u32 gradients, keys;
-  };
-  __device__ __forceinline__ QueryOperands query_operands(int i) const {
-    constexpr int part = Base::query_columns;
-    const int group = this->warp() / 4;
-    const int rows = part == B.d ? group : 0;  // a panel of 64
-    const int column = part == B.d ? 0 : group * part;
-    const u32 keys = own_qk() + column / OwnQk::panel_columns * OwnQk::panel_bytes +
-                     column % OwnQk::panel_columns * bytes_of(B.type);
-    return {ptx::uniform(this->gradients_at(i) + rows * Base::GradientTile::panel_bytes), ptx::uniform(keys)};
-  }
-  __device__ __forceinline__ void begin_queries(Scores& dq, const QueryOperands& from) const {
-    using Gradients = SharedTile<B.type, Base::GradientTile::rows, 64>;
-    ptx::barrier_sync(kGradientBarrier, B.threads());
-    begin_transposed<B.type, Gradients, OwnQk, Base::query_columns>(dq, from.gradients, from.keys);
-  }
-  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread.
-  __device__ __forceinline__ void stage_queries(Scores& dq, int i) const {
-    const int group = this->warp() / 4;
-    this->query_sums().wait_empty(i * groups + group);
-    const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
-    ptx::wgmma_wait<1>();  // the products of dK are still under way
-    settle(dq);
-#pragma unroll
-    for (int n = 0; n < Base::query_columns / 8; ++n) {
-      if (n * 8 >= Base::last_query_columns && group > 0) break;
-      ptx::store_shared_16(to + n * 2048, dq.tile[0][n]);
-    }
-  }
-  // Hands it to the warp that has it added to the sums.
-  __device__ __forceinline__ void publish_queries(int i) const {
-    ptx::fence_async_proxy();
-    __syncwarp();
-    const int use = i * groups + this->warp() / 4;  // warp() is a shuffle: not behind the branch
-    if (lane_again() == 0) this->query_sums().publish(use);
-  }
-  static constexpr int kGradientBarrier = 3;
 
   // Groups begin their products in turn, so that one's exponentials run beside the others' products.
   static constexpr bool ping_pongs = !B.adds_queries() && groups == 2;

@@ -40,6 +40,9 @@ u32 fma_pair(u32 a, u32 b, u32 c) {
 inline void store_16(void* to, const u32 (&value)[4], Place at = {}) {
   __builtin_memcpy(aligned_16(to, at), value, 16);
 }
+inline void store_16_if(bool is_wanted, void* to, const u32 (&value)[4], Place at = {}) {
+  if (is_wanted) store_16(to, value, at);
+}
 
 inline void load_shared_16(u32 (&value)[4], u32 from, Place at = {}) {
   __builtin_memcpy(value, emulator::shared(from, 16, at), 16);

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// dQ out of the pass by keys, with Gradients::all: dQ = dS·K of a tile takes dS of all keys of the block, which goes
+// through shared memory, and K, in which a row that is not finite becomes zeros first. The TMA adds it to QuerySums.
+#pragma once
+
+#include "cuda/attention/backward/producer.cuh"
+#include "cuda/tile/gemm_wgmma.cuh"
+
+namespace tessera::cuda {
+
+template <class Side>
+struct QueryProducts : BwdProducer<Side> {
+  using Base = BwdProducer<Side>;
+  using Base::B, Base::groups, Base::memory, Base::own_qk;
+  using typename Base::GradientTile, typename Base::OwnNonFinite, typename Base::OwnQk;
+  static constexpr int columns = B.stream_rows();
+  using Scores = Accumulator<1, columns / 8>;
+  using Operand = u32[columns / 16][4];
+  static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
+
+ protected:
+  static constexpr int kGradientBarrier = 3;  // of all that compute
+
+  // Asked for again rather than kept, since registers are short.
+  static __device__ __forceinline__ int thread_again() {
+    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(thread >= 0);  // else remainders take three instructions more
+    return thread;
+  }
+  static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
+  static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
+
+  template <class Use>
+  static __device__ __forceinline__ void for_each(Use use) {
+#pragma unroll
+    for (int n = 0; n < columns / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) use(n, e);
+    }
+  }
+
+  // Puts zeros for what is not finite of K, by all that compute: dQ of a row takes every key of the block.
+  __device__ __forceinline__ void replace_own() const {
+    const int thread = thread_again();
+    const bool finite = OwnNonFinite::template are_finite<B.threads(), OwnQk>(own_qk(), thread);
+    if (!__all_sync(kAllLanes, finite)) {
+      OwnNonFinite::template replace<B.threads(), OwnQk>(own_qk(), memory.own_non_finite.first, thread);
+      memory.own_replaced = true;
+      ptx::fence_async_proxy();
+    }
+    ptx::barrier_sync(kGradientBarrier, B.threads());
+    if (thread == 0) ptx::mbarrier_arrive(ptx::shared_address(&memory.own_checks));
+  }
+  // Makes NaN of their scores.
+  __device__ __forceinline__ void poison_own(Scores& s) const {
+    const int row = warp_row() + lane_again() / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (memory.own_non_finite.of(row + half * 8) == 0) continue;
+      for_each([&](int n, int e) {
+        float& element = s.tile[0][n][e];
+        if (e / 2 == half && element != -kInfinity) element = kNaN;
+      });
+    }
+  }
+
+  // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
+  // would be slow. The buffer is free, because a group ended its products of tile i − 2 before it arrived at the
+  // barrier of tile i − 1.
+  __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
+#pragma unroll
+    for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(GradientTile::chunk_pair(to, k), gradients[k]);
+  }
+  // Where a thread's rows of 16 bytes of dS begin.
+  __device__ __forceinline__ u32 shared_gradients(int i) const {
+    const int thread = thread_again();
+    return this->gradients_at(i) + GradientTile::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
+  }
+  // Where the group's operands of dQ = dS·K of a tile lie: half of the rows or of the columns for each group. Of 96
+  // columns the second group wants 32 and computes 64, of which nobody takes those that come of what lies behind K.
+  struct QueryOperands {
+    u32 gradients, keys;
+  };
+  __device__ __forceinline__ QueryOperands query_operands(int i) const {
+    constexpr int part = Base::query_columns;
+    const int group = this->warp() / 4;
+    const int rows = part == B.d ? group : 0;  // a panel of 64
+    const int column = part == B.d ? 0 : group * part;
+    const u32 keys = own_qk() + column / OwnQk::panel_columns * OwnQk::panel_bytes +
+                     column % OwnQk::panel_columns * bytes_of(B.type);
+    return {ptx::uniform(this->gradients_at(i) + rows * GradientTile::panel_bytes), ptx::uniform(keys)};
+  }
+  __device__ __forceinline__ void begin_queries(Scores& dq, const QueryOperands& from) const {
+    using Gradients = SharedTile<B.type, GradientTile::rows, 64>;
+    ptx::barrier_sync(kGradientBarrier, B.threads());
+    begin_transposed<B.type, Gradients, OwnQk, Base::query_columns>(dq, from.gradients, from.keys);
+  }
+  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread.
+  __device__ __forceinline__ void stage_queries(Scores& dq, int i) const {
+    const int group = this->warp() / 4;
+    this->query_sums().wait_empty(i * groups + group);
+    const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
+    ptx::wgmma_wait<1>();  // the products of dK are still under way
+    settle(dq);
+#pragma unroll
+    for (int n = 0; n < Base::query_columns / 8; ++n) {
+      if (n * 8 >= Base::last_query_columns && group > 0) break;
+      ptx::store_shared_16(to + n * 2048, dq.tile[0][n]);
+    }
+  }
+  // Hands it to the warp that has it added to the sums.
+  __device__ __forceinline__ void publish_queries(int i) const {
+    ptx::fence_async_proxy();
+    __syncwarp();
+    const int use = i * groups + this->warp() / 4;  // warp() is a shuffle: not behind the branch
+    if (lane_again() == 0) this->query_sums().publish(use);
+  }
+};
+
+}  // namespace tessera::cuda
