@@ -179,12 +179,14 @@ struct BwdProducer {
         ptx::mbarrier_arrive(walked_at(i));
       }
       side.template copy<StreamQk, StreamOv>(tile, qk_at(i), ov_at(i), stream().full(i));
-      if (i > 0) continue;
-      // Behind the first tile: S wants it, dP follows.
-      const u32 copied = ptx::shared_address(&memory.own_ov);
-      ptx::mbarrier_arrive_expecting(copied, OwnOv::bytes);
-      side.template copy_own_ov<OwnOv>(own_ov(), copied);
+      if (i == 0) copy_own_ov();  // S wants the tile, dP follows
     }
+  }
+
+  __device__ __forceinline__ void copy_own_ov() const {
+    const u32 copied = ptx::shared_address(&memory.own_ov);
+    ptx::mbarrier_arrive_expecting(copied, OwnOv::bytes);
+    side.template copy_own_ov<OwnOv>(own_ov(), copied);
   }
 
   __device__ __forceinline__ u32 walked_at(int i) const {
@@ -263,6 +265,7 @@ struct BwdProducer {
   __device__ __forceinline__ void check(int first, int count) const {
 #pragma unroll 1
     for (int i = first; i < count; i += kCheckers) {
+      i = ptx::uniform(i);  // else an address spills where blocks share rows
       stream().wait(i);
       const auto& tile = memory.tiles[i % B.stages];
       if (tile.hides) {
