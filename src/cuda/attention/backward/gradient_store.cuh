@@ -102,22 +102,14 @@ struct KeyRows {
 /// What store_key_gradient_through wants of shared memory for a warp: 16 rows of 64 columns.
 constexpr int kStoreScratchBytes = 16 * 64 * 2;
 
-/// dK or dV of a warp's 16 keys, of 16 bits, by way of `scratch`, shared memory that is the warp's own: a third of the
-/// instructions of store_key_gradient, and 128 bytes of a row at a time. Leaves nothing in `sums`. SM90 and newer.
+/// dK or dV of a warp's 16 keys, of 16 bits, by way of `scratch`, shared memory that is the warp's own: half of the
+/// instructions of store_key_gradient, and 128 bytes of a row at a time. Sums of keys behind the last are zeros. Leaves
+/// nothing in `sums`. SM90 and newer.
 template <Element gradient, int tiles>
 __device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumulator<1, tiles>& sums, float factor,
                                                            int columns, const KeyRows<gradient>& rows, int lane) {
   using Scratch = SharedTile<gradient, 16, 64>;
   static_assert(Scratch::bytes == kStoreScratchBytes && tiles % 2 == 0);
-  if (rows.length < 16) {
-#pragma unroll
-    for (int n = 0; n < tiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (!rows.is_used(lane / 4 + e / 2 * 8)) sums.tile[0][n][e] = 0.0F;
-      }
-    }
-  }
   const u32 fragment = scratch + Scratch::at(lane % 16, lane / 16);
   char* const own = rows.first + rows.row_bytes * (lane / 8) + lane % 8 * kChunkBytes;
   const i64 step = rows.row_bytes * 4;
