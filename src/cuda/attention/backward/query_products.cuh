@@ -47,6 +47,7 @@ struct QueryProducts : BwdProducer<Side> {
       OwnNonFinite::template replace<B.threads(), OwnQk>(own_qk(), memory.own_non_finite.first, thread);
       memory.own_replaced = true;
       ptx::fence_async_proxy();
+      __syncwarp();
     }
     ptx::barrier_sync(kGradientBarrier, B.threads());
     if (thread == 0) ptx::mbarrier_arrive(ptx::shared_address(&memory.own_checks));

@@ -160,8 +160,11 @@ struct BwdWgmma : QueryProducts<Side> {
       if (!add_parts(dqk, dov)) return;
     }
     u32 scratch = 0;
-    // Both groups have read that buffer for the last time (see share_gradients).
-    if constexpr (B.adds_queries()) scratch = this->gradients_at(count) + this->warp() * kStoreScratchBytes;
+    if constexpr (B.adds_queries()) {
+      // Nobody reads that buffer of dS any more (see share_gradients).
+      static_assert(B.warps * kStoreScratchBytes <= Base::GradientTile::bytes);
+      scratch = this->gradients_at(count) + this->warp() * kStoreScratchBytes;
+    }
     if constexpr (finds_qk) side.store_qk(dqk, warp_row(), lane_again(), scratch);
     if constexpr (finds_ov) side.store_ov(dov, warp_row(), lane_again(), scratch);
   }
