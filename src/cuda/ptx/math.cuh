@@ -65,7 +65,7 @@ __device__ __forceinline__ void store_16(void* to, const u32 (&value)[4]) {
                : "memory");
 }
 
-/// Where `is_wanted`: without a branch.
+/// store_16 by lanes where `is_wanted`, by a predicate: a branch would compute the address again behind it.
 __device__ __forceinline__ void store_16_if(bool is_wanted, void* to, const u32 (&value)[4]) {
   asm volatile(
       "{\n.reg .pred wanted;\nsetp.ne.b32 wanted, %0, 0;\n"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "cuda/attention/backward/query_range.cuh"
-#include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/attention/tiles/packed_rows.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/math.cuh"
@@ -82,7 +81,7 @@ template <Element gradient>
 struct KeyRows {
   char* first;
   i64 row_bytes;
-  int capacity, length;  // of the 16, how many there is room for, and how many there are
+  int capacity, length;  // rows from the first on that there is room for, and that are keys
 
   template <FwdConfig C, int heads_a_tile>
   __device__ __forceinline__ KeyRows(const KeyWork<C, heads_a_tile>& work, int warp_row, const KeyGradient& out) {
@@ -110,7 +109,7 @@ __device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumula
                                                            int columns, const KeyRows<gradient>& rows, int lane) {
   using Scratch = SharedTile<gradient, 16, 64>;
   static_assert(Scratch::bytes == kStoreScratchBytes && tiles % 2 == 0);
-  const u32 fragment = scratch + Scratch::at(lane % 16, lane / 16);
+  const u32 fragment = rows_address<Scratch>(scratch, 0, lane);
   char* const own = rows.first + rows.row_bytes * (lane / 8) + lane % 8 * kChunkBytes;
   const i64 step = rows.row_bytes * 4;
 #pragma unroll
@@ -133,12 +132,13 @@ __device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumula
 #pragma unroll
     for (int i = 0; i < 4; ++i) ptx::load_shared_16(words[i], scratch + Scratch::at(lane / 8 + 4 * i, lane % 8));
     __syncwarp();
-    const int room = first * 8 + lane % 8 * 8 < columns ? rows.capacity - lane / 8 : 0;
+    const bool is_column = first * 8 + lane % 8 * 8 < columns;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (u32& word : words[i]) word = rows.is_used(lane / 8 + 4 * i) ? word : 0;
-      ptx::store_16_if(4 * i < room, own + step * i + first * 8 * bytes_of(gradient), words[i]);
+      ptx::store_16_if(is_column && lane / 8 + 4 * i < rows.capacity, own + step * i + first * 8 * bytes_of(gradient),
+                       words[i]);
     }
   }
 }

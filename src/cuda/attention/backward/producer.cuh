@@ -24,6 +24,7 @@ struct BwdProducer {
   using OwnNonFinite = NonFiniteRows<B.type, B.own_rows()>;
   using GradientTile = SharedTile<B.type, B.own_rows(), B.stream_rows()>;  // dS, from which dQ is computed
   static constexpr int groups = B.warps / 4;                               // that compute
+  static constexpr int own_threads = B.roles ? 128 : B.threads();          // that share the block's own rows
   static_assert(groups == 2 || (groups == 1 && B.has_list() && !B.adds_queries()));
   /// Each group has 64 rows of dQ of a tile, and of its columns so many, of which the second group may want fewer.
   static constexpr int query_columns = B.stream_rows() >= 128 ? B.d : sum_columns(B.d);
@@ -46,10 +47,10 @@ struct BwdProducer {
     NonFinite non_finite[B.stages];
     bool replaced[B.stages];  // whether a row of the tile is not finite
     OwnNonFinite own_non_finite;
-    bool own_replaced;   // likewise of the block's own rows
+    bool own_replaced;   // whether a row of the block's own tile of K is not finite
     bool is_last_part;   // of those that share the block's own rows
-    u64 own_qk, own_ov;  // a phase: the block's own rows
-    u64 own_checks;      // likewise: who computes has looked through those of own_qk
+    u64 own_qk, own_ov;  // a phase each: the block's own tiles are there
+    u64 own_checks;      // a phase: with adds_queries(), who computes has set own_replaced
     u64 stream[2 * B.stages];
     u64 checks[2 * B.stages];
     u64 query_sums[2 * groups];
@@ -88,6 +89,14 @@ struct BwdProducer {
   }
 
   __device__ __forceinline__ int warp() const { return ptx::uniform(thread / 32); }
+  // Asked for again rather than kept, since registers are short.
+  static __device__ __forceinline__ int thread_again() {
+    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
+    __builtin_assume(thread >= 0);  // else remainders take three instructions more
+    return thread;
+  }
+  static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
+  static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
   __device__ __forceinline__ u32 own_qk() const { return tiles; }
   __device__ __forceinline__ u32 own_ov() const { return tiles + OwnQk::bytes; }
   __device__ __forceinline__ u32 gradients_at(int i) const {
@@ -213,7 +222,7 @@ struct BwdProducer {
       if (lane == 0) described.may_be_non_finite = may_be_non_finite;
       // LSE of +∞ is that of a row that the forward left empty: its elements are tested under a list that truncates.
       bool hides = B.truncates && may_be_non_finite;
-      // Who computes is told at tile 1 and asks by itself at tile 0, which so need not wait for the block's own rows.
+      // At tile 0 who computes reads own_replaced by itself, so that LSE and δ need not wait for the block's own rows.
       if (B.adds_queries() && i > 0) hides = hides || own_replaced();
       if (lane == 0 && hides) described.hides = true;
       __syncwarp();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ out of the pass by keys, with Gradients::all: dQ = dS·K of a tile takes dS of all keys of the block, which goes
-// through shared memory, and K, in which a row that is not finite becomes zeros first. The TMA adds it to QuerySums.
+// dQ out of the pass by keys, where BwdConfig::adds_queries(): dQ = dS·K of a tile takes dS of all keys of the block,
+// which goes through shared memory, and K, in which a row that is not finite becomes zeros first. The TMA adds it to
+// QuerySums. Other passes take the types of a tile's scores from here and call nothing.
 #pragma once
 
 #include "cuda/attention/backward/producer.cuh"
@@ -11,24 +12,14 @@ namespace tessera::cuda {
 template <class Side>
 struct QueryProducts : BwdProducer<Side> {
   using Base = BwdProducer<Side>;
-  using Base::B, Base::groups, Base::memory, Base::own_qk;
+  using Base::B, Base::groups, Base::lane_again, Base::memory, Base::own_qk, Base::thread_again, Base::warp_row;
   using typename Base::GradientTile, typename Base::OwnNonFinite, typename Base::OwnQk;
   static constexpr int columns = B.stream_rows();
   using Scores = Accumulator<1, columns / 8>;
   using Operand = u32[columns / 16][4];
-  static constexpr int own_threads = B.roles ? 128 : B.threads();  // that share the block's own rows
 
  protected:
   static constexpr int kGradientBarrier = 3;  // of all that compute
-
-  // Asked for again rather than kept, since registers are short.
-  static __device__ __forceinline__ int thread_again() {
-    const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
-    __builtin_assume(thread >= 0);  // else remainders take three instructions more
-    return thread;
-  }
-  static __device__ __forceinline__ int lane_again() { return thread_again() % 32; }
-  static __device__ __forceinline__ int warp_row() { return thread_again() % own_threads / 32 * 16; }
 
   template <class Use>
   static __device__ __forceinline__ void for_each(Use use) {
@@ -52,7 +43,7 @@ struct QueryProducts : BwdProducer<Side> {
     ptx::barrier_sync(kGradientBarrier, B.threads());
     if (thread == 0) ptx::mbarrier_arrive(ptx::shared_address(&memory.own_checks));
   }
-  // Makes NaN of their scores.
+  // Makes NaN of the scores of keys that replace_own() has put zeros for.
   __device__ __forceinline__ void poison_own(Scores& s) const {
     const int row = warp_row() + lane_again() / 4;
 #pragma unroll

@@ -113,7 +113,7 @@ struct RowSide {
   }
 
   template <class Sums>
-  __device__ __forceinline__ void store_qk(const Sums& dq, int warp_row, int lane, u32 = 0) const {
+  __device__ __forceinline__ void store_qk(const Sums& dq, int warp_row, int lane, u32 /*scratch*/ = 0) const {
     store_query_gradient<B.gradient>(params, work, warp_row, lane, dq);
   }
 

@@ -68,13 +68,4 @@ __device__ __forceinline__ ElementGradient gradient_of(const FwdParams& p, float
   return g;
 }
 
-/// Two neighbouring 16 x 8 tiles as an A operand.
-template <Element type>
-__device__ __forceinline__ void pack_fragment(u32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
-  a[0] = ptx::pack<type>(left[0], left[1]);
-  a[1] = ptx::pack<type>(left[2], left[3]);
-  a[2] = ptx::pack<type>(right[0], right[1]);
-  a[3] = ptx::pack<type>(right[2], right[3]);
-}
-
 }  // namespace tessera::cuda

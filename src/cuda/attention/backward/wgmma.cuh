@@ -161,7 +161,7 @@ struct BwdWgmma : QueryProducts<Side> {
     }
     u32 scratch = 0;
     if constexpr (B.adds_queries()) {
-      // Nobody reads that buffer of dS any more (see share_gradients).
+      // No product reads that buffer of dS any more (see share_gradients), nor ever did with one tile or none.
       static_assert(B.warps * kStoreScratchBytes <= Base::GradientTile::bytes);
       scratch = this->gradients_at(count) + this->warp() * kStoreScratchBytes;
     }
