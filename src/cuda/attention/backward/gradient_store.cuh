@@ -102,8 +102,8 @@ struct KeyRows {
 constexpr int kStoreScratchBytes = 16 * 64 * 2;
 
 /// dK or dV of a warp's 16 keys, of 16 bits, by way of `scratch`, shared memory that is the warp's own: half of the
-/// instructions of store_key_gradient, and 128 bytes of a row at a time. The gradient of a key behind the last is 0,
-/// whatever its sums hold. `sums` are overwritten. SM90 and newer.
+/// instructions of store_key_gradient, and 128 bytes of a row at a time. Sums of keys behind the last are zeros
+/// already. `sums` are overwritten. SM90 and newer.
 template <Element gradient, int tiles>
 __device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumulator<1, tiles>& sums, float factor,
                                                            int columns, const KeyRows<gradient>& rows, int lane) {
@@ -135,8 +135,6 @@ __device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumula
     const bool is_column = first * 8 + lane % 8 * 8 < columns;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-#pragma unroll
-      for (u32& word : words[i]) word = rows.is_used(lane / 8 + 4 * i) ? word : 0;
       ptx::store_16_if(is_column && lane / 8 + 4 * i < rows.capacity, own + step * i + first * 8 * bytes_of(gradient),
                        words[i]);
     }

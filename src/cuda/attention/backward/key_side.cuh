@@ -182,8 +182,8 @@ struct KeySide {
     return values;
   }
   /// Puts them into shared memory. Whether Q or dO of a row may hold what is not finite: where they do, its LSE or its
-  /// δ is not finite either; of rows behind the end nothing is known. Of a row that the forward left empty LSE is +∞: a
-  /// list that truncates wants to hear of that, too.
+  /// δ is not finite either, unless a score bounds the products; of rows behind the end nothing is known. Of a row that
+  /// the forward left empty LSE is +∞: a list that truncates wants to hear of that, too.
   __device__ __forceinline__ bool store_values(const Values& values, u32 to, int lane) const {
     bool finite = values.finite;
 #pragma unroll

@@ -218,10 +218,11 @@ struct BwdProducer {
       stream().wait_empty(i + B.stages - B.value_stages());
       auto& described = memory.tiles[i % B.stages];
       if (lane == 0) described = tile;
-      const bool may_be_non_finite = side.store_values(values, values_at(i), lane);
-      if (lane == 0) described.may_be_non_finite = may_be_non_finite;
+      const bool non_finite_values = side.store_values(values, values_at(i), lane);
+      // Behind a score that bounds, a row of Q with an infinity has a finite LSE and a finite δ.
+      if (lane == 0) described.may_be_non_finite = non_finite_values || B.keeps_chain();
       // LSE of +∞ is that of a row that the forward left empty: its elements are tested under a list that truncates.
-      bool hides = B.truncates && may_be_non_finite;
+      bool hides = B.truncates && non_finite_values;
       // At tile 0 who computes reads own_replaced by itself, so that LSE and δ need not wait for the block's own rows.
       if (B.adds_queries() && i > 0) hides = hides || own_replaced();
       if (lane == 0 && hides) described.hides = true;
