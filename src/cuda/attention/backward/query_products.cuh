@@ -87,10 +87,16 @@ struct QueryProducts : BwdProducer<Side> {
     ptx::barrier_sync(kGradientBarrier, B.threads());
     begin_transposed<B.type, Gradients, OwnQk, Base::query_columns>(dq, from.gradients, from.keys);
   }
-  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread.
+  // Until the group's part of dQ of the tile before has been added.
+  __device__ __forceinline__ void await_query_sums(int i) const {
+    this->query_sums().wait_empty(i * groups + this->warp() / 4);
+  }
+  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread. `waits`: for room
+  // first, for which await_query_sums() has not.
+  template <bool waits>
   __device__ __forceinline__ void stage_queries(Scores& dq, int i) const {
     const int group = this->warp() / 4;
-    this->query_sums().wait_empty(i * groups + group);
+    if constexpr (waits) this->query_sums().wait_empty(i * groups + group);
     const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
     ptx::wgmma_wait<1>();  // the products of dK are still under way
     settle(dq);

@@ -46,6 +46,8 @@ struct BwdWgmma : QueryProducts<Side> {
   // descriptors that follow from its number in every lane's registers. It is told where that was measured to pay
   // (docs/experiments/gpu-backward.md).
   static constexpr bool says_uniform = B.adds_queries() && (B.has_list() || columns > 64);
+  // Whether what S of the next tile wants is awaited and loaded beside dV, if registers have room for it.
+  static constexpr bool looks_early = B.adds_queries() && !(B.dropout && B.accumulators() >= 192);
   using Values = float2[ahead];  // of one of RowValues' arrays
 
   /// See BwdProducer::run.
@@ -74,10 +76,12 @@ struct BwdWgmma : QueryProducts<Side> {
       if constexpr (B.adds_queries()) hides = hides || memory.own_replaced;
       Values lse, delta;
       load_values<kLse>(lse, own, 0);
+      if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
+      scheduler_barrier_sync<Turn::scores>();
       begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
       this->await_own_ov();
       if constexpr (finds_qk) begin_gradients(ds, from);
-      if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
+      if constexpr (turn == Turn::scores) scheduler_barrier_arrive();
 #pragma unroll 1
       for (int i = 0;; ++i) {
         if constexpr (says_uniform) i = ptx::uniform(i);
@@ -119,11 +123,21 @@ struct BwdWgmma : QueryProducts<Side> {
         [[maybe_unused]]
         typename Base::QueryOperands operands;  // found here: no product can begin before its descriptor is known
         if constexpr (B.adds_queries()) operands = query_operands(i);
-        scheduler_barrier_sync();
+        // What S of the next tile wants, while products run; behind the last tile nobody looks at it.
+        const auto look_ahead = [&] {
+          if (i + 1 < count) stream().wait(i + 1);
+          hides = tile(i + 1).hides;
+          load_values<kLse>(lse, own, i + 1);
+        };
+        scheduler_barrier_sync<Turn::sums>();
         if constexpr (B.adds_queries()) share_gradients(gradients, share_to);
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, from.tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
+          if constexpr (looks_early) {
+            this->await_query_sums(i);
+            look_ahead();
+          }
           ptx::fence_async_proxy();
           discard(ds);
           begin_queries(ds, operands);
@@ -131,18 +145,17 @@ struct BwdWgmma : QueryProducts<Side> {
           // stores of dQ run beside dK's first half, which reads little shared memory.
           constexpr int half = columns / 32;
           begin_outputs<B.type, StreamQk, 0, half>(dqk, gradients, from.tile_qk);
-          stage_queries(ds, i);
+          stage_queries<!looks_early>(ds, i);
           begin_outputs<B.type, StreamQk, half>(dqk, gradients, from.tile_qk);
         } else if constexpr (finds_qk) {
           begin_outputs<B.type, StreamQk>(dqk, gradients, from.tile_qk);
         }
+        if constexpr (!looks_early) look_ahead();
         // In front of the exit: S of the next tile would wait for operands that are found behind it.
-        if (i + 1 < count) stream().wait(i + 1);
         from = score_operands(i + 1);
         if (i + 1 == count) break;
-        hides = tile(i + 1).hides;
-        load_values<kLse>(lse, own, i + 1);
         if constexpr (finds_qk && finds_ov && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
+        scheduler_barrier_sync<Turn::scores>();
         begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
         if constexpr (B.adds_queries()) publish_queries(i);
         ptx::wgmma_wait<1>();  // those of dS too
@@ -151,11 +164,17 @@ struct BwdWgmma : QueryProducts<Side> {
         release(i);
       }
       if constexpr (B.adds_queries()) publish_queries(count - 1);
-      scheduler_barrier_arrive();
+      if constexpr (turn == Turn::sums) scheduler_barrier_arrive();
       ptx::wgmma_wait<0>();
       if constexpr (finds_qk) settle(dqk);
       if constexpr (finds_ov) settle(dov);
     }
+    store(dqk, dov, count);
+  }
+
+ protected:
+  template <class SumsQk, class SumsOv>
+  __device__ __forceinline__ void store(SumsQk& dqk, SumsOv& dov, int count) const {
     if constexpr (B.splits_rows) {
       if (!add_parts(dqk, dov)) return;
     }
@@ -169,7 +188,6 @@ struct BwdWgmma : QueryProducts<Side> {
     if constexpr (finds_ov) side.store_ov(dov, warp_row(), lane_again(), scratch);
   }
 
- protected:
   // Where the operands of S and dP of a tile lie: the group's 64 rows of the block's own tiles, and the tile.
   struct ScoreOperands {
     u32 own_qk, own_ov, tile_qk;
@@ -290,14 +308,18 @@ struct BwdWgmma : QueryProducts<Side> {
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own_qk));
   }
 
-  // Groups begin their products in turn, so that one's exponentials run beside the others' products.
-  static constexpr bool ping_pongs = !B.adds_queries() && groups == 2;
+  // Groups begin products in turn, so that one's exponentials run beside the other's products: those of the sums, or,
+  // since both groups meet in front of dQ, S and dP.
+  enum class Turn { scores, sums };
+  static constexpr Turn turn = B.adds_queries() ? Turn::scores : Turn::sums;
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
+  template <Turn at>
   __device__ __forceinline__ void scheduler_barrier_sync() const {
-    if constexpr (ping_pongs) ptx::barrier_sync(kSchedulerBarrier + this->warp() / 4, B.threads());
+    if constexpr (groups == 2 && turn == at) ptx::barrier_sync(kSchedulerBarrier + thread_again() / 128, B.threads());
   }
   __device__ __forceinline__ void scheduler_barrier_arrive() const {
-    if constexpr (ping_pongs) ptx::barrier_arrive(kSchedulerBarrier + (this->warp() / 4 + 1) % groups, B.threads());
+    if constexpr (groups == 2)
+      ptx::barrier_arrive(kSchedulerBarrier + (thread_again() / 128 + 1) % groups, B.threads());
   }
   static __device__ __forceinline__ bool keeps(const Kept& kept, int n, int e) {
     if constexpr (B.dropout) return kept.keeps(n / 2, n % 2, e);
