@@ -93,10 +93,9 @@ struct QueryProducts : BwdProducer<Side> {
   }
   // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread. `waits`: for room
   // first, for which await_query_sums() has not.
-  template <bool waits>
-  __device__ __forceinline__ void stage_queries(Scores& dq, int i) const {
+  __device__ __forceinline__ void stage_queries(Scores& dq, int i, bool waits) const {
     const int group = this->warp() / 4;
-    if constexpr (waits) this->query_sums().wait_empty(i * groups + group);
+    if (waits) this->query_sums().wait_empty(i * groups + group);
     const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
     ptx::wgmma_wait<1>();  // the products of dK are still under way
     settle(dq);

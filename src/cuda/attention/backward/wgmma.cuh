@@ -145,7 +145,7 @@ struct BwdWgmma : QueryProducts<Side> {
           // stores of dQ run beside dK's first half, which reads little shared memory.
           constexpr int half = columns / 32;
           begin_outputs<B.type, StreamQk, 0, half>(dqk, gradients, from.tile_qk);
-          stage_queries<!looks_early>(ds, i);
+          stage_queries(ds, i, !looks_early);
           begin_outputs<B.type, StreamQk, half>(dqk, gradients, from.tile_qk);
         } else if constexpr (finds_qk) {
           begin_outputs<B.type, StreamQk>(dqk, gradients, from.tile_qk);
