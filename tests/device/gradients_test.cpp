@@ -44,7 +44,8 @@ TEST_P(Gradients, KeysBehindTheLastHaveNone) {
 }
 
 TEST_P(Gradients, KeysHiddenFromAnInfiniteQueryAreFinite) {
-  for (const char* shape : {"d=64 dtype=bf16", "d=96 dtype=fp16", "d=128 dtype=bf16", "d=192 dtype=bf16"}) {
+  for (const char* shape : {"d=64 dtype=bf16", "d=64 dtype=bf16 score=soft_clip", "d=64 dtype=bf16 dropout=0.25",
+                            "d=64 dtype=bf16 sink", "d=96 dtype=fp16", "d=128 dtype=bf16", "d=192 dtype=bf16"}) {
     SCOPED_TRACE(shape);
     InfiniteQueryRun run(std::string("causal ") + shape);
     PlacedRun placed(run.inputs(), make_plan(run.problem(), target_));

@@ -102,8 +102,8 @@ struct KeyRows {
 constexpr int kStoreScratchBytes = 16 * 64 * 2;
 
 /// dK or dV of a warp's 16 keys, of 16 bits, by way of `scratch`, shared memory that is the warp's own: half of the
-/// instructions of store_key_gradient, and 128 bytes of a row at a time. Sums of keys behind the last are zeros
-/// already. `sums` are overwritten. SM90 and newer.
+/// instructions of store_key_gradient, and 128 bytes of a row at a time. Sums of keys behind the last are zeros:
+/// all tiles of their block are tested (KeyWork::is_cut) and looked through. `sums` are overwritten. SM90 and newer.
 template <Element gradient, int tiles>
 __device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumulator<1, tiles>& sums, float factor,
                                                            int columns, const KeyRows<gradient>& rows, int lane) {

@@ -91,8 +91,8 @@ struct QueryProducts : BwdProducer<Side> {
   __device__ __forceinline__ void await_query_sums(int i) const {
     this->query_sums().wait_empty(i * groups + this->warp() / 4);
   }
-  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread. `waits`: for room
-  // first, for which await_query_sums() has not.
+  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread. `waits`:
+  // whether for room first, where await_query_sums() was not called.
   __device__ __forceinline__ void stage_queries(Scores& dq, int i, bool waits) const {
     const int group = this->warp() / 4;
     if (waits) this->query_sums().wait_empty(i * groups + group);

@@ -123,7 +123,7 @@ struct BwdWgmma : QueryProducts<Side> {
         [[maybe_unused]]
         typename Base::QueryOperands operands;  // found here: no product can begin before its descriptor is known
         if constexpr (B.adds_queries()) operands = query_operands(i);
-        // What S of the next tile wants, while products run; behind the last tile nobody looks at it.
+        // What S of the next tile wants, while products run. Behind the last tile it is whatever lies there, unused.
         const auto look_ahead = [&] {
           if (i + 1 < count) stream().wait(i + 1);
           hides = tile(i + 1).hides;
