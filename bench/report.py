@@ -181,8 +181,13 @@ def readme_summary():
         lines.append(ratio_summary(rows))
     for file in sorted((ROOT / "bench" / "results").glob("*/gpu_dense.json")):
         data = json.loads(file.read_text())
-        lines.append(f"{data['machine']['gpus'][0]['name']}, forward, bf16, head dims 64, 128 and 256:\n")
+        name = data["machine"]["gpus"][0]["name"]
+        lines.append(f"{name}, forward, bf16, head dims 64, 128 and 256:\n")
         lines.append(peer_means(data["rows"]))
+        gradients = file.with_name("gpu_backward.json")
+        if gradients.exists():
+            lines.append(f"{name}, gradients, the same head dims:\n")
+            lines.append(peer_means(json.loads(gradients.read_text())["rows"]))
     return "\n".join(lines)
 
 
