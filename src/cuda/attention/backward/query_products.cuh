@@ -87,15 +87,15 @@ struct QueryProducts : BwdProducer<Side> {
     ptx::barrier_sync(kGradientBarrier, B.threads());
     begin_transposed<B.type, Gradients, OwnQk, Base::query_columns>(dq, from.gradients, from.keys);
   }
-  // Until the group's part of dQ of the tile before has been added.
+  // Waits until the TMA has read the group's part of dQ of the tile before.
   __device__ __forceinline__ void await_query_sums(int i) const {
     this->query_sums().wait_empty(i * groups + this->warp() / 4);
   }
   // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread. `waits`:
-  // whether for room first, where await_query_sums() was not called.
+  // whether it calls await_query_sums() first, which nobody has.
   __device__ __forceinline__ void stage_queries(Scores& dq, int i, bool waits) const {
     const int group = this->warp() / 4;
-    if (waits) this->query_sums().wait_empty(i * groups + group);
+    if (waits) await_query_sums(i);
     const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
     ptx::wgmma_wait<1>();  // the products of dK are still under way
     settle(dq);

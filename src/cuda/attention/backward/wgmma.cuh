@@ -46,7 +46,8 @@ struct BwdWgmma : QueryProducts<Side> {
   // descriptors that follow from its number in every lane's registers. It is told where that was measured to pay
   // (docs/experiments/gpu-backward.md).
   static constexpr bool says_uniform = B.adds_queries() && (B.has_list() || columns > 64);
-  // Whether what S of the next tile wants is awaited and loaded beside dV, if registers have room for it.
+  // Whether a group waits for room for dQ and for the next tile, and loads that tile's LSE, while dV is computed. With
+  // dropout beside 192 accumulators registers would spill.
   static constexpr bool looks_early = B.adds_queries() && !(B.dropout && B.accumulators() >= 192);
   using Values = float2[ahead];  // of one of RowValues' arrays
 
@@ -123,7 +124,7 @@ struct BwdWgmma : QueryProducts<Side> {
         [[maybe_unused]]
         typename Base::QueryOperands operands;  // found here: no product can begin before its descriptor is known
         if constexpr (B.adds_queries()) operands = query_operands(i);
-        // What S of the next tile wants, while products run. Behind the last tile it is whatever lies there, unused.
+        // Waits for the next tile and loads what its S wants; behind the last tile that is not used.
         const auto look_ahead = [&] {
           if (i + 1 < count) stream().wait(i + 1);
           hides = tile(i + 1).hides;
@@ -173,6 +174,7 @@ struct BwdWgmma : QueryProducts<Side> {
   }
 
  protected:
+  // The sums to gradients; with splits_rows by the last block of a tile of keys.
   template <class SumsQk, class SumsOv>
   __device__ __forceinline__ void store(SumsQk& dqk, SumsOv& dov, int count) const {
     if constexpr (B.splits_rows) {
@@ -308,8 +310,9 @@ struct BwdWgmma : QueryProducts<Side> {
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own_qk));
   }
 
-  // Groups begin products in turn, so that one's exponentials run beside the other's products: those of the sums, or,
-  // since both groups meet in front of dQ, S and dP.
+  // Groups begin products in turn, so that one's exponentials run beside the other's products: in two passes those of
+  // the sums; S and dP where dQ is computed too, in front of which each group waits for the other's dS. The last
+  // arrival of a block is waited for by nobody.
   enum class Turn { scores, sums };
   static constexpr Turn turn = B.adds_queries() ? Turn::scores : Turn::sums;
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
@@ -318,8 +321,9 @@ struct BwdWgmma : QueryProducts<Side> {
     if constexpr (groups == 2 && turn == at) ptx::barrier_sync(kSchedulerBarrier + thread_again() / 128, B.threads());
   }
   __device__ __forceinline__ void scheduler_barrier_arrive() const {
-    if constexpr (groups == 2)
+    if constexpr (groups == 2) {
       ptx::barrier_arrive(kSchedulerBarrier + (thread_again() / 128 + 1) % groups, B.threads());
+    }
   }
   static __device__ __forceinline__ bool keeps(const Kept& kept, int n, int e) {
     if constexpr (B.dropout) return kept.keeps(n / 2, n % 2, e);
