@@ -57,11 +57,16 @@ struct QueryProducts : BwdProducer<Side> {
   }
 
   // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
-  // would be slow. The buffer is free, because a group ended its products of tile i − 2 before it arrived at the
-  // barrier of tile i − 1.
+  // would be slow. The buffer is free, because each group ended its products of tile i − 2 before it published dS of
+  // tile i − 1.
   __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(GradientTile::chunk_pair(to, k), gradients[k]);
+  }
+  // Says to the other group that this one's dS is there.
+  __device__ __forceinline__ void publish_gradients(int i) const {
+    ptx::fence_async_proxy();
+    ptx::barrier_arrive(shared_barrier(i, (thread_again() / 128 + 1) % groups), B.threads());
   }
   // Where a thread's rows of 16 bytes of dS begin.
   __device__ __forceinline__ u32 shared_gradients(int i) const {
@@ -82,9 +87,9 @@ struct QueryProducts : BwdProducer<Side> {
                      column % OwnQk::panel_columns * bytes_of(B.type);
     return {ptx::uniform(this->gradients_at(i) + rows * GradientTile::panel_bytes), ptx::uniform(keys)};
   }
-  __device__ __forceinline__ void begin_queries(Scores& dq, const QueryOperands& from) const {
+  __device__ __forceinline__ void begin_queries(Scores& dq, const QueryOperands& from, int i) const {
     using Gradients = SharedTile<B.type, GradientTile::rows, 64>;
-    ptx::barrier_sync(kGradientBarrier, B.threads());
+    ptx::barrier_sync(shared_barrier(i, thread_again() / 128), B.threads());
     begin_transposed<B.type, Gradients, OwnQk, Base::query_columns>(dq, from.gradients, from.keys);
   }
   // Waits until the TMA has read the group's part of dQ of the tile before.
@@ -112,6 +117,11 @@ struct QueryProducts : BwdProducer<Side> {
     const int use = i * groups + this->warp() / 4;  // warp() is a shuffle: not behind the branch
     if (lane_again() == 0) this->query_sums().publish(use);
   }
+
+ private:
+  // The barrier at which a group waits for the other's dS. The other may arrive for the next tile before this one has
+  // waited, so even and odd tiles have barriers of their own.
+  static __device__ __forceinline__ int shared_barrier(int i, int group) { return 4 + i % 2 * groups + group; }
 };
 
 }  // namespace tessera::cuda

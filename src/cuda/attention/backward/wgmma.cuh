@@ -27,8 +27,8 @@ struct BwdWgmma : QueryProducts<Side> {
   using Base::B, Base::checks, Base::groups, Base::memory, Base::own_ov, Base::own_qk, Base::p, Base::qk_at, Base::side,
       Base::stream, Base::values_at;
   using Base::begin_queries, Base::columns, Base::for_each, Base::kGradientBarrier, Base::lane_again, Base::poison_own,
-      Base::publish_queries, Base::query_operands, Base::share_gradients, Base::shared_gradients, Base::stage_queries,
-      Base::thread_again, Base::warp_row;
+      Base::publish_gradients, Base::publish_queries, Base::query_operands, Base::share_gradients,
+      Base::shared_gradients, Base::stage_queries, Base::thread_again, Base::warp_row;
   using typename Base::Operand, typename Base::OwnOv, typename Base::OwnQk, typename Base::Scores;
   using typename Base::StreamOv, typename Base::StreamQk;
   using Kept = typename Side::Kept;
@@ -135,13 +135,13 @@ struct BwdWgmma : QueryProducts<Side> {
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, from.tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
+          publish_gradients(i);
           if constexpr (looks_early) {
             this->await_query_sums(i);
             look_ahead();
           }
-          ptx::fence_async_proxy();
           discard(ds);
-          begin_queries(ds, operands);
+          begin_queries(ds, operands, i);
           // A product that takes registers is begun only when those before it have ended, which holds the warp up: the
           // stores of dQ run beside dK's first half, which reads little shared memory.
           constexpr int half = columns / 32;
