@@ -135,11 +135,13 @@ struct BwdWgmma : QueryProducts<Side> {
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, from.tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
-          publish_gradients(i);
+          // Groups that are apart would have the block behind wait for the later one's share, in a fixed order.
+          if constexpr (!B.ordered) publish_gradients(i);
           if constexpr (looks_early) {
             this->await_query_sums(i);
             look_ahead();
           }
+          if constexpr (B.ordered) publish_gradients(i);
           discard(ds);
           begin_queries(ds, operands, i);
           // A product that takes registers is begun only when those before it have ended, which holds the warp up: the
