@@ -20,6 +20,7 @@ struct QueryProducts : BwdProducer<Side> {
 
  protected:
   static constexpr int kGradientBarrier = 3;  // of all that compute
+  static constexpr int kSharedBarrier = 4;    // the first of four: see shared_barrier()
 
   template <class Use>
   static __device__ __forceinline__ void for_each(Use use) {
@@ -121,7 +122,9 @@ struct QueryProducts : BwdProducer<Side> {
  private:
   // The barrier at which a group waits for the other's dS. The other may arrive for the next tile before this one has
   // waited, so even and odd tiles have barriers of their own.
-  static __device__ __forceinline__ int shared_barrier(int i, int group) { return 4 + i % 2 * groups + group; }
+  static __device__ __forceinline__ int shared_barrier(int i, int group) {
+    return kSharedBarrier + i % 2 * groups + group;
+  }
 };
 
 }  // namespace tessera::cuda

@@ -135,7 +135,7 @@ struct BwdWgmma : QueryProducts<Side> {
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, from.tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
-          // Groups that are apart would have the block behind wait for the later one's share, in a fixed order.
+          // With ordered sums the next block waits for the later group's share: groups stay together, and publish late.
           if constexpr (!B.ordered) publish_gradients(i);
           if constexpr (looks_early) {
             this->await_query_sums(i);
