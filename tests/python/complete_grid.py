@@ -182,7 +182,7 @@ def work(number: int, options: argparse.Namespace, tests: Any, current: Any, pip
     """A process: shards come in, results go out, until None comes in."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_memory()
-    flash_reference.use_device(device_of(number, options.textbook_device))
+    flash_reference.use_device(device_of(number, options.textbook_device), in_turn=not options.side_by_side)
     if options.grid_device != "cpu":
         torch.set_default_device(device_of(number, options.grid_device))
     while (shard := pipe.recv()) is not None:
@@ -205,13 +205,18 @@ class Worker:
         self.shard = shard
         self.pipe.send(shard)
 
+    @property
+    def case(self) -> str:
+        """The last that began."""
+        return self.current.value.decode()
+
     def result(self) -> tuple[Worker | None, dict[str, Any]]:
         """(the worker to go on with, the shard's line): another worker if this one died, which fails one case."""
         try:
             return self, self.pipe.recv()
         except EOFError:
             self.process.join()
-            failure = (self.current.value.decode(), f"the process died with exit code {self.process.exitcode}")
+            failure = (self.case, f"the process died with exit code {self.process.exitcode}")
             line = {**self.shard._asdict(), "passed": 0, "failed": 1, "seconds": 0.0, "failures": [failure]}
             return Worker(self.number, self.options, self.tests), line
 
@@ -250,6 +255,8 @@ def run_all(
         ready = wait(list(busy), timeout=max(left, 0.0))
         if not ready:
             print(f"{len(busy)} shards did not end within {options.grace:.0f} s of grace", flush=True)
+            for worker in busy.values():
+                print(f"RUNNING {worker.shard.module}.{worker.shard.test}[{worker.case}]", flush=True)
             break
         for pipe in ready:
             worker, line = busy.pop(pipe).result()
@@ -281,6 +288,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="Tessera's threads in each process")
     parser.add_argument("--grid-device", default="cpu", help="where Tessera's calls run: cpu, cuda or cuda:1")
     parser.add_argument("--textbook-device", default="cpu", help="cpu, cuda (GPUs in turn by process) or cuda:1")
+    parser.add_argument(
+        "--side-by-side", action="store_true", help="textbooks on a GPU, too, as MPS can; else they take turns"
+    )
     parser.add_argument("--limit", type=float, default=1e6, help="seconds after which no shard begins")
     parser.add_argument("--grace", type=float, default=60, help="seconds for the shards then running")
     parser.add_argument("--again", action="store_true", help="run shards with failures again")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -30,25 +30,30 @@ FEW = 4e6
 KEPT = 2 << 30
 
 _device = torch.device("cpu")
+_in_turn = True
 
 
-def use_device(name: str) -> None:
-    """Sets where textbooks run: "cpu", "cuda" or "cuda:1"."""
-    global _device
-    _device = torch.device(name)
+def use_device(name: str, in_turn: bool = True) -> None:
+    """Sets where textbooks run: "cpu", "cuda" or "cuda:1".
+
+    `in_turn`: one process at a time on a GPU, which would else switch between them at every small kernel. CUDA's
+    Multi-Process Service (MPS) runs them side by side.
+    """
+    global _device, _in_turn
+    _device, _in_turn = torch.device(name), in_turn
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
 
 
 @contextmanager
 def _turn(device: torch.device) -> Iterator[None]:
-    """One process at a time on a GPU: it would switch between them at every small kernel."""
     if device.type == "cpu":
         yield
         return
     path = Path(tempfile.gettempdir(), f"tessera-textbook-{device.index or 0}.lock")
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with path.open("w") if _in_turn else nullcontext() as file:
+        if file is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
         if torch.cuda.memory_reserved(device) > KEPT:
             torch.cuda.empty_cache()

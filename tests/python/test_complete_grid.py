@@ -19,6 +19,7 @@ from flash_grid import Grid
 PROGRAM = """
 import os
 import sys
+import time
 
 import complete_grid
 import torch
@@ -29,6 +30,8 @@ def test_small(case):
     assert torch.empty(0).device.type == os.environ.get("DEVICE", "cpu")
     if case.a == 3 and os.environ.get("CRASH"):
         os._exit(5)
+    if case.a == 3 and os.environ.get("HANG"):
+        time.sleep(300)
     assert case.a != 7 or case.b != 1, f"a is {case.a}"
 
 
@@ -42,7 +45,7 @@ sys.exit(complete_grid.main())
 
 
 def run(
-    results: Path, *arguments: str, crash: bool = False, version: str = "first", device: str = "cpu"
+    results: Path, *arguments: str, fault: str = "", version: str = "first", device: str = "cpu"
 ) -> subprocess.CompletedProcess[str]:
     here = Path(__file__).parent
     return subprocess.run(
@@ -52,7 +55,7 @@ def run(
             "PATH": "",
             "VERSION": version,
             "DEVICE": device,
-            **({"CRASH": "1"} if crash else {}),
+            **({fault: "1"} if fault else {}),
         },
         cwd=results.parent,
         capture_output=True,
@@ -95,7 +98,7 @@ def test_failures_are_on_record_and_done_shards_are_not_run_again(tmp_path: Path
 
 def test_a_process_that_dies_fails_its_case_and_is_replaced(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
-    outcome = run(results, crash=True)
+    outcome = run(results, fault="CRASH")
     assert outcome.returncode == 1, outcome.stderr
     failures = [failure for line in map(json.loads, results.read_text().splitlines()) for failure in line["failures"]]
     assert ["b=0-a=3", "the process died with exit code 5"] in failures
@@ -153,3 +156,10 @@ def test_after_the_limit_no_shard_begins(tmp_path: Path) -> None:
     assert outcome.returncode == 2, outcome.stderr
     assert results.read_text() == ""
     assert outcome.stdout.splitlines()[-1].split()[:5] == ["all", "40", "0", "0", "40"]
+
+
+def test_cases_that_do_not_end_are_named(tmp_path: Path) -> None:
+    outcome = run(tmp_path / "results.jsonl", "--limit", "5", "--grace", "1", fault="HANG")
+    assert outcome.returncode in (1, 2), outcome.stderr
+    assert "1 shards did not end within 1 s of grace" in outcome.stdout
+    assert "RUNNING small.test_small[b=0-a=3]" in outcome.stdout

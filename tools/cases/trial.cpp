@@ -164,7 +164,9 @@ Outcome Trial::run(const Gpu& gpu) {
 
 void Trial::judge(Runner& runner, Outcome& outcome) {
   outcome.failure = attempt(runner, outcome);
-  while (!outcome.failure.empty() && outcome.worst_ratio < kHopeless && plain_.size() < kPlainRuns) {
+  // Where run 0 is beyond fp16's range, further ones are the first to tell how far off a finite result may be.
+  const auto explained = [&] { return plain_.size() == 1 || outcome.worst_ratio < kHopeless; };
+  while (!outcome.failure.empty() && explained() && plain_.size() < kPlainRuns) {
     run_plain_again();
     outcome.failure = attempt(runner, outcome);
   }
