@@ -57,4 +57,11 @@ __device__ __forceinline__ int afresh(int x) {
   return x;
 }
 
+/// threadIdx.x, read here: not even the assembler keeps it from before.
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
+  return index;
+}
+
 }  // namespace tessera::cuda::ptx

@@ -19,5 +19,6 @@ T uniform(T x, Place at = {}) {
   return __shfl_sync(0xffffffffU, x, 0, at);
 }
 inline int afresh(int x) { return x; }
+inline int thread_index() { return static_cast<int>(threadIdx.x); }
 
 }  // namespace tessera::cuda::ptx
