@@ -16,9 +16,8 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
 def full_tiles(rows, counts, block):
     """Lists of whole tiles, of which none wants a mask."""
-    return BlockSparseTensorsTorch(
-        torch.zeros_like(counts), torch.zeros_like(rows), counts, rows.contiguous(), block_size=block
-    )
+    counts, rows = counts.contiguous(), rows.contiguous()  # those by columns are not
+    return BlockSparseTensorsTorch(torch.zeros_like(counts), torch.zeros_like(rows), counts, rows, block_size=block)
 
 
 def random_lists(request, device, generator):
