@@ -16,7 +16,8 @@ from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
 def full_tiles(rows, counts, block):
     """Lists of whole tiles, of which none wants a mask."""
-    counts, rows = counts.contiguous(), rows.contiguous()  # those by columns are not
+    # Those by columns are laid out as the transposed tensor that they were found in, which the backward refuses.
+    counts, rows = counts.contiguous(), rows.contiguous()
     return BlockSparseTensorsTorch(torch.zeros_like(counts), torch.zeros_like(rows), counts, rows, block_size=block)
 
 

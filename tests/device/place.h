@@ -118,7 +118,6 @@ inline std::vector<reference::Result> plain_before(const Problem& problem, const
 /// "" or how `got` breaks the rule of docs/testing.md. `plain`: of plain_before.
 inline std::string judge(const Problem& problem, const Bindings& got, const reference::Result& oracle,
                          std::vector<reference::Result> plain = {}) {
-  constexpr double kHopeless = 1000;  // times the tolerance: rounding does not explain that
   for (std::size_t enough = 1;; enough = std::min<std::size_t>(cases::kPlainRuns, enough * 8)) {
     while (plain.size() < enough) {
       const auto order = static_cast<std::uint32_t>(plain.size());
@@ -126,7 +125,7 @@ inline std::string judge(const Problem& problem, const Bindings& got, const refe
     }
     const cases::Comparison comparison = cases::compare(problem, got, oracle, plain);
     if (comparison.passed) return "";
-    if (comparison.worst_ratio > kHopeless || enough == cases::kPlainRuns) return comparison.failure;
+    if (!cases::rounding_may_explain(comparison.worst_ratio, plain.size())) return comparison.failure;
   }
 }
 

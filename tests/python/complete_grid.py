@@ -207,7 +207,7 @@ class Worker:
 
     @property
     def case(self) -> str:
-        """The last that began."""
+        """The last case that began."""
         return self.current.value.decode()
 
     def result(self) -> tuple[Worker | None, dict[str, Any]]:
@@ -289,7 +289,7 @@ def main() -> int:
     parser.add_argument("--grid-device", default="cpu", help="where Tessera's calls run: cpu, cuda or cuda:1")
     parser.add_argument("--textbook-device", default="cpu", help="cpu, cuda (GPUs in turn by process) or cuda:1")
     parser.add_argument(
-        "--side-by-side", action="store_true", help="textbooks on a GPU, too, as MPS can; else they take turns"
+        "--side-by-side", action="store_true", help="processes run textbooks on a GPU at once, as MPS can, not in turn"
     )
     parser.add_argument("--limit", type=float, default=1e6, help="seconds after which no shard begins")
     parser.add_argument("--grace", type=float, default=60, help="seconds for the shards then running")

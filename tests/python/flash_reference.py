@@ -47,6 +47,7 @@ def use_device(name: str, in_turn: bool = True) -> None:
 
 @contextmanager
 def _turn(device: torch.device) -> Iterator[None]:
+    """Until the process may compute a textbook on the device; gives memory back behind it."""
     if device.type == "cpu":
         yield
         return

@@ -236,6 +236,12 @@ reference::Arithmetic plain_arithmetic(const Plan& plan) {
   return of_bytes ? reference::Arithmetic::byte_products : reference::Arithmetic::plain;
 }
 
+bool rounding_may_explain(double ratio, std::size_t runs) noexcept {
+  constexpr double kHopeless = 1000;
+  // The first run tells nothing of finite results where it is not finite itself.
+  return runs < kPlainRuns && (runs == 1 || ratio < kHopeless);
+}
+
 Comparison compare(const Problem& problem, const Bindings& got, const reference::Result& oracle,
                    const std::vector<reference::Result>& plain) {
   Comparison result;

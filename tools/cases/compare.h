@@ -7,6 +7,7 @@
 // reference (reference.h), and ulp(x) the spacing of the output's dtype at x. Where the oracle is NaN or infinite, got
 // must be the same NaN or infinity, and nowhere else; a finite oracle beyond the dtype's range may come as infinity,
 // and one of which plain is not finite, since it rounds P, dP or dS beyond that range, as any value that is not finite.
+// How far off a finite one may be there, runs of plain behind the first tell, which round without that bound.
 // o_residual is judged with the o beside it: their sum is got, O before its rounding is oracle and plain, and ulp(x) is
 // half a step of the residual. Elements that the oracle leaves alone must keep their bits (Inputs::find_damage).
 // Counts, indices and bits must be equal, except that a tile may be in or out of the next list when the oracle's mass
@@ -19,6 +20,7 @@
 // docs/testing.md derives the number.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -46,5 +48,8 @@ struct Comparison {
 
 Comparison compare(const Problem& problem, const Bindings& got, const reference::Result& oracle,
                    const std::vector<reference::Result>& plain);
+
+/// Whether more than `runs` of plain may let a comparison pass that failed with a worst_ratio of `ratio`.
+bool rounding_may_explain(double ratio, std::size_t runs) noexcept;
 
 }  // namespace tessera::cases

@@ -15,7 +15,6 @@ namespace tessera::cases {
 namespace {
 
 constexpr std::size_t kWorkspaceGuardBytes = 256;  // behind the workspace
-constexpr double kHopeless = 1000;                 // times the tolerance: rounding does not explain that
 
 /// The bits of every written element of the outputs, one after another.
 std::vector<std::byte> output_bits(const Bindings& bindings, const reference::Result& expected) {
@@ -164,9 +163,7 @@ Outcome Trial::run(const Gpu& gpu) {
 
 void Trial::judge(Runner& runner, Outcome& outcome) {
   outcome.failure = attempt(runner, outcome);
-  // Where run 0 is beyond fp16's range, further ones are the first to tell how far off a finite result may be.
-  const auto explained = [&] { return plain_.size() == 1 || outcome.worst_ratio < kHopeless; };
-  while (!outcome.failure.empty() && explained() && plain_.size() < kPlainRuns) {
+  while (!outcome.failure.empty() && rounding_may_explain(outcome.worst_ratio, plain_.size())) {
     run_plain_again();
     outcome.failure = attempt(runner, outcome);
   }

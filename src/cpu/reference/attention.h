@@ -61,11 +61,11 @@ class Attention {
   [[nodiscard]] Real round(Real value) const noexcept {
     if constexpr (std::is_same_v<Real, double>) return value;
     if (step_ == DType::fp32) return value;
-    const Real rounded = round_to(step_, value * rounding_scale_);
+    const Real scaled = value * rounding_scale_;
+    Real rounded = round_to(step_, scaled);
     // Run 0 tells what is beyond fp16's range, the others what rounding costs there.
-    constexpr Real kRange = 0x1p32F;
-    const bool unbounded = order_ > 0 && std::isinf(rounded);
-    return (unbounded ? round_to(step_, value * rounding_scale_ / kRange) * kRange : rounded) / rounding_scale_;
+    if (order_ > 0 && std::isinf(rounded)) rounded = round_to(step_, scaled * 0x1p-32F) * 0x1p32F;
+    return rounded / rounding_scale_;
   }
   [[nodiscard]] static Real round_as(DType dtype, Real value) noexcept {
     if constexpr (std::is_same_v<Real, double>) return value;

@@ -54,7 +54,7 @@ struct Result {
 /// accumulate and where kv_append leaves the cache alone). `order` other than 0 gives the same result with other
 /// rounding errors: sums over dims, keys and rows are shuffled, and where it is odd q is scaled before the products,
 /// exponentials are to base 2 and nothing between inputs and outputs is rounded below fp32 (a narrow type can hide an
-/// error: a P of 1.0000001 is 1 in fp16).
+/// error: a P of 1.0000001 is 1 in fp16). What an even one rounds to fp16 has no upper bound.
 Result compute(const Problem& problem, const Bindings& bindings, Arithmetic arithmetic, std::uint32_t order = 0);
 
 /// The written values into the bound outputs, rounded to their types.

@@ -57,7 +57,7 @@ __device__ __forceinline__ int afresh(int x) {
   return x;
 }
 
-/// threadIdx.x, read here: not even the assembler keeps it from before.
+/// threadIdx.x, which is read where this stands: the assembler uses no copy from before (PTX ISA 10.1, %tid).
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));

@@ -88,9 +88,9 @@ struct BwdProducer {
     }
   }
 
-  __device__ __forceinline__ int warp() const { return ptx::uniform((B.splits_rows ? thread_again() : thread) / 32); }
-  // Asked for again rather than kept, since registers are short. With parts of rows the assembler would spill what it
-  // was asked for before.
+  __device__ __forceinline__ int warp() const { return ptx::uniform(thread / 32); }
+  // Asked for again rather than kept, since registers are short. Where blocks share rows the assembler would spill the
+  // copy that it has, unless it must read the register of threads' numbers again.
   static __device__ __forceinline__ int thread_again() {
     const int thread = B.splits_rows ? ptx::thread_index() : ptx::afresh(static_cast<int>(threadIdx.x));
     __builtin_assume(thread >= 0);  // else remainders take three instructions more
