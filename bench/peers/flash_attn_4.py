@@ -45,6 +45,8 @@ def set_up(request, _, __):
         reason = "a list with a mask needs one of its mask callables"
     if reason is None and request["density"] < 1 and request["deterministic"]:
         reason = "a fixed order of sums beside a list needs the order of writes, which nobody makes here"
+    if reason is None and request["density"] < 1 and request["pass"] == "backward" and request["block"][0] % 128:
+        reason = f"its backward wants lists of blocks of a multiple of 128 rows, not of {request['block'][0]}"
     if reason:
         return None, reason
     device = torch.device("cuda", request["device"])
