@@ -28,6 +28,9 @@ T = TypeVar("T")
 FEW = 4e6
 # Bytes that PyTorch may keep of a GPU between two cases: other processes want some, too.
 KEPT = 2 << 30
+# By what a product dO·v in fp32 may differ from the same sum in another order, in parts of the sum of absolute values:
+# four units of fp32, since tensor cores cut summands off instead of rounding them.
+SUMS = 4 * 2.0**-23
 
 _device = torch.device("cpu")
 _in_turn = True
@@ -63,7 +66,7 @@ def _turn(device: torch.device) -> Iterator[None]:
 class Known(NamedTuple):
     """One tensor of the textbook: in fp32 arithmetic, and the largest error of the same in the case's dtype.
 
-    `allowance` is twice what adding and subtracting 0.3 costs in the dtype of `wide`. `rounding` is of
+    `allowance` is twice what adding and subtracting 0.3 costs, of a gradient in the case's dtype. `rounding` is of
     :func:`rounded_delta`: a part of the bound for each element, fp32 of the shape of `wide`, None where all are 0.
     """
 
@@ -73,9 +76,11 @@ class Known(NamedTuple):
     rounding: Tensor | None = None
 
     @staticmethod
-    def of(wide: Tensor, same: Tensor, rounding: Tensor | None = None) -> Known:
+    def of(wide: Tensor, same: Tensor, rounding: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Known:
+        """`dtype` is that of the allowance."""
         wide = wide.detach()
-        shaken = 2 * worst(wide + 0.3 - 0.3, wide)
+        given = wide.to(dtype)
+        shaken = 2 * worst(given + 0.3 - 0.3, given)
         return Known(wide.cpu(), worst(same, wide), shaken, None if rounding is None else rounding.cpu())
 
     def folded(self, fold: Callable[[Tensor], Tensor]) -> Known:
@@ -123,6 +128,9 @@ def rounded_delta(
     here, for the key that outweighs all others of its row, if one does. It goes times P, the slope of the score in q·k,
     and k into dq of the row; and times P, the slope and q, summed over the rows of a key, into its dk.
 
+    Where that key has all the weight, the textbook's dS is 0. Ours is what dP and delta differ by, two sums of the same
+    products in two orders (`SUMS`). That is taken in the same measure of P.
+
     `peaks` are the largest probability of each row, before dropout, and its key: fp32 and int64 (b, h, sq). `alone`
     (b, 1, sq) are rows of one key whose out, a multiple of v, is rounded: the textbook errs nowhere in them, whatever
     weight a sink has. Their out may be off by eps/2 of itself, that of other rows by as much as in the fp32 `out`.
@@ -131,8 +139,9 @@ def rounded_delta(
     group = q.shape[2] // k.shape[2]
     lost = (out.to(q.dtype).float() - out).abs()
     lost = torch.where(alone.transpose(1, 2)[..., None], out.abs() * torch.finfo(q.dtype).eps / 2, lost)
-    off = (grad.float().abs() * lost).sum(-1).transpose(1, 2) * weight
-    off = torch.where(alone, off, off * (2 * weight - 1).clamp(min=0))
+    outweighs = (2 * weight - 1).clamp(min=0)
+    of_out, of_sums = ((grad.float().abs() * x).sum(-1).transpose(1, 2) * weight for x in (lost, out.abs()))
+    off = torch.where(alone, of_out, of_out * outweighs) + SUMS * of_sums * outweighs
     batch, head, row = off.nonzero(as_tuple=True)  # n of them
     at = batch, key[batch, head, row], head // group
     q_row, k_row = q[batch, row, head].float(), k[at].float()
@@ -191,16 +200,17 @@ class Problem:
             return self._compute_on(device, signed)
 
     def _compute_on(self, device: torch.device, signed: Tensor | None) -> dict[str, Known]:
-        inputs = [x.detach().to(device).requires_grad_(self.grad is not None) for x in (self.q, self.k, self.v)]
+        inputs = [x.detach().to(device) for x in (self.q, self.k, self.v)]
         score, lengths = self.score.to(device), self.lengths.to(device)
         signed = None if signed is None else signed.to(device)
         keep = None if signed is None else self._kept(signed, score, lengths)
         results, weights, peaks = [], [], None
         for wide in (True, False):
-            out, probabilities = textbook(*inputs, score, lengths, keep, self.dropout, wide)
+            leaves = [(x.float() if wide else x).detach().requires_grad_(self.grad is not None) for x in inputs]
+            out, probabilities = textbook(*leaves, score, lengths, keep, self.dropout, wide)
             grads = ()
             if self.grad is not None:
-                grads = torch.autograd.grad(out, inputs, self.grad.to(device, out.dtype))
+                grads = torch.autograd.grad(out, leaves, self.grad.to(device, out.dtype))
             results.append((out.detach(), *grads))
             weights.append(None if keep is None else probabilities.detach())
             if grads and wide:
@@ -216,10 +226,12 @@ class Problem:
             visible, _ = visibility(self.q.shape[1], self.k.shape[1], lengths, score)
             # Without dropout and sink, out of a row that sees one key is its v, which is not rounded.
             alone = (visible.sum(-1) == 1) & (keep is not None or score.sink is not None)
-            q, k, _ = (x.detach() for x in inputs)
-            dq, dk = rounded_delta(q, k, results[0][0], self.grad.to(device), peaks, alone, score)
+            dq, dk = rounded_delta(inputs[0], inputs[1], results[0][0], self.grad.to(device), peaks, alone, score)
             roundings = {"dq": dq, "dk": dk}
-        return {name: Known.of(a, b, roundings.get(name)) for name, a, b in zip(names, *results, strict=True)}
+        return {
+            name: Known.of(a, b, roundings.get(name), torch.float32 if name == "out" else self.q.dtype)
+            for name, a, b in zip(names, *results, strict=True)
+        }
 
     def _kept(self, signed: Tensor, score: Score, lengths: Lengths) -> Tensor:
         """The pattern in the signs (b, h, sq, sk), True where nothing was computed, after a look at its share."""
