@@ -31,8 +31,10 @@ __device__ __forceinline__ RowValue row_value(const BwdParams& params, const Wor
   if (row >= work.sequence.q.length) return {};
   const RowValues& values = params.values;
   const i64 at = work.block.head * values.rows + first_value(params.forward, work.sequence.q, work.block.batch) + row;
-  RowValue value{values.lse[at], values.delta[at], 1.0F};
-  if constexpr (B.sink) value.weight = values.weight[at];
+  // Not by L1: beside other processes (CUDA's Multi-Process Service) blocks found there what memory held before the
+  // kernel in front wrote these (docs/experiments/gpu-backward.md).
+  RowValue value{__ldcg(values.lse + at), __ldcg(values.delta + at), 1.0F};
+  if constexpr (B.sink) value.weight = __ldcg(values.weight + at);
   return value;
 }
 

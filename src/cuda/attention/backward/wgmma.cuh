@@ -49,6 +49,9 @@ struct BwdWgmma : QueryProducts<Side> {
   // Whether a group waits for room for dQ and for the next tile, and loads that tile's LSE, while dV is computed. With
   // dropout beside 192 accumulators registers would spill.
   static constexpr bool looks_early = B.adds_queries() && !(B.dropout && B.accumulators() >= 192);
+  // Whether dS is published behind the waits for the next tile, which keeps the groups together. With ordered sums the
+  // next block waits for the later group's share; measured, that pays for tiles of 128 rows, not for those of 64.
+  static constexpr bool publishes_late = B.ordered && columns > 64;
   using Values = float2[ahead];  // of one of RowValues' arrays
 
   /// See BwdProducer::run.
@@ -135,13 +138,12 @@ struct BwdWgmma : QueryProducts<Side> {
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, from.tile_qk + StreamQk::bytes);
         discard(s);
         if constexpr (B.adds_queries()) {
-          // With ordered sums the next block waits for the later group's share: groups stay together, and publish late.
-          if constexpr (!B.ordered) publish_gradients(i);
+          if constexpr (!publishes_late) publish_gradients(i);
           if constexpr (looks_early) {
             this->await_query_sums(i);
             look_ahead();
           }
-          if constexpr (B.ordered) publish_gradients(i);
+          if constexpr (publishes_late) publish_gradients(i);
           discard(ds);
           begin_queries(ds, operands, i);
           // A product that takes registers is begun only when those before it have ended, which holds the warp up: the
