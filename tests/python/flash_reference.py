@@ -66,8 +66,9 @@ def _turn(device: torch.device) -> Iterator[None]:
 class Known(NamedTuple):
     """One tensor of the textbook: in fp32 arithmetic, and the largest error of the same in the case's dtype.
 
-    `allowance` is twice what adding and subtracting 0.3 costs, of a gradient in the case's dtype. `rounding` is of
-    :func:`rounded_delta`: a part of the bound for each element, fp32 of the shape of `wide`, None where all are 0.
+    `allowance` is twice what adding and subtracting 0.3 costs, of out in fp32, of gradients in the case's dtype.
+    `rounding` is of :func:`rounded_delta`: a part of the bound for each element, fp32 of the shape of `wide`, or None
+    for zeros.
     """
 
     wide: Tensor
