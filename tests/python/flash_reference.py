@@ -2,9 +2,8 @@
 """What the textbook makes of a case's inputs: in fp32, and how far the same in the case's dtype is from that.
 
 The textbook runs on the CPU or, with ``--textbook-device cuda``, on a GPU, where its matrices of scores cost next to
-nothing. Inputs are drawn where Tessera's calls run (``--grid-device``), and results are compared on the CPU. Cases
-that differ only in what the textbook ignores, such as the size of a page, follow each other and share inputs and
-results.
+nothing. Inputs are drawn where Tessera's calls run (``--grid-device``), and results are compared there. Cases that
+differ only in what the textbook ignores, such as the size of a page, follow each other and share inputs and results.
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ class Known(NamedTuple):
     rounding: Tensor | None = None
 
     @staticmethod
-    def of(wide: Tensor, same: Tensor, rounding: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Known:
-        """`dtype` is that of the allowance."""
+    def of(wide: Tensor, same: Tensor, rounding: Tensor | None, dtype: torch.dtype, device: torch.device) -> Known:
+        """`dtype` is that of the allowance, `device` where the result is to be."""
         wide = wide.detach()
         given = wide.to(dtype)
         shaken = 2 * worst(given + 0.3 - 0.3, given)
-        return Known(wide.cpu(), worst(same, wide), shaken, None if rounding is None else rounding.cpu())
+        return Known(wide.to(device), worst(same, wide), shaken, None if rounding is None else rounding.to(device))
 
     def folded(self, fold: Callable[[Tensor], Tensor]) -> Known:
         """With its tensors in another shape."""
@@ -229,9 +228,10 @@ class Problem:
             alone = (visible.sum(-1) == 1) & (keep is not None or score.sink is not None)
             dq, dk = rounded_delta(inputs[0], inputs[1], results[0][0], self.grad.to(device), peaks, alone, score)
             roundings = {"dq": dq, "dk": dk}
+        dtypes = (torch.float32, *(self.q.dtype,) * 3)
         return {
-            name: Known.of(a, b, roundings.get(name), torch.float32 if name == "out" else self.q.dtype)
-            for name, a, b in zip(names, *results, strict=True)
+            name: Known.of(wide, same, roundings.get(name), dtype, self.q.device)
+            for name, wide, same, dtype in zip(names, *results, dtypes[: len(names)], strict=True)
         }
 
     def _kept(self, signed: Tensor, score: Score, lengths: Lengths) -> Tensor:

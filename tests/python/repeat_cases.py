@@ -2,7 +2,7 @@
 """Makes calls of the flash-attn grids again and again, by many processes at once, and looks for what changes.
 
     python tests/python/repeat_cases.py --seconds 30
-    python tests/python/repeat_cases.py --seconds 30 --processes 13 --load 2 --case d=224 softcap=50 alibi=True
+    python tests/python/repeat_cases.py --seconds 30 --processes 13 --load 2 --case d=224 softcap=50.0 alibi=True
 
 Cases are drawn at random from those whose names have all the texts of ``--case``. Each is called ``--calls`` times,
 forward and backward, after NaN has been written to the memory that its outputs and its workspace then get. Told of are

@@ -16,12 +16,12 @@
 
 namespace tessera::cuda {
 
-/// What a block knows of the one before it where sums of dQ have a fixed order.
+/// What a block knows of the one in front of it, with the keys behind its own, where sums of dQ have a fixed order.
 template <bool ordered>
 struct SumOrder {};
 template <>
 struct SumOrder<true> {
-  int end_tile_before;  // see KeyWork
+  int first_tile_behind;  // see KeyWork
 };
 
 /// The part of the rows that a block has.
@@ -72,11 +72,11 @@ struct KeySide {
     if constexpr (B.splits_rows) {
       if (!find_part(params, index, work)) return false;
     } else {
-      if (!static_cast<KeyWork<C>&>(work).find(params, index)) return false;
+      if (!static_cast<KeyWork<C>&>(work).find(params, index, B.ordered)) return false;
     }
     if constexpr (C.dropout) work.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
     if constexpr (B.has_list()) work.listed = Listed{params, work}.count(static_cast<int>(threadIdx.x) % 32);
-    if constexpr (B.ordered) work.end_tile_before = work.find_end_before(params.forward);
+    if constexpr (B.ordered) work.first_tile_behind = work.find_first_behind();
     if constexpr (B.compressed_causal) find_walk(params, index, work);
     return true;
   }
@@ -115,17 +115,15 @@ struct KeySide {
     }
     return place(i);
   }
-  /// In a fixed order from the last rows to the first. Then a block's tile was mostly visited, by the block with the
-  /// keys before, as many tiles ago as the blocks' intervals of rows begin apart. Of compressed keys each tile of rows
-  /// by all heads.
+  /// From the first rows to the last: in a fixed order of sums a tile was then visited, by the block with the keys
+  /// behind, as many tiles ago as the blocks' intervals of rows begin apart. Of compressed keys each tile of rows by
+  /// all heads.
   __device__ __forceinline__ Place place(int i) const {
     if constexpr (B.compressed_causal) {
       const int step = ptx::divide_by_more_than_one(2 * i, params.twice_heads);
       return {i - step * static_cast<int>(params.forward.heads_a_kv.value), (work.begin + step * work.step) * C.tile_q};
     }
-    const Place tile = work.tile(i);
-    if constexpr (!B.ordered) return tile;
-    return {tile.head, (2 * work.first_tile + work.tiles - 1) * C.tile_q - tile.first};
+    return work.tile(i);
   }
   __device__ __forceinline__ Tile describe(const Place& tile) const {
     const bool cut = B.list_elements || work.is_cut(tile);
@@ -176,7 +174,7 @@ struct KeySide {
 #pragma unroll
       for (int n = 0; n < kLaneRows; ++n) {
         const bool is_row = tile.first + n * 32 + lane < work.q.length;
-        values.of[array][n] = is_row ? arrays[array][first + n * 32] : 0.0F;
+        values.of[array][n] = is_row ? read_value(arrays[array] + first + n * 32) : 0.0F;
       }
     }
     return values;
@@ -251,11 +249,11 @@ struct KeySide {
 
   /// Whether no other block has a share of a tile's sums before the block's.
   __device__ __forceinline__ bool is_first(const Place& tile) const {
-    return tile.first / C.tile_q >= work.end_tile_before;
+    return tile.first / C.tile_q < work.first_tile_behind;
   }
-  /// Else: until the one with the tile of keys before has added its share.
+  /// Else: until the one with the tile of keys behind has added its share.
   __device__ __forceinline__ void await_turn(const Place& tile) const {
-    ptx::await_count(added(tile), work.first_key / C.tile_kv);
+    ptx::await_count(added(tile), turn());
     ptx::fence_sums();
   }
   /// Once the block's share has been added.
@@ -264,7 +262,7 @@ struct KeySide {
 #pragma unroll
     for (int part = C.tile_q / kSumRows - 1; part >= 0; --part) {
       if (part == 0 || has_row(tile, part * kSumRows)) {
-        ptx::raise_count(added(tile) + part, work.first_key / C.tile_kv + 1);
+        ptx::raise_count(added(tile) + part, turn() + 1);
       }
     }
   }
@@ -290,6 +288,8 @@ struct KeySide {
       store_key_gradient<B.gradient, C>(params, work, warp_row, lane, sums, out, columns, factor);
     }
   }
+  /// Number of the block among those of its head, which add from the last keys to the first.
+  __device__ __forceinline__ int turn() const { return params.first_tiles - 1 - work.first_key / C.tile_kv; }
   __device__ __forceinline__ int* added(const Place& tile) const {
     return params.query_sums.added +
            sum_tile_of(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows);

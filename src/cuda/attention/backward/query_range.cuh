@@ -26,14 +26,15 @@ struct KeyWork {
   int first_tile;            // of rows that see any of the keys
   int tiles;
 
-  /// `index`: of the block. Whether there are keys.
-  __device__ __forceinline__ bool find(const BwdParams& params, int index) {
+  /// `index`: of the block. Whether there are keys. `last_first`: blocks of a head come from its last keys to its
+  /// first.
+  __device__ __forceinline__ bool find(const BwdParams& params, int index, bool last_first = false) {
     const FwdParams& p = params.forward;
     const KeyBlock block(params, index);
     batch = block.batch;
     kv_head = block.kv_head;
     first_head = static_cast<int>(kv_head * p.heads_a_kv.value);
-    int tile = block.tile;
+    int tile = last_first ? params.first_tiles - 1 - block.tile : block.tile;
     segment = C.segments == 2 && tile >= params.first_tiles ? 1 : 0;
     if (segment == 1) tile -= params.first_tiles;
     first_key = tile * C.tile_kv;
@@ -65,13 +66,15 @@ struct KeyWork {
     const bool is_last = next >= (first_tile + tiles) * C.tile_q;
     return {is_last ? tile.head + heads_a_tile : tile.head, is_last ? first_tile * C.tile_q : next};
   }
-  /// Number of the first tile of rows that sees no key of the tile of keys before the block's, and neither do those
-  /// behind it. Those in front of it do, as far as they are the block's: both ends move monotonically with the key.
-  __device__ __forceinline__ int find_end_before(const FwdParams& p) const {
-    if (first_key == 0) return 0;
-    const QueriesOfKeys<C> before(p, Sequence(p, batch, C.segments), keys, first_key - C.tile_kv);
-    const int behind = before.of(first_key - 1).end;
-    return before.of(first_key - C.tile_kv).begin < behind ? divide_up(behind, C.tile_q) : 0;
+  /// Number of the first tile of rows that sees a key of the tile of keys behind the block's. Those behind it do, too,
+  /// as far as they are the block's: both ends move monotonically with the key.
+  __device__ __forceinline__ int find_first_behind() const {
+    const int none = first_tile + tiles;
+    const int key = first_key + C.tile_kv;
+    const int end = min(key + C.tile_kv, keys.extent.length);
+    if (key >= end) return none;
+    const int first = queries.of(key).begin;
+    return first < queries.of(end - 1).end ? first / C.tile_q : none;
   }
   /// Rows of the sequence.
   __device__ __forceinline__ int row_count() const { return q.length * heads_a_tile; }

@@ -25,16 +25,18 @@ struct RowValue {
   float weight = 1.0F;
 };
 
+/// One of the arrays' floats. Not by L1: beside other processes (CUDA's Multi-Process Service) blocks found there what
+/// memory held before the kernel in front wrote these (docs/experiments/gpu-backward.md).
+__device__ __forceinline__ float read_value(const float* from) { return __ldcg(from); }
+
 /// Of a row of a block of queries.
 template <BwdConfig B, class Work>
 __device__ __forceinline__ RowValue row_value(const BwdParams& params, const Work& work, int row) {
   if (row >= work.sequence.q.length) return {};
   const RowValues& values = params.values;
   const i64 at = work.block.head * values.rows + first_value(params.forward, work.sequence.q, work.block.batch) + row;
-  // Not by L1: beside other processes (CUDA's Multi-Process Service) blocks found there what memory held before the
-  // kernel in front wrote these (docs/experiments/gpu-backward.md).
-  RowValue value{__ldcg(values.lse + at), __ldcg(values.delta + at), 1.0F};
-  if constexpr (B.sink) value.weight = __ldcg(values.weight + at);
+  RowValue value{read_value(values.lse + at), read_value(values.delta + at), 1.0F};
+  if constexpr (B.sink) value.weight = read_value(values.weight + at);
   return value;
 }
 
