@@ -7,13 +7,23 @@
 
 namespace tessera::cuda::ptx {
 
-/// Until the kernels in front have ended and what they wrote is here; then the kernel behind may begin, as far as there
-/// is room for its blocks beside all of this kernel's.
-__device__ __forceinline__ void griddepcontrol_wait_and_launch() {
+/// Until the kernels in front have ended and what they wrote is here.
+__device__ __forceinline__ void griddepcontrol_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+
+/// The kernel behind may begin, as far as there is room for its blocks beside all of this kernel's.
+__device__ __forceinline__ void griddepcontrol_launch() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
 #endif
+}
+
+__device__ __forceinline__ void griddepcontrol_wait_and_launch() {
+  griddepcontrol_wait();
+  griddepcontrol_launch();
 }
 
 }  // namespace tessera::cuda::ptx

@@ -311,15 +311,19 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
     if (!launch.finds_all()) maps[0] = tensor_maps(launch.rows, problem, params);
     maps[1] = tensor_maps(launch.keys, problem, params);
   }
-  const auto start = [&](std::size_t kernel, Dim3 grid, int threads, int shared_bytes, BwdTensorMaps* map = nullptr) {
+  const auto start = [&](std::size_t kernel, Dim3 grid, int threads, int shared_bytes, BwdTensorMaps* map = nullptr,
+                         Begins begins = Begins::early) {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
     void* parameters[] = {&params, map};
     resources.kernels[kernel]->launch(grid, {static_cast<std::uint32_t>(threads)},
                                       static_cast<std::size_t>(shared_bytes), resources.stream.handle, parameters,
-                                      Begins::early);
+                                      begins);
   };
   const auto start_pass = [&](std::size_t kernel, const BwdConfig& config, std::int64_t blocks, BwdTensorMaps& map) {
-    start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes(), &map);
+    // A second pass waits for nothing where the first one does so for both (PassOverlap).
+    const bool is_alone = config.of == Gradients::keys && no_rows;
+    start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes(), &map,
+          is_alone ? Begins::behind : Begins::early);
   };
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
   if (no_rows) {

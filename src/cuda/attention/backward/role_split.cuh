@@ -174,7 +174,7 @@ struct BwdByRoles : BwdProducer<Side> {
 template <class Side>
 __device__ __forceinline__ void run_backward_by_roles(const BwdParams& params, char* memory,
                                                       const BwdTensorMaps* maps) {
-  ptx::griddepcontrol_wait_and_launch();
+  const PassOverlap<Side::B> overlap;
   BwdProducer<Side>::template run<BwdByRoles<Side>>(params, memory, maps, static_cast<int>(blockIdx.x));
 }
 

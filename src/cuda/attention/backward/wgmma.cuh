@@ -13,6 +13,7 @@
 #pragma once
 
 #include "cuda/attention/backward/key_side.cuh"
+#include "cuda/attention/backward/pass_overlap.cuh"
 #include "cuda/attention/backward/query_products.cuh"
 #include "cuda/attention/backward/row_side.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
@@ -342,7 +343,7 @@ struct BwdWgmma : QueryProducts<Side> {
 /// A block for each tile of the side's own rows, or two, of which one finds dK and one dV.
 template <class Side>
 __device__ __forceinline__ void run_backward(const BwdParams& params, char* memory, const BwdTensorMaps* maps) {
-  ptx::griddepcontrol_wait_and_launch();
+  const PassOverlap<Side::B> overlap;
   constexpr bool keys = !Side::B.keeps_queries();
   const int block = static_cast<int>(blockIdx.x);
   if constexpr (!Side::B.apart) {

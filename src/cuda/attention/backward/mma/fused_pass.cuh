@@ -287,7 +287,7 @@ struct FusedPass : FusedRows<B, User> {
 /// A block for each tile of keys.
 template <BwdConfig B, class User>
 __device__ __forceinline__ void run_fused_pass(const BwdParams& params, char* memory) {
-  ptx::griddepcontrol_wait_and_launch();
+  const PassOverlap<B> overlap;
   FusedPass<B, User>::run(params, memory, static_cast<int>(blockIdx.x));
 }
 

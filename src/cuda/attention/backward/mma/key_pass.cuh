@@ -8,6 +8,7 @@
 
 #include "cuda/attention/backward/gradient_store.cuh"
 #include "cuda/attention/backward/lists/pass_tiles.cuh"
+#include "cuda/attention/backward/pass_overlap.cuh"
 #include "cuda/attention/backward/query_range.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
@@ -269,7 +270,7 @@ struct KeyPass {
 /// A block for each tile of keys, or two, of which one finds dK and one dV.
 template <BwdConfig B, class User>
 __device__ __forceinline__ void run_key_pass(const BwdParams& params, char* memory) {
-  ptx::griddepcontrol_wait_and_launch();
+  const PassOverlap<B> overlap;
   const int block = static_cast<int>(blockIdx.x);
   if constexpr (!B.apart) {
     KeyPass<B, User, true, true>::run(params, memory, block);

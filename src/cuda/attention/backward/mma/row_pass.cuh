@@ -7,6 +7,7 @@
 
 #include "cuda/attention/backward/gradient_store.cuh"
 #include "cuda/attention/backward/lists/pass_tiles.cuh"
+#include "cuda/attention/backward/pass_overlap.cuh"
 #include "cuda/attention/backward/row_values.cuh"
 #include "cuda/attention/backward/score_gradient.cuh"
 #include "cuda/attention/forward/block_work.cuh"
@@ -48,7 +49,7 @@ struct RowPass {
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned.
   static __device__ __forceinline__ void run(const BwdParams& params, char* memory) {
-    ptx::griddepcontrol_wait_and_launch();
+    const PassOverlap<B> overlap;
     BlockWork<C> work;
     const FwdParams& p = params.forward;
     if (!work.find(p, Block::of<C>(p, static_cast<int>(blockIdx.x)))) return;
