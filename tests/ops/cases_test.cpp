@@ -38,7 +38,7 @@ TEST(CaseFiles, AllPass) {
 
 // Every case in bf16 by the walks over tiles of the dot products, which this machine may lack; an output of a type of
 // its own, which a backward's dout has too, keeps it. In parts, which may run at the same time, and of which the
-// sanitizers take the first.
+// sanitizers take one.
 class Bf16CaseFiles : public testing::TestWithParam<int> {};
 constexpr int kCaseParts = 36;
 
