@@ -48,19 +48,27 @@ std::int64_t longest_step(nb::handle boundaries, const std::string& name) {
   return longest;
 }
 
-/// Section 7 of docs/semantics.md, entry by entry.
+/// Section 7 of docs/semantics.md, a row at a time.
 struct Dropout {
   std::uint32_t threshold;
   std::uint64_t seed;
   std::uint64_t offset;
 
-  [[nodiscard]] bool keeps(std::uint32_t plane, std::uint32_t row, std::uint32_t key) const noexcept {
+  /// Which of 16 keys of a row are kept, from 16 · group on.
+  [[nodiscard]] std::array<bool, 16> keeps(std::uint32_t plane, std::uint32_t row, std::uint32_t group) const noexcept {
     const std::uint64_t philox_key = seed ^ (offset >> 32 << 32);
-    const cpu::PhiloxCounter draws =
-        cpu::philox4x32({key / 16 * 4 + key % 8 / 2, row / 16 * 8 + row % 8, plane, static_cast<std::uint32_t>(offset)},
-                        {static_cast<std::uint32_t>(philox_key), static_cast<std::uint32_t>(philox_key >> 32)});
-    const std::uint32_t number = key % 16 / 8 * 4 + row % 16 / 8 * 2 + key % 2;
-    return (draws[number / 2] >> (number % 2 * 16) & 0xFFFFU) < threshold;
+    std::array<bool, 16> kept;
+    for (std::uint32_t pair = 0; pair < 4; ++pair) {  // of keys, in each half of the 16
+      const cpu::PhiloxCounter draws =
+          cpu::philox4x32({group * 4 + pair, row / 16 * 8 + row % 8, plane, static_cast<std::uint32_t>(offset)},
+                          {static_cast<std::uint32_t>(philox_key), static_cast<std::uint32_t>(philox_key >> 32)});
+      for (std::uint32_t half = 0; half < 2; ++half) {
+        const std::uint32_t of_both = draws[half * 2 + row % 16 / 8];
+        kept[half * 8 + pair * 2] = (of_both & 0xFFFFU) < threshold;
+        kept[half * 8 + pair * 2 + 1] = of_both >> 16 < threshold;
+      }
+    }
+    return kept;
   }
 };
 
@@ -90,9 +98,12 @@ void dropout_keep(nb::handle out, double dropout, std::uint64_t seed, std::uint6
     for (std::int64_t h = 0; h < planes; ++h) {
       const auto plane = static_cast<std::uint32_t>((batch + b) * all_heads + head + h);
       for (std::int64_t i = 0; i < rows; ++i) {
+        const auto row = static_cast<std::uint32_t>(i + row_offset);
+        std::array<bool, 16> of_keys{};
         for (std::int64_t j = 0; j < keys; ++j) {
-          *bytes++ =
-              drops.keeps(plane, static_cast<std::uint32_t>(i + row_offset), static_cast<std::uint32_t>(j + k_offset));
+          const auto key = static_cast<std::uint32_t>(j + k_offset);
+          if (j == 0 || key % 16 == 0) of_keys = drops.keeps(plane, row, key / 16);
+          *bytes++ = of_keys[key % 16];
         }
       }
     }
