@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -48,7 +49,7 @@ std::int64_t longest_step(nb::handle boundaries, const std::string& name) {
   return longest;
 }
 
-/// Section 7 of docs/semantics.md, a row at a time.
+/// Section 7 of docs/semantics.md, 16 keys of a row at a time.
 struct Dropout {
   std::uint32_t threshold;
   std::uint64_t seed;

@@ -289,7 +289,7 @@ def main() -> int:
     parser.add_argument("--grid-device", default="cpu", help="where Tessera's calls run: cpu, cuda or cuda:1")
     parser.add_argument("--textbook-device", default="cpu", help="cpu, cuda (GPUs in turn by process) or cuda:1")
     parser.add_argument(
-        "--side-by-side", action="store_true", help="processes run textbooks on a GPU at once, as MPS can, not in turn"
+        "--side-by-side", action="store_true", help="processes run textbooks on a GPU at once, not in turn"
     )
     parser.add_argument("--limit", type=float, default=1e6, help="seconds after which no shard begins")
     parser.add_argument("--grace", type=float, default=60, help="seconds for the shards then running")

@@ -24,8 +24,7 @@ struct Dim3 {
 };
 
 /// When a launched kernel's blocks may begin: behind the end of the kernel in front, or before it. The latter is for
-/// kernels that call ptx::griddepcontrol_wait_and_launch() before they touch memory, and means that only on SM90 and
-/// newer.
+/// kernels that wait as cuda/ptx/grid.cuh says, and means that only on SM90 and newer.
 enum class Begins { behind, early };
 
 class Kernel {

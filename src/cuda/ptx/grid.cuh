@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTX ISA 9.7.13.13: kernels that begin before the one in front of them has ended (programmatic dependent launch); SM90
-// and newer, elsewhere nothing. A kernel that is launched so must wait before it touches memory, in every block.
+// and newer, elsewhere nothing. A kernel that is launched so must wait in every block: before it touches memory, or,
+// where the kernel in front has waited for all that it reads, and neither reads what the other writes, before it ends.
 #pragma once
 
 #include "shared/types.h"

@@ -320,10 +320,10 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
                                       begins);
   };
   const auto start_pass = [&](std::size_t kernel, const BwdConfig& config, std::int64_t blocks, BwdTensorMaps& map) {
-    // A second pass waits for nothing where the first one does so for both (PassOverlap).
-    const bool is_alone = config.of == Gradients::keys && no_rows;
-    start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes(), &map,
-          is_alone ? Begins::behind : Begins::early);
+    // The second pass leaves it to the first to wait for the kernels in front of both (PassOverlap). Without rows there
+    // is no first pass.
+    const Begins begins = config.of == Gradients::keys && no_rows ? Begins::behind : Begins::early;
+    start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes(), &map, begins);
   };
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
   if (no_rows) {

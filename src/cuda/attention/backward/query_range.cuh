@@ -26,8 +26,7 @@ struct KeyWork {
   int first_tile;            // of rows that see any of the keys
   int tiles;
 
-  /// `index`: of the block. Whether there are keys. `last_first`: blocks of a head come from its last keys to its
-  /// first.
+  /// Whether there are keys. `index`: of the block. `last_first`: blocks with a head's last keys come first.
   __device__ __forceinline__ bool find(const BwdParams& params, int index, bool last_first = false) {
     const FwdParams& p = params.forward;
     const KeyBlock block(params, index);

@@ -25,8 +25,8 @@ struct RowValue {
   float weight = 1.0F;
 };
 
-/// One of the arrays' floats. Not by L1: beside other processes (CUDA's Multi-Process Service) blocks found there what
-/// memory held before the kernel in front wrote these (docs/experiments/gpu-backward.md).
+/// Reads a float of RowValues' arrays past L1: beside other processes (CUDA's Multi-Process Service) blocks found there
+/// what memory held before the kernel in front wrote it (docs/experiments/gpu-backward.md).
 __device__ __forceinline__ float read_value(const float* from) { return __ldcg(from); }
 
 /// Of a row of a block of queries.
