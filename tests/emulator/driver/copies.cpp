@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous copies, each done at the time at which it hurts most: what its destination held is gone as soon as the
-// copy begins, and what it brings is there only once somebody has waited.
+// copy begins. What cp.async brings is there only once somebody has waited; boxes by TMA come in an order that is
+// drawn, and late.
 #include <cstring>
 #include <vector>
 
@@ -28,13 +29,42 @@ struct Copies {
 };
 std::vector<Copies> copies;  // of each thread
 
+// A box of a tensor, by TMA.
+struct Box {
+  u32 to;
+  TensorMap tensor;
+  u32 barrier;
+  int first[5];  // of each dimension
+  Place at;
+
+  [[nodiscard]] u32 row_bytes() const { return tensor.box[0] * tensor.element; }
+  [[nodiscard]] u32 lines() const {
+    u32 product = 1;
+    for (int dim = 1; dim < tensor.rank; ++dim) product *= tensor.box[dim];
+    return product;
+  }
+  void bring() const;
+};
+std::vector<Box> boxes;  // under way
+
 Copies& own() { return copies[static_cast<std::size_t>(thread())]; }
 
 constexpr int kPoison = 0xff;
 
 }  // namespace
 
-void begin_copies(int threads) { copies.assign(static_cast<std::size_t>(threads), {}); }
+void begin_copies(int threads) {
+  copies.assign(static_cast<std::size_t>(threads), {});
+  boxes.clear();
+}
+
+std::size_t boxes_under_way() { return boxes.size(); }
+
+void bring_box(std::size_t which) {
+  const Box box = boxes[which];
+  boxes.erase(boxes.begin() + static_cast<std::ptrdiff_t>(which));
+  box.bring();
+}
 
 void thread_ends_with_copies(Place at) {
   if (!own().sums.empty()) fail("ends while TMA may still read shared memory: no wait behind tma_add", at);
@@ -69,29 +99,21 @@ void cp_async_wait(int pending) {
 
 namespace {
 
-// A box at `first` of each dimension, which the tensor need not have.
-void load_box(u32 to, const void* map, u32 barrier, int rank, const int (&first)[5], Place at) {
-  TensorMap tensor;
-  std::memcpy(&tensor, map, sizeof(tensor));
-  if (to % 128 != 0) fail("TMA to an address that is no multiple of 128", at);
-  if (tensor.mark != TensorMap::kMark || tensor.rank != rank) fail("TMA by what is no tensor map of its rank", at);
-  const u32 size = tensor.element;
-  const u32 row_bytes = tensor.box[0] * size;
-  u32 lines = 1;
-  for (int dim = 1; dim < rank; ++dim) lines *= tensor.box[dim];
-  for (u32 line = 0; line < lines; ++line) {
+void Box::bring() const {
+  for (u32 line = 0; line < lines(); ++line) {
     const char* from = tensor.address;
     bool is_there = true;
     u32 rest = line;
-    for (int dim = 1; dim < rank; ++dim) {
+    for (int dim = 1; dim < tensor.rank; ++dim) {
       const std::int64_t index = std::int64_t{first[dim]} + rest % tensor.box[dim];
       rest /= tensor.box[dim];
       is_there = is_there && index >= 0 && index < static_cast<std::int64_t>(tensor.sizes[dim]);
       if (is_there) from += index * static_cast<std::int64_t>(tensor.strides[dim - 1]);
     }
+    const u32 size = tensor.element;
     for (u32 c = 0; c < tensor.box[0]; ++c) {
       const std::int64_t column = std::int64_t{first[0]} + c;
-      char* place = shared(swizzled(to + line * row_bytes + c * size, row_bytes), size, at);
+      char* place = shared(swizzled(to + line * row_bytes() + c * size, row_bytes()), size, at);
       if (is_there && column >= 0 && column < static_cast<std::int64_t>(tensor.sizes[0])) {
         std::memcpy(place, from + column * size, size);
       } else {
@@ -99,7 +121,22 @@ void load_box(u32 to, const void* map, u32 barrier, int rank, const int (&first)
       }
     }
   }
-  mbarrier_complete(barrier, lines * row_bytes, at);
+  mbarrier_complete(barrier, lines() * row_bytes(), at);
+}
+
+// A box at `first` of each dimension, which the tensor need not have.
+void load_box(u32 to, const void* map, u32 barrier, int rank, const int (&first)[5], Place at) {
+  Box box{to, {}, barrier, {}, at};
+  std::memcpy(&box.tensor, map, sizeof(box.tensor));
+  std::memcpy(box.first, first, sizeof(first));
+  if (to % 128 != 0) fail("TMA to an address that is no multiple of 128", at);
+  if (box.tensor.mark != TensorMap::kMark || box.tensor.rank != rank) {
+    fail("TMA by what is no tensor map of its rank", at);
+  }
+  const u32 bytes = box.lines() * box.row_bytes();
+  shared(to + bytes - 16, 16, at);
+  std::memset(shared(to, 16, at), kPoison, bytes);
+  boxes.push_back(box);
 }
 
 }  // namespace

@@ -51,11 +51,15 @@ char* stack_of(int thread) {
 
 void body();
 
-/// Goes on with a fibre that can. longjmp, because swapcontext makes two system calls; the first time a fibre runs it
-/// needs a context all the same, as nothing else in C++ changes to another stack.
+/// Goes on with a fibre that can, or has TMA bring boxes until one can. longjmp, because swapcontext makes two system
+/// calls; the first time a fibre runs it needs a context all the same, as nothing else in C++ changes to another stack.
 [[noreturn]] void run_next() {
-  if (ready.empty()) std::longjmp(scheduler, 1);
-  const int next = ready.take();
+  int next = Ready::kBox;
+  while (next == Ready::kBox) {
+    if (left == 0 || (ready.empty() && boxes_under_way() == 0)) std::longjmp(scheduler, 1);
+    next = ready.take(boxes_under_way());
+    if (next == Ready::kBox) bring_box(ready.draw_box(boxes_under_way()));
+  }
   thread_index.x = static_cast<unsigned>(next);
   Fibre& fibre = fibres[static_cast<std::size_t>(next)];
   if (fibre.started) std::longjmp(fibre.here, 1);

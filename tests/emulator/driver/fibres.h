@@ -54,6 +54,10 @@ using LaneWork = void (*)(void* const (&lanes)[32], u32 mask, Place at);
 void collect(const char* what, u32 mask, void* own, LaneWork run, Place at);
 inline constexpr u32 kWholeWarp = 0xffffffffU;
 
+/// Boxes that TMA was asked for and has not brought; brings one of them.
+std::size_t boxes_under_way();
+void bring_box(std::size_t which);
+
 /// `bytes` that an asynchronous copy has brought count at the mbarrier.
 void mbarrier_complete(u32 barrier, u32 bytes, Place at);
 

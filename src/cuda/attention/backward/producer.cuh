@@ -272,11 +272,13 @@ struct BwdProducer {
     }
     ptx::tma_wait();
   }
-  // Each checker takes its share of the tiles, ahead of those that compute.
-  __device__ __forceinline__ void check(int first, int count) const {
+  // Each checker takes all tiles of its stages, ahead of those that compute: only who has waited for a stage's tile
+  // before can wait for this one (ptx/mbarrier.cuh).
+  __device__ __forceinline__ void check(int checker, int count) const {
 #pragma unroll 1
-    for (int i = first; i < count; i += kCheckers) {
+    for (int i = 0; i < count; ++i) {
       i = ptx::uniform(i);  // else an address spills where blocks share rows
+      if (i % B.stages % kCheckers != checker) continue;
       stream().wait(i);
       const auto& tile = memory.tiles[i % B.stages];
       if (tile.hides) {
