@@ -7,16 +7,18 @@
 Cases are drawn at random from those whose names have all the texts of ``--case``. Each is called ``--calls`` times,
 forward and backward, after NaN has been written to the memory that its outputs and its workspace then get. Told of are
 NaN, and bits of an output that are not those of the first call: of out and, where the call is to be deterministic, of
-gradients. A case that does not end is named. Processes beside each other want CUDA's Multi-Process Service, or take
-turns at the GPU. Exits with 1 if something was told of.
+gradients. A call that does not end is named. Processes take turns at the GPU, or run beside each other with CUDA's
+Multi-Process Service. Exits with 1 if something was told of.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,7 +28,8 @@ from complete_grid import MODULES, Test, device_of, find_tests
 from flash_grid import Case
 from tessera import _core
 
-GRACE = 30.0  # seconds for the cases running at the end
+GRACE = 30.0  # seconds for the calls running at the end
+BEGIN = 300.0  # seconds for all processes to have imported what they need
 
 
 class Call(NamedTuple):
@@ -80,8 +83,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (a.view(kind) == b.view(kind)).all()
 
 
-def repeat(call: Call, calls: int, sizes: set[int]) -> dict[str, int]:
-    """In how many of the calls an output had NaN or other bits than in the first."""
+def repeat(call: Call, calls: int, sizes: set[int], end: float) -> tuple[int, dict[str, int]]:
+    """(calls made, in how many of them an output had NaN or other bits than in the first). None begins behind `end`."""
     arguments = [
         x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in call.arguments
     ]
@@ -89,7 +92,7 @@ def repeat(call: Call, calls: int, sizes: set[int]) -> dict[str, int]:
     first: list[torch.Tensor] = []
     grad = torch.empty(0)
     wrong = []
-    for _ in range(calls):
+    while len(wrong) < calls and (not wrong or time.perf_counter() < end):
         poison([*sizes, *(x.numel() * x.element_size() for x in leaves)])
         torch.manual_seed(1)  # of dropout
         result = call.function(*arguments, **call.options)
@@ -107,7 +110,7 @@ def repeat(call: Call, calls: int, sizes: set[int]) -> dict[str, int]:
     told = {f"NaN in {name}": n for name, n in zip(names, counts, strict=False)}
     exact = names if call.options.get("deterministic") else names[:1]
     told |= {f"other bits of {name}": n for name, n in zip(exact, counts[len(names) :], strict=False)}
-    return {what: n for what, n in told.items() if n > 0}
+    return len(wrong), {what: n for what, n in told.items() if n > 0}
 
 
 def draw(tests: list[Test], texts: list[str], numbers: random.Random) -> tuple[Test, Case, str, dict[str, Any]]:
@@ -121,12 +124,14 @@ def draw(tests: list[Test], texts: list[str], numbers: random.Random) -> tuple[T
     raise SystemExit(f"repeat_cases.py: --case: got {' '.join(texts)}; want what the name of a case has between dashes")
 
 
-def work(number: int, options: argparse.Namespace, current: Any, results: Any) -> None:
+def work(number: int, options: argparse.Namespace, begin: Any, current: Any, results: Any) -> None:
     device = device_of(number, options.device)
     torch.set_default_device(device)
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(1)
+    torch.zeros(1)  # makes the GPU's context
+    begin.wait(BEGIN)
     end = time.perf_counter() + options.seconds
     if number >= options.processes:
         matrix = torch.randn(2048, 2048, dtype=torch.float16)
@@ -149,10 +154,10 @@ def work(number: int, options: argparse.Namespace, current: Any, results: Any) -
         except Called as caught:
             if name not in sizes_of:
                 sizes.clear()
-                repeat(caught.call, 1, sizes)  # makes the plans, unless another case has the same
+                repeat(caught.call, 1, sizes, end)  # makes the plans, unless another case has the same
                 sizes_of[name] = set(sizes) or set().union(*sizes_of.values())
-            told = repeat(caught.call, options.calls, sizes_of[name])
-            results.put((current.value.decode(), options.calls, told))
+            calls, told = repeat(caught.call, options.calls, sizes_of[name], end)
+            results.put((current.value.decode(), calls, told))
     current.value = b""
 
 
@@ -169,12 +174,15 @@ def main() -> int:
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
+    begin = context.Barrier(options.processes + options.load + 1)
     workers = []
     for number in range(options.processes + options.load):
         current = context.RawArray("c", 500)
-        process = context.Process(target=work, args=(number, options, current, results), daemon=True)
+        process = context.Process(target=work, args=(number, options, begin, current, results), daemon=True)
         process.start()
         workers.append((process, current))
+    with contextlib.suppress(threading.BrokenBarrierError):  # of processes that died
+        begin.wait(BEGIN)
     cases = calls = bad = 0
     end = time.perf_counter() + options.seconds + GRACE
     while any(process.is_alive() for process, _ in workers) or not results.empty():
