@@ -182,7 +182,7 @@ def work(number: int, options: argparse.Namespace, tests: Any, current: Any, pip
     """A process: shards come in, results go out, until None comes in."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_memory()
-    flash_reference.use_device(device_of(number, options.textbook_device), in_turn=not options.side_by_side)
+    flash_reference.use_device(device_of(number, options.textbook_device))
     if options.grid_device != "cpu":
         torch.set_default_device(device_of(number, options.grid_device))
     while (shard := pipe.recv()) is not None:
@@ -288,9 +288,6 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="Tessera's threads in each process")
     parser.add_argument("--grid-device", default="cpu", help="where Tessera's calls run: cpu, cuda or cuda:1")
     parser.add_argument("--textbook-device", default="cpu", help="cpu, cuda (GPUs in turn by process) or cuda:1")
-    parser.add_argument(
-        "--side-by-side", action="store_true", help="processes run textbooks on a GPU at once, not in turn"
-    )
     parser.add_argument("--limit", type=float, default=1e6, help="seconds after which no shard begins")
     parser.add_argument("--grace", type=float, default=60, help="seconds for the shards then running")
     parser.add_argument("--again", action="store_true", help="run shards with failures again")

@@ -8,11 +8,7 @@ differ only in what the textbook ignores, such as the size of a page, follow eac
 
 from __future__ import annotations
 
-import fcntl
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
@@ -32,34 +28,14 @@ KEPT = 2 << 30
 SUMS = 4 * 2.0**-23
 
 _device = torch.device("cpu")
-_in_turn = True
 
 
-def use_device(name: str, in_turn: bool = True) -> None:
-    """Sets where textbooks run: "cpu", "cuda" or "cuda:1".
-
-    `in_turn`: one process at a time on a GPU, which would else switch between them at every small kernel. CUDA's
-    Multi-Process Service (MPS) runs them side by side.
-    """
-    global _device, _in_turn
-    _device, _in_turn = torch.device(name), in_turn
+def use_device(name: str) -> None:
+    """Sets where textbooks run: "cpu", "cuda" or "cuda:1"."""
+    global _device
+    _device = torch.device(name)
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-
-
-@contextmanager
-def _turn(device: torch.device) -> Iterator[None]:
-    """Until the process may compute a textbook on the device; gives memory back behind it."""
-    if device.type == "cpu":
-        yield
-        return
-    path = Path(tempfile.gettempdir(), f"tessera-textbook-{device.index or 0}.lock")
-    with path.open("w") if _in_turn else nullcontext() as file:
-        if file is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        if torch.cuda.memory_reserved(device) > KEPT:
-            torch.cuda.empty_cache()
 
 
 class Known(NamedTuple):
@@ -196,8 +172,10 @@ class Problem:
     def _compute(self, signed: Tensor | None) -> dict[str, Known]:
         work = self.q.shape[0] * self.q.shape[1] * self.q.shape[2] * self.k.shape[1] * self.q.shape[3]
         device = _device if work > FEW else torch.device("cpu")
-        with _turn(device):
-            return self._compute_on(device, signed)
+        known = self._compute_on(device, signed)
+        if device.type != "cpu" and torch.cuda.memory_reserved(device) > KEPT:
+            torch.cuda.empty_cache()
+        return known
 
     def _compute_on(self, device: torch.device, signed: Tensor | None) -> dict[str, Known]:
         inputs = [x.detach().to(device) for x in (self.q, self.k, self.v)]
