@@ -194,6 +194,48 @@ TEST(Emulator, CopiesComeWhenTheyAreWaitedFor) {
   EXPECT_EQ(ran.out[9], 4.0F);
 }
 
+TEST(Emulator, BoxesByTmaComeLateAndInAnyOrder) {
+  constexpr std::size_t columns = 32, rows = 16, row_bytes = columns * 2;
+  std::vector<std::uint16_t> ones(columns * rows, 0x3f80);  // bf16
+  alignas(64) std::array<char, 128> map{};
+  const std::array<std::uint64_t, 4> sizes{columns, 1, rows, 1};
+  const std::array<std::uint64_t, 3> strides{row_bytes, row_bytes, row_bytes * rows};
+  const std::array<std::uint32_t, 4> box{columns, 1, 8, 1}, steps{1, 1, 1, 1};
+  ASSERT_EQ((driver<int(void*, int, std::uint32_t, void*, const std::uint64_t*, const std::uint64_t*,
+                        const std::uint32_t*, const std::uint32_t*, int, int, int, int)>("cuTensorMapEncodeTiled")(
+                map.data(), 1, 4, ones.data(), sizes.data(), strides.data(), box.data(), steps.data(), 0, 2, 0, 0)),
+            0);
+  const Ran ran = run(std::string(kFloats) + R"(
+      const u32 b = ptx::shared_address(memory);
+      if (t == 0) {
+        const void* map = reinterpret_cast<const void*>()" +
+                          std::to_string(reinterpret_cast<std::uintptr_t>(map.data())) + R"(ULL);
+        for (int i = 0; i < 2; ++i) {
+          ptx::mbarrier_init(b + 8 * i, 1);
+          ptx::mbarrier_arrive_expecting(b + 8 * i, 512);
+          f[256 + 128 * i] = 7.0F;
+          ptx::tma_load(b + 1024 + 512 * i, map, b + 8 * i, 0, 0, 8 * i, 0);
+        }
+        o[blockIdx.x * 4] = f[384];
+        ptx::mbarrier_wait(b + 8, 0);
+        o[blockIdx.x * 4 + 1] = f[256];
+        o[blockIdx.x * 4 + 2] = f[384];
+        ptx::mbarrier_wait(b, 0);
+        o[blockIdx.x * 4 + 3] = f[256];
+      })",
+                      32, 4096, 256, 64);
+  EXPECT_EQ(ran.failure, "");
+  int first_came_first = 0;
+  for (std::size_t i = 0; i < 256; i += 4) {
+    EXPECT_TRUE(std::isnan(ran.out[i])) << "neither what was there nor what comes";
+    first_came_first += static_cast<int>(!std::isnan(ran.out[i + 1]));
+    EXPECT_NEAR(ran.out[i + 2], 1.0F, 0.01F);
+    EXPECT_NEAR(ran.out[i + 3], 1.0F, 0.01F);
+  }
+  EXPECT_GT(first_came_first, 10);
+  EXPECT_LT(first_came_first, 54);
+}
+
 // A and B of ones in bf16, rows of 64 bytes along the depth, whatever the swizzle.
 std::string group_product(const std::string& end) {
   return std::string(kFloats) + R"(
