@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -34,12 +35,13 @@ def changing(at: int, change: float):
 def test_what_changes_is_told(deterministic: bool) -> None:
     x = torch.ones(8, dtype=torch.float16, requires_grad=True)
     options = {"deterministic": deterministic}
-    assert repeat(Call(changing(0, 1.0), (x,), options), 5, {64}) == {}
-    told = repeat(Call(changing(3, 1.0), (x,), options), 5, {64})
+    assert repeat(Call(changing(0, 1.0), (x,), options), 5, {64}, math.inf) == (5, {})
+    told = repeat(Call(changing(3, 1.0), (x,), options), 5, {64}, math.inf)
     gradient = {"other bits of gradient 0": 1} if deterministic else {}
-    assert told == {"other bits of out": 1, **gradient}
-    told = repeat(Call(changing(3, float("nan")), (x,), {}), 5, {64})
-    assert told == {"NaN in out": 1, "NaN in gradient 0": 1, "other bits of out": 1}
+    assert told == (5, {"other bits of out": 1, **gradient})
+    told = repeat(Call(changing(3, float("nan")), (x,), {}), 5, {64}, math.inf)
+    assert told == (5, {"NaN in out": 1, "NaN in gradient 0": 1, "other bits of out": 1})
+    assert repeat(Call(changing(3, 1.0), (x,), options), 5, {64}, 0.0) == (1, {})
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
