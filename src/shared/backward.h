@@ -143,11 +143,11 @@ struct BwdConfig {
   constexpr bool walks_serpentine() const {
     return compressed_causal && has_producer() && !has_list() && !ordered && !splits_rows;
   }
-  constexpr bool adds_queries() const { return of == Gradients::all; }
+  constexpr bool adds_dq() const { return of == Gradients::all; }
   /// Whether tiles of keys that many rows meet are shared out among blocks (KeyParts).
-  constexpr bool has_parts() const { return adds_queries() && has_list() && !has_producer(); }
+  constexpr bool has_parts() const { return adds_dq() && has_list() && !has_producer(); }
   /// Whether several blocks may share a tile of keys, each with some of the rows (RowParts).
-  constexpr bool may_split_rows() const { return adds_queries() && has_producer() && !has_list() && !ordered; }
+  constexpr bool may_split_rows() const { return adds_dq() && has_producer() && !has_list() && !ordered; }
   /// Queries of a tile of rows, each of which has a row for every head of the tile.
   constexpr int tile_queries() const { return tile_q / heads_a_tile; }
   constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }
@@ -159,13 +159,11 @@ struct BwdConfig {
   /// Whether rows have weights: a sink's share, or NaN where dropout tells who looks at a row that is not finite.
   constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
   /// Tiles that have LSE and δ in shared memory; the third stage of 128 rows just fits without those of its own.
-  constexpr int value_stages() const { return adds_queries() && tile_q >= 128 ? 2 : stages; }
+  constexpr int value_stages() const { return adds_dq() && tile_q >= 128 ? 2 : stages; }
   constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
   /// What warps exchange: two tiles of dS, from which dQ is computed, by mma.sync one of P and one of dS, or, of
   /// `roles`, two of P in fp32.
-  constexpr int exchange_bytes() const {
-    return (adds_queries() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv;
-  }
+  constexpr int exchange_bytes() const { return (adds_dq() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv; }
   /// How warps share what mma.sync finds of all gradients: dK and dV by 32 keys and columns, scores by 32 keys and
   /// rows.
   constexpr int key_warps() const { return tile_kv / 32; }
@@ -174,20 +172,20 @@ struct BwdConfig {
     return d / 16 % column_warps() == 0 && dv / 16 % column_warps() == 0 && tile_q / 16 % column_warps() == 0;
   }
   /// A tile's share of dQ on its way to the sums in memory; by mma.sync it goes there from registers.
-  constexpr int query_sum_bytes() const { return adds_queries() && has_producer() ? tile_q * d * 4 : 0; }
+  constexpr int query_sum_bytes() const { return adds_dq() && has_producer() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {
     return FwdConfig::kWorkBytes + own_rows() * row_bytes() + exchange_bytes() + query_sum_bytes() +
            stages * stage_bytes() + value_stages() * value_bytes();
   }
-  /// Whether the chain rule wants more of a score than where it has come to: the product that a softcap changed, or the
-  /// derivative of a user's score, found with it.
+  /// Whether dS needs more than P and dP: the product before the softcap, or a user's score's derivative, which is
+  /// computed with the score.
   constexpr bool keeps_chain() const { return softcap != Softcap::none || (user_score && !additive_score); }
   /// Whether the derivative of a user's score is found.
   constexpr bool differentiates() const { return user_score && keeps_chain(); }
   constexpr bool keeps_products() const { return softcap != Softcap::none && !user_score; }
   /// Registers a thread for gradients, scores, their gradients and what the chain rule wants of them, of 255.
   constexpr int accumulators() const {
-    if (adds_queries() && !has_producer()) return (d + dv + 2 * tile_q) / column_warps();
+    if (adds_dq() && !has_producer()) return (d + dv + 2 * tile_q) / column_warps();
     const int gradients = keeps_queries() ? d / 2 : apart || roles ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
     const bool counts_chain = differentiates() || (has_producer() && keeps_products());
     return gradients + stream_rows() + (counts_chain ? stream_rows() / 2 : 0);
@@ -265,8 +263,9 @@ struct QuerySumsConfig {
   static constexpr int threads() { return 256; }
 };
 
-/// Where a pass that finds all gradients adds up dQ: fp32, zeros before it unless it is ordered. A tile's numbers lie
-/// as the threads have them, so that a warp adds 512 bytes in a row (backward/query_sums.cuh).
+/// Where a pass that finds all gradients adds up dQ in fp32; cleared before the pass unless it is ordered. A tile lies
+/// in the order of the accumulators, so that TMA adds a warpgroup's part as one bulk, and by mma.sync an atomicAdd of
+/// a warp covers 128 contiguous bytes (backward/query_sums.cuh).
 struct QuerySums {
   float* data;
   i64 head_tiles;  // of kSumRows rows, for every heads_a_tile query heads
@@ -326,12 +325,12 @@ struct KeyPart {
 /// order of the parts.
 struct KeyParts {
   KeyPart* parts;
-  int most;    // parts; 0: no tile has any
-  int* count;  // of parts that there are
-  int* done;   // of each tile's parts how many have left their sums, at the number of its part 0
-  bool* has;   // of each tile of keys whether it has parts
-  int tiles;   // of keys, of all heads and sequences
-  int walks;   // of a block over its tiles of rows: one for as many of its query heads as a tile has
+  int most;        // parts; 0: no tile has any
+  int* count;      // of parts that there are
+  int* done;       // of each tile's parts how many have left their sums, at the number of its part 0
+  bool* is_split;  // of each tile of keys whether it has parts
+  int tiles;       // of keys, of all heads and sequences
+  int walks;       // of a block over its tiles of rows: one for as many of its query heads as a tile has
   float* sums;
 };
 
@@ -360,7 +359,7 @@ struct BwdParams {
   float* dsink;
   i64 dsink_stride;
   float* dsink_parts;  // (heads, parts), a block's sum each
-  int parts;
+  int dsink_part_count;
   Divisor kv_heads;
   int first_tiles;  // of keys of the first source, by capacity
   bool accumulates;

@@ -99,8 +99,8 @@ TEST_F(Backward, PartsOfTilesOfKeys) {
   EXPECT_GE(at(parts.parts), at(p.cleared_words + p.cleared_count));
   EXPECT_GE(at(parts.count), at(parts.parts + parts.most));
   EXPECT_GE(at(parts.done), at(parts.count + 1));
-  EXPECT_GE(at(parts.has), at(parts.done + parts.most));
-  EXPECT_GE(at(parts.sums), at(parts.has + parts.tiles));
+  EXPECT_GE(at(parts.is_split), at(parts.done + parts.most));
+  EXPECT_GE(at(parts.sums), at(parts.is_split + parts.tiles));
   EXPECT_EQ(at(parts.sums + parts.most * std::int64_t{64} * 256), at(p.query_sums.data) + plan.workspace_bytes());
 }
 

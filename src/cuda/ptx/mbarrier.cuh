@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // PTX ISA 9.7.13.15: barriers in shared memory that count arrivals and bytes of asynchronous copies; SM90 and newer. A
-// phase ends when all arrivals and bytes are in; waits name the parity of the phase, 0 for the first. So a wait returns
-// at once where the phase before has not ended: who waits must know that it has, also if copies come in another order
-// than they were asked for, as they do beside other processes.
+// phase ends when all arrivals and bytes are in; waits name its parity, 0 for the first. Because of that, a wait for a
+// phase passes at once, wrongly, while the phase before it has not ended: a thread must know that it has before it
+// waits. That the copy into another stage has completed does not tell it so: copies complete in any order.
 #pragma once
 
 #include "shared/types.h"

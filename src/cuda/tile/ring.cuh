@@ -25,7 +25,8 @@ struct Ring {
       ptx::mbarrier_init(empty(stage), static_cast<u32>(warps));
     }
   }
-  /// The copying thread: until the buffer of `use` has been read by all. Then it copies `size` bytes to full(use).
+  /// The copying thread waits until all have read the buffer's use before this one (the first uses do not wait). Then
+  /// it issues copies of `size` bytes, which complete on barrier full(use).
   __device__ __forceinline__ void acquire(int use, u32 size) const {
     wait_empty(use);
     ptx::mbarrier_arrive_expecting(full(use), size);

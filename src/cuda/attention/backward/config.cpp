@@ -71,7 +71,7 @@ void choose_features(BwdConfig& config, const Problem& problem) {
 // Once tiles are chosen: bits that a kernel in front has found take the place of the mask's text.
 void choose_mask_bits(BwdConfig& config, const Problem& problem) {
   const bool divides = kMaskBlock % config.tile_q == 0 && kMaskBlock % config.tile_kv == 0;
-  config.mask_bits = config.adds_queries() && divides && config.heads_a_tile == 1 && config.segments == 1 &&
+  config.mask_bits = config.adds_dq() && divides && config.heads_a_tile == 1 && config.segments == 1 &&
                      !config.list_elements && !problem.bwd_list && has_mask_bits(problem);
   if (config.mask_bits) config.user_mask = false;
 }
@@ -171,7 +171,7 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   // What the chain rule wants of a score would have to be exchanged beside P.
   config.roles = !queries && wide && !config.keeps_chain();
   config.apart = !queries && wide && !config.roles;
-  const bool is_short_own = config.has_list() && !config.adds_queries() && !config.roles && widest <= 192 &&
+  const bool is_short_own = config.has_list() && !config.adds_dq() && !config.roles && widest <= 192 &&
                             (queries ? cuts_rows(problem, 128) : cuts_keys(problem, 128));
   config.warps = is_short_own ? 4 : 8;
   (queries ? config.tile_q : config.tile_kv) = config.roles ? 64 : 16 * config.warps;
@@ -180,13 +180,13 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   const int most_queries = wide ? (plain ? 176 : 160) : plain ? 160 : 144;
   const bool many_tests = config.alibi && config.user_mask;
   const int most_keys =
-      (config.roles && !many_tests) || (plain && config.segments == 1) || config.adds_queries() ? 192 : 160;
+      (config.roles && !many_tests) || (plain && config.segments == 1) || config.adds_dq() ? 192 : 160;
   const int most_accumulators = queries ? most_queries : most_keys;
   const auto cuts_stream = [&](int length) {
     if (config.truncates && queries && length > 64) return true;  // no registers for a second test
     return queries ? cuts_keys(problem, length) : cuts_rows(problem, length);
   };
-  const bool takes_128 = config.adds_queries() && !config.scale_first && !config.dropout;
+  const bool takes_128 = config.adds_dq() && !config.scale_first && !config.dropout;
   config.stages = 2;
   for (const int length : {128, 96, 64, 48, 32}) {
     if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) continue;
@@ -211,7 +211,7 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   const auto choose_tiles = [&] {
     if (products == Products::wgmma) {
       choose_tiles_wgmma(config, problem, target);
-    } else if (config.adds_queries()) {
+    } else if (config.adds_dq()) {
       choose_tiles_of_all_mma(config, problem, target);
     } else {
       choose_tiles_mma(config, target);
@@ -256,7 +256,7 @@ bool prefers_mma(const Problem& problem, const Target& target) {
 }
 
 RowValuesConfig row_values_config(const Problem& problem, const BwdConfig& keys) {
-  const bool sums = keys.adds_queries();
+  const bool sums = keys.adds_dq();
   return {element_of(problem.q_type),
           padded_dim(problem.head_dim_v),
           sums && !keys.ordered ? kSumRows : 0,

@@ -21,9 +21,9 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   const bool wgmma = c.products == Products::wgmma;
   KernelSource source;
   source.name = std::string("bwd_") + (wgmma ? "wgmma " : "mma ") +
-                (queries            ? "dq "
-                 : c.adds_queries() ? "dqkv "
-                                    : "dkv ") +
+                (queries       ? "dq "
+                 : c.adds_dq() ? "dqkv "
+                               : "dkv ") +
                 name_of(c.type) + " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) +
                 " tile=" + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_kv) +
                 words_of(c, Words::beyond_defaults,
@@ -32,7 +32,7 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
                 callables.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
-  const bool all = c.adds_queries();
+  const bool all = c.adds_dq();
   const std::string file = c.roles   ? "role_split"
                            : wgmma   ? "wgmma"
                            : queries ? "mma/row_pass"

@@ -16,7 +16,7 @@
 
 namespace tessera::cuda {
 
-/// What a block knows of the one in front of it, with the keys behind its own, where sums of dQ have a fixed order.
+/// With a fixed order of the sums of dQ: what a block knows of the block that adds before it, which has the next keys.
 template <bool ordered>
 struct SumOrder {};
 template <>
@@ -115,9 +115,9 @@ struct KeySide {
     }
     return place(i);
   }
-  /// From the first rows to the last: in a fixed order of sums a tile was then visited, by the block with the keys
-  /// behind, as many tiles ago as the blocks' intervals of rows begin apart. Of compressed keys each tile of rows by
-  /// all heads.
+  /// The walk goes from the first rows to the last, head after head. With a fixed order of sums, the block with the
+  /// next keys visited a tile as many tiles ago as the two intervals of rows begin apart. With compressed keys it takes
+  /// each tile of rows for all heads, in the direction of find_walk(): from the last rows to the first, or serpentine.
   __device__ __forceinline__ Place place(int i) const {
     if constexpr (B.compressed_causal) {
       const int step = ptx::divide_by_more_than_one(2 * i, params.twice_heads);
@@ -162,7 +162,7 @@ struct KeySide {
     bool finite;
   };
   /// Those of a tile's rows, by a warp; behind the end of a sequence zeros, which nobody sees.
-  __device__ __forceinline__ Values load_values(const Tile& tile, int lane) const {
+  __device__ __forceinline__ Values load_row_values(const Tile& tile, int lane) const {
     const RowValues& from = params.values;
     const float* const arrays[3] = {from.lse, from.delta, from.weight};
     const i64 first =
@@ -174,7 +174,7 @@ struct KeySide {
 #pragma unroll
       for (int n = 0; n < kLaneRows; ++n) {
         const bool is_row = tile.first + n * 32 + lane < work.q.length;
-        values.of[array][n] = is_row ? read_value(arrays[array] + first + n * 32) : 0.0F;
+        values.of[array][n] = is_row ? arrays[array][first + n * 32] : 0.0F;
       }
     }
     return values;
@@ -182,7 +182,7 @@ struct KeySide {
   /// Puts them into shared memory. Whether Q or dO of a row may hold what is not finite: where they do, its LSE or its
   /// δ is not finite either, unless a score bounds the products; of rows behind the end nothing is known. Of a row that
   /// the forward left empty LSE is +∞: a list that truncates wants to hear of that, too.
-  __device__ __forceinline__ bool store_values(const Values& values, u32 to, int lane) const {
+  __device__ __forceinline__ bool store_row_values(const Values& values, u32 to, int lane) const {
     bool finite = values.finite;
 #pragma unroll
     for (int n = 0; n < kLaneRows; ++n) {
@@ -200,8 +200,8 @@ struct KeySide {
     }
     return !__all_sync(kAllLanes, finite);
   }
-  /// Makes NaN what visible keys take of rows that are not finite; by dO of such a row a key that dropout drops is not
-  /// looked at.
+  /// Makes the row values of rows that are not finite NaN, and so the gradients of keys that see them. With dropout and
+  /// only dO not finite LSE stays, because dV of a key that dropout drops does not depend on dO.
   template <class NonFinite>
   __device__ __forceinline__ void poison(const NonFinite& rows, u32 values, int lane) const {
 #pragma unroll 1
@@ -215,8 +215,8 @@ struct KeySide {
       }
     }
   }
-  /// One of RowValues' arrays, from where store_values has put them, of two columns of 8-column tile `n`; at() picks
-  /// that of element `e`.
+  /// One of RowValues' arrays, from where store_row_values has put them, of two columns of 8-column tile `n`; at()
+  /// picks that of element `e`.
   template <int array>
   static __device__ __forceinline__ float2 values(const OwnValues& /*own*/, u32 from, int n, int lane) {
     float2 values;
@@ -247,16 +247,16 @@ struct KeySide {
     return query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, 0);
   }
 
-  /// Whether no other block has a share of a tile's sums before the block's.
+  /// Whether this block adds to a tile's sums first: the block with the next keys sees none of the tile's rows.
   __device__ __forceinline__ bool is_first(const Place& tile) const {
     return tile.first / C.tile_q < work.first_tile_behind;
   }
-  /// Else: until the one with the tile of keys behind has added its share.
+  /// Otherwise: waits until the block with the next tile of keys has added its share.
   __device__ __forceinline__ void await_turn(const Place& tile) const {
     ptx::await_count(added(tile), turn());
     ptx::fence_sums();
   }
-  /// Once the block's share has been added.
+  /// Tells the block that adds next that this block's share has been added.
   __device__ __forceinline__ void end_turn(const Place& tile) const {
     ptx::fence_sums();
 #pragma unroll
@@ -267,7 +267,7 @@ struct KeySide {
     }
   }
 
-  /// `scratch`: with adds_queries(), kStoreScratchBytes of shared memory for the warp.
+  /// `scratch`: with adds_dq(), kStoreScratchBytes of shared memory for the warp.
   template <class Sums>
   __device__ __forceinline__ void store_qk(Sums& dk, int warp_row, int lane, u32 scratch = 0) const {
     store(dk, params.dk[segment()], params.forward.d, params.forward.scale, warp_row, lane, scratch);
@@ -282,7 +282,7 @@ struct KeySide {
   template <class Sums>
   __device__ __forceinline__ void store(Sums& sums, const KeyGradient& out, int columns, float factor, int warp_row,
                                         int lane, [[maybe_unused]] u32 scratch) const {
-    if constexpr (B.adds_queries() && B.gradient != Element::fp32) {
+    if constexpr (B.adds_dq() && B.gradient != Element::fp32) {
       store_key_gradient_through<B.gradient>(scratch, sums, factor, columns, {work, warp_row, out}, lane);
     } else {
       store_key_gradient<B.gradient, C>(params, work, warp_row, lane, sums, out, columns, factor);

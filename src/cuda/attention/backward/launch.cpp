@@ -27,11 +27,11 @@ struct BwdLaunch {
   BwdConfig rows;   // unless the pass by keys finds all gradients
   BwdConfig keys;
   RowValuesConfig values;
-  std::int64_t row_part;  // tiles of rows of a part (RowParts); 0: there are none
+  std::int64_t row_part_tiles;  // tiles of rows of a part (RowParts); 0: there are none
   MaskTiles mask;
   std::size_t mask_at = 0;  // in the workspace, what its kernel writes
 
-  bool finds_all() const { return keys.adds_queries(); }
+  bool finds_all() const { return keys.adds_dq(); }
 };
 
 std::int64_t tiles_of(std::int64_t length, int tile) { return (length + tile - 1) / tile; }
@@ -41,7 +41,7 @@ std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) {
   if (c.cleared_rows == 0) return tiles_of(p.seqlen_q, c.rows());
   return tiles_of(p.seqlen_q, kSumRows) * (kSumRows / c.rows());
 }
-// See query_sums_of() in query_sums.cuh.
+// Tiles of sums of one head, or of heads_a_tile: sum_tile_of() in query_sums.cuh says why packed sequences have more.
 std::int64_t sum_tiles(const Problem& p, const BwdConfig& c) {
   const int queries = kSumRows / c.heads_a_tile;
   return p.q_layout == Layout::varlen ? p.total_q / queries + p.batch : p.batch * tiles_of(p.seqlen_q, queries);
@@ -55,8 +55,8 @@ std::int64_t key_tiles(const Problem& p, const BwdConfig& c) {
 std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
   return key_tiles(p, c) * p.heads_kv * p.batch * (c.apart ? 2 : 1);
 }
-std::int64_t row_parts(const Problem& p, const BwdLaunch& launch) {
-  return launch.row_part > 0 ? divide_up(tiles_of(p.seqlen_q, launch.keys.tile_q), launch.row_part) : 1;
+std::int64_t row_part_count(const Problem& p, const BwdLaunch& launch) {
+  return launch.row_part_tiles > 0 ? divide_up(tiles_of(p.seqlen_q, launch.keys.tile_q), launch.row_part_tiles) : 1;
 }
 // Of rows, of one head (RowParts); 0 where each tile of keys has one block.
 std::int64_t tiles_of_row_part(const detail::PlanState& state, const Problem& problem, const BwdConfig& keys) {
@@ -115,7 +115,7 @@ struct Workspace {
     const std::int64_t of_each = static_cast<std::int64_t>(sizeof(KeyPart) + sizeof(int));
     const std::int64_t all = most > 0 ? most * of_each + std::int64_t{sizeof(int)} + key_blocks(p, launch.keys) : 0;
     part_sums = key_parts + static_cast<std::size_t>(tiles_of(all, 16)) * 16;
-    const std::int64_t sums = most + shared_tiles * row_parts(p, launch);
+    const std::int64_t sums = most + shared_tiles * row_part_count(p, launch);
     bytes = part_sums + static_cast<std::size_t>(sums * part_floats(launch.keys)) * 4;
   }
 };
@@ -167,16 +167,16 @@ void plan_backward(detail::PlanState& state, Products products) {
   const Problem problem = with_mask_list(state.problem, state.wishes);
   const bool all = finds_all(problem, state.target, products);
   BwdConfig keys = bwd_config(problem, state.target, products, all ? Gradients::all : Gradients::keys);
-  const std::int64_t row_part = tiles_of_row_part(state, problem, keys);
-  keys.splits_rows = row_part > 0;
+  const std::int64_t row_part_tiles = tiles_of_row_part(state, problem, keys);
+  keys.splits_rows = row_part_tiles > 0;
   BwdLaunch launch{
-      problem,  bwd_config(problem, state.target, products, Gradients::queries),
-      keys,     row_values_config(problem, keys),
-      row_part, MaskTiles(problem, state.problem, keys.mask_bits ? MaskBitsOf::keys : MaskBitsOf::nothing)};
+      problem,        bwd_config(problem, state.target, products, Gradients::queries),
+      keys,           row_values_config(problem, keys),
+      row_part_tiles, MaskTiles(problem, state.problem, keys.mask_bits ? MaskBitsOf::keys : MaskBitsOf::nothing)};
   const CallableSources callables = callable_sources(problem);
   CallableSources of_keys = callables;
   if (keys.mask_bits) of_keys.mask = {};
-  state.splits = row_parts(problem, launch);
+  state.splits = row_part_count(problem, launch);
   state.fixed_order = !all || launch.keys.ordered;
   state.tile_q = all ? launch.keys.tile_q : launch.rows.tile_q;
   state.tile_kv = all ? launch.keys.tile_kv : launch.rows.tile_kv;
@@ -243,7 +243,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.dsink = bindings[Slot::dsink].as<float>();
     p.dsink_stride = bindings[Slot::dsink].strides[0];
     p.dsink_parts = reinterpret_cast<float*>(workspace + place.parts);
-    p.parts = static_cast<int>(problem.batch * value_blocks(problem, launch.values));
+    p.dsink_part_count = static_cast<int>(problem.batch * value_blocks(problem, launch.values));
   }
   if (launch.keys.has_list()) {
     if (!launch.mask.makes_list()) p.forward.list = bwd_list_params(problem, bindings);
@@ -261,7 +261,7 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
                    .most = static_cast<int>(most),
                    .count = count,
                    .done = count + 1,
-                   .has = reinterpret_cast<bool*>(count + 1 + most),
+                   .is_split = reinterpret_cast<bool*>(count + 1 + most),
                    .tiles = static_cast<int>(key_blocks(problem, launch.keys)),
                    .walks = static_cast<int>(problem.heads_q / problem.heads_kv / launch.keys.heads_a_tile),
                    .sums = reinterpret_cast<float*>(workspace + place.part_sums)};
@@ -270,8 +270,8 @@ BwdParams bwd_params(const Problem& problem, const Bindings& bindings, const Bwd
     p.cleared_words = reinterpret_cast<u32*>(workspace + place.bits);
     p.cleared_count = key_blocks(problem, launch.keys);
     p.row_parts = {.key_blocks = Divisor(static_cast<int>(std::max<std::int64_t>(p.cleared_count, 1))),
-                   .tiles = static_cast<int>(launch.row_part),
-                   .parts = static_cast<int>(row_parts(problem, launch)),
+                   .tiles = static_cast<int>(launch.row_part_tiles),
+                   .parts = static_cast<int>(row_part_count(problem, launch)),
                    .done = reinterpret_cast<int*>(p.cleared_words),
                    .sums = reinterpret_cast<float*>(workspace + place.part_sums)};
   }
@@ -327,7 +327,7 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
   };
   const auto count = [](std::int64_t n) { return static_cast<std::uint32_t>(n); };
   if (no_rows) {
-    params.parts = 0;
+    params.dsink_part_count = 0;
     params.key_parts = {};
   }
   std::size_t next = 0;
@@ -353,14 +353,14 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
     ++next;
   }
   if (launch.keys.has_parts()) {
-    if (!no_rows) start(next, {1}, kSplitThreads, 0);
+    if (params.key_parts.most > 0) start(next, {1}, kSplitThreads, 0);
     ++next;
   }
   if (!launch.finds_all()) {
     if (!no_rows) start_pass(next, launch.rows, row_blocks(problem, launch.rows), maps[0]);
     ++next;
   }
-  const std::int64_t blocks = key_blocks(problem, launch.keys) * row_parts(problem, launch);
+  const std::int64_t blocks = key_blocks(problem, launch.keys) * row_part_count(problem, launch);
   start_pass(next++, launch.keys, blocks + params.key_parts.most, maps[1]);
   if (launch.finds_all()) {
     if (!no_rows) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward, behind a kernel that finds what rows bring into it: two passes over the scores, by rows of queries (dQ)
-// and by keys (dK, dV), whose sums have a fixed order; or one pass by keys that adds dQ to sums in memory, in no fixed
-// order, and a kernel that stores them.
+// The backward. A first kernel computes the row values (LSE, delta). Two passes follow, by rows (dQ) and by keys (dK,
+// dV), whose sums have a fixed order; or one pass by keys, which adds dQ to fp32 sums in memory (in a fixed order only
+// with BwdConfig::ordered), and a kernel that rounds and stores these.
 #pragma once
 
 #include "cuda/implementations.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of the tiles that stream through the backward which hold a value that is not finite. 0 · NaN is not 0, so zeros
-// take the places of such values in tiles that hide an element; elements that see the row become NaN instead.
+// Rows of tiles that hold a value that is not finite: of tiles that stream, and of K in a block that adds up dQ. As
+// 0 · NaN is not 0, such values become zeros, in streamed tiles only if these hide an element; elements that see the
+// row become NaN instead.
 #pragma once
 
 #include "cuda/attention/softmax/non_finite.cuh"
@@ -24,7 +25,8 @@ struct NonFiniteRows {
     return static_cast<int>(bit(first) * kNonFiniteQk + bit(second) * kNonFiniteOv);
   }
 
-  // Those below are called by `threads` threads, each of its own number, while nobody else uses the tile.
+  // The functions below are called by `threads` threads, numbered from 0. Products may still read the tile: what they
+  // find in a replaced row does not matter (BwdProducer::replace_rows).
 
   template <int threads, class Tile>
   static __device__ __forceinline__ bool are_finite(u32 tile, int thread) {

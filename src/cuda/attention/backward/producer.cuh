@@ -25,13 +25,15 @@ struct BwdProducer {
   using GradientTile = SharedTile<B.type, B.own_rows(), B.stream_rows()>;  // dS, from which dQ is computed
   static constexpr int groups = B.warps / 4;                               // that compute
   static constexpr int own_threads = B.roles ? 128 : B.threads();          // that share the block's own rows
-  static_assert(groups == 2 || (groups == 1 && B.has_list() && !B.adds_queries()));
-  /// Each group has 64 rows of dQ of a tile, and of its columns so many, of which the second group may want fewer.
+  static_assert(groups == 2 || (groups == 1 && B.has_list() && !B.adds_dq()));
+  /// A consumer warpgroup computes dQ of 64 rows by query_columns columns of a tile. At 96 columns the second one
+  /// stores only last_query_columns of them.
   static constexpr int query_columns = B.stream_rows() >= 128 ? B.d : sum_columns(B.d);
   static constexpr int last_query_columns = B.stream_rows() >= 128 ? B.d : B.d - sum_columns(B.d);
   static constexpr u32 query_part_bytes = kSumRows * query_columns * 4;  // of the first group
-  // Of 504 that three warpgroups have a thread of each at their start, or 256 that two have.
-  static constexpr bool much_to_find = B.segments == 2 || (!B.adds_queries() && (B.compressed_causal || B.chunked));
+  // Registers to share out by setmaxnreg: at launch a thread of each of three warpgroups has 168 (504 together), of two
+  // warpgroups 128 (256), because two such blocks share a multiprocessor.
+  static constexpr bool much_to_find = B.segments == 2 || (!B.adds_dq() && (B.compressed_causal || B.chunked));
   static constexpr int producer_registers = much_to_find                ? (groups == 1 ? 32 : 56)
                                             : B.has_list() && B.d > 192 ? 40
                                                                         : 24;
@@ -50,7 +52,7 @@ struct BwdProducer {
     bool own_replaced;   // whether a row of the block's own tile of K is not finite
     bool is_last_part;   // of those that share the block's own rows
     u64 own_qk, own_ov;  // a phase each: the block's own tiles are there
-    u64 own_checks;      // a phase: with adds_queries(), who computes has set own_replaced
+    u64 own_checks;      // a phase: with adds_dq(), who computes has set own_replaced
     u64 stream[2 * B.stages];
     u64 checks[2 * B.stages];
     u64 query_sums[2 * groups];
@@ -89,8 +91,8 @@ struct BwdProducer {
   }
 
   __device__ __forceinline__ int warp() const { return ptx::uniform(thread / 32); }
-  // Asked for again rather than kept, since registers are short. Where blocks share rows the assembler would spill the
-  // copy that it has, unless it must read the register of threads' numbers again.
+  // The thread's number is read again rather than kept, since registers are short. With splits_rows the assembler would
+  // keep and spill a copy all the same, unless %tid.x itself is read again.
   static __device__ __forceinline__ int thread_again() {
     const int thread = B.splits_rows ? ptx::thread_index() : ptx::afresh(static_cast<int>(threadIdx.x));
     __builtin_assume(thread >= 0);  // else remainders take three instructions more
@@ -132,14 +134,14 @@ struct BwdProducer {
   __device__ __forceinline__ void init() const {
     ptx::mbarrier_init(ptx::shared_address(&memory.own_qk), 1);
     ptx::mbarrier_init(ptx::shared_address(&memory.own_ov), 1);
-    if constexpr (B.adds_queries()) {
+    if constexpr (B.adds_dq()) {
       ptx::mbarrier_init(ptx::shared_address(&memory.own_checks), 1);
       memory.own_non_finite = {};
       memory.own_replaced = false;
     }
     stream().init(2, B.warps + 1);  // filled by who copies and who describes; read by who computes and who checks
     checks().init(1, 1);
-    if constexpr (B.adds_queries()) query_sums().init(4, 1);
+    if constexpr (B.adds_dq()) query_sums().init(4, 1);
     if constexpr (B.has_list()) {
       for (int stage = 0; stage < B.stages; ++stage) ptx::mbarrier_init(walked_at(stage), 1);
     }
@@ -153,9 +155,9 @@ struct BwdProducer {
       if (B.has_list() || lane == 0) copy(count);
     } else if (role == 1) {
       describe(count);
-    } else if (B.adds_queries() && role == 3) {
-      if constexpr (B.adds_queries()) {
-        if (lane == 0) add_queries(count);
+    } else if (B.adds_dq() && role == 3) {
+      if constexpr (B.adds_dq()) {
+        if (lane == 0) add_dq(count);
       }
     } else {
       check(role - 2, count);
@@ -168,7 +170,7 @@ struct BwdProducer {
   }
 
  private:
-  static constexpr int kCheckers = B.adds_queries() ? 1 : 2;  // warps
+  static constexpr int kCheckers = B.adds_dq() ? 1 : 2;  // warps
 
   __device__ __forceinline__ void copy(int count) const {
     if (count == 0) return;
@@ -214,18 +216,19 @@ struct BwdProducer {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const auto tile = side.describe(tile_of(i));
-      const auto values = side.load_values(tile, lane);  // they come while the stage is still read
-      // Of a later tile where tiles with values are fewer than stages: that which had these before has been read.
+      const auto values = side.load_row_values(tile, lane);  // they come while the stage is still read
+      // Waits until the buffer of row values is free: tile i − value_stages() used it last, which is a later tile than
+      // i − stages if there are fewer value stages than stages.
       stream().wait_empty(i + B.stages - B.value_stages());
       auto& described = memory.tiles[i % B.stages];
       if (lane == 0) described = tile;
-      const bool non_finite_values = side.store_values(values, values_at(i), lane);
+      const bool non_finite_values = side.store_row_values(values, values_at(i), lane);
       // Behind a score that bounds, a row of Q with an infinity has a finite LSE and a finite δ.
       if (lane == 0) described.may_be_non_finite = non_finite_values || B.keeps_chain();
       // LSE of +∞ is that of a row that the forward left empty: its elements are tested under a list that truncates.
       bool hides = B.truncates && non_finite_values;
       // At tile 0 who computes reads own_replaced by itself, so that LSE and δ need not wait for the block's own rows.
-      if (B.adds_queries() && i > 0) hides = hides || own_replaced();
+      if (B.adds_dq() && i > 0) hides = hides || own_replaced();
       if (lane == 0 && hides) described.hides = true;
       __syncwarp();
       if (lane == 0) stream().publish(i);
@@ -237,7 +240,7 @@ struct BwdProducer {
     return memory.own_replaced;
   }
   // Adds what the groups have put into shared memory to the sums.
-  __device__ __forceinline__ void add_queries(int count) const {
+  __device__ __forceinline__ void add_dq(int count) const {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       if constexpr (B.has_list()) query_sums().wait(i * groups);  // then the tile is known, too
@@ -272,8 +275,8 @@ struct BwdProducer {
     }
     ptx::tma_wait();
   }
-  // Each checker takes all tiles of its stages, ahead of those that compute: only who has waited for a stage's tile
-  // before can wait for this one (ptx/mbarrier.cuh).
+  // Each checker warp searches all tiles of its own stages: a warp that skipped a stage's tile would not know that the
+  // phase before the one it waits for has ended (ptx/mbarrier.cuh).
   __device__ __forceinline__ void check(int checker, int count) const {
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
@@ -289,7 +292,8 @@ struct BwdProducer {
       }
       __syncwarp();
       if (lane == 0) {
-        // Ended before this tile came; but nobody may have waited for it, and tools that check want that.
+        // This phase has ended already, or tile i would not have been copied. But consumers may have skipped the wait
+        // for it, and checking tools expect a wait for every phase.
         if (i >= B.stages) checks().wait(i - B.stages);
         checks().publish(i);
         stream().release(i);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ out of the pass by keys, where BwdConfig::adds_queries(): dQ = dS·K of a tile takes dS of all keys of the block,
+// dQ out of the pass by keys, where BwdConfig::adds_dq(): dQ = dS·K of a tile takes dS of all keys of the block,
 // which goes through shared memory, and K, in which a row that is not finite becomes zeros first. The TMA adds it to
 // QuerySums. Other passes take the types of a tile's scores from here and call nothing.
 #pragma once
@@ -57,9 +57,9 @@ struct QueryProducts : BwdProducer<Side> {
     }
   }
 
-  // Puts dS into shared memory, keys of both groups, while no product runs: beside one that reads shared memory stores
-  // would be slow. The buffer is free, because each group ended its products of tile i − 2 before it published dS of
-  // tile i − 1.
+  // Stores the group's keys of dS to shared memory while none of its own products runs: their reads would slow it down.
+  // The buffer is free: each group ended dQ of tile i − 2 before it published dS of tile i − 1, for which this group
+  // has waited.
   __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(GradientTile::chunk_pair(to, k), gradients[k]);
@@ -88,7 +88,7 @@ struct QueryProducts : BwdProducer<Side> {
                      column % OwnQk::panel_columns * bytes_of(B.type);
     return {ptx::uniform(this->gradients_at(i) + rows * GradientTile::panel_bytes), ptx::uniform(keys)};
   }
-  __device__ __forceinline__ void begin_queries(Scores& dq, const QueryOperands& from, int i) const {
+  __device__ __forceinline__ void begin_dq(Scores& dq, const QueryOperands& from, int i) const {
     using Gradients = SharedTile<B.type, GradientTile::rows, 64>;
     ptx::barrier_sync(shared_barrier(i, thread_again() / 128), B.threads());
     begin_transposed<B.type, Gradients, OwnQk, Base::query_columns>(dq, from.gradients, from.keys);
@@ -97,9 +97,9 @@ struct QueryProducts : BwdProducer<Side> {
   __device__ __forceinline__ void await_query_sums(int i) const {
     this->query_sums().wait_empty(i * groups + this->warp() / 4);
   }
-  // Puts dQ of a tile into shared memory, four columns of every eight of the group's part a thread. `waits`:
-  // whether it calls await_query_sums() first, which nobody has.
-  __device__ __forceinline__ void stage_queries(Scores& dq, int i, bool waits) const {
+  // Stores the thread's dQ of a tile to shared memory: 16 bytes for every eight columns, two columns of two rows.
+  // `waits`: this function calls await_query_sums(), because the caller has not.
+  __device__ __forceinline__ void stage_dq(Scores& dq, int i, bool waits) const {
     const int group = this->warp() / 4;
     if (waits) await_query_sums(i);
     const u32 to = this->query_sums_at(group) + thread_again() % 128 * 16;
@@ -112,7 +112,7 @@ struct QueryProducts : BwdProducer<Side> {
     }
   }
   // Hands it to the warp that has it added to the sums.
-  __device__ __forceinline__ void publish_queries(int i) const {
+  __device__ __forceinline__ void publish_dq(int i) const {
     ptx::fence_async_proxy();
     __syncwarp();
     const int use = i * groups + this->warp() / 4;  // warp() is a shuffle: not behind the branch

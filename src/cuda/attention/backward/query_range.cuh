@@ -65,8 +65,8 @@ struct KeyWork {
     const bool is_last = next >= (first_tile + tiles) * C.tile_q;
     return {is_last ? tile.head + heads_a_tile : tile.head, is_last ? first_tile * C.tile_q : next};
   }
-  /// Number of the first tile of rows that sees a key of the tile of keys behind the block's. Those behind it do, too,
-  /// as far as they are the block's: both ends move monotonically with the key.
+  /// The first tile of rows that sees a key of the next tile of keys. The block's later tiles of rows see one too, as
+  /// both ends of a key's interval of rows move monotonically with the key. If no row does: the block's end tile.
   __device__ __forceinline__ int find_first_behind() const {
     const int none = first_tile + tiles;
     const int key = first_key + C.tile_kv;

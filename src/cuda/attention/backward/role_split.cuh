@@ -62,14 +62,14 @@ struct ValueRole : BwdWgmma<Side, false, true> {
         if constexpr (B.dropout) side.draw(kept, this->tile(i), Base::warp_row(), Base::lane_again());
         const bool hides = this->tile(i).hides;
         typename Base::Values lse;
-        this->template load_values<Base::kLse>(lse, {}, i);
+        this->template load_row_values<Base::kLse>(lse, {}, i);
         ptx::wgmma_wait<0>();
         settle(s);
         if (hides || B.scale_first) side.finish(s, s, this->tile(i), {}, Base::warp_row(), Base::lane_again());
         Operand weights;
         if (hides) {
           checks().wait(i);
-          this->template load_values<Base::kLse>(lse, {}, i);
+          this->template load_row_values<Base::kLse>(lse, {}, i);
           find_weights<true>(weights, s, scale, lse, i, kept);
         } else {
           find_weights<false>(weights, s, scale, lse, i, kept);
@@ -97,7 +97,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
   __device__ __forceinline__ void find_weights(Operand& weights, Scores& s, float scale,
                                                const typename Base::Values& lse, int i,
                                                const typename Base::Kept& kept) const {
-    this->template exponentiate<hides>(s, scale, lse, {}, i, 0, Base::in_front);
+    this->template exponentiate<hides>(s, scale, lse, {}, i, 0, Base::groups_beside_dp);
     ProbabilityExchange::put(s, this->probabilities_at(i), i, Base::thread_again() % 128);
     Operand none;
     this->template find_operands<hides>(weights, none, s, s, s, {}, lse, i, kept, [](int) {});
@@ -120,14 +120,14 @@ struct KeyRole : BwdWgmma<Side, true, false> {
       typename Base::ScoreOperands from = this->score_operands(0);
       Scores ds;
       stream().wait(0);
-      this->begin_gradients(ds, from);
+      this->begin_dp(ds, from);
 #pragma unroll 1
       for (int i = 0;; ++i) {
         typename Base::Kept kept;
         if constexpr (B.dropout) side.draw(kept, this->tile(i), Base::warp_row(), Base::lane_again());
         const bool hides = this->tile(i).hides;
         typename Base::Values delta;
-        this->template load_values<Base::kDelta>(delta, {}, i);
+        this->template load_row_values<Base::kDelta>(delta, {}, i);
         ptx::wgmma_wait<0>();
         settle(ds);
         Scores s;
@@ -136,7 +136,7 @@ struct KeyRole : BwdWgmma<Side, true, false> {
         Operand none, gradients;
         if (hides) {
           checks().wait(i);
-          this->template load_values<Base::kDelta>(delta, {}, i);
+          this->template load_row_values<Base::kDelta>(delta, {}, i);
           this->template find_operands<true>(none, gradients, s, ds, s, {}, delta, i, kept, [](int) {});
         } else {
           this->template find_operands<false>(none, gradients, s, ds, s, {}, delta, i, kept, [](int) {});
@@ -145,7 +145,7 @@ struct KeyRole : BwdWgmma<Side, true, false> {
         if (i + 1 == count) break;
         from = this->score_operands(i + 1);
         stream().wait(i + 1);
-        this->begin_gradients(ds, from);
+        this->begin_dp(ds, from);
         ptx::wgmma_wait<1>();
         this->release(i);
       }

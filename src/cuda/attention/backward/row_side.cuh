@@ -84,10 +84,11 @@ struct RowSide {
     const RowValue lower = row_value<B>(params, work, row + 8);
     return {{{upper.lse, lower.lse}, {upper.delta, lower.delta}, {upper.weight, lower.weight}}};
   }
-  /// LSE and δ stay in registers. They cannot tell of keys that are not finite; who computes looks for these.
+  /// LSE and δ stay in registers, so nothing is stored. They do not tell whether keys are finite: store_row_values() is
+  /// true, and the checker warps search K of every tile that hides an element (BwdProducer::check).
   struct Values {};
-  __device__ __forceinline__ Values load_values(const Tile& /*tile*/, int /*lane*/) const { return {}; }
-  __device__ __forceinline__ bool store_values(const Values& /*values*/, u32 /*to*/, int /*lane*/) const {
+  __device__ __forceinline__ Values load_row_values(const Tile& /*tile*/, int /*lane*/) const { return {}; }
+  __device__ __forceinline__ bool store_row_values(const Values& /*values*/, u32 /*to*/, int /*lane*/) const {
     return true;
   }
   template <class NonFinite>

@@ -25,18 +25,14 @@ struct RowValue {
   float weight = 1.0F;
 };
 
-/// Reads a float of RowValues' arrays past L1: beside other processes (CUDA's Multi-Process Service) blocks found there
-/// what memory held before the kernel in front wrote it (docs/experiments/gpu-backward.md).
-__device__ __forceinline__ float read_value(const float* from) { return __ldcg(from); }
-
 /// Of a row of a block of queries.
 template <BwdConfig B, class Work>
 __device__ __forceinline__ RowValue row_value(const BwdParams& params, const Work& work, int row) {
   if (row >= work.sequence.q.length) return {};
   const RowValues& values = params.values;
   const i64 at = work.block.head * values.rows + first_value(params.forward, work.sequence.q, work.block.batch) + row;
-  RowValue value{read_value(values.lse + at), read_value(values.delta + at), 1.0F};
-  if constexpr (B.sink) value.weight = read_value(values.weight + at);
+  RowValue value{values.lse[at], values.delta[at], 1.0F};
+  if constexpr (B.sink) value.weight = values.weight[at];
   return value;
 }
 
@@ -130,7 +126,7 @@ struct FindRowValues {
     }
     if (thread != 0) return;
     const i64 part = static_cast<i64>(batch) * gridDim.x + blockIdx.x;
-    params.dsink_parts[static_cast<i64>(head) * params.parts + part] = sums[0];
+    params.dsink_parts[static_cast<i64>(head) * params.dsink_part_count + part] = sums[0];
   }
 };
 
@@ -142,9 +138,9 @@ struct SumSinks {
     ptx::griddepcontrol_wait_and_launch();
     __shared__ double sums[threads];
     const int thread = static_cast<int>(threadIdx.x);
-    const float* parts = params.dsink_parts + static_cast<i64>(blockIdx.x) * params.parts;
+    const float* parts = params.dsink_parts + static_cast<i64>(blockIdx.x) * params.dsink_part_count;
     double sum = 0.0;
-    for (int i = thread; i < params.parts; i += threads) sum += static_cast<double>(parts[i]);
+    for (int i = thread; i < params.dsink_part_count; i += threads) sum += static_cast<double>(parts[i]);
     sums[thread] = sum;
     for (int distance = threads / 2; distance > 0; distance /= 2) {
       __syncthreads();

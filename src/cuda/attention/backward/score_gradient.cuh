@@ -11,9 +11,9 @@
 
 namespace tessera::cuda {
 
-/// dS of the product q·k, but for the scale, of a visible key. `chain`: what the chain rule wants of the score, with a
-/// user's score its derivative by scale · q·k, else under a softcap q·k; `dp`: dO·v; `delta`, `weight`: of the row
-/// (RowValues).
+/// The gradient with respect to q·k of a visible element, without the softmax scale. `chain` is what the chain rule
+/// needs: of a user's score its derivative by scale · q·k, of a softcap alone q·k itself. `dp`: dO·v; `delta`,
+/// `weight`: of the row (RowValues).
 template <BwdConfig B>
 __device__ __forceinline__ float score_gradient(const FwdParams& p, float probability, float chain, float dp,
                                                 float delta, float weight, bool kept) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ bool makes_value_nan(int non_finite, bool kept) {
   return (non_finite & kNonFiniteQk) != 0 || (non_finite != 0 && kept);
 }
 
-/// Of a finished score to log2.
+/// The factor that takes a score after finish() to units of log2(e): 1 if the score is in these already (scale_first).
 template <BwdConfig B>
 __device__ __forceinline__ float score_scale(const FwdParams& p) {
   return B.scale_first ? 1.0F : p.scale * kLog2E;
@@ -53,8 +53,8 @@ struct ElementGradient {
   float ds;
 };
 
-/// `score`: a finished one, −∞ where hidden; `scale`: of a score to log2; `non_finite`: which of the rows that stream
-/// are (NonFiniteRows).
+/// `score`: after masks, −∞ where hidden; `scale`: score_scale(); `non_finite`: NonFiniteRows::of the element's row
+/// that streams, that is which of its two operands are not finite (0: neither).
 template <BwdConfig B>
 __device__ __forceinline__ ElementGradient gradient_of(const FwdParams& p, float score, float chain, float dp,
                                                        const RowValue& row, float scale, bool kept, int non_finite) {

@@ -190,7 +190,9 @@ struct TransposedScores {
 
   // What the ends of the sequences and the intervals of keys that rows see hide.
   __device__ __forceinline__ void hide_cut(Scores& s, const QueryTile& tile, int first_key) const {
-    u32 first[2], count[2];  // of the rows that see a key: how far behind the first one the thread's first row lies
+    // Of each key: the thread's first row relative to the first row that sees the key, and how many rows see it.
+    // Unsigned, so that one comparison tests both ends.
+    u32 first[2], count[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Interval seen = work.rows_of(first_key + half * 8);

@@ -6,8 +6,8 @@
 //     Sᵀ = K·Qᵀ   Pᵀ = exp2(Sᵀ − LSE)  dV += Pᵀ·dO  dPᵀ = V·dOᵀ   dSᵀ = Pᵀ ∘ (dPᵀ − δ)  dK += dSᵀ·Q
 //
 // Operands of S are called qk here, those of dP ov: Q or K, dO or V. P and dS are operands from registers as they are.
-// Where dK and dV would not fit the registers together, role_split.cuh shares the work among warpgroups; if scores want
-// a chain rule too, dK and dV are blocks of their own, each with its own S.
+// Where dK and dV do not fit the registers together, one warpgroup computes dV and one dK (role_split.cuh). If a
+// score's derivative must be kept too, separate blocks compute dK and dV, each with its own S (BwdConfig::apart).
 // With Gradients::all the pass by keys also computes dQ = dS·K of a tile, for which dS goes through shared memory, and
 // the TMA adds it to QuerySums.
 #pragma once
@@ -27,9 +27,9 @@ struct BwdWgmma : QueryProducts<Side> {
   using Base = QueryProducts<Side>;
   using Base::B, Base::checks, Base::groups, Base::memory, Base::own_ov, Base::own_qk, Base::p, Base::qk_at, Base::side,
       Base::stream, Base::values_at;
-  using Base::begin_queries, Base::columns, Base::for_each, Base::kGradientBarrier, Base::lane_again, Base::poison_own,
-      Base::publish_gradients, Base::publish_queries, Base::query_operands, Base::share_gradients,
-      Base::shared_gradients, Base::stage_queries, Base::thread_again, Base::warp_row;
+  using Base::begin_dq, Base::columns, Base::for_each, Base::kGradientBarrier, Base::lane_again, Base::poison_own,
+      Base::publish_gradients, Base::publish_dq, Base::query_operands, Base::share_gradients, Base::shared_gradients,
+      Base::stage_dq, Base::thread_again, Base::warp_row;
   using typename Base::Operand, typename Base::OwnOv, typename Base::OwnQk, typename Base::Scores;
   using typename Base::StreamOv, typename Base::StreamQk;
   using Kept = typename Side::Kept;
@@ -37,23 +37,23 @@ struct BwdWgmma : QueryProducts<Side> {
   using OwnValues = typename Side::OwnValues;
   // Of a tile's column groups of 8, those whose exponentials run beside the products of dP. Those of the others run
   // beside the arithmetic of dS, which leaves the special function units idle.
-  static constexpr int in_front = finds_qk ? columns / 16 : columns / 8;
+  static constexpr int groups_beside_dp = finds_qk ? columns / 16 : columns / 8;
   // Column groups whose LSE and δ are loaded ahead of their use: as many as registers have room for.
-  static constexpr int ahead = groups == 1 || columns > 96 ? 4
-                               : (B.dropout || B.scale_first) && B.adds_queries() && B.accumulators() >= 192
-                                   ? 1
-                                   : columns / 8;
+  static constexpr int preloaded_groups = groups == 1 || columns > 96 ? 4
+                                          : (B.dropout || B.scale_first) && B.adds_dq() && B.accumulators() >= 192
+                                              ? 1
+                                              : columns / 8;
   // Where the assembler does not find out by itself that all lanes are at the same tile, it keeps addresses and
   // descriptors that follow from its number in every lane's registers. It is told where that was measured to pay
   // (docs/experiments/gpu-backward.md).
-  static constexpr bool says_uniform = B.adds_queries() && (B.has_list() || columns > 64);
+  static constexpr bool says_uniform = B.adds_dq() && (B.has_list() || columns > 64);
   // Whether a group waits for room for dQ and for the next tile, and loads that tile's LSE, while dV is computed. With
   // dropout beside 192 accumulators registers would spill.
-  static constexpr bool looks_early = B.adds_queries() && !(B.dropout && B.accumulators() >= 192);
+  static constexpr bool looks_early = B.adds_dq() && !(B.dropout && B.accumulators() >= 192);
   // Whether dS is published behind the waits for the next tile, which keeps the groups together. With ordered sums the
   // next block waits for the later group's share; measured, that pays for tiles of 128 rows, not for those of 64.
   static constexpr bool publishes_late = B.ordered && columns > 64;
-  using Values = float2[ahead];  // of one of RowValues' arrays
+  using Values = float2[preloaded_groups];  // of one of RowValues' arrays
 
   /// See BwdProducer::run.
   static __device__ __forceinline__ void run(const BwdParams& params, char* memory, const BwdTensorMaps* maps,
@@ -72,20 +72,20 @@ struct BwdWgmma : QueryProducts<Side> {
       const OwnValues own = side.own_values(warp_row(), lane_again());
       const float scale = score_scale<B>(p);
       this->await_own_qk();
-      if constexpr (B.adds_queries()) this->replace_own();
+      if constexpr (B.adds_dq()) this->replace_own();
       Scores s, ds;
       ScoreOperands from = score_operands(0);
       stream().wait(0);
       // Loaded in front of the products, behind whose reads of shared memory they would stand in line.
       bool hides = tile(0).hides;
-      if constexpr (B.adds_queries()) hides = hides || memory.own_replaced;
+      if constexpr (B.adds_dq()) hides = hides || memory.own_replaced;
       Values lse, delta;
-      load_values<kLse>(lse, own, 0);
+      load_row_values<kLse>(lse, own, 0);
       if (this->warp() / 4 == groups - 1) scheduler_barrier_arrive();
       scheduler_barrier_sync<Turn::scores>();
       begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
       this->await_own_ov();
-      if constexpr (finds_qk) begin_gradients(ds, from);
+      if constexpr (finds_qk) begin_dp(ds, from);
       if constexpr (turn == Turn::scores) scheduler_barrier_arrive();
 #pragma unroll 1
       for (int i = 0;; ++i) {
@@ -93,7 +93,7 @@ struct BwdWgmma : QueryProducts<Side> {
         Kept kept;
         if constexpr (B.dropout) side.draw(kept, tile(i), warp_row(), lane_again());
         u32 share_to = 0;
-        if constexpr (B.adds_queries()) share_to = shared_gradients(i);
+        if constexpr (B.adds_dq()) share_to = shared_gradients(i);
         const typename Side::Hidden hidden = side.load_hidden(tile(i), warp_row(), lane_again());
         ptx::wgmma_wait<finds_qk ? 1 : 0>();
         settle(s);
@@ -102,43 +102,45 @@ struct BwdWgmma : QueryProducts<Side> {
         if (hides || B.scale_first) side.finish(s, chain, tile(i), hidden, warp_row(), lane_again());
         if (hides) {
           checks().wait(i);
-          load_values<kLse>(lse, own, i);  // NaN where the check has found a row that is not finite
-          if constexpr (B.adds_queries()) poison_own(s);
-          exponentiate<true>(s, scale, lse, own, i, 0, in_front);
+          load_row_values<kLse>(lse, own, i);  // NaN where the check has found a row that is not finite
+          if constexpr (B.adds_dq()) poison_own(s);
+          exponentiate<true>(s, scale, lse, own, i, 0, groups_beside_dp);
         } else {
-          exponentiate<false>(s, scale, lse, own, i, 0, in_front);
+          exponentiate<false>(s, scale, lse, own, i, 0, groups_beside_dp);
         }
         if constexpr (finds_qk) {
-          load_values<kDelta>(delta, own, i);
-          keep_in_front_of_wait(s, count);
+          load_row_values<kDelta>(delta, own, i);
+          keep_before_wait(s, count);
           ptx::wgmma_wait<0>();
           settle(ds);
         }
-        // Packed once no product runs: the assembler would let one that takes registers wait for those before it.
+        // P and dS are packed while none of the group's products runs. Otherwise the assembler makes a wgmma that takes
+        // A from registers wait for all products before it.
         Operand weights, gradients;
         if (hides) {
-          exponentiate<true>(s, scale, lse, own, i, in_front, columns / 8);
+          exponentiate<true>(s, scale, lse, own, i, groups_beside_dp, columns / 8);
           if constexpr (B.keeps_queries()) poison(s, i);
           find_operands<true>(weights, gradients, s, ds, chain, own, delta, i, kept, [](int) {});
         } else {
           find_operands<false>(weights, gradients, s, ds, chain, own, delta, i, kept, [&](int k) {
-            if (in_front + k < columns / 8) exponentiate<false>(s, scale, lse, own, i, in_front + k, in_front + k + 1);
+            if (groups_beside_dp + k < columns / 8)
+              exponentiate<false>(s, scale, lse, own, i, groups_beside_dp + k, groups_beside_dp + k + 1);
           });
         }
         [[maybe_unused]]
         typename Base::QueryOperands operands;  // found here: no product can begin before its descriptor is known
-        if constexpr (B.adds_queries()) operands = query_operands(i);
+        if constexpr (B.adds_dq()) operands = query_operands(i);
         // Waits for the next tile and loads what its S wants; behind the last tile that is not used.
         const auto look_ahead = [&] {
           if (i + 1 < count) stream().wait(i + 1);
           hides = tile(i + 1).hides;
-          load_values<kLse>(lse, own, i + 1);
+          load_row_values<kLse>(lse, own, i + 1);
         };
         scheduler_barrier_sync<Turn::sums>();
-        if constexpr (B.adds_queries()) share_gradients(gradients, share_to);
+        if constexpr (B.adds_dq()) share_gradients(gradients, share_to);
         if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, from.tile_qk + StreamQk::bytes);
         discard(s);
-        if constexpr (B.adds_queries()) {
+        if constexpr (B.adds_dq()) {
           if constexpr (!publishes_late) publish_gradients(i);
           if constexpr (looks_early) {
             this->await_query_sums(i);
@@ -146,30 +148,30 @@ struct BwdWgmma : QueryProducts<Side> {
           }
           if constexpr (publishes_late) publish_gradients(i);
           discard(ds);
-          begin_queries(ds, operands, i);
+          begin_dq(ds, operands, i);
           // A product that takes registers is begun only when those before it have ended, which holds the warp up: the
           // stores of dQ run beside dK's first half, which reads little shared memory.
           constexpr int half = columns / 32;
           begin_outputs<B.type, StreamQk, 0, half>(dqk, gradients, from.tile_qk);
-          stage_queries(ds, i, !looks_early);
+          stage_dq(ds, i, !looks_early);
           begin_outputs<B.type, StreamQk, half>(dqk, gradients, from.tile_qk);
         } else if constexpr (finds_qk) {
           begin_outputs<B.type, StreamQk>(dqk, gradients, from.tile_qk);
         }
         if constexpr (!looks_early) look_ahead();
-        // In front of the exit: S of the next tile would wait for operands that are found behind it.
+        // Computed before the loop's exit: after the branch, the next tile's S would have to wait for the addresses.
         from = score_operands(i + 1);
         if (i + 1 == count) break;
-        if constexpr (finds_qk && finds_ov && !B.adds_queries()) ptx::wgmma_wait<1>();  // the registers of P are free
+        if constexpr (finds_qk && finds_ov && !B.adds_dq()) ptx::wgmma_wait<1>();  // dV has read P's registers
         scheduler_barrier_sync<Turn::scores>();
         begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
-        if constexpr (B.adds_queries()) publish_queries(i);
-        ptx::wgmma_wait<1>();  // those of dS too
-        if constexpr (finds_qk) begin_gradients(ds, from);
+        if constexpr (B.adds_dq()) publish_dq(i);
+        ptx::wgmma_wait<1>();  // dK or dQ has ended: dS's registers and the stage are free
+        if constexpr (finds_qk) begin_dp(ds, from);
         scheduler_barrier_arrive();
         release(i);
       }
-      if constexpr (B.adds_queries()) publish_queries(count - 1);
+      if constexpr (B.adds_dq()) publish_dq(count - 1);
       if constexpr (turn == Turn::sums) scheduler_barrier_arrive();
       ptx::wgmma_wait<0>();
       if constexpr (finds_qk) settle(dqk);
@@ -186,7 +188,7 @@ struct BwdWgmma : QueryProducts<Side> {
       if (!add_parts(dqk, dov)) return;
     }
     u32 scratch = 0;
-    if constexpr (B.adds_queries()) {
+    if constexpr (B.adds_dq()) {
       // No product reads that buffer of dS any more (see share_gradients), nor ever did with one tile or none.
       static_assert(B.warps * kStoreScratchBytes <= Base::GradientTile::bytes);
       scratch = this->gradients_at(count) + this->warp() * kStoreScratchBytes;
@@ -205,13 +207,13 @@ struct BwdWgmma : QueryProducts<Side> {
             own_ov() + group * static_cast<int>(OwnOv::rows_below(64)), ptx::uniform(qk_at(i))};
   }
   // dP, in the place of dS.
-  __device__ __forceinline__ void begin_gradients(Scores& dp, const ScoreOperands& from) const {
+  __device__ __forceinline__ void begin_dp(Scores& dp, const ScoreOperands& from) const {
     discard(dp);
     begin_scores<B.type, OwnOv, StreamOv>(dp, from.own_ov, from.tile_qk + StreamQk::bytes);
   }
 
-  // Sums of dK and dV of the block's part of the rows to those of all, in the last block of a tile of keys; whether it
-  // is that.
+  // Leaves dK and dV of the block's part of the rows in memory. The last block of a tile of keys to do so gets the sums
+  // of all parts in its registers and returns true.
   __device__ __forceinline__ bool add_parts(Accumulator<1, B.d / 8>& dk, Accumulator<1, B.dv / 8>& dv) const {
     const auto visit = [&](auto use) {
 #pragma unroll
@@ -230,15 +232,15 @@ struct BwdWgmma : QueryProducts<Side> {
 
   __device__ __forceinline__ const Tile& tile(int i) const { return memory.tiles[i % B.stages]; }
   template <int array>
-  __device__ __forceinline__ void load_values(Values& values, const OwnValues& own, int i) const {
+  __device__ __forceinline__ void load_row_values(Values& values, const OwnValues& own, int i) const {
     const u32 from = values_at(i);
     const int lane = lane_again();
 #pragma unroll
-    for (int n = 0; n < ahead; ++n) values[n] = side.template values<array>(own, from, n, lane);
+    for (int n = 0; n < preloaded_groups; ++n) values[n] = side.template values<array>(own, from, n, lane);
   }
   template <int array>
   __device__ __forceinline__ float2 value(const Values& values, const OwnValues& own, int i, int n, int lane) const {
-    if (n < ahead) return values[n];
+    if (n < preloaded_groups) return values[n];
     if (n % 4 == 0) __syncwarp();  // loads stay behind it: each takes registers
     return side.template values<array>(own, values_at(i), n, lane);
   }
@@ -297,7 +299,7 @@ struct BwdWgmma : QueryProducts<Side> {
       if constexpr (finds_qk) pack_fragment<B.type>(gradients[k], gradient[0], gradient[1]);
     }
   }
-  // Probabilities of a tile's keys that are not finite.
+  // Makes NaN of the probabilities of keys that are not finite, unless they are hidden. Only for the pass by rows.
   __device__ __forceinline__ void poison(Scores& s, int i) const {
     const NonFinite* keys = this->non_finite(i);
     if (keys == nullptr) return;
@@ -308,18 +310,18 @@ struct BwdWgmma : QueryProducts<Side> {
     });
   }
   // The assembler would move a wait in front of what is to run beside the products (ptx::wgmma_wait_after).
-  __device__ __forceinline__ void keep_in_front_of_wait(const Scores& s, int count) const {
+  __device__ __forceinline__ void keep_before_wait(const Scores& s, int count) const {
     u32 bits = 0;  // of the last, before which the assembler leaves the others
 #pragma unroll
-    for (const float element : s.tile[0][in_front - 1]) bits |= __float_as_uint(element);
+    for (const float element : s.tile[0][groups_beside_dp - 1]) bits |= __float_as_uint(element);
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own_qk));
   }
 
-  // Groups begin products in turn, so that one's exponentials run beside the other's products: in two passes those of
-  // the sums; S and dP where dQ is computed too, in front of which each group waits for the other's dS. The last
-  // arrival of a block is waited for by nobody.
+  // The groups issue products in turn, so that one's exponentials overlap the other's products: in two passes at dQ, or
+  // dV and dK; in one pass at S and dP. (In one pass each group also waits for the other's dS, before its dQ.) Nobody
+  // waits for the last arrival of a block.
   enum class Turn { scores, sums };
-  static constexpr Turn turn = B.adds_queries() ? Turn::scores : Turn::sums;
+  static constexpr Turn turn = B.adds_dq() ? Turn::scores : Turn::sums;
   static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
   template <Turn at>
   __device__ __forceinline__ void scheduler_barrier_sync() const {

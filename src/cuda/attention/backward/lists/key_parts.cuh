@@ -8,8 +8,8 @@
 
 namespace tessera::cuda {
 
-/// The tile of keys of block `index` of the pass by keys: L2 group after L2 group of heads; in a group tile after tile
-/// of keys, the first ones first, since under a causal mask they are seen by the most rows; of each all heads.
+/// The tile of keys of block `index` of the pass by keys. L2 groups of heads follow each other. In a group the tiles of
+/// keys come in order, each for all heads: under a causal mask most rows see the first. KeyWork::find may reverse them.
 struct KeyBlock {
   int batch, kv_head;
   int tile;  // of both segments
@@ -24,7 +24,8 @@ struct KeyBlock {
   }
 };
 
-/// The part of block `block` of the grid. Whether it has one.
+/// Finds the part of grid block `block`; a tile that is not split counts as one part. Returns false for blocks without
+/// work: those of parts that do not exist, and that of a tile whose parts other blocks take.
 __device__ __forceinline__ bool find_part(const KeyParts& parts, int block, KeyPart& part) {
   if (block < parts.most) {
     if (block >= *parts.count) return false;
@@ -32,7 +33,7 @@ __device__ __forceinline__ bool find_part(const KeyParts& parts, int block, KeyP
     return true;
   }
   part = {block - parts.most, 0, 1, 0};
-  return parts.most == 0 || !parts.has[part.block];
+  return parts.most == 0 || !parts.is_split[part.block];
 }
 
 /// Leaves a part's sums in memory: `count` of each thread, which lie in shared memory from `at` on, `threads` apart.

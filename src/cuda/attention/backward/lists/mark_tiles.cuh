@@ -47,7 +47,7 @@ struct MarkTiles {
   }
 
   /// Indices of block `block` below `length`; none if there is no such block.
-  static __device__ __forceinline__ Interval rows_of(int block, const Divisor& size, int length) {
+  static __device__ __forceinline__ Interval indices_of_block(int block, const Divisor& size, int length) {
     const i64 first = i64{block} * size.value;
     if (block < 0 || first >= length) return {0, 0};
     return {static_cast<int>(first), static_cast<int>(min(first + size.value, i64{length}))};
@@ -60,9 +60,9 @@ struct MarkTiles {
     if (key_block >= list.key_blocks) return;
     const int segment = key_block >= list.second_block ? 1 : 0;
     const FwdParams& p = params.forward;
-    const Interval queries = rows_of(query_block, list.block_q, p.seqlen_q);
+    const Interval queries = indices_of_block(query_block, list.block_q, p.seqlen_q);
     const Interval keys =
-        rows_of(key_block - (segment == 0 ? 0 : list.second_block), list.block_kv, p.kv[segment].capacity);
+        indices_of_block(key_block - (segment == 0 ? 0 : list.second_block), list.block_kv, p.kv[segment].capacity);
     if (queries.begin >= queries.end || keys.begin >= keys.end) return;
     for (const TileBits& bits : params.tile_bits) {
       if (bits.words == nullptr) continue;

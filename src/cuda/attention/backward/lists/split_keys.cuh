@@ -23,14 +23,14 @@ struct SplitKeys {
     }
     __syncthreads();
     u64 sum = 0;
-    for (int i = thread; i < parts.tiles; i += threads) sum += static_cast<u64>(rows_of(params, i));
+    for (int i = thread; i < parts.tiles; i += threads) sum += static_cast<u64>(row_tiles_of(params, i));
     if (sum != 0) atomicAdd(&all, sum);
     __syncthreads();
     // A tile of n has at most n / length + 1 parts, and more than `length`: together at most 2 · all / length.
     const i64 length = max(i64{kLeastPart}, (2 * static_cast<i64>(all) + parts.most - 1) / parts.most);
     for (int i = thread; i < parts.tiles; i += threads) {
-      const i64 rows = rows_of(params, i);
-      parts.has[i] = rows > length;
+      const i64 rows = row_tiles_of(params, i);
+      parts.is_split[i] = rows > length;
       if (rows <= length) continue;
       const int own = static_cast<int>((rows + length - 1) / length);
       const int first = atomicAdd(&count, own);
@@ -42,8 +42,8 @@ struct SplitKeys {
   }
 
  private:
-  /// Tiles of rows, of all heads, that the list leaves to a tile of keys; with those that no row sees.
-  static __device__ __forceinline__ i64 rows_of(const BwdParams& params, int index) {
+  /// How many tiles of rows, of all heads, the list leaves to a tile of keys. Tiles that a mask hides whole count too.
+  static __device__ __forceinline__ i64 row_tiles_of(const BwdParams& params, int index) {
     const KeyBlock block(params, index);
     const TileBits& bits = params.tile_bits[1];
     const u32* counts = bits.words + block.batch * bits.batch_stride + (block.tile + i64{1}) * bits.row_words - 1;

@@ -80,7 +80,7 @@ struct FusedPass : FusedRows<B, User> {
       QueryTile tile = Base::first_tile(first, walk);
       Stream stream = Base::stream_from(first, tile);
       Base::load_queries(first, stream, tile, 0);
-      Base::load_gradients(first, stream, tile, 0);
+      Base::load_dout(first, stream, tile, 0);
       ptx::cp_async_commit();
       QueryGradients dq;
       dq.clear();
@@ -95,7 +95,7 @@ struct FusedPass : FusedRows<B, User> {
         if (has_next) next = Base::move(stream, tile, walk);
         if (B.stages > 1 && has_next) {
           Base::load_queries(work, stream, next, i + 1);
-          Base::load_gradients(work, stream, next, i + 1);
+          Base::load_dout(work, stream, next, i + 1);
         }
         ptx::cp_async_commit();
         if (i == 0) own_replaced = Base::replace_own();
@@ -109,18 +109,18 @@ struct FusedPass : FusedRows<B, User> {
         Base::template add<OTile>(dv, probabilities_base(), Base::o_base(i));
         __syncthreads();  // dS of all keys is here, and nobody reads dO any more
         if constexpr (B.stages > 1) {
-          Base::find_queries(dq);
+          Base::find_dq(dq);
           if constexpr (B.d > 64) __syncwarp();  // loads stay behind it: each takes registers
           Base::template add<QTile>(dk, gradients_base(), Base::q_base(i),
                                     [&](int k) { Base::add_to_sums(dq, sums, k, C.tile_q / 16); });
           if (has_next) sums = Base::sums_after(sums, tile, next);
         } else {
-          if (has_next) Base::load_gradients(work, stream, next, i + 1);
+          if (has_next) Base::load_dout(work, stream, next, i + 1);
           Base::template add<QTile>(dk, gradients_base(), Base::q_base(i));
           __syncthreads();  // nobody reads Q any more
           if (has_next) Base::load_queries(work, stream, next, i + 1);
           ptx::cp_async_commit();
-          Base::find_queries(dq);
+          Base::find_dq(dq);
           if (i > 0) sums = Base::sums_of(work, tile);
         }
         tile = next;
@@ -175,7 +175,8 @@ struct FusedPass : FusedRows<B, User> {
     }
   }
 
-  // P and dS, in place of the scores and of nothing, where all rows see all keys: P between the steps of dP's product.
+  // Computes P, in place of the scores, and dS of a tile whose rows all see all keys. The exponentials stand between
+  // the steps of dP's product, so that they overlap.
   __device__ __forceinline__ void find_visible(Scores (&s)[2], Scores (&ds)[2], int i) const {
     const Place own = place();
     const u32 values = Base::values_at(i) + (own.first_row + own.lane % 4 * 2) * 4;

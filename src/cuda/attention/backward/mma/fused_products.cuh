@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who has what in the pass by mma.sync that finds all gradients, and its products. P and dS go through shared memory,
-// so that a warp has 32 rows of every product's result and as many columns, or more: 16 rows, whose fragments a warp
-// could keep in registers, would read shared memory half as often again.
+// How warps share the products of the pass by mma.sync that finds all gradients. P and dS go through shared memory, so
+// that a warp computes 32 rows of a result (of dQ 16 where d is no multiple of 64). With 16 rows a warp could keep P
+// and dS in registers, but would read more operands from shared memory (docs/kernels.md, section 12).
 #pragma once
 
 #include "cuda/attention/backward/mma/key_pass.cuh"
@@ -145,7 +145,7 @@ struct FusedProducts : KeyPass<B, User, true, true> {
   }
 
   // dQ = dS·K, the warp's part.
-  __device__ __forceinline__ void find_queries(QueryGradients& dq) const {
+  __device__ __forceinline__ void find_dq(QueryGradients& dq) const {
     const Place own = place();
     const u32 gradients =
         SharedScores::chunk_pair(keys_address<SharedScores>(gradients_base(), own.lane), own.first_query() / 16);

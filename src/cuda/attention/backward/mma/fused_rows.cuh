@@ -64,13 +64,12 @@ struct FusedRows : FusedProducts<B, User> {
                                                int i) const {
     Base::template load_rows_from<QTile>(Base::q_base(i), stream.q, p.q_strides, w.row_count() - tile.first, p.d);
   }
-  __device__ __forceinline__ void load_gradients(const Work& w, const Stream& stream, const QueryTile& tile,
-                                                 int i) const {
+  __device__ __forceinline__ void load_dout(const Work& w, const Stream& stream, const QueryTile& tile, int i) const {
     const int rows = w.row_count() - tile.first;
     Base::template load_rows_from<OTile>(Base::o_base(i), stream.dout, params.dout_strides, rows, p.dv);
     // Where tiles have parts, an address that moves along, and numbers of the thread, would take registers from sums.
     const i64 value = B.has_parts() ? Base::first_value_of(w, tile) : stream.value;
-    Base::load_values(value, rows, Base::values_at(i), B.has_parts() ? place().thread : Base::thread);
+    Base::load_row_values(value, rows, Base::values_at(i), B.has_parts() ? place().thread : Base::thread);
   }
 
   // Where the thread adds its part of a tile's dQ. Zeros of rows that are in none of the sequence's tiles of sums go to
@@ -86,7 +85,8 @@ struct FusedRows : FusedProducts<B, User> {
 
   // The same of the tile behind.
   __device__ __forceinline__ float* sums_after(float* sums, const QueryTile& tile, const QueryTile& next) const {
-    // Half a tile of sums is no number of whole rows further, nor is what has none.
+    // Tiles of 32 rows are half a tile of sums, which is no constant step; a tile of 128 rows that reaches beyond the
+    // last tile of sums may be moved (sums_of). The address of both is computed anew.
     const bool has_sums = C.tile_q == kSumRows || (C.tile_q > kSumRows && next.first + C.tile_q <= work.row_count());
     return tile.head == next.head && has_sums ? sums + i64{next.first - tile.first} * B.d : sums_of(work, next);
   }

@@ -131,7 +131,7 @@ struct KeyPass {
       load_rows_from<QTile>(q_base(i), first_row_of(w, tile, p.q, p.q_strides), p.q_strides, rows, p.d);
       load_rows_from<OTile>(o_base(i), first_row_of(w, tile, params.dout, params.dout_strides), params.dout_strides,
                             rows, p.dv);
-      load_values(first_value_of(w, tile), rows, values_at(i), thread);
+      load_row_values(first_value_of(w, tile), rows, values_at(i), thread);
     }
     ptx::cp_async_commit();
   }
@@ -161,7 +161,7 @@ struct KeyPass {
 
   // `first`: where the tile's values begin; `thread`: of the block. Behind the end of a sequence zeros, which nobody
   // sees.
-  __device__ __forceinline__ void load_values(i64 first, int rows, u32 to, int thread) const {
+  __device__ __forceinline__ void load_row_values(i64 first, int rows, u32 to, int thread) const {
     constexpr int arrays = B.sink ? 3 : 2;
     const RowValues& values = params.values;
 #pragma unroll
