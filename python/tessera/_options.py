@@ -213,10 +213,12 @@ OPTIONS = (
         False,
         PROMISES,
         "return_lse: the LSE too. return_residual: what rounding out to fp16 or bf16 lost too, int8 as out, for "
-        "`attention_backward`; keep_residual: torch's autograd keeps it, a byte an element of out, until the backward, "
-        "whose gradients then do not inherit out's rounding. deterministic: the backward's bits are the same in every "
-        "run too. batch_invariant: a sequence's bits do not depend on the others. out: memory for the result; "
-        "out_dtype: its dtype.",
+        "`attention_backward`; keep_residual: torch's autograd keeps it until the backward, whose gradients then do "
+        "not inherit out's rounding; False saves a byte an element of out. deterministic: the backward's bits are the "
+        "same in every run too, for which a GPU adds up dq in a fixed order and takes longer; "
+        "`torch.use_deterministic_algorithms` asks for it as well; on a CPU they are without it, by as many threads. "
+        "batch_invariant: a sequence's bits do not depend on the others. out: memory for the result; out_dtype: its "
+        "dtype.",
         "lse",
         _set,
     ),

@@ -82,9 +82,9 @@ def attention(
     (tokens, hkv, d | dv) with `cu_seqlens_k`; or k is a `KeySource`, pages for one, and v is left out. hq is a multiple
     of hkv; d and dv are multiples of 8 from 8 to 512. Dtypes: fp32, fp16 or bf16, each array its own; arrays of any
     library with the buffer protocol or `__dlpack__`, last dimension contiguous, never copied: on the CPU, or all on one
-    NVIDIA GPU (fp16, bf16; no backward of head dims above 256), where torch's and cupy's current stream computes and
-    the call returns at once, while jax's arrays are waited for. What says where and how long, lists too, is there as
-    well and is not read here: bad lengths and entries are clamped instead of refused.
+    NVIDIA GPU (fp16, bf16; gradients want q, k, v and out of one type and head dims of at most 256), where torch's and
+    cupy's current stream computes and the call returns at once, while jax's arrays are waited for. What says where and
+    how long, lists too, is there as well and is not read here: bad lengths and entries are clamped instead of refused.
 
     Masks and scores
         causal, window: keys from `left` before to `right` after the query's position, inclusive, signed, None is
@@ -118,10 +118,12 @@ def attention(
             page_size / N); 'token', (b, hq or hkv, tokens), (hq or hkv, tokens), (pages, hkv, page_size).
     Promises and results
         return_lse: the LSE too. return_residual: what rounding out to fp16 or bf16 lost too, int8 as out, for
-            `attention_backward`; keep_residual: torch's autograd keeps it, a byte an element of out, until the
-            backward, whose gradients then do not inherit out's rounding. deterministic: the backward's bits are the
-            same in every run too. batch_invariant: a sequence's bits do not depend on the others. out: memory for the
-            result; out_dtype: its dtype.
+            `attention_backward`; keep_residual: torch's autograd keeps it until the backward, whose gradients then do
+            not inherit out's rounding; False saves a byte an element of out. deterministic: the backward's bits are the
+            same in every run too, for which a GPU adds up dq in a fixed order and takes longer;
+            `torch.use_deterministic_algorithms` asks for it as well; on a CPU they are without it, by as many threads.
+            batch_invariant: a sequence's bits do not depend on the others. out: memory for the result; out_dtype: its
+            dtype.
         wishes: "tile_q=64 tile_kv=128 splits=2", refused if they cannot be met. threads: 0 for `set_threads`' number.
         metadata: what a GPU does about bad lengths, pages and lists, "clamp" (default), "report": clamp, and note the
             first in `status`, int32 (1) that holds 0, for `violation_of`, or "trust": page ids and lists are used as

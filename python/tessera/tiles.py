@@ -157,9 +157,9 @@ class TileList:
     ) -> TileList:
         """For every query block the fewest tiles that hold `share` of its mass, heaviest first.
 
-        `mass` is fp32 (batch, heads_q, query blocks, key blocks), as `attention(..., mass="mean")` returns it. Tiles
-        without mass are never kept. Tiles whose mass is not finite are always kept, and the share is that of the
-        others. Needs numpy. Raises ValueError for a share outside 0 to 1.
+        `mass` is fp32 (batch, heads_q, query blocks, key blocks), as `attention(..., tiles=Tiles(mass="mean"))` returns
+        it. Tiles without mass are never kept. Tiles whose mass is not finite are always kept, and the share is that of
+        the others. Needs numpy. Raises ValueError for a share outside 0 to 1.
         """
         import numpy
 

@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import tessera
 import torch
 import torch.distributed as dist
+from tessera import _execute
 from tessera.distributed import Mask, context_parallel
 from tessera.torch import SkipAttention
 from torch.distributed.device_mesh import init_device_mesh
@@ -170,12 +175,44 @@ def a_double_backward_is_refused(rank: int) -> None:
     leaves = {name: cp.shard(x).requires_grad_() for name, x in _qkv().items()}
     out = cp.attention(**leaves)
     (dq,) = torch.autograd.grad(out.square().sum(), leaves["q"], create_graph=True)
-    try:
-        dq.sum().backward()
-    except RuntimeError as error:
-        assert "once_differentiable" in str(error)
-    else:
-        raise AssertionError("no error")
+    for loss in (dq.sum(), out.sum() + dq.sum()):  # a term that has derivatives hides none that has not
+        try:
+            loss.backward(retain_graph=True)
+        except NotImplementedError as error:
+            assert "attention_backward: got a derivative of a gradient (double backward)" in str(error)
+        else:
+            raise AssertionError("no error")
+
+
+def deterministic_algorithms_reach_each_backward(rank: int) -> None:
+    own, told = _execute.plan_for, []
+
+    def planned(*arguments: Any) -> Any:
+        answer = own(*arguments)
+        told.append("deterministic" in answer.plan.problem)
+        return answer
+
+    def backwards(call: Callable[..., torch.Tensor], **more: Any) -> set[bool]:
+        leaves = [cp.shard(x).requires_grad_() for x in _qkv(64).values()]
+        loss = call(*leaves, **more).sum()
+        told.clear()
+        with patch.object(_execute, "plan_for", planned):
+            loss.backward()
+        return set(told)
+
+    for method in ("all_gather", "ring", "ulysses"):
+        cp = context_parallel(seqlen=64, method=method, multiple=8)
+        calls = [(cp.attention, {"causal": True})]
+        if method == "all_gather":
+            calls.append((cp.nsa, {"length": 8, "stride": 8, "block": 8, "top": 3, "tile": 8}))
+        for call, options in calls:
+            assert backwards(call, **options) == {False}
+            assert backwards(call, **options, deterministic=True) == {True}
+            torch.use_deterministic_algorithms(True)
+            try:
+                assert backwards(call, **options) == {True}
+            finally:
+                torch.use_deterministic_algorithms(False)
 
 
 def decoding_over_a_cache_in_parts(rank: int) -> None:
@@ -273,6 +310,7 @@ ALL = {
         compiled_code_breaks_once_and_computes_the_same,
         flash_attn_arguments,
         a_double_backward_is_refused,
+        deterministic_algorithms_reach_each_backward,
         decoding_over_a_cache_in_parts,
         decoding_in_pages,
         skip_states_are_those_of_the_single_call,

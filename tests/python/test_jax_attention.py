@@ -41,7 +41,7 @@ def same(got, want):
 
 def check(q, k, v, **options):
     """Output, LSE and gradients through both, against the calls on numpy arrays."""
-    options["deterministic"] = True  # the backward, whose order of sums depends on threads otherwise
+    options["deterministic"] = True  # is passed on; a CPU's sums follow the number of threads with it and without
     names = [name for name, value in options.items() if isinstance(value, np.ndarray)]
     arrays = {name: options[name] for name in names}
     plain = {name: value for name, value in options.items() if name not in names}

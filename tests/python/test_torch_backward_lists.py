@@ -148,7 +148,7 @@ def test_masses_of_the_forward_drop_the_lightest_tiles(dropped, dlse):
 def test_a_small_share_is_near_the_dense_gradient_and_every_input_has_one():
     """LiteAttention's autograd function returned 17 gradients for more than 24 inputs."""
     leaves = qkv(4)
-    dout = torch.randn(leaves[0].shape)
+    dout = torch.randn(leaves[0].shape, generator=torch.Generator().manual_seed(0))
     dense = gradients(leaves, dout, None)
     errors = []
     for dropped in (0.3, 0.03, 0.003):
@@ -170,6 +170,74 @@ def test_bf16_gradients_by_masses():
     bits = heaviest_bits(listed, 0.1)
     wanted = gradients(leaves, dout, Tiles(backward=bits, block=BLOCK), causal=True)
     same(got, [x.double() for x in wanted], 4e-3)
+
+
+@pytest.mark.parametrize("upstream", ["expanded", "turned", "expanded, of the LSE"])
+def test_upstream_gradients_come_in_any_strides(upstream):
+    leaves = qkv(6)
+    out, lse = tessera.attention(*leaves, tiles=Tiles(backward=0.1, block=BLOCK), return_lse=True)
+    result, given = {
+        "expanded": (out, torch.ones(1).expand(out.shape)),
+        "turned": (out, torch.randn(out.mT.shape).mT),
+        "expanded, of the LSE": (lse, torch.ones(1).expand(lse.shape)),
+    }[upstream]
+    got = torch.autograd.grad(result, leaves, given, retain_graph=True)
+    wanted = torch.autograd.grad(result, leaves, given.clone(memory_format=torch.contiguous_format))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("leaf", [True, False])
+def test_sinks_and_a_second_source_beside_masses(leaf, dtype):
+    """With gradients of their own where they require them: those of the same list by hand."""
+    q, k, v = qkv(7, dtype)
+    k2, v2 = (x.detach()[:, :50].requires_grad_(leaf) for x in qkv(8, dtype)[1:])
+    sinks = torch.tensor([0.5, -1.0]).requires_grad_(leaf)
+    leaves = [q, k, v, k2, v2, sinks][: 6 if leaf else 3]
+    dout = torch.randn(q.shape).to(dtype)
+
+    def call(**tiles):
+        return tessera.attention(q, k, v, k2=tessera.KeySource(k2, v2), sinks=sinks, tiles=Tiles(**tiles, block=BLOCK))
+
+    with torch.no_grad():
+        bits = heaviest_bits(call(mass="mean")[1], 0.1)
+    got = torch.autograd.grad(call(backward=0.1), leaves, dout)
+    wanted = torch.autograd.grad(call(backward=bits), leaves, dout)
+    same(got, [x.double() for x in wanted], 1e-6 if dtype == torch.float32 else 4e-3)
+    dense = torch.autograd.grad(call(), leaves, dout)
+    assert not torch.equal(got[1], dense[1])
+
+
+def test_outputs_of_other_types_have_gradients_by_masses():
+    """An fp32 output of bf16 tensors, and autocast."""
+    leaves, tiles = qkv(9, torch.bfloat16), Tiles(backward=0.1, block=BLOCK)
+    out = tessera.attention(*leaves, tiles=tiles, out_dtype=torch.float32)
+    dout = torch.randn(out.shape)
+    wanted = [x.double() for x in torch.autograd.grad(out, leaves, dout)]
+    wide = [x.detach().float().requires_grad_() for x in leaves]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        lowered = tessera.attention(*wide, tiles=tiles)
+    assert lowered.dtype is torch.bfloat16
+    same(torch.autograd.grad(lowered, wide, dout.bfloat16()), wanted, 1e-2)
+    plain = tessera.attention(*leaves, tiles=tiles)
+    by_hand = torch.autograd.grad(plain, leaves, dout.bfloat16())
+    cast = torch.autograd.grad(tessera.attention(*(x.bfloat16() for x in wide), tiles=tiles), wide, dout.bfloat16())
+    assert all(torch.equal(a.float(), b) for a, b in zip(by_hand, cast, strict=True))
+
+
+def test_there_are_first_derivatives_only():
+    leaves = qkv(10)
+    out = tessera.attention(*leaves, tiles=Tiles(backward=0.1, block=BLOCK))
+    gradients = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+    refused = r"^attention_backward: got a derivative of a gradient \(double backward\)"
+    for gradient, leaf in zip(gradients, leaves, strict=True):
+        with pytest.raises(NotImplementedError, match=refused):
+            torch.autograd.grad(gradient.sum(), leaf, retain_graph=True)
+    (dq,) = torch.autograd.grad(
+        tessera.attention(*leaves, tiles=Tiles(backward=0.1, block=BLOCK)).sum(), leaves[0], create_graph=True
+    )
+    with pytest.raises(NotImplementedError, match=refused):
+        dq.sum().backward()
 
 
 def test_masses_that_are_not_finite_keep_their_tiles():
@@ -195,8 +263,12 @@ def test_bad_lists_are_named():
         tessera.attention(*leaves, tiles=Tiles(backward=0.1, mass="mean"))
     with pytest.raises(NotImplementedError, match=r"^tiles.backward: got a number beside dropout"):
         tessera.attention(*leaves, tiles=Tiles(backward=0.1), dropout=0.1)
-    with pytest.raises(NotImplementedError, match=r"^sinks: got"):
-        tessera.attention(*leaves, tiles=Tiles(backward=0.1), sinks=torch.zeros(HEADS, requires_grad=True))
+    with pytest.raises(NotImplementedError, match=r"^alibi_slopes: got a tensor that requires grad"):
+        tessera.attention(*leaves, tiles=Tiles(backward=0.1), alibi_slopes=torch.ones(HEADS, requires_grad=True))
+    with pytest.raises(NotImplementedError, match=r"^score: got a Python function without the attribute derivative"):
+        tessera.attention(
+            *leaves, tiles=Tiles(backward=0.1), score=lambda s, *at: s, wishes="implementation=cpu.reference"
+        )
     with pytest.raises(ValueError, match=r"^bwd_tile_bits: got"):
         gradients(leaves, torch.ones_like(leaves[0]), Tiles(backward=holes(key_blocks=GRID[1] + 33), block=BLOCK))
     with torch.no_grad():

@@ -271,13 +271,22 @@ def test_python_functions_have_gradients_by_the_oracle():
     def halved(score, batch, head, query, key):
         return score / 2
 
-    with pytest.raises(ValueError, match="derivative"):
-        tessera.attention(q, k, v, score=halved, **by_oracle).sum().backward()
+    refused = r"^score: got a Python function without the attribute derivative; want .* or torch.no_grad\(\)"
+    for more in ({}, {"quantization": "fp8"}):
+        with pytest.raises(NotImplementedError, match=refused):
+            tessera.attention(q, k, v, score=halved, **by_oracle, **more)
+    with torch.no_grad():
+        assert tessera.attention(q, k, v, score=halved, **by_oracle).isfinite().all()
     halved.derivative = lambda score, batch, head, query, key: 0.5
     scored = tessera.attention(q, k, v, score=halved, **by_oracle)
     scaled = tessera.attention(q, k, v, scale=0.5 * 32**-0.5)
     for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (scored, scaled)), strict=True):
         torch.testing.assert_close(a, b)
+    (dq,) = torch.autograd.grad(
+        tessera.attention(q, k, v, score=halved, **by_oracle), q, torch.ones_like(q), create_graph=True
+    )
+    with pytest.raises(NotImplementedError, match="double backward"):
+        torch.autograd.grad(dq.sum(), q)
     torch.testing.assert_close(tessera.attention(q, k, v, mask=visible), causal)  # traced
     traced = tessera.attention(q, k, v, score=halved)
     scaled = tessera.attention(q, k, v, scale=0.5 * 32**-0.5)

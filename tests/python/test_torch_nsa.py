@@ -296,6 +296,29 @@ def test_the_module_says_what_is_computed_again(monkeypatch):
     assert told == [None, False, True]
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+def test_deterministic_reaches_the_backward_of_each_branch(recompute, monkeypatch):
+    from tessera import _execute
+
+    own, told = _execute.plan_for, []
+
+    def planned(*arguments):
+        answer = own(*arguments)
+        told.append("deterministic" in answer.plan.problem)
+        return answer
+
+    monkeypatch.setattr(_execute, "plan_for", planned)
+    q, k, v = tensors(1, 75)[:3]
+    wanted = torch.autograd.grad(tessera.nsa(q, k, v, recompute=recompute, **OPTIONS).sum(), (q, k, v))
+    assert told == [False] * 3
+    out = tessera.nsa(q, k, v, recompute=recompute, deterministic=True, **OPTIONS)
+    got = torch.autograd.grad(out.sum(), (q, k, v))
+    module = tessera.torch.NativeSparseAttention(4, 2, 16, 24, recompute=recompute, deterministic=True, **OPTIONS)
+    module(q, k, v).sum().backward()
+    assert told[3:] == [True] * 6
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
 @pytest.mark.parametrize(("most", "kept"), [(2 * 75 * 4 * 24 * 4 + 1, 3), (2 * 75 * 4 * 24 * 4, 1)])
 def test_what_is_kept_where_nobody_says(most, kept, monkeypatch):
     monkeypatch.setattr(nsa_function, "MOST_KEPT", most)
@@ -314,6 +337,22 @@ def test_second_derivatives_are_refused():
     for gradient in gradients:
         with pytest.raises(NotImplementedError, match="nsa: got a derivative of a gradient"):
             gradient.sum().backward()
+
+
+@pytest.mark.parametrize("gates", [None, torch.rand(1, 75, 4, 3)])
+def test_second_derivatives_of_pooling_and_gates_are_refused(gates):
+    q, k, v = tensors(1, 75)[:3]
+    lengths = {"length": 8, "stride": 4, "max_seqlen_k": None, "threads": 0}
+    pooled = operators_of_nsa.nsa_pool(k, v, k_projection=None, v_projection=None, cu_seqlens_k=None, **lengths)
+    named = {"q": None, "gate_weight": None, "gates": gates, "cu_seqlens": None, "max_seqlen": None, "threads": 0}
+    mixed = operators_of_nsa.nsa_gate((q, 2 * q, 3 * q), **named)
+    for out, leaf in ((pooled[0], k), (mixed, q)):
+        (first,) = torch.autograd.grad(out.sum(), leaf, retain_graph=True)
+        (gradient,) = torch.autograd.grad(out.sum(), leaf, create_graph=True)
+        assert torch.equal(gradient, first)
+        for loss in (gradient.sum(), out.sum() + gradient.sum()):
+            with pytest.raises(NotImplementedError, match="nsa: got a derivative of a gradient"):
+                loss.backward(retain_graph=True)
 
 
 def test_autocast():

@@ -258,6 +258,35 @@ def test_deterministic_algorithms_make_the_backward_deterministic(backward_probl
     assert all(torch.equal(a, b) for a, b in zip(grads, by_option, strict=True))
 
 
+SPARSE = {"length": 8, "stride": 8, "block": 8, "top": 3, "window": 9, "tile": 8}
+BESIDE_THE_OPERATORS = {
+    "masses": lambda q, k, v: tessera.attention(q, k, v, tiles=tessera.Tiles(backward=0.1, block=(8, 8))),
+    "8 bits": lambda q, k, v: tessera.attention(q, k, v, quantization="fp8"),
+    "native sparse": lambda q, k, v: tessera.nsa(q, k, v, **SPARSE),
+    "oracle": lambda q, k, v: tessera.attention(
+        q, k, v, mask=lambda batch, head, query, key: key <= query, wishes="implementation=cpu.reference"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_THE_OPERATORS)
+def test_deterministic_algorithms_make_every_backward_deterministic(name, backward_problems):
+    """Of what autograd records beside the operators too; test_distributed_calls.py has the ranks'."""
+    inputs = qkv(requires_grad=True)
+    found = []
+    for told in (True, False):
+        out = BESIDE_THE_OPERATORS[name](*inputs)
+        backward_problems.clear()
+        torch.use_deterministic_algorithms(told)
+        try:
+            found.append(torch.autograd.grad(out.sum(), inputs))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        lines = [line for line in backward_problems if "pass=backward" in line]
+        assert lines and all(("deterministic" in line) == told for line in lines), lines
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_of_the_wishes_only_the_implementation_reaches_the_backward(backward_problems):
     q, k, v = qkv(requires_grad=True)
     split = tessera.attention(q, k, v, wishes="splits=2 tile_kv=8", deterministic=True)

@@ -163,6 +163,40 @@ def test_where_no_kernel_takes_fp32_gradients_are_those_of_rounded_operands(monk
         torch.testing.assert_close(x.grad, y.grad)
 
 
+def test_where_keys_are_split_the_residual_is_not_kept(monkeypatch):
+    """As on a GPU, whose forward does not have it then; without quantization it is not kept either."""
+    from tessera.torch import quantized
+
+    q, k, v = [(x * 4).bfloat16().requires_grad_() for x in tensors(2, 200)]
+    weights = torch.randn(q.shape, generator=torch.Generator().manual_seed(5)).bfloat16()
+
+    def gradients(**options):
+        out = tessera.attention(q, k, v, quantization="fp8", **options)
+        return torch.autograd.grad(out, (q, k, v), weights)
+
+    assert not torch.equal(gradients(wishes="splits=2")[0], gradients(wishes="splits=2", keep_residual=False)[0])
+    monkeypatch.setattr(quantized, "_takes_fp32", lambda _: False)
+    for wishes in ("", "splits=2"):
+        kept, without = gradients(wishes=wishes), gradients(wishes=wishes, keep_residual=False)
+        assert torch.equal(kept[0], without[0]) == (wishes != "")
+
+
+def test_wishes_for_tiles_are_the_forward_s(monkeypatch):
+    """As without quantization."""
+    from tessera import _execute
+
+    own, wishes = _execute.plan_for, []
+
+    def planned(kind, features, *more):
+        wishes.append((kind, features.wishes))
+        return own(kind, features, *more)
+
+    monkeypatch.setattr(_execute, "plan_for", planned)
+    q, k, v = tensors(2, 200, grad=True)
+    tessera.attention(q, k, v, quantization="fp8", wishes="splits=2 tile_kv=8").sum().backward()
+    assert wishes == [(_execute.BACKWARD, "")]
+
+
 def options_by_shape_in_errors():
     return {
         "IntTensor [3]": ("cu_seqlens_q", torch.tensor([0, 20, 50], dtype=torch.int32)),

@@ -232,6 +232,7 @@ class ContextParallel:
         k_projection: Tensor | None = None,
         v_projection: Tensor | None = None,
         scale: float | None = None,
+        deterministic: bool = False,
         threads: int = 0,
         **options: Any,
     ) -> Tensor:
@@ -252,7 +253,7 @@ class ContextParallel:
         gate_weight, k_projection, v_projection = (x if x is None else _autocast(q, x)[1] for x in weights)
         q, k, v = _autocast(q, k, v)
         parameters = native_sparse.Parameters(gate_weight, gates, k_projection, v_projection)
-        asked = native_sparse.SparseAsked(preset, options, causal, scale, threads)
+        asked = native_sparse.SparseAsked(preset, options, causal, scale, deterministic, threads)
         call, summary, key, failure = native_sparse.examined(self, asked, q, k, v, parameters)
         self._settle(summary, key, failure)
         assert call is not None

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch.gradients import first_derivatives_only
 from .partial import Asked, Result, Upstream
 from .ulysses import Schedule, Ulysses
 
@@ -29,7 +30,7 @@ class ContextParallelFunction(torch.autograd.Function):
         return result.out, result.lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivatives_only("attention_backward")
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         kept = ctx.saved_tensors
         if dout is None:  # the others wait for this rank even so

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..torch.operators import is_deterministic
 from . import partial
 from .partial import Asked, Result, Sums, Upstream, zeros_like
 from .reach import Mask, Rows, hulls, needs
@@ -205,7 +206,7 @@ class Gather:
         return {(owner, rows.part): self._empty(asked, (k, v), rows, torch.float32) for owner, rows in pieces}, []
 
     def _sums_by_library(self, asked: Asked, k: Tensor) -> bool:
-        exact = asked.options.get("deterministic") or torch.are_deterministic_algorithms_enabled()
+        exact = is_deterministic(asked.options.get("deterministic"))
         return bool(
             self.wire is not None
             and self.ranks > 1

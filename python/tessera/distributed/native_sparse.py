@@ -18,6 +18,7 @@ from ..native_sparse import NsaCall, options_of, tile_of
 from ..native_sparse.gates import BRANCHES, nsa_gate, nsa_gate_backward
 from ..native_sparse.operations import compressed_blocks, nsa_pool, nsa_pool_backward, nsa_select
 from ..tiles import TileList
+from ..torch.gradients import first_derivatives_only
 from ..torch.head_groups import Heads, groups_of
 from . import partial
 from .arguments import Given, refuse_bad_gates, refuse_bad_tensors, sparse_summary
@@ -60,6 +61,7 @@ class SparseAsked(NamedTuple):
     options: dict[str, Any]
     causal: bool
     scale: float | None
+    deterministic: bool
     threads: int
 
 
@@ -77,14 +79,15 @@ def _call_of(cp: ContextParallel, asked: SparseAsked, q: Tensor, k: Tensor, give
     tile = tile_of(options, q.shape[-2], k.shape[-2])
     refuse_tiles_that_are_cut(cp.layout, tile)
     refuse_bad_gates(cp.layout, q, given)
-    return NsaCall(options, tile, asked.causal, asked.scale, None, asked.threads)
+    return NsaCall(options, tile, asked.causal, asked.scale, None, asked.threads, asked.deterministic)
 
 
 def examined(
     cp: ContextParallel, asked: SparseAsked, q: Tensor, k: Tensor, v: Tensor, given: Parameters
 ) -> tuple[NsaCall | None, dict[str, str], Any, Exception | None]:
     """(the call, what must be the same on every rank, a key of it, what this rank's own arguments are refused for)."""
-    shown = {"preset": asked.preset, **asked.options, "scale": asked.scale, "threads": asked.threads}
+    shown = {"preset": asked.preset, **asked.options, "scale": asked.scale, "deterministic": asked.deterministic}
+    shown["threads"] = asked.threads
     plain = Given(q, k, v, (asked.causal, None, 0), shown, None, None, None, False)
     failure = refuse_bad_tensors(cp.layout, cp.rank, plain)
     if failure is None:
@@ -134,7 +137,8 @@ class SparseGather(Gather):
         """What is fetched and given back: keys up to each row, and to the end of a compressed key that has started."""
         started = call.options.length - 1 if call.options.visible == "started" else 0
         mask = Mask(None, started) if call.causal else Mask()
-        options = {"threads": call.threads} | ({} if call.scale is None else {"scale": call.scale})
+        options: dict[str, Any] = {"threads": call.threads, "deterministic": call.deterministic}
+        options |= {} if call.scale is None else {"scale": call.scale}
         return Asked(mask, options, packed, heads)
 
     def branches(self, call: NsaCall, asked: Asked, tiles: TileList) -> tuple[Branch, ...]:
@@ -338,7 +342,7 @@ class SparseFunction(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivatives_only("nsa")
     def backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
         schedule, call, asked = ctx.told
         q, k, v, *rest = ctx.saved_tensors

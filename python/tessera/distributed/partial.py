@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attention import attention, attention_backward
+from ..torch.operators import is_deterministic
 from ..values import Offsets
 from .reach import Mask
 from .shards import Part
@@ -192,6 +193,8 @@ def backward(asked: Asked, given: Upstream, k: Tensor, v: Tensor, queries: Part,
         grads: tuple[Tensor, ...] = (dq1, dk1, dv1)
         if asked.sinks is not None:
             grads += (torch.zeros_like(asked.sinks) if sums.dsinks is None else sums.dsinks,)
+        options = _keywords(own, q1, rows, columns)
+        options["deterministic"] = is_deterministic(options.get("deterministic"))
         attention_backward(
             dout1,
             q1,
@@ -204,7 +207,7 @@ def backward(asked: Asked, given: Upstream, k: Tensor, v: Tensor, queries: Part,
             sinks=asked.sinks,
             grads=grads,
             accumulate=True,
-            **_keywords(own, q1, rows, columns),
+            **options,
         )
 
 

@@ -51,6 +51,7 @@ def call_of(
     cu_seqlens: Array | None,
     max_seqlen: int | None,
     threads: int,
+    deterministic: bool,
 ) -> NsaCall:
     """Raises ValueError for shapes that are not those of one sequence's tokens."""
     rank = 3 if cu_seqlens is not None else 4
@@ -67,7 +68,7 @@ def call_of(
     tile = tile_of(options, q.shape[-2], k.shape[-2])
     if cu_seqlens is not None:
         max_seqlen = longest("cu_seqlens", cu_seqlens, max_seqlen) or q.shape[0]
-    return NsaCall(options, tile, causal, scale, max_seqlen, threads)
+    return NsaCall(options, tile, causal, scale, max_seqlen, threads, deterministic)
 
 
 def select_tiles(
@@ -148,6 +149,7 @@ def nsa(
     cu_seqlens: Array | None = None,
     max_seqlen: int | None = None,
     recompute: bool | None = None,
+    deterministic: bool = False,
     threads: int = 0,
     **options: Any,
 ) -> Any:
@@ -172,6 +174,8 @@ def nsa(
     recompute, of torch's gradients: True keeps the result of the compressed branch alone for the backward, which
     computes those of the other two again; False keeps all three; None, the default, is True where the two would take 4
     GiB or more, on a GPU only if that is more than a quarter of its free memory. docs/nsa.md says what both cost.
+    deterministic: gradients are the same bits in every run, as `attention` has it of its branches; pooling, gates and
+    the choice of blocks always are.
 
     Returns (b, n, hq, dv) in the dtype of q. torch tensors may require grad: q, k, v, gate_weight, gates and both
     projections have gradients, the choice of blocks has none. Rows that see nothing in a branch get 0 from it. Raises
@@ -179,7 +183,8 @@ def nsa(
 
     Source: Yuan et al. 2025, Native Sparse Attention (arXiv:2502.11089), equation 5.
     """
-    call = call_of(q, k, options_of(preset, options), causal, scale, cu_seqlens, max_seqlen, threads)
+    found = options_of(preset, options)
+    call = call_of(q, k, found, causal, scale, cu_seqlens, max_seqlen, threads, deterministic)
     library = common_library([("q", q), ("k", k), ("v", v)])
     pool, gate, out = nsa_pool, nsa_gate, None
     if library.operators is not None and library.operators.wants_operators(

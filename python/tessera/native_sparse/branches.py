@@ -40,6 +40,7 @@ class NsaCall(NamedTuple):
     scale: float | None
     max_seqlen: int | None
     threads: int
+    deterministic: bool
 
 
 def branch_options(
@@ -48,7 +49,7 @@ def branch_options(
     """Keywords of `attention` for the compressed, selected and window branches. cu_blocks: where the compressed keys of
     packed sequences begin."""
     o = call.options
-    common = {"scale": call.scale, "threads": call.threads}
+    common = {"scale": call.scale, "threads": call.threads, "deterministic": call.deterministic}
     own: dict[str, Any] = {}
     compressed: dict[str, Any] = {}
     if cu_seqlens is not None and call.max_seqlen is not None:

@@ -145,14 +145,14 @@ class EagerFunction(torch.autograd.Function):
             gradients = [dq, dk, dv, *more]
         else:
             gradients = operators.gradients(call, (*saved, dout), dlse, scalars)
-        return (None, None, *(_by_tensor(gradients, names) if names else gradients))
+        return (None, None, *(by_tensor(gradients, names) if names else gradients))
 
 
 # Function.apply looks for functorch before it comes to this, which takes 4 µs that plain tensors need not wait.
 apply_eagerly = super(torch.autograd.Function, EagerFunction).apply
 
 
-def _by_tensor(gradients: Sequence[Tensor], names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+def by_tensor(gradients: Sequence[Tensor], names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     """Those of q, k, v and of each of the call's tensors, from the order of the operator."""
     dq, dk, dv, *others = gradients
     by_name = dict(zip((name for name in DIFFERENTIABLE if name in names), others, strict=True))
@@ -201,7 +201,7 @@ class AttentionFunction(torch.autograd.Function):
                 return (*before, None, None, None, *(None for _ in tensors))
             dout = torch.zeros_like(out)
         dq, dk, dv, others = operators.attention_backward(dout, dlse, out, lse, q, k, v, tensors, *ctx.call)
-        return (*before, *_by_tensor((dq, dk, dv, *others), names_of(ctx.call[0])))
+        return (*before, *by_tensor((dq, dk, dv, *others), names_of(ctx.call[0])))
 
 
 class _FirstDerivatives(torch.autograd.Function):

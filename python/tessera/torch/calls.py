@@ -15,6 +15,7 @@ from .._arguments import Call
 from ..expressions.register import traced_by_name
 from . import autograd, operators
 from .arguments import check_tensors
+from .gradients import refuse_missing
 from .oracle import OracleFunction
 
 
@@ -103,7 +104,7 @@ def _by_oracle(
     call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None
 ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     if torch.is_grad_enabled() and autograd.needs_grad((q, k, v, *call.tensors)):
-        autograd.refuse_missing_gradients(q, k, v, call.tensors, " ".join(call.slots))
+        refuse_missing(call, q, k, v)
         autograd.refuse_out_with_gradients(out)
     out, lse, *extra = OracleFunction.apply(call, out, q, k, v, *call.tensors)
     return out, lse, tuple(extra)

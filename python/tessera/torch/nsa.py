@@ -13,6 +13,7 @@ from torch import Tensor
 from .. import native_sparse, tiles
 from ..native_sparse import gates as nsa_gates
 from ..native_sparse import operations as nsa_operations
+from .gradients import first_derivatives_only
 from .nsa_operators import nsa_gate as gate_operator
 from .nsa_operators import nsa_pool as pool_operator
 from .nsa_operators import nsa_select as select_operator
@@ -39,7 +40,7 @@ class _Pool(torch.autograd.Function):
         return made
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivatives_only("nsa")
     def backward(ctx: Any, dk_pooled: Tensor, dv_pooled: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         k, v, k_projection, v_projection, cu_seqlens_k = ctx.saved_tensors
         gradients = nsa_operations.nsa_pool_backward(
@@ -79,7 +80,7 @@ class _Gate(torch.autograd.Function):
         return nsa_gates.nsa_gate(branches, q=q, gate_weight=gate_weight, gates=gates, cu_seqlens=cu_seqlens, **options)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_derivatives_only("nsa")
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.is_mean:  # one gradient for all branches, as nsa_gate_backward rounds each
             third = dout.contiguous() * (1 / nsa_gates.BRANCHES)
@@ -149,7 +150,7 @@ class NativeSparseAttention(torch.nn.Module):
     """`tessera.nsa` with gates of its own, for heads of q (hq) and of k and v (hkv).
 
     gate_weight (hq, 3, d) begins at 0, where every gate is 1/2. project: k_projection (hkv, d, d) and v_projection
-    (hkv, dv, dv), which begin as identities. preset, recompute and **options as for `tessera.nsa`.
+    (hkv, dv, dv), which begin as identities. preset, recompute, deterministic and **options as for `tessera.nsa`.
 
     forward(q, k, v, cu_seqlens=None, max_seqlen=None, tiles=None, compressed_tiles=None) gives its result. Raises as it
     does.
@@ -166,13 +167,15 @@ class NativeSparseAttention(torch.nn.Module):
         causal: bool = True,
         project: bool = False,
         recompute: bool | None = None,
+        deterministic: bool = False,
         device: Any = None,
         dtype: Any = None,
         **options: Any,
     ) -> None:
         super().__init__()
         native_sparse.options_of(preset, options)  # raises for those that do not fit
-        self.preset, self.causal, self.recompute, self._given = preset, causal, recompute, options
+        self.preset, self.causal, self.recompute, self.deterministic = preset, causal, recompute, deterministic
+        self._given = options
         made = {"device": device, "dtype": dtype}
         self.gate_weight = torch.nn.Parameter(torch.zeros(heads_q, nsa_gates.BRANCHES, head_dim, **made))
         self.k_projection: torch.nn.Parameter | None = None
@@ -206,5 +209,6 @@ class NativeSparseAttention(torch.nn.Module):
             cu_seqlens=cu_seqlens,
             max_seqlen=max_seqlen,
             recompute=self.recompute,
+            deterministic=self.deterministic,
             **self._given,
         )

@@ -28,7 +28,7 @@ from .. import tiles as tile_lists
 from ..native_sparse import branches
 from ..native_sparse import gates as nsa_gates
 from ..native_sparse import operations as nsa_operations
-from . import autograd, head_groups, layouts
+from . import autograd, head_groups, layouts, operators
 
 # Bytes: results of the selected and window branches that are kept where nobody says; on a GPU more, up to this share of
 # the memory that is free. A backward needs about as much again beside what it is given.
@@ -374,7 +374,7 @@ class _Work:
 
 
 def _in_backward(options: dict[str, Any]) -> dict[str, Any]:
-    return options | {"deterministic": torch.are_deterministic_algorithms_enabled()}
+    return options | {"deterministic": operators.is_deterministic(options["deterministic"])}
 
 
 def _sums_for(target: Tensor) -> Tensor:

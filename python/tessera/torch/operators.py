@@ -198,15 +198,26 @@ def _inputs(call: Signature, taken: tuple[int, ...] | None) -> tuple[str | None,
 _BACKWARD_WISHES = ("implementation=cpu.", "implementation=cuda.bwd_")
 
 
-@lru_cache(maxsize=2048)
-def backward_run(call: Signature, out: torch.dtype, dlse: bool, deterministic: bool, threads: int) -> _core.TorchRun:
-    """Of q, k, v, the call's tensors, out, lse, dout and, with `dlse`, dlse. `out`: its dtype.
+def is_deterministic(asked: Any = False) -> bool:
+    """Whether gradients are to have the same bits in every run: the call has asked for it, or torch does for all."""
+    return bool(asked) or torch.are_deterministic_algorithms_enabled()
+
+
+@lru_cache(maxsize=1024)
+def backward_features(features: Features, deterministic: bool) -> Features:
+    """Those of a call's backward.
 
     Wishes are for the forward's tiles; the backward follows only those of an implementation that has it.
     """
-    fields = {**call.features.fields, "deterministic": True} if deterministic else call.features.fields
-    wishes = " ".join([wish for wish in call.features.wishes.split() if wish.startswith(_BACKWARD_WISHES)])
-    asked = Features(fields, call.features.out, call.features.threads, wishes)
+    fields = {**features.fields, "deterministic": True} if deterministic else features.fields
+    wishes = " ".join([wish for wish in features.wishes.split() if wish.startswith(_BACKWARD_WISHES)])
+    return Features(fields, features.out, features.threads, wishes)
+
+
+@lru_cache(maxsize=2048)
+def backward_run(call: Signature, out: torch.dtype, dlse: bool, deterministic: bool, threads: int) -> _core.TorchRun:
+    """Of q, k, v, the call's tensors, out, lse, dout and, with `dlse`, dlse. `out`: its dtype."""
+    asked = backward_features(call.features, deterministic)
     extra = ("dlse",) if dlse else ()
     shapes = _execute.Shapes(call.names, call.sizes, call.q, call.k, call.v, call.shapes)
     dtypes = (*call.dtypes, out)
@@ -301,8 +312,7 @@ def gradients(
     call: Signature, tensors: tuple[Tensor, ...], dlse: Tensor | None, scalars: tuple[int, ...]
 ) -> list[Tensor]:
     """Likewise; `tensors`: q, k, v, the call's, out, lse and dout."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    run = backward_run(call, tensors[-3].dtype, dlse is not None, deterministic, call.threads)
+    run = backward_run(call, tensors[-3].dtype, dlse is not None, is_deterministic(), call.threads)
     return run.run(tensors if dlse is None else (*tensors, dlse), scalars)
 
 

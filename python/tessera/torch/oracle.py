@@ -15,8 +15,8 @@ from torch import Tensor
 from .. import _execute
 from .._arguments import Call
 from .._features import with_lse
-from .._libraries import dtype_name
-from .operators import DIFFERENTIABLE, DTYPES, empty_outputs, keeping_residual
+from .gradients import gradients
+from .operators import empty_outputs, keeping_residual
 
 
 class OracleFunction(torch.autograd.Function):
@@ -44,15 +44,8 @@ class OracleFunction(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
-        dlse = None if dlse is None else dlse.contiguous()
+        dout = torch.zeros_like(out) if dout is None else dout
         call: Call = ctx.call._replace(tensors=tuple(tensors))
-        dtypes = (dtype_name(q.dtype), dtype_name(k.dtype), dtype_name(v.dtype))
-        made = _execute.backward_outputs(_execute.shapes_of(call, q, k, v), dtypes)
-        grads = tuple([torch.empty(shape, dtype=DTYPES[dtype]) for _, shape, dtype in made])
-        _execute.run_backward(call, _execute.BackwardInputs(q, k, v, out, lse, dout, dlse), grads)
-        others = dict(zip((slot for slot in DIFFERENTIABLE if slot in call.slots), grads[3:], strict=True))
-        return (None, None, *grads[:3], *(others.get(slot) for slot in call.slots))
+        return (None, None, *gradients(call, _execute.BackwardInputs(q, k, v, out, lse, dout, dlse)))

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from .. import _features
 from .._arguments import parse
-from .._execute import BackwardInputs, backward_outputs, run_backward, shapes_of
+from .._execute import BackwardInputs
 from .._libraries import dtype_name
 from ..attention import compute_forward
 from ..quantization.operands import attend_operands, quantize_operands
 from ..quantization.operations import dequantize
 from .arguments import check_tensors
-from .autograd import refuse_missing_gradients
-from .layouts import with_aligned_rows, with_rows, with_rows_apart
-from .operators import DTYPES
+from .gradients import gradients, refuse_missing
+from .layouts import with_rows_apart
+from .operators import DTYPES, keeping_residual
 
 _OF_8_BITS = ("quantization", "q_descale", "k_descale", "v_descale", "k_mean", "descale", "out_dtype")
 
@@ -86,44 +86,16 @@ class _Quantised(torch.autograd.Function):
                 call._replace(features=_features.with_lse(call.features)), wide_q, wide_k, wide_v
             )
             residual = others[0] if others else None
-        dout = torch.zeros_like(out) if dout is None else with_aligned_rows(dout.to(out.dtype))
-        made = _gradients(call, (wide_q, wide_k, wide_v, out, lse), residual, dout, dlse)
-        dq, dk, dv = (x.to(its) for x, its in zip(made, ctx.dtypes, strict=False))
-        if torch.is_grad_enabled():
-            dq, dk, dv, *made[3:] = _FirstDerivatives.apply(*[x.requires_grad_() for x in (dq, dk, dv, *made[3:])])
-        return (None, None, None, dq, dk, dv, *(made[3] if slot == "sink" else None for slot in call.slots))
+        dout = torch.zeros_like(out) if dout is None else dout.to(out.dtype)
+        if residual is not None:
+            call = call._replace(slots=(*call.slots, "o_residual"), tensors=(*tensors, residual))
+        dq, dk, dv, *others = gradients(call, BackwardInputs(wide_q, wide_k, wide_v, out, lse, dout, dlse))
+        dq, dk, dv = (None if x is None else x.to(its) for x, its in zip((dq, dk, dv), ctx.dtypes, strict=True))
+        return (None, None, None, dq, dk, dv, *others)
 
 
 def _has_residual(call: Any) -> bool:
     return "residual" in call.features.fields
-
-
-def _gradients(
-    call: Any, inputs: tuple[Tensor, ...], residual: Tensor | None, dout: Tensor, dlse: Tensor | None
-) -> list[Tensor]:
-    """Those of q, k, v and, where there are sinks, of them. `inputs`: q, k, v, out and LSE."""
-    q, k, v, out, lse = inputs
-    if residual is not None:
-        call = call._replace(slots=(*call.slots, "o_residual"), tensors=(*call.tensors, residual))
-    wanted = backward_outputs(shapes_of(call, q, k, v), tuple(dtype_name(x.dtype) for x in (q, k, v)), None)
-    made = [torch.empty(shape, dtype=DTYPES[dtype], device=q.device) for _, shape, dtype in wanted]
-    rows = None if dlse is None else with_rows(dlse)
-    run_backward(call, BackwardInputs(q, k, v, out, lse, dout, rows), tuple(made), False)
-    return made
-
-
-class _FirstDerivatives(torch.autograd.Function):
-    """Gradients of which none is taken, where their graph is asked for (create_graph=True)."""
-
-    @staticmethod
-    def forward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.view_as(x) for x in gradients)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise NotImplementedError(
-            "attention: got a derivative of a gradient (double backward); want first derivatives only"
-        )
 
 
 def attend_quantised(
@@ -133,9 +105,11 @@ def attend_quantised(
     are no tensors."""
     plain = {name: value for name, value in options.items() if name not in _OF_8_BITS}
     plain["return_lse"] = False
-    plain["return_residual"] = options["keep_residual"] and dtype_name(options["out_dtype"]) in ("bf16", "fp16")
     call = parse(q, k, v, **plain)
     check_tensors(call, q, k, v)
-    refuse_missing_gradients(q, k, v, call.tensors, " ".join(call.slots))
+    refuse_missing(call, q, k, v)
+    kept = keeping_residual(call.features, "", DTYPES[dtype_name(options["out_dtype"])], not _takes_fp32(q))
+    if kept is not None:
+        call = call._replace(features=kept[0])
     out, lse = _Quantised.apply(attention, call._replace(tensors=()), options, q, k, v, *call.tensors)
     return (out, lse) if options["return_lse"] else out
