@@ -46,14 +46,21 @@ def without_a_limit(machine, rows):
     return [{**row, "roofline_percent": None} if "wgmma" in row["implementation"] else row for row in rows]
 
 
+def instruction_sets(rows):
+    """The instruction set of the rows, or that of each pass where they differ."""
+    sets = dict.fromkeys((row.get("pass", "?"), row.get("isa", "?")) for row in rows)
+    if len({isa for _, isa in sets}) < 2:
+        return f"instruction set {rows[0].get('isa', '?') if rows else '?'}"
+    return "instruction sets: " + ", ".join(f"{kind} {isa}" for kind, isa in sets)
+
+
 def cpu_machine(machine, rows):
     """What stands above the table of a CPU: the processor, threads, its roofline."""
     roofline = machine.get("roofline", {})
     threads = rows[0].get("threads", "?") if rows else "?"
     return (
-        f"{machine.get('cpu', '?')} ({machine.get('identity', '')}), {threads} threads, instruction "
-        f"set {rows[0].get('isa', '?') if rows else '?'}; measured roofline {roofline.get('gflops', '?')} "
-        f"GFLOP/s (fp32 FMA) and {roofline.get('gbytes_s', '?')} GB/s"
+        f"{machine.get('cpu', '?')} ({machine.get('identity', '')}), {threads} threads, {instruction_sets(rows)}; "
+        f"measured roofline {roofline.get('gflops', '?')} GFLOP/s (fp32 FMA) and {roofline.get('gbytes_s', '?')} GB/s"
     )
 
 
@@ -177,7 +184,8 @@ def readme_summary():
         beside = f", beside {peers}" if peers else ""
         family = " ".join(machine.get("identity", "").split()[:4])  # without the stepping
         name = machine.get("cpu", file.parent.name) + (f" ({family})" if family else "")
-        lines.append(wrapped(f"{name}, {threads} threads{beside}:") + "\n")
+        isas = f", {instruction_sets(rows)}" if len({row.get("isa") for row in rows}) > 1 else ""
+        lines.append(wrapped(f"{name}, {threads} threads{isas}{beside}:") + "\n")
         lines.append(ratio_summary(rows))
     for file in sorted((ROOT / "bench" / "results").glob("*/gpu_dense.json")):
         data = json.loads(file.read_text())
@@ -186,8 +194,11 @@ def readme_summary():
         lines.append(peer_means(data["rows"]))
         gradients = file.with_name("gpu_backward.json")
         if gradients.exists():
-            lines.append(f"{name}, gradients, the same head dims:\n")
-            lines.append(peer_means(json.loads(gradients.read_text())["rows"]))
+            rows = [row for row in json.loads(gradients.read_text())["rows"] if row.get("ratios")]
+            special = sum("hkv=" in row["problem"] or "inputs=" in row["problem"] for row in rows)
+            others = f"{special} of the rows have grouped heads or other inputs than N(0, 1)"
+            about = f"{name}, gradients, the same head dims; {others}:"
+            lines += [wrapped(about) + "\n", peer_means(rows)]
     return "\n".join(lines)
 
 
