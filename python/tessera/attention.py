@@ -192,14 +192,14 @@ def attention(
         status,
         # values: end
     )
-    if quantization is not None:
-        named = {option.name: value for option, value in zip(OPTIONS, options, strict=True)}
-        return attend_quantised(attention, q, k, v, out, named)
     if isinstance(tiles, Tiles) and not isinstance(tiles.backward, _LISTED):
         if operators is None:
             raise TypeError("tiles.backward: got a number for arrays without autograd; want a list, or torch tensors")
         named = {option.name: value for option, value in zip(OPTIONS, options, strict=True)}
         return operators.attend_by_masses(q, k, v, out, named)
+    if quantization is not None:
+        named = {option.name: value for option, value in zip(OPTIONS, options, strict=True)}
+        return attend_quantised(attention, q, k, v, out, named)
     if score is not None and operators is not None and not is_compiling() and operators.trains(score, extras):
         return operators.attend_and_train(q, k, v, out, options)
     if operators is not None and out is None and not is_compiling():

@@ -263,6 +263,8 @@ def test_bad_lists_are_named():
         tessera.attention(*leaves, tiles=Tiles(backward=0.1, mass="mean"))
     with pytest.raises(NotImplementedError, match=r"^tiles.backward: got a number beside dropout"):
         tessera.attention(*leaves, tiles=Tiles(backward=0.1), dropout=0.1)
+    with pytest.raises(NotImplementedError, match=r"^tiles.backward: got a number beside dropout or quantization"):
+        tessera.attention(*leaves, tiles=Tiles(backward=0.1), quantization="fp8")
     with pytest.raises(NotImplementedError, match=r"^alibi_slopes: got a tensor that requires grad"):
         tessera.attention(*leaves, tiles=Tiles(backward=0.1), alibi_slopes=torch.ones(HEADS, requires_grad=True))
     with pytest.raises(NotImplementedError, match=r"^score: got a Python function without the attribute derivative"):
