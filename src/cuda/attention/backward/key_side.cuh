@@ -174,7 +174,7 @@ struct KeySide {
 #pragma unroll
       for (int n = 0; n < kLaneRows; ++n) {
         const bool is_row = tile.first + n * 32 + lane < work.q.length;
-        values.of[array][n] = is_row ? arrays[array][first + n * 32] : 0.0F;
+        values.of[array][n] = is_row ? read_value(arrays[array] + first + n * 32) : 0.0F;
       }
     }
     return values;

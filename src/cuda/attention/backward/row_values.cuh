@@ -25,14 +25,18 @@ struct RowValue {
   float weight = 1.0F;
 };
 
+/// Reads a float of RowValues' arrays past L1, which is not coherent: a block of a pass by keys may begin before it has
+/// waited for any kernel (PassOverlap).
+__device__ __forceinline__ float read_value(const float* from) { return __ldcg(from); }
+
 /// Of a row of a block of queries.
 template <BwdConfig B, class Work>
 __device__ __forceinline__ RowValue row_value(const BwdParams& params, const Work& work, int row) {
   if (row >= work.sequence.q.length) return {};
   const RowValues& values = params.values;
   const i64 at = work.block.head * values.rows + first_value(params.forward, work.sequence.q, work.block.batch) + row;
-  RowValue value{values.lse[at], values.delta[at], 1.0F};
-  if constexpr (B.sink) value.weight = values.weight[at];
+  RowValue value{read_value(values.lse + at), read_value(values.delta + at), 1.0F};
+  if constexpr (B.sink) value.weight = read_value(values.weight + at);
   return value;
 }
 
