@@ -37,7 +37,9 @@ def gradients(call: Call, given: BackwardInputs) -> tuple[Tensor | None, ...]:
     """
     with torch.no_grad():
         found = _computed(call._replace(features=backward_features(call.features, is_deterministic())), given)
-    return by_tensor(_refusing("attention_backward", found, (*given, *call.tensors)), call.slots)
+    if torch.is_grad_enabled():
+        found = _refusing("attention_backward", found, (*given, *call.tensors))
+    return by_tensor(found, call.slots)
 
 
 def first_derivatives_only(name: str) -> Callable[[Callable[..., tuple[Any, ...]]], Callable[..., tuple[Any, ...]]]:
@@ -52,7 +54,7 @@ def first_derivatives_only(name: str) -> Callable[[Callable[..., tuple[Any, ...]
         def compute(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
             with torch.no_grad():
                 found = backward(ctx, *upstream)
-            return _refusing(name, found, upstream)
+            return _refusing(name, found, (*upstream, *ctx.saved_tensors)) if torch.is_grad_enabled() else found
 
         return compute
 
@@ -60,9 +62,7 @@ def first_derivatives_only(name: str) -> Callable[[Callable[..., tuple[Any, ...]
 
 
 def _refusing(name: str, found: tuple[Any, ...], read: Sequence[Tensor | None]) -> tuple[Any, ...]:
-    """The gradients, under create_graph=True in a graph that cannot be differentiated; `read`: what they depend on."""
-    if not torch.is_grad_enabled():
-        return found
+    """The gradients in a graph that cannot be differentiated, for create_graph=True; `read`: what they depend on."""
     made = [x.requires_grad_() for x in found if x is not None]
     behind = [x for x in read if x is not None and x.requires_grad]
     marked = iter(FirstDerivatives.apply(name, len(made), *made, *behind))

@@ -29,6 +29,7 @@ from ..native_sparse import branches
 from ..native_sparse import gates as nsa_gates
 from ..native_sparse import operations as nsa_operations
 from . import autograd, head_groups, layouts, operators
+from .gradients import first_derivatives_only
 
 # Bytes: results of the selected and window branches that are kept where nobody says; on a GPU more, up to this share of
 # the memory that is free. A backward needs about as much again beside what it is given.
@@ -150,16 +151,8 @@ class NsaFunction(torch.autograd.Function):
         return result
 
     @staticmethod
+    @first_derivatives_only("nsa")
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True
-            found = _FirstDerivatives.apply(ctx, dout, *ctx.saved_tensors[: 3 + len(Parameters._fields)])
-        else:
-            found = NsaFunction.gradients(ctx, dout)
-        return (None,) * 4 + found
-
-    @staticmethod
-    def gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        """Of q, k, v and the parameters."""
         saved = iter(ctx.saved_tensors)
         q, k, v = (next(saved) for _ in range(3))
         parameters = Parameters(*(next(saved) for _ in Parameters._fields))
@@ -172,19 +165,7 @@ class NsaFunction(torch.autograd.Function):
         found = (lists[0], lists[1] if len(lists) > 1 else None)
         q, k, v = layouts.with_rows_apart(q), layouts.with_rows_apart(k), layouts.with_rows_apart(v)
         work = _Work(ctx.call, q, k, v, parameters, pooled, found)
-        return work.differentiate(layouts.with_aligned_rows(dout), kept)
-
-
-class _FirstDerivatives(torch.autograd.Function):
-    """Gradients that a graph is made of, which refuses to be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, of: Any, dout: Tensor, *inputs: Tensor | None) -> tuple[Tensor | None, ...]:
-        return NsaFunction.gradients(of, dout)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise NotImplementedError("nsa: got a derivative of a gradient (double backward); want first derivatives only")
+        return (None,) * 4 + work.differentiate(layouts.with_aligned_rows(dout), kept)
 
 
 def _pooling(call: branches.NsaCall, parameters: Parameters) -> dict[str, Any]:
