@@ -39,6 +39,7 @@ struct BwdConfig {
   int warps = 4;                     // each takes 16 rows of the block's own tile; of `roles` two share them; by
                                      // mma.sync those that find all gradients take 32 keys and some columns
   int stages = 2;                    // tiles of the other side in flight
+  bool single_ov = false;            // of the other side's V or dO a single one, in a stage apart
   int segments = 1;                  // sources of keys
   bool apart = false;                // dK and dV by blocks of their own: together they would not fit the registers
   bool roles = false;                // likewise by warpgroups of their own, each of all keys of the block
@@ -78,6 +79,7 @@ struct BwdConfig {
     visit("tile_kv", c.tile_kv);
     visit("warps", c.warps);
     visit("stages", c.stages);
+    visit("single_ov", c.single_ov);
     visit("segments", c.segments);
     visit("apart", c.apart);
     visit("roles", c.roles);
@@ -160,7 +162,9 @@ struct BwdConfig {
   constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
   /// Tiles that have LSE and δ in shared memory; the third stage of 128 rows just fits without those of its own.
   constexpr int value_stages() const { return adds_dq() && tile_q >= 128 ? 2 : stages; }
-  constexpr int stage_bytes() const { return stream_rows() * row_bytes(); }
+  constexpr int ov_stages() const { return single_ov ? 1 : stages; }
+  /// All tiles of the other side.
+  constexpr int stream_bytes() const { return stream_rows() * (stages * d + ov_stages() * dv) * bytes_of(type); }
   /// What warps exchange: two tiles of dS, from which dQ is computed, by mma.sync one of P and one of dS, or, of
   /// `roles`, two of P in fp32.
   constexpr int exchange_bytes() const { return (adds_dq() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv; }
@@ -174,8 +178,8 @@ struct BwdConfig {
   /// A tile's share of dQ on its way to the sums in memory; by mma.sync it goes there from registers.
   constexpr int query_sum_bytes() const { return adds_dq() && has_producer() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {
-    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + exchange_bytes() + query_sum_bytes() +
-           stages * stage_bytes() + value_stages() * value_bytes();
+    return FwdConfig::kWorkBytes + own_rows() * row_bytes() + exchange_bytes() + query_sum_bytes() + stream_bytes() +
+           value_stages() * value_bytes();
   }
   /// Whether dS needs more than P and dP: the product before the softcap, or a user's score's derivative, which is
   /// computed with the score.

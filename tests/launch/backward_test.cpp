@@ -60,6 +60,39 @@ TEST_F(Backward, ThreeKernelsAndAFourthForSinks) {
   }
 }
 
+// Of V, or dO, one tile is enough where that makes tiles longer, or lets Q have a second stage; not where a mask or a
+// score wants the registers of longer tiles.
+TEST_F(Backward, OneStageOfValues) {
+  const struct {
+    int sm;
+    const char* words;
+    Products products;
+    Gradients of;
+    bool single;
+    int stream_rows, stages;
+  } tiles[] = {
+      {90, "d=256", Products::wgmma, Gradients::queries, true, 64, 2},
+      {90, "d=256", Products::wgmma, Gradients::keys, false, 64, 2},
+      {90, "d=256 list=indices block=128x128", Products::wgmma, Gradients::queries, true, 64, 2},
+      {90, "d=256 dropout=0.5", Products::wgmma, Gradients::queries, false, 32, 3},
+      {90, "d=256 kv2=dense sk2=70", Products::wgmma, Gradients::queries, false, 48, 2},
+      {90, "d=192", Products::wgmma, Gradients::queries, true, 96, 2},
+      {90, "d=192 dv=256", Products::wgmma, Gradients::queries, false, 64, 2},
+      {90, "d=128 deterministic list=indices block=128x128", Products::wgmma, Gradients::queries, false, 64, 4},
+      {80, "d=128", Products::mma_sync, Gradients::all, false, 64, 2},
+      {80, "d=192", Products::mma_sync, Gradients::all, true, 64, 2},
+      {80, "d=256", Products::mma_sync, Gradients::all, false, 64, 1},
+      {89, "d=96", Products::mma_sync, Gradients::all, false, 64, 2},
+      {89, "d=128", Products::mma_sync, Gradients::all, true, 64, 2}};
+  for (const auto& [sm, words, products, of, single, stream_rows, stages] : tiles) {
+    const Problem problem = Problem::parse(std::string("attention pass=backward sq=400 hq=2 dtype=bf16 ") + words);
+    const BwdConfig config = cuda::bwd_config(problem, Target::emulate(sm, 0), products, of);
+    EXPECT_EQ(config.single_ov, single) << sm << ' ' << words;
+    EXPECT_EQ(config.stream_rows(), stream_rows) << sm << ' ' << words;
+    EXPECT_EQ(config.stages, stages) << sm << ' ' << words;
+  }
+}
+
 // The pass by keys adds dQ up where the registers of plain scores are enough; in a fixed order where the problem wants
 // one, and then without lists.
 TEST_F(Backward, FindsAllGradientsInOnePass) {

@@ -104,24 +104,31 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
   const int most_accumulators = config.chunked ? 152 : wants_registers ? 184 : 192;
   struct Tiles {
     int rows, keys, stages;
-    int packed_blocks = 0;  // more than 0: only for packed rows, where so many blocks fit
+    int packed_blocks = 0;   // more than 0: only for packed rows, where so many blocks fit
+    bool single_ov = false;  // of dO
   };
   // Of packed rows two blocks of four warps rather than one of eight: one computes while the other waits at a barrier.
-  for (const auto& [rows, keys, stages, packed_blocks] :
-       {Tiles{128, 128, 2}, {64, 128, 2}, {32, 64, 2, 2}, {64, 64, 2}, {64, 64, 1}, {32, 64, 2}}) {
+  for (const auto& [rows, keys, stages, packed_blocks, single_ov] : {Tiles{128, 128, 2},
+                                                                     {64, 128, 2},
+                                                                     {32, 64, 2, 2},
+                                                                     {64, 64, 2},
+                                                                     {64, 64, 2, 0, true},
+                                                                     {64, 64, 1},
+                                                                     {32, 64, 2}}) {
     config.tile_q = rows;
     config.tile_kv = keys;
     config.stages = stages;
+    config.single_ov = single_ov;
     if (config.has_list()) {
       config.heads_a_tile = heads_of_tile(problem, rows);
       if (config.heads_a_tile == 0 || (config.heads_a_tile > 1 && !may_pack) || cuts_keys(problem, keys)) continue;
     }
     // Kernels would spill: 128 rows with a sink's weights, where something changes scores, of several heads, or on
-    // SM100; two stages with more than 128 columns.
+    // SM100; two stages of dO with more than 128 columns.
     const bool packs = config.heads_a_tile > 1;
     if (rows == 128 && (config.sink || config.scale_first || packs || target.sm >= 100)) continue;
     if (packed_blocks > 0 && !packs) continue;
-    if (stages == 2 && std::max(config.d, config.dv) > 128) continue;
+    if (stages == 2 && !single_ov && std::max(config.d, config.dv) > 128) continue;
     for (const int warps : {8, 4}) {
       config.warps = warps;
       if (config.shares_columns() && config.accumulators() <= most_accumulators &&
@@ -161,7 +168,7 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
 // 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers and two stages in shared
 // memory allow, and then as many as fit. Beside sums, scores and their gradients the tests of masks and the draws of
 // dropout need registers; by keys more than 64 rows are short of them, but for 128 of plain scores whose dQ is added
-// up.
+// up. The pass by rows wants V for dP alone, so that one stage of it will do where that makes tiles longer.
 void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target& target) {
   const bool queries = config.keeps_queries();
   // A list with blocks of 64 wants tiles that they fill: one warpgroup, two of whose blocks share a multiprocessor. A
@@ -188,13 +195,17 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   };
   const bool takes_128 = config.adds_dq() && !config.scale_first && !config.dropout;
   config.stages = 2;
-  for (const int length : {128, 96, 64, 48, 32}) {
-    if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) continue;
+  const auto try_tiles = [&](int length, bool single_ov) {
+    if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) return false;
     stream = length;
+    config.single_ov = single_ov;
     const bool is_short = length <= 64 || (queries && !config.dropout) || (takes_128 && length == 128);
-    if (is_short && config.accumulators() <= most_accumulators &&
-        blocks_that_fit(config.smem_bytes(), target) >= config.blocks())
-      break;
+    return is_short && config.accumulators() <= (single_ov ? 192 : most_accumulators) &&
+           blocks_that_fit(config.smem_bytes(), target) >= config.blocks();
+  };
+  const bool may_have_single_ov = queries && wide && plain && config.segments == 1;
+  for (const int length : {128, 96, 64, 48, 32}) {
+    if (try_tiles(length, false) || (may_have_single_ov && try_tiles(length, true))) break;
   }
   for (config.stages = 4; config.stages > 2 && blocks_that_fit(config.smem_bytes(), target) < config.blocks();)
     --config.stages;

@@ -58,6 +58,7 @@ struct BwdProducer {
     u64 query_sums[2 * groups];
     typename Side::Place listed[B.has_list() ? kListed : 1];  // tiles of a list, from who walks to the others
     u64 walked[B.has_list() ? B.stages : 1];
+    u64 ov_stream[2];  // as stream, of V's own stage, with single_ov
   };
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
@@ -113,17 +114,23 @@ struct BwdProducer {
   __device__ __forceinline__ u32 query_sums_at(int group) const {
     return own_ov() + OwnOv::bytes + B.exchange_bytes() + group * query_part_bytes;
   }
+  static constexpr u32 stage_bytes = StreamQk::bytes + (B.single_ov ? 0 : StreamOv::bytes);
   __device__ __forceinline__ u32 qk_at(int i) const {
     return own_ov() + OwnOv::bytes + B.exchange_bytes() + B.query_sum_bytes() +
-           static_cast<u32>(i) % B.stages * (StreamQk::bytes + StreamOv::bytes);
+           static_cast<u32>(i) % B.stages * stage_bytes;
   }
-  __device__ __forceinline__ u32 ov_at(int i) const { return qk_at(i) + StreamQk::bytes; }
+  /// Of the tile whose other operand lies at `qk`.
+  __device__ __forceinline__ u32 ov_at(u32 qk) const {
+    return B.single_ov ? qk_at(0) + B.stages * stage_bytes : qk + StreamQk::bytes;
+  }
   /// LSE, δ and weights of rows that stream, behind all tiles.
   __device__ __forceinline__ u32 values_at(int i) const {
-    const u32 behind = qk_at(0) + B.stages * (StreamQk::bytes + StreamOv::bytes);
+    const u32 behind = qk_at(0) + B.stream_bytes();
     return behind + static_cast<u32>(i) % B.value_stages() * B.value_bytes();
   }
   __device__ __forceinline__ Ring<B.stages> stream() const { return {ptx::shared_address(memory.stream)}; }
+  /// Of V alone, with single_ov.
+  __device__ __forceinline__ Ring<1> ov_stream() const { return {ptx::shared_address(memory.ov_stream)}; }
   __device__ __forceinline__ Ring<B.stages> checks() const { return {ptx::shared_address(memory.checks)}; }
   /// A buffer for each group, so that use i · groups + g is tile i's of group g.
   __device__ __forceinline__ Ring<groups> query_sums() const { return {ptx::shared_address(memory.query_sums)}; }
@@ -140,6 +147,7 @@ struct BwdProducer {
       memory.own_replaced = false;
     }
     stream().init(2, B.warps + 1);  // filled by who copies and who describes; read by who computes and who checks
+    if constexpr (B.single_ov) ov_stream().init(1, B.warps);
     checks().init(1, 1);
     if constexpr (B.adds_dq()) query_sums().init(4, 1);
     if constexpr (B.has_list()) {
@@ -185,13 +193,20 @@ struct BwdProducer {
     for (int i = 0; i < count; ++i) {
       const auto tile = side.next_tile(walk, i, lane);
       if (!asks) continue;
-      stream().acquire(i, StreamQk::bytes + StreamOv::bytes);
+      stream().acquire(i, stage_bytes);
       if constexpr (B.has_list()) {
         memory.listed[i % kListed] = tile;
         ptx::mbarrier_arrive(walked_at(i));
       }
-      side.template copy<StreamQk, StreamOv>(tile, qk_at(i), ov_at(i), stream().full(i));
-      if (i == 0) copy_own_ov();  // S wants the tile, dP follows
+      if constexpr (B.single_ov) {
+        side.template copy_qk<StreamQk>(tile, qk_at(i), stream().full(i));
+        if (i == 0) copy_own_ov();  // S wants the tile, dP follows
+        ov_stream().acquire(i, StreamOv::bytes);
+        side.template copy_ov<StreamOv>(tile, ov_at(qk_at(i)), ov_stream().full(i));
+      } else {
+        side.template copy<StreamQk, StreamOv>(tile, qk_at(i), ov_at(qk_at(i)), stream().full(i));
+        if (i == 0) copy_own_ov();
+      }
     }
   }
 
@@ -306,13 +321,13 @@ struct BwdProducer {
   __device__ __forceinline__ bool replace_rows(int i) const {
     constexpr bool rows_stream = !B.keeps_queries();
     const bool finite = NonFinite::template are_finite<32, StreamQk>(qk_at(i), lane) &&
-                        (!rows_stream || NonFinite::template are_finite<32, StreamOv>(ov_at(i), lane));
+                        (!rows_stream || NonFinite::template are_finite<32, StreamOv>(ov_at(qk_at(i)), lane));
     if (__all_sync(kAllLanes, finite)) return false;
     NonFinite& rows = memory.non_finite[i % B.stages];
     rows.clear(lane);
     __syncwarp();
     NonFinite::template replace<32, StreamQk>(qk_at(i), rows.first, lane);
-    if constexpr (rows_stream) NonFinite::template replace<32, StreamOv>(ov_at(i), rows.second, lane);
+    if constexpr (rows_stream) NonFinite::template replace<32, StreamOv>(ov_at(qk_at(i)), rows.second, lane);
     __syncwarp();
     return true;
   }

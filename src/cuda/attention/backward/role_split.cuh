@@ -74,7 +74,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
         } else {
           find_weights<false>(weights, s, scale, lse, i, kept);
         }
-        begin_outputs<B.type, StreamOv>(dv, weights, from.tile_qk + StreamQk::bytes);
+        begin_outputs<B.type, StreamOv>(dv, weights, this->ov_at(from.tile_qk));
         if (i + 1 == count) break;
         from = this->score_operands(i + 1);
         stream().wait(i + 1);

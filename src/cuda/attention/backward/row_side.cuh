@@ -64,14 +64,25 @@ struct RowSide {
   __device__ __forceinline__ void copy_own_ov(u32 to, u32 barrier) const {
     copy_rows<Tile>(&maps->dout, params.dout_strides, to, barrier, work.block.head, first_row(), work.block.batch);
   }
+  /// Copies K of a tile. By one thread.
+  template <class KTile>
+  __device__ __forceinline__ void copy_qk(const KvTile& tile, u32 to, u32 barrier) const {
+    const int segment = segment_of(tile);
+    copy_rows<KTile>(&maps->keys[segment], params.forward.kv[segment].k_strides, to, barrier, work.block.kv_head,
+                     first_key(tile), work.block.batch);
+  }
+  /// Copies V of a tile. By one thread.
+  template <class VTile>
+  __device__ __forceinline__ void copy_ov(const KvTile& tile, u32 to, u32 barrier) const {
+    const int segment = segment_of(tile);
+    copy_rows<VTile>(&maps->values[segment], params.forward.kv[segment].v_strides, to, barrier, work.block.kv_head,
+                     first_key(tile), work.block.batch);
+  }
   /// Copies K and V of a tile. By one thread.
   template <class KTile, class VTile>
   __device__ __forceinline__ void copy(const KvTile& tile, u32 k_to, u32 v_to, u32 barrier) const {
-    const int segment = C.segments == 2 ? tile.segment : 0;
-    const KvParams& kv = params.forward.kv[segment];
-    const int row = work.sequence.segment(segment).extent.first + tile.first;
-    copy_rows<KTile>(&maps->keys[segment], kv.k_strides, k_to, barrier, work.block.kv_head, row, work.block.batch);
-    copy_rows<VTile>(&maps->values[segment], kv.v_strides, v_to, barrier, work.block.kv_head, row, work.block.batch);
+    copy_qk<KTile>(tile, k_to, barrier);
+    copy_ov<VTile>(tile, v_to, barrier);
   }
 
   /// LSE, δ and weight of a thread's two rows.
@@ -119,6 +130,10 @@ struct RowSide {
   }
 
  private:
+  static __device__ __forceinline__ int segment_of(const KvTile& tile) { return C.segments == 2 ? tile.segment : 0; }
+  __device__ __forceinline__ int first_key(const KvTile& tile) const {
+    return work.sequence.segment(segment_of(tile)).extent.first + tile.first;
+  }
   __device__ __forceinline__ int first_row() const { return work.sequence.q.first + work.block.first_row; }
 };
 

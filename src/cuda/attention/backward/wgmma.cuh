@@ -85,6 +85,7 @@ struct BwdWgmma : QueryProducts<Side> {
       scheduler_barrier_sync<Turn::scores>();
       begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
       this->await_own_ov();
+      if constexpr (B.single_ov) this->ov_stream().wait(0);
       if constexpr (finds_qk) begin_dp(ds, from);
       if constexpr (turn == Turn::scores) scheduler_barrier_arrive();
 #pragma unroll 1
@@ -113,6 +114,7 @@ struct BwdWgmma : QueryProducts<Side> {
           keep_before_wait(s, count);
           ptx::wgmma_wait<0>();
           settle(ds);
+          if constexpr (B.single_ov) release_ov(i);
         }
         // P and dS are packed while none of the group's products runs. Otherwise the assembler makes a wgmma that takes
         // A from registers wait for all products before it.
@@ -138,7 +140,7 @@ struct BwdWgmma : QueryProducts<Side> {
         };
         scheduler_barrier_sync<Turn::sums>();
         if constexpr (B.adds_dq()) share_gradients(gradients, share_to);
-        if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, from.tile_qk + StreamQk::bytes);
+        if constexpr (finds_ov) begin_outputs<B.type, StreamOv>(dov, weights, this->ov_at(from.tile_qk));
         discard(s);
         if constexpr (B.adds_dq()) {
           if constexpr (!publishes_late) publish_gradients(i);
@@ -167,6 +169,7 @@ struct BwdWgmma : QueryProducts<Side> {
         begin_scores<B.type, OwnQk, StreamQk>(s, from.own_qk, from.tile_qk);
         if constexpr (B.adds_dq()) publish_dq(i);
         ptx::wgmma_wait<1>();  // dK or dQ has ended: dS's registers and the stage are free
+        if constexpr (B.single_ov) this->ov_stream().wait(i + 1);
         if constexpr (finds_qk) begin_dp(ds, from);
         scheduler_barrier_arrive();
         release(i);
@@ -209,7 +212,7 @@ struct BwdWgmma : QueryProducts<Side> {
   // dP, in the place of dS.
   __device__ __forceinline__ void begin_dp(Scores& dp, const ScoreOperands& from) const {
     discard(dp);
-    begin_scores<B.type, OwnOv, StreamOv>(dp, from.own_ov, from.tile_qk + StreamQk::bytes);
+    begin_scores<B.type, OwnOv, StreamOv>(dp, from.own_ov, this->ov_at(from.tile_qk));
   }
 
   // Leaves dK and dV of the block's part of the rows in memory. The last block of a tile of keys to do so gets the sums
@@ -339,6 +342,10 @@ struct BwdWgmma : QueryProducts<Side> {
   __device__ __forceinline__ void release(int i) const {
     __syncwarp();
     if (lane_again() == 0) stream().release(i);
+  }
+  __device__ __forceinline__ void release_ov(int i) const {
+    __syncwarp();
+    if (lane_again() == 0) this->ov_stream().release(i);
   }
 };
 

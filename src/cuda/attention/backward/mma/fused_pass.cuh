@@ -95,7 +95,7 @@ struct FusedPass : FusedRows<B, User> {
         if (has_next) next = Base::move(stream, tile, walk);
         if (B.stages > 1 && has_next) {
           Base::load_queries(work, stream, next, i + 1);
-          Base::load_dout(work, stream, next, i + 1);
+          if constexpr (!B.single_ov) Base::load_dout(work, stream, next, i + 1);
         }
         ptx::cp_async_commit();
         if (i == 0) own_replaced = Base::replace_own();
@@ -109,6 +109,10 @@ struct FusedPass : FusedRows<B, User> {
         Base::template add<OTile>(dv, probabilities_base(), Base::o_base(i));
         __syncthreads();  // dS of all keys is here, and nobody reads dO any more
         if constexpr (B.stages > 1) {
+          if constexpr (B.single_ov) {
+            if (has_next) Base::load_dout(work, stream, next, i + 1);
+            ptx::cp_async_commit();
+          }
           Base::find_dq(dq);
           if constexpr (B.d > 64) __syncwarp();  // loads stay behind it: each takes registers
           Base::template add<QTile>(dk, gradients_base(), Base::q_base(i),

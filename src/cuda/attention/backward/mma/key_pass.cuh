@@ -49,12 +49,15 @@ struct KeyPass {
   __device__ __forceinline__ u32 v_base() const { return k_base + KTile::bytes; }
   __device__ __forceinline__ u32 exchange_base() const { return v_base() + VTile::bytes; }
   __device__ __forceinline__ u32 q_base(int i) const {
-    return exchange_base() + B.exchange_bytes() + i % B.stages * (QTile::bytes + OTile::bytes);
+    constexpr u32 stage_bytes = QTile::bytes + (B.single_ov ? 0 : OTile::bytes);
+    return exchange_base() + B.exchange_bytes() + i % B.stages * stage_bytes;
   }
-  __device__ __forceinline__ u32 o_base(int i) const { return q_base(i) + QTile::bytes; }
+  __device__ __forceinline__ u32 o_base(int i) const {
+    return B.single_ov ? q_base(0) + B.stages * QTile::bytes : q_base(i) + QTile::bytes;
+  }
   /// LSE, δ and weights of a tile's rows, behind all tiles.
   __device__ __forceinline__ u32 values_at(int i) const {
-    return q_base(0) + B.stages * (QTile::bytes + OTile::bytes) + i % B.stages * B.value_bytes();
+    return q_base(0) + B.stream_bytes() + i % B.stages * B.value_bytes();
   }
 
   /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's keys.
