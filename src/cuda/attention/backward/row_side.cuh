@@ -67,22 +67,20 @@ struct RowSide {
   /// Copies K of a tile. By one thread.
   template <class KTile>
   __device__ __forceinline__ void copy_qk(const KvTile& tile, u32 to, u32 barrier) const {
-    const int segment = segment_of(tile);
-    copy_rows<KTile>(&maps->keys[segment], params.forward.kv[segment].k_strides, to, barrier, work.block.kv_head,
-                     first_key(tile), work.block.batch);
+    copy_keys<KTile>(segment_of(tile), first_key(tile), to, barrier);
   }
   /// Copies V of a tile. By one thread.
   template <class VTile>
   __device__ __forceinline__ void copy_ov(const KvTile& tile, u32 to, u32 barrier) const {
-    const int segment = segment_of(tile);
-    copy_rows<VTile>(&maps->values[segment], params.forward.kv[segment].v_strides, to, barrier, work.block.kv_head,
-                     first_key(tile), work.block.batch);
+    copy_values<VTile>(segment_of(tile), first_key(tile), to, barrier);
   }
   /// Copies K and V of a tile. By one thread.
   template <class KTile, class VTile>
   __device__ __forceinline__ void copy(const KvTile& tile, u32 k_to, u32 v_to, u32 barrier) const {
-    copy_qk<KTile>(tile, k_to, barrier);
-    copy_ov<VTile>(tile, v_to, barrier);
+    const int segment = segment_of(tile);
+    const int row = first_key(tile);
+    copy_keys<KTile>(segment, row, k_to, barrier);
+    copy_values<VTile>(segment, row, v_to, barrier);
   }
 
   /// LSE, δ and weight of a thread's two rows.
@@ -133,6 +131,16 @@ struct RowSide {
   static __device__ __forceinline__ int segment_of(const KvTile& tile) { return C.segments == 2 ? tile.segment : 0; }
   __device__ __forceinline__ int first_key(const KvTile& tile) const {
     return work.sequence.segment(segment_of(tile)).extent.first + tile.first;
+  }
+  template <class KTile>
+  __device__ __forceinline__ void copy_keys(int segment, int row, u32 to, u32 barrier) const {
+    copy_rows<KTile>(&maps->keys[segment], params.forward.kv[segment].k_strides, to, barrier, work.block.kv_head, row,
+                     work.block.batch);
+  }
+  template <class VTile>
+  __device__ __forceinline__ void copy_values(int segment, int row, u32 to, u32 barrier) const {
+    copy_rows<VTile>(&maps->values[segment], params.forward.kv[segment].v_strides, to, barrier, work.block.kv_head, row,
+                     work.block.batch);
   }
   __device__ __forceinline__ int first_row() const { return work.sequence.q.first + work.block.first_row; }
 };
