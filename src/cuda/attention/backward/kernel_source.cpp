@@ -20,16 +20,16 @@ KernelSource bwd_source(const BwdConfig& c, const CallableSources& callables) {
   const bool queries = c.keeps_queries();
   const bool wgmma = c.products == Products::wgmma;
   KernelSource source;
-  source.name = std::string("bwd_") + (wgmma ? "wgmma " : "mma ") +
-                (queries       ? "dq "
-                 : c.adds_dq() ? "dqkv "
-                               : "dkv ") +
-                name_of(c.type) + " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) +
-                " tile=" + std::to_string(c.tile_q) + "x" + std::to_string(c.tile_kv) +
-                words_of(c, Words::beyond_defaults,
-                         {"of", "products", "type", "d", "dv", "tile_q", "tile_kv", "warps", "stages", "user_score",
-                          "user_mask"}) +
-                callables.words();
+  source.name =
+      std::string("bwd_") + (wgmma ? "wgmma " : "mma ") +
+      (queries       ? "dq "
+       : c.adds_dq() ? "dqkv "
+                     : "dkv ") +
+      name_of(c.type) + " d=" + std::to_string(c.d) + ":" + std::to_string(c.dv) + " tile=" + std::to_string(c.tile_q) +
+      "x" + std::to_string(c.tile_kv) +
+      words_of(c, Words::beyond_defaults,
+               {"of", "products", "type", "d", "dv", "tile_q", "tile_kv", "warps", "user_score", "user_mask"}) +
+      callables.words();
   source.shared_bytes = static_cast<std::size_t>(c.smem_bytes());
   source.user_texts = callables.files();
   const bool all = c.adds_dq();
