@@ -74,6 +74,7 @@ TEST_F(Backward, OneStageOfValues) {
       {90, "d=256", Products::wgmma, Gradients::queries, true, 64, 2},
       {90, "d=256", Products::wgmma, Gradients::keys, false, 64, 2},
       {90, "d=256 list=indices block=128x128", Products::wgmma, Gradients::queries, true, 64, 2},
+      {90, "d=256 list=indices block=128x32", Products::wgmma, Gradients::queries, false, 32, 3},
       {90, "d=256 dropout=0.5", Products::wgmma, Gradients::queries, false, 32, 3},
       {90, "d=256 kv2=dense sk2=70", Products::wgmma, Gradients::queries, false, 48, 2},
       {90, "d=192", Products::wgmma, Gradients::queries, true, 96, 2},
@@ -90,6 +91,7 @@ TEST_F(Backward, OneStageOfValues) {
     EXPECT_EQ(config.single_ov, single) << sm << ' ' << words;
     EXPECT_EQ(config.stream_rows(), stream_rows) << sm << ' ' << words;
     EXPECT_EQ(config.stages, stages) << sm << ' ' << words;
+    EXPECT_FALSE(config.list_elements) << sm << ' ' << words;
   }
 }
 

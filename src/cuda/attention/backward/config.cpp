@@ -196,7 +196,8 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
   const bool takes_128 = config.adds_dq() && !config.scale_first && !config.dropout;
   config.stages = 2;
   const auto try_tiles = [&](int length, bool single_ov) {
-    if (config.has_list() && cuts_stream(length) && length != 64 && length != 32) return false;
+    const bool may_be_cut = !single_ov && (length == 64 || length == 32);
+    if (config.has_list() && cuts_stream(length) && !may_be_cut) return false;
     stream = length;
     config.single_ov = single_ov;
     const bool is_short = length <= 64 || (queries && !config.dropout) || (takes_128 && length == 128);
