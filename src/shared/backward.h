@@ -39,7 +39,7 @@ struct BwdConfig {
   int warps = 4;                     // each takes 16 rows of the block's own tile; of `roles` two share them; by
                                      // mma.sync those that find all gradients take 32 keys and some columns
   int stages = 2;                    // tiles of the other side in flight
-  bool single_ov = false;            // of the other side's V or dO a single one, in a stage apart
+  bool single_ov = false;            // the other side's V, or dO, has one stage, apart from those of K, or Q
   int segments = 1;                  // sources of keys
   bool apart = false;                // dK and dV by blocks of their own: together they would not fit the registers
   bool roles = false;                // likewise by warpgroups of their own, each of all keys of the block
@@ -162,9 +162,10 @@ struct BwdConfig {
   constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
   /// Tiles that have LSE and δ in shared memory; the third stage of 128 rows just fits without those of its own.
   constexpr int value_stages() const { return adds_dq() && tile_q >= 128 ? 2 : stages; }
-  constexpr int ov_stages() const { return single_ov ? 1 : stages; }
-  /// All tiles of the other side.
-  constexpr int stream_bytes() const { return stream_rows() * (stages * d + ov_stages() * dv) * bytes_of(type); }
+  /// All stages of the other side's tiles.
+  constexpr int stream_bytes() const {
+    return stream_rows() * (stages * d + (single_ov ? 1 : stages) * dv) * bytes_of(type);
+  }
   /// What warps exchange: two tiles of dS, from which dQ is computed, by mma.sync one of P and one of dS, or, of
   /// `roles`, two of P in fp32.
   constexpr int exchange_bytes() const { return (adds_dq() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv; }

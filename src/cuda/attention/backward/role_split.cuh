@@ -80,7 +80,7 @@ struct ValueRole : BwdWgmma<Side, false, true> {
         stream().wait(i + 1);
         begin_products(s, from);
         ptx::wgmma_wait<1>();
-        this->release(i);
+        this->release(stream(), i);
       }
       ptx::wgmma_wait<0>();
       settle(dv);
@@ -147,7 +147,7 @@ struct KeyRole : BwdWgmma<Side, true, false> {
         stream().wait(i + 1);
         this->begin_dp(ds, from);
         ptx::wgmma_wait<1>();
-        this->release(i);
+        this->release(stream(), i);
       }
       ptx::wgmma_wait<0>();
       settle(dk);

@@ -114,7 +114,7 @@ struct BwdWgmma : QueryProducts<Side> {
           keep_before_wait(s, count);
           ptx::wgmma_wait<0>();
           settle(ds);
-          if constexpr (B.single_ov) release_ov(i);
+          if constexpr (B.single_ov) release(this->ov_stream(), i);
         }
         // P and dS are packed while none of the group's products runs. Otherwise the assembler makes a wgmma that takes
         // A from registers wait for all products before it.
@@ -172,7 +172,7 @@ struct BwdWgmma : QueryProducts<Side> {
         if constexpr (B.single_ov) this->ov_stream().wait(i + 1);
         if constexpr (finds_qk) begin_dp(ds, from);
         scheduler_barrier_arrive();
-        release(i);
+        release(stream(), i);
       }
       if constexpr (B.adds_dq()) publish_dq(count - 1);
       if constexpr (turn == Turn::sums) scheduler_barrier_arrive();
@@ -339,13 +339,11 @@ struct BwdWgmma : QueryProducts<Side> {
     if constexpr (B.dropout) return kept.keeps(n / 2, n % 2, e);
     return true;
   }
-  __device__ __forceinline__ void release(int i) const {
+  /// Says that the warp has read what `ring` holds of tile i.
+  template <class Ring>
+  __device__ __forceinline__ void release(const Ring& ring, int i) const {
     __syncwarp();
-    if (lane_again() == 0) stream().release(i);
-  }
-  __device__ __forceinline__ void release_ov(int i) const {
-    __syncwarp();
-    if (lane_again() == 0) this->ov_stream().release(i);
+    if (lane_again() == 0) ring.release(i);
   }
 };
 
