@@ -9,6 +9,7 @@ the text around it is written by hand.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -117,6 +118,10 @@ LAYOUTS = {
     "gpu_accuracy": ("Relative L2 distance of outputs from double precision", accuracy_rows),
     "gpu_paged": ("Keys in pages", plain_rows),
     "gpu_decode": ("Decode steps as CUDA graphs", plain_rows),
+    "gpu_decode_sm80": ("Decode steps under the plans of SM80", plain_rows),
+    "gpu_decode_sm89": ("Decode steps under the plans of SM89", plain_rows),
+    "gpu_decode_sm120": ("Decode steps under the plans of SM120", plain_rows),
+    "gpu_mixed": ("Serving steps: prefill, chunks and decode in one launch", plain_rows),
     "gpu_decode_bytes": ("Decode steps from caches of e4m3 beside bf16", eight_bit_rows),
     "gpu_nsa": ("Native sparse attention: its operations, and attention of its branches", plain_rows),
     "native_sparse": ("Native sparse attention beside dense attention", native_sparse_rows),
@@ -133,6 +138,8 @@ LAYOUTS = {
     "gpu_mma_loader_sm120": ("Loaders of `cuda.fwd_mma` under the plans of SM120", loader_rows),
     "gpu_sweep": ("Tiles, stages and warps of the forward", sweep_rows),
     "gpu_backward": ("Gradients of dense attention beside cuDNN and FlashAttention-4", gpu_rows),
+    "gpu_backward_sm80": ("Gradients of dense attention under the plans of SM80", gpu_rows),
+    "gpu_backward_sm120": ("Gradients of dense attention under the plans of SM120: 99 KB of shared memory", gpu_rows),
     "gpu_backward_lists": ("Gradients by lists of tiles beside dense attention", list_rows),
     "gpu_backward_shares": ("Gradients by shares of tiles beside dense attention", list_rows),
     "training_step": ("Training steps with a list in the backward", training_step_rows),
@@ -195,9 +202,9 @@ def readme_summary():
         gradients = file.with_name("gpu_backward.json")
         if gradients.exists():
             rows = [row for row in json.loads(gradients.read_text())["rows"] if row.get("ratios")]
-            special = sum("hkv=" in row["problem"] or "inputs=" in row["problem"] for row in rows)
-            others = f"{special} of the rows have grouped heads or other inputs than N(0, 1)"
-            about = f"{name}, gradients, the same head dims; {others}:"
+            other = re.compile("hkv=|inputs=|layout=|d=96|d=192")
+            rows = [row for row in rows if not other.search(row["problem"])]
+            about = f"{name}, gradients, the same head dims:"
             lines += [wrapped(about) + "\n", peer_means(rows)]
     return "\n".join(lines)
 

@@ -227,6 +227,18 @@ TEST_F(Backward, WhatTheKernelsAreGiven) {
   EXPECT_EQ(p.dsink_parts - p.values.weight, 4 * 600);
 }
 
+// Four key heads of eight blocks each, whose rows and sums are 8 MiB a head: two of them in L2, all in a wave.
+TEST_F(Backward, HeadsOfAWaveRunSideBySide) {
+  const auto together = [&](const std::string& words) {
+    const Problem problem = Problem::parse("attention pass=backward sq=1024 hq=64 hkv=4 d=64 dtype=bf16 " + words);
+    Executor(make_plan(problem, Target::cuda_device(0))).run(dense(problem));
+    EXPECT_EQ(params().key_l2_blocks.value, 8 * params().key_l2_heads.value);
+    return params().key_l2_heads.value;
+  };
+  EXPECT_EQ(together("causal"), 4U);
+  EXPECT_EQ(together("causal deterministic"), 2U);
+}
+
 // Of sums of dQ in a fixed order each tile of 64 rows has a count behind them; counts begin at zero instead of sums.
 TEST_F(Backward, CountsOfSumsInAFixedOrder) {
   const auto given = [&](const std::string& words) {

@@ -204,14 +204,17 @@ void plan_backward(detail::PlanState& state, Products products) {
 namespace {
 
 // Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
-// as many in every group. Of compressed keys, which are few, a wave's (KeySide::find_walk).
+// as many in every group. At least a wave's, which run side by side in any case: one head after another, the long first
+// blocks of the last head would begin when others have nothing left. With a fixed order of sums long blocks come last
+// anyway, and more heads were slower. Of compressed keys, which are few, only a wave's (KeySide::find_walk).
 std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch, int multiprocessors) {
   const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
   const std::int64_t row_bytes = launch.keys.row_bytes() + (launch.finds_all() ? launch.keys.d * 4 : 0);
   const std::int64_t bytes = problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes;
-  std::int64_t most = kL2GroupBytes / std::max<std::int64_t>(bytes, 1);
-  if (launch.keys.walks_serpentine())
-    most = multiprocessors / std::max<std::int64_t>(key_tiles(problem, launch.keys), 1);
+  const std::int64_t in_l2 = kL2GroupBytes / std::max<std::int64_t>(bytes, 1);
+  const std::int64_t wave = multiprocessors / std::max<std::int64_t>(key_tiles(problem, launch.keys), 1);
+  std::int64_t most = launch.keys.ordered ? in_l2 : std::max(in_l2, wave);
+  if (launch.keys.walks_serpentine()) most = wave;
   std::int64_t together = std::clamp<std::int64_t>(most, 1, heads);
   while (heads % together != 0) --together;
   return together;
