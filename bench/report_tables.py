@@ -8,14 +8,19 @@ def peers_of(rows):
     return sorted({peer for row in rows for peer in row.get("ratios", ())})
 
 
-def ratio_summary(rows):
-    """Geometric means and least ratios of each pass, beside each peer and beside the fastest of them in each row."""
+def ratios_to_peers(rows):
+    """(whose time, function from a row's ratios to the one of it or None): each peer, and the fastest in each row."""
     peers = peers_of(rows)
     kinds = [(f"time of {PEERS.get(peer, peer)}", lambda ratios, peer=peer: ratios.get(peer)) for peer in peers]
     if len(peers) > 1:
         kinds.append(("time of the fastest of them in each row", lambda ratios: min(ratios.values(), default=None)))
+    return kinds
+
+
+def ratio_summary(rows):
+    """Geometric means and least ratios of each pass, beside each peer and beside the fastest of them in each row."""
     lines = []
-    for time, ratio_of in kinds:
+    for time, ratio_of in ratios_to_peers(rows):
         for name in ("forward", "backward"):
             by_type = {"fp32": [], "bf16": []}
             for row in rows:
@@ -188,12 +193,10 @@ def loader_rows(rows):
 
 def peer_means(rows):
     lines = []
-    for peer in peers_of(rows):
-        ratios = [row["ratios"][peer] for row in rows if peer in row["ratios"]]
-        times = f"time of {PEERS.get(peer, peer)} / time of Tessera"
-        lines.append(
-            item(f"{times}: geometric mean **{mean(ratios):.3f}** of {len(ratios)} rows, least {min(ratios):.3f}")
-        )
+    for time, ratio_of in ratios_to_peers(rows):
+        ratios = [ratio for ratio in (ratio_of(row["ratios"]) for row in rows) if ratio is not None]
+        means = f"geometric mean **{mean(ratios):.3f}** of {len(ratios)} rows, least {min(ratios):.3f}"
+        lines.append(item(f"{time} / time of Tessera: {means}"))
     return "\n".join(lines) + "\n"
 
 

@@ -173,7 +173,7 @@ def test_varlen_3(case: Case) -> None:
     check(case, problem.known(), ours, lambda name, x: packed(x, room_q if name in ("out", "dq") else room_k))
 
 
-# One in 128 of the draws of 9 sequences of up to one key has no key at all.
+# One in 128 of the draws of 9 sequences of up to one key has no key at all; of this case all have none.
 NO_KEY = VARLEN.at(0).values | {"heads": "mqa", "chunked": True, "local": True, "unused": True, "lengths": (511, 1)}
 
 

@@ -168,8 +168,8 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
 // 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers and two stages in shared
 // memory allow, and then as many as fit. Beside sums, scores and their gradients the tests of masks and the draws of
 // dropout need registers; by keys more than 64 rows are short of them, but for 128 of plain scores whose dQ is added
-// up. The pass by rows wants V for dP alone, so that one stage of it will do where that makes tiles
-// longer, unless they would cut a list's blocks.
+// up. The pass by rows wants V for dP alone, so that one stage of it will do where that makes tiles longer, unless they
+// would cut a list's blocks.
 void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target& target) {
   const bool queries = config.keeps_queries();
   // A list with blocks of 64 wants tiles that they fill: one warpgroup, two of whose blocks share a multiprocessor. A
