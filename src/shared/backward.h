@@ -141,6 +141,9 @@ struct BwdConfig {
   constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
   constexpr bool keeps_queries() const { return of == Gradients::queries; }
   constexpr bool has_list() const { return tiles == Tiles::list; }
+  /// Whether the pass by keys takes each tile of rows for all query heads of the key head, instead of all rows of one
+  /// head after those of another (KeySide::place).
+  constexpr bool walks_heads_together() const { return compressed_causal || ordered; }
   /// Whether every other wave of blocks of the pass by keys comes to its rows in ascending order (KeySide::find_walk).
   constexpr bool walks_serpentine() const {
     return compressed_causal && has_producer() && !has_list() && !ordered && !splits_rows;
@@ -149,7 +152,7 @@ struct BwdConfig {
   /// Whether tiles of keys that many rows meet are shared out among blocks (KeyParts).
   constexpr bool has_parts() const { return adds_dq() && has_list() && !has_producer(); }
   /// Whether several blocks may share a tile of keys, each with some of the rows (RowParts).
-  constexpr bool may_split_rows() const { return adds_dq() && has_producer() && !has_list() && !ordered; }
+  constexpr bool may_split_rows() const { return adds_dq() && has_producer() && !has_list(); }
   /// Queries of a tile of rows, each of which has a row for every head of the tile.
   constexpr int tile_queries() const { return tile_q / heads_a_tile; }
   constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }

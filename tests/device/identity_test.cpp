@@ -269,6 +269,7 @@ TEST_P(Identity, EveryRunGivesTheSameBits) {
         "deterministic",
         "attention pass=backward sq=150 sk=530 hq=2 d=128 dtype=fp16 grad=fp32 deterministic",
         "attention pass=backward sq=700 sk=900 hq=6 hkv=2 d=64 dtype=bf16 causal deterministic",
+        "attention pass=backward sq=2100 sk=300 hq=4 hkv=1 d=64 dtype=bf16 causal deterministic",
         "attention pass=backward sq=700 sk=700 hq=2 d=96 dtype=bf16 window=300:100 sink batch_invariant"}) {
     SCOPED_TRACE(line);
     const cases::Case one = cases::Case::parse(line);

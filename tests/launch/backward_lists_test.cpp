@@ -135,7 +135,8 @@ TEST_F(Backward, PartsOfRows) {
   constexpr const char* few_keys = "sq=8192 sk=128 hq=32 hkv=8 compressed_causal=64:64";
   EXPECT_EQ(splits(few_keys, 132), 16);
   EXPECT_EQ(splits(few_keys, 0), 1);
-  EXPECT_EQ(splits("sq=8192 sk=128 hq=32 hkv=8 compressed_causal=64:64 deterministic", 132), 1);
+  EXPECT_EQ(splits("sq=8192 sk=128 hq=32 hkv=8 compressed_causal=64:64 deterministic", 132), 16);
+  EXPECT_EQ(splits("sq=8192 sk=128 hq=32 hkv=8 compressed_causal=64:64 batch_invariant", 132), 1);
   EXPECT_EQ(splits("sq=256 sk=128 hq=8 hkv=2", 132), 1);    // parts would be short
   EXPECT_EQ(splits("sq=8192 hq=32 hkv=8 causal", 132), 1);  // 512 blocks
 }

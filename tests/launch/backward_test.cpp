@@ -227,16 +227,21 @@ TEST_F(Backward, WhatTheKernelsAreGiven) {
   EXPECT_EQ(p.dsink_parts - p.values.weight, 4 * 600);
 }
 
-// Four key heads of eight blocks each, whose rows and sums are 8 MiB a head: two of them in L2, all in a wave.
+// Key heads of eight blocks each, whose rows and sums are 8 or 16 MiB a head: two or one of them in L2, 16 in a wave.
+// With a fixed order of sums some number in between, fewer where all rows see all keys.
 TEST_F(Backward, HeadsOfAWaveRunSideBySide) {
   const auto together = [&](const std::string& words) {
-    const Problem problem = Problem::parse("attention pass=backward sq=1024 hq=64 hkv=4 d=64 dtype=bf16 " + words);
+    const Problem problem = Problem::parse("attention pass=backward sq=1024 d=64 dtype=bf16 " + words);
     Executor(make_plan(problem, Target::cuda_device(0))).run(dense(problem));
     EXPECT_EQ(params().key_l2_blocks.value, 8 * params().key_l2_heads.value);
     return params().key_l2_heads.value;
   };
-  EXPECT_EQ(together("causal"), 4U);
-  EXPECT_EQ(together("causal deterministic"), 2U);
+  EXPECT_EQ(together("hq=256 hkv=16 causal"), 16U);
+  EXPECT_EQ(together("hq=256 hkv=16 deterministic"), 8U);  // of 16 only 4 and 8 are near, one as the other
+  EXPECT_EQ(together("hq=512 hkv=16 causal deterministic"), 8U);
+  EXPECT_EQ(together("hq=512 hkv=16 window=100:100 batch_invariant"), 8U);
+  EXPECT_EQ(together("hq=512 hkv=16 deterministic"), 4U);
+  EXPECT_EQ(together("hq=224 hkv=7 causal deterministic"), 7U);
 }
 
 // Of sums of dQ in a fixed order each tile of 64 rows has a count behind them; counts begin at zero instead of sums.
@@ -364,7 +369,10 @@ TEST_F(Backward, WhatItLacksItSays) {
   says(refusal("dtype=bf16 score=launch.unknown"), "has no score callable launch.unknown");
   says(refusal("dtype=bf16 dv=264"), "wants head dims of at most 256");
   says(refusal("dtype=bf16", "tile_q=64"), "tile_q cannot be wished for");
-  says(refusal("dtype=bf16 deterministic", "splits=2"), "splits cannot be wished for");
+  says(refusal("dtype=bf16 kv2=dense sk2=64", "splits=2"), "splits cannot be wished for");
+  const std::string fixed = refusal("dtype=bf16 batch_invariant", "splits=2");
+  EXPECT_NE(fixed.find("cuda.bwd_wgmma: splits is 2; batch_invariant keeps one part of the rows"), std::string::npos)
+      << fixed;
 }
 
 TEST_F(Backward, BytesBetweenRowsFit32Bits) {

@@ -242,7 +242,7 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
 std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& config, const Target& target) {
   const std::int64_t key_tiles = divide_up<std::int64_t>(problem.kv.seqlen, config.tile_kv);
   const std::int64_t blocks = key_tiles * problem.heads_kv * problem.batch;
-  if (!config.may_split_rows() || blocks == 0 || blocks >= target.multiprocessors) return 1;
+  if (!config.may_split_rows() || blocks == 0 || blocks >= target.multiprocessors || problem.batch_invariant) return 1;
   const std::int64_t group = problem.heads_q / problem.heads_kv;
   const std::int64_t rows = divide_up<std::int64_t>(problem.seqlen_q, config.tile_q) * group;
   return std::clamp<std::int64_t>(rows / kLeastPart, 1, 4 * target.multiprocessors / blocks);

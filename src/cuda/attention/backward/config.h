@@ -15,7 +15,7 @@ bool finds_all(const Problem& problem, const Target& target, Products products);
 /// Whether blocks of a list have fewer rows than tiles of wgmma, which would look each element up in the list, and
 /// mma.sync finds all gradients in tiles that they do not cut.
 bool prefers_mma(const Problem& problem, const Target& target);
-/// How many blocks share a tile of keys (RowParts): one where these are enough for the target.
+/// How many blocks share a tile of keys (RowParts): one where these are enough for the target, or `batch_invariant`.
 std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& keys, const Target& target);
 /// `keys`: of the pass behind it that finds gradients of keys, or all.
 RowValuesConfig row_values_config(const Problem& problem, const BwdConfig& keys);

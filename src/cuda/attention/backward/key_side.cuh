@@ -16,12 +16,12 @@
 
 namespace tessera::cuda {
 
-/// With a fixed order of the sums of dQ: what a block knows of the block that adds before it, which has the next keys.
+/// With a fixed order of the sums of dQ: what a block knows of the one that adds before it, which has the keys before.
 template <bool ordered>
 struct SumOrder {};
 template <>
 struct SumOrder<true> {
-  int first_tile_behind;  // see KeyWork
+  int end_tile_before;  // see KeyWork
 };
 
 /// The part of the rows that a block has.
@@ -32,8 +32,9 @@ struct OwnPart<true> {
   KeyPart part;
 };
 
-/// Where a block's walk of compressed keys' rows begins, and whether it comes to later tiles (1) or earlier ones (−1).
-template <bool compressed>
+/// Where a walk that takes each tile of rows for all heads begins, and whether it comes to later tiles (1) or earlier
+/// ones (−1).
+template <bool heads_together>
 struct RowsWalk {};
 template <>
 struct RowsWalk<true> {
@@ -47,7 +48,7 @@ struct KeySide {
   struct Work : KeyWork<C>,
                 ListedCount<B.has_list()>,
                 SumOrder<B.ordered>,
-                RowsWalk<B.compressed_causal>,
+                RowsWalk<B.walks_heads_together()>,
                 OwnPart<B.splits_rows> {
     DropoutDraws dropout;
   };
@@ -72,12 +73,12 @@ struct KeySide {
     if constexpr (B.splits_rows) {
       if (!find_part(params, index, work)) return false;
     } else {
-      if (!static_cast<KeyWork<C>&>(work).find(params, index, B.ordered)) return false;
+      if (!static_cast<KeyWork<C>&>(work).find(params, index)) return false;
     }
     if constexpr (C.dropout) work.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
     if constexpr (B.has_list()) work.listed = Listed{params, work}.count(static_cast<int>(threadIdx.x) % 32);
-    if constexpr (B.ordered) work.first_tile_behind = work.find_first_behind();
-    if constexpr (B.compressed_causal) find_walk(params, index, work);
+    if constexpr (B.ordered) work.end_tile_before = work.find_end_before();
+    if constexpr (B.walks_heads_together()) find_walk(params, index, work);
     return true;
   }
   // Blocks of a part are neighbours, so that they read its rows at the same time.
@@ -115,11 +116,11 @@ struct KeySide {
     }
     return place(i);
   }
-  /// The walk goes from the first rows to the last, head after head. With a fixed order of sums, the block with the
-  /// next keys visited a tile as many tiles ago as the two intervals of rows begin apart. With compressed keys it takes
-  /// each tile of rows for all heads, in the direction of find_walk(): from the last rows to the first, or serpentine.
+  /// The walk goes from the first rows to the last, head after head. With a fixed order of sums, or compressed keys, it
+  /// takes each tile of rows for all heads, in the direction of find_walk(): from the last rows to the first, or of
+  /// compressed keys serpentine.
   __device__ __forceinline__ Place place(int i) const {
-    if constexpr (B.compressed_causal) {
+    if constexpr (B.walks_heads_together()) {
       const int step = ptx::divide_by_more_than_one(2 * i, params.twice_heads);
       return {i - step * static_cast<int>(params.forward.heads_a_kv.value), (work.begin + step * work.step) * C.tile_q};
     }
@@ -247,11 +248,11 @@ struct KeySide {
     return query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, 0);
   }
 
-  /// Whether this block adds to a tile's sums first: the block with the next keys sees none of the tile's rows.
+  /// Whether this block adds to a tile's sums first: the block with the keys before sees none of the tile's rows.
   __device__ __forceinline__ bool is_first(const Place& tile) const {
-    return tile.first / C.tile_q < work.first_tile_behind;
+    return tile.first / C.tile_q >= work.end_tile_before;
   }
-  /// Otherwise: waits until the block with the next tile of keys has added its share.
+  /// Otherwise: waits until the block with the tile of keys before has added its share.
   __device__ __forceinline__ void await_turn(const Place& tile) const {
     ptx::await_count(added(tile), turn());
     ptx::fence_sums();
@@ -288,8 +289,8 @@ struct KeySide {
       store_key_gradient<B.gradient, C>(params, work, warp_row, lane, sums, out, columns, factor);
     }
   }
-  /// Number of the block among those of its head, which add from the last keys to the first.
-  __device__ __forceinline__ int turn() const { return params.first_tiles - 1 - work.first_key / C.tile_kv; }
+  /// Number of the block among those of its head, which add from the first keys to the last.
+  __device__ __forceinline__ int turn() const { return work.first_key / C.tile_kv; }
   __device__ __forceinline__ int* added(const Place& tile) const {
     return params.query_sums.added +
            sum_tile_of(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows);

@@ -149,6 +149,9 @@ Support supports_backward(const Problem& given, const Target& target, const Wish
       !(all && bwd_config(problem, target, products, Gradients::all).may_split_rows())) {
     return Support::no("splits cannot be wished for here, where no blocks share the rows");
   }
+  if (problem.batch_invariant && wishes.splits.value_or(1) != 1) {
+    return Support::no("splits is " + std::to_string(*wishes.splits) + "; batch_invariant keeps one part of the rows");
+  }
   for (const Gradients of : {Gradients::queries, all ? Gradients::all : Gradients::keys}) {
     const BwdConfig config = bwd_config(problem, target, products, of);
     if (config.smem_bytes() > target.shared_memory) {
@@ -203,18 +206,36 @@ void plan_backward(detail::PlanState& state, Products products) {
 
 namespace {
 
+// With a fixed order of sums each block adds to a tile of rows behind the block with the keys before. The fewer blocks
+// of a head run side by side, the shorter they wait for each other where their walks begin, and the less of what they
+// read and add to is in L2 because of another. Between both lies the geometric mean of the heads that fit L2 and of a
+// number that was measured: a quarter of it where blocks of all keys are as long, which wait in the first wave only.
+// Returns the divisor of `heads` that is nearest to it. `bytes`: of a head.
+std::int64_t ordered_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t heads, std::int64_t bytes) {
+  const bool rows_differ =
+      problem.window.left || problem.window.right || problem.compressed_causal || problem.chunk > 0;
+  const std::int64_t squared = keys.tile_q / (rows_differ ? 2 : 8) * kL2GroupBytes / bytes;
+  std::int64_t below = 1;
+  for (std::int64_t divisor = 1; divisor <= heads; ++divisor) {
+    if (heads % divisor != 0) continue;
+    if (divisor * divisor >= squared) return divisor * below <= squared ? divisor : below;
+    below = divisor;
+  }
+  return below;
+}
+
 // Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
 // as many in every group. At least a wave's, which run side by side in any case: one head after another, the long first
-// blocks of the last head would begin when others have nothing left. With a fixed order of sums long blocks come last
-// anyway, and more heads were slower. Of compressed keys, which are few, only a wave's (KeySide::find_walk).
+// blocks of the last head would begin when others have nothing left. Of compressed keys, which are few, only a wave's
+// (KeySide::find_walk).
 std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch, int multiprocessors) {
   const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
   const std::int64_t row_bytes = launch.keys.row_bytes() + (launch.finds_all() ? launch.keys.d * 4 : 0);
-  const std::int64_t bytes = problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes;
-  const std::int64_t in_l2 = kL2GroupBytes / std::max<std::int64_t>(bytes, 1);
+  const std::int64_t bytes =
+      std::max<std::int64_t>(problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes, 1);
+  if (launch.keys.ordered) return ordered_l2_heads(problem, launch.keys, heads, bytes);
   const std::int64_t wave = multiprocessors / std::max<std::int64_t>(key_tiles(problem, launch.keys), 1);
-  std::int64_t most = launch.keys.ordered ? in_l2 : std::max(in_l2, wave);
-  if (launch.keys.walks_serpentine()) most = wave;
+  const std::int64_t most = launch.keys.walks_serpentine() ? wave : std::max(kL2GroupBytes / bytes, wave);
   std::int64_t together = std::clamp<std::int64_t>(most, 1, heads);
   while (heads % together != 0) --together;
   return together;

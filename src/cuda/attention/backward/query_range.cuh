@@ -26,14 +26,14 @@ struct KeyWork {
   int first_tile;            // of rows that see any of the keys
   int tiles;
 
-  /// Whether there are keys. `index`: of the block. `last_first`: blocks with a head's last keys come first.
-  __device__ __forceinline__ bool find(const BwdParams& params, int index, bool last_first = false) {
+  /// Whether there are keys. `index`: of the block.
+  __device__ __forceinline__ bool find(const BwdParams& params, int index) {
     const FwdParams& p = params.forward;
     const KeyBlock block(params, index);
     batch = block.batch;
     kv_head = block.kv_head;
     first_head = static_cast<int>(kv_head * p.heads_a_kv.value);
-    int tile = last_first ? params.first_tiles - 1 - block.tile : block.tile;
+    int tile = block.tile;
     segment = C.segments == 2 && tile >= params.first_tiles ? 1 : 0;
     if (segment == 1) tile -= params.first_tiles;
     first_key = tile * C.tile_kv;
@@ -65,15 +65,13 @@ struct KeyWork {
     const bool is_last = next >= (first_tile + tiles) * C.tile_q;
     return {is_last ? tile.head + heads_a_tile : tile.head, is_last ? first_tile * C.tile_q : next};
   }
-  /// The first tile of rows that sees a key of the next tile of keys. The block's later tiles of rows see one too, as
-  /// both ends of a key's interval of rows move monotonically with the key. If no row does: the block's end tile.
-  __device__ __forceinline__ int find_first_behind() const {
-    const int none = first_tile + tiles;
-    const int key = first_key + C.tile_kv;
-    const int end = min(key + C.tile_kv, keys.extent.length);
-    if (key >= end) return none;
-    const int first = queries.of(key).begin;
-    return first < queries.of(end - 1).end ? first / C.tile_q : none;
+  /// The end of the tiles of rows that see a key of the tile of keys before. The block's earlier tiles of rows see one
+  /// too, as both ends of a key's interval of rows move monotonically with the key. If no row does, or there are no
+  /// keys before: 0.
+  __device__ __forceinline__ int find_end_before() const {
+    if (first_key == 0) return 0;
+    const int end = queries.of(first_key - 1).end;
+    return queries.of(first_key - C.tile_kv).begin < end ? divide_up(end, C.tile_q) : 0;
   }
   /// Rows of the sequence.
   __device__ __forceinline__ int row_count() const { return q.length * heads_a_tile; }

@@ -9,7 +9,7 @@
 namespace tessera::cuda {
 
 /// The tile of keys of block `index` of the pass by keys. L2 groups of heads follow each other. In a group the tiles of
-/// keys come in order, each for all heads: under a causal mask most rows see the first. KeyWork::find may reverse them.
+/// keys come in order, each for all heads: under a causal mask most rows see the first.
 struct KeyBlock {
   int batch, kv_head;
   int tile;  // of both segments
