@@ -278,8 +278,8 @@ struct QuerySums {
   float* data;
   i64 head_tiles;  // of kSumRows rows, for every heads_a_tile query heads
   int d;           // columns, padded
-  // (heads, tiles of rows): of a pass that is `ordered`, how many key tiles, from the head's last on, lie up to the one
-  // that was added last; zeros before the pass
+  // (heads, tiles of rows): of a pass that is `ordered`, how many tiles of keys, from the head's first on, lie up to
+  // the one that was added last; zeros before the pass
   int* added;
 };
 

@@ -125,6 +125,18 @@ TEST_F(Backward, PartsOfRows) {
   EXPECT_GE(at(parts.sums), at(parts.done + 12));
   EXPECT_EQ(at(parts.sums + std::int64_t{12} * 4 * 128 * 256), at(p.query_sums.data) + plan.workspace_bytes());
 
+  // With a fixed order of the sums of dQ each of their tiles has a count, too.
+  const Problem fixed =
+      Problem::parse("attention pass=backward b=2 sq=1000 sk=300 hq=4 hkv=2 d=128 dtype=bf16 deterministic");
+  const Plan fixed_plan = make_plan(fixed, Target::cuda_device(0), Wishes::parse("splits=5"));
+  Executor(fixed_plan).run(dense(fixed));
+  const BwdParams f = params();
+  constexpr std::size_t counts = 4 * 2 * 16;  // heads, sequences, tiles of 64 rows
+  EXPECT_EQ(fixed_plan.workspace_bytes(), plan.workspace_bytes() + counts * 4);
+  EXPECT_EQ(at(f.values.lse), at(f.query_sums.added + counts));
+  EXPECT_GE(at(f.row_parts.done), at(f.values.delta));
+  EXPECT_EQ(f.row_parts.parts, 4);
+
   const auto splits = [](const char* line, int multiprocessors) {
     Target target = Target::emulate(90, 0);
     target.multiprocessors = multiprocessors;

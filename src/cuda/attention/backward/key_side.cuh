@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pass by keys, for backward/wgmma.cuh: a block has tile_kv keys of one source and key head, and the rows of all
-// query heads that share it stream by, head after head. K and V stay, Q and dO stream; the sums over the rows are dK
+// query heads that share it stream by. K and V stay, Q and dO stream; the sums over the rows are dK
 // and dV. Fragments lie keys down.
 #pragma once
 
@@ -16,12 +16,13 @@
 
 namespace tessera::cuda {
 
-/// With a fixed order of the sums of dQ: what a block knows of the one that adds before it, which has the keys before.
+/// With a fixed order of the sums of dQ: what a block knows of the one that adds before it.
 template <bool ordered>
 struct SumOrder {};
 template <>
 struct SumOrder<true> {
-  int end_tile_before;  // see KeyWork
+  int keys_before;      // tiles of keys up to its own
+  int end_tile_before;  // of the rows that it adds to
 };
 
 /// The part of the rows that a block has.
@@ -77,7 +78,11 @@ struct KeySide {
     }
     if constexpr (C.dropout) work.dropout = DropoutDraws(params.forward.dropout, work.batch, work.first_head);
     if constexpr (B.has_list()) work.listed = Listed{params, work}.count(static_cast<int>(threadIdx.x) % 32);
-    if constexpr (B.ordered) work.end_tile_before = work.find_end_before();
+    if constexpr (B.ordered) {
+      const auto before = work.find_seen_before();
+      work.keys_before = before.count;
+      work.end_tile_before = before.end_tile;
+    }
     if constexpr (B.walks_heads_together()) find_walk(params, index, work);
     return true;
   }
@@ -248,13 +253,13 @@ struct KeySide {
     return query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, 0);
   }
 
-  /// Whether this block adds to a tile's sums first: the block with the keys before sees none of the tile's rows.
+  /// Whether this block adds to a tile's sums first: its rows see no keys before.
   __device__ __forceinline__ bool is_first(const Place& tile) const {
     return tile.first / C.tile_q >= work.end_tile_before;
   }
-  /// Otherwise: waits until the block with the tile of keys before has added its share.
+  /// Otherwise: waits until the block with the keys before that they see has added its share.
   __device__ __forceinline__ void await_turn(const Place& tile) const {
-    ptx::await_count(added(tile), turn());
+    ptx::await_count(added(tile), work.keys_before);
     ptx::fence_sums();
   }
   /// Tells the block that adds next that this block's share has been added.
@@ -263,7 +268,7 @@ struct KeySide {
 #pragma unroll
     for (int part = C.tile_q / kSumRows - 1; part >= 0; --part) {
       if (part == 0 || has_row(tile, part * kSumRows)) {
-        ptx::raise_count(added(tile) + part, turn() + 1);
+        ptx::raise_count(added(tile) + part, work.first_key / C.tile_kv + 1);
       }
     }
   }
@@ -289,8 +294,6 @@ struct KeySide {
       store_key_gradient<B.gradient, C>(params, work, warp_row, lane, sums, out, columns, factor);
     }
   }
-  /// Number of the block among those of its head, which add from the first keys to the last.
-  __device__ __forceinline__ int turn() const { return work.first_key / C.tile_kv; }
   __device__ __forceinline__ int* added(const Place& tile) const {
     return params.query_sums.added +
            sum_tile_of(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows);

@@ -208,26 +208,34 @@ namespace {
 
 // With a fixed order of sums each block adds to a tile of rows behind the block with the keys before. The fewer blocks
 // of a head run side by side, the shorter they wait for each other where their walks begin, and the less of what they
-// read and add to is in L2 because of another. Between both lies the geometric mean of the heads that fit L2 and of a
-// number that was measured: a quarter of it where blocks of all keys are as long, which wait in the first wave only.
-// Returns the divisor of `heads` that is nearest to it. `bytes`: of a head.
+// read and add to is in L2 because of another. What was measured as best is the geometric mean of the heads that fit L2
+// and of half as many as a tile has rows, or an eighth where blocks of all keys are as long and wait in the first wave
+// only (docs/experiments/gpu-backward.md). Returns the divisor of `heads` that is nearest to that by their ratio.
+// `bytes`: of a head.
 std::int64_t ordered_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t heads, std::int64_t bytes) {
   const bool rows_differ =
       problem.window.left || problem.window.right || problem.compressed_causal || problem.chunk > 0;
-  const std::int64_t squared = keys.tile_q / (rows_differ ? 2 : 8) * kL2GroupBytes / bytes;
-  std::int64_t below = 1;
-  for (std::int64_t divisor = 1; divisor <= heads; ++divisor) {
-    if (heads % divisor != 0) continue;
-    if (divisor * divisor >= squared) return divisor * below <= squared ? divisor : below;
-    below = divisor;
+  const double squared = static_cast<double>(keys.tile_q / (rows_differ ? 2 : 8)) * static_cast<double>(kL2GroupBytes) /
+                         static_cast<double>(bytes);
+  std::int64_t nearest = 1;
+  const auto ratio = [squared](std::int64_t to) {
+    const double quotient = static_cast<double>(to * to) / squared;
+    return std::max(quotient, 1 / quotient);
+  };
+  for (std::int64_t small = 1; small * small <= heads; ++small) {
+    if (heads % small != 0) continue;
+    for (const std::int64_t divisor : {small, heads / small}) {
+      const bool is_nearer = ratio(divisor) < ratio(nearest) || (ratio(divisor) == ratio(nearest) && divisor > nearest);
+      if (is_nearer) nearest = divisor;
+    }
   }
-  return below;
+  return nearest;
 }
 
 // Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
 // as many in every group. At least a wave's, which run side by side in any case: one head after another, the long first
 // blocks of the last head would begin when others have nothing left. Of compressed keys, which are few, only a wave's
-// (KeySide::find_walk).
+// where waves walk in serpentine order (KeySide::find_walk).
 std::int64_t key_l2_heads(const Problem& problem, const BwdLaunch& launch, int multiprocessors) {
   const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
   const std::int64_t row_bytes = launch.keys.row_bytes() + (launch.finds_all() ? launch.keys.d * 4 : 0);

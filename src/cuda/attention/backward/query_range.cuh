@@ -65,13 +65,20 @@ struct KeyWork {
     const bool is_last = next >= (first_tile + tiles) * C.tile_q;
     return {is_last ? tile.head + heads_a_tile : tile.head, is_last ? first_tile * C.tile_q : next};
   }
-  /// The end of the tiles of rows that see a key of the tile of keys before. The block's earlier tiles of rows see one
-  /// too, as both ends of a key's interval of rows move monotonically with the key. If no row does, or there are no
-  /// keys before: 0.
-  __device__ __forceinline__ int find_end_before() const {
-    if (first_key == 0) return 0;
-    const int end = queries.of(first_key - 1).end;
-    return queries.of(first_key - C.tile_kv).begin < end ? divide_up(end, C.tile_q) : 0;
+  /// The nearest tile of keys before the block's that rows see: its number, counted from 1, and the end of the tiles of
+  /// rows that see it. Of the block's own tiles those up to there see it, and the others none before, as both ends of a
+  /// key's interval of rows move monotonically with the key. Zeros if no row sees a key before.
+  struct SeenBefore {
+    int count, end_tile;
+  };
+  __device__ __forceinline__ SeenBefore find_seen_before() const {
+    if (tiles == 0) return {0, 0};
+#pragma unroll 1
+    for (int key = first_key; key > 0; key -= C.tile_kv) {
+      const int end = queries.of(key - 1).end;
+      if (queries.of(key - C.tile_kv).begin < end) return {key / C.tile_kv, divide_up(end, C.tile_q)};
+    }
+    return {0, 0};
   }
   /// Rows of the sequence.
   __device__ __forceinline__ int row_count() const { return q.length * heads_a_tile; }
