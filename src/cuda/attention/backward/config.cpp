@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "cuda/attention/backward/lists/list_bits.h"
+#include "cuda/attention/forward/schedule.h"
 #include "cuda/attention/masks/mask_tiles.h"
 #include "cuda/attention/scores/callable_source.h"
 #include "cuda/driver/occupancy.h"
@@ -246,6 +247,53 @@ std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& config, c
   const std::int64_t group = problem.heads_q / problem.heads_kv;
   const std::int64_t rows = divide_up<std::int64_t>(problem.seqlen_q, config.tile_q) * group;
   return std::clamp<std::int64_t>(rows / kLeastPart, 1, 4 * target.multiprocessors / blocks);
+}
+
+namespace {
+
+// With a fixed order of sums each block adds to a tile of rows behind the block with the keys before. The fewer blocks
+// of a head run side by side, the shorter they wait for each other where their walks begin, and the less of what they
+// read and add to is in L2 because of another. What was measured as best is the geometric mean of the heads that fit L2
+// and of half as many as a tile has rows, or an eighth where blocks of all keys are as long and wait in the first wave
+// only (docs/experiments/gpu-backward.md). Returns the divisor of `heads` that is nearest to that by their ratio.
+// `bytes`: of a head.
+std::int64_t ordered_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t heads, std::int64_t bytes) {
+  const bool rows_differ =
+      problem.window.left || problem.window.right || problem.compressed_causal || problem.chunk > 0;
+  const double squared = static_cast<double>(keys.tile_q / (rows_differ ? 2 : 8)) * static_cast<double>(kL2GroupBytes) /
+                         static_cast<double>(bytes);
+  std::int64_t nearest = 1;
+  const auto ratio = [squared](std::int64_t to) {
+    const double quotient = static_cast<double>(to * to) / squared;
+    return std::max(quotient, 1 / quotient);
+  };
+  for (std::int64_t small = 1; small * small <= heads; ++small) {
+    if (heads % small != 0) continue;
+    for (const std::int64_t divisor : {small, heads / small}) {
+      const bool is_nearer = ratio(divisor) < ratio(nearest) || (ratio(divisor) == ratio(nearest) && divisor > nearest);
+      if (is_nearer) nearest = divisor;
+    }
+  }
+  return nearest;
+}
+
+}  // namespace
+
+// Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
+// as many in every group. At least a wave's, which run side by side in any case: one head after another, the long first
+// blocks of the last head would begin when others have nothing left. Of compressed keys, which are few, only a wave's
+// where waves walk in serpentine order (KeySide::find_walk).
+std::int64_t key_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t key_tiles, int multiprocessors) {
+  const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
+  const std::int64_t row_bytes = keys.row_bytes() + (keys.adds_dq() ? keys.d * 4 : 0);
+  const std::int64_t bytes =
+      std::max<std::int64_t>(problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes, 1);
+  if (keys.ordered) return ordered_l2_heads(problem, keys, heads, bytes);
+  const std::int64_t wave = multiprocessors / key_tiles;
+  const std::int64_t most = keys.walks_serpentine() ? wave : std::max(kL2GroupBytes / bytes, wave);
+  std::int64_t together = std::clamp<std::int64_t>(most, 1, heads);
+  while (heads % together != 0) --together;
+  return together;
 }
 
 bool finds_all(const Problem& problem, const Target& target, Products products) {

@@ -17,6 +17,8 @@ bool finds_all(const Problem& problem, const Target& target, Products products);
 bool prefers_mma(const Problem& problem, const Target& target);
 /// How many blocks share a tile of keys (RowParts): one where these are enough for the target, or `batch_invariant`.
 std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& keys, const Target& target);
+/// How many key heads have blocks side by side in the grid (KeyBlock). `key_tiles`: of a head, at least 1.
+std::int64_t key_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t key_tiles, int multiprocessors);
 /// `keys`: of the pass behind it that finds gradients of keys, or all.
 RowValuesConfig row_values_config(const Problem& problem, const BwdConfig& keys);
 
