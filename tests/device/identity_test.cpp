@@ -2,11 +2,13 @@
 // The same attention written in two ways, and the same run many times: bit for bit. Tiles of keys and splits decide in
 // which order a row's keys are added, so both are wished for where the forms would choose different ones.
 #include <gtest/gtest.h>
+#include <array>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -250,6 +252,37 @@ TEST_P(Identity, AloneIsAsInABatch) {
         alone.copy_inputs(batch, from, from);
         ASSERT_NO_FATAL_FAILURE(run_on(target_, alone, ""));
         expect_same(alone, 0, batch, b);
+      }
+    }
+  }
+}
+
+// The second has few keys and many rows, which blocks would share if one sequence were alone.
+TEST_P(Identity, GradientsAloneAreAsInABatch) {
+  for (const auto& [form, lengths, keys] :
+       {std::tuple{"sq=300 sk=300 hq=4 hkv=2 d=64", std::array{300, 7, 120}, std::array{300, 7, 120}},
+        std::tuple{"sq=2100 sk=200 hq=4 hkv=1 d=128", std::array{90, 2100, 1}, std::array{200, 170, 30}}}) {
+    SCOPED_TRACE(form);
+    const std::string common =
+        std::string("attention pass=backward layout=varlen kv=varlen dtype=bf16 causal batch_invariant ") + form;
+    const auto lens = [&, &lengths = lengths, &keys = keys](std::size_t first, std::size_t end) {
+      std::string q = " lens_q=", k = " lens_k=";
+      for (std::size_t b = first; b < end; ++b) {
+        q += (b > first ? "," : "") + std::to_string(lengths[b]);
+        k += (b > first ? "," : "") + std::to_string(keys[b]);
+      }
+      return q + k;
+    };
+    SequenceRun batch(common + " b=3 seed=10" + lens(0, 3));
+    ASSERT_NO_FATAL_FAILURE(run_on(target_, batch, ""));
+    for (std::int64_t b = 0; b < 3; ++b) {
+      SequenceRun alone(common + " b=1 seed=11" + lens(static_cast<std::size_t>(b), static_cast<std::size_t>(b) + 1));
+      const auto from = [b](std::int64_t, std::int64_t h) { return Source{b, h}; };
+      alone.copy_inputs(batch, from, from);
+      ASSERT_NO_FATAL_FAILURE(run_on(target_, alone, ""));
+      EXPECT_TRUE(same_bits(alone.query_rows(Slot::dq, 0), batch.query_rows(Slot::dq, b))) << "dq of sequence " << b;
+      for (const Slot slot : {Slot::dk, Slot::dv}) {
+        EXPECT_TRUE(same_bits(alone.key_rows(slot, 0), batch.key_rows(slot, b))) << "dk or dv of sequence " << b;
       }
     }
   }
