@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pass by keys, for backward/wgmma.cuh: a block has tile_kv keys of one source and key head, and the rows of all
-// query heads that share it stream by. K and V stay, Q and dO stream; the sums over the rows are dK
-// and dV. Fragments lie keys down.
+// query heads that share it stream by. K and V stay, Q and dO stream; the sums over the rows are dK and dV. Fragments
+// lie keys down.
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
@@ -21,7 +21,7 @@ template <bool ordered>
 struct SumOrder {};
 template <>
 struct SumOrder<true> {
-  int keys_before;      // tiles of keys up to its own
+  int keys_before;      // tiles of keys of the head up to that block's
   int end_tile_before;  // of the rows that it adds to
 };
 
