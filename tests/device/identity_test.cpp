@@ -2,9 +2,9 @@
 // The same attention written in two ways, and the same run many times: bit for bit. Tiles of keys and splits decide in
 // which order a row's keys are added, so both are wished for where the forms would choose different ones.
 #include <gtest/gtest.h>
-#include <array>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
