@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures the host time of a call on CUDA tensors: how long Python is busy until the call returns.
 
-usage: bench/python_overhead_cuda.py [--json FILE] [--calls N] [--repetitions N] [--parts]
+usage: bench/python_overhead_cuda.py [--json FILE] [--calls N] [--repetitions N] [--parts] [--device cuda|cpu]
 128 tokens, 4 heads of 64 in bf16: the GPU is done before the host is. Each repetition times the calls of one kind in a
 row, then waits; the mean of a repetition is one number, their median is told. Peers: torch's
 scaled_dot_product_attention, by torch's choice and by its flash-attention and cuDNN backends, and flash-attn's function
 where it is installed. --parts times the steps of one call too, and an autograd function that computes nothing: less
 than that takes no call of torch with gradients.
-Needs the tessera package and torch with a GPU.
+Needs the tessera package and torch with a GPU; --device cpu is there to try the program, and times computing too.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import tessera
 import torch
 import torch.nn.functional as F
-from tessera import _core
+from clock import machine
 from tessera._arguments import parse
-from tessera._execute import forward_route
+from tessera._execute import forward_route, get_threads, shapes_of
 from tessera.compat.flash_attn_2 import flash_attn_func
 from tessera.torch import autograd, operators
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -37,14 +39,14 @@ BACKENDS = {"torch SDPA, flash": SDPBackend.FLASH_ATTENTION, "torch SDPA, cuDNN"
 Calls = dict[str, Callable[[], object]]
 
 
-def tensors(requires_grad: bool) -> list[torch.Tensor]:
-    return [torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16, requires_grad=requires_grad) for _ in range(3)]
+def tensors(device: str, requires_grad: bool) -> list[torch.Tensor]:
+    return [torch.randn(SHAPE, device=device, dtype=torch.bfloat16, requires_grad=requires_grad) for _ in range(3)]
 
 
-def calls() -> Calls:
+def calls(device: str) -> Calls:
     """Names that begin with "forward" are to be called where nothing is recorded."""
-    plain, leaves = tensors(False), tensors(True)
-    dout = torch.randn(SHAPE, device="cuda", dtype=torch.bfloat16)
+    plain, leaves = tensors(device, False), tensors(device, True)
+    dout = torch.randn(SHAPE, device=device, dtype=torch.bfloat16)
     functions = {"tessera.attention": lambda q, k, v: tessera.attention(q, k, v), "flash_attn_func": flash_attn_func}
     try:
         from flash_attn import flash_attn_func as theirs
@@ -58,7 +60,7 @@ def calls() -> Calls:
         found[f"forward and gradients, {name}"] = lambda f=function: torch.autograd.grad(f(*leaves), leaves, dout)
     outer = dout.transpose(1, 2)
     heads_first = [x.detach().transpose(1, 2) for x in plain]
-    for name in ("torch SDPA", *BACKENDS):
+    for name in ("torch SDPA", *(BACKENDS if device == "cuda" else ())):
         found[f"forward, {name}"] = lambda: F.scaled_dot_product_attention(*heads_first)
         found[f"forward and gradients, {name}"] = lambda: torch.autograd.grad(
             F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in leaves)), leaves, outer
@@ -81,56 +83,65 @@ class _Nothing(torch.autograd.Function):
         return tuple(torch.empty_like(x) for x in ctx.saved_tensors[:3])
 
 
-def parts() -> Calls:
+def parts(device: str) -> Calls:
     """The steps of a call, from the outside in."""
-    q, k, v = tensors(False)
-    leaves = tensors(True)
+    q, k, v = tensors(device, False)
+    leaves = tensors(device, True)
     dout = torch.randn_like(q)
     call = parse(q, k, v)
     signature = operators.signature_of(q, k, v, (), "", call.features, call.sizes)
-    forward = operators.forward_run(signature, 0, False)
-    out, lse = operators.forward_run(signature, 0, True)(q, k, v)
-    backward = operators.backward_run(signature, q.dtype, False, False, 0)
-    plan = _plan(signature)
-    stream = torch.cuda.current_stream().cuda_stream
-    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda") if plan.workspace_bytes else None
-    return {
+    threads = get_threads() if device == "cpu" else 0
+    forward = operators.forward_run(signature, threads, False)
+    out, lse = operators.forward_run(signature, threads, True)(q, k, v)
+    backward = operators.backward_run(signature, q.dtype, False, False, threads)
+    dtypes = (q.dtype, k.dtype, v.dtype)
+    plan = forward_route(call.features, shapes_of(call, q, k, v), dtypes, None, threads, q.get_device()).plan
+    found: Calls = {
         "a function that computes nothing, with gradients": lambda: torch.autograd.grad(
             _Nothing.apply(*leaves), leaves, dout
         ),
         "parse": lambda: parse(q, k, v),
         "is_plain": lambda: autograd.is_plain(q, k, v, ()),
         "forward: run that makes its output": lambda: forward(q, k, v),
-        "forward: plan.run": lambda: plan.run(("q", "k", "v", "o"), (q, k, v, out), stream=stream, workspace=workspace),
         "backward: run that makes its outputs": lambda: backward(q, k, v, out, lse, dout),
         "one output": lambda: torch.empty_like(q),
+    }
+    bound = ("q", "k", "v", "o"), (q, k, v, out)
+    if device == "cpu":
+        return found | {"forward: plan.run": lambda: plan.run(*bound)}
+    stream = torch.cuda.current_stream().cuda_stream
+    workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda") if plan.workspace_bytes else None
+    return found | {
+        "forward: plan.run": lambda: plan.run(*bound, stream=stream, workspace=workspace),
         "current stream": lambda: torch._C._cuda_getCurrentRawStream(0),
     }
 
 
-def _plan(signature: operators.Signature) -> _core.Plan:
-    """The plan of a forward without an LSE."""
-    shapes = (signature.q, signature.k, signature.v, ())
-    features, sizes, dtypes = signature.features, signature.sizes, signature.dtypes
-    return forward_route(features, (), sizes, *shapes, dtypes, None, 0, signature.device).plan
-
-
-def time_all(measured: Calls, count: int, repetitions: int) -> dict[str, float]:
-    """Median over the repetitions of the mean µs of a call."""
+def time_all(measured: Calls, count: int, repetitions: int, wait: Callable[[], object]) -> list[dict[str, Any]]:
+    """A row for each call, of the mean µs in each repetition: their median, and the least and the most."""
     times: dict[str, list[float]] = {name: [] for name in measured}
     for repetition in range(repetitions + 1):
         for name, call in measured.items():
             backend = next((BACKENDS[peer] for peer in BACKENDS if name.endswith(peer)), None)
             chosen = contextlib.nullcontext() if backend is None else sdpa_kernel(backend)
             with chosen, torch.set_grad_enabled("gradients" in name):
-                torch.cuda.synchronize()
+                wait()
                 begin = time.perf_counter()
                 for _ in range(count):
                     call()
                 if repetition:  # the first warms up
                     times[name].append((time.perf_counter() - begin) * 1e6 / count)
-    torch.cuda.synchronize()
-    return {name: round(statistics.median(each), 2) for name, each in times.items()}
+    wait()
+    return [
+        {"call": name, "us": statistics.median(each), "least_us": min(each), "most_us": max(each)}
+        for name, each in times.items()
+    ]
+
+
+def host() -> dict[str, Any]:
+    """The processor that runs Python, and its version."""
+    names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return {"host": names[0] if names else "", "python": sys.version.split()[0]}
 
 
 def main() -> None:
@@ -139,16 +150,18 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000, help="in a row")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--parts", action="store_true", help="the steps of a call too")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
     sys.setswitchinterval(1)
-    measured = calls() | (parts() if options.parts else {})
-    times = time_all(measured, options.calls, options.repetitions)
-    for name, us in times.items():
-        print(f"{name:48} {us:7.2f} µs")
+    device = options.device
+    measured = calls(device) | (parts(device) if options.parts else {})
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    rows = time_all(measured, options.calls, options.repetitions, wait)
+    for row in rows:
+        print(f"{row['call']:48} {row['us']:7.2f} µs")
     if options.json:
-        versions = {"python": sys.version.split()[0], "torch": torch.__version__, "tessera": tessera.__version__}
-        told = {"device": torch.cuda.get_device_name(), "shape": SHAPE, "calls": options.calls, **versions, "us": times}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        of = machine(device) | host() | {"shape": SHAPE, "calls": options.calls}
+        options.json.write_text(json.dumps({"machine": of, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

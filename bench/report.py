@@ -22,6 +22,7 @@ from report_tables import (
     dense_rows,
     gpu_rows,
     gradient_rows,
+    host_time_rows,
     input_rows,
     linear_rows,
     list_rows,
@@ -85,7 +86,8 @@ def gpu_machine(machine, rows):
 
 def torch_machine(machine, _):
     """What stands above a table of a script that measures through torch."""
-    return machine["device"]
+    host = f", host {machine['host']}, Python {machine['python']}" if "host" in machine else ""
+    return machine["device"] + host
 
 
 def profiled_machine(machine, _):
@@ -146,6 +148,7 @@ LAYOUTS = {
     "gradient_errors": ("Errors of gradients against double precision", gradient_rows),
     "quantization_errors": ("Attention of quantised operands beside double precision", quantization_rows),
     "python_overhead": ("What a call from Python adds", overhead_rows),
+    "python_overhead_cuda": ("Host time of a call from Python", host_time_rows),
 }
 
 

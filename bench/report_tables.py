@@ -379,3 +379,10 @@ def overhead_rows(rows):
             ]
         )
     return f"`{rows[0]['problem']}`, medians.\n\n{table(head, body)}"
+
+
+def host_time_rows(rows):
+    """Calls of Python on a GPU's tensors: how long the host is busy."""
+    head = ["call", "host time", "least–most"]
+    body = [[r["call"], f"**{r['us']:.1f} µs**", f"{r['least_us']:.1f}–{r['most_us']:.1f} µs"] for r in rows]
+    return table(head, body)

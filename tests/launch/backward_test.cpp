@@ -230,10 +230,10 @@ TEST_F(Backward, WhatTheKernelsAreGiven) {
 // Key heads of eight blocks each, whose rows and sums are 8 or 16 MiB a head: two or one of them in L2, 16 in a wave.
 // With a fixed order of sums some number in between, fewer where all rows see all keys.
 TEST_F(Backward, HeadsOfAWaveRunSideBySide) {
-  const auto together = [&](const std::string& words) {
+  const auto together = [&](const std::string& words, unsigned tiles = 8) {
     const Problem problem = Problem::parse("attention pass=backward sq=1024 d=64 dtype=bf16 " + words);
     Executor(make_plan(problem, Target::cuda_device(0))).run(dense(problem));
-    EXPECT_EQ(params().key_l2_blocks.value, 8 * params().key_l2_heads.value);
+    EXPECT_EQ(params().key_l2_blocks.value, tiles * params().key_l2_heads.value);
     return params().key_l2_heads.value;
   };
   EXPECT_EQ(together("hq=256 hkv=16 causal"), 16U);
@@ -242,6 +242,8 @@ TEST_F(Backward, HeadsOfAWaveRunSideBySide) {
   EXPECT_EQ(together("hq=512 hkv=16 window=100:100 batch_invariant"), 8U);
   EXPECT_EQ(together("hq=512 hkv=16 deterministic"), 4U);
   EXPECT_EQ(together("hq=224 hkv=7 causal deterministic"), 7U);
+  EXPECT_EQ(together("sk=16896 hq=128 hkv=4 deterministic", 132), 2U);  // two waves, no more
+  EXPECT_EQ(together("sk=16896 hq=128 hkv=4 causal deterministic", 132), 4U);
 }
 
 // Of sums of dQ in a fixed order each tile of 64 rows has a count behind them; counts begin at zero instead of sums.

@@ -254,14 +254,16 @@ namespace {
 // With a fixed order of sums each block adds to a tile of rows behind the block with the keys before. The fewer blocks
 // of a head run side by side, the shorter they wait for each other where their walks begin, and the less of what they
 // read and add to is in L2 because of another. What was measured as best is the geometric mean of the heads that fit L2
-// and of half as many as a tile has rows, or an eighth where blocks of all keys are as long and wait in the first wave
-// only (docs/experiments/gpu-backward.md). Returns the divisor of `heads` that is nearest to that by their ratio.
-// `bytes`: of a head.
-std::int64_t ordered_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t heads, std::int64_t bytes) {
+// and of half as many as a tile has rows; where blocks of all keys are as long and wait in the first wave only, of an
+// eighth, and no more than two waves of blocks have (docs/experiments/gpu-backward.md). Returns the divisor of `heads`
+// that is nearest to that by their ratio. `bytes`: of a head; `wave`: heads whose blocks run at once.
+std::int64_t ordered_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t heads, std::int64_t bytes,
+                              double wave) {
   const bool rows_differ =
       problem.window.left || problem.window.right || problem.compressed_causal || problem.chunk > 0;
-  const double squared = static_cast<double>(keys.tile_q / (rows_differ ? 2 : 8)) * static_cast<double>(kL2GroupBytes) /
-                         static_cast<double>(bytes);
+  const double fit = static_cast<double>(kL2GroupBytes) / static_cast<double>(bytes);
+  double squared = static_cast<double>(keys.tile_q / (rows_differ ? 2 : 8)) * fit;
+  if (!rows_differ) squared = std::min(squared, 4 * wave * wave);
   std::int64_t nearest = 1;
   const auto ratio = [squared](std::int64_t to) {
     const double quotient = static_cast<double>(to * to) / squared;
@@ -288,7 +290,8 @@ std::int64_t key_l2_heads(const Problem& problem, const BwdConfig& keys, std::in
   const std::int64_t row_bytes = keys.row_bytes() + (keys.adds_dq() ? keys.d * 4 : 0);
   const std::int64_t bytes =
       std::max<std::int64_t>(problem.seqlen_q * (problem.heads_q / problem.heads_kv) * row_bytes, 1);
-  if (keys.ordered) return ordered_l2_heads(problem, keys, heads, bytes);
+  if (keys.ordered)
+    return ordered_l2_heads(problem, keys, heads, bytes, multiprocessors / static_cast<double>(key_tiles));
   const std::int64_t wave = multiprocessors / key_tiles;
   const std::int64_t most = keys.walks_serpentine() ? wave : std::max(kL2GroupBytes / bytes, wave);
   std::int64_t together = std::clamp<std::int64_t>(most, 1, heads);
