@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The configuration and the parameters of the backward's kernels.
+// The configurations and parameters of the backward kernels (docs/kernels.md, section 12).
 #pragma once
 
 #include "shared/config.h"
@@ -9,9 +9,9 @@ namespace tessera::cuda {
 
 /// Which gradients the blocks of a kernel compute.
 enum class Gradients : unsigned char {
-  queries,  // a block has rows of queries, and the keys stream: dQ
-  keys,     // a block has keys, and the rows of all query heads of their head stream: dK and dV
-  all,      // likewise, and a block's share of dQ is added to sums in memory
+  queries,  // row pass: a block owns query rows and streams keys; it computes dQ
+  keys,     // key pass: a block owns keys and streams the rows of their query heads; it computes dK and dV
+  all,      // one-pass scheme: the key pass, which also adds its share of dQ to sums in memory
 };
 
 constexpr Spelling spelling(Gradients gradients) {
@@ -26,24 +26,24 @@ constexpr Spelling spelling(Gradients gradients) {
   return {};
 }
 
-/// Everything that changes registers or instructions of the two passes over scores.
+/// Everything that changes registers or instructions of a row pass or key pass.
 struct BwdConfig {
   Gradients of = Gradients::queries;
   Products products = Products::mma_sync;
   Element type = Element::bf16;      // of q, k, v, o and dout
   Element gradient = Element::bf16;  // of dq, dk, dv
-  int d = 128;                       // of q and k, padded: a multiple of 32
-  int dv = 128;                      // of v and o, likewise
-  int tile_q = 64;                   // rows: queries of heads_a_tile heads
-  int tile_kv = 32;                  // keys
-  int warps = 4;                     // each takes 16 rows of the block's own tile; of `roles` two share them; by
-                                     // mma.sync those that find all gradients take 32 keys and some columns
-  int stages = 2;                    // tiles of the other side in flight
-  bool single_ov = false;            // the other side's V, or dO, has one stage, apart from those of K, or Q
-  int segments = 1;                  // sources of keys
-  bool apart = false;                // dK and dV by blocks of their own: together they would not fit the registers
-  bool roles = false;                // likewise by warpgroups of their own, each of all keys of the block
-  bool scale_first = false;          // as FwdConfig's, and so the following
+  int d = 128;                       // head dim of q and k, padded to a multiple of 32
+  int dv = 128;                      // head dim of v and o, likewise
+  int tile_q = 64;                   // rows of a query tile, from heads_a_tile heads
+  int tile_kv = 32;                  // keys of a key tile
+  int warps = 4;                     // compute warps. Each has 16 rows of the block's own tile (with `roles` two warps
+                                     // share them); with mma.sync and Gradients::all, 32 keys and some columns
+  int stages = 2;                    // pipeline stages of the streamed tiles
+  bool single_ov = false;            // streamed V (row pass) or dO (key pass) has one stage of its own
+  int segments = 1;                  // sources of keys and values
+  bool apart = false;                // separate blocks compute dK and dV, which together would not fit the registers
+  bool roles = false;                // likewise, separate warpgroups of a block; each has all of its keys
+  bool scale_first = false;          // as in FwdConfig, like the following fields that both have
   bool compressed_causal = false;
   bool chunked = false;
   Softcap softcap = Softcap::none;
@@ -51,18 +51,18 @@ struct BwdConfig {
   bool sink = false;
   bool dropout = false;
   bool user_score = false;
-  bool additive_score = false;  // a user's score without a softcap whose derivative by the product is 1
+  bool additive_score = false;  // the user's score has derivative 1 with respect to scale · q·k; no softcap
   bool user_mask = false;
-  bool mask_bits = false;  // as FwdConfig's, but a key's bits tell of queries; only where the pass by keys finds all
-  Tiles tiles = Tiles::range;  // of a list: those that its bits name (TileBits)
-  bool list_elements = false;  // of lists whose blocks and the kernel's tiles cut each other
-  bool list_waives = false;    // of other lists with full tiles, where the user's mask is waived
-  bool truncates = false;      // the list is not the forward's: rows that had no keys there have no gradients
+  bool mask_bits = false;      // as in FwdConfig, but each key has bits for queries; only with Gradients::all
+  Tiles tiles = Tiles::range;  // list: the tiles whose bits are set in TileBits
+  bool list_elements = false;  // list blocks and kernel tiles are not aligned: each element is looked up
+  bool list_waives = false;    // the list has full tiles, in which the user's mask is not evaluated
+  bool truncates = false;      // the list is not the forward's: rows that had no keys there get no gradients
   bool ordered = false;  // shares of dQ are added in the order of the key tiles, so that all runs give the same bits
   bool splits_rows = false;  // several blocks share a tile of keys, each with some of the rows (RowParts)
-  // Query heads of a key head that are packed into a tile's rows: row r is query r / heads_a_tile of head
-  // r % heads_a_tile. A power of two; more than 1 where mma.sync finds all gradients and blocks of a list have fewer
-  // queries than a tile has rows.
+  // Query heads that are packed into the rows of a tile: row r is query r / heads_a_tile of head r % heads_a_tile. It
+  // is a power of two, and more than 1 only with mma.sync, Gradients::all and list blocks that have fewer queries than
+  // a tile has rows.
   int heads_a_tile = 1;
 
   static constexpr const char* type_name() { return "BwdConfig"; }
@@ -105,7 +105,7 @@ struct BwdConfig {
 
   constexpr bool operator==(const BwdConfig&) const = default;
 
-  /// What masks, scores, dropout and sources of keys are told: a list is this kernel's own affair.
+  /// The FwdConfig of code shared with the forward: masks, scores, dropout, sources of keys. It has no list.
   constexpr FwdConfig as_forward() const {
     FwdConfig c;
     c.type = type;
@@ -134,64 +134,64 @@ struct BwdConfig {
     return c;
   }
 
-  /// Whether a warpgroup beside those that compute feeds them.
+  /// Whether the block has a producer warpgroup beside its compute warps.
   constexpr bool has_producer() const { return products == Products::wgmma; }
-  /// Those that compute.
+  /// Compute threads, without the producer.
   constexpr int threads() const { return warps * 32; }
   constexpr int block_threads() const { return threads() + (has_producer() ? 128 : 0); }
   constexpr bool keeps_queries() const { return of == Gradients::queries; }
   constexpr bool has_list() const { return tiles == Tiles::list; }
-  /// Whether the pass by keys takes each tile of rows for all query heads of the key head, instead of all rows of one
-  /// head after those of another (KeySide::place).
+  /// Whether the key pass by wgmma visits a tile of rows for all query heads before it goes to the next tile, instead
+  /// of all tiles of one head before the next head (KeySide::place).
   constexpr bool walks_heads_together() const { return compressed_causal || ordered; }
-  /// Whether every other wave of blocks of the pass by keys comes to its rows in ascending order (KeySide::find_walk).
+  /// Whether every other wave of blocks of the key pass visits its rows in ascending order (KeySide::find_walk).
   constexpr bool walks_serpentine() const {
     return compressed_causal && has_producer() && !has_list() && !ordered && !splits_rows;
   }
   constexpr bool adds_dq() const { return of == Gradients::all; }
-  /// Whether tiles of keys that many rows meet are shared out among blocks (KeyParts).
+  /// Whether several blocks share a tile of keys for which the list has many tiles of rows (KeyParts).
   constexpr bool has_parts() const { return adds_dq() && has_list() && !has_producer(); }
   /// Whether several blocks may share a tile of keys, each with some of the rows (RowParts).
   constexpr bool may_split_rows() const { return adds_dq() && has_producer() && !has_list(); }
-  /// Queries of a tile of rows, each of which has a row for every head of the tile.
+  /// Queries of a tile; each has heads_a_tile rows.
   constexpr int tile_queries() const { return tile_q / heads_a_tile; }
   constexpr int own_rows() const { return keeps_queries() ? tile_q : tile_kv; }
   constexpr int stream_rows() const { return keeps_queries() ? tile_kv : tile_q; }
-  /// One row of both operands: Q and dO, or K and V.
+  /// Bytes of one row of Q and dO, or of K and V.
   constexpr int row_bytes() const { return (d + dv) * bytes_of(type); }
-  /// LSE, δ and, where there are any, weights of the rows that stream.
+  /// Bytes of the LSE, δ and, with has_weights(), weights of a streamed tile of rows.
   constexpr int value_bytes() const { return keeps_queries() ? 0 : (has_weights() ? 3 : 2) * 4 * tile_q; }
-  /// Whether rows have weights: a sink's share, or NaN where dropout tells who looks at a row that is not finite.
+  /// Whether rows have a weight: that of RowValues with a sink; with dropout 1, or NaN for a row that is not finite.
   constexpr bool has_weights() const { return sink || (dropout && has_producer()); }
-  /// Tiles that have LSE and δ in shared memory; the third stage of 128 rows just fits without those of its own.
+  /// Stages of the row values. Tiles of 128 rows have two, so that a third stage of Q and dO fits shared memory.
   constexpr int value_stages() const { return adds_dq() && tile_q >= 128 ? 2 : stages; }
-  /// All stages of the other side's tiles.
+  /// Bytes of all stages of the streamed tiles.
   constexpr int stream_bytes() const {
     return stream_rows() * (stages * d + (single_ov ? 1 : stages) * dv) * bytes_of(type);
   }
-  /// What warps exchange: two tiles of dS, from which dQ is computed, by mma.sync one of P and one of dS, or, of
-  /// `roles`, two of P in fp32.
+  /// Bytes of the tiles that warps exchange: with adds_dq() two of dS by wgmma, one of P and one of dS by mma.sync;
+  /// with `roles` two of P in fp32.
   constexpr int exchange_bytes() const { return (adds_dq() ? bytes_of(type) : roles ? 4 : 0) * 2 * tile_q * tile_kv; }
-  /// How warps share what mma.sync finds of all gradients: dK and dV by 32 keys and columns, scores by 32 keys and
-  /// rows.
+  /// With mma.sync and Gradients::all, key_warps() by column_warps() warps share the products: scores by 32 keys and
+  /// rows, dK and dV by 32 keys and columns.
   constexpr int key_warps() const { return tile_kv / 32; }
   constexpr int column_warps() const { return warps / key_warps(); }
   constexpr bool shares_columns() const {
     return d / 16 % column_warps() == 0 && dv / 16 % column_warps() == 0 && tile_q / 16 % column_warps() == 0;
   }
-  /// A tile's share of dQ on its way to the sums in memory; by mma.sync it goes there from registers.
+  /// Bytes of the buffer from which the TMA adds a tile's share of dQ; with mma.sync threads add it from registers.
   constexpr int query_sum_bytes() const { return adds_dq() && has_producer() ? tile_q * d * 4 : 0; }
   constexpr int smem_bytes() const {
     return FwdConfig::kWorkBytes + own_rows() * row_bytes() + exchange_bytes() + query_sum_bytes() + stream_bytes() +
            value_stages() * value_bytes();
   }
-  /// Whether dS needs more than P and dP: the product before the softcap, or a user's score's derivative, which is
-  /// computed with the score.
+  /// Whether the chain rule needs a value besides P and dP: q·k before the softcap, or the derivative of the user's
+  /// score, which is computed with the score.
   constexpr bool keeps_chain() const { return softcap != Softcap::none || (user_score && !additive_score); }
-  /// Whether the derivative of a user's score is found.
+  /// Whether the derivative of the user's score is computed.
   constexpr bool differentiates() const { return user_score && keeps_chain(); }
   constexpr bool keeps_products() const { return softcap != Softcap::none && !user_score; }
-  /// Registers a thread for gradients, scores, their gradients and what the chain rule wants of them, of 255.
+  /// Accumulator registers of a thread, of its 255: for the gradients, S, dP and the values of the chain rule.
   constexpr int accumulators() const {
     if (adds_dq() && !has_producer()) return (d + dv + 2 * tile_q) / column_warps();
     const int gradients = keeps_queries() ? d / 2 : apart || roles ? (d > dv ? d : dv) / 2 : (d + dv) / 2;
@@ -201,16 +201,16 @@ struct BwdConfig {
   constexpr int blocks() const { return threads() < 256 ? 256 / threads() : 1; }
 };
 
-/// The configuration of the kernel in front of the passes.
+/// The configuration of the kernel that runs before the passes (FindRowValues).
 struct RowValuesConfig {
   Element type = Element::bf16;  // of o and dout
   int dv = 128;                  // padded: a multiple of 32
-  int cleared_rows = 0;          // of a tile of QuerySums, which it sets to zeros; 0: there are none, or in order
-  bool counts_sums = false;      // of sums in order it sets the counts to zeros
+  int cleared_rows = 0;          // rows of a QuerySums tile, which it clears; 0: no sums, or ordered ones
+  bool counts_sums = false;      // it clears the counts of ordered sums (QuerySums::added)
   bool sink = false;
-  bool clears = false;    // it sets TileBits, or the counts of RowParts, to zeros
-  bool residual = false;  // what rounding o lost is there
-  int heads_a_tile = 1;   // of the sums that it clears, as the pass behind it has it
+  bool clears = false;    // it clears TileBits, or the counts of RowParts
+  bool residual = false;  // o has a residual: what its rounding lost
+  int heads_a_tile = 1;   // of the key pass: the layout of the sums that it clears
 
   static constexpr const char* type_name() { return "RowValuesConfig"; }
   template <class Config, class Visitor>
@@ -228,32 +228,32 @@ struct RowValuesConfig {
   constexpr bool operator==(const RowValuesConfig&) const = default;
 
   static constexpr int threads() { return 256; }
-  /// Lanes of a row, 8 columns each.
+  /// Lanes that share a row, 8 columns each.
   constexpr int lanes() const { return dv <= 32 ? 4 : dv <= 64 ? 8 : dv <= 128 ? 16 : 32; }
   constexpr int rows() const { return threads() / lanes(); }
 };
 
-/// Rows of a list, a warp each, that a block of MarkTiles takes.
+/// Rows of the list that a block of MarkTiles takes, one for each warp.
 inline constexpr int kMarkedRows = 4;
 
-/// Tiles of rows that a part of a tile of keys has at least (KeyParts, RowParts).
+/// The least number of tiles of rows in a part (KeyParts, RowParts).
 inline constexpr int kLeastPart = 32;
-/// Threads of the block that finds them.
+/// Threads of the block of SplitKeys.
 inline constexpr int kSplitThreads = 1024;
 
 /// Rows of a tile of QuerySums.
 inline constexpr int kSumRows = 64;
 
-/// Of a tile of QuerySums, or of dQ of so many rows, the columns of the first of two warpgroups; the second has the
-/// others. Half of them, but 64 of 96: panels of 32 columns cannot be halved.
+/// Columns of a QuerySums tile that the first of two warpgroups has; the second has the rest. They are half of the
+/// columns, but 64 of 96, because panels of 32 columns are not cut.
 constexpr int sum_columns(int d) { return d % 64 == 0 ? d / 2 : d / 64 * 64; }
 
-/// The configuration of the kernel behind a pass that finds all gradients.
+/// The configuration of the kernel that runs after a pass with Gradients::all (StoreQuerySums).
 struct QuerySumsConfig {
   Element gradient = Element::bf16;  // of dq
   int d = 128;                       // padded, as the pass has it
-  bool ordered = false;              // as the pass is: without a count there are no sums
-  bool vectors = true;               // a thread's numbers lie four by four, as TMA adds them (query_sums.cuh)
+  bool ordered = false;              // as in the pass; a tile whose count is 0 has no sums
+  bool vectors = true;               // four floats of a thread are adjacent, as the TMA adds them (query_sums.cuh)
   int heads_a_tile = 1;              // as the pass has it
 
   static constexpr const char* type_name() { return "QuerySumsConfig"; }
@@ -271,20 +271,20 @@ struct QuerySumsConfig {
   static constexpr int threads() { return 256; }
 };
 
-/// Where a pass that finds all gradients adds up dQ in fp32; cleared before the pass unless it is ordered. A tile lies
-/// in the order of the accumulators, so that TMA adds a warpgroup's part as one bulk, and by mma.sync an atomicAdd of
-/// a warp covers 128 contiguous bytes (backward/query_sums.cuh).
+/// The fp32 sums of dQ, to which Gradients::all adds. They are cleared before the pass unless it is `ordered`. A tile
+/// is stored in accumulator order, so that one bulk reduction of the TMA adds the part of a warpgroup, and with
+/// mma.sync an atomicAdd of a warp covers 128 contiguous bytes (backward/query_sums.cuh).
 struct QuerySums {
   float* data;
-  i64 head_tiles;  // of kSumRows rows, for every heads_a_tile query heads
+  i64 head_tiles;  // tiles of kSumRows rows, per heads_a_tile query heads
   int d;           // columns, padded
-  // (heads, tiles of rows): of a pass that is `ordered`, how many tiles of keys, from the head's first on, lie up to
-  // the one that was added last; zeros before the pass
+  // With `ordered`, (heads, tiles of rows): 1 + the index of the key tile whose share was added last; 0 before the
+  // pass.
   int* added;
 };
 
-/// What a row of queries brings into every element of its scores' gradient: fp32, (heads, rows of all sequences) each.
-/// With P' = exp2(S'·log2(e) − lse) before the sink takes its share, dS' = P' · (weight · dP − delta).
+/// What a query row contributes to the gradients of its scores: fp32 arrays (heads, rows of all sequences). With the
+/// softmax without the sink, P' = exp2(S'·log2(e) − lse), dS' = P' · (weight · dP − delta).
 struct RowValues {
   float* lse;     // LSE · log2(e); +∞ for rows without keys
   float* delta;   // weight · Σ dO·O − dLSE
@@ -298,64 +298,63 @@ struct KeyGradient {
   Strides strides;
 };
 
-/// What configurations with a producer are given: boxes of their own rows, or of a tile of those that stream.
+/// Tensor maps for configurations with a producer. A box has the rows of an own or of a streamed tile.
 struct BwdTensorMaps {
   TensorMap q, dout;
   TensorMap keys[2], values[2];  // of each source
 };
 
-/// What a list leaves to a pass, in its own tiles: for each tile that blocks own a row of bits, one for every tile that
-/// may stream by, numbered in order; those of a second source of keys follow the first's, by capacity. Behind a row's
-/// bits, of configurations with list_waives, lie as many that name its full tiles. Made on the device from a list of
-/// any form.
+/// A tile list as bits, in the tiles of a pass: for each tile that a block owns, a row of bits, one for each tile that
+/// it may stream, in order. Tiles of the second source of keys are numbered after the first's, which are counted by
+/// capacity. With list_waives, each row has a second set of bits, which marks its full tiles. MarkTiles makes the bits
+/// on the device from any form of list.
 struct TileBits {
   u32* words;
-  i64 batch_stride, head_stride;  // in words; 0 where the list does not tell them apart
-  int row_words;                  // of a row, with those of its full tiles and its count
-  int waived_words;               // those in front of a row's full tiles; 0: these are not told apart
+  i64 batch_stride, head_stride;  // in words; 0 if all batches or heads share the list
+  int row_words;                  // of a row, including those of its full tiles and its count
+  int waived_words;               // offset in a row of the bits of full tiles; 0: there are none
   int tile_q, tile_kv;            // queries and keys
-  int first_tiles;                // of keys of the first source
-  bool keys_own;                  // blocks own keys, and rows stream
-  bool counts;                    // a row's last word says how many bits of it are set
+  int first_tiles;                // key tiles of the first source
+  bool keys_own;                  // blocks own tiles of keys and stream rows, not the reverse
+  bool counts;                    // the last word of a row is the number of its tiles
 };
 
-/// One of several blocks that share a tile of keys: each takes a part of the tiles of rows that a list leaves to it.
+/// The part of one of several blocks that share a tile of keys: some of the tiles of rows.
 struct KeyPart {
-  int block;  // of the tile of keys, in a grid without parts
+  int block;  // the block of the tile of keys in a grid without parts
   int part;
   int parts;
-  int first;  // number of the tile's part 0 among all parts
+  int first;  // index of the tile's part 0 among the parts of all tiles
 };
 
-/// How a pass by keys shares out the tiles of keys that a list gives many rows (split-K, where K is the rows), as it
-/// does where all rows see the first keys: one block would still be at work when all others have ended. Parts are
-/// blocks in front of the others. Each leaves its sums in memory; the last of a tile to do so adds them up, in the
-/// order of the parts.
+/// Split-K for tiles of keys with many tiles of rows in a list, where K counts the rows: if all rows see the first
+/// keys, one block would still run when all others have ended. Parts take the first blocks of the grid. Each writes its
+/// sums to memory; the last block of a tile to do so adds them up in the order of the parts.
 struct KeyParts {
   KeyPart* parts;
-  int most;        // parts; 0: no tile has any
-  int* count;      // of parts that there are
-  int* done;       // of each tile's parts how many have left their sums, at the number of its part 0
-  bool* is_split;  // of each tile of keys whether it has parts
-  int tiles;       // of keys, of all heads and sequences
-  int walks;       // of a block over its tiles of rows: one for as many of its query heads as a tile has
+  int most;        // capacity of `parts`; 0: no tile is split
+  int* count;      // the actual number of parts
+  int* done;       // at KeyPart::first: how many parts of the tile have written their sums
+  bool* is_split;  // whether a tile of keys has parts
+  int tiles;       // tiles of keys of all heads and sequences
+  int walks;       // how often a block goes over its tiles of rows: once per heads_a_tile query heads
   float* sums;
 };
 
-/// How a pass by keys shares out the rows where there are too few tiles of keys for all multiprocessors (split-K, where
-/// K is the rows): a part has so many tiles of rows one after another, of all heads, the same ones of every tile of
-/// keys. Parts that see none of a tile's keys end at once. Each of the others leaves its sums in memory; the last of a
-/// tile to do so adds them up, in the order of the parts.
+/// Split-K for fewer tiles of keys than multiprocessors, where K counts the rows: a part is a range of tiles of rows,
+/// of all heads, and is the same for every tile of keys. A part whose rows see none of a block's keys ends at once.
+/// Each other part writes its sums to memory; the last block of a tile of keys to do so adds them up in the order of
+/// the parts.
 struct RowParts {
   Divisor key_blocks;  // blocks of a part: one for each tile of keys
-  int tiles;           // of rows, of one head, that a part has
+  int tiles;           // tiles of rows in a part, of one head
   int parts;
-  int* done;  // of each tile of keys how many parts have left their sums
+  int* done;  // for each tile of keys: how many parts have written their sums
   float* sums;
 };
 
 struct BwdParams {
-  FwdParams forward;  // q, o, lse, keys, masks and scores; the schedule of the rows' pass, whose group is 1
+  FwdParams forward;  // q, o, lse, keys, masks and scores; the schedule is that of the row pass, with a group of 1
   const void* dout;
   Strides dout_strides;
   const float* dlse;  // null: none
@@ -366,25 +365,25 @@ struct BwdParams {
   KeyGradient dk[2], dv[2];
   float* dsink;
   i64 dsink_stride;
-  float* dsink_parts;  // (heads, parts), a block's sum each
+  float* dsink_parts;  // (heads, parts): the sum of each block
   int dsink_part_count;
   Divisor kv_heads;
-  int first_tiles;  // of keys of the first source, by capacity
+  int first_tiles;  // key tiles of the first source, counted by capacity
   bool accumulates;
   QuerySums query_sums;
-  Divisor twice_heads;    // twice the query heads of a key head: i / heads is 2i / that, which is more than 1
-  Divisor key_l2_heads;   // key heads of all sequences whose blocks run side by side, so that their rows stay in L2
-  Divisor key_l2_blocks;  // of all their keys
-  Divisor wave_blocks;    // of the pass by keys that run at once
-  TileBits tile_bits[2];  // of configurations with a list: of the pass by rows, unless words is null, and that by keys
-  u32* cleared_words;     // of both, or those of RowParts: the kernel in front sets them to zeros
+  Divisor twice_heads;    // 2 · query heads of a key head: i / heads = 2i / twice_heads, a divisor that is more than 1
+  Divisor key_l2_heads;   // key heads of an L2 group, whose blocks run side by side so that their rows stay in L2
+  Divisor key_l2_blocks;  // blocks of an L2 group
+  Divisor wave_blocks;    // blocks of the key pass that run at once
+  TileBits tile_bits[2];  // with a list: for the row pass (words is null if there is none) and the key pass
+  u32* cleared_words;     // words of both, or RowParts::done; FindRowValues clears them
   i64 cleared_count;
   int list_rows;       // query blocks of the list, or key blocks of a transposed one
-  KeyParts key_parts;  // of configurations that have parts
-  RowParts row_parts;  // of those that split rows
+  KeyParts key_parts;  // with BwdConfig::has_parts()
+  RowParts row_parts;  // with BwdConfig::splits_rows
 };
 
-/// What a RowValuesConfig with a residual is given; other kernels know nothing of it.
+/// The parameters of FindRowValues with a residual. Other kernels read only the BwdParams.
 struct ResidualBwdParams : BwdParams {
   const signed char* o_residual;
   Strides o_residual_strides;

@@ -13,7 +13,7 @@
 namespace tessera::cuda {
 namespace {
 
-// Others run padded to the next.
+// Head dims that have kernels. Others are padded to the next of them.
 int padded_dim(std::int64_t dim) {
   for (const int size : {32, 64, 96, 128, 192}) {
     if (dim <= size) return size;
@@ -30,8 +30,8 @@ void choose_list(BwdConfig& config, const Problem& problem) {
   config.truncates = bool{problem.bwd_list};
 }
 
-// Whether a tile of the kernel can hold rows, or keys, of two blocks of the list; one block of everything has no other
-// beside it.
+// Whether a tile of the kernel can hold rows, or keys, of two blocks of the list. A block that covers the whole
+// sequence has no neighbour.
 bool cuts_rows(const Problem& problem, int tile_q) {
   return problem.block_q % tile_q != 0 && problem.block_q < problem.seqlen_q;
 }
@@ -40,7 +40,8 @@ bool cuts_keys(const Problem& problem, int tile_kv) {
   return problem.block_kv % tile_kv != 0 && problem.block_kv < keys;
 }
 
-// Once tiles are chosen: whether one can hold elements that are listed and others that are not.
+// Called once tiles are chosen: list_elements says that a tile may have elements that are listed and others that are
+// not.
 void choose_list_tests(BwdConfig& config, const Problem& problem) {
   if (!config.has_list()) return;
   config.list_elements =
@@ -56,7 +57,7 @@ void choose_features(BwdConfig& config, const Problem& problem) {
   config.segments = problem.kv2 ? 2 : 1;
   config.compressed_causal = problem.compressed_causal.has_value();
   config.chunked = problem.chunk > 0;
-  // The gradient's rounding is what tells two forms of tanh apart, so that one does.
+  // One form of tanh is enough, because both differ by less than the rounding of the gradient.
   config.softcap = problem.softcap > 0.0F ? Softcap::rational : Softcap::none;
   config.alibi = problem.alibi;
   config.sink = problem.sink;
@@ -69,7 +70,7 @@ void choose_features(BwdConfig& config, const Problem& problem) {
       config.softcap != Softcap::none || config.alibi || config.user_score || !(problem.softmax_scale() > 0.0F);
 }
 
-// Once tiles are chosen: bits that a kernel in front has found take the place of the mask's text.
+// Called once tiles are chosen. Bits that an earlier kernel has computed replace the user's mask.
 void choose_mask_bits(BwdConfig& config, const Problem& problem) {
   const bool divides = kMaskBlock % config.tile_q == 0 && kMaskBlock % config.tile_kv == 0;
   config.mask_bits = config.adds_dq() && divides && config.heads_a_tile == 1 && config.segments == 1 &&
@@ -85,8 +86,8 @@ bool is_plain(const BwdConfig& config) {
   return has_plain_scores(config) && has_plain_intervals(config) && !config.user_mask;
 }
 
-// How many query heads rows of a tile are to be packed from, so that the list's blocks do not cut its queries. 0: they
-// do, of however many.
+// Returns how many query heads a tile must pack, so that its queries lie in one block of the list; 0 if no number of
+// heads achieves that.
 int heads_of_tile(const Problem& problem, int rows) {
   const std::int64_t heads =
       backward_list(problem).heads == TileList::Heads::q ? 1 : problem.heads_q / problem.heads_kv;
@@ -96,19 +97,21 @@ int heads_of_tile(const Problem& problem, int rows) {
   return 0;
 }
 
-// For all gradients the largest tiles that registers and shared memory hold and that blocks of a list do not cut.
-// Whether there are any. `may_pack`: rows of several heads, where blocks have fewer queries than a tile has rows.
+// Chooses, for Gradients::all, the largest tiles that fit registers and shared memory and that blocks of a list do not
+// cut. Returns whether there are any. `may_pack`: a tile may have rows of several heads, if blocks have fewer queries
+// than a tile has rows.
 bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Target& target, bool may_pack) {
-  // A text needs registers too, and so do the ends of chunks and of compressed keys.
+  // A user's mask needs registers too, and so do the bounds of chunks and of compressed keys.
   const bool wants_registers = config.user_mask || config.mask_bits || config.compressed_causal ||
                                (config.has_list() && (config.scale_first || target.sm >= 100));
   const int most_accumulators = config.chunked ? 152 : wants_registers ? 184 : 192;
   struct Tiles {
     int rows, keys, stages;
-    int packed_blocks = 0;   // more than 0: only for packed rows, where so many blocks fit
-    bool single_ov = false;  // of dO
+    int packed_blocks = 0;   // if not 0: only for packed rows, and only if a multiprocessor holds so many
+    bool single_ov = false;  // dO has one stage
   };
-  // Of packed rows two blocks of four warps rather than one of eight: one computes while the other waits at a barrier.
+  // For packed rows, two blocks of four warps are better than one of eight: one computes while the other waits at a
+  // barrier.
   for (const auto& [rows, keys, stages, packed_blocks, single_ov] : {Tiles{128, 128, 2},
                                                                      {64, 128, 2},
                                                                      {32, 64, 2, 2},
@@ -124,8 +127,8 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
       config.heads_a_tile = heads_of_tile(problem, rows);
       if (config.heads_a_tile == 0 || (config.heads_a_tile > 1 && !may_pack) || cuts_keys(problem, keys)) continue;
     }
-    // Kernels would spill: 128 rows with a sink's weights, where something changes scores, of several heads, or on
-    // SM100; two stages of dO with more than 128 columns.
+    // These kernels would spill: 128 rows with a sink, with scale_first, with packed heads, or from SM100 on; and two
+    // stages of dO with more than 128 columns.
     const bool packs = config.heads_a_tile > 1;
     if (rows == 128 && (config.sink || config.scale_first || packs || target.sm >= 100)) continue;
     if (packed_blocks > 0 && !packs) continue;
@@ -147,8 +150,8 @@ bool choose_tiles_of_all_mma(BwdConfig& config, const Problem& problem, const Ta
           choose_tiles_of_all_mma(config, problem, target, true));
 }
 
-// 16 rows a warp of the block's own side. The other side's tiles are as long as registers and two blocks a
-// multiprocessor allow, or one where two do not fit at all.
+// Each warp has 16 rows of the block's own tile. A streamed tile has 64 rows if registers allow it and two blocks fit a
+// multiprocessor, otherwise 32 if one block fits, otherwise `least`.
 void choose_tiles_mma(BwdConfig& config, const Target& target) {
   const bool queries = config.keeps_queries();
   config.warps = 4;
@@ -157,27 +160,27 @@ void choose_tiles_mma(BwdConfig& config, const Target& target) {
   int& stream = queries ? config.tile_kv : config.tile_q;
   const int widest = std::max(config.d, config.dv);
   config.apart = !queries && widest > 128;
-  // Copies go by 16 rows, by 32 where a row is cut into panels of 32 columns.
+  // Tiles are copied 16 rows at a time, or 32 if their rows are cut into panels of 32 columns.
   const int least = config.d % 64 != 0 || config.dv % 64 != 0 ? 32 : 16;
-  const int most_accumulators = is_plain(config) ? 168 : config.user_score ? 112 : 144;  // a text needs registers too
+  const int most_accumulators = is_plain(config) ? 168 : config.user_score ? 112 : 144;  // user code needs registers
   for (stream = 64; stream > least; stream /= 2) {
     const int blocks = stream > 32 ? 2 : 1;
     if (config.accumulators() <= most_accumulators && blocks_that_fit(config.smem_bytes(), target) >= blocks) return;
   }
 }
 
-// 64 rows a warpgroup of the block's own side. The other side's tiles are as long as registers and two stages in shared
-// memory allow, and then as many as fit. Beside sums, scores and their gradients the tests of masks and the draws of
-// dropout need registers; by keys more than 64 rows are short of them, but for 128 of plain scores whose dQ is added
-// up. The pass by rows wants V for dP alone, so that one stage of it will do where that makes tiles longer, unless they
-// would cut a list's blocks.
+// Each warpgroup has 64 rows of the block's own tile. Streamed tiles are as long as registers and two stages in shared
+// memory allow; then they get as many stages as fit, up to four. Besides the accumulators, masks and dropout need
+// registers. So tiles of more than 64 rows are for the row pass without dropout, and tiles of 128 rows also for
+// Gradients::all without dropout and scale_first. The row pass needs V for dP alone: V has a single stage if that makes
+// tiles longer, unless they would cut a list's blocks.
 void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target& target) {
   const bool queries = config.keeps_queries();
-  // A list with blocks of 64 wants tiles that they fill: one warpgroup, two of whose blocks share a multiprocessor. A
-  // product of 256 columns wants more registers than such blocks begin with.
+  // A list with blocks of 64 gets own tiles of 64: one warpgroup, and two blocks on a multiprocessor. A product of 256
+  // columns needs more registers than such blocks begin with.
   const int widest = std::max(config.d, config.dv);
   const bool wide = widest > 128;
-  // What the chain rule wants of a score would have to be exchanged beside P.
+  // With keeps_chain(), the warpgroups would have to exchange the values of the chain rule, too.
   config.roles = !queries && wide && !config.keeps_chain();
   config.apart = !queries && wide && !config.roles;
   const bool is_short_own = config.has_list() && !config.adds_dq() && !config.roles && widest <= 192 &&
@@ -192,7 +195,7 @@ void choose_tiles_wgmma(BwdConfig& config, const Problem& problem, const Target&
       (config.roles && !many_tests) || (plain && config.segments == 1) || config.adds_dq() ? 192 : 160;
   const int most_accumulators = queries ? most_queries : most_keys;
   const auto cuts_stream = [&](int length) {
-    if (config.truncates && queries && length > 64) return true;  // no registers for a second test
+    if (config.truncates && queries && length > 64) return true;  // `truncates` needs registers for its test
     return queries ? cuts_keys(problem, length) : cuts_rows(problem, length);
   };
   const bool takes_128 = config.adds_dq() && !config.scale_first && !config.dropout;
@@ -233,13 +236,13 @@ BwdConfig bwd_config(const Problem& problem, const Target& target, Products prod
   };
   choose_tiles();
   choose_list_tests(config, problem);
-  if (config.list_elements) choose_tiles();  // tests need registers; they stay, whatever tiles come now
+  if (config.list_elements) choose_tiles();  // tests need registers; list_elements stays set, whatever tiles follow
   choose_mask_bits(config, problem);
   return config;
 }
 
-// Four blocks a multiprocessor even out what masks leave to each. A part is to take much longer than its sums on their
-// way through memory.
+// Four blocks for each multiprocessor even out the different work that masks leave to them. A part should take much
+// longer than the transfer of its sums through memory.
 std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& config, const Target& target) {
   const std::int64_t key_tiles = divide_up<std::int64_t>(problem.kv.seqlen, config.tile_kv);
   const std::int64_t blocks = key_tiles * problem.heads_kv * problem.batch;
@@ -251,12 +254,13 @@ std::int64_t choose_row_parts(const Problem& problem, const BwdConfig& config, c
 
 namespace {
 
-// With a fixed order of sums each block adds to a tile of rows behind the block with the keys before. The fewer blocks
-// of a head run side by side, the shorter they wait for each other where their walks begin, and the less of what they
-// read and add to is in L2 because of another. What was measured as best is the geometric mean of the heads that fit L2
-// and of half as many as a tile has rows; where blocks of all keys are as long and wait in the first wave only, of an
-// eighth, and no more than two waves of blocks have (docs/experiments/gpu-backward.md). Returns the divisor of `heads`
-// that is nearest to that by their ratio. `bytes`: of a head; `wave`: heads whose blocks run at once.
+// Chooses how many heads run side by side with ordered sums, where each block adds to a tile of rows after the block
+// with the preceding keys. If fewer blocks of a head run side by side, they wait less for each other at the start of
+// their walks, but share less of what they read and add to in L2. The best number measured is the geometric mean of the
+// heads that fit L2 and of tile_q / 2. If the blocks of all keys have the same rows, they wait in the first wave only:
+// then it is the mean with tile_q / 8, and at most the heads of two waves of blocks (docs/experiments/gpu-backward.md).
+// Returns the divisor of `heads` whose ratio to that number is nearest to 1. `bytes`: of a head; `wave`: heads whose
+// blocks run at once.
 std::int64_t ordered_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t heads, std::int64_t bytes,
                               double wave) {
   const bool rows_differ =
@@ -281,10 +285,11 @@ std::int64_t ordered_l2_heads(const Problem& problem, const BwdConfig& keys, std
 
 }  // namespace
 
-// Key heads whose blocks run side by side, so that the rows that stream by them, and sums that they add to, stay in L2;
-// as many in every group. At least a wave's, which run side by side in any case: one head after another, the long first
-// blocks of the last head would begin when others have nothing left. Of compressed keys, which are few, only a wave's
-// where waves walk in serpentine order (KeySide::find_walk).
+// Chooses the number of key heads in an L2 group, whose blocks run side by side, so that the streamed rows and the sums
+// of dQ stay in L2. It divides the number of all heads, so that groups are equal. A group has about the heads of a wave
+// or more, because these run side by side in any case: with one head after another, the long first blocks of the last
+// head would begin when other multiprocessors have nothing left to do. If waves walk in serpentine order
+// (KeySide::find_walk), as with compressed keys, a group has the heads of a wave.
 std::int64_t key_l2_heads(const Problem& problem, const BwdConfig& keys, std::int64_t key_tiles, int multiprocessors) {
   const std::int64_t heads = std::max<std::int64_t>(problem.heads_kv * problem.batch, 1);
   const std::int64_t row_bytes = keys.row_bytes() + (keys.adds_dq() ? keys.d * 4 : 0);
@@ -300,14 +305,15 @@ std::int64_t key_l2_heads(const Problem& problem, const BwdConfig& keys, std::in
 }
 
 bool finds_all(const Problem& problem, const Target& target, Products products) {
-  // By wgmma blocks add in turn; with a list whose turn it is would take the list's inverse.
+  // With wgmma, ordered blocks take turns; with a list, the order of turns would require the inverse of the list.
   if (has_fixed_order(problem) && (products != Products::wgmma || backward_list(problem))) return false;
   BwdConfig config = bwd_config(problem, target, products, Gradients::all);
   if (config.d == 32 || config.list_elements || config.segments != 1) return false;
   if (products == Products::mma_sync) {
     return !config.dropout && !config.keeps_chain() && choose_tiles_of_all_mma(config, problem, target);
   }
-  // Beside draws of dropout there are no registers for tiles of a list, nor for scores and masks that need many.
+  // With dropout and d + dv above 192, no registers are left for tiles of a list, nor for scores and masks that need
+  // many.
   const bool needs_many =
       config.has_list() || (config.scale_first && (config.user_mask || !has_plain_intervals(config)));
   if (config.dropout && needs_many && config.d + config.dv > 192) return false;

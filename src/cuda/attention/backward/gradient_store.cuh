@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How gradients leave the registers.
+// Stores gradients from accumulators to memory.
 #pragma once
 
 #include "cuda/attention/backward/query_range.cuh"
@@ -13,14 +13,14 @@
 
 namespace tessera::cuda {
 
-/// Where tiles of 8 columns lie that are one beside another.
+/// The first columns of tiles of 8 columns that are adjacent.
 struct AdjacentColumns {
   __device__ __forceinline__ int operator()(int tile) const { return tile * 8; }
 };
 
-/// A warp's 16 rows of a gradient, times `factor`, to memory. `to(row)`: address of row `row` of the 16, or null for
-/// none; `is_used(row)`: whether there is a gradient, else it is 0, whatever the sums hold; `column_of(tile)`: the
-/// first column of a tile. By the whole warp.
+/// Stores a warp's 16 rows of a gradient, times `factor`. to(row): the address of row `row` of the 16, or null if there
+/// is none; is_used(row): whether it has a gradient, otherwise 0 is stored, whatever the sums hold; column_of(tile):
+/// the first column of a tile. The whole warp calls this.
 template <Element gradient, int tiles, class To, class IsUsed, class ColumnOf = AdjacentColumns>
 __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums, float factor, int columns,
                                                bool accumulates, int lane, To to, IsUsed is_used,
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums
         sum = accumulates ? make_float2(sum.x + own.x, sum.y + own.y) : own;
       }
     } else {
-      // The lanes of a row exchange words, so that each has 8 columns of every four tiles.
+      // The four lanes of a row exchange words, so that each has all 8 columns of one tile of every four.
 #pragma unroll
       for (int n = 0; n < tiles; n += 4) {
         u32 words[4];
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_gradient(const Accumulator<1, tiles>& sums
   }
 }
 
-/// dQ of a warp's 16 rows; `warp_row`: the first of them within the block of `work`.
+/// Stores dQ of a warp's 16 rows; `warp_row`: the first of them within the block of `work`.
 template <Element gradient, class Work, int tiles>
 __device__ __forceinline__ void store_query_gradient(const BwdParams& params, const Work& work, int warp_row, int lane,
                                                      const Accumulator<1, tiles>& dq) {
@@ -81,7 +81,7 @@ template <Element gradient>
 struct KeyRows {
   char* first;
   i64 row_bytes;
-  int capacity, length;  // rows from the first on that there is room for, and that are keys
+  int capacity, length;  // rows from the first on that have memory, and that are keys
 
   template <FwdConfig C, int heads_a_tile>
   __device__ __forceinline__ KeyRows(const KeyWork<C, heads_a_tile>& work, int warp_row, const KeyGradient& out) {
@@ -98,12 +98,13 @@ struct KeyRows {
   __device__ __forceinline__ bool is_used(int row) const { return row < length; }
 };
 
-/// What store_key_gradient_through wants of shared memory for a warp: 16 rows of 64 columns.
+/// Shared memory of a warp for store_key_gradient_through(): 16 rows of 64 columns.
 constexpr int kStoreScratchBytes = 16 * 64 * 2;
 
-/// dK or dV of a warp's 16 keys, of 16 bits, by way of `scratch`, shared memory that is the warp's own: half of the
-/// instructions of store_key_gradient, and 128 bytes of a row at a time. Sums of keys behind the last are zeros:
-/// all tiles of their block are tested (KeyWork::is_cut) and looked through. `sums` are overwritten. SM90 and newer.
+/// Stores dK or dV of a warp's 16 keys, of 16 bits, by way of `scratch`, shared memory of this warp. That takes half of
+/// the instructions of store_key_gradient() and stores 128 bytes of a row at a time. Sums of rows behind the last key
+/// are zeros, because all tiles of their block are cut (KeyWork::is_cut) and searched for values that are not finite.
+/// `sums` are overwritten. SM90 and newer.
 template <Element gradient, int tiles>
 __device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumulator<1, tiles>& sums, float factor,
                                                            int columns, const KeyRows<gradient>& rows, int lane) {
@@ -141,7 +142,7 @@ __device__ __forceinline__ void store_key_gradient_through(u32 scratch, Accumula
   }
 }
 
-/// dK or dV of a warp's 16 keys.
+/// Stores dK or dV of a warp's 16 keys.
 template <Element gradient, FwdConfig C, int heads_a_tile, int tiles, class ColumnOf = AdjacentColumns>
 __device__ __forceinline__ void store_key_gradient(const BwdParams& params, const KeyWork<C, heads_a_tile>& work,
                                                    int warp_row, int lane, const Accumulator<1, tiles>& sums,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pass by keys, for backward/wgmma.cuh: a block has tile_kv keys of one source and key head, and the rows of all
-// query heads that share it stream by. K and V stay, Q and dO stream; the sums over the rows are dK and dV. Fragments
-// lie keys down.
+// The key pass of backward/wgmma.cuh. A block owns tile_kv keys of one source and key head: K and V stay in shared
+// memory, and Q and dO of all query heads that share the key head are streamed. The sums over the rows are dK and dV.
+// Score fragments are transposed: their rows are keys.
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
@@ -16,16 +16,16 @@
 
 namespace tessera::cuda {
 
-/// With a fixed order of the sums of dQ: what a block knows of the one that adds before it.
+/// With BwdConfig::ordered: the block of the same head that adds to dQ before this one.
 template <bool ordered>
 struct SumOrder {};
 template <>
 struct SumOrder<true> {
-  int keys_before;      // tiles of keys of the head up to that block's
-  int end_tile_before;  // of the rows that it adds to
+  int keys_before;      // tiles of keys of the head up to and including that block's
+  int end_tile_before;  // end of the tiles of rows to which it adds
 };
 
-/// The part of the rows that a block has.
+/// With BwdConfig::splits_rows: the part of the rows that a block has.
 template <bool splits>
 struct OwnPart {};
 template <>
@@ -33,8 +33,8 @@ struct OwnPart<true> {
   KeyPart part;
 };
 
-/// Where a walk that takes each tile of rows for all heads begins, and whether it comes to later tiles (1) or earlier
-/// ones (−1).
+/// With BwdConfig::walks_heads_together(): the tile of rows at which the walk begins, and its direction: 1 to later
+/// tiles, −1 to earlier ones.
 template <bool heads_together>
 struct RowsWalk {};
 template <>
@@ -56,11 +56,12 @@ struct KeySide {
   using Listed = ListedRowTiles<B, Work>;
   using Walk = BwdWalk<B>;
   using Place = QueryTile;
-  /// A tile that streams, and whether an element of it may weigh nothing.
+  /// A streamed tile. `cut`: the interval mask or the list may hide elements; `hides`: elements may be hidden or
+  /// dropped.
   struct Tile : QueryTile {
     bool cut;
     bool hides;
-    bool may_be_non_finite;  // of tiles that hide: whether its rows want looking through (BwdProducer::describe)
+    bool may_be_non_finite;  // if it hides: whether a checker warp must search its rows
   };
   using Kept = KeptOfKeys<C>;
   using Scores = Accumulator<1, C.tile_q / 8>;
@@ -69,7 +70,8 @@ struct KeySide {
   const BwdTensorMaps* maps;
   const Work& work;
 
-  /// The work of block `index`, by every thread; whether it has keys, and its part of the rows sees any.
+  /// Finds the work of block `index`; every thread calls it. Returns false if there is none: no keys, or a part of the
+  /// rows that sees none of them.
   static __device__ __forceinline__ bool find(const BwdParams& params, int index, Work& work) {
     if constexpr (B.splits_rows) {
       if (!find_part(params, index, work)) return false;
@@ -86,13 +88,13 @@ struct KeySide {
     if constexpr (B.walks_heads_together()) find_walk(params, index, work);
     return true;
   }
-  // Blocks of a part are neighbours, so that they read its rows at the same time.
+  // The blocks of a part are neighbours in the grid, so that they read its rows at the same time.
   static __device__ __forceinline__ bool find_part(const BwdParams& params, int index, Work& work) {
     const RowParts& parts = params.row_parts;
     const int part = ptx::divide(index, parts.key_blocks);
     const int key_block = static_cast<int>(index - part * parts.key_blocks.value);
     if (!static_cast<KeyWork<C>&>(work).find(params, key_block)) return false;
-    // Keys that no row sees have part 0, which stores zeros.
+    // If no row sees the keys, only part 0 runs, and stores zeros.
     const int end_tile = work.first_tile + work.tiles;
     const int first = work.first_tile / parts.tiles;
     const int last = max(end_tile - 1, 0) / parts.tiles;
@@ -102,11 +104,12 @@ struct KeySide {
     work.set_tiles({max(work.first_tile, begin), min(end_tile, begin + parts.tiles)});
     return true;
   }
-  // Intervals of rows of compressed keys begin far apart, end together, and have more bytes than L2: only blocks that
-  // are at the same rows at the same time share what they read and add to. Those of the first wave begin with the last
-  // row together, and end one after the other, the last keys' block first. Each makes room for one of the second wave,
-  // whose first rows lie as far apart as these blocks begin: from there on to the last row they are side by side again,
-  // and end together. So waves walk in serpentine order.
+  // With compressed keys, the intervals of rows of a head's blocks begin far apart, end together, and have more bytes
+  // than L2 holds. Blocks share reads and sums in L2 only while they are at the same rows. The blocks of the first wave
+  // begin together at the last row and walk down; they end one after another, the block of the last keys first. Each is
+  // replaced by a block of the second wave, which walks up from its own first row. These first rows lie as far apart as
+  // the blocks begin in time, so the blocks soon are at the same rows again, and end together. Hence waves alternate
+  // the direction.
   static __device__ __forceinline__ void find_walk(const BwdParams& params, int index, Work& work) {
     const bool rises = B.walks_serpentine() && (ptx::divide(index, params.wave_blocks) & 1) != 0;
     work.begin = work.first_tile + (rises ? 0 : work.tiles - 1);
@@ -114,16 +117,16 @@ struct KeySide {
   }
   __device__ __forceinline__ int count() const { return B.has_list() ? work.listed : work.count(params.forward); }
   __device__ __forceinline__ Walk walk() const { return begin_walk<B>(Listed{params, work}); }
-  /// Tile i, which the walk has come to; of a list by a warp.
+  /// Advances the walk to tile i and returns it. With a list, a whole warp calls this.
   __device__ __forceinline__ Place next_tile(PassedWalk<B> walk, int i, int lane) const {
     if constexpr (B.has_list()) {
       return Listed{params, work}.next(walk, lane);
     }
     return place(i);
   }
-  /// The walk goes from the first rows to the last, head after head. With a fixed order of sums, or compressed keys, it
-  /// takes each tile of rows for all heads, in the direction of find_walk(): from the last rows to the first, or of
-  /// compressed keys serpentine.
+  /// By default the walk goes from the first rows to the last, head after head. With walks_heads_together() it visits
+  /// each tile of rows for all heads, in the direction of find_walk(): from the last rows to the first, or, with
+  /// compressed keys, alternating by wave.
   __device__ __forceinline__ Place place(int i) const {
     if constexpr (B.walks_heads_together()) {
       const int step = ptx::divide_by_more_than_one(2 * i, params.twice_heads);
@@ -160,14 +163,15 @@ struct KeySide {
 
   struct OwnValues {};
   static __device__ __forceinline__ OwnValues own_values(int /*warp_row*/, int /*lane*/) { return {}; }
-  static constexpr int kArrays = B.sink ? 3 : 2;          // of RowValues that are read
-  static constexpr int kLaneRows = (C.tile_q + 31) / 32;  // at most: rows lane, lane + 32, …
+  static constexpr int kArrays = B.sink ? 3 : 2;          // arrays of RowValues that are read
+  static constexpr int kLaneRows = (C.tile_q + 31) / 32;  // at most; a lane has rows lane, lane + 32, …
   /// LSE, δ and weights of a lane's rows.
   struct Values {
     float of[kArrays][kLaneRows];
     bool finite;
   };
-  /// Those of a tile's rows, by a warp; behind the end of a sequence zeros, which nobody sees.
+  /// Loads the values of a tile's rows; a whole warp calls this. Rows behind the end of the sequence get zeros; their
+  /// elements are hidden.
   __device__ __forceinline__ Values load_row_values(const Tile& tile, int lane) const {
     const RowValues& from = params.values;
     const float* const arrays[3] = {from.lse, from.delta, from.weight};
@@ -185,9 +189,10 @@ struct KeySide {
     }
     return values;
   }
-  /// Puts them into shared memory. Whether Q or dO of a row may hold what is not finite: where they do, its LSE or its
-  /// δ is not finite either, unless a score bounds the products; of rows behind the end nothing is known. Of a row that
-  /// the forward left empty LSE is +∞: a list that truncates wants to hear of that, too.
+  /// Stores them to shared memory. Returns whether Q or dO of a row may have a value that is not finite. Such a row has
+  /// an LSE or δ that is not finite, unless a score function bounds its products. Rows behind the end of the sequence
+  /// count too, as they are not known. So do rows that the forward left empty, whose LSE is +∞; describe() relies on
+  /// that for lists that truncate.
   __device__ __forceinline__ bool store_row_values(const Values& values, u32 to, int lane) const {
     bool finite = values.finite;
 #pragma unroll
@@ -206,8 +211,8 @@ struct KeySide {
     }
     return !__all_sync(kAllLanes, finite);
   }
-  /// Makes the row values of rows that are not finite NaN, and so the gradients of keys that see them. With dropout and
-  /// only dO not finite LSE stays, because dV of a key that dropout drops does not depend on dO.
+  /// Sets the row values of rows that are not finite to NaN, so that the gradients of keys that see them become NaN.
+  /// With dropout, if only dO is not finite, LSE stays, because dV of a dropped element does not depend on dO.
   template <class NonFinite>
   __device__ __forceinline__ void poison(const NonFinite& rows, u32 values, int lane) const {
 #pragma unroll 1
@@ -221,8 +226,8 @@ struct KeySide {
       }
     }
   }
-  /// One of RowValues' arrays, from where store_row_values has put them, of two columns of 8-column tile `n`; at()
-  /// picks that of element `e`.
+  /// Reads one of RowValues' arrays, as store_row_values() has stored it, for a thread's two columns of the n-th
+  /// 8-column tile; at() selects the value of element `e`.
   template <int array>
   static __device__ __forceinline__ float2 values(const OwnValues& /*own*/, u32 from, int n, int lane) {
     float2 values;
@@ -247,17 +252,17 @@ struct KeySide {
   __device__ __forceinline__ bool has_row(const Place& tile, int row) const {
     return tile.first + row < work.q.capacity;
   }
-  /// Where dQ of a tile is summed up.
+  /// Returns the address of a tile's sums of dQ.
   __device__ __forceinline__ float* query_sums(const Place& tile) const {
     static_assert(C.tile_q % kSumRows == 0);
     return query_sums_of<B.d>(params, work.q, work.batch, work.first_head + tile.head, tile.first / kSumRows, 0);
   }
 
-  /// Whether this block adds to a tile's sums first: its rows see no keys before.
+  /// Whether this block is the first to add to a tile's sums, because its rows see no earlier keys.
   __device__ __forceinline__ bool is_first(const Place& tile) const {
     return tile.first / C.tile_q >= work.end_tile_before;
   }
-  /// Otherwise: waits until the block with the keys before that they see has added its share.
+  /// If it is not: waits until the block with the nearest earlier keys that the rows see has added its share.
   __device__ __forceinline__ void await_turn(const Place& tile) const {
     ptx::await_count(added(tile), work.keys_before);
     ptx::fence_sums();

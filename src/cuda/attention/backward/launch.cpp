@@ -23,25 +23,26 @@ constexpr std::int64_t kMostBlocks = std::numeric_limits<int>::max();
 
 /// What every run of a plan launches.
 struct BwdLaunch {
-  Problem problem;  // with the list that its mask makes, if a kernel in front does
-  BwdConfig rows;   // unless the pass by keys finds all gradients
+  Problem problem;  // including the list that an earlier kernel makes of its mask, if any
+  BwdConfig rows;   // the row pass; unused if the key pass computes all gradients
   BwdConfig keys;
   RowValuesConfig values;
-  std::int64_t row_part_tiles;  // tiles of rows of a part (RowParts); 0: there are none
+  std::int64_t row_part_tiles;  // tiles of rows in a part (RowParts); 0: there are no parts
   MaskTiles mask;
-  std::size_t mask_at = 0;  // in the workspace, what its kernel writes
+  std::size_t mask_at = 0;  // offset in the workspace of what the mask's kernel writes
 
   bool finds_all() const { return keys.adds_dq(); }
 };
 
 std::int64_t tiles_of(std::int64_t length, int tile) { return (length + tile - 1) / tile; }
 std::int64_t total_rows(const Problem& p) { return p.q_layout == Layout::varlen ? p.total_q : p.batch * p.seqlen_q; }
-// Where dQ has sums in memory these blocks also clear them, whole tiles of kSumRows.
+// Blocks of FindRowValues for a head and sequence. If they also clear the sums of dQ, they cover whole tiles of
+// kSumRows.
 std::int64_t value_blocks(const Problem& p, const RowValuesConfig& c) {
   if (c.cleared_rows == 0) return tiles_of(p.seqlen_q, c.rows());
   return tiles_of(p.seqlen_q, kSumRows) * (kSumRows / c.rows());
 }
-// Tiles of sums of one head, or of heads_a_tile: sum_tile_of() in query_sums.cuh says why packed sequences have more.
+// Tiles of sums of dQ for heads_a_tile heads. sum_tile_of() in query_sums.cuh explains why packed sequences have more.
 std::int64_t sum_tiles(const Problem& p, const BwdConfig& c) {
   const int queries = kSumRows / c.heads_a_tile;
   return p.q_layout == Layout::varlen ? p.total_q / queries + p.batch : p.batch * tiles_of(p.seqlen_q, queries);
@@ -58,7 +59,7 @@ std::int64_t key_blocks(const Problem& p, const BwdConfig& c) {
 std::int64_t row_part_count(const Problem& p, const BwdLaunch& launch) {
   return launch.row_part_tiles > 0 ? divide_up(tiles_of(p.seqlen_q, launch.keys.tile_q), launch.row_part_tiles) : 1;
 }
-// Of rows, of one head (RowParts); 0 where each tile of keys has one block.
+// RowParts::tiles; 0 if each tile of keys has one block.
 std::int64_t tiles_of_row_part(const detail::PlanState& state, const Problem& problem, const BwdConfig& keys) {
   const std::int64_t parts = state.wishes.splits.value_or(choose_row_parts(problem, keys, state.target));
   const std::int64_t tiles = tiles_of(problem.seqlen_q, keys.tile_q);
@@ -66,10 +67,11 @@ std::int64_t tiles_of_row_part(const detail::PlanState& state, const Problem& pr
   return part < tiles ? part : 0;
 }
 
-// Of the sums of a part.
+// Floats of the dK and dV that a part writes to memory.
 std::int64_t part_floats(const BwdConfig& c) { return std::int64_t{c.tile_kv} * (c.d + c.dv); }
-// Parts of tiles of keys (KeyParts) at most; at 4096 a part has 1/2048 of all work or more, an eighth of the share of a
-// block where 264 run side by side. Their sums take no more memory than those of dQ, or little.
+// The most parts of tiles of keys (KeyParts). At 4096, a part has at most 1/2048 of all listed tiles, or kLeastPart of
+// them (SplitKeys). 1/2048 is an eighth of the share of a block if 264 blocks run side by side. The sums of parts take
+// at most the memory of those of dQ, or of 64 parts.
 std::int64_t most_key_parts(const Problem& p, const BwdConfig& c) {
   if (!c.has_parts()) return 0;
   constexpr std::int64_t kMostParts = 4096;
@@ -93,11 +95,11 @@ Support supports_wishes(const Wishes& wishes) {
   return Support::yes();
 }
 
-/// Where in the workspace what lies, in bytes from its beginning, where sums of dQ lie.
+/// Offsets in the workspace, in bytes. The sums of dQ are at its beginning.
 struct Workspace {
-  std::int64_t array;                                                           // of row values, in floats
-  std::size_t added = 0, values = 0, parts, bits, key_parts, part_sums, bytes;  // bits: of lists, or counts of RowParts
-  std::int64_t row_bits, key_bits;                                              // words, of tile lists
+  std::int64_t array;                                                           // floats of an array of RowValues
+  std::size_t added = 0, values = 0, parts, bits, key_parts, part_sums, bytes;  // bits: TileBits, or RowParts::done
+  std::int64_t row_bits, key_bits;                                              // words of TileBits of either pass
 
   Workspace(const Problem& p, const BwdLaunch& launch) : array(p.heads_q * total_rows(p)) {
     const std::int64_t tiles = p.heads_q / launch.keys.heads_a_tile * sum_tiles(p, launch.keys);
@@ -111,7 +113,7 @@ struct Workspace {
     const std::int64_t shared_tiles = launch.keys.splits_rows ? key_blocks(p, launch.keys) : 0;
     key_parts = bits + static_cast<std::size_t>(row_bits + key_bits + shared_tiles) * 4;
     const std::int64_t most = most_key_parts(p, launch.keys);
-    // A KeyPart and a count each, the count of all, and a flag for each tile of keys.
+    // Each part has a KeyPart and a count. The count of all parts and a flag for each tile of keys follow.
     const std::int64_t of_each = static_cast<std::int64_t>(sizeof(KeyPart) + sizeof(int));
     const std::int64_t all = most > 0 ? most * of_each + std::int64_t{sizeof(int)} + key_blocks(p, launch.keys) : 0;
     part_sums = key_parts + static_cast<std::size_t>(tiles_of(all, 16)) * 16;
@@ -294,9 +296,9 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
     params.o_residual = bindings[Slot::o_residual].as<signed char>();
     params.o_residual_strides = row_strides(bindings[Slot::o_residual]);
   }
-  // Packed queries may belong to no sequence.
+  // Packed sequences may all be empty although q has rows.
   const bool no_rows = total_rows(problem) == 0 || problem.seqlen_q == 0;
-  BwdTensorMaps maps[2]{};  // before the first launch, since strides may allow none
+  BwdTensorMaps maps[2]{};  // before the first launch, because it throws if the strides do not suit TMA
   if (launch.keys.has_producer() && !no_rows) {
     if (!launch.finds_all()) maps[0] = tensor_maps(launch.rows, problem, params);
     maps[1] = tensor_maps(launch.keys, problem, params);
@@ -310,8 +312,8 @@ void run_backward(const detail::PlanState& state, const Bindings& bindings, cons
                                       begins);
   };
   const auto start_pass = [&](std::size_t kernel, const BwdConfig& config, std::int64_t blocks, BwdTensorMaps& map) {
-    // The second pass leaves it to the first to wait for the kernels in front of both (PassOverlap). Without rows there
-    // is no first pass.
+    // The key pass relies on the row pass to wait for the kernels before both (PassOverlap). Without rows there is no
+    // row pass.
     const Begins begins = config.of == Gradients::keys && no_rows ? Begins::behind : Begins::early;
     start(kernel, {static_cast<std::uint32_t>(blocks)}, config.block_threads(), config.smem_bytes(), &map, begins);
   };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.bwd_mma of the table: the backward for every chip from SM80 on.
+// The implementation cuda.bwd_mma: the backward for every chip from SM80 on.
 #include "cuda/attention/backward/launch.h"
 
 namespace tessera::cuda {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of tiles that hold a value that is not finite: of tiles that stream, and of K in a block that adds up dQ. As
-// 0 · NaN is not 0, such values become zeros, in streamed tiles only if these hide an element; elements that see the
-// row become NaN instead.
+// Rows with values that are not finite, in streamed tiles and in the own K of a block that computes dQ. A hidden
+// element multiplies them by 0, but 0 · NaN is NaN. So they are replaced by zeros, in streamed tiles only if the tile
+// hides an element, and the elements that see such a row are set to NaN instead.
 #pragma once
 
 #include "cuda/attention/softmax/non_finite.cuh"
@@ -12,7 +12,7 @@ namespace tessera::cuda {
 inline constexpr float kNaN = __builtin_bit_cast(float, 0x7fffffffU);
 inline constexpr int kNonFiniteQk = 1, kNonFiniteOv = 2;
 
-/// `first`: of the tile that S is computed from, Q or K; `second`: of dO.
+/// `first`: rows of Q or K, the operand of S; `second`: rows of dO.
 template <Element type, int rows>
 struct NonFiniteRows {
   static constexpr int words = divide_up(rows, 32);
@@ -25,8 +25,8 @@ struct NonFiniteRows {
     return static_cast<int>(bit(first) * kNonFiniteQk + bit(second) * kNonFiniteOv);
   }
 
-  // The functions below are called by `threads` threads, numbered from 0. Products may still read the tile: what they
-  // find in a replaced row does not matter (BwdProducer::replace_rows).
+  // `threads` threads, numbered from 0, call the functions below. Products may read the tile at the same time: what
+  // they read of a replaced row does not matter (BwdProducer::replace_rows).
 
   template <int threads, class Tile>
   static __device__ __forceinline__ bool are_finite(u32 tile, int thread) {

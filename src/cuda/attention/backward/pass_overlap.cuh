@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When blocks of the passes begin and end, by programmatic dependent launch.
+// Programmatic dependent launch of the passes.
 #pragma once
 
 #include "cuda/ptx/grid.cuh"
@@ -7,11 +7,12 @@
 
 namespace tessera::cuda {
 
-/// From the beginning of a block of a pass to its end. Blocks of a pass by keys run beside the last ones of the pass by
-/// rows, which is the kernel in front and has waited for those that both passes read from. Neither reads what the other
-/// writes. Who waits for the pass by keys waits for both, since that does not end before the pass by rows. CUDA
-/// promises results of earlier kernels to a kernel that waits; that they are there for one whose predecessor has waited
-/// is what GPUs do (docs/kernels.md, section 12).
+/// Lives from the beginning of a block of a pass to its end. Blocks of the key pass run beside the last blocks of the
+/// row pass before it. They begin without a wait, because the row pass has waited for the kernels whose results both
+/// passes read, and neither pass reads what the other writes. They wait for the row pass before they end, so a kernel
+/// that waits for the key pass waits for both. CUDA guarantees the results of earlier kernels only to a kernel that
+/// waits itself. That they are visible if only its predecessor has waited is how GPUs behave (docs/kernels.md, section
+/// 12).
 template <BwdConfig B>
 struct PassOverlap {
   static constexpr bool is_second = B.of == Gradients::keys;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ out of the pass by keys, where BwdConfig::adds_dq(): dQ = dS·K of a tile takes dS of all keys of the block,
-// which goes through shared memory, and K, in which a row that is not finite becomes zeros first. The TMA adds it to
-// QuerySums. Other passes take the types of a tile's scores from here and call nothing.
+// dQ in the key pass, with BwdConfig::adds_dq(). dQ = dS·K of a tile needs dS of all keys of the block, which goes
+// through shared memory, and K, in which values that are not finite are replaced by zeros first. The TMA adds dQ to
+// QuerySums. Other passes use only the types of a tile's scores from here.
 #pragma once
 
 #include "cuda/attention/backward/producer.cuh"
@@ -19,7 +19,7 @@ struct QueryProducts : BwdProducer<Side> {
   using Operand = u32[columns / 16][4];
 
  protected:
-  static constexpr int kGradientBarrier = 3;  // of all that compute
+  static constexpr int kGradientBarrier = 3;  // of all consumers
   static constexpr int kSharedBarrier = 4;    // the first of four: see shared_barrier()
 
   template <class Use>
@@ -31,7 +31,8 @@ struct QueryProducts : BwdProducer<Side> {
     }
   }
 
-  // Puts zeros for what is not finite of K, by all that compute: dQ of a row takes every key of the block.
+  // Replaces values of K that are not finite by zeros, because dQ of a row sums over all keys of the block. All
+  // consumers call this.
   __device__ __forceinline__ void replace_own() const {
     const int thread = thread_again();
     const bool finite = OwnNonFinite::template are_finite<B.threads(), OwnQk>(own_qk(), thread);
@@ -44,7 +45,7 @@ struct QueryProducts : BwdProducer<Side> {
     ptx::barrier_sync(kGradientBarrier, B.threads());
     if (thread == 0) ptx::mbarrier_arrive(ptx::shared_address(&memory.own_checks));
   }
-  // Makes NaN of the scores of keys that replace_own() has put zeros for.
+  // Sets the visible scores of keys in which replace_own() has replaced values to NaN.
   __device__ __forceinline__ void poison_own(Scores& s) const {
     const int row = warp_row() + lane_again() / 4;
 #pragma unroll
@@ -57,25 +58,25 @@ struct QueryProducts : BwdProducer<Side> {
     }
   }
 
-  // Stores the group's keys of dS to shared memory while none of its own products runs: their reads would slow it down.
-  // The buffer is free: each group ended dQ of tile i − 2 before it published dS of tile i − 1, for which this group
-  // has waited.
+  // Stores dS of the group's keys to shared memory. None of the group's own products runs then, whose reads would slow
+  // this down. The buffer is free: each group ended dQ of tile i − 2 before it published dS of tile i − 1, for which
+  // this group has waited.
   __device__ __forceinline__ void share_gradients(const Operand& gradients, u32 to) const {
 #pragma unroll
     for (int k = 0; k < columns / 16; ++k) ptx::stmatrix_x4(GradientTile::chunk_pair(to, k), gradients[k]);
   }
-  // Says to the other group that this one's dS is there.
+  // Signals to the other group that this one's dS is stored.
   __device__ __forceinline__ void publish_gradients(int i) const {
     ptx::fence_async_proxy();
     ptx::barrier_arrive(shared_barrier(i, (thread_again() / 128 + 1) % groups), B.threads());
   }
-  // Where a thread's rows of 16 bytes of dS begin.
+  // Returns the address of a thread's first row of 16 bytes of dS, for stmatrix.
   __device__ __forceinline__ u32 shared_gradients(int i) const {
     const int thread = thread_again();
     return this->gradients_at(i) + GradientTile::at(thread / 32 * 16 + thread % 16, thread % 32 / 16);
   }
-  // Where the group's operands of dQ = dS·K of a tile lie: half of the rows or of the columns for each group. Of 96
-  // columns the second group wants 32 and computes 64, of which nobody takes those that come of what lies behind K.
+  // The addresses of the group's operands of dQ = dS·K of a tile: each group has half of the rows or of the columns. Of
+  // 96 columns the second group needs 32 but computes 64; the others come from the memory behind K and are not stored.
   struct QueryOperands {
     u32 gradients, keys;
   };
@@ -93,7 +94,7 @@ struct QueryProducts : BwdProducer<Side> {
     ptx::barrier_sync(shared_barrier(i, thread_again() / 128), B.threads());
     begin_transposed<B.type, Gradients, OwnQk, Base::query_columns>(dq, from.gradients, from.keys);
   }
-  // Waits until the TMA has read the group's part of dQ of the tile before.
+  // Waits until the TMA has read the group's part of dQ of the previous tile.
   __device__ __forceinline__ void await_query_sums(int i) const {
     this->query_sums().wait_empty(i * groups + this->warp() / 4);
   }
@@ -111,11 +112,11 @@ struct QueryProducts : BwdProducer<Side> {
       ptx::store_shared_16(to + n * 2048, dq.tile[0][n]);
     }
   }
-  // Hands it to the warp that has it added to the sums.
+  // Hands dQ to the warp that adds it to the sums.
   __device__ __forceinline__ void publish_dq(int i) const {
     ptx::fence_async_proxy();
     __syncwarp();
-    const int use = i * groups + this->warp() / 4;  // warp() is a shuffle: not behind the branch
+    const int use = i * groups + this->warp() / 4;  // warp() is a shuffle, so it precedes the branch
     if (lane_again() == 0) this->query_sums().publish(use);
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which keys a block of the pass by keys has, and which rows of queries see any of them.
+// Which keys a block of the key pass owns, and which query rows see any of them.
 #pragma once
 
 #include "cuda/attention/backward/lists/key_parts.cuh"
@@ -10,23 +10,23 @@
 
 namespace tessera::cuda {
 
-/// `heads_a_tile`: as BwdConfig has it. Where it is more than 1, rows are packed rows: row r is query r / heads_a_tile
-/// of head r % heads_a_tile of those that a tile has.
+/// `heads_a_tile`: as in BwdConfig. If it is more than 1, rows are packed: row r is query r / heads_a_tile of the
+/// tile's head r % heads_a_tile.
 template <FwdConfig C, int heads_a_tile = 1>
 struct KeyWork {
   int batch, kv_head;
-  int first_head;  // query head
+  int first_head;  // first query head of the key head
   int segment;
   int first_key;
-  i64 q_position;  // of query 0
+  i64 q_position;  // position of query 0
   Extent q;
   Segment keys;
-  QueriesOfKeys<C> queries;  // from the block's first key on
+  QueriesOfKeys<C> queries;  // gives the queries that see a key, from first_key on
   Interval uncut;            // rows that see all of the block's keys
-  int first_tile;            // of rows that see any of the keys
+  int first_tile;            // first tile of rows that see any of the keys
   int tiles;
 
-  /// Whether there are keys. `index`: of the block.
+  /// Finds the work of block `index`. Returns whether the block has keys.
   __device__ __forceinline__ bool find(const BwdParams& params, int index) {
     const FwdParams& p = params.forward;
     const KeyBlock block(params, index);
@@ -47,7 +47,7 @@ struct KeyWork {
     return true;
   }
 
-  /// Leaves some of the tiles.
+  /// Restricts the block to some of its tiles of rows.
   __device__ __forceinline__ void set_tiles(const Interval& to) {
     first_tile = to.begin;
     tiles = to.end - to.begin;
@@ -59,15 +59,16 @@ struct KeyWork {
     const int heads = i / tiles;
     return {heads * heads_a_tile, (first_tile + i - heads * tiles) * C.tile_q};
   }
-  /// The tile behind another.
+  /// Returns the tile that follows another in the walk.
   __device__ __forceinline__ QueryTile after(const QueryTile& tile) const {
     const int next = tile.first + C.tile_q;
     const bool is_last = next >= (first_tile + tiles) * C.tile_q;
     return {is_last ? tile.head + heads_a_tile : tile.head, is_last ? first_tile * C.tile_q : next};
   }
-  /// The nearest tile of keys before the block's that rows see: its number, counted from 1, and the end of the tiles of
-  /// rows that see it. Of the block's own tiles those up to there see it, and the others none before, as both ends of a
-  /// key's interval of rows move monotonically with the key. Zeros if no row sees a key before.
+  /// The nearest earlier tile of keys that any row sees: its number, counted from 1, and the end of the tiles of rows
+  /// that see it. Both ends of a key's interval of rows move monotonically with the key. So of the block's own tiles of
+  /// rows, those before `end_tile` see that tile of keys, and the others see no earlier key. Both are 0 if no row sees
+  /// an earlier key.
   struct SeenBefore {
     int count, end_tile;
   };
@@ -89,13 +90,13 @@ struct KeyWork {
   }
   __device__ __forceinline__ int end_key() const { return min(first_key + C.tile_kv, keys.extent.length); }
 
-  /// Whether some row of the tile does not see some key of the block, or is none.
+  /// Whether some row of the tile does not see all keys of the block, or lies outside of the sequence.
   __device__ __forceinline__ bool is_cut(const QueryTile& tile) const {
-    // No branch: the compiler would write the rest of a tile down twice, and run out of registers.
+    // There is no branch, because the compiler would duplicate the rest of a tile's code and run out of registers.
     return (static_cast<int>(tile.first < uncut.begin) | static_cast<int>(tile.first + C.tile_q > uncut.end)) != 0;
   }
 
-  /// `head`: of the row's tile.
+  /// `head`: QueryTile::head of the tile that has the row.
   __device__ __forceinline__ ScorePoint point_of(const FwdParams& p, int head, int row, int key) const {
     return {p.batch_offset + batch, p.head_offset + first_head + head + row % heads_a_tile,
             q_position + row / heads_a_tile, keys.position + key};

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pass by keys for head dims whose dK and dV do not fit the registers of a thread together: the block's first
-// warpgroup finds dV, its second dK, each of all keys of the block. P goes from one to the other through shared memory,
-// in fp32 as the threads have it, so that S and dP are computed once:
+// The key pass for head dims whose dK and dV do not fit the registers of a thread together: the first warpgroup of a
+// block computes dV, its second dK, each for all keys of the block. P goes from one to the other through shared memory,
+// in fp32 and accumulator order, so that S and dP are computed once:
 //
 //     dV's:  Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dV += Pᵀ·dO
 //     dK's:  dPᵀ = V·dOᵀ  dSᵀ = Pᵀ ∘ (dPᵀ − δ)   dK += dSᵀ·Q
 //
-// Neither waits for the other but for P, of which two tiles have room: one's exponentials run beside the other's
-// products.
+// The warpgroups wait for each other only at P, which has two buffers: exponentials of one overlap products of the
+// other.
 #pragma once
 
 #include "cuda/attention/backward/wgmma.cuh"
 
 namespace tessera::cuda {
 
-/// P of a tile on its way between threads of the same number in their warpgroups. Each buffer has a barrier that says
-/// that it is full, and one that says that it is empty again.
+/// Passes P of a tile between threads of the same number in the two warpgroups. Each buffer has a named barrier that
+/// signals that it is full, and one that signals that it is empty.
 struct ProbabilityExchange {
   static constexpr int kBuffers = 2, kThreads = 256;
   static constexpr int kFullBarrier = 1, kEmptyBarrier = kFullBarrier + kBuffers;
@@ -27,7 +27,7 @@ struct ProbabilityExchange {
     for (int n = 0; n < tiles; ++n) ptx::store_shared_16(buffer + (n * 128 + thread) * 16, p.tile[0][n]);
     ptx::barrier_arrive(kFullBarrier + i % kBuffers, kThreads);
   }
-  /// `last`: whether nobody waits for the buffer any more.
+  /// `last`: whether the buffer is not used again.
   template <int tiles>
   static __device__ __forceinline__ void take(Accumulator<1, tiles>& p, u32 buffer, int i, int thread, bool last) {
     ptx::barrier_sync(kFullBarrier + i % kBuffers, kThreads);
@@ -41,7 +41,7 @@ struct ProbabilityExchange {
 template <class Side>
 struct ValueRole : BwdWgmma<Side, false, true> {
   using Base = BwdWgmma<Side, false, true>;
-  using Base::B, Base::checks, Base::p, Base::side, Base::stream, Base::values_at;
+  using Base::B, Base::checks, Base::p, Base::side, Base::stream;
   using typename Base::Operand, typename Base::OwnQk, typename Base::Scores, typename Base::StreamOv,
       typename Base::StreamQk;
 
@@ -156,7 +156,7 @@ struct KeyRole : BwdWgmma<Side, true, false> {
   }
 };
 
-/// What computes in a block: which role a warpgroup has.
+/// The consumers of a block: each warpgroup has one role.
 template <class Side>
 struct BwdByRoles : BwdProducer<Side> {
   using Base = BwdProducer<Side>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pass by rows of queries, for backward/wgmma.cuh: a block has tile_q rows of one head, and the keys that they see
-// stream by. Q and dO stay, K and V stream; the sum over the keys is dQ.
+// The row pass of backward/wgmma.cuh. A block owns tile_q query rows of one head: Q and dO stay in shared memory, and K
+// and V of the keys that the rows see are streamed. The sum over the keys is dQ.
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
@@ -22,10 +22,10 @@ struct RowSide {
   using Listed = ListedKeyTiles<B, Work>;
   using Walk = BwdWalk<B>;
   using Place = KvTile;
-  /// A tile that streams, and whether an element of it may weigh nothing.
+  /// A streamed tile. `hides`: elements may be hidden or dropped.
   struct Tile : KvTile {
     bool hides;
-    bool may_be_non_finite;  // as KeySide's
+    bool may_be_non_finite;  // as in KeySide::Tile
   };
   using Kept = KeptBits<C>;
   using Scores = Accumulator<1, C.tile_kv / 8>;
@@ -34,7 +34,7 @@ struct RowSide {
   const BwdTensorMaps* maps;
   const Work& work;
 
-  /// The work of block `index`, by every thread; whether it has rows.
+  /// Finds the work of block `index`; every thread calls it. Returns whether the block has rows.
   static __device__ __forceinline__ bool find(const BwdParams& params, int index, Work& work) {
     const FwdParams& p = params.forward;
     if (!work.find(p, Block::of<C>(p, index))) return false;
@@ -44,7 +44,7 @@ struct RowSide {
   }
   __device__ __forceinline__ int count() const { return B.has_list() ? work.listed : work.tiles.count(); }
   __device__ __forceinline__ Walk walk() const { return begin_walk<B>(Listed{params, work}); }
-  /// Tile i, which the walk has come to; of a list by a warp.
+  /// Advances the walk to tile i and returns it. With a list, a whole warp calls this.
   __device__ __forceinline__ Place next_tile(PassedWalk<B> walk, int i, int lane) const {
     if constexpr (B.has_list()) return Listed{params, work}.next(walk, lane);
     return place(i);
@@ -93,8 +93,9 @@ struct RowSide {
     const RowValue lower = row_value<B>(params, work, row + 8);
     return {{{upper.lse, lower.lse}, {upper.delta, lower.delta}, {upper.weight, lower.weight}}};
   }
-  /// LSE and δ stay in registers, so nothing is stored. They do not tell whether keys are finite: store_row_values() is
-  /// true, and the checker warps search K of every tile that hides an element (BwdProducer::check).
+  /// LSE and δ of a block's rows stay in registers, so nothing is loaded or stored here. They do not tell whether keys
+  /// are finite: store_row_values() returns true, and the checker warps search K of every tile that hides an element
+  /// (BwdProducer::check).
   struct Values {};
   __device__ __forceinline__ Values load_row_values(const Tile& /*tile*/, int /*lane*/) const { return {}; }
   __device__ __forceinline__ bool store_row_values(const Values& /*values*/, u32 /*to*/, int /*lane*/) const {
@@ -102,14 +103,15 @@ struct RowSide {
   }
   template <class NonFinite>
   __device__ __forceinline__ void poison(const NonFinite& /*keys*/, u32 /*values*/, int /*lane*/) const {}
-  /// One of RowValues' arrays, of two rows; at() picks that of element `e` of a tile of 8 columns.
+  /// Returns one of RowValues' arrays for a thread's two rows; at() selects the value of element `e` of an 8-column
+  /// tile.
   template <int array>
   static __device__ __forceinline__ float2 values(const OwnValues& own, u32 /*from*/, int /*n*/, int /*lane*/) {
     return own.of[array];
   }
   static __device__ __forceinline__ float at(const float2& values, int e) { return e / 2 == 0 ? values.x : values.y; }
 
-  struct Hidden {};  // nothing is found in front of a pass by rows
+  struct Hidden {};  // no kernel computes mask bits for the row pass
   static __device__ __forceinline__ Hidden load_hidden(const Tile& /*tile*/, int /*warp_row*/, int /*lane*/) {
     return {};
   }

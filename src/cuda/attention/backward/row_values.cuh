@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In front of the backward's passes: what each row of queries brings into the gradients of its scores (RowValues), and
-// the rows' shares of dsink. Sums have a fixed order.
+// The kernel before the passes, which computes RowValues of all query rows and the rows' shares of dsink, and the
+// kernel that adds up dsink. Sums have a fixed order.
 #pragma once
 
 #include "cuda/attention/backward/query_sums.cuh"
@@ -13,7 +13,7 @@
 
 namespace tessera::cuda {
 
-/// Where a sequence's first row is among those of a head.
+/// Returns the index of a sequence's first row in the RowValues of a head.
 __device__ __forceinline__ i64 first_value(const FwdParams& p, const Extent& q, int batch) {
   return p.cu_seqlens_q != nullptr ? i64{q.first} : static_cast<i64>(batch) * p.seqlen_q;
 }
@@ -25,11 +25,11 @@ struct RowValue {
   float weight = 1.0F;
 };
 
-/// Reads a float of RowValues' arrays past L1, which is not coherent: a block of a pass by keys may begin before it has
+/// Reads a float of RowValues from L2, because L1 is not coherent: a block of the key pass may begin before it has
 /// waited for any kernel (PassOverlap).
 __device__ __forceinline__ float read_value(const float* from) { return __ldcg(from); }
 
-/// Of a row of a block of queries.
+/// Reads the values of a row of a sequence.
 template <BwdConfig B, class Work>
 __device__ __forceinline__ RowValue row_value(const BwdParams& params, const Work& work, int row) {
   if (row >= work.sequence.q.length) return {};
@@ -40,7 +40,7 @@ __device__ __forceinline__ RowValue row_value(const BwdParams& params, const Wor
   return value;
 }
 
-/// Blocks of (rows, heads, sequences); `lanes` neighbouring lanes take a row.
+/// The grid is (blocks of rows, heads, sequences); `lanes` neighbouring lanes share a row.
 template <RowValuesConfig C>
 struct FindRowValues {
   static constexpr int lanes = C.lanes();
@@ -56,7 +56,7 @@ struct FindRowValues {
     if constexpr (C.counts_sums) clear_added<C>(params, q, batch, head);
     if constexpr (C.clears) clear_words(params);
     float dsink = 0.0F;
-    // A row of nobody is computed as the last one: all lanes take part in the sums.
+    // A row behind the end repeats the last one, because all lanes take part in the shuffles.
     if (q.length > 0) dsink = find(params, q, batch, head, min(row, q.length - 1), row < q.length);
     if constexpr (C.sink) add_up(params, batch, head, dsink);
   }
@@ -77,7 +77,7 @@ struct FindRowValues {
     return reinterpret_cast<const T*>(reinterpret_cast<const char*>(tensor) + offset * bytes);
   }
 
-  /// The row's share of dsink, in its first lane.
+  /// Stores the RowValues of a row. Returns its share of dsink in its first lane, and 0 in the others.
   static __device__ __forceinline__ float find(const BwdParams& params, const Extent& q, int batch, int head, int row,
                                                bool is_row) {
     const FwdParams& p = params.forward;
@@ -134,7 +134,7 @@ struct FindRowValues {
   }
 };
 
-/// dsink of a head from its parts: a block a head.
+/// Adds up dsink of a head from its parts; there is one block for each head.
 struct SumSinks {
   static constexpr int threads = 256;
 

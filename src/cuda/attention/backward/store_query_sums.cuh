@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Behind a pass that finds all gradients: dQ from its sums.
+// The kernel after a pass with Gradients::all, which scales, rounds and stores the sums of dQ.
 #pragma once
 
 #include "cuda/attention/backward/gradient_store.cuh"
@@ -9,7 +9,7 @@
 
 namespace tessera::cuda {
 
-/// Blocks of (tiles, heads or groups of heads_a_tile, sequences).
+/// The grid is (tiles of sums, heads or groups of heads_a_tile, sequences).
 template <QuerySumsConfig C>
 struct StoreQuerySums {
   static __device__ __forceinline__ void run(const BwdParams& params) {

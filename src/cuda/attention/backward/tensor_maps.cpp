@@ -14,7 +14,7 @@ BwdTensorMaps tensor_maps(const BwdConfig& config, const Problem& problem, const
   };
   const auto map = [&](Slot slot, const void* tensor, const Strides& strides, const MapSizes& sizes, int padded,
                        int rows) {
-    // The driver wants an address and strides for what is empty too.
+    // The driver requires an address and strides for an empty tensor too.
     if (sizes.rows == 0) return tensor_map(p.q, {}, config.type, sizes, box(padded, rows));
     check_map_strides(slot, strides, sizes, instead);
     return tensor_map(tensor, strides, config.type, sizes, box(padded, rows));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor maps of what the backward reads, for TMA.
+// TMA tensor maps of the tensors that the backward reads.
 #pragma once
 
 #include "shared/backward.h"
@@ -7,7 +7,7 @@
 
 namespace tessera::cuda {
 
-/// Maps for a pass. Throws Error{unsupported} where the driver or the strides of a tensor allow none.
+/// Makes the maps of a pass. Throws Error{unsupported} if the driver, or the strides of a tensor, do not allow one.
 BwdTensorMaps tensor_maps(const BwdConfig& config, const Problem& problem, const BwdParams& params);
 
 }  // namespace tessera::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scores and dropout where fragments lie keys down: a thread has two keys and, of each tile of 8 columns, two queries.
+// Scores and dropout in transposed fragments, whose rows are keys: a thread has two keys and, of each tile of 8
+// columns, two queries.
 #pragma once
 
 #include "cuda/attention/backward/query_range.cuh"
@@ -11,29 +12,29 @@
 
 namespace tessera::cuda {
 
-/// Whether the user's mask is asked about elements of a tile.
+/// Whether the user's mask is evaluated for the elements of a tile.
 template <FwdConfig C>
 __device__ __forceinline__ bool tests_mask(const QueryTile& tile) {
   return C.has_mask() && !(C.list_waives && tile.waived);
 }
 
-/// The elements of 16 keys by `rows` rows from `tile.first` on that the user's mask hides, or a list: bit 2n + column
-/// of a word for each of a thread's two keys, of its rows of the n-th 8.
+/// The elements of 16 keys by `rows` rows from `tile.first` on that the user's mask, or a list, hides. A thread has a
+/// word for each of its two keys; bit 2n + column is that of its row `column` in the n-th 8 rows.
 template <FwdConfig C, class Mask, int rows, int heads_a_tile>
 struct HiddenElements {
   static_assert(!C.tests_elements() || rows <= 128);
-  static_assert(heads_a_tile == 1 || !C.list_elements);      // the list is asked about queries
+  static_assert(heads_a_tile == 1 || !C.list_elements);      // the list is looked up by query
   static constexpr int columns_at_once = C.d > 192 ? 1 : 4;  // as registers allow
   u32 upper = 0, lower = 0;
 
-  /// `Position`: the integer that the mask may compute with.
+  /// `Position`: the integer type in which the mask may compute.
   template <class Position>
   __device__ __forceinline__ void find(const FwdParams& p, const KeyWork<C, heads_a_tile>& work, const QueryTile& tile,
                                        int first_key, int lane) {
     const ListReader reader(p.list, work.batch, work.first_head + tile.head, work.kv_head);
     ListedKeys listed{reader};
     const auto row_of = [&](int i) { return tile.first + i / 2 * 8 + lane % 4 * 2 + i % 2; };
-    if constexpr (C.list_elements) {  // key after key: neighbours mostly share a tile of the list
+    if constexpr (C.list_elements) {  // a key at a time: its rows mostly share a block of the list
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         u32 found = 0;
@@ -44,7 +45,7 @@ struct HiddenElements {
         (half == 0 ? upper : lower) = found;
       }
     } else {
-      // A text is long, and what it loads takes a while. What it computes of a row serves both keys.
+      // User code is long, and its loads take a while. What it computes of a row serves both keys.
 #pragma unroll columns_at_once
       for (int i = 0; i < rows / 4; ++i) {
         upper |= static_cast<u32>(hides<Position>(p, work, tile, row_of(i), first_key, listed)) << i;
@@ -52,7 +53,7 @@ struct HiddenElements {
       }
     }
   }
-  /// The same where a kernel in front has found it.
+  /// Loads the same from the bits that an earlier kernel has computed.
   __device__ __forceinline__ void load(const FwdParams& p, const KeyWork<C, heads_a_tile>& work, const QueryTile& tile,
                                        int first_key, int lane) {
     static_assert(kMaskBlock % rows == 0 && heads_a_tile == 1 && C.segments == 1);
@@ -84,10 +85,10 @@ struct HiddenElements {
   }
 };
 
-/// What FinishScores is to fragments that lie queries down, of 16 keys by `rows` rows from `tile.first` on.
+/// FinishScores for transposed fragments, of 16 keys by `rows` rows from `tile.first` on.
 template <FwdConfig C, class User, int rows = C.tile_q, int heads_a_tile = 1>
 struct TransposedScores {
-  static_assert(heads_a_tile == 1 || !C.scale_first);  // what changes scores counts queries
+  static_assert(heads_a_tile == 1 || !C.scale_first);  // scores depend on queries, not on packed rows
   const FwdParams& p;
   const KeyWork<C, heads_a_tile>& work;
   int warp_row;  // first key of the warp within the block
@@ -96,7 +97,8 @@ struct TransposedScores {
   using Scores = Accumulator<1, rows / 8>;
   using Hidden = HiddenElements<C, typename User::Mask, rows, heads_a_tile>;
 
-  /// What a kernel in front has found of a tile, for finish(); loaded in front of what it has to wait for.
+  /// Loads the bits of a tile that an earlier kernel has computed, for finish(). The caller may do so before it waits
+  /// for the products.
   __device__ __forceinline__ Hidden load_hidden(const QueryTile& tile) const {
     Hidden hidden;
     if constexpr (has_mask_bits(C)) {
@@ -105,8 +107,9 @@ struct TransposedScores {
     return hidden;
   }
 
-  /// `cut`: whether an interval of keys hides elements of the tile (KeyWork::is_cut), or with list_elements the list.
-  /// `differentiates`: `derivatives`, by the scaled products, are found too; those of hidden elements hold anything.
+  /// `cut`: interval masks or the ends of the sequences hide elements of the tile (KeyWork::is_cut), or with
+  /// list_elements the list may. `differentiates`: `derivatives` with respect to the scaled products are computed too;
+  /// those of hidden elements are undefined.
   template <bool differentiates>
   __device__ __forceinline__ void finish(Scores& s, Scores& derivatives, const QueryTile& tile, bool cut,
                                          Hidden hidden) const {
@@ -135,7 +138,7 @@ struct TransposedScores {
   }
 
  private:
-  // The upper one of the thread's.
+  // The upper one of the thread's two keys.
   __device__ __forceinline__ int first_key() const { return work.first_key + warp_row + lane / 4; }
   template <class Use>
   static __device__ __forceinline__ void for_each(Use use) {
@@ -152,24 +155,25 @@ struct TransposedScores {
     return tile.first + n * 8 + lane % 4 * 2 + column;
   }
 
-  // Whether the callable is to compute with positions of 32 bits.
+  // Whether the callable may compute with positions of 32 bits.
   template <class Callable>
   __device__ __forceinline__ bool are_small() const {
     if constexpr (!Callable::uses_position) return false;
     return are_positions_small(p, work.q_position, work.q.length, work.keys);
   }
 
-  // From products to scores, and their derivatives. `Position`: the integer that the callable may compute with.
+  // Turns products into scores, and computes their derivatives. `Position`: the integer type in which the callable may
+  // compute.
   template <class Position, bool differentiates>
   __device__ __forceinline__ void change(Scores& s, Scores& derivatives, const QueryTile& tile, int first_key) const {
-    // Of the first element: to it numbers are added that the compiler knows.
+    // The point of the first element; the others are at offsets from it that the compiler knows.
     const ScorePoint corner = work.point_of(p, tile.head, query_of(tile, 0, 0), first_key);
     float slope = 0.0F;
     if constexpr (C.alibi) {
       slope = p.slopes[work.batch * p.slopes_batch + (work.first_head + tile.head) * p.slopes_head];
     }
     for_each([&](int n, int half, int column) {
-      // What texts load stays behind it: each takes registers.
+      // This barrier keeps the loads of user code after it; earlier, each would take registers.
       if (C.user_score && half == 0 && column == 0) __syncwarp();
       const int query = query_of(tile, n, column);
       const int key = first_key + half * 8;
@@ -188,7 +192,7 @@ struct TransposedScores {
     });
   }
 
-  // What the ends of the sequences and the intervals of keys that rows see hide.
+  // Hides elements outside of the sequences, or of the interval of rows that see their key.
   __device__ __forceinline__ void hide_cut(Scores& s, const QueryTile& tile, int first_key) const {
     // Of each key: the thread's first row relative to the first row that sees the key, and how many rows see it.
     // Unsigned, so that one comparison tests both ends.
@@ -204,19 +208,20 @@ struct TransposedScores {
     });
   }
 
-  // |position of the query − position of the key|, rounded once, as Distances has it.
+  // |position of the query − position of the key|, rounded once, as in Distances.
   __device__ __forceinline__ float distance(int query, int key) const {
     if constexpr (!C.alibi) return 0.0F;
     return fabsf(static_cast<float>(work.q_position + query - work.keys.position - key));
   }
 };
 
-/// Which elements of 16 keys by tile_q rows dropout keeps: byte k % 4 of word k / 4 is fragment k, whose bit
-/// 4·side + 2·half + i is that of the left (0) or right (1) tile's query i and the upper (0) or lower (1) key.
+/// The elements of 16 keys by tile_q rows that dropout keeps. Byte k % 4 of word k / 4 is that of fragment k. Its bit
+/// 4·side + 2·half + i is that of query i in the left (side 0) or right (1) tile, and of the upper (half 0) or lower
+/// (1) key.
 template <FwdConfig C>
 struct KeptOfKeys {
   static constexpr int words = divide_up(C.tile_q, 64);
-  // Calls of the generator side by side, each a chain of ten products, as registers allow.
+  // The number of Philox calls that are interleaved, as registers allow; each is a chain of ten products.
   static constexpr int at_once = C.d + C.dv > 192 ? 1 : 4;
   u32 word[words];
 
@@ -250,8 +255,8 @@ struct KeptOfKeys {
   }
 
  private:
-  // A call draws for two neighbouring keys, which two lanes have. So each of them calls for one of their two
-  // neighbouring queries, and a shuffle gives each lane the bits of its own key.
+  // A Philox call draws for two neighbouring keys, which two lanes have. So each of these lanes calls for one of their
+  // two neighbouring queries, and a shuffle gives each lane the bits of its own key.
   static __device__ __forceinline__ u32 of_aligned_fragment(const DropoutDraws& draws, u32 key, u32 row, u32 head) {
     const u32 odd = key & 1;
     const Philox random = draws.philox(key, row + odd, head);

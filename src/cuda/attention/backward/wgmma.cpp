@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The row cuda.bwd_wgmma of the table: the backward for SM90.
+// The implementation cuda.bwd_wgmma: the backward for SM90.
 
 #include "cuda/attention/backward/config.h"
 #include "cuda/attention/backward/launch.h"
@@ -11,7 +11,7 @@ Support supports(const Problem& problem, const Target& target, const Wishes& wis
   if (const Support s = supports_features(problem); !s) return s;
   if (target.sm != 90) return Support::no("wants SM90");
   if (wishes.implementation.empty() && prefers_mma(problem, target)) {
-    return Support::no("leaves lists whose blocks have fewer than 64 rows to cuda.bwd_mma");
+    return Support::no("leaves lists whose blocks cut tiles of 64 rows to cuda.bwd_mma");
   }
   return supports_backward(problem, target, wishes, Products::wgmma);
 }

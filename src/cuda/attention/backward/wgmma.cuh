@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward for SM90, by wgmma: one algorithm, whose side (row_side.cuh, key_side.cuh) says what a block keeps and
-// what streams by. Of the pass by rows of queries, then of that by keys, whose fragments lie keys down:
+// The backward for SM90 by wgmma: one algorithm, whose side (row_side.cuh, key_side.cuh) defines what a block owns and
+// what it streams. The row pass and the key pass, whose score fragments are transposed, compute:
 //
 //     S = Q·Kᵀ    P = exp2(S − LSE)                 dP = dO·Vᵀ    dS = P ∘ (dP − δ)    dQ += dS·K
 //     Sᵀ = K·Qᵀ   Pᵀ = exp2(Sᵀ − LSE)  dV += Pᵀ·dO  dPᵀ = V·dOᵀ   dSᵀ = Pᵀ ∘ (dPᵀ − δ)  dK += dSᵀ·Q
 //
-// Operands of S are called qk here, those of dP ov: Q or K, dO or V. P and dS are operands from registers as they are.
-// Where dK and dV do not fit the registers together, one warpgroup computes dV and one dK (role_split.cuh). If a
-// score's derivative must be kept too, separate blocks compute dK and dV, each with its own S (BwdConfig::apart).
-// With Gradients::all the pass by keys also computes dQ = dS·K of a tile, for which dS goes through shared memory, and
-// the TMA adds it to QuerySums.
+// The operands of S are called qk here (Q, K), those of dP ov (dO, V). P and dS are A operands in registers, as they
+// are. If dK and dV do not fit the registers together, one warpgroup computes dV and one dK (role_split.cuh). If the
+// derivative of a score must be kept too, separate blocks compute dK and dV, each with its own S (BwdConfig::apart).
+// With Gradients::all the key pass also computes dQ = dS·K of a tile: dS goes through shared memory, and the TMA adds
+// dQ to QuerySums.
 #pragma once
 
 #include "cuda/attention/backward/key_side.cuh"
@@ -35,23 +35,24 @@ struct BwdWgmma : QueryProducts<Side> {
   using Kept = typename Side::Kept;
   using Tile = typename Side::Tile;
   using OwnValues = typename Side::OwnValues;
-  // Of a tile's column groups of 8, those whose exponentials run beside the products of dP. Those of the others run
-  // beside the arithmetic of dS, which leaves the special function units idle.
+  // The number of a tile's 8-column groups whose exponentials overlap the products of dP. Those of the other groups
+  // overlap the arithmetic of dS, which leaves the special function units idle.
   static constexpr int groups_beside_dp = finds_qk ? columns / 16 : columns / 8;
   // Column groups whose LSE and δ are loaded ahead of their use: as many as registers have room for.
   static constexpr int preloaded_groups = groups == 1 || columns > 96 ? 4
                                           : (B.dropout || B.scale_first) && B.adds_dq() && B.accumulators() >= 192
                                               ? 1
                                               : columns / 8;
-  // Where the assembler does not find out by itself that all lanes are at the same tile, it keeps addresses and
-  // descriptors that follow from its number in every lane's registers. It is told where that was measured to pay
+  // If ptxas does not find out that all lanes are at the same tile, it keeps the addresses and descriptors of the tile
+  // in registers of every lane. ptx::uniform() tells it where that was measured to pay
   // (docs/experiments/gpu-backward.md).
   static constexpr bool says_uniform = B.adds_dq() && (B.has_list() || columns > 64);
-  // Whether a group waits for room for dQ and for the next tile, and loads that tile's LSE, while dV is computed. With
-  // dropout beside 192 accumulators registers would spill.
+  // Whether a group waits for the dQ buffer and for the next tile, and loads the LSE of that tile, while dV is
+  // computed. With dropout and 192 accumulators registers would spill.
   static constexpr bool looks_early = B.adds_dq() && !(B.dropout && B.accumulators() >= 192);
-  // Whether dS is published behind the waits for the next tile, which keeps the groups together. With ordered sums the
-  // next block waits for the later group's share; measured, that pays for tiles of 128 rows, not for those of 64.
+  // Whether dS is published after the waits for the next tile, which keeps the groups together: with ordered sums the
+  // next block waits for the share of the later group. As measured, that pays for tiles of 128 rows, not for those of
+  // 64.
   static constexpr bool publishes_late = B.ordered && columns > 64;
   using Values = float2[preloaded_groups];  // of one of RowValues' arrays
 
@@ -61,7 +62,7 @@ struct BwdWgmma : QueryProducts<Side> {
     Base::template run<BwdWgmma>(params, memory, maps, index);
   }
 
-  // Tile after tile: S and dP, of which S of the next tile begins while the sums of this one are computed.
+  // Loops over the tiles. S of the next tile begins while the gradients of this one are being added up.
   __device__ __forceinline__ void compute() const {
     Accumulator<1, finds_qk ? B.d / 8 : 1> dqk;   // dQ or dK
     Accumulator<1, finds_ov ? B.dv / 8 : 1> dov;  // dV
@@ -76,7 +77,8 @@ struct BwdWgmma : QueryProducts<Side> {
       Scores s, ds;
       ScoreOperands from = score_operands(0);
       stream().wait(0);
-      // Loaded in front of the products, behind whose reads of shared memory they would stand in line.
+      // These loads precede the products, because later they would queue behind the reads of shared memory by the
+      // products.
       bool hides = tile(0).hides;
       if constexpr (B.adds_dq()) hides = hides || memory.own_replaced;
       Values lse, delta;
@@ -116,8 +118,8 @@ struct BwdWgmma : QueryProducts<Side> {
           settle(ds);
           if constexpr (B.single_ov) release(this->ov_stream(), i);
         }
-        // P and dS are packed while none of the group's products runs. Otherwise the assembler makes a wgmma that takes
-        // A from registers wait for all products before it.
+        // P and dS are packed while none of the group's products runs. Otherwise ptxas makes a wgmma that takes A from
+        // registers wait for all products before it.
         Operand weights, gradients;
         if (hides) {
           exponentiate<true>(s, scale, lse, own, i, groups_beside_dp, columns / 8);
@@ -130,9 +132,9 @@ struct BwdWgmma : QueryProducts<Side> {
           });
         }
         [[maybe_unused]]
-        typename Base::QueryOperands operands;  // found here: no product can begin before its descriptor is known
+        typename Base::QueryOperands operands;  // computed here: no product can begin before its descriptor is known
         if constexpr (B.adds_dq()) operands = query_operands(i);
-        // Waits for the next tile and loads what its S wants; behind the last tile that is not used.
+        // Waits for the next tile and loads what its S needs. After the last tile these values are not used.
         const auto look_ahead = [&] {
           if (i + 1 < count) stream().wait(i + 1);
           hides = tile(i + 1).hides;
@@ -151,8 +153,8 @@ struct BwdWgmma : QueryProducts<Side> {
           if constexpr (publishes_late) publish_gradients(i);
           discard(ds);
           begin_dq(ds, operands, i);
-          // A product that takes registers is begun only when those before it have ended, which holds the warp up: the
-          // stores of dQ run beside dK's first half, which reads little shared memory.
+          // A wgmma with A in registers stalls its warp until the products before it have ended. So the stores of dQ
+          // run beside the first half of dK, which reads little shared memory.
           constexpr int half = columns / 32;
           begin_outputs<B.type, StreamQk, 0, half>(dqk, gradients, from.tile_qk);
           stage_dq(ds, i, !looks_early);
@@ -184,7 +186,7 @@ struct BwdWgmma : QueryProducts<Side> {
   }
 
  protected:
-  // The sums to gradients; with splits_rows by the last block of a tile of keys.
+  // Stores the gradients; with splits_rows the last block of a tile of keys does so.
   template <class SumsQk, class SumsOv>
   __device__ __forceinline__ void store(SumsQk& dqk, SumsOv& dov, int count) const {
     if constexpr (B.splits_rows) {
@@ -192,7 +194,7 @@ struct BwdWgmma : QueryProducts<Side> {
     }
     u32 scratch = 0;
     if constexpr (B.adds_dq()) {
-      // No product reads that buffer of dS any more (see share_gradients), nor ever did with one tile or none.
+      // No product reads this buffer of dS any more (share_gradients()). With one tile or none, no product has read it.
       static_assert(B.warps * kStoreScratchBytes <= Base::GradientTile::bytes);
       scratch = this->gradients_at(count) + this->warp() * kStoreScratchBytes;
     }
@@ -200,7 +202,7 @@ struct BwdWgmma : QueryProducts<Side> {
     if constexpr (finds_ov) side.store_ov(dov, warp_row(), lane_again(), scratch);
   }
 
-  // Where the operands of S and dP of a tile lie: the group's 64 rows of the block's own tiles, and the tile.
+  // The addresses of the operands of S and dP: the group's 64 rows of the block's own tiles, and the streamed tile.
   struct ScoreOperands {
     u32 own_qk, own_ov, tile_qk;
   };
@@ -209,13 +211,13 @@ struct BwdWgmma : QueryProducts<Side> {
     return {own_qk() + group * static_cast<int>(OwnQk::rows_below(64)),
             own_ov() + group * static_cast<int>(OwnOv::rows_below(64)), ptx::uniform(qk_at(i))};
   }
-  // dP, in the place of dS.
+  // Begins dP, in the registers of dS.
   __device__ __forceinline__ void begin_dp(Scores& dp, const ScoreOperands& from) const {
     discard(dp);
     begin_scores<B.type, OwnOv, StreamOv>(dp, from.own_ov, this->ov_at(from.tile_qk));
   }
 
-  // Leaves dK and dV of the block's part of the rows in memory. The last block of a tile of keys to do so gets the sums
+  // Writes dK and dV of the block's part of the rows to memory. The last block of a tile of keys to do so gets the sums
   // of all parts in its registers and returns true.
   __device__ __forceinline__ bool add_parts(Accumulator<1, B.d / 8>& dk, Accumulator<1, B.dv / 8>& dv) const {
     const auto visit = [&](auto use) {
@@ -244,11 +246,11 @@ struct BwdWgmma : QueryProducts<Side> {
   template <int array>
   __device__ __forceinline__ float2 value(const Values& values, const OwnValues& own, int i, int n, int lane) const {
     if (n < preloaded_groups) return values[n];
-    if (n % 4 == 0) __syncwarp();  // loads stay behind it: each takes registers
+    if (n % 4 == 0) __syncwarp();  // keeps later loads from moving up, where they would take registers
     return side.template values<array>(own, values_at(i), n, lane);
   }
-  // Scores to probabilities. Those of hidden elements, of a tile that `hides` any, are −0, which tells them apart from
-  // what is only small; LSE of a hidden row may be NaN. `first` to `last`: column groups of 8.
+  // Turns scores into probabilities, from 8-column group `first` to `last`. With `hides`, those of hidden elements
+  // become −0, which distinguishes them from very small ones; the LSE of a hidden row may be NaN.
   template <bool hides>
   __device__ __forceinline__ void exponentiate(Scores& s, float scale, const Values& lse, const OwnValues& own, int i,
                                                int first, int last) const {
@@ -269,8 +271,8 @@ struct BwdWgmma : QueryProducts<Side> {
   static __device__ __forceinline__ bool is_hidden(float probability) {
     return __float_as_uint(probability) == 0x80000000U;
   }
-  // From P and dP to P and dS as operands of products. What is hidden is selected and not multiplied: a hidden key's V,
-  // or a hidden row's dO, may be NaN. beside(k) is computed in front of step k.
+  // Computes the operands P and dS from P and dP. Hidden elements are selected as 0, not multiplied by 0: V of a hidden
+  // key, or dO of a hidden row, may be NaN. beside(k) is called before step k.
   template <bool hides, class Beside>
   __device__ __forceinline__ void find_operands(Operand& weights, Operand& gradients, Scores& s, const Scores& ds,
                                                 const Scores& chain, const OwnValues& own, const Values& delta, int i,
@@ -302,7 +304,7 @@ struct BwdWgmma : QueryProducts<Side> {
       if constexpr (finds_qk) pack_fragment<B.type>(gradients[k], gradient[0], gradient[1]);
     }
   }
-  // Makes NaN of the probabilities of keys that are not finite, unless they are hidden. Only for the pass by rows.
+  // Sets the probabilities of keys that are not finite to NaN, unless they are hidden. Only the row pass calls this.
   __device__ __forceinline__ void poison(Scores& s, int i) const {
     const NonFinite* keys = this->non_finite(i);
     if (keys == nullptr) return;
@@ -312,20 +314,21 @@ struct BwdWgmma : QueryProducts<Side> {
       if (!is_hidden(element) && keys->of(n * 8 + lane % 4 * 2 + e % 2) != 0) element = kNaN;
     });
   }
-  // The assembler would move a wait in front of what is to run beside the products (ptx::wgmma_wait_after).
+  // Keeps the wait for dP after the exponentials: ptxas would move it before them, and they would not overlap the
+  // products (ptx::wgmma_wait_after).
   __device__ __forceinline__ void keep_before_wait(const Scores& s, int count) const {
-    u32 bits = 0;  // of the last, before which the assembler leaves the others
+    u32 bits = 0;  // of the last column group; ptxas computes the others before it
 #pragma unroll
     for (const float element : s.tile[0][groups_beside_dp - 1]) bits |= __float_as_uint(element);
     ptx::wgmma_wait_after(__uint_as_float(bits & static_cast<u32>(count >> 31)), ptx::shared_address(&memory.own_qk));
   }
 
-  // The groups issue products in turn, so that one's exponentials overlap the other's products: in two passes at dQ, or
-  // dV and dK; in one pass at S and dP. (In one pass each group also waits for the other's dS, before its dQ.) Nobody
-  // waits for the last arrival of a block.
+  // The groups issue products in turn, so that exponentials of one overlap products of the other. In one pass they take
+  // turns at S and dP; in two passes at dQ, or at dV and dK. (In one pass each group also waits for the dS of the
+  // other, before its dQ.) Nobody waits for the last arrival of a block.
   enum class Turn { scores, sums };
   static constexpr Turn turn = B.adds_dq() ? Turn::scores : Turn::sums;
-  static constexpr int kSchedulerBarrier = 1;  // barriers, one for each group
+  static constexpr int kSchedulerBarrier = 1;  // the first of the named barriers, one for each group
   template <Turn at>
   __device__ __forceinline__ void scheduler_barrier_sync() const {
     if constexpr (groups == 2 && turn == at) ptx::barrier_sync(kSchedulerBarrier + thread_again() / 128, B.threads());
@@ -339,7 +342,7 @@ struct BwdWgmma : QueryProducts<Side> {
     if constexpr (B.dropout) return kept.keeps(n / 2, n % 2, e);
     return true;
   }
-  /// Says that the warp has read what `ring` holds of tile i.
+  /// Signals that the warp has read what `ring` holds of tile i.
   template <class Ring>
   __device__ __forceinline__ void release(const Ring& ring, int i) const {
     __syncwarp();
@@ -347,7 +350,8 @@ struct BwdWgmma : QueryProducts<Side> {
   }
 };
 
-/// A block for each tile of the side's own rows, or two, of which one finds dK and one dV.
+/// Each own tile has one block, with splits_rows one for each part of the rows, or with BwdConfig::apart two: one
+/// computes dK, the other dV.
 template <class Side>
 __device__ __forceinline__ void run_backward(const BwdParams& params, char* memory, const BwdTensorMaps* maps) {
   const PassOverlap<Side::B> overlap;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tile of keys a block of a pass by keys has, or which part of one where tiles have parts (KeyParts), and how the
-// sums of parts become one.
+// Maps a block of a key pass to its tile of keys, or to its part of one (KeyParts), and adds up the sums of parts.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -8,11 +7,11 @@
 
 namespace tessera::cuda {
 
-/// The tile of keys of block `index` of the pass by keys. L2 groups of heads follow each other. In a group the tiles of
-/// keys come in order, each for all heads: under a causal mask most rows see the first.
+/// The tile of keys of block `index` of the key pass. L2 groups of heads follow each other. In a group the tiles of
+/// keys are in order, each for all heads: under a causal mask most rows see the first keys, so long blocks begin first.
 struct KeyBlock {
   int batch, kv_head;
-  int tile;  // of both segments
+  int tile;  // numbered over both segments
 
   __device__ __forceinline__ KeyBlock(const BwdParams& params, int index) {
     const int l2_group = ptx::divide(index, params.key_l2_blocks);
@@ -25,7 +24,7 @@ struct KeyBlock {
 };
 
 /// Finds the part of grid block `block`; a tile that is not split counts as one part. Returns false for blocks without
-/// work: those of parts that do not exist, and that of a tile whose parts other blocks take.
+/// work: those of parts that do not exist, and those of tiles that other blocks take as parts.
 __device__ __forceinline__ bool find_part(const KeyParts& parts, int block, KeyPart& part) {
   if (block < parts.most) {
     if (block >= *parts.count) return false;
@@ -36,8 +35,9 @@ __device__ __forceinline__ bool find_part(const KeyParts& parts, int block, KeyP
   return parts.most == 0 || !parts.is_split[part.block];
 }
 
-/// Leaves a part's sums in memory: `count` of each thread, which lie in shared memory from `at` on, `threads` apart.
-/// The last block of a tile to do so gets those of all its parts there, and true. By the whole block.
+/// Writes a part's sums to memory: `count` of each thread, which lie in shared memory from `at` on, `threads` apart.
+/// For the last block of a tile to do so, the sums of all its parts replace them, and the function returns true. The
+/// whole block calls this.
 template <int threads, int count>
 __device__ __forceinline__ bool add_parts(const KeyParts& parts, const KeyPart& part, int thread, u32 at) {
   float* own = parts.sums + (part.first + part.part) * i64{count * threads} + thread;
@@ -61,8 +61,8 @@ __device__ __forceinline__ bool add_parts(const KeyParts& parts, const KeyPart& 
   return true;
 }
 
-/// The same of sums that a part's threads have in registers: visit(use) calls use(sum, i) for each of the `count` of a
-/// thread, sync() is a barrier of these threads, and `is_last` lies in shared memory.
+/// The same for sums in registers: visit(use) calls use(sum, i) for each of the `count` of a thread, sync() is a
+/// barrier of the threads, and `is_last` is in shared memory.
 template <int threads, int count, class Visit, class Sync>
 __device__ __forceinline__ bool add_parts(const RowParts& parts, const KeyPart& part, int thread, bool& is_last,
                                           Visit visit, Sync sync) {

@@ -8,11 +8,11 @@ namespace tessera::cuda {
 namespace {
 
 struct BitRows {
-  std::int64_t own;    // tiles
-  std::int64_t words;  // of each
+  std::int64_t own;    // tiles that blocks own
+  std::int64_t words;  // of each, for the tiles of the list
   std::int64_t first_tiles;
-  std::int64_t waived_words;  // of each, behind those
-  std::int64_t counts;        // of each, behind those
+  std::int64_t waived_words;  // of each, for its full tiles
+  std::int64_t counts;        // of each, for the number of its tiles
 
   std::int64_t all_words() const { return words + waived_words + counts; }
 };

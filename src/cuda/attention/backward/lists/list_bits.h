@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile lists of a backward on the host: how many bits say what a list leaves to a pass, and what its kernels are given.
+// The host side of the tile lists of a backward: the size of TileBits, and the parameters of its kernels.
 #pragma once
 
 #include "shared/backward.h"
@@ -13,7 +13,7 @@ const TileList& backward_list(const Problem& problem);
 std::int64_t list_batches(const Problem& problem);
 /// Rows of the list, of one head and sequence.
 std::int64_t list_rows(const Problem& problem);
-/// Words of the bits of a pass; 0 without a list.
+/// Words of the TileBits of a pass; 0 without a list.
 std::int64_t bit_count(const Problem& problem, const BwdConfig& config);
 TileBits tile_bits(const Problem& problem, const BwdConfig& config, u32* words);
 ListParams bwd_list_params(const Problem& problem, const Bindings& bindings);

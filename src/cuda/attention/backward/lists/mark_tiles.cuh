@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a tile list in any of its forms to the bits of the backward's passes (TileBits), which are zeros before. Bits of
-// both orders, rows by keys and keys by rows, come from the same entries, so that a run's time follows these; and what
-// is marked does not depend on who marks it first.
+// Converts a tile list of any form to the bits of the passes (TileBits), which must be zeros before. Each entry sets
+// the bits of both orders, rows by keys and keys by rows, so that the time depends on the number of entries. The result
+// does not depend on the order in which warps set bits.
 #pragma once
 
 #include "cuda/attention/backward/lists/tile_bits.cuh"
@@ -10,7 +10,7 @@
 
 namespace tessera::cuda {
 
-/// Blocks of (rows of the list, its heads, its sequences); a warp takes a row.
+/// The grid is (blocks of kMarkedRows rows of the list, its heads, its sequences); a warp takes a row.
 struct MarkTiles {
   static constexpr int threads = kMarkedRows * 32;
 
@@ -46,7 +46,7 @@ struct MarkTiles {
     }
   }
 
-  /// Indices of block `block` below `length`; none if there is no such block.
+  /// Returns the indices of block `block` that are below `length`; none if there is no such block.
   static __device__ __forceinline__ Interval indices_of_block(int block, const Divisor& size, int length) {
     const i64 first = i64{block} * size.value;
     if (block < 0 || first >= length) return {0, 0};
@@ -74,7 +74,7 @@ struct MarkTiles {
       if (full && bits.waived_words != 0) mark_tiles(bits, own, stream, bits.waived_words);
     }
   }
-  // `first_word`: of a row's bits, or of those of its full tiles.
+  // `first_word`: the first word of a row's bits (0), or of those of its full tiles.
   __device__ __forceinline__ void mark_tiles(const TileBits& bits, const Interval& own, const Interval& stream,
                                              int first_word) const {
     u32* row = bits.words + batch * bits.batch_stride + head * bits.head_stride + own.begin * i64{bits.row_words};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles that a list leaves to a block of either pass. Without a list there is nothing to keep: the i-th tile of a
-// walk follows from i.
+// The tiles that a list selects for a block of either pass. Without a list a walk has no state: its i-th tile follows
+// from i.
 #pragma once
 
 #include "cuda/attention/backward/lists/tile_bits.cuh"
@@ -8,7 +8,7 @@
 
 namespace tessera::cuda {
 
-/// Of a pass by keys, whose Work is a KeyWork: tiles of rows of the query heads that share the block's key head.
+/// For the key pass, whose Work is a KeyWork: the tiles of rows of the query heads that share the block's key head.
 template <BwdConfig B, class Work>
 struct ListedRowTiles {
   const BwdParams& params;
@@ -17,12 +17,12 @@ struct ListedRowTiles {
   __device__ __forceinline__ ListedTiles of_head(int head) const {
     const bool by_query_head = params.forward.list.heads == ListHeads::q;
     const int own = work.first_key / B.tile_kv + (B.segments == 2 && work.segment == 1 ? params.first_tiles : 0);
-    // Formed again when a walk needs it: numbers that are kept take registers.
+    // This is computed again when a walk needs it, because values that are kept take registers.
     const int first_tile = ptx::afresh(work.first_tile);
     return ListedTiles(params.tile_bits[1], work.batch, by_query_head ? work.first_head + head : work.kv_head, own,
                        {first_tile, first_tile + work.tiles});
   }
-  /// By every thread of a warp.
+  /// Returns the number of tiles, of all heads. Every thread of a warp calls this.
   __device__ __forceinline__ int count(int lane) const {
     const int heads = walks();
     if (params.forward.list.heads != ListHeads::q) return heads * of_head(0).count(lane);
@@ -30,8 +30,8 @@ struct ListedRowTiles {
     for (int head = 0; head < heads; ++head) count += of_head(head).count(lane);
     return count;
   }
-  /// Those of a part of the block's tile of keys: as many in each part, but that a word of bits is not cut. By every
-  /// thread of a warp.
+  /// Returns the tiles of a part of the block's tile of keys. Parts have equally many listed tiles, up to whole words
+  /// of bits. Every thread of a warp calls this.
   __device__ __forceinline__ Interval of_part(const KeyPart& part, int lane) const {
     const i64 all = count(lane);
     const ListedTiles tiles = of_head(0);
@@ -49,11 +49,11 @@ struct ListedRowTiles {
   }
 
  private:
-  /// Walks of a block over its tiles: one for each query head, or for as many as a tile has.
+  /// How often a block goes over its tiles: once for each heads_a_tile query heads.
   __device__ __forceinline__ int walks() const {
     return static_cast<int>(params.forward.heads_a_kv.value) / B.heads_a_tile;
   }
-  /// The first word in front of which there are `tiles` tiles or more, of all heads.
+  /// Returns the first word before which there are `tiles` tiles or more, of all heads.
   __device__ __forceinline__ int word_behind(i64 tiles, int lane) const {
     const int heads = walks();
     const bool by_query_head = params.forward.list.heads == ListHeads::q;
@@ -61,7 +61,7 @@ struct ListedRowTiles {
     i64 before = 0;
 #pragma unroll 1
     for (int base = of_head(0).begin_word(); base < end; base += 32) {
-      int sum = 0;  // of the lane's word and those in front of it
+      int sum = 0;  // tiles in the lane's word and the words before it
       for (int head = 0; head < (by_query_head ? heads : 1); ++head) sum += __popc(of_head(head).word(base + lane));
       if (!by_query_head) sum *= heads;
 #pragma unroll
@@ -77,7 +77,7 @@ struct ListedRowTiles {
   }
 };
 
-/// Of a pass by rows, whose Work is a BlockWork: tiles of keys of both sources.
+/// For the row pass, whose Work is a BlockWork: the tiles of keys of both sources.
 template <BwdConfig B, class Work>
 struct ListedKeyTiles {
   const BwdParams& params;
@@ -94,7 +94,7 @@ struct ListedKeyTiles {
     }
     return tiles;
   }
-  /// By every thread of a warp.
+  /// Returns the number of tiles. Every thread of a warp calls this.
   __device__ __forceinline__ int count(int lane) const { return tiles().count(lane); }
   using Walk = TileWalk<B.list_waives>;
   __device__ __forceinline__ Walk walk() const { return Walk(tiles()); }
@@ -108,7 +108,7 @@ struct ListedKeyTiles {
   }
 };
 
-/// How many tiles a list leaves to a block, of blocks that have one.
+/// The number of tiles that a list selects for a block; only blocks with a list store it.
 template <bool has_list>
 struct ListedCount {
   static constexpr int listed = 0;
@@ -118,12 +118,12 @@ struct ListedCount<true> {
   int listed;
 };
 
-/// Where a walk without a list is: nowhere.
+/// A walk without a list has no state.
 struct NoWalk {};
 template <bool has_list, bool waives>
 struct WalkOf {
   using type = NoWalk;
-  using Passed = NoWalk;  // an address would change code that has no walk
+  using Passed = NoWalk;  // a reference would change code that has no walk
 };
 template <bool waives>
 struct WalkOf<true, waives> {
@@ -145,7 +145,8 @@ __device__ __forceinline__ BwdWalk<B> begin_walk(const Listed& listed) {
   }
 }
 
-/// Tiles that are known at a time where all threads of a block walk: those in flight, and one that some still compute.
+/// The size of the ring of listed tiles, if all threads of a block walk: it has the tiles in flight, and one that some
+/// threads still compute.
 inline constexpr int kListedAhead = 4;
 
 }  // namespace tessera::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tiles of keys have parts (KeyParts): those that meet more tiles of rows than a part should have.
+// The kernel that chooses the tiles of keys that have parts (KeyParts): those with more tiles of rows than a part
+// should have.
 #pragma once
 
 #include "cuda/attention/backward/lists/key_parts.cuh"
@@ -7,7 +8,7 @@
 
 namespace tessera::cuda {
 
-/// One block.
+/// The grid is one block.
 struct SplitKeys {
   static constexpr int threads = kSplitThreads;
 
@@ -26,7 +27,8 @@ struct SplitKeys {
     for (int i = thread; i < parts.tiles; i += threads) sum += static_cast<u64>(row_tiles_of(params, i));
     if (sum != 0) atomicAdd(&all, sum);
     __syncthreads();
-    // A tile of n has at most n / length + 1 parts, and more than `length`: together at most 2 · all / length.
+    // A tile of keys with n tiles of rows has parts if n > length: at most n / length + 1, which is less than 2n /
+    // length. So there are at most 2 · all / length parts, which is at most `most`.
     const i64 length = max(i64{kLeastPart}, (2 * static_cast<i64>(all) + parts.most - 1) / parts.most);
     for (int i = thread; i < parts.tiles; i += threads) {
       const i64 rows = row_tiles_of(params, i);
@@ -42,7 +44,8 @@ struct SplitKeys {
   }
 
  private:
-  /// How many tiles of rows, of all heads, the list leaves to a tile of keys. Tiles that a mask hides whole count too.
+  /// Returns how many tiles of rows, of all heads, the list selects for a tile of keys. Tiles that a mask hides
+  /// entirely count too.
   static __device__ __forceinline__ i64 row_tiles_of(const BwdParams& params, int index) {
     const KeyBlock block(params, index);
     const TileBits& bits = params.tile_bits[1];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walks over the tiles that a list leaves to a block of the backward: bits in memory (TileBits), of which a warp reads
-// 32 words, 1024 tiles, at a time. So lists of any length need no shared memory.
+// Walks over the tiles that a list selects for a block of the backward. A warp reads 32 words of TileBits, which are
+// 1024 tiles, at a time, so that lists of any length need no shared memory.
 #pragma once
 
 #include "cuda/attention/tiles/mask.cuh"
@@ -11,20 +11,20 @@ namespace tessera::cuda {
 
 inline constexpr u32 kWholeWarp = 0xffffffffU;
 
-/// A one for each of the 32 tiles from `first` on that lies in an interval.
+/// Returns a word with a bit for each of the 32 tiles from `first` on, set if the tile is in `tiles`.
 __device__ __forceinline__ u32 bits_between(int first, const Interval& tiles) {
   const int low = min(max(tiles.begin - first, 0), 32);
   const int count = min(max(tiles.end - first, 0), 32) - low;
   return count > 0 ? kWholeWarp >> (32 - count) << low : 0;
 }
 
-/// Of a row of bits the tiles in either of two intervals, of which the second lies behind the first.
+/// The tiles of a row of bits that are in one of two intervals; the second interval is behind the first.
 struct ListedTiles {
   const u32* words;
-  int waived_words;  // as TileBits'
+  int waived_words;  // as in TileBits
   Interval first, second{0, 0};
 
-  /// `list_head`: as the list tells heads apart; `own`: tile of the block.
+  /// `list_head`: index of the head in the list; `own`: the tile that the block owns.
   __device__ __forceinline__ ListedTiles(const TileBits& bits, int batch, int list_head, int own, const Interval& tiles)
       : words(bits.words + batch * bits.batch_stride + list_head * bits.head_stride + own * i64{bits.row_words}),
         waived_words(bits.waived_words),
@@ -34,13 +34,13 @@ struct ListedTiles {
     const u32 wanted = bits_of_word(i);
     return wanted != 0 ? words[i] & wanted : 0;
   }
-  /// A word of the bits of full tiles, of a list whose bits tell them apart.
+  /// Returns a word of the bits of full tiles, for lists that have them.
   __device__ __forceinline__ u32 waived_word(int i) const { return bits_of_word(i) != 0 ? words[waived_words + i] : 0; }
   __device__ __forceinline__ int begin_word() const {
     return (first.begin < first.end ? first.begin : second.begin) / 32;
   }
   __device__ __forceinline__ int end_word() const { return (max(first.end, second.end) + 31) / 32; }
-  /// How many there are, by a warp.
+  /// Returns the number of tiles; a whole warp calls this.
   __device__ __forceinline__ int count(int lane) const {
     int count = 0;
     for (int i = begin_word() + lane; i < end_word(); i += 32) count += __popc(word(i));
@@ -53,10 +53,11 @@ struct ListedTiles {
   }
 };
 
-/// tile_q rows of one query head, or of as many from `head` on as are packed (BwdConfig::heads_a_tile).
+/// tile_q rows of one query head, or of the packed heads from `head` on (BwdConfig::heads_a_tile).
 struct QueryTile {
-  int head : 31;  // of those that share the key head
-  // Of a list: the user's mask is waived in all of the tile. A bit of the head's number, so that a tile is two words.
+  int head : 31;  // number among those that share the key head
+  // With a list: the tile is full, so that the user's mask is waived. It shares a word with `head`: a QueryTile has two
+  // words.
   bool waived : 1;
   int first;  // row
 
@@ -65,13 +66,13 @@ struct QueryTile {
       : head(of_head), waived(is_waived), first(first_row) {}
 };
 
-/// A tile that a walk has come to.
+/// A tile of a walk.
 struct WalkedTile {
   int number;
-  bool waived;  // the user's mask is waived in all of it
+  bool waived;  // the tile is full, and the user's mask is waived
 };
 
-/// Which tiles of the words that a walk holds are full, of walks that tell.
+/// With `waives`: which tiles of the words that a walk holds are full.
 template <bool waives>
 struct WaivedWord {};
 template <>
@@ -79,17 +80,17 @@ struct WaivedWord<true> {
   u32 waived_word = 0;
 };
 
-/// Where a walk is that takes the tiles of several heads, head after head. By a warp, whose lanes hold a word each.
+/// The state of a walk over the tiles of several heads, head after head. A warp walks; each of its lanes holds a word.
 template <bool waives>
 struct TileWalk : WaivedWord<waives> {
   int head = 0;
-  int base;      // words before it lie behind, but for those held
-  u32 word = 0;  // of base − 32 + lane: what is not taken yet
+  int base;      // all words before it have been loaded
+  u32 word = 0;  // word base − 32 + lane, without the tiles taken so far
 
   /// `first`: ListedTiles of head 0.
   __device__ __forceinline__ explicit TileWalk(const ListedTiles& first) : base(first.begin_word()) {}
 
-  /// The next tile, which there must be. `tiles_of(head)`: its ListedTiles.
+  /// Returns the next tile; there must be one. tiles_of(head): the ListedTiles of a head.
   template <class TilesOf>
   __device__ __forceinline__ WalkedTile next(int lane, TilesOf tiles_of) {
 #pragma unroll 1

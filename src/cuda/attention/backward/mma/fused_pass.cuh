@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward in one pass, by mma.sync: dK and dV of a block's keys, as in key_pass.cuh, and the block's share of each
-// tile's dQ, which is added to sums in memory (query_sums.cuh):
+// The backward in one pass by mma.sync. A block computes dK and dV of its keys, as in key_pass.cuh, and its share of
+// each tile's dQ, which it adds to sums in memory (query_sums.cuh):
 //
 //     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)
 //     dV += Pᵀ·dO    dK += dSᵀ·Q    dQ += dS·K
@@ -36,7 +36,7 @@ struct FusedPass : FusedRows<B, User> {
   template <int columns>
   using Gradient = typename Base::template Gradient<columns>;
 
-  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `block`: of the grid.
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `block`: index in the grid.
   static __device__ __forceinline__ void run(const BwdParams& params, char* memory, int block) {
     KeyPart part{block, 0, 1, 0};
     if constexpr (B.has_parts()) {
@@ -58,13 +58,13 @@ struct FusedPass : FusedRows<B, User> {
     const FusedPass pass{{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}};
     if constexpr (B.has_parts()) {
       __syncthreads();
-      pass.compute(kept);  // what loops have found would stay in registers
+      pass.compute(kept);  // not `work`, which the loops above would keep in registers
     } else {
       pass.compute(work);
     }
   }
 
-  /// `first`: the same as `work`, before a barrier makes that readable.
+  /// `first`: the same values as `work`, for use before a barrier makes `work` readable.
   __device__ __forceinline__ void compute(const Work& first) const {
     Gradient<C.d> dk;
     Gradient<C.dv> dv;
@@ -84,12 +84,12 @@ struct FusedPass : FusedRows<B, User> {
       ptx::cp_async_commit();
       QueryGradients dq;
       dq.clear();
-      float* sums = Base::sums_of(first, tile);  // where dq is added
+      float* sums = Base::sums_of(first, tile);  // where dq is to be added
       bool own_replaced = false;
 #pragma unroll 1
       for (int i = 0; i < count; ++i) {
         ptx::cp_async_wait<0>();
-        __syncthreads();  // the tile is here, and nobody reads the one before any more
+        __syncthreads();  // the tile has arrived, and nobody reads the one before any more
         QueryTile next = tile;
         const bool has_next = i + 1 < count;
         if (has_next) next = Base::move(stream, tile, walk);
@@ -99,7 +99,7 @@ struct FusedPass : FusedRows<B, User> {
         }
         ptx::cp_async_commit();
         if (i == 0) own_replaced = Base::replace_own();
-        // What is added to memory is added between the steps of a product, whose tensor cores do not wait for it.
+        // The atomic additions of dQ are issued between the steps of a product: the tensor cores do not wait for them.
         Scores s[2];
         Base::template product<KTile, QTile, C.d>(s, Base::k_base, Base::q_base(i), [&](int k) {
           if constexpr (B.stages == 1) Base::add_to_sums(dq, sums, k, C.d / 16);
@@ -107,14 +107,14 @@ struct FusedPass : FusedRows<B, User> {
         share_scores(s, tile, i, own_replaced);
         await_scores_of_keys();
         Base::template add<OTile>(dv, probabilities_base(), Base::o_base(i));
-        __syncthreads();  // dS of all keys is here, and nobody reads dO any more
+        __syncthreads();  // dS of all keys is stored, and nobody reads dO any more
         if constexpr (B.stages > 1) {
           if constexpr (B.single_ov) {
             if (has_next) Base::load_dout(work, stream, next, i + 1);
             ptx::cp_async_commit();
           }
           Base::find_dq(dq);
-          if constexpr (B.d > 64) __syncwarp();  // loads stay behind it: each takes registers
+          if constexpr (B.d > 64) __syncwarp();  // keeps later loads from moving up, where they would take registers
           Base::template add<QTile>(dk, gradients_base(), Base::q_base(i),
                                     [&](int k) { Base::add_to_sums(dq, sums, k, C.tile_q / 16); });
           if (has_next) sums = Base::sums_after(sums, tile, next);
@@ -132,7 +132,7 @@ struct FusedPass : FusedRows<B, User> {
       if constexpr (B.stages == 1) Base::add_to_sums(dq, sums, 0, 1);
       ptx::cp_async_wait<0>();
     } else {
-      __syncthreads();  // the block's work is here, which loops wait for
+      __syncthreads();  // makes the block's work readable, as the barriers of the loop do
     }
     if constexpr (B.has_parts()) {
       __syncthreads();  // nobody reads a tile any more
@@ -148,12 +148,13 @@ struct FusedPass : FusedRows<B, User> {
     store(dv, params.dv[work.segment], p.dv, 1.0F);
   }
 
-  // P and dS of the warp's keys, by all rows.
+  // Waits until the warps that share the keys have stored P and dS of all rows.
   static __device__ __forceinline__ void await_scores_of_keys() {
     ptx::barrier_sync(1 + place().first_key / 32, Base::column_warps * 32);
   }
 
-  /// P and dS of a tile, the i-th, from its scores, to shared memory. `own_replaced`: what Base::replace_own() says.
+  /// Computes P and dS of the i-th tile from its products and stores them to shared memory. `own_replaced`: the result
+  /// of Base::replace_own().
   __device__ __forceinline__ void share_scores(Scores (&s)[2], const QueryTile& tile, int i, bool own_replaced) const {
     Scores ds[2];
     const bool cut = work.is_cut(tile);
@@ -168,7 +169,7 @@ struct FusedPass : FusedRows<B, User> {
     Base::share(ds, gradients_base());
   }
 
-  // From products to scores, hidden ones −∞. No score here has a derivative that is kept.
+  // Turns products into scores; hidden ones become −∞. This pass never keeps derivatives of scores.
   __device__ __forceinline__ void finish(Scores (&s)[2], const QueryTile& tile, bool cut) const {
     const Place own = place();
 #pragma unroll
@@ -179,8 +180,8 @@ struct FusedPass : FusedRows<B, User> {
     }
   }
 
-  // Computes P, in place of the scores, and dS of a tile whose rows all see all keys. The exponentials stand between
-  // the steps of dP's product, so that they overlap.
+  // Computes P, in place of the scores, and dS of a tile without hidden elements. The exponentials stand between the
+  // steps of the product dP, so that they overlap with it.
   __device__ __forceinline__ void find_visible(Scores (&s)[2], Scores (&ds)[2], int i) const {
     const Place own = place();
     const u32 values = Base::values_at(i) + (own.first_row + own.lane % 4 * 2) * 4;
@@ -221,7 +222,7 @@ struct FusedPass : FusedRows<B, User> {
     }
   }
 
-  // The same where some are hidden, or not finite.
+  // The same for a tile in which elements may be hidden or not finite.
   __device__ __forceinline__ void find_any(Scores (&s)[2], Scores (&ds)[2], const QueryTile& tile, int i, bool cut,
                                            bool own_replaced) const {
     const Place own = place();
@@ -253,7 +254,7 @@ struct FusedPass : FusedRows<B, User> {
     }
   }
 
-  // dK and dV of a thread.
+  // The accumulators of dK and dV of a thread.
   struct Sums {
     static constexpr int count = (C.d + C.dv) * C.tile_kv / C.threads();
     static_assert(!B.has_parts() || count * C.threads() * 4 <= B.smem_bytes() - FwdConfig::kWorkBytes);
@@ -289,7 +290,7 @@ struct FusedPass : FusedRows<B, User> {
   }
 };
 
-/// A block for each tile of keys.
+/// The grid has KeyParts::most blocks for parts, then a block for each tile of keys.
 template <BwdConfig B, class User>
 __device__ __forceinline__ void run_fused_pass(const BwdParams& params, char* memory) {
   const PassOverlap<B> overlap;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How warps share the products of the pass by mma.sync that finds all gradients. P and dS go through shared memory, so
-// that a warp computes 32 rows of a result (of dQ 16 where d is no multiple of 64). With 16 rows a warp could keep P
-// and dS in registers, but would read more operands from shared memory (docs/kernels.md, section 12).
+// The products of the one pass by mma.sync, and how warps share them. P and dS go through shared memory, so that a warp
+// computes 32 rows of a result (16 of dQ if d is not a multiple of 64). With 16 rows a warp could keep P and dS in
+// registers, but would read more operands from shared memory (docs/kernels.md, section 12).
 #pragma once
 
 #include "cuda/attention/backward/mma/key_pass.cuh"
@@ -23,10 +23,10 @@ struct FusedProducts : KeyPass<B, User, true, true> {
   };
   static_assert(sizeof(Memory) <= FwdConfig::kWorkBytes);
 
-  // Of scores a warp has 32 keys and score_rows rows, of dK and dV 32 keys and every column_warps-th 16 columns.
+  // A warp computes scores of 32 keys by score_rows rows, and dK and dV of 32 keys by every column_warps-th 16 columns.
   static constexpr int column_warps = B.column_warps();
   static constexpr int score_rows = C.tile_q / column_warps;
-  // Of dQ it has query_rows rows and every query_columns-th 16 columns.
+  // It computes dQ of query_rows rows by every query_columns-th 16 columns.
   static constexpr int query_rows = B.d % 64 == 0 ? 32 : 16;
   static constexpr int query_columns = C.warps / (C.tile_q / query_rows);
   static_assert(B.d / 16 % query_columns == 0 && (C.tile_q % kSumRows == 0 || kSumRows % C.tile_q == 0));
@@ -34,12 +34,12 @@ struct FusedProducts : KeyPass<B, User, true, true> {
   template <int columns>
   struct Gradient {
     static constexpr int pairs = columns / 16 / column_warps;
-    Accumulator<1, 2 * pairs> keys[2];  // 16 each
+    Accumulator<1, 2 * pairs> keys[2];  // 16 keys each
   };
   using Scores = Accumulator<1, score_rows / 8>;  // of 16 keys
   struct QueryGradients {
     static constexpr int pairs = C.d / 16 / query_columns;
-    Accumulator<1, 2 * pairs> rows[query_rows / 16];  // 16 each
+    Accumulator<1, 2 * pairs> rows[query_rows / 16];  // 16 rows each
 
     __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -47,19 +47,19 @@ struct FusedProducts : KeyPass<B, User, true, true> {
     }
   };
 
-  // Computed again by each function: kept, they would take registers that sums and scores want.
+  // Each function computes these again: values that are kept would take registers from accumulators.
   struct Place {
     int thread, lane;
-    int first_key;    // of the warp's 32
-    int column_warp;  // of those that share keys
-    int first_row;    // of the warp's scores
+    int first_key;    // first of the warp's 32 keys
+    int column_warp;  // number among the warps that share these keys
+    int first_row;    // first row of the warp's scores
 
     __device__ __forceinline__ int first_query() const { return thread / 32 / query_columns * query_rows; }
     __device__ __forceinline__ int query_column() const { return thread / 32 % query_columns; }
   };
   static __device__ __forceinline__ Place place() {
     const int thread = ptx::afresh(static_cast<int>(threadIdx.x));
-    __builtin_assume(thread >= 0);  // else remainders take three instructions more
+    __builtin_assume(thread >= 0);  // otherwise remainders take three more instructions
     const int warp = thread / 32;
     return {thread, thread % 32, warp / column_warps * 32, warp % column_warps, warp % column_warps * score_rows};
   }
@@ -72,7 +72,7 @@ struct FusedProducts : KeyPass<B, User, true, true> {
   struct Nothing {
     __device__ __forceinline__ void operator()(int /*k*/) const {}
   };
-  // S = A·Bᵀ of the warp's keys and rows, over `columns`; `beside(k)` follows every 16 of them.
+  // S = A·Bᵀ of the warp's keys and rows, over `columns`; beside(k) is called after every 16 of these.
   template <class ATile, class BTile, int columns, class Beside = Nothing>
   __device__ __forceinline__ void product(Scores (&s)[2], u32 keys_at, u32 rows_at, Beside beside = {}) const {
     const Place own = place();
@@ -122,7 +122,7 @@ struct FusedProducts : KeyPass<B, User, true, true> {
     }
   }
 
-  // Adds the product of Pᵀ or dSᵀ with a tile of rows; `beside(k)` follows every 16 of them.
+  // Adds the product of Pᵀ or dSᵀ with a tile of rows; beside(k) is called after every 16 rows.
   template <class Tile, class Beside = Nothing>
   __device__ __forceinline__ void add(Gradient<Tile::columns>& sum, u32 scores_at, u32 rows_at,
                                       Beside beside = {}) const {
@@ -144,7 +144,7 @@ struct FusedProducts : KeyPass<B, User, true, true> {
     }
   }
 
-  // dQ = dS·K, the warp's part.
+  // Computes the warp's part of dQ = dS·K.
   __device__ __forceinline__ void find_dq(QueryGradients& dq) const {
     const Place own = place();
     const u32 gradients =
@@ -168,8 +168,8 @@ struct FusedProducts : KeyPass<B, User, true, true> {
     }
   }
 
-  // Zeros for what is not finite of K: dQ of a row takes every key of the block. Whether there was any; poison_own()
-  // then makes NaN of what sees such a key.
+  // Replaces values of K that are not finite by zeros, because dQ of a row sums over all keys of the block. Returns
+  // whether there were any; poison_own() then sets the visible scores of these keys to NaN.
   __device__ __forceinline__ bool replace_own() const {
     const int thread = place().thread;
     auto& rows = own_non_finite();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the rows that stream by the pass that finds all gradients come from, and where their dQ goes. From tile to tile
-// addresses move along, since forming them again takes a tenth of a tile's time.
+// The addresses of the streamed rows of the one pass by mma.sync, and of their sums of dQ. They are advanced from tile
+// to tile, since computing them again takes a tenth of a tile's time.
 #pragma once
 
 #include "cuda/attention/backward/mma/fused_products.cuh"
@@ -25,7 +25,7 @@ struct FusedRows : FusedProducts<B, User> {
   using typename Base::QueryGradients;
   using typename Base::Work;
 
-  // Where a tile of rows comes from: its first row of Q and of dO, and how far its first row value lies from the first.
+  // The addresses of a tile's first row of Q and dO, and the index of its first row value.
   struct Stream {
     const char* q;
     const char* dout;
@@ -42,7 +42,7 @@ struct FusedRows : FusedProducts<B, User> {
   __device__ __forceinline__ QueryTile listed_tile(const Work& w, PassedWalk<B> walk) const {
     return typename Base::Listed{params, w}.next(walk, place().lane);
   }
-  // On to the next tile, which nearly always is of the same head.
+  // Advances to the next tile, which nearly always is of the same head.
   __device__ __forceinline__ QueryTile move(Stream& stream, const QueryTile& from, PassedWalk<B> walk) const {
     QueryTile to;
     if constexpr (B.has_list()) {
@@ -67,13 +67,14 @@ struct FusedRows : FusedProducts<B, User> {
   __device__ __forceinline__ void load_dout(const Work& w, const Stream& stream, const QueryTile& tile, int i) const {
     const int rows = w.row_count() - tile.first;
     Base::template load_rows_from<OTile>(Base::o_base(i), stream.dout, params.dout_strides, rows, p.dv);
-    // Where tiles have parts, an address that moves along, and numbers of the thread, would take registers from sums.
+    // With has_parts(), an index that is advanced, and a thread number that is kept, would take registers from
+    // accumulators.
     const i64 value = B.has_parts() ? Base::first_value_of(w, tile) : stream.value;
     Base::load_row_values(value, rows, Base::values_at(i), B.has_parts() ? place().thread : Base::thread);
   }
 
-  // Where the thread adds its part of a tile's dQ. Zeros of rows that are in none of the sequence's tiles of sums go to
-  // its last.
+  // Returns where the thread adds its part of a tile's dQ. Rows of a tile may lie behind the last tile of sums of the
+  // sequence. Their dQ is zero and is added to that last tile.
   __device__ __forceinline__ float* sums_of(const Work& w, const QueryTile& tile) const {
     const Place own = place();
     int row = tile.first + own.first_query();
@@ -83,15 +84,15 @@ struct FusedRows : FusedProducts<B, User> {
            own.query_column() * 1024;
   }
 
-  // The same of the tile behind.
+  // The same for the next tile.
   __device__ __forceinline__ float* sums_after(float* sums, const QueryTile& tile, const QueryTile& next) const {
-    // Tiles of 32 rows are half a tile of sums, which is no constant step; a tile of 128 rows that reaches beyond the
-    // last tile of sums may be moved (sums_of). The address of both is computed anew.
+    // A tile of 32 rows is half a tile of sums, so the step is not constant; part of a tile of 128 rows may be moved to
+    // the last tile of sums (sums_of). Both compute the address again.
     const bool has_sums = C.tile_q == kSumRows || (C.tile_q > kSumRows && next.first + C.tile_q <= work.row_count());
     return tile.head == next.head && has_sums ? sums + i64{next.first - tile.first} * B.d : sums_of(work, next);
   }
 
-  // Adds one of `parts` parts of the thread's numbers.
+  // Adds part `part` of `parts` of the thread's dQ.
   static __device__ __forceinline__ void add_to_sums(const QueryGradients& dq, float* sums, int part, int parts) {
     constexpr int tiles = 2 * QueryGradients::pairs, all = query_rows / 16 * tiles;
 #pragma unroll

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward's pass by keys: dK and dV, by mma.sync. One block has tile_kv keys of one source and key head; the rows
-// of all query heads that share it stream by, head after head, so that their gradients are sums in registers. Fragments
-// lie keys down, which makes those of Pᵀ and dSᵀ operands as they are:
+// The key pass of the backward by mma.sync: dK and dV. A block owns tile_kv keys of one source and key head. The rows
+// of all query heads that share it are streamed, head after head, so that dK and dV are sums in registers. Score
+// fragments are transposed: their rows are keys, so that Pᵀ and dSᵀ are A operands as they are:
 //
 //     Sᵀ = K·Qᵀ    Pᵀ = exp2(Sᵀ − LSE)    dV += Pᵀ·dO    dPᵀ = V·dOᵀ    dSᵀ = Pᵀ ∘ (dPᵀ − δ)    dK += dSᵀ·Q
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace tessera::cuda {
 
-/// `finds_dk`, `finds_dv`: of configurations whose gradients are apart one of them.
+/// `finds_dk`, `finds_dv`: whether the block computes dK and dV; with BwdConfig::apart it computes one of them.
 template <BwdConfig B, class User, bool finds_dk, bool finds_dv>
 struct KeyPass {
   static constexpr FwdConfig C = B.as_forward();
@@ -32,7 +32,7 @@ struct KeyPass {
   struct Memory : Work {
     DropoutDraws dropout;
     NonFiniteRows<B.type, B.stream_rows()> non_finite;
-    QueryTile listed[B.has_list() ? kListedAhead : 1];  // of the walk's i-th tile: i % kListedAhead
+    QueryTile listed[B.has_list() ? kListedAhead : 1];  // the walk's i-th tile is at i % kListedAhead
   };
   using Listed = ListedRowTiles<B, Work>;
   using Walk = BwdWalk<B>;
@@ -55,12 +55,12 @@ struct KeyPass {
   __device__ __forceinline__ u32 o_base(int i) const {
     return B.single_ov ? q_base(0) + B.stages * QTile::bytes : q_base(i) + QTile::bytes;
   }
-  /// LSE, δ and weights of a tile's rows, behind all tiles.
+  /// Address of the LSE, δ and weights of a tile's rows, behind all tiles.
   __device__ __forceinline__ u32 values_at(int i) const {
     return q_base(0) + B.stream_bytes() + i % B.stages * B.value_bytes();
   }
 
-  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block's keys.
+  /// `memory`: smem_bytes() of shared memory, 1024-byte aligned; `index`: of the block (KeyBlock).
   static __device__ __forceinline__ void run(const BwdParams& params, char* memory, int index) {
     Work work;
     if (!work.find(params, index)) return;
@@ -72,7 +72,7 @@ struct KeyPass {
     KeyPass{params, params.forward, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.compute(work);
   }
 
-  /// `first`: the same as `work`, before a barrier makes that readable.
+  /// `first`: the same values as `work`, for use before a barrier makes `work` readable.
   __device__ __forceinline__ void compute(const Work& first) const {
     KeyGradients dk;
     ValueGradients dv;
@@ -113,7 +113,7 @@ struct KeyPass {
     if constexpr (B.has_list()) return Listed{params, w}.count(lane);
     return w.count(p);
   }
-  // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
+  // Advances the walk to tile i and returns it. tile_at() returns a tile again until it has been computed.
   __device__ __forceinline__ QueryTile next_tile(const Work& w, PassedWalk<B> walk, int i) const {
     if constexpr (B.has_list()) {
       const QueryTile tile = Listed{params, w}.next(walk, lane);
@@ -139,7 +139,7 @@ struct KeyPass {
     ptx::cp_async_commit();
   }
 
-  // Address of a tile's first row of Q or dO, and how far its first row value lies from the first of all.
+  // The address of a tile's first row of Q or dO, and the index of its first row value.
   static __device__ __forceinline__ const char* first_row_of(const Work& w, const QueryTile& tile, const void* tensor,
                                                              const Strides& strides) {
     return static_cast<const char*>(tensor) +
@@ -149,10 +149,10 @@ struct KeyPass {
   __device__ __forceinline__ i64 first_value_of(const Work& w, const QueryTile& tile) const {
     return (w.first_head + tile.head) * params.values.rows + first_value(p, w.q, w.batch) + query_of(tile.first);
   }
-  // Of a packed row: its query, and which of the tile's heads it has.
+  // The query of a packed row, and the number of its head among those of the tile.
   static __device__ __forceinline__ int query_of(int row) { return row / B.heads_a_tile; }
   static __device__ __forceinline__ int head_of(int row) { return row % B.heads_a_tile; }
-  // `rows`: of the tile that are there.
+  // `rows`: how many rows the sequence has from the first of the tile on.
   template <class Tile>
   __device__ __forceinline__ void load_rows_from(u32 to, const char* from, const Strides& strides, int rows,
                                                  int columns) const {
@@ -162,8 +162,8 @@ struct KeyPass {
     });
   }
 
-  // `first`: where the tile's values begin; `thread`: of the block. Behind the end of a sequence zeros, which nobody
-  // sees.
+  // `first`: index of the tile's first value; `thread`: number of the thread in the block. Rows behind the end of the
+  // sequence get zeros; their elements are hidden.
   __device__ __forceinline__ void load_row_values(i64 first, int rows, u32 to, int thread) const {
     constexpr int arrays = B.sink ? 3 : 2;
     const RowValues& values = params.values;
@@ -270,7 +270,7 @@ struct KeyPass {
   }
 };
 
-/// A block for each tile of keys, or two, of which one finds dK and one dV.
+/// The grid has a block for each tile of keys, or with BwdConfig::apart two: one computes dK, the other dV.
 template <BwdConfig B, class User>
 __device__ __forceinline__ void run_key_pass(const BwdParams& params, char* memory) {
   const PassOverlap<B> overlap;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward's pass by rows of queries: dQ, by mma.sync. One block has tile_q rows of one head, and the keys stream
-// by as in the forward, whose masks, scores, dropout and tiles these are:
+// The row pass of the backward by mma.sync: dQ. A block owns tile_q rows of one head. The keys are streamed as in the
+// forward, with the masks, scores, dropout and tiles of the forward:
 //
 //     S = Q·Kᵀ    P = exp2(S − LSE)    dP = dO·Vᵀ    dS = P ∘ (dP − δ)    dQ += dS·K
 #pragma once
@@ -27,7 +27,7 @@ struct RowPass {
   using Gradient = Accumulator<1, C.d / 8>;
   struct Memory : SharedWork<C> {
     NonFiniteRows<B.type, B.stream_rows()> non_finite_keys;
-    KvTile listed[B.has_list() ? kListedAhead : 1];  // of the walk's i-th tile: i % kListedAhead
+    KvTile listed[B.has_list() ? kListedAhead : 1];  // the walk's i-th tile is at i % kListedAhead
   };
   using Listed = ListedKeyTiles<B, BlockWork<C>>;
   using Walk = BwdWalk<B>;
@@ -61,7 +61,7 @@ struct RowPass {
     RowPass{params, p, kept, ptx::shared_address(memory) + FwdConfig::kWorkBytes}.compute(work);
   }
 
-  /// `first`: the same as `work`, before a barrier makes that readable.
+  /// `first`: the same values as `work`, for use before a barrier makes `work` readable.
   __device__ __forceinline__ void compute(const BlockWork<C>& first) const {
     Gradient dq;
     dq.clear();
@@ -97,7 +97,7 @@ struct RowPass {
     if constexpr (B.has_list()) return Listed{params, w}.count(lane);
     return w.tiles.count();
   }
-  // Tile i, which the walk has come to; tile_at() tells again of those that are not yet computed.
+  // Advances the walk to tile i and returns it. tile_at() returns a tile again until it has been computed.
   __device__ __forceinline__ KvTile next_tile(const BlockWork<C>& w, PassedWalk<B> walk, int i) const {
     if constexpr (B.has_list()) {
       const KvTile tile = Listed{params, w}.next(walk, lane);
@@ -176,7 +176,8 @@ struct RowPass {
     }
   }
 
-  // V needs none: dP of a hidden key is not looked at.
+  // Replaces values of K that are not finite by zeros; returns whether there were any. V needs no replacement, because
+  // dP of a hidden key is not used.
   __device__ __forceinline__ bool replace_keys(u32 k_at) const {
     auto& rows = work.non_finite_keys;
     const bool finite = rows.template are_finite<C.threads(), KTile>(k_at, thread);
